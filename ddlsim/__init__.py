@@ -1,0 +1,3 @@
+"""ddlsim: simulate distributed SGD before renting the cluster."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,56 @@
+"""Unit strings at the border, SI floats inside.
+
+``parse("25 Gbit/s", "bandwidth")`` returns bytes per second, ``parse("10 us", "time")`` seconds. QuantiPhy
+reads number and scale factor (decimal, so ``10 us`` is exactly ``1e-05``); the table below says what each
+base unit means. GB is 1e9 bytes and GiB is 2**30 bytes, everywhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+from ddlsim.errors import UnitError
+
+__all__ = ["DIMENSIONS", "parse"]
+
+#: dimension -> (SI unit, {base unit: factor to the SI unit}, an example for error messages)
+DIMENSIONS: dict[str, tuple[str, dict[str, float], str]] = {
+    "bandwidth": (
+        "byte/s",
+        {"bit/s": 0.125, "b/s": 0.125, "bps": 0.125, "byte/s": 1.0, "B/s": 1.0, "Bps": 1.0},
+        "25 Gbit/s",
+    ),
+    "time": ("s", {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}, "10 us"),
+    "bytes": ("byte", {"B": 1.0, "byte": 1.0, "bytes": 1.0, "bit": 0.125}, "100 MB"),
+    "flops": ("FLOP/s", {"FLOP/s": 1.0, "FLOPS": 1.0, "flop/s": 1.0}, "15.7 TFLOP/s"),
+    "rate": ("1/s", {"1/s": 1.0, "/s": 1.0, "images/s": 1.0, "samples/s": 1.0, "sequences/s": 1.0}, "300 images/s"),
+    "power": ("W", {"W": 1.0}, "300 W"),
+}
+
+
+@functools.lru_cache(maxsize=4096)
+def parse(text: str, dimension: str) -> float:
+    """Return `text` as an SI float of the given `dimension` (a key of :data:`DIMENSIONS`).
+
+    Raises :class:`UnitError` when the unit is missing, unknown or of another dimension, or when the number
+    is not finite.
+    """
+    from quantiphy import InvalidNumber, Quantity
+
+    si_unit, factors, example = DIMENSIONS[dimension]
+    try:
+        quantity = Quantity(text.strip(), binary=True, known_units=("min",))
+    except InvalidNumber:
+        raise UnitError(f"{text!r} is not a {dimension}; write it like {example!r}") from None
+    unit = quantity.units
+    if not math.isfinite(float(quantity)):
+        raise UnitError(f"{text!r} is not finite; write a {dimension} like {example!r}")
+    if unit in factors:
+        return float(quantity) * factors[unit]
+    if not unit:
+        raise UnitError(f"{text!r} has no unit; write a {dimension} like {example!r} (meaning {si_unit})")
+    for other, (_, other_factors, _) in DIMENSIONS.items():
+        if unit in other_factors:
+            raise UnitError(f"{text!r} is a {other}, not a {dimension}; write it like {example!r}")
+    raise UnitError(f"{text!r} has the unknown unit {unit!r}; write a {dimension} like {example!r}")
