@@ -29,6 +29,17 @@ DIMENSIONS: dict[str, tuple[str, dict[str, float], str]] = {
 }
 
 
+@functools.cache
+def _quantity_type() -> type:
+    from quantiphy import Quantity
+
+    class DdlsimQuantity(Quantity):  # type: ignore[misc]
+        """A quantity type of our own, so that the preference below stays ours."""
+
+    DdlsimQuantity.set_prefs(known_units="min")  # otherwise "2 min" is two milli-inches
+    return DdlsimQuantity
+
+
 @functools.lru_cache(maxsize=4096)
 def parse(text: str, dimension: str) -> float:
     """Return `text` as an SI float of the given `dimension` (a key of :data:`DIMENSIONS`).
@@ -36,11 +47,11 @@ def parse(text: str, dimension: str) -> float:
     Raises :class:`UnitError` when the unit is missing, unknown or of another dimension, or when the number
     is not finite.
     """
-    from quantiphy import InvalidNumber, Quantity
+    from quantiphy import InvalidNumber
 
     si_unit, factors, example = DIMENSIONS[dimension]
     try:
-        quantity = Quantity(text.strip(), binary=True, known_units=("min",))
+        quantity = _quantity_type()(text.strip(), binary=True)
     except InvalidNumber:
         raise UnitError(f"{text!r} is not a {dimension}; write it like {example!r}") from None
     unit = quantity.units
