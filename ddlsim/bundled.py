@@ -1,0 +1,37 @@
+"""Where the files that come with ddlsim lie: `models/` and `topologies/`.
+
+A checkout has these folders beside the package; a wheel carries them inside it, under `data_files/`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ddlsim.errors import ConfigError, unknown_name
+
+__all__ = ["bundled_files", "find_bundled"]
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def bundled_files(folder: str) -> dict[str, Path]:
+    """Return the bundled `*.toml` files of `folder` ("models" or "topologies") by name, in sorted order.
+
+    Raises :class:`ConfigError` when the folder is missing, which means that the installation is broken.
+    """
+    # The wheel's copy goes first: beside an installed package may lie another project's "models".
+    for root in (_PACKAGE / "data_files" / folder, _PACKAGE.parent / folder):
+        if root.is_dir():
+            return {path.stem: path for path in sorted(root.glob("*.toml"))}
+    raise ConfigError(f"the bundled folder {folder!r} is missing beside {_PACKAGE}; reinstall ddlsim")
+
+
+def find_bundled(folder: str, name: str, what: str) -> Path:
+    """Return the path of the bundled file `name` (without suffix); `what` names the kind in the error.
+
+    Raises :class:`ConfigError` with the nearest name when there is none.
+    """
+    files = bundled_files(folder)
+    if name not in files:
+        raise unknown_name(what, name, files)
+    return files[name]
