@@ -1,0 +1,75 @@
+"""Shape and cost rules shared by the layer types."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ddlsim.errors import ConfigError
+
+__all__ = ["STRICT", "Cost", "Shape", "Size", "at_least", "need_map", "need_tokens", "spread", "streaming", "windows"]
+
+Shape = tuple[int, ...]
+Size = int | tuple[int, ...]
+#: read by pydantic when a file is validated: unknown keys and loose types (true for 1) are errors
+STRICT: dict[str, object] = {"extra": "forbid", "strict": True}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a layer makes of one sample.
+
+    ``tensors`` are (name, elements) in declaration order, ``moved`` the elements read and written in the
+    forward pass apart from parameters, ``stored`` the elements kept for the backward pass (in-place layers
+    keep none of their own).
+    """
+
+    out_shape: Shape
+    tensors: tuple[tuple[str, int], ...] = ()
+    macs: float = 0.0
+    moved: float = 0.0
+    stored: float = 0.0
+
+
+def streaming(in_shape: Shape, out_shape: Shape, tensors: tuple[tuple[str, int], ...] = (), macs: float = 0.0) -> Cost:
+    """Return the cost of a layer that reads its input once, writes its output once and keeps the output."""
+    n_in, n_out = math.prod(in_shape), math.prod(out_shape)
+    return Cost(out_shape, tensors, macs, float(n_in + n_out), float(n_out))
+
+
+def at_least(minimum: int, **values: Size) -> None:
+    for key, value in values.items():
+        if any(part < minimum for part in (value if isinstance(value, tuple) else (value,))):
+            raise ConfigError(f"{key} = {value}: must be at least {minimum}")
+
+
+def spread(key: str, value: Size, n_dims: int) -> Shape:
+    """Return `value` for each of `n_dims` spatial dimensions."""
+    if isinstance(value, int):
+        return (value,) * n_dims
+    if len(value) != n_dims:
+        raise ConfigError(f"{key} = {list(value)} has {len(value)} numbers but the input has {n_dims} spatial dimensions")
+    return value
+
+
+def need_map(in_shape: Shape) -> None:
+    if len(in_shape) < 2:
+        raise ConfigError(f"needs (channels, height, width) but gets shape {in_shape}; move it before 'flatten'")
+
+
+def need_tokens(in_shape: Shape) -> None:
+    if len(in_shape) != 2:
+        raise ConfigError(f"needs (tokens, features) but gets shape {in_shape}; put an 'embedding' layer before it")
+
+
+def windows(space: Shape, kernel: Shape, stride: Shape, padding: Shape, *, ceil_mode: bool) -> Shape:
+    """Return how many windows fit along each dimension (torch.nn.MaxPool2d, "Shape" and ``ceil_mode``)."""
+    out = []
+    for n, k, s, p in zip(space, kernel, stride, padding, strict=True):
+        if n + 2 * p < k:
+            raise ConfigError(f"kernel {kernel} does not fit into the input {space} with padding {padding}")
+        count = (n + 2 * p - k + (s - 1 if ceil_mode else 0)) // s + 1
+        if ceil_mode and (count - 1) * s >= n + p:  # the last window must not start in the right padding
+            count -= 1
+        out.append(count)
+    return tuple(out)

@@ -1,0 +1,216 @@
+"""The layer types of a model file: what each takes, makes, learns and costs.
+
+One frozen dataclass per type. Its fields are the keys of the file (and all that an implementation needs to
+execute the layer); its method ``cost(in_shape)`` derives shape, parameters, multiply-accumulates and memory
+traffic for one sample. Shapes exclude the batch: images are (channels, height, width), volumes (channels,
+depth, height, width), text is (tokens,) and then (tokens, features), anything else a vector (features,).
+
+The rules are those of ``torch.nn`` (documentation of Conv2d, MaxPool2d, BatchNorm2d, MultiheadAttention ...),
+so that shapes and parameter counts agree with the published ones to the last digit. A multiply-accumulate is
+counted for convolutions, dense layers, attention and interactions only, as torchvision and most papers do;
+element-wise work shows up as memory traffic, which is what limits it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from ddlsim.errors import ConfigError
+from ddlsim.workload.layer_rules import STRICT, Cost, Shape, Size, at_least, need_map, spread, streaming, windows
+from ddlsim.workload.token_layers import Attention, Embedding, EmbeddingBag, Interaction, Take, TiedDense
+
+__all__ = [
+    "LAYER_TYPES",
+    "Activation",
+    "AdaptiveAvgPool",
+    "Attention",
+    "BatchNorm",
+    "Conv",
+    "Cost",
+    "Dense",
+    "Dropout",
+    "Embedding",
+    "EmbeddingBag",
+    "Flatten",
+    "Interaction",
+    "LayerNorm",
+    "LayerSpec",
+    "Pool",
+    "Shape",
+    "Take",
+    "TiedDense",
+]
+
+
+@dataclass(frozen=True)
+class Conv:
+    """Convolution over any number of spatial dimensions (cross-correlation, zero padding)."""
+
+    channels: int
+    kernel: Size
+    stride: Size = 1
+    padding: Size = 0
+    groups: int = 1
+    bias: bool = True
+    type: Literal["conv"] = "conv"
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+
+    def __post_init__(self) -> None:
+        at_least(1, channels=self.channels, kernel=self.kernel, stride=self.stride, groups=self.groups)
+        at_least(0, padding=self.padding)
+
+    def cost(self, in_shape: Shape) -> Cost:
+        need_map(in_shape)
+        n_in, space = in_shape[0], in_shape[1:]
+        if n_in % self.groups or self.channels % self.groups:
+            raise ConfigError(f"groups = {self.groups} must divide input channels {n_in} and channels {self.channels}")
+        kernel = spread("kernel", self.kernel, len(space))
+        out_space = windows(space, kernel, spread("stride", self.stride, len(space)),
+                             spread("padding", self.padding, len(space)), ceil_mode=False)
+        n_weights = self.channels * (n_in // self.groups) * math.prod(kernel)
+        tensors = (("weight", n_weights),) + ((("bias", self.channels),) if self.bias else ())
+        return streaming(in_shape, (self.channels, *out_space), tensors, float(n_weights * math.prod(out_space)))
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Max or average pooling; ``count_padding`` includes the zeros of the padding in an average."""
+
+    type: Literal["max_pool", "avg_pool"]
+    kernel: Size
+    stride: Size | None = None  # None: the kernel
+    padding: Size = 0
+    ceil_mode: bool = False
+    count_padding: bool = True
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+
+    def __post_init__(self) -> None:
+        at_least(1, kernel=self.kernel, stride=self.kernel if self.stride is None else self.stride)
+        at_least(0, padding=self.padding)
+
+    def cost(self, in_shape: Shape) -> Cost:
+        need_map(in_shape)
+        space = in_shape[1:]
+        kernel = spread("kernel", self.kernel, len(space))
+        stride = kernel if self.stride is None else spread("stride", self.stride, len(space))
+        padding = spread("padding", self.padding, len(space))
+        out_space = windows(space, kernel, stride, padding, ceil_mode=self.ceil_mode)
+        return streaming(in_shape, (in_shape[0], *out_space))
+
+
+@dataclass(frozen=True)
+class AdaptiveAvgPool:
+    """Average pooling to a fixed spatial size (``size = 1`` is global average pooling)."""
+
+    size: Size
+    type: Literal["adaptive_avg_pool"] = "adaptive_avg_pool"
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+
+    def __post_init__(self) -> None:
+        at_least(1, size=self.size)
+
+    def cost(self, in_shape: Shape) -> Cost:
+        need_map(in_shape)
+        return streaming(in_shape, (in_shape[0], *spread("size", self.size, len(in_shape) - 1)))
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Affine map of the last dimension (of a vector, or of every token)."""
+
+    units: int
+    bias: bool = True
+    type: Literal["dense"] = "dense"
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+
+    def __post_init__(self) -> None:
+        at_least(1, units=self.units)
+
+    def cost(self, in_shape: Shape) -> Cost:
+        if len(in_shape) > 2:
+            raise ConfigError(f"needs (features,) or (tokens, features) but gets shape {in_shape}; put 'flatten' before it")
+        n_weights = in_shape[-1] * self.units
+        tensors = (("weight", n_weights),) + ((("bias", self.units),) if self.bias else ())
+        n_tokens = math.prod(in_shape[:-1])
+        return streaming(in_shape, (*in_shape[:-1], self.units), tensors, float(n_tokens * n_weights))
+
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """Batch normalisation per channel with learned scale and shift (Ioffe and Szegedy 2015)."""
+
+    eps: float = 1e-5
+    momentum: float = 0.1  # weight of the new batch in the running statistics
+    type: Literal["batch_norm"] = "batch_norm"
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+
+    def cost(self, in_shape: Shape) -> Cost:
+        return streaming(in_shape, in_shape, (("weight", in_shape[0]), ("bias", in_shape[0])))
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """Layer normalisation of the last dimension with learned scale and shift (Ba, Kiros and Hinton 2016)."""
+
+    eps: float = 1e-5
+    type: Literal["layer_norm"] = "layer_norm"
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+
+    def cost(self, in_shape: Shape) -> Cost:
+        return streaming(in_shape, in_shape, (("weight", in_shape[-1]), ("bias", in_shape[-1])))
+
+
+@dataclass(frozen=True)
+class Activation:
+    """Element-wise non-linearity. ReLU works in place: it stores nothing beside its input's memory."""
+
+    type: Literal["relu", "gelu", "tanh", "sigmoid"]
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+
+    def cost(self, in_shape: Shape) -> Cost:
+        n = float(math.prod(in_shape))
+        return Cost(in_shape, moved=2.0 * n, stored=0.0 if self.type == "relu" else n)
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Sets each element to zero with probability ``rate`` while training."""
+
+    rate: float = 0.5
+    type: Literal["dropout"] = "dropout"
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.rate < 1.0:
+            raise ConfigError(f"rate = {self.rate}: must be in [0, 1)")
+
+    def cost(self, in_shape: Shape) -> Cost:
+        return streaming(in_shape, in_shape)
+
+
+@dataclass(frozen=True)
+class Flatten:
+    """A vector of all elements; moves no data."""
+
+    type: Literal["flatten"] = "flatten"
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+
+    def cost(self, in_shape: Shape) -> Cost:
+        return Cost((math.prod(in_shape),))
+
+
+LayerSpec = (
+    Conv | Pool | AdaptiveAvgPool | Dense | TiedDense | BatchNorm | LayerNorm | Activation | Dropout | Flatten
+    | Embedding | EmbeddingBag | Interaction | Attention | Take
+)  # fmt: skip
+
+#: ``type`` in a file -> the dataclass that describes it
+LAYER_TYPES: dict[str, type[LayerSpec]] = {
+    "conv": Conv, "max_pool": Pool, "avg_pool": Pool, "adaptive_avg_pool": AdaptiveAvgPool, "dense": Dense,
+    "tied_dense": TiedDense, "batch_norm": BatchNorm, "layer_norm": LayerNorm, "relu": Activation,
+    "gelu": Activation, "tanh": Activation, "sigmoid": Activation, "dropout": Dropout, "flatten": Flatten,
+    "embedding": Embedding, "embedding_bag": EmbeddingBag, "interaction": Interaction, "attention": Attention,
+    "take": Take,
+}  # fmt: skip

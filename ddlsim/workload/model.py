@@ -1,0 +1,138 @@
+"""A neural network as the simulator sees it: leaf layers in forward order, with everything derived.
+
+``load_model("resnet50")`` reads a bundled file, ``load_model("my.toml")`` one of yours. Parts of a file that
+are marked ``option = "aux"`` are left out unless they are asked for by name: ``load_model("googlenet+aux")``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddlsim.workload.layers import LayerSpec, Shape
+
+__all__ = ["Concat", "Layer", "Leaf", "Model", "Node", "Residual", "Side", "load_model", "model_names"]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One leaf layer; all sizes are for one sample, in fp32 where bytes are counted.
+
+    ``flops`` is 2 * ``macs``; ``tensors`` are (parameter tensor name, elements) in declaration order;
+    ``moved_nbytes`` is the activation traffic of the forward pass; ``stored_nbytes`` what stays until the
+    backward pass (0 for in-place layers); ``input_grad`` is false when nothing before it has parameters, so
+    that its backward pass computes no input gradient; the gradients of a ``model_parallel`` layer are not
+    exchanged between data-parallel workers.
+    """
+
+    name: str
+    type: str
+    in_shape: Shape
+    out_shape: Shape
+    n_params: int
+    macs: float
+    flops: float
+    activation_nbytes: float
+    tensors: tuple[tuple[str, int], ...]
+    moved_nbytes: float = 0.0
+    stored_nbytes: float = 0.0
+    input_grad: bool = True
+    model_parallel: bool = False
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A layer to execute: ``spec`` says how, ``Model.layers[index]`` what it costs."""
+
+    index: int
+    spec: LayerSpec
+
+
+@dataclass(frozen=True)
+class Residual:
+    """``body(x) + shortcut(x)``, an empty shortcut being the identity; the sum is leaf layer ``index``."""
+
+    body: tuple[Node, ...]
+    shortcut: tuple[Node, ...]
+    index: int
+
+
+@dataclass(frozen=True)
+class Concat:
+    """The outputs of all branches on the same input, joined along the first dimension by leaf ``index``."""
+
+    branches: tuple[tuple[Node, ...], ...]
+    index: int
+
+
+@dataclass(frozen=True)
+class Side:
+    """A head with a loss of its own: the main path goes on with this node's input."""
+
+    body: tuple[Node, ...]
+
+
+Node = Leaf | Residual | Concat | Side
+
+
+@dataclass(frozen=True)
+class Model:
+    """A network. ``layers`` are its leaves in forward order, ``structure`` how they are connected.
+
+    ``trainable`` says that the layer types are ones meant to be executed with real gradients; the others
+    are for timing only.
+    """
+
+    name: str
+    title: str
+    input_shape: Shape
+    layers: tuple[Layer, ...]
+    trainable: bool
+    sources: tuple[str, ...]
+    structure: tuple[Node, ...] = ()
+    options: tuple[str, ...] = ()  # the optional parts that were included
+
+    @property
+    def n_params(self) -> int:
+        """Learned parameters (running statistics of batch normalisation are none)."""
+        return sum(layer.n_params for layer in self.layers)
+
+    @property
+    def macs(self) -> float:
+        """Multiply-accumulates of one sample's forward pass."""
+        return sum(layer.macs for layer in self.layers)
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of one sample's forward pass: 2 per multiply-accumulate."""
+        return sum(layer.flops for layer in self.layers)
+
+    @property
+    def activation_nbytes(self) -> float:
+        """Bytes of fp32 activations of one sample that are kept for the backward pass."""
+        return sum(layer.stored_nbytes for layer in self.layers)
+
+    def gradient_nbytes(self, bytes_per_element: int = 4) -> float:
+        """Bytes of gradient that data-parallel workers exchange in a step."""
+        return float(bytes_per_element * sum(layer.n_params for layer in self.layers if not layer.model_parallel))
+
+
+def load_model(source: str | Path | Model) -> Model:
+    """Return the model of a bundled name, of a file, or `source` itself if it is a model.
+
+    ``"name+option"`` includes the parts of the file that are marked with that option. Raises
+    :class:`~ddlsim.errors.ConfigError` for an unknown name or option and for a bad file.
+    """
+    if isinstance(source, Model):
+        return source
+    from ddlsim.workload.model_files import find_model_file, read_model
+
+    path, options = find_model_file(source)
+    return read_model(path, options)
+
+
+def model_names() -> list[str]:
+    """Return the names of the bundled models, sorted."""
+    from ddlsim.bundled import bundled_files
+
+    return sorted(bundled_files("models"))

@@ -1,0 +1,213 @@
+"""The walk from the entries of a model file to nodes and leaf layers (imports pydantic)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.workload.layer_rules import Cost, Shape
+from ddlsim.workload.layers import LAYER_TYPES, EmbeddingBag, LayerSpec
+from ddlsim.workload.model import Concat, Layer, Leaf, Node, Residual, Side
+from ddlsim.workload.toml_files import validate
+
+__all__ = ["Block", "Builder", "Entry", "Flow"]
+
+Entry = dict[str, object]
+MAX_LAYERS = 100_000  # a runaway `repeat` is a slip of the keyboard, not a model
+MAX_DEPTH = 20  # so is a block that contains itself
+GRAPH_KEYS = {"residual": ("body", "shortcut"), "concat": ("branches",), "side": ("body",)}
+
+
+class Block(BaseModel):
+    """A ``[blocks.NAME]`` table: layers in which ``"$x"`` stands for the parameter x."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    layers: list[Entry]
+    defaults: Entry = {}
+
+
+class Flow(NamedTuple):
+    """What reaches an entry: its input shape, and whether parameters lie upstream of it."""
+
+    shape: Shape
+    learned: bool
+
+
+@cache
+def _adapter(kind: type[LayerSpec]) -> TypeAdapter[LayerSpec]:
+    return TypeAdapter(kind)
+
+
+def _substitute(value: object, values: Mapping[str, object], used: set[str]) -> object:
+    """Return `value` with every string ``"$x"`` in it replaced by ``values["x"]``; adds each x to `used`."""
+    if isinstance(value, str) and value.startswith("$"):
+        used.add(value[1:])
+        return values.get(value[1:], value)
+    if isinstance(value, list):
+        return [_substitute(part, values, used) for part in value]
+    if isinstance(value, dict):
+        return {key: _substitute(part, values, used) for key, part in value.items()}
+    return value
+
+
+@dataclass
+class Builder:
+    """Walks the entries in forward order and collects the leaf layers that it meets."""
+
+    path: str
+    blocks: Mapping[str, Block]
+    options: frozenset[str]
+    layers: list[Layer] = field(default_factory=list)
+    seen_options: set[str] = field(default_factory=set)
+    counts: Counter[str] = field(default_factory=Counter)  # instances so far of a name
+
+    def sequence(self, entries: object, where: str, scope: str, flow: Flow, depth: int) -> tuple[tuple[Node, ...], Flow]:
+        """Return the nodes of a list of entries and what leaves the last.
+
+        `where` is the place in the file, `scope` the prefix of the layers' names.
+        """
+        if depth > MAX_DEPTH:
+            raise self.error(where, "is nested too deeply; does a block contain itself?")
+        if not isinstance(entries, list):
+            raise self.error(where, f"must be a list of layers, not {entries!r}")
+        nodes: list[Node] = []
+        for i, raw in enumerate(entries):
+            place = f"{where}[{i}]"
+            if not isinstance(raw, dict):
+                raise self.error(place, f'must be a table like {{type = "relu"}}, not {raw!r}')
+            entry = dict(raw)
+            if not self._wanted(entry, place):
+                continue
+            new, flow = self._entry(entry, place, scope, flow, depth)
+            nodes += new
+        return tuple(nodes), flow
+
+    def error(self, place: str, message: str) -> ConfigError:
+        return ConfigError(f"{self.path}: {place}: {message}")
+
+    def _wanted(self, entry: Entry, place: str) -> bool:
+        option = entry.pop("option", None)
+        if option is None:
+            return True
+        if not isinstance(option, str) or not option:
+            raise self.error(place, f"option = {option!r}: must be a name")
+        self.seen_options.add(option)
+        return option in self.options
+
+    def _entry(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> tuple[tuple[Node, ...], Flow]:
+        if "block" in entry:
+            return self._block(entry, place, scope, flow, depth)
+        kind = entry.get("type")
+        if kind is None:
+            raise self.error(place, 'has neither type nor block; add type = "conv" or the like')
+        if not isinstance(kind, str) or kind not in (*LAYER_TYPES, *GRAPH_KEYS):
+            raise unknown_name("layer type", str(kind), (*LAYER_TYPES, *GRAPH_KEYS), f"{self.path}: {place}")
+        if kind not in GRAPH_KEYS:
+            return self._leaf(entry, kind, place, scope, flow)
+        for key in entry:
+            if key not in ("type", "name", *GRAPH_KEYS[kind]):
+                raise unknown_name("key", key, ("name", *GRAPH_KEYS[kind]), f"{self.path}: {place} ({kind})")
+        inner = f"{self._name(entry, kind, place, scope)}." if "name" in entry else scope
+        build = {"residual": self._residual, "concat": self._concat, "side": self._side}[kind]
+        node, flow = build(entry, place, inner, flow, depth + 1)
+        return (node,), flow
+
+    def _name(self, entry: Entry, kind: str, place: str, scope: str) -> str:
+        """Return the entry's full name: as given, or its type with a running number within the scope."""
+        name = entry.pop("name", None)
+        if name is None:
+            self.counts[f"{scope}{kind}#"] += 1
+            name = f"{kind}{self.counts[f'{scope}{kind}#']}"
+        if not isinstance(name, str) or not name:
+            raise self.error(place, f"name = {name!r}: must be a text that is not empty")
+        return f"{scope}{name}"
+
+    def _block(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> tuple[tuple[Node, ...], Flow]:
+        """Expand a block: check its parameters, then walk its layers once, or `repeat` times, numbered."""
+        kind = entry.pop("block")
+        if not isinstance(kind, str) or kind not in self.blocks:
+            raise unknown_name("block", str(kind), self.blocks, f"{self.path}: {place}")
+        repeat = entry.pop("repeat", None)
+        if repeat is not None and (type(repeat) is not int or not 1 <= repeat <= MAX_LAYERS):
+            raise self.error(place, f"repeat = {repeat!r}: must be a whole number of at least 1")
+        named = "name" in entry or repeat is not None
+        name = self._name(entry, kind, place, scope) if "name" in entry else f"{scope}{kind}"
+        block, used = self.blocks[kind], set[str]()
+        values = {**block.defaults, **entry}
+        body = _substitute(block.layers, values, used)
+        for key in entry:
+            if key not in used:
+                raise unknown_name("parameter", key, used, f"{self.path}: {place} (block {kind!r})")
+        if missing := sorted(used - set(values)):
+            raise self.error(place, f"block {kind!r} needs {missing[0]!r}; add {missing[0]} = ...")
+        nodes: tuple[Node, ...] = ()
+        for _ in range(repeat or 1):
+            inner = f"{name}." if named else scope
+            if repeat is not None:
+                inner = f"{name}.{self.counts[name]}."
+                self.counts[name] += 1
+            new, flow = self.sequence(body, f"blocks.{kind}", inner, flow, depth + 1)
+            nodes += new
+        return nodes, flow
+
+    def _leaf(self, entry: Entry, kind: str, place: str, scope: str, flow: Flow) -> tuple[tuple[Node, ...], Flow]:
+        name = self._name(entry, kind, place, scope)
+        spec_type = LAYER_TYPES[kind]
+        keys = [f.name for f in fields(spec_type)]
+        spec = validate(_adapter(spec_type), entry, f"{self.path}: {place} ({kind} {name!r})", keys)
+        try:
+            cost = spec.cost(flow.shape)
+        except ConfigError as error:
+            raise self.error(place, f"{kind} {name!r}: {error}") from None
+        index = self._append(name, kind, flow, cost, model_parallel=isinstance(spec, EmbeddingBag))
+        return (Leaf(index, spec),), Flow(cost.out_shape, flow.learned or bool(cost.tensors))
+
+    def _append(self, name: str, kind: str, flow: Flow, cost: Cost, *, model_parallel: bool = False) -> int:
+        if len(self.layers) >= MAX_LAYERS:
+            raise self.error(name, f"the model has more than {MAX_LAYERS} layers; check every repeat")
+        if self.counts[f"{name}!"]:
+            raise self.error(name, "the name occurs twice; give one of the layers another name")
+        self.counts[f"{name}!"] += 1
+        self.layers.append(Layer(
+            name, kind, flow.shape, cost.out_shape, sum(n for _, n in cost.tensors), cost.macs, 2.0 * cost.macs,
+            4.0 * math.prod(cost.out_shape), cost.tensors, 4.0 * cost.moved, 4.0 * cost.stored, flow.learned,
+            model_parallel,
+        ))  # fmt: skip
+        return len(self.layers) - 1
+
+    def _residual(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> tuple[Node, Flow]:
+        body, out = self.sequence(entry.get("body"), f"{place}.body", scope, flow, depth)
+        shortcut, skip = self.sequence(entry.get("shortcut", []), f"{place}.shortcut", f"{scope}shortcut.", flow, depth)
+        if out.shape != skip.shape:
+            raise self.error(place, f"residual: the body makes {out.shape} but the shortcut {skip.shape}; "
+                             "make both equal, for example with a 1x1 conv in shortcut")  # fmt: skip
+        joined = Flow(out.shape, out.learned or skip.learned)
+        index = self._append(self._name({}, "add", place, scope), "add", joined, Cost(out.shape, moved=3.0 * math.prod(out.shape)))
+        return Residual(body, shortcut, index), joined
+
+    def _concat(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> tuple[Node, Flow]:
+        entries = entry.get("branches")
+        if not isinstance(entries, list) or len(entries) < 2:
+            raise self.error(place, f"concat: branches must list at least two lists of layers")
+        walked = [self.sequence(branch, f"{place}.branches[{i}]", f"{scope}branch{i + 1}.", flow, depth)
+                  for i, branch in enumerate(entries)]  # fmt: skip
+        shapes = [out.shape for _, out in walked]
+        if len({shape[1:] for shape in shapes}) > 1:
+            raise self.error(place, f"concat: the branches make {', '.join(map(str, shapes))}; "
+                             "all but the first number must be equal")  # fmt: skip
+        shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+        joined = Flow(shape, any(out.learned for _, out in walked))
+        n = float(math.prod(shape))
+        index = self._append(self._name({}, "concat", place, scope), "concat", joined, Cost(shape, moved=2.0 * n, stored=n))
+        return Concat(tuple(nodes for nodes, _ in walked), index), joined
+
+    def _side(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> tuple[Node, Flow]:
+        body, _ = self.sequence(entry.get("body"), f"{place}.body", scope, flow, depth)
+        return Side(body), flow

@@ -1,0 +1,58 @@
+"""Reading TOML with strict keys and one-line errors (imports pydantic: only import this to read a file)."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from ddlsim.errors import ConfigError, unknown_name
+
+__all__ = ["read_toml", "validate"]
+
+T = TypeVar("T")
+
+
+def read_toml(path: Path) -> dict[str, object]:
+    """Return the table in the file `path`. Raises ConfigError if it is missing, unreadable or not TOML."""
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as text: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+
+
+def validate(adapter: TypeAdapter[T], table: dict[str, object], where: str, keys: Iterable[str]) -> T:
+    """Return `table` as the adapter's type; raise ConfigError, in one line after `where`, if it is not.
+
+    `keys` are the known ones, for "did you mean". The table goes through JSON because pydantic's strict mode
+    accepts arrays for tuples only there.
+    """
+    try:
+        return adapter.validate_json(json.dumps(table, default=str))
+    except ValidationError as error:
+        raise _first_error(error.errors(), where, keys) from None
+
+
+def _first_error(errors: list[ErrorDetails], where: str, keys: Iterable[str]) -> ConfigError:
+    """Return the most telling of the errors: an unknown key explains a missing one, not the reverse."""
+    error = min(errors, key=lambda e: e["type"] not in ("extra_forbidden", "unexpected_keyword_argument"))
+    field = str(error["loc"][0]) if error["loc"] else ""
+    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return unknown_name("key", field, [key for key in keys if key != "name"], where)
+    if error["type"] in ("missing", "missing_argument"):
+        return ConfigError(f"{where}: key {field!r} is missing; add {field} = ...")
+    if error["type"] == "value_error":  # raised by our own checks, which name the field themselves
+        return ConfigError(f"{where}: {error['ctx']['error']}")
+    rules = [e["msg"].removeprefix("Input should be ") for e in errors if e["loc"][:1] == error["loc"][:1]]
+    rule = " or ".join(dict.fromkeys(rules))
+    return ConfigError(f"{where}: {field} = {json.dumps(error['input'])}: must be {rule}")
