@@ -1,0 +1,59 @@
+"""From what a user names a cluster by to the :class:`Cluster`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddlsim.bundled import bundled_files
+from ddlsim.cluster.cluster import Cluster
+from ddlsim.errors import ConfigError, unknown_name
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+__all__ = ["cluster_names", "load_cluster"]
+
+_SUFFIXES = (".toml", ".json", ".graphml")
+
+
+def cluster_names() -> list[str]:
+    """Return the names of the bundled clusters, sorted."""
+    return sorted(bundled_files("topologies"))
+
+
+def load_cluster(source: str | Path | nx.Graph[Any] | Cluster) -> Cluster:
+    """Return the cluster that `source` names.
+
+    source  a bundled name (see :func:`cluster_names`); the path of a ``.toml`` file, or of a networkx graph in
+            ``.json`` (node-link) or ``.graphml``; a networkx graph; or a cluster, which is returned as it is
+
+    Raises :class:`ConfigError`, in one line with file, field, value and remedy, for what cannot be used.
+    """
+    if isinstance(source, Cluster):
+        return source
+    if not isinstance(source, str | Path):
+        if not hasattr(source, "nodes") or not hasattr(source, "edges"):
+            raise ConfigError(f"{source!r} is no cluster; pass a bundled name, a path or a networkx graph")
+        return Cluster.from_graph(source)
+    path = Path(source)
+    if path.suffix in _SUFFIXES or path.is_file():
+        return _load_file(path)
+    bundled = bundled_files("topologies")
+    if str(source) in bundled:
+        return _load_file(bundled[str(source)])
+    raise unknown_name("cluster", str(source), bundled)
+
+
+def _load_file(path: Path) -> Cluster:
+    if path.suffix not in _SUFFIXES:
+        raise ConfigError(f"{path}: the format {path.suffix!r} is unknown; use one of {', '.join(_SUFFIXES)}")
+    from ddlsim.cluster import files
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise unknown_name("cluster file", str(path), bundled_files("topologies")) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    return files.read_cluster(path, text)

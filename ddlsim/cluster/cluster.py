@@ -1,0 +1,271 @@
+"""The cluster as arrays: what the network, the strategies and the reports read. See docs/architecture.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.errors import ConfigError, unknown_name
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+    from ddlsim.cluster.routing import GridRouter, TableRouter
+
+__all__ = ["Bools", "Cluster", "Floats", "Ints", "Routes"]
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Routes as a CSR: route i takes the links ``links[offsets[i]:offsets[i + 1]]``, in this order."""
+
+    offsets: Ints
+    links: Ints
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, i: int) -> Ints:
+        return self.links[self.offsets[i] : self.offsets[i + 1]]
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Cluster:
+    """Machines and links, immutable. Build one with :func:`ddlsim.load_cluster` or :meth:`from_graph`.
+
+    Nodes are "gpu", "host" (CPU) or "switch"; the first two are endpoints. `host_of` is the machine a node sits
+    in (-1: a switch of the fabric). Links are directed; each uses one channel, the thing that has capacity.
+
+    Per node, shape (n_nodes,): `speed` (relative compute speed), `send_overhead`, `recv_overhead` (s per
+    message, o of LogGP), `reduce_time` (s per reduced byte). Per link, shape (n_links,): `link_bandwidth`
+    (bytes/s), `link_efficiency` (share left to payload), `link_latency` (s), `link_kind`.
+    """
+
+    name: str
+    title: str = ""
+    sources: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    routing: str = "shortest"
+    #: sizes of the torus whose nodes these are, in row-major order; for routing "dimension-order"
+    grid: tuple[int, ...] = ()
+    #: (source node, destination node) -> links, instead of what the routing policy would say
+    fixed_routes: Mapping[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    node_names: tuple[str, ...]
+    node_kind: tuple[str, ...]
+    host_of: Ints
+    host_names: tuple[str, ...]
+    device_of: tuple[str | None, ...]
+    speed: Floats
+    send_overhead: Floats
+    recv_overhead: Floats
+    reduce_time: Floats
+    link_src: Ints
+    link_dst: Ints
+    link_channel: Ints
+    link_bandwidth: Floats
+    link_efficiency: Floats
+    link_latency: Floats
+    link_kind: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for value in vars(self).values():
+            if isinstance(value, np.ndarray):
+                value.setflags(write=False)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Cluster {self.name!r}: {len(self.workers)} workers, {len(self.host_names)} hosts, "
+            f"{self.node_kind.count('switch')} switches, {self.n_links} links>"
+        )
+
+    @property
+    def n_nodes(self) -> int:
+        """Number of nodes, switches included."""
+        return len(self.node_names)
+
+    @property
+    def n_links(self) -> int:
+        """Number of directed links."""
+        return len(self.link_src)
+
+    @property
+    def n_channels(self) -> int:
+        """Number of channels; at most one per link."""
+        return len(self.channel_capacity)
+
+    @cached_property
+    def is_endpoint(self) -> Bools:
+        """Where workers or servers can be placed: GPU and host nodes, shape (n_nodes,)."""
+        return _frozen(np.array([kind != "switch" for kind in self.node_kind], dtype=bool))
+
+    @cached_property
+    def workers(self) -> Ints:
+        """Endpoints of the workers in rank order: the GPUs, or the hosts of a cluster without GPUs."""
+        gpus = [node for node, kind in enumerate(self.node_kind) if kind == "gpu"]
+        return _frozen(np.array(gpus, dtype=np.int64)) if gpus else self.servers
+
+    @cached_property
+    def servers(self) -> Ints:
+        """Host (CPU) nodes, where parameter servers can be placed."""
+        hosts = [node for node, kind in enumerate(self.node_kind) if kind == "host"]
+        return _frozen(np.array(hosts, dtype=np.int64))
+
+    @cached_property
+    def channel_capacity(self) -> Floats:
+        """Payload bytes/s of each channel, bandwidth * efficiency, shape (n_channels,)."""
+        n_channels = int(self.link_channel.max()) + 1 if self.n_links else 0
+        capacity = np.zeros(n_channels)
+        capacity[self.link_channel] = self.link_bandwidth * self.link_efficiency
+        return _frozen(capacity)
+
+    @cached_property
+    def _router(self) -> TableRouter | GridRouter:
+        from ddlsim.cluster.routing import make_router
+
+        return make_router(self)
+
+    @cached_property
+    def _node_index(self) -> dict[str, int]:
+        return {name: node for node, name in enumerate(self.node_names)}
+
+    def node(self, name: str) -> int:
+        """Return the index of the node called `name`; raises :class:`ConfigError` if there is none."""
+        if name not in self._node_index:
+            raise unknown_name("node", name, self.node_names, f"cluster {self.name!r}")
+        return self._node_index[name]
+
+    def routes(self, src: npt.ArrayLike, dst: npt.ArrayLike) -> Routes:
+        """Return the routes src[i] -> dst[i] (node indices, shape (n_routes,)); empty where they are equal.
+
+        Raises :class:`ConfigError` naming both nodes when no path leads from one to the other, and
+        :class:`IndexError` for an index that is no node.
+        """
+        src, dst = np.atleast_1d(np.asarray(src, dtype=np.int64)), np.atleast_1d(np.asarray(dst, dtype=np.int64))
+        if src.shape != dst.shape or src.ndim != 1:
+            raise ValueError(f"src and dst must be flat and equally long, not {src.shape} and {dst.shape}")
+        for nodes in (src, dst):
+            if len(nodes) and not (0 <= nodes.min() and nodes.max() < self.n_nodes):
+                raise IndexError(f"node indices must lie in 0..{self.n_nodes - 1}")
+        if self.fixed_routes:
+            return self._routes_with_fixed(src, dst)
+        return Routes(*self._router.route(src, dst))
+
+    def _routes_with_fixed(self, src: Ints, dst: Ints) -> Routes:
+        fixed = [self.fixed_routes.get(pair) for pair in zip(src.tolist(), dst.tolist(), strict=True)]
+        # a fixed route asks the router for the empty one, so that it need not exist there
+        offsets, links = self._router.route(src, np.where([way is not None for way in fixed], src, dst))
+        parts = [
+            links[offsets[i] : offsets[i + 1]] if way is None else np.array(way, dtype=np.int64)
+            for i, way in enumerate(fixed)
+        ]
+        lengths = np.array([len(part) for part in parts], dtype=np.int64)
+        ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+        return Routes(ends, np.concatenate(parts) if parts else links)
+
+    def no_route(self, src: int, dst: int) -> ConfigError:
+        """Return the error for two nodes without a path."""
+        return ConfigError(
+            f"cluster {self.name!r}: no path leads from {self.node_names[src]!r} to {self.node_names[dst]!r}; "
+            f"add a link or leave one of them out"
+        )
+
+    def check_connected(self, nodes: npt.ArrayLike) -> None:
+        """Raise :class:`ConfigError`, naming two nodes, unless every one of `nodes` reaches every other."""
+        members = np.atleast_1d(np.asarray(nodes, dtype=np.int64))
+        if not len(members):
+            return
+        root = int(members[0])
+        for src, dst, swap in ((self.link_src, self.link_dst, False), (self.link_dst, self.link_src, True)):
+            lost = members[~_reached(root, src, dst, self.n_nodes)[members]]
+            if len(lost):
+                raise self.no_route(*((int(lost[0]), root) if swap else (root, int(lost[0]))))
+
+    def scaled(self, kind: str, *, bandwidth: float = 1.0, latency: float = 1.0) -> Cluster:
+        """Return this cluster with all links of one `kind` scaled by the factors `bandwidth` and `latency`.
+
+        Raises :class:`ConfigError` for a kind that no link has, or a factor that makes no sense.
+        """
+        if kind not in self.link_kind:
+            raise unknown_name("link kind", kind, set(self.link_kind), f"cluster {self.name!r}")
+        if not (math.isfinite(bandwidth) and bandwidth > 0):
+            raise ConfigError(f"scaled: bandwidth = {bandwidth!r} must be a finite factor above 0, e.g. 1.1")
+        if not (math.isfinite(latency) and latency >= 0):
+            raise ConfigError(f"scaled: latency = {latency!r} must be a finite factor of at least 0, e.g. 0.5")
+        chosen = np.array([link_kind == kind for link_kind in self.link_kind])
+        return dataclasses.replace(
+            self,
+            link_bandwidth=np.where(chosen, self.link_bandwidth * bandwidth, self.link_bandwidth),
+            link_latency=np.where(chosen, self.link_latency * latency, self.link_latency),
+        )
+
+    def locality_order(self, nodes: npt.ArrayLike) -> Ints:
+        """Return a permutation of ``range(len(nodes))`` in which a ring keeps its hops local.
+
+        Nodes of one machine stay together, machines of one rack too: on a tree of switches, such a ring crosses
+        each uplink once per direction. See :mod:`ddlsim.cluster.order`.
+        """
+        from ddlsim.cluster.order import locality_order
+
+        return locality_order(self, np.asarray(nodes, dtype=np.int64))
+
+    def to_graph(self) -> nx.MultiDiGraph[str]:
+        """Return the cluster as a networkx graph, the inverse of :meth:`from_graph`."""
+        from ddlsim.cluster.graphs import to_graph
+
+        return to_graph(self)
+
+    @classmethod
+    def from_graph(cls, graph: nx.Graph[Any], name: str | None = None) -> Cluster:
+        """Return the cluster that a networkx graph describes; the attributes read are listed in `graphs`.
+
+        Raises :class:`ConfigError` naming the node or edge and the attribute that cannot be used.
+        """
+        from ddlsim.cluster.graphs import from_graph
+
+        return from_graph(graph, name)
+
+    def save(self, path: str | Path) -> None:
+        """Write the cluster as node-link JSON (``.json``) or GraphML (``.graphml``)."""
+        from ddlsim.cluster.graphs import save_cluster
+
+        save_cluster(self, Path(path))
+
+    def summary(self) -> str:
+        """Return a description of a few lines: machines, devices, links by kind, routing, sources."""
+        from ddlsim.cluster.summary import summary
+
+        return summary(self)
+
+
+def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    array.setflags(write=False)
+    return array
+
+
+def _reached(root: int, src: Ints, dst: Ints, n_nodes: int) -> Bools:
+    """Return which nodes a search from `root` along the links src -> dst reaches, shape (n_nodes,)."""
+    order = np.argsort(src, kind="stable")
+    starts = np.searchsorted(src[order], np.arange(n_nodes + 1)).tolist()
+    beyond = dst[order].tolist()
+    seen = np.zeros(n_nodes, dtype=bool)
+    seen[root] = True
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        for other in beyond[starts[node] : starts[node + 1]]:
+            if not seen[other]:
+                seen[other] = True
+                stack.append(other)
+    return seen

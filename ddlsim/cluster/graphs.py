@@ -1,0 +1,297 @@
+"""networkx graphs in and out.
+
+Attributes that are read (others are refused, so that a misspelt one does not pass in silence):
+
+graph   name, title, sources, notes; routing (see `routing.POLICIES`), grid (sizes of a torus whose nodes are
+        numbered in row-major order), routes (lists of node names, each the path to take from its first to its last)
+node    kind "gpu", "host" (also when missing) or "switch"; host: the machine it sits in (an endpoint's own name
+        when missing; a switch without it belongs to the fabric); device; speed; send_overhead, recv_overhead
+        (s per message), reduce_time (s per reduced byte)
+edge    bandwidth (required), latency (0 when missing), efficiency (1 when missing), kind ("link" when missing),
+        shared (half duplex with the edge of the same key the other way); reverse_bandwidth, on undirected edges
+
+Bandwidths, latencies and overheads are SI floats or text with a unit. An undirected edge is a pair of links.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Hashable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+
+from ddlsim.cluster.cluster import Cluster
+from ddlsim.cluster.quantity import fraction, nonnegative, positive
+from ddlsim.cluster.routing import check_policy
+from ddlsim.errors import ConfigError, unknown_name
+
+__all__ = ["from_graph", "to_graph"]
+
+NODE_KINDS = ("gpu", "host", "switch")
+GRAPH_KEYS = {"name", "title", "sources", "notes", "routing", "grid", "routes"}
+#: what networkx itself, or a drawing tool on the way, leaves in a graph
+_FOREIGN_GRAPH_KEYS = {"node_default", "edge_default"}
+NODE_KEYS = {"kind", "host", "device", "speed", "send_overhead", "recv_overhead", "reduce_time"}
+EDGE_KEYS = {"bandwidth", "latency", "efficiency", "kind", "shared", "reverse_bandwidth"}
+
+Attributes = dict[str, Any]  # networkx promises nothing about values; every one is checked below
+#: source, destination, what identifies the other direction, attributes
+_Link = tuple[Hashable, Hashable, Hashable, Attributes]
+
+
+def _reject_unknown(attributes: Iterable[str], known: set[str], where: str) -> None:
+    for key in attributes:
+        if key not in known:
+            raise unknown_name("attribute", str(key), known, where)
+
+
+def _text(attributes: Attributes, key: str, default: str | None, where: str) -> str | None:
+    value = attributes.get(key, default)
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(f"{where}: {key} = {value!r} must be a text")
+    return value
+
+
+def _texts(value: object, where: str) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+        raise ConfigError(f"{where} = {value!r} must be a list of texts")
+    return tuple(value)
+
+
+def _directed_links(graph: nx.Graph[Any], where: str) -> Iterator[_Link]:
+    """Yield the directed links; an undirected edge gives two."""
+    if graph.is_multigraph():
+        edges = list(graph.edges(keys=True, data=True))
+    else:
+        edges = [(u, v, 0, data) for u, v, data in graph.edges(data=True)]
+    for u, v, key, data in edges:
+        if u == v:
+            raise ConfigError(f"{where}: edge {u!r} - {v!r} joins a node to itself; remove it")
+        if graph.is_directed():
+            if "reverse_bandwidth" in data:
+                raise ConfigError(
+                    f"{where}: edge {u!r} -> {v!r}: reverse_bandwidth = {data['reverse_bandwidth']!r} is for "
+                    f"undirected graphs; set bandwidth on the edge {v!r} -> {u!r}"
+                )
+            yield u, v, key, data
+        else:
+            back = dict(data)
+            back["bandwidth"] = back.pop("reverse_bandwidth", back.get("bandwidth"))
+            forth = {name: value for name, value in data.items() if name != "reverse_bandwidth"}
+            if back["bandwidth"] is None:
+                back.pop("bandwidth")
+            yield u, v, key, forth
+            yield v, u, key, back
+
+
+def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
+    """Return the :class:`Cluster` of a networkx (multi)(di)graph; see the module's text for the attributes.
+
+    Links are numbered by source node, in the order of the graph. Raises :class:`ConfigError` naming the node or
+    edge, the attribute and the remedy.
+    """
+    name = str(name or graph.graph.get("name") or "graph")
+    where = f"cluster {name!r}"
+    _reject_unknown((str(key) for key in graph.graph), GRAPH_KEYS | _FOREIGN_GRAPH_KEYS, where)
+    if not graph.number_of_nodes():
+        raise ConfigError(f"{where}: the graph has no nodes; add at least one host")
+    index: dict[Hashable, int] = {node: i for i, node in enumerate(graph.nodes)}
+    names = tuple(str(node) for node in index)
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{where}: two nodes print as the same name; rename one")
+    grid = graph.graph.get("grid", ())
+    if not isinstance(grid, list | tuple) or not all(isinstance(size, int) and size > 0 for size in grid):
+        raise ConfigError(f"{where}: grid = {grid!r} must be a list of sizes like [8, 8]")
+    routing = check_policy(str(graph.graph.get("routing", "shortest")), where)
+    if routing == "dimension-order" and int(np.prod(grid)) != len(index):
+        raise ConfigError(f"{where}: routing = 'dimension-order' needs grid = [sizes] that number the {len(index)} nodes")
+    nodes = _node_columns(graph, where)
+    links = _link_columns(graph, index, where)
+    cluster = Cluster(
+        name=name,
+        title=_text(graph.graph, "title", "", where) or "",
+        sources=_texts(graph.graph.get("sources", ()), f"{where}: sources"),
+        notes=_texts(graph.graph.get("notes", ()), f"{where}: notes"),
+        routing=routing,
+        grid=tuple(grid),
+        node_names=names,
+        **nodes,
+        **links,
+    )
+    if not cluster.is_endpoint.any():
+        raise ConfigError(f"{where}: all {len(names)} nodes are switches; give some kind = 'host' or 'gpu'")
+    return _with_fixed_routes(cluster, graph.graph.get("routes", ()), where)
+
+
+def _node_columns(graph: nx.Graph[Any], where: str) -> dict[str, Any]:
+    kinds: list[str] = []
+    devices: list[str | None] = []
+    host_of: list[int] = []
+    hosts: dict[str, int] = {}
+    numbers: list[tuple[float, float, float, float]] = []
+    for node, data in graph.nodes(data=True):
+        place = f"{where}: node {str(node)!r}"
+        if not data.keys() <= NODE_KEYS:
+            _reject_unknown(data, NODE_KEYS, place)
+        kind = data.get("kind", "host")
+        if kind not in NODE_KINDS:
+            raise unknown_name("kind", str(kind), NODE_KINDS, place)
+        kinds.append(kind)
+        devices.append(_text(data, "device", None, place))
+        host = _text(data, "host", None if kind == "switch" else str(node), place)
+        host_of.append(-1 if host is None else hosts.setdefault(host, len(hosts)))
+        numbers.append(
+            (
+                positive(data.get("speed", 1.0), None, f"{place}: speed"),
+                nonnegative(data.get("send_overhead", 0.0), "time", f"{place}: send_overhead"),
+                nonnegative(data.get("recv_overhead", 0.0), "time", f"{place}: recv_overhead"),
+                nonnegative(data.get("reduce_time", 0.0), "time", f"{place}: reduce_time"),
+            )
+        )
+    columns = np.array(numbers, dtype=np.float64).T.copy()
+    return {
+        "node_kind": tuple(kinds),
+        "device_of": tuple(devices),
+        "host_of": np.array(host_of, dtype=np.int64),
+        "host_names": tuple(hosts),
+        "speed": columns[0].copy(),
+        "send_overhead": columns[1].copy(),
+        "recv_overhead": columns[2].copy(),
+        "reduce_time": columns[3].copy(),
+    }
+
+
+def _link_columns(graph: nx.Graph[Any], index: dict[Hashable, int], where: str) -> dict[str, Any]:
+    ends: list[tuple[int, int, int]] = []
+    kinds: list[str] = []
+    numbers: list[tuple[float, float, float]] = []
+    channels: dict[Hashable, int] = {}
+    listed = sorted(_directed_links(graph, where), key=lambda link: index[link[0]])
+    for number, (u, v, key, data) in enumerate(listed):
+        place = f"{where}: edge {u!r} -> {v!r}"
+        if not data.keys() <= EDGE_KEYS:
+            _reject_unknown(data, EDGE_KEYS, place)
+        if "bandwidth" not in data:
+            raise ConfigError(f"{place}: bandwidth is missing; add it, like bandwidth='25 Gbit/s' (float: bytes/s)")
+        shared = data.get("shared", False)
+        if not isinstance(shared, bool):
+            raise ConfigError(f"{place}: shared = {shared!r} must be true or false")
+        pair: Hashable = (frozenset((u, v)), key) if shared else number
+        ends.append((index[u], index[v], channels.setdefault(pair, len(channels))))
+        kinds.append(_text(data, "kind", "link", place) or "link")
+        numbers.append(
+            (
+                positive(data["bandwidth"], "bandwidth", f"{place}: bandwidth"),
+                fraction(data.get("efficiency", 1.0), f"{place}: efficiency"),
+                nonnegative(data.get("latency", 0.0), "time", f"{place}: latency"),
+            )
+        )
+    which = np.array(ends, dtype=np.int64).reshape(-1, 3)
+    columns = np.array(numbers, dtype=np.float64).reshape(-1, 3)
+    _check_shared(which[:, 2], columns, kinds, listed, where)
+    return {
+        "link_src": which[:, 0].copy(),
+        "link_dst": which[:, 1].copy(),
+        "link_channel": which[:, 2].copy(),
+        "link_kind": tuple(kinds),
+        "link_bandwidth": columns[:, 0].copy(),
+        "link_efficiency": columns[:, 1].copy(),
+        "link_latency": columns[:, 2].copy(),
+    }
+
+
+def _check_shared(channel: Any, columns: Any, kinds: list[str], listed: list[_Link], where: str) -> None:
+    """Both directions of a half-duplex link must agree on what they share."""
+    first: dict[int, int] = {}
+    for link, number in enumerate(channel.tolist()):
+        other = first.setdefault(number, link)
+        if other != link and (tuple(columns[other, :2]), kinds[other]) != (tuple(columns[link, :2]), kinds[link]):
+            u, v, _, _ = listed[link]
+            raise ConfigError(
+                f"{where}: shared edge {u!r} -> {v!r}: bandwidth, efficiency and kind must equal those of "
+                f"{v!r} -> {u!r} (half duplex has one capacity); make them equal or drop shared"
+            )
+
+
+def _with_fixed_routes(cluster: Cluster, routes: object, where: str) -> Cluster:
+    if not isinstance(routes, list | tuple):
+        raise ConfigError(f"{where}: routes = {routes!r} must be a list of paths (lists of node names)")
+    if not routes:
+        return cluster
+    pairs = list(zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), strict=True))
+    link_of = {pairs[link]: link for link in reversed(range(len(pairs)))}  # the lowest id of parallel links
+    fixed: dict[tuple[int, int], tuple[int, ...]] = {}
+    for number, path in enumerate(routes):
+        place = f"{where}: routes[{number}]"
+        nodes = [cluster.node(str(name)) for name in _texts(path, place)]
+        if len(nodes) < 2 or nodes[0] == nodes[-1]:
+            raise ConfigError(f"{place} = {path!r} must lead from one node to another one")
+        for hop in itertools.pairwise(nodes):
+            if hop not in link_of:
+                u, v = (cluster.node_names[node] for node in hop)
+                raise ConfigError(f"{place} = {path!r}: no link leads from {u!r} to {v!r}; add it or correct the path")
+        if (nodes[0], nodes[-1]) in fixed:
+            raise ConfigError(f"{place} = {path!r} repeats a pair of nodes; remove one of the two routes")
+        fixed[nodes[0], nodes[-1]] = tuple(link_of[hop] for hop in itertools.pairwise(nodes))
+    from dataclasses import replace
+
+    return replace(cluster, fixed_routes=fixed)
+
+
+def to_graph(cluster: Cluster) -> nx.MultiDiGraph[str]:
+    """Return the cluster as a MultiDiGraph of node names, with the attributes that :func:`from_graph` reads."""
+    graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=cluster.name, routing=cluster.routing)
+    extras: Attributes = {
+        "title": cluster.title,
+        "sources": list(cluster.sources),
+        "notes": list(cluster.notes),
+        "grid": list(cluster.grid),
+        "routes": [_node_path(cluster, src, links) for (src, _), links in cluster.fixed_routes.items()],
+    }
+    graph.graph.update({key: value for key, value in extras.items() if value})
+    for node, name in enumerate(cluster.node_names):
+        graph.add_node(name, **_node_attributes(cluster, node))
+    keys: dict[Hashable, int] = {}
+    n_uses = np.bincount(cluster.link_channel, minlength=1)
+    for link in range(cluster.n_links):
+        u, v = (cluster.node_names[end] for end in (cluster.link_src[link], cluster.link_dst[link]))
+        channel = int(cluster.link_channel[link])
+        data: Attributes = {
+            "bandwidth": float(cluster.link_bandwidth[link]),
+            "latency": float(cluster.link_latency[link]),
+            "kind": cluster.link_kind[link],
+        }
+        if cluster.link_efficiency[link] != 1:
+            data["efficiency"] = float(cluster.link_efficiency[link])
+        if n_uses[channel] > 1:  # the key is what ties the two directions together
+            data["shared"] = True
+            graph.add_edge(u, v, keys.setdefault(channel, 1_000_000 + channel), **data)
+        else:
+            graph.add_edge(u, v, **data)
+    return graph
+
+
+def _node_attributes(cluster: Cluster, node: int) -> Attributes:
+    data: Attributes = {"kind": cluster.node_kind[node]}
+    if cluster.host_of[node] >= 0:
+        data["host"] = cluster.host_names[cluster.host_of[node]]
+    if cluster.device_of[node] is not None:
+        data["device"] = cluster.device_of[node]
+    columns = {
+        "speed": (cluster.speed, 1.0),
+        "send_overhead": (cluster.send_overhead, 0.0),
+        "recv_overhead": (cluster.recv_overhead, 0.0),
+        "reduce_time": (cluster.reduce_time, 0.0),
+    }
+    data.update({key: float(column[node]) for key, (column, usual) in columns.items() if column[node] != usual})
+    return data
+
+
+def _node_path(cluster: Cluster, src: int, links: tuple[int, ...]) -> list[str]:
+    return [cluster.node_names[src], *(cluster.node_names[cluster.link_dst[link]] for link in links)]

@@ -1,0 +1,195 @@
+"""What stands inside a machine: a single processor, or GPUs with their links.
+
+The generators put one :class:`Host` or :class:`MultiGpu` at every place of their fabric. Its *ports* are the
+nodes to which the network links (kind "nic" on switched fabrics) attach: one per NIC.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import networkx as nx
+
+from ddlsim.cluster.quantity import Quantity, count, fraction, nonnegative, positive
+from ddlsim.errors import ConfigError, unknown_name
+
+__all__ = ["INTERIORS", "Host", "Interior", "MultiGpu", "add_host", "connect"]
+
+Graph: TypeAlias = "nx.MultiDiGraph[str]"
+
+INTERIORS = ("nvswitch", "nvlink_mesh", "hybrid_cube_mesh", "pcie_tree")
+
+#: Bonded NVLinks between the 8 GPUs of a DGX-1 V100: `nvidia-smi topo -m` prints NV1 and NV2 for these pairs.
+HYBRID_CUBE_MESH: dict[tuple[int, int], int] = {
+    **{(0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5): 2, (2, 3): 2},
+    **{(2, 6): 1, (3, 7): 1, (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 2},
+}
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine with one endpoint, its processor. (A machine with one GPU is a :class:`MultiGpu`, too.)
+
+    device          key of the device catalogue, if compute times are to be predicted from it
+    speed           compute speed relative to the device's own (1.0)
+    send_overhead, recv_overhead   software time per message, o of LogGP (Alexandrov et al. 1995)
+    reduce_bandwidth               bytes/s at which received data are added up; None: no time
+    """
+
+    device: str | None = None
+    speed: float = 1.0
+    send_overhead: Quantity = 0.0
+    recv_overhead: Quantity = 0.0
+    reduce_bandwidth: Quantity | None = None
+
+
+@dataclass(frozen=True)
+class MultiGpu:
+    """A machine with several GPUs. Bandwidths are per direction.
+
+    inside   "nvswitch": every GPU has `nvlink_bandwidth` into one crossbar; "nvlink_mesh": a link of that
+             bandwidth between any two; "hybrid_cube_mesh": 8 GPUs as in the DGX-1 V100, `nvlink_bandwidth` being
+             that of one NVLink, pairs having one or two; "pcie_tree": no NVLink
+    n_pcie_switches   the GPUs are spread over this many, in order; each has one link to the CPU
+    n_nics   1: at the CPU, or on the PCIe switch where there is only one; otherwise a multiple of
+             `n_pcie_switches`, spread over them
+    cpu      device key of the CPU, a "host" node where parameter servers can run
+    The remaining fields are those of :class:`Host`, for each GPU (overheads also for the CPU).
+    """
+
+    n_gpus: int
+    inside: str = "pcie_tree"
+    device: str | None = None
+    cpu: str | None = None
+    pcie_bandwidth: Quantity = "12 GB/s"  # PCIe 3.0 x16, payload rate that device-to-host copies reach
+    pcie_latency: Quantity = "1 us"
+    cpu_bandwidth: Quantity | None = None  # PCIe switch to CPU; None: as pcie_bandwidth
+    nvlink_bandwidth: Quantity | None = None
+    nvlink_latency: Quantity = "0.7 us"
+    nvlink_efficiency: float = 1.0
+    n_pcie_switches: int = 1
+    n_nics: int = 1
+    speed: float = 1.0
+    send_overhead: Quantity = 0.0
+    recv_overhead: Quantity = 0.0
+    reduce_bandwidth: Quantity | None = None
+
+
+Interior: TypeAlias = Host | MultiGpu
+
+
+def connect(
+    graph: Graph,
+    a: str,
+    b: str,
+    kind: str,
+    bandwidth: float,
+    latency: float,
+    *,
+    efficiency: float = 1.0,
+    reverse_bandwidth: float | None = None,
+    shared: bool = False,
+) -> None:
+    """Add the links a -> b and b -> a; `shared` makes them half duplex."""
+    data: dict[str, Any] = {"latency": latency, "kind": kind}
+    if efficiency != 1:
+        data["efficiency"] = efficiency
+    key = None
+    if shared:  # the same key both ways ties the two directions together
+        data["shared"] = True
+        key = max(graph.number_of_edges(a, b), graph.number_of_edges(b, a))
+    graph.add_edge(a, b, key, bandwidth=bandwidth, **data)
+    graph.add_edge(b, a, key, bandwidth=bandwidth if reverse_bandwidth is None else reverse_bandwidth, **data)
+
+
+def add_host(graph: Graph, name: str, interior: Interior) -> list[str]:
+    """Add the machine `name` to the graph and return its ports.
+
+    Raises :class:`ConfigError` for numbers that do not fit together, naming the field.
+    """
+    if isinstance(interior, Host):
+        data = _endpoint(interior, name, interior.device)
+        graph.add_node(name, kind="host", **data)
+        return [name]
+    return _add_multi_gpu(graph, name, interior)
+
+
+def _endpoint(interior: Interior, host: str, device: str | None) -> dict[str, Any]:
+    data: dict[str, Any] = {"host": host}
+    if device is not None:
+        data["device"] = device
+    if interior.speed != 1:
+        data["speed"] = positive(interior.speed, None, "host: speed")
+    for field in ("send_overhead", "recv_overhead"):
+        seconds = nonnegative(getattr(interior, field), "time", f"host: {field}")
+        if seconds:
+            data[field] = seconds
+    if interior.reduce_bandwidth is not None:
+        data["reduce_time"] = 1 / positive(interior.reduce_bandwidth, "bandwidth", "host: reduce_bandwidth")
+    return data
+
+
+def _check(host: MultiGpu) -> None:
+    count(host.n_gpus, "host: n_gpus")
+    n_switches = count(host.n_pcie_switches, "host: n_pcie_switches")
+    n_nics = count(host.n_nics, "host: n_nics")
+    if host.inside not in INTERIORS:
+        raise unknown_name("inside", host.inside, INTERIORS, "host")
+    if host.inside == "hybrid_cube_mesh" and host.n_gpus != 8:
+        raise ConfigError(f"host: n_gpus = {host.n_gpus} does not fit inside = 'hybrid_cube_mesh', which has 8")
+    if host.inside != "pcie_tree" and host.nvlink_bandwidth is None:
+        raise ConfigError(f"host: nvlink_bandwidth is missing; inside = {host.inside!r} needs it, like '25 GB/s'")
+    if host.inside == "pcie_tree" and host.nvlink_bandwidth is not None:
+        raise ConfigError(
+            f"host: nvlink_bandwidth = {host.nvlink_bandwidth!r} has no effect with inside = 'pcie_tree'; "
+            f"remove it or choose inside = 'nvlink_mesh'"
+        )
+    if n_nics > 1 and n_nics % n_switches:
+        raise ConfigError(
+            f"host: n_nics = {n_nics} must be 1 or a multiple of n_pcie_switches = {n_switches}; change one of them"
+        )
+
+
+def _add_multi_gpu(graph: Graph, name: str, host: MultiGpu) -> list[str]:
+    _check(host)
+    gpus = [f"{name}.gpu{i}" for i in range(host.n_gpus)]
+    switches = [f"{name}.pcie{i}" for i in range(host.n_pcie_switches)]
+    cpu = f"{name}.cpu"
+    for gpu in gpus:
+        graph.add_node(gpu, kind="gpu", **_endpoint(host, name, host.device))
+    cpu_data = _endpoint(host, name, host.cpu)
+    cpu_data.pop("speed", None)  # the speed is the GPUs'
+    graph.add_node(cpu, kind="host", **cpu_data)
+    for switch in switches:
+        graph.add_node(switch, kind="switch", host=name)
+    if host.inside != "pcie_tree":
+        _add_nvlink(graph, name, host, gpus)
+    pcie = positive(host.pcie_bandwidth, "bandwidth", "host: pcie_bandwidth")
+    latency = nonnegative(host.pcie_latency, "time", "host: pcie_latency")
+    for i, gpu in enumerate(gpus):
+        connect(graph, gpu, switches[i * len(switches) // len(gpus)], "pcie", pcie, latency)
+    uplink = pcie if host.cpu_bandwidth is None else positive(host.cpu_bandwidth, "bandwidth", "host: cpu_bandwidth")
+    for switch in switches:
+        connect(graph, switch, cpu, "pcie", uplink, latency)
+    if host.n_nics == 1:
+        return [cpu if len(switches) > 1 else switches[0]]
+    return [switches[i * len(switches) // host.n_nics] for i in range(host.n_nics)]
+
+
+def _add_nvlink(graph: Graph, name: str, host: MultiGpu, gpus: list[str]) -> None:
+    bandwidth = positive(host.nvlink_bandwidth, "bandwidth", "host: nvlink_bandwidth")
+    latency = nonnegative(host.nvlink_latency, "time", "host: nvlink_latency")
+    efficiency = fraction(host.nvlink_efficiency, "host: nvlink_efficiency")
+    if host.inside == "nvswitch":
+        crossbar = f"{name}.nvswitch"
+        graph.add_node(crossbar, kind="switch", host=name)
+        for gpu in gpus:
+            connect(graph, gpu, crossbar, "nvlink", bandwidth, latency, efficiency=efficiency)
+        return
+    pairs = HYBRID_CUBE_MESH if host.inside == "hybrid_cube_mesh" else dict.fromkeys(
+        itertools.combinations(range(host.n_gpus), 2), 1
+    )
+    for (a, b), n_links in pairs.items():
+        connect(graph, gpus[a], gpus[b], "nvlink", n_links * bandwidth, latency, efficiency=efficiency)

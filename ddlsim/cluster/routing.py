@@ -1,0 +1,192 @@
+"""Routing policies on arrays: tables per used destination, made when first needed and kept.
+
+Endpoints with a single attachment are contracted to their switch first, so a fat tree of 10,000 hosts is
+searched on its switches only; tori and hypercubes need no search at all (dimension order by formula).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.errors import ConfigError, unknown_name
+
+if TYPE_CHECKING:
+    from ddlsim.cluster.cluster import Cluster
+
+__all__ = ["POLICIES", "GridRouter", "TableRouter", "check_policy", "make_router"]
+
+Ints = npt.NDArray[np.int64]
+
+#: Among equally short paths: lowest link ids; a hash of (src, dst, node); the digits of the destination;
+#: and, on grids, one dimension after the other.
+POLICIES = ("shortest", "ecmp", "d-mod-k", "dimension-order")
+
+
+def check_policy(policy: str, where: str) -> str:
+    """Return `policy`, or raise :class:`ConfigError` when there is no such routing policy."""
+    if policy not in POLICIES:
+        raise unknown_name("routing policy", policy, POLICIES, where)
+    return policy
+
+
+def make_router(cluster: Cluster) -> TableRouter | GridRouter:
+    """Return the router for the cluster's policy."""
+    return GridRouter(cluster) if cluster.routing == "dimension-order" else TableRouter(cluster)
+
+
+class TableRouter:
+    """Shortest paths by hops, then latency; the policy chooses among equal ones."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        from ddlsim.cluster import walk
+
+        self._cluster = cluster
+        self._policy = {"shortest": walk.SHORTEST, "ecmp": walk.ECMP, "d-mod-k": walk.D_MOD_K}[cluster.routing]
+        self._port = port_numbers(cluster)
+        n = cluster.n_nodes
+        self._up, self._down, self._core = _contract(cluster)
+        inner = (self._up[cluster.link_src] < 0) & (self._up[cluster.link_dst] < 0)
+        ids = np.flatnonzero(inner)
+        ids = ids[np.argsort(cluster.link_src[ids], kind="stable")]  # by source, then by id
+        self._ids, self._src, self._dst = ids, cluster.link_src[ids], cluster.link_dst[ids]
+        self._latency = cluster.link_latency[ids]
+        self._out_start = np.searchsorted(self._src, np.arange(n + 1))
+        self._in_links = np.argsort(self._dst, kind="stable")
+        self._in_start = np.searchsorted(self._dst[self._in_links], np.arange(n + 1))
+        self._row_of = np.full(n, -1, dtype=np.int64)
+        self._dags = np.zeros((0, (len(ids) + 7) // 8), dtype=np.uint8)
+        self._n_rows = 0
+
+    def route(self, src: Ints, dst: Ints) -> tuple[Ints, Ints]:
+        """Return `offsets`, `links` of the routes src[i] -> dst[i]; a missing route is a ConfigError."""
+        from ddlsim.cluster import walk
+
+        self._prepare(dst)
+        offsets, links, lost = walk.walk(
+            src, dst, self._up, self._down, self._core, self._row_of, self._dags,
+            self._out_start, self._dst, self._ids, self._policy, self._port,
+        )  # fmt: skip
+        if lost >= 0:
+            raise self._cluster.no_route(int(src[lost]), int(dst[lost]))
+        return offsets, links
+
+    def _prepare(self, dst: Ints) -> None:
+        """Make the tables towards those destinations that have none yet."""
+        from ddlsim.cluster import walk
+
+        wanted = np.zeros(len(self._row_of), dtype=bool)
+        wanted[self._core[dst]] = True
+        targets = np.flatnonzero(wanted & (self._row_of < 0))
+        if not len(targets):
+            return
+        dags = walk.shortest_dags(
+            targets, len(self._row_of), self._src, self._dst, self._latency,
+            self._out_start, self._in_start, self._in_links,
+        )  # fmt: skip
+        n_rows = self._n_rows + len(targets)
+        if n_rows > len(self._dags):  # grow by doubling: routes are often asked for one at a time
+            grown = np.zeros((max(n_rows, 2 * len(self._dags)), self._dags.shape[1]), dtype=np.uint8)
+            grown[: self._n_rows] = self._dags[: self._n_rows]
+            self._dags = grown
+        self._dags[self._n_rows : n_rows] = dags
+        self._row_of[targets] = np.arange(self._n_rows, n_rows)
+        self._n_rows = n_rows
+
+
+class GridRouter:
+    """Dimension-order routes on a torus (or hypercube) whose nodes are numbered in row-major order."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._shape = np.asarray(cluster.grid, dtype=np.int64)
+        self._next_link = _grid_links(cluster)
+
+    def route(self, src: Ints, dst: Ints) -> tuple[Ints, Ints]:
+        """Return `offsets`, `links` of the routes src[i] -> dst[i]."""
+        from ddlsim.cluster import walk
+
+        offsets, links = walk.grid_walk(src, dst, self._shape, self._next_link)
+        return offsets, links
+
+
+def _contract(cluster: Cluster) -> tuple[Ints, Ints, Ints]:
+    """Return `up`, `down`, `core`: the two links of singly attached nodes (else -1), and where they lead.
+
+    Such a node can only be the first or last of a route, so taking it out of the search is exact.
+    """
+    n = cluster.n_nodes
+    n_out = np.bincount(cluster.link_src, minlength=n)
+    n_in = np.bincount(cluster.link_dst, minlength=n)
+    out_link, in_link = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    links = np.arange(len(cluster.link_src))
+    out_link[cluster.link_src] = links
+    in_link[cluster.link_dst] = links
+    single = (n_out == 1) & (n_in == 1)
+    up, down = np.full(n, -1, dtype=np.int64), np.full(n, -1, dtype=np.int64)
+    core = np.arange(n)
+    nodes = np.flatnonzero(single)
+    beyond = cluster.link_dst[out_link[nodes]]
+    # Not where the two links lead to different nodes, nor where two such nodes face each other.
+    fits = (cluster.link_src[in_link[nodes]] == beyond) & ~single[beyond]
+    nodes, beyond = nodes[fits], beyond[fits]
+    up[nodes], down[nodes], core[nodes] = out_link[nodes], in_link[nodes], beyond
+    return up, down, core
+
+
+def port_numbers(cluster: Cluster) -> Ints:
+    """Return per node the number of the network port (NIC) through which its traffic arrives, shape (n_nodes,).
+
+    Ports are counted switch by switch and on each switch machine by machine, so with one endpoint and one NIC
+    per machine this is the rank. The endpoints of a machine are spread over its ports in order. D-mod-k takes
+    its digits from these numbers: neighbours on one switch must differ in the last digit.
+    """
+    port = np.zeros(cluster.n_nodes, dtype=np.int64)
+    src_host, dst_host = cluster.host_of[cluster.link_src], cluster.host_of[cluster.link_dst]
+    entries = np.flatnonzero((dst_host >= 0) & (src_host != dst_host))
+    if not len(entries):
+        return port
+    n_hosts = len(cluster.host_names)
+    number = np.empty(len(entries), dtype=np.int64)
+    number[np.lexsort((entries, dst_host[entries], cluster.link_src[entries]))] = np.arange(len(entries))
+    # the ports of each machine, in the order of the nodes inside it that they lead to
+    inside = np.lexsort((entries, cluster.link_dst[entries], dst_host[entries]))
+    n_ports = np.bincount(dst_host[entries], minlength=n_hosts)
+    first = np.cumsum(n_ports) - n_ports
+    for nodes in (cluster.servers, cluster.workers):  # in this order: the workers' numbers count
+        host = cluster.host_of[nodes]
+        members = np.bincount(host, minlength=n_hosts)
+        by_host = np.argsort(host, kind="stable")
+        place = np.empty(len(nodes), dtype=np.int64)
+        place[by_host] = np.arange(len(nodes)) - (np.cumsum(members) - members)[host[by_host]]
+        has_port = n_ports[host] > 0
+        nodes, host, place = nodes[has_port], host[has_port], place[has_port]
+        port[nodes] = number[inside[first[host] + place * n_ports[host] // members[host]]]
+    return port
+
+
+def _grid_links(cluster: Cluster) -> Ints:
+    """Return (n_nodes, n_dims, 2): the link to the neighbour at +1 and at -1; raises if one is missing."""
+    shape, n = cluster.grid, cluster.n_nodes
+    where = f"cluster {cluster.name!r}"
+    if int(np.prod(shape)) != n or not shape:
+        raise ConfigError(f"{where}: grid = {list(shape)} does not number its {n} nodes; correct or remove it")
+    pairs = list(zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), strict=True))
+    link_of = {pairs[link]: link for link in reversed(range(len(pairs)))}  # the lowest id of parallel links
+    table = np.zeros((n, len(shape), 2), dtype=np.int64)
+    numbers = np.arange(n).reshape(shape)
+    for dim, size in enumerate(shape):
+        for way, step in enumerate((-1, 1)):  # rolling by -1 brings the neighbour at +1 here
+            beside = np.roll(numbers, step, axis=dim).ravel().tolist() if size > 1 else range(n)
+            for node, other in enumerate(beside):
+                if node == other:
+                    continue
+                if (node, other) not in link_of:
+                    names = cluster.node_names[node], cluster.node_names[other]
+                    raise ConfigError(
+                        f"{where}: grid = {list(shape)} needs a link from {names[0]!r} to {names[1]!r}; "
+                        f"add it or use routing = 'shortest'"
+                    )
+                table[node, dim, way] = link_of[node, other]
+    return table
