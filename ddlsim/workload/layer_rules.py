@@ -21,7 +21,8 @@ class Cost:
 
     ``tensors`` are (name, elements) in declaration order, ``moved`` the elements read and written in the
     forward pass apart from parameters, ``stored`` the elements kept for the backward pass (in-place layers
-    keep none of their own).
+    keep none of their own). ``winograd`` marks convolutions that fp32 libraries compute by Winograd's minimal
+    filtering.
     """
 
     out_shape: Shape
@@ -29,6 +30,7 @@ class Cost:
     macs: float = 0.0
     moved: float = 0.0
     stored: float = 0.0
+    winograd: bool = False
 
 
 def streaming(in_shape: Shape, out_shape: Shape, tensors: tuple[tuple[str, int], ...] = (), macs: float = 0.0) -> Cost:

@@ -14,7 +14,7 @@ element-wise work shows up as memory traffic, which is what limits it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from ddlsim.errors import ConfigError
@@ -67,11 +67,14 @@ class Conv:
         if n_in % self.groups or self.channels % self.groups:
             raise ConfigError(f"groups = {self.groups} must divide input channels {n_in} and channels {self.channels}")
         kernel = spread("kernel", self.kernel, len(space))
-        out_space = windows(space, kernel, spread("stride", self.stride, len(space)),
-                             spread("padding", self.padding, len(space)), ceil_mode=False)
+        stride = spread("stride", self.stride, len(space))
+        padding = spread("padding", self.padding, len(space))
+        out_space = windows(space, kernel, stride, padding, ceil_mode=False)
         n_weights = self.channels * (n_in // self.groups) * math.prod(kernel)
         tensors = (("weight", n_weights),) + ((("bias", self.channels),) if self.bias else ())
-        return streaming(in_shape, (self.channels, *out_space), tensors, float(n_weights * math.prod(out_space)))
+        cost = streaming(in_shape, (self.channels, *out_space), tensors, float(n_weights * math.prod(out_space)))
+        # Lavin and Gray 2016: 3x3 convolutions of stride 1; libraries leave grouped ones alone
+        return replace(cost, winograd=kernel == (3, 3) and stride == (1, 1) and self.groups == 1)
 
 
 @dataclass(frozen=True)

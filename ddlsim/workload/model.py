@@ -22,7 +22,7 @@ class Layer:
     ``moved_nbytes`` is the activation traffic of the forward pass; ``stored_nbytes`` what stays until the
     backward pass (0 for in-place layers); ``input_grad`` is false when nothing before it has parameters, so
     that its backward pass computes no input gradient; the gradients of a ``model_parallel`` layer are not
-    exchanged between data-parallel workers.
+    exchanged between data-parallel workers; ``winograd`` layers need fewer multiplications than ``macs`` in fp32.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Layer:
     stored_nbytes: float = 0.0
     input_grad: bool = True
     model_parallel: bool = False
+    winograd: bool = False
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ class Builder:
         self.layers.append(Layer(
             name, kind, flow.shape, cost.out_shape, sum(n for _, n in cost.tensors), cost.macs, 2.0 * cost.macs,
             4.0 * math.prod(cost.out_shape), cost.tensors, 4.0 * cost.moved, 4.0 * cost.stored, flow.learned,
-            model_parallel,
+            model_parallel, cost.winograd,
         ))  # fmt: skip
         return len(self.layers) - 1
 

@@ -1,0 +1,93 @@
+"""Gradient buckets: which parameter tensors travel together, and when they are ready.
+
+The backward pass goes through the layers from last to first; a bucket is ready when the gradients of all its
+tensors are. All functions return the buckets in the order in which they become ready, cover every exchanged
+gradient byte once, and look at a :class:`~ddlsim.workload.compute.Workload`'s flat tensors only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ddlsim.errors import ConfigError
+from ddlsim.workload.compute import Workload
+
+__all__ = ["Bucket", "ddp_buckets", "one_bucket", "partitioned", "per_layer"]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Gradients that are sent together.
+
+    Ready when the backward pass of ``ready_layer`` is done. ``first_layer`` is the most input-side layer in
+    it: the next forward pass needs the bucket from there on. Lower ``priority`` is more urgent. A bucket
+    made of whole tensors has ``ready_layer == first_layer == priority``, as the backward pass reaches its
+    most input-side layer last.
+    """
+
+    nbytes: float
+    ready_layer: int
+    first_layer: int
+    priority: int
+
+
+def _bucket(nbytes: float, layer: int) -> Bucket:
+    return Bucket(nbytes, ready_layer=layer, first_layer=layer, priority=layer)
+
+
+def _backward_tensors(workload: Workload) -> list[tuple[int, float]]:
+    """Return (layer, bytes) of every tensor, the last declared first."""
+    layers, nbytes = workload.tensor_layer.tolist(), workload.tensor_nbytes.tolist()
+    return list(zip(reversed(layers), reversed(nbytes), strict=True))
+
+
+def per_layer(workload: Workload) -> tuple[Bucket, ...]:
+    """Return one bucket per layer with parameters (wait-free backpropagation: Zhang et al. 2017, Poseidon)."""
+    nbytes = workload.grad_nbytes.tolist()
+    return tuple(_bucket(nbytes[i], i) for i in range(len(nbytes) - 1, -1, -1) if nbytes[i] > 0.0)
+
+
+def one_bucket(workload: Workload) -> tuple[Bucket, ...]:
+    """Return all gradients as one bucket: nothing is sent before the backward pass ends."""
+    return (_bucket(workload.gradient_nbytes, int(workload.tensor_layer.min())),)
+
+
+def ddp_buckets(
+    workload: Workload, cap_nbytes: float = 25 * 2**20, first_nbytes: float = 2**20
+) -> tuple[Bucket, ...]:
+    """Return PyTorch DistributedDataParallel's buckets (Li et al. 2020, VLDB 13(12), section 3.2.3).
+
+    Tensors join in the order in which their gradients become ready, which is the reverse of their
+    declaration; a bucket is closed as soon as its size reaches its cap (so it may exceed it by most of a
+    tensor), the first by `first_nbytes`, the others by `cap_nbytes`
+    (``compute_bucket_assignment_by_size`` in torch/csrc/distributed/c10d/reducer.cpp).
+    """
+    if not (cap_nbytes > 0.0 and first_nbytes > 0.0):
+        raise ConfigError(f"cap_nbytes = {cap_nbytes!r}, first_nbytes = {first_nbytes!r}: must be above 0")
+    buckets: list[Bucket] = []
+    size, first = 0.0, 0
+    for layer, nbytes in _backward_tensors(workload):
+        size += nbytes
+        first = layer
+        if size >= (cap_nbytes if buckets else first_nbytes):
+            buckets.append(_bucket(size, first))
+            size = 0.0
+    if size > 0.0:
+        buckets.append(_bucket(size, first))
+    return tuple(buckets)
+
+
+def partitioned(workload: Workload, partition_nbytes: float) -> tuple[Bucket, ...]:
+    """Return the tensors cut into equal slices of at most `partition_nbytes`, the layer being the priority.
+
+    Small slices let an urgent tensor (near the input) overtake a large one that is already being sent:
+    Jayarajan et al. 2019, P3, arXiv:1905.03960; Peng et al. 2019, ByteScheduler, section 4.
+    """
+    if not partition_nbytes > 0.0:
+        raise ConfigError(f"partition_nbytes = {partition_nbytes!r}: must be above 0")
+    slices: list[Bucket] = []
+    for layer, nbytes in _backward_tensors(workload):
+        n_slices = max(1, math.ceil(nbytes / partition_nbytes))
+        slices += [_bucket(nbytes / n_slices, layer)] * n_slices
+    return tuple(slices)

@@ -1,0 +1,255 @@
+"""How long one worker computes in a step: three ways to know the time, one way to share it out over layers.
+
+The time of a step comes from a measurement (:class:`Measured`), an affine curve over the batch size
+(:class:`Affine`), or the roofline of the device (:class:`Roofline`).
+
+**The split.** For each layer the roofline gives a forward time max(FLOPs / achieved FLOP/s, bytes / achieved
+bytes/s) (Williams, Waterman, Patterson 2009). The backward pass of a layer with weights computes two
+gradients, of its input and of its weights, each as expensive as the forward pass: twice its FLOPs and bytes.
+A layer without weights has only its input's gradient: once. Where nothing upstream has parameters there is
+no input gradient: the first layer with weights costs once its forward time, layers before it nothing. With
+Measured and Affine these times are only weights: they are scaled by one factor so that the forward and
+backward times together are the measured step exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.units import parse
+from ddlsim.workload.devices import Curve, Device
+from ddlsim.workload.layer_times import Floats, Ints, roofline_times, scaled
+from ddlsim.workload.memory import training_nbytes
+from ddlsim.workload.model import Model, load_model
+
+__all__ = ["Affine", "Measured", "Roofline", "Workload", "fit_affine", "make_workload"]
+
+#: bytes of a gradient element on the wire
+GRADIENT_NBYTES = {"fp32": 4.0, "fp16": 2.0}
+#: bytes that momentum SGD moves per parameter: reads weight, gradient, momentum, writes weight and momentum
+OPTIMIZER_TRAFFIC = 20.0
+
+
+def _quantity(value: float | str, dimension: str, name: str) -> float:
+    """Return `value`, in SI units or a text with unit, as a float that is finite and not negative."""
+    number = parse(value, dimension) if isinstance(value, str) else float(value)
+    if not (math.isfinite(number) and number >= 0.0):
+        raise ConfigError(f"{name} = {value!r}: must be finite and not negative")
+    return number
+
+
+@dataclass(frozen=True, init=False)
+class Measured:
+    """A step of one device as measured: ``Measured(step_time="97 ms", batch_size=32)`` or with a throughput.
+
+    ``step_time`` is stored in seconds. It holds for ``batch_size`` only; :func:`make_workload` refuses others.
+    """
+
+    step_time: float
+    batch_size: int
+
+    def __init__(
+        self, step_time: float | str | None = None, batch_size: int = 0, *, throughput: float | str | None = None
+    ) -> None:
+        if (step_time is None) == (throughput is None):
+            raise ConfigError("Measured: give either step_time or throughput")
+        if batch_size < 1:
+            raise ConfigError(f"Measured: batch_size = {batch_size}: must be the batch of the measurement, at least 1")
+        if step_time is not None:
+            seconds = _quantity(step_time, "time", "Measured: step_time")
+        else:
+            rate = _quantity(throughput or 0.0, "rate", "Measured: throughput")
+            seconds = batch_size / rate if rate else 0.0
+        if seconds <= 0.0:
+            raise ConfigError("Measured: the step time must be above 0")
+        object.__setattr__(self, "step_time", seconds)
+        object.__setattr__(self, "batch_size", batch_size)
+
+
+@dataclass(frozen=True, init=False)
+class Affine:
+    """Seconds of a step as ``c0 + c1 * batch_size``: ``Affine("25.8 ms", "2.51 ms")``."""
+
+    c0: float
+    c1: float
+
+    def __init__(self, c0: float | str, c1: float | str) -> None:
+        object.__setattr__(self, "c0", _quantity(c0, "time", "Affine: c0"))
+        object.__setattr__(self, "c1", _quantity(c1, "time", "Affine: c1"))
+        if self.c0 + self.c1 <= 0.0:
+            raise ConfigError("Affine: c0 + c1 must be above 0")
+
+    def step_time(self, batch_size: int) -> float:
+        """Return the seconds of one step."""
+        return self.c0 + self.c1 * batch_size
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Per layer the larger of arithmetic and memory time.
+
+    ``efficiency`` is the achieved fraction of the peak FLOP/s (None: the device catalogue's for the
+    precision), ``memory_efficiency`` of the peak memory bandwidth (0.8 is near what stream benchmarks reach:
+    Deakin et al. 2018, BabelStream, 70 to 92 % on the GPUs here). Kernel launches and the framework cost
+    nothing in this model, so small batches come out too fast.
+    """
+
+    efficiency: float | None = None
+    memory_efficiency: float = 0.8
+
+    def __post_init__(self) -> None:
+        for name, value in (("efficiency", self.efficiency), ("memory_efficiency", self.memory_efficiency)):
+            if value is not None and not 0.0 < value <= 1.0:
+                raise ConfigError(f"Roofline: {name} = {value!r}: must be above 0 and at most 1")
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """What one worker computes in one step. Arrays over layers are in forward order.
+
+    ``basis`` says where the times come from. ``tensors`` of the model that are exchanged lie flat in
+    ``tensor_layer`` and ``tensor_nbytes``, in forward declaration order. ``memory_nbytes`` estimates
+    parameters, gradients, momentum and stored activations.
+    """
+
+    model: Model
+    batch_size: int
+    precision: str
+    basis: str
+    forward: Floats  # (n_layers,) s
+    backward: Floats  # (n_layers,) s
+    optimizer: float  # s; 0 where the measured step includes it
+    grad_nbytes: Floats  # (n_layers,) bytes on the wire
+    tensor_layer: Ints  # (n_tensors,)
+    tensor_nbytes: Floats  # (n_tensors,)
+    memory_nbytes: float
+
+    @property
+    def forward_time(self) -> float:
+        """Seconds of the forward pass."""
+        return float(self.forward.sum())
+
+    @property
+    def backward_time(self) -> float:
+        """Seconds of the backward pass."""
+        return float(self.backward.sum())
+
+    @property
+    def step_time(self) -> float:
+        """Seconds of a step without communication."""
+        return self.forward_time + self.backward_time + self.optimizer
+
+    @property
+    def gradient_nbytes(self) -> float:
+        """Gradient bytes that the worker exchanges in a step."""
+        return float(self.grad_nbytes.sum())
+
+
+def make_workload(
+    model: Model,
+    device: Device,
+    batch_size: int,
+    *,
+    compute: Measured | Affine | Roofline | None = None,
+    precision: str = "fp32",
+    gradient_dtype: str = "fp32",
+    speed: float = 1.0,
+) -> Workload:
+    """Return what a worker on `device` computes in a step of `batch_size` samples.
+
+    Without `compute` the device catalogue's measured curve for this model and precision is used if there is
+    one, else the roofline. `speed` divides every time (0.5 is a worker of half the speed). Raises
+    :class:`~ddlsim.errors.ConfigError` for a precision that the device does not have, for a batch size below
+    1 or other than the measured one, and for a speed that is not positive.
+    """
+    if batch_size < 1:
+        raise ConfigError(f"batch_size = {batch_size}: must be at least 1")
+    if not (math.isfinite(speed) and speed > 0.0):
+        raise ConfigError(f"speed = {speed!r}: must be finite and above 0")
+    if precision not in device.peak_flops:
+        raise unknown_name("precision", precision, device.peak_flops, f"device {device.name!r}")
+    if gradient_dtype not in GRADIENT_NBYTES:
+        raise unknown_name("gradient_dtype", gradient_dtype, GRADIENT_NBYTES)
+    roofline = compute if isinstance(compute, Roofline) else Roofline()
+    efficiency = roofline.efficiency or device.efficiency[precision]
+    forward, backward = roofline_times(
+        model, device, batch_size, precision, efficiency, roofline.memory_efficiency
+    )
+    total, basis = _step_time(model, device, batch_size, compute, precision)
+    if total is None:
+        optimizer = _optimizer_time(model, device, roofline)
+    else:
+        optimizer = 0.0
+        forward, backward = scaled(forward, backward, total)
+    exchanged = [0 if layer.model_parallel else layer.n_params for layer in model.layers]
+    tensors = [(i, n) for i, layer in enumerate(model.layers) if exchanged[i] for _, n in layer.tensors]
+    element = GRADIENT_NBYTES[gradient_dtype]
+    return Workload(
+        model, batch_size, precision, basis, forward / speed, backward / speed, optimizer / speed,
+        grad_nbytes=element * np.array(exchanged, dtype=np.float64),
+        tensor_layer=np.array([i for i, _ in tensors], dtype=np.int64),
+        tensor_nbytes=element * np.array([n for _, n in tensors], dtype=np.float64),
+        memory_nbytes=training_nbytes(model, batch_size, precision),
+    )  # fmt: skip
+
+
+def _optimizer_time(model: Model, device: Device, roofline: Roofline) -> float:
+    """Return the seconds of momentum SGD on all dense parameters, limited by memory."""
+    n_params = sum(layer.n_params for layer in model.layers if not layer.model_parallel)
+    return OPTIMIZER_TRAFFIC * n_params / (device.memory_bandwidth * roofline.memory_efficiency)
+
+
+def _step_time(
+    model: Model, device: Device, batch_size: int, compute: Measured | Affine | Roofline | None, precision: str
+) -> tuple[float | None, str]:
+    """Return the known seconds of a step, or None where the roofline decides, and what that rests on."""
+    if isinstance(compute, Measured):
+        if compute.batch_size != batch_size:
+            raise ConfigError(
+                f"the step was measured at batch_size = {compute.batch_size}, not {batch_size}; measure that batch "
+                "size too, or give Affine(c0, c1)"
+            )
+        return compute.step_time, f"measured step of {compute.step_time * 1e3:.6g} ms at batch {batch_size}"
+    if isinstance(compute, Affine):
+        return compute.step_time(batch_size), f"given {_affine_text(compute)}"
+    curve = _measured_curve(model, device, precision) if compute is None else None
+    if curve is not None:
+        affine = fit_affine(curve.batch_size, curve.throughput)
+        return affine.step_time(batch_size), f"{_affine_text(affine)} fitted to {curve.source}"
+    efficiency = compute.efficiency if compute is not None else None
+    if efficiency is not None:
+        return None, f"roofline of {device.name} at {efficiency:.3g} of its {precision} peak, as given"
+    known = device.efficiency[precision]
+    return None, f"roofline of {device.name} at {known:.3g} of its {precision} peak: {device.efficiency_basis}"
+
+
+def _affine_text(affine: Affine) -> str:
+    return f"{affine.c0 * 1e3:.4g} ms + {affine.c1 * 1e3:.4g} ms x batch size"
+
+
+def _measured_curve(model: Model, device: Device, precision: str) -> Curve | None:
+    """Return the device's curve for exactly this model: a file of the same name with other layers is another."""
+    for curve in device.curves:
+        if (curve.model, curve.precision) == (model.name, precision) and load_model(curve.model).layers == model.layers:
+            return curve
+    return None
+
+
+def fit_affine(batch_size: Sequence[int], throughput: Sequence[float]) -> Affine:
+    """Return the line c0 + c1 * batch through the step times batch / throughput.
+
+    Least squares of the relative errors (each row divided by its step time), with neither coefficient
+    negative. `batch_size` and `throughput` (samples/s) are equally long, at least two points.
+    """
+    batch = np.asarray(batch_size, dtype=np.float64)
+    step_time = batch / np.asarray(throughput, dtype=np.float64)
+    rows = np.stack([1.0 / step_time, batch / step_time], axis=1)
+    c0, c1 = np.linalg.lstsq(rows, np.ones(len(batch)), rcond=None)[0]
+    if c0 < 0.0:  # through the origin instead
+        c0, c1 = 0.0, float(rows[:, 1].sum() / (rows[:, 1] ** 2).sum())
+    return Affine(float(c0), max(float(c1), 0.0))

@@ -1,0 +1,121 @@
+"""The device catalogue: what a processor can do on paper, and what it was measured to do.
+
+The numbers lie in ``devices.toml`` beside this file, each with its source.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypedDict, cast
+
+from ddlsim.errors import unknown_name
+from ddlsim.units import parse
+
+__all__ = ["Curve", "Device", "device_names", "load_device"]
+
+_CATALOGUE = Path(__file__).with_name("devices.toml")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Measured training throughput (samples/s) of a device over the batch size, for one model."""
+
+    model: str
+    precision: str
+    batch_size: tuple[int, ...]
+    throughput: tuple[float, ...]
+    source: str
+
+
+@dataclass(frozen=True)
+class Device:
+    """A processor that a worker computes on.
+
+    ``peak_flops`` maps a precision ("fp32", "tf32", "fp16", "bf16") to FLOP/s; ``efficiency`` to the
+    fraction of that peak which the arithmetic of convolutional networks achieves while it is not limited by
+    memory, ``efficiency_basis`` saying how that is known. Bytes, bytes/s and watts otherwise.
+    """
+
+    name: str
+    title: str
+    peak_flops: Mapping[str, float]
+    memory_nbytes: float
+    memory_bandwidth: float
+    power_w: float
+    efficiency: Mapping[str, float]
+    efficiency_basis: str
+    sources: tuple[str, ...]
+    curves: tuple[Curve, ...] = ()
+
+
+class _DeviceTable(TypedDict):
+    title: str
+    peak: dict[str, str]
+    efficiency: dict[str, float]
+    efficiency_basis: str
+    memory: str
+    memory_bandwidth: str
+    power: str
+    sources: list[str]
+
+
+class _CurveTable(TypedDict):
+    devices: list[str]
+    model: str
+    precision: str
+    batch_size: list[int]
+    throughput: list[float]
+    source: str
+
+
+def load_device(name: str | Device) -> Device:
+    """Return the device called `name` in the catalogue (or `name` itself if it is a device).
+
+    Raises :class:`~ddlsim.errors.ConfigError` with the nearest name when there is none.
+    """
+    if isinstance(name, Device):
+        return name
+    catalogue = _catalogue()
+    if name not in catalogue:
+        raise unknown_name("device", name, catalogue)
+    return catalogue[name]
+
+
+def device_names() -> list[str]:
+    """Return the names of the catalogue, sorted."""
+    return sorted(_catalogue())
+
+
+@cache
+def _catalogue() -> Mapping[str, Device]:
+    tables = tomllib.loads(_CATALOGUE.read_text(encoding="utf-8"))
+    curves = cast(list[_CurveTable], tables["curves"])
+    return {
+        name: _device(name, cast(_DeviceTable, table), tuple(_curve(c) for c in curves if name in c["devices"]))
+        for name, table in tables["devices"].items()
+    }
+
+
+def _device(name: str, table: _DeviceTable, curves: tuple[Curve, ...]) -> Device:
+    return Device(
+        name=name,
+        title=table["title"],
+        peak_flops=MappingProxyType({key: parse(text, "flops") for key, text in table["peak"].items()}),
+        memory_nbytes=parse(table["memory"], "bytes"),
+        memory_bandwidth=parse(table["memory_bandwidth"], "bandwidth"),
+        power_w=parse(table["power"], "power"),
+        efficiency=MappingProxyType(table["efficiency"]),
+        efficiency_basis=table["efficiency_basis"],
+        sources=tuple(table["sources"]),
+        curves=curves,
+    )
+
+
+def _curve(table: _CurveTable) -> Curve:
+    return Curve(table["model"], table["precision"], tuple(table["batch_size"]), tuple(table["throughput"]),
+                 table["source"])  # fmt: skip
