@@ -1,0 +1,28 @@
+"""Collective operations as schedules of messages.
+
+One module per kind of operation (`all_reduce`, `broadcast`, `reduce`, `reduce_scatter`, `all_gather`,
+`all_to_all`); each public function in it is an algorithm, ``n_ranks -> Schedule``. `build` finds algorithms
+by name, `check` proves that a schedule does what its kind says, `combine` puts schedules together, `cost` has
+the closed forms.
+"""
+
+from ddlsim.collectives.build import algorithm_names, build
+from ddlsim.collectives.check import check
+from ddlsim.collectives.combine import on_ranks, parallel, reorder, sequence, split
+from ddlsim.collectives.schedule import KINDS, Collective, Round, Schedule, messages
+
+__all__ = [
+    "KINDS",
+    "Collective",
+    "Round",
+    "Schedule",
+    "algorithm_names",
+    "build",
+    "check",
+    "messages",
+    "on_ranks",
+    "parallel",
+    "reorder",
+    "sequence",
+    "split",
+]

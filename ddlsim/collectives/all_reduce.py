@@ -1,0 +1,129 @@
+"""All-reduce: every rank ends with the sum of all buffers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from ddlsim.collectives import all_gather, broadcast, reduce, reduce_scatter
+from ddlsim.collectives.combine import sequence
+from ddlsim.collectives.halving import fold_pairs, halving
+from ddlsim.collectives.hierarchy import hierarchical, torus_2d
+from ddlsim.collectives.schedule import Round, Schedule, messages
+from ddlsim.collectives.trees import double_binary_tree
+from ddlsim.errors import ConfigError
+
+__all__ = [
+    "binomial_tree",
+    "double_binary_tree",
+    "halving_doubling",
+    "hierarchical",
+    "naive_ring",
+    "parameter_server",
+    "pipelined_ring",
+    "recursive_doubling",
+    "ring",
+    "torus_2d",
+]
+
+
+def ring(n_ranks: int) -> Schedule:
+    """Bandwidth-optimal ring (Patarasuk and Yuan 2009): one lap reduces, one lap gathers.
+
+    2 (p-1) alpha + 2 (p-1)/p S beta + (p-1)/p S gamma.
+    """
+    return sequence(reduce_scatter.ring(n_ranks), all_gather.ring(n_ranks), kind="all_reduce")
+
+
+def naive_ring(n_ranks: int) -> Schedule:
+    """Whole buffers go round and are added up locally (Gloo's ``allreduce_ring``): (p-1) (alpha + S beta)."""
+    return dataclasses.replace(all_gather.ring(n_ranks), kind="all_reduce", copies=n_ranks)
+
+
+def pipelined_ring(n_ranks: int, n_lanes: int = 2) -> Schedule:
+    """Ring whose chunks are cut in `n_lanes` slices that travel independently, so that latency is hidden.
+
+    While a slice is under way the port sends another one, as in Gloo's ``allreduce_ring_chunked`` (two chunks
+    in flight). Lanes in lockstep would share the port and then wait together, hiding nothing; so lane i sends
+    its very first slice in i + 1 pieces, which sets it back by i latencies for good.
+    """
+    if n_lanes < 1:
+        raise ConfigError(f"pipelined_ring: n_lanes is {n_lanes}; give 1 or more")
+    rank = np.arange(n_ranks)
+    right = (rank + 1) % n_ranks
+    n_pieces = n_lanes * (n_lanes + 1) // 2  # of each of the p chunks
+    lanes = []
+    for i in range(n_lanes):
+        begin = i * (i + 1) // 2
+        sent = (rank - 1) % n_ranks * n_pieces + begin
+        kept = rank * n_pieces + begin
+        rounds = [messages(rank, right, sent + piece, reduce=True) for piece in range(i + 1)]
+        if n_ranks > 2:
+            later = (sent - n_pieces) % (n_ranks * n_pieces)
+            reducing = messages(rank, right, later, i + 1, reduce=True, repeat=n_ranks - 2, shift=-n_pieces)
+            rounds.append(reducing)
+        rounds.append(messages(rank, right, kept, i + 1, reduce=False, repeat=n_ranks - 1, shift=-n_pieces))
+        lanes.append(tuple(rounds))
+    weight = np.concatenate([np.full(i + 1, 1.0 / (i + 1)) for i in range(n_lanes)])
+    n_chunks = n_ranks * n_pieces
+    return Schedule(n_ranks, n_chunks, tuple(lanes) if n_ranks > 1 else (), np.tile(weight, n_ranks))
+
+
+def recursive_doubling(n_ranks: int) -> Schedule:
+    """Whole buffers to partners at distance 1, 2, 4, ... : log2 p (alpha + S (beta + gamma)) if p = 2^q.
+
+    Thakur, Rabenseifner and Gropp 2005, sec. 4.5. If p is not a power of two, see :func:`halving_doubling`.
+    """
+    _, active = fold_pairs(n_ranks)
+    place = np.arange(len(active))
+    exchange = [
+        messages(active, active[place ^ (1 << k)], reduce=True) for k in range(len(active).bit_length() - 1)
+    ]
+    return _folded(n_ranks, 1, exchange)
+
+
+def halving_doubling(n_ranks: int) -> Schedule:
+    """Reduce-scatter by halving, all-gather by doubling (Rabenseifner 2004; Thakur et al. 2005, sec. 4.5).
+
+    2 log2 p alpha + 2 (p-1)/p S beta + (p-1)/p S gamma if p = 2^q. Otherwise the lowest p - 2^q pairs fold: a
+    step before and one after with whole buffers. (Ranks that need not fold start at once, and their early
+    messages share the receivers' ports with the folding, so the textbook's sum of steps is a lower bound.)
+    """
+    _, active = fold_pairs(n_ranks)
+    distances = [1 << k for k in range(len(active).bit_length() - 1)]  # large messages stay near
+    down = halving(active, np.arange(len(active) + 1), distances)
+    up = [dataclasses.replace(r, src=r.dst, dst=r.src, reduce=False) for r in reversed(down)]
+    return _folded(n_ranks, len(active), down + up)
+
+
+def _folded(n_ranks: int, n_chunks: int, exchange: list[Round]) -> Schedule:
+    """Put the fold before and the unfold after an exchange among the active ranks."""
+    pairs, _ = fold_pairs(n_ranks)
+    before = [messages(pairs, pairs + 1, 0, n_chunks, reduce=True)] if len(pairs) else []
+    after = [messages(pairs + 1, pairs, 0, n_chunks, reduce=False)] if len(pairs) else []
+    rounds = (*before, *exchange, *after)
+    return Schedule(n_ranks, n_chunks, (rounds,) if rounds else ())
+
+
+def binomial_tree(n_ranks: int) -> Schedule:
+    """Binomial reduce to rank 0, then binomial broadcast.
+
+    2 log2 p (alpha + S beta) + log2 p S gamma if p = 2^q; with ceil(log2 p), an upper bound for any p.
+    """
+    return sequence(reduce.binomial(n_ranks), broadcast.binomial(n_ranks), kind="all_reduce")
+
+
+def parameter_server(n_ranks: int, n_servers: int = 1) -> Schedule:
+    """Ranks 0..k-1 each add up one of k shards and send it back: 2 alpha + 2 (p-1)/k S beta + S/k gamma.
+
+    One server is the star; as many as ranks are co-located shards, with the bytes of a ring (Li et al. 2014).
+    """
+    if not 1 <= n_servers <= n_ranks:
+        raise ConfigError(f"parameter_server: n_servers is {n_servers}; give 1 to {n_ranks}, the ranks")
+    rank, server = (a.ravel() for a in np.indices((n_ranks, n_servers)))
+    others = rank != server
+    rank, server = rank[others], server[others]
+    push = messages(rank, server, server, reduce=True)
+    pull = messages(server, rank, server, reduce=False)
+    return Schedule(n_ranks, n_servers, ((push, pull),) if n_ranks > 1 else ())

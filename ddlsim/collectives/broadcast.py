@@ -1,0 +1,42 @@
+"""Broadcast: every rank ends with the root's buffer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from ddlsim.collectives import all_gather, reduce
+from ddlsim.collectives.combine import reverse, sequence
+from ddlsim.collectives.reduce import with_root
+from ddlsim.collectives.schedule import Schedule, messages
+
+__all__ = ["binomial", "chain", "scatter_all_gather"]
+
+
+def binomial(n_ranks: int, root: int = 0) -> Schedule:
+    """Binomial tree, farthest rank first: ceil(log2 p) (alpha + S beta), for every number of ranks."""
+    return reverse(reduce.binomial(n_ranks, root), "broadcast")
+
+
+def chain(n_ranks: int, root: int = 0, *, n_segments: int = 1) -> Schedule:
+    """Pipelined chain root, root+1, ...: (p - 2 + c) (alpha + S/c beta) with c segments."""
+    return reverse(reduce.chain(n_ranks, root, n_segments=n_segments), "broadcast")
+
+
+def scatter_all_gather(n_ranks: int, root: int = 0) -> Schedule:
+    """Binomial scatter, then a ring all-gather (van de Geijn; Thakur, Rabenseifner and Gropp 2005, sec. 4.2).
+
+    (log2 p + p - 1) alpha + 2 (p-1)/p S beta if p = 2^q.
+    """
+    rank = np.arange(n_ranks)
+    rounds = []
+    for k in reversed(range((n_ranks - 1).bit_length())):
+        distance = 1 << k
+        sender = rank[(rank % (2 * distance) == 0) & (rank + distance < n_ranks)]
+        start = sender + distance
+        end = np.minimum(start + distance, n_ranks)
+        rounds.append(messages(sender, start, start, end - start, reduce=False))
+    scatter = Schedule(n_ranks, n_ranks, (tuple(rounds),))
+    whole = sequence(scatter, all_gather.ring(n_ranks), kind="broadcast")
+    return with_root(dataclasses.replace(whole, lanes=whole.lanes if rounds else ()), root)

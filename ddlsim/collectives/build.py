@@ -1,0 +1,93 @@
+"""`build`: a checked schedule from the name of an algorithm (or a user's function), ranks and bytes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+
+import numpy as np
+
+from ddlsim.collectives.check import check, validate
+from ddlsim.collectives.find import algorithm_names, find, given, n_segments_for
+from ddlsim.collectives.schedule import Collective, Ints, Schedule
+from ddlsim.errors import ConfigError
+
+__all__ = ["algorithm_names", "build", "groups_of"]
+
+#: schedules that move more chunks than this are proved on fewer ranks instead
+CHECK_LIMIT = 20_000_000
+
+
+def groups_of(hosts: Sequence[int]) -> tuple[Ints, ...]:
+    """Return the ranks on each host, hosts in the order of their first rank."""
+    _, first, which = np.unique(np.asarray(hosts), return_index=True, return_inverse=True)
+    return tuple(np.flatnonzero(which == i) for i in np.argsort(first))
+
+
+def build(
+    algorithm: str | Collective,
+    n_ranks: int,
+    nbytes: float = 25 * 2**20,
+    hosts: Sequence[int] | None = None,
+    kind: str = "all_reduce",
+) -> Schedule:
+    """Return the schedule of a collective on `n_ranks` ranks.
+
+    algorithm  a name (see :func:`algorithm_names`), perhaps with arguments (``"parameter_server(4)"``,
+               ``"hierarchical(ring, halving_doubling)"``), ``"package.module:function"``, or a function
+    nbytes     bytes per rank; a function with a parameter `n_segments` gets one segment per 512 KiB
+    hosts      (n_ranks,) the machine of each rank; one with a parameter `groups` gets the ranks of each
+
+    A user's function is proved by :func:`ddlsim.collectives.check.check` before it is trusted (on 64 ranks,
+    if the whole schedule moves more than 20 million chunks). Raises ConfigError, naming the algorithm and
+    what is wrong with it.
+    """
+    if n_ranks < 1:
+        raise ConfigError(f"n_ranks is {n_ranks}; a collective needs 1 or more")
+    if hosts is not None and len(hosts) != n_ranks:
+        raise ConfigError(f"hosts has {len(hosts)} entries for {n_ranks} ranks; give one per rank")
+    function = find(algorithm, kind)
+    name = algorithm if isinstance(algorithm, str) else getattr(function, "__name__", repr(function))
+    schedule = _call(function, name, n_ranks, nbytes, hosts)
+    if (isinstance(algorithm, str) and ":" not in algorithm) or function.__module__.startswith("ddlsim."):
+        return schedule
+    _prove(schedule, name, n_ranks, kind, thoroughly=_n_moves(schedule) <= CHECK_LIMIT)
+    if _n_moves(schedule) > CHECK_LIMIT:
+        few = 64
+        small = _call(function, name, few, nbytes, None if hosts is None else hosts[:few])
+        _prove(small, name, few, kind, thoroughly=True)
+    return schedule
+
+
+def _call(
+    function: Collective, name: str, n_ranks: int, nbytes: float, hosts: Sequence[int] | None
+) -> Schedule:
+    """Call a collective with those of `n_segments` and `groups` that it takes."""
+    parameters = inspect.signature(function).parameters
+    wanted = set(parameters) - set(given(function))
+    more: dict[str, int | tuple[Ints, ...]] = {}
+    if "n_segments" in wanted:
+        more["n_segments"] = n_segments_for(nbytes)
+    if "groups" in wanted and hosts is not None:
+        more["groups"] = groups_of(hosts)
+    elif "groups" in wanted and parameters["groups"].default is inspect.Parameter.empty:
+        raise ConfigError(f"collective {name!r} must know which ranks share a machine; give hosts")
+    return function(n_ranks, **more)
+
+
+def _n_moves(schedule: Schedule) -> int:
+    return sum(r.repeat * int(r.count.sum()) for lane in schedule.lanes for r in lane)
+
+
+def _prove(schedule: Schedule, name: str, n_ranks: int, kind: str, thoroughly: bool) -> None:
+    where = f"collective {name!r} for {n_ranks} ranks"
+    if not isinstance(schedule, Schedule):
+        raise ConfigError(f"{where} returned a {type(schedule).__name__}; return a Schedule")
+    if (schedule.n_ranks, schedule.kind) != (n_ranks, kind):
+        raise ConfigError(
+            f"{where} returned one for {schedule.n_ranks} ranks of kind {schedule.kind!r}, not {kind!r}"
+        )
+    try:
+        check(schedule) if thoroughly else validate(schedule)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None

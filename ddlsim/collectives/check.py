@@ -1,0 +1,240 @@
+"""Proof by replay: does a schedule do what its kind says, whatever the timing?
+
+Every buffer starts as a mark of its rank; the rounds are replayed on the marks, and in the end each rank must
+hold exactly the marks that the kind promises:
+
+==============  =========================================================================================
+all_reduce      everywhere, the marks of all members, once each
+broadcast       everywhere, the root's mark
+reduce          the same as all_reduce, at the root
+reduce_scatter  the same as all_reduce, for member i in block i (the i-th part of the chunks)
+all_gather      everywhere, in block i the mark of member i
+all_to_all      at member i, in block j the mark of member i-j (see `ddlsim.collectives.all_to_all`)
+==============  =========================================================================================
+
+Timing cannot matter inside a lane: a rank sends what it held when it entered the round, and what arrives
+early waits for the receiver. So one replay speaks for all, if no chunk is written twice in one round and no
+lane touches what another one writes; both are checked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.collectives.schedule import KINDS, Ints, Round, Schedule
+from ddlsim.errors import ConfigError, unknown_name
+
+__all__ = ["check", "validate"]
+
+Marks = npt.NDArray[np.uint64]
+Flags = npt.NDArray[np.bool_]
+
+#: marks are exact counts per contributor up to this many numbers, and random 64-bit fingerprints above
+_EXACT_LIMIT = 4_000_000
+
+
+def check(schedule: Schedule) -> None:
+    """Raise ConfigError, naming round, rank and chunk, unless `schedule` is well formed and does its kind.
+
+    Each contributor is counted, for up to 64 ranks or so. Larger schedules are replayed on random 64-bit
+    numbers, one per rank, added modulo 2^64: a wrong schedule passes with a probability of about 2^-64.
+    """
+    validate(schedule)
+    n_ranks, n_chunks = schedule.n_ranks, schedule.n_chunks
+    if n_ranks * n_chunks * n_ranks <= _EXACT_LIMIT:
+        marks = np.eye(n_ranks, dtype=np.uint64)
+    else:
+        marks = np.random.default_rng(2009).integers(0, 2**64, (n_ranks, 1), dtype=np.uint64)
+    state, written = _replay(schedule, _initial(schedule, marks))
+    _compare(schedule, state, written, marks)
+
+
+def validate(schedule: Schedule) -> None:
+    """Raise ConfigError unless ranks, chunks and shapes are in range (without replaying anything)."""
+    if schedule.kind not in KINDS:
+        raise unknown_name("kind of collective", schedule.kind, KINDS)
+    if schedule.n_ranks < 1 or schedule.n_chunks < 1 or schedule.copies < 1:
+        raise ConfigError("n_ranks, n_chunks and copies must be 1 or more")
+    weight = schedule.chunk_weight
+    if weight is not None and not (
+        weight.shape == (schedule.n_chunks,) and np.isfinite(weight).all() and weight.min() > 0
+    ):
+        raise ConfigError(f"chunk_weight must hold {schedule.n_chunks} positive numbers, one per chunk")
+    _validate_groups(schedule)
+    for i, lane in enumerate(schedule.lanes):
+        for k, round in enumerate(lane):
+            _validate_round(schedule, round, f"lane {i}, round {k}")
+
+
+def _validate_groups(schedule: Schedule) -> None:
+    members = np.concatenate(_groups(schedule))
+    if len(np.unique(members)) != len(members) or members.min() < 0 or members.max() >= schedule.n_ranks:
+        raise ConfigError(f"groups must hold distinct ranks of 0..{schedule.n_ranks - 1}")
+    for group in _groups(schedule):
+        if schedule.kind in ("reduce_scatter", "all_gather", "all_to_all") and schedule.n_chunks % len(group):
+            raise ConfigError(
+                f"{schedule.n_chunks} chunks are not {len(group)} equal blocks; "
+                f"a {schedule.kind} needs a multiple of the number of ranks"
+            )
+        if not 0 <= schedule.root < len(group):
+            raise ConfigError(f"root {schedule.root} is not a rank; give one of 0..{len(group) - 1}")
+    if schedule.n_chunks % schedule.copies or (schedule.copies > 1 and schedule.kind != "all_reduce"):
+        raise ConfigError(f"copies={schedule.copies} needs an all_reduce with a multiple of as many chunks")
+
+
+def _validate_round(schedule: Schedule, round: Round, where: str) -> None:
+    n_ranks, n_chunks = schedule.n_ranks, schedule.n_chunks
+    for name in ("src", "dst", "start", "count"):
+        array = getattr(round, name)
+        if not isinstance(array, np.ndarray) or array.dtype != np.int64 or array.shape != round.src.shape:
+            raise ConfigError(
+                f"{where}: {name} must be int64 and as long as src; make rounds with messages()"
+            )
+    if len(round.src) == 0 or round.repeat < 1:
+        raise ConfigError(f"{where}: no messages (or repeat < 1); leave the round out")
+    limits = (("src", 0, n_ranks), ("dst", 0, n_ranks), ("start", 0, n_chunks), ("count", 1, n_chunks + 1))
+    for name, low, high in limits:
+        array = getattr(round, name)
+        bad = array[(array < low) | (array >= high)]
+        if len(bad):
+            raise ConfigError(f"{where}: {name} {bad[0]} is out of range; must be {low}..{high - 1}")
+    if (round.src == round.dst).any():
+        raise ConfigError(f"{where}: rank {round.src[round.src == round.dst][0]} sends to itself")
+    slots = round.slots
+    if slots is not None:
+        if len(np.unique(slots % n_chunks)) != len(slots):
+            raise ConfigError(f"{where}: slots name a chunk twice")
+        if (round.count != len(slots)).any():
+            raise ConfigError(f"{where}: count must be the number of slots, {len(slots)}")
+
+
+def _groups(schedule: Schedule) -> tuple[Ints, ...]:
+    return (np.arange(schedule.n_ranks),) if schedule.groups is None else schedule.groups
+
+
+def _initial(schedule: Schedule, marks: Marks) -> Marks:
+    """Return the marks (n_ranks, n_chunks, width) at the start: its own in all chunks of one copy."""
+    copy = np.arange(schedule.n_chunks) * schedule.copies // schedule.n_chunks
+    mine = copy == np.arange(schedule.n_ranks)[:, None] % schedule.copies
+    return np.asarray(mine[:, :, None] * marks[:, None, :], dtype=np.uint64)
+
+
+@dataclass
+class _Touched:
+    """Which (rank, chunk) a lane has sent, combined into, overwritten; arrays (n_ranks, n_chunks)."""
+
+    read: Flags
+    added: Flags
+    copied: Flags
+
+    def conflicts(self, other: _Touched) -> Flags:
+        """Return where two lanes disturb each other: only reading, or only adding, is harmless."""
+        copied = self.copied & (other.read | other.added | other.copied)
+        copied |= other.copied & (self.read | self.added)
+        return np.asarray(copied | (self.added & other.read) | (self.read & other.added))
+
+
+def _replay(schedule: Schedule, state: Marks) -> tuple[Marks, Ints]:
+    """Return the final marks, and the (lane, round) that last wrote (rank, chunk) as one number, or -1."""
+    shape = (schedule.n_ranks, schedule.n_chunks)
+    flat = state.reshape(-1, state.shape[-1])
+    written = np.full(shape, -1, dtype=np.int64)
+    before: list[_Touched] = []
+    number = 0
+    for i, lane in enumerate(schedule.lanes):
+        touched = _Touched(*(np.zeros(shape, dtype=np.bool_) for _ in range(3)))
+        for k, round in enumerate(lane):
+            for repetition in range(round.repeat):
+                source, target = _addresses(schedule, round, repetition)
+                touched.read.ravel()[source] = True
+                values = flat[source]
+                if round.reduce:
+                    _add(flat, target, values)
+                    touched.added.ravel()[target] = True
+                else:
+                    _refuse_double_write(schedule, target, f"lane {i}, round {k}")
+                    flat[target] = values
+                    touched.copied.ravel()[target] = True
+                written.ravel()[target] = number
+            number += 1
+        for j, other in enumerate(before):
+            clash = np.argwhere(touched.conflicts(other))
+            if len(clash):
+                rank, chunk = clash[0]
+                raise ConfigError(f"lanes {j} and {i} both use chunk {chunk} of rank {rank}; keep them apart")
+        before.append(touched)
+    return state, written
+
+
+def _addresses(schedule: Schedule, round: Round, repetition: int) -> tuple[Ints, Ints]:
+    """Return the flat (rank, chunk) numbers that the chunks carried come from and go to."""
+    owner, chunk = schedule.chunks(round, repetition)
+    return round.src[owner] * schedule.n_chunks + chunk, round.dst[owner] * schedule.n_chunks + chunk
+
+
+def _add(flat: Marks, target: Ints, values: Marks) -> None:
+    """Add values (k, width) into rows `target` of `flat`, several into one row if need be."""
+    order = np.argsort(target, kind="stable")
+    row, first = np.unique(target[order], return_index=True)
+    flat[row] += np.add.reduceat(values[order], first, axis=0)
+
+
+def _refuse_double_write(schedule: Schedule, target: Ints, where: str) -> None:
+    row, n_writes = np.unique(target, return_counts=True)
+    if (n_writes > 1).any():
+        rank, chunk = divmod(int(row[n_writes > 1][0]), schedule.n_chunks)
+        raise ConfigError(f"{where}: two messages overwrite chunk {chunk} of rank {rank}; the last would win")
+
+
+def _compare(schedule: Schedule, state: Marks, written: Ints, marks: Marks) -> None:
+    """Raise ConfigError at the first (rank, chunk) that does not hold what the kind promises."""
+    n_copied = schedule.n_chunks // schedule.copies
+    total = state.reshape(schedule.n_ranks, schedule.copies, n_copied, -1).sum(axis=1, dtype=np.uint64)
+    for group in _groups(schedule):
+        expected, must = _promise(schedule, group, n_copied, marks)
+        wrong = must & (total[group] != expected).any(axis=2)
+        if wrong.any():
+            place, chunk = np.argwhere(wrong)[0]
+            rank = int(group[place])
+            held = _described(total[rank, chunk], expected[place, chunk])
+            origin = _origin(schedule, int(written[rank, chunk]))
+            raise ConfigError(f"{origin} rank {rank}, chunk {chunk} with {held}")
+
+
+def _promise(schedule: Schedule, group: Ints, n_chunks: int, marks: Marks) -> tuple[Marks, Flags]:
+    """Return the marks (members, n_chunks, width) promised to a group, and where (members, n_chunks)."""
+    size = len(group)
+    place, block = np.arange(size)[:, None], (np.arange(n_chunks) * size // n_chunks)[None, :]
+    everywhere = np.ones((size, n_chunks), dtype=np.bool_)
+    if schedule.kind in ("all_reduce", "reduce", "reduce_scatter"):
+        everyone = marks[group].sum(axis=0, dtype=np.uint64)
+        where = {"all_reduce": everywhere, "reduce": everywhere & (place == schedule.root)}
+        promised = np.broadcast_to(everyone, (size, n_chunks, len(everyone)))
+        return promised, where.get(schedule.kind, block == place)
+    source = {
+        "broadcast": np.full_like(everywhere, schedule.root, dtype=np.int64),
+        "all_gather": np.broadcast_to(block, everywhere.shape),
+        "all_to_all": (place - block) % size,
+    }[schedule.kind]
+    return marks[group[source]], everywhere
+
+
+def _origin(schedule: Schedule, number: int) -> str:
+    if number < 0:
+        return "no message ever reaches"
+    for i, lane in enumerate(schedule.lanes):
+        if number < len(lane):
+            return f"lane {i}, round {number} leaves"
+        number -= len(lane)
+    raise AssertionError("the round number comes from this schedule")
+
+
+def _described(held: Marks, expected: Marks) -> str:
+    """Say what is wrong with the marks (width,) of one chunk."""
+    if len(held) == 1:
+        return "contributions missing or counted twice"
+    rank = int(np.flatnonzero(held != expected)[0])
+    return f"the contribution of rank {rank} counted {held[rank]} times instead of {expected[rank]}"

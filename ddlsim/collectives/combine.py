@@ -1,0 +1,217 @@
+"""Make schedules out of schedules: other ranks, one after the other, side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.collectives.schedule import Floats, Ints, Round, Schedule
+from ddlsim.errors import ConfigError
+
+__all__ = ["on_ranks", "parallel", "refine", "reorder", "reverse", "sequence", "split", "strided", "uniform"]
+
+
+def on_ranks(schedule: Schedule, ranks: npt.ArrayLike, n_ranks: int) -> Schedule:
+    """Run `schedule` on a sub-group: its rank i becomes `ranks[i]` of a communicator of `n_ranks`.
+
+    Raises ConfigError unless `ranks` are distinct ranks, as many as the schedule has.
+    """
+    members = np.asarray(ranks, dtype=np.int64)
+    if members.shape != (schedule.n_ranks,):
+        raise ConfigError(f"on_ranks: {members.size} ranks given for a schedule of {schedule.n_ranks}")
+    if len(np.unique(members)) != len(members) or members.min() < 0 or members.max() >= n_ranks:
+        raise ConfigError(f"on_ranks: {members.tolist()} are not distinct ranks of 0..{n_ranks - 1}")
+    groups = (members,) if schedule.groups is None else tuple(members[g] for g in schedule.groups)
+    relabelled = _each_round(
+        schedule, lambda r: dataclasses.replace(r, src=members[r.src], dst=members[r.dst])
+    )
+    return dataclasses.replace(relabelled, n_ranks=n_ranks, groups=groups)
+
+
+def reorder(schedule: Schedule, order: npt.ArrayLike) -> Schedule:
+    """Let rank `order[i]` take the place of rank i, e.g. so that a ring crosses each rack boundary once.
+
+    Blocks of a reduce-scatter, all-gather or all-to-all follow the order: block i belongs to `order[i]`.
+    """
+    return on_ranks(schedule, order, schedule.n_ranks)
+
+
+def reverse(schedule: Schedule, kind: str) -> Schedule:
+    """Return the schedule run backwards in time, every message returned as a copy.
+
+    What a reduce or reduce-scatter brought together is so spread again (broadcast, all-gather).
+    """
+
+    def back(r: Round) -> Round:
+        start = (r.start + (r.repeat - 1) * r.shift) % schedule.n_chunks
+        return dataclasses.replace(r, src=r.dst, dst=r.src, start=start, shift=-r.shift, reduce=False)
+
+    lanes = tuple(tuple(back(r) for r in lane[::-1]) for lane in schedule.lanes)
+    return dataclasses.replace(schedule, lanes=lanes, kind=kind)
+
+
+def sequence(*schedules: Schedule, kind: str) -> Schedule:
+    """Run schedules of the same ranks one after the other; together they are a `kind`.
+
+    Chunks are cut finer where the schedules disagree. There is no barrier between the parts: each rank goes
+    on when its own part is done. Raises ConfigError for schedules of several lanes, which nothing would join.
+    """
+    for schedule in schedules:
+        if len(schedule.lanes) > 1:
+            raise ConfigError(f"sequence: {len(schedule.lanes)} lanes cannot be continued; use one lane")
+    parts = _same_chunks(schedules)
+    rounds = tuple(r for part in parts for lane in part.lanes for r in lane)
+    return dataclasses.replace(parts[0], lanes=(rounds,) if rounds else (), kind=kind)
+
+
+def parallel(*schedules: Schedule) -> Schedule:
+    """Run schedules of disjoint sets of ranks (see :func:`on_ranks`) side by side, in shared rounds.
+
+    Raises ConfigError if two schedules use the same rank, or differ in kind or root.
+    """
+    parts = _same_chunks(schedules)
+    first = parts[0]
+    if any((p.kind, p.root) != (first.kind, first.root) for p in parts):
+        raise ConfigError("parallel: the schedules differ in kind or root; make them alike")
+    groups = tuple(g for p in parts for g in _groups(p))
+    used, n_users = np.unique(np.concatenate([_users(p) for p in parts]), return_counts=True)
+    if (n_users > 1).any():
+        rank = used[n_users > 1][0]
+        raise ConfigError(f"parallel: rank {rank} is in several schedules; use split() to share the buffer")
+    n_lanes = max(len(p.lanes) for p in parts)
+    lanes = tuple(tuple(_merged([p.lanes[i] for p in parts if i < len(p.lanes)])) for i in range(n_lanes))
+    return dataclasses.replace(first, lanes=lanes, groups=groups)
+
+
+def split(*schedules: Schedule, shares: Sequence[float] | None = None) -> Schedule:
+    """Cut the buffer in parts and run each schedule on its own part, all at the same time (as lanes).
+
+    `shares` are the relative sizes of the parts (equal by default). Part i gets every i-th chunk, which keeps
+    the arithmetic modulo n_chunks. Raises ConfigError if the schedules differ in kind, root or groups.
+    """
+    parts = _same_chunks(schedules, weights=False)
+    first, n_parts = parts[0], len(parts)
+    if any((p.kind, p.root, p.n_ranks) != (first.kind, first.root, first.n_ranks) for p in parts):
+        raise ConfigError("split: the schedules differ in kind, root or number of ranks; make them alike")
+    if first.kind not in ("all_reduce", "broadcast", "reduce") and n_parts > 1:
+        raise ConfigError(f"split: blocks of a {first.kind} cannot be cut; split an all_reduce")
+    share = np.ones(n_parts) if shares is None else np.asarray(shares, dtype=np.float64)
+    if share.shape != (n_parts,) or not (share > 0).all():
+        raise ConfigError(f"split: {n_parts} positive shares are needed, not {shares}")
+    lanes = tuple(
+        tuple(strided(r, p.n_chunks, n_parts, np.full(len(r.src), i)) for r in lane)
+        for i, p in enumerate(parts)
+        for lane in p.lanes
+    )
+    weight = np.stack([_weight(p) * s for p, s in zip(parts, share, strict=True)], axis=1).ravel()
+    equal = shares is None and all(p.chunk_weight is None for p in parts)
+    n_chunks = first.n_chunks * n_parts
+    return dataclasses.replace(first, n_chunks=n_chunks, lanes=lanes, chunk_weight=None if equal else weight)
+
+
+def refine(schedule: Schedule, factor: int) -> Schedule:
+    """Cut every chunk in `factor` equal ones. Nothing else changes."""
+    if factor == 1:
+        return schedule
+
+    def finer(r: Round) -> Round:
+        slots = None if r.slots is None else (r.slots[:, None] * factor + np.arange(factor)).ravel()
+        return dataclasses.replace(
+            r, start=r.start * factor, count=r.count * factor, shift=r.shift * factor, slots=slots
+        )
+
+    weight = None if schedule.chunk_weight is None else np.repeat(schedule.chunk_weight / factor, factor)
+    finest = dataclasses.replace(schedule, n_chunks=schedule.n_chunks * factor, chunk_weight=weight)
+    return _each_round(finest, finer)
+
+
+def strided(round: Round, n_chunks: int, stride: int, offset: Ints, width: int = 1) -> Round:
+    """Return `round` with chunk c of message i renamed to the chunks `c * stride + offset[i] + (0..width-1)`.
+
+    n_chunks  of the schedule that the round comes from
+    offset    (m,)  each in 0..stride-width
+    """
+    even, which = uniform(round, n_chunks)
+    carried = np.arange(even.count[0]) if even.slots is None else even.slots
+    slots = (carried[:, None] * stride + np.arange(width)).ravel()
+    return dataclasses.replace(
+        even,
+        start=even.start * stride + offset[which],
+        count=even.count * width,
+        shift=even.shift * stride,
+        slots=None if len(carried) == 1 and even.slots is None else slots,
+    )
+
+
+def uniform(round: Round, n_chunks: int) -> tuple[Round, Ints]:
+    """Return `round` with messages of equal count, and the old message (m',) that each comes from.
+
+    Messages of unequal counts are cut in messages of their greatest common divisor; these flow together.
+    """
+    count = round.count
+    if round.slots is not None or (count == count[0]).all():
+        return round, np.arange(len(count))
+    unit = int(np.gcd.reduce(count))
+    which = np.repeat(np.arange(len(count)), count // unit)
+    begin = np.cumsum(count) - count
+    start = (round.start[which] + np.arange(len(which)) * unit - begin[which]) % n_chunks
+    equal = np.full(len(which), unit)
+    return dataclasses.replace(
+        round, src=round.src[which], dst=round.dst[which], start=start, count=equal
+    ), which
+
+
+def _each_round(schedule: Schedule, change: Callable[[Round], Round]) -> Schedule:
+    lanes = tuple(tuple(change(r) for r in lane) for lane in schedule.lanes)
+    return dataclasses.replace(schedule, lanes=lanes)
+
+
+def _groups(schedule: Schedule) -> tuple[Ints, ...]:
+    return (np.arange(schedule.n_ranks),) if schedule.groups is None else schedule.groups
+
+
+def _weight(schedule: Schedule) -> Floats:
+    """Relative chunk sizes that add up to 1, shape (n_chunks,)."""
+    weight = np.ones(schedule.n_chunks) if schedule.chunk_weight is None else schedule.chunk_weight
+    return np.asarray(weight / weight.sum(), dtype=np.float64)
+
+
+def _users(schedule: Schedule) -> Ints:
+    """Return the distinct ranks that send, receive or belong to a group."""
+    ends = [e for lane in schedule.lanes for r in lane for e in (r.src, r.dst)]
+    return np.unique(np.concatenate([*ends, *_groups(schedule)]))
+
+
+def _same_chunks(schedules: Sequence[Schedule], weights: bool = True) -> list[Schedule]:
+    """Cut all schedules in the same number of chunks; raise ConfigError if they cannot go together."""
+    if not schedules:
+        raise ConfigError("no schedule given to combine; give at least one")
+    if len({(s.n_ranks, s.copies) for s in schedules}) > 1:
+        raise ConfigError("schedules must have equal n_ranks (see on_ranks) and copies to be combined")
+    n_chunks = math.lcm(*(s.n_chunks for s in schedules))
+    parts = [refine(s, n_chunks // s.n_chunks) for s in schedules]
+    if weights and any(s.chunk_weight is not None for s in schedules):
+        if not all(np.allclose(_weight(p), _weight(parts[0]), rtol=1e-12) for p in parts):
+            raise ConfigError("the schedules cut the buffer differently; give them the same chunk_weight")
+        parts = [dataclasses.replace(p, chunk_weight=_weight(parts[0])) for p in parts]
+    return parts
+
+
+def _merged(sequences: Iterable[tuple[Round, ...]]) -> Iterable[Round]:
+    """Merge sequences on disjoint ranks position by position, rounds of one pattern into one round."""
+    for rounds in itertools.zip_longest(*sequences):
+        patterns: dict[tuple[bool, int, int, bytes | None], list[Round]] = {}
+        for r in rounds:
+            if r is not None:
+                slots = None if r.slots is None else r.slots.tobytes()
+                patterns.setdefault((r.reduce, r.repeat, r.shift, slots), []).append(r)
+        for same in patterns.values():
+            src, dst, start, count = (
+                np.concatenate([getattr(r, name) for r in same]) for name in ("src", "dst", "start", "count")
+            )
+            yield dataclasses.replace(same[0], src=src, dst=dst, start=start, count=count)

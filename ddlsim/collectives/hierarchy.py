@@ -1,0 +1,166 @@
+"""All-reduce in two levels: inside the groups (machines) and between them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ddlsim.collectives.combine import on_ranks, parallel, sequence, strided, uniform
+from ddlsim.collectives.find import find, given
+from ddlsim.collectives.schedule import Collective, Ints, Round, Schedule
+from ddlsim.errors import ConfigError, unknown_name
+
+__all__ = ["hierarchical", "torus_2d"]
+
+#: what runs inside a group before and after the exchange between groups: reduce-scatter and all-gather ...
+_SHARED = {
+    "ring": ("ring", "ring"),
+    "halving_doubling": ("recursive_halving", "recursive_doubling"),
+    "direct": ("direct", "direct"),
+}
+#: ... or reduce to a leader and broadcast
+_LEADER = {"binomial_tree": ("binomial", "binomial"), "chain": ("chain", "chain")}
+
+
+def hierarchical(
+    n_ranks: int,
+    inside: str | tuple[Collective, Collective] | None = None,
+    between: str | Collective = "ring",
+    *,
+    groups: Sequence[Ints],
+    n_segments: int = 1,
+) -> Schedule:
+    """Reduce inside each group, all-reduce between the groups, spread inside (Cho et al. 2017; BlueConnect).
+
+    inside      "ring", "halving_doubling", "direct", or a (reduce-scatter, all-gather) pair of functions: the
+                members of a group share the work, and n all-reduces run between the groups in parallel.
+                "binomial_tree", "chain": only the first member of a group talks to other groups.
+                None: "ring", or "binomial_tree" if the groups are of unequal size
+    between     any all-reduce of one lane
+    groups      the ranks of each group (machine), together all ranks
+    n_segments  for inner algorithms that are pipelined
+
+    With rings, groups of n, m groups: 2(n-1) a1 + 2 (n-1)/n S b1 + 2(m-1) a2 + 2 (m-1)/m S/n b2. Raises
+    ConfigError for groups that do not fit, or unknown names.
+    """
+    groups = _checked_groups(groups, n_ranks)
+    equal = len({len(g) for g in groups}) == 1
+    if inside is None:
+        inside = "ring" if equal else "binomial_tree"
+    exchange = _bound(find(between), n_segments)(len(groups))
+    if isinstance(inside, str) and inside in _LEADER:
+        return _through_leaders(groups, n_ranks, inside, exchange, n_segments)
+    if not equal:
+        sizes = sorted({len(g) for g in groups})
+        raise ConfigError(
+            f"hierarchical: inside={inside!r} needs groups of equal size, not of {sizes}; "
+            f"use inside='binomial_tree' or place equally many ranks on each machine"
+        )
+    if isinstance(inside, str):
+        if inside not in _SHARED:
+            raise unknown_name("algorithm inside groups", inside, [*_SHARED, *_LEADER])
+        names = _SHARED[inside]
+        inside = find(names[0], "reduce_scatter"), find(names[1], "all_gather")
+    down, up = (_bound(part, n_segments)(len(groups[0])) for part in inside)
+    return _shared_work(np.stack(groups), down, exchange, up)
+
+
+def torus_2d(
+    n_ranks: int, rows: int | None = None, columns: int | None = None, *, groups: Sequence[Ints] | None = None
+) -> Schedule:
+    """Rings along the rows, then along the columns, then along the rows (Mikami et al. 2018).
+
+    With X columns, Y rows: 2(X-1) a1 + 2 (X-1)/X S b1 + 2(Y-1) a2 + 2 (Y-1)/Y S/X b2. The shape is the one
+    given (consecutive ranks form a row); else a row is a machine (`groups`), if machines hold several ranks;
+    else the most nearly square one. Raises ConfigError for a shape that does not hold n_ranks.
+    """
+    if groups is None or rows is not None or max(len(g) for g in groups) == 1:
+        if rows is None:
+            rows = next(y for y in range(math.isqrt(n_ranks), 0, -1) if n_ranks % y == 0)
+        columns = n_ranks // max(rows, 1) if columns is None else columns
+        if rows < 1 or rows * columns != n_ranks:
+            raise ConfigError(
+                f"torus_2d: {rows} rows x {columns} columns are not {n_ranks} ranks; change the shape"
+            )
+        groups = list(np.arange(n_ranks).reshape(rows, columns))
+    return hierarchical(n_ranks, "ring", "ring", groups=groups)
+
+
+def _checked_groups(groups: Sequence[Ints], n_ranks: int) -> tuple[Ints, ...]:
+    arrays = tuple(np.asarray(g, dtype=np.int64) for g in groups)
+    if any(len(g) == 0 for g in arrays):
+        raise ConfigError("hierarchical: a group is empty; leave it out")
+    if not np.array_equal(np.sort(np.concatenate(arrays)), np.arange(n_ranks)):
+        raise ConfigError(f"hierarchical: the groups must hold each rank of 0..{n_ranks - 1} exactly once")
+    return arrays
+
+
+def _bound(function: Collective, n_segments: int) -> Collective:
+    """Give the function its number of segments, if it takes one that is not given yet."""
+    if "n_segments" in inspect.signature(function).parameters and "n_segments" not in given(function):
+        return functools.partial(function, n_segments=n_segments)
+    return function
+
+
+def _through_leaders(
+    groups: Sequence[Ints], n_ranks: int, inside: str, exchange: Schedule, n_segments: int
+) -> Schedule:
+    """Reduce to each group's first member, all-reduce among these, broadcast."""
+    down_name, up_name = _LEADER[inside]
+    reduce = _bound(find(down_name, "reduce"), n_segments)
+    spread = _bound(find(up_name, "broadcast"), n_segments)
+    down = parallel(*(on_ranks(reduce(len(g)), g, n_ranks) for g in groups))
+    up = parallel(*(on_ranks(spread(len(g)), g, n_ranks) for g in groups))
+    leaders = on_ranks(exchange, [g[0] for g in groups], n_ranks)
+    whole = sequence(down, leaders, up, kind="all_reduce")
+    return dataclasses.replace(whole, groups=None)
+
+
+def _shared_work(members: Ints, down: Schedule, exchange: Schedule, up: Schedule) -> Schedule:
+    """Compose reduce-scatter, parallel all-reduces and all-gather; `members` is (n_groups, n_inside).
+
+    Chunk a of the inside and chunk b of the exchange meet in chunk b * A + a. The inside sends whole residue
+    classes mod A, the exchange steps of A, so that both keep their arithmetic modulo the number of chunks.
+    """
+    if len(exchange.lanes) > 1 or exchange.copies > 1:
+        raise ConfigError(
+            "hierarchical: between groups use an algorithm of one lane and one buffer, e.g. 'ring'"
+        )
+    n_inside = members.shape[1]
+    if len(down.lanes) > 1 or len(up.lanes) > 1 or down.n_chunks != up.n_chunks or down.n_chunks % n_inside:
+        raise ConfigError("hierarchical: the pair inside must have one lane each, and equal blocks")
+    a, b = down.n_chunks, exchange.n_chunks
+    width = a // n_inside
+    rounds = [_inside(r, members, a, b) for lane in down.lanes for r in lane]
+    for lane in exchange.lanes:
+        for r in lane:
+            every = np.repeat(np.arange(len(r.src)), n_inside)
+            which = np.tile(np.arange(n_inside), len(r.src))
+            one = dataclasses.replace(
+                r, src=members[r.src[every], which], dst=members[r.dst[every], which],
+                start=r.start[every], count=r.count[every],
+            )  # fmt: skip
+            rounds.append(strided(one, b, a, which * width, width))
+    rounds += [_inside(r, members, a, b) for lane in up.lanes for r in lane]
+    weight = None if exchange.chunk_weight is None else np.repeat(exchange.chunk_weight, a)
+    return Schedule(members.size, a * b, (tuple(rounds),) if rounds else (), weight)
+
+
+def _inside(round: Round, members: Ints, a: int, b: int) -> Round:
+    """Run a round of the inside in all groups at once, on all chunks b * a + (its chunks)."""
+    even, _ = uniform(round, a)
+    carried = np.arange(even.count[0]) if even.slots is None else even.slots
+    slots = (np.arange(b)[:, None] * a + carried).ravel()
+    return dataclasses.replace(
+        even,
+        src=members[:, even.src].ravel(),
+        dst=members[:, even.dst].ravel(),
+        start=np.tile(even.start, len(members)),
+        count=np.tile(even.count * b, len(members)),
+        slots=None if b == 1 and even.slots is None else slots,
+    )

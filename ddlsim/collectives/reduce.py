@@ -1,0 +1,45 @@
+"""Reduce: the root ends with the sum of all buffers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from ddlsim.collectives.combine import on_ranks
+from ddlsim.collectives.pipeline import pipeline
+from ddlsim.collectives.schedule import Schedule, messages
+from ddlsim.errors import ConfigError
+
+__all__ = ["binomial", "chain"]
+
+
+def binomial(n_ranks: int, root: int = 0) -> Schedule:
+    """Binomial tree, nearest rank first: log2 p (alpha + S (beta + gamma)) if p = 2^q.
+
+    For other rank counts that is an upper bound: ranks whose subtree is smaller send early.
+    """
+    rank = np.arange(n_ranks)
+    rounds = []
+    for k in range((n_ranks - 1).bit_length()):
+        sender = rank[rank % (2 << k) == 1 << k]
+        rounds.append(messages(sender, sender - (1 << k), reduce=True))
+    return with_root(Schedule(n_ranks, 1, (tuple(rounds),) if rounds else (), kind="reduce"), root)
+
+
+def chain(n_ranks: int, root: int = 0, *, n_segments: int = 1) -> Schedule:
+    """Pipelined chain .., root+1, root: (p - 2 + c) (alpha + S/c (beta + gamma)) with c segments."""
+    sender = np.arange(n_ranks - 1, 0, -1)
+    rounds = pipeline(sender, sender - 1, n_ranks - 1 - sender, n_segments, reduce=True)
+    return with_root(Schedule(n_ranks, n_segments, (rounds,) if rounds else (), kind="reduce"), root)
+
+
+def with_root(schedule: Schedule, root: int) -> Schedule:
+    """Return `schedule`, made for root 0, rotated so that `root` is the root."""
+    n_ranks = schedule.n_ranks
+    if not 0 <= root < n_ranks:
+        raise ConfigError(f"root {root} is not a rank; give one of 0..{n_ranks - 1}")
+    if root == 0:
+        return schedule
+    rotated = on_ranks(schedule, (np.arange(n_ranks) + root) % n_ranks, n_ranks)
+    return dataclasses.replace(rotated, groups=None, root=root)

@@ -1,0 +1,49 @@
+"""Reduce-scatter: the buffers are added up, and rank r keeps block r of the sum."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ddlsim.collectives.halving import fold_pairs, halving
+from ddlsim.collectives.schedule import Schedule, messages
+
+__all__ = ["direct", "recursive_halving", "ring"]
+
+
+def ring(n_ranks: int) -> Schedule:
+    """One lap of a ring (Patarasuk and Yuan 2009, sec. 3): (p-1) (alpha + S/p (beta + gamma)).
+
+    In step t rank r sends block r-1-t to the right, so the last block it receives is its own.
+    """
+    rank = np.arange(n_ranks)
+    step = messages(
+        rank, (rank + 1) % n_ranks, (rank - 1) % n_ranks, reduce=True, repeat=n_ranks - 1, shift=-1
+    )
+    return Schedule(n_ranks, n_ranks, ((step,),) if n_ranks > 1 else (), kind="reduce_scatter")
+
+
+def recursive_halving(n_ranks: int) -> Schedule:
+    """Recursive halving (Thakur et al. 2005, sec. 4.3): log2 p alpha + (p-1)/p S (beta + gamma) if p = 2^q.
+
+    If p is not a power of two, rank 2i first hands everything to rank 2i+1 and gets its block at the end (for
+    the p - 2^floor(log2 p) lowest pairs); that adds two steps.
+    """
+    pairs, active = fold_pairs(n_ranks)
+    # the blocks that each active rank works for: its own, and that of the rank folded into it
+    block = np.concatenate([[0], active + 1])
+    distances = [len(active) >> k for k in range(1, len(active).bit_length())]
+    rounds = []
+    if len(pairs):
+        rounds.append(messages(pairs, pairs + 1, 0, n_ranks, reduce=True))
+    rounds += halving(active, block, distances)
+    if len(pairs):
+        rounds.append(messages(pairs + 1, pairs, pairs, reduce=False))
+    return Schedule(n_ranks, n_ranks, (tuple(rounds),) if rounds else (), kind="reduce_scatter")
+
+
+def direct(n_ranks: int) -> Schedule:
+    """Every rank sends every other rank its block at once: alpha + (p-1)/p S beta + S/p gamma."""
+    rank, step = (a.ravel() for a in np.indices((n_ranks, n_ranks - 1)))
+    other = (rank + 1 + step) % n_ranks
+    lanes = ((messages(rank, other, other, reduce=True),),) if n_ranks > 1 else ()
+    return Schedule(n_ranks, n_ranks, lanes, kind="reduce_scatter")

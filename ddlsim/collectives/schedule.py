@@ -1,0 +1,141 @@
+"""`Schedule`: who sends which chunk to whom, in which round. Pure data, no clock and no values.
+
+The buffer is cut in `n_chunks` chunks. A message carries chunks of its sender to the *same* chunks of its
+receiver, to be combined with (`reduce`) or written over what is there. A sender sends what it held when it
+entered the round, even if it receives into the same chunk meanwhile. The rule by which rounds are executed is
+in ``docs/architecture.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["KINDS", "Collective", "Floats", "Ints", "Round", "Schedule", "messages"]
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+#: what a schedule can promise; `ddlsim.collectives.check` says exactly what each one means
+KINDS = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all")
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """`m` messages that may flow together, executed `repeat` times.
+
+    src, dst  (m,)  sending and receiving ranks
+    start     (m,)  first chunk, 0 <= start < n_chunks
+    count     (m,)  number of consecutive chunks (mod n_chunks)
+    reduce          True: the receiver combines; False: the receiver overwrites
+    shift           `start` moves by so many chunks (mod n_chunks) after each repetition
+    slots     (k,)  if given, every message carries the chunks (start + slots) mod n_chunks, and count == k
+    """
+
+    src: Ints
+    dst: Ints
+    start: Ints
+    count: Ints
+    reduce: bool
+    repeat: int = 1
+    shift: int = 0
+    slots: Ints | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """A collective operation on `n_ranks` ranks.
+
+    lanes         concurrent, independent sequences of rounds; they must not touch each other's chunks
+    chunk_weight  (n_chunks,) relative sizes of the chunks; None: all equal
+    root          of a broadcast or reduce: the rank, or with `groups` the place in each group
+    groups        disjoint communicators, each the ranks of its members; member i owns block i.
+                  None: one group of all ranks in order
+    copies        number of whole buffers that the chunks span (1, except for algorithms that keep the
+                  contributions of several ranks side by side and add them up at the end)
+    """
+
+    n_ranks: int
+    n_chunks: int
+    lanes: tuple[tuple[Round, ...], ...]
+    chunk_weight: Floats | None = None
+    kind: str = "all_reduce"
+    root: int = 0
+    groups: tuple[Ints, ...] | None = None
+    copies: int = 1
+
+    @property
+    def n_rounds(self) -> int:
+        """Number of rounds over all lanes, repetitions counted."""
+        return sum(r.repeat for lane in self.lanes for r in lane)
+
+    @property
+    def n_messages(self) -> int:
+        """Number of messages over all lanes, repetitions counted."""
+        return sum(r.repeat * len(r.src) for lane in self.lanes for r in lane)
+
+    def chunks(self, round: Round, repetition: int = 0) -> tuple[Ints, Ints]:
+        """Return `(owner, chunk)`, both (n_carried,): message `owner[i]` of the round carries `chunk[i]`."""
+        first = (round.start + repetition * round.shift) % self.n_chunks
+        if round.slots is not None:
+            carried = (first[:, None] + round.slots) % self.n_chunks
+            return np.repeat(np.arange(len(first)), len(round.slots)), carried.ravel()
+        owner = np.repeat(np.arange(len(first)), round.count)
+        begin = np.cumsum(round.count) - round.count
+        return owner, (first[owner] + np.arange(len(owner)) - begin[owner]) % self.n_chunks
+
+    def message_bytes(self, nbytes: float, round: Round, repetition: int = 0) -> Floats:
+        """Return the size (m,) of each message of `round`, in bytes, for a buffer of `nbytes` per rank.
+
+        The sizes depend on `repetition` only if `chunk_weight` is given and is not periodic in `round.shift`.
+        """
+        if self.chunk_weight is None:
+            return np.asarray(round.count * (nbytes * self.copies / self.n_chunks), dtype=np.float64)
+        owner, chunk = self.chunks(round, repetition)
+        first = np.flatnonzero(np.diff(owner, prepend=-1))
+        weight = np.add.reduceat(self.chunk_weight[chunk], first)
+        return np.asarray(weight * (nbytes * self.copies / self.chunk_weight.sum()), dtype=np.float64)
+
+    def bytes_sent(self, nbytes: float) -> Floats:
+        """Return how many bytes each rank sends in all, shape (n_ranks,)."""
+        total = np.zeros(self.n_ranks)
+        for lane in self.lanes:
+            for round in lane:
+                n_distinct = 1 if self.chunk_weight is None or round.shift == 0 else round.repeat
+                for repetition in range(n_distinct):
+                    size = self.message_bytes(nbytes, round, repetition) * (round.repeat / n_distinct)
+                    total += np.bincount(round.src, weights=size, minlength=self.n_ranks)
+        return total
+
+
+#: a collective algorithm: a function of the number of ranks (and keyword parameters) that returns a Schedule
+Collective: TypeAlias = Callable[..., Schedule]
+
+
+def messages(
+    src: npt.ArrayLike,
+    dst: npt.ArrayLike,
+    start: npt.ArrayLike = 0,
+    count: npt.ArrayLike = 1,
+    *,
+    reduce: bool,
+    repeat: int = 1,
+    shift: int = 0,
+    slots: Ints | None = None,
+) -> Round:
+    """Return a :class:`Round` from lists, arrays or (for all but `src`) single numbers for all messages."""
+    src = np.array(src, dtype=np.int64, ndmin=1)
+    if slots is not None:
+        count = len(slots)
+
+    def filled(values: npt.ArrayLike) -> Ints:
+        if isinstance(values, int):
+            return np.full(len(src), values, dtype=np.int64)
+        array = np.asarray(values, dtype=np.int64)
+        return array if array.ndim else np.full(len(src), array, dtype=np.int64)
+
+    return Round(src, filled(dst), filled(start), filled(count), reduce, repeat, shift, slots)

@@ -1,0 +1,51 @@
+"""The pair of complementary binary trees."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ddlsim.collectives.pipeline import pipeline
+from ddlsim.collectives.schedule import Ints, Schedule
+from ddlsim.errors import ConfigError
+
+__all__ = ["double_binary_tree", "double_tree"]
+
+
+def double_tree(n_ranks: int) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+    """Return two trees as `(parent, depth)`, both (n_ranks,); the root is its own parent.
+
+    In the first tree odd ranks are leaves (in-order numbering: the parent differs in the lowest set bit). The
+    second is its mirror image, or for odd n_ranks its shift by one, so that a rank is inner in one tree only
+    (the root excepted). Sanders, Speck and Traff 2009, sec. 2; NCCL's ``trees.cc``.
+    """
+    rank = np.arange(n_ranks)
+    bit = rank & -rank
+    up = (rank ^ bit) | bit << 1
+    parent = np.where(up < n_ranks, up, rank ^ bit)
+    depth = np.zeros(n_ranks, dtype=np.int64)
+    above = rank
+    while above.any():
+        depth += above > 0
+        above = parent[above]
+    if n_ranks % 2 == 0:
+        return (parent, depth), ((n_ranks - 1 - parent)[::-1], depth[::-1])
+    return (parent, depth), (np.roll((parent + 1) % n_ranks, 1), np.roll(depth, 1))
+
+
+def double_binary_tree(n_ranks: int, *, n_segments: int = 1) -> Schedule:
+    """Two trees, each reducing and broadcasting one half of the buffer in `n_segments` pipelined segments.
+
+    Sanders, Speck and Traff 2009; NCCL since 2.4. About 2 log2 p alpha + 2 S beta + O(sqrt(S alpha beta
+    log p)) for the best number of segments: with h the depth of the trees and c segments, there are 2 (h + c - 1)
+    rounds of about alpha + S/c (beta + gamma), as a rank has at most two messages in and two out in each.
+    """
+    if n_segments < 1:
+        raise ConfigError(f"double_binary_tree: n_segments is {n_segments}; give 1 or more")
+    edges = []
+    for tree, (parent, depth) in enumerate(double_tree(n_ranks)):
+        child = np.flatnonzero(depth)
+        edges.append((child, parent[child], depth[child], np.full(len(child), tree * n_segments)))
+    child, parent, depth, first = (np.concatenate(column) for column in zip(*edges, strict=True))
+    up = pipeline(child, parent, depth.max(initial=0) - depth, n_segments, reduce=True, first=first)
+    down = pipeline(parent, child, depth - 1, n_segments, reduce=False, first=first)
+    return Schedule(n_ranks, 2 * n_segments, ((*up, *down),) if up else ())
