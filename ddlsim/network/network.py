@@ -1,0 +1,301 @@
+"""The face of the network engine: start messages and collectives, let time pass, collect completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from ddlsim.collectives import Schedule
+from ddlsim.network import kernel
+from ddlsim.network import state as st
+from ddlsim.network.build import empty_net, grow_hops, grow_slots, records
+from ddlsim.network.program import Program, compile_schedule
+from ddlsim.network.state import Floats, Ints, Records, grown
+
+__all__ = ["BusyIntervals", "Completions", "Fabric", "Network"]
+
+
+class _Routes(Protocol):
+    @property
+    def offsets(self) -> Ints: ...
+    @property
+    def links(self) -> Ints: ...
+
+
+class Fabric(Protocol):
+    """What the engine needs to know of a cluster (``ddlsim.cluster.Cluster`` has it)."""
+
+    @property
+    def channel_capacity(self) -> Floats: ...
+    @property
+    def link_channel(self) -> Ints: ...
+    @property
+    def link_latency(self) -> Floats: ...
+    @property
+    def send_overhead(self) -> Floats: ...
+    @property
+    def recv_overhead(self) -> Floats: ...
+    @property
+    def reduce_time(self) -> Floats: ...
+    def routes(self, src: Ints, dst: Ints) -> _Routes: ...
+
+
+class Completions(NamedTuple):
+    """What ended at one instant.
+
+    ``time`` s; ``ids``, ``ranks`` (n,): rank ``ranks[i]`` finished collective ``ids[i]``; a message has the
+    negative id that :meth:`Network.send` returned.
+    """
+
+    time: float
+    ids: Ints
+    ranks: Ints
+
+
+class BusyIntervals(NamedTuple):
+    """When channels carried something: ``channel``, ``start`` and ``end`` in s, each (n,)."""
+
+    channel: Ints
+    start: Floats
+    end: Floats
+
+
+class Network:
+    """Messages and collectives on the channels of a cluster, under max-min fair sharing.
+
+    Time never runs by itself: :meth:`advance` moves it. With ``record=True`` busy intervals of all channels
+    are kept for timelines.
+    """
+
+    def __init__(self, fabric: Fabric, *, record: bool = False) -> None:
+        self._fabric = fabric
+        self._net = empty_net(
+            fabric.channel_capacity, fabric.send_overhead, fabric.recv_overhead, fabric.reduce_time
+        )
+        self._net.counts[st.LOG_ON] = int(record)
+        if record:
+            self._grow_log()
+        self._used: dict[str, int] = {}
+        self._programs: dict[tuple[int, bytes], int] = {}
+        self._kept: list[Schedule] = []  # the keys above hold ids, so the objects must live
+        self._shapes: list[Program] = []
+        self._free_instances: dict[int, list[int]] = {}
+        self._instance_program: list[int] = []
+        self._ranks_to_finish: list[int] = []
+        self._route_of: dict[tuple[int, int], int] = {}
+        self._n_sent = 0
+        self._n_waiting = 0  # completions that may still be shown
+
+    # ------------------------------------------------------------ starting things
+
+    def collective(self, schedule: Schedule, nodes: Sequence[int] | Ints, nbytes: float) -> int:
+        """Prepare one execution of `schedule` over `nbytes`, rank r at ``nodes[r]``; return its id (>= 0)."""
+        program = self._register(schedule, np.asarray(nodes, dtype=np.int64))
+        shape = self._shapes[program]
+        free = self._free_instances[program]
+        instance = free.pop() if free else self._new_instance(program, shape)
+        net = self._net
+        row = net.instances[instance]
+        threads = net.threads[row["threads"] : row["threads"] + shape.n_ranks * shape.n_lanes]
+        threads[:] = np.array((-1, 0, 0, 0), dtype=st.THREAD)
+        net.arrivals[row["counters"] : row["counters"] + shape.n_messages] = 0
+        net.lanes_left[row["ranks"] : row["ranks"] + shape.n_ranks] = shape.n_lanes
+        row["ranks_left"] = shape.n_ranks
+        row["nbytes"] = nbytes
+        net.counts[st.N_LIVE] += 1
+        net.counts[st.LIVE_THREADS] += shape.n_ranks * shape.n_lanes
+        net.counts[st.LIVE_SENDS] += shape.sends_bound
+        self._ranks_to_finish[instance] = shape.n_ranks
+        self._expect(shape.n_ranks)
+        self._ensure_slots()
+        return instance
+
+    def join(self, ids: Sequence[int] | Ints, ranks: Sequence[int] | Ints, now: float) -> None:
+        """Let rank ``ranks[i]`` enter collective ``ids[i]`` at time `now`, for all i in order."""
+        kernel.join(self._net, np.asarray(ids, dtype=np.int64), np.asarray(ranks, dtype=np.int64), now)
+
+    def send(self, src: Sequence[int] | Ints, dst: Sequence[int] | Ints, nbytes: Floats, now: float) -> Ints:
+        """Send messages between nodes at time `now`; return their ids (negative)."""
+        sources, targets = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
+        routes = self._pair_routes(sources, targets)
+        handles = np.arange(self._n_sent, self._n_sent + len(sources), dtype=np.int64)
+        self._n_sent += len(sources)
+        self._expect(len(sources))
+        self._ensure_slots(extra=len(sources))
+        sizes = np.broadcast_to(np.asarray(nbytes, dtype=np.float64), sources.shape).copy()
+        kernel.send(self._net, handles, sources, targets, routes, sizes, now)
+        return -1 - handles
+
+    # ------------------------------------------------------------ letting time pass
+
+    def advance(self, until: float = np.inf) -> Completions | None:
+        """Let time pass up to `until`; return the first completions, or None if there are none by then."""
+        while True:
+            status = kernel.advance(self._net, until)
+            if status == st.FULL:
+                if self._net.counts[st.LOG_ON]:
+                    self._grow_log()
+                self._ensure_slots()
+                continue
+            if status == st.IDLE:
+                return None
+            return self._take()
+
+    @property
+    def pending(self) -> bool:
+        """Whether anything is still on its way."""
+        counts = self._net.counts
+        timers = counts[st.FIFO_TAIL] - counts[st.FIFO_HEAD] + counts[st.N_TIMER_HEAP]
+        return bool(counts[st.N_ACTIVE] + timers + counts[st.N_OUT])
+
+    # ------------------------------------------------------------ reading
+
+    @property
+    def channel_nbytes(self) -> Floats:
+        """Bytes that each channel has carried, (n_channels,)."""
+        return self._net.channels["nbytes"].copy()
+
+    @property
+    def channel_busy(self) -> Floats:
+        """Seconds during which each channel carried something, (n_channels,)."""
+        return self._net.channels["busy"].copy()
+
+    @property
+    def n_messages(self) -> int:
+        """Messages delivered so far."""
+        return int(self._net.counts[st.N_MESSAGES])
+
+    @property
+    def n_replayed(self) -> int:
+        """Messages of `n_messages` that were replayed exactly without handling their events."""
+        return int(self._net.counts[st.FAST_FORWARDED])
+
+    def busy_intervals(self) -> BusyIntervals:
+        """The recorded busy intervals (``record=True``)."""
+        n = int(self._net.counts[st.LOG_USED])
+        log = self._net.log[:n]
+        return BusyIntervals(log["channel"].copy(), log["start"].copy(), log["end"].copy())
+
+    def rates(self) -> tuple[list[list[int]], Floats]:
+        """The flows now under way: (channels of each, rate of each in bytes/s)."""
+        net = self._net
+        flowing = np.flatnonzero(net.slots["state"] == st.FLOWING)
+        hops = [net.hops[r["first"] : r["last"]].tolist() for r in net.routes[net.slots["route"][flowing]]]
+        return hops, net.slot_rate[flowing]
+
+    # ------------------------------------------------------------ inside
+
+    def _take(self) -> Completions:
+        net = self._net
+        n = int(net.counts[st.N_OUT])
+        done = Completions(float(net.reals[st.NOW]), net.out["id"][:n].copy(), net.out["rank"][:n].copy())
+        net.counts[st.N_OUT] = 0
+        self._n_waiting -= n
+        ended, counts = np.unique(done.ids[done.ids >= 0], return_counts=True)
+        for instance, count in zip(ended.tolist(), counts.tolist(), strict=True):
+            self._ranks_to_finish[instance] -= count
+            if self._ranks_to_finish[instance] == 0:
+                self._free_instances[self._instance_program[instance]].append(instance)
+        return done
+
+    def _expect(self, n: int) -> None:
+        self._n_waiting += n
+        self._net = self._net._replace(out=grown(self._net.out, self._n_waiting))
+
+    def _ensure_slots(self, extra: int = 0) -> None:
+        counts = self._net.counts
+        need = int(counts[st.N_DELIVERING] + 2 * (counts[st.LIVE_SENDS] + extra))
+        if need > len(self._net.slots):
+            self._net = grow_slots(self._net, need)
+
+    def _grow_log(self) -> None:
+        net = self._net
+        need = int(net.counts[st.LOG_USED]) + 2 * len(net.channels) + 4096
+        self._net = net._replace(log=grown(net.log, need))
+
+    def _append(self, name: str, values: Ints | Floats | Records) -> int:
+        """Append to one of the growing arrays; return where the values start."""
+        start = self._used.get(name, 0)
+        end = start + len(values)
+        array = grown(getattr(self._net, name), end)
+        array[start:end] = values
+        self._used[name] = end
+        self._net = self._net._replace(**{name: array})
+        return start
+
+    def _add_routes(self, src: Ints, dst: Ints) -> int:
+        """Append the routes of the pairs; return the number of the first."""
+        routes = self._fabric.routes(src, dst)
+        lengths = np.diff(routes.offsets)
+        latency = np.zeros(len(src))
+        owner = np.repeat(np.arange(len(src)), lengths)
+        np.add.at(latency, owner, self._fabric.link_latency[routes.links])
+        base = self._append("hops", self._fabric.link_channel[routes.links])
+        ends = base + routes.offsets
+        first = self._append("routes", records(st.ROUTE, first=ends[:-1], last=ends[1:], latency=latency))
+        if len(lengths):
+            self._net = grow_hops(self._net, int(lengths.max()))
+        return first
+
+    def _pair_routes(self, src: Ints, dst: Ints) -> Ints:
+        pairs = list(zip(src.tolist(), dst.tolist(), strict=True))
+        missing = list(dict.fromkeys(p for p in pairs if p not in self._route_of))
+        if missing:
+            array = np.array(missing, dtype=np.int64)
+            first = self._add_routes(array[:, 0], array[:, 1])
+            self._route_of.update({pair: first + i for i, pair in enumerate(missing)})
+        return np.array([self._route_of[p] for p in pairs], dtype=np.int64)
+
+    def _register(self, schedule: Schedule, nodes: Ints) -> int:
+        key = (id(schedule), nodes.tobytes())
+        if key in self._programs:
+            return self._programs[key]
+        shape = compile_schedule(schedule)
+        src = nodes[shape.message_src % shape.n_ranks]
+        dst = nodes[shape.message_dst % shape.n_ranks]
+        route = self._add_routes(src, dst)
+        step = self._used.get("steps", 0)
+        message = self._used.get("messages", 0)
+        weights = self._append("weights", shape.weights)
+        thread = self._append("thread_step", step + shape.thread_step)
+        sends, recvs = message + shape.step_send, message + shape.step_recv
+        self._append(
+            "steps",
+            records(
+                st.STEP, repeat=shape.step_repeat, send=sends[:-1], send_end=sends[1:], recv=recvs[:-1], recv_end=recvs[1:]
+            ),
+        )
+        self._append("recv_message", message + shape.recv_message)
+        self._append(
+            "messages",
+            records(
+                st.MESSAGE,
+                src=shape.message_src,
+                dst=shape.message_dst,
+                step=step + shape.message_step,
+                route=route + np.arange(shape.n_messages),
+                weight=weights + shape.message_weight,
+                stride=shape.weight_stride,
+                reduce=shape.message_reduce,
+                source=src,
+                target=dst,
+            ),
+        )
+        row = np.array([(thread, message, shape.n_ranks, shape.n_lanes, shape.sends_bound)], dtype=st.PROGRAM)
+        program = self._append("programs", row)
+        self._programs[key] = program
+        self._kept.append(schedule)
+        self._shapes.append(shape)
+        self._free_instances[program] = []
+        return program
+
+    def _new_instance(self, program: int, shape: Program) -> int:
+        n_threads = shape.n_ranks * shape.n_lanes
+        threads = self._append("threads", np.zeros(n_threads, dtype=st.THREAD))
+        counters = self._append("arrivals", np.zeros(shape.n_messages, dtype=np.int64))
+        ranks = self._append("lanes_left", np.zeros(shape.n_ranks, dtype=np.int64))
+        self._instance_program.append(program)
+        self._ranks_to_finish.append(0)
+        return self._append("instances", np.array([(program, threads, counters, ranks, 0, 0.0)], dtype=st.INSTANCE))
