@@ -43,7 +43,7 @@ def _backward_tensors(workload: Workload) -> list[tuple[int, float]]:
 
 
 def per_layer(workload: Workload) -> tuple[Bucket, ...]:
-    """Return one bucket per layer with parameters (wait-free backpropagation: Zhang et al. 2017, Poseidon)."""
+    """Return a bucket per layer with parameters (wait-free backpropagation, Zhang et al. 2017, Poseidon)."""
     nbytes = workload.grad_nbytes.tolist()
     return tuple(_bucket(nbytes[i], i) for i in range(len(nbytes) - 1, -1, -1) if nbytes[i] > 0.0)
 

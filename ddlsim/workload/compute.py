@@ -47,19 +47,24 @@ def _quantity(value: float | str, dimension: str, name: str) -> float:
 class Measured:
     """A step of one device as measured: ``Measured(step_time="97 ms", batch_size=32)`` or with a throughput.
 
-    ``step_time`` is stored in seconds. It holds for ``batch_size`` only; :func:`make_workload` refuses others.
+    ``step_time`` is stored in seconds. It holds for ``batch_size`` only: :func:`make_workload`
+    refuses others.
     """
 
     step_time: float
     batch_size: int
 
     def __init__(
-        self, step_time: float | str | None = None, batch_size: int = 0, *, throughput: float | str | None = None
+        self,
+        step_time: float | str | None = None,
+        batch_size: int = 0,
+        *,
+        throughput: float | str | None = None,
     ) -> None:
         if (step_time is None) == (throughput is None):
             raise ConfigError("Measured: give either step_time or throughput")
         if batch_size < 1:
-            raise ConfigError(f"Measured: batch_size = {batch_size}: must be the batch of the measurement, at least 1")
+            raise ConfigError(f"Measured: batch_size = {batch_size}: must be the measured batch, at least 1")
         if step_time is not None:
             seconds = _quantity(step_time, "time", "Measured: step_time")
         else:
@@ -205,14 +210,18 @@ def _optimizer_time(model: Model, device: Device, roofline: Roofline) -> float:
 
 
 def _step_time(
-    model: Model, device: Device, batch_size: int, compute: Measured | Affine | Roofline | None, precision: str
+    model: Model,
+    device: Device,
+    batch_size: int,
+    compute: Measured | Affine | Roofline | None,
+    precision: str,
 ) -> tuple[float | None, str]:
     """Return the known seconds of a step, or None where the roofline decides, and what that rests on."""
     if isinstance(compute, Measured):
         if compute.batch_size != batch_size:
             raise ConfigError(
-                f"the step was measured at batch_size = {compute.batch_size}, not {batch_size}; measure that batch "
-                "size too, or give Affine(c0, c1)"
+                f"the step was measured at batch_size = {compute.batch_size}, not {batch_size}; measure "
+                "that batch size too, or give Affine(c0, c1)"
             )
         return compute.step_time, f"measured step of {compute.step_time * 1e3:.6g} ms at batch {batch_size}"
     if isinstance(compute, Affine):
@@ -220,12 +229,23 @@ def _step_time(
     curve = _measured_curve(model, device, precision) if compute is None else None
     if curve is not None:
         affine = fit_affine(curve.batch_size, curve.throughput)
-        return affine.step_time(batch_size), f"{_affine_text(affine)} fitted to {curve.source}"
-    efficiency = compute.efficiency if compute is not None else None
-    if efficiency is not None:
-        return None, f"roofline of {device.name} at {efficiency:.3g} of its {precision} peak, as given"
-    known = device.efficiency[precision]
-    return None, f"roofline of {device.name} at {known:.3g} of its {precision} peak: {device.efficiency_basis}"
+        error = _worst_error(affine, curve)
+        return affine.step_time(batch_size), (
+            f"{_affine_text(affine)}, within {error:.1%} of {curve.source}, "
+            f"batch {min(curve.batch_size)} to {max(curve.batch_size)}"
+        )
+    given = compute.efficiency if compute is not None else None
+    where = "as given" if given is not None else device.efficiency_basis
+    fraction = given if given is not None else device.efficiency[precision]
+    return None, f"roofline of {device.name} at {fraction:.3g} of its {precision} peak ({where})"
+
+
+def _worst_error(affine: Affine, curve: Curve) -> float:
+    """Return the largest relative error of the line over the measured step times."""
+    return max(
+        abs(affine.step_time(batch) * throughput / batch - 1.0)
+        for batch, throughput in zip(curve.batch_size, curve.throughput, strict=True)
+    )
 
 
 def _affine_text(affine: Affine) -> str:
@@ -233,10 +253,10 @@ def _affine_text(affine: Affine) -> str:
 
 
 def _measured_curve(model: Model, device: Device, precision: str) -> Curve | None:
-    """Return the device's curve for exactly this model: a file of the same name with other layers is another."""
+    """Return the curve for exactly this model (not for another file's model of the same name)."""
     for curve in device.curves:
-        if (curve.model, curve.precision) == (model.name, precision) and load_model(curve.model).layers == model.layers:
-            return curve
+        if (curve.model, curve.precision) == (model.name, precision):
+            return curve if load_model(curve.model).layers == model.layers else None
     return None
 
 

@@ -96,7 +96,9 @@ def _catalogue() -> Mapping[str, Device]:
     tables = tomllib.loads(_CATALOGUE.read_text(encoding="utf-8"))
     curves = cast(list[_CurveTable], tables["curves"])
     return {
-        name: _device(name, cast(_DeviceTable, table), tuple(_curve(c) for c in curves if name in c["devices"]))
+        name: _device(
+            name, cast(_DeviceTable, table), tuple(_curve(c) for c in curves if name in c["devices"])
+        )
         for name, table in tables["devices"].items()
     }
 

@@ -7,7 +7,18 @@ from dataclasses import dataclass
 
 from ddlsim.errors import ConfigError
 
-__all__ = ["STRICT", "Cost", "Shape", "Size", "at_least", "need_map", "need_tokens", "spread", "streaming", "windows"]
+__all__ = [
+    "STRICT",
+    "Cost",
+    "Shape",
+    "Size",
+    "at_least",
+    "need_map",
+    "need_tokens",
+    "spread",
+    "streaming",
+    "windows",
+]
 
 Shape = tuple[int, ...]
 Size = int | tuple[int, ...]
@@ -33,7 +44,9 @@ class Cost:
     winograd: bool = False
 
 
-def streaming(in_shape: Shape, out_shape: Shape, tensors: tuple[tuple[str, int], ...] = (), macs: float = 0.0) -> Cost:
+def streaming(
+    in_shape: Shape, out_shape: Shape, tensors: tuple[tuple[str, int], ...] = (), macs: float = 0.0
+) -> Cost:
     """Return the cost of a layer that reads its input once, writes its output once and keeps the output."""
     n_in, n_out = math.prod(in_shape), math.prod(out_shape)
     return Cost(out_shape, tensors, macs, float(n_in + n_out), float(n_out))
@@ -50,18 +63,20 @@ def spread(key: str, value: Size, n_dims: int) -> Shape:
     if isinstance(value, int):
         return (value,) * n_dims
     if len(value) != n_dims:
-        raise ConfigError(f"{key} = {list(value)} has {len(value)} numbers but the input has {n_dims} spatial dimensions")
+        raise ConfigError(
+            f"{key} = {list(value)} has {len(value)} numbers but the input {n_dims} spatial sizes"
+        )
     return value
 
 
 def need_map(in_shape: Shape) -> None:
     if len(in_shape) < 2:
-        raise ConfigError(f"needs (channels, height, width) but gets shape {in_shape}; move it before 'flatten'")
+        raise ConfigError(f"needs (channels, height, width) but gets {in_shape}; move it before 'flatten'")
 
 
 def need_tokens(in_shape: Shape) -> None:
     if len(in_shape) != 2:
-        raise ConfigError(f"needs (tokens, features) but gets shape {in_shape}; put an 'embedding' layer before it")
+        raise ConfigError(f"needs (tokens, features) but gets {in_shape}; put an 'embedding' before it")
 
 
 def windows(space: Shape, kernel: Shape, stride: Shape, padding: Shape, *, ceil_mode: bool) -> Shape:

@@ -13,8 +13,8 @@ __all__ = ["ELEMENT_NBYTES", "Floats", "Ints", "roofline_times", "scaled"]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: multiplications saved by Winograd's F(2x2, 3x3) in fp32 (Lavin and Gray 2016, arXiv:1509.09308, section 4.1);
-#: tensor cores and half precision use direct algorithms
+#: multiplications saved by Winograd's F(2x2, 3x3) in fp32 (Lavin and Gray 2016, arXiv:1509.09308, section
+#: 4.1); tensor cores and half precision use direct algorithms
 WINOGRAD = 2.25
 #: bytes of an activation or a weight, by precision of the arithmetic
 ELEMENT_NBYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0}
@@ -26,16 +26,16 @@ def roofline_times(
     """Return forward and backward seconds, each (n_layers,), for a batch.
 
     A layer takes the larger of FLOPs / (peak * efficiency) and bytes / (bandwidth * memory_efficiency); the
-    FLOPs of Winograd convolutions are those of the fast algorithm in fp32, and the bytes are its input and output per sample and its parameters once. The backward pass repeats this once per
-    gradient that the layer computes.
+    bytes are its input and output per sample and its parameters once. The backward pass repeats this once per
+    gradient that the layer computes. In fp32 Winograd convolutions count the FLOPs of the fast algorithm.
     """
     scale = ELEMENT_NBYTES[precision] / 4.0  # the model counts fp32 bytes
     saved = np.array([WINOGRAD if layer.winograd and precision == "fp32" else 1.0 for layer in model.layers])
     flops = np.array([layer.flops for layer in model.layers]) / saved * batch_size
-    nbytes = np.array([layer.moved_nbytes * batch_size + _weight_nbytes(layer) for layer in model.layers]) * scale
+    moved = np.array([layer.moved_nbytes * batch_size + _weight_nbytes(layer) for layer in model.layers])
     n_gradients = np.array([int(layer.input_grad) + int(layer.n_params > 0) for layer in model.layers])
     arithmetic = flops / (device.peak_flops[precision] * efficiency)
-    forward: Floats = np.maximum(arithmetic, nbytes / (device.memory_bandwidth * memory_efficiency))
+    forward: Floats = np.maximum(arithmetic, moved * scale / (device.memory_bandwidth * memory_efficiency))
     return forward, forward * n_gradients
 
 
@@ -45,6 +45,6 @@ def _weight_nbytes(layer: Layer) -> float:
 
 
 def scaled(forward: Floats, backward: Floats, total: float) -> tuple[Floats, Floats]:
-    """Return both, multiplied by one factor so that together they are `total` seconds (to the last bit or two)."""
+    """Return both, multiplied by one factor so that their sum is `total` seconds (to rounding)."""
     factor = total / (float(forward.sum()) + float(backward.sum()))
     return forward * factor, backward * factor

@@ -18,7 +18,17 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from ddlsim.errors import ConfigError
-from ddlsim.workload.layer_rules import STRICT, Cost, Shape, Size, at_least, need_map, spread, streaming, windows
+from ddlsim.workload.layer_rules import (
+    STRICT,
+    Cost,
+    Shape,
+    Size,
+    at_least,
+    need_map,
+    spread,
+    streaming,
+    windows,
+)
 from ddlsim.workload.token_layers import Attention, Embedding, EmbeddingBag, Interaction, Take, TiedDense
 
 __all__ = [
@@ -65,14 +75,16 @@ class Conv:
         need_map(in_shape)
         n_in, space = in_shape[0], in_shape[1:]
         if n_in % self.groups or self.channels % self.groups:
-            raise ConfigError(f"groups = {self.groups} must divide input channels {n_in} and channels {self.channels}")
+            raise ConfigError(f"groups = {self.groups} must divide {n_in} input channels and {self.channels}")
         kernel = spread("kernel", self.kernel, len(space))
         stride = spread("stride", self.stride, len(space))
         padding = spread("padding", self.padding, len(space))
         out_space = windows(space, kernel, stride, padding, ceil_mode=False)
         n_weights = self.channels * (n_in // self.groups) * math.prod(kernel)
         tensors = (("weight", n_weights),) + ((("bias", self.channels),) if self.bias else ())
-        cost = streaming(in_shape, (self.channels, *out_space), tensors, float(n_weights * math.prod(out_space)))
+        cost = streaming(
+            in_shape, (self.channels, *out_space), tensors, float(n_weights * math.prod(out_space))
+        )
         # Lavin and Gray 2016: 3x3 convolutions of stride 1; libraries leave grouped ones alone
         return replace(cost, winograd=kernel == (3, 3) and stride == (1, 1) and self.groups == 1)
 
@@ -133,7 +145,9 @@ class Dense:
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) > 2:
-            raise ConfigError(f"needs (features,) or (tokens, features) but gets shape {in_shape}; put 'flatten' before it")
+            raise ConfigError(
+                f"needs (features,) or (tokens, features) but gets {in_shape}; put 'flatten' before it"
+            )
         n_weights = in_shape[-1] * self.units
         tensors = (("weight", n_weights),) + ((("bias", self.units),) if self.bias else ())
         n_tokens = math.prod(in_shape[:-1])

@@ -22,7 +22,8 @@ class Layer:
     ``moved_nbytes`` is the activation traffic of the forward pass; ``stored_nbytes`` what stays until the
     backward pass (0 for in-place layers); ``input_grad`` is false when nothing before it has parameters, so
     that its backward pass computes no input gradient; the gradients of a ``model_parallel`` layer are not
-    exchanged between data-parallel workers; ``winograd`` layers need fewer multiplications than ``macs`` in fp32.
+    exchanged between data-parallel workers; ``winograd`` layers need fewer multiplications
+    than ``macs`` in fp32.
     """
 
     name: str
@@ -115,7 +116,9 @@ class Model:
 
     def gradient_nbytes(self, bytes_per_element: int = 4) -> float:
         """Bytes of gradient that data-parallel workers exchange in a step."""
-        return float(bytes_per_element * sum(layer.n_params for layer in self.layers if not layer.model_parallel))
+        return float(
+            bytes_per_element * sum(layer.n_params for layer in self.layers if not layer.model_parallel)
+        )
 
 
 def load_model(source: str | Path | Model) -> Model:

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
 from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
@@ -20,7 +19,7 @@ from ddlsim.workload.toml_files import validate
 __all__ = ["Block", "Builder", "Entry", "Flow"]
 
 Entry = dict[str, object]
-MAX_LAYERS = 100_000  # a runaway `repeat` is a slip of the keyboard, not a model
+MAX_LAYERS = 10_000  # a runaway `repeat` is a slip of the keyboard, not a model
 MAX_DEPTH = 20  # so is a block that contains itself
 GRAPH_KEYS = {"residual": ("body", "shortcut"), "concat": ("branches",), "side": ("body",)}
 
@@ -40,9 +39,12 @@ class Flow(NamedTuple):
     learned: bool
 
 
-@cache
-def _adapter(kind: type[LayerSpec]) -> TypeAdapter[LayerSpec]:
-    return TypeAdapter(kind)
+#: nodes and what leaves the last
+Walked = tuple[tuple[Node, ...], Flow]
+
+_ADAPTERS: dict[type[LayerSpec], TypeAdapter[LayerSpec]] = {
+    kind: TypeAdapter(kind) for kind in set(LAYER_TYPES.values())
+}
 
 
 def _substitute(value: object, values: Mapping[str, object], used: set[str]) -> object:
@@ -68,7 +70,7 @@ class Builder:
     seen_options: set[str] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)  # instances so far of a name
 
-    def sequence(self, entries: object, where: str, scope: str, flow: Flow, depth: int) -> tuple[tuple[Node, ...], Flow]:
+    def sequence(self, entries: object, where: str, scope: str, flow: Flow, depth: int) -> Walked:
         """Return the nodes of a list of entries and what leaves the last.
 
         `where` is the place in the file, `scope` the prefix of the layers' names.
@@ -101,7 +103,7 @@ class Builder:
         self.seen_options.add(option)
         return option in self.options
 
-    def _entry(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> tuple[tuple[Node, ...], Flow]:
+    def _entry(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> Walked:
         if "block" in entry:
             return self._block(entry, place, scope, flow, depth)
         kind = entry.get("type")
@@ -129,14 +131,14 @@ class Builder:
             raise self.error(place, f"name = {name!r}: must be a text that is not empty")
         return f"{scope}{name}"
 
-    def _block(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> tuple[tuple[Node, ...], Flow]:
+    def _block(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> Walked:
         """Expand a block: check its parameters, then walk its layers once, or `repeat` times, numbered."""
         kind = entry.pop("block")
         if not isinstance(kind, str) or kind not in self.blocks:
             raise unknown_name("block", str(kind), self.blocks, f"{self.path}: {place}")
         repeat = entry.pop("repeat", None)
         if repeat is not None and (type(repeat) is not int or not 1 <= repeat <= MAX_LAYERS):
-            raise self.error(place, f"repeat = {repeat!r}: must be a whole number of at least 1")
+            raise self.error(place, f"repeat = {repeat!r}: must be a whole number from 1 to {MAX_LAYERS}")
         named = "name" in entry or repeat is not None
         name = self._name(entry, kind, place, scope) if "name" in entry else f"{scope}{kind}"
         block, used = self.blocks[kind], set[str]()
@@ -157,11 +159,11 @@ class Builder:
             nodes += new
         return nodes, flow
 
-    def _leaf(self, entry: Entry, kind: str, place: str, scope: str, flow: Flow) -> tuple[tuple[Node, ...], Flow]:
+    def _leaf(self, entry: Entry, kind: str, place: str, scope: str, flow: Flow) -> Walked:
         name = self._name(entry, kind, place, scope)
         spec_type = LAYER_TYPES[kind]
         keys = [f.name for f in fields(spec_type)]
-        spec = validate(_adapter(spec_type), entry, f"{self.path}: {place} ({kind} {name!r})", keys)
+        spec = validate(_ADAPTERS[spec_type], entry, f"{self.path}: {place} ({kind} {name!r})", keys)
         try:
             cost = spec.cost(flow.shape)
         except ConfigError as error:
@@ -175,27 +177,46 @@ class Builder:
         if self.counts[f"{name}!"]:
             raise self.error(name, "the name occurs twice; give one of the layers another name")
         self.counts[f"{name}!"] += 1
-        self.layers.append(Layer(
-            name, kind, flow.shape, cost.out_shape, sum(n for _, n in cost.tensors), cost.macs, 2.0 * cost.macs,
-            4.0 * math.prod(cost.out_shape), cost.tensors, 4.0 * cost.moved, 4.0 * cost.stored, flow.learned,
-            model_parallel, cost.winograd,
-        ))  # fmt: skip
+        layer = Layer(
+            name=name,
+            type=kind,
+            in_shape=flow.shape,
+            out_shape=cost.out_shape,
+            n_params=sum(n for _, n in cost.tensors),
+            macs=cost.macs,
+            flops=2.0 * cost.macs,
+            activation_nbytes=4.0 * math.prod(cost.out_shape),
+            tensors=cost.tensors,
+            moved_nbytes=4.0 * cost.moved,
+            stored_nbytes=4.0 * cost.stored,
+            input_grad=flow.learned,
+            model_parallel=model_parallel,
+            winograd=cost.winograd,
+        )
+        self.layers.append(layer)
         return len(self.layers) - 1
 
     def _residual(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> tuple[Node, Flow]:
         body, out = self.sequence(entry.get("body"), f"{place}.body", scope, flow, depth)
-        shortcut, skip = self.sequence(entry.get("shortcut", []), f"{place}.shortcut", f"{scope}shortcut.", flow, depth)
+        shortcut, skip = self.sequence(
+            entry.get("shortcut", []), f"{place}.shortcut", f"{scope}shortcut.", flow, depth
+        )
         if out.shape != skip.shape:
             raise self.error(place, f"residual: the body makes {out.shape} but the shortcut {skip.shape}; "
                              "make both equal, for example with a 1x1 conv in shortcut")  # fmt: skip
         joined = Flow(out.shape, out.learned or skip.learned)
-        index = self._append(self._name({}, "add", place, scope), "add", joined, Cost(out.shape, moved=3.0 * math.prod(out.shape)))
+        index = self._append(
+            self._name({}, "add", place, scope),
+            "add",
+            joined,
+            Cost(out.shape, moved=3.0 * math.prod(out.shape)),
+        )
         return Residual(body, shortcut, index), joined
 
     def _concat(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> tuple[Node, Flow]:
         entries = entry.get("branches")
         if not isinstance(entries, list) or len(entries) < 2:
-            raise self.error(place, f"concat: branches must list at least two lists of layers")
+            raise self.error(place, "concat: branches must list at least two lists of layers")
         walked = [self.sequence(branch, f"{place}.branches[{i}]", f"{scope}branch{i + 1}.", flow, depth)
                   for i, branch in enumerate(entries)]  # fmt: skip
         shapes = [out.shape for _, out in walked]
@@ -205,7 +226,9 @@ class Builder:
         shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
         joined = Flow(shape, any(out.learned for _, out in walked))
         n = float(math.prod(shape))
-        index = self._append(self._name({}, "concat", place, scope), "concat", joined, Cost(shape, moved=2.0 * n, stored=n))
+        index = self._append(
+            self._name({}, "concat", place, scope), "concat", joined, Cost(shape, moved=2.0 * n, stored=n)
+        )
         return Concat(tuple(nodes for nodes, _ in walked), index), joined
 
     def _side(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> tuple[Node, Flow]:

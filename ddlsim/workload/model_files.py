@@ -73,5 +73,3 @@ def read_model(path: Path, options: tuple[str, ...] = ()) -> Model:
     name = "+".join((path.stem, *options))
     layers = tuple(builder.layers)
     return Model(name, file.title, file.input, layers, file.trainable, file.sources, structure, options)
-
-

@@ -14,7 +14,7 @@ __all__ = ["Attention", "Embedding", "EmbeddingBag", "Interaction", "Take", "Tie
 
 @dataclass(frozen=True)
 class TiedDense:
-    """Dense layer whose weight is the token embedding, so that it owns a bias at most (Press and Wolf 2017)."""
+    """Dense layer whose weight is the token embedding, so it owns a bias at most (Press and Wolf 2017)."""
 
     units: int
     bias: bool = True
@@ -92,7 +92,9 @@ class Interaction:
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) != 1 or in_shape[0] % self.dim:
-            raise ConfigError(f"needs a vector of a multiple of dim = {self.dim} features but gets shape {in_shape}")
+            raise ConfigError(
+                f"needs a vector of a multiple of dim = {self.dim} features but gets {in_shape}"
+            )
         n_vectors = in_shape[0] // self.dim
         n_pairs = n_vectors * (n_vectors - 1) // 2
         return streaming(in_shape, (self.dim + n_pairs,), macs=float(n_vectors * n_vectors * self.dim))
@@ -125,7 +127,7 @@ class Attention:
         for name, width in (*inputs, ("out", 1)):
             tensors += [(f"{name}.weight", width * d * d), (f"{name}.bias", width * d)]
         n, scores = s * d, self.heads * s * s
-        # x -> q, k, v: 4n; scores written, softmax read and written, read again: 4 scores; mix and project: 4n
+        # x to q, k, v: 4n; scores written, softmax in and out, read again: 4 scores; mix and project: 4n
         moved, stored = 8.0 * n + 4.0 * scores, 5.0 * n + scores
         return Cost(in_shape, tuple(tensors), 4.0 * s * d * d + 2.0 * s * s * d, moved, stored)
 
@@ -144,6 +146,6 @@ class Take:
     def cost(self, in_shape: Shape) -> Cost:
         need_tokens(in_shape)
         if self.count > in_shape[0]:
-            raise ConfigError(f"count = {self.count} is above the {in_shape[0]} tokens of input shape {in_shape}")
+            raise ConfigError(f"count = {self.count} is above the {in_shape[0]} tokens of its input")
         n_out = float(self.count * in_shape[1])
         return Cost((self.count, in_shape[1]), moved=2.0 * n_out, stored=n_out)

@@ -1,0 +1,242 @@
+"""Compute times: fits of measured curves, the split over layers, rooflines, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ddlsim.errors import ConfigError
+from ddlsim.workload.compute import Affine, Measured, Roofline, fit_affine, make_workload
+from ddlsim.workload.devices import device_names, load_device
+from ddlsim.workload.memory import check_memory, training_nbytes
+from ddlsim.workload.model import load_model, model_names
+
+RESNET50 = load_model("resnet50")
+V100 = load_device("v100")
+
+
+def _curve(device: str, model: str):
+    return next(curve for curve in load_device(device).curves if curve.model == model)
+
+
+@pytest.mark.parametrize(
+    ("device", "model", "c0_ms", "c1_ms"),
+    [
+        ("v100", "resnet50", 25.8, 2.51),
+        ("k80", "resnet50", 45.9, 18.97),
+        ("m60", "resnet50", 34.8, 13.5),
+        ("v100", "inception-v3", 41.7, 3.42),
+    ],
+)
+def test_affine_fits_of_the_measured_curves(device: str, model: str, c0_ms: float, c1_ms: float):
+    curve = _curve(device, model)
+    fit = fit_affine(curve.batch_size, curve.throughput)
+    assert fit.c0 == pytest.approx(c0_ms * 1e-3, rel=0.02)
+    assert fit.c1 == pytest.approx(c1_ms * 1e-3, rel=0.02)
+
+
+@pytest.mark.parametrize(("device", "worst"), [("k80", 0.0262), ("m60", 0.0200), ("v100", 0.0511)])
+@pytest.mark.parametrize("model", ["resnet50", "inception-v3"])
+def test_fits_are_near_the_tables(device: str, worst: float, model: str):
+    curve = _curve(device, model)
+    fit = fit_affine(curve.batch_size, curve.throughput)
+    for batch, throughput in zip(curve.batch_size, curve.throughput, strict=True):
+        assert fit.step_time(batch) == pytest.approx(batch / throughput, rel=worst)
+
+
+def test_a_fit_recovers_a_line_and_never_goes_negative():
+    exact = fit_affine([1, 2, 4], [b / (0.01 + 0.002 * b) for b in (1, 2, 4)])
+    assert (exact.c0, exact.c1) == (pytest.approx(0.01), pytest.approx(0.002))
+    superlinear = fit_affine([1, 2, 4], [100.0, 80.0, 60.0])
+    assert superlinear.c0 == 0.0
+    assert superlinear.c1 > 0.0
+
+
+def test_the_catalogue_curve_is_the_default():
+    workload = make_workload(RESNET50, V100, 32)
+    curve = _curve("v100", "resnet50")
+    assert workload.step_time == pytest.approx(fit_affine(curve.batch_size, curve.throughput).step_time(32))
+    assert "MXNet" in workload.basis
+    assert "within 3.4%" in workload.basis
+    assert workload.optimizer == 0.0
+    assert "roofline" in make_workload(RESNET50, V100, 32, precision="fp16").basis
+    assert "roofline" in make_workload(load_model("vgg16"), V100, 32).basis
+
+
+def test_a_file_of_the_same_name_does_not_get_the_curve(tmp_path):
+    path = tmp_path / "resnet50.toml"
+    path.write_text('title = "Mine"\ninput = [4]\nlayers = [{ type = "dense", units = 3 }]\n')
+    assert "roofline" in make_workload(load_model(path), V100, 32).basis
+
+
+def test_units_at_the_border():
+    assert Measured(step_time="97 ms", batch_size=32).step_time == pytest.approx(0.097)
+    assert Measured(throughput="320 images/s", batch_size=32).step_time == pytest.approx(0.1)
+    assert Affine("25.8 ms", "2.51 ms") == Affine(25.8e-3, 2.51e-3)
+
+
+@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("compute", [Measured(step_time=0.1, batch_size=8), Affine(0.02, 0.003)])
+def test_the_split_adds_up(name: str, compute: Measured | Affine):
+    workload = make_workload(load_model(name), V100, 8, compute=compute)
+    total = compute.step_time if isinstance(compute, Measured) else compute.step_time(8)
+    assert workload.forward.sum() + workload.backward.sum() == pytest.approx(total, rel=1e-14)
+    assert workload.forward.shape == workload.backward.shape == workload.grad_nbytes.shape
+    assert workload.forward.min() >= 0.0
+
+
+def test_backward_costs_one_pass_per_gradient():
+    """Two gradients for a layer with weights, one for one without, the weights' alone for the first layer."""
+    workload = make_workload(RESNET50, V100, 32)
+    ratio = {
+        layer.name: b / f
+        for layer, f, b in zip(RESNET50.layers, workload.forward, workload.backward, strict=True)
+        if f > 0.0
+    }
+    assert ratio["conv1"] == pytest.approx(1.0)
+    assert ratio["layer1.0.conv1"] == pytest.approx(2.0)
+    assert ratio["max_pool1"] == pytest.approx(1.0)
+    assert "flatten1" not in ratio  # free
+    assert 1.7 < workload.backward_time / workload.forward_time < 2.0
+
+
+def test_roofline_by_hand():
+    """fc of ResNet-50: 2 * 2048 * 1000 FLOP a sample, limited by reading 8.2 MB of weights at batch 1."""
+    workload = make_workload(RESNET50, V100, 1, compute=Roofline(efficiency=0.5, memory_efficiency=0.5))
+    nbytes = 4.0 * (2048 + 1000 + 2048 * 1000 + 1000)
+    assert workload.forward[-1] == pytest.approx(nbytes / (0.5 * 900e9))
+    large = make_workload(RESNET50, V100, 100_000, compute=Roofline(efficiency=0.5))
+    assert large.forward[-1] == pytest.approx(100_000 * 2 * 2048 * 1000 / (0.5 * 15.7e12))
+    assert large.optimizer == pytest.approx(20 * RESNET50.n_params / (0.8 * 900e9))
+    # conv2 of the first block is 3x3 with stride 1: Winograd saves 2.25 in fp32 only
+    index = next(i for i, layer in enumerate(RESNET50.layers) if layer.name == "layer1.0.conv2")
+    macs = 56 * 56 * 64 * 64 * 9
+    assert RESNET50.layers[index].macs == macs
+    slow = make_workload(RESNET50, V100, 100, compute=Roofline(efficiency=0.01))
+    assert slow.forward[index] == pytest.approx(100 * 2 * macs / 2.25 / (0.01 * 15.7e12))
+    half = make_workload(RESNET50, V100, 100, compute=Roofline(efficiency=0.01), precision="fp16")
+    assert half.forward[index] == pytest.approx(100 * 2 * macs / (0.01 * 125e12))
+
+
+@pytest.mark.parametrize(
+    ("device", "model", "batch", "precision", "throughput"),
+    [
+        ("k80", "resnet50", 32, "fp32", 49.48),  # MXNet 1.2 docs/faq/perf.md
+        ("m60", "resnet50", 32, "fp32", 68.34),
+        ("v100", "resnet50", 128, "fp32", 363.69),
+        ("p100", "inception-v3", 64, "fp32", 142.0),  # TensorFlow performance/benchmarks.md
+        ("v100", "resnet50", 256, "fp16", 1200.0),  # NVIDIA DeepLearningExamples
+        ("a100-80g", "resnet50", 256, "tf32", 938.0),
+        ("a100-80g", "resnet50", 256, "fp16", 2470.0),
+    ],
+)
+def test_catalogue_efficiencies_give_the_throughput_they_come_from(
+    device: str, model: str, batch: int, precision: str, throughput: float
+):
+    workload = make_workload(
+        load_model(model), load_device(device), batch, compute=Roofline(), precision=precision
+    )
+    assert batch / workload.step_time == pytest.approx(throughput, rel=0.01)
+
+
+def test_roofline_predicts_a_model_it_was_not_fitted_to():
+    """TensorFlow's ResNet-152 on one K80 die at batch 32 did 19.4 images/s (performance/benchmarks.md)."""
+    workload = make_workload(load_model("resnet152"), load_device("k80"), 32)
+    assert 32 / workload.step_time == pytest.approx(19.4, rel=0.05)
+
+
+def test_speed_and_gradient_type():
+    nominal = make_workload(RESNET50, V100, 32)
+    slow = make_workload(RESNET50, V100, 32, speed=0.5, gradient_dtype="fp16")
+    assert slow.step_time == pytest.approx(2.0 * nominal.step_time)
+    assert nominal.gradient_nbytes == 4.0 * 25_557_032
+    assert slow.gradient_nbytes == 2.0 * 25_557_032
+    assert slow.tensor_nbytes.sum() == slow.gradient_nbytes
+
+
+def test_tensors_lie_in_declaration_order():
+    workload = make_workload(RESNET50, V100, 32)
+    assert len(workload.tensor_nbytes) == 161  # torchvision's resnet50 has 161 parameter tensors
+    assert np.all(np.diff(workload.tensor_layer) >= 0)
+    assert workload.tensor_nbytes[0] == 4 * 64 * 3 * 49
+    assert workload.tensor_nbytes[-2:].tolist() == [4.0 * 2_048_000, 4.0 * 1000]
+    assert np.array_equal(
+        np.bincount(workload.tensor_layer, workload.tensor_nbytes, len(RESNET50.layers)), workload.grad_nbytes
+    )
+
+
+def test_every_device_is_complete():
+    for name in device_names():
+        device = load_device(name)
+        assert set(device.efficiency) == set(device.peak_flops)
+        assert all(0.0 < value <= 1.0 for value in device.efficiency.values())
+        assert 1e11 < device.peak_flops["fp32"] < 1e14
+        assert 1e10 < device.memory_bandwidth < 1e13
+        assert device.memory_nbytes > 4e9
+        assert device.power_w > 0.0
+        assert device.sources
+        assert len(device.efficiency_basis) > 10
+    assert load_device(V100) is V100
+
+
+def test_published_device_numbers():
+    assert V100.peak_flops["fp16"] == 125e12
+    assert V100.memory_nbytes == 16 * 2**30
+    assert load_device("k80").memory_bandwidth == 240e9
+
+
+def test_memory_by_hand():
+    """12 bytes a parameter; LeNet-5 keeps every output but flatten's, as tanh is not in place."""
+    lenet = load_model("lenet5")
+    kept = sum(int(np.prod(layer.out_shape)) for layer in lenet.layers if layer.type != "flatten")
+    assert training_nbytes(lenet, 10) == 12 * 61_706 + 10 * 4 * kept
+    assert training_nbytes(lenet, 10, "fp16") == 12 * 61_706 + 10 * 2 * kept
+    assert make_workload(lenet, V100, 10).memory_nbytes == training_nbytes(lenet, 10)
+
+
+def test_check_memory():
+    assert check_memory(RESNET50, V100, 64) is None
+    warning = check_memory(RESNET50, V100, 512)
+    assert warning is not None
+    assert "resnet50 with batch size 512 in fp32 needs about 46.2 GB but v100 has 17.2 GB" in warning
+    largest = int(warning.rsplit(" ", 1)[1])
+    assert check_memory(RESNET50, V100, largest) is None
+    assert check_memory(RESNET50, V100, largest + 1) is not None
+    assert "no batch fits" in str(check_memory(RESNET50, replace(V100, memory_nbytes=3e8), 1))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: make_workload(RESNET50, V100, 0), "batch_size = 0: must be at least 1"),
+        (lambda: make_workload(RESNET50, V100, 1, speed=0.0), "speed = 0.0: must be finite and above 0"),
+        (
+            lambda: make_workload(RESNET50, V100, 1, precision="tf32"),
+            "device 'v100': unknown precision 'tf32'",
+        ),
+        (
+            lambda: make_workload(RESNET50, V100, 1, gradient_dtype="fp8"),
+            "unknown gradient_dtype 'fp8'; did you",
+        ),
+        (
+            lambda: make_workload(RESNET50, V100, 64, compute=Measured("97 ms", 32)),
+            r"measured at batch_size = 32, not 64; measure that batch size too, or give Affine\(c0, c1\)",
+        ),
+        (lambda: load_device("v10"), "unknown device 'v10'; did you mean 'v100'"),
+        (lambda: Measured(batch_size=3), "give either step_time or throughput"),
+        (lambda: Measured("1 s", 3, throughput="3 /s"), "give either step_time or throughput"),
+        (lambda: Measured("1 s"), "batch_size = 0: must be the measured batch"),
+        (lambda: Measured("0 s", 1), "must be above 0"),
+        (lambda: Measured("97", 32), "has no unit"),
+        (lambda: Affine(-1.0, 1.0), "Affine: c0 = -1.0: must be finite and not negative"),
+        (lambda: Affine(0.0, 0.0), r"c0 \+ c1 must be above 0"),
+        (lambda: Roofline(efficiency=1.5), "efficiency = 1.5: must be above 0 and at most 1"),
+        (lambda: Roofline(memory_efficiency=0.0), "memory_efficiency = 0.0"),
+    ],
+)
+def test_bad_arguments(make: Callable[[], object], message: str):
+    with pytest.raises(ConfigError, match=message):
+        make()

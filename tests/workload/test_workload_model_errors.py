@@ -1,0 +1,163 @@
+"""Bad model files: one line that names file, layer, field, value and remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddlsim.errors import ConfigError
+from ddlsim.workload.model import load_model
+
+HEAD = 'title = "T"\ninput = [3, 8, 8]\n'
+
+#: (text of the file, the message after "FILE: ")
+BAD = [
+    ("layers = [", "not valid TOML"),
+    ("input = [3]\nlayers = []", "key 'title' is missing; add title = ..."),
+    (HEAD + "layers = []", "layers = []: list at least one layer"),
+    (HEAD + 'layers = [{ type = "relu" }]\nlayer = 1', "unknown key 'layer'; did you mean 'layers'?"),
+    (
+        'title = "T"\ninput = [3, 0]\nlayers = [{ type = "relu" }]',
+        "input = [3, 0]: must be one or more positive sizes",
+    ),
+    (HEAD + "trainable = 1\nlayers = []", "trainable = 1: must be a valid boolean"),
+    (HEAD + "layers = [3]", 'layers[0]: must be a table like {type = "relu"}, not 3'),
+    (
+        HEAD + "layers = [{ units = 3 }]",
+        'layers[0]: has neither type nor block; add type = "conv" or the like',
+    ),
+    (HEAD + 'layers = [{ type = "cov" }]', "layers[0]: unknown layer type 'cov'; did you mean 'conv'?"),
+    (
+        HEAD + 'layers = [{ type = "conv", channels = 4, kernal = 3 }]',
+        "layers[0] (conv 'conv1'): unknown key 'kernal'; did you mean 'kernel'?",
+    ),
+    (
+        HEAD + 'layers = [{ type = "conv", name = "stem", channels = 4 }]',
+        "layers[0] (conv 'stem'): key 'kernel' is missing; add kernel = ...",
+    ),
+    (
+        HEAD + 'layers = [{ type = "conv", channels = "4", kernel = 3 }]',
+        "layers[0] (conv 'conv1'): channels = \"4\": must be a valid integer",
+    ),
+    (
+        HEAD + 'layers = [{ type = "conv", channels = 4, kernel = 2.5 }]',
+        "layers[0] (conv 'conv1'): kernel = 2.5: must be a valid integer",
+    ),
+    (
+        HEAD + 'layers = [{ type = "conv", channels = true, kernel = 3 }]',
+        "layers[0] (conv 'conv1'): channels = true: must be a valid integer",
+    ),
+    (
+        HEAD + 'layers = [{ type = "conv", channels = -4, kernel = 3 }]',
+        "layers[0] (conv 'conv1'): channels = -4: must be at least 1",
+    ),
+    (
+        HEAD + 'layers = [{ type = "dropout", rate = nan }]',
+        "layers[0] (dropout 'dropout1'): rate = nan: must be in [0, 1)",
+    ),
+    (
+        HEAD + 'layers = [{ type = "conv", channels = 4, kernel = [3, 3, 3] }]',
+        "layers[0]: conv 'conv1': kernel = [3, 3, 3] has 3 numbers but the input 2 spatial sizes",
+    ),
+    (
+        HEAD + 'layers = [{ type = "conv", channels = 4, kernel = 9 }]',
+        "layers[0]: conv 'conv1': kernel (9, 9) does not fit into the input (8, 8) with padding (0, 0)",
+    ),
+    (
+        HEAD + 'layers = [{ type = "conv", channels = 4, kernel = 3, groups = 2 }]',
+        "layers[0]: conv 'conv1': groups = 2 must divide 3 input channels and 4",
+    ),
+    (
+        HEAD + 'layers = [{ type = "dense", units = 4 }]',
+        "layers[0]: dense 'dense1': needs (features,) or (tokens, features) but gets (3, 8, 8); put 'flatten'",
+    ),
+    (
+        HEAD + 'layers = [{ type = "flatten" }, { type = "max_pool", kernel = 2 }]',
+        "layers[1]: max_pool 'max_pool1': needs (channels, height, width) but gets (192,)",
+    ),
+    (
+        HEAD + 'layers = [{ type = "residual", body = [{ type = "conv", channels = 4, kernel = 1 }] }]',
+        "layers[0]: residual: the body makes (4, 8, 8) but the shortcut (3, 8, 8); make both equal",
+    ),
+    (
+        HEAD + 'layers = [{ type = "residual", bodi = [] }]',
+        "layers[0] (residual): unknown key 'bodi'; did you mean 'body'?",
+    ),
+    (HEAD + 'layers = [{ type = "residual" }]', "layers[0].body: must be a list of layers, not None"),
+    (
+        HEAD + 'layers = [{ type = "concat", branches = '
+        '[[{ type = "max_pool", kernel = 2 }], [{ type = "relu" }]] }]',
+        "layers[0]: concat: the branches make (3, 4, 4), (3, 8, 8); all but the first number must be equal",
+    ),
+    (
+        HEAD + 'layers = [{ type = "concat", branches = [[]] }]',
+        "layers[0]: concat: branches must list at least two",
+    ),
+    (HEAD + 'layers = [{ block = "b" }]\n[blocks.c]\nlayers = []', "layers[0]: unknown block 'b'"),
+    (
+        HEAD + 'layers = [{ block = "b", repeat = 0 }]\n[blocks.b]\nlayers = []',
+        "layers[0]: repeat = 0: must be a whole number from 1 to 10000",
+    ),
+    (
+        HEAD + 'layers = [{ block = "b" }]\n[blocks.b]\nlayers = [{ type = "dropout", rate = "$rate" }]',
+        "layers[0]: block 'b' needs 'rate'; add rate = ...",
+    ),
+    (
+        HEAD
+        + 'layers = [{ block = "b", rat = 1 }]\n[blocks.b]\nlayers = [{ type = "dropout", rate = "$rate" }]',
+        "layers[0] (block 'b'): unknown parameter 'rat'; did you mean 'rate'?",
+    ),
+    (
+        HEAD + 'layers = [{ block = "b" }]\n[blocks.b]\nlayers = [{ block = "b" }]',
+        "does a block contain itself?",
+    ),
+    (
+        HEAD + 'layers = [{ block = "b" }]\n[blocks.b]\nlayer = []',
+        "blocks.b: unknown key 'layer'; did you mean 'layers'?",
+    ),
+    (
+        HEAD + 'layers = [{ block = "b", repeat = 10000 }]\n[blocks.b]\n'
+        'layers = [{ type = "relu" }, { type = "relu" }]',
+        "the model has more than 10000 layers; check every repeat",
+    ),
+    (
+        HEAD + 'layers = [{ type = "relu", name = "a" }, { type = "relu", name = "a" }]',
+        "a: the name occurs twice; give one of the layers another name",
+    ),
+    (HEAD + 'layers = [{ type = "relu", option = 3 }]', "layers[0]: option = 3: must be a name"),
+    (
+        HEAD + 'layers = [{ type = "relu", name = 3 }]',
+        "layers[0]: name = 3: must be a text that is not empty",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD, ids=[message[:50] for _, message in BAD])
+def test_bad_file(tmp_path: Path, text: str, message: str):
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_model(path)
+    said = str(caught.value)
+    assert said.startswith(f"{path}: ")
+    assert message in said
+    assert "\n" not in said
+
+
+def test_unknown_names():
+    with pytest.raises(ConfigError, match="unknown model 'resnet51'; did you mean 'resnet50'"):
+        load_model("resnet51")
+    with pytest.raises(ConfigError, match=r"googlenet\.toml: unknown option 'aus'; did you mean 'aux'"):
+        load_model("googlenet+aus")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"none\.toml: no such file"):
+        load_model(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="cannot be read as text"):
+        load_model(tmp_path)
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot be read as text"):
+        load_model(binary)

@@ -1,0 +1,167 @@
+"""Parameters, multiply-accumulates and shapes of the bundled models against the published ones."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ddlsim.workload.model import Concat, Leaf, Model, Node, Residual, Side, load_model, model_names
+
+#: name -> (parameters, GMACs of the forward pass), as published; None where no figure was found.
+#: Image models: torchvision's documentation of each weight ("num_params", "GFLOPS"); transformers: the
+#: Hugging Face model cards' counts; LeNet-5 and the CIFAR CNN: their tutorials' printed summaries.
+PUBLISHED: dict[str, tuple[int, float | None]] = {
+    "lenet5": (61_706, None),
+    "cifar-cnn": (122_570, None),
+    "digits-cnn": (1_898, None),
+    "alexnet": (61_100_840, 0.714),
+    "vgg-a": (132_863_336, 7.609),
+    "vgg16": (138_357_544, 15.47),
+    "googlenet": (6_624_904, 1.498),
+    "googlenet+aux": (13_004_888, None),
+    "inception-v3": (23_834_568, 5.713),
+    "inception-v3+aux": (27_161_264, None),
+    "resnet18": (11_689_512, 1.814),
+    "resnet18-cifar": (11_173_962, 0.556),
+    "resnet50": (25_557_032, 4.089),
+    "resnet101": (44_549_160, 7.801),
+    "resnet152": (60_192_808, 11.514),
+    "resnext101-32x8d": (88_791_336, 16.414),
+    "bert-base": (109_482_240, None),
+    "bert-base+heads": (110_106_428, None),
+    "bert-large": (335_141_888, None),
+    "bert-large+heads": (336_226_108, None),
+    "gpt2": (124_439_808, None),
+    "ffn": (638_433, None),
+}
+
+
+def test_every_bundled_model_is_in_the_table():
+    """DLRM apart: its size depends on the data set and has a test of its own."""
+    assert {name.split("+")[0] for name in PUBLISHED} | {"dlrm"} == set(model_names())
+
+
+@pytest.mark.parametrize(("name", "n_params"), [(name, row[0]) for name, row in PUBLISHED.items()])
+def test_parameters_are_exactly_the_published_ones(name: str, n_params: int):
+    model = load_model(name)
+    assert model.n_params == n_params
+    assert model.gradient_nbytes() == 4.0 * n_params
+    assert model.gradient_nbytes(2) == 2.0 * n_params
+
+
+@pytest.mark.parametrize(("name", "gmacs"), [(name, row[1]) for name, row in PUBLISHED.items() if row[1]])
+def test_multiply_accumulates_agree_with_the_published_ones(name: str, gmacs: float):
+    model = load_model(name)
+    assert model.macs == pytest.approx(gmacs * 1e9, rel=2e-3)
+    assert model.flops == 2.0 * model.macs
+
+
+def test_small_models_by_hand():
+    """LeNet-5: 28^2 * 6 * 25 + 10^2 * 16 * 150 + 400 * 120 + 120 * 84 + 84 * 10 MACs."""
+    assert load_model("lenet5").macs == 117_600 + 240_000 + 48_000 + 10_080 + 840
+
+
+def test_bert_by_hand():
+    """A layer on s tokens of d features: 4 s d^2 + 2 s^2 d in attention, 8 s d^2 in the two dense layers."""
+    s, d = 512, 768
+    pooler = d * d
+    assert load_model("bert-base").macs == 12 * (12 * s * d * d + 2 * s * s * d) + pooler
+
+
+def test_dlrm_exchanges_its_dense_part_only():
+    """Bottom 13-512-256-64-16; 27 vectors make 27 * 26 / 2 = 351 products, so the top is 367-512-256-1."""
+    bottom = 13 * 512 + 512 + 512 * 256 + 256 + 256 * 64 + 64 + 64 * 16 + 16
+    top = 367 * 512 + 512 + 512 * 256 + 256 + 256 + 1
+    model = load_model("dlrm")
+    assert model.gradient_nbytes() == 4.0 * (bottom + top)
+    assert model.n_params == bottom + top + 16 * 33_762_577
+
+
+@pytest.mark.parametrize(
+    ("model", "layer", "shape"),
+    [
+        ("alexnet", "conv1", (64, 55, 55)),
+        ("alexnet", "max_pool3", (256, 6, 6)),
+        ("vgg16", "conv5.2.relu", (512, 14, 14)),
+        ("resnet50", "max_pool1", (64, 56, 56)),
+        ("resnet50", "layer2.0.conv2", (128, 28, 28)),
+        ("resnet50", "layer2.0.shortcut.conv", (512, 28, 28)),
+        ("resnet152", "layer3.35.conv3", (1024, 14, 14)),
+        ("googlenet", "inception3a.concat1", (256, 28, 28)),
+        ("googlenet", "max_pool1", (64, 56, 56)),  # ceil mode: floor would give 55
+        ("inception-v3", "mixed6a.concat1", (768, 17, 17)),
+        ("inception-v3", "mixed7c.concat1", (2048, 8, 8)),
+        ("bert-large", "layer.23.attention1", (512, 1024)),
+        ("ffn", "conv_lom", (1, 33, 33, 33)),
+    ],
+)
+def test_shapes(model: str, layer: str, shape: tuple[int, ...]):
+    assert {found.name: found.out_shape for found in load_model(model).layers}[layer] == shape
+
+
+def _leaves(nodes: tuple[Node, ...]) -> list[int]:
+    """Return the layer indices that a walk of the structure meets, joins after what they join."""
+    found: list[int] = []
+    for node in nodes:
+        match node:
+            case Leaf(index=index):
+                found.append(index)
+            case Residual(body=body, shortcut=shortcut, index=index):
+                found += [*_leaves(body), *_leaves(shortcut), index]
+            case Concat(branches=branches, index=index):
+                found += [*(i for branch in branches for i in _leaves(branch)), index]
+            case Side(body=body):
+                found += _leaves(body)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_the_structure_holds_every_layer_once_in_order(name: str):
+    model = load_model(name)
+    assert _leaves(model.structure) == list(range(len(model.layers)))
+
+
+def _check_flow(model: Model, nodes: tuple[Node, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Walk the graph as an executor would; return the output shape."""
+    for node in nodes:
+        match node:
+            case Leaf(index=index):
+                assert model.layers[index].in_shape == shape
+                shape = model.layers[index].out_shape
+            case Residual(body=body, shortcut=shortcut):
+                out = _check_flow(model, body, shape)
+                assert _check_flow(model, shortcut, shape) == out
+                shape = out
+            case Concat(branches=branches, index=index):
+                parts = [_check_flow(model, branch, shape) for branch in branches]
+                shape = (sum(part[0] for part in parts), *parts[0][1:])
+                assert model.layers[index].out_shape == shape
+            case Side(body=body):
+                _check_flow(model, body, shape)
+    return shape
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_shapes_flow_through_the_structure(name: str):
+    model = load_model(name)
+    out = _check_flow(model, model.structure, model.input_shape)
+    if model.input_shape == (3, 224, 224):
+        assert out == (1000,)
+    for layer in model.layers:
+        assert sum(n for _, n in layer.tensors) == layer.n_params
+        assert layer.activation_nbytes == 4.0 * math.prod(layer.out_shape)
+
+
+def test_only_the_first_layer_of_a_chain_needs_no_input_gradient():
+    layers = load_model("resnet50").layers
+    assert [layer.name for layer in layers if not layer.input_grad] == ["conv1"]
+
+
+def test_a_model_passes_through_and_a_path_is_read(tmp_path):
+    model = load_model("lenet5")
+    assert load_model(model) is model
+    path = tmp_path / "mine.toml"
+    path.write_text('title = "Mine"\ninput = [4]\nlayers = [{ type = "dense", units = 3 }]\n')
+    assert load_model(path).n_params == 15
+    assert load_model(str(path)).name == "mine"
