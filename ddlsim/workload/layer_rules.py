@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ddlsim.errors import ConfigError
 
 __all__ = [
+    "MAX_SIZE",
     "STRICT",
     "Cost",
     "Shape",
@@ -22,6 +23,7 @@ __all__ = [
 
 Shape = tuple[int, ...]
 Size = int | tuple[int, ...]
+MAX_SIZE = 10**9  # of any one number; products of a few still fit a float
 #: read by pydantic when a file is validated: unknown keys and loose types (true for 1) are errors
 STRICT: dict[str, object] = {"extra": "forbid", "strict": True}
 
@@ -54,8 +56,11 @@ def streaming(
 
 def at_least(minimum: int, **values: Size) -> None:
     for key, value in values.items():
-        if any(part < minimum for part in (value if isinstance(value, tuple) else (value,))):
+        parts = value if isinstance(value, tuple) else (value,)
+        if any(part < minimum for part in parts):
             raise ConfigError(f"{key} = {value}: must be at least {minimum}")
+        if any(part > MAX_SIZE for part in parts):
+            raise ConfigError(f"{key} = {value}: must be at most {MAX_SIZE}")
 
 
 def spread(key: str, value: Size, n_dims: int) -> Shape:

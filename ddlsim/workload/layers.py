@@ -154,6 +154,12 @@ class Dense:
         return streaming(in_shape, (*in_shape[:-1], self.units), tensors, float(n_tokens * n_weights))
 
 
+def _fraction(**values: float) -> None:
+    for key, value in values.items():
+        if not 0.0 < value <= 1.0:
+            raise ConfigError(f"{key} = {value}: must be above 0 and at most 1")
+
+
 @dataclass(frozen=True)
 class BatchNorm:
     """Batch normalisation per channel with learned scale and shift (Ioffe and Szegedy 2015)."""
@@ -162,6 +168,9 @@ class BatchNorm:
     momentum: float = 0.1  # weight of the new batch in the running statistics
     type: Literal["batch_norm"] = "batch_norm"
     __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+
+    def __post_init__(self) -> None:
+        _fraction(eps=self.eps, momentum=self.momentum)
 
     def cost(self, in_shape: Shape) -> Cost:
         return streaming(in_shape, in_shape, (("weight", in_shape[0]), ("bias", in_shape[0])))
@@ -174,6 +183,9 @@ class LayerNorm:
     eps: float = 1e-5
     type: Literal["layer_norm"] = "layer_norm"
     __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+
+    def __post_init__(self) -> None:
+        _fraction(eps=self.eps)
 
     def cost(self, in_shape: Shape) -> Cost:
         return streaming(in_shape, in_shape, (("weight", in_shape[-1]), ("bias", in_shape[-1])))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from ddlsim.workload.devices import Device
 from ddlsim.workload.layer_times import ELEMENT_NBYTES
 from ddlsim.workload.model import Model
+
+if TYPE_CHECKING:  # compute needs this module
+    from ddlsim.workload.compute import Workload
 
 __all__ = ["check_memory", "training_nbytes"]
 
@@ -25,15 +29,16 @@ def training_nbytes(model: Model, batch_size: int, precision: str = "fp32") -> f
     return PARAMETER_NBYTES * model.n_params + activation * batch_size
 
 
-def check_memory(model: Model, device: Device, batch_size: int, precision: str = "fp32") -> str | None:
-    """Return None if a step fits `device`'s memory, else one line with the numbers and the largest batch."""
-    need = training_nbytes(model, batch_size, precision)
-    if need <= device.memory_nbytes:
+def check_memory(workload: Workload, device: Device) -> str | None:
+    """Return None if the step fits `device`'s memory, else a line with the numbers and the largest batch."""
+    if workload.memory_nbytes <= device.memory_nbytes:
         return None
-    fixed = training_nbytes(model, 0, precision)
-    largest = math.floor((device.memory_nbytes - fixed) / (training_nbytes(model, 1, precision) - fixed))
+    fixed = training_nbytes(workload.model, 0, workload.precision)
+    per_sample = training_nbytes(workload.model, 1, workload.precision) - fixed
+    largest = math.floor((device.memory_nbytes - fixed) / per_sample) if per_sample > 0.0 else 0
     remedy = f"the largest batch that fits is {largest}" if largest > 0 else "no batch fits"
+    need, have = workload.memory_nbytes / 1e9, device.memory_nbytes / 1e9
     return (
-        f"{model.name} with batch size {batch_size} in {precision} needs about {need / 1e9:.1f} GB "
-        f"but {device.name} has {device.memory_nbytes / 1e9:.1f} GB; {remedy}"
+        f"{workload.model.name} with batch size {workload.batch_size} in {workload.precision} needs about "
+        f"{need:.1f} GB but {device.name} has {have:.1f} GB; {remedy}"
     )

@@ -68,7 +68,9 @@ class Builder:
     options: frozenset[str]
     layers: list[Layer] = field(default_factory=list)
     seen_options: set[str] = field(default_factory=set)
-    counts: Counter[str] = field(default_factory=Counter)  # instances so far of a name
+    counts: Counter[str] = field(default_factory=Counter)  # instances so far, by name
+    leaf_names: set[str] = field(default_factory=set)
+    n_expanded: int = 0  # block instances so far
 
     def sequence(self, entries: object, where: str, scope: str, flow: Flow, depth: int) -> Walked:
         """Return the nodes of a list of entries and what leaves the last.
@@ -151,6 +153,9 @@ class Builder:
             raise self.error(place, f"block {kind!r} needs {missing[0]!r}; add {missing[0]} = ...")
         nodes: tuple[Node, ...] = ()
         for _ in range(repeat or 1):
+            self.n_expanded += 1
+            if self.n_expanded > MAX_LAYERS:  # also for blocks without layers, which would only cost time
+                raise self.error(place, f"the model has more than {MAX_LAYERS} blocks; check every repeat")
             inner = f"{name}." if named else scope
             if repeat is not None:
                 inner = f"{name}.{self.counts[name]}."
@@ -174,9 +179,9 @@ class Builder:
     def _append(self, name: str, kind: str, flow: Flow, cost: Cost, *, model_parallel: bool = False) -> int:
         if len(self.layers) >= MAX_LAYERS:
             raise self.error(name, f"the model has more than {MAX_LAYERS} layers; check every repeat")
-        if self.counts[f"{name}!"]:
+        if name in self.leaf_names:
             raise self.error(name, "the name occurs twice; give one of the layers another name")
-        self.counts[f"{name}!"] += 1
+        self.leaf_names.add(name)
         layer = Layer(
             name=name,
             type=kind,

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from ddlsim.bundled import bundled_files
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.workload.layer_rules import MAX_SIZE
 from ddlsim.workload.model import Model
 from ddlsim.workload.model_build import Block, Builder, Entry, Flow
 from ddlsim.workload.toml_files import read_toml, validate
@@ -61,8 +62,10 @@ def read_model(path: Path, options: tuple[str, ...] = ()) -> Model:
         name: validate(TypeAdapter(Block), block, f"{path}: blocks.{name}", Block.model_fields)
         for name, block in file.blocks.items()
     }
-    if not file.input or min(file.input) < 1:
-        raise ConfigError(f"{path}: input = {list(file.input)}: must be one or more positive sizes")
+    if not file.input or not all(1 <= size <= MAX_SIZE for size in file.input):
+        raise ConfigError(
+            f"{path}: input = {list(file.input)}: must be one or more sizes from 1 to {MAX_SIZE}"
+        )
     builder = Builder(str(path), blocks, frozenset(options))
     structure, _ = builder.sequence(file.layers, "layers", "", Flow(file.input, learned=False), 0)
     for option in options:

@@ -27,6 +27,8 @@ def read_toml(path: Path) -> dict[str, object]:
         raise ConfigError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as text: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: not usable TOML: nested too deeply") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
 

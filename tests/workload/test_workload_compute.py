@@ -10,7 +10,7 @@ import pytest
 
 from ddlsim.errors import ConfigError
 from ddlsim.workload.compute import Affine, Measured, Roofline, fit_affine, make_workload
-from ddlsim.workload.devices import device_names, load_device
+from ddlsim.workload.devices import Device, device_names, load_device
 from ddlsim.workload.memory import check_memory, training_nbytes
 from ddlsim.workload.model import load_model, model_names
 
@@ -197,15 +197,20 @@ def test_memory_by_hand():
     assert make_workload(lenet, V100, 10).memory_nbytes == training_nbytes(lenet, 10)
 
 
+def _memory_warning(batch_size: int, device: Device = V100, precision: str = "fp32") -> str | None:
+    return check_memory(make_workload(RESNET50, V100, batch_size, precision=precision), device)
+
+
 def test_check_memory():
-    assert check_memory(RESNET50, V100, 64) is None
-    warning = check_memory(RESNET50, V100, 512)
+    assert _memory_warning(64) is None
+    warning = _memory_warning(512)
     assert warning is not None
     assert "resnet50 with batch size 512 in fp32 needs about 46.2 GB but v100 has 17.2 GB" in warning
     largest = int(warning.rsplit(" ", 1)[1])
-    assert check_memory(RESNET50, V100, largest) is None
-    assert check_memory(RESNET50, V100, largest + 1) is not None
-    assert "no batch fits" in str(check_memory(RESNET50, replace(V100, memory_nbytes=3e8), 1))
+    assert _memory_warning(largest) is None
+    assert _memory_warning(largest + 1) is not None
+    assert _memory_warning(largest + 1, precision="fp16") is None
+    assert "no batch fits" in str(_memory_warning(1, replace(V100, memory_nbytes=3e8)))
 
 
 @pytest.mark.parametrize(

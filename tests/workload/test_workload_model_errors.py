@@ -19,7 +19,7 @@ BAD = [
     (HEAD + 'layers = [{ type = "relu" }]\nlayer = 1', "unknown key 'layer'; did you mean 'layers'?"),
     (
         'title = "T"\ninput = [3, 0]\nlayers = [{ type = "relu" }]',
-        "input = [3, 0]: must be one or more positive sizes",
+        "input = [3, 0]: must be one or more sizes from 1 to 1000000000",
     ),
     (HEAD + "trainable = 1\nlayers = []", "trainable = 1: must be a valid boolean"),
     (HEAD + "layers = [3]", 'layers[0]: must be a table like {type = "relu"}, not 3'),
@@ -70,7 +70,7 @@ BAD = [
     ),
     (
         HEAD + 'layers = [{ type = "dense", units = 4 }]',
-        "layers[0]: dense 'dense1': needs (features,) or (tokens, features) but gets (3, 8, 8); put 'flatten'",
+        "layers[0]: dense 'dense1': needs (features,) or (tokens, features) but gets (3, 8, 8); put",
     ),
     (
         HEAD + 'layers = [{ type = "flatten" }, { type = "max_pool", kernel = 2 }]',
@@ -125,6 +125,17 @@ BAD = [
         HEAD + 'layers = [{ type = "relu", name = "a" }, { type = "relu", name = "a" }]',
         "a: the name occurs twice; give one of the layers another name",
     ),
+    (
+        HEAD + 'layers = [{ block = "a" }]\n[blocks.a]\nlayers = [{ block = "b", repeat = 10000 }]\n'
+        "[blocks.b]\nlayers = []",
+        "the model has more than 10000 blocks; check every repeat",
+    ),
+    (
+        HEAD + 'layers = [{ type = "dense", units = 1000000000000 }]',
+        "units = 1000000000000: must be at most 1000000000",
+    ),
+    (HEAD + "layers = " + "[" * 100_000, "nested too deeply"),
+    (HEAD + 'layers = [{ type = "batch_norm", eps = nan }]', "eps = nan: must be above 0 and at most 1"),
     (HEAD + 'layers = [{ type = "relu", option = 3 }]', "layers[0]: option = 3: must be a name"),
     (
         HEAD + 'layers = [{ type = "relu", name = 3 }]',
