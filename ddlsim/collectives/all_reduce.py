@@ -46,7 +46,8 @@ def pipelined_ring(n_ranks: int, n_lanes: int = 2) -> Schedule:
 
     While a slice is under way the port sends another one, as in Gloo's ``allreduce_ring_chunked`` (two chunks
     in flight). Lanes in lockstep would share the port and then wait together, hiding nothing; so lane i sends
-    its very first slice in i + 1 pieces, which sets it back by i latencies for good.
+    its very first slice in i + 1 pieces, which sets it back by i latencies for good. With two lanes that is
+    alpha + 2 (p-1)/p S beta, as long as alpha is less than S/(4p) beta (`cost.pipelined_ring` has the rest).
     """
     if n_lanes < 1:
         raise ConfigError(f"pipelined_ring: n_lanes is {n_lanes}; give 1 or more")

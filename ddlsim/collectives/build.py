@@ -15,7 +15,8 @@ from ddlsim.errors import ConfigError
 __all__ = ["algorithm_names", "build", "groups_of"]
 
 #: schedules that move more chunks than this are proved on fewer ranks instead
-CHECK_LIMIT = 20_000_000
+CHECK_LIMIT = 4_000_000
+FEW_RANKS = 64
 
 
 def groups_of(hosts: Sequence[int]) -> tuple[Ints, ...]:
@@ -39,7 +40,7 @@ def build(
     hosts      (n_ranks,) the machine of each rank; one with a parameter `groups` gets the ranks of each
 
     A user's function is proved by :func:`ddlsim.collectives.check.check` before it is trusted (on 64 ranks,
-    if the whole schedule moves more than 20 million chunks). Raises ConfigError, naming the algorithm and
+    if the whole schedule moves more than 4 million chunks). Raises ConfigError, naming the algorithm and
     what is wrong with it.
     """
     if n_ranks < 1:
@@ -51,11 +52,9 @@ def build(
     schedule = _call(function, name, n_ranks, nbytes, hosts)
     if (isinstance(algorithm, str) and ":" not in algorithm) or function.__module__.startswith("ddlsim."):
         return schedule
-    _prove(schedule, name, n_ranks, kind, thoroughly=_n_moves(schedule) <= CHECK_LIMIT)
-    if _n_moves(schedule) > CHECK_LIMIT:
-        few = 64
-        small = _call(function, name, few, nbytes, None if hosts is None else hosts[:few])
-        _prove(small, name, few, kind, thoroughly=True)
+    if not _prove(schedule, name, n_ranks, kind):
+        small = _call(function, name, FEW_RANKS, nbytes, None if hosts is None else hosts[:FEW_RANKS])
+        _prove(small, name, FEW_RANKS, kind)
     return schedule
 
 
@@ -79,7 +78,8 @@ def _n_moves(schedule: Schedule) -> int:
     return sum(r.repeat * int(r.count.sum()) for lane in schedule.lanes for r in lane)
 
 
-def _prove(schedule: Schedule, name: str, n_ranks: int, kind: str, thoroughly: bool) -> None:
+def _prove(schedule: Schedule, name: str, n_ranks: int, kind: str) -> bool:
+    """Check what a user's function returned; return False if it was too large to be replayed."""
     where = f"collective {name!r} for {n_ranks} ranks"
     if not isinstance(schedule, Schedule):
         raise ConfigError(f"{where} returned a {type(schedule).__name__}; return a Schedule")
@@ -88,6 +88,10 @@ def _prove(schedule: Schedule, name: str, n_ranks: int, kind: str, thoroughly: b
             f"{where} returned one for {schedule.n_ranks} ranks of kind {schedule.kind!r}, not {kind!r}"
         )
     try:
-        check(schedule) if thoroughly else validate(schedule)
+        validate(schedule)
+        replayable = _n_moves(schedule) <= CHECK_LIMIT
+        if replayable:
+            check(schedule)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
+    return replayable

@@ -118,7 +118,10 @@ def _groups(schedule: Schedule) -> tuple[Ints, ...]:
 def _initial(schedule: Schedule, marks: Marks) -> Marks:
     """Return the marks (n_ranks, n_chunks, width) at the start: its own in all chunks of one copy."""
     copy = np.arange(schedule.n_chunks) * schedule.copies // schedule.n_chunks
-    mine = copy == np.arange(schedule.n_ranks)[:, None] % schedule.copies
+    own = np.zeros(schedule.n_ranks, dtype=np.int64)
+    for group in _groups(schedule):
+        own[group] = np.arange(len(group)) % schedule.copies
+    mine = copy == own[:, None]
     return np.asarray(mine[:, :, None] * marks[:, None, :], dtype=np.uint64)
 
 
@@ -201,7 +204,7 @@ def _compare(schedule: Schedule, state: Marks, written: Ints, marks: Marks) -> N
             rank = int(group[place])
             held = _described(total[rank, chunk], expected[place, chunk])
             origin = _origin(schedule, int(written[rank, chunk]))
-            raise ConfigError(f"{origin} rank {rank}, chunk {chunk} with {held}")
+            raise ConfigError(f"{origin} rank {rank}, chunk {chunk} is left with {held}")
 
 
 def _promise(schedule: Schedule, group: Ints, n_chunks: int, marks: Marks) -> tuple[Marks, Flags]:
@@ -224,10 +227,10 @@ def _promise(schedule: Schedule, group: Ints, n_chunks: int, marks: Marks) -> tu
 
 def _origin(schedule: Schedule, number: int) -> str:
     if number < 0:
-        return "no message ever reaches"
+        return "no message writes here:"
     for i, lane in enumerate(schedule.lanes):
         if number < len(lane):
-            return f"lane {i}, round {number} leaves"
+            return f"lane {i}, round {number} (the last to write here):"
         number -= len(lane)
     raise AssertionError("the round number comes from this schedule")
 

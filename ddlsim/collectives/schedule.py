@@ -56,7 +56,8 @@ class Schedule:
     groups        disjoint communicators, each the ranks of its members; member i owns block i.
                   None: one group of all ranks in order
     copies        number of whole buffers that the chunks span (1, except for algorithms that keep the
-                  contributions of several ranks side by side and add them up at the end)
+                  contributions of several ranks side by side and add them up at the end; member i of a group
+                  starts with its own in copy i mod `copies`)
     """
 
     n_ranks: int

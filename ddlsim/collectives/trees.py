@@ -32,12 +32,12 @@ def double_tree(n_ranks: int) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
     return (parent, depth), (np.roll((parent + 1) % n_ranks, 1), np.roll(depth, 1))
 
 
-def double_binary_tree(n_ranks: int, *, n_segments: int = 1) -> Schedule:
+def double_binary_tree(n_ranks: int, n_segments: int = 1) -> Schedule:
     """Two trees, each reducing and broadcasting one half of the buffer in `n_segments` pipelined segments.
 
     Sanders, Speck and Traff 2009; NCCL since 2.4. About 2 log2 p alpha + 2 S beta + O(sqrt(S alpha beta
-    log p)) for the best number of segments: with h the depth of the trees and c segments, there are 2 (h + c - 1)
-    rounds of about alpha + S/c (beta + gamma), as a rank has at most two messages in and two out in each.
+    log p)) for the best number of segments: with h the depth of the trees and c segments, there are
+    2 (h + c - 1) rounds of about alpha + S/c (beta + gamma), with at most two messages in and out per rank.
     """
     if n_segments < 1:
         raise ConfigError(f"double_binary_tree: n_segments is {n_segments}; give 1 or more")

@@ -1,0 +1,228 @@
+"""Closed forms: the exact time of each algorithm on an idle, uniform network.
+
+Hockney's model: a message of n bytes takes ``alpha + n * beta`` (seconds, seconds per byte), then
+``n * gamma`` at the receiver if it is reduced; one full-duplex port per rank, no other contention; all ranks
+start together. All-reduce algorithms keep their names (`ring`), others carry their kind in front
+(`all_to_all_bruck`). Sources stand with the algorithms. A function is here only if it is exact for what it
+accepts: where an algorithm folds ranks or prunes a tree to fit a number of ranks, messages meet at the ports
+and the time is not the textbook's sum of steps, so these ask for a power of two. (For `double_binary_tree`
+only bounds are known.)
+
+n_ranks  p                                    alpha  latency of a message, s
+nbytes   S, the buffer of one rank in bytes   beta   s per byte;  gamma  s per byte reduced
+
+Every function returns seconds, 0 for one rank.
+"""
+
+from __future__ import annotations
+
+from ddlsim.errors import ConfigError
+
+__all__ = [
+    "all_gather_bruck",
+    "all_gather_direct",
+    "all_gather_recursive_doubling",
+    "all_gather_ring",
+    "all_to_all_bruck",
+    "all_to_all_direct",
+    "all_to_all_pairwise",
+    "binomial_tree",
+    "broadcast_binomial",
+    "broadcast_chain",
+    "broadcast_scatter_all_gather",
+    "halving_doubling",
+    "hierarchical",
+    "naive_ring",
+    "parameter_server",
+    "pipelined_ring",
+    "recursive_doubling",
+    "reduce_binomial",
+    "reduce_chain",
+    "reduce_scatter_direct",
+    "reduce_scatter_recursive_halving",
+    "reduce_scatter_ring",
+    "ring",
+    "torus_2d",
+]
+
+
+def ring(n_ranks: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0) -> float:
+    """2 (p-1) alpha + 2 (p-1)/p S beta + (p-1)/p S gamma."""
+    gathered = all_gather_ring(n_ranks, nbytes, alpha, beta)
+    return reduce_scatter_ring(n_ranks, nbytes, alpha, beta, gamma) + gathered
+
+
+def naive_ring(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+    """(p-1) (alpha + S beta)."""
+    return (n_ranks - 1) * (alpha + nbytes * beta)
+
+
+def pipelined_ring(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+    """2 (p-1) u + max(alpha, 2 alpha - u/4) + (2p-3) max(0, alpha - u/2), with u = S/p beta.
+
+    For two lanes and gamma = 0. The lanes take turns at the port. If a latency fits in half a chunk's time,
+    only the first one shows, and a little more if it does not fit in a quarter (the second lane's first
+    piece); else each of the 2p-3 later steps waits for the rest.
+    """
+    if n_ranks == 1:
+        return 0.0
+    chunk = nbytes / n_ranks * beta
+    start = max(alpha, 2 * alpha - chunk / 4)
+    return 2 * (n_ranks - 1) * chunk + start + (2 * n_ranks - 3) * max(0.0, alpha - chunk / 2)
+
+
+def recursive_doubling(n_ranks: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0) -> float:
+    """log2 p (alpha + S (beta + gamma)), p = 2^q."""
+    return _log2("recursive_doubling", n_ranks) * (alpha + nbytes * (beta + gamma))
+
+
+def halving_doubling(n_ranks: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0) -> float:
+    """2 log2 p alpha + 2 (p-1)/p S beta + (p-1)/p S gamma, p = 2^q."""
+    return 2 * _log2("halving_doubling", n_ranks) * alpha + _others(n_ranks, nbytes) * (2 * beta + gamma)
+
+
+def binomial_tree(n_ranks: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0) -> float:
+    """2 log2 p (alpha + S beta) + log2 p S gamma, p = 2^q."""
+    spread = broadcast_binomial(n_ranks, nbytes, alpha, beta)
+    return reduce_binomial(n_ranks, nbytes, alpha, beta, gamma) + spread
+
+
+def parameter_server(
+    n_ranks: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0, n_servers: int = 1
+) -> float:
+    """2 alpha + 2 (p-1)/k S beta + S/k gamma with k of the ranks as servers.
+
+    A server's port carries p-1 shards each way, all at the same rate. What arrives together is reduced
+    together (gamma is charged per message).
+    """
+    if n_ranks == 1:
+        return 0.0
+    shard = nbytes / n_servers
+    return 2 * alpha + 2 * (n_ranks - 1) * shard * beta + shard * gamma
+
+
+def torus_2d(
+    n_ranks: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0, *, rows: int, columns: int
+) -> float:
+    """The ring's time along rows of X = `columns` ranks for S bytes, plus along Y = `rows` for S/X bytes."""
+    if rows * columns != n_ranks:
+        raise ConfigError(f"cost.torus_2d: {rows} rows x {columns} columns are not {n_ranks} ranks")
+    return hierarchical(columns, rows, nbytes, (alpha, beta, gamma), (alpha, beta, gamma))
+
+
+def hierarchical(
+    n_inside: int,
+    n_groups: int,
+    nbytes: float,
+    inside: tuple[float, float, float],
+    between: tuple[float, float, float],
+) -> float:
+    """Rings inside and between: 2(n-1) a1 + 2 (n-1)/n S b1 + 2(m-1) a2 + 2 (m-1)/m S/n b2 (+ gamma terms).
+
+    inside, between  (alpha, beta, gamma) of each level. If the n rings between groups share one network
+                     interface, its beta counts n times.
+    """
+    return ring(n_inside, nbytes, *inside) + ring(n_groups, nbytes / n_inside, *between)
+
+
+def broadcast_binomial(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+    """ceil(log2 p) (alpha + S beta)."""
+    return (n_ranks - 1).bit_length() * (alpha + nbytes * beta)
+
+
+def broadcast_chain(n_ranks: int, nbytes: float, alpha: float, beta: float, n_segments: int = 1) -> float:
+    """(p - 2 + c) (alpha + S/c beta) with c segments."""
+    return reduce_chain(n_ranks, nbytes, alpha, beta, 0.0, n_segments)
+
+
+def broadcast_scatter_all_gather(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+    """(log2 p + p - 1) alpha + 2 (p-1)/p S beta, p = 2^q."""
+    n_steps = _log2("broadcast_scatter_all_gather", n_ranks) + n_ranks - 1
+    return n_steps * alpha + 2 * _others(n_ranks, nbytes) * beta
+
+
+def reduce_binomial(n_ranks: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0) -> float:
+    """log2 p (alpha + S (beta + gamma)), p = 2^q."""
+    return _log2("reduce_binomial", n_ranks) * (alpha + nbytes * (beta + gamma))
+
+
+def reduce_chain(
+    n_ranks: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0, n_segments: int = 1
+) -> float:
+    """(p - 2 + c) (alpha + S/c (beta + gamma)) with c segments."""
+    if n_ranks == 1:
+        return 0.0
+    return (n_ranks - 2 + n_segments) * (alpha + nbytes / n_segments * (beta + gamma))
+
+
+def reduce_scatter_ring(n_ranks: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0) -> float:
+    """(p-1) alpha + (p-1)/p S (beta + gamma)."""
+    return (n_ranks - 1) * alpha + _others(n_ranks, nbytes) * (beta + gamma)
+
+
+def reduce_scatter_recursive_halving(
+    n_ranks: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0
+) -> float:
+    """log2 p alpha + (p-1)/p S (beta + gamma), p = 2^q."""
+    n_steps = _log2("reduce_scatter_recursive_halving", n_ranks)
+    return n_steps * alpha + _others(n_ranks, nbytes) * (beta + gamma)
+
+
+def reduce_scatter_direct(
+    n_ranks: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0
+) -> float:
+    """alpha + (p-1)/p S beta + S/p gamma (all messages arrive together, see :func:`parameter_server`)."""
+    return all_to_all_direct(n_ranks, nbytes, alpha, beta) + (n_ranks > 1) * nbytes / n_ranks * gamma
+
+
+def all_gather_ring(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+    """(p-1) alpha + (p-1)/p S beta."""
+    return reduce_scatter_ring(n_ranks, nbytes, alpha, beta)
+
+
+def all_gather_recursive_doubling(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+    """log2 p alpha + (p-1)/p S beta, p = 2^q."""
+    return _log2("all_gather_recursive_doubling", n_ranks) * alpha + _others(n_ranks, nbytes) * beta
+
+
+def all_gather_bruck(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+    """ceil(log2 p) alpha + (p-1)/p S beta."""
+    return (n_ranks - 1).bit_length() * alpha + _others(n_ranks, nbytes) * beta
+
+
+def all_gather_direct(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+    """alpha + (p-1)/p S beta."""
+    return all_to_all_direct(n_ranks, nbytes, alpha, beta)
+
+
+def all_to_all_pairwise(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+    """(p-1) alpha + (p-1)/p S beta."""
+    return reduce_scatter_ring(n_ranks, nbytes, alpha, beta)
+
+
+def all_to_all_bruck(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+    """Sum over the bits k of p-1 of alpha + n_k/p S beta; n_k of the numbers 0..p-1 have bit k set.
+
+    For p = 2^q that is log2 p (alpha + S/2 beta).
+    """
+    n_moved = sum(j.bit_count() for j in range(n_ranks))
+    return (n_ranks - 1).bit_length() * alpha + n_moved / n_ranks * nbytes * beta
+
+
+def all_to_all_direct(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+    """alpha + (p-1)/p S beta."""
+    return (n_ranks > 1) * alpha + _others(n_ranks, nbytes) * beta
+
+
+def _others(n_ranks: int, nbytes: float) -> float:
+    """What belongs to the other ranks, (p-1)/p S."""
+    return (n_ranks - 1) / n_ranks * nbytes
+
+
+def _log2(name: str, n_ranks: int) -> int:
+    if n_ranks < 1 or n_ranks & (n_ranks - 1):
+        raise ConfigError(
+            f"cost.{name}: n_ranks is {n_ranks}, but the closed form is exact only for powers of two; "
+            f"simulate the schedule instead"
+        )
+    return n_ranks.bit_length() - 1
