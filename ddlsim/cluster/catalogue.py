@@ -25,8 +25,9 @@ def cluster_names() -> list[str]:
 def load_cluster(source: str | Path | nx.Graph[Any] | Cluster) -> Cluster:
     """Return the cluster that `source` names.
 
-    source  a bundled name (see :func:`cluster_names`); the path of a ``.toml`` file, or of a networkx graph in
-            ``.json`` (node-link) or ``.graphml``; a networkx graph; or a cluster, which is returned as it is
+    source  a bundled name (see :func:`cluster_names`); the path of a ``.toml`` file, or of a networkx graph
+            in ``.json`` (node-link) or ``.graphml``; a networkx graph; or a cluster, which is returned as it
+            is
 
     Raises :class:`ConfigError`, in one line with file, field, value and remedy, for what cannot be used.
     """

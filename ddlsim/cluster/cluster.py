@@ -45,8 +45,9 @@ class Routes:
 class Cluster:
     """Machines and links, immutable. Build one with :func:`ddlsim.load_cluster` or :meth:`from_graph`.
 
-    Nodes are "gpu", "host" (CPU) or "switch"; the first two are endpoints. `host_of` is the machine a node sits
-    in (-1: a switch of the fabric). Links are directed; each uses one channel, the thing that has capacity.
+    Nodes are "gpu", "host" (CPU) or "switch"; the first two are endpoints. `host_of` is the machine a node
+    sits in (-1: a switch of the fabric). Links are directed; each uses one channel, the thing that has
+    capacity.
 
     Per node, shape (n_nodes,): `speed` (relative compute speed), `send_overhead`, `recv_overhead` (s per
     message, o of LogGP), `reduce_time` (s per reduced byte). Per link, shape (n_links,): `link_bandwidth`
@@ -152,11 +153,14 @@ class Cluster:
         Raises :class:`ConfigError` naming both nodes when no path leads from one to the other, and
         :class:`IndexError` for an index that is no node.
         """
-        src, dst = np.atleast_1d(np.asarray(src, dtype=np.int64)), np.atleast_1d(np.asarray(dst, dtype=np.int64))
+        src, dst = (
+            np.atleast_1d(np.asarray(src, dtype=np.int64)),
+            np.atleast_1d(np.asarray(dst, dtype=np.int64)),
+        )
         if src.shape != dst.shape or src.ndim != 1:
             raise ValueError(f"src and dst must be flat and equally long, not {src.shape} and {dst.shape}")
         for nodes in (src, dst):
-            if len(nodes) and not (0 <= nodes.min() and nodes.max() < self.n_nodes):
+            if len(nodes) and not (nodes.min() >= 0 and nodes.max() < self.n_nodes):
                 raise IndexError(f"node indices must lie in 0..{self.n_nodes - 1}")
         if self.fixed_routes:
             return self._routes_with_fixed(src, dst)
@@ -177,7 +181,8 @@ class Cluster:
     def no_route(self, src: int, dst: int) -> ConfigError:
         """Return the error for two nodes without a path."""
         return ConfigError(
-            f"cluster {self.name!r}: no path leads from {self.node_names[src]!r} to {self.node_names[dst]!r}; "
+            f"cluster {self.name!r}: no path leads "
+            f"from {self.node_names[src]!r} to {self.node_names[dst]!r}; "
             f"add a link or leave one of them out"
         )
 
@@ -202,7 +207,9 @@ class Cluster:
         if not (math.isfinite(bandwidth) and bandwidth > 0):
             raise ConfigError(f"scaled: bandwidth = {bandwidth!r} must be a finite factor above 0, e.g. 1.1")
         if not (math.isfinite(latency) and latency >= 0):
-            raise ConfigError(f"scaled: latency = {latency!r} must be a finite factor of at least 0, e.g. 0.5")
+            raise ConfigError(
+                f"scaled: latency = {latency!r} must be a finite factor of at least 0, e.g. 0.5"
+            )
         chosen = np.array([link_kind == kind for link_kind in self.link_kind])
         return dataclasses.replace(
             self,
@@ -213,8 +220,8 @@ class Cluster:
     def locality_order(self, nodes: npt.ArrayLike) -> Ints:
         """Return a permutation of ``range(len(nodes))`` in which a ring keeps its hops local.
 
-        Nodes of one machine stay together, machines of one rack too: on a tree of switches, such a ring crosses
-        each uplink once per direction. See :mod:`ddlsim.cluster.order`.
+        Nodes of one machine stay together, machines of one rack too: on a tree of switches, such a ring
+        crosses each uplink once per direction. See :mod:`ddlsim.cluster.order`.
         """
         from ddlsim.cluster.order import locality_order
 
@@ -238,9 +245,9 @@ class Cluster:
 
     def save(self, path: str | Path) -> None:
         """Write the cluster as node-link JSON (``.json``) or GraphML (``.graphml``)."""
-        from ddlsim.cluster.graphs import save_cluster
+        from ddlsim.cluster.files import write_cluster
 
-        save_cluster(self, Path(path))
+        write_cluster(self, Path(path))
 
     def summary(self) -> str:
         """Return a description of a few lines: machines, devices, links by kind, routing, sources."""

@@ -1,12 +1,13 @@
 """Topology generators: functions returning the networkx graph of a cluster.
 
-All of them take the machine that stands at each place (`host`, see :mod:`ddlsim.cluster.nodes`), and bandwidth
-(per direction, float bytes/s or text like "25 Gbit/s"), latency (float seconds or text) and efficiency (share
-of the bandwidth left to payload) of the link from a machine to the network, of kind "nic". Links between
-switches are of kind "trunk", links between machines without a switch of kind "link". A machine with several
-NICs gets one such link per NIC.
+All of them take the machine that stands at each place (`host`, see :mod:`ddlsim.cluster.nodes`), and
+bandwidth (per direction, float bytes/s or text like "25 Gbit/s"), latency (float seconds or text) and
+efficiency (share of the bandwidth left to payload) of the link from a machine to the network, of kind "nic".
+Links between switches are of kind "trunk", links between machines without a switch of kind "link". A machine
+with several NICs gets one such link per NIC.
 
-Every generator raises :class:`ddlsim.errors.ConfigError` for a number that makes no sense, naming the parameter.
+Every generator raises :class:`ddlsim.errors.ConfigError` for a number that makes no sense, naming the
+parameter.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import networkx as nx
-
-from ddlsim.cluster.nodes import Graph, Host, Interior, add_host, connect
-from ddlsim.cluster.quantity import Quantity, count, fraction, nonnegative, positive
+from ddlsim.cluster.direct import fully_connected, hypercube, line, ring, torus
+from ddlsim.cluster.nodes import Graph, Host, Interior
+from ddlsim.cluster.parts import PLAIN, Link, add_switch, checked_link, oversubscribed, start, trunk_of
+from ddlsim.cluster.quantity import Quantity, count
 from ddlsim.errors import ConfigError
 
 __all__ = [
@@ -36,79 +37,6 @@ __all__ = [
     "two_racks",
 ]
 
-Ports = list[str]
-
-
-@dataclass(frozen=True)
-class _Link:
-    """A checked pair of links: SI floats."""
-
-    bandwidth: float
-    latency: float
-    efficiency: float = 1.0
-    reverse_bandwidth: float | None = None
-    shared: bool = False
-
-    def join(self, graph: Graph, a: str, b: str, kind: str) -> None:
-        """Add the pair between `a` and `b`."""
-        connect(
-            graph, a, b, kind, self.bandwidth, self.latency,
-            efficiency=self.efficiency, reverse_bandwidth=self.reverse_bandwidth, shared=self.shared,
-        )  # fmt: skip
-
-
-def _link(
-    bandwidth: Quantity,
-    latency: Quantity,
-    efficiency: float = 1.0,
-    reverse_bandwidth: Quantity | None = None,
-    shared: bool = False,
-    what: str = "",
-) -> _Link:
-    if shared and reverse_bandwidth is not None:
-        raise ConfigError(f"reverse_bandwidth = {reverse_bandwidth!r} has no effect on a shared link; remove one")
-    return _Link(
-        positive(bandwidth, "bandwidth", f"{what}bandwidth"),
-        nonnegative(latency, "time", f"{what}latency"),
-        fraction(efficiency, "efficiency"),
-        None if reverse_bandwidth is None else positive(reverse_bandwidth, "bandwidth", "reverse_bandwidth"),
-        shared,
-    )
-
-
-def _trunk(link: _Link, bandwidth: Quantity | None, latency: Quantity | None, what: str = "trunk_") -> _Link:
-    """Return the link between switches: what is not given is as on the machines' links."""
-    return _Link(
-        link.bandwidth if bandwidth is None else positive(bandwidth, "bandwidth", f"{what}bandwidth"),
-        link.latency if latency is None else nonnegative(latency, "time", f"{what}latency"),
-        link.efficiency,
-    )
-
-
-def _oversubscribed(
-    link: _Link, n_down: int, n_up: int, oversubscription: float, bandwidth: Quantity | None, latency: Quantity | None
-) -> _Link:
-    """Return the trunk of a switch with `n_down` links to machines and `n_up` trunks."""
-    factor = positive(oversubscription, None, "oversubscription")
-    if bandwidth is not None and factor != 1:
-        raise ConfigError(
-            f"oversubscription = {oversubscription!r} and trunk_bandwidth = {bandwidth!r} say the same thing twice; "
-            f"remove one"
-        )
-    trunk = _trunk(link, bandwidth, latency)
-    return trunk if bandwidth is not None else replace(trunk, bandwidth=link.bandwidth * n_down / (n_up * factor))
-
-
-def _start(kind: str, routing: str, n_hosts: int, host: Interior) -> tuple[Graph, list[Ports]]:
-    """Return a graph with the machines h0, h1, ... in it, and their ports."""
-    graph: Graph = nx.MultiDiGraph(name=f"{kind}-{n_hosts}", routing=routing)
-    return graph, [add_host(graph, f"h{i}", host) for i in range(n_hosts)]
-
-
-def _add_switch(graph: Graph, name: str) -> str:
-    graph.add_node(name, kind="switch")
-    return name
-
 
 def star(
     n_hosts: int,
@@ -118,125 +46,19 @@ def star(
     efficiency: float = 1.0,
     reverse_bandwidth: Quantity | None = None,
     shared: bool = False,
-    host: Interior = Host(),
+    host: Interior = PLAIN,
 ) -> Graph:
     """Return `n_hosts` machines on one switch (non-blocking inside).
 
-    `reverse_bandwidth` is that from the switch to the machine, if it differs; `shared` makes the links half duplex.
+    `reverse_bandwidth` is that from the switch to the machine, if it differs; `shared` makes the links half
+    duplex.
     """
-    link = _link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
-    graph, hosts = _start("star", "shortest", count(n_hosts, "n_hosts"), host)
-    switch = _add_switch(graph, "switch")
+    link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
+    graph, hosts = start("star", "shortest", count(n_hosts, "n_hosts"), host)
+    switch = add_switch(graph, "switch")
     for port in itertools.chain(*hosts):
         link.join(graph, port, switch, "nic")
     return graph
-
-
-def _direct(
-    kind: str, sizes: Sequence[int], pairs: list[tuple[int, int]], link: _Link, host: Interior, *, grid: bool
-) -> Graph:
-    """Return machines joined without switches; machines with several NICs use them in turn."""
-    n_hosts = math.prod(sizes)
-    graph, hosts = _start(kind, "shortest", n_hosts, host)
-    if grid and isinstance(host, Host):  # one node per place: routes follow by formula
-        graph.graph.update(routing="dimension-order", grid=list(sizes))
-    used = [0] * n_hosts
-    for a, b in pairs:
-        ends = [hosts[i][used[i] % len(hosts[i])] for i in (a, b)]
-        link.join(graph, ends[0], ends[1], "link")
-        used[a] += 1
-        used[b] += 1
-    return graph
-
-
-def _grid_pairs(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the neighbours on a torus, one dimension after the other; nodes in row-major order."""
-    pairs = []
-    for dim, size in enumerate(sizes):
-        stride = math.prod(sizes[dim + 1 :])
-        for node in range(math.prod(sizes)):
-            place = node // stride % size
-            if place + 1 < size:
-                pairs.append((node, node + stride))
-            elif size > 2:  # the way round; with two, it would be the same link again
-                pairs.append((node, node - place * stride))
-    return pairs
-
-
-def ring(
-    n_hosts: int,
-    *,
-    bandwidth: Quantity,
-    latency: Quantity,
-    efficiency: float = 1.0,
-    reverse_bandwidth: Quantity | None = None,
-    shared: bool = False,
-    host: Interior = Host(),
-) -> Graph:
-    """Return machines joined in a circle; they forward traffic. `reverse_bandwidth` is that from i + 1 to i."""
-    link = _link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
-    sizes = [count(n_hosts, "n_hosts")]
-    return _direct("ring", sizes, _grid_pairs(sizes), link, host, grid=True)
-
-
-def line(
-    n_hosts: int,
-    *,
-    bandwidth: Quantity,
-    latency: Quantity,
-    efficiency: float = 1.0,
-    reverse_bandwidth: Quantity | None = None,
-    shared: bool = False,
-    host: Interior = Host(),
-) -> Graph:
-    """Return machines joined in a row; they forward traffic. `reverse_bandwidth` is that from i + 1 to i."""
-    link = _link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
-    pairs = list(itertools.pairwise(range(count(n_hosts, "n_hosts"))))
-    return _direct("line", [n_hosts], pairs, link, host, grid=False)
-
-
-def fully_connected(
-    n_hosts: int,
-    *,
-    bandwidth: Quantity,
-    latency: Quantity,
-    efficiency: float = 1.0,
-    reverse_bandwidth: Quantity | None = None,
-    shared: bool = False,
-    host: Interior = Host(),
-) -> Graph:
-    """Return machines with a link between any two. `reverse_bandwidth` is that towards the lower number."""
-    link = _link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
-    pairs = list(itertools.combinations(range(count(n_hosts, "n_hosts")), 2))
-    return _direct("fully-connected", [n_hosts], pairs, link, host, grid=False)
-
-
-def torus(
-    sizes: Sequence[int],
-    *,
-    bandwidth: Quantity,
-    latency: Quantity,
-    efficiency: float = 1.0,
-    host: Interior = Host(),
-) -> Graph:
-    """Return a torus of machines, e.g. sizes (8, 8) or (4, 4, 4), numbered in row-major order.
-
-    Routes go one dimension after the other, the first one first. A dimension of size 2 has one link, not two.
-    """
-    link = _link(bandwidth, latency, efficiency)
-    if isinstance(sizes, int) or not sizes:
-        raise ConfigError(f"sizes = {sizes!r} must be a list of sizes like [8, 8]")
-    checked = [count(size, "sizes") for size in sizes]
-    return _direct("torus", checked, _grid_pairs(checked), link, host, grid=True)
-
-
-def hypercube(
-    n_dims: int, *, bandwidth: Quantity, latency: Quantity, efficiency: float = 1.0, host: Interior = Host()
-) -> Graph:
-    """Return 2 ** n_dims machines, joined where their numbers differ in one bit (highest bit routed first)."""
-    sizes = [2] * count(n_dims, "n_dims")
-    link = _link(bandwidth, latency, efficiency)
-    return _direct("hypercube", sizes, _grid_pairs(sizes), link, host, grid=True)
 
 
 def leaf_spine(
@@ -252,26 +74,28 @@ def leaf_spine(
     trunk_latency: Quantity | None = None,
     rail_optimised: bool = False,
     routing: str = "d-mod-k",
-    host: Interior = Host(),
+    host: Interior = PLAIN,
 ) -> Graph:
     """Return a two-level Clos network: every leaf switch has a trunk to every spine switch.
 
     A trunk has `trunk_bandwidth`, or what lets the leaf's machines use 1/oversubscription of their bandwidth
-    through all spines together. With `rail_optimised`, NIC j of each machine of a group of `hosts_per_leaf` goes to
-    the group's leaf j (so `n_leaves` must be a multiple of the number of NICs).
+    through all spines together. With `rail_optimised`, NIC j of each machine of a group of `hosts_per_leaf`
+    goes to the group's leaf j (so `n_leaves` must be a multiple of the number of NICs).
     """
     n_leaves, n_spines = count(n_leaves, "n_leaves"), count(n_spines, "n_spines")
     hosts_per_leaf = count(hosts_per_leaf, "hosts_per_leaf")
-    link = _link(bandwidth, latency, efficiency)
+    link = checked_link(bandwidth, latency, efficiency)
     n_nics = 1 if isinstance(host, Host) else count(host.n_nics, "host: n_nics")
     rails = n_nics if rail_optimised else 1
     if n_leaves % rails:
-        raise ConfigError(f"n_leaves = {n_leaves} must be a multiple of the {rails} NICs of a machine on rails")
+        raise ConfigError(
+            f"n_leaves = {n_leaves} must be a multiple of the {rails} NICs of a machine on rails"
+        )
     n_down = hosts_per_leaf * n_nics // rails
-    trunk = _oversubscribed(link, n_down, n_spines, oversubscription, trunk_bandwidth, trunk_latency)
-    graph, hosts = _start("leaf-spine", routing, n_leaves // rails * hosts_per_leaf, host)
-    leaves = [_add_switch(graph, f"leaf{i}") for i in range(n_leaves)]
-    spines = [_add_switch(graph, f"spine{i}") for i in range(n_spines)]
+    trunk = oversubscribed(link, n_down, n_spines, oversubscription, trunk_bandwidth, trunk_latency)
+    graph, hosts = start("leaf-spine", routing, n_leaves // rails * hosts_per_leaf, host)
+    leaves = [add_switch(graph, f"leaf{i}") for i in range(n_leaves)]
+    spines = [add_switch(graph, f"spine{i}") for i in range(n_spines)]
     for i, ports in enumerate(hosts):
         for j, port in enumerate(ports):
             link.join(graph, port, leaves[i // hosts_per_leaf * rails + j % rails], "nic")
@@ -289,22 +113,22 @@ def fat_tree(
     trunk_bandwidth: Quantity | None = None,
     trunk_latency: Quantity | None = None,
     routing: str = "d-mod-k",
-    host: Interior = Host(),
+    host: Interior = PLAIN,
 ) -> Graph:
     """Return the k-ary fat tree of Al-Fares, Loukissas and Vahdat (SIGCOMM 2008): k**3 / 4 machines.
 
-    k pods of k/2 edge and k/2 aggregation switches; aggregation switch j of every pod reaches the core switches
-    j*k/2 ... j*k/2 + k/2 - 1.
+    k pods of k/2 edge and k/2 aggregation switches; aggregation switch j of every pod reaches the core
+    switches j*k/2 ... j*k/2 + k/2 - 1.
     """
     if count(k, "k", least=2) % 2:
         raise ConfigError(f"k = {k} must be even: half of a switch's ports go up")
     half = k // 2
-    link = _link(bandwidth, latency, efficiency)
-    trunk = _trunk(link, trunk_bandwidth, trunk_latency)
-    graph, hosts = _start("fat-tree", routing, k * half * half, host)
-    edges = [_add_switch(graph, f"edge{pod}_{i}") for pod in range(k) for i in range(half)]
-    middles = [_add_switch(graph, f"agg{pod}_{i}") for pod in range(k) for i in range(half)]
-    cores = [_add_switch(graph, f"core{i}_{j}") for i in range(half) for j in range(half)]
+    link = checked_link(bandwidth, latency, efficiency)
+    trunk = trunk_of(link, trunk_bandwidth, trunk_latency)
+    graph, hosts = start("fat-tree", routing, k * half * half, host)
+    edges = [add_switch(graph, f"edge{pod}_{i}") for pod in range(k) for i in range(half)]
+    middles = [add_switch(graph, f"agg{pod}_{i}") for pod in range(k) for i in range(half)]
+    cores = [add_switch(graph, f"core{i}_{j}") for i in range(half) for j in range(half)]
     for i, ports in enumerate(hosts):
         for port in ports:
             link.join(graph, port, edges[i // half], "nic")
@@ -325,25 +149,26 @@ def racks(
     oversubscription: float = 1.0,
     trunk_bandwidth: Quantity | None = None,
     trunk_latency: Quantity | None = None,
-    host: Interior = Host(),
+    host: Interior = PLAIN,
 ) -> Graph:
-    """Return racks with a switch each and one trunk to a core switch; two racks have a trunk between them instead.
+    """Return racks with a switch each and one trunk to a core switch; two racks have a trunk between them
+    instead.
 
     The trunk has `trunk_bandwidth`, or 1/oversubscription of what the rack's machines have together.
     """
     n_racks, hosts_per_rack = count(n_racks, "n_racks"), count(hosts_per_rack, "hosts_per_rack")
-    link = _link(bandwidth, latency, efficiency)
+    link = checked_link(bandwidth, latency, efficiency)
     n_nics = 1 if isinstance(host, Host) else count(host.n_nics, "host: n_nics")
-    trunk = _oversubscribed(link, hosts_per_rack * n_nics, 1, oversubscription, trunk_bandwidth, trunk_latency)
-    graph, hosts = _start("racks", "shortest", n_racks * hosts_per_rack, host)
-    tops = [_add_switch(graph, f"rack{i}") for i in range(n_racks)]
+    trunk = oversubscribed(link, hosts_per_rack * n_nics, 1, oversubscription, trunk_bandwidth, trunk_latency)
+    graph, hosts = start("racks", "shortest", n_racks * hosts_per_rack, host)
+    tops = [add_switch(graph, f"rack{i}") for i in range(n_racks)]
     for i, ports in enumerate(hosts):
         for port in ports:
             link.join(graph, port, tops[i // hosts_per_rack], "nic")
     if n_racks == 2:
         trunk.join(graph, tops[0], tops[1], "trunk")
     elif n_racks > 2:
-        core = _add_switch(graph, "core")
+        core = add_switch(graph, "core")
         for top in tops:
             trunk.join(graph, top, core, "trunk")
     return graph
@@ -358,12 +183,13 @@ def two_racks(
     oversubscription: float = 1.0,
     trunk_bandwidth: Quantity | None = None,
     trunk_latency: Quantity | None = None,
-    host: Interior = Host(),
+    host: Interior = PLAIN,
 ) -> Graph:
     """Return :func:`racks` with two racks: one trunk joins their switches."""
     return racks(
         2, hosts_per_rack, bandwidth=bandwidth, latency=latency, efficiency=efficiency,
-        oversubscription=oversubscription, trunk_bandwidth=trunk_bandwidth, trunk_latency=trunk_latency, host=host,
+        oversubscription=oversubscription, trunk_bandwidth=trunk_bandwidth, trunk_latency=trunk_latency,
+        host=host,
     )  # fmt: skip
 
 
@@ -383,12 +209,12 @@ def dragonfly(
     global_latency: Quantity | None = None,
     n_hosts: int | None = None,
     routing: str = "ecmp",
-    host: Interior = Host(),
+    host: Interior = PLAIN,
 ) -> Graph:
     """Return a dragonfly (Kim, Dally, Scott and Abts, ISCA 2008) with minimal routing.
 
-    group_shape   routers of a group: (a,) all joined to each other; (rows, columns), as in Cray's Aries (Faanes et
-                  al., SC 2012), joined to those of the same row and to those of the same column
+    group_shape   routers of a group: (a,) all joined to each other; (rows, columns), as in Cray's Aries
+                  (Faanes et al., SC 2012), joined to those of the same row and to those of the same column
     local_cables  cables in parallel per dimension of the group, counted as one link of their total bandwidth
     global_links  links between each pair of groups, given to the groups' routers in turn
     n_hosts       fill only the first so many places (the others are service nodes, or empty)
@@ -399,17 +225,19 @@ def dragonfly(
     shape = [count(size, "group_shape") for size in group_shape]
     cables = [1] * len(shape) if local_cables is None else [count(n, "local_cables") for n in local_cables]
     if not shape or len(cables) != len(shape):
-        raise ConfigError(f"local_cables = {cables} must have one number per dimension of group_shape = {shape}")
+        raise ConfigError(
+            f"local_cables = {cables} must have one number per dimension of group_shape = {shape}"
+        )
     per_group = math.prod(shape)
     places = n_groups * per_group * hosts_per_router
     n_hosts = places if n_hosts is None else count(n_hosts, "n_hosts")
     if n_hosts > places:
         raise ConfigError(f"n_hosts = {n_hosts} exceeds the {places} places of this dragonfly; lower it")
-    link = _link(bandwidth, latency, efficiency)
-    local = _trunk(link, local_bandwidth, local_latency, "local_")
-    between = _trunk(link, global_bandwidth, global_latency, "global_")
-    graph, hosts = _start("dragonfly", routing, n_hosts, host)
-    routers = [_add_switch(graph, f"group{g}.router{i}") for g in range(n_groups) for i in range(per_group)]
+    link = checked_link(bandwidth, latency, efficiency)
+    local = trunk_of(link, local_bandwidth, local_latency, "local_")
+    between = trunk_of(link, global_bandwidth, global_latency, "global_")
+    graph, hosts = start("dragonfly", routing, n_hosts, host)
+    routers = [add_switch(graph, f"group{g}.router{i}") for g in range(n_groups) for i in range(per_group)]
     for i, ports in enumerate(hosts):
         for port in ports:
             link.join(graph, port, routers[i // hosts_per_router], "nic")
@@ -425,7 +253,7 @@ def dragonfly(
     return graph
 
 
-def _join_group(graph: Graph, routers: list[str], shape: list[int], cables: list[int], local: _Link) -> None:
+def _join_group(graph: Graph, routers: list[str], shape: list[int], cables: list[int], local: Link) -> None:
     """Join the routers of a group that differ in one coordinate only."""
     for dim, size in enumerate(shape):
         stride = math.prod(shape[dim + 1 :])

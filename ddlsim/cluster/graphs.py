@@ -2,13 +2,14 @@
 
 Attributes that are read (others are refused, so that a misspelt one does not pass in silence):
 
-graph   name, title, sources, notes; routing (see `routing.POLICIES`), grid (sizes of a torus whose nodes are
-        numbered in row-major order), routes (lists of node names, each the path to take from its first to its last)
-node    kind "gpu", "host" (also when missing) or "switch"; host: the machine it sits in (an endpoint's own name
-        when missing; a switch without it belongs to the fabric); device; speed; send_overhead, recv_overhead
-        (s per message), reduce_time (s per reduced byte)
-edge    bandwidth (required), latency (0 when missing), efficiency (1 when missing), kind ("link" when missing),
-        shared (half duplex with the edge of the same key the other way); reverse_bandwidth, on undirected edges
+graph   name, title, sources, notes; routing (see `routing.POLICIES`); grid: sizes of a torus whose nodes are
+        numbered in row-major order; routes: lists of node names, the paths to take from the first to the last
+node    kind "gpu", "host" (also when missing) or "switch"; host: the machine it sits in (an endpoint's own
+        name when missing; a switch without it belongs to the fabric); device; speed; send_overhead,
+        recv_overhead (s per message), reduce_time (s per reduced byte)
+edge    bandwidth (required), latency (0 when missing), efficiency (1 when missing), kind ("link" when
+        missing), shared (half duplex with the edge of the same key the other way); reverse_bandwidth, on
+        undirected edges
 
 Bandwidths, latencies and overheads are SI floats or text with a unit. An undirected edge is a pair of links.
 """
@@ -16,9 +17,8 @@ Bandwidths, latencies and overheads are SI floats or text with a unit. An undire
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Hashable, Iterable, Iterator
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import networkx as nx
@@ -66,7 +66,7 @@ def _texts(value: object, where: str) -> tuple[str, ...]:
 
 def _directed_links(graph: nx.Graph[Any], where: str) -> Iterator[_Link]:
     """Yield the directed links; an undirected edge gives two."""
-    if graph.is_multigraph():
+    if isinstance(graph, nx.MultiGraph):
         edges = list(graph.edges(keys=True, data=True))
     else:
         edges = [(u, v, 0, data) for u, v, data in graph.edges(data=True)]
@@ -93,8 +93,8 @@ def _directed_links(graph: nx.Graph[Any], where: str) -> Iterator[_Link]:
 def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
     """Return the :class:`Cluster` of a networkx (multi)(di)graph; see the module's text for the attributes.
 
-    Links are numbered by source node, in the order of the graph. Raises :class:`ConfigError` naming the node or
-    edge, the attribute and the remedy.
+    Links are numbered by source node, in the order of the graph. Raises :class:`ConfigError` naming the node
+    or edge, the attribute and the remedy.
     """
     name = str(name or graph.graph.get("name") or "graph")
     where = f"cluster {name!r}"
@@ -110,7 +110,9 @@ def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
         raise ConfigError(f"{where}: grid = {grid!r} must be a list of sizes like [8, 8]")
     routing = check_policy(str(graph.graph.get("routing", "shortest")), where)
     if routing == "dimension-order" and int(np.prod(grid)) != len(index):
-        raise ConfigError(f"{where}: routing = 'dimension-order' needs grid = [sizes] that number the {len(index)} nodes")
+        raise ConfigError(
+            f"{where}: routing = 'dimension-order' needs grid = [sizes] that number the {len(index)} nodes"
+        )
     nodes = _node_columns(graph, where)
     links = _link_columns(graph, index, where)
     cluster = Cluster(
@@ -178,7 +180,9 @@ def _link_columns(graph: nx.Graph[Any], index: dict[Hashable, int], where: str) 
         if not data.keys() <= EDGE_KEYS:
             _reject_unknown(data, EDGE_KEYS, place)
         if "bandwidth" not in data:
-            raise ConfigError(f"{place}: bandwidth is missing; add it, like bandwidth='25 Gbit/s' (float: bytes/s)")
+            raise ConfigError(
+                f"{place}: bandwidth is missing; add it, like bandwidth='25 Gbit/s' (float: bytes/s)"
+            )
         shared = data.get("shared", False)
         if not isinstance(shared, bool):
             raise ConfigError(f"{place}: shared = {shared!r} must be true or false")
@@ -211,7 +215,10 @@ def _check_shared(channel: Any, columns: Any, kinds: list[str], listed: list[_Li
     first: dict[int, int] = {}
     for link, number in enumerate(channel.tolist()):
         other = first.setdefault(number, link)
-        if other != link and (tuple(columns[other, :2]), kinds[other]) != (tuple(columns[link, :2]), kinds[link]):
+        if other != link and (tuple(columns[other, :2]), kinds[other]) != (
+            tuple(columns[link, :2]),
+            kinds[link],
+        ):
             u, v, _, _ = listed[link]
             raise ConfigError(
                 f"{where}: shared edge {u!r} -> {v!r}: bandwidth, efficiency and kind must equal those of "
@@ -235,17 +242,17 @@ def _with_fixed_routes(cluster: Cluster, routes: object, where: str) -> Cluster:
         for hop in itertools.pairwise(nodes):
             if hop not in link_of:
                 u, v = (cluster.node_names[node] for node in hop)
-                raise ConfigError(f"{place} = {path!r}: no link leads from {u!r} to {v!r}; add it or correct the path")
+                raise ConfigError(
+                    f"{place} = {path!r}: no link leads from {u!r} to {v!r}; add it or correct the path"
+                )
         if (nodes[0], nodes[-1]) in fixed:
             raise ConfigError(f"{place} = {path!r} repeats a pair of nodes; remove one of the two routes")
         fixed[nodes[0], nodes[-1]] = tuple(link_of[hop] for hop in itertools.pairwise(nodes))
-    from dataclasses import replace
-
     return replace(cluster, fixed_routes=fixed)
 
 
 def to_graph(cluster: Cluster) -> nx.MultiDiGraph[str]:
-    """Return the cluster as a MultiDiGraph of node names, with the attributes that :func:`from_graph` reads."""
+    """Return the cluster as a MultiDiGraph with the attributes that :func:`from_graph` reads."""
     graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=cluster.name, routing=cluster.routing)
     extras: Attributes = {
         "title": cluster.title,
@@ -289,7 +296,9 @@ def _node_attributes(cluster: Cluster, node: int) -> Attributes:
         "recv_overhead": (cluster.recv_overhead, 0.0),
         "reduce_time": (cluster.reduce_time, 0.0),
     }
-    data.update({key: float(column[node]) for key, (column, usual) in columns.items() if column[node] != usual})
+    data.update(
+        {key: float(column[node]) for key, (column, usual) in columns.items() if column[node] != usual}
+    )
     return data
 
 

@@ -23,8 +23,22 @@ INTERIORS = ("nvswitch", "nvlink_mesh", "hybrid_cube_mesh", "pcie_tree")
 
 #: Bonded NVLinks between the 8 GPUs of a DGX-1 V100: `nvidia-smi topo -m` prints NV1 and NV2 for these pairs.
 HYBRID_CUBE_MESH: dict[tuple[int, int], int] = {
-    **{(0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5): 2, (2, 3): 2},
-    **{(2, 6): 1, (3, 7): 1, (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 2},
+    (0, 1): 1,
+    (0, 2): 1,
+    (0, 3): 2,
+    (0, 4): 2,
+    (1, 2): 2,
+    (1, 3): 1,
+    (1, 5): 2,
+    (2, 3): 2,
+    (2, 6): 1,
+    (3, 7): 1,
+    (4, 5): 1,
+    (4, 6): 1,
+    (4, 7): 2,
+    (5, 6): 2,
+    (5, 7): 1,
+    (6, 7): 2,
 }
 
 
@@ -50,8 +64,8 @@ class MultiGpu:
     """A machine with several GPUs. Bandwidths are per direction.
 
     inside   "nvswitch": every GPU has `nvlink_bandwidth` into one crossbar; "nvlink_mesh": a link of that
-             bandwidth between any two; "hybrid_cube_mesh": 8 GPUs as in the DGX-1 V100, `nvlink_bandwidth` being
-             that of one NVLink, pairs having one or two; "pcie_tree": no NVLink
+             bandwidth between any two; "hybrid_cube_mesh": 8 GPUs as in the DGX-1 V100, `nvlink_bandwidth`
+             being that of one NVLink, pairs having one or two; "pcie_tree": no NVLink
     n_pcie_switches   the GPUs are spread over this many, in order; each has one link to the CPU
     n_nics   1: at the CPU, or on the PCIe switch where there is only one; otherwise a multiple of
              `n_pcie_switches`, spread over them
@@ -138,9 +152,13 @@ def _check(host: MultiGpu) -> None:
     if host.inside not in INTERIORS:
         raise unknown_name("inside", host.inside, INTERIORS, "host")
     if host.inside == "hybrid_cube_mesh" and host.n_gpus != 8:
-        raise ConfigError(f"host: n_gpus = {host.n_gpus} does not fit inside = 'hybrid_cube_mesh', which has 8")
+        raise ConfigError(
+            f"host: n_gpus = {host.n_gpus} does not fit inside = 'hybrid_cube_mesh', which has 8"
+        )
     if host.inside != "pcie_tree" and host.nvlink_bandwidth is None:
-        raise ConfigError(f"host: nvlink_bandwidth is missing; inside = {host.inside!r} needs it, like '25 GB/s'")
+        raise ConfigError(
+            f"host: nvlink_bandwidth is missing; inside = {host.inside!r} needs it, like '25 GB/s'"
+        )
     if host.inside == "pcie_tree" and host.nvlink_bandwidth is not None:
         raise ConfigError(
             f"host: nvlink_bandwidth = {host.nvlink_bandwidth!r} has no effect with inside = 'pcie_tree'; "
@@ -148,7 +166,8 @@ def _check(host: MultiGpu) -> None:
         )
     if n_nics > 1 and n_nics % n_switches:
         raise ConfigError(
-            f"host: n_nics = {n_nics} must be 1 or a multiple of n_pcie_switches = {n_switches}; change one of them"
+            f"host: n_nics = {n_nics} must be 1 or a multiple of n_pcie_switches = {n_switches}; "
+            f"change one of them"
         )
 
 
@@ -170,7 +189,11 @@ def _add_multi_gpu(graph: Graph, name: str, host: MultiGpu) -> list[str]:
     latency = nonnegative(host.pcie_latency, "time", "host: pcie_latency")
     for i, gpu in enumerate(gpus):
         connect(graph, gpu, switches[i * len(switches) // len(gpus)], "pcie", pcie, latency)
-    uplink = pcie if host.cpu_bandwidth is None else positive(host.cpu_bandwidth, "bandwidth", "host: cpu_bandwidth")
+    uplink = (
+        pcie
+        if host.cpu_bandwidth is None
+        else positive(host.cpu_bandwidth, "bandwidth", "host: cpu_bandwidth")
+    )
     for switch in switches:
         connect(graph, switch, cpu, "pcie", uplink, latency)
     if host.n_nics == 1:
@@ -188,8 +211,10 @@ def _add_nvlink(graph: Graph, name: str, host: MultiGpu, gpus: list[str]) -> Non
         for gpu in gpus:
             connect(graph, gpu, crossbar, "nvlink", bandwidth, latency, efficiency=efficiency)
         return
-    pairs = HYBRID_CUBE_MESH if host.inside == "hybrid_cube_mesh" else dict.fromkeys(
-        itertools.combinations(range(host.n_gpus), 2), 1
+    pairs = (
+        HYBRID_CUBE_MESH
+        if host.inside == "hybrid_cube_mesh"
+        else dict.fromkeys(itertools.combinations(range(host.n_gpus), 2), 1)
     )
     for (a, b), n_links in pairs.items():
         connect(graph, gpus[a], gpus[b], "nvlink", n_links * bandwidth, latency, efficiency=efficiency)

@@ -44,7 +44,9 @@ class TableRouter:
         from ddlsim.cluster import walk
 
         self._cluster = cluster
-        self._policy = {"shortest": walk.SHORTEST, "ecmp": walk.ECMP, "d-mod-k": walk.D_MOD_K}[cluster.routing]
+        self._policy = {"shortest": walk.SHORTEST, "ecmp": walk.ECMP, "d-mod-k": walk.D_MOD_K}[
+            cluster.routing
+        ]
         self._port = port_numbers(cluster)
         n = cluster.n_nodes
         self._up, self._down, self._core = _contract(cluster)
@@ -136,7 +138,8 @@ def _contract(cluster: Cluster) -> tuple[Ints, Ints, Ints]:
 
 
 def port_numbers(cluster: Cluster) -> Ints:
-    """Return per node the number of the network port (NIC) through which its traffic arrives, shape (n_nodes,).
+    """Return per node the number of the network port (NIC) through which its traffic arrives, shape
+    (n_nodes,).
 
     Ports are counted switch by switch and on each switch machine by machine, so with one endpoint and one NIC
     per machine this is the rank. The endpoints of a machine are spread over its ports in order. D-mod-k takes
@@ -171,7 +174,9 @@ def _grid_links(cluster: Cluster) -> Ints:
     shape, n = cluster.grid, cluster.n_nodes
     where = f"cluster {cluster.name!r}"
     if int(np.prod(shape)) != n or not shape:
-        raise ConfigError(f"{where}: grid = {list(shape)} does not number its {n} nodes; correct or remove it")
+        raise ConfigError(
+            f"{where}: grid = {list(shape)} does not number its {n} nodes; correct or remove it"
+        )
     pairs = list(zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), strict=True))
     link_of = {pairs[link]: link for link in reversed(range(len(pairs)))}  # the lowest id of parallel links
     table = np.zeros((n, len(shape), 2), dtype=np.int64)

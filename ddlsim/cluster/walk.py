@@ -111,9 +111,9 @@ def walk(
 
     A node with a single attachment enters and leaves through `up` and `down` (-1 for others) at its `core`
     node; `row_of` says which DAG leads to a core node. Among equal next links: SHORTEST takes the lowest id;
-    ECMP takes number hash(src, dst, node) modulo their count; D_MOD_K takes (port[dst] // stride) modulo their
-    count and multiplies the stride by it, so that the up ports of a fat tree are the digits of `port[dst]`
-    (Zahavi 2012, "Fat-tree routing and node ordering providing contention free traffic").
+    ECMP takes number hash(src, dst, node) modulo their count; D_MOD_K takes (port[dst] // stride) modulo
+    their count and multiplies the stride by it, so that the up ports of a fat tree are the digits of
+    `port[dst]` (Zahavi 2012, "Fat-tree routing and node ordering providing contention free traffic").
     """
     offsets = np.zeros(len(src) + 1, dtype=np.int64)
     links = np.empty(6 * len(src) + 16, dtype=np.int64)
@@ -134,7 +134,7 @@ def walk(
                         equal += (dags[row, k >> 3] >> (k & 7)) & 1
                     if equal > 1 and policy == ECMP:
                         key = _mix(_mix(_mix(np.uint64(s)) + np.uint64(d)) + np.uint64(node))
-                        skip = np.int64(key % np.uint64(equal))
+                        skip = int(key % np.uint64(equal))
                     elif equal > 1:
                         skip = (port[d] // stride) % equal
                         stride *= equal

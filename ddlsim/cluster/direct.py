@@ -1,0 +1,121 @@
+"""Networks without switches: the machines themselves forward traffic. Parameters as in `generators`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from ddlsim.cluster.nodes import Graph, Host, Interior
+from ddlsim.cluster.parts import PLAIN, Link, checked_link, start
+from ddlsim.cluster.quantity import Quantity, count
+from ddlsim.errors import ConfigError
+
+__all__ = ["fully_connected", "hypercube", "line", "ring", "torus"]
+
+
+def _direct(
+    kind: str, sizes: Sequence[int], pairs: list[tuple[int, int]], link: Link, host: Interior, *, grid: bool
+) -> Graph:
+    """Return machines joined without switches; machines with several NICs use them in turn."""
+    n_hosts = math.prod(sizes)
+    graph, hosts = start(kind, "shortest", n_hosts, host)
+    if grid and isinstance(host, Host):  # one node per place: routes follow by formula
+        graph.graph.update(routing="dimension-order", grid=list(sizes))
+    used = [0] * n_hosts
+    for a, b in pairs:
+        ends = [hosts[i][used[i] % len(hosts[i])] for i in (a, b)]
+        link.join(graph, ends[0], ends[1], "link")
+        used[a] += 1
+        used[b] += 1
+    return graph
+
+
+def _grid_pairs(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the neighbours on a torus, one dimension after the other; nodes in row-major order."""
+    pairs = []
+    for dim, size in enumerate(sizes):
+        stride = math.prod(sizes[dim + 1 :])
+        for node in range(math.prod(sizes)):
+            place = node // stride % size
+            if place + 1 < size:
+                pairs.append((node, node + stride))
+            elif size > 2:  # the way round; with two, it would be the same link again
+                pairs.append((node, node - place * stride))
+    return pairs
+
+
+def ring(
+    n_hosts: int,
+    *,
+    bandwidth: Quantity,
+    latency: Quantity,
+    efficiency: float = 1.0,
+    reverse_bandwidth: Quantity | None = None,
+    shared: bool = False,
+    host: Interior = PLAIN,
+) -> Graph:
+    """Return machines joined in a circle, forwarding. `reverse_bandwidth` is that from i + 1 to i."""
+    link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
+    sizes = [count(n_hosts, "n_hosts")]
+    return _direct("ring", sizes, _grid_pairs(sizes), link, host, grid=True)
+
+
+def line(
+    n_hosts: int,
+    *,
+    bandwidth: Quantity,
+    latency: Quantity,
+    efficiency: float = 1.0,
+    reverse_bandwidth: Quantity | None = None,
+    shared: bool = False,
+    host: Interior = PLAIN,
+) -> Graph:
+    """Return machines joined in a row, forwarding. `reverse_bandwidth` is that from i + 1 to i."""
+    link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
+    pairs = list(itertools.pairwise(range(count(n_hosts, "n_hosts"))))
+    return _direct("line", [n_hosts], pairs, link, host, grid=False)
+
+
+def fully_connected(
+    n_hosts: int,
+    *,
+    bandwidth: Quantity,
+    latency: Quantity,
+    efficiency: float = 1.0,
+    reverse_bandwidth: Quantity | None = None,
+    shared: bool = False,
+    host: Interior = PLAIN,
+) -> Graph:
+    """Return machines with a link between any two. `reverse_bandwidth` is that towards the lower number."""
+    link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
+    pairs = list(itertools.combinations(range(count(n_hosts, "n_hosts")), 2))
+    return _direct("fully-connected", [n_hosts], pairs, link, host, grid=False)
+
+
+def torus(
+    sizes: Sequence[int],
+    *,
+    bandwidth: Quantity,
+    latency: Quantity,
+    efficiency: float = 1.0,
+    host: Interior = PLAIN,
+) -> Graph:
+    """Return a torus of machines, e.g. sizes (8, 8) or (4, 4, 4), numbered in row-major order.
+
+    Routes go one dimension after the other, the first one first. A dimension of size 2 has one link, not two.
+    """
+    link = checked_link(bandwidth, latency, efficiency)
+    if isinstance(sizes, int) or not sizes:
+        raise ConfigError(f"sizes = {sizes!r} must be a list of sizes like [8, 8]")
+    checked = [count(size, "sizes") for size in sizes]
+    return _direct("torus", checked, _grid_pairs(checked), link, host, grid=True)
+
+
+def hypercube(
+    n_dims: int, *, bandwidth: Quantity, latency: Quantity, efficiency: float = 1.0, host: Interior = PLAIN
+) -> Graph:
+    """Return 2 ** n_dims machines, joined where their numbers differ in one bit (highest routed first)."""
+    sizes = [2] * count(n_dims, "n_dims")
+    link = checked_link(bandwidth, latency, efficiency)
+    return _direct("hypercube", sizes, _grid_pairs(sizes), link, host, grid=True)

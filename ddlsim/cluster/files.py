@@ -1,0 +1,231 @@
+"""Files in and out: TOML for people, node-link JSON and GraphML for programs.
+
+Every error is one line that begins with the path. Nothing in a file can run code: TOML and JSON are plain
+data, and XML passes defusedxml (no entities, no DTD) before networkx sees it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import json
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+
+from ddlsim.cluster import schema
+from ddlsim.cluster.cluster import Cluster
+from ddlsim.cluster.graphs import from_graph, to_graph
+from ddlsim.cluster.nodes import Graph, Host, add_host, connect
+from ddlsim.errors import ConfigError, unknown_name
+
+__all__ = ["read_cluster", "write_cluster"]
+
+#: graph attributes that GraphML, which knows no lists, carries as JSON text
+_LISTS = ("sources", "notes", "grid", "routes")
+
+
+def read_cluster(path: Path, text: str) -> Cluster:
+    """Return the cluster that the file's `text` describes, in the format of the suffix.
+
+    Raises :class:`ConfigError` in one line: path, field, value, rule and remedy.
+    """
+    readers = {".toml": _read_toml, ".json": _read_json, ".graphml": _read_graphml}
+    try:
+        return readers[path.suffix](path.stem, text)
+    except ConfigError as error:
+        raise type(error)(f"{path}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deeply for a cluster; is it the right file?") from None
+
+
+def write_cluster(cluster: Cluster, path: Path) -> None:
+    """Write the cluster as node-link JSON (``.json``) or GraphML (``.graphml``), by the suffix of `path`."""
+    graph = to_graph(cluster)
+    if path.suffix == ".json":
+        data = nx.node_link_data(graph, edges="edges")
+        path.write_text(json.dumps(data, indent=1), encoding="utf-8")
+    elif path.suffix == ".graphml":
+        graph.graph.update({key: json.dumps(graph.graph[key]) for key in _LISTS if key in graph.graph})
+        nx.write_graphml(graph, path)
+    else:
+        raise ConfigError(f"{path}: cannot write the format {path.suffix!r}; use .json or .graphml")
+
+
+def _read_toml(stem: str, text: str) -> Cluster:
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"is not valid TOML: {error}; correct that line (is the file complete?)") from None
+    file = schema.parse_file(table)
+    sources: list[str] = list(file.sources)
+    if file.generator is not None:
+        host, host_sources = schema.interior(file.host, "host") if file.host is not None else (Host(), [])
+        graph, generator_sources = schema.generate(file.generator, host)
+        sources += generator_sources + host_sources
+    else:
+        graph = nx.MultiDiGraph()
+        sources += _add_explicit(graph, file)
+    routes = [schema.check_table(schema.RouteTable, row, f"routes.{i}") for i, row in enumerate(file.routes)]
+    sources += [route.source for route in routes if route.source]
+    graph.graph.update(
+        title=file.title, sources=sources, notes=file.notes, routes=[route.path for route in routes]
+    )
+    if file.routing is not None:
+        graph.graph["routing"] = file.routing
+    return from_graph(graph, file.name or stem)
+
+
+def _numbered(name: str, count: int | None) -> list[str]:
+    return [name] if count is None else [f"{name}{i}" for i in range(count)]
+
+
+def _add_explicit(graph: Graph, file: schema.ClusterFile) -> list[str]:
+    """Add `[[hosts]]`, `[[switches]]` and `[[links]]` to the graph; return their sources."""
+    sources: list[str] = []
+    ports: dict[str, list[str]] = {}
+    for i, row in enumerate(file.hosts):
+        place = f"hosts.{i}"
+        head = schema.check_table(
+            schema.HostTable, {key: row[key] for key in ("name", "count") if key in row}, place
+        )
+        rest = {key: value for key, value in row.items() if key not in ("name", "count")}
+        interior, found = schema.interior(rest, place)
+        sources += found
+        for name in _numbered(head.name, head.count):
+            _check_new(name, ports, place)
+            try:
+                ports[name] = add_host(graph, name, interior)
+            except ConfigError as error:
+                raise type(error)(f"{place}: {str(error).removeprefix('host: ')}") from None
+    for i, row in enumerate(file.switches):
+        switch = schema.check_table(schema.SwitchTable, row, f"switches.{i}")
+        sources += [switch.source] if switch.source else []
+        for name in _numbered(switch.name, switch.count):
+            _check_new(name, ports, f"switches.{i}")
+            graph.add_node(name, kind="switch")
+            ports[name] = [name]
+    for i, row in enumerate(file.links):
+        link = schema.check_table(schema.LinkTable, row, f"links.{i}")
+        sources += [link.source] if link.source else []
+        _add_links(graph, ports, link, f"links.{i}")
+    return sources
+
+
+def _check_new(name: str, ports: dict[str, list[str]], place: str) -> None:
+    if name in ports:
+        raise ConfigError(f"{place}.name = {name!r} is taken already; choose another name")
+
+
+def _add_links(graph: Graph, ports: dict[str, list[str]], link: schema.LinkTable, place: str) -> None:
+    ends = [_matching(pattern, ports, f"{place}.between") for pattern in link.between]
+    if link.shared and link.reverse_bandwidth is not None:
+        raise ConfigError(
+            f"{place}.reverse_bandwidth = {link.reverse_bandwidth!r} has no effect on a shared link; "
+            f"remove one"
+        )
+    for a, b in itertools.product(*ends):
+        if a == b:
+            raise ConfigError(f"{place}.between = {link.between!r} joins {a!r} to itself; name two nodes")
+        n_switches = sum(
+            graph.nodes[ports[end][0]]["kind"] == "switch" and ports[end] == [end] for end in (a, b)
+        )
+        kind = link.kind or ("link", "nic", "trunk")[n_switches]
+        n_cables = max(len(ports[a]), len(ports[b]))  # one for each NIC
+        for i in range(n_cables):
+            connect(
+                graph, ports[a][i % len(ports[a])], ports[b][i % len(ports[b])], kind, link.bandwidth,
+                link.latency, efficiency=link.efficiency, reverse_bandwidth=link.reverse_bandwidth,
+                shared=link.shared,
+            )  # fmt: skip
+
+
+def _matching(pattern: str, names: Iterable[str], place: str) -> list[str]:
+    found = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+    if not found:
+        raise unknown_name("host or switch", pattern, names, place)
+    return found
+
+
+def _read_json(stem: str, text: str) -> Cluster:
+    try:
+        data: Any = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"is not valid JSON: {error}; correct it (is the file complete?)") from None
+    edges = next((key for key in ("edges", "links") if isinstance(data, dict) and key in data), None)
+    if edges is None or not isinstance(data.get("nodes"), list) or not isinstance(data[edges], list):
+        raise ConfigError(
+            "has no lists 'nodes' and 'edges' (or 'links'); write it with networkx.node_link_data"
+        )
+    try:
+        ids = [node["id"] for node in data["nodes"]]
+        _check_references(ids, [end for edge in data[edges] for end in (edge["source"], edge["target"])])
+        graph = nx.node_link_graph(data, edges=edges)
+    except ConfigError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, nx.NetworkXException) as error:
+        raise ConfigError(
+            f"is no node-link graph ({type(error).__name__}: {error}); "
+            f"nodes need 'id', {edges} 'source' and 'target'"
+        ) from None
+    return from_graph(graph, None if "name" in graph.graph else stem)
+
+
+def _check_references(nodes: list[Any], ends: list[Any]) -> None:
+    known = set(nodes)
+    if len(known) < len(nodes):
+        repeated = next(node for node in known if nodes.count(node) > 1)
+        raise ConfigError(f"the node id {repeated!r} appears twice; rename one")
+    for end in ends:
+        if end not in known:
+            raise ConfigError(
+                f"an edge ends at {end!r}, which is not among the nodes; add the node or correct the edge"
+            )
+
+
+def _read_graphml(stem: str, text: str) -> Cluster:
+    from xml.etree.ElementTree import ParseError
+
+    from defusedxml import DefusedXmlException
+    from defusedxml.ElementTree import fromstring
+
+    try:
+        root = fromstring(text, forbid_dtd=True)
+    except ParseError as error:
+        raise ConfigError(f"is not valid XML: {error}; correct it (is the file complete?)") from None
+    except DefusedXmlException as error:
+        raise ConfigError(
+            f"declares a DTD or an entity, which is refused ({type(error).__name__}); remove it"
+        ) from None
+    elements = [(element.tag.rpartition("}")[2], element.attrib) for element in root.iter()]
+    try:
+        _check_references(
+            [attributes["id"] for tag, attributes in elements if tag == "node"],
+            [
+                attributes[end]
+                for tag, attributes in elements
+                if tag == "edge"
+                for end in ("source", "target")
+            ],
+        )
+        graph: nx.Graph[Any] = nx.parse_graphml(text, force_multigraph=True)
+    except ConfigError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, nx.NetworkXException) as error:
+        raise ConfigError(
+            f"is no GraphML graph ({type(error).__name__}: {error}); write it with networkx"
+        ) from None
+    for *_, edge in graph.edges(data=True):
+        edge.pop("id", None)
+    for key in _LISTS:
+        if isinstance(graph.graph.get(key), str):
+            try:
+                graph.graph[key] = json.loads(graph.graph[key])
+            except json.JSONDecodeError:
+                raise ConfigError(
+                    f"{key} = {graph.graph[key]!r} must be a list as JSON text, like '[8, 8]'"
+                ) from None
+    return from_graph(graph, None if "name" in graph.graph else stem)

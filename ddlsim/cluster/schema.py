@@ -1,0 +1,220 @@
+"""The TOML format of a cluster, checked strictly: an unknown key, a missing unit or a senseless number is an
+error.
+
+The keys of `[generator]` and `[host]` are the parameters of the generator functions and of
+:class:`~ddlsim.cluster.nodes.Host` or :class:`~ddlsim.cluster.nodes.MultiGpu` themselves, so they need no
+second description. What ends in "bandwidth" is text like "25 Gbit/s", what ends in "latency" or "overhead"
+like "10 us".
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic_core import ErrorDetails
+
+from ddlsim.cluster import generators
+from ddlsim.cluster.nodes import Graph, Host, Interior, MultiGpu
+from ddlsim.cluster.quantity import nonnegative, positive
+from ddlsim.errors import ConfigError, unknown_name
+
+__all__ = ["GENERATORS", "ClusterFile", "HostTable", "LinkTable", "RouteTable", "SwitchTable", "check_table"]
+__all__ += ["generate", "interior", "parse_file"]
+
+#: `type` of `[generator]` -> the function
+GENERATORS: dict[str, Callable[..., Graph]] = {
+    function.__name__.replace("_", "-"): function
+    for function in (
+        generators.star, generators.ring, generators.line, generators.fully_connected, generators.torus,
+        generators.hypercube, generators.leaf_spine, generators.fat_tree, generators.racks,
+        generators.two_racks, generators.dragonfly,
+    )
+}  # fmt: skip
+
+Table = dict[str, Any]  # as the TOML parser gives it; every value is checked below
+
+
+def _text_with_unit(dimension: str, check: Callable[[object, str, str], float]) -> BeforeValidator:
+    from ddlsim.units import DIMENSIONS
+
+    def read(value: object) -> float:
+        if not isinstance(value, str):
+            raise ValueError(
+                f"a {dimension} is a text with a unit; write it like {DIMENSIONS[dimension][2]!r}"
+            )
+        return check(value, dimension, "")
+
+    return BeforeValidator(read)
+
+
+Bandwidth = Annotated[float, _text_with_unit("bandwidth", positive)]
+Time = Annotated[float, _text_with_unit("time", nonnegative)]
+Pair = Annotated[list[str], Field(min_length=2, max_length=2)]
+Path = Annotated[list[str], Field(min_length=2)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class HostTable(_Strict):
+    """`[[hosts]]`: one machine, or `count` of them called name0, name1, ... (besides the interior's keys)."""
+
+    name: str
+    count: Annotated[int, Field(ge=1)] | None = None
+
+
+class SwitchTable(_Strict):
+    """`[[switches]]`: one switch, or `count` of them called name0, name1, ..."""
+
+    name: str
+    count: Annotated[int, Field(ge=1)] | None = None
+    source: str | None = None
+
+
+class LinkTable(_Strict):
+    """`[[links]]`: between two names; `*` in a name makes one link for each match."""
+
+    between: Pair
+    bandwidth: Bandwidth
+    latency: Time
+    reverse_bandwidth: Bandwidth | None = None
+    efficiency: Annotated[float, Field(gt=0, le=1)] = 1.0
+    shared: bool = False
+    kind: str | None = None
+    source: str | None = None
+
+
+class RouteTable(_Strict):
+    """`[[routes]]`: the path to take from its first to its last node, against the routing policy."""
+
+    path: Path
+    source: str | None = None
+
+
+class ClusterFile(_Strict):
+    """The whole file. `generator` and `host`, or else `hosts`, `switches`, `links`."""
+
+    name: str | None = None
+    title: str = ""
+    sources: list[str] = []
+    notes: list[str] = []
+    routing: Literal["shortest", "ecmp", "d-mod-k", "dimension-order"] | None = None
+    generator: Table | None = None
+    host: Table | None = None
+    hosts: list[Table] = []
+    switches: list[Table] = []
+    links: list[Table] = []
+    routes: list[Table] = []
+
+
+def _one_line(error: ErrorDetails, model: type[BaseModel], place: str) -> ConfigError:
+    """Return pydantic's first error as one line: place and field, value, rule, remedy."""
+    where = ".".join([place, *map(str, error["loc"])]).strip(".") if error["loc"] else place
+    value, kind, context = error["input"], error["type"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        return unknown_name("key", str(error["loc"][-1]), model.model_fields, place)
+    if kind == "missing":
+        return ConfigError(f"{where} is missing; add it to the file")
+    if kind == "literal_error":
+        choices = [
+            choice for choice in str(context["expected"]).split("'") if choice not in ("", ", ", " or ")
+        ]
+        return unknown_name(str(error["loc"][-1]), str(value), choices, place)
+    text = str(context.get("error", error["msg"])).removeprefix(":").strip()
+    if repr(value) in text:
+        return ConfigError(f"{where}: {text}")
+    return ConfigError(f"{where} = {value!r}: {text[:1].lower()}{text[1:]}")
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def check_table(model: type[Model], table: object, place: str) -> Model:
+    """Return `table` as a `model`, or raise :class:`ConfigError` in one line, naming the field."""
+    try:
+        return model.model_validate(table)
+    except ValidationError as error:
+        # An unknown key explains a missing one: it is the misspelt one, so it goes first.
+        errors = sorted(error.errors(), key=lambda detail: detail["type"] != "extra_forbidden")
+        raise _one_line(errors[0], model, place) from None
+
+
+@functools.cache
+def _parameters(target: Callable[..., object]) -> type[BaseModel]:
+    """Return the model of the keyword arguments of a generator or of an interior."""
+    hints = get_type_hints(target)
+    known: dict[str, Any] = {"source": (str | None, None)}
+    for parameter in inspect.signature(target).parameters.values():
+        kind = hints[parameter.name]
+        if parameter.name == "host":
+            continue  # a table of its own
+        if parameter.name.endswith("bandwidth"):
+            kind = Bandwidth
+        elif parameter.name.endswith(("latency", "overhead")):
+            kind = Time
+        if parameter.default is inspect.Parameter.empty:
+            known[parameter.name] = (kind, ...)
+        else:
+            known[parameter.name] = (kind | None if parameter.default is None else kind, parameter.default)
+    return create_model(
+        f"{target.__name__}_table", __config__=ConfigDict(extra="forbid", strict=True), **known
+    )
+
+
+def _arguments(target: Callable[..., object], table: Table, place: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the checked keyword arguments in `table`, and its source."""
+    checked = check_table(_parameters(target), table, place)
+    arguments = {name: getattr(checked, name) for name in checked.model_fields_set - {"source"}}
+    source = getattr(checked, "source", None)
+    return arguments, [source] if source else []
+
+
+def interior(table: Table, place: str) -> tuple[Interior, list[str]]:
+    """Return the machine that a `[host]` table describes (GPUs if it has `n_gpus`), and its source."""
+    if "n_gpus" in table:
+        arguments, sources = _arguments(MultiGpu, table, place)
+        return MultiGpu(**arguments), sources
+    only_gpu = {field.name for field in fields(MultiGpu)} - {field.name for field in fields(Host)}
+    for key in sorted(table.keys() & only_gpu):
+        raise ConfigError(
+            f"{place}.{key} = {table[key]!r} is for machines with GPUs; add n_gpus or remove it"
+        )
+    arguments, sources = _arguments(Host, table, place)
+    return Host(**arguments), sources
+
+
+def generate(table: Table, host: Interior) -> tuple[Graph, list[str]]:
+    """Return the graph that a `[generator]` table describes, and the table's source."""
+    parameters = dict(table)
+    kind = parameters.pop("type", None)
+    if kind is None:
+        raise ConfigError(f"generator.type is missing; add one of {', '.join(sorted(GENERATORS))}")
+    if kind not in GENERATORS:
+        raise unknown_name("type", str(kind), GENERATORS, "generator")
+    function = GENERATORS[kind]
+    arguments, sources = _arguments(function, parameters, "generator")
+    try:
+        return function(host=host, **arguments), sources
+    except ConfigError as error:
+        place = "" if str(error).startswith("host: ") else "generator: "
+        raise type(error)(f"{place}{error}") from None
+
+
+def parse_file(table: Table) -> ClusterFile:
+    """Return the checked outline of a file; its tables are checked when they are used."""
+    file = check_table(ClusterFile, table, "")
+    if file.generator is None and not file.hosts:
+        raise ConfigError("the file describes no machines; add [generator] (type = 'star', say) or [[hosts]]")
+    if file.generator is not None:
+        for key in ("hosts", "switches", "links"):
+            if getattr(file, key):
+                raise ConfigError(f"{key} cannot stand beside [generator]; remove one of them")
+    elif file.host is not None:
+        raise ConfigError("[host] goes with [generator]; write these keys into [[hosts]]")
+    return file
