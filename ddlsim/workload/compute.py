@@ -103,9 +103,9 @@ class Roofline:
     Deakin et al. 2018, BabelStream, 70 to 92 % on the GPUs here). Kernel launches and the framework cost
     nothing in this model, so small batches come out too fast.
 
-    Against GPU measurements that the catalogue's efficiencies were not fitted to, the step came out 0.8 to 1.55
-    times as long as measured (VGG-16 too slow, Inception-v3 too fast); a 3-D network at batch 1 on a KNL node
-    came out 8 times too fast. Where there is a measurement, give Measured or Affine.
+    Against GPU measurements that the efficiencies were not fitted to, the step came out 0.8 to 1.55 times as
+    long as measured (VGG-16 too slow, Inception-v3 too fast); a 3-D network at batch 1 on a KNL node came out
+    8 times too fast. Where there is a measurement, give Measured or Affine.
     """
 
     efficiency: float | None = None
