@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import networkx as nx
 
@@ -17,7 +17,10 @@ from ddlsim.errors import ConfigError, unknown_name
 
 __all__ = ["INTERIORS", "Host", "Interior", "MultiGpu", "add_host", "connect"]
 
-Graph: TypeAlias = "nx.MultiDiGraph[str]"
+if TYPE_CHECKING:
+    Graph: TypeAlias = nx.MultiDiGraph[str]
+else:
+    Graph = nx.MultiDiGraph  # the class takes no parameter when the program runs
 
 INTERIORS = ("nvswitch", "nvlink_mesh", "hybrid_cube_mesh", "pcie_tree")
 
@@ -67,8 +70,8 @@ class MultiGpu:
              bandwidth between any two; "hybrid_cube_mesh": 8 GPUs as in the DGX-1 V100, `nvlink_bandwidth`
              being that of one NVLink, pairs having one or two; "pcie_tree": no NVLink
     n_pcie_switches   the GPUs are spread over this many, in order; each has one link to the CPU
-    n_nics   1: at the CPU, or on the PCIe switch where there is only one; otherwise a multiple of
-             `n_pcie_switches`, spread over them
+    n_nics   1: at the CPU, or on the PCIe switch where there is only one; otherwise one on each PCIe switch,
+             so that every GPU has one nearest NIC (give each GPU its own switch to give it its own NIC)
     cpu      device key of the CPU, a "host" node where parameter servers can run
     The remaining fields are those of :class:`Host`, for each GPU (overheads also for the CPU).
     """
@@ -164,9 +167,9 @@ def _check(host: MultiGpu) -> None:
             f"host: nvlink_bandwidth = {host.nvlink_bandwidth!r} has no effect with inside = 'pcie_tree'; "
             f"remove it or choose inside = 'nvlink_mesh'"
         )
-    if n_nics > 1 and n_nics % n_switches:
+    if n_nics not in (1, n_switches):
         raise ConfigError(
-            f"host: n_nics = {n_nics} must be 1 or a multiple of n_pcie_switches = {n_switches}; "
+            f"host: n_nics = {n_nics} must be 1 or n_pcie_switches = {n_switches} (one on each); "
             f"change one of them"
         )
 
@@ -198,7 +201,7 @@ def _add_multi_gpu(graph: Graph, name: str, host: MultiGpu) -> list[str]:
         connect(graph, switch, cpu, "pcie", uplink, latency)
     if host.n_nics == 1:
         return [cpu if len(switches) > 1 else switches[0]]
-    return [switches[i * len(switches) // host.n_nics] for i in range(host.n_nics)]
+    return switches
 
 
 def _add_nvlink(graph: Graph, name: str, host: MultiGpu, gpus: list[str]) -> None:
