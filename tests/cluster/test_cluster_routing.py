@@ -137,7 +137,7 @@ def _busiest(cluster, src, dst):
 
 @pytest.mark.parametrize("k", [4, 6, 8])
 def test_d_mod_k_shifts_are_free_of_contention(k):
-    """Zahavi 2012: under any cyclic shift no channel of the tree carries two flows; the lowest link fails this."""
+    """Zahavi 2012: under any cyclic shift no channel carries two flows. Lowest-link routing fails this."""
     graph = fat_tree(k, **RATE)
     cluster = Cluster.from_graph(graph)
     workers = cluster.workers

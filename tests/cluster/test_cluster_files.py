@@ -1,0 +1,337 @@
+"""Formats: round trips through graphs, node-link JSON, GraphML; what TOML builds; errors in one line."""
+
+import dataclasses
+import json
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from ddlsim.cluster import Cluster, MultiGpu, cluster_names, load_cluster, ring, star
+from ddlsim.errors import ConfigError
+
+STAR = """
+[generator]
+type = "star"
+n_hosts = 4
+bandwidth = "10 Gbit/s"
+latency = "10 us"
+"""
+
+PAIR = """
+routing = "ecmp"
+[[hosts]]
+name = "a"
+device = "v100"
+speed = 0.5
+send_overhead = "1 us"
+source = "the invoice"
+[[hosts]]
+name = "b"
+count = 2
+[[switches]]
+name = "s"
+[[links]]
+between = ["a", "s"]
+bandwidth = "1 Gbit/s"
+reverse_bandwidth = "2 Gbit/s"
+latency = "10 us"
+[[links]]
+between = ["b*", "s"]
+bandwidth = "8 Gbit/s"
+latency = "0 s"
+efficiency = 0.5
+shared = true
+kind = "radio"
+[[routes]]
+path = ["a", "s", "b1"]
+"""
+
+
+def _same(a, b):
+    for column in dataclasses.fields(Cluster):
+        left, right = getattr(a, column.name), getattr(b, column.name)
+        if isinstance(left, np.ndarray):
+            np.testing.assert_array_equal(left, right, err_msg=column.name)
+        elif column.name != "name":
+            assert left == right, column.name
+
+
+@pytest.fixture
+def odd():
+    """A cluster with everything: GPUs, half duplex, parallel links, fixed routes, overheads."""
+    host = MultiGpu(n_gpus=2, device="v100", speed=0.5, send_overhead=1e-6, reduce_bandwidth=4e9)
+    graph = star(3, bandwidth=1e9, latency=1e-6, efficiency=0.9, shared=True, host=host)
+    graph.add_edge("h0.cpu", "h1.cpu", bandwidth=3.0, latency=1e-3, kind="cross")
+    graph.add_edge("h0.cpu", "h1.cpu", bandwidth=4.0, latency=1e-3, kind="cross")
+    graph.graph.update(title="odd", sources=["x", "y"], notes=["z"], routes=[["h0.cpu", "h1.cpu"]])
+    return Cluster.from_graph(graph)
+
+
+def test_graph_round_trip(odd):
+    again = Cluster.from_graph(odd.to_graph())
+    _same(odd, again)
+    assert again.n_channels < again.n_links
+
+
+@pytest.mark.parametrize("suffix", [".json", ".graphml"])
+def test_file_round_trip(odd, tmp_path, suffix):
+    path = tmp_path / f"odd{suffix}"
+    odd.save(path)
+    _same(odd, load_cluster(path))
+    grid = Cluster.from_graph(ring(5, bandwidth=1.5, latency=0.1))
+    grid.save(path)
+    _same(grid, load_cluster(str(path)))
+
+
+@pytest.mark.parametrize("name", [name for name in cluster_names() if name != "theta"])
+def test_bundled_clusters_survive_json(name, tmp_path):
+    cluster = load_cluster(name)
+    cluster.save(tmp_path / "x.json")
+    _same(cluster, load_cluster(tmp_path / "x.json"))
+
+
+@pytest.mark.parametrize("key", ["edges", "links"])
+def test_node_link_json_with_either_key(tmp_path, key):
+    graph = nx.Graph()
+    graph.add_edge("a", "b", bandwidth="8 Gbit/s", latency="5 us")
+    path = tmp_path / "pair.json"
+    path.write_text(json.dumps(nx.node_link_data(graph, edges=key)))
+    cluster = load_cluster(path)
+    assert cluster.name == "pair"
+    assert cluster.link_bandwidth.tolist() == [1e9, 1e9]
+    assert cluster.link_latency.tolist() == [5e-6, 5e-6]
+
+
+@pytest.mark.parametrize("kind", [nx.Graph, nx.DiGraph, nx.MultiGraph, nx.MultiDiGraph])
+def test_plain_networkx_graphs(kind):
+    graph = kind()
+    graph.add_edge(1, 2, bandwidth=5.0)
+    cluster = load_cluster(graph)
+    assert cluster.node_names == ("1", "2")
+    assert cluster.node_kind == ("host", "host")
+    assert cluster.n_links == (1 if graph.is_directed() else 2)
+    assert cluster.link_latency.tolist() == [0.0] * cluster.n_links
+    assert load_cluster(cluster) is cluster
+
+
+def test_undirected_reverse_bandwidth():
+    graph = nx.Graph()
+    graph.add_edge("a", "b", bandwidth=5.0, reverse_bandwidth=7.0)
+    cluster = Cluster.from_graph(graph)
+    assert cluster.link_src.tolist() == [0, 1]
+    assert cluster.link_bandwidth.tolist() == [5.0, 7.0]
+
+
+def test_explicit_toml(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(PAIR)
+    cluster = load_cluster(path)
+    assert (cluster.name, cluster.routing) == ("mine", "ecmp")
+    assert cluster.node_names == ("a", "b0", "b1", "s")
+    assert cluster.sources == ("the invoice",)
+    assert cluster.speed.tolist() == [0.5, 1, 1, 1]
+    assert cluster.send_overhead[0] == pytest.approx(1e-6)
+    up, down = (cluster.routes([u], [v]).links[0] for u, v in ((0, 3), (3, 0)))
+    assert cluster.link_bandwidth[[up, down]].tolist() == [1.25e8, 2.5e8]
+    assert cluster.link_kind[up] == "nic"
+    radio = [link for link in range(cluster.n_links) if cluster.link_kind[link] == "radio"]
+    assert len(radio) == 4
+    assert len(set(cluster.link_channel[radio])) == 2
+    assert set(cluster.channel_capacity[cluster.link_channel[radio]]) == {5e8}
+    assert list(cluster.fixed_routes) == [(0, 2)]
+
+
+def _edit(text, old, new):
+    assert old in text
+    return text.replace(old, new, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[generator", ["not valid TOML", "complete?"]),
+        ("title = 'x'", ["no machines", "[generator]"]),
+        (_edit(STAR, "n_hosts", "n_host"), ["generator", "'n_host'", "did you mean 'n_hosts'?"]),
+        (_edit(STAR, "n_hosts = 4\n", ""), ["generator.n_hosts", "missing"]),
+        (_edit(STAR, '"star"', '"stra"'), ["generator", "'stra'", "did you mean 'star'?"]),
+        (_edit(STAR, 'type = "star"\n', ""), ["generator.type", "missing", "leaf-spine"]),
+        (_edit(STAR, "n_hosts = 4", 'n_hosts = "4"'), ["generator.n_hosts", "'4'", "integer"]),
+        (_edit(STAR, "n_hosts = 4", "n_hosts = 0"), ["generator", "n_hosts = 0", "at least 1"]),
+        (_edit(STAR, '"10 Gbit/s"', "10"), ["generator.bandwidth = 10", "unit", "25 Gbit/s"]),
+        (_edit(STAR, '"10 Gbit/s"', '"10"'), ["generator.bandwidth", "'10'", "no unit", "25 Gbit/s"]),
+        (_edit(STAR, '"10 Gbit/s"', '"10 us"'), ["generator.bandwidth", "'10 us'", "is a time", "Gbit/s"]),
+        (_edit(STAR, '"10 Gbit/s"', '"-1 Gbit/s"'), ["generator.bandwidth", "'-1 Gbit/s'", "greater than 0"]),
+        (_edit(STAR, '"10 Gbit/s"', '"nan Gbit/s"'), ["generator.bandwidth", "'nan Gbit/s'", "write"]),
+        (_edit(STAR, '"10 Gbit/s"', '"0 Gbit/s"'), ["generator.bandwidth", "'0 Gbit/s'", "greater than 0"]),
+        (_edit(STAR, '"10 us"', '"-10 us"'), ["generator.latency", "'-10 us'", "not negative"]),
+        (STAR + "efficiency = 2.0", ["generator", "efficiency = 2.0", "(0, 1]"]),
+        (STAR + "colour = 'red'", ["generator", "'colour'"]),
+        ("color = 'red'" + STAR, ["unknown key 'color'", "known:"]),
+        ("routing = 'ecpm'" + STAR, ["routing", "'ecpm'", "did you mean 'ecmp'?"]),
+        ("routing = 'dimension-order'" + STAR, ["dimension-order", "grid"]),
+        (STAR + "[host]\nn_gpu = 8", ["host", "'n_gpu'"]),
+        (STAR + "[host]\nn_gpus = 8\ninside = 'pcie'", ["host", "'pcie'", "did you mean 'pcie_tree'?"]),
+        (STAR + "[host]\ninside = 'nvswitch'", ["host.inside = 'nvswitch'", "n_gpus"]),
+        (STAR + "[host]\nsend_overhead = 1e-6", ["host.send_overhead = 1e-06", "10 us"]),
+        (STAR + "[[links]]\nbandwidth = 1", ["links", "[generator]", "remove one"]),
+        (_edit(PAIR, '["a", "s"]', '["a", "t"]'), ["links.0.between", "'t'"]),
+        (_edit(PAIR, '["a", "s"]', '["a"]'), ["links.0.between", "['a']", "at least 2"]),
+        (_edit(PAIR, '["a", "s"]', '["a", "a"]'), ["links.0.between", "itself"]),
+        (_edit(PAIR, 'latency = "10 us"\n', ""), ["links.0.latency", "missing"]),
+        (_edit(PAIR, "efficiency = 0.5", "efficiency = 1.5"), ["links.1.efficiency = 1.5", "less than"]),
+        (_edit(PAIR, 'kind = "radio"', "knid = 1"), ["links.1", "'knid'", "did you mean 'kind'?"]),
+        (
+            _edit(PAIR, "shared = true", 'shared = true\nreverse_bandwidth = "1 Gbit/s"'),
+            ["links.1", "reverse_bandwidth", "shared"],
+        ),
+        (_edit(PAIR, 'name = "b"', 'name = "a"\n#'), ["a0", "links.1.between", "'b*'"]),
+        (_edit(PAIR, 'name = "b"\ncount = 2', 'name = "a"'), ["hosts.1.name = 'a'", "another name"]),
+        (_edit(PAIR, "count = 2", "count = 0"), ["hosts.1.count = 0", "greater than or equal to 1"]),
+        (_edit(PAIR, '"a", "s", "b1"', '"a", "b1"'), ["routes[0]", "from 'a' to 'b1'"]),
+        (_edit(PAIR, '"a", "s", "b1"', '"a", "s", "c"'), ["'c'", "unknown node"]),
+        (_edit(PAIR, "speed = 0.5", "speed = -1.0"), ["hosts.0", "speed = -1.0", "greater than 0"]),
+        ("[host]\n" + PAIR, ["[host]", "[generator]"]),
+    ],
+)
+def test_bad_toml_in_one_line(tmp_path, text, words):
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    _expect_one_line(path, words)
+
+
+def _expect_one_line(path, words):
+    with pytest.raises(ConfigError) as caught:
+        load_cluster(path)
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def _json(nodes, edges, **more):
+    return json.dumps({"nodes": nodes, "edges": edges, **more})
+
+
+AB = [{"id": "a"}, {"id": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"nodes": [', ["not valid JSON", "complete?"]),
+        ("[" * 100_000, ["nested too deeply"]),
+        ("[1, 2]", ["'nodes'", "node_link_data"]),
+        (_json(AB, [{"source": "a"}]), ["node-link", "'target'"]),
+        (_json(AB, [{"source": "a", "target": "c", "bandwidth": 1}]), ["'c'", "add the node"]),
+        (_json([{"id": "a"}, {"id": "a"}], []), ["'a'", "twice"]),
+        (_json([], []), ["no nodes"]),
+        (_json(AB, [{"source": "a", "target": "b"}]), ["'a' -> 'b'", "bandwidth is missing", "25 Gbit/s"]),
+        (
+            _json(AB, [{"source": "a", "target": "b", "bandwidth": float("nan")}]),
+            ["'a' -> 'b'", "bandwidth = nan", "finite"],
+        ),
+        (_json(AB, [{"source": "a", "target": "b", "bandwidth": -5}]), ["bandwidth = -5", "greater than 0"]),
+        (_json(AB, [{"source": "a", "target": "b", "bandwidth": "5"}]), ["'5'", "no unit"]),
+        (
+            _json(AB, [{"source": "a", "target": "b", "bandwidth": None}]),
+            ["bandwidth = None", "not a number"],
+        ),
+        (_json(AB, [{"source": "a", "target": "b", "bandwith": 5}]), ["'bandwith'", "mean 'bandwidth'?"]),
+        (_json(AB, [{"source": "a", "target": "a", "bandwidth": 5}]), ["itself"]),
+        (_json([{"id": "a", "kind": "gpuu"}], []), ["node 'a'", "'gpuu'", "did you mean 'gpu'?"]),
+        (_json([{"id": "a", "kind": "switch"}], []), ["switches", "kind = 'host'"]),
+        (_json([{"id": "a", "speed": 0}], []), ["node 'a'", "speed = 0", "greater than 0"]),
+        (_json([{"id": "a", "send_overhead": "1 GB"}], []), ["send_overhead", "'1 GB'", "10 us"]),
+        (_json(AB, [], graph={"routing": "x"}), ["routing policy 'x'"]),
+        (_json(AB, [], graph={"routing": "dimension-order"}), ["dimension-order", "grid"]),
+        (_json(AB, [], graph={"grid": "ab"}), ["grid = 'ab'", "[8, 8]"]),
+        (_json(AB, [], graph={"titel": "ab"}), ["'titel'", "did you mean 'title'?"]),
+        (_json(AB, [], graph={"routes": [["a", "b"]]}), ["routes[0]", "from 'a' to 'b'"]),
+    ],
+)
+def test_bad_json_in_one_line(tmp_path, text, words):
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    _expect_one_line(path, words)
+
+
+def test_a_grid_without_its_links_is_refused_when_routed(tmp_path):
+    graph = ring(4, bandwidth=1.0, latency=0.0)
+    graph.remove_edge("h1", "h2")
+    cluster = Cluster.from_graph(graph)
+    with pytest.raises(ConfigError, match=r"link from 'h1' to 'h2'.*'shortest'"):
+        cluster.routes([0], [1])
+
+
+GRAPHML = (
+    '<graphml xmlns="http://graphml.graphdrawing.org/xmlns">'
+    '<graph edgedefault="directed">{}</graph></graphml>'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("<graphml", ["not valid XML", "complete?"]),
+        (
+            '<!DOCTYPE x [<!ENTITY a "b">]>' + GRAPHML.format('<node id="&a;"/>'),
+            ["DTD or an entity", "refused"],
+        ),
+        (GRAPHML.format('<node id="a"/><edge source="a" target="b"/>'), ["'b'", "add the node"]),
+        (
+            GRAPHML.format('<node id="a"/><node id="b"/><edge source="a" target="b"/>'),
+            ["bandwidth is missing"],
+        ),
+        (GRAPHML.format("<node/>"), ["no GraphML graph", "'id'"]),
+        (
+            GRAPHML.format('<data key="d"/><node id="a"><data key="zz">1</data></node>'),
+            ["no GraphML graph"],
+        ),
+    ],
+)
+def test_bad_graphml_in_one_line(tmp_path, text, words):
+    path = tmp_path / "bad.graphml"
+    path.write_text(text)
+    _expect_one_line(path, words)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("zenit", ["unknown cluster 'zenit'", "did you mean 'zenith'?"]),
+        ("nowhere.toml", ["unknown cluster file 'nowhere.toml'"]),
+        (42, ["42", "networkx"]),
+    ],
+)
+def test_bad_sources(source, words):
+    with pytest.raises(ConfigError) as caught:
+        load_cluster(source)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_unknown_format_and_unreadable_text(tmp_path, odd):
+    path = tmp_path / "x.yaml"
+    path.write_text("")
+    _expect_one_line(path, ["'.yaml'", ".toml"])
+    with pytest.raises(ConfigError, match=r"x\.yaml: cannot write"):
+        odd.save(path)
+    binary = tmp_path / "x.toml"
+    binary.write_bytes(b"\xff\xfe")
+    _expect_one_line(binary, ["cannot be read"])
+    folder = tmp_path / "dir.toml"
+    folder.mkdir()
+    _expect_one_line(folder, ["cannot be read"])
+
+
+def test_half_duplex_directions_must_agree():
+    graph = nx.MultiDiGraph()
+    graph.add_edge("a", "b", bandwidth=1.0, shared=True)
+    graph.add_edge("b", "a", bandwidth=2.0, shared=True)
+    with pytest.raises(ConfigError, match=r"'b' -> 'a'.*must equal"):
+        Cluster.from_graph(graph)
+    directed = nx.DiGraph()
+    directed.add_edge("a", "b", bandwidth=1.0, reverse_bandwidth=2.0)
+    with pytest.raises(ConfigError, match=r"reverse_bandwidth = 2\.0"):
+        Cluster.from_graph(directed)

@@ -1,0 +1,87 @@
+"""Unit strings and the shape of error messages."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddlsim.errors import ConfigError, DdlsimError, UnitError, unknown_name
+from ddlsim.units import DIMENSIONS, parse
+
+
+@pytest.mark.parametrize(
+    ("text", "dimension", "value"),
+    [
+        ("25 Gbit/s", "bandwidth", 3.125e9),
+        ("1 Gb/s", "bandwidth", 1.25e8),
+        ("100 Mbps", "bandwidth", 1.25e7),
+        ("12 GB/s", "bandwidth", 12e9),
+        ("1 GiB/s", "bandwidth", 2.0**30),
+        ("10 us", "time", 1e-5),
+        ("10us", "time", 1e-5),
+        (" 0.5 ms ", "time", 5e-4),
+        ("2 min", "time", 120.0),
+        ("1 h", "time", 3600.0),
+        ("0 s", "time", 0.0),
+        ("100 MB", "bytes", 1e8),
+        ("25 MiB", "bytes", 25 * 2.0**20),
+        ("1 KiB", "bytes", 1024.0),
+        ("8 bit", "bytes", 1.0),
+        ("15.7 TFLOP/s", "flops", 15.7e12),
+        ("300 images/s", "rate", 300.0),
+        ("300 W", "power", 300.0),
+    ],
+)
+def test_parse(text, dimension, value):
+    assert parse(text, dimension) == pytest.approx(value, rel=1e-15)
+
+
+def test_ten_microseconds_are_exact():
+    assert parse("10 us", "time") == 1e-05
+
+
+@pytest.mark.parametrize("dimension", DIMENSIONS)
+def test_the_example_in_the_error_message_is_valid(dimension):
+    assert parse(DIMENSIONS[dimension][2], dimension) > 0
+
+
+@given(st.floats(1e-3, 1e3))
+def test_a_bit_is_an_eighth_of_a_byte(number):
+    assert parse(f"{number} Gbit/s", "bandwidth") == pytest.approx(parse(f"{number} GB/s", "bandwidth") / 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "dimension", "words"),
+    [
+        ("10", "time", ["'10'", "no unit", "10 us"]),
+        ("10 Gbit/s", "time", ["is a bandwidth, not a time", "10 us"]),
+        ("10 us", "bandwidth", ["is a time, not a bandwidth", "25 Gbit/s"]),
+        ("10 GB", "bandwidth", ["is a bytes, not a bandwidth"]),
+        ("10 furlong", "time", ["unknown unit", "furlong", "10 us"]),
+        ("fast", "bandwidth", ["'fast'", "25 Gbit/s"]),
+        ("", "time", ["''", "10 us"]),
+        ("inf s", "time", ["'inf s'", "10 us"]),
+        ("nan s", "time", ["'nan s'", "10 us"]),
+    ],
+)
+def test_what_is_wrong_and_what_to_write(text, dimension, words):
+    with pytest.raises(UnitError) as caught:
+        parse(text, dimension)
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_unknown_name_hints_at_the_nearest_or_lists_all():
+    near = unknown_name("model", "resnet5O", ["resnet50", "vgg16"], "x.toml")
+    assert str(near) == "x.toml: unknown model 'resnet5O'; did you mean 'resnet50'?"
+    far = unknown_name("model", "zzz", ["vgg16", "resnet50"])
+    assert str(far) == "unknown model 'zzz'; known: resnet50, vgg16"
+
+
+def test_one_tree_of_errors():
+    """simpy rebuilds a failed event's exception from its args, so one message must be enough."""
+    assert issubclass(UnitError, ConfigError)
+    assert issubclass(ConfigError, DdlsimError)
+    assert issubclass(ConfigError, ValueError)
+    error = unknown_name("model", "a", ["b"])
+    assert str(type(error)(*error.args)) == str(error)
