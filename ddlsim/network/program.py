@@ -6,13 +6,14 @@ receives in the round; its messages are contiguous, so that entering a step is a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-
 
 import numba as nb
 import numpy as np
 
 from ddlsim.collectives import Round, Schedule
+from ddlsim.errors import ConfigError
 from ddlsim.network.state import Floats, Ints
 
 jit = nb.njit(cache=True, nogil=True, error_model="numpy")
@@ -102,11 +103,17 @@ def most_sends(thread_step, step_send):  # type: ignore[no-untyped-def]
     return total
 
 
-def compile_schedule(schedule: Schedule) -> Program:
-    """Return the program of `schedule`."""
+def compile_schedule(schedule: Schedule, sizes: Sequence[Floats] | None = None) -> Program:
+    """Return the program of `schedule`.
+
+    sizes  bytes of every message instead of the schedule's: per round (lanes one after the other) a table of
+           shape (repeat, m). Raises ConfigError if they do not fit.
+    """
     n_ranks = schedule.n_ranks
     lanes = schedule.lanes
     rounds = [(lane, r) for lane, sequence in enumerate(lanes) for r in sequence]
+    if sizes is not None and len(sizes) != len(rounds):
+        raise ConfigError(f"nbytes: {len(sizes)} tables for {len(rounds)} rounds; give one per round")
     src = _joined([r.src + lane * n_ranks for lane, r in rounds])
     dst = _joined([r.dst + lane * n_ranks for lane, r in rounds])
     sizes = np.array([len(r.src) for _, r in rounds], dtype=np.int64)
@@ -122,7 +129,7 @@ def compile_schedule(schedule: Schedule) -> Program:
     repeat = np.repeat(np.array([r.repeat for _, r in rounds], dtype=np.int64), sizes)[order]
     step_repeat[receiving] = repeat
     step_repeat[np.repeat(np.arange(n_steps), np.diff(step_send))] = repeat
-    weights, place, stride = _weights(schedule, [r for _, r in rounds])
+    weights, place, stride = _weights(schedule, [r for _, r in rounds], sizes)
     reduced = np.repeat(np.array([int(r.reduce) for _, r in rounds], dtype=np.int64), sizes)
     return Program(
         n_ranks=n_ranks,
@@ -147,25 +154,43 @@ def _joined(parts: list[Ints]) -> Ints:
     return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, dtype=np.int64)
 
 
-def _weights(schedule: Schedule, rounds: list[Round]) -> tuple[Floats, Ints, Ints]:
-    """Return (table of shares, first place per message, places per repetition per message)."""
+def _weights(
+    schedule: Schedule, rounds: list[Round], sizes: Sequence[Floats] | None
+) -> tuple[Floats, Ints, Ints]:
+    """Return (table of sizes for 1 byte, first place per message, places per repetition per message)."""
+    if schedule.chunk_weight is None and sizes is None:
+        shares = _joined([r.count for r in rounds]) * (schedule.copies / schedule.n_chunks)
+        return shares, np.arange(len(shares), dtype=np.int64), np.zeros(len(shares), dtype=np.int64)
     tables: list[Floats] = []
     places: list[Ints] = []
     strides: list[Ints] = []
     used = 0
-    for r in rounds:
+    for i, r in enumerate(rounds):
         m = len(r.src)
-        if schedule.chunk_weight is None:
-            shares = np.asarray(r.count, dtype=np.float64) / schedule.n_chunks
-            stride = 0
-        else:
-            total = float(np.sum(schedule.chunk_weight))
-            shares = np.concatenate([r.weights(schedule, k) for k in range(r.repeat)]) / total
-            stride = m if r.repeat > 1 else 0
-        tables.append(shares)
+        table = _shares(schedule, r) if sizes is None else _checked(sizes[i], r, i)
+        if (table == table[0]).all():
+            table = table[:1]
+        tables.append(table.ravel())
         places.append(used + np.arange(m, dtype=np.int64))
-        strides.append(np.full(m, stride, dtype=np.int64))
-        used += len(shares)
-    if not tables:
-        return np.empty(0), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    return np.concatenate(tables), np.concatenate(places), np.concatenate(strides)
+        strides.append(np.full(m, m if len(table) > 1 else 0, dtype=np.int64))
+        used += table.size
+    return np.concatenate(tables), _joined(places), _joined(strides)
+
+
+def _shares(schedule: Schedule, r: Round) -> Floats:
+    """Return the message sizes of a round for a buffer of 1 byte, (1 or repeat, m)."""
+    n_different = r.repeat if r.shift % schedule.n_chunks else 1
+    return np.stack([schedule.message_bytes(1.0, r, k) for k in range(n_different)])
+
+
+def _checked(table: Floats, r: Round, i: int) -> Floats:
+    """Return the sizes given for round `i`, (repeat, m)."""
+    table = np.asarray(table, dtype=np.float64)
+    if table.shape != (r.repeat, len(r.src)):
+        raise ConfigError(
+            f"nbytes: the table of round {i} has shape {table.shape}; give {(r.repeat, len(r.src))}, "
+            f"a row per repetition and a column per message"
+        )
+    if not (np.isfinite(table).all() and table.min() >= 0.0):
+        raise ConfigError(f"nbytes: the table of round {i} holds a size that is not a finite number >= 0")
+    return table

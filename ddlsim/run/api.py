@@ -1,0 +1,70 @@
+"""The two calls that people make: `simulate` one run, `scaling` over numbers of workers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.run.experiment import Experiment
+from ddlsim.run.files import load_experiment
+from ddlsim.run.result import Result
+from ddlsim.run.simulate import run
+from ddlsim.strategies import AllReduce, Strategy
+from ddlsim.workload.compute import Affine, Measured, Roofline
+from ddlsim.workload.devices import Device
+from ddlsim.workload.jitter import Jitter, NoJitter, SlowDown
+from ddlsim.workload.model import Model
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+__all__ = ["load_experiment", "scaling", "simulate"]
+
+_DEFAULT_STRATEGY = AllReduce()
+_NO_JITTER = NoJitter()
+
+
+def simulate(
+    cluster: str | Path | nx.Graph[str] | Cluster | Experiment,
+    model: str | Path | Model = "resnet50",
+    strategy: Strategy = _DEFAULT_STRATEGY,
+    batch_size: int = 32,
+    workers: int | None = None,
+    *,
+    steps: int = 10,
+    warmup: int = 2,
+    accumulation: int = 1,
+    precision: str = "fp32",
+    gradient_dtype: str = "fp32",
+    compute: Measured | Affine | Roofline | None = None,
+    device: str | Device | None = None,
+    jitter: Jitter = _NO_JITTER,
+    slow_downs: Iterable[SlowDown] = (),
+    speed: Iterable[float] | None = None,
+    seed: int = 0,
+    max_time: float = float("inf"),
+) -> Result:
+    """Simulate a training run and return what it predicts.
+
+    Takes the fields of :class:`~ddlsim.Experiment`, or an experiment. Raises
+    :class:`~ddlsim.errors.ConfigError` for anything that does not fit, naming the field and the remedy.
+    """
+    if isinstance(cluster, Experiment):
+        return run(cluster)
+    return run(
+        Experiment(
+            cluster=cluster, model=model, strategy=strategy, batch_size=batch_size, workers=workers, steps=steps,
+            warmup=warmup, accumulation=accumulation, precision=precision, gradient_dtype=gradient_dtype,
+            compute=compute, device=device, jitter=jitter, slow_downs=tuple(slow_downs),
+            speed=None if speed is None else tuple(speed), seed=seed, max_time=max_time,
+        )
+    )  # fmt: skip
+
+
+def scaling(experiment: Experiment, workers: Iterable[int]) -> list[Result]:
+    """Simulate the experiment with each number of workers; the cluster is loaded once."""
+    loaded = dataclasses.replace(experiment, cluster=load_cluster(experiment.cluster))
+    return [run(dataclasses.replace(loaded, workers=n)) for n in workers]

@@ -1,0 +1,105 @@
+"""`Experiment`: everything that determines a run, frozen; its manifest can be printed and stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddlsim.cluster import Cluster
+from ddlsim.errors import ConfigError
+from ddlsim.strategies import AllReduce, Strategy
+from ddlsim.workload.compute import Affine, Measured, Roofline
+from ddlsim.workload.devices import Device
+from ddlsim.workload.jitter import Jitter, NoJitter, SlowDown
+from ddlsim.workload.model import Model
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+__all__ = ["Experiment"]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A training run to be simulated.
+
+    cluster         bundled name, path, networkx graph or :class:`Cluster`
+    model           bundled name, path or :class:`Model`
+    strategy        how workers exchange gradients
+    batch_size      samples per worker and (micro-)step
+    workers         number of workers, placed on the cluster's first devices; None: on all of them
+    steps           steps per worker that are measured (asynchronous: on average)
+    warmup          steps before those, simulated but not measured
+    accumulation    micro-steps per exchange
+    precision       arithmetic ("fp32", "tf32", "fp16", "bf16")
+    gradient_dtype  gradients on the wire ("fp32", "fp16", "bf16")
+    compute         where compute time comes from: Measured, Affine, Roofline; None: the device's measured
+                    curve for this model if the catalogue has one, else Roofline
+    device          device of all workers, instead of the cluster's own
+    jitter          distribution of a factor on every step's compute time
+    slow_downs      transient slow-downs of some workers
+    speed           permanent compute speed factor per worker (1.0: nominal)
+    seed            of all random streams
+    max_time        s of simulated time at which the run ends in any case
+    """
+
+    cluster: str | Path | nx.Graph[str] | Cluster
+    model: str | Path | Model
+    strategy: Strategy = AllReduce()
+    batch_size: int = 32
+    workers: int | None = None
+    steps: int = 10
+    warmup: int = 2
+    accumulation: int = 1
+    precision: str = "fp32"
+    gradient_dtype: str = "fp32"
+    compute: Measured | Affine | Roofline | None = None
+    device: str | Device | None = None
+    jitter: Jitter = NoJitter()
+    slow_downs: tuple[SlowDown, ...] = ()
+    speed: tuple[float, ...] | None = None
+    seed: int = 0
+    max_time: float = math.inf
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch_size", 1), ("steps", 1), ("warmup", 0), ("accumulation", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"{name} = {value!r}: must be a whole number of at least {least}")
+        if self.workers is not None and (not isinstance(self.workers, int) or self.workers < 1):
+            raise ConfigError(f"workers = {self.workers!r}: must be a whole number of at least 1")
+        if not self.max_time > 0.0:
+            raise ConfigError(f"max_time = {self.max_time!r}: must be above 0 s")
+        if not (hasattr(self.strategy, "start") and hasattr(self.strategy, "label")):
+            raise ConfigError(
+                f"strategy = {self.strategy!r}: must be a strategy object such as ddlsim.AllReduce('ring')"
+            )
+        object.__setattr__(self, "slow_downs", tuple(self.slow_downs))
+        if self.speed is not None:
+            object.__setattr__(self, "speed", tuple(float(s) for s in self.speed))
+
+    def with_(self, **changes: object) -> Experiment:
+        """Return the experiment with some fields changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    def manifest(self) -> dict[str, object]:
+        """Return all fields as plain values, for printing and storing."""
+        return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Cluster | Model | Device):
+        return value.name
+    if value is None or isinstance(value, str | int | bool):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+        return {"type": type(value).__name__, **fields}
+    return getattr(value, "__name__", str(value))

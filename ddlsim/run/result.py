@@ -1,0 +1,250 @@
+"""`Result`: what a run predicts, with the numbers behind it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+import ddlsim
+from ddlsim.cluster import Cluster
+from ddlsim.network import BusyIntervals
+from ddlsim.run.experiment import Experiment
+from ddlsim.strategies.recorder import COMMUNICATION, COMPUTE, WAITING, Recorder
+from ddlsim.workload.compute import Workload
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import pandas as pd
+
+    from ddlsim.run.sensitivity import Sensitivity
+
+__all__ = ["Result"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Result:
+    """The outcome of a simulated run. Times in s, sizes in bytes, rates per s.
+
+    ``print(result)`` shows the summary with the bottleneck; the properties have the numbers, ``workers``,
+    ``links`` and ``steps`` are pandas tables, ``to_json`` everything that a program would read.
+    """
+
+    experiment: Experiment
+    cluster: Cluster
+    workloads: list[Workload]
+    nodes: Ints
+    recorder: Recorder
+    end_time: float
+    channel_nbytes: Floats
+    channel_busy: Floats
+    busy: BusyIntervals | None
+    n_messages: int
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+    interrupted: bool
+    wall_seconds: float
+
+    # ------------------------------------------------------------ headline numbers
+
+    @property
+    def n_workers(self) -> int:
+        """Number of workers."""
+        return len(self.workloads)
+
+    @cached_property
+    def measured_updates(self) -> list[tuple[float, int]]:
+        """The updates (time, samples) after the warm-up; the first entry only marks where measuring starts."""
+        warmup = self.experiment.strategy.updates(self.experiment.warmup, self.n_workers)
+        updates = [(0.0, 0), *self.recorder.updates]
+        return updates[min(warmup, len(updates) - 2) :]
+
+    @cached_property
+    def throughput(self) -> float:
+        """Samples per second of all workers together, after the warm-up."""
+        updates = self.measured_updates
+        return sum(n for _, n in updates[1:]) / (updates[-1][0] - updates[0][0])
+
+    @cached_property
+    def step_times(self) -> Floats:
+        """Times between successive updates after the warm-up, in s; an asynchronous worker's own step times."""
+        if self.recorder.staleness:
+            ends = [np.diff([0.0, *ends]) for ends in self.recorder.step_end]
+            return np.concatenate(ends) if ends else np.empty(0)
+        return np.diff([t for t, _ in self.measured_updates])
+
+    @property
+    def step_time(self) -> float:
+        """Mean time of a step of one worker, in s: its samples over its share of the throughput."""
+        samples = self.experiment.batch_size * self.experiment.accumulation
+        return samples * self.n_workers / self.throughput
+
+    @cached_property
+    def single_throughput(self) -> float:
+        """Samples per second of the first worker alone, without any communication."""
+        workload = self.workloads[0]
+        passes = workload.forward_time + workload.backward_time
+        steps = self.experiment.accumulation * passes + workload.optimizer
+        samples = self.experiment.batch_size * self.experiment.accumulation
+        return samples / (steps * self.experiment.jitter.mean)
+
+    @property
+    def speedup(self) -> float:
+        """Throughput over that of one worker alone."""
+        return self.throughput / self.single_throughput
+
+    @property
+    def efficiency(self) -> float:
+        """Speed-up over the number of workers."""
+        return self.speedup / self.n_workers
+
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """How the workers spent their time on average: compute, communication, waiting, idle; they add up to 1."""
+        table = self._seconds()
+        return {name: float(values.mean() / self.end_time) for name, values in table.items()}
+
+    def _seconds(self) -> dict[str, Floats]:
+        kinds = (COMPUTE, COMMUNICATION, WAITING)
+        table = {kind: np.array([seconds[kind] for seconds in self.recorder.seconds]) for kind in kinds}
+        table["idle"] = self.end_time - sum(table.values())
+        return table
+
+    @property
+    def mean_staleness(self) -> float:
+        """Mean staleness of the applied gradients (0 for synchronous strategies)."""
+        return float(np.mean(self.recorder.staleness)) if self.recorder.staleness else 0.0
+
+    @cached_property
+    def staleness_histogram(self) -> dict[int, int]:
+        """Staleness -> number of applied gradients with it (asynchronous strategies)."""
+        values, counts = np.unique(np.array(self.recorder.staleness, dtype=np.int64), return_counts=True)
+        return dict(zip(values.tolist(), counts.tolist(), strict=True))
+
+    # ------------------------------------------------------------ tables
+
+    @cached_property
+    def workers(self) -> pd.DataFrame:
+        """One row per worker: node, device times in s (compute, communication, waiting, idle), steps."""
+        import pandas as pd
+
+        names = [self.cluster.node_names[node] for node in self.nodes]
+        steps = [len(ends) for ends in self.recorder.step_end]
+        return pd.DataFrame({"node": names, "steps": steps, **self._seconds()}).rename_axis("worker")
+
+    @cached_property
+    def links(self) -> pd.DataFrame:
+        """One row per directed link (the two directions of a shared one are a row): kind, nbytes, utilisation."""
+        import pandas as pd
+
+        cluster = self.cluster
+        first = np.unique(cluster.link_channel, return_index=True)[1]
+        channel = cluster.link_channel[first]
+        names = cluster.node_names
+        capacity = cluster.channel_capacity[channel]
+        return pd.DataFrame(
+            {
+                "source": [names[i] for i in cluster.link_src[first]],
+                "target": [names[i] for i in cluster.link_dst[first]],
+                "kind": [cluster.link_kind[i] for i in first],
+                "nbytes": self.channel_nbytes[channel],
+                "utilisation": self.channel_nbytes[channel] / (capacity * self.end_time),
+                "busy": self.channel_busy[channel] / self.end_time,
+            }
+        )
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """One row per update: time in s, samples."""
+        import pandas as pd
+
+        return pd.DataFrame(self.recorder.updates, columns=["time", "samples"]).rename_axis("update")
+
+    # ------------------------------------------------------------ why
+
+    @cached_property
+    def sensitivities(self) -> list[Sensitivity]:
+        """What 10 % better compute, links or latencies would bring, each simulated; the best first."""
+        from ddlsim.run.sensitivity import sensitivities
+
+        return sensitivities(self.experiment)
+
+    @property
+    def bottleneck(self) -> Sensitivity:
+        """The part whose improvement by 10 % brings most."""
+        return self.sensitivities[0]
+
+    # ------------------------------------------------------------ output
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the numbers and the manifest as plain values."""
+        return {
+            "ddlsim": ddlsim.__version__,
+            "experiment": self.experiment.manifest(),
+            "workers": self.n_workers,
+            "throughput": self.throughput,
+            "step_time": self.step_time,
+            "speedup": self.speedup,
+            "efficiency": self.efficiency,
+            "shares": self.shares,
+            "mean_staleness": self.mean_staleness,
+            "staleness": {str(k): v for k, v in self.staleness_histogram.items()},
+            "step_times": self.step_times.tolist(),
+            "simulated_time": self.end_time,
+            "n_messages": self.n_messages,
+            "compute": self.workloads[0].basis,
+            "bottleneck": [s.to_dict() for s in self.sensitivities],
+            "notes": list(self.notes),
+            "warnings": list(self.warnings),
+            "interrupted": self.interrupted,
+        }
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Return the result as JSON text, and write it to `path` if given."""
+        text = json.dumps(self.to_dict(), indent=2)
+        if path is not None:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        return text
+
+    def __str__(self) -> str:
+        from ddlsim.report.summary import summary
+
+        return summary(self)
+
+    def __repr__(self) -> str:
+        return f"<Result: {self.n_workers} workers, {self.throughput:.4g} samples/s, efficiency {self.efficiency:.1%}>"
+
+    @cached_property
+    def traced(self) -> Result:
+        """This run with everything recorded for a timeline (simulated again if it was not)."""
+        if self.busy is not None:
+            return self
+        from ddlsim.run.simulate import run
+
+        return run(self.experiment, keep_spans=True)
+
+    def save_trace(self, path: str | Path) -> None:
+        """Write a trace that Perfetto and chrome://tracing open: a track per worker, server and busy link."""
+        from ddlsim.report.trace import save_trace
+
+        save_trace(self.traced, path)
+
+    def plot_timeline(self, path: str | Path | None = None, **options: float) -> matplotlib.axes.Axes:
+        """Draw what the workers did when; see :func:`ddlsim.report.plots.timeline`."""
+        from ddlsim.report.plots import timeline
+
+        return timeline(self.traced, path, **options)
+
+    def plot_cluster(self, path: str | Path | None = None) -> matplotlib.axes.Axes:
+        """Draw the cluster with its links coloured by use; see :func:`ddlsim.report.plots.cluster`."""
+        from ddlsim.report.plots import cluster
+
+        return cluster(self, path)

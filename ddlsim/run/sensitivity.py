@@ -1,0 +1,56 @@
+"""What would help: the experiment simulated again with one thing 10 % better."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.run.experiment import Experiment
+
+__all__ = ["Sensitivity", "sensitivities"]
+
+CHANGE = 0.10
+#: steps that each variant simulates (with the same random streams)
+STEPS = 5
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Improving `what` by `change` (0.1: 10 %) raises the throughput by the share `gain`."""
+
+    what: str
+    change: float
+    gain: float
+
+    def __str__(self) -> str:
+        sign = "-" if self.what.startswith("latency") else "+"
+        return f"{sign}{self.change:.0%} {self.what} gives {self.gain:+.1%} throughput"
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the fields as plain values."""
+        return dataclasses.asdict(self)
+
+
+def sensitivities(experiment: Experiment) -> list[Sensitivity]:
+    """Simulate the experiment with faster compute, links of each kind and lower latencies; the best first."""
+    from ddlsim.run.simulate import run
+
+    base = dataclasses.replace(experiment, steps=min(experiment.steps, STEPS), warmup=min(experiment.warmup, 1))
+    reference = run(base)
+    cluster = load_cluster(base.cluster)
+    n = reference.n_workers
+    speed = tuple((1.0 + CHANGE) * s for s in (base.speed or (1.0,) * n))
+    variants = [("compute speed", dataclasses.replace(base, speed=speed))]
+    used = dict.fromkeys(reference.links.loc[reference.links["nbytes"] > 0.0, "kind"])
+    for kind in used:
+        variants.append((f"bandwidth of {kind}", _with_cluster(base, cluster.scaled(kind, bandwidth=1.0 + CHANGE))))
+        variants.append((f"latency of {kind}", _with_cluster(base, cluster.scaled(kind, latency=1.0 - CHANGE))))
+    found = [
+        Sensitivity(what, CHANGE, run(variant).throughput / reference.throughput - 1.0) for what, variant in variants
+    ]
+    return sorted(found, key=lambda s: -s.gain)
+
+
+def _with_cluster(experiment: Experiment, cluster: Cluster) -> Experiment:
+    return dataclasses.replace(experiment, cluster=cluster)

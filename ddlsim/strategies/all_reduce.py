@@ -1,0 +1,125 @@
+"""Synchronous data-parallel SGD by all-reduce: w <- w - eta * (1/N) sum_i g_i after every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.cluster import Cluster
+from ddlsim.collectives import Collective, Schedule, algorithm_names, build, reorder
+from ddlsim.collectives.find import n_segments_for
+from ddlsim.errors import ConfigError
+from ddlsim.network import Network
+from ddlsim.strategies.group import Group
+from ddlsim.strategies.overlap import HorovodFusion, Overlap, Priority, overlap_named
+from ddlsim.strategies.setting import Setting
+
+__all__ = ["AllReduce", "collective_time", "start_group"]
+
+#: algorithms that "auto" does not try: never the fastest, or the same as another at these settings
+NOT_TRIED = ("naive_ring", "parameter_server")
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """Synchronous SGD: all workers average their gradients in every step.
+
+    algorithm   name of an all-reduce ("ring", "hierarchical", "double_binary_tree", ...), a function
+                ``n_ranks -> Schedule``, ``"package.module:function"``, or "auto": the fastest by simulation,
+                for each bucket size
+    overlap     "none", "layer", "ddp", "horovod", "priority", or a policy with its own settings
+    rank_order  "given" (the cluster's order), "topology" (neighbours in the network are neighbours in the
+                ring), or the ranks in the order wanted
+    """
+
+    algorithm: str | Collective = "ring"
+    overlap: str | Overlap = "ddp"
+    rank_order: str | Sequence[int] = "given"
+
+    def __post_init__(self) -> None:
+        overlap_named(self.overlap)
+        if isinstance(self.rank_order, str) and self.rank_order not in ("given", "topology"):
+            raise ConfigError(
+                f"AllReduce: rank_order = {self.rank_order!r}: must be 'given', 'topology' or a list of ranks"
+            )
+
+    @property
+    def label(self) -> str:
+        """Algorithm and overlap."""
+        name = self.algorithm if isinstance(self.algorithm, str) else self.algorithm.__name__
+        overlap = self.overlap if isinstance(self.overlap, str) else type(self.overlap).__name__
+        return f"all-reduce ({name}, {overlap})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """One update a step."""
+        return steps
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        order = self._order(setting)
+        hosts = setting.hosts(setting.nodes)[order]
+        known: dict[float, Schedule] = {}
+
+        def schedule(nbytes: float) -> Schedule:
+            key = nbytes if self.algorithm == "auto" else float(n_segments_for(nbytes))
+            if key not in known:
+                algorithm = self.algorithm
+                if algorithm == "auto":
+                    algorithm = fastest(setting, order, nbytes)
+                known[key] = reorder(build(algorithm, len(order), nbytes, hosts.tolist()), order)
+            return known[key]
+
+        start_group(setting, overlap_named(self.overlap), schedule, [])
+
+    def _order(self, setting: Setting) -> npt.NDArray[np.int64]:
+        n = len(setting.workers)
+        if self.rank_order == "given":
+            return np.arange(n)
+        if self.rank_order == "topology":
+            return setting.cluster.locality_order(setting.nodes)
+        order = np.array(self.rank_order, dtype=np.int64)
+        if not np.array_equal(np.sort(order), np.arange(n)):
+            raise ConfigError(f"AllReduce: rank_order must list each of the ranks 0..{n - 1} once")
+        return order
+
+
+def start_group(setting: Setting, overlap: Overlap, schedule: object, servers: list[int]) -> None:
+    """Start synchronous workers (with servers behind them) that exchange gradients under `overlap`."""
+    group = Group(
+        setting.loop, setting.recorder, setting.nodes + servers, len(setting.workers), schedule  # type: ignore[arg-type]
+    )
+    if isinstance(overlap, HorovodFusion | Priority):
+        group.coordinator = overlap.coordinator(group)
+    for worker in setting.workers:
+        setting.loop.env.process(overlap.work(worker, group))
+
+
+def collective_time(cluster: Cluster, schedule: Schedule, nodes: Sequence[int], nbytes: float) -> float:
+    """Return how long a collective over `nbytes` takes on the idle cluster when all ranks enter at once, in s."""
+    network = Network(cluster)
+    number = network.collective(schedule, nodes, nbytes)
+    network.join([number] * len(nodes), list(range(len(nodes))), 0.0)
+    end = 0.0
+    while (done := network.advance()) is not None:
+        end = done.time
+    return end
+
+
+def fastest(setting: Setting, order: npt.NDArray[np.int64], nbytes: float) -> str:
+    """Return the name of the all-reduce that is fastest for `nbytes` on the idle cluster, and note it."""
+    hosts = setting.hosts(setting.nodes)[order].tolist()
+    times: dict[str, float] = {}
+    for name in algorithm_names():
+        if name in NOT_TRIED:
+            continue
+        try:
+            schedule = reorder(build(name, len(order), nbytes, hosts), order)
+        except ConfigError:  # not for this number or placement of ranks
+            continue
+        times[name] = collective_time(setting.cluster, schedule, setting.nodes, nbytes)
+    best = min(times, key=lambda name: (times[name], name))
+    setting.notes.append(f"auto: {best} for {nbytes / 1e6:.3g} MB ({times[best] * 1e3:.4g} ms)")
+    return best

@@ -1,0 +1,139 @@
+"""Who decides which bucket travels next when all workers must agree: Horovod's coordinator, a priority queue.
+
+Workers announce buckets; one that all workers have announced may travel. A launched exchange is entered by
+all ranks at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from typing import Protocol
+
+import simpy
+
+from ddlsim.strategies.group import Group
+from ddlsim.workload.buckets import Bucket
+
+__all__ = ["Coordinator", "Fused", "MostUrgent"]
+
+
+class Coordinator(Protocol):
+    """What workers need of a coordinator."""
+
+    latest_ready: float
+
+    def announce(self, step: int, index: int, bucket: Bucket, rank: int) -> simpy.Event:
+        """A worker's bucket is ready; return the event of its arrival, averaged, at that worker."""
+
+    def last_ready(self, step: int) -> float:
+        """Return when the last bucket of a step was ready on all workers."""
+
+
+class _Base:
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.env = group.loop.env
+        self.latest_ready = 0.0
+        self._arrival: dict[tuple[int, int], list[simpy.Event | None]] = {}
+        self._ready_at: dict[int, float] = {}
+        self._n_launched = 0
+
+    def last_ready(self, step: int) -> float:
+        return self._ready_at.get(step, 0.0)
+
+    def _announced(self, step: int, index: int, rank: int) -> tuple[simpy.Event, bool]:
+        key = (step, index)
+        arrivals = self._arrival.setdefault(key, [None] * self.group.n_workers)
+        event = self.env.event()
+        arrivals[rank] = event
+        everywhere = self.group.ready(step, index)
+        if everywhere:
+            self.latest_ready = self._ready_at[step] = self.group.loop.now
+            self._ready_at.pop(step - 2, None)
+        return event, everywhere
+
+    def _launch(self, parts: list[tuple[int, int]], nbytes: float) -> simpy.Event:
+        """Exchange buckets as one buffer; workers get their parts when it ends for them."""
+        number = self._n_launched
+        self._n_launched += 1
+        ends = [self.group.join(-1, number, nbytes, rank) for rank in range(self.group.n_workers)]
+        start = self.env.now
+        for rank, end in enumerate(ends):
+            end.callbacks.append(lambda _, rank=rank: self._arrived(parts, rank, start))
+        finished = self.env.all_of(ends)
+        finished.callbacks.append(lambda _: self._forget(parts, number))
+        return finished
+
+    def _arrived(self, parts: list[tuple[int, int]], rank: int, start: float) -> None:
+        for key in parts:
+            event = self._arrival[key][rank]
+            assert event is not None
+            event.succeed()
+        name = f"{len(parts)} buckets of step {parts[0][0]}"
+        self.group.recorder.background(f"worker {rank} network", name, start, self.env.now)
+
+    def _forget(self, parts: list[tuple[int, int]], number: int) -> None:
+        for key in parts:
+            del self._arrival[key]
+        del self.group.operations[-1, number]
+
+
+class Fused(_Base):
+    """Horovod's tensor fusion: once a cycle take what is ready everywhere, in this order, in fused buffers."""
+
+    def __init__(self, group: Group, threshold: float, cycle_time: float) -> None:
+        super().__init__(group)
+        self.threshold = threshold
+        self.cycle_time = cycle_time
+        self._queue: list[tuple[int, int, float]] = []
+        self._running = False
+
+    def announce(self, step: int, index: int, bucket: Bucket, rank: int) -> simpy.Event:
+        event, everywhere = self._announced(step, index, rank)
+        if everywhere:
+            self._queue.append((step, index, bucket.nbytes))
+            if not self._running:
+                self._running = True
+                self.env.process(self._cycles())
+        return event
+
+    def _cycles(self):  # type: ignore[no-untyped-def]
+        while self._queue:
+            tick = math.ceil(self.env.now / self.cycle_time) * self.cycle_time
+            yield self.env.timeout(max(tick - self.env.now, 0.0))
+            batch, self._queue = self._queue, []
+            while batch:
+                parts, nbytes = [], 0.0
+                while batch and (not parts or nbytes + batch[0][2] <= self.threshold):
+                    step, index, size = batch.pop(0)
+                    parts.append((step, index))
+                    nbytes += size
+                yield self._launch(parts, nbytes)
+        self._running = False
+
+
+class MostUrgent(_Base):
+    """The ready bucket of lowest priority number goes next; at most `in_flight` travel at a time."""
+
+    def __init__(self, group: Group, in_flight: int) -> None:
+        super().__init__(group)
+        self.credit = in_flight
+        self._heap: list[tuple[int, int, int, float]] = []  # step, priority, index, nbytes
+
+    def announce(self, step: int, index: int, bucket: Bucket, rank: int) -> simpy.Event:
+        event, everywhere = self._announced(step, index, rank)
+        if everywhere:
+            heapq.heappush(self._heap, (step, bucket.priority, index, bucket.nbytes))
+            self._start()
+        return event
+
+    def _start(self) -> None:
+        while self.credit > 0 and self._heap:
+            step, _, index, nbytes = heapq.heappop(self._heap)
+            self.credit -= 1
+            self._launch([(step, index)], nbytes).callbacks.append(self._returned)
+
+    def _returned(self, _: simpy.Event) -> None:
+        self.credit += 1
+        self._start()

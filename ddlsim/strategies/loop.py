@@ -1,0 +1,115 @@
+"""One clock for two calendars: simpy's events and the compiled network's.
+
+simpy holds what people reason about (a gradient is ready, an update is applied); messages and rounds live in
+the network kernel. :meth:`Loop.run` always lets the network run ahead to its first completion that somebody
+waits for, or to simpy's next event, whichever is earlier.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+import simpy
+from simpy.events import NORMAL
+
+from ddlsim.collectives import Schedule
+from ddlsim.errors import DeadlockError
+from ddlsim.network import Network
+
+__all__ = ["Loop"]
+
+
+class _Environment(simpy.Environment):
+    """A simpy environment that can also schedule at an absolute time.
+
+    ``now + (time - now)`` may differ from ``time`` in the last bit; results must not depend on that.
+    """
+
+    def schedule_at(self, event: simpy.Event, time: float) -> None:
+        heapq.heappush(self._queue, (time, NORMAL, next(self._eid), event))
+
+
+class Loop:
+    """The event loop of a run: a simpy environment and a network that share their clock."""
+
+    def __init__(self, network: Network) -> None:
+        self.env = _Environment()
+        self.network = network
+        self._events: dict[tuple[int, int], simpy.Event] = {}
+        self._joins: list[tuple[int, int]] = []
+        self._sends: list[tuple[int, int, float, simpy.Event]] = []
+        #: who waits for what, for the report of a deadlock
+        self.waiting: dict[str, str] = {}
+
+    @property
+    def now(self) -> float:
+        """The simulated time in seconds."""
+        return float(self.env.now)
+
+    # ------------------------------------------------------------ for processes
+
+    def collective(self, schedule: Schedule, nodes: Sequence[int], nbytes: float) -> int:
+        """Prepare a collective over `nbytes` with rank r at node ``nodes[r]``; return its id."""
+        return self.network.collective(schedule, nodes, nbytes)
+
+    def join(self, collective: int, rank: int) -> simpy.Event:
+        """Enter a collective now; the event returned is triggered when it has ended for this rank."""
+        event = self.env.event()
+        self._events[collective, rank] = event
+        self._joins.append((collective, rank))
+        return event
+
+    def send(self, src: int, dst: int, nbytes: float) -> simpy.Event:
+        """Send a message between nodes now; the event returned is triggered when it is delivered."""
+        event = self.env.event()
+        self._sends.append((src, dst, nbytes, event))
+        return event
+
+    # ------------------------------------------------------------ running
+
+    def run(self, until: simpy.Event) -> None:
+        """Run until the event `until` has been processed.
+
+        Raises :class:`~ddlsim.errors.DeadlockError` when nothing can happen any more although it has not.
+        """
+        env = self.env
+        while not until.processed:
+            next_event = env.peek()
+            if next_event > env.now:
+                self._start_queued()
+            done = self.network.advance(next_event)
+            if done is not None:
+                for number, rank in zip(done.ids.tolist(), done.ranks.tolist(), strict=True):
+                    self._complete(number, rank, done.time)
+            elif next_event < np.inf:
+                env.step()
+            else:
+                raise DeadlockError(self._who_waits())
+
+    def _start_queued(self) -> None:
+        """Hand over what processes started at this instant, all at once."""
+        now = self.now
+        if self._joins:
+            joins, self._joins = self._joins, []
+            self.network.join([c for c, _ in joins], [r for _, r in joins], now)
+        if self._sends:
+            sends, self._sends = self._sends, []
+            src, dst, nbytes, events = zip(*sends, strict=True)
+            ids = self.network.send(src, dst, np.array(nbytes), now)
+            for number, event in zip(ids.tolist(), events, strict=True):
+                self._events[number, 0] = event
+
+    def _complete(self, number: int, rank: int, time: float) -> None:
+        event = self._events.pop((number, rank), None)
+        if event is None:
+            return
+        event._ok = True
+        event._value = None
+        self.env.schedule_at(event, time)
+
+    def _who_waits(self) -> str:
+        who = "; ".join(f"{name} waits for {what}" for name, what in list(self.waiting.items())[:8])
+        more = f" and {len(self.waiting) - 8} more" if len(self.waiting) > 8 else ""
+        return f"deadlock at {self.now:.6g} s: nothing is left to happen, but {who or 'the run has not ended'}{more}"

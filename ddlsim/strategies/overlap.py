@@ -1,0 +1,251 @@
+"""When gradients travel: after the backward pass, bucket by bucket beside it, fused, or by priority.
+
+Each class is one policy; ``work(worker, group)`` is a worker's whole life under it. A *bucket* is ready when
+the backward pass has gone through its layers (:mod:`ddlsim.workload.buckets`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import simpy
+
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.strategies.coordinator import Coordinator, Fused, MostUrgent
+from ddlsim.strategies.group import Group
+from ddlsim.strategies.recorder import WAITING
+from ddlsim.strategies.worker import Process, Worker
+from ddlsim.units import parse
+from ddlsim.workload.buckets import Bucket, ddp_buckets, one_bucket, partitioned, per_layer
+from ddlsim.workload.compute import Workload
+
+__all__ = ["DdpBuckets", "HorovodFusion", "NoOverlap", "Overlap", "PerLayer", "Priority", "overlap_named"]
+
+
+def _nbytes(value: float | str, name: str) -> float:
+    nbytes = parse(value, "bytes") if isinstance(value, str) else float(value)
+    if not (math.isfinite(nbytes) and nbytes > 0.0):
+        raise ConfigError(f"{name} = {value!r}: must be finite and above 0, e.g. '25 MiB'")
+    return nbytes
+
+
+@dataclass(frozen=True)
+class NoOverlap:
+    """Exchange all gradients at once, after the backward pass."""
+
+    def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
+        return one_bucket(workload)
+
+    def work(self, worker: Worker, group: Group) -> Process:
+        yield from in_order(worker, group, self.buckets(worker.workload))
+
+
+@dataclass(frozen=True)
+class PerLayer:
+    """Wait-free backpropagation: each layer's gradients leave as soon as they are ready (Zhang et al. 2017,
+    Poseidon, section 3.1); one wire, first come first served."""
+
+    def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
+        return per_layer(workload)
+
+    def work(self, worker: Worker, group: Group) -> Process:
+        yield from in_order(worker, group, self.buckets(worker.workload))
+
+
+@dataclass(frozen=True)
+class DdpBuckets:
+    """PyTorch DistributedDataParallel: buckets of at least `cap` bytes, the first of `first` (Li et al. 2020,
+    VLDB 13(12), section 3.2), exchanged in order beside the backward pass."""
+
+    cap: float | str = 25 * 2**20
+    first: float | str = 2**20
+
+    def __post_init__(self) -> None:
+        _nbytes(self.cap, "DdpBuckets: cap")
+        _nbytes(self.first, "DdpBuckets: first")
+
+    def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
+        return ddp_buckets(workload, _nbytes(self.cap, "cap"), _nbytes(self.first, "first"))
+
+    def work(self, worker: Worker, group: Group) -> Process:
+        yield from in_order(worker, group, self.buckets(worker.workload))
+
+
+@dataclass(frozen=True)
+class HorovodFusion:
+    """Horovod: every `cycle_time` the coordinator fuses the tensors that are ready on all workers into buffers
+    of at most `threshold` bytes and reduces them one after the other (Sergeev and Del Balso 2018,
+    arXiv:1802.05799, section 4; defaults of HOROVOD_FUSION_THRESHOLD and HOROVOD_CYCLE_TIME)."""
+
+    threshold: float | str = 128 * 2**20
+    cycle_time: float | str = 1e-3
+
+    def __post_init__(self) -> None:
+        _nbytes(self.threshold, "HorovodFusion: threshold")
+        if not self._cycle() > 0.0:
+            raise ConfigError(f"HorovodFusion: cycle_time = {self.cycle_time!r}: must be above 0, e.g. '1 ms'")
+
+    def _cycle(self) -> float:
+        return parse(self.cycle_time, "time") if isinstance(self.cycle_time, str) else float(self.cycle_time)
+
+    def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
+        return per_layer(workload)
+
+    def coordinator(self, group: Group) -> Coordinator:
+        return Fused(group, _nbytes(self.threshold, "threshold"), self._cycle())
+
+    def work(self, worker: Worker, group: Group) -> Process:
+        yield from coordinated(worker, group, self.buckets(worker.workload), pipelined=False)
+
+
+@dataclass(frozen=True)
+class Priority:
+    """Tensors cut in `partition` bytes, the most urgent (nearest the input) first, `in_flight` at a time; the
+    next forward pass starts as its layers arrive (Jayarajan et al. 2019, P3; Peng et al. 2019, ByteScheduler)."""
+
+    partition: float | str = 4e6
+    in_flight: int = 4
+
+    def __post_init__(self) -> None:
+        _nbytes(self.partition, "Priority: partition")
+        if self.in_flight < 1:
+            raise ConfigError(f"Priority: in_flight = {self.in_flight}: must be at least 1")
+
+    def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
+        return partitioned(workload, _nbytes(self.partition, "partition"))
+
+    def coordinator(self, group: Group) -> Coordinator:
+        return MostUrgent(group, self.in_flight)
+
+    def work(self, worker: Worker, group: Group) -> Process:
+        yield from coordinated(worker, group, self.buckets(worker.workload), pipelined=True)
+
+
+Overlap = NoOverlap | PerLayer | DdpBuckets | HorovodFusion | Priority
+_NAMES: dict[str, Overlap] = {
+    "none": NoOverlap(),
+    "layer": PerLayer(),
+    "ddp": DdpBuckets(),
+    "horovod": HorovodFusion(),
+    "priority": Priority(),
+}
+
+
+def overlap_named(overlap: str | Overlap) -> Overlap:
+    """Return the policy of a name ("none", "layer", "ddp", "horovod", "priority"), or the policy itself."""
+    if not isinstance(overlap, str):
+        return overlap
+    if overlap not in _NAMES:
+        raise unknown_name("overlap", overlap, _NAMES)
+    return _NAMES[overlap]
+
+
+# ---------------------------------------------------------------- buckets in order, rank by rank
+
+
+def in_order(worker: Worker, group: Group, buckets: tuple[Bucket, ...]) -> Process:
+    """Exchange buckets first come first served: a rank starts one when it is ready and the last one is over."""
+    step = 0
+    n_layers = len(worker.workload.forward)
+    while True:
+        yield from worker.begin_step()
+        yield from worker.forward()
+        wire: simpy.Event | None = None
+        layer = n_layers
+        for i, bucket in enumerate(buckets):
+            yield from worker.backward(layer, bucket.ready_layer)
+            layer = bucket.ready_layer
+            group.ready(step, i)
+            wire = worker.loop.env.process(_exchange(worker, group, step, i, bucket, wire))
+        yield from worker.backward(layer, 0)
+        start = worker.loop.now
+        if wire is not None:
+            yield from worker.block(wire, f"the gradients of step {step}")
+        worker.book(start, group.operation(step, len(buckets) - 1).last_ready, "all-reduce")
+        yield from worker.optimizer_step()
+        worker.end_step()
+        if group.finish_step(step):
+            worker.stop.updated(worker.samples_per_step * group.n_workers)
+        step += 1
+
+
+def _exchange(
+    worker: Worker, group: Group, step: int, index: int, bucket: Bucket, wire: simpy.Event | None
+) -> Process:
+    if wire is not None:
+        yield wire
+    start = worker.loop.now
+    yield group.join(step, index, bucket.nbytes, worker.rank)
+    worker.recorder.background(f"{worker.name} network", f"bucket {index}", start, worker.loop.now)
+
+
+# ---------------------------------------------------------------- buckets that a coordinator orders
+
+
+def coordinated(worker: Worker, group: Group, buckets: tuple[Bucket, ...], *, pipelined: bool) -> Process:
+    """Announce buckets to the group's coordinator; it says when they travel.
+
+    With `pipelined`, the next forward pass goes on layer by layer as their gradients arrive; otherwise it
+    starts when all have arrived.
+    """
+    coordinator = group.coordinator
+    assert coordinator is not None
+    n_layers = len(worker.workload.forward)
+    arrived: list[simpy.Event] = []  # of the previous step, by bucket
+    step = 0
+    while True:
+        if arrived and pipelined and worker.accumulation > 1:  # the first micro-step needs all parameters
+            start = worker.loop.now
+            yield from worker.block(worker.loop.env.all_of(arrived), f"the parameters of step {step}")
+            worker.book(start, coordinator.latest_ready, "all-reduce")
+        yield from worker.begin_step()
+        yield from _forward(worker, buckets, arrived if pipelined else [], coordinator)
+        arrived = []
+        layer = n_layers
+        for i, bucket in enumerate(buckets):
+            yield from worker.backward(layer, bucket.ready_layer)
+            layer = bucket.ready_layer
+            arrived.append(coordinator.announce(step, i, bucket, worker.rank))
+        yield from worker.backward(layer, 0)
+        if pipelined:
+            worker.loop.env.process(_finish(worker, group, step, arrived))
+        else:
+            start = worker.loop.now
+            yield from worker.block(worker.loop.env.all_of(arrived), f"the gradients of step {step}")
+            worker.book(start, coordinator.last_ready(step), "all-reduce")
+            yield from worker.optimizer_step()
+            yield from _finish(worker, group, step, [])
+        step += 1
+
+
+def _forward(
+    worker: Worker, buckets: tuple[Bucket, ...], arrived: list[simpy.Event], coordinator: Coordinator
+) -> Process:
+    """Compute the forward pass, each layer as soon as its parameters of the previous step are complete."""
+    if not arrived:
+        yield from worker.forward()
+        return
+    needed: dict[int, list[simpy.Event]] = {}
+    for bucket, event in zip(buckets, arrived, strict=True):
+        needed.setdefault(bucket.first_layer, []).append(event)
+    done = 0
+    forward = worker.workload.forward
+    for layer in sorted(needed):
+        yield from worker.compute(float(forward[done:layer].sum()), "forward")
+        done = layer
+        missing = [event for event in needed[layer] if not event.processed]
+        if missing:
+            start = worker.loop.now
+            yield from worker.block(worker.loop.env.all_of(missing), f"the parameters of layer {layer}")
+            worker.book(start, coordinator.latest_ready, "all-reduce")
+    yield from worker.compute(float(forward[done:].sum()), "forward")
+    yield from worker.optimizer_step()
+
+
+def _finish(worker: Worker, group: Group, step: int, arrived: list[simpy.Event]) -> Process:
+    if arrived:
+        yield worker.loop.env.all_of(arrived)
+    worker.end_step()
+    if group.finish_step(step):
+        worker.stop.updated(worker.samples_per_step * group.n_workers)

@@ -1,0 +1,165 @@
+"""Parameter servers, synchronous (CaffeOnSpark, MXNet dist_sync) and asynchronous (Downpour)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import simpy
+
+from ddlsim.collectives import Schedule
+from ddlsim.errors import ConfigError
+from ddlsim.strategies.all_reduce import start_group
+from ddlsim.strategies.overlap import Overlap, overlap_named
+from ddlsim.strategies.servers import PLACEMENTS, push_pull, server_nodes
+from ddlsim.strategies.setting import Setting
+from ddlsim.strategies.worker import Process, Worker
+from ddlsim.units import parse
+
+__all__ = ["AsyncParameterServer", "ParameterServer"]
+
+
+def _check(kind: str, servers: int, placement: str) -> None:
+    if servers < 1:
+        raise ConfigError(f"{kind}: servers = {servers}: must be at least 1")
+    if placement not in PLACEMENTS:
+        raise ConfigError(f"{kind}: placement = {placement!r}: must be 'own' or 'colocated'")
+
+
+@dataclass(frozen=True)
+class ParameterServer:
+    """Synchronous SGD through servers: push g_i; server: w <- w - eta * (1/N) sum_i g_i; pull w.
+
+    servers          number of shards, each on a server of its own (Li et al. 2014, OSDI)
+    placement        "own" machines, or "colocated" with the workers
+    overlap          as for :class:`~ddlsim.AllReduce`
+    local_reduction  add up inside each machine first, one push per machine (MXNet dist_device_sync)
+    """
+
+    servers: int = 1
+    placement: str = "own"
+    overlap: str | Overlap = "layer"
+    local_reduction: bool = False
+
+    def __post_init__(self) -> None:
+        _check("ParameterServer", self.servers, self.placement)
+        overlap_named(self.overlap)
+
+    @property
+    def label(self) -> str:
+        """Number and place of the servers."""
+        return f"parameter server ({self.servers} {self.placement})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """One update a step."""
+        return steps
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers; the servers only react."""
+        nodes = server_nodes(setting.cluster, setting.nodes, self.servers, self.placement)
+        hosts = setting.hosts(setting.nodes).tolist() if self.local_reduction else None
+        exchange = push_pull(len(setting.workers), self.servers, hosts)
+
+        def schedule(nbytes: float) -> Schedule:
+            return exchange
+
+        start_group(setting, overlap_named(self.overlap), schedule, nodes)
+
+
+@dataclass
+class _Server:
+    """One shard: applies gradients one after the other, first come first served."""
+
+    node: int
+    lock: simpy.Resource
+    version: int = 0
+
+
+@dataclass
+class _Push:
+    """A gradient on its way to the servers; it is an update when every shard has applied its part."""
+
+    shards_left: int
+
+
+@dataclass(frozen=True)
+class AsyncParameterServer:
+    """Asynchronous SGD (Downpour, Dean et al. 2012, section 4.1): the server applies each gradient when it
+    arrives, w <- w - eta * g_i(w_{t - tau}), and answers with the parameters; nobody waits for anybody.
+
+    ``apply_time`` is what a server needs for one update of its shard. Staleness tau is counted per update: the
+    updates applied to the shard between a worker's pull and its push.
+    """
+
+    servers: int = 1
+    placement: str = "own"
+    apply_time: float | str = 0.0
+
+    def __post_init__(self) -> None:
+        _check("AsyncParameterServer", self.servers, self.placement)
+        if not (math.isfinite(self._apply()) and self._apply() >= 0.0):
+            raise ConfigError(f"AsyncParameterServer: apply_time = {self.apply_time!r}: must not be negative")
+
+    def _apply(self) -> float:
+        return parse(self.apply_time, "time") if isinstance(self.apply_time, str) else float(self.apply_time)
+
+    @property
+    def label(self) -> str:
+        """Number and place of the servers."""
+        return f"asynchronous parameter server ({self.servers} {self.placement})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """Every gradient is an update."""
+        return steps * n_workers
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        env = setting.loop.env
+        nodes = server_nodes(setting.cluster, setting.nodes, self.servers, self.placement)
+        servers = [_Server(node, simpy.Resource(env)) for node in nodes]
+        for worker in setting.workers:
+            env.process(self.work(worker, servers))
+
+    def work(self, worker: Worker, servers: list[_Server]) -> Process:
+        """Compute a gradient, push it, pull the parameters, for ever."""
+        loop = worker.loop
+        pulled = [server.version for server in servers]
+        while True:
+            yield from worker.begin_step()
+            yield from worker.forward()
+            yield from worker.backward(len(worker.workload.forward), 0)
+            start = loop.now
+            push = _Push(len(servers))
+            shards = [
+                loop.env.process(self._push_pull(worker, server, version, push))
+                for server, version in zip(servers, pulled, strict=True)
+            ]
+            yield from worker.block(loop.env.all_of(shards), "its parameter servers")
+            pulled = [shard.value[0] for shard in shards]
+            queued = max(shard.value[1] for shard in shards)
+            worker.book(start, start + queued, "push and pull")
+            worker.end_step()
+
+    def _push_pull(
+        self, worker: Worker, server: _Server, pulled: int, push: _Push
+    ) -> Generator[simpy.Event, object, tuple[int, float]]:
+        """Push one shard and pull it back; return (version pulled, seconds spent in the server's queue)."""
+        loop = worker.loop
+        nbytes = worker.workload.gradient_nbytes / self.servers
+        yield loop.send(worker.node, server.node, nbytes)
+        arrived = loop.now
+        with server.lock.request() as turn:
+            yield turn
+            queued = loop.now - arrived
+            if self._apply() > 0.0:
+                yield loop.env.timeout(self._apply())
+            worker.recorder.staleness.append(server.version - pulled)
+            server.version += 1
+            version = server.version
+            push.shards_left -= 1
+            if push.shards_left == 0:
+                worker.stop.updated(worker.samples_per_step)
+        worker.recorder.background("servers", f"update {version}", arrived + queued, loop.now)
+        yield loop.send(server.node, worker.node, nbytes)
+        return version, queued

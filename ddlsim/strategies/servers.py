@@ -1,0 +1,87 @@
+"""Where parameter servers stand, and the schedule of a synchronous push and pull."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ddlsim.cluster import Cluster
+from ddlsim.collectives import Schedule, messages
+from ddlsim.collectives.schedule import Ints, Round
+from ddlsim.errors import ConfigError
+
+__all__ = ["PLACEMENTS", "push_pull", "server_nodes"]
+
+PLACEMENTS = ("own", "colocated")
+
+
+def server_nodes(cluster: Cluster, workers: list[int], n_servers: int, placement: str) -> list[int]:
+    """Return the host nodes of `n_servers` servers.
+
+    "own": machines without a worker, the first ones after them. "colocated": spread evenly over the workers'
+    machines. Raises ConfigError if there are not enough machines.
+    """
+    busy = sorted({int(cluster.host_of[node]) for node in workers})
+    host_node = {int(cluster.host_of[node]): int(node) for node in cluster.servers}
+    if placement == "colocated":
+        places = [host_node[host] for host in busy if host in host_node]
+        where = "machines with workers"
+    else:
+        places = [node for host, node in sorted(host_node.items()) if host not in busy]
+        where = "machines without workers"
+    if n_servers > len(places):
+        raise ConfigError(
+            f"ParameterServer: servers = {n_servers} with placement {placement!r}: cluster {cluster.name!r} has "
+            f"{len(places)} {where}; use fewer servers{_remedy(placement)}"
+        )
+    spread = [places[i * len(places) // n_servers] for i in range(n_servers)]
+    return spread if placement == "colocated" else places[:n_servers]
+
+
+def _remedy(placement: str) -> str:
+    return ", fewer workers, or placement 'colocated'" if placement == "own" else ""
+
+
+def push_pull(n_workers: int, n_servers: int, hosts: list[int] | None = None) -> Schedule:
+    """Return the schedule by which ranks 0..n_workers-1 push their gradients to the servers (ranks n_workers..)
+    and pull the sums: shard i of n_servers lives on server i (Li et al. 2014, OSDI, section 3).
+
+    With `hosts` (the machine of each worker) gradients are first added up inside each machine: every worker
+    reduces its part of the buffer for the others, one leader of the machine collects the parts, pushes, pulls,
+    and hands the result back (what MXNet's dist_device_sync does).
+    """
+    n = n_workers + n_servers
+    shards = np.arange(n_servers)
+    leaders = np.arange(n_workers) if hosts is None else _leaders(hosts)
+    before, after = ((), ()) if hosts is None else _inside(hosts, leaders, n_servers)
+    worker, shard = (a.ravel() for a in np.meshgrid(leaders, shards, indexing="ij"))
+    push = messages(worker, n_workers + shard, shard, reduce=True)
+    pull = messages(n_workers + shard, worker, shard, reduce=False)
+    return Schedule(n, n_servers, ((*before, push, pull, *after),))
+
+
+def _leaders(hosts: list[int]) -> Ints:
+    return np.unique(np.asarray(hosts), return_index=True)[1].astype(np.int64)
+
+
+def _inside(
+    hosts: list[int], leaders: Ints, n_chunks: int
+) -> tuple[tuple[Round, ...], tuple[Round, ...]]:
+    """Binomial reduce to each machine's first worker, and binomial broadcast from it."""
+    labels = np.asarray(hosts)
+    leader = dict(zip(labels[leaders].tolist(), leaders.tolist(), strict=True))
+    members: dict[int, list[int]] = {}
+    for rank, host in enumerate(labels.tolist()):
+        members.setdefault(leader[host], []).append(rank)
+    reduce: list[Round] = []
+    distance = 1
+    while distance < max(len(m) for m in members.values()):
+        pairs = [
+            (ranks[i + distance], ranks[i])
+            for ranks in members.values()
+            for i in range(0, len(ranks) - distance, 2 * distance)
+        ]
+        src, dst = np.array(pairs, dtype=np.int64).T
+        reduce.append(messages(src, dst, 0, n_chunks, reduce=True))
+        distance *= 2
+    broadcast = [messages(r.dst, r.src, 0, n_chunks, reduce=False) for r in reversed(reduce)]
+    return tuple(reduce), tuple(broadcast)

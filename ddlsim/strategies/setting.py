@@ -1,0 +1,53 @@
+"""What a strategy gets to start with, and what it must offer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.cluster import Cluster
+from ddlsim.strategies.loop import Loop
+from ddlsim.strategies.recorder import Recorder
+from ddlsim.strategies.worker import StopRule, Worker
+
+__all__ = ["Setting", "Strategy"]
+
+
+@dataclass
+class Setting:
+    """A run about to start. Strategies put remarks for the reader of the result into ``notes``."""
+
+    cluster: Cluster
+    loop: Loop
+    workers: list[Worker]
+    recorder: Recorder
+    stop: StopRule
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def nodes(self) -> list[int]:
+        """Nodes of the workers, in rank order."""
+        return [worker.node for worker in self.workers]
+
+    def hosts(self, nodes: list[int]) -> npt.NDArray[np.int64]:
+        """Return the machine that each node sits in; a node outside any is a machine of its own."""
+        index = np.asarray(nodes, dtype=np.int64)
+        host = self.cluster.host_of[index]
+        return np.where(host >= 0, host, len(self.cluster.host_names) + index)
+
+
+class Strategy(Protocol):
+    """A distributed training algorithm."""
+
+    @property
+    def label(self) -> str:
+        """A short name for tables, e.g. "all-reduce (ring, ddp)"."""
+
+    def start(self, setting: Setting) -> None:
+        """Create the simpy processes of all workers (and servers)."""
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """Return how many updates `steps` passes of all workers over their batches make."""

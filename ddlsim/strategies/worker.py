@@ -1,0 +1,155 @@
+"""What a strategy sees of the run: workers that compute, and the rule that ends the run.
+
+Times come from the workload (seconds per layer), multiplied by the step's jitter factor and stretched by
+transient slow-downs. Every second of a worker is booked as compute, communication or waiting; what is left
+of the wall time is idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import simpy
+
+from ddlsim.strategies.loop import Loop
+from ddlsim.strategies.recorder import COMMUNICATION, COMPUTE, WAITING, Recorder
+from ddlsim.workload.compute import Workload
+from ddlsim.workload.jitter import Jitter, NoJitter, SlowDown, slowed_duration, stream
+
+__all__ = ["Process", "StopRule", "Worker", "factors"]
+
+Process = Generator[simpy.Event, object, None]
+
+
+def factors(jitter: Jitter, seed: int, rank: int) -> Iterator[float]:
+    """Yield the factors by which a worker's successive (micro-)steps take longer."""
+    source = stream(seed, rank, "compute")
+    while True:
+        yield from (1.0,) * 64 if isinstance(jitter, NoJitter) else jitter.sample(source, 64).tolist()
+
+
+@dataclass
+class StopRule:
+    """Ends the run when `n_updates` updates have been applied, whoever made them, or at `max_time`.
+
+    A global rule: a count of steps per worker would bias asynchronous runs.
+    """
+
+    loop: Loop
+    recorder: Recorder
+    n_updates: int
+    max_time: float = np.inf
+    ended: simpy.Event = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ended = self.loop.env.event()
+        if self.max_time < np.inf:
+            self.loop.env.process(self._alarm())
+
+    def _alarm(self) -> Process:
+        yield self.loop.env.timeout(self.max_time)
+        self._end()
+
+    def _end(self) -> None:
+        if not self.ended.triggered:
+            self.ended.succeed()
+
+    def updated(self, n_samples: int) -> None:
+        """Count an update made from `n_samples` samples."""
+        if self.ended.triggered:
+            return
+        self.recorder.updates.append((self.loop.now, n_samples))
+        if len(self.recorder.updates) >= self.n_updates:
+            self._end()
+
+
+@dataclass
+class Worker:
+    """One worker: it computes gradients and books its time. `rank` is its place among the workers."""
+
+    rank: int
+    node: int
+    loop: Loop
+    workload: Workload
+    recorder: Recorder
+    stop: StopRule
+    factors: Iterator[float]
+    slow_downs: tuple[SlowDown, ...] = ()
+    accumulation: int = 1
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.slow_downs = tuple(s for s in self.slow_downs if self.rank in s.ranks)
+        #: seconds of the backward pass until the gradient of each layer is ready
+        self.backward_until = np.cumsum(self.workload.backward[::-1])[::-1]
+
+    @property
+    def name(self) -> str:
+        return f"worker {self.rank}"
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples in one step, gradient accumulation included."""
+        return self.workload.batch_size * self.accumulation
+
+    # ------------------------------------------------------------ computing
+
+    def compute(self, seconds: float, what: str) -> Process:
+        """Compute for `seconds` of undisturbed time."""
+        start = self.loop.now
+        duration = seconds * self.factor
+        if self.slow_downs:
+            duration = slowed_duration(duration, start, self.rank, self.slow_downs)
+        if duration > 0.0:
+            self.recorder.begin(self.rank, COMPUTE, what, start)
+            yield self.loop.env.timeout(duration)
+            self.recorder.worker(self.rank, COMPUTE, what, start, self.loop.now)
+
+    def begin_step(self) -> Process:
+        """Draw the step's jitter; with gradient accumulation compute all micro-steps but the last."""
+        for _ in range(self.accumulation - 1):
+            self.factor = next(self.factors)
+            yield from self.compute(self.workload.forward_time, "forward")
+            yield from self.compute(self.workload.backward_time, "backward")
+        self.factor = next(self.factors)
+
+    def forward(self) -> Process:
+        """Compute the forward pass of the (last micro-)step."""
+        yield from self.compute(self.workload.forward_time, "forward")
+
+    def backward(self, from_layer: int, to_layer: int) -> Process:
+        """Compute the backward pass of the layers `from_layer` - 1 down to `to_layer`."""
+        later = float(self.backward_until[from_layer]) if from_layer < len(self.backward_until) else 0.0
+        until = float(self.backward_until[to_layer]) if to_layer < len(self.backward_until) else 0.0
+        yield from self.compute(until - later, "backward")
+
+    def optimizer_step(self) -> Process:
+        """Update the parameters."""
+        yield from self.compute(self.workload.optimizer, "optimizer")
+
+    # ------------------------------------------------------------ blocking
+
+    def block(self, event: simpy.Event, what: str) -> Process:
+        """Do nothing until `event`; the time is booked by the caller with :meth:`book`."""
+        self.loop.waiting[self.name] = what
+        self.recorder.begin(self.rank, COMMUNICATION, what, self.loop.now)
+        yield event
+        del self.loop.waiting[self.name]
+
+    def book(self, start: float, others_ready: float, what: str) -> None:
+        """Book the time since `start` as waiting until `others_ready` and communication from then on."""
+        now = self.loop.now
+        ready = min(max(others_ready, start), now)
+        self.recorder.worker(self.rank, WAITING, what, start, ready)
+        self.recorder.worker(self.rank, COMMUNICATION, what, ready, now)
+
+    def end_step(self) -> None:
+        """Book the end of a step of this worker."""
+        self.recorder.step_end[self.rank].append(self.loop.now)
+
+
+def all_of(loop: Loop, events: Iterable[simpy.Event]) -> simpy.Event:
+    """Return an event for when all `events` have happened."""
+    return loop.env.all_of(list(events))
