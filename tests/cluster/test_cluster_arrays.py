@@ -103,10 +103,14 @@ def test_a_local_ring_enters_each_group_once(graph, per_group, n_groups):
     assert _crossings(cluster, ring, group) == n_groups
 
 
-def test_a_dragonfly_keeps_its_own_order():
-    """Its groups are joined by many links, which a spanning tree tears apart; the generator's order is local."""
-    cluster = Cluster.from_graph(dragonfly(5, (4,), 2, global_links=1, **RATE))
-    assert cluster.locality_order(cluster.workers).tolist() == list(range(40))
+@pytest.mark.parametrize("name", ["theta", "dgx-h100-pod", "three-regions-wan"])
+def test_a_local_ring_is_never_longer_than_the_plain_one(name):
+    """A dragonfly is no tree: the tour may tear groups apart, and then the plain order must win."""
+    cluster = load_cluster(name)
+    plain = cluster.workers
+    local = plain[cluster.locality_order(plain)]
+    lengths = [len(cluster.routes(ring, np.roll(ring, -1)).links) for ring in (local, plain)]
+    assert lengths[0] <= lengths[1]
 
 
 def test_a_local_ring_keeps_machines_together_and_follows_fast_links():
