@@ -153,10 +153,9 @@ class Cluster:
         Raises :class:`ConfigError` naming both nodes when no path leads from one to the other, and
         :class:`IndexError` for an index that is no node.
         """
-        src, dst = (
-            np.atleast_1d(np.asarray(src, dtype=np.int64)),
-            np.atleast_1d(np.asarray(dst, dtype=np.int64)),
-        )
+        # Copies: the compiled walk is compiled anew for each memory layout (read-only, strided) that it sees.
+        src = np.array(src, dtype=np.int64, ndmin=1, order="C")
+        dst = np.array(dst, dtype=np.int64, ndmin=1, order="C")
         if src.shape != dst.shape or src.ndim != 1:
             raise ValueError(f"src and dst must be flat and equally long, not {src.shape} and {dst.shape}")
         for nodes in (src, dst):

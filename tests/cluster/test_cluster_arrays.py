@@ -7,7 +7,6 @@ import pytest
 from ddlsim.cluster import (
     Cluster,
     MultiGpu,
-    dragonfly,
     fat_tree,
     leaf_spine,
     load_cluster,
