@@ -33,7 +33,7 @@ DIMENSIONS: dict[str, tuple[str, dict[str, float], str]] = {
 def _quantity_type() -> type:
     from quantiphy import Quantity
 
-    class DdlsimQuantity(Quantity):  # type: ignore[misc]
+    class DdlsimQuantity(Quantity):
         """A quantity type of our own, so that the preference below stays ours."""
 
     DdlsimQuantity.set_prefs(known_units="min")  # otherwise "2 min" is two milli-inches

@@ -6,13 +6,16 @@ all ranks at once.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 import simpy
 
 from ddlsim.strategies.group import Group
+from ddlsim.strategies.worker import Process
 from ddlsim.workload.buckets import Bucket
 
 __all__ = ["Coordinator", "Fused", "MostUrgent"]
@@ -28,6 +31,11 @@ class Coordinator(Protocol):
 
     def last_ready(self, step: int) -> float:
         """Return when the last bucket of a step was ready on all workers."""
+
+
+def _after(event: simpy.Event, callback: Callable[[simpy.Event], None]) -> None:
+    assert event.callbacks is not None
+    event.callbacks.append(callback)
 
 
 class _Base:
@@ -60,12 +68,12 @@ class _Base:
         ends = [self.group.join(-1, number, nbytes, rank) for rank in range(self.group.n_workers)]
         start = self.env.now
         for rank, end in enumerate(ends):
-            end.callbacks.append(lambda _, rank=rank: self._arrived(parts, rank, start))
+            _after(end, functools.partial(self._arrived, parts, rank, start))
         finished = self.env.all_of(ends)
-        finished.callbacks.append(lambda _: self._forget(parts, number))
+        _after(finished, functools.partial(self._forget, parts, number))
         return finished
 
-    def _arrived(self, parts: list[tuple[int, int]], rank: int, start: float) -> None:
+    def _arrived(self, parts: list[tuple[int, int]], rank: int, start: float, _: simpy.Event) -> None:
         for key in parts:
             event = self._arrival[key][rank]
             assert event is not None
@@ -73,7 +81,7 @@ class _Base:
         name = f"{len(parts)} buckets of step {parts[0][0]}"
         self.group.recorder.background(f"worker {rank} network", name, start, self.env.now)
 
-    def _forget(self, parts: list[tuple[int, int]], number: int) -> None:
+    def _forget(self, parts: list[tuple[int, int]], number: int, _: simpy.Event) -> None:
         for key in parts:
             del self._arrival[key]
         del self.group.operations[-1, number]
@@ -98,13 +106,14 @@ class Fused(_Base):
                 self.env.process(self._cycles())
         return event
 
-    def _cycles(self):  # type: ignore[no-untyped-def]
+    def _cycles(self) -> Process:
         while self._queue:
             tick = math.ceil(self.env.now / self.cycle_time) * self.cycle_time
             yield self.env.timeout(max(tick - self.env.now, 0.0))
             batch, self._queue = self._queue, []
             while batch:
-                parts, nbytes = [], 0.0
+                parts: list[tuple[int, int]] = []
+                nbytes = 0.0
                 while batch and (not parts or nbytes + batch[0][2] <= self.threshold):
                     step, index, size = batch.pop(0)
                     parts.append((step, index))
@@ -132,7 +141,7 @@ class MostUrgent(_Base):
         while self.credit > 0 and self._heap:
             step, _, index, nbytes = heapq.heappop(self._heap)
             self.credit -= 1
-            self._launch([(step, index)], nbytes).callbacks.append(self._returned)
+            _after(self._launch([(step, index)], nbytes), self._returned)
 
     def _returned(self, _: simpy.Event) -> None:
         self.credit += 1

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import simpy
 
@@ -78,9 +77,20 @@ class _Server:
 
 @dataclass
 class _Push:
-    """A gradient on its way to the servers; it is an update when every shard has applied its part."""
+    """A gradient on its way to the servers; it is an update when every shard has applied its part.
 
-    shards_left: int
+    ``versions`` are those of the shards that it was computed with, then those pulled; ``queued`` is the time
+    spent in each server's queue, in s.
+    """
+
+    n_shards: int
+    versions: list[int]
+    shards_left: int = field(init=False)
+    queued: list[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shards_left = self.n_shards
+        self.queued = [0.0] * self.n_shards
 
 
 @dataclass(frozen=True)
@@ -130,36 +140,30 @@ class AsyncParameterServer:
             yield from worker.forward()
             yield from worker.backward(len(worker.workload.forward), 0)
             start = loop.now
-            push = _Push(len(servers))
-            shards = [
-                loop.env.process(self._push_pull(worker, server, version, push))
-                for server, version in zip(servers, pulled, strict=True)
-            ]
+            push = _Push(len(servers), pulled)
+            shards = [loop.env.process(self._push_pull(worker, s, i, push)) for i, s in enumerate(servers)]
             yield from worker.block(loop.env.all_of(shards), "its parameter servers")
-            pulled = [shard.value[0] for shard in shards]
-            queued = max(shard.value[1] for shard in shards)
-            worker.book(start, start + queued, "push and pull")
+            pulled = push.versions
+            worker.book(start, start + max(push.queued), "push and pull")
             worker.end_step()
 
-    def _push_pull(
-        self, worker: Worker, server: _Server, pulled: int, push: _Push
-    ) -> Generator[simpy.Event, object, tuple[int, float]]:
-        """Push one shard and pull it back; return (version pulled, seconds spent in the server's queue)."""
+    def _push_pull(self, worker: Worker, server: _Server, shard: int, push: _Push) -> Process:
+        """Push one shard and pull it back."""
         loop = worker.loop
         nbytes = worker.workload.gradient_nbytes / self.servers
         yield loop.send(worker.node, server.node, nbytes)
         arrived = loop.now
         with server.lock.request() as turn:
             yield turn
-            queued = loop.now - arrived
+            begin = loop.now
+            push.queued[shard] = begin - arrived
             if self._apply() > 0.0:
                 yield loop.env.timeout(self._apply())
-            worker.recorder.staleness.append(server.version - pulled)
+            worker.recorder.staleness.append(server.version - push.versions[shard])
             server.version += 1
-            version = server.version
+            push.versions[shard] = server.version
             push.shards_left -= 1
             if push.shards_left == 0:
                 worker.stop.updated(worker.samples_per_step)
-        worker.recorder.background("servers", f"update {version}", arrived + queued, loop.now)
+        worker.recorder.background(f"server {shard}", f"update from {worker.name}", begin, loop.now)
         yield loop.send(server.node, worker.node, nbytes)
-        return version, queued
