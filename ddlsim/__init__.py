@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ddlsim.collectives import Round, Schedule, algorithm_names
     from ddlsim.errors import ConfigError, DdlsimError, DeadlockError, UnitError
     from ddlsim.run.api import load_experiment, scaling, simulate
+    from ddlsim.run.collective import collective_time
     from ddlsim.run.experiment import Experiment
     from ddlsim.run.result import Result
     from ddlsim.strategies import (
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
         ParameterServer,
         PerLayer,
         Priority,
-        collective_time,
     )
     from ddlsim.workload.compute import Affine, Measured, Roofline
     from ddlsim.workload.devices import Device, device_names, load_device
@@ -52,11 +52,12 @@ _HOMES = {
     "collectives": ("Round", "Schedule", "algorithm_names"),
     "errors": ("ConfigError", "DdlsimError", "DeadlockError", "UnitError"),
     "run.api": ("load_experiment", "scaling", "simulate"),
+    "run.collective": ("collective_time",),
     "run.experiment": ("Experiment",),
     "run.result": ("Result",),
     "strategies": (
         "AllReduce", "AsyncParameterServer", "DdpBuckets", "HorovodFusion", "NoOverlap", "ParameterServer",
-        "PerLayer", "Priority", "collective_time",
+        "PerLayer", "Priority",
     ),
     "workload.compute": ("Affine", "Measured", "Roofline"),
     "workload.devices": ("Device", "device_names", "load_device"),

@@ -1,6 +1,6 @@
 """The distributed training algorithms. A strategy is a frozen dataclass with `label`, `updates` and `start`."""
 
-from ddlsim.strategies.all_reduce import AllReduce, collective_time
+from ddlsim.strategies.all_reduce import AllReduce, schedule_time
 from ddlsim.strategies.overlap import DdpBuckets, HorovodFusion, NoOverlap, PerLayer, Priority
 from ddlsim.strategies.parameter_server import AsyncParameterServer, ParameterServer
 from ddlsim.strategies.setting import Setting, Strategy
@@ -16,5 +16,5 @@ __all__ = [
     "Priority",
     "Setting",
     "Strategy",
-    "collective_time",
+    "schedule_time",
 ]

@@ -17,7 +17,7 @@ from ddlsim.strategies.group import Group
 from ddlsim.strategies.overlap import HorovodFusion, Overlap, Priority, overlap_named
 from ddlsim.strategies.setting import Setting
 
-__all__ = ["AllReduce", "collective_time", "start_group"]
+__all__ = ["AllReduce", "schedule_time", "start_group"]
 
 #: algorithms that "auto" does not try: never the fastest, or the same as another at these settings
 NOT_TRIED = ("naive_ring", "parameter_server")
@@ -97,12 +97,26 @@ def start_group(setting: Setting, overlap: Overlap, schedule: object, servers: l
         setting.loop.env.process(overlap.work(worker, group))
 
 
-def collective_time(cluster: Cluster, schedule: Schedule, nodes: Sequence[int], nbytes: float) -> float:
-    """Return how long a collective over `nbytes` takes on the idle cluster when all ranks enter at once, in s."""
+def schedule_time(
+    cluster: Cluster,
+    schedule: Schedule,
+    nodes: Sequence[int],
+    nbytes: float,
+    entry_times: Sequence[float] | None = None,
+) -> float:
+    """Return when the last rank has ended a collective over `nbytes` on the otherwise idle cluster, in s.
+
+    ``nodes`` (n_ranks,) is where the ranks are; all enter at 0, or at ``entry_times`` (n_ranks,) s.
+    """
     network = Network(cluster)
     number = network.collective(schedule, nodes, nbytes)
-    network.join([number] * len(nodes), list(range(len(nodes))), 0.0)
+    entries = np.zeros(len(nodes)) if entry_times is None else np.asarray(entry_times, dtype=np.float64)
     end = 0.0
+    for time in np.unique(entries):
+        while (done := network.advance(time)) is not None:
+            end = done.time
+        ranks = np.flatnonzero(entries == time)
+        network.join(np.full(len(ranks), number), ranks, float(time))
     while (done := network.advance()) is not None:
         end = done.time
     return end
@@ -119,7 +133,7 @@ def fastest(setting: Setting, order: npt.NDArray[np.int64], nbytes: float) -> st
             schedule = reorder(build(name, len(order), nbytes, hosts), order)
         except ConfigError:  # not for this number or placement of ranks
             continue
-        times[name] = collective_time(setting.cluster, schedule, setting.nodes, nbytes)
+        times[name] = schedule_time(setting.cluster, schedule, setting.nodes, nbytes)
     best = min(times, key=lambda name: (times[name], name))
     setting.notes.append(f"auto: {best} for {nbytes / 1e6:.3g} MB ({times[best] * 1e3:.4g} ms)")
     return best
