@@ -116,8 +116,8 @@ def compile_schedule(schedule: Schedule, sizes: Sequence[Floats] | None = None) 
         raise ConfigError(f"nbytes: {len(sizes)} tables for {len(rounds)} rounds; give one per round")
     src = _joined([r.src + lane * n_ranks for lane, r in rounds])
     dst = _joined([r.dst + lane * n_ranks for lane, r in rounds])
-    sizes = np.array([len(r.src) for _, r in rounds], dtype=np.int64)
-    round_of = np.repeat(np.arange(len(rounds), dtype=np.int64), sizes)
+    n_in_round = np.array([len(r.src) for _, r in rounds], dtype=np.int64)
+    round_of = np.repeat(np.arange(len(rounds), dtype=np.int64), n_in_round)
     n_threads = n_ranks * max(len(lanes), 1)
     steps, send_step, recv_step = count_steps(src, dst, round_of, n_threads)
     thread_step = np.concatenate([[0], np.cumsum(steps)]).astype(np.int64)
@@ -126,11 +126,11 @@ def compile_schedule(schedule: Schedule, sizes: Sequence[Floats] | None = None) 
     receiving = (thread_step[dst] + recv_step)[order]
     step_recv, recv_message = group(receiving, n_steps)
     step_repeat = np.ones(n_steps, dtype=np.int64)
-    repeat = np.repeat(np.array([r.repeat for _, r in rounds], dtype=np.int64), sizes)[order]
+    repeat = np.repeat(np.array([r.repeat for _, r in rounds], dtype=np.int64), n_in_round)[order]
     step_repeat[receiving] = repeat
     step_repeat[np.repeat(np.arange(n_steps), np.diff(step_send))] = repeat
     weights, place, stride = _weights(schedule, [r for _, r in rounds], sizes)
-    reduced = np.repeat(np.array([int(r.reduce) for _, r in rounds], dtype=np.int64), sizes)
+    reduced = np.repeat(np.array([int(r.reduce) for _, r in rounds], dtype=np.int64), n_in_round)
     return Program(
         n_ranks=n_ranks,
         n_lanes=max(len(lanes), 1),
