@@ -31,13 +31,13 @@ class AllReduce:
                 ``n_ranks -> Schedule``, ``"package.module:function"``, or "auto": the fastest by simulation,
                 for each bucket size
     overlap     "none", "layer", "ddp", "horovod", "priority", or a policy with its own settings
-    rank_order  "given" (the cluster's order), "topology" (neighbours in the network are neighbours in the
-                ring), or the ranks in the order wanted
+    rank_order  "topology" (neighbours in the network are neighbours in the ring, as NCCL arranges them),
+                "given" (the cluster's order, as MPI ranks), or the ranks in the order wanted
     """
 
     algorithm: str | Collective = "ring"
     overlap: str | Overlap = "ddp"
-    rank_order: str | Sequence[int] = "given"
+    rank_order: str | Sequence[int] = "topology"
 
     def __post_init__(self) -> None:
         overlap_named(self.overlap)
