@@ -315,7 +315,9 @@ def enter_step(net: Net, instance, thread, step, repetition):  # type: ignore[no
     first_message = net.programs[table.program].message
     net.threads[state].step = step
     net.threads[state].repetition = repetition
-    net.counts[STEPPED] += 1
+    if net.threads[state].entered != net.counts[N_EVENTS]:
+        net.threads[state].entered = net.counts[N_EVENTS]
+        net.counts[STEPPED] += 1
     left = net.steps[step].repeat - 1 - repetition if repetition > 0 else -1
     if left < net.counts[STEPS_LEFT]:
         net.counts[STEPS_LEFT] = left
@@ -421,6 +423,12 @@ def next_end(net: Net):  # type: ignore[no-untyped-def]
 
 
 @jit
+def has_room(net: Net):  # type: ignore[no-untyped-def]
+    """Whether the slots suffice for whatever the messages in flight set off; else the instant is split in two."""
+    return net.slots.size >= net.counts[N_DELIVERING] + 2 * net.counts[LIVE_SENDS]
+
+
+@jit
 def handle_instant(net: Net, now):  # type: ignore[no-untyped-def]
     net.reals[NOW] = now
     net.counts[N_EVENTS] += 1
@@ -435,7 +443,7 @@ def handle_instant(net: Net, now):  # type: ignore[no-untyped-def]
         for slot in range(net.counts[N_SLOTS]):
             if net.slot_end[slot] <= limit:
                 end_flow(net, slot)
-    while next_timer(net) <= limit:
+    while next_timer(net) <= limit and has_room(net):
         slot = pop_timer(net)
         if net.slots[slot].state == DELIVERING:
             deliver(net, slot)
@@ -451,7 +459,9 @@ def fast_forward(net: Net, until):  # type: ignore[no-untyped-def]
     Between two barriers (instants at which every thread of the only live collective entered a step, with
     nothing in flight) all messages were activated at one instant and ended at one instant after equal
     transfers. If every thread now repeats its step with equal sizes and latencies, the next round is that
-    round again, later: `now + latency + transfer`, in this order of additions.
+    round again, later: `now + latency + transfer`, in this order of additions. (Equal sizes that took equal
+    times were all frozen at the first level of the filling, capacity / flows of a channel, whose bits do not
+    depend on the order of events.)
     """
     n = net.counts[FIFO_TAIL] - net.counts[FIFO_HEAD]
     rounds = net.counts[STEPS_LEFT]
@@ -462,19 +472,22 @@ def fast_forward(net: Net, until):  # type: ignore[no-untyped-def]
     head = net.counts[FIFO_HEAD]
     now = net.reals[NOW]
     latency = net.routes[net.slots[net.fifo[head & mask].slot].route].latency
-    instants = 1 if latency == 0.0 else 2
-    if net.counts[ROUND_INSTANTS] != instants:
+    nbytes = net.slots[net.fifo[head & mask].slot].nbytes
+    if net.counts[ROUND_INSTANTS] != 2 or nbytes <= 0.0:
         return
     for i in range(head, head + n):
         slot = net.fifo[i & mask].slot
-        message = net.slots[slot].message
+        message = net.messages[net.slots[slot].message]
         same = net.routes[net.slots[slot].route].latency == latency and net.fifo[i & mask].time == now + latency
-        if not same or net.messages[message].stride != 0 or net.slots[slot].nbytes <= 0.0:
+        same = same and net.slots[slot].nbytes == nbytes and message.stride == 0
+        if not same or net.nodes[message.source].send_overhead > 0.0:
             return
     done = 0
     while done < rounds:
-        then = (now + latency) + transfer
-        if then > until:
+        start = now + latency
+        then = start + transfer
+        # instants that rounding makes one would not be handled as two
+        if then > until or start <= now + now * SAME_INSTANT or then <= start + start * SAME_INSTANT:
             break
         now = then
         done += 1
@@ -528,7 +541,7 @@ def advance(net: Net, until):  # type: ignore[no-untyped-def]
         now = min(next_end(net), next_timer(net))
         if now > until or now == np.inf:
             return IDLE
-        if net.slots.size < net.counts[N_DELIVERING] + 2 * net.counts[LIVE_SENDS]:
+        if not has_room(net):
             return FULL
         if net.counts[LOG_ON] == 1 and net.counts[LOG_USED] + net.channels.size > net.log.size:
             return FULL
@@ -540,7 +553,7 @@ def advance(net: Net, until):  # type: ignore[no-untyped-def]
             and net.counts[LIVE_SINGLE] == 0
         )
         if at_barrier:
-            if net.counts[LOG_ON] == 0:
+            if net.counts[LOG_ON] == 0 and net.counts[N_OUT] == 0:
                 fast_forward(net, until)
             net.counts[ROUND_INSTANTS] = 0
             net.reals[ROUND_TRANSFER_MIN] = np.inf

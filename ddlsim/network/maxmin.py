@@ -31,6 +31,7 @@ from ddlsim.network.state import (
     Net,
 )
 
+SAME_LEVEL = 1.0 + 1e-13  # levels this close are equal but for rounding: their flows get the very same rate
 SCAN_LIMIT = 12  # components with fewer channels are filled by scanning instead of with a heap
 
 
@@ -126,6 +127,8 @@ def collect(net: Net, channel, epoch, threshold):  # type: ignore[no-untyped-def
 
 @jit
 def fill_by_scan(net: Net, n, epoch, heap):  # type: ignore[no-untyped-def]
+    """Filling for few channels: look at all of them for the next one."""
+    last = 0.0
     while True:
         best = -1
         least = np.inf
@@ -139,13 +142,15 @@ def fill_by_scan(net: Net, n, epoch, heap):  # type: ignore[no-untyped-def]
                     best = channel
         if best < 0:
             return
-        freeze(net, best, least, epoch, heap)
+        last = least if least > last * SAME_LEVEL else last
+        freeze(net, best, last, epoch, heap)
 
 
 @jit
 def fill_by_heap(net: Net, n, epoch, heap):  # type: ignore[no-untyped-def]
     """Filling with a lazy heap: shares only rise while others freeze, so an old key is a lower bound."""
     fill = net.fill
+    last = 0.0
     size = 0
     for i in range(n):
         channel = net.component[i]
@@ -164,7 +169,8 @@ def fill_by_heap(net: Net, n, epoch, heap):  # type: ignore[no-untyped-def]
                 fill[0].key = share
                 sift(fill, 0, size)
                 continue
-            freeze(net, channel, share, epoch, heap)
+            last = share if share > last * SAME_LEVEL else last
+            freeze(net, channel, last, epoch, heap)
         size -= 1
         fill[0].key = fill[size].key
         fill[0].channel = fill[size].channel

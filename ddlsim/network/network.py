@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -78,8 +78,8 @@ class Network:
         if record:
             self._grow_log()
         self._used: dict[str, int] = {}
-        self._programs: dict[tuple[int, bytes], int] = {}
-        self._kept: list[Schedule] = []  # the keys above hold ids, so the objects must live
+        self._programs: dict[tuple[int, int, bytes], int] = {}
+        self._kept: list[tuple[Schedule, Sequence[Floats] | None]] = []  # the keys above hold ids, so the objects must live
         self._shapes: list[Program] = []
         self._free_instances: dict[int, list[int]] = {}
         self._instance_program: list[int] = []
@@ -90,20 +90,29 @@ class Network:
 
     # ------------------------------------------------------------ starting things
 
-    def collective(self, schedule: Schedule, nodes: Sequence[int] | Ints, nbytes: float) -> int:
-        """Prepare one execution of `schedule` over `nbytes`, rank r at ``nodes[r]``; return its id (>= 0)."""
-        program = self._register(schedule, np.asarray(nodes, dtype=np.int64))
+    def collective(
+        self, schedule: Schedule, nodes: Sequence[int] | Ints, nbytes: float | Sequence[Floats]
+    ) -> int:
+        """Prepare one execution of `schedule`, rank r at ``nodes[r]``; return its id (>= 0).
+
+        nbytes  bytes of the buffer per rank; or the size of every message, as one table of shape (repeat, m)
+                per round (of all lanes, one after the other).
+        Ids are used again after all ranks have ended. Raises :class:`ConfigError` for sizes that do not fit.
+        """
+        sizes = None if isinstance(nbytes, (int, float)) else nbytes
+        scale = 1.0 if sizes is not None else float(cast(float, nbytes))
+        program = self._register(schedule, np.asarray(nodes, dtype=np.int64), sizes)
         shape = self._shapes[program]
         free = self._free_instances[program]
         instance = free.pop() if free else self._new_instance(program, shape)
         net = self._net
         row = net.instances[instance]
         threads = net.threads[row["threads"] : row["threads"] + shape.n_ranks * shape.n_lanes]
-        threads[:] = np.array((-1, 0, 0, 0), dtype=st.THREAD)
+        threads[:] = np.array((-1, 0, 0, 0, -1), dtype=st.THREAD)
         net.arrivals[row["counters"] : row["counters"] + shape.n_messages] = 0
         net.lanes_left[row["ranks"] : row["ranks"] + shape.n_ranks] = shape.n_lanes
         row["ranks_left"] = shape.n_ranks
-        row["nbytes"] = nbytes
+        row["nbytes"] = scale
         net.counts[st.N_LIVE] += 1
         net.counts[st.LIVE_THREADS] += shape.n_ranks * shape.n_lanes
         net.counts[st.LIVE_SENDS] += shape.sends_bound
@@ -248,11 +257,11 @@ class Network:
             self._route_of.update({pair: first + i for i, pair in enumerate(missing)})
         return np.array([self._route_of[p] for p in pairs], dtype=np.int64)
 
-    def _register(self, schedule: Schedule, nodes: Ints) -> int:
-        key = (id(schedule), nodes.tobytes())
+    def _register(self, schedule: Schedule, nodes: Ints, sizes: Sequence[Floats] | None) -> int:
+        key = (id(schedule), id(sizes), nodes.tobytes())
         if key in self._programs:
             return self._programs[key]
-        shape = compile_schedule(schedule)
+        shape = compile_schedule(schedule, sizes)
         src = nodes[shape.message_src % shape.n_ranks]
         dst = nodes[shape.message_dst % shape.n_ranks]
         route = self._add_routes(src, dst)
@@ -286,7 +295,7 @@ class Network:
         row = np.array([(thread, message, shape.n_ranks, shape.n_lanes, shape.sends_bound)], dtype=st.PROGRAM)
         program = self._append("programs", row)
         self._programs[key] = program
-        self._kept.append(schedule)
+        self._kept.append((schedule, sizes))
         self._shapes.append(shape)
         self._free_instances[program] = []
         return program

@@ -87,8 +87,8 @@ MESSAGE = record(src="i", dst="i", step="i", route="i", weight="i", stride="i", 
 PROGRAM = record(thread="i", message="i", n_ranks="i", n_lanes="i", sends_bound="i")
 #: threads, counters, ranks: where the instance's parts of `threads`, `arrivals` and `lanes_left` start
 INSTANCE = record(program="i", threads="i", counters="i", ranks="i", ranks_left="i", nbytes="f")
-#: step: -1 before the rank has joined, -2 after it has ended
-THREAD = record(step="i", repetition="i", sends_left="i", recvs_missing="i")
+#: step: -1 before the rank has joined, -2 after it has ended; entered: the instant (N_EVENTS) at which it did
+THREAD = record(step="i", repetition="i", sends_left="i", recvs_missing="i", entered="i")
 FILL = record(key="f", channel="i")
 OUT = record(id="i", rank="i")
 BUSY = record(channel="i", start="f", end="f")
