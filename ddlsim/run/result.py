@@ -87,24 +87,27 @@ class Result:
         samples = self.experiment.batch_size * self.experiment.accumulation
         return samples * self.n_workers / self.throughput
 
-    @cached_property
-    def single_throughput(self) -> float:
-        """Samples per second of the first worker alone, without any communication."""
-        workload = self.workloads[0]
+    def _alone(self, workload: Workload) -> float:
+        """Samples per second of a worker alone, without any communication."""
         passes = workload.forward_time + workload.backward_time
         steps = self.experiment.accumulation * passes + workload.optimizer
         samples = self.experiment.batch_size * self.experiment.accumulation
         return samples / (steps * self.experiment.jitter.mean)
 
-    @property
-    def speedup(self) -> float:
-        """Throughput over that of one worker alone."""
-        return self.throughput / self.single_throughput
+    @cached_property
+    def single_throughput(self) -> float:
+        """Samples per second of the first worker alone, without any communication."""
+        return self._alone(self.workloads[0])
 
     @property
+    def speedup(self) -> float:
+        """Throughput over that of the first worker alone."""
+        return self.throughput / self.single_throughput
+
+    @cached_property
     def efficiency(self) -> float:
-        """Speed-up over the number of workers."""
-        return self.speedup / self.n_workers
+        """Throughput over what all workers would reach together if each were alone."""
+        return self.throughput / sum(self._alone(workload) for workload in self.workloads)
 
     @cached_property
     def shares(self) -> dict[str, float]:

@@ -30,7 +30,7 @@ from ddlsim.workload.model import Model, load_model
 __all__ = ["Affine", "Measured", "Roofline", "Workload", "fit_affine", "make_workload"]
 
 #: bytes of a gradient element on the wire
-GRADIENT_NBYTES = {"fp32": 4.0, "fp16": 2.0}
+GRADIENT_NBYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0}
 #: bytes that momentum SGD moves per parameter: reads weight, gradient, momentum, writes weight and momentum
 OPTIMIZER_TRAFFIC = 20.0
 
