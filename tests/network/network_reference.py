@@ -1,0 +1,133 @@
+"""Independent oracles for the network engine: progressive filling in NumPy, and what max-min rates must obey."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ddlsim.cluster import Routes
+
+
+@dataclass
+class Paths:
+    """A fabric of nothing but explicit routes: flow i goes from node 2 i to node 2 i + 1 over ``paths[i]``.
+
+    Every link is a channel of its own unless `link_channel` says otherwise (`capacity` is per channel).
+    """
+
+    capacity: list[float]
+    latency: list[float]
+    paths: list[list[int]]
+    link_channel: np.ndarray | None = None
+    overhead: float = 0.0
+    link_latency: np.ndarray = field(init=False)
+
+    def __post_init__(self):
+        n_nodes = 2 * len(self.paths)
+        self.channel_capacity = np.array(self.capacity, dtype=float)
+        self.link_latency = np.array(self.latency, dtype=float)
+        if self.link_channel is None:
+            self.link_channel = np.arange(len(self.latency))
+        self.send_overhead = np.full(n_nodes, self.overhead)
+        self.recv_overhead = np.full(n_nodes, self.overhead)
+        self.reduce_time = np.zeros(n_nodes)
+
+    def routes(self, src, dst):
+        assert (np.asarray(dst) == np.asarray(src) + 1).all()
+        paths = [self.paths[s // 2] for s in src.tolist()]
+        offsets = np.concatenate([[0], np.cumsum([len(p) for p in paths])]).astype(np.int64)
+        return Routes(offsets, np.array([link for p in paths for link in p], dtype=np.int64))
+
+    def delay(self, flow):
+        return float(sum(self.link_latency[link] for link in self.paths[flow]))
+
+
+def fair_rates(capacity, hops):
+    """Max-min fair rates by progressive filling; `hops` lists the channels of each flow."""
+    rates = np.zeros(len(hops))
+    crosses = np.zeros((len(capacity), len(hops)))
+    for flow, channels in enumerate(hops):
+        for channel in channels:
+            crosses[channel, flow] += 1
+    left = np.array(capacity, dtype=float)
+    free = np.array([len(h) > 0 for h in hops], dtype=bool)
+    rates[~free] = np.inf
+    while free.any():
+        load = crosses[:, free].sum(axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.where(load > 0, left / load, np.inf)
+        tightest = int(share.argmin())
+        now = free & (crosses[tightest] > 0)
+        rates[now] = share[tightest]
+        left -= crosses[:, now].sum(axis=1) * share[tightest]
+        free &= ~now
+    return rates
+
+
+def finish_times(fabric, starts, nbytes):
+    """When each flow of a :class:`Paths` ends: it waits its latency, then shares its channels."""
+    n = len(starts)
+    hops = [[int(fabric.link_channel[link]) for link in path] for path in fabric.paths]
+    begin = np.array([starts[i] + fabric.delay(i) for i in range(n)])
+    left = np.array(nbytes, dtype=float)
+    end = np.full(n, np.inf)
+    for i in range(n):
+        if left[i] == 0 or not hops[i]:
+            end[i] = begin[i]
+    now = begin.min()
+    while np.isinf(end).any():
+        active = np.flatnonzero(np.isinf(end) & (begin <= now))
+        rates = fair_rates(fabric.channel_capacity, [hops[i] for i in active])
+        waiting = begin[np.isinf(end) & (begin > now)]
+        ends = now + left[active] / rates
+        then = min([*waiting, *ends])
+        left[active] -= rates * (then - now)
+        end[active[ends <= then * (1 + 1e-14)]] = then
+        now = then
+    return end
+
+
+def assert_max_min(network, capacity):
+    """The certificate: no channel over capacity, and every flow crosses a full channel on which none is faster."""
+    hops, rates = network.rates()
+    load = np.zeros(len(capacity))
+    fastest = np.zeros(len(capacity))
+    for channels, rate in zip(hops, rates, strict=True):
+        for channel in channels:
+            load[channel] += rate
+            fastest[channel] = max(fastest[channel], rate)
+    assert (load <= capacity * (1 + 1e-11)).all(), "a channel carries more than its capacity"
+    full = load >= capacity * (1 - 1e-11)
+    for channels, rate in zip(hops, rates, strict=True):
+        assert any(full[c] and rate >= fastest[c] * (1 - 1e-11) for c in channels), (channels, rate)
+    return len(rates)
+
+
+def run_flows(network, fabric, starts, nbytes, *, check=True):
+    """Send flow i of a :class:`Paths` at ``starts[i]``; return (end of each, flows checked over all events)."""
+    begins = {starts[i] + fabric.delay(i) for i in range(len(starts))}
+    stops = sorted({*starts, *begins}) if check else sorted(set(starts))
+    end = np.full(len(starts), np.nan)
+    flow_of = {}
+    n_checked = 0
+
+    def until(time):
+        nonlocal n_checked
+        while (done := network.advance(time)) is not None:
+            for handle in done.ids.tolist():
+                end[flow_of[handle]] = done.time
+            if check:
+                n_checked += assert_max_min(network, fabric.channel_capacity)
+
+    for stop in stops:
+        until(stop)
+        now = [i for i in range(len(starts)) if starts[i] == stop]
+        if now:
+            src = 2 * np.array(now)
+            handles = network.send(src, src + 1, np.array([nbytes[i] for i in now], dtype=float), stop)
+            flow_of.update(zip(handles.tolist(), now, strict=True))
+            until(stop)
+        if check:
+            n_checked += assert_max_min(network, fabric.channel_capacity)
+    until(np.inf)
+    assert not network.pending
+    return end, n_checked

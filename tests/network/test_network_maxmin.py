@@ -1,0 +1,101 @@
+"""Rates are max-min fair at every event, and flows end when a plain re-computation says."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from network_reference import Paths, fair_rates, finish_times, run_flows
+
+from ddlsim.network import Network
+
+
+def test_two_flows_share_the_link_they_both_cross():
+    """A crosses links 0 and 1, B only link 1, C only link 0; they carry 10 and 4 bytes/s.
+    Link 1 is tightest: A = B = 4 / 2 = 2.  C takes what A leaves on link 0: 10 - 2 = 8.
+    """
+    fabric = Paths([10.0, 4.0], [0.0, 0.0], [[0, 1], [1], [0]])
+    network = Network(fabric)
+    network.send([0, 2, 4], [1, 3, 5], np.array([100.0, 100.0, 100.0]), 0.0)
+    assert network.advance(0.0) is None
+    hops, rates = network.rates()
+    assert hops == [[0, 1], [1], [0]]
+    assert rates.tolist() == [2.0, 2.0, 8.0]
+
+
+def test_the_rates_follow_who_comes_and_goes_by_hand():
+    """One link of 10 bytes/s. A (100 bytes) starts at 0, B (20 bytes) at 4 s.
+    Alone, A has moved 40 bytes at 4 s; then both move 5 bytes/s, so B ends at 8 s, when A has 40 left:
+    it ends at 8 + 40 / 10 = 12 s.
+    """
+    fabric = Paths([10.0], [0.0], [[0], [0]])
+    end, _ = run_flows(Network(fabric), fabric, [0.0, 4.0], [100.0, 20.0])
+    assert end.tolist() == pytest.approx([12.0, 8.0], rel=1e-15)
+
+
+def test_half_duplex_directions_share_one_channel():
+    """Two links, one channel of 8 bytes/s: 16 bytes each way take 4 s, not 2."""
+    fabric = Paths([8.0], [0.0, 0.0], [[0], [1]], link_channel=np.array([0, 0]))
+    end, _ = run_flows(Network(fabric), fabric, [0.0, 0.0], [16.0, 16.0])
+    assert end.tolist() == [4.0, 4.0]
+
+
+@st.composite
+def networks(draw):
+    """Random channels and routes: equal or very different capacities, ties, no latency, no bytes, no hops."""
+    n_links = draw(st.integers(1, 7))
+    n_channels = draw(st.integers(1, n_links))
+    capacity = draw(st.lists(st.sampled_from([1.0, 1.0, 2.0, 3.0, 7.5, 1e3]), min_size=n_channels, max_size=n_channels))
+    channel = [min(i, n_channels - 1) for i in range(n_links)]  # the last links share a channel
+    latency = draw(st.lists(st.sampled_from([0.0, 0.0, 0.25, 1 / 3]), min_size=n_links, max_size=n_links))
+    n_flows = draw(st.integers(1, 14))
+    path = st.lists(st.integers(0, n_channels - 1), unique=True, max_size=5)
+    last = st.integers(n_channels - 1, n_links - 1)  # parallel links of the last channel
+    paths = [
+        [draw(last) if link == n_channels - 1 else link for link in draw(path)] for _ in range(n_flows)
+    ]
+    starts = draw(st.lists(st.sampled_from([0.0, 0.0, 0.5, 1.0, 4 / 3]), min_size=n_flows, max_size=n_flows))
+    size = st.one_of(st.sampled_from([0.0, 1.0, 4.0]), st.floats(0.01, 50.0))
+    nbytes = draw(st.lists(size, min_size=n_flows, max_size=n_flows))
+    return Paths(capacity, latency, paths, np.array(channel)), starts, nbytes
+
+
+@given(networks())
+@settings(max_examples=250, deadline=None)
+def test_random_flows_are_fair_at_every_event_and_end_on_time(case):
+    fabric, starts, nbytes = case
+    end, _ = run_flows(Network(fabric), fabric, starts, nbytes)
+    np.testing.assert_allclose(end, finish_times(fabric, starts, nbytes), rtol=1e-10)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_crowded_networks_are_fair_at_every_event(seed):
+    """Enough flows and channels to use the scan for ends, the filling heap and the truncated solve."""
+    rng = np.random.default_rng(seed)
+    n_channels, n_flows = 40, 220
+    capacity = rng.choice([1.0, 2.0, 5.0], n_channels) if seed % 2 else rng.uniform(0.5, 9.0, n_channels)
+    paths = [rng.choice(n_channels, rng.integers(1, 6), replace=False).tolist() for _ in range(n_flows)]
+    fabric = Paths(capacity.tolist(), [0.01] * n_channels, paths)
+    starts = rng.choice([0.0, 1.0, 2.5], n_flows).tolist()
+    nbytes = rng.choice([1.0, 2.0], n_flows) if seed == 3 else rng.exponential(3.0, n_flows)
+    end, n_checked = run_flows(Network(fabric), fabric, starts, nbytes.tolist())
+    assert n_checked > 10 * n_flows
+    np.testing.assert_allclose(end, finish_times(fabric, starts, nbytes), rtol=1e-10)
+
+
+def test_a_change_far_away_leaves_rates_alone_to_the_last_bit():
+    """Two crowds without a common channel: what happens in one does not touch the other's planned ends."""
+    rng = np.random.default_rng(1)
+    paths = [rng.choice(6, 3, replace=False).tolist() for _ in range(30)]
+    nbytes = rng.exponential(3.0, 30)
+    alone = Paths([3.0] * 6, [0.0] * 6, paths)
+    ends, _ = run_flows(Network(alone), alone, [0.0] * 30, nbytes.tolist(), check=False)
+    both = Paths([3.0] * 12, [0.0] * 12, paths + [[link + 6 for link in p] for p in paths])
+    sizes = np.concatenate([nbytes, rng.exponential(3.0, 30)])
+    starts = [0.0] * 30 + rng.uniform(0.0, 5.0, 30).tolist()
+    together, _ = run_flows(Network(both), both, starts, sizes.tolist(), check=False)
+    assert together[:30].tolist() == ends.tolist()
+
+
+def test_the_reference_itself_by_hand():
+    """The parking lot: one flow over three links of 6, 3 and 9, and one flow on each."""
+    assert fair_rates([6.0, 3.0, 9.0], [[0, 1, 2], [0], [1], [2]]).tolist() == [1.5, 4.5, 1.5, 7.5]
