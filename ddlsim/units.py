@@ -14,6 +14,8 @@ from ddlsim.errors import UnitError
 
 __all__ = ["DIMENSIONS", "parse"]
 
+_NOUN = {"bytes": "size", "flops": "compute rate"}
+
 #: dimension -> (SI unit, {base unit: factor to the SI unit}, an example for error messages)
 DIMENSIONS: dict[str, tuple[str, dict[str, float], str]] = {
     "bandwidth": (
@@ -50,18 +52,19 @@ def parse(text: str, dimension: str) -> float:
     from quantiphy import InvalidNumber
 
     si_unit, factors, example = DIMENSIONS[dimension]
+    noun = _NOUN.get(dimension, dimension)
     try:
         quantity = _quantity_type()(text.strip(), binary=True)
     except InvalidNumber:
-        raise UnitError(f"{text!r} is not a {dimension}; write it like {example!r}") from None
+        raise UnitError(f"{text!r} is not a {noun}; write it like {example!r}") from None
     unit = quantity.units
     if not math.isfinite(float(quantity)):
-        raise UnitError(f"{text!r} is not finite; write a {dimension} like {example!r}")
+        raise UnitError(f"{text!r} is not finite; write a {noun} like {example!r}")
     if unit in factors:
         return float(quantity) * factors[unit]
     if not unit:
-        raise UnitError(f"{text!r} has no unit; write a {dimension} like {example!r} (meaning {si_unit})")
+        raise UnitError(f"{text!r} has no unit; write a {noun} like {example!r} (meaning {si_unit})")
     for other, (_, other_factors, _) in DIMENSIONS.items():
         if unit in other_factors:
-            raise UnitError(f"{text!r} is a {other}, not a {dimension}; write it like {example!r}")
-    raise UnitError(f"{text!r} has the unknown unit {unit!r}; write a {dimension} like {example!r}")
+            raise UnitError(f"{text!r} is a {_NOUN.get(other, other)}, not a {noun}; write it like {example!r}")
+    raise UnitError(f"{text!r} has the unknown unit {unit!r}; write a {noun} like {example!r}")
