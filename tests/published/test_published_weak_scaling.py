@@ -98,9 +98,15 @@ def choose_strategy(case: Case, m: int, algorithm: str) -> Strategy:
 
 def step_time(case: Case, m: int, compute: float, algorithm: str) -> float:
     result = simulate(
-        build_cluster(case, m), case.model, choose_strategy(case, m, algorithm), case.batch, steps=1, warmup=0,
-        precision="fp16" if "_amp_" in case.id else "fp32", compute=Measured(compute, case.batch),
-    )  # fmt: skip
+        build_cluster(case, m),
+        case.model,
+        choose_strategy(case, m, algorithm),
+        case.batch,
+        steps=1,
+        warmup=0,
+        precision="fp16" if "_amp_" in case.id else "fp32",
+        compute=Measured(compute, case.batch),
+    )
     return result.step_time
 
 
@@ -150,8 +156,8 @@ def test_prediction_lies_in_its_bracket(case_id: str, n: int, algorithm: str) ->
 
 
 #: Points further than 10 % from the measurement, all too fast. In both, communication would fit behind the
-#: backward pass at the nominal rates, and the measured steps show nearly all of it: VGG-16 as if the all-reduce
-#: reached about half of the interface's rate; TensorFlow on 8 machines as if its servers did not overlap.
+#: backward pass at the nominal rates, and the measured steps show nearly all of it: VGG-16 as if the
+#: all-reduce reached about half of the interface's rate; TensorFlow as if its servers did not overlap.
 FAR_OFF = {("paddle_v100_vgg16_fp32_b32", 16): 0.24, ("paddle_v100_vgg16_fp32_b32", 32): 0.26,
            ("tf_k80_ps_resnet152", 64): 0.17}  # fmt: skip
 
@@ -180,7 +186,7 @@ def test_fewer_servers_than_machines(case_id: str, servers: int) -> None:
         ParameterServer(servers=servers, placement="colocated", local_reduction=True),
         case.batch, steps=1, warmup=0, compute=Measured(compute, case.batch),
     )  # fmt: skip
-    low, high = case.bracket(64)
+    _, high = case.bracket(64)
     t_comm = (high - case.t1) * 8 / servers
     assert max(case.t1, t_comm) * (1 - SLACK) <= result.step_time <= (case.t1 + t_comm) * (1 + SLACK)
     nic = result.links[result.links["kind"] == "nic"]["nbytes"].max()
