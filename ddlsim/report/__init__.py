@@ -1,0 +1,1 @@
+"""Text tables, timelines and plots of results."""

@@ -1,0 +1,43 @@
+"""Numbers as people read them: three or four digits and a unit with a prefix."""
+
+from __future__ import annotations
+
+__all__ = ["count", "percent", "rate", "seconds", "si", "size"]
+
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def si(value: float, unit: str, digits: int = 4) -> str:
+    """Return e.g. "4.226 GB/s" for (4.226e9, "B/s")."""
+    for scale, prefix in _PREFIXES:
+        if abs(value) >= scale:
+            return f"{value / scale:.{digits}g} {prefix}{unit}"
+    return f"{value:.{digits}g} {unit}"
+
+
+def seconds(value: float) -> str:
+    """Return a time with a fitting unit, e.g. "17.2 ms"."""
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(value) >= scale:
+            return f"{value / scale:.4g} {unit}"
+    return "0 s" if value == 0.0 else f"{value / 1e-9:.4g} ns"
+
+
+def size(nbytes: float) -> str:
+    """Return bytes with a decimal prefix, e.g. "102.2 MB"."""
+    return si(nbytes, "B")
+
+
+def rate(value: float, unit: str = "samples/s") -> str:
+    """Return a throughput with thousands separators, e.g. "40,940 samples/s"."""
+    return f"{value:,.0f} {unit}" if value >= 1000.0 else f"{value:.4g} {unit}"
+
+
+def percent(share: float) -> str:
+    """Return a share as "93.1 %"."""
+    return f"{100.0 * share:.1f} %"
+
+
+def count(n: int, noun: str) -> str:
+    """Return "1 worker" or "3 workers"."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"

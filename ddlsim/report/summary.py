@@ -1,0 +1,119 @@
+"""A result in about fifteen lines of text, and tables of several results."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddlsim.report.numbers import count, percent, rate, seconds, size
+
+if TYPE_CHECKING:
+    from ddlsim.run.result import Result
+
+__all__ = ["scaling_rows", "scaling_table", "summary"]
+
+#: how many links and sensitivities are shown
+N_LINKS = 3
+N_SENSITIVITIES = 4
+
+
+def summary(result: Result) -> str:
+    """Return the text that ``print(result)`` shows."""
+    experiment = result.experiment
+    rows = [
+        ("workers", f"{result.n_workers} on {result.cluster.name}"),
+        ("strategy", experiment.strategy.label),
+        ("model", _model(result)),
+        ("throughput", rate(result.throughput)),
+        ("step time", _step_time(result)),
+        ("speed-up", f"{result.speedup:.4g} over one worker, efficiency {percent(result.efficiency)}"),
+        ("time goes to", _shares(result)),
+        *_staleness(result),
+        *[("busy links" if i == 0 else "", text) for i, text in enumerate(_links(result))],
+        *[("bottleneck" if i == 0 else "", text) for i, text in enumerate(_bottleneck(result))],
+        ("compute time", textwrap.shorten(result.workloads[0].basis, 150, placeholder=" ...")),
+        *[("note", note) for note in result.notes],
+        *[("warning", warning) for warning in result.warnings],
+    ]
+    if result.interrupted:
+        rows.insert(0, ("interrupted", f"after {count(len(result.recorder.updates), 'update')}"))
+    return "\n".join(f"{label:<13} {text}" for label, text in rows)
+
+
+def _model(result: Result) -> str:
+    experiment, workload = result.experiment, result.workloads[0]
+    micro = f" x {experiment.accumulation} micro-steps" if experiment.accumulation > 1 else ""
+    gradients = f"{size(workload.gradient_nbytes)} of {experiment.gradient_dtype} gradients"
+    return f"{workload.model.name}, batch {experiment.batch_size}{micro} per worker, {experiment.precision}, {gradients}"
+
+
+def _step_time(result: Result) -> str:
+    times = result.step_times
+    text = seconds(result.step_time)
+    if len(times) > 1 and np.ptp(times) > 1e-6 * times.mean():
+        low, high = np.percentile(times, [5, 95])
+        text += f" (5 % to 95 %: {seconds(low)} to {seconds(high)})"
+    return text
+
+
+def _shares(result: Result) -> str:
+    shares = result.shares
+    names = {"compute": "compute", "communication": "exposed communication", "waiting": "waiting", "idle": "idle"}
+    return ", ".join(f"{name} {percent(shares[key])}" for key, name in names.items())
+
+
+def _staleness(result: Result) -> list[tuple[str, str]]:
+    if not result.recorder.staleness:
+        return []
+    most = max(result.recorder.staleness)
+    return [("staleness", f"mean {result.mean_staleness:.4g}, at most {most} updates")]
+
+
+def _links(result: Result) -> list[str]:
+    used = result.links[result.links["nbytes"] > 0.0]
+    if used.empty:
+        return ["none"]
+    top = used.sort_values(["utilisation", "source"], ascending=[False, True]).head(N_LINKS)
+    return [
+        f"{row.source} -> {row.target} ({row.kind}): {percent(row.utilisation)} used, {size(row.nbytes)}"
+        for row in top.itertuples()
+    ]
+
+
+def _bottleneck(result: Result) -> list[str]:
+    found = result.sensitivities
+    if found[0].gain < 0.001:
+        return ["none that is worth it: no single part made 10 % better gives 0.1 %"]
+    return [str(s) for s in found[:N_SENSITIVITIES] if s is found[0] or s.gain >= 0.001]
+
+
+def scaling_rows(results: Sequence[Result]) -> list[dict[str, float | int]]:
+    """Return one row per result: workers, throughput, step time, speed-up, efficiency and shares of time."""
+    return [
+        {
+            "workers": r.n_workers,
+            "throughput": r.throughput,
+            "step_time": r.step_time,
+            "speedup": r.speedup,
+            "efficiency": r.efficiency,
+            **r.shares,
+        }
+        for r in results
+    ]
+
+
+def scaling_table(results: Sequence[Result]) -> str:
+    """Return the results as an aligned table, a line each."""
+    header = ("workers", "samples/s", "step time", "speed-up", "efficiency", "compute", "communication", "waiting")
+    rows = [
+        (
+            str(r.n_workers), f"{r.throughput:,.1f}", seconds(r.step_time), f"{r.speedup:.2f}", percent(r.efficiency),
+            percent(r.shares["compute"]), percent(r.shares["communication"]), percent(r.shares["waiting"]),
+        )
+        for r in results
+    ]  # fmt: skip
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in (header, *rows))
