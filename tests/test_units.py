@@ -55,7 +55,7 @@ def test_a_bit_is_an_eighth_of_a_byte(number):
         ("10", "time", ["'10'", "no unit", "10 us"]),
         ("10 Gbit/s", "time", ["is a bandwidth, not a time", "10 us"]),
         ("10 us", "bandwidth", ["is a time, not a bandwidth", "25 Gbit/s"]),
-        ("10 GB", "bandwidth", ["is a bytes, not a bandwidth"]),
+        ("10 GB", "bandwidth", ["is a size, not a bandwidth"]),
         ("10 furlong", "time", ["unknown unit", "furlong", "10 us"]),
         ("fast", "bandwidth", ["'fast'", "25 Gbit/s"]),
         ("", "time", ["''", "10 us"]),
