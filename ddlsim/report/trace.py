@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from ddlsim.strategies.recorder import TRANSFER, Span
 
@@ -20,12 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = ["N_LINKS", "save_trace", "trace_events"]
 
-#: links shown: the busiest ones
+#: links shown: the busiest ones, with so many intervals each (the shortest gaps are drawn as busy)
 N_LINKS = 64
+N_INTERVALS = 2000
 WORKERS, NETWORK, LINKS = 1, 2, 3
 _GROUPS = {WORKERS: "workers", NETWORK: "transfers and servers", LINKS: f"busiest links (at most {N_LINKS})"}
 
 Event = dict[str, object]
+Floats = npt.NDArray[np.float64]
 
 
 def save_trace(result: Result, path: str | Path) -> None:
@@ -97,7 +100,16 @@ def _links(result: Result) -> dict[str, list[Span]]:
         if name in tracks:  # parallel links
             name += f" #{channel}"
         at = np.flatnonzero(busy.channel == channel)
-        tracks[name] = [
-            Span(name, "busy", "busy", float(s), float(e)) for s, e in zip(busy.start[at], busy.end[at], strict=True)
-        ]
+        start, end = _merged(busy.start[at], busy.end[at])
+        tracks[name] = [Span(name, "busy", "busy", s, e) for s, e in zip(start, end, strict=True)]
     return tracks
+
+
+def _merged(start: Floats, end: Floats) -> tuple[list[float], list[float]]:
+    """Join the intervals across their shortest gaps until at most N_INTERVALS are left."""
+    gaps = start[1:] - end[:-1]
+    if len(start) > N_INTERVALS:
+        cut = np.sort(np.argsort(-gaps, kind="stable")[: N_INTERVALS - 1])
+    else:
+        cut = np.arange(len(gaps))
+    return start[np.concatenate([[0], cut + 1])].tolist(), end[np.concatenate([cut, [len(end) - 1]])].tolist()

@@ -240,14 +240,27 @@ class Result:
 
         save_trace(self.traced, path)
 
-    def plot_timeline(self, path: str | Path | None = None, **options: float) -> matplotlib.axes.Axes:
+    def plot_timeline(
+        self,
+        path: str | Path | None = None,
+        *,
+        start: float | None = None,
+        end: float | None = None,
+        n_workers: int = 16,
+    ) -> matplotlib.axes.Axes:
         """Draw what the workers did when; see :func:`ddlsim.report.plots.timeline`."""
         from ddlsim.report.plots import timeline
 
-        return timeline(self.traced, path, **options)
+        return timeline(self.traced, path, start=start, end=end, n_workers=n_workers)
 
     def plot_cluster(self, path: str | Path | None = None) -> matplotlib.axes.Axes:
-        """Draw the cluster with its links coloured by use; see :func:`ddlsim.report.plots.cluster`."""
-        from ddlsim.report.plots import cluster
+        """Draw the cluster with its links coloured by use; see :mod:`ddlsim.report.cluster_plot`."""
+        from ddlsim.report.cluster_plot import cluster_plot
 
-        return cluster(self, path)
+        return cluster_plot(self, path)
+
+    def plot_step_times(self, path: str | Path | None = None) -> matplotlib.axes.Axes:
+        """Draw the distribution of the step times; see :func:`ddlsim.report.plots.step_times`."""
+        from ddlsim.report.plots import step_times
+
+        return step_times(self, path)

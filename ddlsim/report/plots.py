@@ -1,0 +1,189 @@
+"""Plots worth putting in a paper: scaling, timeline, breakdown, step times, use of the cluster's links.
+
+Every function takes results, returns the matplotlib axes and writes a picture if `path` is given (format by its
+suffix). Series differ by marker, line style or hatch as well as by colour, so they survive printing in grey.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from ddlsim.report.numbers import percent, seconds
+from ddlsim.strategies.recorder import COMMUNICATION, COMPUTE, TRANSFER, WAITING
+
+if TYPE_CHECKING:
+    from ddlsim.run.result import Result
+
+__all__ = ["breakdown", "scaling", "step_times", "timeline"]
+
+#: kind of time -> (colour, hatch, what it is called)
+KINDS = {
+    COMPUTE: ("#4477aa", "", "compute"),
+    COMMUNICATION: ("#ee9944", "//", "exposed communication"),
+    WAITING: ("#cc6677", "xx", "waiting for others"),
+    "idle": ("#dddddd", "..", "idle"),
+}
+TRANSFER_STYLE = ("#bbccbb", "", "transfer in the background")
+MARKERS = "osD^vP*X"
+STYLES = ("-", "--", "-.", ":")
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#555555", "#994455")
+
+
+def figure(width: float, height: float) -> Figure:
+    """Return an empty figure that is drawn without a screen, in inches."""
+    made = Figure(figsize=(width, height), layout="constrained", dpi=150)
+    FigureCanvasAgg(made)
+    return made
+
+
+def save(made: Figure, path: str | Path | None) -> None:
+    """Write the figure if a path is given."""
+    if path is not None:
+        made.savefig(path)
+
+
+def scaling(
+    results: Sequence[Result] | Mapping[str, Sequence[Result]], path: str | Path | None = None
+) -> tuple[Axes, Axes]:
+    """Draw throughput (with the ideal line) and efficiency against the number of workers.
+
+    `results` is a series of results with different numbers of workers, or several series by label.
+    """
+    series = results if isinstance(results, Mapping) else {results[0].experiment.strategy.label: results}
+    made = figure(9.0, 3.8)
+    left, right = made.subplots(1, 2)
+    first = next(iter(series.values()))
+    workers = sorted({r.n_workers for rs in series.values() for r in rs})
+    ideal = [first[0].single_throughput * n for n in workers]
+    left.plot(workers, ideal, color="#999999", linewidth=1.0, linestyle=(0, (1, 1)), label="ideal (linear)")
+    for i, (label, rs) in enumerate(series.items()):
+        style = {
+            "color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5,
+            "linestyle": STYLES[i % len(STYLES)],
+        }  # fmt: skip
+        n = [r.n_workers for r in rs]
+        left.plot(n, [r.throughput for r in rs], label=label, **style)
+        right.plot(n, [100.0 * r.efficiency for r in rs], label=label, **style)
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(workers, [str(n) for n in workers])
+        axes.minorticks_off()
+        axes.set_xlabel("workers")
+        axes.grid(alpha=0.3)
+    left.set_yscale("log", base=10)
+    left.set_ylabel("throughput (samples/s)")
+    left.legend(fontsize=8)
+    right.set_ylabel("scaling efficiency (%)")
+    right.set_ylim(0.0, 105.0)
+    right.axhline(100.0, color="#999999", linewidth=1.0, linestyle=(0, (1, 1)))
+    made.suptitle(_title(first[0]), fontsize=10)
+    save(made, path)
+    return left, right
+
+
+def _title(result: Result) -> str:
+    experiment = result.experiment
+    return f"{result.workloads[0].model.name}, batch {experiment.batch_size} per worker, on {result.cluster.name}"
+
+
+def timeline(
+    result: Result,
+    path: str | Path | None = None,
+    *,
+    start: float | None = None,
+    end: float | None = None,
+    n_workers: int = 16,
+) -> Axes:
+    """Draw what the workers (and servers) did between `start` and `end`, in s; by default two steps.
+
+    The result must have been recorded (``result.traced``). At most `n_workers` workers are drawn, evenly
+    spread.
+    """
+    begin, stop = _window(result, start, end)
+    shown = np.unique(np.linspace(0, result.n_workers - 1, min(n_workers, result.n_workers)).astype(int)).tolist()
+    rows = [f"worker {rank}" for rank in shown]
+    rows += sorted({s.track for s in result.recorder.spans if s.track.startswith("server")})
+    place = {track: i for i, track in enumerate(rows)}
+    made = figure(9.0, 1.6 + 0.28 * len(rows))
+    axes = made.subplots()
+    styles = {**KINDS, TRANSFER: TRANSFER_STYLE}
+    for kind, (colour, hatch, _) in styles.items():
+        bars: dict[int, list[tuple[float, float]]] = {}
+        height, offset = (0.22, 0.3) if kind == TRANSFER else (0.5, -0.1)
+        for span in result.recorder.spans:
+            row = place.get(span.track.removesuffix(" network"))
+            if span.kind != kind or row is None or span.end <= begin or span.start >= stop:
+                continue
+            left, right = max(span.start, begin), min(span.end, stop)
+            bars.setdefault(row, []).append((left, right - left))
+        for row, pieces in bars.items():
+            low = row + offset - height / 2
+            axes.broken_barh(pieces, (low, height), facecolors=colour, hatch=hatch, edgecolor="white", linewidth=0.3)
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlim(begin, stop)
+    axes.set_xlabel("simulated time (s)")
+    handles = [
+        Patch(facecolor=colour, hatch=2 * hatch, edgecolor="white", label=label)
+        for kind, (colour, hatch, label) in styles.items()
+        if kind != "idle"
+    ]
+    made.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8)
+    axes.set_title(f"{_title(result)}: {result.experiment.strategy.label}", fontsize=9)
+    save(made, path)
+    return axes
+
+
+def _window(result: Result, start: float | None, end: float | None) -> tuple[float, float]:
+    times = [0.0, *(t for t, _ in result.recorder.updates)]
+    steps = max(1, len(times) - 1)
+    per_step = 1 if not result.recorder.staleness else result.n_workers
+    first = min(per_step, steps - 1) if steps > per_step else 0
+    begin = times[first] if start is None else start
+    stop = times[min(first + 2 * per_step, steps)] if end is None else end
+    return begin, max(stop, begin + 1e-12)
+
+
+def breakdown(results: Mapping[str, Result], path: str | Path | None = None) -> Axes:
+    """Draw how the workers of each labelled result spent their time, as stacked bars (% of the wall time)."""
+    made = figure(1.5 + 1.3 * len(results), 3.8)
+    axes = made.subplots()
+    bottom = np.zeros(len(results))
+    at = np.arange(len(results))
+    for kind, (colour, hatch, label) in KINDS.items():
+        height = np.array([100.0 * r.shares[kind] for r in results.values()])
+        axes.bar(at, height, bottom=bottom, color=colour, hatch=hatch, edgecolor="white", label=label, width=0.65)
+        bottom += height
+    for i, result in enumerate(results.values()):
+        axes.annotate(percent(result.efficiency), (i, 101.0), ha="center", fontsize=8)
+    axes.set_xticks(at, [textwrap.fill(label, 16) for label in results], fontsize=8)
+    axes.set_ylabel("time of the workers (%); efficiency on top")
+    axes.set_ylim(0.0, 110.0)
+    made.legend(loc="outside lower center", ncols=2, fontsize=8)
+    save(made, path)
+    return axes
+
+
+def step_times(result: Result, path: str | Path | None = None) -> Axes:
+    """Draw the distribution of the step times, with mean and 95th percentile."""
+    made = figure(5.0, 3.4)
+    axes = made.subplots()
+    times = 1e3 * result.step_times
+    axes.hist(times, bins=min(40, max(5, len(times) // 4)), color="#4477aa", edgecolor="white")
+    for value, style, label in ((times.mean(), "-", "mean"), (np.percentile(times, 95), "--", "95 %")):
+        axes.axvline(value, color="#222222", linestyle=style, label=f"{label} {seconds(value / 1e3)}")
+    axes.set_xlabel("step time (ms)")
+    axes.set_ylabel("steps")
+    axes.legend(fontsize=8)
+    axes.set_title(_title(result), fontsize=9)
+    save(made, path)
+    return axes
