@@ -15,6 +15,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
     n = len(capacity)
     counts = np.zeros(st.N_COUNTS, dtype=np.int64)
     counts[st.HEAP_VALID] = 1
+    counts[st.REPLAY] = 1
     counts[st.POOL_USED] = 2 * n
     counts[st.ROUND_INSTANTS] = NO_BARRIER
     reals = np.zeros(st.N_REALS)

@@ -40,7 +40,9 @@ from ddlsim.network.state import (
     N_TIMER_HEAP,
     NOW,
     POOL_USED,
+    REPLAY,
     ROUND_INSTANTS,
+    ROUND_THREADS,
     ROUND_TRANSFER_MAX,
     ROUND_TRANSFER_MIN,
     STEPPED,
@@ -252,10 +254,13 @@ def finished(net: Net, slot):  # type: ignore[no-untyped-def]
     else:
         target = net.messages[message].target
         reduce_time = net.messages[message].reduce * net.nodes[target].reduce_time * net.slots[slot].nbytes
-    busy = net.nodes[target].recv_overhead + reduce_time
-    if busy > 0.0:
-        done = max(net.reals[NOW], net.nodes[target].recv_free) + busy
+    done = net.reals[NOW]
+    overhead = net.nodes[target].recv_overhead
+    if overhead > 0.0:
+        done = max(done, net.nodes[target].recv_free) + overhead
         net.nodes[target].recv_free = done
+    if overhead + reduce_time > 0.0:
+        done += reduce_time
         net.slots[slot].state = DELIVERING
         net.counts[N_DELIVERING] += 1
         push_timer(net, done, slot)
@@ -458,7 +463,7 @@ def fast_forward(net: Net, until):  # type: ignore[no-untyped-def]
 
     Between two barriers (instants at which every thread of the only live collective entered a step, with
     nothing in flight) all messages were activated at one instant and ended at one instant after equal
-    transfers. If every thread now repeats its step with equal sizes and latencies, the next round is that
+    transfers. If no thread has ended and every one now repeats its step with equal sizes and latencies, the next round is that
     round again, later: `now + latency + transfer`, in this order of additions. (Equal sizes that took equal
     times were all frozen at the first level of the filling, capacity / flows of a channel, whose bits do not
     depend on the order of events.)
@@ -473,7 +478,7 @@ def fast_forward(net: Net, until):  # type: ignore[no-untyped-def]
     now = net.reals[NOW]
     latency = net.routes[net.slots[net.fifo[head & mask].slot].route].latency
     nbytes = net.slots[net.fifo[head & mask].slot].nbytes
-    if net.counts[ROUND_INSTANTS] != 2 or nbytes <= 0.0:
+    if net.counts[ROUND_INSTANTS] != 2 or net.counts[ROUND_THREADS] != net.counts[LIVE_THREADS] or nbytes <= 0.0:
         return
     for i in range(head, head + n):
         slot = net.fifo[i & mask].slot
@@ -482,6 +487,8 @@ def fast_forward(net: Net, until):  # type: ignore[no-untyped-def]
         same = same and net.slots[slot].nbytes == nbytes and message.stride == 0
         if not same or net.nodes[message.source].send_overhead > 0.0:
             return
+    if net.counts[LOG_ON] == 1:
+        rounds = min(rounds, (net.log.size - net.counts[LOG_USED]) // net.channels.size)
     done = 0
     while done < rounds:
         start = now + latency
@@ -489,12 +496,27 @@ def fast_forward(net: Net, until):  # type: ignore[no-untyped-def]
         # instants that rounding makes one would not be handled as two
         if then > until or start <= now + now * SAME_INSTANT or then <= start + start * SAME_INSTANT:
             break
+        if net.counts[LOG_ON] == 1:
+            log_round(net, start, then)
         now = then
         done += 1
     if done == 0:
         return
     account(net, done, transfer, now + latency)
     net.reals[NOW] = now
+
+
+@jit
+def log_round(net: Net, start, end):  # type: ignore[no-untyped-def]
+    """Log the channels that are busy in a replayed round (each carried its first flow of the round at `start`)."""
+    mask = net.fifo.size - 1
+    for i in range(net.counts[FIFO_HEAD], net.counts[FIFO_TAIL]):
+        route = net.slots[net.fifo[i & mask].slot].route
+        for h in range(net.routes[route].first, net.routes[route].last):
+            channel = net.hops[h]
+            if net.channels[channel].since < start:
+                net.channels[channel].since = start
+                log_busy(net, channel, start, end)
 
 
 @jit
@@ -514,13 +536,13 @@ def account(net: Net, done, transfer, ring_time):  # type: ignore[no-untyped-def
         for h in range(net.routes[route].first, net.routes[route].last):
             channel = net.hops[h]
             net.channels[channel].nbytes += done * net.slots[slot].nbytes
-            if net.channels[channel].since >= 0.0:  # count a channel once however many flows cross it
+            if net.channels[channel].since < np.inf:  # count a channel once however many flows cross it
                 net.channels[channel].busy += done * transfer
-                net.channels[channel].since = -1.0
+                net.channels[channel].since = np.inf
     for i in range(head, head + n):
         route = net.slots[net.fifo[i & mask].slot].route
         for h in range(net.routes[route].first, net.routes[route].last):
-            net.channels[net.hops[h]].since = 0.0
+            net.channels[net.hops[h]].since = ring_time - transfer
     for thread in range(program.n_ranks * program.n_lanes):
         if net.threads[table.threads + thread].step >= 0:
             net.threads[table.threads + thread].repetition += done
@@ -553,8 +575,9 @@ def advance(net: Net, until):  # type: ignore[no-untyped-def]
             and net.counts[LIVE_SINGLE] == 0
         )
         if at_barrier:
-            if net.counts[LOG_ON] == 0 and net.counts[N_OUT] == 0:
+            if net.counts[REPLAY] == 1 and net.counts[N_OUT] == 0:
                 fast_forward(net, until)
             net.counts[ROUND_INSTANTS] = 0
+            net.counts[ROUND_THREADS] = net.counts[LIVE_THREADS]
             net.reals[ROUND_TRANSFER_MIN] = np.inf
             net.reals[ROUND_TRANSFER_MAX] = -np.inf

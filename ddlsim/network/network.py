@@ -17,6 +17,9 @@ from ddlsim.network.state import Floats, Ints, Records, grown
 __all__ = ["BusyIntervals", "Completions", "Fabric", "Network"]
 
 
+_FIRST = 1 << 62  # puts messages before collectives
+
+
 class _Routes(Protocol):
     @property
     def offsets(self) -> Ints: ...
@@ -46,7 +49,8 @@ class Completions(NamedTuple):
     """What ended at one instant.
 
     ``time`` s; ``ids``, ``ranks`` (n,): rank ``ranks[i]`` finished collective ``ids[i]``; a message has the
-    negative id that :meth:`Network.send` returned.
+    negative id that :meth:`Network.send` returned. Messages come first, in the order in which they were sent,
+    then collectives by id and rank.
     """
 
     time: float
@@ -199,7 +203,11 @@ class Network:
     def _take(self) -> Completions:
         net = self._net
         n = int(net.counts[st.N_OUT])
-        done = Completions(float(net.reals[st.NOW]), net.out["id"][:n].copy(), net.out["rank"][:n].copy())
+        ids, ranks = net.out["id"][:n].copy(), net.out["rank"][:n].copy()
+        if n > 1:
+            order = np.lexsort((ranks, np.where(ids < 0, -1 - ids - _FIRST, ids)))
+            ids, ranks = ids[order], ranks[order]
+        done = Completions(float(net.reals[st.NOW]), ids, ranks)
         net.counts[st.N_OUT] = 0
         self._n_waiting -= n
         ended, counts = np.unique(done.ids[done.ids >= 0], return_counts=True)

@@ -41,12 +41,14 @@ LIVE_THREADS = 18  # threads of live instances that have not ended (joined or no
 LIVE_SINGLE = 19  # single messages in flight
 N_DELIVERING = 20
 LOG_USED = 21  # busy intervals logged
-LOG_ON = 22  # 1: log busy intervals (and do not fast-forward)
+LOG_ON = 22  # 1: log busy intervals
 STEPPED = 23  # threads that entered a step at this instant
 STEPS_LEFT = 24  # least number of repetitions left to any of them; -1 if one is in its first
 ROUND_INSTANTS = 25  # instants since the last barrier; negative: there was none
 FAST_FORWARDED = 26  # messages replayed without events
-N_COUNTS = 27
+ROUND_THREADS = 27  # LIVE_THREADS at the last barrier
+REPLAY = 28  # 1: fast-forward what repeats exactly (0 only to prove that it changes nothing)
+N_COUNTS = 29
 
 # Places in Net.reals (float64)
 NOW = 0

@@ -1,4 +1,4 @@
-"""Independent oracles for the network engine: progressive filling in NumPy, and what max-min rates must obey."""
+"""Independent oracles of the network engine: progressive filling in NumPy, and what max-min rates obey."""
 
 from dataclasses import dataclass, field
 
@@ -87,7 +87,7 @@ def finish_times(fabric, starts, nbytes):
 
 
 def assert_max_min(network, capacity):
-    """The certificate: no channel over capacity, and every flow crosses a full channel on which none is faster."""
+    """No channel is over capacity, and every flow crosses a full channel on which none is faster."""
     hops, rates = network.rates()
     load = np.zeros(len(capacity))
     fastest = np.zeros(len(capacity))
@@ -103,7 +103,7 @@ def assert_max_min(network, capacity):
 
 
 def run_flows(network, fabric, starts, nbytes, *, check=True):
-    """Send flow i of a :class:`Paths` at ``starts[i]``; return (end of each, flows checked over all events)."""
+    """Send flow i of a :class:`Paths` at ``starts[i]``; return (end of each, flows checked in all)."""
     begins = {starts[i] + fabric.delay(i) for i in range(len(starts))}
     stops = sorted({*starts, *begins}) if check else sorted(set(starts))
     end = np.full(len(starts), np.nan)

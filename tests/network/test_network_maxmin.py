@@ -44,15 +44,15 @@ def networks(draw):
     """Random channels and routes: equal or very different capacities, ties, no latency, no bytes, no hops."""
     n_links = draw(st.integers(1, 7))
     n_channels = draw(st.integers(1, n_links))
-    capacity = draw(st.lists(st.sampled_from([1.0, 1.0, 2.0, 3.0, 7.5, 1e3]), min_size=n_channels, max_size=n_channels))
+    capacity = draw(
+        st.lists(st.sampled_from([1.0, 1.0, 2.0, 3.0, 7.5, 1e3]), min_size=n_channels, max_size=n_channels)
+    )
     channel = [min(i, n_channels - 1) for i in range(n_links)]  # the last links share a channel
     latency = draw(st.lists(st.sampled_from([0.0, 0.0, 0.25, 1 / 3]), min_size=n_links, max_size=n_links))
     n_flows = draw(st.integers(1, 14))
     path = st.lists(st.integers(0, n_channels - 1), unique=True, max_size=5)
     last = st.integers(n_channels - 1, n_links - 1)  # parallel links of the last channel
-    paths = [
-        [draw(last) if link == n_channels - 1 else link for link in draw(path)] for _ in range(n_flows)
-    ]
+    paths = [[draw(last) if link == n_channels - 1 else link for link in draw(path)] for _ in range(n_flows)]
     starts = draw(st.lists(st.sampled_from([0.0, 0.0, 0.5, 1.0, 4 / 3]), min_size=n_flows, max_size=n_flows))
     size = st.one_of(st.sampled_from([0.0, 1.0, 4.0]), st.floats(0.01, 50.0))
     nbytes = draw(st.lists(size, min_size=n_flows, max_size=n_flows))

@@ -1,4 +1,4 @@
-"""Flow completion times agree with SimGrid 4.1 (see the head of simgrid_scenarios.json for how they were made)."""
+"""Flow completion times agree with SimGrid 4.1 (the head of simgrid_scenarios.json says how they were made)."""
 
 import json
 from pathlib import Path
