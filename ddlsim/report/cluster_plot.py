@@ -157,8 +157,8 @@ def _draw_links(
     busiest = int(np.argmax(used))
     (x0, y0), (x1, y1) = lines[busiest]
     axes.annotate(
-        f"busiest: {used[busiest]:.0f} % of {si(8.0 * bandwidth[busiest], 'bit/s', 3)}", ((x0 + x1) / 2, (y0 + y1) / 2),
-        fontsize=7, ha="center", bbox={"boxstyle": "round,pad=0.2", "fc": "white", "ec": "#666666", "lw": 0.5},
+        f"busiest: {used[busiest]:.0f} % of {si(8.0 * bandwidth[busiest], 'bit/s', 3)}",
+        ((x0 + x1) / 2, (y0 + y1) / 2), fontsize=7, ha="center", bbox={"boxstyle": "round,pad=0.2", "fc": "white", "ec": "#666666", "lw": 0.5},
     )  # fmt: skip
 
 
@@ -173,8 +173,10 @@ def _draw_nodes(cluster: Cluster, x: Floats, y: Floats, shown: npt.NDArray[np.bo
                          label=f"{label} ({len(at)})")  # fmt: skip
     hidden = np.flatnonzero(~shown & (kind == "gpu"))
     if len(hidden):
-        axes.scatter([], [], marker="s", c="white", edgecolors="#333333", label=f"inside: {len(hidden)} GPUs, not drawn")
+        axes.scatter([], [], marker="s", c="white", edgecolors="#333333", label=f"{len(hidden)} GPUs inside")
     if n_shown <= MANY_HOSTS:
         for node in np.flatnonzero(shown):
-            axes.annotate(cluster.node_names[node], (x[node], y[node]), fontsize=6, ha="center", va="top",
+            name = cluster.node_names[node]
+            label = name.rpartition(".")[2] if kind[node] == "gpu" else name
+            axes.annotate(label, (x[node], y[node]), fontsize=6, ha="center", va="top",
                           xytext=(0, -0.55 * size**0.5 - 1), textcoords="offset points")  # fmt: skip

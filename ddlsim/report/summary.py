@@ -47,7 +47,8 @@ def _model(result: Result) -> str:
     experiment, workload = result.experiment, result.workloads[0]
     micro = f" x {experiment.accumulation} micro-steps" if experiment.accumulation > 1 else ""
     gradients = f"{size(workload.gradient_nbytes)} of {experiment.gradient_dtype} gradients"
-    return f"{workload.model.name}, batch {experiment.batch_size}{micro} per worker, {experiment.precision}, {gradients}"
+    batch = f"batch {experiment.batch_size}{micro} per worker"
+    return f"{workload.model.name}, {batch}, {experiment.precision}, {gradients}"
 
 
 def _step_time(result: Result) -> str:
@@ -77,9 +78,10 @@ def _links(result: Result) -> list[str]:
     if used.empty:
         return ["none"]
     top = used.sort_values(["utilisation", "source"], ascending=[False, True]).head(N_LINKS)
+    columns = (top[name].tolist() for name in ("source", "target", "kind", "utilisation", "nbytes"))
     return [
-        f"{row.source} -> {row.target} ({row.kind}): {percent(row.utilisation)} used, {size(row.nbytes)}"
-        for row in top.itertuples()
+        f"{source} -> {target} ({kind}): {percent(utilisation)} used, {size(nbytes)}"
+        for source, target, kind, utilisation, nbytes in zip(*columns, strict=True)
     ]
 
 

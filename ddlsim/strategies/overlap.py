@@ -14,7 +14,6 @@ import simpy
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.strategies.coordinator import Coordinator, Fused, MostUrgent
 from ddlsim.strategies.group import Group
-from ddlsim.strategies.recorder import WAITING
 from ddlsim.strategies.worker import Process, Worker
 from ddlsim.units import parse
 from ddlsim.workload.buckets import Bucket, ddp_buckets, one_bucket, partitioned, per_layer
