@@ -80,7 +80,10 @@ def run(
     )  # fmt: skip
     result = ddlsim.simulate(experiment)
     typer.echo(result.to_json() if as_json else str(result))
-    for path, write in ((trace, result.save_trace), (timeline, result.plot_timeline), (plot_cluster, result.plot_cluster)):
+    outputs: list[tuple[Path | None, Callable[[Path], object]]] = [
+        (trace, result.save_trace), (timeline, result.plot_timeline), (plot_cluster, result.plot_cluster),
+    ]  # fmt: skip
+    for path, write in outputs:
         if path is not None:
             _write(path, write)
     if result.interrupted:
@@ -223,7 +226,7 @@ def _write(path: Path, write: Callable[[Path], object]) -> None:
 @app.command()
 def topologies(as_json: Json = False) -> None:
     """List the bundled clusters."""
-    rows = []
+    rows: list[dict[str, object]] = []
     for name in ddlsim.cluster_names():
         cluster = ddlsim.load_cluster(name)
         rows.append({"name": name, "workers": len(cluster.workers), "machines": len(cluster.host_names),
@@ -273,8 +276,11 @@ def algorithms(as_json: Json = False) -> None:
     """List the collective algorithms."""
     from ddlsim.collectives import KINDS
 
-    rows = [{"kind": kind, "algorithms": ddlsim.algorithm_names(kind)} for kind in KINDS]
-    _table(rows if as_json else [{**row, "algorithms": ", ".join(row["algorithms"])} for row in rows], as_json)
+    rows: list[dict[str, object]] = []
+    for kind in KINDS:
+        names = ddlsim.algorithm_names(kind)
+        rows.append({"kind": kind, "algorithms": names if as_json else ", ".join(names)})
+    _table(rows, as_json)
 
 
 @show.command("topology")
@@ -346,8 +352,10 @@ def _table(rows: Sequence[dict[str, object]], as_json: bool) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="")
     for column in rows[0]:
-        right = all(str(row[column])[:1].isdigit() for row in rows) and column not in ("output", "name", "title", "algorithms")
-        table.add_column(column, justify="right" if right else "left", no_wrap=column not in ("title", "algorithms"), overflow="fold")
+        is_text = column in ("output", "name", "title", "algorithms")
+        right = not is_text and all(str(row[column])[:1].isdigit() for row in rows)
+        wraps = column in ("title", "algorithms")
+        table.add_column(column, justify="right" if right else "left", no_wrap=not wraps, overflow="fold")
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)

@@ -158,8 +158,11 @@ def _draw_links(
     (x0, y0), (x1, y1) = lines[busiest]
     axes.annotate(
         f"busiest: {used[busiest]:.0f} % of {si(8.0 * bandwidth[busiest], 'bit/s', 3)}",
-        ((x0 + x1) / 2, (y0 + y1) / 2), fontsize=7, ha="center", bbox={"boxstyle": "round,pad=0.2", "fc": "white", "ec": "#666666", "lw": 0.5},
-    )  # fmt: skip
+        ((x0 + x1) / 2, (y0 + y1) / 2),
+        fontsize=7,
+        ha="center",
+        bbox={"boxstyle": "round,pad=0.2", "fc": "white", "ec": "#666666", "lw": 0.5},
+    )
 
 
 def _draw_nodes(cluster: Cluster, x: Floats, y: Floats, shown: npt.NDArray[np.bool_], axes: Axes) -> None:
