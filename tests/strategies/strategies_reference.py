@@ -84,9 +84,7 @@ def wait_free_end(parts: Sequence[Part], backward: float, exchange: Exchange) ->
     return max(backward, end)
 
 
-def horovod_ends(
-    workload: Workload, exchange: Exchange, threshold: float, cycle: float, steps: int
-) -> list[float]:
+def horovod_ends(workload: Workload, exchange: Exchange, threshold: float, cycle: float, steps: int) -> list[float]:
     """End of every step under tensor fusion: at each tick of `cycle` take all that is ready, cut it in
     buffers of at most `threshold` (one tensor may exceed it), reduce them one after the other."""
     start, ends = 0.0, []

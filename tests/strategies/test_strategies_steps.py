@@ -99,9 +99,7 @@ def test_merging_two_tensors_saves_their_latency() -> None:
 
 
 @pytest.mark.parametrize("accumulation", [1, 2, 5])
-@pytest.mark.parametrize(
-    "overlap", [NoOverlap(), PerLayer(), DdpBuckets(4e6, 4e5)], ids=lambda o: type(o).__name__
-)
+@pytest.mark.parametrize("overlap", [NoOverlap(), PerLayer(), DdpBuckets(4e6, 4e5)], ids=lambda o: type(o).__name__)
 def test_accumulation_exchanges_once(accumulation: int, overlap: Overlap) -> None:
     """t = a t_fb + exposed communication: only the last micro-step exchanges."""
     plain = ring_run(4, "alexnet", overlap)
