@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,11 +86,10 @@ class AllReduce:
         return order
 
 
-def start_group(setting: Setting, overlap: Overlap, schedule: object, servers: list[int]) -> None:
+def start_group(setting: Setting, overlap: Overlap, schedule: Callable[[float], Schedule], servers: list[int]) -> None:
     """Start synchronous workers (with servers behind them) that exchange gradients under `overlap`."""
-    group = Group(
-        setting.loop, setting.recorder, setting.nodes + servers, len(setting.workers), schedule  # type: ignore[arg-type]
-    )
+    nodes = setting.nodes + servers
+    group = Group(setting.loop, setting.recorder, nodes, len(setting.workers), schedule)
     if isinstance(overlap, HorovodFusion | Priority):
         group.coordinator = overlap.coordinator(group)
     for worker in setting.workers:

@@ -75,22 +75,26 @@ class Loop:
         Raises :class:`~ddlsim.errors.DeadlockError` when nothing can happen any more although it has not.
         """
         env = self.env
+        quiet_until = -np.inf  # the network is known to complete nothing before
         while not until.processed:
             next_event = env.peek()
-            if next_event > env.now:
-                self._start_queued()
-            done = self.network.advance(next_event)
-            if done is not None:
-                for number, rank in zip(done.ids.tolist(), done.ranks.tolist(), strict=True):
-                    self._complete(number, rank, done.time)
-            elif next_event < np.inf:
-                env.step()
-            else:
+            if next_event > env.now and self._start_queued():
+                quiet_until = -np.inf
+            if next_event > quiet_until:
+                done = self.network.advance(next_event)
+                if done is not None:
+                    for number, rank in zip(done.ids.tolist(), done.ranks.tolist(), strict=True):
+                        self._complete(number, rank, done.time)
+                    continue
+                quiet_until = next_event
+            if next_event == np.inf:
                 raise DeadlockError(self._who_waits())
+            env.step()
 
-    def _start_queued(self) -> None:
-        """Hand over what processes started at this instant, all at once."""
+    def _start_queued(self) -> bool:
+        """Hand over what processes started at this instant, all at once; return whether there was anything."""
         now = self.now
+        found = bool(self._joins or self._sends)
         if self._joins:
             joins, self._joins = self._joins, []
             self.network.join([c for c, _ in joins], [r for _, r in joins], now)
@@ -100,6 +104,7 @@ class Loop:
             ids = self.network.send(src, dst, np.array(nbytes), now)
             for number, event in zip(ids.tolist(), events, strict=True):
                 self._events[number, 0] = event
+        return found
 
     def _complete(self, number: int, rank: int, time: float) -> None:
         event = self._events.pop((number, rank), None)

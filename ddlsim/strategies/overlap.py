@@ -6,6 +6,7 @@ the backward pass has gone through its layers (:mod:`ddlsim.workload.buckets`).
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ class NoOverlap:
         return one_bucket(workload)
 
     def work(self, worker: Worker, group: Group) -> Process:
-        yield from in_order(worker, group, self.buckets(worker.workload))
+        yield from in_order(worker, group, _buckets(self, worker.workload))
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class PerLayer:
         return per_layer(workload)
 
     def work(self, worker: Worker, group: Group) -> Process:
-        yield from in_order(worker, group, self.buckets(worker.workload))
+        yield from in_order(worker, group, _buckets(self, worker.workload))
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class DdpBuckets:
         return ddp_buckets(workload, _nbytes(self.cap, "cap"), _nbytes(self.first, "first"))
 
     def work(self, worker: Worker, group: Group) -> Process:
-        yield from in_order(worker, group, self.buckets(worker.workload))
+        yield from in_order(worker, group, _buckets(self, worker.workload))
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class HorovodFusion:
         return Fused(group, _nbytes(self.threshold, "threshold"), self._cycle())
 
     def work(self, worker: Worker, group: Group) -> Process:
-        yield from coordinated(worker, group, self.buckets(worker.workload), pipelined=False)
+        yield from coordinated(worker, group, _buckets(self, worker.workload), pipelined=False)
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Priority:
         return MostUrgent(group, self.in_flight)
 
     def work(self, worker: Worker, group: Group) -> Process:
-        yield from coordinated(worker, group, self.buckets(worker.workload), pipelined=True)
+        yield from coordinated(worker, group, _buckets(self, worker.workload), pipelined=True)
 
 
 Overlap = NoOverlap | PerLayer | DdpBuckets | HorovodFusion | Priority
@@ -138,6 +139,12 @@ def overlap_named(overlap: str | Overlap) -> Overlap:
     if overlap not in _NAMES:
         raise unknown_name("overlap", overlap, _NAMES)
     return _NAMES[overlap]
+
+
+@functools.lru_cache(maxsize=16)
+def _buckets(overlap: Overlap, workload: Workload) -> tuple[Bucket, ...]:
+    """Make the buckets once for all workers of the same workload."""
+    return overlap.buckets(workload)
 
 
 # ---------------------------------------------------------------- buckets in order, rank by rank
@@ -169,9 +176,7 @@ def in_order(worker: Worker, group: Group, buckets: tuple[Bucket, ...]) -> Proce
         step += 1
 
 
-def _exchange(
-    worker: Worker, group: Group, step: int, index: int, bucket: Bucket, wire: simpy.Event | None
-) -> Process:
+def _exchange(worker: Worker, group: Group, step: int, index: int, bucket: Bucket, wire: simpy.Event | None) -> Process:
     if wire is not None:
         yield wire
     start = worker.loop.now

@@ -63,9 +63,7 @@ def _leaders(hosts: list[int]) -> Ints:
     return np.unique(np.asarray(hosts), return_index=True)[1].astype(np.int64)
 
 
-def _inside(
-    hosts: list[int], leaders: Ints, n_chunks: int
-) -> tuple[tuple[Round, ...], tuple[Round, ...]]:
+def _inside(hosts: list[int], leaders: Ints, n_chunks: int) -> tuple[tuple[Round, ...], tuple[Round, ...]]:
     """Binomial reduce to each machine's first worker, and binomial broadcast from it."""
     labels = np.asarray(hosts)
     leader = dict(zip(labels[leaders].tolist(), leaders.tolist(), strict=True))

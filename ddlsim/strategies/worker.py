@@ -7,6 +7,7 @@ of the wall time is idle.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -25,9 +26,11 @@ Process = Generator[simpy.Event, object, None]
 
 def factors(jitter: Jitter, seed: int, rank: int) -> Iterator[float]:
     """Yield the factors by which a worker's successive (micro-)steps take longer."""
+    if isinstance(jitter, NoJitter):
+        yield from itertools.repeat(1.0)
     source = stream(seed, rank, "compute")
     while True:
-        yield from (1.0,) * 64 if isinstance(jitter, NoJitter) else jitter.sample(source, 64).tolist()
+        yield from jitter.sample(source, 64).tolist()
 
 
 @dataclass
