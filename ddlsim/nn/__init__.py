@@ -1,0 +1,6 @@
+"""Networks in NumPy: real losses and gradients of the models whose cost the simulator knows.
+
+>>> from ddlsim.nn.network import build_network
+>>> build_network("lenet5", seed=0).n_params
+61706
+"""

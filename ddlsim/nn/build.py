@@ -1,0 +1,221 @@
+"""From a model's description to layers that run (imports numba through them)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from ddlsim.errors import ConfigError
+from ddlsim.nn.conv_layer import Conv2d, Pool2d, adaptive_windows, pool_windows
+from ddlsim.nn.layers import Chain, Dense, Dropout, Elementwise, Join, Sum, ToMaps, ToRows
+from ddlsim.nn.norm_layer import BatchNorm2d, LayerNorm
+from ddlsim.nn.pass_state import Buffers, Layer, Slot
+from ddlsim.workload import layers as specs
+from ddlsim.workload.layer_rules import Shape, spread
+from ddlsim.workload.model import Concat, Leaf, Model, Node, Residual
+
+__all__ = ["Builder", "Parameter"]
+
+_FRESH = (Conv2d, Dense, BatchNorm2d, Sum)  # their output is theirs alone and they do not look at it again
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A tensor to be learned, and how it starts: constant ``value``, or random from its fans and what follows.
+
+    ``follows`` is the activation that the tensor's layer feeds ("" for none).
+    """
+
+    slot: Slot
+    value: float | None
+    fan_in: int = 0
+    fan_out: int = 0
+    follows: str = ""
+
+
+@dataclass
+class _Built:
+    """Layers so far, and whether what leaves them is maps (True) or rows."""
+
+    layers: list[Layer]
+    maps: bool
+
+
+@dataclass
+class Builder:
+    """Walks a model's nodes; collects parameters and running statistics as it meets them."""
+
+    model: Model
+    dtype: np.dtype[np.floating]
+    parameters: list[Parameter] = field(default_factory=list)
+    state: list[Parameter] = field(default_factory=list)
+
+    def whole(self) -> Chain:
+        """Return the network, from rows to rows."""
+        built = self._chain(self.model.structure, maps=False, follows="")
+        last = self.model.layers[-1].out_shape
+        self._lay_out(built, False, last, input_grad=True)
+        return Chain(built.layers)
+
+    def _chain(self, nodes: Sequence[Node], *, maps: bool, follows: str) -> _Built:
+        built = _Built([], maps)
+        for i, node in enumerate(nodes):
+            after = _activation_after(nodes, i, follows)
+            if isinstance(node, Leaf):
+                self._leaf(node, built, after)
+            elif isinstance(node, Residual):
+                body = self._chain(node.body, maps=built.maps, follows=after)
+                shortcut = self._chain(node.shortcut, maps=built.maps, follows=after)
+                shape = self.model.layers[node.index].out_shape
+                for part in (body, shortcut):
+                    self._lay_out(part, body.maps, shape, input_grad=True)
+                built.layers.append(Sum(Chain(body.layers), Chain(shortcut.layers), self._buffers()))
+                built.maps = body.maps
+            elif isinstance(node, Concat):
+                self._concat(node, built, after)
+            else:
+                raise ConfigError(
+                    f"model {self.model.name!r}: heads with a loss of their own are not trained; "
+                    "load the model without its optional parts"
+                )
+        return built
+
+    def _concat(self, node: Concat, built: _Built, follows: str) -> None:
+        branches = [self._chain(branch, maps=built.maps, follows=follows) for branch in node.branches]
+        maps = branches[0].maps
+        for branch, nodes in zip(branches, node.branches, strict=True):
+            shape = self.model.layers[_last_leaf(nodes)].out_shape if nodes else None
+            if shape is not None:
+                self._lay_out(branch, maps, shape, input_grad=True)
+        built.layers.append(Join([Chain(branch.layers) for branch in branches], self._buffers()))
+        built.maps = maps
+
+    def _buffers(self) -> Buffers:
+        return Buffers(self.dtype)
+
+    def _lay_out(self, built: _Built, maps: bool, shape: Shape, *, input_grad: bool) -> None:
+        """Append a change of layout where what leaves `built` is not what the next layer wants."""
+        if built.maps == maps:
+            return
+        channels, space = shape[0], _space(shape)
+        kind = ToMaps if maps else ToRows
+        built.layers.append(kind(channels, space, input_grad, self._buffers()))
+        built.maps = maps
+
+    def _slot(
+        self, into: list[Parameter], name: str, shape: tuple[int, ...], value: float | None = None,
+        fans: tuple[int, int] = (0, 0), follows: str = "",
+    ) -> Slot:  # fmt: skip
+        start = into[-1].slot.stop if into else 0
+        slot = Slot(name, shape, start, start + math.prod(shape))
+        into.append(Parameter(slot, value, *fans, follows))
+        return slot
+
+    def _leaf(self, leaf: Leaf, built: _Built, follows: str) -> None:
+        layer, spec = self.model.layers[leaf.index], leaf.spec
+        shape, name = layer.in_shape, layer.name
+        if isinstance(spec, specs.Conv | specs.Pool | specs.AdaptiveAvgPool | specs.BatchNorm):
+            if isinstance(spec, specs.BatchNorm) and len(shape) == 1:
+                shape = (*shape, 1, 1)
+            if len(shape) not in (2, 3):
+                raise self._cannot(name, f"{layer.type} on shape {shape}: only one or two spatial dimensions run")
+            self._lay_out(built, True, shape, input_grad=layer.input_grad)
+        elif isinstance(spec, specs.Dense | specs.LayerNorm | specs.Flatten):
+            self._lay_out(built, False, shape, input_grad=layer.input_grad)
+        built.layers += self._make(leaf, built, shape, follows)
+
+    def _make(self, leaf: Leaf, built: _Built, shape: Shape, follows: str) -> list[Layer]:
+        layer, spec, buffers = self.model.layers[leaf.index], leaf.spec, self._buffers()
+        if isinstance(spec, specs.Conv):
+            return [self._conv(leaf, spec, shape, follows)]
+        if isinstance(spec, specs.Pool | specs.AdaptiveAvgPool):
+            return [self._pool(leaf, spec, shape)]
+        if isinstance(spec, specs.Dense):
+            features = shape[-1]
+            fans = (features, spec.units)
+            weight = self._slot(self.parameters, f"{layer.name}.weight", (spec.units, features), None, fans, follows)
+            bias = self._slot(self.parameters, f"{layer.name}.bias", (spec.units,), 0.0) if spec.bias else None
+            return [Dense(features, spec.units, weight, bias, layer.input_grad, buffers)]
+        if isinstance(spec, specs.BatchNorm | specs.LayerNorm):
+            n = shape[0] if isinstance(spec, specs.BatchNorm) else shape[-1]
+            weight = self._slot(self.parameters, f"{layer.name}.weight", (n,), 1.0)
+            shift = self._slot(self.parameters, f"{layer.name}.bias", (n,), 0.0)
+            if isinstance(spec, specs.LayerNorm):
+                return [LayerNorm(n, spec.eps, weight, shift, buffers)]
+            mean = self._slot(self.state, f"{layer.name}.running_mean", (n,), 0.0)
+            variance = self._slot(self.state, f"{layer.name}.running_var", (n,), 1.0)
+            return [BatchNorm2d(n, _space(shape), spec.eps, spec.momentum, weight, shift, mean, variance, buffers)]
+        if isinstance(spec, specs.Activation):
+            in_place = spec.type == "relu" and bool(built.layers) and isinstance(built.layers[-1], _FRESH)
+            return [Elementwise(spec.type, in_place, buffers)]
+        if isinstance(spec, specs.Dropout):
+            return [Dropout(spec.rate, buffers)]
+        if isinstance(spec, specs.Flatten):
+            return []
+        raise self._cannot(layer.name, f"layers of type {layer.type!r} have costs but no gradients here")
+
+    def _conv(self, leaf: Leaf, spec: specs.Conv, shape: Shape, follows: str) -> Conv2d:
+        layer, n_in = self.model.layers[leaf.index], shape[0] // spec.groups
+        kernel = _pair("kernel", spec.kernel, shape, 1)
+        fans = (n_in * math.prod(kernel), spec.channels // spec.groups * math.prod(kernel))
+        sizes = (spec.channels, n_in, *(kernel if len(shape) == 3 else kernel[1:]))
+        weight = self._slot(self.parameters, f"{layer.name}.weight", sizes, None, fans, follows)
+        bias = self._slot(self.parameters, f"{layer.name}.bias", (spec.channels,), 0.0) if spec.bias else None
+        return Conv2d(
+            spec.channels, shape[0], _space(shape), _space(layer.out_shape), kernel,
+            _pair("stride", spec.stride, shape, 1), _pair("padding", spec.padding, shape, 0), spec.groups,
+            weight, bias, layer.input_grad, self._buffers(),
+        )  # fmt: skip
+
+    def _pool(self, leaf: Leaf, spec: specs.Pool | specs.AdaptiveAvgPool, shape: Shape) -> Pool2d:
+        layer, space = self.model.layers[leaf.index], _space(shape)
+        out = _space(layer.out_shape)
+        if isinstance(spec, specs.AdaptiveAvgPool):
+            windows = [adaptive_windows(n, o) for n, o in zip(space, out, strict=True)]
+        else:
+            kernel = _pair("kernel", spec.kernel, shape, 1)
+            stride = kernel if spec.stride is None else _pair("stride", spec.stride, shape, 1)
+            padding = _pair("padding", spec.padding, shape, 0)
+            sizes = zip(space, out, kernel, stride, padding, strict=True)
+            windows = [pool_windows(*size, count_padding=spec.count_padding) for size in sizes]
+        if any((window.last <= window.first).any() for window in windows):
+            raise self._cannot(layer.name, "a window lies wholly in the padding; make padding at most kernel / 2")
+        kind: Literal["max", "average"] = "max" if layer.type == "max_pool" else "average"
+        return Pool2d(kind, shape[0], space, out, (windows[0], windows[1]), layer.input_grad, self._buffers())
+
+    def _cannot(self, name: str, why: str) -> ConfigError:
+        return ConfigError(f"model {self.model.name!r}: layer {name!r} cannot be trained: {why}")
+
+
+def _space(shape: Shape) -> tuple[int, int]:
+    """Return (height, width) of a map; missing dimensions have size 1."""
+    height, width = (1, 1, *shape[1:])[-2:]
+    return height, width
+
+
+def _pair(key: str, value: int | tuple[int, ...], shape: Shape, missing: int) -> tuple[int, int]:
+    values = spread(key, value, len(shape) - 1)
+    return (missing, values[0]) if len(values) == 1 else (values[0], values[1])
+
+
+def _last_leaf(nodes: Sequence[Node]) -> int:
+    node = nodes[-1]
+    if isinstance(node, Leaf | Residual | Concat):
+        return node.index
+    return _last_leaf(nodes[:-1])
+
+
+def _activation_after(nodes: Sequence[Node], i: int, follows: str) -> str:
+    """Return the activation that node `i` feeds, looking past layers without weights of a kind to scale."""
+    for node in nodes[i + 1 :]:
+        if not isinstance(node, Leaf):
+            return ""
+        if isinstance(node.spec, specs.Activation):
+            return node.spec.type
+        if isinstance(node.spec, specs.Conv | specs.Dense):
+            return ""
+    return follows

@@ -1,0 +1,310 @@
+"""Compiled convolution on activations whose innermost dimension is the sample.
+
+Activations are flat arrays of shape (n_blocks, channels, plane): LANES samples side by side at each pixel, so
+that every convolution, whatever its sizes, is a sum of vectors times one weight each, without copying windows
+into a matrix. A tile of output channels stays in registers while all taps of a window pass.
+
+The input gradient is the same sum over other neighbours, so both take them from tables (:class:`Taps` in
+:mod:`ddlsim.nn.taps`): for output row y, entries ``row_at[y] .. row_at[y + 1]`` of ``row_tap`` (kernel row)
+and ``row_in`` (input row); the same for columns.
+"""
+
+# mypy: disable-error-code="misc,untyped-decorator"
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from ddlsim.nn.simd import WIDTH, add, fma, load, splat, store, total, zeros
+
+__all__ = [
+    "LANES", "bias_gradient", "correlate4", "correlate6", "pack", "plane_size", "weight_gradient",
+    "weight_gradient1",
+]  # fmt: skip
+
+LANES = 2 * WIDTH
+#: pixels over which a tile of the weight gradient is summed before it leaves the registers
+_PIXELS = 64
+
+_Floats = npt.NDArray[np.floating]
+_Ints = npt.NDArray[np.int64]
+
+
+@njit(cache=True)
+def plane_size(space: tuple[int, int]) -> int:
+    """Return the elements of one channel: height * width * LANES, and LANES unused ones if that is even,
+    because channels a power of two apart would compete for the same few lines of a cache."""
+    return ((space[0] * space[1]) | 1) * LANES
+
+
+@njit(cache=True)
+def pack(
+    weight: _Floats, packed: _Floats, groups: int, n_out: int, n_in: int, n_taps: int, tile: int, swap: bool
+) -> None:
+    """Write `weight` (groups * n_out, n_in, n_taps), or with `swap` its transpose in which each group maps
+    its outputs to its inputs, as (groups, tiles, n_taps, sources, tile) to `packed`, zeros filling tiles."""
+    n_to, n_from = (n_in, n_out) if swap else (n_out, n_in)
+    n_tiles = (n_to + tile - 1) // tile
+    for g in range(groups):
+        for j in range(n_tiles * tile):
+            base = ((g * n_tiles + j // tile) * n_taps) * n_from * tile + j % tile
+            for i in range(n_from):
+                o, c = (i, j) if swap else (j, i)
+                for t in range(n_taps):
+                    at = base + (t * n_from + i) * tile
+                    packed[at] = weight[((g * n_out + o) * n_in + c) * n_taps + t] if j < n_to else 0.0
+
+
+@njit(cache=True)
+def correlate4(
+    x: _Floats, packed: _Floats, bias: _Floats, out: _Floats, n_blocks: int, groups: int, n_in: int,
+    n_out: int, in_space: tuple[int, int], out_space: tuple[int, int], kernel_width: int,
+    row_at: _Ints, row_tap: _Ints, row_in: _Ints, col_at: _Ints, col_tap: _Ints, col_in: _Ints,
+) -> None:  # fmt: skip
+    """Write to `out` bias + the sum over taps; tiles of 4 output channels. n_in, n_out are per group."""
+    plane, out_plane = plane_size(in_space), plane_size(out_space)
+    n_tiles = (n_out + 3) // 4
+    tile_size = packed.size // (groups * n_tiles)
+    for b in range(n_blocks):
+        for g in range(groups):
+            x_base = (b * groups + g) * n_in * plane
+            for tile in range(n_tiles):
+                w_base = (g * n_tiles + tile) * tile_size
+                o = 4 * tile
+                last = n_out - 1 - o  # channels of this tile beyond it are not stored
+                first = g * n_out + o
+                for y in range(out_space[0]):
+                    for column in range(out_space[1]):
+                        a0 = splat(bias, first)
+                        a1 = splat(bias, first + min(1, last))
+                        a2 = splat(bias, first + min(2, last))
+                        a3 = splat(bias, first + min(3, last))
+                        b0, b1, b2, b3 = a0, a1, a2, a3
+                        for j in range(row_at[y], row_at[y + 1]):
+                            for i in range(col_at[column], col_at[column + 1]):
+                                w = w_base + (row_tap[j] * kernel_width + col_tap[i]) * n_in * 4
+                                p = x_base + (row_in[j] * in_space[1] + col_in[i]) * LANES
+                                for _ in range(n_in):
+                                    low, high = load(x, p), load(x, p + WIDTH)
+                                    s = splat(packed, w)
+                                    a0, b0 = fma(s, low, a0), fma(s, high, b0)
+                                    s = splat(packed, w + 1)
+                                    a1, b1 = fma(s, low, a1), fma(s, high, b1)
+                                    s = splat(packed, w + 2)
+                                    a2, b2 = fma(s, low, a2), fma(s, high, b2)
+                                    s = splat(packed, w + 3)
+                                    a3, b3 = fma(s, low, a3), fma(s, high, b3)
+                                    p += plane
+                                    w += 4
+                        at = (b * groups * n_out + first) * out_plane + (y * out_space[1] + column) * LANES
+                        store(out, at, a0)
+                        store(out, at + WIDTH, b0)
+                        if last >= 1:
+                            store(out, at + out_plane, a1)
+                            store(out, at + out_plane + WIDTH, b1)
+                        if last >= 2:
+                            store(out, at + 2 * out_plane, a2)
+                            store(out, at + 2 * out_plane + WIDTH, b2)
+                        if last >= 3:
+                            store(out, at + 3 * out_plane, a3)
+                            store(out, at + 3 * out_plane + WIDTH, b3)
+
+
+@njit(cache=True)
+def correlate6(
+    x: _Floats, packed: _Floats, bias: _Floats, out: _Floats, n_blocks: int, groups: int, n_in: int,
+    n_out: int, in_space: tuple[int, int], out_space: tuple[int, int], kernel_width: int,
+    row_at: _Ints, row_tap: _Ints, row_in: _Ints, col_at: _Ints, col_tap: _Ints, col_in: _Ints,
+) -> None:  # fmt: skip
+    """The same as :func:`correlate4` with tiles of 6 output channels; n_out must be a multiple of 6."""
+    plane, out_plane = plane_size(in_space), plane_size(out_space)
+    n_tiles = n_out // 6
+    tile_size = packed.size // (groups * n_tiles)
+    for b in range(n_blocks):
+        for g in range(groups):
+            x_base = (b * groups + g) * n_in * plane
+            for tile in range(n_tiles):
+                w_base = (g * n_tiles + tile) * tile_size
+                first = g * n_out + 6 * tile
+                for y in range(out_space[0]):
+                    for column in range(out_space[1]):
+                        a0, a1, a2 = splat(bias, first), splat(bias, first + 1), splat(bias, first + 2)
+                        a3, a4, a5 = splat(bias, first + 3), splat(bias, first + 4), splat(bias, first + 5)
+                        b0, b1, b2, b3, b4, b5 = a0, a1, a2, a3, a4, a5
+                        for j in range(row_at[y], row_at[y + 1]):
+                            for i in range(col_at[column], col_at[column + 1]):
+                                w = w_base + (row_tap[j] * kernel_width + col_tap[i]) * n_in * 6
+                                p = x_base + (row_in[j] * in_space[1] + col_in[i]) * LANES
+                                for _ in range(n_in):
+                                    low, high = load(x, p), load(x, p + WIDTH)
+                                    s = splat(packed, w)
+                                    a0, b0 = fma(s, low, a0), fma(s, high, b0)
+                                    s = splat(packed, w + 1)
+                                    a1, b1 = fma(s, low, a1), fma(s, high, b1)
+                                    s = splat(packed, w + 2)
+                                    a2, b2 = fma(s, low, a2), fma(s, high, b2)
+                                    s = splat(packed, w + 3)
+                                    a3, b3 = fma(s, low, a3), fma(s, high, b3)
+                                    s = splat(packed, w + 4)
+                                    a4, b4 = fma(s, low, a4), fma(s, high, b4)
+                                    s = splat(packed, w + 5)
+                                    a5, b5 = fma(s, low, a5), fma(s, high, b5)
+                                    p += plane
+                                    w += 6
+                        at = (b * groups * n_out + first) * out_plane + (y * out_space[1] + column) * LANES
+                        store(out, at, a0)
+                        store(out, at + WIDTH, b0)
+                        store(out, at + out_plane, a1)
+                        store(out, at + out_plane + WIDTH, b1)
+                        store(out, at + 2 * out_plane, a2)
+                        store(out, at + 2 * out_plane + WIDTH, b2)
+                        store(out, at + 3 * out_plane, a3)
+                        store(out, at + 3 * out_plane + WIDTH, b3)
+                        store(out, at + 4 * out_plane, a4)
+                        store(out, at + 4 * out_plane + WIDTH, b4)
+                        store(out, at + 5 * out_plane, a5)
+                        store(out, at + 5 * out_plane + WIDTH, b5)
+
+
+@njit(cache=True)
+def _inside(n_out: int, n_in: int, stride: int, shift: int, low: int, high: int) -> tuple[int, int]:
+    """Return the outputs of low..high-1, first and behind the last, whose input o * stride + shift exists."""
+    first = max(low, 0 if shift >= 0 else (-shift + stride - 1) // stride)
+    behind = (n_in - 1 - shift) // stride + 1 if n_in > shift else 0
+    return first, max(first, min(high, n_out, behind))
+
+
+@njit(cache=True)
+def weight_gradient(
+    x: _Floats, dy: _Floats, dw: _Floats, n_blocks: int, groups: int, n_in: int, n_out: int,
+    in_space: tuple[int, int], out_space: tuple[int, int], kernel: tuple[int, int],
+    stride: tuple[int, int], padding: tuple[int, int],
+) -> None:  # fmt: skip
+    """Add to `dw` (groups * n_out, n_in, taps) the sums of dy * x; tiles of 4 outputs and 3 inputs.
+
+    Where a tile reaches beyond the last channel it computes that channel again and stores it once.
+    """
+    plane, out_plane = plane_size(in_space), plane_size(out_space)
+    n_taps, step = kernel[0] * kernel[1], stride[1] * LANES
+    n_rows = max(1, _PIXELS // out_space[1])
+    for b in range(n_blocks):
+        for g in range(groups):
+            for top in range(0, out_space[0], n_rows):
+                for o in range(0, n_out, 4):
+                    o_last = n_out - 1 - o
+                    y0 = ((b * groups + g) * n_out + o) * out_plane
+                    y1, y2 = y0 + min(1, o_last) * out_plane, y0 + min(2, o_last) * out_plane
+                    y3 = y0 + min(3, o_last) * out_plane
+                    for tap in range(n_taps):
+                        sy, sx = tap // kernel[1] - padding[0], tap % kernel[1] - padding[1]
+                        row0, row1 = _inside(out_space[0], in_space[0], stride[0], sy, top, top + n_rows)
+                        col0, col1 = _inside(out_space[1], in_space[1], stride[1], sx, 0, out_space[1])
+                        for c in range(0, n_in, 3):
+                            c_last = n_in - 1 - c
+                            x0 = ((b * groups + g) * n_in + c) * plane
+                            x1, x2 = min(1, c_last) * plane, min(2, c_last) * plane
+                            a00, a01, a02 = zeros(x), zeros(x), zeros(x)
+                            a10, a11, a12, a20, a21, a22, a30, a31, a32 = (
+                                a00, a00, a00, a00, a00, a00, a00, a00, a00,
+                            )  # fmt: skip
+                            for row in range(row0, row1):
+                                q = (row * out_space[1] + col0) * LANES
+                                p = x0 + ((row * stride[0] + sy) * in_space[1] + col0 * stride[1] + sx) * LANES
+                                for _ in range(col1 - col0):
+                                    for half in range(0, LANES, WIDTH):
+                                        u, v, w = (
+                                            load(x, p + half), load(x, p + x1 + half), load(x, p + x2 + half)
+                                        )  # fmt: skip
+                                        d = load(dy, y0 + q + half)
+                                        a00, a01, a02 = fma(d, u, a00), fma(d, v, a01), fma(d, w, a02)
+                                        d = load(dy, y1 + q + half)
+                                        a10, a11, a12 = fma(d, u, a10), fma(d, v, a11), fma(d, w, a12)
+                                        d = load(dy, y2 + q + half)
+                                        a20, a21, a22 = fma(d, u, a20), fma(d, v, a21), fma(d, w, a22)
+                                        d = load(dy, y3 + q + half)
+                                        a30, a31, a32 = fma(d, u, a30), fma(d, v, a31), fma(d, w, a32)
+                                    p += step
+                                    q += LANES
+                            at = ((g * n_out + o) * n_in + c) * n_taps + tap
+                            _add3(dw, at, n_taps, c_last, a00, a01, a02)
+                            at += n_in * n_taps
+                            if o_last >= 1:
+                                _add3(dw, at, n_taps, c_last, a10, a11, a12)
+                            at += n_in * n_taps
+                            if o_last >= 2:
+                                _add3(dw, at, n_taps, c_last, a20, a21, a22)
+                            at += n_in * n_taps
+                            if o_last >= 3:
+                                _add3(dw, at, n_taps, c_last, a30, a31, a32)
+
+
+@njit(inline="always")
+def _add3(dw, at, step, last, a, b, c):  # type: ignore[no-untyped-def]
+    """Add the lane sums of three vectors to elements `step` apart, those behind the `last` left out."""
+    dw[at] += total(a)
+    if last >= 1:
+        dw[at + step] += total(b)
+    if last >= 2:
+        dw[at + 2 * step] += total(c)
+
+
+@njit(cache=True)
+def weight_gradient1(
+    x: _Floats, dy: _Floats, dw: _Floats, n_blocks: int, groups: int, n_in: int, n_out: int,
+    in_space: tuple[int, int], out_space: tuple[int, int], kernel: tuple[int, int],
+    stride: tuple[int, int], padding: tuple[int, int],
+) -> None:  # fmt: skip
+    """The same as :func:`weight_gradient` for one or two inputs: tiles of 6 outputs and 1 input."""
+    plane, out_plane = plane_size(in_space), plane_size(out_space)
+    n_taps, step = kernel[0] * kernel[1], stride[1] * LANES
+    n_rows = max(1, _PIXELS // out_space[1])
+    for b in range(n_blocks):
+        for g in range(groups):
+            for top in range(0, out_space[0], n_rows):
+                for o in range(0, n_out, 6):
+                    last = n_out - 1 - o
+                    y0 = ((b * groups + g) * n_out + o) * out_plane
+                    y1, y2 = y0 + min(1, last) * out_plane, y0 + min(2, last) * out_plane
+                    y3, y4 = y0 + min(3, last) * out_plane, y0 + min(4, last) * out_plane
+                    y5 = y0 + min(5, last) * out_plane
+                    for tap in range(n_taps):
+                        sy, sx = tap // kernel[1] - padding[0], tap % kernel[1] - padding[1]
+                        row0, row1 = _inside(out_space[0], in_space[0], stride[0], sy, top, top + n_rows)
+                        col0, col1 = _inside(out_space[1], in_space[1], stride[1], sx, 0, out_space[1])
+                        for c in range(n_in):
+                            x0 = ((b * groups + g) * n_in + c) * plane
+                            a0, a1, a2, a3, a4, a5 = zeros(x), zeros(x), zeros(x), zeros(x), zeros(x), zeros(x)
+                            b0, b1, b2, b3, b4, b5 = a0, a1, a2, a3, a4, a5
+                            for row in range(row0, row1):
+                                q = (row * out_space[1] + col0) * LANES
+                                p = x0 + ((row * stride[0] + sy) * in_space[1] + col0 * stride[1] + sx) * LANES
+                                for _ in range(col1 - col0):
+                                    u, v = load(x, p), load(x, p + WIDTH)
+                                    a0, b0 = fma(load(dy, y0 + q), u, a0), fma(load(dy, y0 + q + WIDTH), v, b0)
+                                    a1, b1 = fma(load(dy, y1 + q), u, a1), fma(load(dy, y1 + q + WIDTH), v, b1)
+                                    a2, b2 = fma(load(dy, y2 + q), u, a2), fma(load(dy, y2 + q + WIDTH), v, b2)
+                                    a3, b3 = fma(load(dy, y3 + q), u, a3), fma(load(dy, y3 + q + WIDTH), v, b3)
+                                    a4, b4 = fma(load(dy, y4 + q), u, a4), fma(load(dy, y4 + q + WIDTH), v, b4)
+                                    a5, b5 = fma(load(dy, y5 + q), u, a5), fma(load(dy, y5 + q + WIDTH), v, b5)
+                                    p += step
+                                    q += LANES
+                            at = ((g * n_out + o) * n_in + c) * n_taps + tap
+                            jump = n_in * n_taps
+                            _add3(dw, at, jump, last, add(a0, b0), add(a1, b1), add(a2, b2))
+                            if last >= 3:
+                                _add3(dw, at + 3 * jump, jump, last - 3, add(a3, b3), add(a4, b4), add(a5, b5))
+
+
+@njit(cache=True)
+def bias_gradient(dy: _Floats, db: _Floats, n_blocks: int, channels: int, space: tuple[int, int]) -> None:
+    """Add to `db` (channels,) the sums of `dy` over samples and pixels."""
+    for b in range(n_blocks):
+        for c in range(channels):
+            low, high = zeros(dy), zeros(dy)
+            at = (b * channels + c) * plane_size(space)
+            for _ in range(space[0] * space[1]):
+                low, high = add(low, load(dy, at)), add(high, load(dy, at + WIDTH))
+                at += LANES
+            db[c] += total(add(low, high))

@@ -1,0 +1,228 @@
+"""Dense layers, activations, dropout, changes of layout, and the ways to connect layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from ddlsim.errors import ConfigError
+from ddlsim.nn import map_kernels, row_kernels
+from ddlsim.nn.conv_kernels import plane_size
+from ddlsim.nn.pass_state import Array, Buffers, Layer, Pass, Slot
+
+__all__ = ["Chain", "Dense", "Dropout", "Elementwise", "Join", "Sum", "ToMaps", "ToRows"]
+
+
+@dataclass
+class Dense:
+    """y = x W^T + b on the last dimension; W has shape (units, features)."""
+
+    features: int
+    units: int
+    weight: Slot
+    bias: Slot | None
+    input_grad: bool
+    buffers: Buffers
+    x: Array = field(init=False)
+
+    def forward(self, x: Array, run: Pass) -> Array:
+        self.x = x.reshape(-1, self.features)
+        out = self.buffers.get("out", len(self.x), self.units)
+        np.dot(self.x, self.weight.of(run.params).T, out=out)
+        if self.bias is not None:
+            out += self.bias.of(run.params)
+        return out.reshape(len(x), -1)
+
+    def backward(self, dy: Array, run: Pass) -> Array | None:
+        rows, n_samples = dy.reshape(-1, self.units), len(dy)
+        product = self.buffers.get("dw", self.units, self.features)
+        np.dot(rows.T, self.x, out=product)
+        self.weight.of(run.into())[...] += product
+        if self.bias is not None:
+            self.bias.of(run.into())[...] += rows.sum(axis=0)
+        if not self.input_grad:
+            return None
+        dx = self.buffers.get("dx", len(rows), self.features)
+        np.dot(rows, self.weight.of(run.params), out=dx)
+        return dx.reshape(n_samples, -1)
+
+
+@dataclass
+class Elementwise:
+    """ReLU, tanh, sigmoid or GELU. ``in_place`` overwrites the input, which nobody else may need."""
+
+    kind: Literal["relu", "gelu", "tanh", "sigmoid"]
+    in_place: bool
+    buffers: Buffers
+    kept: Array = field(init=False)  # what the derivative is computed from: GELU's input, others' output
+
+    def forward(self, x: Array, run: Pass) -> Array:
+        out = x if self.in_place else self.buffers.get("out", *x.shape)
+        source, target = x.reshape(-1), out.reshape(-1)
+        if self.kind == "relu":
+            row_kernels.relu(source, target)
+        elif self.kind == "tanh":
+            np.tanh(source, out=target)
+        elif self.kind == "sigmoid":
+            row_kernels.sigmoid(source, target)
+        else:
+            row_kernels.gelu(source, target)
+        self.kept = x if self.kind == "gelu" else out
+        return out
+
+    def backward(self, dy: Array, run: Pass) -> Array | None:
+        multiply = {
+            "relu": row_kernels.relu_gradient,
+            "tanh": row_kernels.tanh_gradient,
+            "sigmoid": row_kernels.sigmoid_gradient,
+            "gelu": row_kernels.gelu_gradient,
+        }[self.kind]
+        multiply(self.kept.reshape(-1), dy.reshape(-1))
+        return dy
+
+
+@dataclass
+class Dropout:
+    """While training, x * mask / (1 - rate) with mask 0 at `rate` of the elements (Srivastava et al. 2014)."""
+
+    rate: float
+    buffers: Buffers
+
+    def forward(self, x: Array, run: Pass) -> Array:
+        if not run.training or self.rate == 0.0:
+            return x
+        if run.rng is None:
+            raise ConfigError("rng = None: the network has dropout; pass a numpy Generator to draw masks from")
+        self._mask = self.buffers.get("mask", *x.shape)
+        draws = run.rng.random(x.shape, dtype=np.float32)
+        np.multiply(draws >= self.rate, 1.0 / (1.0 - self.rate), out=self._mask)
+        out = self.buffers.get("out", *x.shape)
+        np.multiply(x, self._mask, out=out)
+        return out
+
+    def backward(self, dy: Array, run: Pass) -> Array | None:
+        if self.rate > 0.0:
+            dy *= self._mask
+        return dy
+
+
+@dataclass
+class ToMaps:
+    """From samples (n, channels * height * width) to maps (n_blocks, channels * plane)."""
+
+    channels: int
+    space: tuple[int, int]
+    input_grad: bool
+    buffers: Buffers
+
+    def forward(self, x: Array, run: Pass) -> Array:
+        out = self.buffers.get("out", run.n_blocks, self.channels * plane_size(self.space))
+        map_kernels.to_maps(x.reshape(-1), out.reshape(-1), run.n_samples, self.channels, self.space)
+        return out
+
+    def backward(self, dy: Array, run: Pass) -> Array | None:
+        if not self.input_grad:
+            return None
+        dx = self.buffers.get("dx", run.n_samples, self.channels * self.space[0] * self.space[1])
+        map_kernels.from_maps(dy.reshape(-1), dx.reshape(-1), run.n_samples, self.channels, self.space)
+        return dx
+
+
+@dataclass
+class ToRows:
+    """From maps to samples, each a row of (channels, height, width) in C order; this is also Flatten."""
+
+    channels: int
+    space: tuple[int, int]
+    input_grad: bool
+    buffers: Buffers
+
+    def forward(self, x: Array, run: Pass) -> Array:
+        out = self.buffers.get("out", run.n_samples, self.channels * self.space[0] * self.space[1])
+        map_kernels.from_maps(x.reshape(-1), out.reshape(-1), run.n_samples, self.channels, self.space)
+        return out
+
+    def backward(self, dy: Array, run: Pass) -> Array | None:
+        if not self.input_grad:
+            return None
+        dx = self.buffers.get("dx", run.n_blocks, self.channels * plane_size(self.space))
+        map_kernels.to_maps(dy.reshape(-1), dx.reshape(-1), run.n_samples, self.channels, self.space)
+        return dx
+
+
+@dataclass
+class Chain:
+    """One layer after the other; an empty chain is the identity."""
+
+    layers: Sequence[Layer]
+
+    def forward(self, x: Array, run: Pass) -> Array:
+        for layer in self.layers:
+            x = layer.forward(x, run)
+        return x
+
+    def backward(self, dy: Array, run: Pass) -> Array | None:
+        gradient: Array | None = dy
+        for layer in reversed(self.layers):
+            if gradient is None:
+                return None
+            gradient = layer.backward(gradient, run)
+        return gradient
+
+
+@dataclass
+class Sum:
+    """body(x) + shortcut(x) (He et al. 2016, section 3.2)."""
+
+    body: Chain
+    shortcut: Chain
+    buffers: Buffers
+
+    def forward(self, x: Array, run: Pass) -> Array:
+        first, second = self.body.forward(x, run), self.shortcut.forward(x, run)
+        out = self.buffers.get("out", *first.shape)
+        np.add(first, second, out=out)
+        return out
+
+    def backward(self, dy: Array, run: Pass) -> Array | None:
+        copy = self.buffers.get("dy", *dy.shape)
+        copy[...] = dy  # a layer may overwrite what it is given
+        first, second = self.body.backward(dy, run), self.shortcut.backward(copy, run)
+        if first is None or second is None:
+            return None
+        dx = self.buffers.get("dx", *first.shape)
+        np.add(first, second, out=dx)
+        return dx
+
+
+@dataclass
+class Join:
+    """The outputs of several chains on the same input, side by side."""
+
+    branches: Sequence[Chain]
+    buffers: Buffers
+
+    def forward(self, x: Array, run: Pass) -> Array:
+        outs = [branch.forward(x, run) for branch in self.branches]
+        self._cuts = np.cumsum([0, *(out.shape[1] for out in outs)])
+        joined = self.buffers.get("out", len(outs[0]), int(self._cuts[-1]))
+        np.concatenate(outs, axis=1, out=joined)
+        return joined
+
+    def backward(self, dy: Array, run: Pass) -> Array | None:
+        total: Array | None = None
+        for i, branch in enumerate(self.branches):
+            part = self.buffers.get(f"dy{i}", len(dy), int(self._cuts[i + 1] - self._cuts[i]))
+            part[...] = dy[:, self._cuts[i] : self._cuts[i + 1]]
+            dx = branch.backward(part, run)
+            if dx is None:
+                continue
+            if total is None:
+                total = self.buffers.get("dx", *dx.shape)
+                total[...] = dx
+            else:
+                total += dx
+        return total

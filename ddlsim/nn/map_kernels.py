@@ -1,0 +1,202 @@
+"""Compiled conversions, pooling and batch normalisation on activations of shape (n_blocks, channels, plane).
+
+The layout is that of :mod:`ddlsim.nn.conv_kernels`. Pooling windows come as tables, already cut to the input:
+output row y covers input rows ``row_from[y] .. row_to[y] - 1``, and so for columns.
+"""
+
+# mypy: disable-error-code="misc,untyped-decorator"
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from ddlsim.nn.conv_kernels import LANES, plane_size
+from ddlsim.nn.simd import WIDTH, add, blend_equal, fma, load, maximum, splat, store, zeros
+
+__all__ = [
+    "average_pool", "average_pool_gradient", "channel_sums", "from_maps", "max_pool", "max_pool_gradient",
+    "scale_channels", "scale_channels_gradient", "to_maps",
+]  # fmt: skip
+
+_Floats = npt.NDArray[np.floating]
+_Ints = npt.NDArray[np.int64]
+
+
+@njit(cache=True)
+def to_maps(x: _Floats, out: _Floats, n: int, channels: int, space: tuple[int, int]) -> None:
+    """Write samples (n, channels * height * width) to `out` (n_blocks, channels, plane), zeros behind n."""
+    pixels, plane = space[0] * space[1], plane_size(space)
+    for b in range((n + LANES - 1) // LANES):
+        valid = min(LANES, n - b * LANES)
+        for c in range(channels):
+            for pixel in range(pixels):
+                at = (b * channels + c) * plane + pixel * LANES
+                source = (b * LANES * channels + c) * pixels + pixel
+                for lane in range(valid):
+                    out[at + lane] = x[source + lane * channels * pixels]
+                for lane in range(valid, LANES):
+                    out[at + lane] = 0.0
+
+
+@njit(cache=True)
+def from_maps(x: _Floats, out: _Floats, n: int, channels: int, space: tuple[int, int]) -> None:
+    """Write maps (n_blocks, channels, plane) to samples `out` (n, channels * height * width)."""
+    pixels, plane = space[0] * space[1], plane_size(space)
+    for b in range((n + LANES - 1) // LANES):
+        for c in range(channels):
+            for pixel in range(pixels):
+                source = (b * channels + c) * plane + pixel * LANES
+                at = (b * LANES * channels + c) * pixels + pixel
+                for lane in range(min(LANES, n - b * LANES)):
+                    out[at + lane * channels * pixels] = x[source + lane]
+
+
+@njit(cache=True)
+def max_pool(
+    x: _Floats, out: _Floats, n_maps: int, in_space: tuple[int, int], out_space: tuple[int, int],
+    row_from: _Ints, row_to: _Ints, col_from: _Ints, col_to: _Ints,
+) -> None:  # fmt: skip
+    """Write the maximum of every window; n_maps = n_blocks * channels."""
+    for m in range(n_maps):
+        base, at = m * plane_size(in_space), m * plane_size(out_space)
+        for y in range(out_space[0]):
+            for column in range(out_space[1]):
+                first = base + (row_from[y] * in_space[1] + col_from[column]) * LANES
+                low, high = load(x, first), load(x, first + WIDTH)
+                for row in range(row_from[y], row_to[y]):
+                    for i in range(col_from[column], col_to[column]):
+                        p = base + (row * in_space[1] + i) * LANES
+                        low = maximum(low, load(x, p))
+                        high = maximum(high, load(x, p + WIDTH))
+                store(out, at, low)
+                store(out, at + WIDTH, high)
+                at += LANES
+
+
+@njit(cache=True)
+def max_pool_gradient(
+    x: _Floats, out: _Floats, dy: _Floats, dx: _Floats, n_maps: int, in_space: tuple[int, int],
+    out_space: tuple[int, int], row_from: _Ints, row_to: _Ints, col_from: _Ints, col_to: _Ints,
+) -> None:  # fmt: skip
+    """Write `dx`: each window's gradient goes to the first element that equals its maximum."""
+    none = zeros(x)
+    for m in range(n_maps):
+        base, at = m * plane_size(in_space), m * plane_size(out_space)
+        dx[base : base + plane_size(in_space)] = 0.0
+        for y in range(out_space[0]):
+            for column in range(out_space[1]):
+                for half in range(0, LANES, WIDTH):
+                    top, left = load(out, at + half), load(dy, at + half)
+                    for row in range(row_from[y], row_to[y]):
+                        for i in range(col_from[column], col_to[column]):
+                            p = base + (row * in_space[1] + i) * LANES + half
+                            value = load(x, p)
+                            store(dx, p, add(load(dx, p), blend_equal(value, top, left, none)))
+                            left = blend_equal(value, top, none, left)
+                at += LANES
+
+
+@njit(cache=True)
+def average_pool(
+    x: _Floats, out: _Floats, n_maps: int, in_space: tuple[int, int], out_space: tuple[int, int],
+    row_from: _Ints, row_to: _Ints, col_from: _Ints, col_to: _Ints, row_share: _Floats, col_share: _Floats,
+) -> None:  # fmt: skip
+    """Write the sum of every window times row_share[y] * col_share[x]."""
+    share = np.empty(1, x.dtype)
+    for m in range(n_maps):
+        base, at = m * plane_size(in_space), m * plane_size(out_space)
+        for y in range(out_space[0]):
+            for column in range(out_space[1]):
+                share[0] = row_share[y] * col_share[column]
+                low, high = zeros(x), zeros(x)
+                for row in range(row_from[y], row_to[y]):
+                    for i in range(col_from[column], col_to[column]):
+                        p = base + (row * in_space[1] + i) * LANES
+                        low, high = add(low, load(x, p)), add(high, load(x, p + WIDTH))
+                store(out, at, fma(low, splat(share, 0), zeros(x)))
+                store(out, at + WIDTH, fma(high, splat(share, 0), zeros(x)))
+                at += LANES
+
+
+@njit(cache=True)
+def average_pool_gradient(
+    dy: _Floats, dx: _Floats, n_maps: int, in_space: tuple[int, int], out_space: tuple[int, int],
+    row_from: _Ints, row_to: _Ints, col_from: _Ints, col_to: _Ints, row_share: _Floats, col_share: _Floats,
+) -> None:  # fmt: skip
+    """Write `dx`: each window's gradient, times its share, goes to all of its elements."""
+    share = np.empty(1, dy.dtype)
+    for m in range(n_maps):
+        base, at = m * plane_size(in_space), m * plane_size(out_space)
+        dx[base : base + plane_size(in_space)] = 0.0
+        for y in range(out_space[0]):
+            for column in range(out_space[1]):
+                share[0] = row_share[y] * col_share[column]
+                factor, low, high = splat(share, 0), load(dy, at), load(dy, at + WIDTH)
+                for row in range(row_from[y], row_to[y]):
+                    for i in range(col_from[column], col_to[column]):
+                        p = base + (row * in_space[1] + i) * LANES
+                        store(dx, p, fma(low, factor, load(dx, p)))
+                        store(dx, p + WIDTH, fma(high, factor, load(dx, p + WIDTH)))
+                at += LANES
+
+
+@njit(cache=True)
+def channel_sums(
+    a: _Floats, b: _Floats, shift_a: _Floats, scale_b: _Floats, shift_b: _Floats,
+    sums: npt.NDArray[np.float64], n: int, channels: int, space: tuple[int, int],
+) -> None:  # fmt: skip
+    """Write to `sums` (channels,) the sums over samples and pixels of (a + shift_a) * (b * scale_b + shift_b).
+
+    Shifts and scales are per channel. Lanes behind sample n are left out; planes are added up in float64.
+    """
+    lanes = np.empty(LANES, a.dtype)
+    sums[:] = 0.0
+    for block in range((n + LANES - 1) // LANES):
+        for c in range(channels):
+            at = (block * channels + c) * plane_size(space)
+            low, high = zeros(a), zeros(a)
+            u, v, w = splat(shift_a, c), splat(scale_b, c), splat(shift_b, c)
+            for _ in range(space[0] * space[1]):
+                low = fma(add(load(a, at), u), fma(load(b, at), v, w), low)
+                at += WIDTH
+                high = fma(add(load(a, at), u), fma(load(b, at), v, w), high)
+                at += WIDTH
+            store(lanes, 0, low)
+            store(lanes, WIDTH, high)
+            for lane in range(min(LANES, n - block * LANES)):
+                sums[c] += lanes[lane]
+
+
+@njit(cache=True)
+def scale_channels(
+    x: _Floats, out: _Floats, scale: _Floats, shift: _Floats, n_blocks: int, channels: int,
+    space: tuple[int, int],
+) -> None:  # fmt: skip
+    """Write out = x * scale + shift, both per channel."""
+    for m in range(n_blocks * channels):
+        factor, offset = splat(scale, m % channels), splat(shift, m % channels)
+        at = m * plane_size(space)
+        for _ in range(2 * space[0] * space[1]):
+            store(out, at, fma(load(x, at), factor, offset))
+            at += WIDTH
+
+
+@njit(cache=True)
+def scale_channels_gradient(
+    dy: _Floats, x: _Floats, dx: _Floats, on_dy: _Floats, on_x: _Floats, shift: _Floats, n: int,
+    channels: int, space: tuple[int, int],
+) -> None:  # fmt: skip
+    """Write dx = dy * on_dy + x * on_x + shift, all per channel, and zeros in the lanes behind sample n."""
+    for m in range((n + LANES - 1) // LANES * channels):
+        c, at = m % channels, m * plane_size(space)
+        p, q, r = splat(on_dy, c), splat(on_x, c), splat(shift, c)
+        for _ in range(2 * space[0] * space[1]):
+            store(dx, at, fma(load(dy, at), p, fma(load(x, at), q, r)))
+            at += WIDTH
+        valid = n - m // channels * LANES
+        if valid < LANES:
+            for pixel in range(space[0] * space[1]):
+                start = m * plane_size(space) + pixel * LANES
+                dx[start + valid : start + LANES] = 0.0

@@ -1,0 +1,91 @@
+"""What one forward and backward pass carries from layer to layer, and the buffers that layers keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.nn.conv_kernels import LANES
+
+__all__ = ["Array", "Buffers", "Layer", "Pass", "Slot"]
+
+Array = npt.NDArray[np.floating]
+_ALIGNMENT = 64  # bytes of a cache line, which is also LANES numbers of 4 bytes
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a named tensor lies in the flat vector: elements ``start .. stop - 1``, in C order of `shape`."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    def of(self, flat: Array) -> Array:
+        """Return the tensor as a view of the flat vector."""
+        return flat[self.start : self.stop].reshape(self.shape)
+
+    def flat(self, flat: Array) -> Array:
+        """Return the tensor's elements as a flat view."""
+        return flat[self.start : self.stop]
+
+
+@dataclass
+class Pass:
+    """One pass over some samples. ``gradient`` is added to; ``state`` (running statistics) written to.
+
+    ``training`` chooses batch statistics and dropout. ``n_samples`` may be less than the lanes hold.
+    """
+
+    params: Array
+    n_samples: int
+    training: bool
+    gradient: Array | None = None
+    state: Array | None = None
+    rng: np.random.Generator | None = None
+
+    @property
+    def n_blocks(self) -> int:
+        return -(-self.n_samples // LANES)
+
+    def into(self) -> Array:
+        """Return the gradient to add to (there is one in every backward pass)."""
+        assert self.gradient is not None
+        return self.gradient
+
+
+@dataclass
+class Buffers:
+    """Arrays that a layer keeps from pass to pass: allocating them anew costs more than small layers do."""
+
+    dtype: np.dtype[np.floating]
+    _kept: dict[str, Array] = field(default_factory=dict)
+
+    def get(self, name: str, rows: int, columns: int) -> Array:
+        """Return an array of shape (rows, columns); what it holds is left from its last use, or 0."""
+        size = rows * columns
+        kept = self._kept.get(name)
+        if kept is None or kept.size < size:
+            raw = np.zeros(size + _ALIGNMENT // self.dtype.itemsize, self.dtype)
+            offset = -raw.ctypes.data % _ALIGNMENT // self.dtype.itemsize
+            kept = self._kept[name] = raw[offset : offset + size]
+        return kept[:size].reshape(rows, columns)
+
+
+class Layer(Protocol):
+    """Anything that a pass goes through. Activations have shape (samples or blocks of them, elements)."""
+
+    def forward(self, x: Array, run: Pass) -> Array:
+        """Return the output for the input `x`, which stays as it is until the backward pass."""
+        ...
+
+    def backward(self, dy: Array, run: Pass) -> Array | None:
+        """Add to the gradient, return that of the input, or None where nothing before it learns.
+
+        `dy` may be overwritten.
+        """
+        ...
