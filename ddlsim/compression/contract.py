@@ -1,0 +1,163 @@
+"""What a compressor is: the protocol, what it says about itself, and the checks that all of them share.
+
+A gradient is a flat float32 vector, shape (n,). A compressor is a frozen dataclass whose methods are pure:
+memory (residuals, momentum, PowerSGD's Q) goes in and comes out as `state`, chance comes from the `rng` passed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.errors import ConfigError
+
+__all__ = [
+    "Bytes",
+    "Collective",
+    "Combines",
+    "Compressor",
+    "Indices",
+    "Payload",
+    "Settles",
+    "Traits",
+    "TwoRounds",
+    "Vector",
+    "check_density",
+    "check_gradient",
+    "count",
+    "require",
+]
+
+Vector = npt.NDArray[np.float32]
+Indices = npt.NDArray[np.int32]
+Bytes = npt.NDArray[np.uint8]
+
+#: all_reduce: payloads are linear, so the network may sum them on the way.
+#: all_gather: every worker gets every payload and decodes them all; traffic grows with the workers.
+#: majority_vote: each worker sends signs up and gets the signs of the majority down.
+#: gtopk_tree: sparse payloads are merged pairwise up a binomial tree, cut to k each time, then broadcast.
+Collective = Literal["all_reduce", "all_gather", "majority_vote", "gtopk_tree"]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a compressor says about itself.
+
+    collective    how the payloads of several workers come together
+    n_rounds      messages per exchange; a second one depends on the combination of the first (TwoRounds)
+    unbiased      the expectation of decode(encode(g)) is g
+    not_summable  why payloads cannot be added on the way; empty when `collective` is "all_reduce"
+    no_feedback   why ErrorFeedback must not wrap it; empty when it may
+    """
+
+    collective: Collective
+    n_rounds: int = 1
+    unbiased: bool = False
+    not_summable: str = ""
+    no_feedback: str = ""
+
+
+class Payload(Protocol):
+    """One message: a frozen dataclass of the arrays that travel, packed as they travel.
+
+    Array lengths and `n` (or other plain ints) are known to every worker beforehand and cost nothing, and so do
+    the arrays that a class documents as *agreed*: every worker has computed the same ones already.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire: those of the buffers, without the agreed ones."""
+
+
+P = TypeVar("P")
+P_contra = TypeVar("P_contra", contravariant=True)
+S = TypeVar("S")
+
+
+@runtime_checkable
+class Compressor(Protocol[S, P]):
+    """The protocol; S is the type of its state, P of its payload (a :class:`Payload`)."""
+
+    @property
+    def traits(self) -> Traits:
+        """The collective it needs and what may be done with it."""
+
+    def init(self, n: int, seed: int = 0) -> S:
+        """Return a worker's first state for gradients of n elements. Workers must pass the same `seed`."""
+
+    def encode(self, gradient: Vector, state: S, rng: np.random.Generator) -> tuple[P, S]:
+        """Return the (first) message for `gradient`, shape (n,), and the next state; changes no argument."""
+
+    def decode(self, payload: P) -> Vector:
+        """Return the gradient, shape (n,), that the payload of the last round stands for."""
+
+    def expected_nbytes(self, n: int, step: int = 0) -> tuple[int, ...] | None:
+        """Return the bytes of each round's message at a worker's encode number `step` (from 0).
+
+        Exact, so a run without values knows its traffic. None when the size depends on the values.
+        """
+
+
+@runtime_checkable
+class Combines(Protocol[P]):
+    """A compressor of any collective but all_gather: what comes of several payloads is a payload again."""
+
+    def combine(self, payloads: Sequence[P]) -> P:
+        """Return what every worker receives for all workers' `payloads` (one or more, in rank order)."""
+
+
+@runtime_checkable
+class TwoRounds(Protocol[S, P]):
+    """The second half of a compressor whose traits say ``n_rounds = 2``."""
+
+    def follow_up(self, combined: P, state: S) -> tuple[P, S]:
+        """Return the second message, given the mean of all workers' first ones, and the next state."""
+
+
+@runtime_checkable
+class Settles(Protocol[S, P_contra]):
+    """A compressor whose memory depends on what came out of the collective."""
+
+    def settle(self, payload: P_contra, mean: Vector, state: S) -> S:
+        """Return the state after the exchange gave `mean`, shape (n,), for this worker's last `payload`."""
+
+
+def require(ok: bool, kind: str, field: str, value: object, rule: str) -> None:
+    """Raise the ConfigError of a compressor's field that breaks its rule."""
+    if not ok:
+        raise ConfigError(f"{kind}: {field} = {value!r}: must be {rule}")
+
+
+def check_density(kind: str, density: float) -> None:
+    """Raise ConfigError unless 0 < density <= 1."""
+    require(0.0 < density <= 1.0, kind, "density", density, "above 0 and at most 1 (0.01 sends 1 %)")
+
+
+def count(density: float, n: int) -> int:
+    """Return k, how many of n elements a density keeps: the nearest whole number, at least 1 (0 for n = 0)."""
+    return min(n, max(1, round(density * n)))
+
+
+def check_gradient(gradient: Vector, n: int | None = None) -> None:
+    """Raise ConfigError unless `gradient` is a finite float32 vector (of n elements)."""
+    if gradient.ndim != 1 or gradient.dtype != np.float32:
+        raise ConfigError(
+            f"gradient: shape {gradient.shape}, {gradient.dtype}: must be a flat float32 vector; "
+            "pass gradient.ravel().astype(np.float32)"
+        )
+    if n is not None and gradient.size != n:
+        raise ConfigError(
+            f"gradient: {gradient.size} elements, but the state is for {n}; call init({gradient.size})"
+        )
+    # A sum is finite unless an element is not, or it overflows: then look closer.
+    if not math.isfinite(float(gradient.sum(dtype=np.float64))) and not np.isfinite(gradient).all():
+        bad = np.flatnonzero(~np.isfinite(gradient))
+        raise ConfigError(
+            f"gradient: {bad.size} of {gradient.size} elements are NaN or infinite, the first at {bad[0]}: "
+            "they cannot be compressed; lower the learning rate or clip the gradients"
+        )

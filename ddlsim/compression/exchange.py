@@ -1,0 +1,146 @@
+"""What the workers hold after an exchange, and the bytes that each of them sent for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.compression.contract import Collective, Combines, Compressor, Payload, Settles, TwoRounds, Vector
+from ddlsim.compression.payloads import SparsePayload
+from ddlsim.errors import ConfigError
+
+__all__ = ["Exchange", "aggregate", "average", "exchange", "sent_nbytes", "settle"]
+
+P = TypeVar("P", bound=Payload)
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+def average(compressor: Compressor[S, P], payloads: Sequence[P]) -> P:
+    """Return the payload that an all-reduce gives every worker: the mean of `payloads`.
+
+    Raises ConfigError for a compressor whose payloads cannot be summed, saying why and what to use instead.
+    """
+    if not isinstance(compressor, Combines) or compressor.traits.collective != "all_reduce":
+        traits = compressor.traits
+        raise ConfigError(
+            f"{_name(compressor)}: its payloads cannot be summed by an all-reduce: {traits.not_summable}; "
+            f"use its own collective, {traits.collective!r}"
+        )
+    if len({payload.nbytes for payload in payloads}) != 1:
+        raise ConfigError(
+            f"{_name(compressor)}: payloads of different sizes; workers must be at the same step"
+        )
+    combined: P = compressor.combine(payloads)
+    return combined
+
+
+def aggregate(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:
+    """Return the mean gradient, shape (n,), of all workers' payloads (of the last round) by its collective.
+
+    For "majority_vote" it is the sign of the sum of signs, and for "gtopk_tree" the merged sum divided by the
+    number of workers.
+    """
+    if not payloads:
+        raise ConfigError(f"{_name(compressor)}: no payloads to aggregate; give those of at least one worker")
+    collective = compressor.traits.collective
+    if collective == "all_reduce":
+        return compressor.decode(average(compressor, payloads))
+    if collective == "all_gather":
+        return _gather(compressor, payloads)
+    assert isinstance(compressor, Combines), f"{collective} promises combine"
+    return compressor.decode(compressor.combine(payloads))
+
+
+def settle(compressor: Compressor[S, P], payload: P, mean: Vector, state: S) -> S:
+    """Return a worker's state after the exchange of its `payload` gave `mean`, shape (n,).
+
+    Call it once per exchange: PowerSGD takes its next Q from the mean, and error feedback around gTop-k takes
+    back what the tree dropped. The state of other compressors passes unchanged.
+    """
+    if not isinstance(compressor, Settles):
+        return state
+    settled: S = compressor.settle(payload, mean, state)
+    return settled
+
+
+@dataclass(frozen=True)
+class Exchange(Generic[S]):
+    """mean    (n,) the gradient that every worker ends with
+    states  every worker's next state
+    nbytes  (n_rounds, n_workers) size of each worker's message in each round
+    sent    (n_workers,) bytes that each worker sends in all, by :func:`sent_nbytes`
+    """
+
+    mean: Vector
+    states: list[S]
+    nbytes: npt.NDArray[np.float64]
+    sent: npt.NDArray[np.float64]
+
+
+def exchange(
+    compressor: Compressor[S, P],
+    gradients: Sequence[Vector],
+    states: Sequence[S],
+    rngs: Sequence[np.random.Generator],
+) -> Exchange[S]:
+    """Exchange the gradients of all workers, given one gradient, state and random stream for each.
+
+    With one worker this is what a parameter server (or a worker, of the server's answer) receives.
+    """
+    encoded = [compressor.encode(*each) for each in zip(gradients, states, rngs, strict=True)]
+    rounds = [[payload for payload, _ in encoded]]
+    if compressor.traits.n_rounds == 2:
+        assert isinstance(compressor, TwoRounds), "n_rounds = 2 promises follow_up"
+        combined = average(compressor, rounds[0])
+        encoded = [compressor.follow_up(combined, state) for _, state in encoded]
+        rounds.append([payload for payload, _ in encoded])
+    mean = aggregate(compressor, rounds[-1])
+    after = [settle(compressor, payload, mean, state) for payload, state in encoded]
+    nbytes = np.array([[float(payload.nbytes) for payload in payloads] for payloads in rounds])
+    sent = [sent_nbytes(compressor.traits.collective, sizes) for sizes in nbytes]
+    return Exchange(mean, after, nbytes, np.sum(sent, axis=0))
+
+
+def sent_nbytes(
+    collective: Collective, nbytes: Sequence[float] | npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Return the bytes that each worker sends, shape (n_workers,), when their messages have sizes `nbytes`.
+
+    all_reduce     2 (N - 1)/N S: a ring or any bandwidth-optimal algorithm
+    all_gather     ring: a worker passes on every payload except its successor's, (N - 1) S for equal sizes
+    majority_vote  2 (N - 1)/N S: each worker counts the votes of one N-th of the coordinates
+    gtopk_tree     S per edge of the binomial tree, once up and once down: rank 0 sends ceil(log2 N) S
+    """
+    sizes = np.asarray(nbytes, np.float64)
+    n_workers = sizes.size
+    if collective == "all_gather":
+        return sizes.sum() - np.roll(sizes, -1) if n_workers > 1 else np.zeros(1)
+    if collective == "gtopk_tree":
+        ranks = np.arange(n_workers)
+        edges = [(rank, rank - (rank & -rank)) for rank in range(1, n_workers)]
+        sends = np.bincount([end for edge in edges for end in edge], minlength=n_workers)
+        return sends[ranks] * sizes
+    return 2.0 * (n_workers - 1) / n_workers * sizes
+
+
+def _name(compressor: Compressor[S, P]) -> str:
+    inner = getattr(compressor, "inner", None)
+    name = type(compressor).__name__
+    return name if inner is None else f"{name}({type(inner).__name__})"
+
+
+def _gather(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:
+    total = np.zeros(0)
+    for payload in payloads:
+        if isinstance(payload, SparsePayload):  # adds k numbers, not n
+            total = total if total.size else np.zeros(payload.n)
+            total[payload.indices] += payload.values
+        else:
+            values = compressor.decode(payload)
+            total = total + values if total.size else values.astype(np.float64)
+    return (total / len(payloads)).astype(np.float32)

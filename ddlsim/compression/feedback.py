@@ -1,0 +1,91 @@
+"""Error feedback: what a compressor leaves out is added to the next gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar, cast
+
+import numpy as np
+
+from ddlsim.compression.contract import (
+    Combines,
+    Compressor,
+    Settles,
+    Traits,
+    TwoRounds,
+    Vector,
+    check_gradient,
+)
+from ddlsim.errors import ConfigError
+
+__all__ = ["ErrorFeedback", "FeedbackState"]
+
+P = TypeVar("P")
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class FeedbackState(Generic[S]):
+    """residual  (n,) what was not sent so far; between two rounds, what the exchange is to send
+    inner     the state of the wrapped compressor
+    """
+
+    residual: Vector
+    inner: S
+
+
+@dataclass(frozen=True)
+class ErrorFeedback(Generic[S, P]):
+    """Send ``C(g + e)`` and keep ``e <- g + e - decode(C(g + e))`` (Seide et al. 2014; Karimireddy et al. 2019).
+
+    Nothing is lost: the sum of what a worker sent plus its residual is the sum of its gradients. Raises
+    ConfigError around a compressor whose traits say why that would be wrong.
+    """
+
+    inner: Compressor[S, P]
+
+    def __post_init__(self) -> None:
+        if self.inner.traits.no_feedback:
+            name = type(self.inner).__name__
+            raise ConfigError(f"ErrorFeedback({name}): {self.inner.traits.no_feedback}")
+
+    @property
+    def traits(self) -> Traits:
+        return replace(
+            self.inner.traits, unbiased=False, no_feedback="it has error feedback already; wrap it once"
+        )
+
+    def init(self, n: int, seed: int = 0) -> FeedbackState[S]:
+        return FeedbackState(np.zeros(n, np.float32), self.inner.init(n, seed))
+
+    def encode(
+        self, gradient: Vector, state: FeedbackState[S], rng: np.random.Generator
+    ) -> tuple[P, FeedbackState[S]]:
+        check_gradient(gradient, state.residual.size)
+        corrected = gradient + state.residual
+        payload, inner = self.inner.encode(corrected, state.inner, rng)
+        if self.traits.n_rounds == 1:
+            corrected -= self.inner.decode(payload)
+        return payload, FeedbackState(corrected, inner)
+
+    def follow_up(self, combined: P, state: FeedbackState[S]) -> tuple[P, FeedbackState[S]]:
+        payload, inner = cast(TwoRounds[S, P], self.inner).follow_up(combined, state.inner)
+        return payload, FeedbackState(state.residual - self.inner.decode(payload), inner)
+
+    def settle(self, payload: P, mean: Vector, state: FeedbackState[S]) -> FeedbackState[S]:
+        residual, inner = state.residual, state.inner
+        if self.traits.collective == "gtopk_tree":  # what the tree dropped was not sent after all
+            residual = residual + np.where(mean == 0.0, self.inner.decode(payload), np.float32(0.0))
+        if isinstance(self.inner, Settles):
+            inner = self.inner.settle(payload, mean, inner)
+        return FeedbackState(residual, inner)
+
+    def decode(self, payload: P) -> Vector:
+        return self.inner.decode(payload)
+
+    def combine(self, payloads: Sequence[P]) -> P:
+        return cast(Combines[P], self.inner).combine(payloads)
+
+    def expected_nbytes(self, n: int, step: int = 0) -> tuple[int, ...] | None:
+        return self.inner.expected_nbytes(n, step)

@@ -1,0 +1,175 @@
+"""PowerSGD: every matrix of the gradient as the product of two thin ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddlsim.compression.contract import Traits, Vector, check_gradient, require
+from ddlsim.compression.payloads import mean
+from ddlsim.errors import ConfigError
+
+__all__ = ["LowRankPayload", "PowerSGD", "PowerSGDState"]
+
+
+@dataclass(frozen=True)
+class LowRankPayload:
+    """Round 1: `sent` holds the left factors P. Round 2: `sent` holds the right factors Q, then the vectors.
+
+    left  () in round 1; in round 2 the agreed, orthonormal left factors, which every worker computed from
+          round 1 and which do not travel
+    """
+
+    sent: Vector
+    left: tuple[Vector, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return self.sent.nbytes
+
+
+@dataclass(frozen=True)
+class PowerSGDState:
+    """right    one (columns, rank) float32 per matrix: the Q that the next exchange starts from
+    pending  (n,) the gradient between the two rounds
+    """
+
+    right: tuple[Vector, ...]
+    pending: Vector | None = None
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """Where a matrix lies in the flat gradient."""
+
+    start: int
+    rows: int
+    columns: int
+    rank: int
+
+    def of(self, flat: Vector) -> Vector:
+        return flat[self.start : self.start + self.rows * self.columns].reshape(self.rows, self.columns)
+
+
+@dataclass(frozen=True)
+class PowerSGD:
+    """One step of subspace iteration from the last exchange's Q (Vogels et al. 2019, algorithm 1).
+
+    ``P = M Q``, all-reduce P, orthonormalise it, ``Q = M^T P``, all-reduce Q, ``M ~ P Q^T``.
+
+    rank    r of the factors; less where a matrix has fewer rows or columns
+    shapes  name -> shape of every tensor, in the order in which they lie in the flat gradient. A tensor of two
+            or more axes is a matrix of shape[0] rows, as in the paper; others travel whole in round 2.
+
+    Linear, hence all-reduce. Biased: wrap it in ErrorFeedback.
+    """
+
+    rank: int
+    shapes: Mapping[str, tuple[int, ...]]
+    traits = Traits("all_reduce", n_rounds=2)
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 1, "PowerSGD", "rank", self.rank, "at least 1")
+        for name, shape in self.shapes.items():
+            require(
+                all(axis >= 1 for axis in shape), "PowerSGD", f"shapes[{name!r}]", shape, "axes of at least 1"
+            )
+
+    def init(self, n: int, seed: int = 0) -> PowerSGDState:
+        total = sum(math.prod(shape) for shape in self.shapes.values())
+        if total != n:
+            raise ConfigError(
+                f"PowerSGD: shapes have {total} elements, the gradient {n}; "
+                "give the shape of every tensor in the flat vector, in its order"
+            )
+        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, self.rank])))
+        draws = [rng.standard_normal((m.columns, m.rank)).astype(np.float32) for m in self._matrices()]
+        return PowerSGDState(tuple(draws))
+
+    def encode(
+        self, gradient: Vector, state: PowerSGDState, rng: np.random.Generator
+    ) -> tuple[LowRankPayload, PowerSGDState]:
+        check_gradient(gradient, self._n())
+        factors = [m.of(gradient) @ q for m, q in zip(self._matrices(), state.right, strict=True)]
+        return LowRankPayload(_flat(factors), ()), PowerSGDState(state.right, gradient.copy())
+
+    def follow_up(
+        self, combined: LowRankPayload, state: PowerSGDState
+    ) -> tuple[LowRankPayload, PowerSGDState]:
+        assert state.pending is not None, "encode comes before follow_up"
+        matrices = self._matrices()
+        factors = _split(combined.sent, [(m.rows, m.rank) for m in matrices])
+        left = tuple(np.linalg.qr(factor)[0] for factor in factors)
+        right = [m.of(state.pending).T @ p for m, p in zip(matrices, left, strict=True)]
+        vectors = [state.pending[start:stop] for start, stop in self._vectors()]
+        return LowRankPayload(_flat(right + vectors), left), PowerSGDState(state.right)
+
+    def decode(self, payload: LowRankPayload) -> Vector:
+        out = np.empty(self._n(), np.float32)
+        matrices, vectors = self._matrices(), self._vectors()
+        shapes = [(m.columns, m.rank) for m in matrices] + [(stop - start,) for start, stop in vectors]
+        parts = _split(payload.sent, shapes)
+        for m, p, q in zip(matrices, payload.left, parts, strict=False):
+            m.of(out)[:] = p @ q.T
+        for (start, stop), values in zip(vectors, parts[len(matrices) :], strict=True):
+            out[start:stop] = values
+        return out
+
+    def combine(self, payloads: Sequence[LowRankPayload]) -> LowRankPayload:
+        return LowRankPayload(mean([payload.sent for payload in payloads]), payloads[0].left)
+
+    def settle(self, payload: LowRankPayload, mean: Vector, state: PowerSGDState) -> PowerSGDState:
+        """Return the state whose Q is the mean Q, orthonormalised (only its span matters).
+
+        The mean is ``P Q^T`` with orthonormal P, so ``mean^T P`` is the mean Q. Where that is zero, the old Q
+        stays, or no later gradient could be seen.
+        """
+        right = []
+        for m, p, old in zip(self._matrices(), payload.left, state.right, strict=True):
+            q = m.of(mean).T @ p
+            right.append(np.linalg.qr(q)[0] if q.any() else old)
+        return PowerSGDState(tuple(right))
+
+    def expected_nbytes(self, n: int, step: int = 0) -> tuple[int, ...]:
+        matrices = self._matrices()
+        whole = sum(stop - start for start, stop in self._vectors())
+        first = sum(m.rows * m.rank for m in matrices)
+        return (4 * first, 4 * (sum(m.columns * m.rank for m in matrices) + whole))
+
+    def _n(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def _matrices(self) -> list[_Matrix]:
+        found, start = [], 0
+        for shape in self.shapes.values():
+            size = math.prod(shape)
+            if len(shape) >= 2:
+                rows, columns = shape[0], size // shape[0]
+                found.append(_Matrix(start, rows, columns, min(self.rank, rows, columns)))
+            start += size
+        return found
+
+    def _vectors(self) -> list[tuple[int, int]]:
+        found, start = [], 0
+        for shape in self.shapes.values():
+            size = math.prod(shape)
+            if len(shape) < 2:
+                found.append((start, start + size))
+            start += size
+        return found
+
+
+def _flat(arrays: Sequence[Vector]) -> Vector:
+    return np.concatenate([array.ravel() for array in arrays]) if arrays else np.zeros(0, np.float32)
+
+
+def _split(flat: Vector, shapes: Sequence[tuple[int, ...]]) -> list[Vector]:
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    return (
+        [part.reshape(shape) for part, shape in zip(np.split(flat, ends[:-1]), shapes, strict=True)]
+        if shapes
+        else []
+    )

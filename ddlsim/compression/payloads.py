@@ -1,0 +1,91 @@
+"""Messages that several compressors use: dense vectors, sparse ones, and values at agreed coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.compression.contract import Bytes, Indices, Vector
+from ddlsim.errors import ConfigError
+
+__all__ = ["AlignedPayload", "DensePayload", "SparsePayload", "mean", "pack", "scatter", "unpack"]
+
+
+@dataclass(frozen=True)
+class DensePayload:
+    """Every element: float32, or float16, or the upper half of a float32 (bfloat16) as uint16."""
+
+    values: Vector | npt.NDArray[np.float16] | npt.NDArray[np.uint16]
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
+
+@dataclass(frozen=True)
+class SparsePayload:
+    """`values` (k,) at the distinct, ascending coordinates `indices` (k,) of a vector of n elements."""
+
+    n: int
+    indices: Indices
+    values: Vector
+
+    @property
+    def nbytes(self) -> int:
+        return self.indices.nbytes + self.values.nbytes
+
+
+@dataclass(frozen=True)
+class AlignedPayload:
+    """`values` (k,) at coordinates that every worker knows: `indices` (k,) are agreed and do not travel."""
+
+    n: int
+    indices: Indices
+    values: Vector
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
+
+def scatter(n: int, indices: Indices, values: Vector) -> Vector:
+    """Return the vector, shape (n,), with `values` at `indices` and 0 elsewhere."""
+    out = np.zeros(n, np.float32)
+    out[indices] = values
+    return out
+
+
+def mean(vectors: Sequence[Vector]) -> Vector:
+    """Return the mean of arrays of one shape: summed in float64 in the order given, rounded once."""
+    total = vectors[0].astype(np.float64)
+    for vector in vectors[1:]:
+        total += vector
+    return (total / len(vectors)).astype(np.float32)
+
+
+def pack(codes: npt.NDArray[np.unsignedinteger], width: int) -> Bytes:
+    """Return `codes` (n,), each below 2**width, as ceil(n * width / 8) bytes, first code first, high bit first.
+
+    Raises ConfigError when a code needs more than `width` bits or `width` is not in 1..32.
+    """
+    if not 1 <= width <= 32:
+        raise ConfigError(f"pack: width = {width}: must be 1 to 32 bits")
+    if codes.size and int(codes.max()) >> width:
+        raise ConfigError(f"pack: code {int(codes.max())} needs more than width = {width} bits")
+    n_bytes = (width + 7) // 8  # only so many bytes of each code are looked at
+    wide = codes.astype(">u4").view(np.uint8).reshape(codes.size, 4)[:, 4 - n_bytes :]
+    bits = np.unpackbits(wide, axis=1)[:, 8 * n_bytes - width :]
+    return np.packbits(bits)
+
+
+def unpack(packed: Bytes, width: int, n: int) -> npt.NDArray[np.uint32]:
+    """Return the n codes that :func:`pack` wrote, as uint32."""
+    n_bytes = (width + 7) // 8
+    bits = np.zeros((n, 8 * n_bytes), np.uint8)
+    bits[:, 8 * n_bytes - width :] = np.unpackbits(packed, count=n * width).reshape(n, width)
+    wide = np.zeros((n, 4), np.uint8)
+    wide[:, 4 - n_bytes :] = np.packbits(bits, axis=1)
+    return wide.reshape(-1).view(">u4").astype(np.uint32)

@@ -1,0 +1,169 @@
+"""Unbiased random quantisers: QSGD, TernGrad, natural compression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddlsim.compression.contract import Bytes, Traits, Vector, check_gradient, require
+from ddlsim.compression.payloads import pack, unpack
+
+__all__ = ["QSGD", "CodePayload", "Natural", "NaturalPayload", "TernGrad"]
+
+_CODES = "codes are multiples of a scale that each worker draws from its own gradient"
+
+
+@dataclass(frozen=True)
+class CodePayload:
+    """n codes of a fixed width packed in `codes`, and `scales` (n_buckets,) float32."""
+
+    n: int
+    codes: Bytes
+    scales: Vector
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes
+
+
+@dataclass(frozen=True)
+class QSGD:
+    """Random rounding to `n_levels` levels per sign, in buckets with an L2 norm each (Alistarh et al. 2017).
+
+    ``q_i = norm * sign(g_i) * l / s`` where l is floor or ceil of ``s |g_i| / norm``, unbiased; the variance is
+    at most ``min(d / s**2, sqrt(d) / s) * norm**2`` for a bucket of d elements (lemma 3.1). A code takes
+    ``ceil(log2(2 s + 1))`` bits: fixed width, not the paper's Elias code (which is shorter when most are 0).
+    """
+
+    n_levels: int
+    bucket_size: int = 512
+    traits = Traits("all_gather", unbiased=True, not_summable=_CODES)
+
+    def __post_init__(self) -> None:
+        require(1 <= self.n_levels < 2**31, "QSGD", "n_levels", self.n_levels, "1 to 2147483647")
+        require(self.bucket_size >= 1, "QSGD", "bucket_size", self.bucket_size, "at least 1")
+
+    @property
+    def width(self) -> int:
+        """Bits per code."""
+        return (2 * self.n_levels).bit_length()
+
+    def init(self, n: int, seed: int = 0) -> None:
+        return None
+
+    def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[CodePayload, None]:
+        check_gradient(gradient)
+        n = gradient.size
+        starts = np.arange(0, n, self.bucket_size)
+        exact = gradient.astype(np.float64)
+        norms = np.sqrt(np.add.reduceat(exact**2, starts)) if n else np.zeros(0)
+        # Rounded up, so that no |g| / norm exceeds 1.
+        scales = np.nextafter(
+            norms.astype(np.float32),
+            np.float32(np.inf),
+            where=norms > 0.0,
+            out=np.zeros(norms.size, np.float32),
+        )
+        scale = np.repeat(scales, self.bucket_size)[:n].astype(np.float64)
+        level = np.abs(exact) * self.n_levels / np.where(scale > 0.0, scale, 1.0)
+        low = np.floor(level)
+        level = low + (rng.random(n) < level - low)
+        codes = self.n_levels + np.where(exact < 0.0, -level, level)
+        return CodePayload(n, pack(codes.astype(np.uint32), self.width), scales), None
+
+    def decode(self, payload: CodePayload) -> Vector:
+        n = payload.n
+        level = unpack(payload.codes, self.width, n).astype(np.float64) - self.n_levels
+        scale = np.repeat(payload.scales, self.bucket_size)[:n].astype(np.float64)
+        return (level * scale / self.n_levels).astype(np.float32)
+
+    def expected_nbytes(self, n: int, step: int = 0) -> tuple[int, ...]:
+        return ((n * self.width + 7) // 8 + 4 * -(-n // self.bucket_size),)
+
+
+@dataclass(frozen=True)
+class TernGrad:
+    """-scale, 0 or +scale with scale = max |g| and probability |g| / scale, unbiased (Wen et al. 2017).
+
+    Two bits per element. `clip_sigmas` first clips to that many standard deviations (2.5 in the paper), which
+    lowers the variance and makes it biased.
+    """
+
+    clip_sigmas: float | None = None
+
+    def __post_init__(self) -> None:
+        ok = self.clip_sigmas is None or 0.0 < self.clip_sigmas < np.inf
+        require(ok, "TernGrad", "clip_sigmas", self.clip_sigmas, "finite and above 0, or None")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits("all_gather", unbiased=self.clip_sigmas is None, not_summable=_CODES)
+
+    def init(self, n: int, seed: int = 0) -> None:
+        return None
+
+    def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[CodePayload, None]:
+        check_gradient(gradient)
+        if self.clip_sigmas is not None:
+            bound = np.float32(self.clip_sigmas * gradient.std(dtype=np.float64))
+            gradient = np.clip(gradient, -bound, bound)
+        magnitude = np.abs(gradient)
+        scale = magnitude.max(initial=np.float32(0.0))
+        kept = rng.random(gradient.size) * scale < magnitude  # float64, so |g| = scale is always kept
+        codes = 1 + kept * np.sign(gradient).astype(np.int32)
+        return CodePayload(
+            gradient.size, pack(codes.astype(np.uint32), 2), np.array([scale], np.float32)
+        ), None
+
+    def decode(self, payload: CodePayload) -> Vector:
+        signs = unpack(payload.codes, 2, payload.n).astype(np.float32) - np.float32(1.0)
+        return signs * payload.scales
+
+    def expected_nbytes(self, n: int, step: int = 0) -> tuple[int, ...]:
+        return ((2 * n + 7) // 8 + 4,)
+
+
+@dataclass(frozen=True)
+class NaturalPayload:
+    """`signs` packed to bits and `exponents` (n,): 0 for zero, otherwise 127 + log2 of the magnitude."""
+
+    n: int
+    signs: Bytes
+    exponents: Bytes
+
+    @property
+    def nbytes(self) -> int:
+        return self.signs.nbytes + self.exponents.nbytes
+
+
+@dataclass(frozen=True)
+class Natural:
+    """Random rounding to one of the two nearest powers of two (Horvath et al. 2019), nine bits per element.
+
+    Unbiased with variance at most ``|g|**2 / 8``. At float32's ends: below 2**-126 it rounds to 0 or 2**-126,
+    still unbiased; above 2**127 it can only round down.
+    """
+
+    traits = Traits("all_gather", unbiased=True, not_summable="a sum of powers of two is not a power of two")
+
+    def init(self, n: int, seed: int = 0) -> None:
+        return None
+
+    def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[NaturalPayload, None]:
+        check_gradient(gradient)
+        magnitude = np.abs(gradient).astype(np.float64)  # double holds float32's subnormals exactly
+        mantissa, exponent = np.frexp(magnitude)  # magnitude = mantissa * 2**exponent, mantissa in [1/2, 1)
+        chance = rng.random(gradient.size)
+        code = 126 + exponent + (chance < 2.0 * mantissa - 1.0)
+        tiny = (chance < np.ldexp(magnitude, 126)).astype(code.dtype)
+        code = np.where(magnitude < 2.0**-126, tiny, np.minimum(code, 254))
+        return NaturalPayload(gradient.size, np.packbits(gradient < 0.0), code.astype(np.uint8)), None
+
+    def decode(self, payload: NaturalPayload) -> Vector:
+        down = np.unpackbits(payload.signs, count=payload.n).astype(np.uint32)
+        # A float32 is sign, exponent + 127, mantissa: this is its definition, and code 0 is the number 0.
+        return ((down << 31) | (payload.exponents.astype(np.uint32) << 23)).view(np.float32)
+
+    def expected_nbytes(self, n: int, step: int = 0) -> tuple[int, ...]:
+        return ((n + 7) // 8 + n,)

@@ -1,0 +1,119 @@
+"""Count-Sketch: a linear summary of the gradient, so that the heavy hitters of the *sum* can be found."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.compression.contract import (
+    Indices,
+    Traits,
+    Vector,
+    check_density,
+    check_gradient,
+    count,
+    require,
+)
+from ddlsim.compression.payloads import AlignedPayload, mean, scatter
+from ddlsim.compression.select import top_k
+
+__all__ = ["CountSketch", "SketchPayload", "SketchState"]
+
+
+@dataclass(frozen=True)
+class SketchPayload:
+    """The sketch: `table` (rows, columns) float32."""
+
+    table: Vector
+
+    @property
+    def nbytes(self) -> int:
+        return self.table.nbytes
+
+
+@dataclass(frozen=True)
+class SketchState:
+    """n and the seed of the hash functions, shared by all workers; `pending` (n,) between the two rounds."""
+
+    n: int
+    seed: int
+    pending: Vector | None = None
+
+
+@dataclass(frozen=True)
+class CountSketch:
+    """Round 1 sums sketches, round 2 the exact values of the ``density * n`` largest estimates.
+
+    Row r adds ``sign_r(i) g_i`` to column ``column_r(i)``; the estimate of g_i is the median over the rows of
+    ``sign_r(i) table[r, column_r(i)]`` (Charikar et al. 2002), within ``|g| / sqrt(columns)`` with a
+    probability that grows with the rows. Sketches are linear, so all-reduce sums them: Sketched-SGD (Ivkin et
+    al. 2019) and gs-SGD (Dai et al. 2021). Wrap it in ErrorFeedback: both papers do.
+    """
+
+    density: float
+    rows: int
+    columns: int
+    traits = Traits("all_reduce", n_rounds=2)
+
+    def __post_init__(self) -> None:
+        check_density("CountSketch", self.density)
+        require(self.rows >= 1, "CountSketch", "rows", self.rows, "at least 1 (5 is usual)")
+        require(self.columns >= 1, "CountSketch", "columns", self.columns, "at least 1 (several times k)")
+
+    def init(self, n: int, seed: int = 0) -> SketchState:
+        return SketchState(n, seed)
+
+    def encode(
+        self, gradient: Vector, state: SketchState, rng: np.random.Generator
+    ) -> tuple[SketchPayload, SketchState]:
+        check_gradient(gradient, state.n)
+        columns, signs = _hashes(state.n, self.rows, self.columns, state.seed)
+        table = [
+            np.bincount(column, weights=sign * gradient, minlength=self.columns)
+            for column, sign in zip(columns, signs, strict=True)
+        ]
+        return SketchPayload(np.array(table, np.float32)), SketchState(state.n, state.seed, gradient.copy())
+
+    def estimate(self, sketch: SketchPayload, state: SketchState) -> Vector:
+        """Return the estimate, shape (n,), of the vector that was sketched."""
+        columns, signs = _hashes(state.n, self.rows, self.columns, state.seed)
+        guesses = signs * np.take_along_axis(sketch.table, columns, axis=1)
+        middle: Vector = np.median(guesses, axis=0)
+        return middle.astype(np.float32)
+
+    def follow_up(
+        self, combined: SketchPayload | AlignedPayload, state: SketchState
+    ) -> tuple[AlignedPayload, SketchState]:
+        assert isinstance(combined, SketchPayload), "the first round sends sketches"
+        assert state.pending is not None, "encode comes before follow_up"
+        indices = top_k(self.estimate(combined, state), count(self.density, state.n))
+        payload = AlignedPayload(state.n, indices, state.pending[indices])
+        return payload, SketchState(state.n, state.seed)
+
+    def decode(self, payload: SketchPayload | AlignedPayload) -> Vector:
+        assert isinstance(payload, AlignedPayload), "the second round's payload is the one to decode"
+        return scatter(payload.n, payload.indices, payload.values)
+
+    def combine(self, payloads: Sequence[SketchPayload | AlignedPayload]) -> SketchPayload | AlignedPayload:
+        first = payloads[0]
+        if isinstance(first, SketchPayload):
+            return SketchPayload(mean([p.table for p in payloads if isinstance(p, SketchPayload)]))
+        values = [p.values for p in payloads if isinstance(p, AlignedPayload)]
+        return AlignedPayload(first.n, first.indices, mean(values))
+
+    def expected_nbytes(self, n: int, step: int = 0) -> tuple[int, ...]:
+        return (4 * self.rows * self.columns, 4 * count(self.density, n))
+
+
+@functools.lru_cache(maxsize=8)
+def _hashes(n: int, rows: int, columns: int, seed: int) -> tuple[Indices, npt.NDArray[np.int8]]:
+    """Return the column and the sign of each element in each row, both (rows, n); workers share them."""
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, rows, columns])))
+    column = rng.integers(columns, size=(rows, n), dtype=np.int32)
+    sign = (2 * rng.integers(2, size=(rows, n), dtype=np.int8) - 1).astype(np.int8)
+    column.flags.writeable = sign.flags.writeable = False
+    return column, sign

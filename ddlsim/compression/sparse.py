@@ -1,0 +1,210 @@
+"""Sparse compressors: top-k, MSTopK, threshold, random-k, gTop-k.
+
+A coordinate costs 8 bytes (int32 index, float32 value), so density above 1/2 is larger than the dense vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddlsim.compression.contract import (
+    Indices,
+    Traits,
+    Vector,
+    check_density,
+    check_gradient,
+    count,
+    require,
+)
+from ddlsim.compression.payloads import AlignedPayload, SparsePayload, mean, scatter
+from ddlsim.compression.select import ms_top_k, top_k
+
+__all__ = ["GTopK", "MSTopK", "RandomK", "RandomKState", "Threshold", "TopK", "merge_top_k"]
+
+_DIFFERENT = "workers choose different coordinates, so their values do not line up"
+_SPARSE = Traits("all_gather", not_summable=_DIFFERENT)
+
+
+def _take(gradient: Vector, indices: Indices) -> SparsePayload:
+    return SparsePayload(gradient.size, indices, gradient[indices])
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The ``density * n`` elements of largest magnitude (Aji and Heafield 2017; Lin et al. 2018)."""
+
+    density: float
+    traits = _SPARSE
+
+    def __post_init__(self) -> None:
+        check_density("TopK", self.density)
+
+    def init(self, n: int, seed: int = 0) -> None:
+        return None
+
+    def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[SparsePayload, None]:
+        check_gradient(gradient)
+        return _take(gradient, top_k(gradient, count(self.density, gradient.size))), None
+
+    def decode(self, payload: SparsePayload) -> Vector:
+        return scatter(payload.n, payload.indices, payload.values)
+
+    def expected_nbytes(self, n: int, step: int = 0) -> tuple[int, ...]:
+        return (8 * count(self.density, n),)
+
+
+@dataclass(frozen=True)
+class MSTopK:
+    """About the ``density * n`` largest elements, found by `n_searches` threshold counts (Shi et al. 2021)."""
+
+    density: float
+    n_searches: int = 30
+    traits = _SPARSE
+
+    def __post_init__(self) -> None:
+        check_density("MSTopK", self.density)
+        require(self.n_searches >= 1, "MSTopK", "n_searches", self.n_searches, "at least 1")
+
+    def init(self, n: int, seed: int = 0) -> None:
+        return None
+
+    def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[SparsePayload, None]:
+        check_gradient(gradient)
+        k = count(self.density, gradient.size)
+        return _take(gradient, ms_top_k(gradient, k, self.n_searches, rng)), None
+
+    def decode(self, payload: SparsePayload) -> Vector:
+        return scatter(payload.n, payload.indices, payload.values)
+
+    def expected_nbytes(self, n: int, step: int = 0) -> tuple[int, ...]:
+        return (8 * count(self.density, n),)
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Every element of magnitude `minimum` or more (Strom 2015); how many is known only from the values."""
+
+    minimum: float
+    traits = _SPARSE
+
+    def __post_init__(self) -> None:
+        require(0.0 <= self.minimum < np.inf, "Threshold", "minimum", self.minimum, "finite, not negative")
+
+    def init(self, n: int, seed: int = 0) -> None:
+        return None
+
+    def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[SparsePayload, None]:
+        check_gradient(gradient)
+        return _take(gradient, np.flatnonzero(np.abs(gradient) >= self.minimum).astype(np.int32)), None
+
+    def decode(self, payload: SparsePayload) -> Vector:
+        return scatter(payload.n, payload.indices, payload.values)
+
+    def expected_nbytes(self, n: int, step: int = 0) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class RandomKState:
+    """The shared seed, how many elements a gradient has, and how often this worker has encoded."""
+
+    n: int
+    seed: int
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class RandomK:
+    """``density * n`` random coordinates, the same on every worker, so that only values travel and add up.
+
+    The coordinates follow from (seed, step) and need no message (Vogels et al. 2019, appendix G). `rescale`
+    multiplies by n / k, which makes the result unbiased (Wangni et al. 2018) and ErrorFeedback wrong.
+    """
+
+    density: float
+    rescale: bool = False
+
+    def __post_init__(self) -> None:
+        check_density("RandomK", self.density)
+
+    @property
+    def traits(self) -> Traits:
+        refusal = "rescale = True inflates what is sent by n / k, so the residual grows; set rescale = False"
+        return Traits("all_reduce", unbiased=self.rescale, no_feedback=refusal if self.rescale else "")
+
+    def init(self, n: int, seed: int = 0) -> RandomKState:
+        return RandomKState(n, seed)
+
+    def encode(
+        self, gradient: Vector, state: RandomKState, rng: np.random.Generator
+    ) -> tuple[AlignedPayload, RandomKState]:
+        n = state.n
+        check_gradient(gradient, n)
+        k = count(self.density, n)
+        shared = np.random.Generator(np.random.Philox(np.random.SeedSequence([state.seed, state.step])))
+        indices = np.sort(shared.choice(n, k, replace=False, shuffle=False)).astype(np.int32)
+        values = gradient[indices] * np.float32(n / k) if self.rescale else gradient[indices]
+        return AlignedPayload(n, indices, values), RandomKState(n, state.seed, state.step + 1)
+
+    def decode(self, payload: AlignedPayload) -> Vector:
+        return scatter(payload.n, payload.indices, payload.values)
+
+    def combine(self, payloads: Sequence[AlignedPayload]) -> AlignedPayload:
+        first = payloads[0]
+        return AlignedPayload(first.n, first.indices, mean([payload.values for payload in payloads]))
+
+    def expected_nbytes(self, n: int, step: int = 0) -> tuple[int, ...]:
+        return (4 * count(self.density, n),)
+
+
+@dataclass(frozen=True)
+class GTopK:
+    """Global top-k: the k largest of the sum, by pairwise merging (Shi et al. 2019, "A Distributed Synchronous
+    SGD Algorithm with Global Top-k Sparsification", algorithms 2 and 4).
+
+    Traffic is 2 k log2(N) instead of all-gather's 2 k (N - 1). What the tree drops at the root returns to the
+    residual when wrapped in ErrorFeedback; what it drops on the way at a coordinate that survives elsewhere
+    is lost, as in the paper.
+    """
+
+    density: float
+    traits = Traits("gtopk_tree", not_summable=_DIFFERENT)
+
+    def __post_init__(self) -> None:
+        check_density("GTopK", self.density)
+
+    def init(self, n: int, seed: int = 0) -> None:
+        return None
+
+    def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[SparsePayload, None]:
+        check_gradient(gradient)
+        return _take(gradient, top_k(gradient, count(self.density, gradient.size))), None
+
+    def decode(self, payload: SparsePayload) -> Vector:
+        return scatter(payload.n, payload.indices, payload.values)
+
+    def expected_nbytes(self, n: int, step: int = 0) -> tuple[int, ...]:
+        return (8 * count(self.density, n),)
+
+    def combine(self, payloads: Sequence[SparsePayload]) -> SparsePayload:
+        """Merge rank r + 2**j into rank r for j = 0, 1, ..., then divide by the number of workers."""
+        merged = list(payloads)
+        stride = 1
+        while stride < len(merged):
+            for rank in range(0, len(merged) - stride, 2 * stride):
+                merged[rank] = merge_top_k(merged[rank], merged[rank + stride])
+            stride *= 2
+        root = merged[0]
+        return SparsePayload(root.n, root.indices, root.values / np.float32(len(payloads)))
+
+
+def merge_top_k(a: SparsePayload, b: SparsePayload) -> SparsePayload:
+    """Return the k = len(a) largest elements of a + b: what a node of gTop-k's tree passes on."""
+    indices, place = np.unique(np.concatenate([a.indices, b.indices]), return_inverse=True)
+    values = np.concatenate([a.values, b.values])
+    total = np.bincount(place.ravel(), weights=values, minlength=indices.size).astype(np.float32)
+    kept = top_k(total, a.indices.size)
+    return SparsePayload(a.n, indices[kept].astype(np.int32), total[kept])
