@@ -174,7 +174,7 @@ def _weights(
         places.append(used + np.arange(m, dtype=np.int64))
         strides.append(np.full(m, m if len(table) > 1 else 0, dtype=np.int64))
         used += table.size
-    return np.concatenate(tables), _joined(places), _joined(strides)
+    return np.concatenate([np.empty(0), *tables]), _joined(places), _joined(strides)
 
 
 def _shares(schedule: Schedule, r: Round) -> Floats:
