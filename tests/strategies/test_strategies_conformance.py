@@ -1,0 +1,312 @@
+"""Rules that every strategy keeps. A new strategy or overlap needs one more line in STRATEGIES."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ddlsim import (
+    AllReduce,
+    AsyncParameterServer,
+    Cluster,
+    DdpBuckets,
+    DeadlockError,
+    Experiment,
+    Gamma,
+    HorovodFusion,
+    Measured,
+    ParameterServer,
+    Priority,
+    Result,
+    SlowDown,
+    algorithm_names,
+    load_cluster,
+)
+from ddlsim.cluster import racks
+from ddlsim.collectives import build, reorder
+from ddlsim.run import run
+from ddlsim.strategies import Setting, Strategy
+from ddlsim.strategies import loop as loop_module
+from ddlsim.strategies.group import Group
+from ddlsim.strategies.overlap import NoOverlap, Overlap, overlap_named
+from ddlsim.strategies.servers import push_pull, server_nodes
+from ddlsim.workload.compute import Workload
+
+OVERLAPS: dict[str, Overlap | str] = {
+    "none": "none",
+    "layer": "layer",
+    "ddp": DdpBuckets(1e5, 3e4),
+    "horovod": HorovodFusion(1e5, "0.7 ms"),
+    "priority": Priority(5e4, 2),
+}
+SYNCHRONOUS: dict[str, Strategy] = {
+    **{
+        f"{algorithm}-{name}": AllReduce(algorithm, overlap)
+        for algorithm in (*algorithm_names(), "auto")
+        for name, overlap in OVERLAPS.items()
+    },
+    **{f"ring-{order}": AllReduce("ring", "none", order) for order in ("given", (3, 1, 0, 2))},
+    **{
+        f"server-{servers}-{placement}-{name}{'-local' if local else ''}": ParameterServer(
+            servers, placement, overlap, local
+        )
+        for servers, placement in ((1, "own"), (3, "own"), (4, "colocated"))
+        for name, overlap in OVERLAPS.items()
+        for local in (False, True)
+    },
+}
+ASYNCHRONOUS: dict[str, Strategy] = {
+    "async-1": AsyncParameterServer(),
+    "async-3-apply": AsyncParameterServer(3, apply_time="1 ms"),
+    "async-colocated": AsyncParameterServer(2, "colocated"),
+}
+STRATEGIES = SYNCHRONOUS | ASYNCHRONOUS
+N = 4
+
+
+def cluster() -> Cluster:
+    """Two racks of four machines, the trunk half as fast as the machines together."""
+    return load_cluster(racks(2, 4, bandwidth="1 Gbit/s", latency="20 us", oversubscription=2, trunk_bandwidth=None))
+
+
+CLUSTER = cluster()
+
+
+def experiment(strategy: Strategy, *, jitter: bool = True, n: int = N, seed: int = 5) -> Experiment:
+    """Four workers of unequal speed with jitter and a slow-down, or without any of these."""
+    if not jitter:
+        return Experiment(CLUSTER, "lenet5", strategy, 8, n, steps=3, warmup=1, compute=Measured(0.004, 8), seed=seed)
+    return Experiment(
+        CLUSTER, "lenet5", strategy, 8, n, steps=3, warmup=1, compute=Measured(0.004, 8), jitter=Gamma(0.3),
+        slow_downs=(SlowDown(1, 0.01, 0.02, 2.0),), speed=(1.0, 0.8, 1.1, 0.9)[:n], seed=seed,
+    )  # fmt: skip
+
+
+def fingerprint(result: Result) -> str:
+    """Everything that was simulated, to the last bit."""
+    recorder = result.recorder
+    parts = [recorder.updates, recorder.step_end, recorder.seconds, recorder.staleness, result.end_time]
+    text = json.dumps([parts, result.channel_nbytes.tolist(), result.channel_busy.tolist()])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+each = pytest.mark.parametrize("name", STRATEGIES)
+each_synchronous = pytest.mark.parametrize("name", SYNCHRONOUS)
+
+
+@each
+def test_the_seed_decides_everything(name: str) -> None:
+    first, second = (run(experiment(STRATEGIES[name])) for _ in range(2))
+    assert fingerprint(first) == fingerprint(second)
+    other = run(experiment(STRATEGIES[name], seed=6))
+    assert fingerprint(other) != fingerprint(first)
+
+
+def test_another_process_computes_the_same() -> None:
+    names = ["ring-ddp", "double_binary_tree-priority", "server-3-own-horovod", "async-3-apply"]
+    code = (
+        "import test_strategies_conformance as t\n"
+        f"for name in {names!r}: print(t.fingerprint(t.run(t.experiment(t.STRATEGIES[name]))))"
+    )
+    path = [entry for entry in sys.path if entry]
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}\n{code}"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    here = [fingerprint(run(experiment(STRATEGIES[name]))) for name in names]
+    assert done.stdout.split() == here
+
+
+@each
+def test_every_second_is_accounted_for(name: str) -> None:
+    """compute + communication + waiting + idle = wall time for every worker; a worker is never idle, as these
+    strategies leave it nothing else to do; its spans follow one another without gap or overlap."""
+    result = run(experiment(STRATEGIES[name]), keep_spans=True)
+    for rank, seconds in enumerate(result.recorder.seconds):
+        assert min(seconds.values()) >= 0.0
+        assert sum(seconds.values()) == pytest.approx(result.end_time, rel=1e-9)
+        spans = [s for s in result.recorder.spans if s.track == f"worker {rank}"]
+        spans.sort(key=lambda s: (s.start, s.end))
+        edges = [s.end for s in spans[:-1]]
+        assert [s.start for s in spans[1:]] == pytest.approx(edges, rel=1e-12)
+        assert (spans[0].start, spans[-1].end) == (0.0, pytest.approx(result.end_time, rel=1e-12))
+    idle = result.workers["idle"]
+    assert idle.max() <= 1e-9 * result.end_time
+    assert sum(result.shares.values()) == pytest.approx(1.0, rel=1e-9)
+
+
+@each_synchronous
+def test_computing_takes_what_the_workload_says(name: str) -> None:
+    """Without jitter: 4 steps of 4 ms each (the priority queue has begun the fifth forward pass)."""
+    result = run(experiment(SYNCHRONOUS[name], jitter=False))
+    for seconds in result.recorder.seconds:
+        begun = seconds["compute"] - 4 * 0.004
+        forward = result.workloads[0].forward_time if name.endswith("priority") or "-priority" in name else 0.0
+        assert -1e-12 <= begun <= forward + 1e-12
+
+
+def bucket_sizes(workload: Workload, overlap: Overlap | str) -> list[float]:
+    policy = overlap_named(overlap)
+    return [bucket.nbytes for bucket in policy.buckets(workload)]
+
+
+def bytes_of(result: Result, strategy: Strategy, sizes: list[float]) -> np.ndarray:
+    """Bytes per channel of one exchange of every size: each message on each link of its route."""
+    nodes = result.nodes.tolist()
+    expected = np.zeros(CLUSTER.n_channels)
+    for nbytes in sizes:
+        if isinstance(strategy, AllReduce):
+            order = np.arange(N)
+            if strategy.rank_order == "topology":
+                order = CLUSTER.locality_order(nodes)
+            elif not isinstance(strategy.rank_order, str):
+                order = np.array(strategy.rank_order)
+            hosts = CLUSTER.host_of[result.nodes][order].tolist()
+            schedule, places = reorder(build(strategy.algorithm, N, nbytes, hosts), order), nodes
+        else:
+            assert isinstance(strategy, ParameterServer)
+            servers = server_nodes(CLUSTER, nodes, strategy.servers, strategy.placement)
+            hosts = CLUSTER.host_of[result.nodes].tolist() if strategy.local_reduction else None
+            schedule, places = push_pull(N, strategy.servers, hosts), nodes + servers
+        for lane in schedule.lanes:
+            for round in lane:
+                for repetition in range(round.repeat):
+                    size = schedule.message_bytes(nbytes, round, repetition)
+                    routes = CLUSTER.routes(np.array(places)[round.src], np.array(places)[round.dst])
+                    for i in range(len(routes)):
+                        expected[CLUSTER.link_channel[routes[i]]] += size[i]
+    return expected
+
+
+@pytest.mark.parametrize("name", [n for n in SYNCHRONOUS if "horovod" not in n and not n.startswith("auto")])
+def test_every_byte_is_accounted_for(name: str) -> None:
+    """Every channel has carried the messages of 4 steps' schedules over their routes, and nothing else."""
+    strategy = SYNCHRONOUS[name]
+    result = run(experiment(strategy))
+    overlap = strategy.overlap  # type: ignore[attr-defined]
+    expected = 4 * bytes_of(result, strategy, bucket_sizes(result.workloads[0], overlap))
+    assert expected.max() > 0.0
+    np.testing.assert_allclose(result.channel_nbytes, expected, rtol=1e-9, atol=1e-3)
+    if isinstance(strategy, AllReduce) and strategy.algorithm == "ring":
+        share = 2 * (N - 1) / N * 4 * result.workloads[0].gradient_nbytes
+        assert result.channel_nbytes.max() == pytest.approx(share, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", [n for n in SYNCHRONOUS if "horovod" in n and "ring" in n])
+def test_fused_buffers_carry_every_byte(name: str) -> None:
+    """Fusion changes the messages but not the bytes of algorithms whose volume is linear in the buffer."""
+    strategy = SYNCHRONOUS[name]
+    result = run(experiment(strategy))
+    expected = 4 * bytes_of(result, strategy, [result.workloads[0].gradient_nbytes])
+    np.testing.assert_allclose(result.channel_nbytes, expected, rtol=1e-9, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_asynchronous_bytes(name: str) -> None:
+    """Every update carried S to the servers and back; at the end each worker has at most one on its way."""
+    strategy = ASYNCHRONOUS[name]
+    assert isinstance(strategy, AsyncParameterServer)
+    result = run(experiment(strategy))
+    nbytes = result.workloads[0].gradient_nbytes
+    nodes = server_nodes(CLUSTER, result.nodes.tolist(), strategy.servers, strategy.placement)
+    for node in nodes:
+        into = CLUSTER.link_channel[CLUSTER.link_dst == node]
+        remote = N - 1 if node in result.nodes else N  # a worker on the server's machine pushes locally
+        arrived = result.channel_nbytes[into].sum()
+        most = (len(result.recorder.updates) + N) * nbytes / strategy.servers
+        if strategy.placement == "own":
+            assert arrived >= len(result.recorder.updates) * nbytes / strategy.servers * (1 - 1e-9)
+        else:  # this machine's worker pulls the other servers' shards over the same link
+            most += (len(result.recorder.step_end[0]) + 1) * nbytes
+        assert remote * nbytes / strategy.servers <= arrived <= most * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", [n for n, s in SYNCHRONOUS.items() if isinstance(s, AllReduce) and "(3" not in n])
+def test_one_worker_does_not_communicate(name: str) -> None:
+    result = run(experiment(SYNCHRONOUS[name], jitter=False, n=1))
+    assert result.n_messages == 0
+    assert result.channel_nbytes.sum() == 0.0
+    cycle_time = 0.7e-3 if "horovod" in name else 0.0  # the coordinator's tick is waited for even alone
+    assert result.step_time == pytest.approx(0.004, abs=cycle_time, rel=1e-9)
+    if not cycle_time:
+        assert result.efficiency == pytest.approx(1.0, rel=1e-9)
+        assert result.throughput == pytest.approx(8 / 0.004, rel=1e-9)
+
+
+@each
+def test_workers_together_are_at_most_their_sum(name: str) -> None:
+    result = run(experiment(STRATEGIES[name], jitter=False))
+    assert 0.0 < result.throughput <= N * result.single_throughput * (1 + 1e-9)
+    assert 0.0 < result.efficiency <= 1.0 + 1e-9
+    assert result.speedup == pytest.approx(N * result.efficiency, rel=1e-9)
+    assert not result.interrupted
+    assert len(result.recorder.updates) == STRATEGIES[name].updates(4, N)
+
+
+# ---------------------------------------------------------------- ends that are not the planned one
+
+
+class OneStaysAway:
+    """A user's strategy with a mistake: the last worker never enters the collectives."""
+
+    label = "one stays away"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        return steps
+
+    def start(self, setting: Setting) -> None:
+        ring = build("ring", len(setting.workers))
+        group = Group(setting.loop, setting.recorder, setting.nodes, len(setting.workers), lambda nbytes: ring)
+        for worker in setting.workers[:-1]:
+            setting.loop.env.process(NoOverlap().work(worker, group))
+
+
+def test_a_deadlock_names_who_waits_for_what() -> None:
+    with pytest.raises(DeadlockError) as caught:
+        run(experiment(OneStaysAway(), jitter=False))
+    text = str(caught.value)
+    assert "\n" not in text
+    for rank in range(N - 1):
+        assert f"worker {rank} waits for the gradients of step 0" in text
+    assert f"worker {N - 1}" not in text
+    assert "deadlock at 0.00" in text
+
+
+@pytest.mark.parametrize("name", ["ring-ddp", "ring-priority", "server-3-own-horovod", "async-1"])
+def test_an_interrupt_keeps_what_was_simulated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run(experiment(STRATEGIES[name]))
+    step, count = loop_module._Environment.step, 0
+
+    def interrupted(env: loop_module._Environment) -> None:
+        nonlocal count
+        count += 1
+        if count > n_events:
+            raise KeyboardInterrupt
+        step(env)
+
+    monkeypatch.setattr(loop_module._Environment, "step", interrupted)
+    n_events = 10**9
+    run(experiment(STRATEGIES[name]))
+    n_events, count = count * 2 // 3, 0
+    result = run(experiment(STRATEGIES[name]))
+    assert result.interrupted
+    done = len(result.recorder.updates)
+    assert 1 <= done < len(whole.recorder.updates)
+    assert result.recorder.updates == whole.recorder.updates[:done]
+    assert result.throughput > 0.0
+    for seconds in result.recorder.seconds:
+        assert sum(seconds.values()) == pytest.approx(result.end_time, rel=1e-9)
+
+
+def test_an_interrupt_before_the_first_update_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(env: loop_module._Environment) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop_module._Environment, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(experiment(AllReduce()))
