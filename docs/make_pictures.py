@@ -1,0 +1,20 @@
+"""Make the pictures that the README and the docs show: `python docs/make_pictures.py`."""
+
+from pathlib import Path
+
+import ddlsim
+from ddlsim.report.plots import scaling
+
+OUT = Path(__file__).parent / "pictures"
+COUNTS = [1, 8, 16, 32, 64, 128]
+
+base = ddlsim.Experiment("cloud-25g-16x8-v100", "resnet50", batch_size=64, steps=4)
+one_server = ddlsim.ParameterServer(1, "colocated", local_reduction=True)
+series = {
+    "ring, DDP buckets": ddlsim.scaling(base, COUNTS),
+    "ring, no overlap": ddlsim.scaling(base.with_(strategy=ddlsim.AllReduce("ring", overlap="none")), COUNTS),
+    "one parameter server": ddlsim.scaling(base.with_(strategy=one_server), COUNTS),
+}
+scaling(series, OUT / "scaling.png")
+series["ring, DDP buckets"][-1].plot_timeline(OUT / "timeline.png", n_workers=8)
+ddlsim.simulate("two-racks-oversubscribed", "resnet50", batch_size=32, steps=2).plot_cluster(OUT / "cluster.png")

@@ -1,0 +1,191 @@
+"""The command line: what it prints, and how it fails."""
+
+import json
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import ddlsim
+from ddlsim import cli
+
+EXPERIMENT = """
+cluster = "office-1gbe"
+model = "lenet5"
+workers = 4
+batch_size = 32
+steps = 3
+
+[strategy]
+type = "all-reduce"
+overlap = { type = "ddp", cap = "1 MiB" }
+
+[jitter]
+type = "lognormal"
+cv = 0.05
+"""
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(cli.app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def fails(monkeypatch, capsys, *arguments: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["ddlsim", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1, captured.err
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+def test_run_names_throughput_and_bottleneck(tmp_path):
+    trace, plot = tmp_path / "t.json", tmp_path / "t.png"
+    text = run("run", "office-1gbe", "-m", "lenet5", "-n", "4", "--steps", "3", "--trace", str(trace), "--timeline", str(plot))
+    assert "throughput" in text
+    assert "% throughput" in text
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert plot.stat().st_size > 1000
+
+
+def test_run_json_is_the_result():
+    data = json.loads(run("run", "office-1gbe", "-m", "lenet5", "-n", "4", "--steps", "3", "--json"))
+    result = ddlsim.simulate("office-1gbe", "lenet5", workers=4, steps=3)
+    assert data["throughput"] == result.throughput
+    assert data["shares"] == result.shares
+    assert data["experiment"]["model"] == "lenet5"
+
+
+def test_experiment_file_and_options_on_top(tmp_path):
+    path = tmp_path / "e.toml"
+    path.write_text(EXPERIMENT)
+    first = json.loads(run("run", str(path), "--json"))
+    assert first["workers"] == 4
+    assert first["experiment"]["jitter"] == {"type": "Lognormal", "cv": 0.05}
+    assert json.loads(run("run", str(path), "-n", "2", "--json"))["workers"] == 2
+
+
+def test_scaling_table_and_json(tmp_path):
+    plot = tmp_path / "s.png"
+    lines = run("scaling", "office-1gbe", "-m", "lenet5", "-n", "1,2,4", "--steps", "2", "--plot", str(plot)).splitlines()
+    assert [line.split()[0] for line in lines] == ["workers", "1", "2", "4"]
+    assert plot.stat().st_size > 1000
+    rows = json.loads(run("scaling", "office-1gbe", "-m", "lenet5", "-n", "1,4", "--steps", "2", "--json"))
+    assert [row["workers"] for row in rows] == [1, 4]
+    assert rows[0]["efficiency"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ("topologies", ddlsim.cluster_names),
+        ("models", ddlsim.model_names),
+        ("devices", ddlsim.device_names),
+    ],
+)
+def test_lists_name_everything(command, names):
+    text = run(command)
+    assert all(name in text for name in names())
+    assert [row["name"] for row in json.loads(run(command, "--json"))] == list(names())
+
+
+def test_algorithms():
+    assert "halving_doubling" in run("algorithms")
+    assert {row["kind"] for row in json.loads(run("algorithms", "--json"))} >= {"all_reduce", "all_to_all"}
+
+
+def test_show_model():
+    assert "25,557,032 parameters" in run("show", "model", "resnet50")
+    data = json.loads(run("show", "model", "lenet5", "--json"))
+    assert sum(layer["parameters"] for layer in data["layers"]) == data["parameters"] == 61_706
+
+
+def test_show_topology(tmp_path):
+    plot = tmp_path / "c.png"
+    assert "8 x v100" in run("show", "topology", "dgx1-v100", "--plot", str(plot))
+    assert plot.stat().st_size > 1000
+    data = json.loads(run("show", "topology", "dgx1-v100", "--json"))
+    again = tmp_path / "again.json"
+    again.write_text(json.dumps(data))
+    assert ddlsim.load_cluster(again).n_links == ddlsim.load_cluster("dgx1-v100").n_links
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "office-1gb"], ["unknown cluster 'office-1gb'", "did you mean 'office-1gbe'?"]),
+        (["run", "office-1gbe", "-m", "lenet6"], ["unknown model 'lenet6'", "did you mean 'lenet5'?"]),
+        (["run", "office-1gbe", "-n", "99"], ["workers = 99", "has 8 devices", "use at most 8"]),
+        (["run", "office-1gbe", "-a", "rnig"], ["unknown", "'rnig'", "did you mean 'ring'?"]),
+        (["run", "office-1gbe", "--overlap", "dpp"], ["unknown overlap 'dpp'", "did you mean 'ddp'?"]),
+        (["run", "office-1gbe", "-s", "all-redcue"], ["unknown strategy", "did you mean 'all-reduce'?"]),
+        (["run", "office-1gbe", "-s", "all-reduce", "--servers", "2"], ["--servers has no effect", "--algorithm"]),
+        (["run", "office-1gbe", "--servers", "9", "--placement", "colocated"], ["servers = 9", "8 machines"]),
+        (["run", "office-1gbe", "--batch-size", "0"], ["batch_size = 0", "at least 1"]),
+        (["run", "office-1gbe", "--precision", "fp61"], ["unknown precision 'fp61'", "fp"]),
+        (["scaling", "office-1gbe", "-n", "1,x"], ["--workers = '1,x'", "such as 1,8,16,32"]),
+        (["run", "nothing.toml"], ["nothing.toml"]),
+        (["show", "model", "vgg61"], ["unknown model 'vgg61'", "did you mean 'vgg16'?"]),
+        (["show", "topology", "dgx1", "--plot", "x.png"], ["unknown cluster 'dgx1'"]),
+        (["run", "office-1gbe", "-m", "lenet5", "--steps", "1", "--json", "--trace", "/no/such/dir/t.json"], ["t.json"]),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line_and_exit_code_2(monkeypatch, capsys, arguments, words):
+    if "--trace" in arguments:  # here the result is printed before the file fails
+        monkeypatch.setattr(sys, "argv", ["ddlsim", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        assert exit_.value.code == 2
+        message = capsys.readouterr().err
+    else:
+        message = fails(monkeypatch, capsys, *arguments)
+    assert message.startswith("error: ")
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("workers = 4", "wrokers = 4", ["unknown key 'wrokers'", "did you mean 'workers'?"]),
+        ('type = "all-reduce"', 'type = "allreduce"', ["strategy", "did you mean 'all-reduce'?"]),
+        ("cap =", "cpa =", ["strategy.overlap", "unknown key 'cpa'", "did you mean 'cap'?"]),
+        ("1 MiB", "1", ["strategy.overlap", "has no unit"]),
+        ("cv = 0.05", "cv = -1.0", ["jitter", "cv = -1.0", "above 0"]),
+        ("cv = 0.05", "", ["jitter", "'cv' is missing"]),
+        ("batch_size = 32", 'batch_size = "32"', ["batch_size", "integer"]),
+        ("[jitter]", "[jitter", ["not valid TOML"]),
+        ("steps = 3", "steps = 0", ["steps = 0", "at least 1"]),
+    ],
+)
+def test_mistakes_in_an_experiment_file(tmp_path, monkeypatch, capsys, old, new, words):
+    path = tmp_path / "e.toml"
+    path.write_text(EXPERIMENT.replace(old, new, 1))
+    if "TOML" in words[0]:  # not recognised as an experiment, so read as a topology: the message names the file
+        words = ["e.toml", "TOML"]
+    message = fails(monkeypatch, capsys, "run", str(path))
+    assert message.startswith(f"error: {path}") or "TOML" in message
+    assert all(word in message for word in words), message
+
+
+def test_interrupted_scaling_keeps_what_is_done(monkeypatch):
+    done = []
+
+    def scaling(experiment, counts):
+        if done:
+            raise KeyboardInterrupt
+        done.append(counts)
+        return [ddlsim.simulate(experiment.with_(workers=counts[0]))]
+
+    monkeypatch.setattr(ddlsim, "scaling", scaling, raising=False)
+    result = CliRunner().invoke(cli.app, ["scaling", "office-1gbe", "-m", "lenet5", "-n", "1,2,4", "--steps", "2"])
+    assert result.exit_code == 130
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["workers", "1"]
+
+
+def test_version():
+    assert run("--version").strip() == ddlsim.__version__

@@ -1,0 +1,81 @@
+"""The house rules: who may import whom, and which libraries stay in their room."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "ddlsim"
+#: low to high; a module imports only from its own package and those above it in this list
+ORDER = [
+    ("errors",),
+    ("units", "bundled"),
+    ("cluster",),
+    ("collectives",),
+    ("network",),
+    ("workload",),
+    ("nn", "data", "optim", "compression"),
+    ("strategies",),
+    ("run",),
+    ("report",),
+    ("cli",),
+]
+LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
+#: third-party library -> the packages that may import it
+ROOMS = {
+    "simpy": {"strategies", "run"},
+    "networkx": {"cluster"},
+    "numba": {"cluster", "network", "nn"},
+    "pydantic": {"cluster", "workload", "run"},
+    "matplotlib": {"report"},
+    "pandas": {"run", "report"},
+    "typer": {"cli"},
+    "rich": {"cli"},
+}
+#: lazy imports upwards, inside functions: a result knows how to show itself
+LAZY = {("run", "report")}
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path):
+    """Yield (module, whether at the top of the file and not for type checking only)."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing_only = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and getattr(block.test, "id", "") == "TYPE_CHECKING"
+        for node in ast.walk(block)
+    }
+    top = {id(node) for node in tree.body}
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, id(node) in top) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module, id(node) in top
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_module_imports_only_from_below(path):
+    here = room(path)
+    if here == "__init__":
+        pytest.skip("the package itself loads names lazily")
+    assert here in LEVEL, f"{here} has no place in the order of packages"
+    for module, at_top in imports(path):
+        parts = module.split(".")
+        if parts[0] == "ddlsim" and len(parts) > 1 and parts[1] != here:
+            allowed = LEVEL[parts[1]] < LEVEL[here] or (not at_top and (here, parts[1]) in LAZY)
+            assert allowed, f"{path.name} imports {module}, which is above it"
+        elif parts[0] in ROOMS and here not in ROOMS[parts[0]]:
+            # a command may use a library for one thing, but only when it runs
+            assert here == "cli" and not at_top, f"{path.name} imports {parts[0]}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_modules_stay_short(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 500

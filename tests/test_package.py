@@ -1,0 +1,50 @@
+"""The package as a whole: cheap to import, complete, alone."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import ddlsim
+
+ROOT = Path(__file__).parents[1]
+
+
+def loaded_after(code: str) -> set[str]:
+    script = f"import sys; {code}; print(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_ddlsim_loads_nothing_heavy():
+    heavy = {"numba", "networkx", "pandas", "matplotlib", "scipy", "pydantic", "simpy", "typer", "numpy"}
+    assert not heavy & loaded_after("import ddlsim")
+
+
+def test_help_loads_nothing_heavy():
+    heavy = {"numba", "networkx", "pandas", "matplotlib", "scipy", "pydantic", "simpy"}
+    assert not heavy & loaded_after("import ddlsim.cli")
+
+
+def test_every_public_name_exists_and_is_documented():
+    for name in ddlsim.__all__:
+        value = getattr(ddlsim, name)
+        assert isinstance(value, str) or (value.__doc__ or "").strip(), name
+
+
+def test_version_is_that_of_the_project_file():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["version"] == ddlsim.__version__
+
+
+def test_models_and_topologies_go_into_the_wheel():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert included == {"models": "ddlsim/data_files/models", "topologies": "ddlsim/data_files/topologies"}
+
+
+def test_no_document_links_to_a_missing_file():
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

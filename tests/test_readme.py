@@ -1,0 +1,38 @@
+"""What the README shows is what happens: its Python runs, its output is the program's, its TOML loads."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import ddlsim
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
+PYTHON = [text for kind, text in BLOCKS if kind == "python"]
+
+
+@pytest.mark.parametrize("code", PYTHON, ids=range(len(PYTHON)))
+def test_python_block_runs(code, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
+    printed = capsys.readouterr().out
+    assert printed.strip()
+    if "print(result)" in code:
+        shown = next(text for kind, text in BLOCKS if not kind and text.startswith("workers"))
+        assert printed.strip() == shown.strip()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.png", "timeline.png", "trace.json"]
+
+
+def test_toml_block_is_a_cluster(tmp_path):
+    path = tmp_path / "two-racks.toml"
+    path.write_text(next(text for kind, text in BLOCKS if kind == "toml"), encoding="utf-8")
+    cluster = ddlsim.load_cluster(path)
+    assert len(cluster.workers) == 2 * 8 * 8
+    assert cluster.title in README
+
+
+def test_counts_in_the_table_are_true():
+    assert f"{len(ddlsim.cluster_names())} bundled" in README
+    assert f"| models | {len(ddlsim.model_names())}:" in README
+    assert f"{len(ddlsim.algorithm_names())} all-reduces" in README
