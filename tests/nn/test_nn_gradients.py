@@ -81,9 +81,11 @@ LAYERS = {
     "sigmoid": ("[6]", f"{{ type = 'dense', units = 9 }}, {{ type = 'sigmoid' }}, {FLAT}"),
     "dropout": ("[1, 5, 5]", f"{conv(channels=3, kernel=2)}, {{ type = 'dropout', rate = 0.3 }}, {FLAT}"),
     "identity shortcut": ("[3, 4, 4]", f"{conv(channels=3, kernel=1)}, {{ type = 'residual', body = ["
-                          f"{{ type = 'relu' }}, {conv(channels=3, kernel=3, padding=1)}, {{ type = 'relu' }}] }}, {FLAT}"),
+                          f"{{ type = 'relu' }}, {conv(channels=3, kernel=3, padding=1)}, "
+                          f"{{ type = 'relu' }}] }}, {FLAT}"),
     "projected shortcut": ("[3, 4, 4]", f"{{ type = 'residual', body = ["
-                           f"{conv(channels=4, kernel=3, stride=2, padding=1)}], shortcut = [{conv(channels=4, kernel=1, stride=2)}] }}, {{ type = 'relu' }}, {FLAT}"),
+                           f"{conv(channels=4, kernel=3, stride=2, padding=1)}], "
+                           f"shortcut = [{conv(channels=4, kernel=1, stride=2)}] }}, {{ type = 'relu' }}, {FLAT}"),
     "concat": ("[2, 4, 4]", f"{conv(channels=3, kernel=1)}, {{ type = 'concat', branches = [[], "
                f"[{conv(channels=2, kernel=1)}, {{ type = 'relu' }}], "
                f"[{{ type = 'max_pool', kernel = 3, stride = 1, padding = 1 }}]] }}, {FLAT}"),
