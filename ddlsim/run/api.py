@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.errors import ConfigError
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import load_experiment
 from ddlsim.run.result import Result
@@ -42,26 +43,44 @@ def simulate(
     compute: Measured | Affine | Roofline | None = None,
     device: str | Device | None = None,
     jitter: Jitter = _NO_JITTER,
-    slow_downs: Iterable[SlowDown] = (),
+    slow_downs: SlowDown | Iterable[SlowDown] = (),
     speed: Iterable[float] | None = None,
     seed: int = 0,
-    max_time: float = float("inf"),
+    max_time: float | str = float("inf"),
 ) -> Result:
     """Simulate a training run and return what it predicts.
 
     Takes the fields of :class:`~ddlsim.Experiment`, or an experiment. Raises
     :class:`~ddlsim.errors.ConfigError` for anything that does not fit, naming the field and the remedy.
     """
-    if isinstance(cluster, Experiment):
-        return run(cluster)
-    return run(
-        Experiment(
-            cluster=cluster, model=model, strategy=strategy, batch_size=batch_size, workers=workers, steps=steps,
-            warmup=warmup, accumulation=accumulation, precision=precision, gradient_dtype=gradient_dtype,
-            compute=compute, device=device, jitter=jitter, slow_downs=tuple(slow_downs),
-            speed=None if speed is None else tuple(speed), seed=seed, max_time=max_time,
-        )
-    )  # fmt: skip
+    given = Experiment(
+        cluster="" if isinstance(cluster, Experiment) else cluster,
+        model=model,
+        strategy=strategy,
+        batch_size=batch_size,
+        workers=workers,
+        steps=steps,
+        warmup=warmup,
+        accumulation=accumulation,
+        precision=precision,
+        gradient_dtype=gradient_dtype,
+        compute=compute,
+        device=device,
+        jitter=jitter,
+        slow_downs=slow_downs,  # type: ignore[arg-type]  # an experiment makes tuples of these
+        speed=speed,  # type: ignore[arg-type]
+        seed=seed,
+        max_time=max_time,  # type: ignore[arg-type]
+    )
+    if not isinstance(cluster, Experiment):
+        return run(given)
+    default = Experiment(cluster="", model="resnet50")
+    for field in dataclasses.fields(Experiment):
+        if getattr(given, field.name) != getattr(default, field.name):
+            raise ConfigError(
+                f"simulate: {field.name} has no effect beside an experiment; use experiment.with_({field.name}=...)"
+            )
+    return run(cluster)
 
 
 def scaling(experiment: Experiment, workers: Iterable[int]) -> list[Result]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 from ddlsim.strategies import AllReduce, Strategy
+from ddlsim.units import parse
 from ddlsim.workload.compute import Affine, Measured, Roofline
 from ddlsim.workload.devices import Device
 from ddlsim.workload.jitter import Jitter, NoJitter, SlowDown
@@ -69,17 +73,24 @@ class Experiment:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name} = {value!r}: must be a whole number of at least {least}")
-        if self.workers is not None and (not isinstance(self.workers, int) or self.workers < 1):
-            raise ConfigError(f"workers = {self.workers!r}: must be a whole number of at least 1")
-        if not self.max_time > 0.0:
+        workers = self.workers
+        if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
+            raise ConfigError(f"workers = {workers!r}: must be a whole number of at least 1")
+        if isinstance(self.max_time, str):
+            object.__setattr__(self, "max_time", parse(self.max_time, "time"))
+        if not (isinstance(self.max_time, int | float) and self.max_time > 0.0):
             raise ConfigError(f"max_time = {self.max_time!r}: must be above 0 s")
-        if not (hasattr(self.strategy, "start") and hasattr(self.strategy, "label")):
+        _require(self.strategy, ("start", "label", "updates"), "strategy", "ddlsim.AllReduce('ring')")
+        _require(self.jitter, ("sample", "mean"), "jitter", "ddlsim.Lognormal(0.1)")
+        if self.compute is not None and not isinstance(self.compute, Measured | Affine | Roofline):
             raise ConfigError(
-                f"strategy = {self.strategy!r}: must be a strategy object such as ddlsim.AllReduce('ring')"
+                f"compute = {self.compute!r}: must be a Measured, Affine or Roofline, e.g. Measured('97 ms', 32)"
             )
-        object.__setattr__(self, "slow_downs", tuple(self.slow_downs))
+        if self.device is not None and not isinstance(self.device, str | Device):
+            raise ConfigError(f"device = {self.device!r}: must be a name such as 'v100', or a Device")
+        object.__setattr__(self, "slow_downs", _slow_downs(self.slow_downs))
         if self.speed is not None:
-            object.__setattr__(self, "speed", tuple(float(s) for s in self.speed))
+            object.__setattr__(self, "speed", _factors(self.speed))
 
     def with_(self, **changes: object) -> Experiment:
         """Return the experiment with some fields changed."""
@@ -88,6 +99,27 @@ class Experiment:
     def manifest(self) -> dict[str, object]:
         """Return all fields as plain values, for printing and storing."""
         return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+
+def _require(value: object, attributes: tuple[str, ...], name: str, example: str) -> None:
+    if isinstance(value, type) or not all(hasattr(value, attribute) for attribute in attributes):
+        raise ConfigError(f"{name} = {value!r}: must be an object such as {example}")
+
+
+def _slow_downs(value: SlowDown | Iterable[SlowDown]) -> tuple[SlowDown, ...]:
+    found = (value,) if isinstance(value, SlowDown) else tuple(value) if isinstance(value, Iterable) else (value,)
+    for i, slow in enumerate(found):
+        if not isinstance(slow, SlowDown):
+            raise ConfigError(f"slow_downs[{i}] = {slow!r}: must be a SlowDown(ranks, start, duration, factor)")
+    return found
+
+
+def _factors(value: object) -> tuple[float, ...]:
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        factors = tuple(value)
+        if all(isinstance(f, int | float | np.floating | np.integer) and math.isfinite(f) and f > 0 for f in factors):
+            return tuple(float(f) for f in factors)
+    raise ConfigError(f"speed = {value!r}: must be a list of one factor above 0 per worker")
 
 
 def _plain(value: object) -> object:

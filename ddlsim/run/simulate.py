@@ -57,6 +57,9 @@ def prepare(experiment: Experiment) -> Prepared:
     nodes = cluster.workers[:n_workers].tolist()
     if n_workers > 1:
         cluster.check_connected(nodes)
+    for slow in experiment.slow_downs:
+        if max(slow.ranks) >= n_workers:
+            raise ConfigError(f"slow_downs: rank {max(slow.ranks)} of {slow} is not among the {n_workers} workers")
     workloads = _workloads(experiment, cluster, model, nodes)
     texts = [text for w, d in {id(w): (w, d) for w, d in workloads}.values() if (text := check_memory(w, d))]
     return Prepared(experiment, cluster, model, nodes, [w for w, _ in workloads], tuple(dict.fromkeys(texts)))
@@ -117,9 +120,7 @@ def run(experiment: Experiment, *, keep_spans: bool = False) -> Result:
     if not recorder.updates:
         if interrupted:
             raise KeyboardInterrupt
-        raise DdlsimError(
-            f"max_time = {experiment.max_time!r} s is over before the first update; allow more time"
-        )
+        raise DdlsimError(f"max_time = {experiment.max_time!r} s is over before the first update; allow more time")
     return Result(
         experiment=dataclasses.replace(experiment, cluster=prepared.cluster, model=prepared.model),
         cluster=prepared.cluster,

@@ -41,15 +41,19 @@ class AllReduce:
 
     def __post_init__(self) -> None:
         overlap_named(self.overlap)
-        if isinstance(self.rank_order, str) and self.rank_order not in ("given", "topology"):
+        if not (isinstance(self.algorithm, str) or callable(self.algorithm)):
             raise ConfigError(
-                f"AllReduce: rank_order = {self.rank_order!r}: must be 'given', 'topology' or a list of ranks"
+                f"AllReduce: algorithm = {self.algorithm!r}: must be a name such as 'ring', or a function"
             )
+        order = self.rank_order
+        named = isinstance(order, str) and order in ("given", "topology")
+        if not named and (isinstance(order, str) or not all(isinstance(rank, int | np.integer) for rank in order)):
+            raise ConfigError(f"AllReduce: rank_order = {order!r}: must be 'given', 'topology' or a list of ranks")
 
     @property
     def label(self) -> str:
         """Algorithm and overlap."""
-        name = self.algorithm if isinstance(self.algorithm, str) else self.algorithm.__name__
+        name = self.algorithm if isinstance(self.algorithm, str) else getattr(self.algorithm, "__name__", "function")
         overlap = self.overlap if isinstance(self.overlap, str) else type(self.overlap).__name__
         return f"all-reduce ({name}, {overlap})"
 

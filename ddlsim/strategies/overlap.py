@@ -7,27 +7,23 @@ the backward pass has gone through its layers (:mod:`ddlsim.workload.buckets`).
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 
 import simpy
 
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.strategies.checks import quantity, whole
 from ddlsim.strategies.coordinator import Coordinator, Fused, MostUrgent
 from ddlsim.strategies.group import Group
 from ddlsim.strategies.worker import Process, Worker
-from ddlsim.units import parse
 from ddlsim.workload.buckets import Bucket, ddp_buckets, one_bucket, partitioned, per_layer
 from ddlsim.workload.compute import Workload
 
 __all__ = ["DdpBuckets", "HorovodFusion", "NoOverlap", "Overlap", "PerLayer", "Priority", "overlap_named"]
 
 
-def _nbytes(value: float | str, name: str) -> float:
-    nbytes = parse(value, "bytes") if isinstance(value, str) else float(value)
-    if not (math.isfinite(nbytes) and nbytes > 0.0):
-        raise ConfigError(f"{name} = {value!r}: must be finite and above 0, e.g. '25 MiB'")
-    return nbytes
+def _nbytes(value: float | str, where: str) -> float:
+    return quantity(value, "bytes", where, "25 MiB")
 
 
 @dataclass(frozen=True)
@@ -83,11 +79,10 @@ class HorovodFusion:
 
     def __post_init__(self) -> None:
         _nbytes(self.threshold, "HorovodFusion: threshold")
-        if not self._cycle() > 0.0:
-            raise ConfigError(f"HorovodFusion: cycle_time = {self.cycle_time!r}: must be above 0, e.g. '1 ms'")
+        self._cycle()
 
     def _cycle(self) -> float:
-        return parse(self.cycle_time, "time") if isinstance(self.cycle_time, str) else float(self.cycle_time)
+        return quantity(self.cycle_time, "time", "HorovodFusion: cycle_time", "1 ms")
 
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
         return per_layer(workload)
@@ -109,8 +104,7 @@ class Priority:
 
     def __post_init__(self) -> None:
         _nbytes(self.partition, "Priority: partition")
-        if self.in_flight < 1:
-            raise ConfigError(f"Priority: in_flight = {self.in_flight}: must be at least 1")
+        whole(self.in_flight, "Priority: in_flight")
 
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
         return partitioned(workload, _nbytes(self.partition, "partition"))
@@ -135,6 +129,10 @@ _NAMES: dict[str, Overlap] = {
 def overlap_named(overlap: str | Overlap) -> Overlap:
     """Return the policy of a name ("none", "layer", "ddp", "horovod", "priority"), or the policy itself."""
     if not isinstance(overlap, str):
+        if isinstance(overlap, type) or not hasattr(overlap, "work"):
+            raise ConfigError(
+                f"overlap = {overlap!r}: must be one of {', '.join(_NAMES)}, or a policy such as DdpBuckets('25 MiB')"
+            )
         return overlap
     if overlap not in _NAMES:
         raise unknown_name("overlap", overlap, _NAMES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import simpy
@@ -10,18 +9,17 @@ import simpy
 from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError
 from ddlsim.strategies.all_reduce import start_group
+from ddlsim.strategies.checks import quantity, whole
 from ddlsim.strategies.overlap import Overlap, overlap_named
 from ddlsim.strategies.servers import PLACEMENTS, push_pull, server_nodes
 from ddlsim.strategies.setting import Setting
 from ddlsim.strategies.worker import Process, Worker
-from ddlsim.units import parse
 
 __all__ = ["AsyncParameterServer", "ParameterServer"]
 
 
 def _check(kind: str, servers: int, placement: str) -> None:
-    if servers < 1:
-        raise ConfigError(f"{kind}: servers = {servers}: must be at least 1")
+    whole(servers, f"{kind}: servers")
     if placement not in PLACEMENTS:
         raise ConfigError(f"{kind}: placement = {placement!r}: must be 'own' or 'colocated'")
 
@@ -108,11 +106,10 @@ class AsyncParameterServer:
 
     def __post_init__(self) -> None:
         _check("AsyncParameterServer", self.servers, self.placement)
-        if not (math.isfinite(self._apply()) and self._apply() >= 0.0):
-            raise ConfigError(f"AsyncParameterServer: apply_time = {self.apply_time!r}: must not be negative")
+        self._apply()
 
     def _apply(self) -> float:
-        return parse(self.apply_time, "time") if isinstance(self.apply_time, str) else float(self.apply_time)
+        return quantity(self.apply_time, "time", "AsyncParameterServer: apply_time", "1 ms", zero=True)
 
     @property
     def label(self) -> str:

@@ -1,0 +1,176 @@
+"""What does not fit is refused in one line that names field, value and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import networkx as nx
+import pytest
+
+from ddlsim import (
+    AllReduce,
+    AsyncParameterServer,
+    ConfigError,
+    DdlsimError,
+    DdpBuckets,
+    Experiment,
+    HorovodFusion,
+    Measured,
+    ParameterServer,
+    Priority,
+    SlowDown,
+    simulate,
+)
+from ddlsim.cluster import MultiGpu, star
+
+STAR = star(4, bandwidth="10 Gbit/s", latency="10 us")
+
+
+def two_islands() -> nx.MultiDiGraph:
+    """h0 and h1, and h2 and h3, without a link between the pairs."""
+    graph = nx.MultiDiGraph()
+    graph.add_nodes_from([f"h{i}" for i in range(4)], kind="host")
+    for a, b in (("h0", "h1"), ("h2", "h3")):
+        graph.add_edge(a, b, bandwidth=1e9, latency=1e-6)
+        graph.add_edge(b, a, bandwidth=1e9, latency=1e-6)
+    return graph
+
+
+def attempt(**changes: Any) -> object:
+    return simulate(**{"cluster": STAR, "model": "lenet5", "batch_size": 8, "steps": 1, "warmup": 0, **changes})
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"workers": 5}, "workers = 5: cluster 'star-4' has 4 devices; use at most 4"),
+    ({"workers": 0}, "workers = 0: must be a whole number of at least 1"),
+    ({"workers": True}, "workers = True: must be a whole number of at least 1"),
+    ({"workers": 2.0}, "workers = 2.0: must be a whole number of at least 1"),
+    ({"model": "lenet"}, "unknown model 'lenet'; did you mean 'lenet5'?"),
+    ({"model": "no/such.toml"}, "no/such.toml: no such file"),
+    ({"cluster": "dgx1-v10"}, "unknown cluster 'dgx1-v10'; did you mean 'dgx1-v100'?"),
+    ({"strategy": AllReduce("rings")}, "unknown all_reduce algorithm 'rings'; did you mean 'ring'?"),
+    ({"strategy": AllReduce("no_such_module:f")}, "'no_such_module'; write it 'package.module:function'"),
+    ({"strategy": AllReduce("ring", rank_order=(0, 1))}, "rank_order must list each of the ranks 0..3 once"),
+    ({"strategy": "ring"}, "strategy = 'ring': must be an object such as ddlsim.AllReduce('ring')"),
+    ({"strategy": AllReduce}, "must be an object such as ddlsim.AllReduce('ring')"),
+    ({"device": "v10"}, "unknown device 'v10'; did you mean 'v100'?"),
+    ({"device": 5}, "device = 5: must be a name such as 'v100', or a Device"),
+    ({"device": "v100", "precision": "fp61"}, "device 'v100': unknown precision 'fp61'; did you mean 'fp16'?"),
+    ({"device": "k80", "precision": "fp16"}, "device 'k80': unknown precision 'fp16'"),
+    ({"gradient_dtype": "fp8"}, "unknown gradient_dtype 'fp8'; did you mean 'fp32'?"),
+    ({"batch_size": 0}, "batch_size = 0: must be a whole number of at least 1"),
+    ({"batch_size": 1.5}, "batch_size = 1.5: must be a whole number of at least 1"),
+    ({"steps": 0}, "steps = 0: must be a whole number of at least 1"),
+    ({"steps": "10"}, "steps = '10': must be a whole number of at least 1"),
+    ({"warmup": -1}, "warmup = -1: must be a whole number of at least 0"),
+    ({"accumulation": 0}, "accumulation = 0: must be a whole number of at least 1"),
+    ({"seed": -1}, "seed = -1: must be a whole number of at least 0"),
+    ({"max_time": 0.0}, "max_time = 0.0: must be above 0 s"),
+    ({"max_time": float("nan")}, "max_time = nan: must be above 0 s"),
+    ({"max_time": "3 GB"}, "'3 GB' is a size, not a time"),
+    ({"max_time": 1e-9}, "max_time = 1e-09 s is over before the first update; allow more time"),
+    ({"speed": [1.0, 2.0]}, "speed has 2 factors for 4 workers; give one per worker"),
+    ({"speed": [1.0, 1.0, 1.0, 0.0]}, "speed = [1.0, 1.0, 1.0, 0.0]: must be a list of one factor above 0 per worker"),
+    ({"speed": ["fast"] * 4}, "must be a list of one factor above 0 per worker"),
+    ({"speed": 2.0}, "speed = 2.0: must be a list of one factor above 0 per worker"),
+    ({"slow_downs": [3]}, "slow_downs[0] = 3: must be a SlowDown(ranks, start, duration, factor)"),
+    ({"slow_downs": SlowDown(9, 0.0, 1.0, 2.0)}, "is not among the 4 workers"),
+    ({"jitter": "exponential"}, "jitter = 'exponential': must be an object such as ddlsim.Lognormal(0.1)"),
+    ({"jitter": 0.3}, "jitter = 0.3: must be an object such as ddlsim.Lognormal(0.1)"),
+    ({"compute": "97 ms"}, "compute = '97 ms': must be a Measured, Affine or Roofline, e.g. Measured('97 ms', 32)"),
+    ({"compute": Measured("1 ms", 16)}, "the step was measured at batch_size = 16, not 8"),
+    ({"cluster": two_islands()}, "no path leads from 'h0' to 'h2'; add a link or leave one of them out"),
+    (
+        {"cluster": two_islands(), "workers": 2, "strategy": ParameterServer()},
+        "no path leads from 'h0' to 'h2'; add a link or leave one of them out",
+    ),
+    (
+        {"strategy": ParameterServer(1)},
+        "ParameterServer: servers = 1 with placement 'own': cluster 'star-4' has 0 machines without workers; "
+        "use fewer servers, fewer workers, or placement 'colocated'",
+    ),
+    (
+        {"strategy": AsyncParameterServer(3), "workers": 2},
+        "servers = 3 with placement 'own': cluster 'star-4' has 2 machines without workers",
+    ),
+    (
+        {"strategy": ParameterServer(5, "colocated")},
+        "servers = 5 with placement 'colocated': cluster 'star-4' has 4 machines with workers; use fewer servers",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "text"), REFUSED, ids=[text[:60] for _, text in REFUSED])
+def test_simulate_refuses(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(DdlsimError) as caught:
+        attempt(**changes)
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+PARTS: list[tuple[Callable[[], object], str]] = [
+    (lambda: AllReduce("ring", "dpp"), "unknown overlap 'dpp'; did you mean 'ddp'?"),
+    (lambda: AllReduce("ring", 3), "overlap = 3: must be one of none, layer, ddp, horovod, priority, or a policy"),
+    (lambda: AllReduce("ring", DdpBuckets), "or a policy such as DdpBuckets('25 MiB')"),
+    (lambda: AllReduce(3), "AllReduce: algorithm = 3: must be a name such as 'ring', or a function"),
+    (lambda: AllReduce(rank_order="topologi"), "rank_order = 'topologi': must be 'given', 'topology' or a list"),
+    (lambda: AllReduce(rank_order=["a"]), "rank_order = ['a']: must be 'given', 'topology' or a list of ranks"),
+    (lambda: DdpBuckets("25 s"), "'25 s' is a time, not a size"),
+    (lambda: DdpBuckets(0), "DdpBuckets: cap = 0: must be finite and above 0, e.g. '25 MiB'"),
+    (lambda: DdpBuckets(first=None), "DdpBuckets: first = None: must be a number or a text like '25 MiB'"),
+    (lambda: HorovodFusion(cycle_time=0), "HorovodFusion: cycle_time = 0: must be finite and above 0, e.g. '1 ms'"),
+    (lambda: HorovodFusion(cycle_time="inf s"), "HorovodFusion: cycle_time"),
+    (lambda: HorovodFusion(threshold=-1.0), "HorovodFusion: threshold = -1.0: must be finite and above 0"),
+    (lambda: Priority(in_flight=0), "Priority: in_flight = 0: must be a whole number of at least 1"),
+    (lambda: Priority(partition=0.0), "Priority: partition = 0.0: must be finite and above 0"),
+    (lambda: ParameterServer(0), "ParameterServer: servers = 0: must be a whole number of at least 1"),
+    (lambda: ParameterServer(1.5), "ParameterServer: servers = 1.5: must be a whole number of at least 1"),
+    (lambda: ParameterServer(1, "collocated"), "placement = 'collocated': must be 'own' or 'colocated'"),
+    (lambda: AsyncParameterServer(apply_time=-1.0), "apply_time = -1.0: must be finite and not negative"),
+]  # type: ignore[arg-type]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "text"), PARTS, ids=[text[:60] for _, text in PARTS])
+def test_parts_refuse(make: Callable[[], object], text: str) -> None:
+    if text == "HorovodFusion: cycle_time":  # the reader of units refuses this one
+        text = "'inf s' is not finite"
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"), [({"workers": 2}, "workers"), ({"batch_size": 16}, "batch_size"), ({"seed": 1}, "seed")]
+)
+def test_an_experiment_takes_no_second_set_of_arguments(changes: dict[str, Any], field: str) -> None:
+    experiment = Experiment(STAR, "lenet5", steps=1, warmup=0)
+    assert simulate(experiment).n_workers == 4
+    with pytest.raises(ConfigError, match=f"{field} has no effect beside an experiment; use experiment.with_"):
+        simulate(experiment, **changes)
+    assert simulate(experiment.with_(**changes)).experiment.manifest()[field] == changes[field]
+
+
+def test_a_batch_that_does_not_fit_is_a_warning() -> None:
+    """VGG-16 stores some 15 million activations a sample: 4 bytes each x 4,096 samples do not go into 16 GB.
+    The prediction stands; the warning says what is needed, what is there and what would fit."""
+    cluster = star(2, bandwidth="10 Gbit/s", latency="10 us", host=MultiGpu(n_gpus=1, device="v100"))
+    result = simulate(cluster, "vgg16", batch_size=4096, steps=1, warmup=0)
+    (warning,) = result.warnings
+    need = 12 * 138357544 + 4 * result.workloads[0].model.activation_nbytes / 4 * 4096
+    assert f"vgg16 with batch size 4096 in fp32 needs about {need / 1e9:.1f} GB but v100 has 17.2 GB" in warning
+    largest = int(warning.rsplit(" ", 1)[1])
+    assert simulate(cluster, "vgg16", batch_size=largest, steps=1, warmup=0).warnings == ()
+    assert simulate(cluster, "vgg16", batch_size=largest + 1, steps=1, warmup=0).warnings
+
+
+def test_max_time_ends_the_run() -> None:
+    """Updates at t, 2t, ...: after 2.5 t there are two, and everything is measured over these."""
+    whole = simulate(STAR, "lenet5", batch_size=8, steps=4, warmup=0)
+    step = float(whole.step_times[0])
+    result = simulate(STAR, "lenet5", batch_size=8, steps=4, warmup=0, max_time=2.5 * step)
+    assert len(result.recorder.updates) == 2
+    assert result.end_time == pytest.approx(2.5 * step, rel=1e-12)
+    assert result.throughput == pytest.approx(whole.throughput, rel=1e-9)
+    text = simulate(STAR, "lenet5", batch_size=8, steps=4, warmup=0, max_time=f"{2.5 * step * 1e6:.6f} us")
+    assert len(text.recorder.updates) == 2

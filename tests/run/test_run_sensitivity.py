@@ -1,0 +1,75 @@
+"""What limits a run: simulated improvements by 10 % agree with the closed forms."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddlsim import AllReduce, Experiment, Lognormal, Measured, NoOverlap, Result, simulate
+from ddlsim.cluster import MultiGpu, star
+from ddlsim.collectives import cost
+from ddlsim.run import run
+
+BANDWIDTH, LATENCY, N = 1.25e9, 20e-6, 8
+
+
+def ring_run(step: float, model: str = "alexnet", latency: float = LATENCY) -> Result:
+    """Eight machines on one switch: t = t_c + 2 (N-1) alpha + 2 (N-1)/N S/B exactly."""
+    return simulate(
+        star(N, bandwidth=BANDWIDTH, latency=latency), model, AllReduce("ring", NoOverlap()), 8, steps=2,
+        warmup=0, compute=Measured(step, 8),
+    )  # fmt: skip
+
+
+def gains(result: Result) -> dict[str, float]:
+    return {s.what: s.gain for s in result.sensitivities}
+
+
+@pytest.mark.parametrize("step", [0.001, 0.3, 30.0])
+def test_gains_follow_from_the_formula(step: float) -> None:
+    result = ring_run(step)
+    nbytes = 4.0 * result.workloads[0].model.n_params
+
+    def seconds(compute: float = 1.0, bandwidth: float = 1.0, latency: float = 1.0) -> float:
+        return step / compute + cost.ring(N, nbytes, 2 * LATENCY * latency, 1 / (BANDWIDTH * bandwidth))
+
+    assert gains(result) == {
+        "compute speed": pytest.approx(seconds() / seconds(compute=1.1) - 1, rel=1e-6),
+        "bandwidth of nic": pytest.approx(seconds() / seconds(bandwidth=1.1) - 1, rel=1e-6),
+        "latency of nic": pytest.approx(seconds() / seconds(latency=0.9) - 1, rel=1e-6),
+    }
+
+
+def test_the_bottleneck_is_named() -> None:
+    # 0.3422 s of 0.3527 s are bandwidth: 0.3527 / (0.0106 + 0.3422 / 1.1) = 1.097
+    assert str(ring_run(0.01).bottleneck) == "+10% bandwidth of nic gives +9.7% throughput"
+    compute = ring_run(100.0).bottleneck
+    assert (compute.what, compute.change) == ("compute speed", 0.1)
+    assert compute.gain == pytest.approx(0.1, rel=0.01)
+    slow_start = ring_run(1e-6, "digits-cnn", latency=0.01).bottleneck
+    assert slow_start.what == "latency of nic"
+    assert str(slow_start).startswith("-10% latency of nic gives +11.1% throughput")  # 1 / 0.9
+
+
+def test_gains_are_listed_best_first_and_only_for_links_in_use() -> None:
+    host = MultiGpu(n_gpus=4, inside="nvlink_mesh", nvlink_bandwidth="20 GB/s", device="v100")
+    one_machine = simulate(star(1, bandwidth=1e9, latency=1e-6, host=host), "alexnet", steps=1, warmup=0)
+    found = gains(one_machine)
+    assert set(found) == {"compute speed", "bandwidth of nvlink", "latency of nvlink"}
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+
+
+def test_everything_equal_and_idle() -> None:
+    """One worker: compute is all there is, and it gives exactly 10 %."""
+    result = simulate(
+        star(1, bandwidth=1e9, latency=1e-6), "lenet5", batch_size=8, steps=2, warmup=0, compute=Measured(0.1, 8)
+    )
+    assert gains(result) == {"compute speed": pytest.approx(0.1, rel=1e-9)}
+
+
+def test_the_same_random_numbers_are_used() -> None:
+    """With jitter, compute-bound: exactly 10 % all the same, as every variant draws the same factors."""
+    experiment = Experiment(
+        star(4, bandwidth=1e15, latency=0.0), "digits-cnn", AllReduce("ring", "none"), 8, steps=3, warmup=1,
+        compute=Measured(1.0, 8), jitter=Lognormal(0.5), seed=3,
+    )  # fmt: skip
+    assert gains(run(experiment))["compute speed"] == pytest.approx(0.1, rel=1e-6)
