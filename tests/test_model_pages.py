@@ -1,0 +1,23 @@
+"""The cases that docs/models works by hand are what the simulation gives."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "docs" / "models"
+PAGES = {path.stem: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")}
+BLOCKS = {page: re.findall(r"```python\n(.*?)```", text, re.DOTALL) for page, text in PAGES.items()}
+
+
+@pytest.mark.parametrize("page", ["collectives", "compute", "overlap", "parameter-server", "variability"])
+def test_every_page_checks_its_case(page):
+    assert any("assert " in block for block in BLOCKS[page])
+
+
+@pytest.mark.parametrize("page", sorted(page for page in BLOCKS if BLOCKS[page]))
+def test_cases_worked_by_hand_hold(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": page}
+    for block in BLOCKS[page]:  # later blocks go on from earlier ones
+        exec(compile(block, f"{page}.md", "exec"), namespace)
