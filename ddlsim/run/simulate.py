@@ -101,7 +101,7 @@ def run(experiment: Experiment, *, keep_spans: bool = False) -> Result:
     n_workers = len(prepared.nodes)
     recorder = Recorder(n_workers, keep_spans)
     n_updates = experiment.strategy.updates(experiment.steps + experiment.warmup, n_workers)
-    stop = StopRule(loop, recorder, n_updates, experiment.max_time)
+    stop = StopRule(loop, recorder, n_updates)
     workers = [
         Worker(
             rank, node, loop, workload, recorder, stop, factors(experiment.jitter, experiment.seed, rank),
@@ -113,7 +113,7 @@ def run(experiment: Experiment, *, keep_spans: bool = False) -> Result:
     experiment.strategy.start(setting)
     interrupted = False
     try:
-        loop.run(stop.ended)
+        loop.run(stop.ended, experiment.max_time)
     except KeyboardInterrupt:
         interrupted = True
     recorder.close(loop.now)

@@ -30,6 +30,10 @@ class _Environment(simpy.Environment):
     def schedule_at(self, event: simpy.Event, time: float) -> None:
         heapq.heappush(self._queue, (time, NORMAL, next(self._eid), event))
 
+    def pass_time(self, now: float) -> None:
+        """Set the clock to `now`, before the next event."""
+        self._now = now
+
 
 class Loop:
     """The event loop of a run: a simpy environment and a network that share their clock."""
@@ -69,8 +73,8 @@ class Loop:
 
     # ------------------------------------------------------------ running
 
-    def run(self, until: simpy.Event) -> None:
-        """Run until the event `until` has been processed.
+    def run(self, until: simpy.Event, max_time: float = np.inf) -> None:
+        """Run until the event `until` has been processed, but not beyond `max_time` (s).
 
         Raises :class:`~ddlsim.errors.DeadlockError` when nothing can happen any more although it has not.
         """
@@ -81,14 +85,17 @@ class Loop:
             if next_event > env.now and self._start_queued():
                 quiet_until = -np.inf
             if next_event > quiet_until:
-                done = self.network.advance(next_event)
+                done = self.network.advance(min(next_event, max_time))
                 if done is not None:
                     for number, rank in zip(done.ids.tolist(), done.ranks.tolist(), strict=True):
                         self._complete(number, rank, done.time)
                     continue
                 quiet_until = next_event
-            if next_event == np.inf:
+            if next_event == np.inf and (max_time == np.inf or not self.network.pending):
                 raise DeadlockError(self._who_waits())
+            if next_event > max_time:
+                env.pass_time(max_time)
+                return
             env.step()
 
     def _start_queued(self) -> bool:

@@ -35,7 +35,7 @@ def factors(jitter: Jitter, seed: int, rank: int) -> Iterator[float]:
 
 @dataclass
 class StopRule:
-    """Ends the run when `n_updates` updates have been applied, whoever made them, or at `max_time`.
+    """Ends the run when `n_updates` updates have been applied, whoever made them.
 
     A global rule: a count of steps per worker would bias asynchronous runs.
     """
@@ -43,21 +43,10 @@ class StopRule:
     loop: Loop
     recorder: Recorder
     n_updates: int
-    max_time: float = np.inf
     ended: simpy.Event = field(init=False)
 
     def __post_init__(self) -> None:
         self.ended = self.loop.env.event()
-        if self.max_time < np.inf:
-            self.loop.env.process(self._alarm())
-
-    def _alarm(self) -> Process:
-        yield self.loop.env.timeout(self.max_time)
-        self._end()
-
-    def _end(self) -> None:
-        if not self.ended.triggered:
-            self.ended.succeed()
 
     def updated(self, n_samples: int) -> None:
         """Count an update made from `n_samples` samples."""
@@ -65,7 +54,7 @@ class StopRule:
             return
         self.recorder.updates.append((self.loop.now, n_samples))
         if len(self.recorder.updates) >= self.n_updates:
-            self._end()
+            self.ended.succeed()
 
 
 @dataclass

@@ -266,9 +266,11 @@ class OneStaysAway:
             setting.loop.env.process(NoOverlap().work(worker, group))
 
 
-def test_a_deadlock_names_who_waits_for_what() -> None:
+@pytest.mark.parametrize("max_time", [float("inf"), 60.0])
+def test_a_deadlock_names_who_waits_for_what(max_time: float) -> None:
+    """Also if the run has a limit of time: it is over when nothing can happen, not when the limit comes."""
     with pytest.raises(DeadlockError) as caught:
-        run(experiment(OneStaysAway(), jitter=False))
+        run(experiment(OneStaysAway(), jitter=False).with_(max_time=max_time))
     text = str(caught.value)
     assert "\n" not in text
     for rank in range(N - 1):
@@ -301,6 +303,20 @@ def test_an_interrupt_keeps_what_was_simulated(name: str, monkeypatch: pytest.Mo
     assert result.throughput > 0.0
     for seconds in result.recorder.seconds:
         assert sum(seconds.values()) == pytest.approx(result.end_time, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["ring-ddp", "ring-none", "server-3-own-layer", "async-3-apply"])
+def test_max_time_cuts_the_same_run_short(name: str) -> None:
+    """Wherever the limit falls, into computing or into a transfer, what came before is the same run."""
+    whole = run(experiment(STRATEGIES[name]))
+    first, last = whole.recorder.updates[0][0], whole.end_time
+    for max_time in np.linspace(first, last, 12):
+        result = run(experiment(STRATEGIES[name]).with_(max_time=float(max_time)))
+        expected = [update for update in whole.recorder.updates if update[0] <= max_time]
+        assert result.recorder.updates == expected
+        assert result.end_time == max_time
+        for seconds in result.recorder.seconds:
+            assert sum(seconds.values()) == pytest.approx(max_time, rel=1e-9)
 
 
 def test_an_interrupt_before_the_first_update_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
