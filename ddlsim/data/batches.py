@@ -1,0 +1,61 @@
+"""The order in which a worker sees its samples: an endless sequence of shuffled passes over its shard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ddlsim.data.dataset import Ints
+from ddlsim.errors import ConfigError
+from ddlsim.workload.jitter import stream
+
+__all__ = ["BatchStream"]
+
+
+@dataclass(frozen=True, eq=False)
+class BatchStream:
+    """Sample indices by position: pass e over the shard is shuffled by the stream (seed, rank, "batches e").
+
+    A position always means the same sample, whoever asks for what before. Batches run over the end of a pass,
+    so all have the same size. Workers that should together see what one worker would see use the same shard,
+    seed and rank and take turns: worker r of n takes ``indices((step * n + r) * size, size)``.
+    """
+
+    shard: Ints
+    seed: int
+    rank: int = 0
+    _passes: dict[int, Ints] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.shard.ndim != 1 or not len(self.shard):
+            raise ConfigError(f"rank {self.rank}: its shard of shape {self.shard.shape} is empty; use fewer workers")
+
+    def batch(self, step: int, size: int) -> Ints:
+        """Return the indices of batch `step` (from 0) when all batches have `size` samples, shape (size,)."""
+        return self.indices(step * size, size)
+
+    def indices(self, first: int, count: int) -> Ints:
+        """Return the sample indices at positions first .. first + count - 1, shape (count,)."""
+        if first < 0 or count < 1:
+            raise ConfigError(f"first = {first}, count = {count}: must be at least 0 and 1")
+        n, parts = len(self.shard), []
+        while count:
+            number, offset = divmod(first, n)
+            part = self._shuffled(number)[offset : offset + count]
+            parts.append(part)
+            first, count = first + len(part), count - len(part)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def epoch(self, position: int) -> float:
+        """Return how many passes lie before `position`."""
+        return position / len(self.shard)
+
+    def _shuffled(self, number: int) -> Ints:
+        kept = self._passes.get(number)
+        if kept is None:
+            kept = self.shard[stream(self.seed, self.rank, f"batches {number}").permutation(len(self.shard))]
+            if len(self._passes) > 1:  # two are enough: batches move forward
+                self._passes.pop(min(self._passes))
+            self._passes[number] = kept
+        return kept

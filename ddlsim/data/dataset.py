@@ -1,0 +1,112 @@
+"""A labelled data set in memory, and what one does with it as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.errors import ConfigError
+from ddlsim.workload.jitter import stream
+
+__all__ = ["DataSet", "Floats", "Ints", "from_arrays", "images_to_floats", "split", "standardize"]
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """Samples `x` (n_samples, *sample_shape) float32 and `labels` (n_samples,), the class of each.
+
+    Images have sample shape (channels, height, width). ``source`` says where the data come from.
+    """
+
+    name: str
+    x: Floats
+    labels: Ints
+    class_names: tuple[str, ...]
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        n = len(self.x) if self.x.ndim > 1 else 0
+        if n == 0 or self.labels.shape != (n,):
+            raise ConfigError(
+                f"data {self.name!r}: samples {self.x.shape} and labels {self.labels.shape} do not fit; "
+                "give (n, ...) samples and (n,) labels with n at least 1"
+            )
+        if self.labels.min() < 0 or self.labels.max() >= self.n_classes:
+            bad = self.labels[(self.labels < 0) | (self.labels >= self.n_classes)][0]
+            raise ConfigError(f"data {self.name!r}: label {bad} is not one of the {self.n_classes} classes from 0 on")
+
+    @property
+    def n_samples(self) -> int:
+        return len(self.x)
+
+    @property
+    def n_classes(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        return self.x.shape[1:]
+
+    def take(self, indices: Ints) -> DataSet:
+        """Return the data set of the samples at `indices`, in that order."""
+        return replace(self, x=self.x[indices], labels=self.labels[indices])
+
+
+def from_arrays(x: npt.ArrayLike, labels: npt.ArrayLike, name: str = "arrays", source: str = "") -> DataSet:
+    """Return a data set of the caller's arrays: samples (n, ...), classes (n,) as whole numbers from 0 on.
+
+    Classes are named "0", "1", ... up to the largest label. Raises ConfigError for arrays that do not fit or
+    hold numbers that are not finite.
+    """
+    samples, classes = np.ascontiguousarray(x, np.float32), np.asarray(labels)
+    if classes.dtype.kind not in "iu" or classes.ndim != 1 or not classes.size:
+        raise ConfigError(
+            f"data {name!r}: labels of shape {classes.shape} and type {classes.dtype}: must be (n,) whole numbers"
+        )
+    if not np.isfinite(samples).all():
+        bad = int(np.argwhere(~np.isfinite(samples))[0, 0])
+        raise ConfigError(f"data {name!r}: sample {bad} holds NaN or infinity; remove it")
+    names = tuple(str(i) for i in range(int(classes.max()) + 1))
+    return DataSet(name, samples, classes.astype(np.int64), names, source)
+
+
+def images_to_floats(images: npt.NDArray[np.uint8]) -> Floats:
+    """Return 8-bit images as float32 in 0..1."""
+    return images.astype(np.float32) / np.float32(255.0)
+
+
+def split(data: DataSet, held_out: float | int, seed: int) -> tuple[DataSet, DataSet]:
+    """Return (training set, held-out set): a random part of the samples, the same for the same seed.
+
+    `held_out` is a share (float below 1) or a number of samples (int). Every class is divided alike, to within
+    a sample. Raises ConfigError when either part would be empty.
+    """
+    n = data.n_samples
+    count = held_out if isinstance(held_out, int) else round(held_out * n)
+    if not 0 < count < n or (isinstance(held_out, float) and not 0.0 < held_out < 1.0):
+        raise ConfigError(f"held_out = {held_out}: must leave samples in both parts of {n}")
+    order = stream(seed, 0, "held-out split").permutation(n)
+    # within each class the shuffled samples get evenly spaced ranks; the lowest ranks are held out
+    ranks = np.empty(n)
+    for label in range(data.n_classes):
+        mine = order[data.labels[order] == label]
+        ranks[mine] = (np.arange(len(mine)) + 0.5) / max(len(mine), 1)
+    chosen = order[np.argsort(ranks[order], kind="stable")]
+    return data.take(np.sort(chosen[count:])), data.take(np.sort(chosen[:count]))
+
+
+def standardize(data: DataSet, like: DataSet | None = None) -> DataSet:
+    """Return the data with mean 0 and deviation 1 per channel, by the statistics of `like` (default: itself).
+
+    Give the training set as `like` when standardizing held-out samples.
+    """
+    reference = (data if like is None else like).x
+    axes = (0, *range(2, reference.ndim))
+    mean = reference.mean(axis=axes, keepdims=True, dtype=np.float64)
+    deviation = np.maximum(reference.std(axis=axes, keepdims=True, dtype=np.float64), 1e-8)
+    return replace(data, x=((data.x - mean) / deviation).astype(np.float32))
