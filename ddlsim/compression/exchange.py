@@ -121,10 +121,9 @@ def sent_nbytes(
     if collective == "all_gather":
         return sizes.sum() - np.roll(sizes, -1) if n_workers > 1 else np.zeros(1)
     if collective == "gtopk_tree":
-        ranks = np.arange(n_workers)
         edges = [(rank, rank - (rank & -rank)) for rank in range(1, n_workers)]
         sends = np.bincount([end for edge in edges for end in edge], minlength=n_workers)
-        return sends[ranks] * sizes
+        return sends * sizes
     return 2.0 * (n_workers - 1) / n_workers * sizes
 
 

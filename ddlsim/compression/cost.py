@@ -1,0 +1,85 @@
+"""Seconds that encoding and decoding take: given, from a published model, or measured here."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from ddlsim.compression.contract import Compressor, Payload, TwoRounds, Vector, require
+from ddlsim.compression.exchange import aggregate, average
+
+__all__ = ["FREE", "SORT_P102_100", "SORT_V100", "CodecCost", "measure_cost"]
+
+P = TypeVar("P", bound=Payload)
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class CodecCost:
+    """A linear model, in seconds.
+
+    encode       per element of the gradient
+    decode       per element of the gradient and payload decoded
+    encode_sort  per element times log2 of the elements: a sorting top-k
+    overhead     per encode and per decode: kernel launches
+    """
+
+    encode: float = 0.0
+    decode: float = 0.0
+    encode_sort: float = 0.0
+    overhead: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("encode", "decode", "encode_sort", "overhead"):
+            value = getattr(self, name)
+            require(0.0 <= value < math.inf, "CodecCost", name, value, "finite seconds, not negative")
+
+    def encode_seconds(self, n: int) -> float:
+        """Return the seconds to encode n elements."""
+        sort = self.encode_sort * n * math.log2(n) if n > 1 else 0.0
+        return self.overhead + self.encode * n + sort
+
+    def decode_seconds(self, n: int, n_payloads: int = 1) -> float:
+        """Return the seconds to decode `n_payloads` payloads of n elements: all workers' after an all-gather."""
+        return n_payloads * (self.overhead + self.decode * n)
+
+
+#: the cost of every compressor unless the user gives one
+FREE = CodecCost()
+
+#: ``s * n * log2(n)`` for top-k by sorting, from the source code of MG-WFBP (Shi et al. 2019, utils.py)
+SORT_P102_100 = CodecCost(encode_sort=2.19e-10)
+SORT_V100 = CodecCost(encode_sort=5.0e-10)
+
+
+def measure_cost(compressor: Compressor[S, P], n: int, n_repeats: int = 5, seed: int = 0) -> CodecCost:
+    """Return the cost of `compressor` on this processor, from `n_repeats` exchanges of n normal elements.
+
+    The fastest repeat counts: anything slower was disturbed. Proportional to n, so measure at the size that
+    will be used. Both rounds of a compressor with two are in it.
+    """
+    require(n >= 1, "measure_cost", "n", n, "at least 1")
+    require(n_repeats >= 1, "measure_cost", "n_repeats", n_repeats, "at least 1")
+    rng = np.random.default_rng(seed)
+    state = compressor.init(n, seed)
+    encodes, decodes = [], []
+    for _ in range(n_repeats):
+        gradient = rng.standard_normal(n).astype(np.float32)
+        begin = time.perf_counter()
+        payload, state = _send(compressor, gradient, state, rng)
+        middle = time.perf_counter()
+        aggregate(compressor, [payload])
+        encodes.append(middle - begin)
+        decodes.append(time.perf_counter() - middle)
+    return CodecCost(encode=min(encodes) / n, decode=min(decodes) / n)
+
+
+def _send(compressor: Compressor[S, P], gradient: Vector, state: S, rng: np.random.Generator) -> tuple[P, S]:
+    payload, state = compressor.encode(gradient, state, rng)
+    if compressor.traits.n_rounds == 2 and isinstance(compressor, TwoRounds):
+        payload, state = compressor.follow_up(average(compressor, [payload]), state)
+    return payload, state

@@ -1,0 +1,509 @@
+"""What each compressor's values must satisfy: bounds, expectations and known answers from the papers."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from ddlsim.compression import (
+    BF16,
+    DGC,
+    FP16,
+    QSGD,
+    CountSketch,
+    ErrorFeedback,
+    GTopK,
+    MSTopK,
+    Natural,
+    OneBit,
+    PowerSGD,
+    RandomK,
+    SignSGD,
+    TernGrad,
+    Threshold,
+    TopK,
+    aggregate,
+    average,
+    exchange,
+    sent_nbytes,
+)
+from ddlsim.compression.payloads import SparsePayload, pack, unpack
+from ddlsim.compression.select import ms_top_k, top_k
+from ddlsim.compression.sparse import merge_top_k
+from ddlsim.errors import ConfigError
+from ddlsim.workload.jitter import stream
+
+finite = st.floats(-1e6, 1e6, width=32)
+vectors = hnp.arrays(np.float32, st.integers(1, 80), elements=finite)
+
+
+def normal(seed, n):
+    return stream(seed, 0, "gradient").standard_normal(n).astype(np.float32)
+
+
+def once(compressor, vector, seed=0):
+    """What one worker's gradient becomes."""
+    return exchange(compressor, [vector], [compressor.init(vector.size)], [stream(seed, 0, "x")]).mean
+
+
+# --- selection ---------------------------------------------------------------------------------------------
+
+
+@given(vectors, st.data())
+def test_top_k_leaves_nothing_larger_behind(values, data):
+    k = data.draw(st.integers(0, values.size))
+    taken = top_k(values, k)
+    assert taken.dtype == np.int32
+    assert taken.size == k
+    assert (np.diff(taken) > 0).all()
+    left = np.setdiff1d(np.arange(values.size), taken)
+    assert np.abs(values[left]).max(initial=0.0) <= np.abs(values[taken]).min(initial=np.inf)
+
+
+def test_top_k_takes_the_lowest_of_equals():
+    assert top_k(np.array([1, -2, 2, 1, -1], np.float32), 3).tolist() == [0, 1, 2]
+
+
+@given(vectors, st.data())
+def test_top_k_is_a_contraction(values, data):
+    """|x - C(x)|^2 <= (1 - k/d) |x|^2 (Stich et al. 2018, lemma A.1)."""
+    k = data.draw(st.integers(1, values.size))
+    exact = values.astype(np.float64)
+    error = exact.copy()
+    error[top_k(values, k)] = 0.0
+    assert error @ error <= (1.0 - k / values.size) * (exact @ exact) * (1 + 1e-12)
+
+
+@given(vectors, st.data(), st.integers(1, 30))
+def test_ms_top_k_takes_exactly_k(values, data, n_searches):
+    """Whatever the ties, the size and the number of searches."""
+    k = data.draw(st.integers(0, values.size))
+    taken = ms_top_k(values, k, n_searches, stream(1, 0, "x"))
+    assert taken.size == k == np.unique(taken).size
+    assert (np.diff(taken) > 0).all()
+
+
+@pytest.mark.parametrize("k", [1, 10, 100, 500])
+def test_ms_top_k_is_top_k_when_the_search_is_fine(k):
+    """Of 2,000 normal numbers 30 halvings separate any two, above the mean magnitude (about 850 of them)."""
+    values = normal(3, 2000)
+    np.testing.assert_array_equal(ms_top_k(values, k, 30, stream(1, 0, "x")), top_k(values, k))
+
+
+def test_ms_top_k_includes_the_k1_largest_and_fills_from_the_band_below():
+    """Magnitudes 1..100 (mean 50.5), k = 10, three halvings: thresholds 75.25 (26 reach it), 87.625 (13) and
+    93.8125 (7). So the 7 largest are certain; the other 3 are consecutive among the six 88..93.
+    """
+    values = np.arange(1, 101, dtype=np.float32)
+    starts = set()
+    for seed in range(60):
+        taken = values[ms_top_k(values, 10, 3, stream(seed, 0, "x"))]
+        assert taken[3:].tolist() == [94, 95, 96, 97, 98, 99, 100]
+        assert np.diff(taken[:3]).tolist() == [1, 1]
+        starts.add(int(taken[0]))
+    assert starts == {88, 89, 90, 91}
+
+
+def test_ms_top_k_below_the_mean_takes_from_anywhere_below():
+    """The search starts at the mean: with k larger than what reaches it, all that do are taken, and k in all."""
+    values = normal(3, 200)
+    above = np.flatnonzero(np.abs(values) >= np.abs(values).mean(dtype=np.float64))
+    taken = ms_top_k(values, 150, 30, stream(1, 0, "x"))
+    assert taken.size == 150
+    assert np.isin(above, taken).sum() >= above.size - 1  # the threshold comes within one halving of the mean
+
+
+def test_threshold_sends_what_reaches_it():
+    payload, _ = Threshold(2.0).encode(np.array([1, -2, 3, 0], np.float32), None, stream(0, 0, "x"))
+    assert payload.indices.tolist() == [1, 2]
+    assert payload.nbytes == 16
+    none, _ = Threshold(9.0).encode(np.array([1, -2], np.float32), None, stream(0, 0, "x"))
+    assert none.nbytes == 0
+
+
+def test_random_k_takes_the_same_new_coordinates_on_every_worker():
+    compressor, states = RandomK(0.1), [RandomK(0.1).init(100, seed=3)] * 2
+    seen = []
+    for step in range(3):
+        pairs = [compressor.encode(normal(r, 100), states[r], stream(step, r, "x")) for r in range(2)]
+        (a, b), states = [p for p, _ in pairs], [s for _, s in pairs]
+        np.testing.assert_array_equal(a.indices, b.indices)
+        seen.append(tuple(a.indices))
+    assert len(set(seen)) == 3
+
+
+# --- packing -----------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 32), st.data())
+def test_pack_and_unpack_are_inverse(width, data):
+    codes = np.array(data.draw(st.lists(st.integers(0, 2**width - 1), max_size=40)), np.uint32)
+    packed = pack(codes, width)
+    assert packed.nbytes == (codes.size * width + 7) // 8
+    np.testing.assert_array_equal(unpack(packed, width, codes.size), codes)
+
+
+def test_packed_bits_are_where_they_should_be():
+    assert pack(np.array([5, 2, 7], np.uint32), 3).tolist() == [0b10101011, 0b10000000]
+
+
+def test_codes_that_do_not_fit_are_refused():
+    with pytest.raises(ConfigError, match="code 8 needs more than width = 3 bits"):
+        pack(np.array([8], np.uint32), 3)
+
+
+# --- half precision ----------------------------------------------------------------------------------------
+
+
+@given(hnp.arrays(np.float32, 20, elements=st.floats(-(2.0**126), 2.0**126, width=32)))
+def test_bf16_rounds_to_8_bits_and_is_idempotent(values):
+    rounded = once(BF16(), values)
+    tiny = 2.0**-126  # below it float32, and so bfloat16, has fewer bits
+    assert (np.abs(rounded.astype(np.float64) - values) <= 2.0**-8 * np.maximum(np.abs(values), tiny)).all()
+    np.testing.assert_array_equal(once(BF16(), rounded), rounded)
+
+
+def test_bf16_rounds_ties_to_even():
+    """Between 1 and 1 + 2**-7 the middle goes to 1, between 1 + 2**-7 and 1 + 2**-6 it goes up."""
+    values = np.array([1 + 2.0**-8, 1 + 3 * 2.0**-8, -1 - 2.0**-8], np.float32)
+    assert once(BF16(), values).tolist() == [1.0, 1 + 2.0**-6, -1.0]
+
+
+@pytest.mark.parametrize(("compressor", "largest"), [(FP16(), 65504.0), (BF16(), 3.3895314e38)])
+def test_too_large_for_the_format_is_refused(compressor, largest):
+    assert np.abs(once(compressor, np.array([-largest], np.float32)))[0] == np.float32(largest)
+    with pytest.raises(ConfigError, match="scale the loss down"):
+        once(compressor, np.array([0, largest * 1.001], np.float32))
+
+
+# --- unbiased quantisers -----------------------------------------------------------------------------------
+
+UNBIASED = [
+    (RandomK(0.25, rescale=True), lambda d: 1 / 0.25 - 1),
+    (QSGD(4, bucket_size=64), lambda d: min(64 / 16, 8 / 4)),
+    (QSGD(1, bucket_size=64), lambda d: 8.0),
+    (TernGrad(), None),
+    (Natural(), lambda d: 1 / 8),
+]
+
+
+@pytest.mark.parametrize(("compressor", "variance"), UNBIASED, ids=lambda x: repr(x)[:30])
+def test_mean_is_the_gradient_and_variance_within_its_bound(compressor, variance):
+    """The mean of m samples is within 5 standard errors everywhere; E|Q - g|^2 <= variance * |g|^2.
+
+    QSGD: min(d/s^2, sqrt(d)/s) (Alistarh et al. 2017, lemma 3.1); natural: 1/8 (Horvath et al. 2019, theorem
+    1); random-k: d/k - 1.
+    """
+    assert compressor.traits.unbiased
+    m, vector = 3000, normal(5, 64)
+    state, rng = compressor.init(64, seed=1), stream(2, 0, "x")
+    samples = np.empty((m, 64))
+    for i in range(m):
+        payload, state = compressor.encode(vector, state, rng)
+        samples[i] = compressor.decode(payload)
+    deviation = samples.std(axis=0)
+    assert (np.abs(samples.mean(axis=0) - vector) <= 5 * deviation / np.sqrt(m) + 1e-6).all()
+    assert (deviation > 0).any()
+    if variance is not None:
+        error = ((samples - vector) ** 2).sum(axis=1).mean()
+        assert error <= variance(64) * (vector.astype(np.float64) ** 2).sum() * 1.03
+
+
+def test_natural_gives_powers_of_two_next_to_the_value():
+    values = np.array([3.0, -0.3, 4.0, 1e-40, 2.0**-140, -3.3e38], np.float32)
+    allowed = [{2, 4}, {-0.25, -0.5}, {4}, {0, 2.0**-126}, {0, 2.0**-126}, {-(2.0**127)}]
+    got = [once(Natural(), values, seed) for seed in range(50)]
+    for i, choices in enumerate(allowed):
+        found = {float(vector[i]) for vector in got}
+        assert found <= choices
+        assert found == choices or values[i] in (np.float32(1e-40), np.float32(2.0**-140))  # rarely up
+
+
+def test_tern_grad_has_three_values_and_clips_when_asked():
+    vector = normal(1, 1000)
+    assert set(np.unique(once(TernGrad(), vector)).tolist()) <= {
+        -float(np.abs(vector).max()), 0.0, float(np.abs(vector).max())}  # fmt: skip
+    clipped = np.abs(once(TernGrad(clip_sigmas=2.5), vector)).max()
+    assert clipped == pytest.approx(2.5 * vector.std(dtype=np.float64), rel=1e-6)
+    assert not TernGrad(clip_sigmas=2.5).traits.unbiased
+
+
+@pytest.mark.parametrize(
+    ("n_levels", "width"), [(1, 2), (2, 3), (3, 3), (4, 4), (7, 4), (127, 8), (2**30, 32)]
+)
+def test_qsgd_width_holds_all_codes(n_levels, width):
+    """2 s + 1 codes."""
+    assert QSGD(n_levels).width == width == int(np.ceil(np.log2(2 * n_levels + 1)))
+
+
+def test_qsgd_of_one_element_is_exact_to_a_rounding():
+    assert once(QSGD(1), np.array([-0.7], np.float32))[0] == pytest.approx(-0.7, rel=3e-7)
+
+
+# --- signs -------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(hnp.arrays(np.float32, 13, elements=finite), min_size=1, max_size=7))
+def test_majority_vote_is_the_sign_of_the_sum_of_signs(gradients):
+    compressor = SignSGD()
+    payloads = [compressor.encode(g, None, stream(0, 0, "x"))[0] for g in gradients]
+    votes = np.sum([np.where(g >= 0, 1, -1) for g in gradients], axis=0)
+    np.testing.assert_array_equal(aggregate(compressor, payloads), np.where(votes >= 0, 1, -1))
+    assert compressor.combine(payloads).nbytes == 2  # and the answer takes one bit per element, too
+
+
+@given(vectors)
+def test_one_bit_levels_are_the_best_for_their_signs(values):
+    """No other pair of levels has a smaller squared error: both errors are orthogonal to their indicator."""
+    error = once(OneBit(), values).astype(np.float64) - values
+    scale = np.abs(values).max(initial=0.0) * values.size
+    assert abs(error[values >= 0].sum()) <= 1e-6 * scale + 1e-30
+    assert abs(error[values < 0].sum()) <= 1e-6 * scale + 1e-30
+
+
+def test_error_feedback_refuses_what_it_would_spoil():
+    for inner, why in [
+        (SignSGD(), "bare signs carry no magnitude"),
+        (DGC(steps_per_stage=1), "keeps what it did not send already"),
+        (RandomK(0.1, rescale=True), "set rescale = False"),
+        (ErrorFeedback(TopK(0.1)), "wrap it once"),
+    ]:
+        with pytest.raises(ConfigError, match=why):
+            ErrorFeedback(inner)
+
+
+# --- DGC ---------------------------------------------------------------------------------------------------
+
+
+def test_dgc_warm_up_stages():
+    """Lin et al. 2018, section 3.3: 75 %, 93.75 %, 98.4375 %, 99.6 %, 99.9 %."""
+    compressor = DGC(steps_per_stage=2)
+    sizes = [compressor.expected_nbytes(100_000, step)[0] // 8 for step in range(12)]
+    assert sizes == [25000, 25000, 6250, 6250, 1562, 1562, 400, 400, 100, 100, 100, 100]
+
+
+def test_dgc_by_hand():
+    """Two elements, half sent, m = 1/2. Step 1: g = (4, 1): u = v = (4, 1), send 4, keep u = v = (0, 1).
+    Step 2: g = (1, 1): u = (1, 1.5), v = (1, 2.5): send 2.5 at element 1, keep u = v = (1, 0).
+    """
+    compressor = DGC(steps_per_stage=1, momentum=0.5, sparsities=(0.5,))
+    state = compressor.init(2)
+    payload, state = compressor.encode(np.array([4, 1], np.float32), state, stream(0, 0, "x"))
+    assert (payload.indices.tolist(), payload.values.tolist()) == ([0], [4.0])
+    assert (state.velocity.tolist(), state.unsent.tolist()) == ([0, 1], [0, 1])
+    payload, state = compressor.encode(np.array([1, 1], np.float32), state, stream(0, 0, "x"))
+    assert (payload.indices.tolist(), payload.values.tolist()) == ([1], [2.5])
+    assert (state.velocity.tolist(), state.unsent.tolist()) == ([1, 0], [1, 0])
+
+
+def test_dgc_sends_all_of_the_momentum_sum_of_a_single_gradient():
+    """Momentum correction: without masking in the way, a gradient g at one step amounts to g / (1 - m) in all.
+    The element that is never chosen keeps growing to that sum before it goes.
+    """
+    compressor = DGC(steps_per_stage=1, momentum=0.5, sparsities=(0.5,))
+    state, zero = compressor.init(2), np.zeros(2, np.float32)
+    _, state = compressor.encode(np.array([8, 1], np.float32), state, stream(0, 0, "x"))
+    for _ in range(30):  # element 0 is kept larger, so element 1 accumulates
+        _, state = compressor.encode(np.array([8, 0], np.float32), state, stream(0, 0, "x"))
+    payload, _ = compressor.encode(zero, state, stream(0, 0, "x"))
+    assert payload.values[0] == pytest.approx(2.0)
+
+
+# --- gTop-k ------------------------------------------------------------------------------------------------
+
+
+def sparse(n, pairs):
+    return SparsePayload(
+        n, np.array(sorted(pairs), np.int32), np.array([pairs[i] for i in sorted(pairs)], np.float32)
+    )
+
+
+def test_merging_adds_and_keeps_the_k_largest():
+    merged = merge_top_k(sparse(9, {0: 3, 4: 2}), sparse(9, {4: 2.5, 7: -3.5}))
+    assert (merged.indices.tolist(), merged.values.tolist()) == ([4, 7], [4.5, -3.5])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 9), st.integers(0, 1000))
+def test_g_top_k_is_k_sparse_and_exact_for_two_workers(n_workers, seed):
+    compressor, n = GTopK(0.1), 60
+    gradients = [normal(seed + r, n) for r in range(n_workers)]
+    payloads = [compressor.encode(g, None, stream(0, 0, "x"))[0] for g in gradients]
+    mean = aggregate(compressor, payloads)
+    assert np.count_nonzero(mean) <= 6
+    if n_workers == 2:
+        total = np.sum([compressor.decode(p) for p in payloads], axis=0)
+        np.testing.assert_allclose(np.sort(np.abs(mean * 2))[-6:], np.sort(np.abs(total))[-6:], rtol=1e-6)
+
+
+def test_g_top_k_with_feedback_keeps_what_the_root_drops():
+    """Two workers: sum of what all received + residuals = sum of all gradients, exactly as for one worker."""
+    compressor, n = ErrorFeedback(GTopK(0.1)), 60
+    states, received, given_ = [compressor.init(n)] * 2, np.zeros(n), np.zeros(n)
+    for step in range(20):
+        gradients = [normal(2 * step + r, n) for r in range(2)]
+        done = exchange(compressor, gradients, states, [stream(0, r, "x") for r in range(2)])
+        states = done.states
+        received += 2.0 * done.mean
+        given_ += np.sum(gradients, axis=0)
+    np.testing.assert_allclose(received + states[0].residual + states[1].residual, given_, atol=1e-4)
+
+
+def test_g_top_k_loses_what_a_branch_drops_at_a_coordinate_that_survives():
+    """k = 1, coordinate 0. Workers 0 and 1 send 2 at 0 and 3 at 1: their merge drops the 2. Workers 2 and 3
+    send 5 at 0 each: 10 there, which the root keeps. Worker 0 sees coordinate 0 in the result, takes its 2
+    for sent, and it is gone (Shi et al. 2019, algorithm 4, has the same).
+    """
+    compressor = ErrorFeedback(GTopK(0.5))
+    gradients = [np.array(g, np.float32) for g in ([2, 0], [0, 3], [5, 0], [5, 0])]
+    done = exchange(compressor, gradients, [compressor.init(2)] * 4, [stream(0, 0, "x")] * 4)
+    assert (4.0 * done.mean).tolist() == [10.0, 0.0]
+    assert [state.residual.tolist() for state in done.states] == [[0, 0], [0, 3], [0, 0], [0, 0]]
+
+
+def test_g_top_k_tree_sends_logarithmically():
+    """Binomial tree of 8: rank 0 answers 3 children; an odd rank sends once up; 7 edges, both ways."""
+    assert sent_nbytes("gtopk_tree", [10.0] * 8).tolist() == [30, 10, 20, 10, 30, 10, 20, 10]
+
+
+# --- Count-Sketch ------------------------------------------------------------------------------------------
+
+
+def test_sketch_is_linear_and_finds_the_heavy_hitters_of_the_sum():
+    """20 elements are 1 on every worker; 20 others are +2 on half the workers and -2 on the rest, so that they
+    are the largest of every gradient and vanish from the sum. Local top-k sends the wrong ones.
+    """
+    n, heavy, distractors = 5000, np.arange(20) * 199 + 3, np.arange(20) * 211 + 90
+    compressor = CountSketch(20 / n, rows=7, columns=500)
+    gradients = []
+    for rank in range(4):
+        gradient = 0.01 * normal(rank, n)
+        gradient[heavy] += 1.0
+        gradient[distractors] = 2.0 if rank % 2 else -2.0
+        gradients.append(gradient)
+        np.testing.assert_array_equal(top_k(gradient, 20), distractors)
+    states = [compressor.init(n, seed=1)] * 4
+    firsts = [compressor.encode(g, s, stream(0, 0, "x")) for g, s in zip(gradients, states, strict=True)]
+    combined = average(compressor, [p for p, _ in firsts])
+    whole, _ = compressor.encode(np.mean(gradients, axis=0), states[0], stream(0, 0, "x"))
+    np.testing.assert_allclose(combined.table, whole.table, atol=1e-5)
+    done = exchange(compressor, gradients, states, [stream(0, 0, "x")] * 4)
+    np.testing.assert_array_equal(np.flatnonzero(done.mean), heavy)
+    np.testing.assert_allclose(done.mean[heavy], np.mean(gradients, axis=0)[heavy], rtol=1e-6)  # exact values
+    assert done.nbytes[0].tolist() == [4.0 * 7 * 500] * 4
+    assert done.nbytes[1].tolist() == [4.0 * 20] * 4
+
+
+def test_sketch_estimates_within_the_count_sketch_bound():
+    """|estimate - g| <= 2 |g| / sqrt(columns) with high probability (one row: Chebyshev, 3/4; the median of 7
+    rows fails only if 4 do: at most 7 %, and normally far less).
+    """
+    n = 3000
+    compressor, vector = CountSketch(0.01, rows=7, columns=300), normal(1, n)
+    state = compressor.init(n, seed=2)
+    sketch, _ = compressor.encode(vector, state, stream(0, 0, "x"))
+    error = np.abs(compressor.estimate(sketch, state) - vector)
+    assert (error > 2 * np.linalg.norm(vector) / np.sqrt(300)).mean() < 0.07
+
+
+# --- PowerSGD ----------------------------------------------------------------------------------------------
+
+
+def low_rank(seed, rows, columns, rank):
+    rng = stream(seed, 0, "matrix")
+    factors = rng.standard_normal((rows, rank)), rng.standard_normal((rank, columns))
+    return (factors[0] @ factors[1]).astype(np.float32)
+
+
+def test_power_sgd_is_exact_on_matrices_of_its_rank():
+    matrix = low_rank(1, 20, 30, 3)
+    np.testing.assert_allclose(once(PowerSGD(3, {"w": (20, 30)}), matrix.ravel()), matrix.ravel(), atol=2e-5)
+
+
+def test_power_sgd_converges_to_the_truncated_svd():
+    """Warm start: repeated on one matrix it is subspace iteration, whose limit is the best rank-r matrix."""
+    matrix = normal(2, 20 * 30).reshape(20, 30) + 3 * low_rank(1, 20, 30, 2)
+    u, s, v = np.linalg.svd(matrix.astype(np.float64))
+    best = (u[:, :2] * s[:2]) @ v[:2]
+    compressor = PowerSGD(2, {"w": (20, 30)})
+    state, errors = compressor.init(600, seed=1), []
+    for _ in range(30):
+        done = exchange(compressor, [matrix.ravel()], [state], [stream(0, 0, "x")])
+        state = done.states[0]
+        errors.append(np.linalg.norm(done.mean.reshape(20, 30) - best))
+    assert errors[-1] < 1e-3 < errors[0]
+
+
+def test_power_sgd_on_the_mean_of_workers_equals_power_sgd_of_the_mean():
+    """Linear (Vogels et al. 2019, section 3): N workers get what one with the mean gradient would get."""
+    shapes = {"conv": (8, 3, 3, 3), "bias": (8,), "dense": (10, 12)}
+    n, compressor = 216 + 8 + 120, PowerSGD(2, shapes)
+    states, single = [compressor.init(n, seed=1)] * 4, compressor.init(n, seed=1)
+    for step in range(4):
+        gradients = [normal(10 * step + r, n) for r in range(4)]
+        together = exchange(compressor, gradients, states, [stream(0, 0, "x")] * 4)
+        alone = exchange(compressor, [np.mean(gradients, axis=0)], [single], [stream(0, 0, "x")])
+        states, single = together.states, alone.states[0]
+        np.testing.assert_allclose(together.mean, alone.mean, atol=1e-4)
+    np.testing.assert_allclose(together.mean[216:224], np.mean(gradients, axis=0)[216:224], rtol=1e-5)
+
+
+def test_power_sgd_bytes():
+    """r (rows + columns) floats per matrix, vectors whole: conv is 8 x 27, dense 10 x 12."""
+    shapes = {"conv": (8, 3, 3, 3), "bias": (8,), "dense": (10, 12)}
+    assert PowerSGD(2, shapes).expected_nbytes(344) == (4 * 2 * (8 + 10), 4 * (2 * (27 + 12) + 8))
+
+
+def test_power_sgd_names_a_wrong_total():
+    with pytest.raises(ConfigError, match="shapes have 6 elements, the gradient 7; give the shape of every"):
+        PowerSGD(1, {"w": (2, 3)}).init(7)
+
+
+# --- fields ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: TopK(0.0), "TopK: density = 0.0: must be above 0 and at most 1"),
+        (lambda: MSTopK(1.5), "MSTopK: density = 1.5"),
+        (lambda: MSTopK(0.5, n_searches=0), "MSTopK: n_searches = 0: must be at least 1"),
+        (lambda: Threshold(-1.0), "Threshold: minimum = -1.0"),
+        (lambda: RandomK(float("nan")), "RandomK: density = nan"),
+        (lambda: GTopK(-0.1), "GTopK: density = -0.1"),
+        (lambda: CountSketch(0.1, 0, 5), "CountSketch: rows = 0"),
+        (lambda: CountSketch(0.1, 5, 0), "CountSketch: columns = 0"),
+        (lambda: QSGD(0), "QSGD: n_levels = 0"),
+        (lambda: QSGD(1, bucket_size=0), "QSGD: bucket_size = 0"),
+        (lambda: TernGrad(clip_sigmas=0.0), "TernGrad: clip_sigmas = 0.0"),
+        (lambda: DGC(0), "DGC: steps_per_stage = 0"),
+        (lambda: DGC(1, momentum=1.0), "DGC: momentum = 1.0"),
+        (lambda: DGC(1, sparsities=(1.0,)), "DGC: sparsities ="),
+        (lambda: PowerSGD(0, {}), "PowerSGD: rank = 0"),
+        (lambda: PowerSGD(1, {"w": (0, 3)}), "PowerSGD: shapes"),
+    ],
+)
+def test_fields_out_of_range_are_named(build, message):
+    with pytest.raises(ConfigError) as caught:
+        build()
+    assert message in str(caught.value)
+    assert "must be" in str(caught.value)
+
+
+def test_gradient_of_another_size_than_the_state():
+    compressor = ErrorFeedback(TopK(0.1))
+    with pytest.raises(ConfigError, match=r"gradient: 5 elements, but the state is for 4; call init\(5\)"):
+        compressor.encode(np.zeros(5, np.float32), compressor.init(4), stream(0, 0, "x"))
+
+
+def test_nothing_to_aggregate():
+    with pytest.raises(ConfigError, match="TopK: no payloads to aggregate"):
+        aggregate(TopK(0.1), [])
+
+
+def test_payloads_of_different_steps_do_not_average():
+    compressor = RandomK(0.5)
+    payloads = [compressor.encode(normal(0, n), compressor.init(n), stream(0, 0, "x"))[0] for n in (4, 8)]
+    with pytest.raises(ConfigError, match="payloads of different sizes"):
+        average(compressor, payloads)
