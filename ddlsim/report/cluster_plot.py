@@ -143,21 +143,27 @@ def _draw_links(
     np.maximum.at(bandwidth, where.ravel(), cluster.link_bandwidth[keep])
     widest = float(np.clip(60.0 / np.sqrt(max(len(pair), 1)), 1.0, 4.0))
     width = widest * (0.2 + 0.8 * np.sqrt(bandwidth / bandwidth.max())) if len(pair) else np.empty(0)
-    if utilisation is None:
+    if utilisation is None or not lines:
         axes.add_collection(LineCollection(lines, colors="#888888", linewidths=width, zorder=1))
         return
     used = np.zeros(len(pair))
     np.maximum.at(used, where.ravel(), utilisation[keep])
-    drawn = LineCollection(lines, array=used, cmap="viridis_r", linewidths=width, zorder=1)
-    drawn.set_clim(0.0, max(float(used.max()), 1.0))
+    order = np.argsort(used, kind="stable")  # the busiest lie on top
+    lines, bandwidth, used = [lines[i] for i in order], bandwidth[order], used[order]
+    first = int(np.searchsorted(used, 0.0, side="right"))
+    axes.add_collection(LineCollection(lines[:first], colors="#aaaaaa", linewidths=0.4, zorder=1))
+    lines, bandwidth, used = lines[first:], bandwidth[first:], used[first:]
+    if not lines:
+        return
+    drawn = LineCollection(lines, array=used, cmap="viridis_r", linewidths=width[order][first:], zorder=1)
+    drawn.set_clim(0.0, max(float(used[-1]), 1.0))
     axes.add_collection(drawn)
     assert axes.figure is not None
     bar = axes.figure.colorbar(drawn, ax=axes, shrink=0.7, pad=0.01)
-    bar.set_label("utilisation of the busier direction (%); width: bandwidth", fontsize=8)
-    busiest = int(np.argmax(used))
-    (x0, y0), (x1, y1) = lines[busiest]
+    bar.set_label("utilisation of the busier direction (%); width: bandwidth, grey: unused", fontsize=8)
+    (x0, y0), (x1, y1) = lines[-1]
     axes.annotate(
-        f"busiest: {used[busiest]:.0f} % of {si(8.0 * bandwidth[busiest], 'bit/s', 3)}",
+        f"busiest: {used[-1]:.0f} % of {si(8.0 * bandwidth[-1], 'bit/s', 3)}",
         ((x0 + x1) / 2, (y0 + y1) / 2),
         fontsize=7,
         ha="center",
@@ -181,5 +187,6 @@ def _draw_nodes(cluster: Cluster, x: Floats, y: Floats, shown: npt.NDArray[np.bo
         for node in np.flatnonzero(shown):
             name = cluster.node_names[node]
             label = name.rpartition(".")[2] if kind[node] == "gpu" else name
-            axes.annotate(label, (x[node], y[node]), fontsize=6, ha="center", va="top",
-                          xytext=(0, -0.55 * size**0.5 - 1), textcoords="offset points")  # fmt: skip
+            above = -1.0 if kind[node] != "switch" else 1.0  # links leave a switch downwards
+            axes.annotate(label, (x[node], y[node]), fontsize=6, ha="center", va="top" if above < 0.0 else "bottom",
+                          xytext=(0, above * (0.55 * size**0.5 + 1)), textcoords="offset points")  # fmt: skip

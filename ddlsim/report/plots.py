@@ -178,7 +178,10 @@ def step_times(result: Result, path: str | Path | None = None) -> Axes:
     made = figure(5.0, 3.4)
     axes = made.subplots()
     times = 1e3 * result.step_times
-    axes.hist(times, bins=min(40, max(5, len(times) // 4)), color="#4477aa", edgecolor="white")
+    low, high = float(times.min()), float(times.max())
+    if high - low < 1e-6 * high:  # without jitter only rounding differs, and no bins fit in between
+        low, high = 0.95 * low, 1.05 * high
+    axes.hist(times, bins=min(40, max(5, len(times) // 4)), range=(low, high), color="#4477aa", edgecolor="white")
     for value, style, label in ((times.mean(), "-", "mean"), (np.percentile(times, 95), "--", "95 %")):
         axes.axvline(value, color="#222222", linestyle=style, label=f"{label} {seconds(value / 1e3)}")
     axes.set_xlabel("step time (ms)")

@@ -68,7 +68,8 @@ def test_trace_has_a_track_per_worker_and_busy_link(result, tmp_path):
     assert any("->" in name for name in names)
     spans = [e for e in events if e["ph"] == "X"]
     assert all(e["dur"] >= 0.0 and e["ts"] >= 0.0 for e in spans)
-    tracks = itertools.groupby(sorted(spans, key=lambda e: (e["pid"], e["tid"], e["ts"])), lambda e: (e["pid"], e["tid"]))
+    spans.sort(key=lambda e: (e["pid"], e["tid"], e["ts"]))
+    tracks = itertools.groupby(spans, lambda e: (e["pid"], e["tid"]))
     for _, group in tracks:  # no two events of a track overlap
         track = list(group)
         for a, b in itertools.pairwise(track):
@@ -89,7 +90,8 @@ def test_merging_keeps_the_longest_gaps():
 
 
 def test_plots_are_written_and_labelled(result, tmp_path):
-    for name, draw in (("timeline", result.plot_timeline), ("cluster", result.plot_cluster), ("steps", result.plot_step_times)):
+    drawn = {"timeline": result.plot_timeline, "cluster": result.plot_cluster, "steps": result.plot_step_times}
+    for name, draw in drawn.items():
         draw(tmp_path / f"{name}.png")
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
     assert result.plot_timeline().get_xlabel() == "simulated time (s)"
@@ -104,7 +106,9 @@ def test_scaling_plot_has_a_line_per_series_and_the_ideal():
     assert right.get_ylabel() == "scaling efficiency (%)"
 
 
-@pytest.mark.parametrize("name", ["dgx1-v100", "torus-3d", "fat-tree-k8-10g", "three-regions-wan", "cloud-25g-16x8-v100"])
+@pytest.mark.parametrize(
+    "name", ["dgx1-v100", "torus-3d", "fat-tree-k8-10g", "three-regions-wan", "cloud-25g-16x8-v100"]
+)
 def test_every_kind_of_cluster_can_be_drawn(name, tmp_path):
     cluster_plot(ddlsim.load_cluster(name), tmp_path / "c.png")
     assert (tmp_path / "c.png").stat().st_size > 5000
