@@ -103,7 +103,6 @@ class Compressor(Protocol[S, P]):
         """
 
 
-@runtime_checkable
 class Combines(Protocol[P]):
     """A compressor of any collective but all_gather: what comes of several payloads is a payload again."""
 
@@ -111,7 +110,6 @@ class Combines(Protocol[P]):
         """Return what every worker receives for all workers' `payloads` (one or more, in rank order)."""
 
 
-@runtime_checkable
 class TwoRounds(Protocol[S, P]):
     """The second half of a compressor whose traits say ``n_rounds = 2``."""
 
@@ -119,7 +117,6 @@ class TwoRounds(Protocol[S, P]):
         """Return the second message, given the mean of all workers' first ones, and the next state."""
 
 
-@runtime_checkable
 class Settles(Protocol[S, P_contra]):
     """A compressor whose memory depends on what came out of the collective."""
 

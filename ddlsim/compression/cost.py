@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -80,6 +80,7 @@ def measure_cost(compressor: Compressor[S, P], n: int, n_repeats: int = 5, seed:
 
 def _send(compressor: Compressor[S, P], gradient: Vector, state: S, rng: np.random.Generator) -> tuple[P, S]:
     payload, state = compressor.encode(gradient, state, rng)
-    if compressor.traits.n_rounds == 2 and isinstance(compressor, TwoRounds):
-        payload, state = compressor.follow_up(average(compressor, [payload]), state)
+    if compressor.traits.n_rounds == 2:
+        second = cast(TwoRounds[S, P], compressor)
+        payload, state = second.follow_up(average(compressor, [payload]), state)
     return payload, state

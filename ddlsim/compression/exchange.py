@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,6 @@ __all__ = ["Exchange", "aggregate", "average", "exchange", "sent_nbytes", "settl
 
 P = TypeVar("P", bound=Payload)
 S = TypeVar("S")
-T = TypeVar("T")
 
 
 def average(compressor: Compressor[S, P], payloads: Sequence[P]) -> P:
@@ -25,8 +24,8 @@ def average(compressor: Compressor[S, P], payloads: Sequence[P]) -> P:
 
     Raises ConfigError for a compressor whose payloads cannot be summed, saying why and what to use instead.
     """
-    if not isinstance(compressor, Combines) or compressor.traits.collective != "all_reduce":
-        traits = compressor.traits
+    traits = compressor.traits
+    if traits.collective != "all_reduce":
         raise ConfigError(
             f"{_name(compressor)}: its payloads cannot be summed by an all-reduce: {traits.not_summable}; "
             f"use its own collective, {traits.collective!r}"
@@ -35,8 +34,7 @@ def average(compressor: Compressor[S, P], payloads: Sequence[P]) -> P:
         raise ConfigError(
             f"{_name(compressor)}: payloads of different sizes; workers must be at the same step"
         )
-    combined: P = compressor.combine(payloads)
-    return combined
+    return _combine(compressor, payloads)
 
 
 def aggregate(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:
@@ -52,8 +50,7 @@ def aggregate(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:
         return compressor.decode(average(compressor, payloads))
     if collective == "all_gather":
         return _gather(compressor, payloads)
-    assert isinstance(compressor, Combines), f"{collective} promises combine"
-    return compressor.decode(compressor.combine(payloads))
+    return compressor.decode(_combine(compressor, payloads))
 
 
 def settle(compressor: Compressor[S, P], payload: P, mean: Vector, state: S) -> S:
@@ -62,10 +59,9 @@ def settle(compressor: Compressor[S, P], payload: P, mean: Vector, state: S) -> 
     Call it once per exchange: PowerSGD takes its next Q from the mean, and error feedback around gTop-k takes
     back what the tree dropped. The state of other compressors passes unchanged.
     """
-    if not isinstance(compressor, Settles):
+    if not hasattr(compressor, "settle"):
         return state
-    settled: S = compressor.settle(payload, mean, state)
-    return settled
+    return cast(Settles[S, P], compressor).settle(payload, mean, state)
 
 
 @dataclass(frozen=True)
@@ -95,9 +91,9 @@ def exchange(
     encoded = [compressor.encode(*each) for each in zip(gradients, states, rngs, strict=True)]
     rounds = [[payload for payload, _ in encoded]]
     if compressor.traits.n_rounds == 2:
-        assert isinstance(compressor, TwoRounds), "n_rounds = 2 promises follow_up"
+        second = cast(TwoRounds[S, P], compressor)
         combined = average(compressor, rounds[0])
-        encoded = [compressor.follow_up(combined, state) for _, state in encoded]
+        encoded = [second.follow_up(combined, state) for _, state in encoded]
         rounds.append([payload for payload, _ in encoded])
     mean = aggregate(compressor, rounds[-1])
     after = [settle(compressor, payload, mean, state) for payload, state in encoded]
@@ -131,6 +127,11 @@ def _name(compressor: Compressor[S, P]) -> str:
     inner = getattr(compressor, "inner", None)
     name = type(compressor).__name__
     return name if inner is None else f"{name}({type(inner).__name__})"
+
+
+def _combine(compressor: Compressor[S, P], payloads: Sequence[P]) -> P:
+    # What the traits promise is not asked of the class again: isinstance on a protocol takes 30 us.
+    return cast(Combines[P], compressor).combine(payloads)
 
 
 def _gather(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar, cast
@@ -50,7 +51,7 @@ class ErrorFeedback(Generic[S, P]):
             name = type(self.inner).__name__
             raise ConfigError(f"ErrorFeedback({name}): {self.inner.traits.no_feedback}")
 
-    @property
+    @functools.cached_property
     def traits(self) -> Traits:
         return replace(
             self.inner.traits, unbiased=False, no_feedback="it has error feedback already; wrap it once"
@@ -65,7 +66,7 @@ class ErrorFeedback(Generic[S, P]):
         check_gradient(gradient, state.residual.size)
         corrected = gradient + state.residual
         payload, inner = self.inner.encode(corrected, state.inner, rng)
-        if self.traits.n_rounds == 1:
+        if self.inner.traits.n_rounds == 1:
             corrected -= self.inner.decode(payload)
         return payload, FeedbackState(corrected, inner)
 
@@ -75,10 +76,10 @@ class ErrorFeedback(Generic[S, P]):
 
     def settle(self, payload: P, mean: Vector, state: FeedbackState[S]) -> FeedbackState[S]:
         residual, inner = state.residual, state.inner
-        if self.traits.collective == "gtopk_tree":  # what the tree dropped was not sent after all
+        if self.inner.traits.collective == "gtopk_tree":  # what the tree dropped was not sent after all
             residual = residual + np.where(mean == 0.0, self.inner.decode(payload), np.float32(0.0))
-        if isinstance(self.inner, Settles):
-            inner = self.inner.settle(payload, mean, inner)
+        if hasattr(self.inner, "settle"):
+            inner = cast(Settles[S, P], self.inner).settle(payload, mean, inner)
         return FeedbackState(residual, inner)
 
     def decode(self, payload: P) -> Vector:

@@ -77,8 +77,8 @@ def pack(codes: npt.NDArray[np.unsignedinteger], width: int) -> Bytes:
         raise ConfigError(f"pack: code {int(codes.max())} needs more than width = {width} bits")
     n_bytes = (width + 7) // 8  # only so many bytes of each code are looked at
     wide = codes.astype(">u4").view(np.uint8).reshape(codes.size, 4)[:, 4 - n_bytes :]
-    bits = np.unpackbits(wide, axis=1)[:, 8 * n_bytes - width :]
-    return np.packbits(bits)
+    bits = np.unpackbits(wide.ravel()).reshape(codes.size, 8 * n_bytes)  # flat is faster than axis=1
+    return np.packbits(bits[:, 8 * n_bytes - width :])
 
 
 def unpack(packed: Bytes, width: int, n: int) -> npt.NDArray[np.uint32]:
@@ -87,5 +87,5 @@ def unpack(packed: Bytes, width: int, n: int) -> npt.NDArray[np.uint32]:
     bits = np.zeros((n, 8 * n_bytes), np.uint8)
     bits[:, 8 * n_bytes - width :] = np.unpackbits(packed, count=n * width).reshape(n, width)
     wide = np.zeros((n, 4), np.uint8)
-    wide[:, 4 - n_bytes :] = np.packbits(bits, axis=1)
+    wide[:, 4 - n_bytes :] = np.packbits(bits.ravel()).reshape(n, n_bytes)
     return wide.reshape(-1).view(">u4").astype(np.uint32)

@@ -81,9 +81,8 @@ class CountSketch:
     def estimate(self, sketch: SketchPayload, state: SketchState) -> Vector:
         """Return the estimate, shape (n,), of the vector that was sketched."""
         columns, signs = _hashes(state.n, self.rows, self.columns, state.seed)
-        guesses = signs * np.take_along_axis(sketch.table, columns, axis=1)
-        middle: Vector = np.median(guesses, axis=0)
-        return middle.astype(np.float32)
+        rows = zip(signs, sketch.table, columns, strict=True)
+        return _median([sign * row[column] for sign, row, column in rows])
 
     def follow_up(
         self, combined: SketchPayload | AlignedPayload, state: SketchState
@@ -107,6 +106,19 @@ class CountSketch:
 
     def expected_nbytes(self, n: int, step: int = 0) -> tuple[int, ...]:
         return (4 * self.rows * self.columns, 4 * count(self.density, n))
+
+
+def _median(rows: list[Vector]) -> Vector:
+    """Return the elementwise median of the rows (of an even number, the mean of the middle two).
+
+    Odd-even transposition sort: for a handful of rows many times faster than a sort or median along an axis.
+    """
+    ordered, n = list(rows), len(rows)
+    for sweep in range(n):
+        for i in range(sweep % 2, n - 1, 2):
+            a, b = ordered[i], ordered[i + 1]
+            ordered[i], ordered[i + 1] = np.minimum(a, b), np.maximum(a, b)
+    return (ordered[(n - 1) // 2] + ordered[n // 2]) * np.float32(0.5)
 
 
 @functools.lru_cache(maxsize=8)

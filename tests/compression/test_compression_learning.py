@@ -53,8 +53,8 @@ def test_top_1_without_feedback_runs_the_wrong_way():
     so w rises, until at w_i = 4 the magnitudes 3 - w_i/8 and 2 + w_i/8 tie and it goes no further.
     """
     start, best = np.zeros(3, np.float32), -8.0 / 3.0
-    wrong = descend(TopK(1 / 3), tug, start, 0.1, 3000, n_workers=3)[-1]
-    right = descend(ErrorFeedback(TopK(1 / 3)), tug, start, 0.1, 3000, n_workers=3)[-300:].mean(axis=0)
+    wrong = descend(TopK(1 / 3), tug, start, 0.2, 1000, n_workers=3)[-1]
+    right = descend(ErrorFeedback(TopK(1 / 3)), tug, start, 0.2, 1000, n_workers=3)[-200:].mean(axis=0)
     np.testing.assert_allclose(wrong, 4.0, atol=0.5)
     np.testing.assert_allclose(right, best, atol=0.1)
 
@@ -102,13 +102,13 @@ CONVERGE = [
     (ErrorFeedback(TopK(0.05)), 1e-3),
     (ErrorFeedback(MSTopK(0.05)), 1e-3),
     (ErrorFeedback(RandomK(0.1)), 1e-3),
-    (ErrorFeedback(GTopK(0.1)), 1e-2),
+    (ErrorFeedback(GTopK(0.1)), 3e-3),
     (ErrorFeedback(CountSketch(0.1, rows=5, columns=20)), 1e-3),
     (ErrorFeedback(OneBit()), 1e-3),
     (ErrorFeedback(PowerSGD(1, {"w": (5, 8)})), 1e-3),
-    (DGC(steps_per_stage=50, momentum=0.5, sparsities=(0.75, 0.95)), 1e-3),
-    (QSGD(16), 1e-2),
-    (TernGrad(), 2e-2),
+    (DGC(steps_per_stage=50, momentum=0.5, sparsities=(0.75, 0.95)), 3e-3),
+    (QSGD(16), 1e-3),
+    (TernGrad(), 2e-3),
     (Natural(), 1e-3),
 ]
 
@@ -116,13 +116,19 @@ CONVERGE = [
 @pytest.mark.parametrize(("compressor", "gap"), CONVERGE, ids=lambda x: repr(x).replace(" ", "")[:40])
 def test_logistic_regression_reaches_the_uncompressed_loss(problem, compressor, gap):
     gradient, loss, best = problem
-    path = descend(compressor, gradient, np.zeros(40, np.float32), 0.2, 1200, n_workers=4)
+    path = descend(compressor, gradient, np.zeros(40, np.float32), 0.4, 600, n_workers=4)
     assert loss(path[0]) == pytest.approx(np.log(2))
     assert loss(path[-1]) < best + gap
 
 
-def test_top_k_without_feedback_stops_short_on_the_same_problem(problem):
-    """Same k, same steps: at the optimum the workers' gradients differ, and top-2 of each is not of the mean."""
+@pytest.mark.parametrize("compressor", [TopK(0.05), OneBit()])
+def test_without_feedback_they_stop_short_on_the_same_problem(problem, compressor):
+    """Same k, same steps: at the optimum the workers' gradients do not vanish, only their mean does, and what
+    each sends of its own does not average to 0. The gap is at least ten times that with feedback.
+    """
     gradient, loss, best = problem
-    without = descend(TopK(0.05), gradient, np.zeros(40, np.float32), 0.2, 1200, n_workers=4)[-1]
-    assert loss(without) > best + 5e-3
+    start = np.zeros(40, np.float32)
+    without = loss(descend(compressor, gradient, start, 0.4, 600, n_workers=4)[-1]) - best
+    fed_back = loss(descend(ErrorFeedback(compressor), gradient, start, 0.4, 600, n_workers=4)[-1]) - best
+    assert without > 5e-3
+    assert without > 10 * fed_back

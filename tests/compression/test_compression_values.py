@@ -30,6 +30,7 @@ from ddlsim.compression import (
 )
 from ddlsim.compression.payloads import SparsePayload, pack, unpack
 from ddlsim.compression.select import ms_top_k, top_k
+from ddlsim.compression.sketch import _median
 from ddlsim.compression.sparse import merge_top_k
 from ddlsim.errors import ConfigError
 from ddlsim.workload.jitter import stream
@@ -393,6 +394,11 @@ def test_sketch_is_linear_and_finds_the_heavy_hitters_of_the_sum():
     np.testing.assert_allclose(done.mean[heavy], np.mean(gradients, axis=0)[heavy], rtol=1e-6)  # exact values
     assert done.nbytes[0].tolist() == [4.0 * 7 * 500] * 4
     assert done.nbytes[1].tolist() == [4.0 * 20] * 4
+
+
+@given(hnp.arrays(np.float32, st.tuples(st.integers(1, 9), st.just(6)), elements=finite))
+def test_median_of_rows(rows):
+    np.testing.assert_array_equal(_median(list(rows)), np.median(rows, axis=0))
 
 
 def test_sketch_estimates_within_the_count_sketch_bound():
