@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from ddlsim.errors import ConfigError
-from ddlsim.nn import map_kernels, row_kernels
+from ddlsim.nn import dense_kernels, map_kernels, row_kernels
 from ddlsim.nn.conv_kernels import plane_size
 from ddlsim.nn.pass_state import Array, Buffers, Layer, Pass, Slot
 
@@ -31,7 +31,10 @@ class Dense:
     def forward(self, x: Array, run: Pass) -> Array:
         self.x = x.reshape(-1, self.features)
         out = self.buffers.get("out", len(self.x), self.units)
-        np.dot(self.x, self.weight.of(run.params).T, out=out)
+        weight = self.weight.flat(run.params)
+        dense_kernels.product_transposed(
+            self.x.reshape(-1), weight, out.reshape(-1), len(self.x), self.features, self.units
+        )
         if self.bias is not None:
             out += self.bias.of(run.params)
         return out.reshape(len(x), -1)
@@ -39,14 +42,18 @@ class Dense:
     def backward(self, dy: Array, run: Pass) -> Array | None:
         rows, n_samples = dy.reshape(-1, self.units), len(dy)
         product = self.buffers.get("dw", self.units, self.features)
-        np.dot(rows.T, self.x, out=product)
+        grads, n = rows.reshape(-1), len(rows)
+        dense_kernels.product(
+            grads, 1, self.units, self.x.reshape(-1), product.reshape(-1), self.units, n, self.features
+        )
         self.weight.of(run.into())[...] += product
         if self.bias is not None:
             self.bias.of(run.into())[...] += rows.sum(axis=0)
         if not self.input_grad:
             return None
         dx = self.buffers.get("dx", len(rows), self.features)
-        np.dot(rows, self.weight.of(run.params), out=dx)
+        weight = self.weight.flat(run.params)
+        dense_kernels.product(grads, self.units, 1, weight, dx.reshape(-1), n, self.units, self.features)
         return dx.reshape(n_samples, -1)
 
 

@@ -1,0 +1,182 @@
+"""Networks as wholes: they learn, never touch what they are given, and say what does not fit."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddlsim.data import BatchStream, DataSet, load_digits, shapes, split
+from ddlsim.errors import ConfigError
+from ddlsim.nn.network import Network, build_network
+from ddlsim.optim import Adam, Momentum, Optimizer
+from ddlsim.workload.model import load_model, model_names
+
+SMALL_RESNET = """
+title = "two residual blocks"
+trainable = true
+input = [1, 8, 8]
+layers = [
+  { type = "conv", channels = 8, kernel = 3, padding = 1, bias = false }, { type = "batch_norm" }, { type = "relu" },
+  { type = "residual", body = [
+    { type = "conv", channels = 8, kernel = 3, padding = 1, bias = false }, { type = "batch_norm" }] },
+  { type = "relu" },
+  { type = "residual", body = [
+    { type = "conv", channels = 16, kernel = 3, padding = 1, stride = 2 }], shortcut = [
+    { type = "conv", channels = 16, kernel = 1, stride = 2 }] },
+  { type = "relu" }, { type = "dropout", rate = 0.1 }, { type = "adaptive_avg_pool", size = 1 },
+  { type = "flatten" }, { type = "dense", units = 10 },
+]
+"""
+
+
+def train(network: Network, data: DataSet, rule: Optimizer, rate: float, n_steps: int) -> tuple[np.ndarray, np.ndarray]:
+    params, state = network.initial_params, network.initial_state.copy()
+    memory, batches, rng = rule.init(params), BatchStream(np.arange(data.n_samples), 0), np.random.default_rng(0)
+    for step in range(n_steps):
+        chosen = batches.batch(step, 32)
+        _, gradient = network.loss_and_gradient(params, data.x[chosen], data.labels[chosen], rng, state)
+        params, memory = rule.update(params, gradient, memory, rate)
+    return params, state
+
+
+def accuracy(network: Network, params: np.ndarray, state: np.ndarray, data: DataSet) -> float:
+    outputs = network.predict(params, data.x, state if len(state) else None)
+    return float((outputs.argmax(axis=1) == data.labels).mean())
+
+
+def test_digits_are_learned_in_seconds():
+    train_set, held_out = split(load_digits(), 0.2, seed=0)
+    network = build_network("digits-cnn", seed=0)
+    network.loss_and_gradient(network.initial_params, train_set.x[:32], train_set.labels[:32])  # compiles
+    start = time.process_time()
+    params, state = train(network, train_set, Momentum(0.9), 0.05, n_steps=450)  # ten passes
+    assert accuracy(network, params, state, held_out) > 0.95
+    assert time.process_time() - start < 5.0
+
+
+def test_a_residual_network_with_batch_norm_and_dropout_learns(tmp_path: Path):
+    (tmp_path / "net.toml").write_text(SMALL_RESNET)
+    train_set, held_out = split(load_digits(), 0.2, seed=0)
+    network = build_network(tmp_path / "net.toml", seed=0)
+    params, state = train(network, train_set, Adam(), 0.01, n_steps=200)
+    assert accuracy(network, params, state, held_out) > 0.95
+
+
+def test_the_two_synthetic_classes_are_learned():
+    train_set, held_out = split(shapes(1000, 32, difficulty=0.1), 200, seed=0)
+    network = build_network("cifar-cnn", seed=0)
+    params, state = train(network, train_set, Adam(), 0.001, n_steps=100)
+    assert accuracy(network, params, state, held_out) > 0.95
+
+
+def test_random_labels_are_memorized_by_lenet5():
+    """A network that fits noise has working gradients in every layer; the loss falls far below log 10."""
+    rng = np.random.default_rng(0)
+    data = DataSet("noise", rng.random((64, 1, 28, 28), np.float32), rng.integers(0, 10, 64), tuple("0123456789"))
+    network = build_network("lenet5", seed=0)
+    params, _ = train(network, data, Adam(), 0.002, n_steps=200)
+    assert network.loss_and_gradient(params, data.x, data.labels)[0] < 0.2
+
+
+@pytest.mark.parametrize("name", [name for name in model_names() if load_model(name).trainable])
+def test_every_trainable_model_builds_or_is_too_large_to_try(name: str):
+    model = load_model(name)
+    if model.n_params > 12_000_000:
+        pytest.skip("too large for a test")
+    network = build_network(model, seed=0)
+    assert network.n_params == model.n_params
+    sizes = {f"{layer.name}.{tensor}": n for layer in model.layers for tensor, n in layer.tensors}
+    assert {name: view.size for name, view in network.views(network.initial_params).items()} == sizes
+
+
+def test_resnet18_on_32_x_32_takes_a_step_downhill():
+    network = build_network("resnet18-cifar", seed=0)
+    data = shapes(4, 32)
+    params = network.initial_params
+    loss, gradient = network.loss_and_gradient(params, data.x, data.labels)
+    new, _ = network.loss_and_gradient(params - 0.01 * gradient, data.x, data.labels)
+    assert new < loss
+
+
+def test_nothing_given_is_changed_and_repeats_are_bit_identical():
+    network = build_network("digits-cnn", seed=0)
+    digits = load_digits()
+    params, x, labels = network.initial_params.copy(), digits.x[:40].copy(), digits.labels[:40].copy()
+    kept = params.copy(), x.copy(), labels.copy()
+    first = network.loss_and_gradient(params, x, labels)
+    network.predict(params, x)
+    for array, before in zip((params, x, labels), kept, strict=True):
+        np.testing.assert_array_equal(array, before)
+        array.setflags(write=False)
+    snapshot = first[1].copy()
+    again = network.loss_and_gradient(params, x, labels)
+    network.loss_and_gradient(params * 2, x, labels)
+    np.testing.assert_array_equal(first[1], snapshot)  # a later call leaves an earlier result alone
+    np.testing.assert_array_equal(again[1], snapshot)
+    assert first[0] == again[0]
+
+
+def test_initial_parameters_follow_he_and_glorot_and_their_seed():
+    """cifar-cnn: ReLU after all but the last layer. He: variance 2 / fan_in; Glorot: 2 / (fan_in + fan_out)."""
+    network = build_network("cifar-cnn", seed=1)
+    views = network.views(network.initial_params)
+    assert views["conv2.weight"].var() == pytest.approx(2 / (32 * 9), rel=0.05)
+    assert views["dense1.weight"].var() == pytest.approx(2 / 1024, rel=0.05)
+    assert views["dense2.weight"].var() == pytest.approx(2 / (64 + 10), rel=0.15)
+    assert abs(views["dense2.weight"]).max() <= np.sqrt(6 / 74)
+    assert not views["conv1.bias"].any()
+    np.testing.assert_array_equal(build_network("cifar-cnn", 1).initial_params, network.initial_params)
+    assert not np.array_equal(build_network("cifar-cnn", 2).initial_params, network.initial_params)
+    assert build_network("lenet5", 0).initial_params.dtype == np.float32
+
+
+def test_dropout_needs_a_stream_and_leaves_predictions_alone(tmp_path: Path):
+    (tmp_path / "net.toml").write_text(SMALL_RESNET)
+    network = build_network(tmp_path / "net.toml", seed=0)
+    x, labels = load_digits().x[:8], load_digits().labels[:8]
+    with pytest.raises(ConfigError, match="rng = None"):
+        network.loss_and_gradient(network.initial_params, x, labels)
+    with pytest.raises(ConfigError, match="state = None"):
+        network.predict(network.initial_params, x)
+    losses = {
+        network.loss_and_gradient(network.initial_params, x, labels, np.random.default_rng(seed))[0]
+        for seed in (0, 0, 1)
+    }
+    assert len(losses) == 2
+    outputs = [network.predict(network.initial_params, x, network.initial_state) for _ in range(2)]
+    np.testing.assert_array_equal(*outputs)
+
+
+def test_a_diverged_network_reports_nan():
+    network = build_network("digits-cnn", seed=0)
+    digits = load_digits()
+    loss, _ = network.loss_and_gradient(np.full(network.n_params, np.nan, np.float32), digits.x[:4], digits.labels[:4])
+    assert np.isnan(loss)
+
+
+def test_bad_input_is_named():
+    network = build_network("digits-cnn", seed=0)
+    params, x, labels = network.initial_params, load_digits().x[:4], load_digits().labels[:4]
+    for arguments, words in (
+        ((params[1:], x, labels), r"params of shape \(1897,\)"),
+        ((params.astype(float), x, labels), "type float64"),
+        ((params, x[:, :, :5], labels), r"samples of shape \(4, 1, 5, 8\).*give \(n, 1, 8, 8\)"),
+        ((params, x[:0], labels[:0]), "n at least 1"),
+        ((params, x, labels[:2]), "do not fit 4 samples"),
+        ((params, x, labels + 8), "label 1[0-7] is not one of the network's 10 classes"),
+        ((params, x, labels.astype(float)), "whole numbers"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            network.loss_and_gradient(*arguments)
+    with pytest.raises(ConfigError, match="float32 or float64"):
+        build_network("digits-cnn", 0, np.float16)
+    with pytest.raises(ConfigError, match="did you mean 'cross_entropy'"):
+        build_network("digits-cnn", 0, loss="crossentropy")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"'gpt2'.*cannot be trained"):
+        build_network(replace(load_model("gpt2")), 0)
+    with pytest.raises(ConfigError, match="heads with a loss of their own"):
+        build_network("googlenet+aux", 0)
