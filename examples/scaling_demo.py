@@ -17,8 +17,9 @@ out.mkdir(exist_ok=True)
 experiment = ddlsim.Experiment(
     cluster="cloud-25g-16x8-v100", model="resnet50", strategy=ddlsim.AllReduce("ring"), batch_size=64
 )
-results = ddlsim.scaling(experiment, [1, 8, 16, 32, 64, 128])
-no_overlap = ddlsim.scaling(experiment.with_(strategy=ddlsim.AllReduce("ring", overlap="none")), [1, 8, 16, 32, 64, 128])
+workers = [1, 8, 16, 32, 64, 128]
+results = ddlsim.scaling(experiment, workers)
+no_overlap = ddlsim.scaling(experiment.with_(strategy=ddlsim.AllReduce("ring", overlap="none")), workers)
 
 print("ResNet-50 on 16 x 8 V100, 25 Gbit/s: PyTorch-DDP buckets, ring all-reduce\n")
 print(scaling_table(results))

@@ -46,7 +46,8 @@ def fails(monkeypatch, capsys, *arguments: str) -> str:
 
 def test_run_names_throughput_and_bottleneck(tmp_path):
     trace, plot = tmp_path / "t.json", tmp_path / "t.png"
-    text = run("run", "office-1gbe", "-m", "lenet5", "-n", "4", "--steps", "3", "--trace", str(trace), "--timeline", str(plot))
+    outputs = ("--trace", str(trace), "--timeline", str(plot))
+    text = run("run", "office-1gbe", "-m", "lenet5", "-n", "4", "--steps", "3", *outputs)
     assert "throughput" in text
     assert "% throughput" in text
     assert json.loads(trace.read_text())["traceEvents"]
@@ -72,7 +73,8 @@ def test_experiment_file_and_options_on_top(tmp_path):
 
 def test_scaling_table_and_json(tmp_path):
     plot = tmp_path / "s.png"
-    lines = run("scaling", "office-1gbe", "-m", "lenet5", "-n", "1,2,4", "--steps", "2", "--plot", str(plot)).splitlines()
+    text = run("scaling", "office-1gbe", "-m", "lenet5", "-n", "1,2,4", "--steps", "2", "--plot", str(plot))
+    lines = text.splitlines()
     assert [line.split()[0] for line in lines] == ["workers", "1", "2", "4"]
     assert plot.stat().st_size > 1000
     rows = json.loads(run("scaling", "office-1gbe", "-m", "lenet5", "-n", "1,4", "--steps", "2", "--json"))
@@ -132,7 +134,7 @@ def test_show_topology(tmp_path):
         (["run", "nothing.toml"], ["nothing.toml"]),
         (["show", "model", "vgg61"], ["unknown model 'vgg61'", "did you mean 'vgg16'?"]),
         (["show", "topology", "dgx1", "--plot", "x.png"], ["unknown cluster 'dgx1'"]),
-        (["run", "office-1gbe", "-m", "lenet5", "--steps", "1", "--json", "--trace", "/no/such/dir/t.json"], ["t.json"]),
+        (["run", "office-1gbe", "-m", "lenet5", "--steps", "1", "--trace", "/no/such/dir/t.json"], ["t.json"]),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line_and_exit_code_2(monkeypatch, capsys, arguments, words):
