@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ddlsim.errors import DdlsimError
 from ddlsim.network import state as st
-from ddlsim.network.state import Floats, Ints, Net, Records, grown
+from ddlsim.network.state import Entries, Floats, Ints, Net, Records, grown
 
 NO_BARRIER = -(1 << 62)
 
@@ -30,55 +31,52 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
     nodes["recv_overhead"] = recv_overhead
     nodes["reduce_time"] = reduce_time
     no_ints = np.zeros(0, dtype=np.int64)
+    no_entries = np.zeros(0, dtype=np.uint32)
     return Net(
         counts=counts,
         reals=reals,
         channels=channels,
-        pool=np.zeros(2 * n, dtype=np.int64),
-        pool_copy=np.zeros(2 * n, dtype=np.int64),
+        filling=np.zeros(n, dtype=st.FILLING),
+        fill=np.zeros(n, dtype=st.FILL),
+        dirty=no_ints,
+        pool=np.zeros(2 * n, dtype=np.uint32),
+        pool_copy=np.zeros(2 * n, dtype=np.uint32),
+        flows=np.zeros(0, dtype=st.FLOW),
+        flow_rate=np.zeros(0),
+        flow_next=np.zeros(0),
+        flow_end=np.zeros(0),
+        flow_hops=no_entries,
+        flow_place=no_entries,
+        heap=np.zeros(0, dtype=st.TIMED),
+        slots=np.zeros(0, dtype=st.SLOT),
+        free_slots=no_ints,
+        fifo=np.zeros(1, dtype=st.TIMED),
+        timers=np.zeros(0, dtype=st.TIMED),
+        scratch=no_ints,
+        freezing=no_ints,
         nodes=nodes,
         routes=np.zeros(0, dtype=st.ROUTE),
         hops=no_ints,
-        slots=np.zeros(0, dtype=st.SLOT),
-        slot_end=np.zeros(0),
-        slot_rate=np.zeros(0),
-        slot_mark=no_ints,
-        slot_hop_end=no_ints,
-        slot_hops=no_ints,
-        slot_place=no_ints,
-        free_slots=no_ints,
-        heap=np.zeros(0, dtype=st.TIMED),
-        fifo=np.zeros(1, dtype=st.TIMED),
-        timers=np.zeros(0, dtype=st.TIMED),
-        thread_step=no_ints,
+        programs=np.zeros(0, dtype=st.PROGRAM),
+        tables=no_ints,
         steps=np.zeros(0, dtype=st.STEP),
-        recv_message=no_ints,
         messages=np.zeros(0, dtype=st.MESSAGE),
         weights=np.zeros(0),
-        programs=np.zeros(0, dtype=st.PROGRAM),
         instances=np.zeros(0, dtype=st.INSTANCE),
         threads=np.zeros(0, dtype=st.THREAD),
-        arrivals=no_ints,
-        lanes_left=no_ints,
-        new_slots=no_ints,
-        dirty=no_ints,
-        component=np.zeros(n, dtype=np.int64),
-        members=no_ints,
-        freezing=no_ints,
-        fill=np.zeros(n, dtype=st.FILL),
+        counters=no_ints,
+        ready=np.zeros(0, dtype=st.READY),
         out=np.zeros(0, dtype=st.OUT),
         log=np.zeros(0, dtype=st.BUSY),
     )
 
 
 def grow_slots(net: Net, n_slots: int) -> Net:
-    """Return `net` with room for at least `n_slots` messages in flight; lower slots are used first."""
+    """Return `net` with room for at least `n_slots` messages on their way; lower slots are used first."""
     old = len(net.slots)
     slots = grown(net.slots, n_slots)
     n = len(slots)
     slots["heap_place"][old:] = -1
-    slot_end = np.full(n, np.inf)
-    slot_end[:old] = net.slot_end
     free = int(net.counts[st.N_FREE])
     free_slots = np.zeros(n, dtype=np.int64)
     free_slots[: n - old] = np.arange(n - 1, old - 1, -1)
@@ -86,16 +84,16 @@ def grow_slots(net: Net, n_slots: int) -> Net:
     net.counts[st.N_FREE] = free + n - old
     net = net._replace(
         slots=slots,
-        slot_end=slot_end,
-        slot_rate=grown(net.slot_rate, n),
-        slot_mark=grown(net.slot_mark, n),
-        slot_hop_end=grown(net.slot_hop_end, n),
-        freezing=grown(net.freezing, n),
         free_slots=free_slots,
+        flows=grown(net.flows, n),
+        flow_rate=grown(net.flow_rate, n),
+        flow_next=grown(net.flow_next, n),
+        flow_end=grown(net.flow_end, n),
         heap=grown(net.heap, n),
         timers=grown(net.timers, n),
         fifo=_longer_ring(net, n),
-        new_slots=grown(net.new_slots, n),
+        scratch=grown(net.scratch, n),
+        freezing=grown(net.freezing, n),
     )
     return _sized_by_hops(net)
 
@@ -106,32 +104,37 @@ def grow_hops(net: Net, n_hops: int) -> Net:
     shift = max(old, int(n_hops - 1).bit_length())
     if shift == old:
         return net
-    slot, hop = net.pool >> old, net.pool & ((1 << old) - 1)
-    n_hops = net.slot_hop_end - (np.arange(len(net.slots)) << old)
+    flow, hop = net.pool >> old, net.pool & ((1 << old) - 1)
+    flows = net.flows.copy()
+    numbers = np.arange(len(flows))
+    flows["hop_end"] += (numbers << shift) - (numbers << old)
     net.counts[st.HOP_SHIFT] = shift
     net = net._replace(
-        pool=(slot << shift) + hop,
-        slot_place=_wider(net.slot_place, len(net.slots), old, shift),
-        slot_hops=_wider(net.slot_hops, len(net.slots), old, shift),
-        slot_hop_end=(np.arange(len(net.slots)) << shift) + n_hops,
+        pool=(flow << shift) + hop,
+        flows=flows,
+        flow_place=_wider(net.flow_place, len(flows), old, shift),
+        flow_hops=_wider(net.flow_hops, len(flows), old, shift),
     )
     return _sized_by_hops(net)
 
 
-def _wider(array: Ints, n_slots: int, old: int, shift: int) -> Ints:
-    """Return the per-slot blocks of 2**old places spread to blocks of 2**shift."""
-    wide = np.zeros((n_slots, 1 << shift), dtype=np.int64)
+def _wider(array: Entries, n_slots: int, old: int, shift: int) -> Entries:
+    """Return the per-flow blocks of 2**old places spread to blocks of 2**shift."""
+    wide = np.zeros((n_slots, 1 << shift), dtype=np.uint32)
     wide[:, : 1 << old] = array[: n_slots << old].reshape(n_slots, 1 << old)
     return wide.reshape(-1)
 
 
 def _sized_by_hops(net: Net) -> Net:
     entries = len(net.slots) << int(net.counts[st.HOP_SHIFT])
+    if entries >= 1 << 32:
+        raise DdlsimError(
+            f"{len(net.slots)} messages on their way at once are too many for the network engine"
+        )
     room = 8 * entries + 8 * len(net.channels)
     return net._replace(
-        slot_place=grown(net.slot_place, entries),
-        slot_hops=grown(net.slot_hops, entries),
-        members=grown(net.members, entries),
+        flow_place=grown(net.flow_place, entries),
+        flow_hops=grown(net.flow_hops, entries),
         dirty=grown(net.dirty, 2 * entries + 8),
         pool=grown(net.pool, room),
         pool_copy=grown(net.pool_copy, room),
@@ -139,7 +142,7 @@ def _sized_by_hops(net: Net) -> Net:
 
 
 def _longer_ring(net: Net, n_slots: int) -> Records:
-    """Return the ring buffer of timers, relaid from place 0, with a power of two of at least n_slots places."""
+    """Return the ring buffer of timers, from place 0 on, with a power of two of at least n_slots places."""
     ring = np.zeros(1 << max(int(n_slots), 1).bit_length(), dtype=st.TIMED)
     head, tail = int(net.counts[st.FIFO_HEAD]), int(net.counts[st.FIFO_TAIL])
     ring[: tail - head] = net.fifo[np.arange(head, tail) & (len(net.fifo) - 1)]

@@ -83,7 +83,9 @@ class Network:
             self._grow_log()
         self._used: dict[str, int] = {}
         self._programs: dict[tuple[int, int, bytes], int] = {}
-        self._kept: list[tuple[Schedule, Sequence[Floats] | None]] = []  # the keys above hold ids, so the objects must live
+        self._kept: list[
+            tuple[Schedule, Sequence[Floats] | None]
+        ] = []  # the keys above hold ids, so the objects must live
         self._shapes: list[Program] = []
         self._free_instances: dict[int, list[int]] = {}
         self._instance_program: list[int] = []
@@ -112,9 +114,9 @@ class Network:
         net = self._net
         row = net.instances[instance]
         threads = net.threads[row["threads"] : row["threads"] + shape.n_ranks * shape.n_lanes]
-        threads[:] = np.array((-1, 0, 0, 0, -1), dtype=st.THREAD)
-        net.arrivals[row["counters"] : row["counters"] + shape.n_messages] = 0
-        net.lanes_left[row["ranks"] : row["ranks"] + shape.n_ranks] = shape.n_lanes
+        threads[:] = np.array((st.NOT_JOINED, 0, 0, 0, -1), dtype=st.THREAD)
+        net.counters[row["counters"] : row["ranks"]] = 0
+        net.counters[row["ranks"] : row["ranks"] + shape.n_ranks] = shape.n_lanes
         row["ranks_left"] = shape.n_ranks
         row["nbytes"] = scale
         net.counts[st.N_LIVE] += 1
@@ -194,9 +196,10 @@ class Network:
     def rates(self) -> tuple[list[list[int]], Floats]:
         """The flows now under way: (channels of each, rate of each in bytes/s)."""
         net = self._net
-        flowing = np.flatnonzero(net.slots["state"] == st.FLOWING)
-        hops = [net.hops[r["first"] : r["last"]].tolist() for r in net.routes[net.slots["route"][flowing]]]
-        return hops, net.slot_rate[flowing]
+        n = int(net.counts[st.N_ACTIVE])
+        shift = int(net.counts[st.HOP_SHIFT])
+        ends = net.flows["hop_end"][:n].tolist()
+        return [net.flow_hops[i << shift : ends[i]].tolist() for i in range(n)], net.flow_rate[:n].copy()
 
     # ------------------------------------------------------------ inside
 
@@ -276,15 +279,20 @@ class Network:
         step = self._used.get("steps", 0)
         message = self._used.get("messages", 0)
         weights = self._append("weights", shape.weights)
-        thread = self._append("thread_step", step + shape.thread_step)
-        sends, recvs = message + shape.step_send, message + shape.step_recv
+        thread = self._append("tables", step + shape.thread_step)
+        recvs = self._append("tables", message + shape.recv_message) + shape.step_recv
+        sends = message + shape.step_send
         self._append(
             "steps",
             records(
-                st.STEP, repeat=shape.step_repeat, send=sends[:-1], send_end=sends[1:], recv=recvs[:-1], recv_end=recvs[1:]
+                st.STEP,
+                repeat=shape.step_repeat,
+                send=sends[:-1],
+                send_end=sends[1:],
+                recv=recvs[:-1],
+                recv_end=recvs[1:],
             ),
         )
-        self._append("recv_message", message + shape.recv_message)
         self._append(
             "messages",
             records(
@@ -298,9 +306,10 @@ class Network:
                 reduce=shape.message_reduce,
                 source=src,
                 target=dst,
+                counter=np.arange(shape.n_messages),
             ),
         )
-        row = np.array([(thread, message, shape.n_ranks, shape.n_lanes, shape.sends_bound)], dtype=st.PROGRAM)
+        row = np.array([(thread, shape.n_ranks, shape.n_lanes, shape.sends_bound)], dtype=st.PROGRAM)
         program = self._append("programs", row)
         self._programs[key] = program
         self._kept.append((schedule, sizes))
@@ -311,8 +320,11 @@ class Network:
     def _new_instance(self, program: int, shape: Program) -> int:
         n_threads = shape.n_ranks * shape.n_lanes
         threads = self._append("threads", np.zeros(n_threads, dtype=st.THREAD))
-        counters = self._append("arrivals", np.zeros(shape.n_messages, dtype=np.int64))
-        ranks = self._append("lanes_left", np.zeros(shape.n_ranks, dtype=np.int64))
+        counters = self._append("counters", np.zeros(shape.n_messages + shape.n_ranks, dtype=np.int64))
+        ranks = counters + shape.n_messages
+        self._net = self._net._replace(ready=grown(self._net.ready, len(self._net.threads)))
         self._instance_program.append(program)
         self._ranks_to_finish.append(0)
-        return self._append("instances", np.array([(program, threads, counters, ranks, 0, 0.0)], dtype=st.INSTANCE))
+        return self._append(
+            "instances", np.array([(program, threads, counters, ranks, 0, 0.0)], dtype=st.INSTANCE)
+        )

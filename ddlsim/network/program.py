@@ -159,7 +159,7 @@ def _weights(
 ) -> tuple[Floats, Ints, Ints]:
     """Return (table of sizes for 1 byte, first place per message, places per repetition per message)."""
     if schedule.chunk_weight is None and sizes is None:
-        shares = _joined([r.count for r in rounds]) * (schedule.copies / schedule.n_chunks)
+        shares: Floats = _joined([r.count for r in rounds]) * np.float64(schedule.copies / schedule.n_chunks)
         return shares, np.arange(len(shares), dtype=np.int64), np.zeros(len(shares), dtype=np.int64)
     tables: list[Floats] = []
     places: list[Ints] = []

@@ -1,0 +1,37 @@
+"""How the kernel is compiled: what is inlined, what is cached on disk, and when a cached kernel is too old."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numba as nb
+
+__all__ = ["entry", "inlined", "source_stamp"]
+
+#: A compiled function takes the arrays of a `Net` and numbers; numba infers the types.
+_Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+#: The kernel never allocates, so it needs no reference counting (nrt).
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
+
+#: For the parts of the kernel: everything is inlined, because passing the state between functions would cost
+#: more than the work.
+inlined: _Decorator = nb.njit(forceinline=True, **_OPTIONS)
+
+#: For what Python calls.
+entry: _Decorator = nb.njit(cache=True, **_OPTIONS)
+
+
+def source_stamp() -> int:
+    """Return a hash of the package's source files.
+
+    numba looks only at the file of the function that it has cached, not at those inlined into it; entry points
+    refer to this number, so that it becomes part of the key under which they are cached.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return int.from_bytes(digest.digest()[:7], "big")

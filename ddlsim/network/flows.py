@@ -1,0 +1,167 @@
+"""Flows on channels: every channel lists its flows, every flow its channels, and both know their places."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ddlsim.network.compiled import inlined
+from ddlsim.network.heap import heap_remove
+from ddlsim.network.state import (
+    FLOWING,
+    HEAP_VALID,
+    HOP_SHIFT,
+    LOG_ON,
+    LOG_USED,
+    N_ACTIVE,
+    N_DIRTY,
+    N_HEAP,
+    N_NEW,
+    NOW,
+    POOL_USED,
+    THRESHOLD,
+    Net,
+)
+
+
+@inlined
+def make_room(net: Net, channel):  # type: ignore[no-untyped-def]
+    """Give a full channel list twice the room, at the end of the pool; repack the pool when it is used up."""
+    need = 2 * net.channels[channel].room
+    if net.counts[POOL_USED] + need > net.pool.size:
+        repack(net)
+        if net.channels[channel].used < net.channels[channel].room:
+            return
+    first = net.channels[channel].first
+    start = net.counts[POOL_USED]
+    for i in range(net.channels[channel].used):
+        net.pool[start + i] = net.pool[first + i]
+    net.channels[channel].first = start
+    net.channels[channel].room = need
+    net.counts[POOL_USED] = start + need
+
+
+@inlined
+def repack(net: Net):  # type: ignore[no-untyped-def]
+    """Lay the channel lists out anew, one after the other, each with room for twice its flows."""
+    copy = net.pool_copy
+    at = 0
+    for channel in range(net.channels.size):
+        first = net.channels[channel].first
+        for i in range(net.channels[channel].used):
+            copy[at] = net.pool[first + i]
+            at += 1
+    at = 0
+    start = 0
+    for channel in range(net.channels.size):
+        net.channels[channel].first = start
+        for i in range(net.channels[channel].used):
+            net.pool[start + i] = copy[at]
+            at += 1
+        room = max(2 * net.channels[channel].used, 2)
+        net.channels[channel].room = room
+        start += room
+    net.counts[POOL_USED] = start
+
+
+@inlined
+def add_flow(net: Net, slot):  # type: ignore[no-untyped-def]
+    """Put a message on the channels of its route; its rate is infinite until the solve has given it one."""
+    route = net.slots[slot].route
+    flow = net.counts[N_ACTIVE]
+    entry = flow << net.counts[HOP_SHIFT]
+    for h in range(net.routes[route].first, net.routes[route].last):
+        channel = net.hops[h]
+        n = net.channels[channel].used
+        if n == net.channels[channel].room:
+            make_room(net, channel)
+        net.pool[net.channels[channel].first + n] = entry
+        net.flow_place[entry] = n
+        net.flow_hops[entry] = channel
+        net.channels[channel].used = n + 1
+        if n == 0:
+            net.channels[channel].since = net.reals[NOW]
+        entry += 1
+    net.slots[slot].state = FLOWING
+    net.flows[flow].slot = slot
+    net.flows[flow].hop_end = entry
+    net.flows[flow].heap_place = -1
+    net.flow_rate[flow] = np.inf
+    net.flow_next[flow] = 0.0
+    net.flow_end[flow] = np.inf
+    net.counts[N_ACTIVE] = flow + 1
+    net.counts[N_NEW] += 1
+
+
+@inlined
+def end_flow(net: Net, flow):  # type: ignore[no-untyped-def]
+    """Take a flow off its channels; the last flow gets its number. Returns the slot of the message."""
+    shift = net.counts[HOP_SHIFT]
+    now = net.reals[NOW]
+    slot = net.flows[flow].slot
+    nbytes = net.slots[slot].nbytes
+    affected = False
+    for entry in range(flow << shift, net.flows[flow].hop_end):
+        channel = net.flow_hops[entry]
+        offset = net.channels[channel].first
+        n = net.channels[channel].used - 1
+        place = net.flow_place[entry]
+        moved = net.pool[offset + n]
+        net.pool[offset + place] = moved
+        net.flow_place[moved] = place
+        net.channels[channel].used = n
+        net.channels[channel].nbytes += nbytes
+        if n == 0:
+            net.channels[channel].level = np.inf
+            net.channels[channel].busy += now - net.channels[channel].since
+            if net.counts[LOG_ON] == 1:
+                log_busy(net, channel, net.channels[channel].since, now)
+        elif net.channels[channel].level < np.inf:  # it was full, so somebody on it may now go faster
+            mark_dirty(net, channel)
+            affected = True
+    if affected and net.flow_rate[flow] < net.reals[THRESHOLD]:
+        net.reals[THRESHOLD] = net.flow_rate[flow]
+    if net.counts[HEAP_VALID] == 1:
+        net.counts[N_HEAP] = heap_remove(net.heap, net.flows, net.counts[N_HEAP], flow)
+    net.counts[N_ACTIVE] -= 1
+    if flow != net.counts[N_ACTIVE]:
+        renumber(net, net.counts[N_ACTIVE], flow)
+    return slot
+
+
+@inlined
+def renumber(net: Net, old, new):  # type: ignore[no-untyped-def]
+    """Give flow `old` the free number `new`, so that flows always lie side by side."""
+    shift = net.counts[HOP_SHIFT]
+    net.flow_rate[new] = net.flow_rate[old]
+    net.flow_end[new] = net.flow_end[old]
+    net.flows[new].slot = net.flows[old].slot
+    place = net.flows[old].heap_place
+    net.flows[new].heap_place = place
+    if net.counts[HEAP_VALID] == 1:
+        net.heap[place].item = new
+    to = new << shift
+    for entry in range(old << shift, net.flows[old].hop_end):
+        channel = net.flow_hops[entry]
+        place = net.flow_place[entry]
+        net.flow_hops[to] = channel
+        net.flow_place[to] = place
+        net.pool[net.channels[channel].first + place] = to
+        to += 1
+    net.flows[new].hop_end = to
+
+
+@inlined
+def mark_dirty(net: Net, channel):  # type: ignore[no-untyped-def]
+    """Remember a channel whose load has changed at this instant."""
+    net.dirty[net.counts[N_DIRTY]] = channel
+    net.counts[N_DIRTY] += 1
+
+
+@inlined
+def log_busy(net: Net, channel, start, end):  # type: ignore[no-untyped-def]
+    """Log a busy interval."""
+    i = net.counts[LOG_USED]
+    net.log[i].channel = channel
+    net.log[i].start = start
+    net.log[i].end = end
+    net.counts[LOG_USED] = i + 1

@@ -1,0 +1,208 @@
+"""Messages, and the ranks that send and wait for them.
+
+A rank in a lane (a *thread*) whose sends and receipts of a step are all done is put on the list `ready`;
+:func:`run_ready` lets everybody on it go on. Doing it in one place keeps the order of events plain.
+"""
+
+from __future__ import annotations
+
+from ddlsim.network.compiled import inlined
+from ddlsim.network.state import (
+    DELIVERING,
+    ENDED,
+    FREE,
+    LIVE_SENDS,
+    LIVE_SINGLE,
+    LIVE_THREADS,
+    N_DELIVERING,
+    N_EVENTS,
+    N_FREE,
+    N_LIVE,
+    N_MESSAGES,
+    N_OUT,
+    N_READY,
+    NOW,
+    ROUND_DELIVERY_MAX,
+    ROUND_DELIVERY_MIN,
+    STEPPED,
+    STEPS_LEFT,
+    WAITING,
+    Net,
+)
+from ddlsim.network.timers import push_timer
+
+# ---------------------------------------------------------------- messages
+
+
+@inlined
+def issue(net: Net, instance, message, nbytes, route, source):  # type: ignore[no-untyped-def]
+    """Send a message from node `source` now: sender overhead, then latency, then it flows."""
+    n = net.counts[N_FREE] - 1
+    net.counts[N_FREE] = n
+    slot = net.free_slots[n]
+    net.slots[slot].state = WAITING
+    net.slots[slot].instance = instance
+    net.slots[slot].message = message
+    net.slots[slot].route = route
+    net.slots[slot].nbytes = nbytes
+    start = net.reals[NOW]
+    overhead = net.nodes[source].send_overhead
+    if overhead > 0.0:
+        start = max(start, net.nodes[source].send_free) + overhead
+        net.nodes[source].send_free = start
+    push_timer(net, start + net.routes[route].latency, slot)
+
+
+@inlined
+def finished(net: Net, slot):  # type: ignore[no-untyped-def]
+    """The last byte has arrived: the send is over; the receipt may still cost overhead and reduction."""
+    instance = net.slots[slot].instance
+    message = net.slots[slot].message
+    reduce_time = 0.0
+    target = message
+    if instance >= 0:
+        target = net.messages[message].target
+        reduce_time = net.messages[message].reduce * net.nodes[target].reduce_time * net.slots[slot].nbytes
+    overhead = net.nodes[target].recv_overhead
+    if overhead + reduce_time > 0.0:
+        now = net.reals[NOW]
+        done = now
+        if overhead > 0.0:
+            done = max(now, net.nodes[target].recv_free) + overhead
+            net.nodes[target].recv_free = done
+        done += reduce_time
+        net.slots[slot].state = DELIVERING
+        net.counts[N_DELIVERING] += 1
+        net.reals[ROUND_DELIVERY_MIN] = min(net.reals[ROUND_DELIVERY_MIN], done - now)
+        net.reals[ROUND_DELIVERY_MAX] = max(net.reals[ROUND_DELIVERY_MAX], done - now)
+        push_timer(net, done, slot)
+    else:
+        deliver(net, slot)
+    if instance >= 0:
+        thread = net.messages[message].src
+        state = net.instances[instance].threads + thread
+        net.threads[state].sends_left -= 1
+        if net.threads[state].sends_left == 0 and net.threads[state].recvs_missing == 0:
+            make_ready(net, instance, thread)
+
+
+@inlined
+def deliver(net: Net, slot):  # type: ignore[no-untyped-def]
+    """Hand the message to the receiver and free the slot."""
+    instance = net.slots[slot].instance
+    message = net.slots[slot].message
+    if net.slots[slot].state == DELIVERING:
+        net.counts[N_DELIVERING] -= 1
+    net.slots[slot].state = FREE
+    net.free_slots[net.counts[N_FREE]] = slot
+    net.counts[N_FREE] += 1
+    net.counts[N_MESSAGES] += 1
+    if instance < 0:
+        net.counts[LIVE_SINGLE] -= 1
+        net.counts[LIVE_SENDS] -= 1
+        show(net, instance, 0)
+        return
+    counter = net.instances[instance].counters + net.messages[message].counter
+    arrived = net.counters[counter] + 1
+    net.counters[counter] = arrived
+    thread = net.messages[message].dst
+    state = net.instances[instance].threads + thread
+    if net.threads[state].step == net.messages[message].step and arrived == net.threads[state].repetition + 1:
+        net.threads[state].recvs_missing -= 1
+        if net.threads[state].recvs_missing == 0 and net.threads[state].sends_left == 0:
+            make_ready(net, instance, thread)
+
+
+@inlined
+def show(net: Net, instance, rank):  # type: ignore[no-untyped-def]
+    """Report a completion to whoever waits outside."""
+    i = net.counts[N_OUT]
+    net.out[i].id = instance
+    net.out[i].rank = rank
+    net.counts[N_OUT] = i + 1
+
+
+# ---------------------------------------------------------------- ranks and rounds
+
+
+@inlined
+def make_ready(net: Net, instance, thread):  # type: ignore[no-untyped-def]
+    """Let a thread go on soon; it can be on the list only once, as it has nothing left to wait for."""
+    i = net.counts[N_READY]
+    net.ready[i].instance = instance
+    net.ready[i].thread = thread
+    net.counts[N_READY] = i + 1
+
+
+@inlined
+def run_ready(net: Net):  # type: ignore[no-untyped-def]
+    """Let all ready threads enter their next step (or steps, where these are done already)."""
+    i = 0
+    while i < net.counts[N_READY]:
+        instance = net.ready[i].instance
+        thread = net.ready[i].thread
+        i += 1
+        table = net.instances[instance]
+        state = table.threads + thread
+        first = net.programs[table.program].thread + thread
+        last_step = net.tables[first + 1]
+        step = net.threads[state].step
+        repetition = net.threads[state].repetition
+        entered = True
+        while entered:
+            if step < 0:
+                step = net.tables[first]  # joins
+            else:
+                repetition += 1
+                if repetition == net.steps[step].repeat:
+                    step += 1
+                    repetition = 0
+            if step == last_step:
+                end_thread(net, instance, thread)
+                break
+            entered = enter_step(net, table, instance, thread, step, repetition)
+    net.counts[N_READY] = 0
+
+
+@inlined
+def enter_step(net: Net, table, instance, thread, step, repetition):  # type: ignore[no-untyped-def]
+    """Start a step: issue its sends, count the receipts still missing. Returns True if nothing is left."""
+    state = table.threads + thread
+    net.threads[state].step = step
+    net.threads[state].repetition = repetition
+    if net.threads[state].entered != net.counts[N_EVENTS]:
+        net.threads[state].entered = net.counts[N_EVENTS]
+        net.counts[STEPPED] += 1
+    left = net.steps[step].repeat - 1 - repetition if repetition > 0 else -1
+    net.counts[STEPS_LEFT] = min(net.counts[STEPS_LEFT], left)
+    low = net.steps[step].send
+    high = net.steps[step].send_end
+    net.threads[state].sends_left = high - low
+    missing = 0
+    for i in range(net.steps[step].recv, net.steps[step].recv_end):
+        if net.counters[table.counters + net.messages[net.tables[i]].counter] <= repetition:
+            missing += 1
+    net.threads[state].recvs_missing = missing
+    for message in range(low, high):
+        share = net.weights[net.messages[message].weight + repetition * net.messages[message].stride]
+        nbytes = table.nbytes * share
+        issue(net, instance, message, nbytes, net.messages[message].route, net.messages[message].source)
+    return low == high and missing == 0
+
+
+@inlined
+def end_thread(net: Net, instance, thread):  # type: ignore[no-untyped-def]
+    """A thread has done all its steps; its rank is done if it was the last of it."""
+    table = net.instances[instance]
+    program = net.programs[table.program]
+    rank = thread % program.n_ranks
+    net.threads[table.threads + thread].step = ENDED
+    net.counts[LIVE_THREADS] -= 1
+    net.counters[table.ranks + rank] -= 1
+    if net.counters[table.ranks + rank] > 0:
+        return
+    show(net, instance, rank)
+    net.instances[instance].ranks_left -= 1
+    if net.instances[instance].ranks_left == 0:
+        net.counts[N_LIVE] -= 1
+        net.counts[LIVE_SENDS] -= program.sends_bound

@@ -1,0 +1,251 @@
+"""Shortcuts that give the very result that the events would: rounds without contention, rounds that repeat.
+
+Both start from a moment at which nothing flows and all messages on their way start to flow at one instant.
+
+* A *plain round*: each of these messages has its channels for itself, and all end at one instant
+  (:func:`end_of_plain_round`). Their flows need not be put on the channels and taken off again.
+* A *replay*: the round before was the same one (:func:`replay`). Then this one is that one again, later.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ddlsim.network.compiled import inlined
+from ddlsim.network.flows import log_busy
+from ddlsim.network.state import (
+    DELIVERING,
+    EPOCH,
+    FAST_FORWARDED,
+    FIFO_HEAD,
+    FIFO_TAIL,
+    LIVE_SINGLE,
+    LIVE_THREADS,
+    LOG_ON,
+    LOG_USED,
+    N_ACTIVE,
+    N_LIVE,
+    N_MESSAGES,
+    N_OUT,
+    N_TIMER_HEAP,
+    NOW,
+    REPLAY,
+    ROUND_DELIVERY_MAX,
+    ROUND_DELIVERY_MIN,
+    ROUND_INSTANTS,
+    ROUND_THREADS,
+    ROUND_TRANSFER_MAX,
+    ROUND_TRANSFER_MIN,
+    SAME_INSTANT,
+    STEPPED,
+    STEPS_LEFT,
+    Net,
+)
+
+
+@inlined
+def later(time, now):  # type: ignore[no-untyped-def]
+    """Whether `time` is handled as an instant of its own after `now`."""
+    return time > now + now * SAME_INSTANT
+
+
+@inlined
+def in_step(net: Net):  # type: ignore[no-untyped-def]
+    """Whether nothing flows, and all messages on their way start to flow at one later instant."""
+    head = net.counts[FIFO_HEAD]
+    tail = net.counts[FIFO_TAIL]
+    if net.counts[N_ACTIVE] > 0 or net.counts[N_TIMER_HEAP] > 0 or head == tail:
+        return False
+    mask = net.fifo.size - 1
+    start = net.fifo[head & mask].time
+    if net.counts[N_OUT] > 0 or net.fifo[(tail - 1) & mask].time != start:
+        return False
+    return net.counts[REPLAY] == 1 and later(start, net.reals[NOW])
+
+
+@inlined
+def end_of_plain_round(net: Net):  # type: ignore[no-untyped-def]
+    """Return when all flows of a plain round end (given :func:`in_step`), inf if this is none.
+
+    An idle channel gives a flow its whole capacity, so each takes nbytes / (the least capacity on its route).
+    """
+    mask = net.fifo.size - 1
+    head = net.counts[FIFO_HEAD]
+    start = net.fifo[head & mask].time
+    net.counts[EPOCH] += 1
+    epoch = net.counts[EPOCH]
+    transfer = 0.0
+    for i in range(head, net.counts[FIFO_TAIL]):
+        slot = net.fifo[i & mask].item
+        route = net.slots[slot].route
+        rate = np.inf
+        for h in range(net.routes[route].first, net.routes[route].last):
+            channel = net.hops[h]
+            if net.channels[channel].mark == epoch:
+                return np.inf
+            net.channels[channel].mark = epoch
+            rate = min(rate, net.channels[channel].capacity)
+        time = net.slots[slot].nbytes / rate
+        if i == head:
+            transfer = time
+        if time != transfer or time <= 0.0 or net.slots[slot].state == DELIVERING:
+            return np.inf
+    return start + transfer if later(start + transfer, start) else np.inf
+
+
+@inlined
+def book_plain_round(net: Net, end):  # type: ignore[no-untyped-def]
+    """Book the flows of a plain round that end at `end`; list their slots in `scratch` and return how many."""
+    mask = net.fifo.size - 1
+    head = net.counts[FIFO_HEAD]
+    n = net.counts[FIFO_TAIL] - head
+    start = net.fifo[head & mask].time
+    for i in range(n):
+        slot = net.fifo[(head + i) & mask].item
+        net.scratch[i] = slot
+        nbytes = net.slots[slot].nbytes
+        route = net.slots[slot].route
+        rate = np.inf
+        for h in range(net.routes[route].first, net.routes[route].last):
+            channel = net.hops[h]
+            rate = min(rate, net.channels[channel].capacity)
+            net.channels[channel].nbytes += nbytes
+            net.channels[channel].busy += end - start
+            if net.counts[LOG_ON] == 1:
+                log_busy(net, channel, start, end)
+        if i == 0:
+            transfer = nbytes / rate
+            net.reals[ROUND_TRANSFER_MIN] = min(net.reals[ROUND_TRANSFER_MIN], transfer)
+            net.reals[ROUND_TRANSFER_MAX] = max(net.reals[ROUND_TRANSFER_MAX], transfer)
+    net.counts[FIFO_HEAD] += n
+    net.counts[ROUND_INSTANTS] += 1  # the one at which they started
+    return n
+
+
+@inlined
+def replay(net: Net, until):  # type: ignore[no-untyped-def]
+    """Repeat the round that has just ended as often as it is sure to come again, by the same additions.
+
+    Between two *barriers* (moments as above at which every thread of the only live collective entered a step)
+    all messages started to flow at one instant, ended at one instant after equal transfers, and were received
+    after equal overheads and reductions. If no thread has ended, and every one now repeats its step with equal
+    sizes, latencies and overheads, the next round is that round again. (Equal sizes that took equal times were
+    all frozen at the first level of the filling, capacity / flows of a channel; its bits do not depend on the
+    order of events.)
+    """
+    rounds = net.counts[STEPS_LEFT]
+    transfer = net.reals[ROUND_TRANSFER_MIN]
+    if rounds <= 0 or transfer != net.reals[ROUND_TRANSFER_MAX]:
+        return
+    mask = net.fifo.size - 1
+    head = net.counts[FIFO_HEAD]
+    first = net.fifo[head & mask].item
+    nbytes = net.slots[first].nbytes
+    latency = net.routes[net.slots[first].route].latency
+    like = net.messages[net.slots[first].message]
+    sending = net.nodes[like.source].send_overhead
+    receiving = net.nodes[like.target].recv_overhead
+    reducing = like.reduce * net.nodes[like.target].reduce_time * nbytes
+    if nbytes <= 0.0 or net.counts[ROUND_THREADS] != net.counts[LIVE_THREADS]:
+        return
+    if receiving + reducing > 0.0:
+        if net.counts[ROUND_INSTANTS] != 3 or net.reals[ROUND_DELIVERY_MIN] != net.reals[ROUND_DELIVERY_MAX]:
+            return
+    elif net.counts[ROUND_INSTANTS] != 2 or net.reals[ROUND_DELIVERY_MAX] >= 0.0:
+        return
+    for i in range(head, net.counts[FIFO_TAIL]):
+        slot = net.fifo[i & mask].item
+        message = net.messages[net.slots[slot].message]
+        if net.slots[slot].nbytes != nbytes or message.stride != 0 or net.slots[slot].state == DELIVERING:
+            return
+        if net.routes[net.slots[slot].route].latency != latency:
+            return
+        if net.nodes[message.source].send_overhead != sending:
+            return
+        if net.nodes[message.target].recv_overhead != receiving:
+            return
+        if message.reduce * net.nodes[message.target].reduce_time * nbytes != reducing:
+            return
+    if net.counts[LOG_ON] == 1:
+        rounds = min(rounds, (net.log.size - net.counts[LOG_USED]) // net.channels.size)
+    now = net.reals[NOW]
+    done = 0
+    while done < rounds:
+        start = (now + sending) + latency
+        end = start + transfer
+        then = (end + receiving) + reducing
+        # instants that rounding makes one would not be handled as two
+        if (
+            then > until
+            or not (later(start, now) and later(end, start))
+            or (then > end and not later(then, end))
+        ):
+            break
+        if net.counts[LOG_ON] == 1:
+            log_round(net, start, end)
+        now = then
+        done += 1
+    if done > 0:
+        book(net, done, transfer, (now + sending) + latency)
+        net.reals[NOW] = now
+        net.counts[STEPS_LEFT] -= done
+
+
+@inlined
+def log_round(net: Net, start, end):  # type: ignore[no-untyped-def]
+    """Log the channels that are busy in a replayed round, each once."""
+    mask = net.fifo.size - 1
+    net.counts[EPOCH] += 1
+    for i in range(net.counts[FIFO_HEAD], net.counts[FIFO_TAIL]):
+        route = net.slots[net.fifo[i & mask].item].route
+        for h in range(net.routes[route].first, net.routes[route].last):
+            channel = net.hops[h]
+            if net.channels[channel].mark != net.counts[EPOCH]:
+                net.channels[channel].mark = net.counts[EPOCH]
+                log_busy(net, channel, start, end)
+
+
+@inlined
+def book(net: Net, done, transfer, start):  # type: ignore[no-untyped-def]
+    """Book `done` replayed rounds: bytes, busy seconds, arrivals, repetitions; the timers now ring at `start`."""
+    mask = net.fifo.size - 1
+    head = net.counts[FIFO_HEAD]
+    n = net.counts[FIFO_TAIL] - head
+    table = net.instances[net.slots[net.fifo[head & mask].item].instance]
+    program = net.programs[table.program]
+    net.counts[EPOCH] += 1
+    epoch = net.counts[EPOCH]
+    for i in range(head, head + n):
+        slot = net.fifo[i & mask].item
+        net.fifo[i & mask].time = start
+        net.counters[table.counters + net.messages[net.slots[slot].message].counter] += done
+        route = net.slots[slot].route
+        for h in range(net.routes[route].first, net.routes[route].last):
+            channel = net.hops[h]
+            net.channels[channel].nbytes += done * net.slots[slot].nbytes
+            if net.channels[channel].mark != epoch:  # once, however many flows cross it
+                net.channels[channel].mark = epoch
+                net.channels[channel].busy += done * transfer
+    for thread in range(program.n_ranks * program.n_lanes):
+        if net.threads[table.threads + thread].step >= 0:
+            net.threads[table.threads + thread].repetition += done
+    net.counts[N_MESSAGES] += done * n
+    net.counts[FAST_FORWARDED] += done * n
+
+
+@inlined
+def at_barrier(net: Net):  # type: ignore[no-untyped-def]
+    """Whether all threads of the only live collective have just entered a step (given :func:`in_step`)."""
+    alone = net.counts[N_LIVE] == 1 and net.counts[LIVE_SINGLE] == 0
+    return alone and net.counts[STEPPED] == net.counts[LIVE_THREADS]
+
+
+@inlined
+def start_round(net: Net):  # type: ignore[no-untyped-def]
+    """Begin to watch a round from the barrier at hand."""
+    net.counts[ROUND_INSTANTS] = 0
+    net.counts[ROUND_THREADS] = net.counts[LIVE_THREADS]
+    net.reals[ROUND_TRANSFER_MIN] = np.inf
+    net.reals[ROUND_TRANSFER_MAX] = -np.inf
+    net.reals[ROUND_DELIVERY_MIN] = np.inf
+    net.reals[ROUND_DELIVERY_MAX] = -np.inf
