@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,11 +40,21 @@ class QSGD:
 
     n_levels: int
     bucket_size: int = 512
-    traits = Traits("all_gather", unbiased=True, not_summable=_CODES)
 
     def __post_init__(self) -> None:
         require(1 <= self.n_levels < 2**31, "QSGD", "n_levels", self.n_levels, "1 to 2147483647")
         require(self.bucket_size >= 1, "QSGD", "bucket_size", self.bucket_size, "at least 1")
+
+    @functools.cached_property
+    def traits(self) -> Traits:
+        d, s = self.bucket_size, self.n_levels
+        variance = min(d / s**2, math.sqrt(d) / s)
+        refusal = (
+            f"its error can be {variance:.3g} times the gradient's square, so the residual would grow for ever; "
+            f"raise n_levels above sqrt(bucket_size) = {math.sqrt(d):.3g} or use it alone: it is unbiased"
+        )
+        no_feedback = refusal if variance >= 1.0 else ""
+        return Traits("all_gather", unbiased=True, not_summable=_CODES, no_feedback=no_feedback)
 
     @property
     def width(self) -> int:
@@ -96,7 +108,7 @@ class TernGrad:
         ok = self.clip_sigmas is None or 0.0 < self.clip_sigmas < np.inf
         require(ok, "TernGrad", "clip_sigmas", self.clip_sigmas, "finite and above 0, or None")
 
-    @property
+    @functools.cached_property
     def traits(self) -> Traits:
         return Traits("all_gather", unbiased=self.clip_sigmas is None, not_summable=_CODES)
 

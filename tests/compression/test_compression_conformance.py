@@ -54,6 +54,7 @@ PLAIN = [
     CountSketch(0.1, rows=5, columns=31),
     QSGD(4),
     QSGD(1, bucket_size=64),
+    QSGD(16, bucket_size=64),
     TernGrad(),
     TernGrad(clip_sigmas=2.5),
     Natural(),

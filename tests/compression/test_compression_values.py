@@ -269,9 +269,29 @@ def test_error_feedback_refuses_what_it_would_spoil():
         (DGC(steps_per_stage=1), "keeps what it did not send already"),
         (RandomK(0.1, rescale=True), "set rescale = False"),
         (ErrorFeedback(TopK(0.1)), "wrap it once"),
+        (QSGD(22), r"error can be 1.03 times .* raise n_levels above sqrt\(bucket_size\) = 22.6"),
     ]:
         with pytest.raises(ConfigError, match=why):
             ErrorFeedback(inner)
+
+
+def test_the_residual_of_a_quantiser_that_is_no_contraction_explodes():
+    """Why ErrorFeedback refuses QSGD with few levels: e <- x - C(x), x = g + e, written out."""
+    compressor, residual, rng = QSGD(1, bucket_size=64), np.zeros(640, np.float32), stream(1, 0, "x")
+    for step in range(60):
+        corrected = normal(step, 640) + residual
+        payload, _ = compressor.encode(corrected, None, rng)
+        residual = corrected - compressor.decode(payload)
+    assert np.linalg.norm(residual) > 1e3 * np.sqrt(640)
+
+
+@pytest.mark.parametrize("compressor", [QSGD(23), TernGrad(), Natural(), TopK(0.05), OneBit()])
+def test_the_residual_of_a_contraction_stays_bounded(compressor):
+    feedback, rng = ErrorFeedback(compressor), stream(1, 0, "x")
+    state = feedback.init(640)
+    for step in range(200):
+        _, state = feedback.encode(normal(step, 640), state, rng)
+    assert np.linalg.norm(state.residual) < 40 * np.sqrt(640)  # top-k keeps 1/density = 20 gradients
 
 
 # --- DGC ---------------------------------------------------------------------------------------------------
