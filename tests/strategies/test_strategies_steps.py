@@ -114,8 +114,9 @@ def test_accumulation_exchanges_once(accumulation: int, overlap: Overlap) -> Non
 @pytest.mark.parametrize(
     ("threshold", "cycle"), [(128 * 2**20, 1e-3), (1e6, 5e-3), (1.0, 0.7e-3), (1e8, 0.043)], ids=str
 )
-def test_horovod_cycles_and_fusion(model: str, threshold: float, cycle: float) -> None:
-    result = ring_run(4, model, HorovodFusion(threshold, cycle), steps=3)
+@pytest.mark.parametrize("step", [0.002, 0.1], ids=["network-bound", "mixed"])
+def test_horovod_cycles_and_fusion(model: str, threshold: float, cycle: float, step: float) -> None:
+    result = ring_run(4, model, HorovodFusion(threshold, cycle), step, steps=3)
     expected = horovod_ends(result.workloads[0], ring_time(4), threshold, cycle, 3)
     assert update_times(result) == pytest.approx(expected, **EXACT)
 
