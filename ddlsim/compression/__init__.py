@@ -5,10 +5,12 @@ for what all workers hold after one exchange; `sent_nbytes` counts what each of 
 """
 
 from ddlsim.compression.contract import Compressor, Payload, Traits
+from ddlsim.compression.cost import CodecCost, measure_cost
 from ddlsim.compression.dense import BF16, FP16, NoCompression
 from ddlsim.compression.dgc import DGC
 from ddlsim.compression.exchange import Exchange, aggregate, average, exchange, sent_nbytes, settle
 from ddlsim.compression.feedback import ErrorFeedback
+from ddlsim.compression.hierarchy import HierarchicalExchange, hierarchical_exchange
 from ddlsim.compression.low_rank import PowerSGD
 from ddlsim.compression.quantised import QSGD, Natural, TernGrad
 from ddlsim.compression.signs import OneBit, SignSGD
@@ -20,11 +22,13 @@ __all__ = [
     "DGC",
     "FP16",
     "QSGD",
+    "CodecCost",
     "Compressor",
     "CountSketch",
     "ErrorFeedback",
     "Exchange",
     "GTopK",
+    "HierarchicalExchange",
     "MSTopK",
     "Natural",
     "NoCompression",
@@ -40,6 +44,8 @@ __all__ = [
     "aggregate",
     "average",
     "exchange",
+    "hierarchical_exchange",
+    "measure_cost",
     "sent_nbytes",
     "settle",
 ]

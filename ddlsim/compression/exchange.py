@@ -88,6 +88,11 @@ def exchange(
 
     With one worker this is what a parameter server (or a worker, of the server's answer) receives.
     """
+    sizes = sorted({gradient.size for gradient in gradients})
+    if len(sizes) != 1:
+        raise ConfigError(
+            f"{_name(compressor)}: gradients of sizes {sizes}: must be one or more, of one size"
+        )
     encoded = [compressor.encode(*each) for each in zip(gradients, states, rngs, strict=True)]
     rounds = [[payload for payload, _ in encoded]]
     if compressor.traits.n_rounds == 2:
@@ -98,7 +103,7 @@ def exchange(
     mean = aggregate(compressor, rounds[-1])
     after = [settle(compressor, payload, mean, state) for payload, state in encoded]
     nbytes = np.array([[float(payload.nbytes) for payload in payloads] for payloads in rounds])
-    sent = [sent_nbytes(compressor.traits.collective, sizes) for sizes in nbytes]
+    sent = [sent_nbytes(compressor.traits.collective, row) for row in nbytes]
     return Exchange(mean, after, nbytes, np.sum(sent, axis=0))
 
 

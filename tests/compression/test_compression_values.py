@@ -533,3 +533,12 @@ def test_payloads_of_different_steps_do_not_average():
     payloads = [compressor.encode(normal(0, n), compressor.init(n), stream(0, 0, "x"))[0] for n in (4, 8)]
     with pytest.raises(ConfigError, match="payloads of different sizes"):
         average(compressor, payloads)
+
+
+@pytest.mark.parametrize("sizes", [[], [4, 5]])
+def test_workers_must_have_gradients_of_one_size(sizes):
+    gradients = [normal(0, n) for n in sizes]
+    with pytest.raises(
+        ConfigError, match=r"TopK: gradients of sizes \[.*\]: must be one or more, of one size"
+    ):
+        exchange(TopK(0.5), gradients, [None] * len(sizes), [stream(0, 0, "x")] * len(sizes))
