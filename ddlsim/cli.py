@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -78,16 +79,27 @@ def run(
         what, strategy=_strategy(strategy, algorithm, overlap, servers, placement), model=model, batch_size=batch_size,
         workers=workers, steps=steps, precision=precision, seed=seed,
     )  # fmt: skip
-    result = ddlsim.simulate(experiment)
+    for path in (trace, timeline, plot_cluster):
+        _check_folder(path)
+    result = _with_sensitivities(ddlsim.simulate(experiment))
     typer.echo(result.to_json() if as_json else str(result))
     outputs: list[tuple[Path | None, Callable[[Path], object]]] = [
         (trace, result.save_trace), (timeline, result.plot_timeline), (plot_cluster, result.plot_cluster),
     ]  # fmt: skip
+    if result.interrupted:  # pictures would simulate it all again
+        raise typer.Exit(130)
     for path, write in outputs:
         if path is not None:
             _write(path, write)
-    if result.interrupted:
-        raise typer.Exit(130)
+
+
+def _with_sensitivities(result: Result) -> Result:
+    """Work out what the output shows besides the run itself; an interrupt meanwhile leaves the run's own numbers."""
+    try:
+        _ = result.sensitivities
+    except KeyboardInterrupt:
+        return dataclasses.replace(result, interrupted=True)
+    return result
 
 
 @app.command()
@@ -114,6 +126,7 @@ def scaling(
     from ddlsim.report.summary import scaling_rows, scaling_table
 
     counts = _counts(workers)
+    _check_folder(plot)
     experiment = _experiment(
         what, strategy=_strategy(strategy, algorithm, overlap, servers, placement), model=model, batch_size=batch_size,
         steps=steps, precision=precision, seed=seed, workers=None,
@@ -175,16 +188,18 @@ def _experiment(
 
 
 def _is_experiment(what: str) -> bool:
-    """Tell an experiment file from a topology: it names its cluster at the top."""
+    """Tell an experiment file from a topology, which has a generator or lists of hosts and links."""
     import tomllib
 
     path = Path(what)
-    if path.suffix != ".toml" or not path.is_file():
+    if path.suffix != ".toml":
         return False
+    if not path.is_file():
+        raise ConfigError(f"{what}: no such file; give a path or a bundled cluster (see: ddlsim topologies)")
     try:
-        return "cluster" in tomllib.loads(path.read_text(encoding="utf-8"))
+        return not {"generator", "hosts", "links"} & tomllib.loads(path.read_text(encoding="utf-8")).keys()
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
-        return False
+        return False  # the reader of topologies says what is wrong
 
 
 def _strategy(
@@ -210,6 +225,12 @@ def _strategy(
                 f"--{option} has no effect with --strategy {chosen}; it takes {', '.join('--' + f for f in fields)}"
             )
     return make(**options)
+
+
+def _check_folder(path: Path | None) -> None:
+    """Find out before a long simulation that its output has nowhere to go."""
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"{path}: cannot be written: there is no folder {str(path.parent)!r}; create it first")
 
 
 def _write(path: Path, write: Callable[[Path], object]) -> None:

@@ -87,6 +87,8 @@ def _links(result: Result) -> list[str]:
 
 def _bottleneck(result: Result) -> list[str]:
     found = result.sensitivities
+    if not found:
+        return ["not worked out, as the run was interrupted"]
     if found[0].gain < 0.001:
         return ["none that is worth it: no single part made 10 % better gives 0.1 %"]
     return [str(s) for s in found[:N_SENSITIVITIES] if s is found[0] or s.gain >= 0.001]

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 import ddlsim
 from ddlsim.cluster import Cluster
+from ddlsim.errors import DdlsimError
 from ddlsim.network import BusyIntervals
 from ddlsim.run.experiment import Experiment
 from ddlsim.strategies.recorder import COMMUNICATION, COMPUTE, WAITING, Recorder
@@ -175,14 +176,21 @@ class Result:
 
     @cached_property
     def sensitivities(self) -> list[Sensitivity]:
-        """What 10 % better compute, links or latencies would bring, each simulated; the best first."""
+        """What 10 % better compute, links or latencies would bring, each simulated; the best first.
+
+        Empty for a run that was interrupted: who stops one does not want to wait for more of them.
+        """
+        if self.interrupted:
+            return []
         from ddlsim.run.sensitivity import sensitivities
 
         return sensitivities(self.experiment)
 
     @property
     def bottleneck(self) -> Sensitivity:
-        """The part whose improvement by 10 % brings most."""
+        """The part whose improvement by 10 % brings most. Raises DdlsimError if the run was interrupted."""
+        if self.interrupted:
+            raise DdlsimError("the run was interrupted, so its bottleneck is not known; simulate it to its end")
         return self.sensitivities[0]
 
     # ------------------------------------------------------------ output

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.run.experiment import Experiment
+
+if TYPE_CHECKING:
+    from ddlsim.run.result import Result
 
 __all__ = ["Sensitivity", "sensitivities"]
 
@@ -33,11 +37,12 @@ class Sensitivity:
 
 
 def sensitivities(experiment: Experiment) -> list[Sensitivity]:
-    """Simulate the experiment with faster compute, links of each kind and lower latencies; the best first."""
-    from ddlsim.run.simulate import run
+    """Simulate the experiment with faster compute, links of each kind and lower latencies; the best first.
 
+    KeyboardInterrupt ends it without a result: a variant that was cut short has nothing to compare.
+    """
     base = dataclasses.replace(experiment, steps=min(experiment.steps, STEPS), warmup=min(experiment.warmup, 1))
-    reference = run(base)
+    reference = _complete(base)
     cluster = load_cluster(base.cluster)
     n = reference.n_workers
     speed = tuple((1.0 + CHANGE) * s for s in (base.speed or (1.0,) * n))
@@ -47,9 +52,19 @@ def sensitivities(experiment: Experiment) -> list[Sensitivity]:
         variants.append((f"bandwidth of {kind}", _with_cluster(base, cluster.scaled(kind, bandwidth=1.0 + CHANGE))))
         variants.append((f"latency of {kind}", _with_cluster(base, cluster.scaled(kind, latency=1.0 - CHANGE))))
     found = [
-        Sensitivity(what, CHANGE, run(variant).throughput / reference.throughput - 1.0) for what, variant in variants
+        Sensitivity(what, CHANGE, _complete(variant).throughput / reference.throughput - 1.0)
+        for what, variant in variants
     ]
     return sorted(found, key=lambda s: -s.gain)
+
+
+def _complete(experiment: Experiment) -> Result:
+    from ddlsim.run.simulate import run
+
+    result = run(experiment)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    return result
 
 
 def _with_cluster(experiment: Experiment, cluster: Cluster) -> Experiment:

@@ -45,6 +45,10 @@ def validate(adapter: TypeAdapter[T], table: dict[str, object], where: str, keys
         raise _first_error(error.errors(), where, keys) from None
 
 
+#: rules of pydantic that a writer of TOML would not understand
+_RULES = {"string_type": "a text in quotes"}
+
+
 def _first_error(errors: list[ErrorDetails], where: str, keys: Iterable[str]) -> ConfigError:
     """Return the most telling of the errors: an unknown key explains a missing one, not the reverse."""
     error = min(errors, key=lambda e: e["type"] not in ("extra_forbidden", "unexpected_keyword_argument"))
@@ -55,6 +59,7 @@ def _first_error(errors: list[ErrorDetails], where: str, keys: Iterable[str]) ->
         return ConfigError(f"{where}: key {field!r} is missing; add {field} = ...")
     if error["type"] == "value_error":  # raised by our own checks, which name the field themselves
         return ConfigError(f"{where}: {error['ctx']['error']}")
-    rules = [e["msg"].removeprefix("Input should be ") for e in errors if e["loc"][:1] == error["loc"][:1]]
+    same_field = [e for e in errors if e["loc"][:1] == error["loc"][:1]]
+    rules = [_RULES.get(e["type"], e["msg"].removeprefix("Input should be ")) for e in same_field]
     rule = " or ".join(dict.fromkeys(rules))
     return ConfigError(f"{where}: {field} = {json.dumps(error['input'])}: must be {rule}")

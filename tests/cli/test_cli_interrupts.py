@@ -1,0 +1,141 @@
+"""Ctrl-C leaves what is known so far, at once; mistakes show before a long simulation, not after."""
+
+import json
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import ddlsim
+from ddlsim import cli
+from ddlsim.errors import DdlsimError
+from ddlsim.run.simulate import run
+from ddlsim.strategies.loop import Loop
+from ddlsim.strategies.worker import StopRule
+
+RUN = ["run", "office-1gbe", "-m", "lenet5", "-n", "4", "--steps", "8"]
+
+
+@pytest.fixture
+def interrupted_at(monkeypatch):
+    """Press Ctrl-C while the given update is being applied; return the simulations started since."""
+
+    def press(n_updates):
+        started = []
+        updated, loop_run = StopRule.updated, Loop.run
+
+        def interrupt(stop, n_samples):
+            updated(stop, n_samples)
+            if len(started) == 1 and len(stop.recorder.updates) == n_updates:
+                raise KeyboardInterrupt
+
+        def count(loop, *arguments):
+            started.append(loop)
+            loop_run(loop, *arguments)
+
+        monkeypatch.setattr(StopRule, "updated", interrupt)
+        monkeypatch.setattr(Loop, "run", count)
+        return started
+
+    return press
+
+
+def test_an_interrupted_run_prints_what_it_has_and_simulates_no_more(interrupted_at, tmp_path):
+    started = interrupted_at(5)
+    printed = CliRunner().invoke(cli.app, [*RUN, "--trace", str(tmp_path / "t.json")])
+    assert printed.exit_code == 130
+    assert printed.stdout.splitlines()[0].split() == ["interrupted", "after", "5", "updates"]
+    assert "not worked out" in printed.stdout
+    assert len(started) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_run_as_json(interrupted_at):
+    interrupted_at(5)
+    data = json.loads(CliRunner().invoke(cli.app, [*RUN, "--json"]).stdout)
+    assert data["interrupted"] is True
+    assert data["bottleneck"] == []
+    assert data["throughput"] > 0.0
+
+
+def test_an_interrupted_result_has_no_bottleneck(interrupted_at):
+    interrupted_at(4)
+    result = ddlsim.simulate("office-1gbe", "lenet5", batch_size=8, workers=2)
+    assert result.interrupted
+    assert len(result.recorder.updates) == 4
+    with pytest.raises(DdlsimError, match="interrupted"):
+        _ = result.bottleneck
+
+
+def test_before_the_first_update_there_is_nothing_to_show(monkeypatch, capsys):
+    def interrupt(loop, *arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Loop, "run", interrupt)
+    monkeypatch.setattr(sys, "argv", ["ddlsim", *RUN])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == 130
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+
+
+def test_an_interrupt_during_the_sensitivities_leaves_the_run(monkeypatch):
+    finished = run(ddlsim.Experiment("office-1gbe", "lenet5", workers=4, steps=8))
+    loop_run, n_runs = Loop.run, []
+
+    def interrupt(loop, *arguments):
+        n_runs.append(loop)
+        if len(n_runs) == 3:  # the run, the reference, the first variant
+            raise KeyboardInterrupt
+        loop_run(loop, *arguments)
+
+    monkeypatch.setattr(Loop, "run", interrupt)
+    printed = CliRunner().invoke(cli.app, RUN)
+    assert printed.exit_code == 130
+    assert len(n_runs) == 3
+    shown = next(line for line in printed.stdout.splitlines() if line.startswith("throughput"))
+    assert shown in str(finished)
+    assert "not worked out" in printed.stdout
+
+
+def test_a_variant_cut_short_is_not_compared(monkeypatch):
+    result = ddlsim.simulate("office-1gbe", "lenet5", batch_size=8, workers=2)
+    updated = StopRule.updated
+
+    def interrupt(stop, n_samples):
+        updated(stop, n_samples)
+        if len(stop.recorder.updates) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(StopRule, "updated", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        _ = result.sensitivities
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([*RUN, "--trace", "no/such/folder/t.json"], ["no/such/folder/t.json", "no folder", "create it"]),
+        (["scaling", "office-1gbe", "-n", "1,2", "--plot", "none/s.png"], ["none/s.png", "no folder 'none'"]),
+        (["run", "missing.toml"], ["missing.toml: no such file", "ddlsim topologies"]),
+        (["run", "typo.toml"], ["typo.toml", "unknown key 'cluser'; did you mean 'cluster'?"]),
+        (["run", "seconds.toml"], ["seconds.toml: max_time = 5: must be a text in quotes"]),
+    ],
+)
+def test_mistakes_show_before_anything_is_simulated(arguments, words, monkeypatch, tmp_path, capsys):
+    def never(loop, *arguments):
+        raise AssertionError("simulated")
+
+    monkeypatch.setattr(Loop, "run", never)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "typo.toml").write_text('cluser = "dgx1-v100"\n')
+    (tmp_path / "seconds.toml").write_text('cluster = "dgx1-v100"\nmax_time = 5\n')
+    monkeypatch.setattr(sys, "argv", ["ddlsim", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert all(word in message for word in words), message
