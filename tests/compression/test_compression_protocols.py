@@ -1,4 +1,4 @@
-"""What each compressor's values must satisfy: bounds, expectations and known answers from the papers."""
+"""DGC, gTop-k, Count-Sketch and PowerSGD against hand calculations and theory; bad fields."""
 
 import numpy as np
 import pytest
@@ -7,19 +7,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ddlsim.compression import (
-    BF16,
     DGC,
-    FP16,
     QSGD,
     CountSketch,
     ErrorFeedback,
     GTopK,
     MSTopK,
-    Natural,
-    OneBit,
     PowerSGD,
     RandomK,
-    SignSGD,
     TernGrad,
     Threshold,
     TopK,
@@ -28,15 +23,14 @@ from ddlsim.compression import (
     exchange,
     sent_nbytes,
 )
-from ddlsim.compression.payloads import SparsePayload, pack, unpack
-from ddlsim.compression.select import ms_top_k, top_k
+from ddlsim.compression.payloads import SparsePayload
+from ddlsim.compression.select import top_k
 from ddlsim.compression.sketch import _median
 from ddlsim.compression.sparse import merge_top_k
 from ddlsim.errors import ConfigError
 from ddlsim.workload.jitter import stream
 
 finite = st.floats(-1e6, 1e6, width=32)
-vectors = hnp.arrays(np.float32, st.integers(1, 80), elements=finite)
 
 
 def normal(seed, n):
@@ -46,252 +40,6 @@ def normal(seed, n):
 def once(compressor, vector, seed=0):
     """What one worker's gradient becomes."""
     return exchange(compressor, [vector], [compressor.init(vector.size)], [stream(seed, 0, "x")]).mean
-
-
-# --- selection ---------------------------------------------------------------------------------------------
-
-
-@given(vectors, st.data())
-def test_top_k_leaves_nothing_larger_behind(values, data):
-    k = data.draw(st.integers(0, values.size))
-    taken = top_k(values, k)
-    assert taken.dtype == np.int32
-    assert taken.size == k
-    assert (np.diff(taken) > 0).all()
-    left = np.setdiff1d(np.arange(values.size), taken)
-    assert np.abs(values[left]).max(initial=0.0) <= np.abs(values[taken]).min(initial=np.inf)
-
-
-def test_top_k_takes_the_lowest_of_equals():
-    assert top_k(np.array([1, -2, 2, 1, -1], np.float32), 3).tolist() == [0, 1, 2]
-
-
-@given(vectors, st.data())
-def test_top_k_is_a_contraction(values, data):
-    """|x - C(x)|^2 <= (1 - k/d) |x|^2 (Stich et al. 2018, lemma A.1)."""
-    k = data.draw(st.integers(1, values.size))
-    exact = values.astype(np.float64)
-    error = exact.copy()
-    error[top_k(values, k)] = 0.0
-    assert error @ error <= (1.0 - k / values.size) * (exact @ exact) * (1 + 1e-12)
-
-
-@given(vectors, st.data(), st.integers(1, 30))
-def test_ms_top_k_takes_exactly_k(values, data, n_searches):
-    """Whatever the ties, the size and the number of searches."""
-    k = data.draw(st.integers(0, values.size))
-    taken = ms_top_k(values, k, n_searches, stream(1, 0, "x"))
-    assert taken.size == k == np.unique(taken).size
-    assert (np.diff(taken) > 0).all()
-
-
-@pytest.mark.parametrize("k", [1, 10, 100, 500])
-def test_ms_top_k_is_top_k_when_the_search_is_fine(k):
-    """Of 2,000 normal numbers 30 halvings separate any two, above the mean magnitude (about 850 of them)."""
-    values = normal(3, 2000)
-    np.testing.assert_array_equal(ms_top_k(values, k, 30, stream(1, 0, "x")), top_k(values, k))
-
-
-def test_ms_top_k_includes_the_k1_largest_and_fills_from_the_band_below():
-    """Magnitudes 1..100 (mean 50.5), k = 10, three halvings: thresholds 75.25 (26 reach it), 87.625 (13) and
-    93.8125 (7). So the 7 largest are certain; the other 3 are consecutive among the six 88..93.
-    """
-    values = np.arange(1, 101, dtype=np.float32)
-    starts = set()
-    for seed in range(60):
-        taken = values[ms_top_k(values, 10, 3, stream(seed, 0, "x"))]
-        assert taken[3:].tolist() == [94, 95, 96, 97, 98, 99, 100]
-        assert np.diff(taken[:3]).tolist() == [1, 1]
-        starts.add(int(taken[0]))
-    assert starts == {88, 89, 90, 91}
-
-
-def test_ms_top_k_below_the_mean_takes_from_anywhere_below():
-    """The search starts at the mean: with k larger than what reaches it, all that do are taken, and k in all."""
-    values = normal(3, 200)
-    above = np.flatnonzero(np.abs(values) >= np.abs(values).mean(dtype=np.float64))
-    taken = ms_top_k(values, 150, 30, stream(1, 0, "x"))
-    assert taken.size == 150
-    assert np.isin(above, taken).sum() >= above.size - 1  # the threshold comes within one halving of the mean
-
-
-def test_threshold_sends_what_reaches_it():
-    payload, _ = Threshold(2.0).encode(np.array([1, -2, 3, 0], np.float32), None, stream(0, 0, "x"))
-    assert payload.indices.tolist() == [1, 2]
-    assert payload.nbytes == 16
-    none, _ = Threshold(9.0).encode(np.array([1, -2], np.float32), None, stream(0, 0, "x"))
-    assert none.nbytes == 0
-
-
-def test_random_k_takes_the_same_new_coordinates_on_every_worker():
-    compressor, states = RandomK(0.1), [RandomK(0.1).init(100, seed=3)] * 2
-    seen = []
-    for step in range(3):
-        pairs = [compressor.encode(normal(r, 100), states[r], stream(step, r, "x")) for r in range(2)]
-        (a, b), states = [p for p, _ in pairs], [s for _, s in pairs]
-        np.testing.assert_array_equal(a.indices, b.indices)
-        seen.append(tuple(a.indices))
-    assert len(set(seen)) == 3
-
-
-# --- packing -----------------------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 32), st.data())
-def test_pack_and_unpack_are_inverse(width, data):
-    codes = np.array(data.draw(st.lists(st.integers(0, 2**width - 1), max_size=40)), np.uint32)
-    packed = pack(codes, width)
-    assert packed.nbytes == (codes.size * width + 7) // 8
-    np.testing.assert_array_equal(unpack(packed, width, codes.size), codes)
-
-
-def test_packed_bits_are_where_they_should_be():
-    assert pack(np.array([5, 2, 7], np.uint32), 3).tolist() == [0b10101011, 0b10000000]
-
-
-def test_codes_that_do_not_fit_are_refused():
-    with pytest.raises(ConfigError, match="code 8 needs more than width = 3 bits"):
-        pack(np.array([8], np.uint32), 3)
-
-
-# --- half precision ----------------------------------------------------------------------------------------
-
-
-@given(hnp.arrays(np.float32, 20, elements=st.floats(-(2.0**126), 2.0**126, width=32)))
-def test_bf16_rounds_to_8_bits_and_is_idempotent(values):
-    rounded = once(BF16(), values)
-    tiny = 2.0**-126  # below it float32, and so bfloat16, has fewer bits
-    assert (np.abs(rounded.astype(np.float64) - values) <= 2.0**-8 * np.maximum(np.abs(values), tiny)).all()
-    np.testing.assert_array_equal(once(BF16(), rounded), rounded)
-
-
-def test_bf16_rounds_ties_to_even():
-    """Between 1 and 1 + 2**-7 the middle goes to 1, between 1 + 2**-7 and 1 + 2**-6 it goes up."""
-    values = np.array([1 + 2.0**-8, 1 + 3 * 2.0**-8, -1 - 2.0**-8], np.float32)
-    assert once(BF16(), values).tolist() == [1.0, 1 + 2.0**-6, -1.0]
-
-
-@pytest.mark.parametrize(("compressor", "largest"), [(FP16(), 65504.0), (BF16(), 3.3895314e38)])
-def test_too_large_for_the_format_is_refused(compressor, largest):
-    assert np.abs(once(compressor, np.array([-largest], np.float32)))[0] == np.float32(largest)
-    with pytest.raises(ConfigError, match="scale the loss down"):
-        once(compressor, np.array([0, largest * 1.001], np.float32))
-
-
-# --- unbiased quantisers -----------------------------------------------------------------------------------
-
-UNBIASED = [
-    (RandomK(0.25, rescale=True), lambda d: 1 / 0.25 - 1),
-    (QSGD(4, bucket_size=64), lambda d: min(64 / 16, 8 / 4)),
-    (QSGD(1, bucket_size=64), lambda d: 8.0),
-    (TernGrad(), None),
-    (Natural(), lambda d: 1 / 8),
-]
-
-
-@pytest.mark.parametrize(("compressor", "variance"), UNBIASED, ids=lambda x: repr(x)[:30])
-def test_mean_is_the_gradient_and_variance_within_its_bound(compressor, variance):
-    """The mean of m samples is within 5 standard errors everywhere; E|Q - g|^2 <= variance * |g|^2.
-
-    QSGD: min(d/s^2, sqrt(d)/s) (Alistarh et al. 2017, lemma 3.1); natural: 1/8 (Horvath et al. 2019, theorem
-    1); random-k: d/k - 1.
-    """
-    assert compressor.traits.unbiased
-    m, vector = 3000, normal(5, 64)
-    state, rng = compressor.init(64, seed=1), stream(2, 0, "x")
-    samples = np.empty((m, 64))
-    for i in range(m):
-        payload, state = compressor.encode(vector, state, rng)
-        samples[i] = compressor.decode(payload)
-    deviation = samples.std(axis=0)
-    assert (np.abs(samples.mean(axis=0) - vector) <= 5 * deviation / np.sqrt(m) + 1e-6).all()
-    assert (deviation > 0).any()
-    if variance is not None:
-        error = ((samples - vector) ** 2).sum(axis=1).mean()
-        assert error <= variance(64) * (vector.astype(np.float64) ** 2).sum() * 1.03
-
-
-def test_natural_gives_powers_of_two_next_to_the_value():
-    values = np.array([3.0, -0.3, 4.0, 1e-40, 2.0**-140, -3.3e38], np.float32)
-    allowed = [{2, 4}, {-0.25, -0.5}, {4}, {0, 2.0**-126}, {0, 2.0**-126}, {-(2.0**127)}]
-    got = [once(Natural(), values, seed) for seed in range(50)]
-    for i, choices in enumerate(allowed):
-        found = {float(vector[i]) for vector in got}
-        assert found <= choices
-        assert found == choices or values[i] in (np.float32(1e-40), np.float32(2.0**-140))  # rarely up
-
-
-def test_tern_grad_has_three_values_and_clips_when_asked():
-    vector = normal(1, 1000)
-    assert set(np.unique(once(TernGrad(), vector)).tolist()) <= {
-        -float(np.abs(vector).max()), 0.0, float(np.abs(vector).max())}  # fmt: skip
-    clipped = np.abs(once(TernGrad(clip_sigmas=2.5), vector)).max()
-    assert clipped == pytest.approx(2.5 * vector.std(dtype=np.float64), rel=1e-6)
-    assert not TernGrad(clip_sigmas=2.5).traits.unbiased
-
-
-@pytest.mark.parametrize(
-    ("n_levels", "width"), [(1, 2), (2, 3), (3, 3), (4, 4), (7, 4), (127, 8), (2**30, 32)]
-)
-def test_qsgd_width_holds_all_codes(n_levels, width):
-    """2 s + 1 codes."""
-    assert QSGD(n_levels).width == width == int(np.ceil(np.log2(2 * n_levels + 1)))
-
-
-def test_qsgd_of_one_element_is_exact_to_a_rounding():
-    assert once(QSGD(1), np.array([-0.7], np.float32))[0] == pytest.approx(-0.7, rel=3e-7)
-
-
-# --- signs -------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(hnp.arrays(np.float32, 13, elements=finite), min_size=1, max_size=7))
-def test_majority_vote_is_the_sign_of_the_sum_of_signs(gradients):
-    compressor = SignSGD()
-    payloads = [compressor.encode(g, None, stream(0, 0, "x"))[0] for g in gradients]
-    votes = np.sum([np.where(g >= 0, 1, -1) for g in gradients], axis=0)
-    np.testing.assert_array_equal(aggregate(compressor, payloads), np.where(votes >= 0, 1, -1))
-    assert compressor.combine(payloads).nbytes == 2  # and the answer takes one bit per element, too
-
-
-@given(vectors)
-def test_one_bit_levels_are_the_best_for_their_signs(values):
-    """No other pair of levels has a smaller squared error: both errors are orthogonal to their indicator."""
-    error = once(OneBit(), values).astype(np.float64) - values
-    scale = np.abs(values).max(initial=0.0) * values.size
-    assert abs(error[values >= 0].sum()) <= 1e-6 * scale + 1e-30
-    assert abs(error[values < 0].sum()) <= 1e-6 * scale + 1e-30
-
-
-def test_error_feedback_refuses_what_it_would_spoil():
-    for inner, why in [
-        (SignSGD(), "bare signs carry no magnitude"),
-        (DGC(steps_per_stage=1), "keeps what it did not send already"),
-        (RandomK(0.1, rescale=True), "set rescale = False"),
-        (ErrorFeedback(TopK(0.1)), "wrap it once"),
-        (QSGD(22), r"error can be 1.03 times .* raise n_levels above sqrt\(bucket_size\) = 22.6"),
-    ]:
-        with pytest.raises(ConfigError, match=why):
-            ErrorFeedback(inner)
-
-
-def test_the_residual_of_a_quantiser_that_is_no_contraction_explodes():
-    """Why ErrorFeedback refuses QSGD with few levels: e <- x - C(x), x = g + e, written out."""
-    compressor, residual, rng = QSGD(1, bucket_size=64), np.zeros(640, np.float32), stream(1, 0, "x")
-    for step in range(60):
-        corrected = normal(step, 640) + residual
-        payload, _ = compressor.encode(corrected, None, rng)
-        residual = corrected - compressor.decode(payload)
-    assert np.linalg.norm(residual) > 1e3 * np.sqrt(640)
-
-
-@pytest.mark.parametrize("compressor", [QSGD(23), TernGrad(), Natural(), TopK(0.05), OneBit()])
-def test_the_residual_of_a_contraction_stays_bounded(compressor):
-    feedback, rng = ErrorFeedback(compressor), stream(1, 0, "x")
-    state = feedback.init(640)
-    for step in range(200):
-        _, state = feedback.encode(normal(step, 640), state, rng)
-    assert np.linalg.norm(state.residual) < 40 * np.sqrt(640)  # top-k keeps 1/density = 20 gradients
 
 
 # --- DGC ---------------------------------------------------------------------------------------------------
