@@ -1,0 +1,49 @@
+"""Tables on the terminal, and files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import typer
+
+from ddlsim.errors import ConfigError
+
+__all__ = ["check_folder", "print_table", "write_file"]
+
+
+def check_folder(path: Path | None) -> None:
+    """Find out before a long simulation that its output has nowhere to go."""
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"{path}: cannot be written: there is no folder {str(path.parent)!r}; create it first")
+
+
+def write_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Call `write` with the path and say so on stderr; what cannot be written is a ConfigError."""
+    try:
+        write(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be written: {error}") from None
+    typer.echo(f"wrote {path}", err=True)
+
+
+def print_table(rows: Sequence[dict[str, object]], as_json: bool) -> None:
+    """Print rows as JSON, or as a table of left-aligned text and right-aligned numbers."""
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="")
+    for column in rows[0]:
+        is_text = column in ("output", "name", "title", "algorithms")
+        right = not is_text and all(str(row[column])[:1].isdigit() for row in rows)
+        wraps = column in ("title", "algorithms")
+        table.add_column(column, justify="right" if right else "left", no_wrap=not wraps, overflow="fold")
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    console.print(table)

@@ -1,0 +1,212 @@
+"""The commands that simulate: `run` and `scaling`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import ddlsim
+from ddlsim.cli.application import app
+from ddlsim.cli.options import (
+    Algorithm,
+    Batch,
+    Json,
+    Model,
+    Overlap,
+    Placement,
+    Precision,
+    Seed,
+    Servers,
+    Source,
+    Steps,
+    Strat,
+)
+from ddlsim.cli.output import check_folder, write_file
+from ddlsim.errors import ConfigError, unknown_name
+
+if TYPE_CHECKING:
+    from ddlsim.run.experiment import Experiment
+    from ddlsim.run.result import Result
+    from ddlsim.strategies import Strategy
+
+__all__ = ["run", "scaling"]
+
+
+@app.command()
+def run(
+    what: Source,
+    model: Model = None,
+    strategy: Strat = None,
+    algorithm: Algorithm = None,
+    overlap: Overlap = None,
+    servers: Servers = None,
+    placement: Placement = None,
+    batch_size: Batch = None,
+    workers: Annotated[int | None, typer.Option("--workers", "-n", help="Number of workers (default: all).")] = None,
+    steps: Steps = None,
+    precision: Precision = None,
+    seed: Seed = None,
+    as_json: Json = False,
+    trace: Annotated[Path | None, typer.Option("--trace", help="Write a trace for Perfetto.")] = None,
+    timeline: Annotated[Path | None, typer.Option("--timeline", help="Draw a timeline (png, pdf, svg).")] = None,
+    plot_cluster: Annotated[Path | None, typer.Option("--plot-cluster", help="Draw the use of the links.")] = None,
+) -> None:
+    """Simulate one run and say what limits it.
+
+    Example: ddlsim run cloud-25g-16x8-v100 --model resnet50 --batch-size 64 --workers 128
+    """
+    experiment = _experiment(
+        what, strategy=_strategy(strategy, algorithm, overlap, servers, placement), model=model, batch_size=batch_size,
+        workers=workers, steps=steps, precision=precision, seed=seed,
+    )  # fmt: skip
+    for path in (trace, timeline, plot_cluster):
+        check_folder(path)
+    result = _with_sensitivities(ddlsim.simulate(experiment))
+    typer.echo(result.to_json() if as_json else str(result))
+    outputs: list[tuple[Path | None, Callable[[Path], object]]] = [
+        (trace, result.save_trace), (timeline, result.plot_timeline), (plot_cluster, result.plot_cluster),
+    ]  # fmt: skip
+    if result.interrupted:  # pictures would simulate it all again
+        raise typer.Exit(130)
+    for path, write in outputs:
+        if path is not None:
+            write_file(path, write)
+
+
+def _with_sensitivities(result: Result) -> Result:
+    """Work out what the output shows besides the run itself; an interrupt meanwhile leaves the run's own numbers."""
+    try:
+        _ = result.sensitivities
+    except KeyboardInterrupt:
+        return dataclasses.replace(result, interrupted=True)
+    return result
+
+
+@app.command()
+def scaling(
+    what: Source,
+    workers: Annotated[str, typer.Option("--workers", "-n", help='Numbers of workers, e.g. "1,8,16,32".')],
+    model: Model = None,
+    strategy: Strat = None,
+    algorithm: Algorithm = None,
+    overlap: Overlap = None,
+    servers: Servers = None,
+    placement: Placement = None,
+    batch_size: Batch = None,
+    steps: Steps = None,
+    precision: Precision = None,
+    seed: Seed = None,
+    as_json: Json = False,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw throughput and efficiency.")] = None,
+) -> None:
+    """Simulate with several numbers of workers and show how it scales.
+
+    Example: ddlsim scaling cloud-25g-16x8-v100 --model resnet50 --workers 1,8,16,32,64,128 --plot scaling.png
+    """
+    from ddlsim.report.summary import scaling_rows, scaling_table
+
+    counts = _counts(workers)
+    check_folder(plot)
+    experiment = _experiment(
+        what, strategy=_strategy(strategy, algorithm, overlap, servers, placement), model=model, batch_size=batch_size,
+        steps=steps, precision=precision, seed=seed, workers=None,
+    )  # fmt: skip
+    results, interrupted = _each(experiment, counts)
+    typer.echo(json.dumps(scaling_rows(results), indent=2) if as_json else scaling_table(results))
+    if plot is not None and results:
+        from ddlsim.report.plots import scaling as draw
+
+        write_file(plot, lambda path: draw(results, path))
+    if interrupted:
+        raise typer.Exit(130)
+
+
+def _each(experiment: Experiment, counts: list[int]) -> tuple[list[Result], bool]:
+    """Simulate one count after the other behind a progress bar; keep what is done when interrupted."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    results: list[Result] = []
+    try:
+        for n in track(counts, "simulating", console=console, disable=not console.is_terminal, transient=True):
+            results += ddlsim.scaling(experiment, [n])
+            if results[-1].interrupted:
+                return results[:-1], True
+    except KeyboardInterrupt:
+        return results, True
+    return results, False
+
+
+def _counts(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise ConfigError(f"--workers = {text!r}: must be numbers of workers such as 1,8,16,32")
+    return [int(part) for part in parts]
+
+
+def _experiment(
+    what: str,
+    *,
+    strategy: Strategy | None,
+    model: str | None,
+    batch_size: int | None,
+    workers: int | None,
+    steps: int | None,
+    precision: str | None,
+    seed: int | None,
+) -> Experiment:
+    """Return the experiment of a file, or one on a cluster, with the given options put in."""
+    given = {
+        "strategy": strategy, "model": model, "batch_size": batch_size, "workers": workers, "steps": steps,
+        "precision": precision, "seed": seed,
+    }  # fmt: skip
+    options = {name: value for name, value in given.items() if value is not None}
+    if _is_experiment(what):
+        return ddlsim.load_experiment(what).with_(**options)
+    return ddlsim.Experiment(cluster=what, model=model or "resnet50").with_(**options)
+
+
+def _is_experiment(what: str) -> bool:
+    """Tell an experiment file from a topology, which has a generator or lists of hosts and links."""
+    import tomllib
+
+    path = Path(what)
+    if path.suffix != ".toml":
+        return False
+    if not path.is_file():
+        raise ConfigError(f"{what}: no such file; give a path or a bundled cluster (see: ddlsim topologies)")
+    try:
+        return not {"generator", "hosts", "links"} & tomllib.loads(path.read_text(encoding="utf-8")).keys()
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
+        return False  # the reader of topologies says what is wrong
+
+
+def _strategy(
+    name: str | None, algorithm: str | None, overlap: str | None, servers: int | None, placement: str | None
+) -> Strategy | None:
+    """Return the strategy that the options describe; an option that it does not have is an error."""
+    given = {"algorithm": algorithm, "overlap": overlap, "servers": servers, "placement": placement}
+    options = {option: value for option, value in given.items() if value is not None}
+    if name is None and not options:
+        return None
+    takes: dict[str, tuple[Callable[..., Strategy], tuple[str, ...]]] = {
+        "all-reduce": (ddlsim.AllReduce, ("algorithm", "overlap")),
+        "parameter-server": (ddlsim.ParameterServer, ("servers", "placement", "overlap")),
+        "async-parameter-server": (ddlsim.AsyncParameterServer, ("servers", "placement")),
+    }
+    chosen = name or ("parameter-server" if servers or placement else "all-reduce")
+    if chosen not in takes:
+        raise unknown_name("strategy", chosen, takes)
+    make, fields = takes[chosen]
+    for option in options:
+        if option not in fields:
+            raise ConfigError(
+                f"--{option} has no effect with --strategy {chosen}; it takes {', '.join('--' + f for f in fields)}"
+            )
+    return make(**options)
