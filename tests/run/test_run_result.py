@@ -23,7 +23,7 @@ from ddlsim import (
     scaling,
     simulate,
 )
-from ddlsim.cluster import MultiGpu, star
+from ddlsim.cluster import MultiGpu, racks, star
 from ddlsim.collectives import build, cost
 from ddlsim.run import run
 
@@ -143,6 +143,17 @@ def test_collective_time_with_late_ranks() -> None:
     assert 1.0 + 0.5 * on_time <= late <= 1.0 + on_time * (1 + 1e-9)
     all_late = collective_time(STAR, "ring", 1e7, ranks=4, entry_times=[1.0] * 4)
     assert all_late == pytest.approx(1.0 + on_time, rel=1e-12)
+
+
+def test_collective_time_places_ranks_as_told() -> None:
+    """Two racks with a trunk as fast as one machine: in the order given, four of the ring's steps cross it each
+    way; ordered by topology, or if the order given is a good one, one does."""
+    trunk = load_cluster(racks(2, 4, bandwidth=BANDWIDTH, latency=0.0, trunk_bandwidth=BANDWIDTH))
+    lap = 2 * 7 * 1e7 / 8 / BANDWIDTH
+    mixed = [0, 4, 1, 5, 2, 6, 3, 7]
+    assert collective_time(trunk, "ring", 1e7, ranks=mixed) == pytest.approx(4 * lap, rel=1e-9)
+    assert collective_time(trunk, "ring", 1e7, ranks=mixed, rank_order="topology") == pytest.approx(lap, rel=1e-9)
+    assert collective_time(trunk, "ring", 1e7) == pytest.approx(lap, rel=1e-9)
 
 
 @pytest.mark.parametrize(

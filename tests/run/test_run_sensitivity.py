@@ -73,3 +73,12 @@ def test_the_same_random_numbers_are_used() -> None:
         compute=Measured(1.0, 8), jitter=Lognormal(0.5), seed=3,
     )  # fmt: skip
     assert gains(run(experiment))["compute speed"] == pytest.approx(0.1, rel=1e-6)
+
+
+def test_unequal_workers_all_become_faster() -> None:
+    """The slowest of unequal workers decides; it must become 10 % faster, not equal to the others."""
+    result = simulate(
+        star(4, bandwidth=1e15, latency=0.0), "digits-cnn", AllReduce("ring", "none"), 8, steps=2, warmup=0,
+        compute=Measured(1.0, 8), speed=[1.0, 0.25, 2.0, 0.5],
+    )  # fmt: skip
+    assert gains(result)["compute speed"] == pytest.approx(0.1, rel=1e-6)
