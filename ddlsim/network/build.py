@@ -6,7 +6,7 @@ import numpy as np
 
 from ddlsim.errors import DdlsimError
 from ddlsim.network import state as st
-from ddlsim.network.state import Entries, Floats, Ints, Net, Records, grown
+from ddlsim.network.state import Entries, Floats, Net, Records, grown
 
 NO_BARRIER = -(1 << 62)
 
@@ -30,7 +30,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
     nodes["send_overhead"] = send_overhead
     nodes["recv_overhead"] = recv_overhead
     nodes["reduce_time"] = reduce_time
-    no_ints = np.zeros(0, dtype=np.int64)
+    no_places = np.zeros(0, dtype=np.int32)
     no_entries = np.zeros(0, dtype=np.uint32)
     return Net(
         counts=counts,
@@ -38,7 +38,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         channels=channels,
         filling=np.zeros(n, dtype=st.FILLING),
         fill=np.zeros(n, dtype=st.FILL),
-        dirty=no_ints,
+        dirty=no_places,
         pool=np.zeros(2 * n, dtype=np.uint32),
         pool_copy=np.zeros(2 * n, dtype=np.uint32),
         flows=np.zeros(0, dtype=st.FLOW),
@@ -49,22 +49,22 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         flow_place=no_entries,
         heap=np.zeros(0, dtype=st.TIMED),
         slots=np.zeros(0, dtype=st.SLOT),
-        free_slots=no_ints,
+        free_slots=no_places,
         fifo=np.zeros(1, dtype=st.TIMED),
         timers=np.zeros(0, dtype=st.TIMED),
-        scratch=no_ints,
-        freezing=no_ints,
+        scratch=no_places,
+        freezing=no_places,
         nodes=nodes,
         routes=np.zeros(0, dtype=st.ROUTE),
-        hops=no_ints,
+        hops=no_entries,
         programs=np.zeros(0, dtype=st.PROGRAM),
-        tables=no_ints,
+        tables=no_places,
         steps=np.zeros(0, dtype=st.STEP),
         messages=np.zeros(0, dtype=st.MESSAGE),
         weights=np.zeros(0),
         instances=np.zeros(0, dtype=st.INSTANCE),
         threads=np.zeros(0, dtype=st.THREAD),
-        counters=no_ints,
+        counters=no_places,
         ready=np.zeros(0, dtype=st.READY),
         out=np.zeros(0, dtype=st.OUT),
         log=np.zeros(0, dtype=st.BUSY),
@@ -78,7 +78,7 @@ def grow_slots(net: Net, n_slots: int) -> Net:
     n = len(slots)
     slots["heap_place"][old:] = -1
     free = int(net.counts[st.N_FREE])
-    free_slots = np.zeros(n, dtype=np.int64)
+    free_slots = np.zeros(n, dtype=np.int32)
     free_slots[: n - old] = np.arange(n - 1, old - 1, -1)
     free_slots[n - old : n - old + free] = net.free_slots[:free]
     net.counts[st.N_FREE] = free + n - old
@@ -127,11 +127,11 @@ def _wider(array: Entries, n_slots: int, old: int, shift: int) -> Entries:
 
 def _sized_by_hops(net: Net) -> Net:
     entries = len(net.slots) << int(net.counts[st.HOP_SHIFT])
-    if entries >= 1 << 32:
+    room = 8 * entries + 8 * len(net.channels)
+    if room >= 1 << 31:
         raise DdlsimError(
             f"{len(net.slots)} messages on their way at once are too many for the network engine"
         )
-    room = 8 * entries + 8 * len(net.channels)
     return net._replace(
         flow_place=grown(net.flow_place, entries),
         flow_hops=grown(net.flow_hops, entries),
@@ -148,12 +148,3 @@ def _longer_ring(net: Net, n_slots: int) -> Records:
     ring[: tail - head] = net.fifo[np.arange(head, tail) & (len(net.fifo) - 1)]
     net.counts[st.FIFO_HEAD], net.counts[st.FIFO_TAIL] = 0, tail - head
     return ring
-
-
-def records(dtype: np.dtype[np.void], **fields: Ints | Floats | int | float) -> Records:
-    """Return a record array with the given columns (scalars are repeated)."""
-    n = max(np.size(values) for values in fields.values() if np.ndim(values) > 0) if fields else 0
-    array = np.zeros(n, dtype=dtype)
-    for name, values in fields.items():
-        array[name] = values
-    return array

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ddlsim.collectives import Schedule
 from ddlsim.network import kernel
 from ddlsim.network import state as st
-from ddlsim.network.build import empty_net, grow_hops, grow_slots, records
-from ddlsim.network.program import Program, compile_schedule
-from ddlsim.network.state import Floats, Ints, Records, grown
+from ddlsim.network.build import empty_net, grow_hops, grow_slots
+from ddlsim.network.program import (
+    Program,
+    compile_schedule,
+    write_messages,
+    write_routes,
+    write_steps,
+)
+from ddlsim.network.state import Floats, Ints, grown
 
 __all__ = ["BusyIntervals", "Completions", "Fabric", "Network"]
 
@@ -75,6 +82,8 @@ class Network:
 
     def __init__(self, fabric: Fabric, *, record: bool = False) -> None:
         self._fabric = fabric
+        self._link_channel = np.ascontiguousarray(fabric.link_channel, dtype=np.int64)
+        self._link_latency = np.ascontiguousarray(fabric.link_latency, dtype=np.float64)
         self._net = empty_net(
             fabric.channel_capacity, fabric.send_overhead, fabric.recv_overhead, fabric.reduce_time
         )
@@ -114,7 +123,7 @@ class Network:
         net = self._net
         row = net.instances[instance]
         threads = net.threads[row["threads"] : row["threads"] + shape.n_ranks * shape.n_lanes]
-        threads[:] = np.array((st.NOT_JOINED, 0, 0, 0, -1), dtype=st.THREAD)
+        threads[:] = np.array((-1, st.NOT_JOINED, 0, 0, 0), dtype=st.THREAD)
         net.counters[row["counters"] : row["ranks"]] = 0
         net.counters[row["ranks"] : row["ranks"] + shape.n_ranks] = shape.n_lanes
         row["ranks_left"] = shape.n_ranks
@@ -235,28 +244,30 @@ class Network:
         need = int(net.counts[st.LOG_USED]) + 2 * len(net.channels) + 4096
         self._net = net._replace(log=grown(net.log, need))
 
-    def _append(self, name: str, values: Ints | Floats | Records) -> int:
-        """Append to one of the growing arrays; return where the values start."""
+    def _extend(self, name: str, n: int) -> tuple[int, NDArray[Any]]:
+        """Make one of the growing arrays longer by `n`; return where the new places start, and a view of them."""
         start = self._used.get(name, 0)
-        end = start + len(values)
-        array = grown(getattr(self._net, name), end)
-        array[start:end] = values
-        self._used[name] = end
+        array = grown(getattr(self._net, name), start + n)
+        self._used[name] = start + n
         self._net = self._net._replace(**{name: array})
+        return start, array[start : start + n]
+
+    def _append(self, name: str, values: NDArray[Any] | tuple[float, ...]) -> int:
+        """Append values, or one record; return where they start."""
+        start, places = self._extend(name, 1 if isinstance(values, tuple) else len(values))
+        places[:] = values
         return start
 
     def _add_routes(self, src: Ints, dst: Ints) -> int:
         """Append the routes of the pairs; return the number of the first."""
         routes = self._fabric.routes(src, dst)
-        lengths = np.diff(routes.offsets)
-        latency = np.zeros(len(src))
-        owner = np.repeat(np.arange(len(src)), lengths)
-        np.add.at(latency, owner, self._fabric.link_latency[routes.links])
-        base = self._append("hops", self._fabric.link_channel[routes.links])
-        ends = base + routes.offsets
-        first = self._append("routes", records(st.ROUTE, first=ends[:-1], last=ends[1:], latency=latency))
-        if len(lengths):
-            self._net = grow_hops(self._net, int(lengths.max()))
+        base, hops = self._extend("hops", len(routes.links))
+        first, rows = self._extend("routes", len(src))
+        longest = write_routes(
+            rows, hops, base, routes.offsets, routes.links, self._link_channel, self._link_latency
+        )
+        if longest:
+            self._net = grow_hops(self._net, longest)
         return first
 
     def _pair_routes(self, src: Ints, dst: Ints) -> Ints:
@@ -273,44 +284,18 @@ class Network:
         if key in self._programs:
             return self._programs[key]
         shape = compile_schedule(schedule, sizes)
-        src = nodes[shape.message_src % shape.n_ranks]
-        dst = nodes[shape.message_dst % shape.n_ranks]
-        route = self._add_routes(src, dst)
-        step = self._used.get("steps", 0)
-        message = self._used.get("messages", 0)
-        weights = self._append("weights", shape.weights)
-        thread = self._append("tables", step + shape.thread_step)
-        recvs = self._append("tables", message + shape.recv_message) + shape.step_recv
-        sends = message + shape.step_send
-        self._append(
-            "steps",
-            records(
-                st.STEP,
-                repeat=shape.step_repeat,
-                send=sends[:-1],
-                send_end=sends[1:],
-                recv=recvs[:-1],
-                recv_end=recvs[1:],
-            ),
+        route = self._add_routes(nodes[shape.src % shape.n_ranks], nodes[shape.dst % shape.n_ranks])
+        weight = self._append("weights", shape.weights)
+        table = self._append("tables", shape.recv_message + self._used.get("messages", 0))
+        step, steps = self._extend("steps", len(shape.step_next))
+        message, messages = self._extend("messages", shape.n_messages)
+        write_steps(
+            steps, step, message, table, shape.step_repeat, shape.step_next, shape.step_send, shape.step_recv
         )
-        self._append(
-            "messages",
-            records(
-                st.MESSAGE,
-                src=shape.message_src,
-                dst=shape.message_dst,
-                step=step + shape.message_step,
-                route=route + np.arange(shape.n_messages),
-                weight=weights + shape.message_weight,
-                stride=shape.weight_stride,
-                reduce=shape.message_reduce,
-                source=src,
-                target=dst,
-                counter=np.arange(shape.n_messages),
-            ),
-        )
-        row = np.array([(thread, shape.n_ranks, shape.n_lanes, shape.sends_bound)], dtype=st.PROGRAM)
-        program = self._append("programs", row)
+        columns = (shape.src, shape.dst, shape.receiving, shape.weight, shape.stride, shape.reduce)
+        write_messages(messages, step, route, weight, nodes, columns)
+        thread = self._append("tables", np.where(shape.first_step < 0, -1, step + shape.first_step))
+        program = self._append("programs", (thread, shape.n_ranks, shape.n_lanes, shape.sends_bound))
         self._programs[key] = program
         self._kept.append((schedule, sizes))
         self._shapes.append(shape)
@@ -319,12 +304,9 @@ class Network:
 
     def _new_instance(self, program: int, shape: Program) -> int:
         n_threads = shape.n_ranks * shape.n_lanes
-        threads = self._append("threads", np.zeros(n_threads, dtype=st.THREAD))
-        counters = self._append("counters", np.zeros(shape.n_messages + shape.n_ranks, dtype=np.int64))
-        ranks = counters + shape.n_messages
+        threads, _ = self._extend("threads", n_threads)
+        counters, _ = self._extend("counters", shape.n_messages + shape.n_ranks)
         self._net = self._net._replace(ready=grown(self._net.ready, len(self._net.threads)))
         self._instance_program.append(program)
         self._ranks_to_finish.append(0)
-        return self._append(
-            "instances", np.array([(program, threads, counters, ranks, 0, 0.0)], dtype=st.INSTANCE)
-        )
+        return self._append("instances", (0.0, program, threads, counters, counters + shape.n_messages, 0))

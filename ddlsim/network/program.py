@@ -16,66 +16,92 @@ from ddlsim.collectives import Round, Schedule
 from ddlsim.errors import ConfigError
 from ddlsim.network.state import Floats, Ints
 
-jit = nb.njit(cache=True, nogil=True, error_model="numpy")
+compiled = nb.njit(cache=True, nogil=True, error_model="numpy")
 
-__all__ = ["Program", "compile_schedule"]
+__all__ = ["Program", "compile_schedule", "write_messages", "write_routes", "write_steps"]
 
 
 @dataclass(frozen=True)
 class Program:
     """A schedule as flat arrays; indices are relative to the program.
 
-    ``n_ranks``, ``n_lanes``  threads are numbered ``lane * n_ranks + rank``
-    ``thread_step`` (n_threads + 1,), ``step_repeat`` (n_steps,), ``step_send`` (n_steps + 1,) messages,
-    ``step_recv`` (n_steps + 1,) into ``recv_message`` (n_messages,)
-    ``message_src``, ``message_dst`` threads; ``message_step`` the receiver's step; ``message_weight`` first place
-    in ``weights`` (shares of the collective's bytes), ``weight_stride`` places per repetition (all (n_messages,))
-    ``sends_bound`` messages that can be in flight at once
+    n_ranks, n_lanes   threads are numbered lane * n_ranks + rank
+    first_step         (n_threads,) the thread's first step, -1 if it takes part in nothing
+    step_next          (n_steps,) the step after all repetitions, -1 if there is none
+    step_repeat        (n_steps,)
+    step_send          (n_steps + 1,) messages that are sent in the step
+    step_recv          (n_steps + 1,) into `recv_message`: those that are received
+    recv_message       (n_messages,)
+    src, dst           (n_messages,) threads
+    receiving          (n_messages,) the receiver's step
+    reduce             (n_messages,) 1 if the receiver combines
+    weights            sizes for a buffer of 1 byte; that of a message starts at place weight (n_messages,) and
+                       moves by stride (n_messages,) places with each repetition
+    sends_bound        messages that can be on their way at once
     """
 
     n_ranks: int
     n_lanes: int
-    thread_step: Ints
+    first_step: Ints
+    step_next: Ints
     step_repeat: Ints
     step_send: Ints
     step_recv: Ints
     recv_message: Ints
-    message_src: Ints
-    message_dst: Ints
-    message_step: Ints
-    message_weight: Ints
-    weight_stride: Ints
+    src: Ints
+    dst: Ints
+    receiving: Ints
+    reduce: Ints
+    weight: Ints
+    stride: Ints
     weights: Floats
-    message_reduce: Ints
     sends_bound: int
 
     @property
     def n_messages(self) -> int:
-        return len(self.message_src)
+        """Number of messages, repetitions not counted."""
+        return len(self.src)
 
 
-@jit
-def count_steps(src, dst, rounds, n_threads):  # type: ignore[no-untyped-def]
-    """Return (steps per thread, sender's and receiver's step of each message, counted within the thread)."""
+@compiled
+def find_steps(src, dst, round_of, repeat, n_threads):  # type: ignore[no-untyped-def]
+    """Number the steps: round by round, so that ranks that go on together read what lies together.
+
+    Returns (first step per thread, next step and repetitions per step, sender's and receiver's step per message,
+    most sends that are on their way at once).
+    """
+    first = np.full(n_threads, -1, np.int64)
     last = np.full(n_threads, -1, np.int64)
-    steps = np.zeros(n_threads, np.int64)
-    send_step = np.empty(src.size, np.int64)
-    recv_step = np.empty(src.size, np.int64)
+    last_round = np.full(n_threads, -1, np.int64)
+    next_step = np.empty(2 * src.size, np.int64)
+    repeats = np.empty(2 * src.size, np.int64)
+    sending = np.empty(src.size, np.int64)
+    receiving = np.empty(src.size, np.int64)
+    sends = np.zeros(n_threads, np.int64)
+    most = np.zeros(n_threads, np.int64)
+    n = 0
     for i in range(src.size):
-        a = src[i]
-        b = dst[i]
-        if last[a] != rounds[i]:
-            last[a] = rounds[i]
-            steps[a] += 1
-        if last[b] != rounds[i]:
-            last[b] = rounds[i]
-            steps[b] += 1
-        send_step[i] = steps[a] - 1
-        recv_step[i] = steps[b] - 1
-    return steps, send_step, recv_step
+        r = round_of[i]
+        for thread in (src[i], dst[i]):
+            if last_round[thread] != r:
+                if last[thread] < 0:
+                    first[thread] = n
+                else:
+                    next_step[last[thread]] = n
+                last[thread] = n
+                last_round[thread] = r
+                sends[thread] = 0
+                next_step[n] = -1
+                repeats[n] = repeat[r]
+                n += 1
+        sending[i] = last[src[i]]
+        receiving[i] = last[dst[i]]
+        sends[src[i]] += 1
+        most[src[i]] = max(most[src[i]], sends[src[i]])
+    return first, next_step[:n], repeats[:n], sending, receiving, most.sum()
 
 
-@jit
+@compiled
 def group(keys, n_keys):  # type: ignore[no-untyped-def]
     """Counting sort: return (offsets (n_keys + 1,), the items in key order, stable)."""
     offsets = np.zeros(n_keys + 1, np.int64)
@@ -91,16 +117,52 @@ def group(keys, n_keys):  # type: ignore[no-untyped-def]
     return offsets, items
 
 
-@jit
-def most_sends(thread_step, step_send):  # type: ignore[no-untyped-def]
-    """Return the number of messages in flight if every thread is in its step with most sends."""
-    total = 0
-    for thread in range(thread_step.size - 1):
-        most = 0
-        for step in range(thread_step[thread], thread_step[thread + 1]):
-            most = max(most, step_send[step + 1] - step_send[step])
-        total += most
-    return total
+@compiled
+def write_steps(rows, step, message, table, repeat, following, send, recv):  # type: ignore[no-untyped-def]
+    """Fill STEP records; `step`, `message`, `table` are where this program's parts start in the net."""
+    for i in range(rows.size):
+        rows[i].repeat = repeat[i]
+        rows[i].next = step + following[i] if following[i] >= 0 else -1
+        rows[i].send = message + send[i]
+        rows[i].send_end = message + send[i + 1]
+        rows[i].recv = table + recv[i]
+        rows[i].recv_end = table + recv[i + 1]
+
+
+@compiled
+def write_messages(rows, step, route, weight, nodes, shape):  # type: ignore[no-untyped-def]
+    """Fill MESSAGE records; `step`, `route`, `weight` are where this program's parts start in the net.
+
+    `nodes` are those of the ranks; `shape` is (src, dst, receiving, weight, stride, reduce) of the program.
+    """
+    src, dst, receiving, weights, stride, reduce = shape
+    for i in range(rows.size):
+        rows[i].src = src[i]
+        rows[i].dst = dst[i]
+        rows[i].step = step + receiving[i]
+        rows[i].route = route + i
+        rows[i].weight = weight + weights[i]
+        rows[i].stride = stride[i]
+        rows[i].reduce = reduce[i]
+        rows[i].source = nodes[src[i] % nodes.size]
+        rows[i].target = nodes[dst[i] % nodes.size]
+        rows[i].counter = i
+
+
+@compiled
+def write_routes(rows, hops, base, offsets, links, channel, latency):  # type: ignore[no-untyped-def]
+    """Fill ROUTE records and `hops`, which lie from `base` on, from a CSR of links; return the longest's hops."""
+    longest = 0
+    for i in range(rows.size):
+        total = 0.0
+        for h in range(offsets[i], offsets[i + 1]):
+            total += latency[links[h]]
+            hops[h] = channel[links[h]]
+        rows[i].first = base + offsets[i]
+        rows[i].last = base + offsets[i + 1]
+        rows[i].latency = total
+        longest = max(longest, offsets[i + 1] - offsets[i])
+    return longest
 
 
 def compile_schedule(schedule: Schedule, sizes: Sequence[Floats] | None = None) -> Program:
@@ -111,47 +173,46 @@ def compile_schedule(schedule: Schedule, sizes: Sequence[Floats] | None = None) 
     """
     n_ranks = schedule.n_ranks
     lanes = schedule.lanes
-    rounds = [(lane, r) for lane, sequence in enumerate(lanes) for r in sequence]
+    rounds = [r for lane in lanes for r in lane]
     if sizes is not None and len(sizes) != len(rounds):
         raise ConfigError(f"nbytes: {len(sizes)} tables for {len(rounds)} rounds; give one per round")
-    src = _joined([r.src + lane * n_ranks for lane, r in rounds])
-    dst = _joined([r.dst + lane * n_ranks for lane, r in rounds])
-    n_in_round = np.array([len(r.src) for _, r in rounds], dtype=np.int64)
+    lane_of = [i for i, lane in enumerate(lanes) for _ in lane]
+    n_in_round = np.array([len(r.src) for r in rounds], dtype=np.int64)
     round_of = np.repeat(np.arange(len(rounds), dtype=np.int64), n_in_round)
-    n_threads = n_ranks * max(len(lanes), 1)
-    steps, send_step, recv_step = count_steps(src, dst, round_of, n_threads)
-    thread_step = np.concatenate([[0], np.cumsum(steps)]).astype(np.int64)
-    n_steps = int(thread_step[-1])
-    step_send, order = group(thread_step[src] + send_step, n_steps)
-    receiving = (thread_step[dst] + recv_step)[order]
-    step_recv, recv_message = group(receiving, n_steps)
-    step_repeat = np.ones(n_steps, dtype=np.int64)
-    repeat = np.repeat(np.array([r.repeat for _, r in rounds], dtype=np.int64), n_in_round)[order]
-    step_repeat[receiving] = repeat
-    step_repeat[np.repeat(np.arange(n_steps), np.diff(step_send))] = repeat
-    weights, place, stride = _weights(schedule, [r for _, r in rounds], sizes)
-    reduced = np.repeat(np.array([int(r.reduce) for _, r in rounds], dtype=np.int64), n_in_round)
+    first_thread = np.repeat(np.array(lane_of, dtype=np.int64) * n_ranks, n_in_round)
+    src = _joined([r.src for r in rounds]) + first_thread
+    dst = _joined([r.dst for r in rounds]) + first_thread
+    repeat = np.array([r.repeat for r in rounds], dtype=np.int64)
+    n_lanes = max(len(lanes), 1)
+    first, following, repeats, sending, receiving, most = find_steps(
+        src, dst, round_of, repeat, n_ranks * n_lanes
+    )
+    step_send, order = group(sending, len(following))
+    step_recv, recv_message = group(receiving[order], len(following))
+    weights, place, stride = _weights(schedule, rounds, sizes)
+    reduced = np.repeat(np.array([int(r.reduce) for r in rounds], dtype=np.int64), n_in_round)
     return Program(
         n_ranks=n_ranks,
-        n_lanes=max(len(lanes), 1),
-        thread_step=thread_step,
-        step_repeat=step_repeat,
+        n_lanes=n_lanes,
+        first_step=first,
+        step_next=following,
+        step_repeat=repeats,
         step_send=step_send,
         step_recv=step_recv,
         recv_message=recv_message,
-        message_src=src[order],
-        message_dst=dst[order],
-        message_step=receiving,
-        message_weight=place[order],
-        weight_stride=stride[order],
+        src=src[order],
+        dst=dst[order],
+        receiving=receiving[order],
+        reduce=reduced[order],
+        weight=place[order],
+        stride=stride[order],
         weights=weights,
-        message_reduce=reduced[order],
-        sends_bound=int(most_sends(thread_step, step_send)),
+        sends_bound=int(most),
     )
 
 
 def _joined(parts: list[Ints]) -> Ints:
-    return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, dtype=np.int64)
+    return np.concatenate(parts, dtype=np.int64) if parts else np.empty(0, dtype=np.int64)
 
 
 def _weights(
@@ -159,8 +220,12 @@ def _weights(
 ) -> tuple[Floats, Ints, Ints]:
     """Return (table of sizes for 1 byte, first place per message, places per repetition per message)."""
     if schedule.chunk_weight is None and sizes is None:
-        shares: Floats = _joined([r.count for r in rounds]) * np.float64(schedule.copies / schedule.n_chunks)
-        return shares, np.arange(len(shares), dtype=np.int64), np.zeros(len(shares), dtype=np.int64)
+        counts = _joined([r.count for r in rounds])
+        shares: Floats = counts * np.float64(schedule.copies / schedule.n_chunks)
+        none = np.zeros(len(shares), dtype=np.int64)
+        if (counts == counts[:1]).all():  # one size for all, read again and again
+            return shares[:1], none, none
+        return shares, np.arange(len(shares), dtype=np.int64), none
     tables: list[Floats] = []
     places: list[Ints] = []
     strides: list[Ints] = []

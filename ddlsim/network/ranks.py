@@ -144,20 +144,19 @@ def run_ready(net: Net):  # type: ignore[no-untyped-def]
         i += 1
         table = net.instances[instance]
         state = table.threads + thread
-        first = net.programs[table.program].thread + thread
-        last_step = net.tables[first + 1]
+        first = net.tables[net.programs[table.program].thread + thread]
         step = net.threads[state].step
         repetition = net.threads[state].repetition
         entered = True
         while entered:
             if step < 0:
-                step = net.tables[first]  # joins
+                step = first  # joins
             else:
                 repetition += 1
                 if repetition == net.steps[step].repeat:
-                    step += 1
+                    step = net.steps[step].next
                     repetition = 0
-            if step == last_step:
+            if step < 0:
                 end_thread(net, instance, thread)
                 break
             entered = enter_step(net, table, instance, thread, step, repetition)

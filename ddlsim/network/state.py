@@ -18,6 +18,7 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Entries = npt.NDArray[np.uint32]
+Places = npt.NDArray[np.int32]
 Records = npt.NDArray[Any]  # structured; compiled code reads fields as attributes, which mypy cannot know
 
 # Places in Net.counts (int64)
@@ -75,57 +76,58 @@ IDLE, VISIBLE, FULL = 0, 1, 2
 
 
 def record(**fields: str) -> np.dtype[np.void]:
-    """Return an aligned record type; ``i`` is int64 and ``f`` float64."""
-    kinds = {"i": np.int64, "f": np.float64}
+    """Return an aligned record type; ``f`` is float64, ``n`` int32 (counts and places) and ``i`` int64."""
+    kinds = {"f": np.float64, "n": np.int32, "i": np.int64}
     return np.dtype([(name, kinds[kind]) for name, kind in fields.items()], align=True)
 
 
 #: capacity bytes/s; its flows are pool[first:first+used] of `room` places; level: share at which it last filled
 #: up, inf if it did not; nbytes carried; busy s; since: start of the present busy interval; mark: an EPOCH
 CHANNEL = record(
-    capacity="f", level="f", first="i", room="i", used="i", mark="i", nbytes="f", busy="f", since="f"
-)
+    capacity="f", level="f", nbytes="f", busy="f", since="f", mark="i", first="n", room="n", used="n"
+)  # 64 bytes, one cache line
 #: what the filling has left of a channel: bytes/s and flows
 FILLING = record(residual="f", unfrozen="i")
 #: a heap of channels by key; and, apart from it, the list of channels to be filled
-FILL = record(key="f", channel="i", component="i")
+FILL = record(key="f", channel="n", component="n")
 #: overheads in s per message, reduce_time in s per byte; *_free: when that side of the node is free again
 NODE = record(send_overhead="f", recv_overhead="f", reduce_time="f", send_free="f", recv_free="f")
 #: hops[first:last] are the channels of the route
-ROUTE = record(first="i", last="i", latency="f")
+ROUTE = record(latency="f", first="n", last="n")
 #: a message on its way. instance: -1 - handle for a single message; message: its number, or the target node of
 #: a single message; heap_place: in the heap of timers
-SLOT = record(state="i", instance="i", message="i", route="i", heap_place="i", nbytes="f")
+SLOT = record(nbytes="f", instance="i", message="n", route="n", state="n", heap_place="n")
 #: slot: the message; its channels are flow_hops[flow << HOP_SHIFT : hop_end]; heap_place: in the heap of ends
-FLOW = record(slot="i", hop_end="i", heap_place="i")
+FLOW = record(slot="n", hop_end="n", heap_place="n")
 #: an entry of a heap or of the ring buffer; the item is a flow or a slot
 TIMED = record(time="f", item="i")
-#: messages send:send_end are sent in the step; the messages tables[recv:recv_end] are received
-STEP = record(repeat="i", send="i", send_end="i", recv="i", recv_end="i")
+#: messages send:send_end are sent in the step; the messages tables[recv:recv_end] are received; next: the
+#: thread's step after all repetitions, -1 if it has ended then
+STEP = record(repeat="n", next="n", send="n", send_end="n", recv="n", recv_end="n")
 #: src, dst: threads within the program; step: the receiver's; weight: first place in `weights`, stride: places
 #: per repetition; source, target: nodes; counter: number within the program
 MESSAGE = record(
-    src="i",
-    dst="i",
-    step="i",
-    route="i",
-    weight="i",
-    stride="i",
-    reduce="i",
-    source="i",
-    target="i",
-    counter="i",
+    src="n",
+    dst="n",
+    step="n",
+    route="n",
+    weight="n",
+    stride="n",
+    reduce="n",
+    source="n",
+    target="n",
+    counter="n",
 )
-#: the steps of its thread i are tables[thread + i] : tables[thread + i + 1]
+#: tables[thread + i] is the first step of its thread i, -1 if it has none
 PROGRAM = record(thread="i", n_ranks="i", n_lanes="i", sends_bound="i")
 #: threads: where its part of `threads` starts; counters, ranks: where, in `counters`, the arrivals per message
 #: and the lanes left per rank start
-INSTANCE = record(program="i", threads="i", counters="i", ranks="i", ranks_left="i", nbytes="f")
+INSTANCE = record(nbytes="f", program="i", threads="i", counters="i", ranks="i", ranks_left="i")
 #: entered: the instant (N_EVENTS) at which it entered its step
-THREAD = record(step="i", repetition="i", sends_left="i", recvs_missing="i", entered="i")
-READY = record(instance="i", thread="i")
+THREAD = record(entered="i", step="n", repetition="n", sends_left="n", recvs_missing="n")
+READY = record(instance="n", thread="n")
 OUT = record(id="i", rank="i")
-BUSY = record(channel="i", start="f", end="f")
+BUSY = record(start="f", end="f", channel="i")
 
 
 class Net(NamedTuple):
@@ -136,7 +138,7 @@ class Net(NamedTuple):
     channels: Records  # CHANNEL
     filling: Records  # FILLING, one per channel
     fill: Records  # FILL, one per channel
-    dirty: Ints  # channels whose load changed
+    dirty: Places  # channels whose load changed
     pool: Entries  # lists of (flow << HOP_SHIFT) + hop
     pool_copy: Entries  # scratch of the same size
     flows: Records  # FLOW
@@ -147,28 +149,28 @@ class Net(NamedTuple):
     flow_place: Entries  # (n_slots << HOP_SHIFT,) place in each channel's list
     heap: Records  # TIMED, planned ends of flows
     slots: Records  # SLOT
-    free_slots: Ints
+    free_slots: Places
     fifo: Records  # TIMED, timers of slots that came in order (ring buffer)
     timers: Records  # TIMED, heap of the others
-    scratch: Ints  # slots or flows found
-    freezing: Ints  # flows being frozen
+    scratch: Places  # slots or flows found
+    freezing: Places  # flows being frozen
     nodes: Records  # NODE
     routes: Records  # ROUTE
-    hops: Ints
+    hops: Entries
     programs: Records  # PROGRAM
-    tables: Ints
+    tables: Places
     steps: Records  # STEP
     messages: Records  # MESSAGE
     weights: Floats  # sizes of messages in units of the instance's nbytes
     instances: Records  # INSTANCE
     threads: Records  # THREAD
-    counters: Ints
+    counters: Places
     ready: Records  # READY
     out: Records  # OUT, completions waiting to be read
     log: Records  # BUSY
 
 
-Array = TypeVar("Array", Ints, Floats, Entries, Records)
+Array = TypeVar("Array", Ints, Floats, Entries, Places, Records)
 
 
 def grown(array: Array, size: int) -> Array:
