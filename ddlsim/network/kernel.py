@@ -92,7 +92,7 @@ def handle_instant(net: Net, now, n_ended):  # type: ignore[no-untyped-def]
         run_ready(net)
         if not (next_timer(net) <= limit and has_room(net)):  # without room, the instant is split in two
             break
-        slot: int = pop_timer(net)
+        slot = pop_timer(net)
         if net.slots[slot].state == DELIVERING:
             deliver(net, slot)
             continue
