@@ -191,15 +191,22 @@ JITTER: Kinds = {
 }
 
 
-def load_experiment(source: str | Path) -> Experiment:
+def load_experiment(source: str | Path, *, allow_code: bool = False) -> Experiment:
     """Return the experiment that the TOML file `source` describes.
 
+    A file cannot run code: an algorithm written as "package.module:function" is refused unless `allow_code`.
     A cluster or model that is the name of a file beside it is read from there. Raises
     :class:`~ddlsim.errors.ConfigError` in one line: file, field, value, rule and remedy.
     """
     path = Path(source)
     table = read_toml(path)
     file = validate(TypeAdapter(_File), table, str(path), _File.model_fields)
+    algorithm = file.strategy.get("algorithm")
+    if isinstance(algorithm, str) and ":" in algorithm and not allow_code:
+        raise ConfigError(
+            f"{path}: strategy.algorithm = {algorithm!r} would import code; if you trust the file, use "
+            f"load_experiment(path, allow_code=True), or give --algorithm on the command line"
+        )
     try:
         return Experiment(
             cluster=_beside(path, file.cluster),

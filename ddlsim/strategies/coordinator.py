@@ -108,7 +108,8 @@ class Fused(_Base):
 
     def _cycles(self) -> Process:
         while self._queue:
-            tick = math.ceil(self.env.now / self.cycle_time) * self.cycle_time
+            cycles = self.env.now / self.cycle_time
+            tick = math.ceil(cycles - 1e-9 * max(cycles, 1.0)) * self.cycle_time  # on a tick, up to rounding
             yield self.env.timeout(max(tick - self.env.now, 0.0))
             batch, self._queue = self._queue, []
             while batch:

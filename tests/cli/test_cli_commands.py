@@ -162,6 +162,7 @@ def test_mistakes_are_one_line_and_exit_code_2(monkeypatch, capsys, arguments, w
         ("batch_size = 32", 'batch_size = "32"', ["batch_size", "integer"]),
         ("[jitter]", "[jitter", ["not valid TOML"]),
         ("steps = 3", "steps = 0", ["steps = 0", "at least 1"]),
+        ("overlap = {", 'algorithm = "os:abort"\noverlap = {', ["strategy.algorithm = 'os:abort'", "allow_code=True"]),
     ],
 )
 def test_mistakes_in_an_experiment_file(tmp_path, monkeypatch, capsys, old, new, words):
