@@ -46,7 +46,7 @@ UNBIASED = [
 ]
 
 
-@pytest.mark.parametrize(("compressor", "variance"), UNBIASED, ids=lambda x: repr(x)[:30])
+@pytest.mark.parametrize(("compressor", "variance"), UNBIASED, ids=[repr(c)[:30] for c, _ in UNBIASED])
 def test_mean_is_the_gradient_and_variance_within_its_bound(compressor, variance):
     """The mean of m samples is within 5 standard errors everywhere; E|Q - g|^2 <= variance * |g|^2.
 
