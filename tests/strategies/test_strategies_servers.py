@@ -184,7 +184,7 @@ def test_a_server_of_fixed_service_time_saturates(n: int) -> None:
 def test_jitter_stays_below_the_bounds_of_fixed_times(jitter: Jitter, apply_time: float) -> None:
     """N/(mean cycle) and 1/a bound the rate of any closed network (operational analysis)."""
     n = 8
-    result = async_run(n, jitter=jitter, apply_time=apply_time, updates=1600, seed=3)
+    result = async_run(n, jitter=jitter, apply_time=apply_time, updates=800, seed=3)
     nbytes = 4.0 * result.workloads[0].model.n_params
     cycle = 0.1 * jitter.mean + 2 * (ALPHA + nbytes / BANDWIDTH) + apply_time
     bound = n / cycle if apply_time == 0.0 else min(n / cycle, 1 / apply_time)
