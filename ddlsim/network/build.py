@@ -17,6 +17,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
     counts = np.zeros(st.N_COUNTS, dtype=np.int64)
     counts[st.HEAP_VALID] = 1
     counts[st.REPLAY] = 1
+    counts[st.HOP_SHIFT] = 1
     counts[st.POOL_USED] = 2 * n
     counts[st.ROUND_INSTANTS] = NO_BARRIER
     reals = np.zeros(st.N_REALS)
@@ -53,7 +54,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         fifo=np.zeros(1, dtype=st.TIMED),
         timers=np.zeros(0, dtype=st.TIMED),
         scratch=no_places,
-        freezing=no_places,
+        freezing=no_entries,
         nodes=nodes,
         routes=np.zeros(0, dtype=st.ROUTE),
         hops=no_entries,
@@ -101,19 +102,15 @@ def grow_slots(net: Net, n_slots: int) -> Net:
 def grow_hops(net: Net, n_hops: int) -> Net:
     """Return `net` with room for routes of `n_hops` links."""
     old = int(net.counts[st.HOP_SHIFT])
-    shift = max(old, int(n_hops - 1).bit_length())
+    shift = max(old, int(n_hops).bit_length())
     if shift == old:
         return net
     flow, hop = net.pool >> old, net.pool & ((1 << old) - 1)
-    flows = net.flows.copy()
-    numbers = np.arange(len(flows))
-    flows["hop_end"] += (numbers << shift) - (numbers << old)
     net.counts[st.HOP_SHIFT] = shift
     net = net._replace(
         pool=(flow << shift) + hop,
-        flows=flows,
-        flow_place=_wider(net.flow_place, len(flows), old, shift),
-        flow_hops=_wider(net.flow_hops, len(flows), old, shift),
+        flow_place=_wider(net.flow_place, len(net.flows), old, shift),
+        flow_hops=_wider(net.flow_hops, len(net.flows), old, shift),
     )
     return _sized_by_hops(net)
 

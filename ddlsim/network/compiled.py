@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numba as nb
 
-__all__ = ["entry", "inlined", "source_stamp"]
+__all__ = ["called", "entry", "inlined", "source_stamp"]
 
 #: A compiled function takes the arrays of a `Net` and numbers; numba infers the types.
 _Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -17,9 +17,13 @@ _Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 #: The kernel never allocates, so it needs no reference counting (nrt).
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
 
-#: For the parts of the kernel: everything is inlined, because passing the state between functions would cost
-#: more than the work.
+#: For the parts of the kernel: inlined, because passing the whole state between functions would cost more
+#: than the work.
 inlined: _Decorator = nb.njit(forceinline=True, **_OPTIONS)
+
+#: For hot loops over a few arrays: called, so that they have the processor's registers for themselves. (Without
+#: the option, it would be taken over from the caller.)
+called: _Decorator = nb.njit(forceinline=False, **_OPTIONS)
 
 #: For what Python calls.
 entry: _Decorator = nb.njit(cache=True, **_OPTIONS)

@@ -10,6 +10,7 @@ from ddlsim.network.state import (
     FLOWING,
     HEAP_VALID,
     HOP_SHIFT,
+    LAST,
     LOG_ON,
     LOG_USED,
     N_ACTIVE,
@@ -83,7 +84,7 @@ def add_flow(net: Net, slot):  # type: ignore[no-untyped-def]
         entry += 1
     net.slots[slot].state = FLOWING
     net.flows[flow].slot = slot
-    net.flows[flow].hop_end = entry
+    net.flow_hops[entry] = LAST
     net.flows[flow].heap_place = -1
     net.flow_rate[flow] = np.inf
     net.flow_next[flow] = 0.0
@@ -100,7 +101,8 @@ def end_flow(net: Net, flow):  # type: ignore[no-untyped-def]
     slot = net.flows[flow].slot
     nbytes = net.slots[slot].nbytes
     affected = False
-    for entry in range(flow << shift, net.flows[flow].hop_end):
+    entry = flow << shift
+    while net.flow_hops[entry] != LAST:
         channel = net.flow_hops[entry]
         offset = net.channels[channel].first
         n = net.channels[channel].used - 1
@@ -118,6 +120,7 @@ def end_flow(net: Net, flow):  # type: ignore[no-untyped-def]
         elif net.channels[channel].level < np.inf:  # it was full, so somebody on it may now go faster
             mark_dirty(net, channel)
             affected = True
+        entry += 1
     if affected and net.flow_rate[flow] < net.reals[THRESHOLD]:
         net.reals[THRESHOLD] = net.flow_rate[flow]
     if net.counts[HEAP_VALID] == 1:
@@ -140,14 +143,16 @@ def renumber(net: Net, old, new):  # type: ignore[no-untyped-def]
     if net.counts[HEAP_VALID] == 1:
         net.heap[place].item = new
     to = new << shift
-    for entry in range(old << shift, net.flows[old].hop_end):
+    entry = old << shift
+    while net.flow_hops[entry] != LAST:
         channel = net.flow_hops[entry]
         place = net.flow_place[entry]
         net.flow_hops[to] = channel
         net.flow_place[to] = place
         net.pool[net.channels[channel].first + place] = to
         to += 1
-    net.flows[new].hop_end = to
+        entry += 1
+    net.flow_hops[to] = LAST
 
 
 @inlined

@@ -92,11 +92,11 @@ def handle_instant(net: Net, now, n_ended):  # type: ignore[no-untyped-def]
         run_ready(net)
         if not (next_timer(net) <= limit and has_room(net)):  # without room, the instant is split in two
             break
-        slot = pop_timer(net)
-        if net.slots[slot].state == DELIVERING:  # type: ignore[attr-defined]
+        slot: int = pop_timer(net)
+        if net.slots[slot].state == DELIVERING:
             deliver(net, slot)
             continue
-        route = net.slots[slot].route  # type: ignore[attr-defined]
+        route = net.slots[slot].route
         if net.routes[route].first == net.routes[route].last or net.slots[slot].nbytes <= 0.0:
             finished(net, slot)
         else:

@@ -21,12 +21,14 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.network.compiled import inlined
+from ddlsim.network.filling import ONE, SAME, collect_all, fill_up, set_all_rates
 from ddlsim.network.flows import mark_dirty
 from ddlsim.network.heap import heap_down, heap_set
 from ddlsim.network.state import (
     EPOCH,
     HEAP_VALID,
     HOP_SHIFT,
+    LAST,
     N_ACTIVE,
     N_DIRTY,
     N_HEAP,
@@ -35,15 +37,11 @@ from ddlsim.network.state import (
     ROUND_TRANSFER_MAX,
     ROUND_TRANSFER_MIN,
     THRESHOLD,
+    USUALLY_FOUND,
     Net,
 )
 
-SAME = 1e-13  # relative; shares and rates this close differ by rounding only
-SCAN_LIMIT = 12  # components with fewer channels are filled by scanning instead of with a heap
 PROBE = 64  # every so many solves a sweep is replaced by a search, to see whether it would be cheaper by now
-
-
-# ---------------------------------------------------------------- what has to be filled again
 
 
 @inlined
@@ -53,7 +51,7 @@ def collect(net: Net, channel, epoch, threshold, found):  # type: ignore[no-unty
     They are listed in ``fill[].component`` and ready for the filling; the flows are appended to the `found`
     ones in `scratch`. Returns (number of channels, number of flows found).
     """
-    shift = net.counts[HOP_SHIFT]
+    shift = np.uint64(net.counts[HOP_SHIFT])
     net.fill[0].component = channel
     net.channels[channel].mark = epoch
     n = 1
@@ -75,141 +73,19 @@ def collect(net: Net, channel, epoch, threshold, found):  # type: ignore[no-unty
                 net.flow_next[flow] = -1.0
                 net.scratch[found] = flow
                 found += 1
-                for entry in range(flow << shift, net.flows[flow].hop_end):
+                entry = flow << shift
+                while net.flow_hops[entry] != LAST:
                     other = net.flow_hops[entry]
                     if net.channels[other].mark != epoch:
                         net.channels[other].mark = epoch
                         net.fill[n].component = other
                         n += 1
+                    entry += ONE
         net.filling[at].residual = residual
         net.filling[at].unfrozen = unfrozen
         if not net.channels[at].level < threshold:
             net.channels[at].level = np.inf
     return n, found
-
-
-@inlined
-def collect_all(net: Net, threshold):  # type: ignore[no-untyped-def]
-    """Make all flows not below the threshold ready for the filling; return (channels, flows) to be filled."""
-    shift = net.counts[HOP_SHIFT]
-    for channel in range(net.channels.size):
-        net.filling[channel].residual = net.channels[channel].capacity
-        net.filling[channel].unfrozen = net.channels[channel].used
-    found = net.counts[N_ACTIVE]
-    for flow in range(net.counts[N_ACTIVE]):
-        rate = net.flow_rate[flow]
-        net.flow_next[flow] = -1.0
-        if rate < threshold:
-            net.flow_next[flow] = rate
-            found -= 1
-            for entry in range(flow << shift, net.flows[flow].hop_end):
-                channel = net.flow_hops[entry]
-                net.filling[channel].residual -= rate
-                net.filling[channel].unfrozen -= 1
-    n = 0
-    for channel in range(net.channels.size):
-        if not net.channels[channel].level < threshold:
-            net.channels[channel].level = np.inf
-        net.fill[n].component = channel
-        n += 1 if net.filling[channel].unfrozen > 0 else 0
-    return n, found
-
-
-# ---------------------------------------------------------------- filling
-
-
-@inlined
-def freeze(net: Net, channel, share):  # type: ignore[no-untyped-def]
-    """Freeze the channel's unfrozen flows at `share`; take it from the other channels they cross."""
-    shift = net.counts[HOP_SHIFT]
-    net.channels[channel].level = share
-    first = net.channels[channel].first
-    n = 0
-    for p in range(first, first + net.channels[channel].used):  # no branch: which ones is unpredictable
-        flow = net.pool[p] >> shift
-        net.freezing[n] = flow
-        n += 1 if net.flow_next[flow] < 0.0 else 0
-    for i in range(n):
-        flow = net.freezing[i]
-        net.flow_next[flow] = share
-        for entry in range(flow << shift, net.flows[flow].hop_end):
-            other = net.flow_hops[entry]
-            net.filling[other].residual -= share
-            net.filling[other].unfrozen -= 1
-
-
-@inlined
-def fill_up(net: Net, n):  # type: ignore[no-untyped-def]
-    """Fill the `n` channels listed in ``fill[].component``.
-
-    With few channels all are looked at for the next one. Else they are in a heap by a lower bound of their
-    share: shares only rise while others freeze, so an old share will do.
-    """
-    fill = net.fill
-    last = 0.0
-    size = 0
-    scan = n <= SCAN_LIMIT
-    if not scan:
-        for i in range(n):
-            channel = fill[i].component
-            if net.filling[channel].unfrozen > 0:
-                fill[size].key = net.filling[channel].residual / net.filling[channel].unfrozen
-                fill[size].channel = channel
-                size += 1
-        for i in range(size // 2 - 1, -1, -1):
-            sift(fill, i, size)
-    while True:
-        best = -1
-        share = np.inf
-        if scan:
-            for i in range(n):
-                channel = fill[i].component
-                k = net.filling[channel].unfrozen
-                if k > 0 and net.filling[channel].residual / k < share:
-                    share = net.filling[channel].residual / k
-                    best = channel
-        else:
-            while size > 0:
-                channel = fill[0].channel
-                k = net.filling[channel].unfrozen
-                share = net.filling[channel].residual / k if k > 0 else np.inf
-                if share <= fill[0].key:
-                    best = channel
-                    break
-                if k > 0:
-                    fill[0].key = share
-                else:
-                    size -= 1
-                    fill[0].key = fill[size].key
-                    fill[0].channel = fill[size].channel
-                sift(fill, 0, size)
-        if best < 0:
-            return
-        last = share if share > last * (1.0 + SAME) else last
-        freeze(net, best, last)
-
-
-@inlined
-def sift(fill, i, n):  # type: ignore[no-untyped-def]
-    """Move entry `i` of the filling heap down."""
-    key = fill[i].key
-    channel = fill[i].channel
-    while True:
-        child = 2 * i + 1
-        if child >= n:
-            break
-        if child + 1 < n and fill[child + 1].key < fill[child].key:
-            child += 1
-        if fill[child].key >= key:
-            break
-        fill[i].key = fill[child].key
-        fill[i].channel = fill[child].channel
-        i = child
-    fill[i].key = key
-    fill[i].channel = channel
-
-
-# ---------------------------------------------------------------- new rates, new ends
 
 
 @inlined
@@ -233,56 +109,65 @@ def set_rate(net: Net, flow, rate):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def set_all_rates(net: Net):  # type: ignore[no-untyped-def]
-    """The same for all flows, while there is no heap."""
-    now = net.reals[NOW]
-    n_active = net.counts[N_ACTIVE]
-    n_old = n_active - net.counts[N_NEW]
-    rates = net.flow_rate
-    nexts = net.flow_next
-    ends = net.flow_end
-    for flow in range(n_old):  # without branches, so that the processor takes several at a time
-        old = rates[flow]
-        rate = nexts[flow]
-        end = ends[flow]
-        left = end - now
-        planned = now + (left if left > 0.0 else 0.0) * (old / rate)
-        change = rate - old
-        changed = (change if change > 0.0 else -change) > SAME * old
-        rates[flow] = rate if changed else old
-        ends[flow] = planned if changed else end
-    for flow in range(n_old, n_active):
-        set_rate(net, flow, nexts[flow])
-
-
-@inlined
 def place_new_flows(net: Net):  # type: ignore[no-untyped-def]
     """Rate the flows that are alone on their route; list the channels of the others as changed."""
-    shift = net.counts[HOP_SHIFT]
     n_active = net.counts[N_ACTIVE]
     for flow in range(n_active - net.counts[N_NEW], n_active):
+        route = net.slots[net.flows[flow].slot].route
         alone = True
         rate = np.inf
         tightest = 0
         share = np.inf
-        for entry in range(flow << shift, net.flows[flow].hop_end):
-            channel = net.flow_hops[entry]
-            k = net.channels[channel].used
-            capacity = net.channels[channel].capacity
+        for h in range(net.routes[route].first, net.routes[route].last):
+            k = net.channels[net.hops[h]].used
+            capacity = net.channels[net.hops[h]].capacity
             alone = alone and k == 1
             if capacity < rate:
                 rate = capacity
-                tightest = net.flow_hops[entry]
+                tightest = h
             share = min(share, capacity / k)
         if alone:
-            for entry in range(flow << shift, net.flows[flow].hop_end):
-                net.channels[net.flow_hops[entry]].level = np.inf
-            net.channels[tightest].level = rate
+            for h in range(net.routes[route].first, net.routes[route].last):
+                net.channels[net.hops[h]].level = np.inf
+            net.channels[net.hops[tightest]].level = rate
             set_rate(net, flow, rate)
             continue
         net.reals[THRESHOLD] = min(net.reals[THRESHOLD], share)
-        for entry in range(flow << shift, net.flows[flow].hop_end):
-            mark_dirty(net, net.flow_hops[entry])
+        for h in range(net.routes[route].first, net.routes[route].last):
+            mark_dirty(net, net.hops[h])
+
+
+@inlined
+def fill_component(net: Net, n):  # type: ignore[no-untyped-def]
+    """Fill the `n` channels listed in ``fill[].component``."""
+    shift = np.uint64(net.counts[HOP_SHIFT])
+    fill_up(
+        n, shift, net.channels, net.filling, net.fill, net.pool, net.flow_next, net.flow_hops, net.freezing
+    )
+
+
+@inlined
+def sweep(net: Net, threshold):  # type: ignore[no-untyped-def]
+    """Fill all flows not below the threshold again, wherever they are; return how many these are."""
+    shift = np.uint64(net.counts[HOP_SHIFT])
+    n_active = net.counts[N_ACTIVE]
+    n_old = n_active - net.counts[N_NEW]
+    n, found = collect_all(
+        n_active,
+        threshold,
+        shift,
+        net.channels,
+        net.filling,
+        net.fill,
+        net.flow_rate,
+        net.flow_next,
+        net.flow_hops,
+    )
+    fill_component(net, n)
+    set_all_rates(n_old, net.reals[NOW], net.flow_rate, net.flow_next, net.flow_end)
+    for flow in range(n_old, n_active):
+        set_rate(net, flow, net.flow_next[flow])
+    return found
 
 
 @inlined
@@ -295,31 +180,33 @@ def solve(net: Net):  # type: ignore[no-untyped-def]
         net.counts[EPOCH] += 1
         epoch = net.counts[EPOCH]
         threshold = net.reals[THRESHOLD] * (1.0 - 1e-12)
-        sweep = net.counts[HEAP_VALID] == 0 and epoch % PROBE != 0
         found = 0
-        for i in range(n_dirty):
-            channel = net.dirty[i]
-            if sweep:
-                n, found = collect_all(net, threshold)
-            elif net.channels[channel].mark == epoch or net.channels[channel].used == 0:
-                continue
-            else:
-                n, found = collect(net, channel, epoch, threshold, found)
-            fill_up(net, n)
-            if sweep:
-                break
-        if net.counts[HEAP_VALID] == 1 and found * 2 > net.counts[N_ACTIVE] and found > 128:
-            drop_heap(net)
-        if sweep:
-            set_all_rates(net)
+        if net.counts[HEAP_VALID] == 0 and epoch % PROBE != 0:
+            found = sweep(net, threshold)
         else:
+            for i in range(n_dirty):
+                channel = net.dirty[i]
+                if net.channels[channel].mark != epoch and net.channels[channel].used > 0:
+                    n, found = collect(net, channel, epoch, threshold, found)
+                    fill_component(net, n)
             for i in range(found):
                 set_rate(net, net.scratch[i], net.flow_next[net.scratch[i]])
         net.counts[N_DIRTY] = 0
         net.reals[THRESHOLD] = np.inf
-        if net.counts[HEAP_VALID] == 0 and found * 8 < net.counts[N_ACTIVE]:
-            build_heap(net)
+        choose(net, found)
     net.counts[N_NEW] = 0
+
+
+@inlined
+def choose(net: Net, found):  # type: ignore[no-untyped-def]
+    """Choose between heap and sweep by how many flows a solve usually has to fill again."""
+    net.counts[USUALLY_FOUND] += (16 * found - net.counts[USUALLY_FOUND]) >> 3
+    usually = net.counts[USUALLY_FOUND] >> 4
+    if net.counts[HEAP_VALID] == 1:
+        if usually > 32 and usually * 4 > net.counts[N_ACTIVE]:
+            drop_heap(net)
+    elif usually * 16 < net.counts[N_ACTIVE]:
+        build_heap(net)
 
 
 @inlined

@@ -207,8 +207,8 @@ class Network:
         net = self._net
         n = int(net.counts[st.N_ACTIVE])
         shift = int(net.counts[st.HOP_SHIFT])
-        ends = net.flows["hop_end"][:n].tolist()
-        return [net.flow_hops[i << shift : ends[i]].tolist() for i in range(n)], net.flow_rate[:n].copy()
+        blocks = net.flow_hops[: n << shift].reshape(n, 1 << shift).tolist()
+        return [block[: block.index(st.LAST)] for block in blocks], net.flow_rate[:n].copy()
 
     # ------------------------------------------------------------ inside
 

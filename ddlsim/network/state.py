@@ -33,7 +33,7 @@ N_TIMER_HEAP = 7  # timers that did not
 EPOCH = 8  # mark of the current solve (or sweep over routes)
 N_DIRTY = 9  # channels whose load changed at this instant
 N_READY = 10  # threads that go on at this instant
-HOP_SHIFT = 11  # log2 of the hops reserved per flow
+HOP_SHIFT = 11  # log2 of the places reserved per flow for its hops and LAST
 POOL_USED = 12  # used part of the pool of channel lists
 N_OUT = 13  # visible completions waiting to be read
 LIVE_SENDS = 14  # bound on messages that live threads can have in flight
@@ -51,7 +51,8 @@ STEPS_LEFT = 25  # least number of repetitions left to any of them; -1 if one is
 ROUND_INSTANTS = 26  # instants since the last barrier; negative: there was none
 ROUND_THREADS = 27  # LIVE_THREADS at the last barrier
 FAST_FORWARDED = 28  # messages replayed without events
-N_COUNTS = 29
+USUALLY_FOUND = 29  # 16 times the flows that a solve has filled again, averaged over the last few
+N_COUNTS = 30
 
 # Places in Net.reals (float64)
 NOW = 0
@@ -63,6 +64,7 @@ ROUND_DELIVERY_MAX = 5
 N_REALS = 6
 
 MANY = 1 << 62
+LAST = (1 << 32) - 1  # ends the list of a flow's channels
 SAME_INSTANT = 1e-15  # relative; times this close are one instant (rounding of equal sums)
 
 # Values of SLOT.state
@@ -97,8 +99,8 @@ ROUTE = record(latency="f", first="n", last="n")
 #: a message on its way. instance: -1 - handle for a single message; message: its number, or the target node of
 #: a single message; heap_place: in the heap of timers
 SLOT = record(nbytes="f", instance="i", message="n", route="n", state="n", heap_place="n")
-#: slot: the message; its channels are flow_hops[flow << HOP_SHIFT : hop_end]; heap_place: in the heap of ends
-FLOW = record(slot="n", hop_end="n", heap_place="n")
+#: slot: the message; heap_place: in the heap of ends
+FLOW = record(slot="n", heap_place="n")
 #: an entry of a heap or of the ring buffer; the item is a flow or a slot
 TIMED = record(time="f", item="i")
 #: messages send:send_end are sent in the step; the messages tables[recv:recv_end] are received; next: the
@@ -145,7 +147,7 @@ class Net(NamedTuple):
     flow_rate: Floats
     flow_next: Floats  # the rate that the filling gives it; negative: not yet. Else any number >= 0
     flow_end: Floats  # planned end
-    flow_hops: Entries  # (n_slots << HOP_SHIFT,) channels
+    flow_hops: Entries  # (n_slots << HOP_SHIFT,) channels, then LAST
     flow_place: Entries  # (n_slots << HOP_SHIFT,) place in each channel's list
     heap: Records  # TIMED, planned ends of flows
     slots: Records  # SLOT
@@ -153,7 +155,7 @@ class Net(NamedTuple):
     fifo: Records  # TIMED, timers of slots that came in order (ring buffer)
     timers: Records  # TIMED, heap of the others
     scratch: Places  # slots or flows found
-    freezing: Places  # flows being frozen
+    freezing: Entries  # flows being frozen
     nodes: Records  # NODE
     routes: Records  # ROUTE
     hops: Entries
