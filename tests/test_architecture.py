@@ -15,6 +15,7 @@ ORDER = [
     ("network",),
     ("workload",),
     ("nn", "data", "optim", "compression"),
+    ("measure",),
     ("strategies",),
     ("run",),
     ("report",),
@@ -26,11 +27,13 @@ ROOMS = {
     "simpy": {"strategies", "run"},
     "networkx": {"cluster"},
     "numba": {"cluster", "network", "nn"},
-    "pydantic": {"cluster", "workload", "run"},
+    "pydantic": {"cluster", "workload", "measure", "run"},
     "matplotlib": {"report"},
     "pandas": {"run", "report"},
-    "typer": {"cli"},
-    "rich": {"cli"},
+    "typer": {"measure", "cli"},
+    "rich": {"measure", "cli"},
+    "mpi4py": {"measure"},
+    "torch": {"measure"},
 }
 #: lazy imports upwards, inside functions: a result knows how to show itself
 LAZY = {("run", "report")}

@@ -1,0 +1,127 @@
+"""Read a table of measurements strictly: every error names file, line, field, value and remedy."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import TextIO
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.measure.table import Measurement
+
+__all__ = ["COLUMNS", "read_measurements"]
+
+COLUMNS = tuple(field.name for field in fields(Measurement))
+#: what to write into a cell that cannot be used
+_REMEDIES = {"nbytes": "write bytes like 1048576 or '1 MiB'", "_s": "write seconds like 0.0012 or '1.2 ms'"}
+
+Rows = Iterator[tuple[int, dict[str, object]]]
+
+
+def read_measurements(path: str | Path) -> list[Measurement]:
+    """Return the measurements in `path`, in order: a .csv or .jsonl file, or a folder of such files.
+
+    A CSV file has the names of the columns in its first line; empty cells count as left out, lines that begin
+    with # are comments. A JSON Lines file has one object per line. Raises :class:`ConfigError` in one line
+    with file, line, field, value and remedy; also for a file without any measurement.
+    """
+    path = Path(path)
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix in _FORMATS)
+        if not files:
+            raise ConfigError(f"{path}: holds no .csv or .jsonl file; name the folder that was given as --out")
+        return [row for file in files for row in read_measurements(file)]
+    if path.suffix not in _FORMATS:
+        raise ConfigError(f"{path}: unknown format {path.suffix!r}; measurements are in .csv or .jsonl files")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = [_measurement(cells, f"{path}: line {line}") for line, cells in _FORMATS[path.suffix](file, path)]
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; write it with python -m ddlsim.measure or by hand") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{path}: cannot be read as text: {error}; is it the right file?") from None
+    if not rows:
+        raise ConfigError(f"{path}: holds no measurement; add a row, or leave the file out")
+    return rows
+
+
+def _csv_rows(file: TextIO, path: Path) -> Rows:
+    reader = csv.reader(file, strict=True)
+    header: list[str] | None = None
+    for cells in reader:
+        if not any(cell.strip() for cell in cells) or cells[0].startswith("#"):
+            continue
+        where = f"{path}: line {reader.line_num}"
+        cells = [cell.strip() for cell in cells]
+        if header is None:
+            header = _checked_header(cells, where)
+            continue
+        if len(cells) > len(header):
+            raise ConfigError(
+                f"{where}: {len(cells)} cells for {len(header)} columns; put quotes round text that has commas"
+            )
+        yield reader.line_num, {name: cell for name, cell in zip(header, cells, strict=False) if cell}
+
+
+def _checked_header(names: list[str], where: str) -> list[str]:
+    for name in names:
+        if name not in COLUMNS:
+            raise unknown_name("column", name, COLUMNS, where)
+        if names.count(name) > 1:
+            raise ConfigError(f"{where}: column {name!r} is there twice; remove one")
+    return names
+
+
+def _json_rows(file: TextIO, path: Path) -> Rows:
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            cells = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ConfigError(f"{path}: line {number}: not valid JSON: {error}; one object on each line") from None
+        if not isinstance(cells, dict):
+            raise ConfigError(f'{path}: line {number}: is no object; write one like {{"experiment": ...}}')
+        yield number, cells
+
+
+_FORMATS: dict[str, Callable[[TextIO, Path], Rows]] = {".csv": _csv_rows, ".jsonl": _json_rows}
+
+
+@cache
+def _adapter() -> TypeAdapter[Measurement]:
+    return TypeAdapter(Measurement)
+
+
+def _measurement(cells: dict[str, object], where: str) -> Measurement:
+    try:
+        return _adapter().validate_python(cells)
+    except ValidationError as error:
+        raise _one_line(error.errors(), where) from None
+
+
+def _one_line(errors: list[ErrorDetails], where: str) -> ConfigError:
+    """Return the most telling of the errors: an unknown name explains a missing one, not the reverse."""
+    error = min(errors, key=lambda e: e["type"] != "unexpected_keyword_argument")
+    field = str(error["loc"][0]) if error["loc"] else ""
+    if error["type"] == "unexpected_keyword_argument":
+        return unknown_name("column", field, COLUMNS, where)
+    if error["type"] == "missing":
+        return ConfigError(f"{where}: {field} is missing; add it")
+    cause = error.get("ctx", {}).get("error")
+    if not field:  # a rule between fields: its text names them
+        return ConfigError(f"{where}: {cause}")
+    rule = str(cause or error["msg"]).removeprefix("Input ").replace("should be", "must be")
+    value = error["input"]
+    if repr(value) in rule:  # the text is that of the unit parser, remedy included
+        return ConfigError(f"{where}: {field}: {rule}")
+    suffix = "_s" if field.endswith("_s") else field
+    remedy = _REMEDIES.get(suffix, f"correct {field}")
+    return ConfigError(f"{where}: {field} = {value!r}: {rule}; {remedy}")
