@@ -8,7 +8,7 @@ rates that changed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from ddlsim.network.state import (
     N_DELIVERING,
     N_EVENTS,
     N_OUT,
+    NEXT,
     NOW,
     ROUND_INSTANTS,
     SAME_INSTANT,
@@ -48,7 +49,7 @@ from ddlsim.network.state import (
 )
 from ddlsim.network.timers import next_timer, pop_timer
 
-__all__ = ["advance", "join", "send"]
+__all__ = ["advance", "join", "send", "send_one"]
 
 
 @inlined
@@ -109,6 +110,7 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
     """Handle instants up to `until`, or to the first completion to be shown."""
     while True:
         if net.counts[N_OUT] > 0:
+            net.reals[NEXT] = min(next_end(net), next_timer(net))
             return VISIBLE
         if not has_room(net):
             return FULL
@@ -126,13 +128,33 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
         plain = plain_end <= until and plain_end < np.inf
         now = plain_end if plain else min(next_end(net), next_timer(net))
         if now > until or now == np.inf:
+            net.reals[NEXT] = now
             return IDLE
         if barrier:
             start_round(net)
         handle_instant(net, now, book_plain_round(net, now) if plain else 0)
 
 
-def _entry_points(stamp: int) -> tuple[Callable[..., int], Callable[..., None], Callable[..., None]]:
+@inlined
+def issue_single(net: Net, handle, source, target, route, nbytes):  # type: ignore[no-untyped-def]
+    """Issue a message that belongs to no collective."""
+    net.counts[LIVE_SINGLE] += 1
+    net.counts[LIVE_SENDS] += 1
+    issue(net, -1 - handle, target, nbytes, route, source)
+
+
+@inlined
+def interrupt(net: Net, now):  # type: ignore[no-untyped-def]
+    """Set the time at which something comes from outside: no barrier then, and no round to be repeated."""
+    net.reals[NOW] = now
+    net.counts[STEPPED] = -MANY
+    net.counts[ROUND_INSTANTS] = -MANY
+
+
+_Call: TypeAlias = Callable[..., None]
+
+
+def _entry_points(stamp: int) -> tuple[Callable[..., int], _Call, _Call, _Call]:
     """Return what Python calls; `stamp` stands for the sources of all that is inlined here."""
 
     @entry
@@ -149,9 +171,7 @@ def _entry_points(stamp: int) -> tuple[Callable[..., int], Callable[..., None], 
     def join(net: Net, instances, ranks, now):  # type: ignore[no-untyped-def]
         """Let rank ``ranks[i]`` enter collective ``instances[i]`` at time `now`, for all i in order."""
         stamp  # noqa: B018
-        net.reals[NOW] = now
-        net.counts[STEPPED] = -MANY  # no barrier, and no round to be repeated
-        net.counts[ROUND_INSTANTS] = -MANY
+        interrupt(net, now)
         for i in range(instances.size):
             program = net.programs[net.instances[instances[i]].program]
             for lane in range(program.n_lanes):
@@ -162,15 +182,18 @@ def _entry_points(stamp: int) -> tuple[Callable[..., int], Callable[..., None], 
     def send(net: Net, handles, sources, targets, routes, nbytes, now):  # type: ignore[no-untyped-def]
         """Issue single messages at time `now`; each is reported as -1 - handle when delivered."""
         stamp  # noqa: B018
-        net.reals[NOW] = now
-        net.counts[STEPPED] = -MANY  # no barrier, and no round to be repeated
-        net.counts[ROUND_INSTANTS] = -MANY
+        interrupt(net, now)
         for i in range(handles.size):
-            net.counts[LIVE_SINGLE] += 1
-            net.counts[LIVE_SENDS] += 1
-            issue(net, -1 - handles[i], targets[i], nbytes[i], routes[i], sources[i])
+            issue_single(net, handles[i], sources[i], targets[i], routes[i], nbytes[i])
 
-    return advance, join, send
+    @entry
+    def send_one(net: Net, handle, source, target, route, nbytes, now):  # type: ignore[no-untyped-def]
+        """Issue one single message at time `now`, as `send` does, without arrays for it."""
+        stamp  # noqa: B018
+        interrupt(net, now)
+        issue_single(net, handle, source, target, route, nbytes)
+
+    return advance, join, send, send_one
 
 
-advance, join, send = _entry_points(source_stamp())
+advance, join, send, send_one = _entry_points(source_stamp())

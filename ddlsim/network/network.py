@@ -98,10 +98,10 @@ class Network:
         self._shapes: list[Program] = []
         self._free_instances: dict[int, list[int]] = {}
         self._instance_program: list[int] = []
-        self._ranks_to_finish: list[int] = []
         self._route_of: dict[tuple[int, int], int] = {}
         self._n_sent = 0
         self._n_waiting = 0  # completions that may still be shown
+        self._next_instant = -np.inf  # before it, nothing happens by itself
 
     # ------------------------------------------------------------ starting things
 
@@ -131,41 +131,50 @@ class Network:
         net.counts[st.N_LIVE] += 1
         net.counts[st.LIVE_THREADS] += shape.n_ranks * shape.n_lanes
         net.counts[st.LIVE_SENDS] += shape.sends_bound
-        self._ranks_to_finish[instance] = shape.n_ranks
         self._expect(shape.n_ranks)
         self._ensure_slots()
         return instance
 
     def join(self, ids: Sequence[int] | Ints, ranks: Sequence[int] | Ints, now: float) -> None:
         """Let rank ``ranks[i]`` enter collective ``ids[i]`` at time `now`, for all i in order."""
+        self._next_instant = -np.inf
         kernel.join(self._net, np.asarray(ids, dtype=np.int64), np.asarray(ranks, dtype=np.int64), now)
 
     def send(self, src: Sequence[int] | Ints, dst: Sequence[int] | Ints, nbytes: Floats, now: float) -> Ints:
-        """Send messages between nodes at time `now`; return their ids (negative)."""
+        """Send messages between nodes at time `now`; return their ids (negative).
+
+        src, dst, nbytes  (n,): nodes, and bytes of each message
+        """
+        n, handle = len(src), self._n_sent
+        self._n_sent += n
+        self._next_instant = -np.inf
+        self._expect(n)
+        self._ensure_slots(extra=n)
+        if n == 1:
+            source, target = int(src[0]), int(dst[0])
+            route = self._route_of.get((source, target))
+            if route is None:
+                route = int(self._pair_routes([source], [target])[0])
+            kernel.send_one(self._net, handle, source, target, route, float(nbytes[0]), float(now))
+            return np.array([-1 - handle], dtype=np.int64)
         sources, targets = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
-        routes = self._pair_routes(sources, targets)
-        handles = np.arange(self._n_sent, self._n_sent + len(sources), dtype=np.int64)
-        self._n_sent += len(sources)
-        self._expect(len(sources))
-        self._ensure_slots(extra=len(sources))
-        sizes = np.broadcast_to(np.asarray(nbytes, dtype=np.float64), sources.shape).copy()
-        kernel.send(self._net, handles, sources, targets, routes, sizes, now)
+        routes = self._pair_routes(sources.tolist(), targets.tolist())
+        handles = np.arange(handle, handle + n, dtype=np.int64)
+        kernel.send(self._net, handles, sources, targets, routes, np.array(nbytes, dtype=np.float64), now)
         return -1 - handles
 
     # ------------------------------------------------------------ letting time pass
 
     def advance(self, until: float = np.inf) -> Completions | None:
         """Let time pass up to `until`; return the first completions, or None if there are none by then."""
-        while True:
-            status = kernel.advance(self._net, until)
-            if status == st.FULL:
-                if self._net.counts[st.LOG_ON]:
-                    self._grow_log()
-                self._ensure_slots()
-                continue
-            if status == st.IDLE:
-                return None
-            return self._take()
+        if until < self._next_instant:
+            return None
+        while (status := kernel.advance(self._net, until)) == st.FULL:
+            if self._net.counts[st.LOG_ON]:
+                self._grow_log()
+            self._ensure_slots()
+        self._next_instant = float(self._net.reals[st.NEXT])
+        return self._take() if status == st.VISIBLE else None
 
     @property
     def pending(self) -> bool:
@@ -219,23 +228,22 @@ class Network:
         if n > 1:
             order = np.lexsort((ranks, np.where(ids < 0, -1 - ids - _FIRST, ids)))
             ids, ranks = ids[order], ranks[order]
-        done = Completions(float(net.reals[st.NOW]), ids, ranks)
         net.counts[st.N_OUT] = 0
         self._n_waiting -= n
-        ended, counts = np.unique(done.ids[done.ids >= 0], return_counts=True)
-        for instance, count in zip(ended.tolist(), counts.tolist(), strict=True):
-            self._ranks_to_finish[instance] -= count
-            if self._ranks_to_finish[instance] == 0:
+        if ids[-1] >= 0:  # collectives come last
+            collectives = ids[ids >= 0]
+            for instance in np.unique(collectives[net.instances["ranks_left"][collectives] == 0]).tolist():
                 self._free_instances[self._instance_program[instance]].append(instance)
-        return done
+        return Completions(float(net.reals[st.NOW]), ids, ranks)
 
     def _expect(self, n: int) -> None:
         self._n_waiting += n
-        self._net = self._net._replace(out=grown(self._net.out, self._n_waiting))
+        if self._n_waiting > len(self._net.out):
+            self._net = self._net._replace(out=grown(self._net.out, self._n_waiting))
 
     def _ensure_slots(self, extra: int = 0) -> None:
         counts = self._net.counts
-        need = int(counts[st.N_DELIVERING] + 2 * (counts[st.LIVE_SENDS] + extra))
+        need = int(counts[st.N_DELIVERING]) + 2 * (int(counts[st.LIVE_SENDS]) + extra)
         if need > len(self._net.slots):
             self._net = grow_slots(self._net, need)
 
@@ -270,8 +278,8 @@ class Network:
             self._net = grow_hops(self._net, longest)
         return first
 
-    def _pair_routes(self, src: Ints, dst: Ints) -> Ints:
-        pairs = list(zip(src.tolist(), dst.tolist(), strict=True))
+    def _pair_routes(self, src: list[int], dst: list[int]) -> Ints:
+        pairs = list(zip(src, dst, strict=True))
         missing = list(dict.fromkeys(p for p in pairs if p not in self._route_of))
         if missing:
             array = np.array(missing, dtype=np.int64)
@@ -308,5 +316,4 @@ class Network:
         counters, _ = self._extend("counters", shape.n_messages + shape.n_ranks)
         self._net = self._net._replace(ready=grown(self._net.ready, len(self._net.threads)))
         self._instance_program.append(program)
-        self._ranks_to_finish.append(0)
         return self._append("instances", (0.0, program, threads, counters, counters + shape.n_messages, 0))

@@ -61,7 +61,8 @@ ROUND_TRANSFER_MIN = 2  # s from start to planned end, over the flows since the 
 ROUND_TRANSFER_MAX = 3
 ROUND_DELIVERY_MIN = 4  # s from arrival to delivery, over the messages since then for which these differ
 ROUND_DELIVERY_MAX = 5
-N_REALS = 6
+NEXT = 6  # the next instant, as of the last return of `advance`; nothing happens before
+N_REALS = 7
 
 MANY = 1 << 62
 LAST = (1 << 32) - 1  # ends the list of a flow's channels

@@ -108,6 +108,30 @@ def test_a_message_to_oneself_crosses_nothing():
     assert network.channel_nbytes.sum() == 0.0
 
 
+def test_messages_sent_one_by_one_are_those_sent_together():
+    """...however often the network is asked in between, and whatever it was waiting for before."""
+    cluster = one_switch(6)
+    src, dst, nbytes = [0, 1, 2, 3, 0], [4, 4, 4, 0, 5], np.array([1e6, 2e6, 0.0, 5e5, 1e6])
+    histories = []
+    for one_by_one in (False, True):
+        network = Network(cluster)
+        history = []
+        for begin in (0.0, 1e-3, 1.0):
+            parts = [[i] for i in range(5)] if one_by_one else [list(range(5))]
+            for part in parts:
+                network.send([src[i] for i in part], [dst[i] for i in part], nbytes[part], begin)
+                if one_by_one:
+                    assert network.advance(begin) is None
+            stop = {0.0: 1e-3, 1e-3: 1.0, 1.0: np.inf}[begin]
+            while (done := network.advance(stop)) is not None:
+                assert begin < done.time <= stop
+                history.append((done.time, done.ids.tolist()))
+            assert network.advance(stop) is None
+        histories.append(history)
+    assert histories[0] == histories[1]
+    assert sum(len(ids) for _, ids in histories[0]) == 15
+
+
 def test_half_duplex_links_carry_both_directions():
     """Two hosts exchange n bytes each: on half duplex links each link carries 2 n."""
     cluster = Cluster.from_graph(star(2, bandwidth="10 Gbit/s", latency="10 us", shared=True))
