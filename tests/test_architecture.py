@@ -15,7 +15,9 @@ ORDER = [
     ("network",),
     ("workload",),
     ("nn", "data", "optim", "compression"),
+    ("learning",),
     ("measure",),
+    ("imports",),
     ("strategies",),
     ("run",),
     ("report",),
@@ -26,6 +28,8 @@ LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 ROOMS = {
     "simpy": {"strategies", "run"},
     "networkx": {"cluster"},
+    "defusedxml": {"cluster", "imports"},
+    "yaml": {"imports"},
     "numba": {"cluster", "network", "nn"},
     "pydantic": {"cluster", "workload", "measure", "run"},
     "matplotlib": {"report"},

@@ -1,0 +1,117 @@
+"""iperf3 -J and ping: what every administrator has measured already.
+
+iperf3: https://software.es.net/iperf/ (``end.sum_received``, ``end.sum_sent``, ``end.sum`` for UDP, and the same with
+``_bidir_reverse`` under ``--bidir``), rates in bits/s. ping: the lines that iputils, the BSDs, macOS and busybox print.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from pathlib import Path
+
+from ddlsim.errors import ConfigError
+from ddlsim.imports.json_values import Node, parse_json
+from ddlsim.imports.text import SourceText, positive_number, read_text
+from ddlsim.imports.timing import Timing
+
+__all__ = ["read_iperf3", "read_ping"]
+
+_REPLY = re.compile(r"(\d+) bytes from (\S+?):? .*?\btime[=<]([\d.]+) ?(ms|us|s)\b")
+_SUMMARY = re.compile(
+    r"(?:rtt|round-trip) min/avg/max(?:/(?:mdev|stddev|std-dev))? = ([\d.]+)/([\d.]+)/([\d.]+)(?:/[\w.]+)? ms"
+)
+_LOSS = re.compile(r"(\d+) packets transmitted, (\d+) (?:packets )?received")
+_HEAD = re.compile(r"PING (\S+).*?(\d+)(?:\(\d+\))?(?: bytes of data| data bytes)")
+_ICMP_HEADER = 8  # bytes; "56 data bytes" travel as "64 bytes from"
+_UNITS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
+
+
+def read_iperf3(path: str | Path) -> tuple[Timing, ...]:
+    """Return one row per direction: all bytes received by all parallel streams, in the time that they took.
+
+    Raises :class:`ConfigError` for a run that ended with an error (iperf3 writes it into the file), a run without
+    received bytes, and files that are not iperf3's JSON.
+    """
+    source = read_text(path)
+    begin = source.text.find("{")
+    if begin < 0:
+        raise source.error(None, "has no JSON; measure with iperf3 -J")
+    root = parse_json(source, "\n" * source.text.count("\n", 0, begin) + source.text[begin:])
+    if root.has("error"):
+        raise source.error(None, f"iperf3 failed: {root['error'].text()}; repeat the measurement")
+    end = root["end"]
+    test = root["start"]["test_start"] if root.has("start") and root["start"].has("test_start") else None
+    n_streams = test["num_streams"].count() if test is not None and test.has("num_streams") else 1
+    reverse = test is not None and test.has("reverse") and test["reverse"].number() == 1
+    first, second = ("from server", "to server") if reverse else ("to server", "from server")
+    rows = [_iperf3_row(end, "", first, n_streams)]
+    if end.has("sum_received_bidir_reverse") or end.has("sum_sent_bidir_reverse"):
+        rows.append(_iperf3_row(end, "_bidir_reverse", second, n_streams))
+    return tuple(rows)
+
+
+def _iperf3_row(end: Node, suffix: str, direction: str, n_streams: int) -> Timing:
+    if end.has(f"sum_received{suffix}"):
+        total, lost = end[f"sum_received{suffix}"], 0.0
+    elif end.has(f"sum{suffix}"):  # UDP before 3.12: what was sent, and the share that was lost
+        total = end[f"sum{suffix}"]
+        lost = total["lost_percent"].number() / 100 if total.has("lost_percent") else 0.0
+    else:
+        raise end.error(f"has neither 'sum_received{suffix}' nor 'sum{suffix}'; is the file complete?")
+    nbytes = total["bytes"].number() * (1 - lost)
+    if nbytes <= 0:
+        raise total.error("says that nothing was received; repeat the measurement")
+    return Timing(
+        tool="iperf3", operation="bidirectional" if suffix or end.has("sum_received_bidir_reverse") else "stream",
+        n_ranks=2, n_hosts=2, nbytes=nbytes, seconds=total["seconds"].positive(), statistic="single", n_reps=1,
+        variant=f"{direction}, {n_streams} streams" if n_streams > 1 else direction, place=total.place,
+    )  # fmt: skip
+
+
+def read_ping(path: str | Path) -> tuple[Timing, ...]:
+    """Return one row per host pinged: the median of the replies printed, or the average of the summary (``ping -q``).
+
+    ``nbytes`` is the ICMP message (data and 8 bytes header), which travels in both directions.
+
+    Raises :class:`ConfigError` with file, line and reason when no reply came back or nothing looks like ping.
+    """
+    source = read_text(path)
+    rows: list[Timing] = []
+    host, nbytes = "", 0.0
+    replies: list[float] = []
+    for number, line in source.lines():
+        if match := _HEAD.search(line):
+            if replies:
+                rows.append(_ping_row(source, number - 1, host, nbytes, replies))
+            host, nbytes, replies = match[1], float(match[2]) + _ICMP_HEADER, []
+        elif match := _REPLY.search(line):
+            nbytes, host = float(match[1]), host or match[2]
+            replies.append(positive_number(source, number, match[3], "time") * _UNITS[match[4]])
+        elif (match := _LOSS.search(line)) and match[2] == "0":
+            raise source.error(number, f"none of {match[1]} packets to {host or 'the host'} came back; leave it out")
+        elif match := _SUMMARY.search(line):
+            rows.append(_ping_row(source, number, host, nbytes, replies, match))
+            host, nbytes, replies = "", 0.0, []
+    if replies:  # no summary: stopped, or cut
+        rows.append(_ping_row(source, number, host, nbytes, replies))
+    if not rows:
+        raise source.error(None, "has no reply and no summary of ping; is it the right file?")
+    return tuple(rows)
+
+
+def _ping_row(
+    source: SourceText, line: int, host: str, nbytes: float, replies: list[float], summary: re.Match[str] | None = None
+) -> Timing:
+    if not nbytes:
+        raise source.error(line, "a summary of ping without its first line (PING host ...), which has the size; add it")
+    low, middle, high = (float(word) * 1e-3 for word in summary.groups()) if summary else (0.0, 0.0, 0.0)
+    if replies:
+        low, middle, high = min(replies), statistics.median(replies), max(replies)
+    if middle <= 0:
+        raise ConfigError(f"{source.path}:{line}: the average of 0 ms is below what ping resolves; leave it out")
+    return Timing(
+        tool="ping", operation="round_trip", n_ranks=2, n_hosts=2, nbytes=nbytes, seconds=middle,
+        statistic="median" if replies else "mean", min_s=low, max_s=high, n_reps=len(replies) or None, variant=host,
+        place=f"{source.path}:{line}",
+    )  # fmt: skip

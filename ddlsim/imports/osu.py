@@ -1,0 +1,128 @@
+"""OSU micro-benchmarks (MPI, also the CUDA, ROCm and NCCL builds).
+
+Shape: https://mvapich.cse.ohio-state.edu/benchmarks/ and the output that versions 3 to 7 print::
+
+    # OSU MPI Allreduce Latency Test v5.8
+    # Size       Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations
+    4                      12.45             11.90             13.01        1000
+
+MB/s is 1e6 bytes/s. ``Latency Test`` is one way (half a round trip); bandwidth tests keep many messages on the way
+("stream"); the bidirectional one adds both directions. Sizes of gather-like and all-to-all operations are those of one
+rank's part and are multiplied by the ranks here (:class:`Timing` counts whole buffers).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddlsim.imports.text import SourceText, positive_number, read_text
+from ddlsim.imports.timing import Timing
+
+__all__ = ["read_osu"]
+
+_HEADING = re.compile(r"#\s*OSU\s+(\S+)\s+(.+?)\s+Test(?:\s+v?([\d.]+))?\s*$")
+_PAIRS = re.compile(r"#\s*\[\s*pairs:\s*(\d+)")
+#: test -> (operation, whether the size is one rank's part of the buffer)
+_TESTS = {
+    "Latency": ("p2p", False), "Multi Latency": ("p2p", False), "Multi-threaded Latency": ("p2p", False),
+    "Bandwidth": ("stream", False), "Bi-Directional Bandwidth": ("bidirectional", False),
+    "Multiple Bandwidth / Message Rate": ("stream", False),
+    "Allreduce Latency": ("all_reduce", False), "Reduce Latency": ("reduce", False),
+    "Broadcast Latency": ("broadcast", False), "Bcast Latency": ("broadcast", False),
+    "Reduce_scatter Latency": ("reduce_scatter", False),
+    "Allgather Latency": ("all_gather", True), "Allgatherv Latency": ("all_gather", True),
+    "Gather Latency": ("gather", True), "Scatter Latency": ("scatter", True),
+    "All-to-All Personalized Exchange Latency": ("all_to_all", True), "Barrier Latency": ("barrier", False),
+}  # fmt: skip
+
+
+@dataclass
+class _Section:
+    """What the heading lines of the test being read said."""
+
+    title: str
+    operation: str
+    is_part: bool
+    n_pairs: int = 1
+    columns: tuple[str, ...] = ()
+
+
+def read_osu(path: str | Path, *, n_ranks: int | None = None) -> tuple[Timing, ...]:
+    """Return one row for every size; the file may hold several tests.
+
+    n_ranks   processes of the collectives, which OSU does not print (point-to-point tests have two per pair)
+
+    Raises :class:`ConfigError` with file, line and reason: an unknown test, a failed validation, a missing n_ranks,
+    non-blocking tests (their latency includes the computation they overlap).
+    """
+    source = read_text(path)
+    section: _Section | None = None
+    rows: list[Timing] = []
+    for number, line in source.lines():
+        if match := _HEADING.search(line):
+            section = _start(source, number, match[2])
+        elif section is None:
+            continue
+        elif match := _PAIRS.search(line):
+            section.n_pairs = int(match[1])
+        elif line.startswith("#") and ("(us)" in line or "/s" in line):
+            section.columns = tuple(re.split(r"\s{2,}", line.lstrip("# ").strip()))
+        elif re.match(r"\s*\d", line) and section.columns:
+            rows.append(_row(source, number, line.split(), section, n_ranks))
+    if not rows:
+        raise source.error(None, "has no row of an OSU benchmark (# OSU MPI ... Test, # Size ...); did the run fail?")
+    return tuple(rows)
+
+
+def _start(source: SourceText, number: int, title: str) -> _Section:
+    title = " ".join(title.split())
+    if title not in _TESTS:
+        if "Non-blocking" in title:
+            raise source.error(number, f"{title!r} measures overlap, not a duration; use the blocking test")
+        known = ", ".join(sorted(_TESTS))
+        raise source.error(number, f"the test {title!r} is not known; leave it out (known: {known})")
+    return _Section(title, *_TESTS[title])
+
+
+def _row(source: SourceText, number: int, words: list[str], section: _Section, n_ranks: int | None) -> Timing:
+    columns = section.columns
+    if len(words) < len(columns) - ("Iterations" in columns[-1]):
+        raise source.error(number, f"has {len(words)} of {len(columns)} columns; was other output mixed into the row?")
+    if "Fail" in words:
+        raise source.error(number, "failed its validation; the run is not valid, repeat it")
+    cells = dict(zip(columns, words, strict=False))
+    if section.operation in ("p2p", "stream", "bidirectional"):
+        ranks = 2
+    elif n_ranks is None:
+        raise source.error(number, f"OSU does not print how many processes ran {section.title!r}; give n_ranks")
+    else:
+        ranks = n_ranks
+    size = 0.0 if section.operation == "barrier" else float(words[0])
+    micro = {
+        name: positive_number(source, number, cells[column], column) * 1e-6
+        for name, column in _time_columns(columns).items()
+    }
+    rate = next((column for column in columns if column.endswith(("MB/s", "(MB/s)"))), None)
+    if rate is not None:  # all pairs together; "bidirectional" also both directions
+        total = size * section.n_pairs * (2 if section.operation == "bidirectional" else 1)
+        micro = {"avg": total / (positive_number(source, number, cells[rate], rate) * 1e6)}
+    if "avg" not in micro:
+        raise source.error(number, f"none of the columns {', '.join(columns)} holds a latency or a bandwidth")
+    return Timing(
+        tool="osu", operation=section.operation, n_ranks=ranks, nbytes=size * (ranks if section.is_part else 1),
+        seconds=micro["avg"], min_s=micro.get("min"), max_s=micro.get("max"),
+        n_reps=int(cells["Iterations"]) if cells.get("Iterations", "").isdigit() else None,
+        variant=f"{section.n_pairs} pairs" if section.n_pairs > 1 else "", place=f"{source.path}:{number}",
+    )  # fmt: skip
+
+
+def _time_columns(columns: tuple[str, ...]) -> dict[str, str]:
+    """Return "avg", "min", "max" -> the column in microseconds."""
+    found: dict[str, str] = {}
+    for column in columns:
+        if column.endswith("(us)"):
+            kind = next((kind for kind in ("min", "max") if column.lower().startswith(kind)), "avg")
+            found.setdefault(kind, column)
+    return found

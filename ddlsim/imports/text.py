@@ -1,0 +1,100 @@
+"""Reading what other people's tools wrote: text with prefixes, compressed or not, and errors that name the line.
+
+Launchers put something before every line: ``mpirun --tag-output`` ``[1,0]<stdout>:``, ``srun --label`` ``0: ``,
+``pdsh`` ``node7: ``, ``docker compose`` ``name | ``, log collectors a date. :func:`read_text` takes these away.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddlsim.errors import ConfigError
+
+__all__ = ["MAX_NBYTES", "SourceText", "positive_number", "read_text"]
+
+#: larger files (also after decompression) are refused: a mistake, or an attempt to fill the memory
+MAX_NBYTES = 2**30
+
+_PREFIX = re.compile(
+    r"""\x1b\[[0-9;]*m                                  # colours and underlining
+      | \s*\[\d+,\d+\]<(?:stdout|stderr|stddiag)>:?[ ]? # mpirun --tag-output, horovodrun
+      | \s*\[\d+\][ ](?=\D)                             # mpiexec -prepend-rank
+      | \s*\d+:[ ]                                      # srun --label
+      | \s*[A-Za-z][\w.-]*:[ ](?=[\s\d#\[:])            # pdsh; not "PING host", not "name: text"
+      | \s*[\w.-]+[ ]+\|[ ]                             # docker compose
+      | \s*\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\w.,:+-]*[ ]  # a date
+    """,
+    re.VERBOSE,
+)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+@dataclass(frozen=True)
+class SourceText:
+    """A file's text, and where it came from."""
+
+    path: Path
+    text: str
+
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """Yield (line number from 1, the line without the launcher's prefix and without trailing space)."""
+        for number, line in enumerate(self.text.splitlines(), start=1):
+            yield number, _without_prefix(line).rstrip()
+
+    def error(self, line: int | None, reason: str) -> ConfigError:
+        """Return the error for `reason` (rule and remedy) at `line` (None: the file as a whole)."""
+        place = f"{self.path}:{line}" if line is not None else f"{self.path}"
+        return ConfigError(f"{place}: {reason}")
+
+
+def _without_prefix(line: str) -> str:
+    line = _COLOUR.sub("", line)
+    for _ in range(3):  # a collector's date before a launcher's rank, say
+        match = _PREFIX.match(line)
+        if match is None:
+            break
+        line = line[match.end() :]
+    return line
+
+
+def read_text(path: str | Path) -> SourceText:
+    """Return the text of the file `path`, decompressed if it is gzip.
+
+    Raises :class:`ConfigError` when it cannot be read, is not text, or exceeds :data:`MAX_NBYTES`.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            data = gzip.GzipFile(fileobj=raw).read(MAX_NBYTES + 1) if packed else raw.read(MAX_NBYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; check the path") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}; is the file complete?") from None
+    if len(data) > MAX_NBYTES:
+        raise ConfigError(f"{path}: is larger than {MAX_NBYTES >> 20} MiB; cut out the part to read")
+    encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not text ({error.reason}, byte {error.start}); is it the right file?") from None
+    if "\0" in text:
+        raise ConfigError(f"{path}: is not text (it has zero bytes); is it the right file?")
+    return SourceText(path, text)
+
+
+def positive_number(source: SourceText, line: int, word: str, what: str) -> float:
+    """Return `word` as a finite float above 0, or raise the error that names line, column and value."""
+    try:
+        number = float(word)
+    except ValueError:
+        raise source.error(line, f"{what} = {word!r} is not a number; is the line complete?") from None
+    if not 0.0 < number < float("inf"):
+        raise source.error(line, f"{what} = {word!r} must be above 0 and finite; leave this row out")
+    return number

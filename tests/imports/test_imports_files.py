@@ -1,0 +1,93 @@
+"""Files as such: compressed, of another encoding, missing, binary; and the way into the table of measurements."""
+
+import gzip
+
+import pytest
+
+from ddlsim.errors import ConfigError
+from ddlsim.imports.convert import to_measurements
+from ddlsim.imports.osu import read_osu
+from ddlsim.imports.text import read_text
+from ddlsim.imports.timing import Timing
+
+LATENCY = "# OSU MPI Latency Test v5.6\n# Size          Latency (us)\n8                       1.13\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        LATENCY.encode(),
+        gzip.compress(LATENCY.encode()),
+        LATENCY.encode("utf-16"),
+        LATENCY.replace("\n", "\r\n").encode(),
+    ],
+    ids=["plain", "gzip", "utf-16", "windows"],
+)
+def test_encodings_and_compression(tmp_path, data):
+    path = tmp_path / "osu.txt"
+    path.write_bytes(data)
+    assert read_osu(path)[0].nbytes == 8
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\x7fELF\x00\x00", "zero bytes"),
+        (b"\xc3\x28", "is not text"),
+        (gzip.compress(b"x" * 5000)[:20], "cannot be read"),
+    ],
+    ids=["binary", "encoding", "cut"],
+)
+def test_files_that_are_no_text(tmp_path, data, message):
+    path = tmp_path / "x"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=message):
+        read_text(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="nowhere: no such file"):
+        read_text(tmp_path / "nowhere")
+
+
+def timing(**changes):
+    row = {"tool": "nccl-tests", "operation": "all_reduce", "n_ranks": 4, "n_hosts": 2, "nbytes": 1e6, "seconds": 1e-3}
+    return Timing(**{**row, **changes})
+
+
+def test_timings_become_rows_of_the_projects_table():
+    """A round trip of 200 us is 100 us one way; a step of 256 samples among 4 ranks has a batch of 64."""
+    rows = to_measurements(
+        [
+            timing(dtype="float16", variant="in-place"),
+            timing(tool="ping", operation="round_trip", n_ranks=2, seconds=2e-4, min_s=1e-4, statistic="median"),
+            timing(tool="table", operation="step", n_samples=256.0, nbytes=0.0, n_hosts=0),
+        ],
+        n_hosts=1,
+        model="resnet50",
+    )
+    assert [(row.experiment, row.operation, row.n_hosts) for row in rows] == [
+        ("collective", "all_reduce", 2), ("point_to_point", "one_way", 2), ("step", "training", 1)
+    ]  # fmt: skip
+    assert (rows[0].backend, rows[0].dtype) == ("nccl", "float16")
+    assert rows[0].note == "nccl-tests; in-place; mean, not median"
+    assert (rows[1].median_s, rows[1].min_s) == pytest.approx((1e-4, 5e-5))
+    assert (rows[2].batch_size, rows[2].model) == (64, "resnet50")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (timing(n_hosts=0, place="a.txt:3"), "a.txt:3: does not say on how many machines; give n_hosts"),
+        (timing(n_ranks=0), "how many ranks"),
+        (timing(operation="barrier"), "barrier .* has no row"),
+        (timing(tool="osu", operation="stream"), "stream .* has no row"),
+        (timing(nbytes=0.0), "without a size"),
+        (timing(operation="step"), "a step needs a batch size"),
+        (timing(operation="step", n_samples=64.0), "a step needs model"),
+    ],
+    ids=["hosts", "ranks", "barrier", "stream", "size", "batch", "model"],
+)
+def test_what_the_table_does_not_hold_is_refused(row, message):
+    with pytest.raises(ConfigError, match=message):
+        to_measurements([row])

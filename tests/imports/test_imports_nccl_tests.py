@@ -1,0 +1,164 @@
+"""nccl-tests: tables of several ages, with launchers' prefixes, and JSON; what is refused, with the line.
+
+Expected values by hand: size in bytes as printed, time_us * 1e-6.
+"""
+
+import json
+
+import pytest
+
+from ddlsim.errors import ConfigError
+from ddlsim.imports.nccl_tests import bus_factor, read_nccl_tests
+
+HEAD = """\
+# nccl-tests version 2.17.6 nccl-headers=22807 nccl-library=22807
+# Collective test starting: all_reduce_perf
+# nThread 1 nGpus 4 minBytes 1048576 maxBytes 8388608 step: 8(factor) warmup iters: 1 iters: 20 agg iters: 1 validation: 1 graph: 0
+#
+# Using devices
+#  Rank  0 Group  0 Pid   6899 on     node-a device  0 [0000:04:00] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid   6900 on     node-a device  1 [0000:05:00] NVIDIA H100 80GB HBM3
+#  Rank  2 Group  0 Pid   6733 on     node-b device  0 [0000:04:00] NVIDIA H100 80GB HBM3
+#  Rank  3 Group  0 Pid   6734 on     node-b device  1 [0000:05:00] NVIDIA H100 80GB HBM3
+#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)
+"""  # noqa: E501
+ROWS = """\
+     1048576        262144     float     sum      -1   101.90   10.29   15.43       0   102.40   10.24   15.36       0
+     8388608       2097152     float     sum      -1    153.2   54.76   82.13       0    151.0   55.55   83.33     N/A
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 49.0625
+"""
+OLD = """\
+# nThread 1 nGpus 2 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 5 iters: 20 validation: 1
+#   Rank  0 Pid  12345 on       dgx device  0 [0x06] Tesla V100-SXM2-16GB
+#   Rank  1 Pid  12345 on       dgx device  1 [0x07] Tesla V100-SXM2-16GB
+#
+#                                             out-of-place                       in-place
+#       size         count    type     time   algbw   busbw  error     time   algbw   busbw  error
+#        (B)    (elements)             (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+     1048576        131072   float    22.12   47.40   23.70  1e+00    21.80   48.10   24.05  0e+00
+"""
+
+
+def write(tmp_path, text, name="all_reduce.txt"):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_table_gives_two_rows_for_every_size(tmp_path):
+    path = write(tmp_path, HEAD + ROWS)
+    rows = read_nccl_tests(path)
+    assert [(row.nbytes, row.variant) for row in rows] == [
+        (1048576, "out-of-place"), (1048576, "in-place"), (8388608, "out-of-place"), (8388608, "in-place")
+    ]  # fmt: skip
+    first = rows[0]
+    assert (first.operation, first.n_ranks, first.n_hosts, first.n_reps) == ("all_reduce", 4, 2, 20)
+    assert first.seconds == pytest.approx(101.9e-6, rel=1e-12)
+    assert first.dtype == "float32"
+    assert first.place == f"{path}:14"
+    assert first.bandwidth * bus_factor("all_reduce", 4) == pytest.approx(15.43e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    ["[1,0]<stdout>:", "[1,0]<stdout>: ", " 0: ", "node-a: ", "nccl-0  | ", "2024-05-01T10:11:12.123Z ", "\x1b[32m"],
+    ids=["mpirun", "mpirun-space", "srun", "pdsh", "compose", "date", "colour"],
+)
+def test_prefixes_of_launchers_change_nothing(tmp_path, prefix):
+    plain = read_nccl_tests(write(tmp_path, HEAD + ROWS))
+    prefixed = "".join(prefix + line for line in (HEAD + ROWS).splitlines(keepends=True))
+    path = write(tmp_path, prefixed, "prefixed.txt")
+    assert [row.seconds for row in read_nccl_tests(path)] == [row.seconds for row in plain]
+    assert {row.n_ranks for row in read_nccl_tests(path)} == {4}
+
+
+def test_tables_before_2021_have_an_error_column_and_no_redop(tmp_path):
+    """busbw of an all-gather among 2 ranks is algbw / 2; 1e+00 there is a deviation, not a count of wrong values."""
+    out, inside = read_nccl_tests(write(tmp_path, OLD), operation="all_gather")
+    assert (out.n_ranks, out.n_hosts, out.nbytes) == (2, 1, 1048576)
+    assert (out.seconds, inside.seconds) == pytest.approx((22.12e-6, 21.80e-6), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("15.43       0", "15.43      12", r":14: 12 wrong values \(out-of-place\)"),
+        ("   102.40   10.24   15.36       0", "", r":14: has 9 of 13 columns; was other output \(NCCL_DEBUG\)"),
+        ("    time   algbw   busbw  #wrong     time", " cputime   algbw   busbw  #wrong  cputime", ":12: holds CPU"),
+        ("101.90", "0.00", r":14: time = '0.00' must be above 0"),
+        ("all_reduce_perf", "all_gather_perf", ":14: busbw = 15.43 is not algbw = 10.29 times 0.75"),
+        ("all_reduce_perf", "?", ":14: does not say which program ran"),
+        ("#  Rank", "#  rank", "does not say how many ranks took part"),
+        ("101.90", "10a.90", ":14: time = '10a.90' is not a number"),
+    ],
+    ids=["wrong", "cut", "cputime", "zero", "bus", "program", "ranks", "word"],
+)
+def test_what_is_refused_is_named_with_its_line(tmp_path, old, new, message):
+    assert old in HEAD + ROWS
+    with pytest.raises(ConfigError, match=message):
+        read_nccl_tests(write(tmp_path, (HEAD + ROWS).replace(old, new)))
+
+
+def test_an_output_without_rows_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"all_reduce\.txt: has no row of nccl-tests"):
+        read_nccl_tests(write(tmp_path, HEAD))
+    with pytest.raises(ConfigError, match="did you mean 'all_reduce'"):
+        read_nccl_tests(write(tmp_path, HEAD), operation="allreduce")
+
+
+def document(**changes):
+    result = {
+        "size": 1048576, "count": 262144, "type": "bfloat16", "redop": "sum", "root": "    -1",
+        "out_of_place": {"time": 101.9, "alg_bw": 10.29024, "bus_bw": 15.43536, "nwrong": 0.0},
+        "in_place": {"time": 102.4, "alg_bw": 10.24, "bus_bw": 15.36, "nwrong": None},
+        "actual_iterations": 20, "experiment_name": "x",
+    }  # fmt: skip
+    result.update(changes)
+    device = {"rank": 0, "group": 0, "pid": 1, "hostname": "node-a", "device": 0, "device_info": "H100"}
+    return {
+        "version": 2, "args": ["./build/all_reduce_perf", "-J", "x.json"], "env": ["HOME=/root"],
+        "config": {"nthreads": 1, "iterations": 20, "devices": [{**device, "rank": i} for i in range(4)]},
+        "results": [result], "out_of_bounds": {"count": 0, "okay": "true"},
+    }  # fmt: skip
+
+
+def test_json_and_table_say_the_same(tmp_path):
+    rows = read_nccl_tests(write(tmp_path, json.dumps(document()), "x.json"))
+    assert [(row.seconds, row.nbytes, row.n_ranks, row.n_hosts) for row in rows] == [
+        (pytest.approx(101.9e-6), 1048576, 4, 1), (pytest.approx(102.4e-6), 1048576, 4, 1)
+    ]  # fmt: skip
+    assert rows[0].dtype == "bfloat16"
+    assert rows[0].place.endswith("x.json: results[0].out_of_place")
+
+
+def test_per_iteration_times_give_a_median(tmp_path):
+    each = {"min_us": 99.0, "max_us": 140.0, "avg_us": 101.9, "p50_us": 100.0}
+    row = read_nccl_tests(write(tmp_path, json.dumps(document(out_of_place_per_iter=each)), "x.json"))[0]
+    assert (row.statistic, row.seconds, row.min_s, row.max_s) == (
+        "median", pytest.approx(1e-4), pytest.approx(99e-6), pytest.approx(140e-6)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"out_of_place": {"time": 1.0, "alg_bw": 1.0, "bus_bw": 1.5, "nwrong": 3.0}}, "3 wrong values"),
+        ({"out_of_place": {"cpu_time": 1.0}}, "holds CPU times"),
+        ({"out_of_place": {"time": "nan"}}, r"out_of_place\.time: must be a finite number"),
+        ({"out_of_place": {}}, "the key 'time' is missing"),
+    ],
+    ids=["wrong", "cpu", "nan", "missing"],
+)
+def test_bad_json_names_the_place(tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        read_nccl_tests(write(tmp_path, json.dumps(document(**changes)), "x.json"))
+
+
+def test_cut_json_names_the_line(tmp_path):
+    text = json.dumps(document(), indent=1)
+    with pytest.raises(ConfigError, match=r"x\.json:\d+: is not valid JSON"):
+        read_nccl_tests(write(tmp_path, text[:-40], "x.json"))

@@ -1,0 +1,113 @@
+"""iperf3 -J and ping, of several ages and systems."""
+
+import json
+
+import pytest
+
+from ddlsim.errors import ConfigError
+from ddlsim.imports.network_tools import read_iperf3, read_ping
+
+
+def iperf(end, **test):
+    start = {"version": "iperf 3.18", "test_start": {"protocol": "TCP", "num_streams": 1, "reverse": 0, **test}}
+    return json.dumps({"start": start, "intervals": [], "end": end}, indent=1)
+
+
+def total(nbytes, seconds=10.0, **more):
+    return {"start": 0, "seconds": seconds, "bytes": nbytes, "bits_per_second": nbytes * 8 / seconds, **more}
+
+
+def write(tmp_path, text, name="out.txt"):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_what_was_received_counts_not_what_was_sent(tmp_path):
+    (row,) = read_iperf3(write(tmp_path, iperf({"sum_sent": total(1.25e9), "sum_received": total(1.2e9)})))
+    assert (row.operation, row.nbytes, row.seconds, row.bandwidth) == ("stream", 1.2e9, 10.0, 1.2e8)
+    assert row.variant == "to server"
+
+
+def test_both_directions_and_parallel_streams(tmp_path):
+    end = {"sum_received": total(1e9), "sum_received_bidir_reverse": total(2e9)}
+    rows = read_iperf3(write(tmp_path, iperf(end, num_streams=4, bidir=1)))
+    assert [(row.variant, row.bandwidth) for row in rows] == [
+        ("to server, 4 streams", 1e8), ("from server, 4 streams", 2e8)
+    ]  # fmt: skip
+    assert {row.operation for row in rows} == {"bidirectional"}
+
+
+def test_old_udp_output_has_only_what_was_sent_and_the_loss(tmp_path):
+    (row,) = read_iperf3(write(tmp_path, iperf({"sum": total(1e9, lost_percent=10.0, jitter_ms=0.1)}, protocol="UDP")))
+    assert row.nbytes == pytest.approx(9e8)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (json.dumps({"start": {}, "error": "unable to connect to server"}), "iperf3 failed: unable to connect"),
+        (iperf({"sum_received": total(0)}), r"end\.sum_received: says that nothing was received"),
+        (iperf({}), "has neither 'sum_received' nor 'sum'"),
+        ("iperf 3.9\n[  5] 0.00-1.00 sec\n", "measure with iperf3 -J"),
+        ('warning: x\n{"start": {},\n "end": ', r"out\.txt:3: is not valid JSON"),
+    ],
+    ids=["error", "nothing", "empty", "text", "cut"],
+)
+def test_bad_iperf3_files_are_refused(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        read_iperf3(write(tmp_path, text))
+
+
+LINUX = """\
+PING 10.0.0.2 (10.0.0.2) 56(84) bytes of data.
+64 bytes from 10.0.0.2: icmp_seq=1 ttl=64 time=0.300 ms
+64 bytes from 10.0.0.2: icmp_seq=2 ttl=64 time=0.100 ms
+64 bytes from node2.local (10.0.0.2): icmp_seq=3 ttl=64 time=0.120 ms
+
+--- 10.0.0.2 ping statistics ---
+3 packets transmitted, 3 received, 0% packet loss, time 2031ms
+rtt min/avg/max/mdev = 0.100/0.173/0.300/0.090 ms
+"""
+MACOS = """\
+PING node2 (10.0.0.2): 1400 data bytes
+
+--- node2 ping statistics ---
+5 packets transmitted, 5 packets received, 0.0% packet loss
+round-trip min/avg/max/stddev = 0.2/0.25/0.4/0.05 ms
+"""
+
+
+def test_the_median_of_the_replies_is_robust_against_the_first(tmp_path):
+    path = write(tmp_path, LINUX)
+    (row,) = read_ping(path)
+    assert (row.operation, row.nbytes, row.statistic, row.n_reps) == ("round_trip", 64, "median", 3)
+    assert (row.min_s, row.seconds, row.max_s) == pytest.approx((1.0e-4, 1.2e-4, 3.0e-4))
+    assert row.place == f"{path}:8"
+
+
+@pytest.mark.parametrize("tail", ["max/stddev = 0.2/0.25/0.4/0.05 ms", "max = 0.2/0.25/0.4 ms"], ids=["bsd", "busybox"])
+def test_a_summary_alone_gives_the_mean(tmp_path, tail):
+    rows = read_ping(write(tmp_path, MACOS.replace("max/stddev = 0.2/0.25/0.4/0.05 ms", tail)))
+    assert [(row.statistic, row.nbytes, row.variant) for row in rows] == [("mean", 1408, "node2")]
+    assert rows[0].seconds == pytest.approx(2.5e-4)
+
+
+def test_an_interrupted_ping_and_several_hosts(tmp_path):
+    rows = read_ping(write(tmp_path, "\n".join(LINUX.splitlines()[:4]) + "\n" + MACOS))
+    assert [row.variant for row in rows] == ["10.0.0.2", "node2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (LINUX.replace("3 received", "0 received"), r"out\.txt:7: none of 3 packets to 10\.0\.0\.2 came back"),
+        (LINUX.splitlines()[-1], ":1: a summary of ping without its first line"),
+        (LINUX.replace("0.100 ms", "0.000 ms"), ":3: time = '0.000' must be above 0"),
+        ("hello", "has no reply and no summary of ping"),
+    ],
+    ids=["lost", "headless", "zero", "other"],
+)
+def test_bad_pings_are_refused(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        read_ping(write(tmp_path, text))
