@@ -1,13 +1,14 @@
 """Rules for large batches that scale each layer's step by the size of its weights: LARS and LAMB.
 
 Layers are given as ``bounds``: tensor i of the flat vector is elements bounds[i] .. bounds[i + 1] - 1, so
-``bounds`` starts at 0 and ends at n_params. :func:`bounds_of` makes it from a network's slots.
+``bounds`` starts at 0 and ends at n_params. :func:`bounds_of` makes it from a network's slots; a run fills it in
+where it is empty (``with_bounds``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -30,11 +31,15 @@ def bounds_of(slots: Iterable[_Slot]) -> tuple[int, ...]:
 
 
 def _check_bounds(owner: str, bounds: tuple[int, ...]) -> None:
+    if not bounds:
+        return  # filled in later, by with_bounds
     if len(bounds) < 2 or bounds[0] != 0 or any(a >= b for a, b in pairwise(bounds)):
         raise ConfigError(f"{owner}: bounds = {bounds}: must start at 0 and increase; use bounds_of(network.slots)")
 
 
 def _check_length(owner: str, bounds: tuple[int, ...], params: Array) -> None:
+    if not bounds:
+        raise ConfigError(f"{owner}: bounds are missing; use bounds_of(network.slots)")
     if params.shape != (bounds[-1],):
         raise ConfigError(f"{owner}: bounds end at {bounds[-1]} but the parameters have shape {params.shape}")
 
@@ -57,7 +62,7 @@ class LARS:
     v <- beta v + eta r (g + lambda w);  w <- w - v. The rate is inside the momentum, as in the paper.
     """
 
-    bounds: tuple[int, ...]
+    bounds: tuple[int, ...] = ()
     beta: float = 0.9
     weight_decay: float = 0.0
     trust: float = 0.001
@@ -66,6 +71,10 @@ class LARS:
         _check_bounds("LARS", self.bounds)
         check_fraction("LARS", beta=self.beta)
         check_not_negative("LARS", weight_decay=self.weight_decay, trust=self.trust)
+
+    def with_bounds(self, bounds: tuple[int, ...]) -> LARS:
+        """Return the rule for these layers."""
+        return replace(self, bounds=bounds)
 
     def init(self, params: Array) -> OptimizerState:
         _check_length("LARS", self.bounds, params)
@@ -91,7 +100,7 @@ class LAMB:
     is 0).
     """
 
-    bounds: tuple[int, ...]
+    bounds: tuple[int, ...] = ()
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-6
@@ -101,6 +110,10 @@ class LAMB:
         _check_bounds("LAMB", self.bounds)
         check_fraction("LAMB", beta1=self.beta1, beta2=self.beta2)
         check_not_negative("LAMB", eps=self.eps, weight_decay=self.weight_decay)
+
+    def with_bounds(self, bounds: tuple[int, ...]) -> LAMB:
+        """Return the rule for these layers."""
+        return replace(self, bounds=bounds)
 
     def init(self, params: Array) -> OptimizerState:
         _check_length("LAMB", self.bounds, params)

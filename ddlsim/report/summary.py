@@ -32,6 +32,8 @@ def summary(result: Result) -> str:
         ("speed-up", f"{result.speedup:.4g} over one worker, efficiency {percent(result.efficiency)}"),
         ("time goes to", _shares(result)),
         *_staleness(result),
+        ("bytes sent", f"{size(result.nbytes_per_step)} per worker and step"),
+        *_learning(result),
         *[("busy links" if i == 0 else "", text) for i, text in enumerate(_links(result))],
         *[("bottleneck" if i == 0 else "", text) for i, text in enumerate(_bottleneck(result))],
         ("compute time", textwrap.shorten(result.workloads[0].basis, 150, placeholder=" ...")),
@@ -71,6 +73,18 @@ def _staleness(result: Result) -> list[tuple[str, str]]:
         return []
     most = max(result.recorder.staleness)
     return [("staleness", f"mean {result.mean_staleness:.4g}, at most {most} updates")]
+
+
+def _learning(result: Result) -> list[tuple[str, str]]:
+    monitor = result.monitor
+    if monitor is None or not monitor.history:
+        return []
+    last = monitor.history[-1]
+    text = (
+        f"accuracy {percent(last.accuracy)}, loss {last.loss:.4g} on held-out samples after "
+        f"{count(last.updates, 'update')}, {last.epoch:.3g} epochs, {seconds(last.time)}"
+    )
+    return [("learned", text), ("ended by", textwrap.shorten(result.stop_reason, 100, placeholder=" ..."))]
 
 
 def _links(result: Result) -> list[str]:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.errors import ConfigError
+from ddlsim.learning import Training
+from ddlsim.learning.monitor import Progress
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import load_experiment
 from ddlsim.run.result import Result
@@ -47,10 +49,14 @@ def simulate(
     speed: Iterable[float] | None = None,
     seed: int = 0,
     max_time: float | str = float("inf"),
+    training: Training | None = None,
+    time_model: str | Path | Model | None = None,
+    progress: Progress | None = None,
 ) -> Result:
     """Simulate a training run and return what it predicts.
 
-    Takes the fields of :class:`~ddlsim.Experiment`, or an experiment. Raises
+    Takes the fields of :class:`~ddlsim.Experiment`, or an experiment; `progress` is called as a training run goes
+    on (:data:`ddlsim.learning.monitor.Progress`). Raises
     :class:`~ddlsim.errors.ConfigError` for anything that does not fit, naming the field and the remedy.
     """
     given = Experiment(
@@ -71,16 +77,18 @@ def simulate(
         speed=speed,  # type: ignore[arg-type]
         seed=seed,
         max_time=max_time,  # type: ignore[arg-type]
+        training=training,
+        time_model=time_model,
     )
     if not isinstance(cluster, Experiment):
-        return run(given)
+        return run(given, progress=progress)
     default = Experiment(cluster="", model="resnet50")
     for field in dataclasses.fields(Experiment):
         if getattr(given, field.name) != getattr(default, field.name):
             raise ConfigError(
                 f"simulate: {field.name} has no effect beside an experiment; use experiment.with_({field.name}=...)"
             )
-    return run(cluster)
+    return run(cluster, progress=progress)
 
 
 def scaling(experiment: Experiment, workers: Iterable[int]) -> list[Result]:

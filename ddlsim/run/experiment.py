@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddlsim.cluster import Cluster
+from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError
+from ddlsim.learning import Training
 from ddlsim.strategies import AllReduce, Strategy
 from ddlsim.units import parse
 from ddlsim.workload.compute import Affine, Measured, Roofline
@@ -48,6 +50,9 @@ class Experiment:
     speed           permanent compute speed factor per worker (1.0: nominal)
     seed            of all random streams
     max_time        s of simulated time at which the run ends in any case
+    training        what the workers learn, and when that is enough (``steps`` has no effect then); None: the run
+                    is about time only
+    time_model      model whose sizes and compute times the clock uses, where `model` is a small one that learns
     """
 
     cluster: str | Path | nx.Graph[str] | Cluster
@@ -67,6 +72,8 @@ class Experiment:
     speed: tuple[float, ...] | None = None
     seed: int = 0
     max_time: float = math.inf
+    training: Training | None = None
+    time_model: str | Path | Model | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("batch_size", 1), ("steps", 1), ("warmup", 0), ("accumulation", 1), ("seed", 0)):
@@ -88,6 +95,16 @@ class Experiment:
             )
         if self.device is not None and not isinstance(self.device, str | Device):
             raise ConfigError(f"device = {self.device!r}: must be a name such as 'v100', or a Device")
+        if self.training is not None and not isinstance(self.training, Training):
+            raise ConfigError(
+                f"training = {self.training!r}: must be a ddlsim.Training, e.g. Training('digits', rate=0.1, epochs=5)"
+            )
+        if self.training is not None and not self.training.has_end and math.isinf(self.max_time):
+            raise ConfigError(
+                "training has no end: give it epochs, updates, target_accuracy or target_loss, or the run a max_time"
+            )
+        if self.training is None and self.time_model is not None:
+            raise ConfigError("time_model has no effect without training; give the model that takes the time as model")
         object.__setattr__(self, "slow_downs", _slow_downs(self.slow_downs))
         if self.speed is not None:
             object.__setattr__(self, "speed", _factors(self.speed))
@@ -123,7 +140,7 @@ def _factors(value: object) -> tuple[float, ...]:
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, Cluster | Model | Device):
+    if isinstance(value, Cluster | Model | Device | DataSet):
         return value.name
     if value is None or isinstance(value, str | int | bool):
         return value

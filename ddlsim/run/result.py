@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 import ddlsim
 from ddlsim.cluster import Cluster
-from ddlsim.errors import DdlsimError
+from ddlsim.errors import ConfigError, DdlsimError
+from ddlsim.learning import Array
+from ddlsim.learning.monitor import Monitor, Row
 from ddlsim.network import BusyIntervals
 from ddlsim.run.experiment import Experiment
 from ddlsim.strategies.recorder import COMMUNICATION, COMPUTE, WAITING, Recorder
@@ -49,10 +51,13 @@ class Result:
     channel_busy: Floats
     busy: BusyIntervals | None
     n_messages: int
+    nbytes_sent: float
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
     interrupted: bool
     wall_seconds: float
+    stop_reason: str = ""
+    monitor: Monitor | None = None
 
     # ------------------------------------------------------------ headline numbers
 
@@ -132,6 +137,50 @@ class Result:
         """Staleness -> number of applied gradients with it (asynchronous strategies)."""
         values, counts = np.unique(np.array(self.recorder.staleness, dtype=np.int64), return_counts=True)
         return dict(zip(values.tolist(), counts.tolist(), strict=True))
+
+    @property
+    def nbytes_per_step(self) -> float:
+        """Bytes that a worker (or a server for it) puts on the wire in a step, on average."""
+        samples = self.experiment.batch_size * self.experiment.accumulation
+        return self.nbytes_sent / max(sum(n for _, n in self.recorder.updates) / samples, 1.0)
+
+    # ------------------------------------------------------------ learning
+
+    @property
+    def _monitor(self) -> Monitor:
+        if self.monitor is None:
+            raise ConfigError("the run has learned nothing: give it training=ddlsim.Training(...)")
+        return self.monitor
+
+    @cached_property
+    def history(self) -> pd.DataFrame:
+        """One row per evaluation: time (s), updates, samples, epoch, rate, train_loss, loss, accuracy, nbytes,
+        staleness, consensus; see :class:`ddlsim.learning.monitor.Row`. Raises ConfigError without training."""
+        import pandas as pd
+
+        return pd.DataFrame(self._monitor.history, columns=list(Row._fields))
+
+    @property
+    def accuracy(self) -> float:
+        """Held-out accuracy at the end, the mean of the last `moving_average` evaluations."""
+        training = self.experiment.training
+        n = training.moving_average if training is not None else 1
+        return float(np.mean([row.accuracy for row in self._monitor.history[-n:]]))
+
+    def time_to_accuracy(self, target: float) -> float:
+        """Return the simulated s until the held-out accuracy (by its moving average) reached `target`, or inf."""
+        training = self.experiment.training
+        n = training.moving_average if training is not None else 1
+        rows = self._monitor.history
+        for i in range(n - 1, len(rows)):
+            if np.mean([row.accuracy for row in rows[i + 1 - n : i + 1]]) >= target:
+                return rows[i].time
+        return float("inf")
+
+    @cached_property
+    def params(self) -> Array:
+        """The parameters at the end of a training run, shape (n_params,)."""
+        return self._monitor.model().read()
 
     # ------------------------------------------------------------ tables
 
@@ -216,6 +265,9 @@ class Result:
             "notes": list(self.notes),
             "warnings": list(self.warnings),
             "interrupted": self.interrupted,
+            "nbytes_sent": self.nbytes_sent,
+            "stop_reason": self.stop_reason,
+            "history": [row._asdict() for row in self.monitor.history] if self.monitor is not None else [],
         }
 
     def to_json(self, path: str | Path | None = None) -> str:

@@ -42,6 +42,9 @@ def sensitivities(experiment: Experiment) -> list[Sensitivity]:
     KeyboardInterrupt ends it without a result: a variant that was cut short has nothing to compare.
     """
     base = dataclasses.replace(experiment, steps=min(experiment.steps, STEPS), warmup=min(experiment.warmup, 1))
+    if base.training is not None:  # the clock does not need the values
+        model = base.model if base.time_model is None else base.time_model
+        base = dataclasses.replace(base, training=None, time_model=None, model=model)
     reference = _complete(base)
     cluster = load_cluster(base.cluster)
     n = reference.n_workers

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.errors import ConfigError, DdlsimError
+from ddlsim.learning import Learner, Plane
+from ddlsim.learning.learner import DivergedError, Task
+from ddlsim.learning.monitor import Monitor, Progress
 from ddlsim.network import Network
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.result import Result
@@ -29,11 +34,13 @@ DEFAULT_DEVICE = "desktop-cpu"
 
 @dataclass(frozen=True)
 class Prepared:
-    """An experiment with its parts loaded: one workload and node per worker."""
+    """An experiment with its parts loaded: one workload and node per worker, and what they learn, if anything."""
 
     experiment: Experiment
     cluster: Cluster
     model: Model
+    time_model: Model
+    task: Task | None
     nodes: list[int]
     workloads: list[Workload]
     warnings: tuple[str, ...]
@@ -46,6 +53,7 @@ def prepare(experiment: Experiment) -> Prepared:
     """
     cluster = load_cluster(experiment.cluster)
     model = load_model(experiment.model)
+    time_model = model if experiment.time_model is None else load_model(experiment.time_model)
     n_workers = experiment.workers if experiment.workers is not None else len(cluster.workers)
     if n_workers > len(cluster.workers):
         raise ConfigError(
@@ -60,9 +68,11 @@ def prepare(experiment: Experiment) -> Prepared:
     for slow in experiment.slow_downs:
         if max(slow.ranks) >= n_workers:
             raise ConfigError(f"slow_downs: rank {max(slow.ranks)} of {slow} is not among the {n_workers} workers")
-    workloads = _workloads(experiment, cluster, model, nodes)
+    workloads = _workloads(experiment, cluster, time_model, nodes)
     texts = [text for w, d in {id(w): (w, d) for w, d in workloads}.values() if (text := check_memory(w, d))]
-    return Prepared(experiment, cluster, model, nodes, [w for w, _ in workloads], tuple(dict.fromkeys(texts)))
+    task = experiment.training.task(model, n_workers, experiment.seed) if experiment.training is not None else None
+    made = [workload for workload, _ in workloads]
+    return Prepared(experiment, cluster, model, time_model, task, nodes, made, tuple(dict.fromkeys(texts)))
 
 
 def _workloads(
@@ -79,20 +89,62 @@ def _workloads(
         speed = factor * float(cluster.speed[node])
         key = (device.name, speed)
         if key not in made:
-            workload = make_workload(
-                model, device, experiment.batch_size, compute=experiment.compute, precision=experiment.precision,
-                gradient_dtype=experiment.gradient_dtype, speed=speed,
-            )  # fmt: skip
-            made[key] = workload, device
+            made[key] = _workload(experiment, model, device, speed, experiment.batch_size), device
         result.append(made[key])
     return result
 
 
-def run(experiment: Experiment, *, keep_spans: bool = False) -> Result:
+def _workload(experiment: Experiment, model: Model, device: Device, speed: float, batch_size: int) -> Workload:
+    return make_workload(
+        model, device, batch_size, compute=experiment.compute, precision=experiment.precision,
+        gradient_dtype=experiment.gradient_dtype, speed=speed,
+    )  # fmt: skip
+
+
+def _workers(prepared: Prepared, loop: Loop, recorder: Recorder, stop: StopRule, learner: Learner) -> list[Worker]:
+    experiment = prepared.experiment
+    training = experiment.training
+    growing = training.growing_batch if training is not None else None
+    workers = []
+    for rank, (node, workload) in enumerate(zip(prepared.nodes, prepared.workloads, strict=True)):
+        resize = None
+        if growing is not None:
+            device = load_device(experiment.device or prepared.cluster.device_of[node] or DEFAULT_DEVICE)
+            speed = (experiment.speed or (1.0,) * len(prepared.nodes))[rank] * float(prepared.cluster.speed[node])
+            resize = functools.partial(_workload, experiment, prepared.time_model, device, speed)
+        workers.append(
+            Worker(
+                rank, node, loop, workload, recorder, stop, factors(experiment.jitter, experiment.seed, rank),
+                experiment.slow_downs, experiment.accumulation, learner,
+                growing.batch_size if growing is not None else None, resize,
+            )
+        )  # fmt: skip
+    return workers
+
+
+def _monitor(setting: Setting, experiment: Experiment, progress: Progress | None) -> Monitor | None:
+    """Return what evaluates a training run, after the strategy has said where its model is."""
+    training, task = experiment.training, setting.learner.task
+    if training is None or task is None:
+        return None
+    charge: Callable[[], None] | None = None
+    if training.charge_evaluation:
+        first = setting.workers[0]
+
+        def charge() -> None:
+            first.owed += first.workload.forward_time * task.held_out.n_samples / first.workload.batch_size
+
+    return Monitor(
+        training, setting.learner, setting.model, lambda: setting.loop.nbytes_sent, setting.recorder.staleness,
+        setting.replicas, progress, charge,
+    )  # fmt: skip
+
+
+def run(experiment: Experiment, *, keep_spans: bool = False, progress: Progress | None = None) -> Result:
     """Simulate the experiment and return its result.
 
-    With ``keep_spans`` everything needed for a timeline is recorded. On KeyboardInterrupt the result of what
-    has been simulated so far is returned, marked as interrupted.
+    With ``keep_spans`` everything needed for a timeline is recorded; ``progress`` is called as a training run
+    goes on. On KeyboardInterrupt the result of what has been simulated so far is returned, marked as interrupted.
     """
     prepared = prepare(experiment)
     started = time.perf_counter()
@@ -100,22 +152,24 @@ def run(experiment: Experiment, *, keep_spans: bool = False) -> Result:
     loop = Loop(network)
     n_workers = len(prepared.nodes)
     recorder = Recorder(n_workers, keep_spans)
-    n_updates = experiment.strategy.updates(experiment.steps + experiment.warmup, n_workers)
-    stop = StopRule(loop, recorder, n_updates)
-    workers = [
-        Worker(
-            rank, node, loop, workload, recorder, stop, factors(experiment.jitter, experiment.seed, rank),
-            experiment.slow_downs, experiment.accumulation,
-        )
-        for rank, (node, workload) in enumerate(zip(prepared.nodes, prepared.workloads, strict=True))
-    ]  # fmt: skip
-    setting = Setting(prepared.cluster, loop, workers, recorder, stop)
+    stop = StopRule(loop, recorder, experiment.strategy.updates(experiment.steps + experiment.warmup, n_workers))
+    learner = Learner(Plane(), prepared.task, n_workers)
+    workers = _workers(prepared, loop, recorder, stop, learner)
+    setting = Setting(prepared.cluster, loop, workers, recorder, stop, learner)
     experiment.strategy.start(setting)
-    interrupted = False
+    monitor = stop.monitor = _monitor(setting, experiment, progress)
+    interrupted, reason = False, ""
     try:
+        if monitor is not None:
+            monitor.start()
         loop.run(stop.ended, experiment.max_time)
+        reason = stop.reason or "max_time"
+        if monitor is not None:
+            monitor.finish(loop.now)
     except KeyboardInterrupt:
-        interrupted = True
+        interrupted, reason = True, "interrupted"
+    except DivergedError as error:
+        reason = str(error)
     recorder.close(loop.now)
     if not recorder.updates:
         if interrupted:
@@ -132,8 +186,30 @@ def run(experiment: Experiment, *, keep_spans: bool = False) -> Result:
         channel_busy=network.channel_busy,
         busy=network.busy_intervals() if keep_spans else None,
         n_messages=network.n_messages,
-        notes=tuple(setting.notes),
+        nbytes_sent=loop.nbytes_sent,
+        notes=(*setting.notes, *_learning_notes(experiment, reason, monitor)),
         warnings=prepared.warnings,
         interrupted=interrupted,
         wall_seconds=time.perf_counter() - started,
+        stop_reason=reason,
+        monitor=monitor,
     )
+
+
+def _learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None) -> list[str]:
+    """Return what the reader of a training run's result should know."""
+    training = experiment.training
+    if training is None or monitor is None:
+        return []
+    notes = []
+    if experiment.time_model is not None:
+        learns, takes = (load_model(m).name for m in (experiment.model, experiment.time_model))
+        notes.append(f"two models: {learns} learns, the clock is that of {takes}")
+    if reason.startswith("diverged"):
+        notes.append(reason)
+    for name, reached in (("target_accuracy", "target accuracy"), ("target_loss", "target loss")):
+        target = getattr(training, name)
+        if target is not None and reason != reached and monitor.history:
+            best = max(r.accuracy for r in monitor.history) if "acc" in name else min(r.loss for r in monitor.history)
+            notes.append(f"{name} = {target:g} was not reached; the best was {best:.4g} (ended by: {reason})")
+    return notes

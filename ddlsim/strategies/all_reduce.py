@@ -93,7 +93,8 @@ class AllReduce:
 def start_group(setting: Setting, overlap: Overlap, schedule: Callable[[float], Schedule], servers: list[int]) -> None:
     """Start synchronous workers (with servers behind them) that exchange gradients under `overlap`."""
     nodes = setting.nodes + servers
-    group = Group(setting.loop, setting.recorder, nodes, len(setting.workers), schedule)
+    group = Group(setting.loop, setting.recorder, nodes, len(setting.workers), schedule, setting.learner)
+    setting.model = lambda: group.params
     if isinstance(overlap, HorovodFusion | Priority):
         group.coordinator = overlap.coordinator(group)
     for worker in setting.workers:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import simpy
 
 from ddlsim.collectives import Schedule
+from ddlsim.learning import Array, Learner, Value
 from ddlsim.strategies.loop import Loop
 from ddlsim.strategies.recorder import Recorder
 
@@ -41,9 +42,39 @@ class Group:
     nodes: list[int]
     n_workers: int
     schedule: Callable[[float], Schedule]
+    learner: Learner
     coordinator: Coordinator | None = None
     operations: dict[tuple[int, int], Operation] = field(default_factory=dict)
     steps_done: dict[int, int] = field(default_factory=dict)
+    #: samples that the updates made so far have learned from
+    n_samples: int = 0
+
+    def __post_init__(self) -> None:
+        #: the parameters of all replicas, after the latest step that has been averaged
+        self.params: Value[Array] = self.learner.initial
+        self._state = self.learner.optimizer_state(self.params)
+        self._contributed: dict[int, dict[int, Value[Array]]] = {}
+        self._after: dict[int, Value[Array]] = {}
+
+    def contribute(self, step: int, rank: int, gradient: Value[Array]) -> None:
+        """A worker's gradient of a step will be part of its mean."""
+        self._contributed.setdefault(step, {})[rank] = gradient
+
+    def parameters(self, step: int, samples: int) -> Value[Array]:
+        """Return what every worker holds after a step: w <- w - eta * (1/N) sum_i g_i, updated once for all.
+
+        `samples` is what each worker has contributed. All workers have contributed to the step when a part of
+        its mean has arrived anywhere.
+        """
+        if step not in self._after:
+            gradients = self._contributed.pop(step)
+            mean = self.learner.mean([gradients[rank] for rank in range(self.n_workers)])
+            rate = self.learner.rate(self.n_samples)
+            self.params, self._state = self.learner.update(self.params, mean, self._state, rate)
+            self._after[step] = self.params
+            self._after.pop(step - 3, None)  # nobody lags so far behind
+            self.n_samples += samples * self.n_workers
+        return self._after[step]
 
     def operation(self, step: int, bucket: int) -> Operation:
         """Return the exchange of a bucket in a step, made when first asked for."""

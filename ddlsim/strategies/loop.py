@@ -44,6 +44,9 @@ class Loop:
         self._events: dict[tuple[int, int], simpy.Event] = {}
         self._joins: list[tuple[int, int]] = []
         self._sends: list[tuple[int, int, float, simpy.Event]] = []
+        #: bytes that messages and collectives have put on the wire, counted when they start
+        self.nbytes_sent = 0.0
+        self._volume: dict[int, tuple[Schedule, float]] = {}
         #: who waits for what, for the report of a deadlock
         self.waiting: dict[str, str] = {}
 
@@ -56,6 +59,9 @@ class Loop:
 
     def collective(self, schedule: Schedule, nodes: Sequence[int], nbytes: float) -> int:
         """Prepare a collective over `nbytes` with rank r at node ``nodes[r]``; return its id."""
+        if id(schedule) not in self._volume:  # bytes sent per byte of the buffer
+            self._volume[id(schedule)] = schedule, float(schedule.bytes_sent(1.0).sum())
+        self.nbytes_sent += nbytes * self._volume[id(schedule)][1]
         return self.network.collective(schedule, nodes, nbytes)
 
     def join(self, collective: int, rank: int) -> simpy.Event:
@@ -68,6 +74,7 @@ class Loop:
     def send(self, src: int, dst: int, nbytes: float) -> simpy.Event:
         """Send a message between nodes now; the event returned is triggered when it is delivered."""
         event = self.env.event()
+        self.nbytes_sent += nbytes
         self._sends.append((src, dst, nbytes, event))
         return event
 

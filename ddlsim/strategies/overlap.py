@@ -154,6 +154,7 @@ def in_order(worker: Worker, group: Group, buckets: tuple[Bucket, ...]) -> Proce
     n_layers = len(worker.workload.forward)
     while True:
         yield from worker.begin_step()
+        group.contribute(step, worker.rank, worker.draw())
         yield from worker.forward()
         wire: simpy.Event | None = None
         layer = n_layers
@@ -168,6 +169,7 @@ def in_order(worker: Worker, group: Group, buckets: tuple[Bucket, ...]) -> Proce
             yield from worker.block(wire, f"the gradients of step {step}")
         worker.book(start, group.operation(step, len(buckets) - 1).last_ready, "all-reduce")
         yield from worker.optimizer_step()
+        worker.params = group.parameters(step, worker.samples_per_step)
         worker.end_step()
         if group.finish_step(step):
             worker.stop.updated(worker.samples_per_step * group.n_workers)
@@ -203,6 +205,9 @@ def coordinated(worker: Worker, group: Group, buckets: tuple[Bucket, ...], *, pi
             worker.book(start, coordinator.latest_ready, "all-reduce")
         yield from worker.begin_step()
         yield from _forward(worker, buckets, arrived if pipelined else [], coordinator)
+        if step > 0:  # by now all of the last step has arrived
+            worker.params = group.parameters(step - 1, worker.samples_per_step)
+        group.contribute(step, worker.rank, worker.draw())
         arrived = []
         layer = n_layers
         for i, bucket in enumerate(buckets):
@@ -248,6 +253,7 @@ def _forward(
 def _finish(worker: Worker, group: Group, step: int, arrived: list[simpy.Event]) -> Process:
     if arrived:
         yield worker.loop.env.all_of(arrived)
+    group.parameters(step, worker.samples_per_step)
     worker.end_step()
     if group.finish_step(step):
         worker.stop.updated(worker.samples_per_step * group.n_workers)

@@ -8,6 +8,8 @@ import simpy
 
 from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError
+from ddlsim.learning import Array, Learner, Value
+from ddlsim.learning.learner import State
 from ddlsim.strategies.all_reduce import start_group
 from ddlsim.strategies.checks import quantity, whole
 from ddlsim.strategies.overlap import Overlap, overlap_named
@@ -66,23 +68,35 @@ class ParameterServer:
 
 @dataclass
 class _Server:
-    """One shard: applies gradients one after the other, first come first served."""
+    """One shard: applies gradients to its part of the parameters one after the other, first come first served."""
 
     node: int
     lock: simpy.Resource
+    part: slice
+    params: Value[Array]
+    state: State
+    learner: Learner
     version: int = 0
+
+    def apply(self, gradient: Value[Array], n_samples: float) -> None:
+        """w <- w - eta * g, for this shard's part of the gradient, after `n_samples` samples learned from."""
+        rate = self.learner.rate(n_samples)
+        self.params, self.state = self.learner.update(self.params, gradient[self.part], self.state, rate)
+        self.version += 1
 
 
 @dataclass
 class _Push:
     """A gradient on its way to the servers; it is an update when every shard has applied its part.
 
-    ``versions`` are those of the shards that it was computed with, then those pulled; ``queued`` is the time
-    spent in each server's queue, in s.
+    ``versions`` are those of the shards that it was computed with, then those pulled with ``pulled``; ``queued``
+    is the time spent in each server's queue, in s.
     """
 
     n_shards: int
+    gradient: Value[Array]
     versions: list[int]
+    pulled: list[Value[Array]]
     shards_left: int = field(init=False)
     queued: list[float] = field(init=False)
 
@@ -124,7 +138,13 @@ class AsyncParameterServer:
         """Start all workers."""
         env = setting.loop.env
         nodes = server_nodes(setting.cluster, setting.nodes, self.servers, self.placement)
-        servers = [_Server(node, simpy.Resource(env)) for node in nodes]
+        learner = setting.learner
+        parts = [(part, learner.initial[part]) for part in learner.parts(self.servers)]
+        servers = [
+            _Server(node, simpy.Resource(env), part, params, learner.optimizer_state(params), learner)
+            for node, (part, params) in zip(nodes, parts, strict=True)
+        ]
+        setting.model = lambda: learner.concatenate([server.params for server in servers])
         for worker in setting.workers:
             env.process(self.work(worker, servers))
 
@@ -133,14 +153,13 @@ class AsyncParameterServer:
         loop = worker.loop
         pulled = [server.version for server in servers]
         while True:
-            yield from worker.begin_step()
-            yield from worker.forward()
-            yield from worker.backward(len(worker.workload.forward), 0)
+            gradient = yield from worker.gradient()
             start = loop.now
-            push = _Push(len(servers), pulled)
+            push = _Push(len(servers), gradient, pulled, [server.params for server in servers])
             shards = [loop.env.process(self._push_pull(worker, s, i, push)) for i, s in enumerate(servers)]
             yield from worker.block(loop.env.all_of(shards), "its parameter servers")
             pulled = push.versions
+            worker.params = worker.learner.concatenate(push.pulled)
             worker.book(start, start + max(push.queued), "push and pull")
             worker.end_step()
 
@@ -157,8 +176,9 @@ class AsyncParameterServer:
             if self._apply() > 0.0:
                 yield loop.env.timeout(self._apply())
             worker.recorder.staleness.append(server.version - push.versions[shard])
-            server.version += 1
+            server.apply(push.gradient, worker.stop.n_samples)
             push.versions[shard] = server.version
+            push.pulled[shard] = server.params
             push.shards_left -= 1
             if push.shards_left == 0:
                 worker.stop.updated(worker.samples_per_step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -9,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlsim.cluster import Cluster
+from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.strategies.loop import Loop
 from ddlsim.strategies.recorder import Recorder
 from ddlsim.strategies.worker import StopRule, Worker
@@ -18,14 +20,21 @@ __all__ = ["Setting", "Strategy"]
 
 @dataclass
 class Setting:
-    """A run about to start. Strategies put remarks for the reader of the result into ``notes``."""
+    """A run about to start. Strategies put remarks for the reader of the result into ``notes``.
+
+    When it starts, a strategy sets ``model`` to what tells the parameters that would be handed over if the run
+    ended now, and ``replicas`` to what tells all workers' parameters, where they differ.
+    """
 
     cluster: Cluster
     loop: Loop
     workers: list[Worker]
     recorder: Recorder
     stop: StopRule
+    learner: Learner
     notes: list[str] = field(default_factory=list)
+    model: Callable[[], Value[Array]] = lambda: ABSENT
+    replicas: Callable[[], Sequence[Value[Array]]] | None = None
 
     @property
     def nodes(self) -> list[int]:

@@ -8,20 +8,24 @@ of the wall time is idle.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import simpy
 
+from ddlsim.learning import ABSENT, Array, Learner, Value
+from ddlsim.learning.monitor import Monitor
 from ddlsim.strategies.loop import Loop
 from ddlsim.strategies.recorder import COMMUNICATION, COMPUTE, WAITING, Recorder
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.jitter import Jitter, NoJitter, SlowDown, slowed_duration, stream
 
-__all__ = ["Process", "StopRule", "Worker", "factors"]
+__all__ = ["Computation", "Process", "StopRule", "Worker", "factors"]
 
 Process = Generator[simpy.Event, object, None]
+#: a process that ends with a value
+Computation = Generator[simpy.Event, object, Value[Array]]
 
 
 def factors(jitter: Jitter, seed: int, rank: int) -> Iterator[float]:
@@ -35,14 +39,17 @@ def factors(jitter: Jitter, seed: int, rank: int) -> Iterator[float]:
 
 @dataclass
 class StopRule:
-    """Ends the run when `n_updates` updates have been applied, whoever made them.
+    """Ends the run when `n_updates` updates have been applied, whoever made them, or the monitor says so.
 
-    A global rule: a count of steps per worker would bias asynchronous runs.
+    A global rule: a count of steps per worker would bias asynchronous runs. ``reason`` is why the run ended.
     """
 
     loop: Loop
     recorder: Recorder
-    n_updates: int
+    n_updates: float
+    monitor: Monitor | None = None
+    reason: str = ""
+    n_samples: int = 0
     ended: simpy.Event = field(init=False)
 
     def __post_init__(self) -> None:
@@ -53,13 +60,22 @@ class StopRule:
         if self.ended.triggered:
             return
         self.recorder.updates.append((self.loop.now, n_samples))
-        if len(self.recorder.updates) >= self.n_updates:
+        self.n_samples += n_samples
+        if self.monitor is not None:
+            self.reason = self.monitor.updated(self.loop.now, n_samples)
+        elif len(self.recorder.updates) >= self.n_updates:
+            self.reason = "steps"
+        if self.reason:
             self.ended.succeed()
 
 
 @dataclass
 class Worker:
-    """One worker: it computes gradients and books its time. `rank` is its place among the workers."""
+    """One worker: it computes gradients and books its time. `rank` is its place among the workers.
+
+    ``params`` are the parameters that it works with, shape (n_params,); without data they are ABSENT. With
+    ``batch_size_at`` (of an epoch), ``workload_of`` gives the compute times of a batch size.
+    """
 
     rank: int
     node: int
@@ -70,12 +86,23 @@ class Worker:
     factors: Iterator[float]
     slow_downs: tuple[SlowDown, ...] = ()
     accumulation: int = 1
+    learner: Learner = field(default_factory=lambda: Learner.without_data(1))
+    batch_size_at: Callable[[float], int] | None = None
+    workload_of: Callable[[int], Workload] | None = None
+    params: Value[Array] = ABSENT
     factor: float = 1.0
+    #: seconds of compute that somebody has asked for, done before the next step (an evaluation)
+    owed: float = 0.0
 
     def __post_init__(self) -> None:
         self.slow_downs = tuple(s for s in self.slow_downs if self.rank in s.ranks)
+        self.params = self.learner.initial
+        self._use(self.workload)
+
+    def _use(self, workload: Workload) -> None:
+        self.workload = workload
         #: seconds of the backward pass until the gradient of each layer is ready
-        self.backward_until = np.cumsum(self.workload.backward[::-1])[::-1]
+        self.backward_until = np.cumsum(workload.backward[::-1])[::-1]
 
     @property
     def name(self) -> str:
@@ -85,6 +112,20 @@ class Worker:
     def samples_per_step(self) -> int:
         """Samples in one step, gradient accumulation included."""
         return self.workload.batch_size * self.accumulation
+
+    # ------------------------------------------------------------ gradients
+
+    def gradient(self) -> Computation:
+        """Compute the gradient of the next batch at ``params``: the time now, the value when it is read."""
+        yield from self.begin_step()
+        value = self.draw()
+        yield from self.forward()
+        yield from self.backward(len(self.workload.forward), 0)
+        return value
+
+    def draw(self) -> Value[Array]:
+        """Return the gradient of the next batch at ``params``, without taking time for it."""
+        return self.learner.gradient(self.rank, self.params, self.samples_per_step, self.loop.now)
 
     # ------------------------------------------------------------ computing
 
@@ -101,6 +142,13 @@ class Worker:
 
     def begin_step(self) -> Process:
         """Draw the step's jitter; with gradient accumulation compute all micro-steps but the last."""
+        if self.owed:
+            seconds, self.owed = self.owed, 0.0
+            yield from self.compute(seconds, "evaluation")
+        if self.batch_size_at is not None and self.workload_of is not None:
+            size = self.batch_size_at(self.learner.own_epoch(self.rank))
+            if size != self.workload.batch_size:
+                self._use(self.workload_of(size))
         for _ in range(self.accumulation - 1):
             self.factor = next(self.factors)
             yield from self.compute(self.workload.forward_time, "forward")

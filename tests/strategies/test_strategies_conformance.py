@@ -261,7 +261,7 @@ class OneStaysAway:
 
     def start(self, setting: Setting) -> None:
         ring = build("ring", len(setting.workers))
-        group = Group(setting.loop, setting.recorder, setting.nodes, len(setting.workers), lambda nbytes: ring)
+        group = Group(setting.loop, setting.recorder, setting.nodes, len(setting.workers), lambda n: ring, setting.learner)
         for worker in setting.workers[:-1]:
             setting.loop.env.process(NoOverlap().work(worker, group))
 

@@ -1,0 +1,45 @@
+"""Data sets by name or path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ddlsim.data.cifar import read_cifar
+from ddlsim.data.dataset import DataSet
+from ddlsim.data.digits import load_digits
+from ddlsim.data.image_folder import read_images
+from ddlsim.data.npz import read_npz
+from ddlsim.data.synthetic import shapes
+from ddlsim.errors import ConfigError, unknown_name
+
+__all__ = ["DATA_NAMES", "load_data"]
+
+DATA_NAMES = ("digits", "shapes")
+#: images that load_data makes of the synthetic set, and their size: those of the model "shapes-cnn"
+_N_SHAPES, _SHAPES_SIZE = 2000, 32
+
+
+def load_data(source: str | Path) -> DataSet:
+    """Return a data set by name ("digits", "shapes") or from a file or folder.
+
+    ``.npz``            an archive (:func:`~ddlsim.data.read_npz`)
+    ``.bin``            CIFAR-10 binary (:func:`~ddlsim.data.read_cifar`)
+    a folder            images, one folder a class or named like cat.123.jpg, resized to 32 x 32
+                        (:func:`~ddlsim.data.read_images` for other sizes)
+
+    MNIST's files come in pairs: use :func:`~ddlsim.data.read_idx`. Raises ConfigError for anything else.
+    """
+    if source == "digits":
+        return load_digits()
+    if source == "shapes":
+        return shapes(_N_SHAPES, _SHAPES_SIZE)
+    path = Path(source)
+    if path.is_dir():
+        return read_images(path, size=_SHAPES_SIZE)
+    if path.suffix == ".npz":
+        return read_npz(path)
+    if path.suffix == ".bin":
+        return read_cifar(path)
+    if path.exists():
+        raise ConfigError(f"data = {str(source)!r}: must end in .npz or .bin, or be a folder of images")
+    raise unknown_name("data", str(source), DATA_NAMES)

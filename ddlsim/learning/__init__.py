@@ -1,0 +1,7 @@
+"""The value plane: real gradients, parameters and losses, computed when they are read."""
+
+from ddlsim.learning.learner import Learner
+from ddlsim.learning.training import Dirichlet, Training
+from ddlsim.learning.values import ABSENT, Array, Plane, Value
+
+__all__ = ["ABSENT", "Array", "Dirichlet", "Learner", "Plane", "Training", "Value"]

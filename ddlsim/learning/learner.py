@@ -1,0 +1,321 @@
+"""What workers learn from: gradients, updates and evaluation as lazy values.
+
+The learner knows the network, the data and the optimizer of a run (its :class:`Task`); without one it answers
+with :data:`~ddlsim.learning.values.ABSENT` and the run is about time only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from ddlsim.data.batches import BatchStream
+from ddlsim.data.dataset import DataSet, Ints
+from ddlsim.errors import DdlsimError
+from ddlsim.learning.values import ABSENT, Array, Plane, Value
+from ddlsim.nn.network import Network
+from ddlsim.optim import OptimizerState, Schedule
+from ddlsim.optim.rules import Optimizer
+from ddlsim.workload.jitter import stream
+
+__all__ = ["DivergedError", "Learner", "State", "Task"]
+
+#: an optimizer's state as a value
+State = Value[OptimizerState]
+_EVALUATION_CHUNK = 1024
+
+
+class DivergedError(DdlsimError):
+    """A loss is NaN or infinite; the message says when and at which worker."""
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is learned: a network, samples to learn from and held-out ones, and how parameters are updated.
+
+    shards  one array of sample indices per worker; or one for all, who take turns
+    """
+
+    network: Network
+    train: DataSet
+    held_out: DataSet
+    shards: list[BatchStream]
+    optimizer: Optimizer
+    rate: Schedule
+    seed: int
+    batching: bool = True
+
+    @property
+    def mergeable(self) -> bool:
+        """Whether the batches of several workers may go through the network as one.
+
+        Not with batch normalisation, whose statistics are those of a worker's batch, nor with dropout.
+        """
+        kinds = {layer.type for layer in self.network.model.layers}
+        return self.batching and not self.network.state_slots and "dropout" not in kinds
+
+
+class _Batch(NamedTuple):
+    """Samples of one worker's gradient; `time` (s) when it was begun, `step` counts the worker's gradients."""
+
+    rank: int
+    step: int
+    indices: Ints
+    time: float
+
+
+class _Gradient(Value[Array]):
+    """A gradient at `params`, mean over the batches (of one or several workers) that it is made of."""
+
+    __slots__ = ("batches", "params")
+
+    def __init__(
+        self, plane: Plane, batches: tuple[_Batch, ...], params: Value[Array], compute: Callable[..., Array]
+    ) -> None:
+        super().__init__(plane, plane.n_values, compute, (params,))
+        self.batches = batches
+        self.params = params
+
+
+class Learner:
+    """Makes and updates values for all workers of a run."""
+
+    def __init__(self, plane: Plane, task: Task | None, n_workers: int) -> None:
+        self.plane = plane
+        self.task = task
+        self.n_workers = n_workers
+        #: losses of the gradients computed since the last :meth:`recent_loss`
+        self.losses: list[float] = []
+        self._steps = [0] * n_workers
+        self._taken = [0] * n_workers
+        self._statistics: list[Value[Array]] = []
+        self._n_drawn = 0
+        self.initial: Value[Array] = ABSENT
+        if task is not None:
+            self._mergeable = task.mergeable
+            self.initial = plane.constant(task.network.initial_params)
+            if task.network.state_slots:
+                first = plane.constant(task.network.initial_state)
+                self._statistics = [first] * n_workers
+
+    @classmethod
+    def without_data(cls, n_workers: int) -> Learner:
+        """Return the learner of a run about time only."""
+        return cls(Plane(), None, n_workers)
+
+    # ------------------------------------------------------------ making values
+
+    def gradient(self, rank: int, params: Value[Array], n_samples: int, now: float) -> Value[Array]:
+        """Return the mean gradient, shape (n_params,), of the worker's next `n_samples` samples at `params`."""
+        task = self.task
+        if task is None:
+            return ABSENT
+        shared = len(task.shards) == 1
+        source = task.shards[0 if shared else rank]
+        first = self._taken[rank]
+        if shared:  # workers that take turns: first all of them `first`, then those of lower rank
+            first = first * self.n_workers + rank * n_samples
+        batch = _Batch(rank, self._steps[rank], source.indices(first, n_samples), now)
+        self._taken[rank] += n_samples
+        self._steps[rank] += 1
+        self._n_drawn += 1
+        if self._statistics:
+            passed = self.plane.apply(lambda p, s: self._with_statistics(batch, p, s), params, self._statistics[rank])
+            self._statistics[rank] = self.plane.apply(lambda pair: pair[1], passed)
+            return self.plane.apply(lambda pair: pair[0], passed)
+        return self._gradient((batch,), params)
+
+    def mean(self, gradients: Sequence[Value[Array]]) -> Value[Array]:
+        """Return the mean of arrays, all of shape (n,).
+
+        Summed in the order given in float64 and rounded once, whatever schedule carries them. Gradients at the
+        same parameters that nobody has looked at become one of a larger batch instead, which is the same up to
+        the rounding of float32 sums.
+        """
+        first = gradients[0]
+        if len(gradients) == 1 or first is ABSENT:
+            return first
+        if self._one_batch(gradients):
+            assert isinstance(first, _Gradient)
+            return self._gradient(tuple(g.batches[0] for g in gradients if isinstance(g, _Gradient)), first.params)
+        return self.plane.apply(_mean, *gradients)
+
+    def optimizer_state(self, params: Value[Array]) -> State:
+        """Return the optimizer's state at the start, for (a part of) the parameters."""
+        if self.task is None:
+            return ABSENT  # type: ignore[return-value]
+        return self.plane.apply(self.task.optimizer.init, params)
+
+    def update(
+        self, params: Value[Array], gradient: Value[Array], state: State, rate: float
+    ) -> tuple[Value[Array], State]:
+        """Return the parameters and the optimizer's state after a step with learning rate `rate`."""
+        if self.task is None:
+            return ABSENT, state
+        optimizer = self.task.optimizer
+        after = self.plane.apply(lambda p, g, s: optimizer.update(p, g, s, rate), params, gradient, state)
+        return self.plane.apply(_first, after), self.plane.apply(_second, after)
+
+    def concatenate(self, parts: Sequence[Value[Array]]) -> Value[Array]:
+        """Return the parts as one vector."""
+        return parts[0] if len(parts) == 1 else self.plane.apply(lambda *arrays: np.concatenate(arrays), *parts)
+
+    def parts(self, n_parts: int) -> list[slice]:
+        """Return contiguous parts of the parameter vector, one per server, sizes differing by one at most."""
+        n = self.task.network.n_params if self.task is not None else 0
+        bounds = [i * n // n_parts for i in range(n_parts + 1)]
+        return [slice(a, b) for a, b in pairwise(bounds)]
+
+    # ------------------------------------------------------------ numbers
+
+    def epoch(self, n_samples: float) -> float:
+        """Return how many passes over the training samples `n_samples` are."""
+        return n_samples / self.task.train.n_samples if self.task is not None else 0.0
+
+    def own_epoch(self, rank: int) -> float:
+        """Return the epoch by what one worker has seen, as if all others had seen as much."""
+        return self.epoch(self._taken[rank] * self.n_workers)
+
+    def rate(self, n_samples: float) -> float:
+        """Return the learning rate after `n_samples` samples have been learned from."""
+        return float(self.task.rate.rate(self.epoch(n_samples))) if self.task is not None else 0.0
+
+    def settle(self, values: Callable[[], Sequence[Value[Array]]]) -> None:
+        """Compute `values` if every worker may have a gradient in them, so that what is waiting stays bounded."""
+        if self._n_drawn >= self.n_workers:
+            self._n_drawn = 0
+            for value in values():
+                value.read()
+
+    def scalar(self, compute: Callable[[], float]) -> float:
+        """Return a number that decides how the run goes on; see :meth:`Plane.scalar`."""
+        return self.plane.scalar(compute)
+
+    def recent_loss(self) -> float:
+        """Return the mean loss of the gradients computed since the last call; NaN if there were none."""
+
+        def take() -> float:
+            losses, self.losses = self.losses, []
+            return math.fsum(losses) / len(losses) if losses else math.nan
+
+        return self.scalar(take)
+
+    def evaluate(self, params: Value[Array]) -> tuple[float, float]:
+        """Return (loss, accuracy) of the held-out samples at `params`."""
+        found: list[float] = []
+
+        def once(i: int) -> float:
+            if not found:
+                found.extend(self._evaluate(params.read()))
+            return found[i]
+
+        return self.scalar(lambda: once(0)), self.scalar(lambda: once(1))
+
+    def spread(self, replicas: Sequence[Value[Array]]) -> float:
+        """Return the root mean square distance of parameter vectors from their mean (consensus distance)."""
+
+        def distance() -> float:
+            arrays = [replica.read().astype(np.float64) for replica in replicas]
+            middle = sum(arrays) / len(arrays)
+            return math.sqrt(math.fsum(float(np.square(a - middle).sum()) for a in arrays) / len(arrays))
+
+        return self.scalar(distance)
+
+    # ------------------------------------------------------------ arithmetic
+
+    def _gradient(self, batches: tuple[_Batch, ...], params: Value[Array]) -> Value[Array]:
+        value = _Gradient(self.plane, batches, params, lambda p: self._compute(batches, p))
+        return self.plane.register(value)
+
+    def _one_batch(self, gradients: Sequence[Value[Array]]) -> bool:
+        first = gradients[0]
+        return self._mergeable and isinstance(first, _Gradient) and all(
+            isinstance(g, _Gradient)
+            and g.pending
+            and g.params is first.params
+            and len(g.batches) == 1
+            and len(g.batches[0].indices) == len(first.batches[0].indices)
+            for g in gradients
+        )  # fmt: skip
+
+    def _compute(self, batches: tuple[_Batch, ...], params: Array) -> Array:
+        indices = np.concatenate([batch.indices for batch in batches]) if len(batches) > 1 else batches[0].indices
+        loss, gradient = self._pass(batches[0], indices, params, None)
+        if not math.isfinite(loss):  # whose samples are to blame?
+            for batch in batches[:-1]:
+                if not math.isfinite(self._pass(batch, batch.indices, params, None)[0]):
+                    raise _diverged(batch, loss)
+            raise _diverged(batches[-1], loss)
+        self.losses.append(loss)
+        return gradient
+
+    def _with_statistics(self, batch: _Batch, params: Array, statistics: Array) -> tuple[Array, Array]:
+        after = statistics.copy()
+        loss, gradient = self._pass(batch, batch.indices, params, after)
+        if not math.isfinite(loss):
+            raise _diverged(batch, loss)
+        self.losses.append(loss)
+        return gradient, after
+
+    def _pass(self, batch: _Batch, indices: Ints, params: Array, state: Array | None) -> tuple[float, Array]:
+        task = self._the_task()
+        rng = stream(task.seed, batch.rank, f"dropout {batch.step}") if not self._mergeable else None
+        x, labels = task.train.x[indices], _targets(task, task.train.labels[indices])
+        return task.network.loss_and_gradient(params, x, labels, rng, state)
+
+    def _evaluate(self, params: Array) -> tuple[float, float]:
+        task = self._the_task()
+        data, state = task.held_out, self._statistics[0].read() if self._statistics else None
+        loss, right = 0.0, 0
+        for start in range(0, data.n_samples, _EVALUATION_CHUNK):
+            part = slice(start, start + _EVALUATION_CHUNK)
+            outputs, labels = task.network.predict(params, data.x[part], state).astype(np.float64), data.labels[part]
+            loss += _loss(task, outputs, labels)
+            right += int(np.count_nonzero(outputs.argmax(axis=1) == labels))
+        return loss / data.n_samples, right / data.n_samples
+
+    def _the_task(self) -> Task:
+        assert self.task is not None, "values are computed only where there is something to learn"
+        return self.task
+
+
+def _diverged(batch: _Batch, loss: float) -> DivergedError:
+    return DivergedError(
+        f"diverged: the loss of worker {batch.rank} is {loss} at its step {batch.step}, begun at {batch.time:.6g} s; "
+        "lower the learning rate"
+    )
+
+
+def _mean(*arrays: Array) -> Array:
+    total = arrays[0].astype(np.float64)
+    for array in arrays[1:]:
+        total += array
+    return (total / len(arrays)).astype(arrays[0].dtype)
+
+
+def _first(pair: tuple[Array, OptimizerState]) -> Array:
+    return pair[0]
+
+
+def _second(pair: tuple[Array, OptimizerState]) -> OptimizerState:
+    return pair[1]
+
+
+def _targets(task: Task, labels: Ints) -> Ints | Array:
+    """Return what the network should answer: the classes, or for the squared error 1 for the class, else 0."""
+    if task.network.loss == "cross_entropy":
+        return labels
+    return np.eye(task.network.n_outputs, dtype=task.network.dtype)[labels]
+
+
+def _loss(task: Task, outputs: Array, labels: Ints) -> float:
+    """Return the sum over the samples of their losses."""
+    if task.network.loss != "cross_entropy":
+        return float(np.square(outputs - _targets(task, labels)).mean(axis=1).sum())
+    shifted = outputs - outputs.max(axis=1, keepdims=True)
+    return float((np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels]).sum())

@@ -1,0 +1,193 @@
+"""Values that are computed when somebody reads them: the value plane of a run.
+
+Strategies handle gradients, parameters and optimizer states as :class:`Value` objects: what they stand for is
+an array (or a tuple, or an optimizer's state), what they are is a note of how it will be computed. Nothing that
+they refer to is ever changed in place, so a snapshot is a reference.
+
+>>> plane = Plane()
+>>> w, g = plane.constant(np.ones(2, np.float32)), plane.constant(np.full(2, 4.0, np.float32))
+>>> (w - 0.25 * g).read()
+array([0., 0.], dtype=float32)
+
+Being lazy pays three times. A gradient that is thrown away (a cancelled straggler's) is never computed, because
+nothing refers to it any more; gradients at the same parameters become one large batch
+(:mod:`ddlsim.learning.learner`); and a saved run needs no more than the values that are alive: continuing runs
+the clock again from the start, with a :class:`Replay` in the place of the arithmetic.
+
+Without data there is nothing to compute: every operation on :data:`ABSENT` gives ABSENT, and the same
+strategies run on sizes alone.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.errors import ConfigError
+
+__all__ = ["ABSENT", "Array", "Plane", "Replay", "Value"]
+
+Array = npt.NDArray[np.floating]
+T_co = TypeVar("T_co", covariant=True)
+U = TypeVar("U")
+
+
+class Value(Generic[T_co]):
+    """One value of a plane, see :meth:`Plane.apply`. Arithmetic with values and numbers makes new values."""
+
+    __slots__ = ("__weakref__", "_compute", "_inputs", "_result", "number", "plane")
+
+    def __init__(
+        self, plane: Plane, number: int, compute: Callable[..., T_co] | None, inputs: tuple[Value[object], ...],
+        result: object = None,
+    ) -> None:  # fmt: skip
+        self.plane = plane
+        self.number = number
+        self._compute = compute
+        self._inputs = inputs
+        self._result = result
+
+    @property
+    def pending(self) -> bool:
+        """Whether it is still to be computed."""
+        return self._compute is not None
+
+    def read(self) -> T_co:
+        """Return what it stands for, computing what has not been yet."""
+        if self._compute is not None:
+            self._evaluate()
+        return cast(T_co, self._result)
+
+    def _evaluate(self) -> None:
+        """Compute everything that it depends on, in the order in which it was made (recursion would go deep)."""
+        found: dict[int, Value[object]] = {}
+        stack: list[Value[object]] = [self]
+        while stack:
+            value = stack.pop()
+            if value._compute is not None and value.number not in found:
+                found[value.number] = value
+                stack.extend(value._inputs)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            for number in sorted(found):
+                value = found.pop(number)
+                assert value._compute is not None
+                value._result = value._compute(*[each._result for each in value._inputs])
+                value._compute, value._inputs = None, ()
+
+    # ------------------------------------------------------------ arithmetic, of values that are arrays
+
+    def __add__(self, other: Value[T_co]) -> Value[T_co]:
+        return self.plane.apply(lambda a, b: a + b, self, other)
+
+    def __sub__(self, other: Value[T_co]) -> Value[T_co]:
+        return self.plane.apply(lambda a, b: a - b, self, other)
+
+    def __mul__(self, factor: float) -> Value[T_co]:
+        return self.plane.apply(lambda a: factor * a, self)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: float) -> Value[T_co]:
+        return self.plane.apply(lambda a: a / divisor, self)
+
+    def __getitem__(self, part: slice) -> Value[T_co]:
+        """Return a part of the array, a view."""
+        return self.plane.apply(lambda a: a[part], self)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What is known of a saved run, in which values number 0 .. n_values - 1 had been made.
+
+    results  those alive and computed, by number
+    pending  the numbers of those alive and not computed
+    scalars  every number that was read for a decision, in order
+    """
+
+    n_values: int = 0
+    results: dict[int, object] = field(default_factory=dict)
+    pending: frozenset[int] = frozenset()
+    scalars: Sequence[float] = ()
+
+
+class Plane:
+    """Makes values, and numbers them.
+
+    With a `replay`, values that the saved run had made are not computed: those that it still held are as they
+    were, the others are never looked at again.
+    """
+
+    def __init__(self, replay: Replay | None = None) -> None:
+        self.replay = replay or Replay()
+        self.n_values = 0
+        #: numbers read for decisions (a loss, a size that depends on values), in order
+        self.scalars: list[float] = []
+
+    @property
+    def replaying(self) -> bool:
+        """Whether the run has not got further than the saved one yet."""
+        return self.n_values < self.replay.n_values
+
+    def constant(self, result: U) -> Value[U]:
+        """Return a value that is known."""
+        return self.register(Value(self, self.n_values, None, (), result))
+
+    def apply(self, function: Callable[..., U], *inputs: Value[object]) -> Value[U]:
+        """Return the value of ``function(*inputs)``, which must change none of its arguments."""
+        if ABSENT in inputs:
+            return cast("Value[U]", ABSENT)
+        return self.register(Value(self, self.n_values, function, inputs))
+
+    def register(self, value: Value[U]) -> Value[U]:
+        """Number a new value."""
+        number = self.n_values
+        self.n_values += 1
+        if number < self.replay.n_values and number not in self.replay.pending:
+            value._compute, value._inputs = None, ()
+            value._result = self.replay.results.get(number)
+        return value
+
+    def scalar(self, compute: Callable[[], float]) -> float:
+        """Return a number that decides how the run goes on; a replay knows it already."""
+        n = len(self.scalars)
+        known = n < len(self.replay.scalars)
+        self.scalars.append(self.replay.scalars[n] if known else compute())
+        return self.scalars[n]
+
+    def snapshot(self) -> Replay:
+        """Return what a later run needs to know to go on from here."""
+        gc.collect()
+        alive = [v for v in gc.get_objects() if isinstance(v, Value) and v.plane is self]
+        return Replay(
+            self.n_values,
+            {v.number: v._result for v in alive if not v.pending},
+            frozenset(v.number for v in alive if v.pending),
+            tuple(self.scalars),
+        )
+
+
+class _Nothing(Plane):
+    """The plane of a run without data."""
+
+    def apply(self, function: Callable[..., U], *inputs: Value[object]) -> Value[U]:
+        return cast("Value[U]", ABSENT)
+
+
+class _Absent(Value[Array]):
+    """What all values of a run without data are."""
+
+    __slots__ = ()
+
+    def read(self) -> Array:
+        raise ConfigError(
+            "training = None: the run has sizes and times only, but something asks for values; give it data with "
+            "training=ddlsim.Training(data='digits', ...)"
+        )
+
+
+ABSENT = _Absent(_Nothing(), -1, None, ())
