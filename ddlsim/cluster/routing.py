@@ -59,7 +59,7 @@ class TableRouter:
         self._in_links = np.argsort(self._dst, kind="stable")
         self._in_start = np.searchsorted(self._dst[self._in_links], np.arange(n + 1))
         self._row_of = np.full(n, -1, dtype=np.int64)
-        self._dags = np.zeros((0, (len(ids) + 7) // 8), dtype=np.uint8)
+        self._dags = np.zeros((0, (len(ids) + 63) // 64), dtype=np.uint64)
         self._n_rows = 0
 
     def route(self, src: Ints, dst: Ints) -> tuple[Ints, Ints]:
@@ -67,13 +67,18 @@ class TableRouter:
         from ddlsim.cluster import walk
 
         self._prepare(dst)
-        offsets, links, lost = walk.walk(
-            src, dst, self._up, self._down, self._core, self._row_of, self._dags,
-            self._out_start, self._dst, self._ids, self._policy, self._port,
-        )  # fmt: skip
-        if lost >= 0:
-            raise self._cluster.no_route(int(src[lost]), int(dst[lost]))
-        return offsets, links
+        offsets, links = np.zeros(len(src) + 1, dtype=np.int64), np.empty(6 * len(src) + 16, dtype=np.int64)
+        n_done = 0
+        while True:
+            n_done, lost = walk.walk(
+                src, dst, self._up, self._down, self._core, self._row_of, self._dags, self._out_start,
+                self._dst, self._ids, self._policy, self._port, n_done, offsets, links,
+            )  # fmt: skip
+            if lost:
+                raise self._cluster.no_route(int(src[n_done]), int(dst[n_done]))
+            if n_done == len(src):
+                return offsets, links[: offsets[-1]]
+            links = np.resize(links, 2 * len(links))
 
     def _prepare(self, dst: Ints) -> None:
         """Make the tables towards those destinations that have none yet."""
@@ -90,7 +95,7 @@ class TableRouter:
         )  # fmt: skip
         n_rows = self._n_rows + len(targets)
         if n_rows > len(self._dags):  # grow by doubling: routes are often asked for one at a time
-            grown = np.zeros((max(n_rows, 2 * len(self._dags)), self._dags.shape[1]), dtype=np.uint8)
+            grown = np.zeros((max(n_rows, 2 * len(self._dags)), self._dags.shape[1]), dtype=np.uint64)
             grown[: self._n_rows] = self._dags[: self._n_rows]
             self._dags = grown
         self._dags[self._n_rows : n_rows] = dags

@@ -6,6 +6,9 @@ of ten thousand targets in memory and leaves the choice among equal links to the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import numpy as np
 import numpy.typing as npt
 from numba import njit
@@ -16,7 +19,8 @@ SHORTEST, ECMP, D_MOD_K = 0, 1, 2
 
 _Ints = npt.NDArray[np.int64]
 _Floats = npt.NDArray[np.float64]
-_Bits = npt.NDArray[np.uint8]
+_Bits = npt.NDArray[np.uint64]
+_Function = TypeVar("_Function", bound=Callable[..., object])
 
 #: Latency sums of equal paths differ in the last bits by the order of addition; this much is a tie.
 _TIE = 1.0 + 1e-12
@@ -45,10 +49,10 @@ def shortest_dags(
     """Return for each target the links on its shortest paths (hops, then latency), one bit per link.
 
     Links are sorted by source; `out_start` (n_nodes + 1,) delimits them, `in_start`, `in_links` list them by
-    destination. The result has shape (n_targets, ceil(n_links / 8)).
+    destination. The result has shape (n_targets, ceil(n_links / 64)).
     """
     n_links = len(link_src)
-    dags = np.zeros((len(targets), (n_links + 7) // 8), dtype=np.uint8)
+    dags = np.zeros((len(targets), (n_links + 63) // 64), dtype=np.uint64)
     hops = np.empty(n_nodes, dtype=np.int64)
     delay = np.empty(n_nodes, dtype=np.float64)
     queue = np.empty(n_nodes, dtype=np.int64)
@@ -71,7 +75,7 @@ def shortest_dags(
                 for link in range(out_start[node], out_start[node + 1]):
                     nearer = link_dst[link]
                     if hops[nearer] == hops[node] - 1 and delay[nearer] + latency[link] <= best * _TIE:
-                        dags[row, link >> 3] |= np.uint8(1 << (link & 7))
+                        dags[row, link >> 6] |= np.uint64(1) << np.uint64(link & 63)
             for i in range(in_start[node], in_start[node + 1]):
                 before = link_src[in_links[i]]
                 if hops[before] < 0:
@@ -81,18 +85,48 @@ def shortest_dags(
     return dags
 
 
-@njit(cache=True)
-def _pushed(links: _Ints, used: int, link: int) -> _Ints:
-    """Return `links` with `link` at place `used`, in a buffer of twice the size if it was full."""
-    if used == len(links):
-        larger = np.empty(2 * used + 16, dtype=np.int64)
-        larger[:used] = links
-        links = larger
-    links[used] = link
-    return links
+def _bare(function: _Function) -> _Function:
+    """Compile a function that allocates nothing: counting references to arrays would take most of the time."""
+    options: dict[str, Any] = {"nogil": True, "_nrt": False, "error_model": "numpy"}
+    compiled: _Function = njit(cache=True, **options)(function)
+    return compiled
 
 
-@njit(cache=True)
+@_bare
+def _marked(dags: _Bits, row: int, start: int, end: int) -> np.uint64:
+    """Return bits start .. end - 1 (1 to 64 of them) of a row as a number whose lowest bit is number `start`."""
+    at, shift = start >> 6, start & 63
+    word: np.uint64 = dags[row, at] >> np.uint64(shift)
+    if shift + end - start > 64:
+        word |= dags[row, at + 1] << np.uint64(64 - shift)
+    return word & (~np.uint64(0) >> np.uint64(64 - (end - start)))
+
+
+@_bare
+def _ones(word: np.uint64) -> int:
+    """Return how many bits of `word` are set (Warren 2012, Hacker's Delight, section 5-1)."""
+    word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
+    word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return int((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
+
+
+@_bare
+def _choice(dags: _Bits, row: int, start: int, end: int, skip: int) -> int:
+    """Return the number of the set bit among start .. end - 1 that comes after `skip` others, or -1."""
+    for first in range(start, end, 64):
+        word = _marked(dags, row, first, min(first + 64, end))
+        n = _ones(word)
+        if skip < n:
+            for _ in range(skip):
+                word &= word - np.uint64(1)  # clears the lowest
+            lowest = word & (~word + np.uint64(1))
+            return first + _ones(lowest - np.uint64(1))
+        skip -= n
+    return -1
+
+
+@_bare
 def walk(
     src: _Ints,
     dst: _Ints,
@@ -106,55 +140,57 @@ def walk(
     link_id: _Ints,
     policy: int,
     port: _Ints,
-) -> tuple[_Ints, _Ints, int]:
-    """Return `offsets`, `links` of the routes src[i] -> dst[i], and the first i without a route (or -1).
+    n_done: int,
+    offsets: _Ints,
+    links: _Ints,
+) -> tuple[int, bool]:
+    """Write the routes src[i] -> dst[i] from i = `n_done` on into `offsets`, `links`.
 
-    A node with a single attachment enters and leaves through `up` and `down` (-1 for others) at its `core`
-    node; `row_of` says which DAG leads to a core node. Among equal next links: SHORTEST takes the lowest id;
-    ECMP takes number hash(src, dst, node) modulo their count; D_MOD_K takes (port[dst] // stride) modulo
-    their count and multiplies the stride by it, so that the up ports of a fat tree are the digits of
+    Returns how many are done now, and whether the next one does not exist (otherwise `links` is full or all
+    are done). A node with a single attachment enters and leaves through `up` and `down` (-1 for others) at its
+    `core` node; `row_of` says which DAG leads to a core node. Among equal next links: SHORTEST takes the
+    lowest id; ECMP takes number hash(src, dst, node) modulo their count; D_MOD_K takes (port[dst] // stride)
+    modulo their count and multiplies the stride by it, so that the up ports of a fat tree are the digits of
     `port[dst]` (Zahavi 2012, "Fat-tree routing and node ordering providing contention free traffic").
     """
-    offsets = np.zeros(len(src) + 1, dtype=np.int64)
-    links = np.empty(6 * len(src) + 16, dtype=np.int64)
-    used = 0
-    for i in range(len(src)):
+    room = len(links) - 2  # for one more, and for the way down
+    for i in range(n_done, len(src)):
         s, d = src[i], dst[i]
+        used = offsets[i]
         if s != d:
+            if used > room:
+                return i, False
             if up[s] >= 0:
-                links = _pushed(links, used, up[s])
+                links[used] = up[s]
                 used += 1
             node, target = core[s], core[d]
             row, stride = row_of[target], 1
             while node != target:
+                begin, end = out_start[node], out_start[node + 1]
                 skip = 0
                 if policy != SHORTEST:
                     equal = 0
-                    for k in range(out_start[node], out_start[node + 1]):
-                        equal += (dags[row, k >> 3] >> (k & 7)) & 1
+                    for first in range(begin, end, 64):
+                        equal += _ones(_marked(dags, row, first, min(first + 64, end)))
                     if equal > 1 and policy == ECMP:
                         key = _mix(_mix(_mix(np.uint64(s)) + np.uint64(d)) + np.uint64(node))
                         skip = int(key % np.uint64(equal))
                     elif equal > 1:
                         skip = (port[d] // stride) % equal
                         stride *= equal
-                k, end = out_start[node], out_start[node + 1]
-                while k < end:
-                    if (dags[row, k >> 3] >> (k & 7)) & 1:
-                        if skip == 0:
-                            break
-                        skip -= 1
-                    k += 1
-                if k == end:
-                    return offsets, links[:0], i
-                links = _pushed(links, used, link_id[k])
+                k = _choice(dags, row, begin, end, skip)
+                if k < 0:
+                    return i, True
+                if used > room:
+                    return i, False
+                links[used] = link_id[k]
                 used += 1
                 node = link_dst[k]
             if down[d] >= 0:
-                links = _pushed(links, used, down[d])
+                links[used] = down[d]
                 used += 1
         offsets[i + 1] = used
-    return offsets, links[:used].copy(), -1
+    return len(src), False
 
 
 @njit(cache=True)
@@ -177,7 +213,9 @@ def grid_walk(src: _Ints, dst: _Ints, shape: _Ints, next_link: _Ints) -> tuple[_
             ahead = (goal - at) % size
             way, step, n_steps = (0, 1, ahead) if 2 * ahead <= size else (1, size - 1, size - ahead)
             for _ in range(n_steps):
-                links = _pushed(links, used, next_link[node, dim, way])
+                if used == len(links):
+                    links = np.concatenate((links, links))
+                links[used] = next_link[node, dim, way]
                 used += 1
                 place = (node // stride) % size
                 node += ((place + step) % size - place) * stride
