@@ -1,0 +1,122 @@
+"""What every strategy must do. A new strategy adds a line to CASES.
+
+1. With one worker, no jitter and no compression it is plain SGD, bit for bit.
+2. The same seed gives the same run; another seed another one.
+3. It accounts for every second of every worker and for every byte on the wire.
+4. Its clock does not depend on whether values are computed.
+5. It learns.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from learning_reference import learn, plain_sgd
+
+import ddlsim
+from ddlsim.strategies import Strategy
+
+
+@dataclass(frozen=True)
+class Case:
+    """A strategy and what is special about it.
+
+    n_workers  of the runs with several workers
+    alone      whether one worker alone is plain SGD (False where the published rule differs from it)
+    decides    whether values decide about the clock, so that there is no run without them
+    accuracy   that must be reached after 400 updates of 64 samples, or as many samples
+    rate       learning rate with several workers
+    """
+
+    strategy: Strategy
+    n_workers: int = 4
+    alone: bool = True
+    decides: bool = False
+    accuracy: float = 0.9
+    rate: float = 0.1
+    name: str = field(default="")
+
+    def __str__(self) -> str:
+        return self.name or self.strategy.label
+
+
+CASES = [
+    Case(ddlsim.AllReduce("ring")),
+    Case(ddlsim.AllReduce("halving_doubling", overlap="priority")),
+    Case(ddlsim.ParameterServer(servers=2)),
+    Case(ddlsim.AsyncParameterServer()),
+    Case(ddlsim.AsyncParameterServer(servers=3, apply_time="10 us")),
+]
+
+
+def each(test):
+    return pytest.mark.parametrize("case", CASES, ids=str)(test)
+
+
+def some(case, n_samples=40 * 64, **more):
+    """A run with jitter over about as many samples."""
+    training = more.pop("training", None) or ddlsim.Training(
+        rate=case.rate, epochs=n_samples / 1437, evaluate_every=20, sharding="iid"
+    )
+    jitter = more.pop("jitter", ddlsim.Lognormal(0.3))
+    return learn(case.strategy, case.n_workers, training=training, jitter=jitter, **more)
+
+
+@each
+def test_one_worker_is_plain_sgd(case):
+    if not case.alone:
+        pytest.skip("the published rule differs from SGD even with one worker")
+    training = ddlsim.Training("digits", rate=0.1, updates=30, sharding="shared", evaluate_every=10)
+    assert learn(case.strategy, 1, training=training).params.tobytes() == plain_sgd(16, 30).tobytes()
+
+
+@each
+def test_the_seed_decides_everything(case):
+    first, again, other = (some(case, seed=seed) for seed in (1, 1, 2))
+    assert first.history.equals(again.history)
+    assert first.params.tobytes() == again.params.tobytes() != other.params.tobytes()
+    assert first.end_time != other.end_time
+
+
+@each
+def test_every_second_is_accounted_for(case):
+    result = some(case)
+    table = result.workers
+    parts = table[["compute", "communication", "waiting", "idle"]]
+    assert (parts >= 0.0).all(axis=None)
+    np.testing.assert_allclose(parts.sum(axis=1), result.end_time, rtol=1e-9)
+    assert (table["idle"] <= 1e-9 * result.end_time).all()  # nobody has nothing to do
+
+
+@each
+def test_every_byte_is_accounted_for(case):
+    """On a star every message crosses one link up and one down; at the end some are still on their way."""
+    result = some(case)
+    links = result.links
+    up = links.loc[links["target"] == "switch", "nbytes"].sum()
+    down = links.loc[links["source"] == "switch", "nbytes"].sum()
+    assert up == pytest.approx(down, rel=1e-9)
+    n_nodes = (links["nbytes"] > 0.0).sum()
+    under_way = n_nodes * 2 * result.workloads[0].gradient_nbytes
+    assert result.nbytes_sent - under_way <= up <= result.nbytes_sent * (1.0 + 1e-9)
+    assert up > 0.5 * result.nbytes_sent
+
+
+@each
+def test_the_clock_does_not_depend_on_values(case):
+    if case.decides:
+        pytest.skip("its values decide about the clock")
+    n_updates = 40
+    training = ddlsim.Training(rate=case.rate, updates=n_updates, evaluate_every=20)
+    times = [t for t, _ in some(case, training=training).recorder.updates]
+    timing = ddlsim.simulate(
+        "office-1gbe", "digits-cnn", case.strategy, 16, case.n_workers, jitter=ddlsim.Lognormal(0.3),
+        steps=n_updates, warmup=0,
+    )  # fmt: skip
+    assert [t for t, _ in timing.recorder.updates][:n_updates] == times
+
+
+@each
+def test_it_learns(case):
+    result = some(case, n_samples=400 * 64)
+    assert result.accuracy >= case.accuracy
