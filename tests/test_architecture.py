@@ -27,7 +27,7 @@ LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 #: third-party library -> the packages that may import it
 ROOMS = {
     "simpy": {"strategies", "run"},
-    "networkx": {"cluster"},
+    "networkx": {"cluster", "imports"},
     "defusedxml": {"cluster", "imports"},
     "yaml": {"imports"},
     "numba": {"cluster", "network", "nn"},

@@ -1,0 +1,139 @@
+"""ASTRA-sim's analytical network file (YAML) into a cluster.
+
+Shape: https://github.com/astra-sim/astra-network-analytical, ``common/network-parser/NetworkParser.cc``::
+
+    topology: [ Ring, FullyConnected, Switch ]   # one building block per dimension, the innermost first
+    npus_count: [ 4, 2, 2 ]
+    bandwidth: [ 200.0, 100.0, 50.0 ]            # GB/s of each link and direction
+    latency: [ 500.0, 500.0, 1000.0 ]            # ns of each link
+
+**GB means 2**30 bytes there** (``common/NetworkFunction.cc``, ``bw_GBps_to_Bpns``), so 50 GB/s become
+53,687,091,200 bytes/s here. NPU i has the coordinates of i in mixed radix, dimension 0 fastest
+(``MultiDimTopology.cc``); in each dimension, every group of NPUs that differ only there is one building block. A
+switch costs the latency twice, once per link (``Switch.cc``). ASTRA-sim routes dimension 0 first; ddlsim takes a
+shortest path, which crosses the same dimensions, in an order of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from ddlsim.cluster import Cluster, Host
+from ddlsim.cluster.nodes import Graph, add_host, connect
+from ddlsim.imports.text import SourceText, read_text
+
+__all__ = ["read_astra"]
+
+_GB = float(2**30)
+_BLOCKS = ("Ring", "FullyConnected", "Switch")
+_KEYS = ("topology", "npus_count", "bandwidth", "latency")
+MAX_NPUS = 100_000  # a runaway exponent is a slip of the keyboard, not a cluster
+
+
+def read_astra(path: str | Path) -> Cluster:
+    """Return the cluster of the YAML file `path`: one host per NPU, called npu0, npu1, ...
+
+    Raises :class:`ConfigError` with file, key and reason: lists of unequal length, unknown building blocks, numbers
+    that make no sense, keys that would have no effect.
+    """
+    source = read_text(path)
+    blocks, counts, bandwidths, latencies = _read(source)
+    n_npus = math.prod(counts)
+    if n_npus > MAX_NPUS:
+        raise source.error(_line(source, "npus_count"), f"npus_count gives {n_npus} NPUs, more than {MAX_NPUS}")
+    graph: Graph = Graph(name=source.path.stem, title=f"ASTRA-sim: {' x '.join(blocks)}", sources=[source.path.name])
+    npus = [add_host(graph, f"npu{i}", Host())[0] for i in range(n_npus)]
+    stride = 1
+    for dim, (block, count) in enumerate(zip(blocks, counts, strict=True)):
+        bandwidth, latency = bandwidths[dim] * _GB, latencies[dim] * 1e-9
+        for first in _firsts(n_npus, stride, count):
+            group = [npus[first + i * stride] for i in range(count)]
+            _join(graph, block, group, f"switch{dim}.{first}", bandwidth, latency)
+        stride *= count
+    return Cluster.from_graph(graph)
+
+
+def _firsts(n_npus: int, stride: int, count: int) -> Iterator[int]:
+    """Yield the first NPU of each group that differs only in the dimension with this stride."""
+    return (i for i in range(n_npus) if i // stride % count == 0)
+
+
+def _join(graph: Graph, block: str, group: list[str], switch: str, bandwidth: float, latency: float) -> None:
+    if block == "Switch":
+        graph.add_node(switch, kind="switch")
+        for npu in group:
+            connect(graph, npu, switch, "nic", bandwidth, latency)
+    elif block == "FullyConnected":
+        for i, npu in enumerate(group):
+            for other in group[i + 1 :]:
+                connect(graph, npu, other, "link", bandwidth, latency)
+    else:  # two NPUs in a ring have one link, not two: ASTRA-sim keeps one per neighbour
+        for i in range(len(group) if len(group) > 2 else 1):
+            connect(graph, group[i], group[(i + 1) % len(group)], "link", bandwidth, latency)
+
+
+def _line(source: SourceText, key: str) -> int | None:
+    """Return the line that the top-level `key` stands in."""
+    return next((n for n, line in enumerate(source.text.splitlines(), 1) if line.startswith(key)), None)
+
+
+def _read(source: SourceText) -> tuple[list[str], list[int], list[float], list[float]]:
+    import yaml
+
+    try:
+        table: object = yaml.safe_load(source.text)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else None
+        raise source.error(line, f"is not valid YAML: {error.problem}; correct that line") from None
+    except yaml.YAMLError as error:
+        raise source.error(None, f"is not valid YAML: {' '.join(str(error).split())}; correct it") from None
+    except RecursionError:
+        raise source.error(None, "is nested too deeply; is it the right file?") from None
+    if not isinstance(table, dict):
+        raise source.error(None, f"has no keys {', '.join(_KEYS)}; is it an ASTRA-sim network file?")
+    for key in table:
+        if key not in _KEYS:
+            hint = "ASTRA-sim's analytical network has " + ", ".join(_KEYS)
+            raise source.error(_line(source, str(key)), f"unknown key {str(key)!r}; {hint}")
+    columns = [_column(source, table, key) for key in _KEYS]
+    if len({len(column) for column in columns}) > 1:
+        sizes = ", ".join(f"{key} {len(column)}" for key, column in zip(_KEYS, columns, strict=True))
+        raise source.error(None, f"the lists must have one entry per dimension each, not {sizes}")
+    blocks = [_block(source, value) for value in columns[0]]
+    counts = [round(_number(source, "npus_count", value, 2.0, whole=True)) for value in columns[1]]
+    bandwidths = [_number(source, "bandwidth", value, 0.0, above=True) for value in columns[2]]
+    latencies = [_number(source, "latency", value, 0.0) for value in columns[3]]
+    return blocks, counts, bandwidths, latencies
+
+
+def _column(source: SourceText, table: dict[object, object], key: str) -> list[object]:
+    if key not in table:
+        raise source.error(None, f"the key {key!r} is missing; add it")
+    value = table[key]
+    values = value if isinstance(value, list) else [value]  # one dimension may stand without brackets
+    if not values:
+        raise source.error(_line(source, key), f"{key} is empty; give one entry per dimension")
+    return values
+
+
+def _block(source: SourceText, value: object) -> str:
+    if value not in _BLOCKS:
+        known = ", ".join(_BLOCKS)
+        line = _line(source, "topology")
+        raise source.error(line, f"topology: unknown building block {reprlib.repr(value)}; known: {known}")
+    return str(value)
+
+
+def _number(
+    source: SourceText, key: str, value: object, least: float, *, above: bool = False, whole: bool = False
+) -> float:
+    rule = f"{'a whole number ' if whole else ''}{'above' if above else 'of at least'} {least:g}"
+    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not (math.isfinite(number) and (number > least or (not above and number == least))) or (
+        whole and number != int(number)
+    ):
+        raise source.error(_line(source, key), f"{key}: {reprlib.repr(value)} must be {rule}; correct it")
+    return number

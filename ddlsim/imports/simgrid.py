@@ -1,0 +1,58 @@
+"""SimGrid platform files (XML) into a cluster.
+
+Shape: https://simgrid.org/doc/latest/XML_reference.html and simgrid.dtd, versions 3 to 4.1 (``AS`` or ``zone``,
+``ASroute`` or ``zoneRoute``, ``power`` or ``speed``). A link without ``sharing_policy`` is SHARED, as the DTD has it;
+a cluster's links are SPLITDUPLEX. The DTD itself is never loaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ddlsim.cluster import Cluster
+from ddlsim.imports.simgrid_cluster import cluster_graph
+from ddlsim.imports.simgrid_zones import ZONES, zones_graph
+from ddlsim.imports.text import read_text
+from ddlsim.imports.xml_tree import Element, parse_xml
+
+__all__ = ["read_simgrid"]
+
+_QUIET = ("config", "prop", "random", "process", "actor", "trace", "trace_connect")  # no part of the network
+
+
+def read_simgrid(path: str | Path) -> Cluster:
+    """Return the cluster of the platform file `path`.
+
+    A platform that is one ``<cluster>`` (FLAT with or without backbone, TORUS, FAT_TREE, DRAGONFLY), also inside
+    zones, becomes that topology; anything else a graph with SimGrid's own routes (up to 300 hosts). Host speeds
+    are relative to the fastest host.
+
+    Raises :class:`ConfigError` with file, line and reason for what is not supported (FATPIPE, limiter_link, peers,
+    cabinets, Vivaldi, profiles) and for what is wrong.
+    """
+    source = read_text(path)
+    root = parse_xml(source)
+    if root.tag != "platform":
+        raise root.error("is no SimGrid platform; the first element must be <platform>")
+    for element in _everything(root):
+        for name in ("bandwidth_file", "latency_file", "state_file", "availability_file", "speed_file"):
+            if element.get(name, ""):
+                raise element.error(f"{name} (a profile over time) is not supported; remove it")
+    parts = [child for child in root.children if child.tag not in _QUIET]
+    if len(parts) != 1 or parts[0].tag not in ("cluster", *ZONES):
+        raise root.error("must hold one <zone> or one <cluster>; wrap the parts in a <zone>")
+    alone = _only_cluster(parts[0])
+    graph = cluster_graph(alone, source.path.stem) if alone is not None else zones_graph(parts[0], source.path.stem)
+    return Cluster.from_graph(graph)
+
+
+def _only_cluster(element: Element) -> Element | None:
+    """Return the cluster that is all there is in `element`, or None."""
+    if element.tag == "cluster":
+        return element
+    parts = [child for child in element.children if child.tag not in _QUIET]
+    return _only_cluster(parts[0]) if len(parts) == 1 and parts[0].tag in ("cluster", *ZONES) else None
+
+
+def _everything(element: Element) -> list[Element]:
+    return [element, *(below for child in element.children for below in _everything(child))]
