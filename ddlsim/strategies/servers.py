@@ -8,10 +8,18 @@ from ddlsim.cluster import Cluster
 from ddlsim.collectives import Schedule, messages
 from ddlsim.collectives.schedule import Ints, Round
 from ddlsim.errors import ConfigError
+from ddlsim.strategies.checks import whole
 
-__all__ = ["PLACEMENTS", "push_pull", "server_nodes"]
+__all__ = ["check_servers", "push_pull", "server_nodes"]
 
 PLACEMENTS = ("own", "colocated")
+
+
+def check_servers(kind: str, servers: int, placement: str) -> None:
+    """Raise ConfigError unless the strategy `kind` has a number of servers and a place for them."""
+    whole(servers, f"{kind}: servers")
+    if placement not in PLACEMENTS:
+        raise ConfigError(f"{kind}: placement = {placement!r}: must be 'own' or 'colocated'")
 
 
 def server_nodes(cluster: Cluster, workers: list[int], n_servers: int, placement: str) -> list[int]:
