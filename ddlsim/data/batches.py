@@ -13,9 +13,17 @@ from ddlsim.workload.jitter import stream
 __all__ = ["BatchStream"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass
+class _Draws:
+    """Permutations are drawn one pass after the other."""
+
+    generator: np.random.Generator
+    next_pass: int = 0
+
+
+@dataclass(eq=False)
 class BatchStream:
-    """Sample indices by position: pass e over the shard is shuffled by the stream (seed, rank, "batches e").
+    """Sample indices by position: pass e over the shard is shuffled by draw e of the stream (seed, rank, "batches").
 
     A position always means the same sample, whoever asks for what before. Batches run over the end of a pass,
     so all have the same size. Workers that should together see what one worker would see use the same shard,
@@ -26,6 +34,7 @@ class BatchStream:
     seed: int
     rank: int = 0
     _passes: dict[int, Ints] = field(default_factory=dict, init=False, repr=False)
+    _drawn: _Draws | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.shard.ndim != 1 or not len(self.shard):
@@ -54,7 +63,13 @@ class BatchStream:
     def _shuffled(self, number: int) -> Ints:
         kept = self._passes.get(number)
         if kept is None:
-            kept = self.shard[stream(self.seed, self.rank, f"batches {number}").permutation(len(self.shard))]
+            drawn = self._drawn
+            if drawn is None or number < drawn.next_pass:
+                drawn = self._drawn = _Draws(stream(self.seed, self.rank, "batches"))
+            for _ in range(drawn.next_pass, number + 1):
+                kept = self.shard[drawn.generator.permutation(len(self.shard))]
+            drawn.next_pass = number + 1
+            assert kept is not None
             if len(self._passes) > 1:  # two are enough: batches move forward
                 self._passes.pop(min(self._passes))
             self._passes[number] = kept
