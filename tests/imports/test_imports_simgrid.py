@@ -163,7 +163,7 @@ def test_routes_of_a_full_zone_are_simgrids(tmp_path):
     middle = made.node("2_UP.in"), made.node("2_UP.out")
     shared = along(made, "S1", "C1")[2] & along(made, "S2", "C2")[2]
     (used,) = shared
-    assert (made.link_src[used], made.link_dst[used]) == middle  # channels are numbered as links where none is half duplex
+    assert (made.link_src[used], made.link_dst[used]) == middle
     assert made.speed[[made.node("S1"), made.node("C1")]].tolist() == [0.5, 1.0]
 
 

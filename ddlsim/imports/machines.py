@@ -1,0 +1,73 @@
+"""Machines as a reader found them, and the cluster that copies of them make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ddlsim.cluster import Cluster, Host
+from ddlsim.cluster.nodes import Graph, add_host, connect
+from ddlsim.cluster.quantity import Quantity, count, nonnegative
+from ddlsim.errors import ConfigError
+
+__all__ = ["Machine", "assemble", "copies"]
+
+
+@dataclass
+class Machine:
+    """What is inside one machine; names are local ("gpu0"), bandwidths bytes/s per direction.
+
+    gpus, cpus    endpoints; switches   PCIe switches, an NVSwitch, NICs: what only forwards
+    links         (a, b, kind, bandwidth, latency), both directions; one_way   the same for a -> b alone
+    ports         (node, bandwidth): where a cable to the network begins, once for each
+    """
+
+    gpus: list[str] = field(default_factory=list)
+    cpus: list[str] = field(default_factory=list)
+    switches: list[str] = field(default_factory=list)
+    links: list[tuple[str, str, str, float, float]] = field(default_factory=list)
+    one_way: list[tuple[str, str, str, float, float]] = field(default_factory=list)
+    ports: list[tuple[str, float]] = field(default_factory=list)
+
+
+def assemble(
+    name: str, machines: Sequence[Machine], device: str | None, network_latency: Quantity, source: str,
+    notes: Sequence[str] = (),
+) -> Cluster:  # fmt: skip
+    """Return the cluster of these machines, node0, node1, ...; with several, one switch joins all their ports.
+
+    device           key of the device catalogue, for the GPUs
+    network_latency  of each link between a port and that switch
+
+    Raises :class:`ConfigError` when several machines are to be joined and one of them has no port.
+    """
+    graph: Graph = Graph(name=name, sources=[source], notes=list(notes))
+    latency = nonnegative(network_latency, "time", "network_latency")
+    for i, machine in enumerate(machines):
+        _add(graph, f"node{i}", machine, device)
+        if len(machines) > 1:
+            if not machine.ports:
+                raise ConfigError(f"{source}: a machine without NIC cannot be joined with others; read one machine")
+            graph.add_node("network", kind="switch")
+            for port, bandwidth in machine.ports:
+                connect(graph, f"node{i}.{port}", "network", "nic", bandwidth, latency)
+    return Cluster.from_graph(graph)
+
+
+def copies(machine: Machine, n_hosts: int) -> list[Machine]:
+    """Return `machine` as often as there are hosts."""
+    return [machine] * count(n_hosts, "n_hosts")
+
+
+def _add(graph: Graph, host: str, machine: Machine, device: str | None) -> None:
+    for gpu in machine.gpus:
+        add_host(graph, f"{host}.{gpu}", Host(device=device))
+        graph.nodes[f"{host}.{gpu}"].update(kind="gpu", host=host)
+    for cpu in machine.cpus:
+        graph.add_node(f"{host}.{cpu}", kind="host", host=host)
+    for switch in machine.switches:
+        graph.add_node(f"{host}.{switch}", kind="switch", host=host)
+    for a, b, kind, bandwidth, latency in machine.links:
+        connect(graph, f"{host}.{a}", f"{host}.{b}", kind, bandwidth, latency)
+    for a, b, kind, bandwidth, latency in machine.one_way:
+        graph.add_edge(f"{host}.{a}", f"{host}.{b}", bandwidth=bandwidth, latency=latency, kind=kind)

@@ -1,0 +1,211 @@
+"""The matrix of ``nvidia-smi topo -m`` into a cluster.
+
+Shape: the matrix and the legend that nvidia-smi prints (NVIDIA System Management Interface). It tells how any two
+devices are joined, not how fast: NV# a bond of # NVLinks; PIX the same PCIe bridge, PXB several; PHB and NODE the same
+CPU; SYS (SOC before driver 384) another one. Bandwidths are therefore arguments.
+
+NV# hides how two GPUs are joined by PCIe; it is inferred from what they share with NICs and from the CPU affinity. If a
+GPU would need more NVLinks than any GPU has, the bonds are one crossbar, an NVSwitch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddlsim.cluster import Cluster
+from ddlsim.cluster.quantity import Quantity, nonnegative, positive
+from ddlsim.errors import ConfigError
+from ddlsim.imports.machines import Machine, assemble, copies
+from ddlsim.imports.text import SourceText, read_text
+
+__all__ = ["read_nvidia_smi"]
+
+_KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS", "SOC")
+_HEADING = re.compile(r"^\s*GPU0\s")
+MAX_NVLINKS = 18  # of one GPU: 4 (P100), 6 (V100), 12 (A100), 18 (H100, B200)
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """The devices in order, how each pair is joined, the CPU affinity of the GPUs."""
+
+    source: SourceText
+    names: tuple[str, ...]
+    cells: dict[tuple[str, str], str]
+    affinity: dict[str, str]
+
+    def gpus(self) -> list[str]:
+        return [name for name in self.names if name.startswith("GPU")]
+
+    def bond(self, a: str, b: str) -> int:
+        """Return the NVLinks between two devices."""
+        cell = self.cells[a, b]
+        return int(cell[2:]) if cell.startswith("NV") else 0
+
+
+def read_nvidia_smi(
+    path: str | Path, *, nvlink_bandwidth: Quantity | None = None, pcie_bandwidth: Quantity = "12 GB/s",
+    smp_bandwidth: Quantity = "10 GB/s", nic_bandwidth: Quantity | None = None, n_hosts: int = 1,
+    device: str | None = None, nvswitch: bool | None = None, pcie_latency: Quantity = "1 us",
+    nvlink_latency: Quantity = "0.7 us", network_latency: Quantity = "1 us",
+) -> Cluster:  # fmt: skip
+    """Return the machine that the matrix in `path` describes, or `n_hosts` of them joined by one switch.
+
+    nvlink_bandwidth   of one NVLink and direction (25 GB/s for NVLink 2 to 4); needed where the matrix has any
+    pcie_bandwidth     of every PCIe link (the default is what PCIe 3.0 x16 reaches)
+    smp_bandwidth      between CPUs (the default is what NCCL assumes for Intel since Skylake, topo.h SKL_QPI_BW)
+    nic_bandwidth      of every NIC; needed for several hosts
+    device             key of the device catalogue for the GPUs
+    nvswitch           whether the NVLinks meet in a switch; None: where a GPU would need more than 18 otherwise
+
+    Raises :class:`ConfigError` with file, line and reason: a cut or asymmetric matrix, an unknown entry, a missing
+    bandwidth.
+    """
+    matrix = _read(read_text(path))
+    machine = Machine(gpus=[name.lower() for name in matrix.gpus()])
+    pcie = positive(pcie_bandwidth, "bandwidth", "pcie_bandwidth")
+    latency = nonnegative(pcie_latency, "time", "pcie_latency")
+    _add_pcie(matrix, machine, pcie, latency)
+    smp = positive(smp_bandwidth, "bandwidth", "smp_bandwidth")
+    machine.links += [(a, b, "smp", smp, latency) for a, b in itertools.combinations(machine.cpus, 2)]
+    _add_nvlinks(matrix, machine, nvlink_bandwidth, nonnegative(nvlink_latency, "time", "nvlink_latency"), nvswitch)
+    nics = [name for name in matrix.names if not name.startswith("GPU")]
+    if n_hosts != 1 and nic_bandwidth is None:
+        raise ConfigError(f"{matrix.source.path}: does not say how fast the NICs are; give nic_bandwidth")
+    if n_hosts == 1 and nic_bandwidth is not None:
+        raise ConfigError(f"nic_bandwidth = {nic_bandwidth!r} has no effect on one machine; give n_hosts or remove it")
+    if n_hosts != 1:
+        machine.ports = [(_label(nic), positive(nic_bandwidth, "bandwidth", "nic_bandwidth")) for nic in nics]
+    source = matrix.source.path
+    return assemble(source.stem, copies(machine, n_hosts), device, network_latency, source.name)
+
+
+# -------------------------------------------------------------------------------------------------- the matrix
+
+
+def _read(source: SourceText) -> _Matrix:
+    names: list[str] = []
+    cells: dict[tuple[str, str], str] = {}
+    affinity: dict[str, str] = {}
+    rows: dict[str, int] = {}
+    aliases: dict[str, str] = {}
+    for number, line in source.lines():
+        if not names and _HEADING.match(line):
+            names = re.split(r"CPU Affinity|NUMA Affinity", line)[0].split()
+        elif match := re.match(r"\s*(NIC\d+):\s+(\S+)\s*$", line):
+            aliases[match[1]] = match[2]
+        elif names and (words := line.split()) and words[0] in names and words[0] not in rows:
+            rows[words[0]] = number
+            if len(words) < 1 + len(names):
+                raise source.error(number, f"has {len(words) - 1} of {len(names)} entries; is the matrix complete?")
+            for name, cell in zip(names, words[1:], strict=False):
+                cells[words[0], name] = _checked(source, number, words[0], name, cell)
+            if words[0].startswith("GPU"):
+                affinity[words[0]] = words[1 + len(names)] if len(words) > 1 + len(names) else ""
+    if not names:
+        raise source.error(None, "has no matrix (a line GPU0 GPU1 ... CPU Affinity); save nvidia-smi topo -m")
+    for name in names:
+        if name not in rows:
+            raise source.error(None, f"the row of {name} is missing; is the matrix complete?")
+    for a, b in itertools.combinations(names, 2):
+        if cells[a, b] != cells[b, a]:
+            raise source.error(rows[b], f"{b} - {a} is {cells[b, a]}, but {a} - {b} is {cells[a, b]}; correct one")
+    renamed = {name: aliases.get(name, name) for name in names}
+    return _Matrix(
+        source, tuple(renamed.values()),
+        {(renamed[a], renamed[b]): cell for (a, b), cell in cells.items()}, affinity,
+    )  # fmt: skip
+
+
+def _checked(source: SourceText, number: int, row: str, column: str, cell: str) -> str:
+    if (row == column) != (cell == "X"):
+        raise source.error(number, f"{row} - {column} is {cell}; only the diagonal is X")
+    if cell != "X" and cell not in _KINDS and not re.fullmatch(r"NV[1-9]\d*", cell):
+        raise source.error(number, f"{row} - {column} is {cell!r}, which is none of NV#, {', '.join(_KINDS)}")
+    return cell
+
+
+def _label(name: str) -> str:
+    return name.lower() if name.startswith("GPU") else f"nic-{name}"
+
+
+# ---------------------------------------------------------------------------------------------------- the links
+
+
+def _groups(names: Iterable[str], pairs: Iterable[tuple[str, str]]) -> list[list[str]]:
+    """Return the names in the groups that the pairs join, in order."""
+    group = {name: [name] for name in names}
+    for a, b in pairs:
+        if group[a] is not group[b]:
+            group[a] += group[b]
+            for name in group[b]:
+                group[name] = group[a]
+    order = {name: i for i, name in enumerate(group)}
+    unique = {id(members): sorted(members, key=order.__getitem__) for members in group.values()}
+    return list(unique.values())
+
+
+def _add_pcie(matrix: _Matrix, machine: Machine, bandwidth: float, latency: float) -> None:
+    """Add CPUs, bridges and NICs: devices below a bridge (PIX), bridges below a bridge (PXB), those below a CPU."""
+    joined = {
+        kinds: [pair for pair, cell in matrix.cells.items() if cell in kinds]
+        for kinds in (("PIX",), ("PIX", "PXB"), ("PIX", "PXB", "PHB", "NODE"))
+    }
+    low, high, same_cpu = joined.values()
+    same_cpu = [*same_cpu, *(pair for pair in itertools.combinations(matrix.gpus(), 2) if _near(matrix, *pair))]
+    machine.switches += [_label(name) for name in matrix.names if not name.startswith("GPU")]
+    above: dict[str, str] = {}
+    for number, members in enumerate(_groups(matrix.names, same_cpu)):
+        machine.cpus.append(f"cpu{number}")
+        above.update(dict.fromkeys(members, f"cpu{number}"))
+    for level, pairs in (("upper", high), ("pcie", low)):
+        lower = _groups(matrix.names, low)
+        for number, members in enumerate(_groups(matrix.names, pairs)):
+            inside = [group for group in lower if set(group) <= set(members)]
+            if len(members) < 2 or (level == "upper" and len(inside) < 2):
+                continue
+            bridge = f"{level}{number}"
+            machine.switches.append(bridge)
+            machine.links.append((bridge, above[members[0]], "pcie", bandwidth, latency))
+            above.update(dict.fromkeys(members, bridge))
+    machine.links += [(_label(name), above[name], "pcie", bandwidth, latency) for name in matrix.names]
+
+
+def _near(matrix: _Matrix, a: str, b: str) -> bool:
+    """Return whether two GPUs, whose NVLinks hide the PCIe between them, may be taken to have the same CPU."""
+    unknown = ("", "N/A")
+    ends = matrix.affinity[a], matrix.affinity[b]
+    return matrix.bond(a, b) > 0 and (ends[0] == ends[1] or ends[0] in unknown or ends[1] in unknown)
+
+
+def _add_nvlinks(
+    matrix: _Matrix, machine: Machine, bandwidth: Quantity | None, latency: float, nvswitch: bool | None
+) -> None:
+    gpus = matrix.gpus()
+    totals = {gpu: sum(matrix.bond(gpu, other) for other in gpus) for gpu in gpus}
+    if not any(totals.values()):
+        if nvswitch:
+            raise ConfigError(f"{matrix.source.path}: nvswitch = True, but the matrix has no NV#; leave it out")
+        if bandwidth is not None:
+            raise ConfigError(f"{matrix.source.path}: the matrix has no NV#; leave nvlink_bandwidth out")
+        return
+    if bandwidth is None:
+        raise ConfigError(
+            f"{matrix.source.path}: the matrix does not say how fast an NVLink is; give nvlink_bandwidth, "
+            f"like '25 GB/s' for NVLink 2 to 4"
+        )
+    one = positive(bandwidth, "bandwidth", "nvlink_bandwidth")
+    if nvswitch if nvswitch is not None else max(totals.values()) > MAX_NVLINKS:
+        machine.switches.append("nvswitch")
+        for gpu in gpus:  # every bond uses all links of the GPU into the switch
+            n_links = max(matrix.bond(gpu, other) for other in gpus)
+            if n_links:
+                machine.links.append((gpu.lower(), "nvswitch", "nvlink", n_links * one, latency))
+        return
+    for a, b in itertools.combinations(gpus, 2):
+        if matrix.bond(a, b):
+            machine.links.append((a.lower(), b.lower(), "nvlink", matrix.bond(a, b) * one, latency))

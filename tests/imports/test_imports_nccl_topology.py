@@ -1,0 +1,156 @@
+"""NCCL's topology file: bandwidths as NCCL counts them, bridges, NVSwitch, NICs, several machines; what is refused."""
+
+import pytest
+
+from ddlsim.errors import ConfigError
+from ddlsim.imports.nccl_topology import read_nccl_topology
+
+#: two GPUs and a NIC below a PCIe switch of CPU 0, joined by four NVLinks; a NIC of its own at CPU 1
+SMALL = """<system version="1">
+  <cpu host_hash="0x1" numaid="0" affinity="ffff" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="85">
+    <pci busid="0000:40:00.0" class="0x060400" link_speed="16.0 GT/s PCIe" link_width="16">
+      <pci busid="0000:41:00.0" class="0x060400" link_speed="16.0 GT/s PCIe" link_width="16">
+        <pci busid="0000:47:00.0" class="0x030200" link_speed="16.0 GT/s PCIe" link_width="16">
+          <gpu dev="0" sm="80" rank="0" gdr="1">
+            <nvlink target="0000:48:00.0" count="4" tclass="0x030200"/>
+          </gpu>
+        </pci>
+        <pci busid="0000:48:00.0" class="0x030200" link_speed="8 GT/s" link_width="8">
+          <gpu dev="1" sm="80" rank="1" gdr="1">
+            <nvlink target="0000:47:00.0" count="4" tclass="0x030200"/>
+          </gpu>
+        </pci>
+        <pci busid="0000:49:00.0" class="0x020700" link_speed="16.0 GT/s PCIe" link_width="16">
+          <nic>
+            <net name="mlx5_0" dev="0" speed="200000" port="1" latency="0.000000" guid="0x1" maxconn="131072" gdr="1"/>
+          </nic>
+        </pci>
+        <pci busid="0000:4a:00.0" class="0x010802" link_speed="16.0 GT/s PCIe" link_width="4"/>
+      </pci>
+    </pci>
+  </cpu>
+  <cpu host_hash="0x1" numaid="1" affinity="ffff0000" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="85">
+    <nic>
+      <net name="eth0" dev="1" speed="10000" port="0" guid="0x0" maxconn="65536" gdr="0"/>
+    </nic>
+  </cpu>
+</system>
+"""
+
+
+def read(tmp_path, text=SMALL, **arguments):
+    path = tmp_path / "topo.xml"
+    path.write_text(text, encoding="utf-8")
+    return read_nccl_topology(path, **arguments)
+
+
+def links(made):
+    return {
+        (made.node_names[a], made.node_names[b]): (kind, bandwidth)
+        for a, b, kind, bandwidth in zip(
+            made.link_src, made.link_dst, made.link_kind, made.link_bandwidth.tolist(), strict=True
+        )
+    }
+
+
+def test_a_machine_as_nccl_counts_it(tmp_path):
+    """Gen 4 x16: 16 * 120 / 80 = 24 GB/s; gen 3 x8: 6 GB/s; 4 NVLinks of sm 80: 80 GB/s; Skylake sockets 10 GB/s.
+
+    The root port has one bridge below it and goes; the bridge stays, with GPUs and NIC below; the disk goes.
+    """
+    made = read(tmp_path, device="a100")
+    switch = "node0.pcie-0000:41:00.0"
+    expected = {
+        (switch, "node0.cpu0"): ("pcie", 24e9), ("node0.gpu0", switch): ("pcie", 24e9),
+        ("node0.gpu1", switch): ("pcie", 6e9), ("node0.nic-mlx5_0", switch): ("pcie", 24e9),
+        ("node0.gpu0", "node0.gpu1"): ("nvlink", 80e9), ("node0.cpu0", "node0.cpu1"): ("smp", 10e9),
+        ("node0.nic-eth0", "node0.cpu1"): ("pcie", 1.25e9),
+    }  # fmt: skip
+    assert links(made) == {**expected, **{(b, a): value for (a, b), value in expected.items()}}
+    assert [made.node_names[node] for node in made.workers] == ["node0.gpu0", "node0.gpu1"]
+    assert made.device_of[made.node("node0.gpu1")] == "a100"
+    assert made.host_names == ("node0",)
+
+
+def test_copies_are_joined_at_the_speed_of_their_nics(tmp_path):
+    made = read(tmp_path, n_hosts=3, network_latency="5 us")
+    assert len(made.workers) == 6
+    joined = {pair[0]: value for pair, value in links(made).items() if pair[1] == "network"}
+    assert joined == {
+        f"node{i}.nic-{name}": ("nic", speed) for i in range(3) for name, speed in (("mlx5_0", 25e9), ("eth0", 1.25e9))
+    }  # fmt: skip
+    assert made.n_links == 3 * 14 + 2 * 6
+    there = made.routes([made.node("node0.gpu0")], [made.node("node2.gpu1")])[0]
+    assert made.link_latency[there].sum() == pytest.approx(2 * (1e-6 + 1e-6 + 5e-6))
+
+
+def test_all_nvswitches_are_one(tmp_path):
+    """5 + 4 NVLinks of sm 90, 20.6 GB/s each, to two switches: 185.4 GB/s into one crossbar."""
+    text = SMALL.replace('sm="80"', 'sm="90"').replace(
+        '<nvlink target="0000:48:00.0" count="4" tclass="0x030200"/>',
+        '<nvlink target="0000:f5:00.0" count="5" tclass="0x068000"/><nvlink target="0000:f4:00.0" count="4"/>',
+    )
+    made = links(read(tmp_path, text))
+    assert made["node0.gpu0", "node0.nvswitch"] == ("nvlink", pytest.approx(185.4e9))
+    assert made["node0.nvswitch", "node0.gpu0"] == ("nvlink", pytest.approx(185.4e9))
+
+
+@pytest.mark.parametrize(
+    ("cpu", "bandwidth"),
+    [
+        ('arch="arm64"', 6e9), ('arch="ppc64"', 32e9), ('arch="x86_64" vendor="AuthenticAMD" familyid="25"', 24e9),
+        ('arch="x86_64" vendor="AuthenticAMD" familyid="23"', 16e9),
+        ('arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143"', 22e9),
+        ('arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="79"', 6e9),
+    ],
+    ids=["arm", "power", "zen3", "zen2", "sapphire-rapids", "broadwell"],
+)  # fmt: skip
+def test_sockets(tmp_path, cpu, bandwidth):
+    text = SMALL.replace('arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="85"', cpu)
+    assert links(read(tmp_path, text))["node0.cpu0", "node0.cpu1"] == ("smp", bandwidth)
+
+
+def test_an_unknown_rate_counts_as_nccl_counts_it_and_is_noted(tmp_path):
+    made = read(tmp_path, SMALL.replace('link_speed="8 GT/s" link_width="8"', 'link_speed="Unknown" link_width=""'))
+    assert links(made)["node0.gpu1", "node0.pcie-0000:41:00.0"] == ("pcie", 12e9)
+    assert "link speed of 0000:48:00.0 unknown ('Unknown'): taken as 8 GT/s, as NCCL does" in made.notes
+
+
+def test_grace_hopper_has_c2c(tmp_path):
+    end = 'tclass="0x030200"/>\n          </gpu>'
+    text = SMALL.replace(end, end.replace("</gpu>", '<c2c bw="44712" count="10"/></gpu>'), 1)
+    assert links(read(tmp_path, text))["node0.gpu0", "node0.cpu0"] == ("c2c", pytest.approx(447.12e9))
+
+
+def test_a_fused_file_gives_all_machines(tmp_path):
+    second = SMALL.replace("0x1", "0x2").split("\n", 1)[1]
+    text = SMALL.replace("</system>\n", second)
+    made = read(tmp_path, text)
+    assert made.host_names == ("node0", "node1")
+    with pytest.raises(ConfigError, match="describes 2 machines already; leave n_hosts out"):
+        read(tmp_path, text, n_hosts=2)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('dev="1" sm', 'dev="0" sm', r"topo\.xml:11: <gpu>: dev = '0' appears twice"),
+        ('numaid="1"', 'numaid="0"', r":24: <cpu>: numaid = '0' appears twice"),
+        ('link_width="8"', 'link_width="x8"', r":10: <pci>: link_width = 'x8' is not a number"),
+        ('speed="200000"', 'speed="0"', r":17: <net>: speed = 0 \(Mbit/s\) must be above 0"),
+        ('count="4"', 'count="four"', r":7: <nvlink>: count = 'four' is not a whole number"),
+        ('target="0000:48:00.0" ', "", r":7: <nvlink>: the attribute 'target' is missing"),
+        ("<gpu", "<gpv", "is not valid XML"),
+        ("<system", "<graphs", "is not valid XML"),
+    ],
+)
+def test_what_is_refused_is_named_with_its_line(tmp_path, old, new, message):
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, SMALL.replace(old, new, 1))
+
+
+def test_other_xml_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="the first element must be <system>"):
+        read(tmp_path, "<platform/>")
+    with pytest.raises(ConfigError, match="has no <gpu>"):
+        read(tmp_path, '<system version="1"><cpu numaid="0"/></system>')
