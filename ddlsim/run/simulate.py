@@ -155,7 +155,7 @@ def run(experiment: Experiment, *, keep_spans: bool = False, progress: Progress 
     stop = StopRule(loop, recorder, experiment.strategy.updates(experiment.steps + experiment.warmup, n_workers))
     learner = Learner(Plane(), prepared.task, n_workers)
     workers = _workers(prepared, loop, recorder, stop, learner)
-    setting = Setting(prepared.cluster, loop, workers, recorder, stop, learner)
+    setting = Setting(prepared.cluster, loop, workers, recorder, stop, learner, seed=experiment.seed)
     experiment.strategy.start(setting)
     monitor = stop.monitor = _monitor(setting, experiment, progress)
     interrupted, reason = False, ""

@@ -23,7 +23,8 @@ class Setting:
     """A run about to start. Strategies put remarks for the reader of the result into ``notes``.
 
     When it starts, a strategy sets ``model`` to what tells the parameters that would be handed over if the run
-    ended now, and ``replicas`` to what tells all workers' parameters, where they differ.
+    ended now, and ``replicas`` to what tells all workers' parameters, where they differ. ``seed`` is that of all
+    random streams.
     """
 
     cluster: Cluster
@@ -35,6 +36,7 @@ class Setting:
     notes: list[str] = field(default_factory=list)
     model: Callable[[], Value[Array]] = lambda: ABSENT
     replicas: Callable[[], Sequence[Value[Array]]] | None = None
+    seed: int = 0
 
     @property
     def nodes(self) -> list[int]:
