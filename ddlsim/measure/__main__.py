@@ -1,0 +1,189 @@
+"""``python -m ddlsim.measure``: run the benchmarks under mpirun or torchrun. See docs/measuring.md."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ddlsim.errors import ConfigError, DdlsimError, UnitError
+from ddlsim.units import parse
+
+if TYPE_CHECKING:
+    from ddlsim.measure.plan import Task
+    from ddlsim.measure.steps import Trained
+    from ddlsim.measure.transport import Transport
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@dataclass(frozen=True)
+class _Wishes:
+    """The command line, read."""
+
+    out: str
+    budget: float  # s
+    max_nbytes: int
+    only: list[str]
+    models: list[str]
+    modules: list[str]
+    input_shape: list[int]
+    batch_sizes: list[int]
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+def measure(
+    out: Annotated[str, typer.Option("--out", help="Folder for measurements.csv; what is there is not repeated.")],
+    backend: Annotated[str, typer.Option("--backend", help="auto, mpi, gloo or nccl.")] = "auto",
+    budget: Annotated[str, typer.Option("--budget", help="About how long all of it may take.")] = "2 min",
+    max_size: Annotated[str, typer.Option("--max-size", help="Largest message or buffer.")] = "256 MiB",
+    only: Annotated[
+        str, typer.Option("--only", help="Some of point_to_point, collective, memory, step, with commas.")
+    ] = "",
+    model: Annotated[list[str] | None, typer.Option("--model", help="Time steps of this model in NumPy.")] = None,
+    module: Annotated[
+        list[str] | None, typer.Option("--module", help="Time steps of a PyTorch module, package.module:callable.")
+    ] = None,
+    input_shape: Annotated[str, typer.Option("--input-shape", help="One sample of --module, like 3,224,224.")] = "",
+    batch_sizes: Annotated[
+        str, typer.Option("--batch-sizes", help="Samples per rank for --model and --module.")
+    ] = "1,8,32",
+) -> None:
+    """Measure messages, collectives, memory and training steps on the ranks that mpirun or torchrun started.
+
+    mpirun -n 8 python -m ddlsim.measure --out measured/
+    """
+    from ddlsim.measure.transport import connect
+
+    wishes = _Wishes(
+        out, _quantity(budget, "time", "--budget"), int(_quantity(max_size, "bytes", "--max-size")),
+        [name for name in only.split(",") if name], model or [], module or [],
+        _whole_numbers(input_shape, "--input-shape"), _whole_numbers(batch_sizes, "--batch-sizes"),
+    )  # fmt: skip
+    if wishes.budget <= 0:
+        raise ConfigError(f"--budget {budget}: must be above 0; write it like '2 min'")
+    if wishes.input_shape and not wishes.modules:
+        raise ConfigError(f"--input-shape {input_shape} is for --module; add one, or leave it out")
+    transport = connect(backend)
+    hosts = transport.gather(transport.host)
+    setup = _agreed(transport, lambda: _set_up(transport, hosts, wishes))
+    try:
+        _run(transport, setup, wishes.budget)
+    except BaseException as error:
+        if transport.size > 1:  # the others wait for this rank: end them too
+            if transport.rank == 0 or not isinstance(error, KeyboardInterrupt):
+                _show(error)
+            transport.abort()
+        raise
+    transport.close()
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """What a rank needs to begin; the table is the first rank's only."""
+
+    tasks: list[Task]
+    trained: list[Trained]
+    table: Path | None
+    done: set[tuple[object, ...]]
+
+
+def _set_up(transport: Transport, hosts: Sequence[str], wishes: _Wishes) -> _Setup:
+    from ddlsim.measure.plan import make_plan
+    from ddlsim.measure.steps import numpy_model, torch_module
+    from ddlsim.measure.store import open_table
+    from ddlsim.measure.transport import local_rank
+
+    trained = [numpy_model(name) for name in wishes.models]
+    gpu = local_rank(transport.rank, hosts)
+    trained += [torch_module(name, wishes.input_shape, gpu) for name in wishes.modules]
+    labels = [one.label for one in trained]
+    tasks = make_plan(hosts, wishes.max_nbytes, wishes.only, labels, wishes.batch_sizes)
+    for one in trained:
+        one.step(min(wishes.batch_sizes))()  # compiles, and finds mistakes before anything is measured
+    table, rows = open_table(wishes.out) if transport.rank == 0 else (None, [])
+    return _Setup(tasks, trained, table, {row.key for row in rows})
+
+
+def _agreed(transport: Transport, prepare: Callable[[], _Setup]) -> _Setup:
+    """Return what `prepare` returns on this rank; raise on all ranks if it fails on any."""
+    setup, problem = None, ""
+    try:
+        setup = prepare()
+    except DdlsimError as error:
+        problem = str(error)
+    problems = [text for text in transport.gather(problem) if text]
+    if problems or setup is None:
+        transport.close()
+        raise ConfigError(problems[0])
+    return setup
+
+
+def _run(transport: Transport, setup: _Setup, budget: float) -> None:
+    from ddlsim.measure.progress import follow
+    from ddlsim.measure.runner import crowding, run
+    from ddlsim.measure.store import append
+
+    done, crowded = transport.gather(setup.done)[0], crowding(transport)
+    events = run(transport, setup.tasks, setup.trained, done, budget)
+    if setup.table is None:
+        for _ in events:
+            pass
+        return
+    if crowded:
+        print(f"warning: {crowded}: times contain waiting for a core; start fewer ranks", file=sys.stderr)
+    n_rows = 0
+    for row in follow(events, setup.tasks, budget):
+        append(setup.table, row)
+        n_rows += 1
+    print(f"{n_rows} rows added to {setup.table}, {len(done)} were there", file=sys.stderr)
+
+
+def _quantity(text: str, dimension: str, option: str) -> float:
+    try:
+        return parse(text, dimension)
+    except UnitError as error:
+        raise UnitError(f"{option}: {error}") from None
+
+
+def _whole_numbers(text: str, option: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    for part in parts:
+        if not (part.isascii() and part.isdigit() and int(part) > 0):
+            raise ConfigError(f"{option} {text}: {part!r} is no number above 0; write them like 1,8,32")
+    return [int(part) for part in parts]
+
+
+def _is_first() -> bool:
+    """Return whether this is the first of the processes that a launcher started, before any is connected."""
+    names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+    return next((os.environ[name] for name in names if name in os.environ), "0") == "0"
+
+
+def _show(error: BaseException) -> None:
+    if isinstance(error, DdlsimError):
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    elif isinstance(error, KeyboardInterrupt):
+        print("interrupted; what was measured is kept, the same command goes on", file=sys.stderr, flush=True)
+    else:
+        traceback.print_exception(error)
+
+
+def main() -> None:
+    """Run the command line: errors are one line on stderr and exit code 2, an interrupt is 130."""
+    try:
+        app()
+    except (DdlsimError, KeyboardInterrupt) as error:
+        if _is_first():
+            _show(error)
+        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 2)
+
+
+if __name__ == "__main__":
+    main()

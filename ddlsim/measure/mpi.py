@@ -1,0 +1,114 @@
+"""MPI by mpi4py, on NumPy buffers. Importing this module starts MPI."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from ddlsim.errors import ConfigError
+from ddlsim.measure.transport import Action
+
+__all__ = ["MpiTransport", "connect_mpi", "host_action"]
+
+T = TypeVar("T")
+Buffer: TypeAlias = npt.NDArray[np.float32]
+
+
+def _buffer(n_elements: int) -> Buffer:
+    """Return zeros in memory that is really there: np.zeros would share one page until it is written."""
+    buffer = np.empty(n_elements, np.float32)
+    buffer.fill(0.0)
+    return buffer
+
+
+def host_action(operation: str, n_elements: int) -> Action:
+    """Return a reduction or a copy by NumPy."""
+    into, source = _buffer(n_elements), _buffer(n_elements)
+
+    def reduction() -> None:
+        np.add(into, source, out=into)
+
+    def copy() -> None:
+        np.copyto(into, source)
+
+    return {"reduction": reduction, "copy": copy}[operation]
+
+
+@dataclass(frozen=True)
+class MpiTransport:
+    """The ranks of ``MPI.COMM_WORLD``; see :class:`~ddlsim.measure.transport.Transport`."""
+
+    comm: MPI.Intracomm
+    rank: int
+    size: int
+    host: str
+    version: str
+    backend: str = "mpi"
+    compute: str = "numpy"
+
+    def barrier(self) -> None:
+        self.comm.Barrier()
+
+    def gather(self, value: T) -> list[T]:
+        values: list[T] = self.comm.allgather(value)
+        return values
+
+    def one_way(self, n_elements: int, peer: int, first: bool) -> Action:
+        comm, buffer = self.comm, _buffer(n_elements)
+
+        def ping() -> None:
+            comm.Send(buffer, peer)
+            comm.Recv(buffer, peer)
+
+        def pong() -> None:
+            comm.Recv(buffer, peer)
+            comm.Send(buffer, peer)
+
+        return ping if first else pong
+
+    def both_ways(self, n_elements: int, peer: int) -> Action:
+        comm, out, into = self.comm, _buffer(n_elements), _buffer(n_elements)
+
+        def exchange() -> None:
+            comm.Sendrecv(out, peer, recvbuf=into, source=peer)
+
+        return exchange
+
+    def collective(self, operation: str, n_elements: int) -> Action:
+        comm, whole = self.comm, _buffer(n_elements)
+        if operation == "all_reduce":
+            return lambda: comm.Allreduce(MPI.IN_PLACE, whole)
+        if operation == "broadcast":
+            return lambda: comm.Bcast(whole)
+        if operation == "all_gather":
+            part = _buffer(n_elements // self.size)
+            return lambda: comm.Allgather(part, whole)
+        out = _buffer(n_elements)
+        return lambda: comm.Alltoall(out, whole)
+
+    def memory(self, operation: str, n_elements: int) -> Action:
+        return host_action(operation, n_elements)
+
+    def close(self) -> None:
+        """MPI is left when Python ends."""
+
+    def abort(self) -> None:
+        self.comm.Abort(2)
+
+
+def connect_mpi() -> MpiTransport:
+    """Return the transport of MPI's world; raises ConfigError if mpirun belongs to another MPI."""
+    comm = MPI.COMM_WORLD
+    vendor, numbers = MPI.get_vendor()
+    version = f"{vendor} {'.'.join(str(number) for number in numbers)}"
+    started = next((os.environ[name] for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE") if name in os.environ), "1")
+    if comm.size == 1 and started.isdigit() and int(started) > 1:
+        raise ConfigError(
+            f"mpirun started {started} ranks, but mpi4py's {version} sees only itself; use the mpirun of that MPI"
+        )
+    return MpiTransport(comm, comm.rank, comm.size, MPI.Get_processor_name(), version)

@@ -1,0 +1,143 @@
+"""Training steps to be timed: forward pass, backward pass and momentum update on random data, no exchange."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from ddlsim.errors import ConfigError
+from ddlsim.measure.transport import Action
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Trained", "numpy_model", "torch_module"]
+
+#: small, so that parameters stay what they are; it costs as much as any other
+RATE = 1e-9
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model that can be trained: `step` makes the action for a batch size (samples)."""
+
+    label: str
+    backend: str
+    step: Callable[[int], Action]
+
+
+def numpy_model(name: str) -> Trained:
+    """Return a network of ddlsim's own by name or file, float32. Raises ConfigError if it cannot be trained."""
+    import numpy as np
+
+    from ddlsim.nn.network import build_network
+    from ddlsim.optim import Momentum
+
+    network, rule = build_network(name, seed=0), Momentum()
+
+    def step(batch_size: int) -> Action:
+        rng = np.random.default_rng(0)
+        x = rng.standard_normal((batch_size, *network.model.input_shape), np.float32)
+        labels = rng.integers(network.n_outputs, size=batch_size)
+        statistics = network.initial_state.copy()
+        params = network.initial_params
+        memory = rule.init(params)
+
+        def train() -> None:
+            nonlocal params, memory
+            _, gradient = network.loss_and_gradient(params, x, labels, rng, statistics)
+            params, memory = rule.update(params, gradient, memory, RATE)
+
+        return train
+
+    return Trained(network.model.name, "numpy", step)
+
+
+def torch_module(name: str, input_shape: Sequence[int], gpu: int) -> Trained:
+    """Return a PyTorch module by ``"package.module:callable"``; it runs on GPU number `gpu` if there are GPUs.
+
+    input_shape  of one sample, float32; the loss is the mean square of the output, a tensor
+
+    The callable is called without arguments and returns the module; or it has a parameter `batch_size` and
+    returns the module and the tensor (or tuple of tensors) to call it with. Raises ConfigError for a name that
+    leads nowhere, and where PyTorch is missing.
+    """
+    if find_spec("torch") is None:
+        raise ConfigError(f"--module {name}: PyTorch is not installed; pip install torch")
+    make = _imported(name)
+    asks = "batch_size" in _parameters(make)
+    if not asks and not input_shape:
+        raise ConfigError(f"--module {name}: needs --input-shape, the shape of one sample like 3,224,224")
+    if asks and input_shape:
+        raise ConfigError(f"--module {name}: brings inputs of its own (batch_size); leave --input-shape out")
+    import torch
+
+    device = torch.device("cuda", gpu % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
+
+    def step(batch_size: int) -> Action:
+        made = make(batch_size=batch_size) if asks else (make(), torch.randn(batch_size, *input_shape))
+        module, inputs = _checked(made, name)
+        return _torch_step(module.to(device), tuple(tensor.to(device) for tensor in inputs), name)
+
+    return Trained(name, f"torch {device.type}", step)
+
+
+def _torch_step(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], name: str) -> Action:
+    import torch
+
+    module.train()
+    rule = torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9)
+
+    def train() -> None:
+        rule.zero_grad(set_to_none=True)
+        try:
+            output = module(*inputs)
+        except Exception as error:  # the user's code: whatever it is, it is not ours to show as a crash
+            reason = str(error).split("\n")[0]
+            raise ConfigError(f"--module {name}: {type(error).__name__}: {reason}; does --input-shape fit?") from error
+        if not isinstance(output, torch.Tensor):
+            raise ConfigError(
+                f"--module {name}: returns {type(output).__name__}, not a tensor; name a function that wraps it"
+            )
+        output.square().mean().backward()
+        rule.step()
+        if inputs[0].device.type == "cuda":
+            torch.cuda.synchronize(inputs[0].device)
+
+    return train
+
+
+def _imported(name: str) -> Callable[..., object]:
+    module_name, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"--module {name}: {error}; write it like torchvision.models:resnet50") from None
+    if not callable(found):
+        raise ConfigError(f"--module {name}: is a {type(found).__name__}; name a function or class that makes a module")
+    function: Callable[..., object] = found
+    return function
+
+
+def _parameters(function: Callable[..., object]) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # a class in C has no signature
+        return []
+
+
+def _checked(made: object, name: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    import torch
+
+    module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (None, None)
+    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+    if isinstance(module, torch.nn.Module) and all(isinstance(tensor, torch.Tensor) for tensor in inputs):
+        return module, inputs
+    raise ConfigError(
+        f"--module {name}: gives no torch.nn.Module to train; it returns a module, or if it has a parameter "
+        "batch_size a module and its inputs"
+    )

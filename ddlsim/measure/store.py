@@ -1,0 +1,60 @@
+"""The table on disk: rows are appended as they are measured, so an interrupted run keeps what it has."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import asdict
+from pathlib import Path
+
+from ddlsim.errors import ConfigError
+from ddlsim.measure.reading import COLUMNS, read_measurements
+from ddlsim.measure.table import Measurement
+
+__all__ = ["append", "open_table"]
+
+
+def open_table(folder: str | Path) -> tuple[Path, list[Measurement]]:
+    """Return the table ``measurements.csv`` in `folder`, made if it is missing, and the rows that it has.
+
+    A last line that an interrupted run did not finish is removed. Raises ConfigError if the folder cannot be
+    written, or the table is not one that the benchmarks wrote.
+    """
+    path, header = Path(folder) / "measurements.csv", _line(list(COLUMNS)).encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = path.read_bytes() if path.exists() else b""
+        if header.startswith(text):  # new, or interrupted at once
+            path.write_bytes(header)
+            return path, []
+        if not text.startswith(header):
+            raise ConfigError(f"{path}: has other columns than the benchmarks write; choose another --out")
+        if not text.endswith(b"\n"):
+            path.write_bytes(_mended(text))
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: cannot be written: {error}; choose another folder") from None
+    return path, read_measurements(path) if path.stat().st_size > len(header) else []
+
+
+def _mended(text: bytes) -> bytes:
+    """Return `text` with its last line ended, or without it if cells are missing."""
+    whole, _, last = text.rpartition(b"\n")
+    return (text if last.count(b",") >= len(COLUMNS) - 1 else whole) + b"\n"
+
+
+def append(path: Path, row: Measurement) -> None:
+    """Add `row` to the table. Raises ConfigError if it cannot be written."""
+    cells = asdict(row)
+    try:
+        with path.open("a", encoding="utf-8", newline="") as file:
+            file.write(_line([cells[name] for name in COLUMNS]))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error}; make room, then start again to go on") from None
+
+
+def _line(cells: list[object]) -> str:
+    """Return the cells as a line of CSV: empty for what does not apply, times in six digits."""
+    written = io.StringIO()
+    texts = [f"{cell:.6g}" if isinstance(cell, float) else "" if cell in (None, 0) else cell for cell in cells]
+    csv.writer(written, lineterminator="\n").writerow(texts)
+    return written.getvalue()

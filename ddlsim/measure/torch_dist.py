@@ -1,0 +1,152 @@
+"""torch.distributed with gloo (buffers in host memory) or NCCL (on the GPU). Started by torchrun."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from ddlsim.errors import ConfigError
+from ddlsim.measure.transport import Action
+
+__all__ = ["TorchTransport", "connect_torch"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TorchTransport:
+    """The ranks that torchrun started; see :class:`~ddlsim.measure.transport.Transport`.
+
+    Buffers travel in the default group by `backend`; barriers and Python objects in the group `control`, by
+    gloo, so that they need no GPU.
+    """
+
+    rank: int
+    size: int
+    host: str
+    backend: str
+    compute: str
+    version: str
+    device: torch.device
+    control: dist.ProcessGroup
+
+    def barrier(self) -> None:
+        dist.barrier(group=self.control)
+
+    def gather(self, value: T) -> list[T]:
+        values = [value] * self.size
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def one_way(self, n_elements: int, peer: int, first: bool) -> Action:
+        buffer = self._buffer(n_elements)
+
+        def ping() -> None:
+            dist.send(buffer, peer)
+            dist.recv(buffer, peer)
+
+        def pong() -> None:
+            dist.recv(buffer, peer)
+            dist.send(buffer, peer)
+
+        return self._finished(ping if first else pong)
+
+    def both_ways(self, n_elements: int, peer: int) -> Action:
+        out, into = self._buffer(n_elements), self._buffer(n_elements)
+
+        def exchange() -> None:
+            pair = [dist.P2POp(dist.isend, out, peer), dist.P2POp(dist.irecv, into, peer)]
+            for work in dist.batch_isend_irecv(pair):
+                work.wait()
+
+        return self._finished(exchange)
+
+    def collective(self, operation: str, n_elements: int) -> Action:
+        whole, part = self._buffer(n_elements), self._buffer(n_elements // self.size)
+        out = self._buffer(n_elements if operation == "all_to_all" else 0)
+
+        def all_reduce() -> None:
+            dist.all_reduce(whole)
+
+        def broadcast() -> None:
+            dist.broadcast(whole, 0)
+
+        # the name since PyTorch 2.13, and the one before it
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+        def all_gather() -> None:
+            gather(whole, part)
+
+        def all_to_all() -> None:
+            dist.all_to_all_single(whole, out)
+
+        actions = {f.__name__: f for f in (all_reduce, broadcast, all_gather, all_to_all)}
+        return self._finished(actions[operation])
+
+    def memory(self, operation: str, n_elements: int) -> Action:
+        into, source = self._buffer(n_elements), self._buffer(n_elements)
+
+        def reduction() -> None:
+            into.add_(source)
+
+        def copy() -> None:
+            into.copy_(source)
+
+        return self._finished(reduction if operation == "reduction" else copy)
+
+    def close(self) -> None:
+        self.barrier()  # gloo aborts a rank that still talks to one that has left
+        dist.destroy_process_group()
+
+    def abort(self) -> None:
+        """torchrun ends the other ranks when this one fails."""
+
+    def _buffer(self, n_elements: int) -> torch.Tensor:
+        """Return zeros that were written, so that their pages are really there."""
+        return torch.empty(n_elements, dtype=torch.float32, device=self.device).fill_(0.0)
+
+    def _finished(self, action: Action) -> Action:
+        """Return `action` so that it ends when the GPU has done what it was asked to."""
+        if self.device.type == "cpu":
+            return action
+        device = self.device
+
+        def wait_too() -> None:
+            action()
+            torch.cuda.synchronize(device)
+
+        return wait_too
+
+
+def connect_torch(backend: str) -> TorchTransport:
+    """Return the transport of torchrun's ranks, by "gloo", "nccl", or with "auto" NCCL where there are GPUs.
+
+    Raises ConfigError when NCCL is asked for and is not there, or when a host has more ranks than GPUs.
+    """
+    has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
+    if backend == "auto":
+        backend = "nccl" if has_nccl else "gloo"
+    device, version = torch.device("cpu"), f"torch {torch.__version__}"
+    if backend == "nccl":
+        if not has_nccl:
+            raise ConfigError("backend 'nccl' needs GPUs and a PyTorch built for them; use --backend gloo")
+        index, n_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if index >= n_gpus:
+            raise ConfigError(f"{index + 1} ranks on a host with {n_gpus} GPUs; start one rank per GPU")
+        device = torch.device("cuda", index)
+        torch.cuda.set_device(device)
+        version += f", NCCL {'.'.join(str(part) for part in torch.cuda.nccl.version())}"
+    dist.init_process_group(backend, timeout=timedelta(minutes=5))
+    control = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
+    if control is None:
+        raise ConfigError("torchrun gave no group of ranks; start with torchrun")
+    return TorchTransport(
+        dist.get_rank(), dist.get_world_size(), socket.gethostname(), backend, f"torch {device.type}", version,
+        device, control,
+    )  # fmt: skip

@@ -1,0 +1,103 @@
+"""What the benchmarks ask of a library that moves bytes, and how one is chosen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Protocol, TypeAlias, TypeVar
+
+from ddlsim.errors import ConfigError, unknown_name
+
+__all__ = ["BACKENDS", "ITEM_NBYTES", "Action", "Transport", "connect", "local_rank"]
+
+T = TypeVar("T")
+#: something to be timed: prepared (buffers, connections), and finished when it returns
+Action: TypeAlias = Callable[[], None]
+#: all buffers hold float32
+ITEM_NBYTES = 4
+
+BACKENDS = ("auto", "mpi", "gloo", "nccl")
+
+
+class Transport(Protocol):
+    """One rank's face of a library. Buffers are float32; actions return when this rank's part is done."""
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+    @property
+    def host(self) -> str:
+        """Name of the machine that this rank is on."""
+    @property
+    def backend(self) -> str:
+        """What moves the bytes: "mpi", "gloo" or "nccl"."""
+    @property
+    def compute(self) -> str:
+        """What adds and copies buffers: "numpy", "torch cpu" or "torch cuda"."""
+    @property
+    def version(self) -> str:
+        """The library and its version."""
+
+    def barrier(self) -> None:
+        """Return when all ranks have called it."""
+
+    def gather(self, value: T) -> list[T]:
+        """Return every rank's value, by rank, to every rank."""
+
+    def one_way(self, n_elements: int, peer: int, first: bool) -> Action:
+        """Return a round trip with `peer`: send and receive if `first`, else receive and send."""
+
+    def both_ways(self, n_elements: int, peer: int) -> Action:
+        """Return an exchange with `peer`: both send and receive at once."""
+
+    def collective(self, operation: str, n_elements: int) -> Action:
+        """Return all_reduce, broadcast (from rank 0), all_gather or all_to_all.
+
+        `n_elements` is a multiple of the number of ranks: the buffer per rank, for all_gather the gathered one.
+        """
+
+    def memory(self, operation: str, n_elements: int) -> Action:
+        """Return a reduction (a += b) or a copy of a buffer, where buffers are."""
+
+    def close(self) -> None:
+        """Leave the group of ranks."""
+
+    def abort(self) -> None:
+        """End the other ranks too, after an error on this one."""
+
+
+def connect(backend: str) -> Transport:
+    """Return the transport of this process: under torchrun that of torch.distributed, else MPI's.
+
+    "auto" takes NCCL under torchrun where there are GPUs, gloo where there are none. Raises ConfigError for an
+    unknown backend, and where library or launcher are missing.
+    """
+    if backend not in BACKENDS:
+        raise unknown_name("backend", backend, BACKENDS)
+    under_torchrun = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
+    if backend == "mpi" or (backend == "auto" and not under_torchrun):
+        if find_spec("mpi4py") is None:
+            raise ConfigError(
+                "mpi4py is not installed; pip install 'ddlsim[measure]' and start with mpirun, or start with torchrun"
+            )
+        from ddlsim.measure.mpi import connect_mpi
+
+        return connect_mpi()
+    if find_spec("torch") is None:
+        raise ConfigError(f"backend {backend!r} needs PyTorch, which is not installed; pip install torch, or use mpi")
+    if not under_torchrun:
+        raise ConfigError(
+            f"backend {backend!r} needs torchrun; start with: torchrun --nproc-per-node 2 -m ddlsim.measure ..."
+        )
+    from ddlsim.measure.torch_dist import connect_torch
+
+    return connect_torch(backend)
+
+
+def local_rank(rank: int, hosts: Sequence[str]) -> int:
+    """Return the place of `rank` among the ranks of its host; `hosts` has a name per rank."""
+    return hosts[:rank].count(hosts[rank])
