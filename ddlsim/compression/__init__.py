@@ -4,6 +4,7 @@ A compressor is a frozen dataclass (`contract.Compressor` says with which method
 for what all workers hold after one exchange; `sent_nbytes` counts what each of them put on the wire.
 """
 
+from ddlsim.compression.choice import Compression
 from ddlsim.compression.contract import Compressor, Payload, Traits
 from ddlsim.compression.cost import CodecCost, measure_cost
 from ddlsim.compression.dense import BF16, FP16, NoCompression
@@ -23,6 +24,7 @@ __all__ = [
     "FP16",
     "QSGD",
     "CodecCost",
+    "Compression",
     "Compressor",
     "CountSketch",
     "ErrorFeedback",

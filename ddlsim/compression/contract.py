@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ddlsim.errors import ConfigError
 
 __all__ = [
+    "AnyCompressor",
     "Bytes",
     "Collective",
     "Combines",
@@ -53,6 +54,12 @@ class Traits:
     unbiased      the expectation of decode(encode(g)) is g
     not_summable  why payloads cannot be added on the way; empty when `collective` is "all_reduce"
     no_feedback   why ErrorFeedback must not wrap it; empty when it may
+
+    For the estimate of its time (:func:`ddlsim.compression.cost.encode_traffic`), how often it reads or writes
+    as many bytes as the gradient has:
+
+    encode_passes  to encode, the payload not counted; 0: it sends the gradient as it lies there, at no cost
+    decode_passes  to decode one payload, the payload and the writing of the result not counted
     """
 
     collective: Collective
@@ -60,6 +67,8 @@ class Traits:
     unbiased: bool = False
     not_summable: str = ""
     no_feedback: str = ""
+    encode_passes: float = 2.0
+    decode_passes: float = 0.0
 
 
 class Payload(Protocol):
@@ -101,6 +110,10 @@ class Compressor(Protocol[S, P]):
 
         Exact, so a run without values knows its traffic. None when the size depends on the values.
         """
+
+
+#: a compressor whose states and payloads are nobody's business but its own
+AnyCompressor: TypeAlias = Compressor[Any, Any]
 
 
 class Combines(Protocol[P]):

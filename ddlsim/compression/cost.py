@@ -9,10 +9,10 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from ddlsim.compression.contract import Compressor, Payload, TwoRounds, Vector, require
+from ddlsim.compression.contract import Compressor, Payload, Traits, TwoRounds, Vector, require
 from ddlsim.compression.exchange import aggregate, average
 
-__all__ = ["FREE", "SORT_P102_100", "SORT_V100", "CodecCost", "measure_cost"]
+__all__ = ["FREE", "SORT_P102_100", "SORT_V100", "CodecCost", "decode_traffic", "encode_traffic", "measure_cost"]
 
 P = TypeVar("P", bound=Payload)
 S = TypeVar("S")
@@ -48,12 +48,22 @@ class CodecCost:
         return n_payloads * (self.overhead + self.decode * n)
 
 
-#: the cost of every compressor unless the user gives one
+#: no time at all, for what-if studies
 FREE = CodecCost()
 
 #: ``s * n * log2(n)`` for top-k by sorting, from the source code of MG-WFBP (Shi et al. 2019, utils.py)
 SORT_P102_100 = CodecCost(encode_sort=2.19e-10)
 SORT_V100 = CodecCost(encode_sort=5.0e-10)
+
+
+def encode_traffic(traits: Traits, n: int, nbytes: float) -> float:
+    """Return the bytes that encoding n float32 elements to `nbytes` moves through memory: passes and payload."""
+    return traits.encode_passes * 4.0 * n + nbytes if traits.encode_passes else 0.0
+
+
+def decode_traffic(traits: Traits, n: int, nbytes: float, n_payloads: int = 1) -> float:
+    """Return the bytes that decoding moves: `n_payloads` payloads of `nbytes` in all, to one mean of n float32."""
+    return n_payloads * traits.decode_passes * 4.0 * n + nbytes + 4.0 * n if traits.encode_passes else 0.0
 
 
 def measure_cost(compressor: Compressor[S, P], n: int, n_repeats: int = 5, seed: int = 0) -> CodecCost:

@@ -18,7 +18,7 @@ __all__ = ["BF16", "FP16", "NoCompression"]
 class NoCompression:
     """Four bytes per element, exact."""
 
-    traits = Traits("all_reduce", unbiased=True)
+    traits = Traits("all_reduce", unbiased=True, encode_passes=0.0)
 
     def init(self, n: int, seed: int = 0) -> None:
         return None
@@ -45,7 +45,7 @@ class FP16:
     Raises ConfigError when an element exceeds 65504, half precision's largest number.
     """
 
-    traits = Traits("all_reduce")
+    traits = Traits("all_reduce", encode_passes=1.0)
 
     def init(self, n: int, seed: int = 0) -> None:
         return None
@@ -73,7 +73,7 @@ class BF16:
     Raises ConfigError when an element exceeds 3.3895e38, bfloat16's largest number.
     """
 
-    traits = Traits("all_reduce")
+    traits = Traits("all_reduce", encode_passes=1.0)
 
     def init(self, n: int, seed: int = 0) -> None:
         return None

@@ -8,7 +8,7 @@ import numpy as np
 
 from ddlsim.compression.contract import Traits, Vector, check_gradient, count, require
 from ddlsim.compression.payloads import SparsePayload, scatter
-from ddlsim.compression.select import top_k
+from ddlsim.compression.select import SELECT_PASSES, top_k
 
 __all__ = ["DGC", "WARM_UP", "DGCState"]
 
@@ -44,6 +44,7 @@ class DGC:
         "all_gather",
         not_summable="workers choose different coordinates, so their values do not line up",
         no_feedback="it keeps what it did not send already; use it as it is",
+        encode_passes=5.0 + SELECT_PASSES,  # g, u, v in; u, v out
     )
 
     def __post_init__(self) -> None:

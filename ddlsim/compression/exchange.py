@@ -13,7 +13,7 @@ from ddlsim.compression.contract import Collective, Combines, Compressor, Payloa
 from ddlsim.compression.payloads import SparsePayload
 from ddlsim.errors import ConfigError
 
-__all__ = ["Exchange", "aggregate", "average", "exchange", "sent_nbytes", "settle"]
+__all__ = ["Exchange", "aggregate", "average", "exchange", "finish", "sent_nbytes", "settle", "title"]
 
 P = TypeVar("P", bound=Payload)
 S = TypeVar("S")
@@ -27,12 +27,12 @@ def average(compressor: Compressor[S, P], payloads: Sequence[P]) -> P:
     traits = compressor.traits
     if traits.collective != "all_reduce":
         raise ConfigError(
-            f"{_name(compressor)}: its payloads cannot be summed by an all-reduce: {traits.not_summable}; "
+            f"{title(compressor)}: its payloads cannot be summed by an all-reduce: {traits.not_summable}; "
             f"use its own collective, {traits.collective!r}"
         )
     if len({payload.nbytes for payload in payloads}) != 1:
         raise ConfigError(
-            f"{_name(compressor)}: payloads of different sizes; workers must be at the same step"
+            f"{title(compressor)}: payloads of different sizes; workers must be at the same step"
         )
     return _combine(compressor, payloads)
 
@@ -44,7 +44,7 @@ def aggregate(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:
     number of workers.
     """
     if not payloads:
-        raise ConfigError(f"{_name(compressor)}: no payloads to aggregate; give those of at least one worker")
+        raise ConfigError(f"{title(compressor)}: no payloads to aggregate; give those of at least one worker")
     collective = compressor.traits.collective
     if collective == "all_reduce":
         return compressor.decode(average(compressor, payloads))
@@ -91,9 +91,13 @@ def exchange(
     sizes = sorted({gradient.size for gradient in gradients})
     if len(sizes) != 1:
         raise ConfigError(
-            f"{_name(compressor)}: gradients of sizes {sizes}: must be one or more, of one size"
+            f"{title(compressor)}: gradients of sizes {sizes}: must be one or more, of one size"
         )
-    encoded = [compressor.encode(*each) for each in zip(gradients, states, rngs, strict=True)]
+    return finish(compressor, [compressor.encode(*each) for each in zip(gradients, states, rngs, strict=True)])
+
+
+def finish(compressor: Compressor[S, P], encoded: Sequence[tuple[P, S]]) -> Exchange[S]:
+    """Do the rest of an exchange, given every worker's encoded gradient: its first payload and next state."""
     rounds = [[payload for payload, _ in encoded]]
     if compressor.traits.n_rounds == 2:
         second = cast(TwoRounds[S, P], compressor)
@@ -128,7 +132,8 @@ def sent_nbytes(
     return 2.0 * (n_workers - 1) / n_workers * sizes
 
 
-def _name(compressor: Compressor[S, P]) -> str:
+def title(compressor: Compressor[S, P]) -> str:
+    """Return the name of a compressor for messages, e.g. "ErrorFeedback(TopK)"."""
     inner = getattr(compressor, "inner", None)
     name = type(compressor).__name__
     return name if inner is None else f"{name}({type(inner).__name__})"

@@ -53,8 +53,12 @@ class ErrorFeedback(Generic[S, P]):
 
     @functools.cached_property
     def traits(self) -> Traits:
+        inner = self.inner.traits
         return replace(
-            self.inner.traits, unbiased=False, no_feedback="it has error feedback already; wrap it once"
+            inner,
+            unbiased=False,
+            no_feedback="it has error feedback already; wrap it once",
+            encode_passes=inner.encode_passes + 5.0,  # g, e in, g + e out; that in again, the new e out
         )
 
     def init(self, n: int, seed: int = 0) -> FeedbackState[S]:

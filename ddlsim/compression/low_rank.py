@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -63,12 +63,13 @@ class PowerSGD:
     rank    r of the factors; less where a matrix has fewer rows or columns
     shapes  name -> shape of every tensor, in the order in which they lie in the flat gradient. A tensor of two
             or more axes is a matrix of shape[0] rows, as in the paper; others travel whole in round 2.
+            A run fills them in (``with_shapes``).
 
     Linear, hence all-reduce. Biased: wrap it in ErrorFeedback.
     """
 
     rank: int
-    shapes: Mapping[str, tuple[int, ...]]
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     traits = Traits("all_reduce", n_rounds=2)
 
     def __post_init__(self) -> None:
@@ -77,6 +78,12 @@ class PowerSGD:
             require(
                 all(axis >= 1 for axis in shape), "PowerSGD", f"shapes[{name!r}]", shape, "axes of at least 1"
             )
+
+    def with_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> PowerSGD:
+        """Return the compressor for these tensors. Raises ConfigError if it has shapes already."""
+        if self.shapes:
+            raise ConfigError("PowerSGD: a run takes the shapes from its model; leave them out: PowerSGD(rank)")
+        return replace(self, shapes=shapes)
 
     def init(self, n: int, seed: int = 0) -> PowerSGDState:
         total = sum(math.prod(shape) for shape in self.shapes.values())

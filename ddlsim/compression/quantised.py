@@ -54,7 +54,9 @@ class QSGD:
             f"raise n_levels above sqrt(bucket_size) = {math.sqrt(d):.3g} or use it alone: it is unbiased"
         )
         no_feedback = refusal if variance >= 1.0 else ""
-        return Traits("all_gather", unbiased=True, not_summable=_CODES, no_feedback=no_feedback)
+        return Traits(
+            "all_gather", unbiased=True, not_summable=_CODES, no_feedback=no_feedback, decode_passes=2.0
+        )
 
     @property
     def width(self) -> int:
@@ -110,7 +112,11 @@ class TernGrad:
 
     @functools.cached_property
     def traits(self) -> Traits:
-        return Traits("all_gather", unbiased=self.clip_sigmas is None, not_summable=_CODES)
+        passes = 2.0 if self.clip_sigmas is None else 3.0
+        return Traits(
+            "all_gather", unbiased=self.clip_sigmas is None, not_summable=_CODES, encode_passes=passes,
+            decode_passes=2.0,
+        )  # fmt: skip
 
     def init(self, n: int, seed: int = 0) -> None:
         return None
@@ -157,7 +163,13 @@ class Natural:
     still unbiased; above 2**127 it can only round down.
     """
 
-    traits = Traits("all_gather", unbiased=True, not_summable="a sum of powers of two is not a power of two")
+    traits = Traits(
+        "all_gather",
+        unbiased=True,
+        not_summable="a sum of powers of two is not a power of two",
+        encode_passes=1.0,
+        decode_passes=2.0,
+    )
 
     def init(self, n: int, seed: int = 0) -> None:
         return None

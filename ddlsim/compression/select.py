@@ -6,7 +6,10 @@ import numpy as np
 
 from ddlsim.compression.contract import Indices, Vector
 
-__all__ = ["ms_top_k", "top_k"]
+__all__ = ["SELECT_PASSES", "ms_top_k", "top_k"]
+
+#: passes of an exact selection on a device: a radix select reads 32-bit keys 8 bits at a time, then collects
+SELECT_PASSES = 5.0
 
 
 def top_k(values: Vector, k: int) -> Indices:

@@ -49,6 +49,7 @@ class SignSGD:
         "majority_vote",
         not_summable="a sum of signs no longer fits one bit, and its sign is not the mean",
         no_feedback="bare signs carry no magnitude, so the residual would be meaningless; use OneBit",
+        encode_passes=1.0,
     )
 
     def init(self, n: int, seed: int = 0) -> None:
@@ -80,7 +81,9 @@ class OneBit:
     The levels minimise the squared error for these signs. Meant for ErrorFeedback, without which it is biased.
     """
 
-    traits = Traits("all_gather", not_summable="every worker's bits stand for levels of its own")
+    traits = Traits(
+        "all_gather", not_summable="every worker's bits stand for levels of its own", decode_passes=2.0
+    )
 
     def init(self, n: int, seed: int = 0) -> None:
         return None

@@ -19,7 +19,7 @@ from ddlsim.compression.contract import (
     require,
 )
 from ddlsim.compression.payloads import AlignedPayload, mean, scatter
-from ddlsim.compression.select import top_k
+from ddlsim.compression.select import SELECT_PASSES, top_k
 
 __all__ = ["CountSketch", "SketchPayload", "SketchState"]
 
@@ -57,12 +57,16 @@ class CountSketch:
     density: float
     rows: int
     columns: int
-    traits = Traits("all_reduce", n_rounds=2)
 
     def __post_init__(self) -> None:
         check_density("CountSketch", self.density)
         require(self.rows >= 1, "CountSketch", "rows", self.rows, "at least 1 (5 is usual)")
         require(self.columns >= 1, "CountSketch", "columns", self.columns, "at least 1 (several times k)")
+
+    @functools.cached_property
+    def traits(self) -> Traits:
+        passes = 2.0 * self.rows + SELECT_PASSES  # every row is written, and read for the estimate
+        return Traits("all_reduce", n_rounds=2, encode_passes=passes)
 
     def init(self, n: int, seed: int = 0) -> SketchState:
         return SketchState(n, seed)

@@ -5,8 +5,9 @@ A coordinate costs 8 bytes (int32 index, float32 value), so density above 1/2 is
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,12 +21,12 @@ from ddlsim.compression.contract import (
     require,
 )
 from ddlsim.compression.payloads import AlignedPayload, SparsePayload, mean, scatter
-from ddlsim.compression.select import ms_top_k, top_k
+from ddlsim.compression.select import SELECT_PASSES, ms_top_k, top_k
 
 __all__ = ["GTopK", "MSTopK", "RandomK", "RandomKState", "Threshold", "TopK", "merge_top_k"]
 
 _DIFFERENT = "workers choose different coordinates, so their values do not line up"
-_SPARSE = Traits("all_gather", not_summable=_DIFFERENT)
+_SPARSE = Traits("all_gather", not_summable=_DIFFERENT, encode_passes=SELECT_PASSES)
 
 
 def _take(gradient: Vector, indices: Indices) -> SparsePayload:
@@ -62,11 +63,14 @@ class MSTopK:
 
     density: float
     n_searches: int = 30
-    traits = _SPARSE
 
     def __post_init__(self) -> None:
         check_density("MSTopK", self.density)
         require(self.n_searches >= 1, "MSTopK", "n_searches", self.n_searches, "at least 1")
+
+    @functools.cached_property
+    def traits(self) -> Traits:
+        return replace(_SPARSE, encode_passes=self.n_searches + 2.0)  # mean and maximum, counts, collecting
 
     def init(self, n: int, seed: int = 0) -> None:
         return None
@@ -88,7 +92,7 @@ class Threshold:
     """Every element of magnitude `minimum` or more (Strom 2015); how many is known only from the values."""
 
     minimum: float
-    traits = _SPARSE
+    traits = replace(_SPARSE, encode_passes=1.0)
 
     def __post_init__(self) -> None:
         require(0.0 <= self.minimum < np.inf, "Threshold", "minimum", self.minimum, "finite, not negative")
@@ -133,7 +137,9 @@ class RandomK:
     @property
     def traits(self) -> Traits:
         refusal = "rescale = True inflates what is sent by n / k, so the residual grows; set rescale = False"
-        return Traits("all_reduce", unbiased=self.rescale, no_feedback=refusal if self.rescale else "")
+        return Traits(
+            "all_reduce", unbiased=self.rescale, no_feedback=refusal if self.rescale else "", encode_passes=1.0
+        )
 
     def init(self, n: int, seed: int = 0) -> RandomKState:
         return RandomKState(n, seed)
@@ -171,7 +177,7 @@ class GTopK:
     """
 
     density: float
-    traits = Traits("gtopk_tree", not_summable=_DIFFERENT)
+    traits = Traits("gtopk_tree", not_summable=_DIFFERENT, encode_passes=SELECT_PASSES)
 
     def __post_init__(self) -> None:
         check_density("GTopK", self.density)

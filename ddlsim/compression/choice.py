@@ -1,0 +1,105 @@
+"""`Compression`: what a run compresses with, in which direction, and how long that takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from ddlsim.compression.contract import AnyCompressor
+from ddlsim.compression.cost import CodecCost
+from ddlsim.compression.exchange import title
+from ddlsim.errors import ConfigError
+
+__all__ = ["Compression", "Tensors", "compression_of", "fitted"]
+
+#: (name, shape) of the tensors of a flat vector, in order
+Tensors = Sequence[tuple[str, tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class Compression:
+    """How a run compresses: ``simulate(..., compression=Compression(TopK(0.01), down=FP16()))``.
+
+    compressor  what every worker sends its gradient with
+    down        what parameter servers answer with; None: dense, 4 bytes per element
+    cost        time to encode and decode, the same on every worker and server; None: bytes touched over the
+                achieved memory bandwidth of each worker's device, and servers take no time
+    """
+
+    compressor: AnyCompressor
+    down: AnyCompressor | None = None
+    cost: CodecCost | None = None
+
+    def __post_init__(self) -> None:
+        _check_compressor("compressor", self.compressor)
+        if self.down is not None:
+            _check_compressor("down", self.down)
+        if self.cost is not None and not isinstance(self.cost, CodecCost):
+            raise ConfigError(f"Compression: cost = {self.cost!r}: must be a CodecCost such as CodecCost(encode=1e-10)")
+
+    @property
+    def label(self) -> str:
+        """The compressors' names, e.g. "ErrorFeedback(TopK), down FP16"."""
+        return title(self.compressor) + (f", down {title(self.down)}" if self.down is not None else "")
+
+
+def compression_of(value: object) -> Compression | None:
+    """Return a compressor as :class:`Compression`; None and a Compression as they are. Raises ConfigError."""
+    if value is None or isinstance(value, Compression):
+        return value
+    if not _is_compressor(value):
+        raise ConfigError(
+            f"compression = {value!r}: must be a compressor such as ddlsim.TopK(0.01), or a ddlsim.Compression"
+        )
+    return Compression(cast(AnyCompressor, value))
+
+
+def _is_compressor(value: object) -> bool:
+    names = ("traits", "init", "encode", "decode", "expected_nbytes")
+    return not isinstance(value, type) and all(hasattr(value, name) for name in names)
+
+
+def _check_compressor(field: str, value: object) -> None:
+    if not _is_compressor(value):
+        raise ConfigError(f"Compression: {field} = {value!r}: must be a compressor such as ddlsim.TopK(0.01)")
+
+
+# ---------------------------------------------------------------- compressors that know the tensors
+
+
+class _Shaped(Protocol):
+    def with_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> AnyCompressor: ...
+
+
+def fitted(compressor: AnyCompressor, tensors: Tensors, part: slice) -> AnyCompressor:
+    """Return `compressor` for elements ``part`` of the flat vector that the `tensors` make up.
+
+    Only those that look at tensors (PowerSGD) change. Raises ConfigError where the part cuts one.
+    """
+    if hasattr(compressor, "with_shapes"):
+        return cast(_Shaped, compressor).with_shapes(_within(compressor, tensors, part))
+    inner = getattr(compressor, "inner", None)
+    if inner is None or not dataclasses.is_dataclass(compressor):
+        return compressor
+    return cast(AnyCompressor, dataclasses.replace(compressor, inner=fitted(inner, tensors, part)))
+
+
+def _within(compressor: AnyCompressor, tensors: Tensors, part: slice) -> dict[str, tuple[int, ...]]:
+    """Return the tensors in a part of the flat vector. Raises ConfigError if the part holds pieces of one."""
+    found: dict[str, tuple[int, ...]] = {}
+    end = 0
+    for name, shape in tensors:
+        start, end = end, end + math.prod(shape)
+        if start >= part.start and end <= part.stop:
+            found[name] = shape
+        elif start < part.stop and end > part.start:
+            raise ConfigError(
+                f"compression: {title(compressor)} needs whole tensors, but {name!r} is shared out over several "
+                "servers; use one server"
+            )
+    return found
+
+
