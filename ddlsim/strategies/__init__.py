@@ -2,20 +2,30 @@
 
 from ddlsim.strategies.all_reduce import AllReduce, schedule_time
 from ddlsim.strategies.asynchronous import AsyncParameterServer
+from ddlsim.strategies.delayed_averaging import CoCoDSGD, DaSGD, OverlapLocalSGD
+from ddlsim.strategies.local_sgd import BMUF, AdaComm, LocalSGD
 from ddlsim.strategies.overlap import DdpBuckets, HorovodFusion, NoOverlap, PerLayer, Priority
 from ddlsim.strategies.parameter_server import ParameterServer
 from ddlsim.strategies.setting import Setting, Strategy
+from ddlsim.strategies.sharded_update import ShardedUpdate
 
 __all__ = [
+    "BMUF",
+    "AdaComm",
     "AllReduce",
     "AsyncParameterServer",
+    "CoCoDSGD",
+    "DaSGD",
     "DdpBuckets",
     "HorovodFusion",
+    "LocalSGD",
     "NoOverlap",
+    "OverlapLocalSGD",
     "ParameterServer",
     "PerLayer",
     "Priority",
     "Setting",
+    "ShardedUpdate",
     "Strategy",
     "schedule_time",
 ]

@@ -46,6 +46,14 @@ CASES = [
     Case(ddlsim.ParameterServer(servers=2)),
     Case(ddlsim.AsyncParameterServer()),
     Case(ddlsim.AsyncParameterServer(servers=3, apply_time="10 us")),
+    Case(ddlsim.ShardedUpdate()),
+    Case(ddlsim.LocalSGD(4)),
+    Case(ddlsim.LocalSGD(4, start_epoch=1.0), decides=True),  # epochs are passes over data
+    Case(ddlsim.AdaComm(8, 2), decides=True),  # the loss says when to average
+    Case(ddlsim.BMUF(4)),
+    Case(ddlsim.DaSGD(4, 2, 0.25), alone=False),  # merges its own older parameters
+    Case(ddlsim.OverlapLocalSGD(4), alone=False),  # pulled back to its own older parameters
+    Case(ddlsim.CoCoDSGD(4)),
 ]
 
 

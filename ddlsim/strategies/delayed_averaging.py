@@ -1,0 +1,190 @@
+"""Local SGD whose averages travel while the workers compute on: DaSGD, Overlap-Local-SGD, CoCoD-SGD.
+
+A worker waits only when an average is late. Optimizer states (momentum) stay with the worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddlsim.collectives import Collective
+from ddlsim.errors import ConfigError
+from ddlsim.learning import Array, Value
+from ddlsim.strategies.checks import whole
+from ddlsim.strategies.exchange import Exchange, averaging, check_exchange, name_of
+from ddlsim.strategies.replica import Replica, start_replicas
+from ddlsim.strategies.setting import Setting
+from ddlsim.strategies.worker import Process
+
+__all__ = ["CoCoDSGD", "DaSGD", "OverlapLocalSGD"]
+
+
+def _continued(mean: Array, params: Array, begun: Array) -> Array:
+    """Return mean + (params - begun), rounded once."""
+    return (mean + (params.astype(np.float64) - begun)).astype(params.dtype)
+
+
+def _check_share(where: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise ConfigError(f"{where} = {value!r}: must be from 0 to 1")
+
+
+@dataclass(frozen=True)
+class DaSGD:
+    """Local SGD with delayed averaging (Zhou et al. 2020, arXiv:2006.00441): the average of the models is merged
+    in `delay` d local steps after the all-reduce began.
+
+    x_i <- x_i - eta g_i(x_i)                      always
+    s_i = x_i, all-reduce s                        at steps k with k mod tau = 0
+    x_i <- xi x_i + (1 - xi) (1/N) sum_j s_j       at steps k with (k - d) mod tau = 0, s of d steps ago
+
+    `merge` is xi. With d >= 1 one all-reduce is under way beside the computing (d = tau: always); with d = 0 and
+    xi = 0 this is :class:`~ddlsim.LocalSGD`, with xi = 1 the workers are independent.
+    """
+
+    period: int = 4
+    delay: int = 1
+    merge: float = 0.5
+    algorithm: str | Collective = "ring"
+    rank_order: str | Sequence[int] = "topology"
+
+    def __post_init__(self) -> None:
+        whole(self.period, "DaSGD: period")
+        delay = self.delay
+        if isinstance(delay, bool) or not isinstance(delay, int) or not 0 <= delay <= self.period:
+            raise ConfigError(f"DaSGD: delay = {delay!r}: must be a whole number of steps from 0 to the period")
+        _check_share("DaSGD: merge", self.merge)
+        check_exchange("DaSGD", self.algorithm, self.rank_order)
+
+    @property
+    def label(self) -> str:
+        """Period, delay and algorithm."""
+        return f"DaSGD ({self.period} steps, {self.delay} late, {name_of(self.algorithm)})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """A local step of all workers is an update."""
+        return steps
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        average = averaging(setting, self.algorithm, self.rank_order)
+        start_replicas(setting, lambda replica: self.work(replica, average))
+
+    def work(self, replica: Replica, average: Exchange[Value[Array]]) -> Process:
+        """One worker's life."""
+        worker, xi = replica.worker, self.merge
+        while True:
+            yield from replica.local_step()
+            k = replica.step
+            if k % self.period == 0 and self.delay == 0:
+                average.start(worker, k, worker.params)
+            if k > self.delay and (k - self.delay) % self.period == 0:
+                mean = yield from average.finish(worker, k - self.delay)
+                worker.params = xi * worker.params + (1.0 - xi) * mean
+            if k % self.period == 0 and self.delay > 0:
+                average.start(worker, k, worker.params)
+            replica.end_step()
+
+
+@dataclass(frozen=True)
+class OverlapLocalSGD:
+    """Overlap-Local-SGD (Wang, Liang and Joshi 2020, arXiv:2002.09539): every `period` steps the models are
+    pulled towards an anchor z, which is the average of one period before and has arrived meanwhile.
+
+    x_i <- (1 - alpha) x_i + alpha z
+    v <- beta v + (1/N) sum_i x_i - z;   z <- z + v      by an all-reduce that takes until the next pull
+
+    `momentum` is beta; the first z is the initial model. As in the authors' code each worker keeps its own
+    part v_i = beta v_i + x_i - z and the all-reduce carries z + v_i.
+    """
+
+    period: int = 4
+    alpha: float = 0.6
+    momentum: float = 0.7
+    algorithm: str | Collective = "ring"
+    rank_order: str | Sequence[int] = "topology"
+
+    def __post_init__(self) -> None:
+        whole(self.period, "OverlapLocalSGD: period")
+        _check_share("OverlapLocalSGD: alpha", self.alpha)
+        if not 0.0 <= self.momentum < 1.0:
+            raise ConfigError(f"OverlapLocalSGD: momentum = {self.momentum!r}: must be at least 0 and below 1")
+        check_exchange("OverlapLocalSGD", self.algorithm, self.rank_order)
+
+    @property
+    def label(self) -> str:
+        """Period and algorithm."""
+        return f"overlap local SGD ({self.period} steps, {name_of(self.algorithm)})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """A local step of all workers is an update."""
+        return steps
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        average = averaging(setting, self.algorithm, self.rank_order)
+        start_replicas(setting, lambda replica: self.work(replica, average))
+
+    def work(self, replica: Replica, average: Exchange[Value[Array]]) -> Process:
+        """One worker's life."""
+        worker, tau, alpha = replica.worker, self.period, self.alpha
+        anchor = worker.params
+        velocity: Value[Array] | None = None
+        while True:
+            yield from replica.local_step()
+            k = replica.step
+            if k % tau == 0:
+                if k > tau:
+                    anchor = yield from average.finish(worker, k - tau)
+                worker.params = (1.0 - alpha) * worker.params + alpha * anchor
+                ahead = worker.params - anchor
+                velocity = ahead if velocity is None else self.momentum * velocity + ahead
+                average.start(worker, k, anchor + velocity)
+            replica.end_step()
+
+
+@dataclass(frozen=True)
+class CoCoDSGD:
+    """Computation and communication decoupled SGD (Shen et al. 2019, IJCAI, algorithm 1): the models are averaged
+    while the workers make the next `period` local steps, and the steps are added to the average.
+
+    s_i = x_i, all-reduce s;   tau local steps;   x_i <- (1/N) sum_j s_j + (x_i - s_i)
+    """
+
+    period: int = 4
+    algorithm: str | Collective = "ring"
+    rank_order: str | Sequence[int] = "topology"
+
+    def __post_init__(self) -> None:
+        whole(self.period, "CoCoDSGD: period")
+        check_exchange("CoCoDSGD", self.algorithm, self.rank_order)
+
+    @property
+    def label(self) -> str:
+        """Period and algorithm."""
+        return f"CoCoD-SGD ({self.period} steps, {name_of(self.algorithm)})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """A local step of all workers is an update."""
+        return steps
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        average = averaging(setting, self.algorithm, self.rank_order)
+        start_replicas(setting, lambda replica: self.work(replica, average))
+
+    def work(self, replica: Replica, average: Exchange[Value[Array]]) -> Process:
+        """One worker's life."""
+        worker = replica.worker
+        while True:
+            first, begun = replica.step, worker.params
+            average.start(worker, first, begun)
+            for left in reversed(range(self.period)):
+                yield from replica.local_step()
+                if left == 0:
+                    mean = yield from average.finish(worker, first)
+                    worker.params = worker.learner.plane.apply(_continued, mean, worker.params, begun)
+                replica.end_step()

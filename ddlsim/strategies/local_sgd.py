@@ -1,0 +1,255 @@
+"""Local SGD: workers go on alone and average their models now and then, and wait for it.
+
+Optimizer states (momentum) stay with the worker; only parameters are averaged. Forming averages costs no
+compute time beyond what the cluster charges for reductions.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddlsim.collectives import Collective
+from ddlsim.errors import ConfigError
+from ddlsim.learning import Array, Learner, Value
+from ddlsim.learning.learner import State
+from ddlsim.strategies.checks import quantity, whole
+from ddlsim.strategies.exchange import Exchange, check_exchange, name_of, schedules
+from ddlsim.strategies.replica import Replica, need_values, start_replicas
+from ddlsim.strategies.setting import Setting
+from ddlsim.strategies.worker import Process
+
+__all__ = ["BMUF", "AdaComm", "LocalSGD"]
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """Average the parameters after every `period` local steps (Stich 2019, arXiv:1805.09767, algorithm 1):
+
+    x_i <- x_i - eta g_i(x_i);   every tau steps   x_i <- (1/N) sum_j x_j
+
+    With ``start_epoch`` above 0 workers average gradients in every step until then (post-local SGD, Lin et al.
+    2020, arXiv:1808.07217, section 3). ``algorithm`` and ``rank_order`` are those of :class:`~ddlsim.AllReduce`.
+    """
+
+    period: int = 8
+    start_epoch: float = 0.0
+    algorithm: str | Collective = "ring"
+    rank_order: str | Sequence[int] = "topology"
+
+    def __post_init__(self) -> None:
+        whole(self.period, "LocalSGD: period")
+        if not (math.isfinite(self.start_epoch) and self.start_epoch >= 0.0):
+            raise ConfigError(f"LocalSGD: start_epoch = {self.start_epoch!r}: must be finite and at least 0")
+        check_exchange("LocalSGD", self.algorithm, self.rank_order)
+
+    @property
+    def label(self) -> str:
+        """Period and algorithm."""
+        after = f" after epoch {self.start_epoch:g}" if self.start_epoch else ""
+        return f"local SGD ({self.period} steps{after}, {name_of(self.algorithm)})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """A local step of all workers is an update."""
+        return steps
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers. Raises ConfigError for a `start_epoch` where there is no data to count epochs of."""
+        if self.start_epoch:
+            need_values(setting, f"LocalSGD: start_epoch = {self.start_epoch:g}", "epochs are passes over data")
+        schedule = schedules(setting, self.algorithm, self.rank_order)
+        average = Exchange(setting, schedule, setting.learner.mean)
+
+        def update(gradients: Sequence[Value[Array]]) -> tuple[Value[Array], State]:
+            first = replicas[0]  # all are alike until they go on alone
+            return first.after(first.worker.params, setting.learner.mean(gradients))
+
+        together = Exchange(setting, schedule, update)
+        replicas = start_replicas(setting, lambda replica: self.work(replica, average, together))
+
+    def work(
+        self, replica: Replica, average: Exchange[Value[Array]], together: Exchange[tuple[Value[Array], State]]
+    ) -> Process:
+        """One worker's life."""
+        worker = replica.worker
+        while worker.learner.epoch(replica.n_samples) < self.start_epoch:
+            gradient = yield from worker.gradient()
+            params, state = yield from together.exchange(worker, replica.step, gradient)
+            yield from worker.optimizer_step()
+            worker.params, replica.state = params, state
+            replica.count()
+            replica.end_step()
+        first = replica.step
+        while True:
+            yield from replica.local_step()
+            if (replica.step - first) % self.period == 0:
+                worker.params = yield from average.exchange(worker, replica.step, worker.params)
+            replica.end_step()
+
+
+@dataclass
+class _AdaptivePeriod:
+    """The rule of :class:`AdaComm`, applied whenever an average is there.
+
+    ``next_time`` (s) or ``next_round`` is when it is applied again.
+    """
+
+    strategy: AdaComm
+    setting: Setting
+    period: int
+    first_loss: float
+    n_rounds: int = 0
+    n_intervals: int = 1
+
+    def average(self, values: Sequence[Value[Array]]) -> tuple[Value[Array], int]:
+        """Return the mean and how many local steps to make with it."""
+        mean = self.setting.learner.mean(values)
+        self.n_rounds += 1
+        passed = self.setting.loop.now if isinstance(self.strategy.interval, str) else self.n_rounds
+        if passed >= self.n_intervals * self.strategy.between():
+            self.n_intervals = math.floor(passed / self.strategy.between()) + 1
+            ratio = self.setting.learner.evaluate(mean)[0] / max(self.first_loss, sys.float_info.min)
+            if math.isfinite(ratio):
+                self.period = max(1, math.ceil(math.sqrt(ratio) * self.strategy.period))
+        return mean, self.period
+
+
+@dataclass(frozen=True)
+class AdaComm:
+    """Local SGD that averages more often as the loss falls (Wang and Joshi 2019, arXiv:1810.08313, section 4):
+
+    tau_l = ceil( sqrt(F_l / F_0) tau_0 )
+
+    F_0 is the loss of the initial model, F_l that of the average at the start of interval l. An interval is a
+    number of averaging rounds, or simulated time such as "60 s" (it ends with the first average after it). The
+    losses are those of the held-out samples, whose evaluation takes no time here.
+    """
+
+    period: int = 16
+    interval: int | str = 10
+    algorithm: str | Collective = "ring"
+    rank_order: str | Sequence[int] = "topology"
+
+    def __post_init__(self) -> None:
+        whole(self.period, "AdaComm: period")
+        if not isinstance(self.interval, str):
+            whole(self.interval, "AdaComm: interval")
+        self.between()
+        check_exchange("AdaComm", self.algorithm, self.rank_order)
+
+    def between(self) -> float:
+        """Return the interval: rounds, or s."""
+        return quantity(self.interval, "time", "AdaComm: interval", "60 s")
+
+    @property
+    def label(self) -> str:
+        """First period and algorithm."""
+        return f"AdaComm (from {self.period} steps, {name_of(self.algorithm)})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """A local step of all workers is an update."""
+        return steps
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers. Raises ConfigError without data: the loss decides when workers talk."""
+        need_values(setting, "AdaComm", "it averages as often as the loss says")
+        first_loss = setting.learner.evaluate(setting.learner.initial)[0]
+        rule = _AdaptivePeriod(self, setting, self.period, first_loss)
+        average = Exchange(setting, schedules(setting, self.algorithm, self.rank_order), rule.average)
+        start_replicas(setting, lambda replica: self.work(replica, average))
+
+    def work(self, replica: Replica, average: Exchange[tuple[Value[Array], int]]) -> Process:
+        """One worker's life."""
+        worker, period = replica.worker, self.period
+        while True:
+            for left in reversed(range(period)):
+                yield from replica.local_step()
+                if left == 0:
+                    worker.params, period = yield from average.exchange(worker, replica.step, worker.params)
+                replica.end_step()
+
+
+@dataclass
+class _Block:
+    """The global model W_g of :class:`BMUF` and the momentum Delta of its moves."""
+
+    strategy: BMUF
+    learner: Learner
+    params: Value[Array]
+    delta: Value[Array]
+
+    def filtered(self, replicas: Sequence[Value[Array]]) -> Value[Array]:
+        """Return the next global model."""
+        plane, strategy = self.learner.plane, self.strategy
+        momentum, rate = strategy.momentum(len(replicas)), strategy.block_rate
+
+        def move(mean: Array, params: Array, delta: Array) -> Array:
+            return momentum * delta + rate * (mean.astype(np.float64) - params)
+
+        def moved(params: Array, delta: Array) -> Array:
+            return (params + delta).astype(params.dtype)
+
+        self.delta = plane.apply(move, self.learner.mean(replicas), self.params, self.delta)
+        self.params = plane.apply(moved, self.params, self.delta)
+        return self.params
+
+
+@dataclass(frozen=True)
+class BMUF:
+    """Blockwise model-update filtering (Chen and Huo 2016, ICASSP, section 2.3): momentum on top of local SGD.
+
+    Every `period` local steps, with the mean x of the workers' models and the global model W:
+
+    G = x - W;   Delta <- eta Delta + zeta G;   W <- W + Delta;   x_i <- W
+
+    eta is ``block_momentum`` (None: 1 - 1/N, which the paper found to work), zeta ``block_rate``. This is the
+    paper's classical block momentum; Delta is kept in float64.
+    """
+
+    period: int = 8
+    block_momentum: float | None = None
+    block_rate: float = 1.0
+    algorithm: str | Collective = "ring"
+    rank_order: str | Sequence[int] = "topology"
+
+    def __post_init__(self) -> None:
+        whole(self.period, "BMUF: period")
+        if self.block_momentum is not None and not 0.0 <= self.block_momentum < 1.0:
+            raise ConfigError(f"BMUF: block_momentum = {self.block_momentum!r}: must be at least 0 and below 1")
+        if not (math.isfinite(self.block_rate) and self.block_rate > 0.0):
+            raise ConfigError(f"BMUF: block_rate = {self.block_rate!r}: must be finite and above 0")
+        check_exchange("BMUF", self.algorithm, self.rank_order)
+
+    def momentum(self, n_workers: int) -> float:
+        """Return the block momentum among `n_workers`."""
+        return 1.0 - 1.0 / n_workers if self.block_momentum is None else self.block_momentum
+
+    @property
+    def label(self) -> str:
+        """Period and algorithm."""
+        return f"BMUF ({self.period} steps, {name_of(self.algorithm)})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """A local step of all workers is an update."""
+        return steps
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        learner = setting.learner
+        still = learner.plane.apply(lambda params: np.zeros(params.shape), learner.initial)
+        block = _Block(self, learner, learner.initial, still)
+        average = Exchange(setting, schedules(setting, self.algorithm, self.rank_order), block.filtered)
+        start_replicas(setting, lambda replica: self.work(replica, average))
+
+    def work(self, replica: Replica, average: Exchange[Value[Array]]) -> Process:
+        """One worker's life."""
+        worker = replica.worker
+        while True:
+            yield from replica.local_step()
+            if replica.step % self.period == 0:
+                worker.params = yield from average.exchange(worker, replica.step, worker.params)
+            replica.end_step()

@@ -1,0 +1,79 @@
+"""What decentralised strategies have in common: a model per worker, local steps, and how updates are counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ddlsim.errors import ConfigError
+from ddlsim.learning import Array, Value
+from ddlsim.learning.learner import State
+from ddlsim.strategies.setting import Setting
+from ddlsim.strategies.worker import Process, Worker
+
+__all__ = ["Replica", "need_values", "start_replicas"]
+
+
+@dataclass
+class Replica:
+    """A worker with a model (``worker.params``) and an optimizer state of its own.
+
+    ``step`` counts its local steps; ``n_samples`` is what all workers together have learned from after as many,
+    by which its learning rate goes: it must not depend on how far others have got. ``ended`` counts the workers
+    that have ended each step.
+    """
+
+    worker: Worker
+    n_workers: int
+    ended: Counter[int]
+    step: int = 0
+    n_samples: int = 0
+    state: State = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.state = self.worker.learner.optimizer_state(self.worker.params)
+
+    def after(self, params: Value[Array], gradient: Value[Array]) -> tuple[Value[Array], State]:
+        """Return the parameters and the optimizer state after a step from `params`."""
+        learner = self.worker.learner
+        return learner.update(params, gradient, self.state, learner.rate(self.n_samples))
+
+    def local_step(self) -> Process:
+        """x_i <- x_i - eta g_i(x_i)"""
+        worker = self.worker
+        gradient = yield from worker.gradient()
+        yield from worker.optimizer_step()
+        worker.params, self.state = self.after(worker.params, gradient)
+        self.count()
+
+    def count(self) -> None:
+        """Count a step that has been made."""
+        self.step += 1
+        self.n_samples += self.worker.samples_per_step * self.n_workers
+
+    def end_step(self) -> None:
+        """End a step in which all workers make one: it is an update when the last one has ended it."""
+        self.worker.end_step()
+        self.ended[self.step] += 1
+        if self.ended[self.step] == self.n_workers:
+            del self.ended[self.step]
+            self.worker.stop.updated(self.worker.samples_per_step * self.n_workers)
+
+
+def start_replicas(setting: Setting, work: Callable[[Replica], Process]) -> list[Replica]:
+    """Start a process per worker; the run hands over the mean of their parameters."""
+    workers, learner = setting.workers, setting.learner
+    setting.model = lambda: learner.mean([worker.params for worker in workers])
+    setting.replicas = lambda: [worker.params for worker in workers]
+    ended: Counter[int] = Counter()
+    replicas = [Replica(worker, len(workers), ended) for worker in workers]
+    for replica in replicas:
+        setting.loop.env.process(work(replica))
+    return replicas
+
+
+def need_values(setting: Setting, owner: str, why: str) -> None:
+    """Raise ConfigError in a run about time only, for a strategy that needs more."""
+    if setting.learner.task is None:
+        raise ConfigError(f"{owner}: {why}; give the run data with training=ddlsim.Training('digits', ...)")

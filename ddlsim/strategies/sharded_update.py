@@ -1,0 +1,83 @@
+"""Synchronous SGD in which every worker updates its share of the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddlsim.collectives import Collective
+from ddlsim.errors import ConfigError
+from ddlsim.learning import Array, Value
+from ddlsim.strategies.exchange import Exchange, check_exchange, name_of, schedules
+from ddlsim.strategies.replica import Replica, start_replicas
+from ddlsim.strategies.setting import Setting
+from ddlsim.strategies.worker import Process
+
+__all__ = ["ShardedUpdate"]
+
+
+@dataclass(frozen=True)
+class ShardedUpdate:
+    """Reduce-scatter the gradients, update the own shard of the parameters, all-gather the updated shards.
+
+    The "distributed weight update" of Intel MLSL (Sridharan et al. 2018, arXiv:1801.08030) and stage 1 of ZeRO
+    (Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1): the bytes of a ring all-reduce, 1/N of the
+    optimizer's time and state, and the values of synchronous SGD. Gradients travel after the backward pass.
+
+    reduce_scatter, all_gather  names of such collectives, or functions ``n_ranks -> Schedule``
+    rank_order                  as for :class:`~ddlsim.AllReduce`
+
+    Rules that need whole layers (LARS, LAMB) do not fit: their norms would have to be exchanged too.
+    """
+
+    reduce_scatter: str | Collective = "ring"
+    all_gather: str | Collective = "ring"
+    rank_order: str | Sequence[int] = "topology"
+
+    def __post_init__(self) -> None:
+        for algorithm in (self.reduce_scatter, self.all_gather):
+            check_exchange("ShardedUpdate", algorithm, self.rank_order)
+
+    @property
+    def label(self) -> str:
+        """The algorithms."""
+        return f"sharded update ({name_of(self.reduce_scatter)}, {name_of(self.all_gather)})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """One update a step."""
+        return steps
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers. Raises ConfigError for an optimizer that is not element-wise."""
+        learner = setting.learner
+        if learner.task is not None and hasattr(learner.task.optimizer, "with_bounds"):
+            raise ConfigError(
+                f"ShardedUpdate: optimizer = {type(learner.task.optimizer).__name__} needs whole layers; use "
+                "AllReduce, or an element-wise optimizer such as Momentum(0.9)"
+            )
+        scatter = Exchange(
+            setting, schedules(setting, self.reduce_scatter, self.rank_order, "reduce_scatter"), learner.mean,
+            "reduce-scatter",
+        )  # fmt: skip
+        gather = Exchange(
+            setting, schedules(setting, self.all_gather, self.rank_order, "all_gather"), learner.concatenate,
+            "all-gather",
+        )  # fmt: skip
+        shards = learner.parts(len(setting.workers))
+        start_replicas(setting, lambda replica: self.work(replica, shards[replica.worker.rank], scatter, gather))
+        setting.model, setting.replicas = lambda: setting.workers[0].params, None  # all are alike
+
+    def work(
+        self, replica: Replica, shard: slice, scatter: Exchange[Value[Array]], gather: Exchange[Value[Array]]
+    ) -> Process:
+        """One worker's life; it keeps the optimizer state of its shard only."""
+        worker = replica.worker
+        replica.state = worker.learner.optimizer_state(worker.params[shard])
+        while True:
+            gradient = yield from worker.gradient()
+            mean = yield from scatter.exchange(worker, replica.step, gradient)
+            yield from worker.compute(worker.workload.optimizer / replica.n_workers, "optimizer")
+            updated, replica.state = replica.after(worker.params[shard], mean[shard])
+            worker.params = yield from gather.exchange(worker, replica.step, updated)
+            replica.count()
+            replica.end_step()
