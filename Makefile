@@ -24,6 +24,8 @@ lint: install
 
 bench: install
 	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/gradients.py
+	$(BIN)/python benchmarks/cosimulation.py
 
 clean:
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,6 +15,7 @@ PUBLISHED: dict[str, tuple[int, float | None]] = {
     "lenet5": (61_706, None),
     "cifar-cnn": (122_570, None),
     "digits-cnn": (1_898, None),
+    "shapes-cnn": (22_514, None),
     "alexnet": (61_100_840, 0.714),
     "vgg-a": (132_863_336, 7.609),
     "vgg16": (138_357_544, 15.47),

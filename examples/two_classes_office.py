@@ -1,0 +1,36 @@
+"""Two-class images on an office of CPU machines: how much faster are eight PCs than one?
+
+A small CNN tells striped discs from chequered squares (a stand-in for Dogs vs Cats: procedural, noisy). Workers
+average their gradients by three all-reduce algorithms, which give the same parameters at different speeds. The
+learning rate grows with the square root of the number of workers or in proportion to it, after a warm-up.
+"""
+
+import ddlsim
+from ddlsim.data import standardize
+
+images = standardize(ddlsim.shapes(2000, size=32, difficulty=0.2, seed=1))
+rate, batch, target = 0.01, 16, 0.95
+
+
+def learn(workers: int, algorithm: str, scaled_rate: float) -> ddlsim.Result:
+    training = ddlsim.Training(
+        images, optimizer=ddlsim.Momentum(0.9), rate=ddlsim.WarmUp(ddlsim.Constant(scaled_rate), 1.0, start=rate),
+        epochs=15, target_accuracy=target, moving_average=2, evaluate_every=max(80 // workers, 5),
+    )  # fmt: skip
+    return ddlsim.simulate(
+        "office-1gbe", "shapes-cnn", ddlsim.AllReduce(algorithm), batch, workers, training=training,
+        compute=ddlsim.Measured("12 ms", batch),
+    )  # fmt: skip
+
+
+print("PCs  all-reduce        learning rate  images/s  efficiency  epochs  seconds to 95 %")
+square_root, linear = ddlsim.square_root_scaling(rate, 8), ddlsim.linear_scaling(rate, 8)
+for workers, algorithm, scaled in (
+    (1, "ring", rate), (8, "ring", rate), (8, "ring", linear), (8, "ring", square_root),
+    (8, "binomial_tree", square_root), (8, "halving_doubling", square_root),
+):  # fmt: skip
+    result = learn(workers, algorithm, scaled)
+    print(
+        f"{workers:>3}  {algorithm:<16}  {scaled:13.4f}  {result.throughput:8.0f}  {result.efficiency:10.1%}"
+        f"  {result.history['epoch'].iloc[-1]:6.2f}  {result.time_to_accuracy(target):15.3f}"
+    )
