@@ -21,7 +21,7 @@ class Node:
 
     def error(self, reason: str) -> ConfigError:
         """Return the error for `reason` at this place."""
-        return ConfigError(f"{self.place}: {reason}")
+        return ConfigError(f"{self.place.rstrip(': ')}: {reason}")
 
     def has(self, key: str) -> bool:
         """Return whether this is an object with a value other than null for `key`."""
@@ -62,14 +62,14 @@ class Node:
         """Return a number above 0."""
         number = self.number()
         if number <= 0:
-            raise self.error(f"= {_short(self.value)} must be above 0; leave this entry out")
+            raise self.error(f"{_short(self.value)} must be above 0; leave this entry out")
         return number
 
     def count(self) -> int:
         """Return a whole number of at least 1."""
         number = self.number()
         if number < 1 or number != int(number):
-            raise self.error(f"= {_short(self.value)} must be a whole number of at least 1")
+            raise self.error(f"{_short(self.value)} must be a whole number of at least 1")
         return int(number)
 
 

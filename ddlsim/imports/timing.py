@@ -14,7 +14,8 @@ class Timing:
     tool        what measured it: "nccl-tests", "osu", "iperf3", "ping", "kineto", "horovod", "mlperf", "table"
     operation   "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather",
                 "scatter", "barrier"; "p2p" (one message, one way), "round_trip" (there and back), "stream"
-                (messages sent without waiting), "bidirectional" (streams both ways); "step" (one training step)
+                (messages sent without waiting), "bidirectional" (streams both ways); "step" (one training step),
+                "epoch"
     n_ranks     ranks that took part; 0 where the file does not say
     nbytes      the whole buffer of one rank: input and output of an all-reduce, the output of an all-gather, the
                 input of a reduce-scatter or all-to-all; the message of "p2p", "stream", "round_trip" and, per

@@ -1,0 +1,148 @@
+"""Horovod's timeline (``HOROVOD_TIMELINE=file``).
+
+Shape: https://horovod.readthedocs.io/en/stable/timeline_include.html and ``horovod/common/timeline.cc``: a chrome trace
+in which every tensor is a process. Per tensor ``NEGOTIATE_ALLREDUCE`` (a tick for each rank when it was ready), then
+``ALLREDUCE``, with activities inside (``WAIT_FOR_DATA``, ``QUEUE``, ``MEMCPY_IN_FUSION_BUFFER``, ``NCCL_ALLREDUCE``)
+and type and shape at its end. A killed job leaves the list without its end; that is read, too.
+
+Tensors that were fused share one transfer, with equal begin and end: they become one :class:`Timing` of all bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddlsim.imports.chrome import Event, read_events
+from ddlsim.imports.text import SourceText, read_text
+from ddlsim.imports.timing import Timing
+
+__all__ = ["HorovodOperation", "HorovodTimeline", "read_horovod"]
+
+_OPERATIONS = {
+    "ALLREDUCE": "all_reduce", "ADASUM": "all_reduce", "ALLGATHER": "all_gather", "BROADCAST": "broadcast",
+    "ALLTOALL": "all_to_all", "REDUCESCATTER": "reduce_scatter",
+}  # fmt: skip
+_TRANSFER = re.compile(r"(?:NCCL|MPI|GLOO|CCL|DDL|MLSL)_(\w+)")
+_WIDTHS = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "uint16": 2,
+           "int8": 1, "uint8": 1, "bool": 1}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class HorovodOperation:
+    """One collective on one tensor.
+
+    start_s        when the processing began, s since the timeline's start
+    negotiation_s  from the first rank that was ready to the last
+    seconds        the whole processing: waiting, fusion buffer, transfer
+    transfer_s     the transfer alone (NCCL_ALLREDUCE and the like), 0 where the timeline has none
+    nbytes, dtype  0 and "" where the end of the operation was cut off or has no shape
+    """
+
+    tensor: str
+    operation: str
+    start_s: float
+    negotiation_s: float
+    seconds: float
+    transfer_s: float
+    transfer_start_s: float
+    nbytes: float
+    dtype: str
+    place: str
+
+
+@dataclass(frozen=True)
+class HorovodTimeline:
+    """The operations in order of time, and the transfers (fused tensors once) as timings."""
+
+    operations: tuple[HorovodOperation, ...]
+    collectives: tuple[Timing, ...]
+    n_ranks: int
+
+
+@dataclass
+class _Open:
+    """What has begun on one tensor and not ended yet."""
+
+    stack: list[Event]
+    negotiation_s: float = 0.0
+    transfer: tuple[float, float] = (0.0, 0.0)  # begin, seconds
+
+
+def read_horovod(path: str | Path) -> HorovodTimeline:
+    """Return what the timeline in `path` holds; an operation that did not end is left out.
+
+    Raises :class:`ConfigError` with file, event and reason: an end without a beginning, a file that is no timeline.
+    """
+    source = read_text(path)
+    _, events = read_events(source)
+    names: dict[str, str] = {}
+    open_: dict[str, _Open] = {}
+    ranks: set[str] = set()
+    found: list[HorovodOperation] = []
+    for event in events:
+        if event.phase == "M" and event.name == "process_name":
+            names[event.pid] = str(event.args.get("name", ""))
+            continue
+        state = open_.setdefault(event.pid, _Open([]))
+        if event.phase == "B":
+            state.stack.append(event)
+        elif event.phase == "X" and state.stack and state.stack[-1].name.startswith("NEGOTIATE_"):
+            ranks.add(event.name)
+        elif event.phase == "E":
+            operation = _end(source, names.get(event.pid, ""), state, event)
+            found += [operation] if operation is not None else []
+    if not found:
+        raise source.error(None, "has no finished ALLREDUCE, ALLGATHER or BROADCAST; is it a timeline of Horovod?")
+    found.sort(key=lambda operation: operation.start_s)
+    return HorovodTimeline(tuple(found), tuple(_transfers(found, len(ranks))), len(ranks))
+
+
+def _end(source: SourceText, tensor: str, state: _Open, event: Event) -> HorovodOperation | None:
+    if not state.stack:
+        raise source.error(None, f"traceEvents[{event.index}] ends what has not begun (tensor {tensor!r}); cut there?")
+    begin = state.stack.pop()
+    seconds = event.ts - begin.ts
+    if seconds < 0:
+        raise source.error(None, f"traceEvents[{event.index}] ends {begin.name} before it began; correct ts")
+    if begin.name.startswith("NEGOTIATE_"):
+        state.negotiation_s = seconds
+    elif _TRANSFER.fullmatch(begin.name):
+        state.transfer = (begin.ts, seconds)
+    elif begin.name in _OPERATIONS and not state.stack:
+        dtype, nbytes = _size(event)
+        operation = HorovodOperation(
+            tensor=tensor, operation=_OPERATIONS[begin.name], start_s=begin.ts, negotiation_s=state.negotiation_s,
+            seconds=seconds, transfer_s=state.transfer[1], transfer_start_s=state.transfer[0], nbytes=nbytes,
+            dtype=dtype, place=f"{source.path}: traceEvents[{begin.index}]",
+        )  # fmt: skip
+        state.negotiation_s, state.transfer = 0.0, (0.0, 0.0)
+        return operation
+    return None
+
+
+def _size(event: Event) -> tuple[str, float]:
+    dtype, shape = str(event.args.get("dtype", "")), str(event.args.get("shape", ""))
+    if dtype not in _WIDTHS or not re.fullmatch(r"\[[\d, ]*\]", shape):
+        return dtype, 0.0
+    return dtype, float(math.prod(int(size) for size in re.findall(r"\d+", shape)) * _WIDTHS[dtype])
+
+
+def _transfers(operations: list[HorovodOperation], n_ranks: int) -> list[Timing]:
+    """Return one timing for every transfer; bytes are 0 if those of one of its tensors are unknown."""
+    fused: dict[tuple[str, float, float], list[HorovodOperation]] = {}
+    for operation in operations:
+        if operation.transfer_s > 0:
+            key = (operation.operation, operation.transfer_start_s, operation.transfer_s)
+            fused.setdefault(key, []).append(operation)
+    return [
+        Timing(
+            tool="horovod", operation=kind, n_ranks=n_ranks, seconds=seconds, statistic="single", n_reps=1,
+            nbytes=sum(part.nbytes for part in parts) if all(part.nbytes for part in parts) else 0.0,
+            dtype=parts[0].dtype, variant=f"{len(parts)} tensors fused" if len(parts) > 1 else parts[0].tensor,
+            place=parts[0].place,
+        )
+        for (kind, _, seconds), parts in sorted(fused.items(), key=lambda item: item[0][1])
+    ]  # fmt: skip

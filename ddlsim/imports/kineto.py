@@ -1,0 +1,198 @@
+"""PyTorch profiler traces (Kineto): training steps, collectives, times per layer.
+
+Shape: what ``torch.profiler.profile(...).export_chrome_trace`` writes (PyTorch 1.8 to 2.x; ``.json`` or ``.json.gz``,
+https://pytorch.org/docs/stable/profiler.html and ``torch/csrc/profiler/util.cpp`` for the collectives' arguments):
+
+* steps: the spans ``ProfilerStep#n``;
+* collectives on GPUs: kernels ``nccl...Kernel_AllReduce_...``, their sizes in the kernel's arguments or in those of the
+  ``record_param_comms`` with the same ``External id``; on CPUs: the spans ``gloo:all_reduce`` with ``Input Dims``
+  (``record_shapes=True``);
+* layers: see :mod:`ddlsim.imports.kineto_layers`.
+
+A collective's kernel runs from when its own rank gets there, so its time contains waiting for the slowest rank:
+:func:`fastest_over_ranks` takes the minimum over the ranks' traces.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ddlsim.errors import ConfigError
+from ddlsim.imports.chrome import Event, read_events
+from ddlsim.imports.kineto_layers import LayerTime, layer_times
+from ddlsim.imports.text import SourceText, read_text
+from ddlsim.imports.timing import Timing
+
+__all__ = ["KinetoTrace", "fastest_over_ranks", "read_kineto"]
+
+_STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
+_KERNEL = re.compile(r"nccl\w*?(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AlltoAll)")
+_CPU = re.compile(r"(?:gloo|mpi|ucc):(\w+)")
+#: names of collectives, in lower case and without underscores
+_OPERATIONS = {
+    "allreduce": "all_reduce", "allreducecoalesced": "all_reduce", "allgather": "all_gather",
+    "allgatherbase": "all_gather", "allgatherintotensorcoalesced": "all_gather", "allgathersingle": "all_gather",
+    "reducescatter": "reduce_scatter", "reducescatterbase": "reduce_scatter",
+    "reducescattertensorcoalesced": "reduce_scatter", "broadcast": "broadcast", "reduce": "reduce",
+    "alltoall": "all_to_all", "alltoallv": "all_to_all", "alltoallbase": "all_to_all", "gather": "gather",
+    "scatter": "scatter", "send": "p2p", "recv": "p2p", "sendrecv": "p2p",
+}  # fmt: skip
+#: torch's names of types -> numpy's, bytes
+_DTYPES = {
+    "float": ("float32", 4), "double": ("float64", 8), "half": ("float16", 2), "c10::half": ("float16", 2),
+    "bfloat16": ("bfloat16", 2), "c10::bfloat16": ("bfloat16", 2), "int": ("int32", 4), "long": ("int64", 8),
+    "long int": ("int64", 8), "short": ("int16", 2), "byte": ("uint8", 1), "char": ("int8", 1),
+    "unsigned char": ("uint8", 1), "signed char": ("int8", 1), "bool": ("bool", 1),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class KinetoTrace:
+    """What one rank's trace holds.
+
+    steps        the training steps, in order; ``n_samples`` is set where a batch size was given
+    collectives  in order of time; ``nbytes`` 0 where the trace has no sizes
+    layers       leaf modules in order of their first call (empty without ``with_stack=True``)
+    rank, n_ranks   of this trace; 0 and 1 where it was not distributed
+    """
+
+    steps: tuple[Timing, ...]
+    collectives: tuple[Timing, ...]
+    layers: tuple[LayerTime, ...]
+    rank: int
+    n_ranks: int
+
+
+def read_kineto(path: str | Path, *, batch_size: int | None = None) -> KinetoTrace:
+    """Return steps, collectives and layer times of the trace in `path`.
+
+    batch_size   samples per rank and step, which the trace does not say; sets the steps' ``n_samples``
+
+    Raises :class:`ConfigError` with the place and the reason; also for a trace with none of the three.
+    """
+    source = read_text(path)
+    top, events = read_events(source)
+    rank, n_ranks = _distributed(source, top)
+    spans = [event for event in events if event.phase == "X"]
+    steps = sorted((event for event in spans if _is_step(event)), key=lambda event: event.ts)
+    trace = KinetoTrace(
+        steps=tuple(_step(source, event, n_ranks, batch_size) for event in steps),
+        collectives=tuple(_collectives(source, spans, n_ranks)),
+        layers=tuple(layer_times(spans, [(event.ts, event.end) for event in steps])),
+        rank=rank, n_ranks=n_ranks,
+    )  # fmt: skip
+    if not (trace.steps or trace.collectives or trace.layers):
+        raise source.error(None, "has no ProfilerStep, no collective and no nn.Module; is it a trace of a training?")
+    return trace
+
+
+def _distributed(source: SourceText, top: dict[str, object]) -> tuple[int, int]:
+    info = top.get("distributedInfo")
+    if not isinstance(info, dict):
+        return 0, 1
+    rank, n_ranks = info.get("rank", 0), info.get("world_size", 1)
+    if not (isinstance(rank, int) and isinstance(n_ranks, int) and 0 <= rank < n_ranks):
+        raise source.error(None, f"distributedInfo: rank = {rank!r} of world_size = {n_ranks!r} makes no sense")
+    return rank, n_ranks
+
+
+def _is_step(event: Event) -> bool:
+    return _STEP.match(event.name) is not None and not event.category.startswith("gpu")
+
+
+def _step(source: SourceText, event: Event, n_ranks: int, batch_size: int | None) -> Timing:
+    place = f"{source.path}: traceEvents[{event.index}]"
+    if event.dur <= 0:
+        raise ConfigError(f"{place}: {event.name} takes no time; is the trace complete?")
+    return Timing(
+        tool="kineto", operation="step", n_ranks=n_ranks, nbytes=0.0, seconds=event.dur, statistic="single", n_reps=1,
+        n_samples=float((batch_size or 0) * n_ranks), variant=event.name, place=place,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------- collectives
+
+
+def _collectives(source: SourceText, spans: list[Event], n_ranks: int) -> list[Timing]:
+    described: dict[int, Event] = {}  # External id -> the call that has the sizes
+    for event in spans:
+        external = event.integer("External id")
+        if external is not None and "Collective name" in event.args and event.category != "kernel":
+            described[external] = event
+    found: list[tuple[float, Timing]] = []
+    for event in spans:
+        operation, said = _what(event, described)
+        if operation is not None and event.dur > 0:
+            found.append((event.ts, _collective(source, event, operation, said, n_ranks)))
+    return [timing for _, timing in sorted(found, key=lambda pair: pair[0])]
+
+
+def _what(event: Event, described: dict[int, Event]) -> tuple[str | None, dict[str, object]]:
+    """Return the operation that this span is (None: no collective), and the arguments that describe it."""
+    if event.category == "kernel":
+        if not event.name.startswith("nccl"):
+            return None, {}
+        args = event.args
+        external = event.integer("External id")
+        if external is None:
+            external = event.integer("external id")
+        if "Collective name" not in args and external in described:
+            args = described[external].args
+        match = _KERNEL.match(event.name)
+        name = str(args.get("Collective name", match[1] if match else ""))
+        return _OPERATIONS.get(name.lower().replace("_", "")), args
+    match = _CPU.fullmatch(event.name)
+    if match is None or event.category.startswith("gpu"):
+        return None, {}
+    return _OPERATIONS.get(match[1].lower().replace("_", "")), event.args
+
+
+def _collective(source: SourceText, event: Event, operation: str, args: dict[str, object], n_ranks: int) -> Timing:
+    group = args.get("Group size")
+    ranks = group if isinstance(group, int) and group > 0 else n_ranks
+    dtype, nbytes = _size(operation, args, ranks)
+    return Timing(
+        tool="kineto", operation=operation, n_ranks=ranks, nbytes=nbytes, seconds=event.dur, statistic="single",
+        n_reps=1, dtype=dtype, variant=event.name.split("(")[0], place=f"{source.path}: traceEvents[{event.index}]",
+    )  # fmt: skip
+
+
+def _size(operation: str, args: dict[str, object], n_ranks: int) -> tuple[str, float]:
+    """Return type and bytes of the whole buffer; "", 0 where the trace does not say."""
+    if "In msg nelems" in args:
+        dtype, width = _DTYPES.get(str(args.get("dtype", "")).lower(), ("", 0))
+        elements = args.get("Out msg nelems" if operation in ("all_gather", "gather") else "In msg nelems")
+        return dtype, float(elements) * width if isinstance(elements, int | float) else 0.0
+    dims, types = args.get("Input Dims"), args.get("Input type")
+    if not isinstance(dims, list) or not isinstance(types, list):
+        return "", 0.0
+    dtype, nbytes = "", 0.0
+    for shape, kind in zip(dims, types, strict=False):
+        name, width = _DTYPES.get(str(kind).lower(), ("", 0))
+        if isinstance(shape, list) and width and all(isinstance(size, int) for size in shape):
+            dtype, nbytes = dtype or name, nbytes + math.prod(shape) * width
+    return dtype, nbytes * (n_ranks if operation in ("all_gather", "gather") else 1)
+
+
+def fastest_over_ranks(traces: Sequence[KinetoTrace]) -> tuple[Timing, ...]:
+    """Return the collectives of several ranks' traces of one run, each with the least time that any rank saw.
+
+    The i-th collective of one rank is the i-th of every other. Raises :class:`ConfigError` when they differ in number,
+    operation or size.
+    """
+    if not traces:
+        raise ConfigError("fastest_over_ranks: no traces; give one per rank")
+    rows = [trace.collectives for trace in traces]
+    if len({len(row) for row in rows}) > 1:
+        counts = ", ".join(str(len(row)) for row in rows)
+        raise ConfigError(f"the traces have {counts} collectives; trace the same steps on every rank")
+    fastest = []
+    for same in zip(*rows, strict=True):
+        if len({(timing.operation, timing.nbytes) for timing in same}) > 1:
+            raise ConfigError(f"{same[0].place} and {same[-1].place} are not the same collective; trace the same steps")
+        fastest.append(replace(same[0], seconds=min(timing.seconds for timing in same)))
+    return tuple(fastest)

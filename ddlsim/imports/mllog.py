@@ -1,0 +1,189 @@
+"""MLPerf training logs: ``:::MLLOG {json}`` lines, and ``:::MLPv0.5.0`` and ``v0.6.0`` lines of the first rounds.
+
+Shape: https://github.com/mlcommons/logging (``mlperf_logging/mllog``; keys in ``constants.py``), with any prefix before
+the three colons::
+
+    0: :::MLLOG {"namespace": "", "time_ms": 1719843792116, "event_type": "POINT_IN_TIME", "key": "eval_accuracy", ...}
+    :::MLPv0.5.0 resnet 1541711427.12 (run.py:10) eval_accuracy: {"epoch": 4, "value": 0.32}
+
+Several ranks may log the same: of one-time keys the first counts, repeated accuracies and epochs are dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddlsim.imports.json_values import Node
+from ddlsim.imports.text import SourceText, read_text
+from ddlsim.imports.timing import Timing
+
+__all__ = ["MlperfRun", "read_mllog"]
+
+_MLLOG = re.compile(r":::MLLOG\s*(\{.*\})\s*$")
+_OLD = re.compile(r":::MLP(?:v0\.[56](?:\.\d+)?)\s+(\S+)\s+([\d.]+)\s+\([^)]*\)\s+(\w+)(?::\s*(.*))?$")
+_EPOCH_KEYS = ("epoch_num", "epoch", "first_epoch_num", "epoch_no")
+
+
+@dataclass(frozen=True)
+class MlperfRun:
+    """One run. `run_s` is from run_start to run_stop, MLPerf's score; 0 where one of them is missing.
+
+    status      "success", "aborted", or "" where run_stop does not say
+    global_batch_size, train_samples   0 where the log does not say
+    accuracies  (s since run_start, epoch or sample as the log counts, value)
+    epochs      (number, s): from epoch_start to epoch_stop, or blocks of several, per epoch
+    timings     operation "step" from every logged throughput; "epoch" from every epoch if train_samples is known
+    """
+
+    benchmark: str
+    status: str
+    run_s: float
+    global_batch_size: int
+    train_samples: int
+    accuracies: tuple[tuple[float, float, float], ...]
+    epochs: tuple[tuple[float, float], ...]
+    timings: tuple[Timing, ...]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    line: int
+    key: str
+    time_s: float
+    value: Node
+    metadata: Node
+
+    def epoch(self) -> float:
+        """Return the epoch (or whatever the log counts by); 0 where it does not say."""
+        for node in (self.metadata, self.value):
+            for key in _EPOCH_KEYS:
+                if node.has(key):
+                    return node[key].number()
+        return self.value.number() if isinstance(self.value.value, int | float) and self.key.startswith("ep") else 0.0
+
+
+def read_mllog(path: str | Path, *, n_ranks: int = 0) -> MlperfRun:
+    """Return the run that the log in `path` tells of.
+
+    n_ranks   accelerators, which the log does not say (0: unknown)
+
+    Raises :class:`ConfigError` with file, line and reason: a broken entry, several runs in one file, a file without
+    entries, times that run backwards.
+    """
+    source = read_text(path)
+    entries = [entry for number, line in source.lines() if (entry := _entry(source, number, line)) is not None]
+    if not entries:
+        raise source.error(None, "has no ':::MLLOG {...}' line; is it a log of MLPerf training?")
+    entries.sort(key=lambda entry: entry.time_s)  # ranks write in any order; equal times keep theirs
+    once: dict[str, _Entry] = {}
+    for entry in entries:
+        once.setdefault(entry.key, entry)
+    start, stop = once.get("run_start"), once.get("run_stop") or once.get("run_final")
+    _check_single(source, entries)
+    if start is not None and stop is not None and stop.time_s < start.time_s:
+        raise source.error(stop.line, "run_stop comes before run_start; is it one run?")
+    batch = once["global_batch_size"].value.count() if "global_batch_size" in once else 0
+    samples = once["train_samples"].value.count() if "train_samples" in once else 0
+    begin = start.time_s if start is not None else entries[0].time_s
+    epochs = _epochs(source, entries)
+    return MlperfRun(
+        benchmark=str(once["submission_benchmark"].value.value) if "submission_benchmark" in once else "",
+        status=stop.metadata["status"].text() if stop is not None and stop.metadata.has("status") else "",
+        run_s=stop.time_s - begin if start is not None and stop is not None else 0.0,
+        global_batch_size=batch, train_samples=samples, accuracies=tuple(_accuracies(entries, begin)),
+        epochs=tuple((number, seconds) for number, seconds, _ in epochs),
+        timings=tuple(_steps(source, entries, batch, n_ranks) + _epoch_timings(source, epochs, samples, n_ranks)),
+    )  # fmt: skip
+
+
+def _entry(source: SourceText, number: int, line: str) -> _Entry | None:
+    place = f"{source.path}:{number}: "
+    if match := _MLLOG.search(line):
+        try:
+            node = Node(json.loads(match[1]), place)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise source.error(number, f"is not valid JSON after :::MLLOG: {error}; is the line complete?") from None
+        metadata = node["metadata"] if node.has("metadata") else Node({}, place)
+        value = node["value"] if node.has("value") else Node(None, place)
+        return _Entry(number, node["key"].text(), node["time_ms"].number() * 1e-3, value, metadata)
+    if match := _OLD.search(line):
+        try:
+            value = Node(json.loads(match[4]) if match[4] else None, place)
+        except json.JSONDecodeError:
+            value = Node(match[4], place)
+        return _Entry(number, match[3], Node(match[2], place).number(), value, value)
+    if ":::MLLOG" in line:
+        raise source.error(number, "is cut: no {...} follows :::MLLOG; is the line complete?")
+    return None
+
+
+def _check_single(source: SourceText, entries: list[_Entry]) -> None:
+    stop: _Entry | None = None
+    for entry in entries:
+        if entry.key == "run_stop":
+            stop = entry
+        elif entry.key == "run_start" and stop is not None:
+            raise source.error(entry.line, f"a second run starts (the first ended in line {stop.line}); split the file")
+
+
+def _accuracies(entries: list[_Entry], begin: float) -> list[tuple[float, float, float]]:
+    found: list[tuple[float, float, float]] = []
+    for entry in entries:
+        if entry.key == "eval_accuracy":
+            value = entry.value["value"] if entry.value.has("value") else entry.value
+            row = (entry.time_s - begin, entry.epoch(), value.number())
+            if row[1:] not in [other[1:] for other in found]:
+                found.append(row)
+    return found
+
+
+def _epochs(source: SourceText, entries: list[_Entry]) -> list[tuple[float, float, int]]:
+    """Return (number, s per epoch, line) of every epoch, or of every block where the log has blocks alone."""
+    unit = "epoch" if any(entry.key == "epoch_stop" for entry in entries) else "block"
+    begun: dict[float, _Entry] = {}
+    found: dict[float, tuple[float, float, int]] = {}
+    for entry in entries:
+        if entry.key == f"{unit}_start":
+            begun.setdefault(entry.epoch(), entry)
+        elif entry.key == f"{unit}_stop" and (start := begun.get(entry.epoch())) is not None:
+            n_epochs = start.metadata["epoch_count"].positive() if start.metadata.has("epoch_count") else 1.0
+            if entry.time_s > start.time_s:
+                seconds = (entry.time_s - start.time_s) / n_epochs
+                found.setdefault(entry.epoch(), (entry.epoch(), seconds, start.line))
+    return list(found.values())
+
+
+def _steps(source: SourceText, entries: list[_Entry], batch: int, n_ranks: int) -> list[Timing]:
+    """Return a step for every throughput (samples/s): the global batch, or one sample where it is not known."""
+    found: list[Timing] = []
+    for entry in entries:
+        if entry.key == "throughput":
+            rate = entry.value
+        elif entry.key == "tracked_stats" and entry.value.has("throughput"):
+            rate = entry.value["throughput"]
+        else:
+            continue
+        samples = float(batch or 1)
+        found.append(
+            Timing(
+                tool="mlperf", operation="step", n_ranks=n_ranks, nbytes=0.0, seconds=samples / rate.positive(),
+                n_samples=samples, place=f"{source.path}:{entry.line}",
+            )
+        )  # fmt: skip
+    return found
+
+
+def _epoch_timings(
+    source: SourceText, epochs: list[tuple[float, float, int]], samples: int, n_ranks: int
+) -> list[Timing]:
+    return [
+        Timing(
+            tool="mlperf", operation="epoch", n_ranks=n_ranks, nbytes=0.0, seconds=seconds, statistic="single",
+            n_reps=1, n_samples=float(samples), variant=f"epoch {number:g}", place=f"{source.path}:{line}",
+        )
+        for number, seconds, line in epochs
+        if samples
+    ]  # fmt: skip

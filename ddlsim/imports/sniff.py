@@ -1,0 +1,89 @@
+"""What kind of file is this? By content; names and suffixes say too little about the output of a batch job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from ddlsim.cluster import Cluster
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.imports.astra import read_astra
+from ddlsim.imports.horovod import HorovodTimeline, read_horovod
+from ddlsim.imports.kineto import KinetoTrace, read_kineto
+from ddlsim.imports.mllog import MlperfRun, read_mllog
+from ddlsim.imports.nccl_tests import read_nccl_tests
+from ddlsim.imports.nccl_topology import read_nccl_topology
+from ddlsim.imports.network_tools import read_iperf3, read_ping
+from ddlsim.imports.nvidia_smi import read_nvidia_smi
+from ddlsim.imports.osu import read_osu
+from ddlsim.imports.simgrid import read_simgrid
+from ddlsim.imports.text import SourceText, read_text
+from ddlsim.imports.throughput import is_throughput_table, read_throughput
+from ddlsim.imports.timing import Timing
+
+__all__ = ["KINDS", "Imported", "kind_of", "read_any"]
+
+#: what a reader returns
+Imported = tuple[Timing, ...] | KinetoTrace | HorovodTimeline | MlperfRun | Cluster
+
+_READERS: dict[str, Callable[[str | Path], Imported]] = {
+    "nccl-tests": read_nccl_tests, "osu": read_osu, "iperf3": read_iperf3, "ping": read_ping, "kineto": read_kineto,
+    "horovod": read_horovod, "mllog": read_mllog, "nccl-topology": read_nccl_topology, "nvidia-smi": read_nvidia_smi,
+    "simgrid": read_simgrid, "astra": read_astra, "throughput": read_throughput,
+}  # fmt: skip
+KINDS = tuple(_READERS)
+
+#: kind -> what only that kind has; tried in this order
+_MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("simgrid", re.compile(r"<platform\b[^>]*version|<!DOCTYPE\s+platform")),
+    ("nccl-topology", re.compile(r"<system\b[^>]*version\s*=")),
+    ("horovod", re.compile(r'"(?:NEGOTIATE_(?:ALL|BROADCAST|ADASUM|REDUCE)\w*|start_time_since_epoch_in_micros)"')),
+    ("kineto", re.compile(r'"traceEvents"\s*:')),
+    ("nccl-tests", re.compile(r'"(?:alg_bw|out_of_place)"\s*:')),
+    ("iperf3", re.compile(r'"(?:sum_received|sum_sent|bits_per_second)"\s*:|"version"\s*:\s*"iperf')),
+    ("mllog", re.compile(r":::MLLOG\b|:::MLPv0\.[56]")),
+    ("nccl-tests", re.compile(r"^.*#\s+size\s+count.*\balgbw\s+busbw", re.MULTILINE)),
+    ("osu", re.compile(r"#\s*OSU\s+\S+\s+.+\sTest\b")),
+    ("ping", re.compile(r"(?:rtt|round-trip) min/avg/max|bytes from .*\btime[=<]|^PING\s", re.MULTILINE)),
+    ("nvidia-smi", re.compile(r"^(?:\x1b\[[0-9;]*m|\s)*GPU0(?:\s+GPU1|\s+CPU Affinity|\s+\S+\s).*$", re.MULTILINE)),
+    ("astra", re.compile(r"^topology\s*:.*^npus_count\s*:|^npus_count\s*:.*^topology\s*:", re.MULTILINE | re.DOTALL)),
+)
+_LOOK = 2**24  # characters
+
+
+def kind_of(path: str | Path) -> str:
+    """Return which of :data:`KINDS` the file `path` is, by its content.
+
+    Raises :class:`ConfigError` naming the file, its beginning, and what was looked for, when nothing fits.
+    """
+    return _kind(read_text(path))
+
+
+def _kind(source: SourceText) -> str:
+    beginning = source.text[:_LOOK]  # a trace may be large, and what tells its kind stands near its beginning
+    for kind, mark in _MARKS:
+        if mark.search(beginning):
+            return kind
+    if source.text.strip() and is_throughput_table(source):
+        return "throughput"
+    start = " ".join(source.text.split())[:60]
+    raise source.error(None, f"begins with {start!r}, which is none of {', '.join(KINDS)}; is it the right file?")
+
+
+def read_any(path: str | Path, *, kind: str | None = None) -> Imported:
+    """Return what is in the file `path`, whatever it is; the readers' arguments keep their defaults.
+
+    kind   one of :data:`KINDS` instead of what the content says
+
+    Measurements come as a tuple of :class:`Timing`, topologies as a :class:`~ddlsim.cluster.Cluster`, traces and logs
+    as their own types. Raises :class:`ConfigError` with file, line and reason; where a reader needs an argument (the
+    ranks of an OSU collective, the speed of NVLinks), the error says which, and that reader is to be called itself.
+    """
+    if kind is not None and kind not in _READERS:
+        raise unknown_name("kind", kind, KINDS, "read_any")
+    chosen = kind or kind_of(path)
+    try:
+        return _READERS[chosen](path)
+    except ConfigError as error:
+        raise type(error)(f"{error} (read as {chosen})") from None

@@ -1,0 +1,120 @@
+"""Tables of training throughput as CSV, as papers and repositories print them (ByteScheduler, BytePS, Horovod).
+
+There is no standard; two shapes are read, told apart by the heading::
+
+    model,gpus,batch_size,images/s          gpus,baseline,ByteScheduler,linear
+    vgg16,8,32,1480.5                       8,1480.5,1900.2,1975
+    vgg16,16,32,2710                        16,2710,3800,3950
+
+Long: a column of throughput (a name like ``throughput``, ``images/s``, ``samples_per_sec``, ``speed``), all columns
+besides ranks and batch are labels. Wide: one column of ranks, every other one that has numbers a series. Throughputs
+are those of all ranks together. Separators "," ";" and tab; lines that begin with # are left out, and so are cells
+that are empty, "-" or "nan".
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+from ddlsim.imports.text import SourceText, positive_number, read_text
+from ddlsim.imports.timing import Timing
+
+__all__ = ["is_throughput_table", "read_throughput"]
+
+_RANKS = (
+    "n", "nranks", "ranks", "gpus", "ngpus", "numgpus", "gpucount", "workers", "nworkers", "numworkers", "worldsize",
+)  # fmt: skip
+_BATCH = ("batch", "batchsize", "perworkerbatch", "batchpergpu", "batchsizepergpu", "localbatch")
+_RATES = re.compile(
+    r"throughput|speed|(?:total)?(?:images|imgs?|samples|sequences|examples|tokens)(?:/|per)(?:s|sec|second)"
+)
+_UNITS = re.compile(r"\((?:images|imgs?|samples|sequences|tokens)?/?\w*\)")
+_NOTHING = ("", "-", "nan", "n/a", "oom")
+
+
+def _plain(name: str) -> str:
+    """Return a column's name without spaces, underscores and units: "Throughput (img/s)" -> "throughput"."""
+    return _UNITS.sub("", re.sub(r"[\s_-]", "", name.strip().lower()).lstrip("#"))
+
+
+def _rows(source: SourceText) -> list[tuple[int, list[str]]]:
+    """Return (line, cells) of every row that is no comment, the heading first."""
+    lines = enumerate(source.text.splitlines(), start=1)
+    kept = [(number, line) for number, line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not kept:
+        raise source.error(None, "is empty; is it the right file?")
+    delimiter = max(",;\t", key=kept[0][1].count)
+    try:
+        cells = csv.reader([line for _, line in kept], delimiter=delimiter, strict=True)
+        return [(number, [cell.strip() for cell in row]) for (number, _), row in zip(kept, cells, strict=True)]
+    except (csv.Error, ValueError) as error:
+        raise source.error(None, f"is no table with one row per line: {error}; correct the quotes") from None
+
+
+def is_throughput_table(source: SourceText) -> bool:
+    """Return whether the first row is a heading with ranks and at least one more column."""
+    heading = [_plain(name) for name in _rows(source)[0][1]]
+    return len(heading) > 1 and any(name in _RANKS for name in heading)
+
+
+def read_throughput(path: str | Path, *, batch_size: int | None = None) -> tuple[Timing, ...]:
+    """Return one row for every throughput in the table: a step of ``ranks * batch_size`` samples.
+
+    batch_size   samples per rank and step, where the table has no such column; without either, the time of one sample
+                 (``n_samples`` = 1) is given, which has the same throughput
+
+    Raises :class:`ConfigError` with file, line and reason: no column of ranks, cells that are no numbers, rows of
+    another length, a batch size given twice.
+    """
+    source = read_text(path)
+    (head_line, heading), *rows = _rows(source)
+    plain = [_plain(name) for name in heading]
+    ranks = [i for i, name in enumerate(plain) if name in _RANKS]
+    if len(ranks) != 1:
+        raise source.error(head_line, f"needs one column of ranks, named like 'gpus' or 'workers', not {len(ranks)}")
+    batches = [i for i, name in enumerate(plain) if name in _BATCH]
+    if batches and batch_size is not None:
+        raise source.error(head_line, f"has the column {heading[batches[0]]!r}; leave batch_size out")
+    rates = [i for i, name in enumerate(plain) if _RATES.fullmatch(name)]
+    others = [i for i in range(len(heading)) if i not in (*ranks, *batches)]
+    series = rates or [i for i in others if any(_is_number(cells[i]) for _, cells in rows if len(cells) > i)]
+    labels = [i for i in range(len(heading)) if i not in (*ranks, *batches, *series)]
+    found: list[Timing] = []
+    for number, cells in rows:
+        if len(cells) != len(heading):
+            raise source.error(number, f"has {len(cells)} cells, the heading {len(heading)}; correct the row")
+        n_ranks = _whole(source, number, cells[ranks[0]], heading[ranks[0]])
+        batch = _whole(source, number, cells[batches[0]], heading[batches[0]]) if batches else batch_size
+        samples = float(n_ranks * batch) if batch else 1.0
+        words = [cells[i] for i in labels if cells[i]]
+        for i in series:
+            if cells[i].lower() in _NOTHING:
+                continue
+            rate = positive_number(source, number, cells[i], heading[i])
+            found.append(
+                Timing(
+                    tool="table", operation="step", n_ranks=n_ranks, nbytes=0.0, seconds=samples / rate,
+                    n_samples=samples, variant=" ".join(words + ([heading[i]] if len(series) > 1 else [])),
+                    place=f"{source.path}:{number}",
+                )
+            )  # fmt: skip
+    if not found:
+        raise source.error(None, "has a heading but no throughput; add rows")
+    return tuple(found)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _whole(source: SourceText, line: int, cell: str, column: str) -> int:
+    value = positive_number(source, line, cell, column)
+    if value != int(value):
+        raise source.error(line, f"{column} = {cell!r} must be a whole number")
+    return int(value)

@@ -1,0 +1,96 @@
+"""MLPerf logs: present and first rounds, prefixes, repeated lines of several ranks; what is refused."""
+
+import json
+
+import pytest
+
+from ddlsim.errors import ConfigError
+from ddlsim.imports.mllog import read_mllog
+
+
+def entry(time_ms, key, value=None, kind="POINT_IN_TIME", **metadata):
+    body = {"namespace": "", "time_ms": time_ms, "event_type": kind, "key": key, "value": value,
+            "metadata": {"file": "train.py", "lineno": 7, **metadata}}  # fmt: skip
+    return f":::MLLOG {json.dumps(body)}"
+
+
+LINES = [
+    "Loading data ...",
+    entry(1000, "submission_benchmark", "resnet"),
+    entry(1000, "global_batch_size", 3264),
+    entry(1000, "train_samples", 1281167),
+    entry(2000, "run_start"),
+    entry(2000, "epoch_start", epoch_num=1),
+    entry(22000, "epoch_stop", epoch_num=1),
+    entry(22500, "tracked_stats", {"throughput": 65280.0}, epoch_num=1),
+    entry(23000, "eval_accuracy", 0.5, epoch_num=1),
+    entry(44000, "throughput", 32640.0),
+    entry(45000, "eval_accuracy", 0.76, epoch_num=2),
+    entry(52000, "run_stop", status="success"),
+]
+
+
+def write(tmp_path, lines):
+    path = tmp_path / "result_0.txt"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("prefix", ["", " 0: ", "[1,0]<stdout>:", "node-1 | INFO "], ids=["no", "srun", "mpi", "other"])
+def test_a_run(tmp_path, prefix):
+    """Score 50 s. A step of 3264 at 65280 images/s is 50 ms; epoch 1 took 20 s for 1,281,167 images."""
+    path = write(tmp_path, [prefix + line for line in LINES])
+    run = read_mllog(path, n_ranks=8)
+    assert (run.benchmark, run.status, run.run_s) == ("resnet", "success", pytest.approx(50.0))
+    assert run.accuracies == ((pytest.approx(21.0), 1, 0.5), (pytest.approx(43.0), 2, 0.76))
+    assert run.epochs == ((1, pytest.approx(20.0)),)
+    assert [(row.operation, row.seconds, row.n_samples, row.n_ranks) for row in run.timings] == [
+        ("step", pytest.approx(0.05), 3264, 8), ("step", pytest.approx(0.1), 3264, 8),
+        ("epoch", pytest.approx(20.0), 1281167, 8),
+    ]  # fmt: skip
+    assert run.timings[0].place == f"{path}:8"
+    assert run.timings[0].throughput == pytest.approx(65280.0)
+
+
+def test_lines_of_several_ranks_count_once(tmp_path):
+    doubled = [line for line in LINES for _ in range(2) if "throughput" not in line]
+    assert read_mllog(write(tmp_path, doubled)).accuracies == read_mllog(write(tmp_path, LINES)).accuracies
+
+
+def test_blocks_stand_for_epochs(tmp_path):
+    lines = [entry(0, "block_start", first_epoch_num=1, epoch_count=4), entry(8000, "block_stop", first_epoch_num=1)]
+    assert read_mllog(write(tmp_path, lines)).epochs == ((1, pytest.approx(2.0)),)
+
+
+def test_without_a_batch_the_throughput_is_right(tmp_path):
+    (row,) = read_mllog(write(tmp_path, [entry(0, "throughput", 200.0)])).timings
+    assert (row.n_samples, row.throughput) == (1.0, pytest.approx(200.0))
+
+
+def test_the_first_rounds_had_lines_of_their_own(tmp_path):
+    lines = [
+        ":::MLPv0.5.0 resnet 1541711427.5 (main.py:5) run_start",
+        ':::MLPv0.5.0 resnet 1541711500.5 (main.py:9) eval_accuracy: {"epoch": 4, "value": 0.32}',
+        ':::MLPv0.5.0 resnet 1541711527.5 (main.py:12) run_stop: {"success": true}',
+    ]
+    run = read_mllog(write(tmp_path, lines))
+    assert (run.run_s, run.accuracies) == (pytest.approx(100.0), ((pytest.approx(73.0), 4, 0.32),))
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([*LINES, entry(60000, "run_start")], r"result_0\.txt:13: a second run starts \(the first ended in line 12\)"),
+        ([LINES[1][:-5]], ":1: is cut"),
+        ([LINES[1].replace('"key":', '"key"')], ":1: is not valid JSON after :::MLLOG"),
+        ([entry(0, "throughput", "fast")], r":1: value: 'fast' is not a number"),
+        ([entry(0, "throughput", 0)], ":1: value: 0 must be above 0"),
+        ([entry(0, "global_batch_size", 2.5)], "must be a whole number"),
+        ([entry("now", "run_start")], "time_ms.* is not a number"),
+        (["hello"], "has no ':::MLLOG"),
+    ],
+    ids=["second", "cut", "json", "text", "zero", "fraction", "time", "other"],
+)
+def test_what_is_refused_is_named_with_its_line(tmp_path, lines, message):
+    with pytest.raises(ConfigError, match=message):
+        read_mllog(write(tmp_path, lines))
