@@ -70,13 +70,16 @@ if TYPE_CHECKING:
     from ddlsim.run.experiment import Experiment
     from ddlsim.run.result import Result
     from ddlsim.strategies import (
+        ADPSGD,
         BMUF,
+        DPSGD,
         AdaComm,
         AllReduce,
         AsyncParameterServer,
         CoCoDSGD,
         DaSGD,
         DdpBuckets,
+        GossipSGD,
         HorovodFusion,
         LocalSGD,
         NoOverlap,
@@ -121,9 +124,9 @@ _HOMES = {
     "run.experiment": ("Experiment",),
     "run.result": ("Result",),
     "strategies": (
-        "AdaComm", "AllReduce", "AsyncParameterServer", "BMUF", "CoCoDSGD", "DaSGD", "DdpBuckets",
-        "HorovodFusion", "LocalSGD", "NoOverlap", "OverlapLocalSGD", "ParameterServer", "PerLayer",
-        "Priority", "ShardedUpdate",
+        "ADPSGD", "AdaComm", "AllReduce", "AsyncParameterServer", "BMUF", "CoCoDSGD", "DPSGD", "DaSGD",
+        "DdpBuckets", "GossipSGD", "HorovodFusion", "LocalSGD", "NoOverlap", "OverlapLocalSGD",
+        "ParameterServer", "PerLayer", "Priority", "ShardedUpdate",
     ),
     "workload.compute": ("Affine", "Measured", "Roofline"),
     "workload.devices": ("Device", "device_names", "load_device"),
@@ -136,9 +139,11 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "ADPSGD",
     "BF16",
     "BMUF",
     "DGC",
+    "DPSGD",
     "FP16",
     "LAMB",
     "LARS",
@@ -168,6 +173,7 @@ __all__ = [
     "Exponential",
     "GTopK",
     "Gamma",
+    "GossipSGD",
     "GrowingBatch",
     "HorovodFusion",
     "LocalSGD",

@@ -54,6 +54,9 @@ CASES = [
     Case(ddlsim.DaSGD(4, 2, 0.25), alone=False),  # merges its own older parameters
     Case(ddlsim.OverlapLocalSGD(4), alone=False),  # pulled back to its own older parameters
     Case(ddlsim.CoCoDSGD(4)),
+    Case(ddlsim.DPSGD("ring")),
+    Case(ddlsim.ADPSGD("ring")),
+    Case(ddlsim.GossipSGD(0.5)),
 ]
 
 

@@ -1,0 +1,194 @@
+"""Gossip without steps in common, partners drawn at random: AD-PSGD (pairs average) and GoSGD (push-sum)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import simpy
+
+from ddlsim.errors import ConfigError
+from ddlsim.learning import Array, Value
+from ddlsim.strategies.gossip import weighted_sum
+from ddlsim.strategies.mixing import Graph, bipartition, check_graph, describe, neighbours
+from ddlsim.strategies.replica import Replica, start_replicas
+from ddlsim.strategies.setting import Setting
+from ddlsim.strategies.worker import Process, Worker
+from ddlsim.workload.jitter import stream
+
+__all__ = ["ADPSGD", "GossipSGD", "Peer"]
+
+
+@dataclass(frozen=True)
+class ADPSGD:
+    """Asynchronous decentralised parallel SGD (Lian et al. 2018, arXiv:1710.06952, algorithm 1): a worker averages
+    with one random neighbour j while it computes a gradient, then applies the gradient.
+
+    x_i, x_j <- (x_i + x_j) / 2   at one instant;   x_i <- x_i - eta g_i(x_i as it was when the gradient began)
+
+    The graph must be bipartite, as in the paper: the workers on one side send their parameters and wait for the
+    average, those on the other side answer beside their computing, so that no circle of waiting can arise; those
+    never wait. Staleness counts the updates that all workers make between a gradient's begin and its use.
+
+    graph  "ring" (of an even number), "bipartite" (every even rank with every odd one), or a networkx graph of ranks
+    """
+
+    graph: str | Graph = "bipartite"
+
+    def __post_init__(self) -> None:
+        check_graph("ADPSGD", self.graph, weights=False)
+
+    @property
+    def label(self) -> str:
+        """The graph."""
+        return f"AD-PSGD ({describe(self.graph)})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """Every local step is an update."""
+        return steps * n_workers
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers. Raises ConfigError for a graph that is not bipartite."""
+        near = neighbours("ADPSGD", self.graph, len(setting.workers))
+        asks = bipartition("ADPSGD", self.graph, near)
+
+        def work(replica: Replica) -> Process:
+            rank = replica.worker.rank
+            partners = [setting.workers[j] for j in near[rank]] if asks[rank] else []
+            return self.work(replica, partners, stream(setting.seed, rank, "gossip"))
+
+        start_replicas(setting, work)
+
+    def work(self, replica: Replica, partners: list[Worker], draws: np.random.Generator) -> Process:
+        """One worker's life; it asks one of `partners` in every step, if it has any."""
+        worker, recorder = replica.worker, replica.worker.recorder
+        while True:
+            begun = len(recorder.updates)
+            averaged: simpy.Event | None = None
+            if partners:
+                partner = partners[int(draws.integers(len(partners)))]
+                averaged = worker.loop.env.process(self._average(worker, partner))
+            gradient = yield from worker.gradient()
+            if averaged is not None and not averaged.processed:
+                start = worker.loop.now
+                yield from worker.block(averaged, "the average with its neighbour")
+                worker.book(start, start, "averaging")
+            yield from worker.optimizer_step()
+            replica.n_samples = worker.stop.n_samples
+            worker.params, replica.state = replica.after(worker.params, gradient)
+            recorder.staleness.append(len(recorder.updates) - begun)
+            worker.end_step()
+            worker.stop.updated(worker.samples_per_step)
+
+    def _average(self, worker: Worker, partner: Worker) -> Process:
+        """Send the parameters, average where they arrive, send the average back.
+
+        Nobody else changes the parameters of a worker that asks, so both can have the average at once.
+        """
+        loop, nbytes, start = worker.loop, worker.workload.gradient_nbytes, worker.loop.now
+        yield loop.send(worker.node, partner.node, nbytes)
+        worker.params = partner.params = 0.5 * (worker.params + partner.params)
+        yield loop.send(partner.node, worker.node, nbytes)
+        worker.recorder.background(f"{worker.name} network", f"average with {partner.name}", start, loop.now)
+
+
+@dataclass
+class _Push:
+    """Parameters and their weight on their way."""
+
+    params: Value[Array]
+    weight: float
+
+
+@dataclass
+class Peer:
+    """A worker of :class:`GossipSGD`: the weight of its parameters, and what has come in or is on its way out."""
+
+    replica: Replica
+    weight: float
+    inbox: list[_Push] = field(default_factory=list)
+    outgoing: _Push | None = None
+
+    def merge(self) -> None:
+        """x <- (w x + w_s x_s) / (w + w_s);  w <- w + w_s   for all that has come in."""
+        worker = self.replica.worker
+        for push in self.inbox:
+            total = self.weight + push.weight
+            shares = [self.weight / total, push.weight / total]
+            worker.params = weighted_sum(worker.learner.plane, shares, [worker.params, push.params])
+            self.weight = total
+        self.inbox.clear()
+
+    def push(self, other: Peer) -> Process:
+        """w <- w / 2;  send (x, w) to another."""
+        worker, receiver, start = self.replica.worker, other.replica.worker, self.replica.worker.loop.now
+        self.weight /= 2.0
+        self.outgoing = _Push(worker.params, self.weight)
+        yield worker.loop.send(worker.node, receiver.node, worker.workload.gradient_nbytes)
+        other.inbox.append(self.outgoing)
+        self.outgoing = None
+        worker.recorder.background(f"{worker.name} network", f"push to {receiver.name}", start, worker.loop.now)
+
+
+@dataclass(frozen=True)
+class GossipSGD:
+    """GoSGD (Blot et al. 2016, arXiv:1611.09726, algorithm 3): sum-weight gossip.
+
+    A worker merges what has come in, makes a local step, and with probability p halves the weight of its
+    parameters and sends them to a random neighbour. Nobody waits for anybody; sum_i w_i x_i is preserved, the
+    pushes under way included. A worker has one push on the wire at a time: it waits before the next one.
+
+    graph  "complete" (anybody, as in the paper), "ring", "bipartite", or a networkx graph of ranks
+    """
+
+    probability: float = 0.1
+    graph: str | Graph = "complete"
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.probability <= 1.0:
+            raise ConfigError(
+                f"GossipSGD: probability = {self.probability!r}: must be above 0 and at most 1 (0.1 is 10 %)"
+            )
+        check_graph("GossipSGD", self.graph, weights=False)
+
+    @property
+    def label(self) -> str:
+        """Probability and graph."""
+        return f"gossip SGD (p = {self.probability:g}, {describe(self.graph)})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """Every local step is an update."""
+        return steps * n_workers
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        n_workers = len(setting.workers)
+        near = neighbours("GossipSGD", self.graph, n_workers)
+        peers: list[Peer] = []
+
+        def work(replica: Replica) -> Process:
+            rank = replica.worker.rank
+            peers.append(Peer(replica, 1.0 / n_workers))
+            return self.work(peers[rank], peers, near[rank], stream(setting.seed, rank, "gossip"))
+
+        start_replicas(setting, work)
+
+    def work(self, peer: Peer, peers: list[Peer], near: list[int], draws: np.random.Generator) -> Process:
+        """One worker's life."""
+        replica, worker = peer.replica, peer.replica.worker
+        pushed: simpy.Event | None = None
+        while True:
+            peer.merge()
+            gradient = yield from worker.gradient()
+            yield from worker.optimizer_step()
+            replica.n_samples = worker.stop.n_samples
+            worker.params, replica.state = replica.after(worker.params, gradient)
+            worker.end_step()
+            worker.stop.updated(worker.samples_per_step)
+            if near and draws.random() < self.probability:
+                if pushed is not None and not pushed.processed:
+                    start = worker.loop.now
+                    yield from worker.block(pushed, "its last push")
+                    worker.book(start, start, "push")
+                other = peers[near[int(draws.integers(len(near)))]]
+                pushed = worker.loop.env.process(peer.push(other))

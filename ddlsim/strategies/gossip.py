@@ -1,0 +1,125 @@
+"""Gossip in step: decentralised SGD over a graph (D-PSGD)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import simpy
+
+from ddlsim.learning import ABSENT, Array, Plane, Value
+from ddlsim.strategies.mixing import Graph, Weights, check_graph, contraction, describe, mixing_matrix
+from ddlsim.strategies.replica import Replica, start_replicas
+from ddlsim.strategies.setting import Setting
+from ddlsim.strategies.worker import Process, Worker, all_of
+
+__all__ = ["DPSGD", "weighted_sum"]
+
+
+def weighted_sum(plane: Plane, weights: Sequence[float], values: Sequence[Value[Array]]) -> Value[Array]:
+    """Return sum_j weights[j] * values[j], summed in float64 in the order given and rounded once."""
+
+    def add(*arrays: Array) -> Array:
+        total = weights[0] * arrays[0].astype(np.float64)
+        for weight, array in zip(weights[1:], arrays[1:], strict=True):
+            total += weight * array
+        return total.astype(arrays[0].dtype)
+
+    return plane.apply(add, *values)
+
+
+@dataclass
+class _Letter:
+    """Parameters under way from one worker to another; ``sent`` (s) is when they left."""
+
+    delivered: simpy.Event
+    params: Value[Array] = ABSENT
+    sent: float = 0.0
+
+
+@dataclass
+class _Mail:
+    """The letters of a run, by step, sender and receiver; whichever of the two comes first makes one."""
+
+    workers: list[Worker]
+    letters: dict[tuple[int, int, int], _Letter] = field(default_factory=dict)
+
+    def letter(self, step: int, src: int, dst: int) -> _Letter:
+        return self.letters.setdefault((step, src, dst), _Letter(self.workers[src].loop.env.event()))
+
+    def send(self, step: int, src: int, dst: int) -> simpy.Event:
+        """Send a worker's parameters as they are now; the event returned is their arrival."""
+        letter, worker = self.letter(step, src, dst), self.workers[src]
+        letter.params, letter.sent = worker.params, worker.loop.now
+        return worker.loop.env.process(self._carry(letter, worker, self.workers[dst].node))
+
+    def _carry(self, letter: _Letter, worker: Worker, dst: int) -> Process:
+        yield worker.loop.send(worker.node, dst, worker.workload.gradient_nbytes)
+        letter.delivered.succeed()
+
+    def take(self, step: int, src: int, dst: int) -> _Letter:
+        return self.letters.pop((step, src, dst))
+
+
+@dataclass(frozen=True)
+class DPSGD:
+    """Decentralised parallel SGD (Lian et al. 2017, arXiv:1705.09056, algorithm 1): in every step
+
+    x_i <- sum_j W_ij x_j - eta g_i(x_i)
+
+    Only neighbours in the graph talk. Their parameters travel while the gradient is computed, as the paper's
+    section 3 proposes, so a step takes the longer of the two. A worker is through when all it waits for has come
+    and all it sends has arrived.
+
+    graph  "ring" (along the ranks, 1/3 each), "complete", "bipartite", a networkx graph of ranks (with
+           Metropolis-Hastings weights), or W itself (N, N): doubly stochastic, row i what worker i takes
+    """
+
+    graph: str | Graph | Weights | Sequence[Sequence[float]] | npt.NDArray[np.float64] = "ring"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "graph", self._graph())
+
+    def _graph(self) -> str | Graph | Weights:
+        return check_graph("DPSGD", self.graph, weights=True)
+
+    @property
+    def label(self) -> str:
+        """The graph."""
+        return f"D-PSGD ({describe(self._graph())})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """A local step of all workers is an update."""
+        return steps
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers, and note how fast they agree."""
+        matrix = mixing_matrix("DPSGD", self._graph(), len(setting.workers))
+        setting.notes.append(f"D-PSGD: |lambda_2(W)| = {contraction(matrix):.3g} (1: some workers never agree)")
+        mail = _Mail(setting.workers)
+        start_replicas(setting, lambda replica: self.work(replica, matrix, mail))
+
+    def work(self, replica: Replica, matrix: npt.NDArray[np.float64], mail: _Mail) -> Process:
+        """One worker's life."""
+        worker, me = replica.worker, replica.worker.rank
+        sources = np.flatnonzero(matrix[me]).tolist()
+        senders = [j for j in sources if j != me]
+        receivers = [j for j in np.flatnonzero(matrix[:, me]).tolist() if j != me]
+        weights = matrix[me, sources].tolist()
+        while True:
+            step, before = replica.step, worker.params
+            travels = [mail.send(step, me, j) for j in receivers]
+            travels += [mail.letter(step, j, me).delivered for j in senders]
+            gradient = yield from worker.gradient()
+            start = worker.loop.now
+            yield from worker.block(all_of(worker.loop, travels), f"its neighbours' parameters of step {step}")
+            letters = {j: mail.take(step, j, me) for j in senders}
+            worker.book(start, max((letter.sent for letter in letters.values()), default=start), "neighbours")
+            yield from worker.optimizer_step()
+            params = [before if j == me else letters[j].params for j in sources]
+            mixed = weighted_sum(worker.learner.plane, weights, params)
+            worker.params, replica.state = replica.after(mixed, gradient)
+            replica.count()
+            replica.end_step()

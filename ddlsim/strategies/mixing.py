@@ -1,0 +1,162 @@
+"""Who talks to whom in gossip, and with which weights: graphs of ranks and doubly stochastic matrices."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.errors import ConfigError, unknown_name
+
+__all__ = ["Graph", "Weights", "bipartition", "check_graph", "contraction", "describe", "mixing_matrix", "neighbours"]
+
+Floats = npt.NDArray[np.float64]
+#: (N, N), row i holds the weights with which worker i takes the others' parameters
+Weights = tuple[tuple[float, ...], ...]
+NAMES = ("bipartite", "complete", "ring")
+_TOLERANCE = 1e-9
+
+
+class Graph(Protocol):
+    """A graph whose nodes are the ranks, such as a ``networkx.Graph``."""
+
+    @property
+    def nodes(self) -> Iterable[object]: ...
+
+    @property
+    def edges(self) -> Iterable[tuple[object, ...]]: ...
+
+    def is_directed(self) -> bool: ...
+
+
+def check_graph(
+    owner: str, graph: str | Graph | npt.ArrayLike | Weights, *, weights: bool
+) -> str | Graph | Weights:
+    """Return `graph` as it may be kept in a frozen object, a matrix as tuples (only where `weights` fit).
+
+    Raises ConfigError for an unknown name, a directed graph, and a matrix that is not doubly stochastic.
+    """
+    where = f"{owner}: graph"
+    if isinstance(graph, str):
+        if graph not in NAMES:
+            raise unknown_name("graph", graph, NAMES, owner)
+        return graph
+    if hasattr(graph, "edges") and hasattr(graph, "is_directed"):
+        found: Graph = graph  # type: ignore[assignment]
+        if found.is_directed():
+            raise ConfigError(f"{where} is directed; neighbours talk both ways, so give graph.to_undirected()")
+        return found
+    if not weights:
+        raise ConfigError(f"{where} = {type(graph).__name__}: must be one of {', '.join(NAMES)}, or a networkx graph")
+    return _check_weights(where, graph)
+
+
+def _check_weights(where: str, graph: object) -> Weights:
+    """Return a matrix as tuples if its rows and columns sum to 1 and nothing is negative."""
+    try:
+        matrix = np.array(graph, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"{where} = {type(graph).__name__}: must be one of {', '.join(NAMES)}, a networkx graph of ranks, or a "
+            "matrix of weights"
+        ) from None
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
+        raise ConfigError(f"{where} has shape {matrix.shape}; a matrix of weights is (workers, workers)")
+    if not np.isfinite(matrix).all() or matrix.min() < 0.0:
+        raise ConfigError(f"{where} holds {matrix.min():g}; weights must be finite and not negative")
+    for axis, what in ((1, "row"), (0, "column")):
+        sums = matrix.sum(axis=axis)
+        worst = int(np.abs(sums - 1.0).argmax())
+        if abs(sums[worst] - 1.0) > _TOLERANCE:
+            raise ConfigError(
+                f"{where}: {what} {worst} sums to {sums[worst]:.9g}; rows and columns must sum to 1, or the mean of "
+                "the models would drift"
+            )
+    return tuple(tuple(row) for row in matrix.tolist())
+
+
+def describe(graph: str | Graph | Weights) -> str:
+    """Return what a label says of a graph."""
+    if isinstance(graph, str):
+        return graph
+    return "matrix" if isinstance(graph, tuple) else "graph"
+
+
+def neighbours(owner: str, graph: str | Graph, n_workers: int) -> list[list[int]]:
+    """Return each rank's neighbours, ascending. "ring" follows the ranks; "bipartite" joins every even rank with
+    every odd one. Raises ConfigError unless a graph's nodes are the ranks."""
+    ranks = range(n_workers)
+    if not isinstance(graph, str):
+        return _listed(owner, graph, n_workers)
+    if graph == "ring":
+        return [sorted({(i - 1) % n_workers, (i + 1) % n_workers} - {i}) for i in ranks]
+    step = 2 if graph == "bipartite" else 1
+    return [[j for j in ranks if j != i and (step == 1 or (i + j) % step)] for i in ranks]
+
+
+def _listed(owner: str, graph: Graph, n_workers: int) -> list[list[int]]:
+    nodes = set(graph.nodes)
+    if nodes != set(range(n_workers)):
+        raise ConfigError(
+            f"{owner}: graph has {len(nodes)} nodes; they must be the ranks 0..{n_workers - 1} of the {n_workers} "
+            "workers (networkx.convert_node_labels_to_integers)"
+        )
+    near: list[set[int]] = [set() for _ in range(n_workers)]
+    for edge in graph.edges:
+        i, j = (int(str(node)) for node in edge[:2])
+        if i != j:
+            near[i].add(j)
+            near[j].add(i)
+    return [sorted(found) for found in near]
+
+
+def mixing_matrix(owner: str, graph: str | Graph | Weights, n_workers: int) -> Floats:
+    """Return W (N, N), doubly stochastic. Raises ConfigError if it is not for this number of workers.
+
+    A graph gets Metropolis-Hastings weights (Xiao, Boyd and Kim 2007, JPDC 67(1), equation 5):
+    W_ij = 1 / (1 + max(d_i, d_j)) for neighbours of d_i and d_j neighbours, and W_ii what is left. On a ring these
+    are 1/3 each, on the complete graph 1/N.
+    """
+    if isinstance(graph, tuple):
+        if len(graph) != n_workers:
+            raise ConfigError(f"{owner}: graph is a matrix for {len(graph)} workers, but there are {n_workers}")
+        return np.array(graph)
+    near = neighbours(owner, graph, n_workers)
+    matrix = np.zeros((n_workers, n_workers))
+    for i, found in enumerate(near):
+        for j in found:
+            matrix[i, j] = 1.0 / (1.0 + max(len(found), len(near[j])))
+        matrix[i, i] = 1.0 - matrix[i].sum()
+    return matrix
+
+
+def contraction(matrix: Floats) -> float:
+    """Return |lambda_2(W)|, by which the workers' disagreement shrinks in a step once the gradients are 0."""
+    return float(np.sort(np.abs(np.linalg.eigvals(matrix)))[-2]) if len(matrix) > 1 else 0.0
+
+
+def bipartition(owner: str, graph: str | Graph, near: Sequence[Sequence[int]]) -> list[bool]:
+    """Return for each rank whether it is on the side of the lowest rank of its part of the graph.
+
+    Raises ConfigError if neighbours cannot be put on different sides.
+    """
+    side: dict[int, bool] = {}
+    for first in range(len(near)):
+        queue = deque([first] if first not in side else [])
+        side.setdefault(first, True)
+        while queue:
+            i = queue.popleft()
+            for j in near[i]:
+                if j not in side:
+                    side[j] = not side[i]
+                    queue.append(j)
+                elif side[j] == side[i]:
+                    raise ConfigError(
+                        f"{owner}: graph = {describe(graph)!r} of {len(near)} workers is not bipartite (ranks {i} and "
+                        f"{j} are neighbours on one side), so exchanges could wait for each other in a circle; use "
+                        "graph='bipartite', or a ring of an even number"
+                    )
+    return [side[rank] for rank in range(len(near))]
