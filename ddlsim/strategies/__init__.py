@@ -4,12 +4,18 @@ from ddlsim.strategies.all_reduce import AllReduce, schedule_time
 from ddlsim.strategies.asynchronous import AsyncParameterServer
 from ddlsim.strategies.asynchronous_gossip import ADPSGD, GossipSGD
 from ddlsim.strategies.delayed_averaging import CoCoDSGD, DaSGD, OverlapLocalSGD
+from ddlsim.strategies.elastic import ElasticAveraging
 from ddlsim.strategies.gossip import DPSGD
+from ddlsim.strategies.k_async import KAsync, KBatchAsync
+from ddlsim.strategies.k_sync import BackupWorkers, KBatchSync, KSync
 from ddlsim.strategies.local_sgd import BMUF, AdaComm, LocalSGD
 from ddlsim.strategies.overlap import DdpBuckets, HorovodFusion, NoOverlap, PerLayer, Priority
 from ddlsim.strategies.parameter_server import ParameterServer
 from ddlsim.strategies.setting import Setting, Strategy
 from ddlsim.strategies.sharded_update import ShardedUpdate
+from ddlsim.strategies.soft_sync import SoftSync
+from ddlsim.strategies.stale_synchronous import StaleSynchronous
+from ddlsim.strategies.staleness import DelayCompensation, ExponentialPenalty, InverseStaleness
 
 __all__ = [
     "ADPSGD",
@@ -18,11 +24,20 @@ __all__ = [
     "AdaComm",
     "AllReduce",
     "AsyncParameterServer",
+    "BackupWorkers",
     "CoCoDSGD",
     "DaSGD",
     "DdpBuckets",
+    "DelayCompensation",
+    "ElasticAveraging",
+    "ExponentialPenalty",
     "GossipSGD",
     "HorovodFusion",
+    "InverseStaleness",
+    "KAsync",
+    "KBatchAsync",
+    "KBatchSync",
+    "KSync",
     "LocalSGD",
     "NoOverlap",
     "OverlapLocalSGD",
@@ -31,6 +46,8 @@ __all__ = [
     "Priority",
     "Setting",
     "ShardedUpdate",
+    "SoftSync",
+    "StaleSynchronous",
     "Strategy",
     "schedule_time",
 ]

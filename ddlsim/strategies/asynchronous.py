@@ -1,16 +1,19 @@
-"""Asynchronous SGD through parameter servers (Downpour)."""
+"""Asynchronous SGD through parameter servers (Downpour), each of which acts on its own."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import simpy
 
+from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.learning.learner import State
-from ddlsim.strategies.checks import quantity
-from ddlsim.strategies.servers import check_servers, server_nodes
+from ddlsim.strategies.checks import whole
+from ddlsim.strategies.servers import apply_seconds, check_layers, check_servers, server_nodes
 from ddlsim.strategies.setting import Setting
+from ddlsim.strategies.staleness import DelayCompensation, Scaling, scaled, scaling_named
 from ddlsim.strategies.worker import Process, Worker
 
 __all__ = ["AsyncParameterServer"]
@@ -26,33 +29,50 @@ class _Server:
     params: Value[Array]
     state: State
     learner: Learner
+    scaling: Scaling | None
+    compensation: DelayCompensation | None
     version: int = 0
+    mean_square: Value[Array] | None = None
 
-    def apply(self, gradient: Value[Array], n_samples: float) -> None:
-        """w <- w - eta * g, for this shard's part of the gradient, after `n_samples` samples learned from."""
+    def apply(self, gradient: Value[Array], backup: Value[Array], staleness: int, n_samples: float) -> None:
+        """w <- w - eta f(tau) g, for this shard's part of the gradient, after `n_samples` samples learned from.
+
+        `backup` is the part of the parameters that the gradient was computed at.
+        """
+        step = gradient[self.part]
+        if self.compensation is not None:
+            step, self.mean_square = self.compensation.compensated(step, self.params, backup, self.mean_square)
+        step = scaled(step, self.scaling, staleness)
         rate = self.learner.rate(n_samples)
-        self.params, self.state = self.learner.update(self.params, gradient[self.part], self.state, rate)
+        self.params, self.state = self.learner.update(self.params, step, self.state, rate)
         self.version += 1
 
 
 @dataclass
-class _Push:
-    """A gradient on its way to the servers; it is an update when every shard has applied its part.
+class _Pulled:
+    """What a worker holds of a shard: its parameters and their version."""
 
-    ``versions`` are those of the shards that it was computed with, then those pulled with ``pulled``; ``queued``
-    is the time spent in each server's queue, in s.
+    params: Value[Array]
+    version: int
+
+
+@dataclass
+class _Push:
+    """A gradient of `n_samples` on its way to the servers; it is an update when every shard has applied its part.
+
+    ``pulled`` is what it was computed with, then what comes back; ``queued`` the time spent in each server's
+    queue, in s.
     """
 
-    n_shards: int
     gradient: Value[Array]
-    versions: list[int]
-    pulled: list[Value[Array]]
+    n_samples: int
+    pulled: list[_Pulled]
     shards_left: int = field(init=False)
     queued: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.shards_left = self.n_shards
-        self.queued = [0.0] * self.n_shards
+        self.shards_left = len(self.pulled)
+        self.queued = [0.0] * len(self.pulled)
 
 
 @dataclass(frozen=True)
@@ -60,62 +80,100 @@ class AsyncParameterServer:
     """Asynchronous SGD (Downpour, Dean et al. 2012, section 4.1): the server applies each gradient when it
     arrives, w <- w - eta * g_i(w_{t - tau}), and answers with the parameters; nobody waits for anybody.
 
-    ``apply_time`` is what a server needs for one update of its shard. Staleness tau is counted per update: the
-    updates applied to the shard between a worker's pull and its push.
+    Staleness tau is counted per update: the updates applied to the shard between a worker's pull and its push.
+
+    apply_time          s that a server needs for one update of its shard
+    accumulate          mini-batches between two exchanges: the worker goes on by itself, w_i <- w_i - eta g, and
+                        pushes the sum of its gradients (the paper's n_fetch = n_push, its algorithm 7.1)
+    staleness_scaling   "inverse": gradients are divided by tau > 0 (Zhang et al. 2016); ExponentialPenalty(rho):
+                        multiplied with rho^tau (Chan and Lane 2014); or an object with a ``factor(staleness)``
+    delay_compensation  DelayCompensation(lambda): corrects gradients for their age (Zheng et al. 2017)
     """
 
     servers: int = 1
     placement: str = "own"
     apply_time: float | str = 0.0
+    accumulate: int = 1
+    staleness_scaling: str | Scaling | None = None
+    delay_compensation: DelayCompensation | None = None
 
     def __post_init__(self) -> None:
         check_servers("AsyncParameterServer", self.servers, self.placement)
-        self._apply()
-
-    def _apply(self) -> float:
-        return quantity(self.apply_time, "time", "AsyncParameterServer: apply_time", "1 ms", zero=True)
+        apply_seconds(self)
+        whole(self.accumulate, "AsyncParameterServer: accumulate")
+        scaling_named(self.staleness_scaling, "AsyncParameterServer")
+        compensation = self.delay_compensation
+        if compensation is not None and not isinstance(compensation, DelayCompensation):
+            raise ConfigError(
+                f"AsyncParameterServer: delay_compensation = {compensation!r}: must be an object such as "
+                "DelayCompensation(0.04)"
+            )
+        if compensation is not None and self.accumulate > 1:
+            raise ConfigError(
+                f"AsyncParameterServer: delay_compensation with accumulate = {self.accumulate}: it corrects one "
+                "gradient at the pulled parameters, not a sum along the worker's own steps; use accumulate = 1"
+            )
 
     @property
     def label(self) -> str:
-        """Number and place of the servers."""
-        return f"asynchronous parameter server ({self.servers} {self.placement})"
+        """Number and place of the servers, and what is not plain."""
+        parts = [f"{self.servers} {self.placement}"]
+        if self.accumulate > 1:
+            parts.append(f"every {self.accumulate}")
+        if self.staleness_scaling is not None:
+            scaling = self.staleness_scaling
+            parts.append(scaling if isinstance(scaling, str) else type(scaling).__name__)
+        if self.delay_compensation is not None:
+            parts.append("delay compensated")
+        return f"asynchronous parameter server ({', '.join(parts)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
-        """Every gradient is an update."""
-        return steps * n_workers
+        """Every push is an update."""
+        return math.ceil(steps * n_workers / self.accumulate)
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         env = setting.loop.env
-        nodes = server_nodes(setting.cluster, setting.nodes, self.servers, self.placement)
         learner = setting.learner
+        check_layers("AsyncParameterServer", learner, self.servers)
+        nodes = server_nodes(setting.cluster, setting.nodes, self.servers, self.placement)
         parts = [(part, learner.initial[part]) for part in learner.parts(self.servers)]
+        scaling = scaling_named(self.staleness_scaling, "AsyncParameterServer")
         servers = [
-            _Server(node, simpy.Resource(env), part, params, learner.optimizer_state(params), learner)
+            _Server(
+                node, simpy.Resource(env), part, params, learner.optimizer_state(params), learner, scaling,
+                self.delay_compensation,
+            )
             for node, (part, params) in zip(nodes, parts, strict=True)
-        ]
+        ]  # fmt: skip
         setting.model = lambda: learner.concatenate([server.params for server in servers])
         for worker in setting.workers:
             env.process(self.work(worker, servers))
 
     def work(self, worker: Worker, servers: list[_Server]) -> Process:
-        """Compute a gradient, push it, pull the parameters, for ever."""
+        """Compute a gradient (or several), push it, pull the parameters, for ever."""
         loop = worker.loop
-        pulled = [server.version for server in servers]
+        pulled = [_Pulled(server.params, server.version) for server in servers]
         while True:
-            gradient = yield from worker.gradient()
+            gradient = latest = yield from worker.gradient()
+            n_samples = worker.samples_per_step
+            for _ in range(self.accumulate - 1):
+                yield from worker.optimizer_step()
+                worker.params = worker.params - worker.learner.rate(worker.stop.n_samples) * latest
+                worker.end_step()
+                latest = yield from worker.gradient()
+                gradient, n_samples = gradient + latest, n_samples + worker.samples_per_step
             start = loop.now
-            push = _Push(len(servers), gradient, pulled, [server.params for server in servers])
+            push = _Push(gradient, n_samples, pulled)
             shards = [loop.env.process(self._push_pull(worker, s, i, push)) for i, s in enumerate(servers)]
             yield from worker.block(loop.env.all_of(shards), "its parameter servers")
-            pulled = push.versions
-            worker.params = worker.learner.concatenate(push.pulled)
+            worker.params = worker.learner.concatenate([each.params for each in pulled])
             worker.book(start, start + max(push.queued), "push and pull")
             worker.end_step()
 
     def _push_pull(self, worker: Worker, server: _Server, shard: int, push: _Push) -> Process:
         """Push one shard and pull it back."""
-        loop = worker.loop
+        loop, pulled = worker.loop, push.pulled[shard]
         nbytes = worker.workload.gradient_nbytes / self.servers
         yield loop.send(worker.node, server.node, nbytes)
         arrived = loop.now
@@ -123,14 +181,14 @@ class AsyncParameterServer:
             yield turn
             begin = loop.now
             push.queued[shard] = begin - arrived
-            if self._apply() > 0.0:
-                yield loop.env.timeout(self._apply())
-            worker.recorder.staleness.append(server.version - push.versions[shard])
-            server.apply(push.gradient, worker.stop.n_samples)
-            push.versions[shard] = server.version
-            push.pulled[shard] = server.params
+            if (seconds := apply_seconds(self)) > 0.0:
+                yield loop.env.timeout(seconds)
+            staleness = server.version - pulled.version
+            worker.recorder.staleness.append(staleness)
+            server.apply(push.gradient, pulled.params, staleness, worker.stop.n_samples)
+            pulled.params, pulled.version = server.params, server.version
             push.shards_left -= 1
             if push.shards_left == 0:
-                worker.stop.updated(worker.samples_per_step)
+                worker.stop.updated(push.n_samples)
         worker.recorder.background(f"server {shard}", f"update from {worker.name}", begin, loop.now)
         yield loop.send(server.node, worker.node, nbytes)

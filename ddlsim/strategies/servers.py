@@ -1,6 +1,8 @@
-"""Where parameter servers stand, and the schedule of a synchronous push and pull."""
+"""Where parameter servers stand, what they can do, and the schedule of a synchronous push and pull."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import numpy as np
 
@@ -8,9 +10,10 @@ from ddlsim.cluster import Cluster
 from ddlsim.collectives import Schedule, messages
 from ddlsim.collectives.schedule import Ints, Round
 from ddlsim.errors import ConfigError
-from ddlsim.strategies.checks import whole
+from ddlsim.learning import Learner
+from ddlsim.strategies.checks import quantity, whole
 
-__all__ = ["check_servers", "push_pull", "server_nodes"]
+__all__ = ["Served", "apply_seconds", "check_layers", "check_servers", "push_pull", "server_nodes"]
 
 PLACEMENTS = ("own", "colocated")
 
@@ -20,6 +23,33 @@ def check_servers(kind: str, servers: int, placement: str) -> None:
     whole(servers, f"{kind}: servers")
     if placement not in PLACEMENTS:
         raise ConfigError(f"{kind}: placement = {placement!r}: must be 'own' or 'colocated'")
+
+
+class Served(Protocol):
+    """A strategy whose servers take time for an update."""
+
+    @property
+    def servers(self) -> int: ...
+    @property
+    def placement(self) -> str: ...
+    @property
+    def apply_time(self) -> float | str: ...
+
+
+def apply_seconds(strategy: Served) -> float:
+    """Return the s that a server of the strategy needs for an update. Raises ConfigError if that is no time."""
+    return quantity(strategy.apply_time, "time", f"{type(strategy).__name__}: apply_time", "1 ms", zero=True)
+
+
+def check_layers(kind: str, learner: Learner, servers: int) -> None:
+    """Raise ConfigError if servers with a part of the parameters each had to know the norms of whole layers."""
+    optimizer = learner.task.optimizer if learner.task is not None else None
+    if servers > 1 and hasattr(optimizer, "bounds"):
+        name = type(optimizer).__name__
+        raise ConfigError(
+            f"{kind}: servers = {servers} with the optimizer {name}: {name} needs the norms of whole layers, but each "
+            "server holds a part of the parameters that ends inside a layer; use servers = 1, or SGD, Momentum or Adam"
+        )
 
 
 def server_nodes(cluster: Cluster, workers: list[int], n_servers: int, placement: str) -> list[int]:

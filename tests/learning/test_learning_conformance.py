@@ -57,6 +57,22 @@ CASES = [
     Case(ddlsim.DPSGD("ring")),
     Case(ddlsim.ADPSGD("ring")),
     Case(ddlsim.GossipSGD(0.5)),
+    Case(ddlsim.AsyncParameterServer(staleness_scaling="inverse")),
+    Case(ddlsim.AsyncParameterServer(servers=2, staleness_scaling=ddlsim.ExponentialPenalty(0.8))),
+    Case(ddlsim.AsyncParameterServer(delay_compensation=ddlsim.DelayCompensation(0.04))),
+    Case(ddlsim.AsyncParameterServer(servers=2, delay_compensation=ddlsim.DelayCompensation(2.0, adaptive=0.95))),
+    Case(ddlsim.AsyncParameterServer(accumulate=3), alone=False),  # the server rounds the sum of three steps
+    Case(ddlsim.SoftSync(2), alone=False),  # needs several workers
+    Case(ddlsim.SoftSync(4, staleness_scaling=None, servers=2, apply_time="10 us"), alone=False),  # likewise
+    Case(ddlsim.StaleSynchronous(2), rate=0.05),
+    Case(ddlsim.BackupWorkers(1), n_workers=5, alone=False),  # needs several workers
+    Case(ddlsim.BackupWorkers(1, restart=False), n_workers=5, alone=False),  # needs several workers
+    Case(ddlsim.KSync(2), alone=False),  # needs several workers
+    Case(ddlsim.KBatchSync(3, apply_time="10 us"), alone=False),  # an update is of several batches
+    Case(ddlsim.KAsync(2, servers=2), alone=False),  # needs several workers
+    Case(ddlsim.KBatchAsync(2), alone=False),  # an update is of several batches
+    Case(ddlsim.ElasticAveraging(0.2, 3), alone=False),  # the center lags behind the worker
+    Case(ddlsim.ElasticAveraging(0.2, 3, synchronous=False, servers=2), alone=False),  # likewise
 ]
 
 

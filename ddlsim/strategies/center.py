@@ -1,0 +1,165 @@
+"""Servers that act together: one model, updated from whole gradients.
+
+Where an update waits for several gradients, or a worker for others, the shards must agree on what has arrived:
+a gradient counts when all servers have their part of it, and an update happens at all of them at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import simpy
+
+from ddlsim.learning import ABSENT, Array, Value
+from ddlsim.strategies.servers import Served, apply_seconds, check_layers, server_nodes
+from ddlsim.strategies.setting import Setting
+from ddlsim.strategies.staleness import Scaling, scaled
+from ddlsim.strategies.worker import Process, Worker, all_of
+
+__all__ = ["Batch", "Center", "Gradient", "Shards", "communicate", "wait"]
+
+
+def communicate(worker: Worker, event: simpy.Event, what: str) -> Process:
+    """Block the worker until `event`, booked as communication."""
+    start = worker.loop.now
+    yield from worker.block(event, what)
+    worker.book(start, start, what)
+
+
+def wait(worker: Worker, event: simpy.Event, what: str) -> Process:
+    """Block the worker until `event`, booked as waiting for others."""
+    start = worker.loop.now
+    yield from worker.block(event, what)
+    worker.book(start, worker.loop.now, what)
+
+
+@dataclass
+class Shards:
+    """Servers with an equal part of the parameters each. One worker at a time has its ``turn`` at them."""
+
+    setting: Setting
+    nodes: list[int]
+    apply_time: float
+    turn: simpy.Resource = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.turn = simpy.Resource(self.setting.loop.env)
+
+    @classmethod
+    def of(cls, strategy: Served, setting: Setting) -> Shards:
+        """Place the strategy's servers. Raises ConfigError if there are not enough machines."""
+        nodes = server_nodes(setting.cluster, setting.nodes, strategy.servers, strategy.placement)
+        return cls(setting, nodes, apply_seconds(strategy))
+
+    def up(self, worker: Worker) -> simpy.Event:
+        """Send as many bytes as the gradient has; the event is when all servers have their part."""
+        nbytes = worker.workload.gradient_nbytes / len(self.nodes)
+        return all_of(worker.loop, [worker.loop.send(worker.node, node, nbytes) for node in self.nodes])
+
+    def down(self, worker: Worker) -> simpy.Event:
+        """Send the parameters; the event is when the worker has all of them."""
+        nbytes = worker.workload.gradient_nbytes / len(self.nodes)
+        return all_of(worker.loop, [worker.loop.send(node, worker.node, nbytes) for node in self.nodes])
+
+    def show_update(self, begin: float) -> None:
+        """Show an update that began at `begin` and ends now, on every server's track."""
+        for i in range(len(self.nodes)):
+            self.setting.recorder.background(f"server {i}", "update", begin, self.setting.loop.now)
+
+
+class Gradient(NamedTuple):
+    """A gradient of `n_samples` that has arrived, computed by `rank` with parameters `staleness` updates old."""
+
+    rank: int
+    value: Value[Array]
+    staleness: int
+    n_samples: int
+
+
+@dataclass
+class Batch:
+    """Gradients of one update; when it is ``applied``, ``params`` are those after it, of ``version``."""
+
+    applied: simpy.Event
+    gradients: list[Gradient] = field(default_factory=list)
+    params: Value[Array] = ABSENT
+    version: int = 0
+
+
+#: a worker's time until its gradient is part of a batch, or dropped
+Pushing = Generator[simpy.Event, object, Batch | None]
+
+
+@dataclass
+class Center:
+    """The model at the servers: w <- w - eta * (1/c) sum_l f(tau_l) g_l for every ``count`` = c gradients.
+
+    ``scaling`` is f. With ``drop_late``, gradients that are older than the latest update are thrown away.
+    ``version`` counts the updates.
+    """
+
+    shards: Shards
+    count: int = 1
+    scaling: Scaling | None = None
+    drop_late: bool = False
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        setting = self.shards.setting
+        self.params = setting.learner.initial
+        self._state = setting.learner.optimizer_state(self.params)
+        self._batch = Batch(setting.loop.env.event())
+        setting.model = lambda: self.params
+
+    @classmethod
+    def of(
+        cls, strategy: Served, setting: Setting, count: int = 1, scaling: Scaling | None = None, *,
+        drop_late: bool = False,
+    ) -> Center:  # fmt: skip
+        """Place the strategy's servers. Raises ConfigError if there are not enough machines for them, or if the
+        optimizer cannot work on parts of the parameters."""
+        check_layers(type(strategy).__name__, setting.learner, strategy.servers)
+        return cls(Shards.of(strategy, setting), count, scaling, drop_late)
+
+    def push(self, worker: Worker, gradient: Value[Array], version: int) -> Pushing:
+        """Send a gradient computed with the parameters of `version`, queue, and make the update if it is the last
+        one that is needed. Return the batch that it is part of, None if it was dropped."""
+        yield from communicate(worker, self.shards.up(worker), "push")
+        with self.shards.turn.request() as turn:
+            yield from wait(worker, turn, "the servers' queue")
+            staleness = self.version - version
+            if self.drop_late and staleness > 0:
+                return None
+            batch = self._batch
+            batch.gradients.append(Gradient(worker.rank, gradient, staleness, worker.samples_per_step))
+            if len(batch.gradients) == self.count:
+                yield from self._apply(worker, batch)
+        return batch
+
+    def pull(self, worker: Worker) -> Process:
+        """Send the parameters to the worker."""
+        yield from communicate(worker, self.shards.down(worker), "pull")
+
+    def _apply(self, worker: Worker, batch: Batch) -> Process:
+        """Make the update of a complete batch, for which the worker waits."""
+        begin = worker.loop.now
+        if self.shards.apply_time > 0.0:
+            yield from communicate(worker, worker.loop.env.timeout(self.shards.apply_time), "update")
+            self.shards.show_update(begin)
+        self._batch = Batch(worker.loop.env.event())
+        if not self.drop_late:
+            worker.recorder.staleness.extend(gradient.staleness for gradient in batch.gradients)
+        self.update(batch.gradients)
+        batch.params, batch.version = self.params, self.version
+        batch.applied.succeed()
+
+    def update(self, gradients: Sequence[Gradient]) -> None:
+        """Make an update now."""
+        setting = self.shards.setting
+        learner, stop = setting.learner, setting.stop
+        mean = learner.mean([scaled(g.value, self.scaling, g.staleness) for g in gradients])
+        self.params, self._state = learner.update(self.params, mean, self._state, learner.rate(stop.n_samples))
+        self.version += 1
+        stop.updated(sum(g.n_samples for g in gradients))

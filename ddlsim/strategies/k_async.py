@@ -1,0 +1,104 @@
+"""K-async and K-batch-async SGD: the server waits for k gradients, and nobody's work is cancelled."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ddlsim.errors import ConfigError
+from ddlsim.strategies.center import Center, wait
+from ddlsim.strategies.checks import whole
+from ddlsim.strategies.servers import apply_seconds, check_servers
+from ddlsim.strategies.setting import Setting
+from ddlsim.strategies.soft_sync import freely
+from ddlsim.strategies.worker import Process, Worker
+
+__all__ = ["KAsync", "KBatchAsync", "check_k", "until_applied"]
+
+
+def check_k(kind: str, k: int, n_workers: int) -> None:
+    """Raise ConfigError if `k` learners are more than there are."""
+    if k > n_workers:
+        raise ConfigError(f"{kind}: k = {k}: there are {n_workers} workers; use at most {n_workers}")
+
+
+def until_applied(worker: Worker, center: Center) -> Process:
+    """Compute, push, wait for the update that the gradient is part of, pull, for ever."""
+    version = 0
+    while True:
+        gradient = yield from worker.gradient()
+        batch = yield from center.push(worker, gradient, version)
+        if batch is None:  # too late
+            worker.params, version = center.params, center.version
+        else:
+            yield from wait(worker, batch.applied, "the gradients of others")
+            worker.params, version = batch.params, batch.version
+        yield from center.pull(worker)
+        worker.end_step()
+
+
+@dataclass(frozen=True)
+class KAsync:
+    """K-async SGD (Dutta et al. 2018, arXiv:1803.01113, section 2): the server waits for k learners,
+    w <- w - eta (1/k) sum g, and answers these; the others go on with the parameters that they have.
+
+    k = N is synchronous, k = 1 asynchronous.
+    """
+
+    k: int
+    servers: int = 1
+    placement: str = "own"
+    apply_time: float | str = 0.0
+
+    def __post_init__(self) -> None:
+        whole(self.k, "KAsync: k")
+        check_servers("KAsync", self.servers, self.placement)
+        apply_seconds(self)
+
+    @property
+    def label(self) -> str:
+        """Its name with the number."""
+        return f"{self.k}-async"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """One update for every k gradients."""
+        return math.ceil(steps * n_workers / self.k)
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        check_k("KAsync", self.k, len(setting.workers))
+        center = Center.of(self, setting, self.k)
+        for worker in setting.workers:
+            setting.loop.env.process(until_applied(worker, center))
+
+
+@dataclass(frozen=True)
+class KBatchAsync:
+    """K-batch-async SGD (Dutta et al. 2018, AISTATS, arXiv:1803.01113, section 2): the server waits for k
+    mini-batches from any learners, w <- w - eta (1/k) sum g; a learner that has pushed pulls the parameters that
+    are there at once; nobody waits or is cancelled."""
+
+    k: int
+    servers: int = 1
+    placement: str = "own"
+    apply_time: float | str = 0.0
+
+    def __post_init__(self) -> None:
+        whole(self.k, "KBatchAsync: k")
+        check_servers("KBatchAsync", self.servers, self.placement)
+        apply_seconds(self)
+
+    @property
+    def label(self) -> str:
+        """Its name with the number."""
+        return f"{self.k}-batch-async"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """One update for every k gradients."""
+        return math.ceil(steps * n_workers / self.k)
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        center = Center.of(self, setting, self.k)
+        for worker in setting.workers:
+            setting.loop.env.process(freely(worker, center))

@@ -1,0 +1,235 @@
+"""Synchronous SGD that does not wait for the slowest: backup workers, K-sync and K-batch-sync."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+import simpy
+
+from ddlsim.errors import ConfigError
+from ddlsim.learning import ABSENT, Array, Value
+from ddlsim.strategies.center import Center, Gradient, communicate
+from ddlsim.strategies.checks import whole
+from ddlsim.strategies.k_async import check_k, until_applied
+from ddlsim.strategies.servers import apply_seconds, check_servers
+from ddlsim.strategies.setting import Setting
+from ddlsim.strategies.worker import Process, Worker
+
+__all__ = ["BackupWorkers", "KBatchSync", "KSync"]
+
+#: a worker's time until it has a gradient; None if it was stopped before
+_Attempt = Generator[simpy.Event, object, Value[Array] | None]
+
+
+def _attempt(worker: Worker) -> _Attempt:
+    """Compute a gradient; when interrupted, book the time spent. The gradient's value is then never computed."""
+    try:
+        return (yield from worker.gradient())
+    except simpy.Interrupt:
+        if worker.rank in worker.recorder.open:
+            kind, what, start = worker.recorder.open[worker.rank]
+            worker.recorder.worker(worker.rank, kind, what, start, worker.loop.now)
+        return None
+
+
+def gradient_unless(worker: Worker, cancelled: simpy.Event) -> _Attempt:
+    """Compute a gradient, but stop as soon as `cancelled` happens; return None then."""
+    work = worker.loop.env.process(_attempt(worker))
+    yield work | cancelled
+    if work.is_alive:
+        work.interrupt()
+        yield work
+    return None if cancelled.triggered else work.value
+
+
+@dataclass
+class _Arrival:
+    """The parameters of a step reach a worker; ``updated`` is when the update was made, in s."""
+
+    event: simpy.Event
+    params: Value[Array] = ABSENT
+    updated: float = 0.0
+
+
+@dataclass
+class _Rounds:
+    """Steps made from the first gradients to arrive; every update is sent to all workers, who drop what they do."""
+
+    center: Center
+    gathered: list[Gradient] = field(default_factory=list)
+    _arrivals: dict[tuple[int, int], _Arrival] = field(default_factory=dict)
+
+    def arrival(self, worker: Worker, version: int) -> _Arrival:
+        """Return when and what reaches a worker as the parameters of a version."""
+        return self._arrivals.setdefault((worker.rank, version), _Arrival(worker.loop.env.event()))
+
+    def push(self, worker: Worker, gradient: Value[Array], version: int) -> simpy.Event:
+        """Send a gradient computed with the parameters of `version`; the event is when it has arrived."""
+        arrived = self.center.shards.up(worker)
+        found = Gradient(worker.rank, gradient, 0, worker.samples_per_step)
+        worker.loop.env.process(self._receive(arrived, found, version))
+        return arrived
+
+    def _receive(self, arrived: simpy.Event, gradient: Gradient, version: int) -> Process:
+        """Take the gradient unless it is too late; make the update if there are enough."""
+        center, shards = self.center, self.center.shards
+        env = shards.setting.loop.env
+        yield arrived
+        if version != center.version or len(self.gathered) == center.count:
+            return
+        self.gathered.append(gradient)
+        if len(self.gathered) < center.count:
+            return
+        begin = shards.setting.loop.now
+        if shards.apply_time > 0.0:
+            yield env.timeout(shards.apply_time)
+            shards.show_update(begin)
+        first, self.gathered = self.gathered, []
+        center.update(sorted(first, key=lambda g: g.rank))  # the order of the sum, whoever was first
+        for worker in shards.setting.workers:
+            env.process(self._send(worker, center.version, center.params))
+
+    def _send(self, worker: Worker, version: int, params: Value[Array]) -> Process:
+        arrival = self.arrival(worker, version)
+        arrival.params, arrival.updated = params, worker.loop.now
+        yield self.center.shards.down(worker)
+        arrival.event.succeed()
+
+    def work(self, worker: Worker, *, again: bool) -> Process:
+        """Compute and push, once or again and again, until the next parameters are there; for ever."""
+        version = 0
+        while True:
+            version += 1
+            arrival = self.arrival(worker, version)
+            fresh = arrival.event
+            while not fresh.triggered:
+                gradient = yield from gradient_unless(worker, fresh)
+                if gradient is not None:
+                    arrived = self.push(worker, gradient, version - 1)
+                    yield from communicate(worker, arrived | fresh, "push")
+                    if not again:
+                        break
+            start = worker.loop.now
+            yield from worker.block(fresh, f"the parameters of step {version}")
+            worker.book(start, arrival.updated, "pull")
+            worker.params = arrival.params
+            del self._arrivals[worker.rank, version]
+            worker.end_step()
+
+
+@dataclass(frozen=True)
+class KSync:
+    """K-sync SGD (Dutta et al. 2018, AISTATS, arXiv:1803.01113, section 2): the server waits for the first k
+    learners, w <- w - eta (1/k) sum g; the others are cancelled, and all start again with the new parameters.
+
+    A learner stops computing when the new parameters reach it; a gradient that is on its way then arrives late
+    and is dropped. k = N is synchronous SGD.
+    """
+
+    k: int
+    servers: int = 1
+    placement: str = "own"
+    apply_time: float | str = 0.0
+
+    def __post_init__(self) -> None:
+        whole(self.k, "KSync: k")
+        check_servers("KSync", self.servers, self.placement)
+        apply_seconds(self)
+
+    @property
+    def label(self) -> str:
+        """Its name with the number."""
+        return f"{self.k}-sync"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """One update a step."""
+        return steps
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        check_k("KSync", self.k, len(setting.workers))
+        rounds = _Rounds(Center.of(self, setting, self.k))
+        for worker in setting.workers:
+            setting.loop.env.process(rounds.work(worker, again=False))
+
+
+@dataclass(frozen=True)
+class KBatchSync:
+    """K-batch-sync SGD (Dutta et al. 2018, arXiv:1803.01113, section 2): the server waits for k mini-batches from
+    any learners; a learner that has pushed starts another at the same parameters; work that is unfinished when
+    the new parameters arrive is cancelled."""
+
+    k: int
+    servers: int = 1
+    placement: str = "own"
+    apply_time: float | str = 0.0
+
+    def __post_init__(self) -> None:
+        whole(self.k, "KBatchSync: k")
+        check_servers("KBatchSync", self.servers, self.placement)
+        apply_seconds(self)
+
+    @property
+    def label(self) -> str:
+        """Its name with the number."""
+        return f"{self.k}-batch-sync"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """One update for every k mini-batches."""
+        return math.ceil(steps * n_workers / self.k)
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        rounds = _Rounds(Center.of(self, setting, self.k))
+        for worker in setting.workers:
+            setting.loop.env.process(rounds.work(worker, again=True))
+
+
+@dataclass(frozen=True)
+class BackupWorkers:
+    """Synchronous SGD with b backup workers (Chen, Pan, Monga, Bengio and Jozefowicz 2016, arXiv:1604.00981,
+    section 3): of N + b workers, the gradients of the first N make the step, w <- w - eta (1/N) sum g; those of
+    the other b are dropped.
+
+    backups  b; the run's workers are the N + b
+    restart  True: the new parameters are sent to everybody, and the late workers drop what they do for them (which
+             makes it :class:`KSync` with k = N); False: they finish, push, are told that it is too late, and pull
+             (the paper's algorithms 3 and 4, as in TensorFlow's SyncReplicasOptimizer)
+    """
+
+    backups: int
+    restart: bool = True
+    servers: int = 1
+    placement: str = "own"
+    apply_time: float | str = 0.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.backups, bool) or not isinstance(self.backups, int) or self.backups < 0:
+            raise ConfigError(f"BackupWorkers: backups = {self.backups!r}: must be a whole number of at least 0")
+        check_servers("BackupWorkers", self.servers, self.placement)
+        apply_seconds(self)
+
+    @property
+    def label(self) -> str:
+        """Its name with the number."""
+        return f"{self.backups} backup workers{'' if self.restart else ' (late ones finish)'}"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """One update a step."""
+        return steps
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        n_needed = len(setting.workers) - self.backups
+        if n_needed < 1:
+            raise ConfigError(
+                f"BackupWorkers: backups = {self.backups}: of {len(setting.workers)} workers at least one must be "
+                f"no backup; use at most {len(setting.workers) - 1}"
+            )
+        center = Center.of(self, setting, n_needed, drop_late=not self.restart)
+        rounds = _Rounds(center)
+        for worker in setting.workers:
+            process = rounds.work(worker, again=False) if self.restart else until_applied(worker, center)
+            setting.loop.env.process(process)

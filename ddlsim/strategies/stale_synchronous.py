@@ -1,0 +1,95 @@
+"""Stale synchronous parallel: asynchronous SGD in which nobody runs too far ahead."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import simpy
+
+from ddlsim.errors import ConfigError
+from ddlsim.strategies.center import Center, wait
+from ddlsim.strategies.loop import Loop
+from ddlsim.strategies.servers import apply_seconds, check_servers
+from ddlsim.strategies.setting import Setting
+from ddlsim.strategies.worker import Process, Worker
+
+__all__ = ["StaleSynchronous"]
+
+
+@dataclass
+class _Clocks:
+    """How many gradients of each worker have been applied, and who waits for the slowest."""
+
+    loop: Loop
+    slack: float
+    clock: list[int]
+    waiting: list[tuple[int, simpy.Event]] = field(default_factory=list)
+
+    def tick(self, rank: int) -> simpy.Event:
+        """Advance a worker's clock; the event returned is when it may go on."""
+        self.clock[rank] += 1
+        may_go = self.loop.env.event()
+        self.waiting.append((rank, may_go))
+        slowest = min(self.clock)
+        held = []
+        for other, event in self.waiting:
+            if self.clock[other] - slowest > self.slack:
+                held.append((other, event))
+            else:
+                event.succeed()
+        self.waiting = held
+        return may_go
+
+
+@dataclass(frozen=True)
+class StaleSynchronous:
+    """Stale synchronous parallel (Ho et al. 2013, NIPS, section 2): every gradient is applied when it arrives,
+    w <- w - eta g_i, but no worker may run ahead of the slowest by more than `slack` clocks.
+
+    The convention here: worker i's clock is the number of its gradients that have been applied; after each it is
+    held, before it pulls, as long as clock_i - min_j clock_j > slack. slack = 0 is a barrier after every step
+    (BSP; the N gradients of a step are added, not averaged), slack = math.inf asynchronous SGD.
+    """
+
+    slack: float
+    servers: int = 1
+    placement: str = "own"
+    apply_time: float | str = 0.0
+
+    def __post_init__(self) -> None:
+        slack = self.slack
+        if isinstance(slack, bool) or not (slack == math.inf or (isinstance(slack, int) and slack >= 0)):
+            raise ConfigError(
+                f"StaleSynchronous: slack = {slack!r}: must be a whole number of at least 0, or math.inf"
+            )
+        check_servers("StaleSynchronous", self.servers, self.placement)
+        apply_seconds(self)
+
+    @property
+    def label(self) -> str:
+        """Its name with the slack."""
+        return f"stale synchronous (slack {self.slack})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """Every gradient is an update."""
+        return steps * n_workers
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        center = Center.of(self, setting)
+        clocks = _Clocks(setting.loop, self.slack, [0] * len(setting.workers))
+        for worker in setting.workers:
+            setting.loop.env.process(self.work(worker, center, clocks))
+
+    def work(self, worker: Worker, center: Center, clocks: _Clocks) -> Process:
+        """Compute, push, wait for the slowest if too far ahead, pull, for ever."""
+        version = 0
+        while True:
+            gradient = yield from worker.gradient()
+            yield from center.push(worker, gradient, version)
+            if not (may_go := clocks.tick(worker.rank)).triggered:
+                yield from wait(worker, may_go, "the slowest worker")
+            worker.params, version = center.params, center.version
+            yield from center.pull(worker)
+            worker.end_step()

@@ -1,0 +1,111 @@
+"""What a server does about gradients that are old: scale them, or correct them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.learning import Array, Value
+from ddlsim.optim.rules import check_fraction, check_not_negative
+
+__all__ = ["DelayCompensation", "ExponentialPenalty", "InverseStaleness", "Scaling", "scaled", "scaling_named"]
+
+
+class Scaling(Protocol):
+    """What a gradient of staleness tau is multiplied with; 1 for tau = 0."""
+
+    def factor(self, staleness: int) -> float: ...
+
+
+@dataclass(frozen=True)
+class InverseStaleness:
+    """alpha(tau) = alpha_0 / tau for tau > 0 (Zhang, Gupta, Lian and Liu 2016, arXiv:1511.05950, section 3)."""
+
+    def factor(self, staleness: int) -> float:
+        """Return 1 / tau, and 1 for tau = 0."""
+        return 1.0 / max(staleness, 1)
+
+
+@dataclass(frozen=True)
+class ExponentialPenalty:
+    """alpha(tau) = rho^tau alpha_0 (Chan and Lane 2014, Interspeech, "Distributed asynchronous optimization of
+    convolutional neural networks")."""
+
+    rho: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.rho <= 1.0:
+            raise ConfigError(f"ExponentialPenalty: rho = {self.rho!r}: must be above 0 and at most 1")
+
+    def factor(self, staleness: int) -> float:
+        """Return rho^tau."""
+        return self.rho**staleness
+
+
+def scaling_named(scaling: str | Scaling | None, where: str) -> Scaling | None:
+    """Return the scaling of a name ("inverse"), the scaling itself, or None. Raises ConfigError for others."""
+    if isinstance(scaling, str):
+        if scaling != "inverse":
+            raise unknown_name("staleness_scaling", scaling, ("inverse",), where)
+        return InverseStaleness()
+    if scaling is not None and (isinstance(scaling, type) or not hasattr(scaling, "factor")):
+        raise ConfigError(
+            f"{where}: staleness_scaling = {scaling!r}: must be 'inverse', None or an object such as "
+            "ExponentialPenalty(0.9)"
+        )
+    return scaling
+
+
+def scaled(gradient: Value[Array], scaling: Scaling | None, staleness: int) -> Value[Array]:
+    """Return the gradient times its factor; the gradient itself where that is 1."""
+    factor = scaling.factor(staleness) if scaling is not None else 1.0
+    return gradient if factor == 1.0 else factor * gradient
+
+
+@dataclass(frozen=True)
+class DelayCompensation:
+    """DC-ASGD (Zheng et al. 2017, ICML, arXiv:1609.08326, algorithm 2): the server applies
+
+        g + lambda g * g * (w_t - w_bak)
+
+    w_bak being the parameters that the worker had pulled and g * g standing for the diagonal of the Hessian.
+
+    variance_control  lambda, or lambda_0 with `adaptive`
+    adaptive          decay m of the mean square: lambda_t = lambda_0 / sqrt(MeanSquare_t + 1e-7) with
+                      MeanSquare_t = m MeanSquare_(t-1) + (1 - m) g * g, element by element (DC-ASGD-a);
+                      None: lambda is constant (DC-ASGD-c)
+    """
+
+    variance_control: float = 0.04
+    adaptive: float | None = None
+
+    def __post_init__(self) -> None:
+        check_not_negative("DelayCompensation", variance_control=self.variance_control)
+        if self.adaptive is not None:
+            check_fraction("DelayCompensation", adaptive=self.adaptive)
+
+    def compensated(
+        self, gradient: Value[Array], params: Value[Array], backup: Value[Array], mean_square: Value[Array] | None
+    ) -> tuple[Value[Array], Value[Array] | None]:
+        """Return the gradient, shape (n,), as it would be at `params`, and the mean square after it.
+
+        `backup` is what it was computed at; `mean_square` that of the gradients before, None before the first.
+        """
+        plane = gradient.plane
+        if self.adaptive is None:
+            return plane.apply(self._constant, gradient, params, backup), None
+        decay = self.adaptive
+        square = plane.apply(lambda g: (1.0 - decay) * g * g, gradient)
+        mean = square if mean_square is None else decay * mean_square + square
+        return plane.apply(self._adaptive, gradient, params, backup, mean), mean
+
+    def _constant(self, gradient: Array, params: Array, backup: Array) -> Array:
+        return gradient + self.variance_control * gradient * gradient * (params - backup)
+
+    def _adaptive(self, gradient: Array, params: Array, backup: Array, mean_square: Array) -> Array:
+        lambdas = self.variance_control / np.sqrt(mean_square + 1e-7)
+        corrected: Array = gradient + lambdas * gradient * gradient * (params - backup)
+        return corrected
