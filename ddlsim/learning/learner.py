@@ -140,7 +140,8 @@ class Learner:
         first = gradients[0]
         if len(gradients) == 1 or first is ABSENT:
             return first
-        if self._one_batch(gradients):
+        # a scalar, because a replay no longer knows what had been looked at when
+        if self.scalar(lambda: float(self._one_batch(gradients))):
             assert isinstance(first, _Gradient)
             return self._gradient(tuple(g.batches[0] for g in gradients if isinstance(g, _Gradient)), first.params)
         return self.plane.apply(_mean, *gradients)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ddlsim.errors import ConfigError
+from ddlsim.learning.checkpoint import Checkpoint
 from ddlsim.learning.learner import Learner
 from ddlsim.learning.training import Training
 from ddlsim.learning.values import Array, Value
@@ -36,8 +38,8 @@ class Row(NamedTuple):
     consensus: float
 
 
-#: called after every evaluation, and now and then between them: (simulated time, updates, epoch, last row)
-Progress = Callable[[float, int, float, Row | None], None]
+#: called after every update: (simulated time in s, updates, epoch, last row)
+Progress = Callable[[float, int, float, Row], None]
 
 
 @dataclass
@@ -49,6 +51,7 @@ class Monitor:
     staleness  staleness of every gradient applied so far
     replicas   all workers' parameters, where they differ
     charge     makes somebody spend the time of an evaluation
+    saved      the run that this one continues
     """
 
     training: Training
@@ -59,7 +62,10 @@ class Monitor:
     replicas: Callable[[], Sequence[Value[Array]]] | None = None
     progress: Progress | None = None
     charge: Callable[[], None] | None = None
+    saved: Checkpoint | None = None
     history: list[Row] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    checkpoint: Checkpoint | None = None
     n_updates: int = 0
     n_samples: int = 0
     _n_stale: int = 0
@@ -73,14 +79,45 @@ class Monitor:
         """Count an update made from `n_samples` samples; return why the run should end, or ""."""
         self.n_updates += 1
         self.n_samples += n_samples
+        self._check_replay(now)
         self.learner.settle(self._values)
-        limit = self._limit()
-        if self._due(now) or limit:
+        reason, due = self._limit(), self._due(now)
+        if reason and not due:
+            self.mark(reason)  # before an evaluation that a run which goes on would not make
+        if reason or due:
             self._evaluate(now)
-            limit = self._target() or limit
-        elif self.progress is not None and self.n_updates % 16 == 0:
-            self.progress(now, self.n_updates, self.learner.epoch(self.n_samples), self._last())
-        return limit
+            reason = self._target() or reason
+            if reason and due:
+                self.mark(reason)
+        if self.progress is not None:
+            self.progress(now, self.n_updates, self.learner.epoch(self.n_samples), self.history[-1])
+        return reason
+
+    def mark(self, reason: str) -> None:
+        """Note what a run that goes on from here needs to know.
+
+        Raises ConfigError if the run ends (for `reason`) before it has got as far as the one that it continues.
+        """
+        plane = self.learner.plane
+        if plane.replaying and self.saved is not None:
+            if reason:
+                raise ConfigError(
+                    f"the saved run has made {len(self.saved.times)} updates, but by {reason} it would have ended "
+                    f"after {self.n_updates}; continue it with a later end"
+                )
+            self.checkpoint = self.saved
+            return
+        self.checkpoint = Checkpoint(plane.snapshot(), tuple(self.learner.losses), tuple(self.times))
+
+    def _check_replay(self, now: float) -> None:
+        """Note the time of an update; one that the saved run made must come at the same time again."""
+        i = len(self.times)
+        self.times.append(now)
+        if self.saved is not None and i < len(self.saved.times) and self.saved.times[i] != now:
+            raise ConfigError(
+                f"update {i + 1} comes at {now!r} s, but at {self.saved.times[i]!r} s in the saved run; continue it "
+                "with the cluster, device and models, and the version of ddlsim, that it was saved with"
+            )
 
     def finish(self, now: float) -> None:
         """Evaluate once more at the end of a run that was cut short."""
@@ -89,9 +126,6 @@ class Monitor:
 
     def _values(self) -> Sequence[Value[Array]]:
         return self.replicas() if self.replicas is not None else [self.model()]
-
-    def _last(self) -> Row | None:
-        return self.history[-1] if self.history else None
 
     def _due(self, now: float) -> bool:
         seconds = self.training.evaluate_seconds
@@ -133,8 +167,6 @@ class Monitor:
         self.history.append(row)
         if self.charge is not None:
             self.charge()
-        if self.progress is not None:
-            self.progress(now, self.n_updates, row.epoch, row)
 
     def _consensus(self) -> float:
         return math.nan if self.replicas is None else self.learner.spread(self.replicas())

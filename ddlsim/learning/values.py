@@ -20,10 +20,10 @@ strategies run on sizes alone.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -127,11 +127,12 @@ class Plane:
         self.n_values = 0
         #: numbers read for decisions (a loss, a size that depends on values), in order
         self.scalars: list[float] = []
+        self._alive: WeakValueDictionary[int, Value[object]] = WeakValueDictionary()
 
     @property
     def replaying(self) -> bool:
-        """Whether the run has not got further than the saved one yet."""
-        return self.n_values < self.replay.n_values
+        """Whether the run has not got as far as the saved one yet."""
+        return self.n_values < self.replay.n_values or len(self.scalars) < len(self.replay.scalars)
 
     def constant(self, result: U) -> Value[U]:
         """Return a value that is known."""
@@ -150,6 +151,7 @@ class Plane:
         if number < self.replay.n_values and number not in self.replay.pending:
             value._compute, value._inputs = None, ()
             value._result = self.replay.results.get(number)
+        self._alive[number] = value
         return value
 
     def scalar(self, compute: Callable[[], float]) -> float:
@@ -161,8 +163,7 @@ class Plane:
 
     def snapshot(self) -> Replay:
         """Return what a later run needs to know to go on from here."""
-        gc.collect()
-        alive = [v for v in gc.get_objects() if isinstance(v, Value) and v.plane is self]
+        alive = list(self._alive.values())
         return Replay(
             self.n_values,
             {v.number: v._result for v in alive if not v.pending},

@@ -1,4 +1,4 @@
-"""The two calls that people make: `simulate` one run, `scaling` over numbers of workers."""
+"""The calls that people make: `simulate` one run, `resume` a saved one, `scaling` over numbers of workers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from ddlsim.learning.monitor import Progress
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import load_experiment
 from ddlsim.run.result import Result
+from ddlsim.run.resume import Saved, load
 from ddlsim.run.simulate import run
 from ddlsim.strategies import AllReduce, Strategy
+from ddlsim.units import parse
 from ddlsim.workload.compute import Affine, Measured, Roofline
 from ddlsim.workload.devices import Device
 from ddlsim.workload.jitter import Jitter, NoJitter, SlowDown
@@ -24,7 +26,7 @@ from ddlsim.workload.model import Model
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["load_experiment", "scaling", "simulate"]
+__all__ = ["load_experiment", "resume", "scaling", "simulate"]
 
 _DEFAULT_STRATEGY = AllReduce()
 _NO_JITTER = NoJitter()
@@ -51,13 +53,20 @@ def simulate(
     max_time: float | str = float("inf"),
     training: Training | None = None,
     time_model: str | Path | Model | None = None,
-    progress: Progress | None = None,
+    progress: bool | Progress | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: float | str = 60.0,
 ) -> Result:
     """Simulate a training run and return what it predicts.
 
-    Takes the fields of :class:`~ddlsim.Experiment`, or an experiment; `progress` is called as a training run goes
-    on (:data:`ddlsim.learning.monitor.Progress`). Raises
-    :class:`~ddlsim.errors.ConfigError` for anything that does not fit, naming the field and the remedy.
+    Takes the fields of :class:`~ddlsim.Experiment`, or an experiment, and for runs that learn:
+
+    progress          show how far it is (default: on a terminal, after a second), or a function that is called
+                      after every update (:data:`ddlsim.learning.monitor.Progress`)
+    checkpoint        file in which the run is saved as it goes on and at its end, for :func:`ddlsim.resume`
+    checkpoint_every  real time between that, in s or as "5 min"
+
+    Raises :class:`~ddlsim.errors.ConfigError` for anything that does not fit, naming the field and the remedy.
     """
     given = Experiment(
         cluster="" if isinstance(cluster, Experiment) else cluster,
@@ -81,14 +90,46 @@ def simulate(
         time_model=time_model,
     )
     if not isinstance(cluster, Experiment):
-        return run(given, progress=progress)
+        return _run(given, progress, checkpoint, checkpoint_every)
     default = Experiment(cluster="", model="resnet50")
     for field in dataclasses.fields(Experiment):
         if getattr(given, field.name) != getattr(default, field.name):
             raise ConfigError(
                 f"simulate: {field.name} has no effect beside an experiment; use experiment.with_({field.name}=...)"
             )
-    return run(cluster, progress=progress)
+    return _run(cluster, progress, checkpoint, checkpoint_every)
+
+
+def resume(
+    path: str | Path,
+    experiment: Experiment,
+    *,
+    progress: bool | Progress | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: float | str = 60.0,
+) -> Result:
+    """Continue the run saved at `path` (:meth:`ddlsim.Result.save`) and return the whole of it, bit for bit what
+    it would have been without the break.
+
+    `experiment` is the one that was saved, perhaps with another end: epochs, updates, targets, max_time. The clock
+    runs again from the start, which takes little time, the arithmetic from where it was. Raises ConfigError for a
+    file that is damaged, an experiment that differs, and an end that the saved run is beyond.
+    """
+    return _run(experiment, progress, checkpoint, checkpoint_every, load(path))
+
+
+def _run(
+    experiment: Experiment,
+    progress: bool | Progress | None,
+    checkpoint: str | Path | None,
+    checkpoint_every: float | str,
+    saved: Saved | None = None,
+) -> Result:
+    every = parse(checkpoint_every, "time") if isinstance(checkpoint_every, str) else float(checkpoint_every)
+    if not every > 0.0:
+        raise ConfigError(f"checkpoint_every = {checkpoint_every!r}: must be above 0 s")
+    shown = progress if callable(progress) else None
+    return run(experiment, progress=shown, saved=saved, checkpoint=checkpoint, checkpoint_every=every)
 
 
 def scaling(experiment: Experiment, workers: Iterable[int]) -> list[Result]:

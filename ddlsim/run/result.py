@@ -180,7 +180,19 @@ class Result:
     @cached_property
     def params(self) -> Array:
         """The parameters at the end of a training run, shape (n_params,)."""
+        if self._monitor.learner.plane.replaying:
+            raise DdlsimError("the run was interrupted before it had got as far as the saved one; continue that again")
         return self._monitor.model().read()
+
+    def save(self, path: str | Path) -> None:
+        """Write the run as it is now to a file that ``ddlsim.resume(path, experiment)`` continues, bit for bit.
+
+        Raises ConfigError without training, if the run was stopped in the middle of a computation, or if the
+        file cannot be written.
+        """
+        from ddlsim.run.resume import save
+
+        save(self, path)
 
     # ------------------------------------------------------------ tables
 

@@ -7,17 +7,21 @@ import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Learner, Plane
+from ddlsim.learning.checkpoint import Checkpoint
 from ddlsim.learning.learner import DivergedError, Task
 from ddlsim.learning.monitor import Monitor, Progress
 from ddlsim.network import Network
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.pauses import Pauses, guarded
 from ddlsim.run.result import Result
+from ddlsim.run.resume import Saved, manifest, saving
 from ddlsim.strategies.loop import Loop
 from ddlsim.strategies.recorder import Recorder
 from ddlsim.strategies.setting import Setting
@@ -122,7 +126,9 @@ def _workers(prepared: Prepared, loop: Loop, recorder: Recorder, stop: StopRule,
     return workers
 
 
-def _monitor(setting: Setting, experiment: Experiment, progress: Progress | None) -> Monitor | None:
+def _monitor(
+    setting: Setting, experiment: Experiment, progress: Progress | None, saved: Checkpoint | None
+) -> Monitor | None:
     """Return what evaluates a training run, after the strategy has said where its model is."""
     training, task = experiment.training, setting.learner.task
     if training is None or task is None:
@@ -136,36 +142,91 @@ def _monitor(setting: Setting, experiment: Experiment, progress: Progress | None
 
     return Monitor(
         training, setting.learner, setting.model, lambda: setting.loop.nbytes_sent, setting.recorder.staleness,
-        setting.replicas, progress, charge,
+        setting.replicas, progress, charge, saved,
     )  # fmt: skip
 
 
-def run(experiment: Experiment, *, keep_spans: bool = False, progress: Progress | None = None) -> Result:
+def _learner(prepared: Prepared, loaded: Experiment, saved: Saved | None) -> Learner:
+    """Return the learner, which knows the values of the `saved` run where there is one."""
+    task, n_workers = prepared.task, len(prepared.nodes)
+    if saved is None:
+        return Learner(Plane(), task, n_workers)
+    if task is None:
+        raise ConfigError(f"training = None: give the experiment the training that {saved.path} was saved with")
+    saved.check(manifest(loaded, task))
+    learner = Learner(Plane(saved.checkpoint.replay), task, n_workers)
+    learner.losses.extend(saved.checkpoint.losses)
+    return learner
+
+
+def _pauses(
+    monitor: Monitor | None, loaded: Experiment, loop: Loop, path: str | Path | None, every: float
+) -> Pauses | None:
+    """Let a training run stop, and be saved at `path`, before its clock goes on."""
+    if monitor is None or monitor.learner.task is None:
+        if path is not None:
+            raise ConfigError(f"checkpoint = {str(path)!r} has no effect without training")
+        return None
+    pauses = Pauses(monitor, None if path is None else saving(path, loaded, monitor.learner.task), every)
+    if monitor.progress is not None:
+        monitor.progress = guarded(monitor.progress, pauses.interrupt)
+    loop.pause = pauses
+    return pauses
+
+
+def _learn(monitor: Monitor, pauses: Pauses, stop: StopRule, max_time: float) -> bool:
+    """Let the workers train; return whether they were interrupted."""
+    with pauses.on_ctrl_c():
+        monitor.start()
+        stop.loop.run(stop.ended, max_time)
+    interrupted = pauses.interrupted and not stop.reason
+    if monitor.checkpoint is None:
+        monitor.mark("" if interrupted else f"max_time = {max_time!r}")
+    if pauses.save is not None and monitor.checkpoint is not None:
+        pauses.save(monitor.checkpoint)
+    if not interrupted:
+        monitor.finish(stop.loop.now)
+    return interrupted
+
+
+def run(
+    experiment: Experiment,
+    *,
+    keep_spans: bool = False,
+    progress: Progress | None = None,
+    saved: Saved | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: float = 60.0,
+) -> Result:
     """Simulate the experiment and return its result.
 
     With ``keep_spans`` everything needed for a timeline is recorded; ``progress`` is called as a training run
-    goes on. On KeyboardInterrupt the result of what has been simulated so far is returned, marked as interrupted.
+    goes on; a ``saved`` one is continued; every ``checkpoint_every`` s of real time it is saved at ``checkpoint``.
+    On Ctrl-C the result of what has been simulated so far is returned, marked as interrupted.
     """
     prepared = prepare(experiment)
+    loaded = dataclasses.replace(experiment, cluster=prepared.cluster, model=prepared.model)
     started = time.perf_counter()
     network = Network(prepared.cluster, record=keep_spans)
     loop = Loop(network)
     n_workers = len(prepared.nodes)
     recorder = Recorder(n_workers, keep_spans)
     stop = StopRule(loop, recorder, experiment.strategy.updates(experiment.steps + experiment.warmup, n_workers))
-    learner = Learner(Plane(), prepared.task, n_workers)
+    learner = _learner(prepared, loaded, saved)
     workers = _workers(prepared, loop, recorder, stop, learner)
-    setting = Setting(prepared.cluster, loop, workers, recorder, stop, learner, seed=experiment.seed)
+    setting = Setting(
+        prepared.cluster, loop, workers, recorder, stop, learner, seed=experiment.seed,
+    )  # fmt: skip
     experiment.strategy.start(setting)
-    monitor = stop.monitor = _monitor(setting, experiment, progress)
+    monitor = stop.monitor = _monitor(setting, experiment, progress, saved.checkpoint if saved is not None else None)
+    pauses = _pauses(monitor, loaded, loop, checkpoint, checkpoint_every)
     interrupted, reason = False, ""
     try:
-        if monitor is not None:
-            monitor.start()
-        loop.run(stop.ended, experiment.max_time)
-        reason = stop.reason or "max_time"
-        if monitor is not None:
-            monitor.finish(loop.now)
+        if monitor is None or pauses is None:
+            loop.run(stop.ended, experiment.max_time)
+        else:
+            interrupted = _learn(monitor, pauses, stop, experiment.max_time)
+        reason = "interrupted" if interrupted else stop.reason or "max_time"
     except KeyboardInterrupt:
         interrupted, reason = True, "interrupted"
     except DivergedError as error:
@@ -176,7 +237,7 @@ def run(experiment: Experiment, *, keep_spans: bool = False, progress: Progress 
             raise KeyboardInterrupt
         raise DdlsimError(f"max_time = {experiment.max_time!r} s is over before the first update; allow more time")
     return Result(
-        experiment=dataclasses.replace(experiment, cluster=prepared.cluster, model=prepared.model),
+        experiment=loaded,
         cluster=prepared.cluster,
         workloads=prepared.workloads,
         nodes=np.array(prepared.nodes, dtype=np.int64),

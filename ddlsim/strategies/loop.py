@@ -8,7 +8,7 @@ waits for, or to simpy's next event, whichever is earlier.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import simpy
@@ -49,6 +49,8 @@ class Loop:
         self._volume: dict[int, tuple[Schedule, float]] = {}
         #: who waits for what, for the report of a deadlock
         self.waiting: dict[str, str] = {}
+        #: asked before time goes on whether the run should stop there
+        self.pause: Callable[[], bool] | None = None
 
     @property
     def now(self) -> float:
@@ -81,7 +83,7 @@ class Loop:
     # ------------------------------------------------------------ running
 
     def run(self, until: simpy.Event, max_time: float = np.inf) -> None:
-        """Run until the event `until` has been processed, but not beyond `max_time` (s).
+        """Run until the event `until` has been processed or ``pause`` says so, but not beyond `max_time` (s).
 
         Raises :class:`~ddlsim.errors.DeadlockError` when nothing can happen any more although it has not.
         """
@@ -89,8 +91,11 @@ class Loop:
         quiet_until = -np.inf  # the network is known to complete nothing before
         while not until.processed:
             next_event = env.peek()
-            if next_event > env.now and self._start_queued():
-                quiet_until = -np.inf
+            if next_event > env.now:  # nothing is left to happen, nor to fail, at this instant
+                if self.pause is not None and self.pause():
+                    return
+                if self._start_queued():
+                    quiet_until = -np.inf
             if next_event > quiet_until:
                 done = self.network.advance(min(next_event, max_time))
                 if done is not None:

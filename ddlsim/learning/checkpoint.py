@@ -1,0 +1,189 @@
+"""Saved runs: the values that were alive, the numbers that decided something, and nothing that could run code.
+
+A file is a NumPy ``.npz`` archive, read without pickle: the arrays of all values once each, the numbers read for
+decisions, the times of the updates, and a JSON text for the rest (which array belongs where, the manifest).
+Values may be arrays, numbers, texts, tuples, lists, dicts and dataclasses of ddlsim's own; a file names the latter
+as "module:Class", and any other class is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.errors import ConfigError
+from ddlsim.learning.values import Replay
+
+__all__ = ["Checkpoint", "read", "write"]
+
+FORMAT = 1
+#: packages whose dataclasses may be parts of values
+PACKAGES = ("ddlsim.compression", "ddlsim.learning", "ddlsim.optim", "ddlsim.strategies")
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A run at one point: before its clock goes on, or as an update ends it.
+
+    replay  the values and numbers
+    losses  of the gradients computed since the last evaluation
+    times   of the updates made, in s: a run that continues must make them again at the same times
+    """
+
+    replay: Replay
+    losses: tuple[float, ...] = ()
+    times: tuple[float, ...] = ()
+
+
+def write(path: str | Path, checkpoint: Checkpoint, manifest: Mapping[str, object]) -> None:
+    """Write a saved run, complete or not at all. `manifest` describes the run, in plain values.
+
+    Raises ConfigError if the file cannot be written, or a value holds something that cannot be saved.
+    """
+    replay = checkpoint.replay
+    arrays: list[npt.NDArray[np.generic]] = []
+    encoder = _Encoder(arrays, {})
+    text = {
+        "format": FORMAT,
+        "manifest": manifest,
+        "n_values": replay.n_values,
+        "results": [[number, encoder.encode(result)] for number, result in sorted(replay.results.items())],
+        "pending": sorted(replay.pending),
+    }
+    parts: dict[str, npt.NDArray[np.generic]] = {f"array {i}": array for i, array in enumerate(arrays)}
+    parts["run"] = np.frombuffer(json.dumps(text).encode(), np.uint8)
+    parts["scalars"] = np.array(replay.scalars, np.float64)
+    parts["losses"] = np.array(checkpoint.losses, np.float64)
+    parts["times"] = np.array(checkpoint.times, np.float64)
+    _replace(Path(path), parts)
+
+
+def _replace(path: Path, parts: Mapping[str, npt.NDArray[np.generic]]) -> None:
+    """Write beside `path`, then put the file in its place: who looks sees the old one or the new one."""
+    try:
+        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}; choose another folder") from None
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, **parts)  # type: ignore[arg-type]  # its stub takes the arrays for allow_pickle
+        Path(beside).replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}; choose another place") from None
+    finally:
+        Path(beside).unlink(missing_ok=True)
+
+
+def read(path: str | Path) -> tuple[Checkpoint, dict[str, object]]:
+    """Return a saved run and its manifest. Raises ConfigError for a file that is none, damaged or too new."""
+    try:
+        return _read(Path(path))
+    except ConfigError:
+        raise
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; result.save({str(path)!r}) writes one") from None
+    except Exception as error:  # whatever a damaged file does to zipfile, numpy, json and us
+        what = str(error) or type(error).__name__
+        raise ConfigError(f"{path}: is not a saved run, or damaged: {what}; save the run again") from None
+
+
+def _read(path: Path) -> tuple[Checkpoint, dict[str, object]]:
+    with np.load(path, allow_pickle=False) as file:
+        text = json.loads(file["run"].tobytes())
+        if text["format"] > FORMAT:
+            raise ConfigError(
+                f"{path}: format = {text['format']}: this ddlsim reads saved runs up to format {FORMAT}; update ddlsim"
+            )
+        arrays = [file[f"array {i}"] for i in range(sum(name.startswith("array ") for name in file.files))]
+        scalars, losses, times = (tuple(file[name].tolist()) for name in ("scalars", "losses", "times"))
+    results = {int(number): _decode(code, arrays) for number, code in text["results"]}
+    replay = Replay(int(text["n_values"]), results, frozenset(text["pending"]), scalars)
+    return Checkpoint(replay, losses, times), text["manifest"]
+
+
+# ---------------------------------------------------------------- values as JSON and arrays
+
+
+@dataclass
+class _Encoder:
+    """Collects arrays; one that several values share is kept once (`places`: its identity -> its place)."""
+
+    arrays: list[npt.NDArray[np.generic]]
+    places: dict[int, int]
+
+    def encode(self, value: object) -> object:
+        """Return `value` as JSON: plain values as they are, all others as a list that begins with their kind."""
+        if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+            return ["array", self._place(value)]
+        if isinstance(value, np.generic) and value.dtype.kind in "fiub":
+            return ["scalar", self._place(np.asarray(value))]
+        kind = type(value)
+        if value is None or kind in (bool, int, float, str):
+            return value
+        if kind is tuple or kind is list:
+            return [kind.__name__, *map(self.encode, cast("Sequence[object]", value))]
+        if kind is dict:
+            items = cast("dict[object, object]", value).items()
+            return ["dict", *([self.encode(key), self.encode(each)] for key, each in items)]
+        name = f"{kind.__module__}:{kind.__qualname__}"
+        if _may_be_part(kind):
+            fields = {f.name: self.encode(getattr(value, f.name)) for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+            return ["class", name, fields]
+        raise ConfigError(
+            f"a value of this run holds a {name}, which cannot be saved; values are arrays, numbers, texts, tuples, "
+            "lists, dicts and dataclasses of ddlsim"
+        )
+
+    def _place(self, array: npt.NDArray[np.generic]) -> int:
+        if id(array) not in self.places:
+            self.places[id(array)] = len(self.arrays)
+            self.arrays.append(array)
+        return self.places[id(array)]
+
+
+def _may_be_part(kind: type) -> bool:
+    """Tell whether it is a dataclass of one of the PACKAGES."""
+    package = ".".join(kind.__module__.split(".")[:2])
+    return package in PACKAGES and dataclasses.is_dataclass(kind)
+
+
+def _decode(code: object, arrays: list[npt.NDArray[np.generic]]) -> object:
+    if not isinstance(code, list):
+        return code
+    kind, *parts = code
+    if kind == "array":
+        return arrays[parts[0]]
+    if kind == "scalar":
+        return arrays[parts[0]][()]
+    if kind == "class":
+        return _decode_dataclass(parts[0], parts[1], arrays)
+    if kind == "dict":
+        return {_decode(key, arrays): _decode(each, arrays) for key, each in parts}
+    return {"tuple": tuple, "list": list}[kind](_decode(part, arrays) for part in parts)
+
+
+def _decode_dataclass(name: str, fields: dict[str, object], arrays: list[npt.NDArray[np.generic]]) -> object:
+    """Return an object with these fields; no code of its class runs."""
+    module, _, attribute = name.partition(":")
+    if ".".join(module.split(".")[:2]) not in PACKAGES:
+        raise ValueError(f"class {name!r} is none that a run's values are made of")
+    kind = getattr(importlib.import_module(module), attribute, None)
+    if not isinstance(kind, type) or kind.__module__ != module or not _may_be_part(kind):
+        raise ValueError(f"class {name!r} is none that a run's values are made of")
+    wanted = {f.name for f in dataclasses.fields(kind)}
+    if wanted != fields.keys():
+        raise ValueError(f"class {name!r} has the fields {sorted(wanted)}, the file {sorted(fields)}")
+    made: object = object.__new__(kind)
+    for field, code in fields.items():
+        object.__setattr__(made, field, _decode(code, arrays))
+    return made

@@ -1,0 +1,87 @@
+"""Where a training run may stop: before time goes on, where everything that a saved run needs is there."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+from ddlsim.learning.checkpoint import Checkpoint
+from ddlsim.learning.monitor import Monitor, Progress, Row
+
+__all__ = ["Pauses", "guarded"]
+
+
+@dataclass
+class Pauses:
+    """Asked before time goes on whether the run should stop; also saves it now and then.
+
+    save   writes a saved run, every `every` s of real time; None: nothing is saved
+    """
+
+    monitor: Monitor
+    save: Callable[[Checkpoint], None] | None = None
+    every: float = 60.0
+    interrupted: bool = False
+    _next: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._next = time.monotonic() + self.every
+
+    def __call__(self) -> bool:
+        """Return whether the run should stop here."""
+        ended = self.monitor.checkpoint is not None  # and is marked already
+        if self.save is not None and not ended and time.monotonic() >= self._next:
+            self.monitor.mark("")
+            assert self.monitor.checkpoint is not None
+            self.save(self.monitor.checkpoint)
+            self.monitor.checkpoint = None
+            self._next = time.monotonic() + self.every
+        return self.interrupted
+
+    def interrupt(self) -> None:
+        """Stop the run before its clock goes on."""
+        self.interrupted = True
+
+    @contextmanager
+    def on_ctrl_c(self) -> Iterator[None]:
+        """Let the first Ctrl-C :meth:`interrupt`; the second is a KeyboardInterrupt wherever it comes.
+
+        Only in the main thread, the one that gets signals, and where nobody else handles them.
+        """
+        if (
+            threading.current_thread() is not threading.main_thread()
+            or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        ):
+            yield
+            return
+
+        def first(number: int, frame: FrameType | None) -> None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self.interrupt()
+            if multiprocessing.parent_process() is None:
+                print("stopping after this update; Ctrl-C again stops at once", file=sys.stderr)
+
+        signal.signal(signal.SIGINT, first)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def guarded(progress: Progress, interrupt: Callable[[], None]) -> Progress:
+    """Return `progress` such that a KeyboardInterrupt in it stops the run where it can be saved."""
+
+    def report(now: float, n_updates: int, epoch: float, row: Row) -> None:
+        try:
+            progress(now, n_updates, epoch, row)
+        except KeyboardInterrupt:
+            interrupt()
+
+    return report

@@ -1,0 +1,113 @@
+"""Continue a saved run: the same experiment, perhaps with a later end."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ddlsim
+from ddlsim.cluster import load_cluster
+from ddlsim.data.dataset import DataSet
+from ddlsim.errors import ConfigError
+from ddlsim.learning import checkpoint as files
+from ddlsim.learning.checkpoint import Checkpoint
+from ddlsim.learning.learner import Task
+from ddlsim.run.experiment import Experiment
+from ddlsim.workload.model import load_model
+
+if TYPE_CHECKING:
+    from ddlsim.run.result import Result
+
+__all__ = ["Saved", "load", "manifest", "save", "saving"]
+
+#: fields of an experiment that may be others in the run that continues: they say when it ends
+ENDS = frozenset({
+    "max_time", "training.epochs", "training.updates", "training.target_accuracy", "training.target_loss",
+    "training.moving_average",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A saved run and the file that it is from."""
+
+    path: str
+    checkpoint: Checkpoint
+    manifest: dict[str, object]
+
+    def check(self, other: dict[str, object]) -> None:
+        """Raise ConfigError if `other`, the manifest of the run that continues, differs in more than its end."""
+        before, now = _flat(self.manifest), _flat(other)
+        for name in dict.fromkeys([*before, *now]):
+            if name not in ENDS and before.get(name) != now.get(name):
+                remedy = "only when the run ends may change" if name != "ddlsim" else "continue it with that version"
+                raise ConfigError(
+                    f"{self.path}: {name}: the run was saved with {before.get(name)!r}, this one has "
+                    f"{now.get(name)!r}; {remedy}"
+                )
+
+
+def manifest(experiment: Experiment, task: Task) -> dict[str, object]:
+    """Return what a saved run and one that continues it must have in common, as plain values.
+
+    Models and data are compared by their names and contents, wherever they come from.
+    """
+    fields = dataclasses.replace(experiment, cluster=load_cluster(experiment.cluster)).manifest()
+    fields["model"] = _digest(load_model(experiment.model))
+    if experiment.time_model is not None:
+        fields["time_model"] = _digest(load_model(experiment.time_model))
+    training = fields["training"]
+    assert isinstance(training, dict)
+    training["data"], training["held_out"] = _digest(task.train), _digest(task.held_out)
+    return {"ddlsim": ddlsim.__version__, **fields}
+
+
+def _digest(part: object) -> str:
+    """Return a name for the contents of a model or data set."""
+    content = hashlib.sha256()
+    if isinstance(part, DataSet):
+        content.update(part.x.tobytes() + part.labels.tobytes())
+    else:
+        content.update(repr(part).encode())
+    return f"{getattr(part, 'name', '')} ({content.hexdigest()[:12]})"
+
+
+def _flat(value: object, name: str = "") -> dict[str, object]:
+    """Return the leaves of nested dicts by their dotted names; an absent one is None."""
+    if not isinstance(value, dict):
+        return {name: value}
+    found: dict[str, object] = {}
+    for key, part in value.items():
+        found |= _flat(part, f"{name}.{key}" if name else key)
+    return found
+
+
+def saving(path: str | Path, experiment: Experiment, task: Task) -> Callable[[Checkpoint], None]:
+    """Return what writes saved runs of `experiment` at `path`. Raises ConfigError if there is no such folder."""
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise ConfigError(f"checkpoint = {str(path)!r}: there is no folder {str(folder)!r}; create it first")
+    about = manifest(experiment, task)
+    return lambda made: files.write(path, made, about)
+
+
+def save(result: Result, path: str | Path) -> None:
+    """Write what :func:`ddlsim.resume` continues from; see :meth:`ddlsim.Result.save`."""
+    monitor = result.monitor
+    if monitor is None or monitor.learner.task is None:
+        raise ConfigError("the run has learned nothing that could be saved: give it training=ddlsim.Training(...)")
+    if monitor.checkpoint is None:
+        raise ConfigError(
+            f"{path}: cannot be saved: the run ended in the middle of a computation ({result.stop_reason}); the first "
+            "Ctrl-C stops a run where it can be saved, the second at once"
+        )
+    files.write(path, monitor.checkpoint, manifest(result.experiment, monitor.learner.task))
+
+
+def load(path: str | Path) -> Saved:
+    """Return a saved run. Raises ConfigError for a file that is none, damaged or too new."""
+    return Saved(str(path), *files.read(path))
