@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ddlsim.imports.horovod import HorovodTimeline, read_horovod
     from ddlsim.imports.kineto import KinetoTrace, fastest_over_ranks, read_kineto
     from ddlsim.imports.kineto_layers import LayerTime
+    from ddlsim.imports.kineto_profile import profile_workload
     from ddlsim.imports.mllog import MlperfRun, read_mllog
     from ddlsim.imports.nccl_tests import read_nccl_tests
     from ddlsim.imports.nccl_topology import read_nccl_topology
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 _HOME = {
     "HorovodTimeline": "horovod", "KinetoTrace": "kineto", "LayerTime": "kineto_layers", "MlperfRun": "mllog",
-    "Timing": "timing", "fastest_over_ranks": "kineto", "kind_of": "sniff", "read_any": "sniff",
+    "Timing": "timing", "fastest_over_ranks": "kineto", "kind_of": "sniff",
+    "profile_workload": "kineto_profile", "read_any": "sniff",
     "read_astra": "astra", "read_horovod": "horovod", "read_iperf3": "network_tools", "read_kineto": "kineto",
     "read_mllog": "mllog", "read_nccl_tests": "nccl_tests", "read_nccl_topology": "nccl_topology",
     "read_nvidia_smi": "nvidia_smi", "read_osu": "osu", "read_ping": "network_tools", "read_simgrid": "simgrid",
@@ -37,7 +39,8 @@ _HOME = {
 }  # fmt: skip
 
 __all__ = [
-    "HorovodTimeline", "KinetoTrace", "LayerTime", "MlperfRun", "Timing", "fastest_over_ranks", "kind_of", "read_any",
+    "HorovodTimeline", "KinetoTrace", "LayerTime", "MlperfRun", "Timing", "fastest_over_ranks", "kind_of",
+    "profile_workload", "read_any",
     "read_astra", "read_horovod", "read_iperf3", "read_kineto", "read_mllog", "read_nccl_tests", "read_nccl_topology",
     "read_nvidia_smi", "read_osu", "read_ping", "read_simgrid", "read_throughput", "to_measurements",
 ]  # fmt: skip

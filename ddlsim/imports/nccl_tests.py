@@ -181,14 +181,32 @@ def _read_json(source: SourceText, operation: str | None, n_ranks: int | None) -
         if config.has("iterations"):
             n_reps = config["iterations"].count()
         if config.has("devices"):
-            for device in config["devices"].items():
-                group = str(device["group"].number()) if device.has("group") else "0"
-                groups.setdefault(group, []).append(device["hostname"].text() if device.has("hostname") else "")
+            groups = _json_groups(config)
     run = _Run(operation, *_ranks(source, n_ranks, groups), n_reps)
     rows = [timing for result in root["results"].items() for timing in _json_rows(result, run)]
     if not rows:
         raise source.error(None, "has an empty list of results; did the run fail?")
     return tuple(rows)
+
+
+def _json_groups(config: Node) -> dict[str, list[str]]:
+    """Return communicator -> the host of each rank.
+
+    Of a process with several GPUs only the first is listed (util.cu, parseRankInfo): it stands for all of them.
+    """
+    per_process = 1
+    for key in ("nthreads", "ngpus"):
+        per_process *= config[key].count() if config.has(key) else 1
+    devices = config["devices"].items()
+    numbers = [device["rank"].number() for device in devices]
+    if per_process > 1 and len(numbers) > 1 and numbers[1] - numbers[0] == 1:
+        per_process = 1  # all are listed
+    groups: dict[str, list[str]] = {}
+    for device in devices:
+        group = str(device["group"].number()) if device.has("group") else "0"
+        host = device["hostname"].text() if device.has("hostname") else ""
+        groups.setdefault(group, []).extend([host] * per_process)
+    return groups
 
 
 def _json_rows(result: Node, run: _Run) -> Iterator[Timing]:

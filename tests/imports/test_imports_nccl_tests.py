@@ -135,6 +135,19 @@ def test_json_and_table_say_the_same(tmp_path):
     assert rows[0].place.endswith("x.json: results[0].out_of_place")
 
 
+@pytest.mark.parametrize(
+    ("ranks", "hosts"), [([0], 1), ([0, 2], 2), ([0, 1, 2, 3], 2)], ids=["one-process", "two-processes", "all-listed"]
+)
+def test_json_lists_one_device_per_process(tmp_path, ranks, hosts):
+    made = document()
+    per_process = 4 // len(ranks) if len(ranks) < 4 else 2
+    names = ["node-a"] * len(ranks) if hosts == 1 else [f"node-{i * 2 // len(ranks)}" for i in range(len(ranks))]
+    devices = [{"rank": rank, "group": 0, "hostname": name} for rank, name in zip(ranks, names, strict=True)]
+    made["config"] = {"nthreads": 1, "ngpus": per_process, "iterations": 20, "devices": devices}
+    row = read_nccl_tests(write(tmp_path, json.dumps(made), "x.json"))[0]
+    assert (row.n_ranks, row.n_hosts) == (4, hosts)
+
+
 def test_per_iteration_times_give_a_median(tmp_path):
     each = {"min_us": 99.0, "max_us": 140.0, "avg_us": 101.9, "p50_us": 100.0}
     row = read_nccl_tests(write(tmp_path, json.dumps(document(out_of_place_per_iter=each)), "x.json"))[0]
