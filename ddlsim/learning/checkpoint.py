@@ -93,12 +93,12 @@ def read(path: str | Path) -> tuple[Checkpoint, dict[str, object]]:
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; result.save({str(path)!r}) writes one") from None
     except Exception as error:  # whatever a damaged file does to zipfile, numpy, json and us
-        what = str(error) or type(error).__name__
+        what = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{path}: is not a saved run, or damaged: {what}; save the run again") from None
 
 
 def _read(path: Path) -> tuple[Checkpoint, dict[str, object]]:
-    with np.load(path, allow_pickle=False) as file:
+    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         text = json.loads(file["run"].tobytes())
         if text["format"] > FORMAT:
             raise ConfigError(
