@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.compression import Compression
+from ddlsim.compression.contract import AnyCompressor
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Training
 from ddlsim.learning.monitor import Progress
@@ -53,6 +55,7 @@ def simulate(
     max_time: float | str = float("inf"),
     training: Training | None = None,
     time_model: str | Path | Model | None = None,
+    compression: Compression | AnyCompressor | None = None,
     progress: bool | Progress | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: float | str = 60.0,
@@ -88,6 +91,7 @@ def simulate(
         max_time=max_time,  # type: ignore[arg-type]
         training=training,
         time_model=time_model,
+        compression=compression,
     )
     if not isinstance(cluster, Experiment):
         return _run(given, progress, checkpoint, checkpoint_every)

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddlsim.cluster import Cluster
+from ddlsim.compression import Compression
+from ddlsim.compression.choice import compression_of
+from ddlsim.compression.contract import AnyCompressor
 from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Training
@@ -53,6 +56,7 @@ class Experiment:
     training        what the workers learn, and when that is enough (``steps`` has no effect then); None: the run
                     is about time only
     time_model      model whose sizes and compute times the clock uses, where `model` is a small one that learns
+    compression     what workers compress gradients with: a compressor such as TopK(0.01), or a Compression
     """
 
     cluster: str | Path | nx.Graph[str] | Cluster
@@ -74,6 +78,7 @@ class Experiment:
     max_time: float = math.inf
     training: Training | None = None
     time_model: str | Path | Model | None = None
+    compression: Compression | AnyCompressor | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("batch_size", 1), ("steps", 1), ("warmup", 0), ("accumulation", 1), ("seed", 0)):
@@ -105,9 +110,25 @@ class Experiment:
             )
         if self.training is None and self.time_model is not None:
             raise ConfigError("time_model has no effect without training; give the model that takes the time as model")
+        object.__setattr__(self, "compression", compression_of(self.compression))
+        self._check_compression()
         object.__setattr__(self, "slow_downs", _slow_downs(self.slow_downs))
         if self.speed is not None:
             object.__setattr__(self, "speed", _factors(self.speed))
+
+    def _check_compression(self) -> None:
+        if self.compression is None:
+            return
+        if not getattr(self.strategy, "takes_compression", False):
+            raise ConfigError(
+                f"compression has no effect with {self.strategy.label}; AllReduce, ParameterServer and "
+                "AsyncParameterServer take it"
+            )
+        if self.gradient_dtype != "fp32":
+            raise ConfigError(
+                f"gradient_dtype = {self.gradient_dtype!r} beside compression: compressors take fp32 and say what "
+                "travels; leave it out (compression=ddlsim.FP16() halves the bytes)"
+            )
 
     def with_(self, **changes: object) -> Experiment:
         """Return the experiment with some fields changed."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.compression.choice import compression_of
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Learner, Plane
 from ddlsim.learning.checkpoint import Checkpoint
@@ -216,6 +217,7 @@ def run(
     workers = _workers(prepared, loop, recorder, stop, learner)
     setting = Setting(
         prepared.cluster, loop, workers, recorder, stop, learner, seed=experiment.seed,
+        compression=compression_of(experiment.compression),
     )  # fmt: skip
     experiment.strategy.start(setting)
     monitor = stop.monitor = _monitor(setting, experiment, progress, saved.checkpoint if saved is not None else None)

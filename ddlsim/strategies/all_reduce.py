@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,14 +14,19 @@ from ddlsim.collectives import Collective, Schedule, algorithm_names, build, reo
 from ddlsim.collectives.find import n_segments_for
 from ddlsim.errors import ConfigError
 from ddlsim.network import Network
-from ddlsim.strategies.group import Group
-from ddlsim.strategies.overlap import HorovodFusion, Overlap, Priority, overlap_named
+from ddlsim.strategies.compressed_all_reduce import CompressedAllReduce
+from ddlsim.strategies.group import Carrier, Group
+from ddlsim.strategies.overlap import HorovodFusion, Overlap, Priority, buckets_of, overlap_named
 from ddlsim.strategies.setting import Setting
+from ddlsim.workload.buckets import Bucket
 
 __all__ = ["AllReduce", "schedule_time", "start_group"]
 
 #: algorithms that "auto" does not try: never the fastest, or the same as another at these settings
 NOT_TRIED = ("naive_ring", "parameter_server")
+
+#: makes what carries the buckets of a group
+NewCarrier = Callable[[Group, Sequence[Bucket]], Carrier]
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,7 @@ class AllReduce:
     algorithm: str | Collective = "ring"
     overlap: str | Overlap = "ddp"
     rank_order: str | Sequence[int] = "topology"
+    takes_compression = True
 
     def __post_init__(self) -> None:
         overlap_named(self.overlap)
@@ -76,7 +83,14 @@ class AllReduce:
                 known[key] = reorder(build(algorithm, len(order), nbytes, hosts.tolist()), order)
             return known[key]
 
-        start_group(setting, overlap_named(self.overlap), schedule, [])
+        start_group(setting, overlap_named(self.overlap), schedule, [], self._compressed(setting, schedule, order))
+
+    def _compressed(
+        self, setting: Setting, schedule: Callable[[float], Schedule], order: npt.NDArray[np.int64]
+    ) -> NewCarrier | None:
+        if setting.compression is None:
+            return None
+        return functools.partial(CompressedAllReduce, setting, self.algorithm, schedule, order)
 
     def _order(self, setting: Setting) -> npt.NDArray[np.int64]:
         n = len(setting.workers)
@@ -90,11 +104,24 @@ class AllReduce:
         return order
 
 
-def start_group(setting: Setting, overlap: Overlap, schedule: Callable[[float], Schedule], servers: list[int]) -> None:
-    """Start synchronous workers (with servers behind them) that exchange gradients under `overlap`."""
+def start_group(
+    setting: Setting, overlap: Overlap, schedule: Callable[[float], Schedule], servers: list[int],
+    carrier: NewCarrier | None = None,
+) -> None:  # fmt: skip
+    """Start synchronous workers (with servers behind them) that exchange gradients under `overlap`.
+
+    A `carrier` takes the place of dense collectives by `schedule`.
+    """
     nodes = setting.nodes + servers
     group = Group(setting.loop, setting.recorder, nodes, len(setting.workers), schedule, setting.learner)
     setting.model = lambda: group.params
+    if carrier is not None:
+        if isinstance(overlap, HorovodFusion | Priority):
+            raise ConfigError(
+                f"overlap = {type(overlap).__name__} fuses or cuts what compression has packed; with compression "
+                "use 'none', 'layer' or 'ddp'"
+            )
+        group.carrier = carrier(group, buckets_of(overlap, setting.workers[0].workload))
     if isinstance(overlap, HorovodFusion | Priority):
         group.coordinator = overlap.coordinator(group)
     for worker in setting.workers:

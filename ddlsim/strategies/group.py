@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import simpy
 
@@ -15,8 +15,30 @@ from ddlsim.strategies.recorder import Recorder
 
 if TYPE_CHECKING:
     from ddlsim.strategies.coordinator import Coordinator
+    from ddlsim.strategies.worker import Worker
 
-__all__ = ["Group", "Operation"]
+__all__ = ["Carrier", "Group", "Operation"]
+
+
+class Carrier(Protocol):
+    """How the buckets of a step become their mean."""
+
+    #: what a worker is said to do while it waits for them
+    what: str
+    #: whether workers decode buckets as they arrive; otherwise they wait for the last one only
+    decodes: bool
+
+    def encode_seconds(self, worker: Worker, step: int, index: int) -> float:
+        """Return the seconds that a worker computes when a bucket is ready, before it leaves."""
+
+    def carry(self, worker: Worker, step: int, index: int, nbytes: float) -> simpy.Event:
+        """Let a worker's bucket of `nbytes` leave now; return the event of the mean's arrival."""
+
+    def decode_seconds(self, worker: Worker, step: int, index: int) -> float:
+        """Return the seconds that a worker computes when a bucket's mean has arrived."""
+
+    def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
+        """Return what every worker ends with, given all their gradients."""
 
 
 @dataclass
@@ -35,6 +57,7 @@ class Group:
 
     ``nodes``     node of every rank: the workers, then the servers
     ``schedule``  bytes -> the schedule that exchanges them
+    ``carrier``   dense gradients by collectives of that schedule, unless something else is set
     """
 
     loop: Loop
@@ -50,6 +73,7 @@ class Group:
     n_samples: int = 0
 
     def __post_init__(self) -> None:
+        self.carrier: Carrier = _Dense(self)
         #: the parameters of all replicas, after the latest step that has been averaged
         self.params: Value[Array] = self.learner.initial
         self._state = self.learner.optimizer_state(self.params)
@@ -60,6 +84,10 @@ class Group:
         """A worker's gradient of a step will be part of its mean."""
         self._contributed.setdefault(step, {})[rank] = gradient
 
+    def gradient(self, step: int, rank: int) -> Value[Array]:
+        """Return a worker's gradient of a step that has not been averaged yet."""
+        return self._contributed[step][rank]
+
     def parameters(self, step: int, samples: int) -> Value[Array]:
         """Return what every worker holds after a step: w <- w - eta * (1/N) sum_i g_i, updated once for all.
 
@@ -67,8 +95,8 @@ class Group:
         its mean has arrived anywhere.
         """
         if step not in self._after:
-            gradients = self._contributed.pop(step)
-            mean = self.learner.mean([gradients[rank] for rank in range(self.n_workers)])
+            mean = self.carrier.mean(step, [self.gradient(step, rank) for rank in range(self.n_workers)])
+            del self._contributed[step]
             rate = self.learner.rate(self.n_samples)
             self.params, self._state = self.learner.update(self.params, mean, self._state, rate)
             self._after[step] = self.params
@@ -105,3 +133,24 @@ class Group:
         for key in [key for key in self.operations if key[0] == step]:
             del self.operations[key]
         return True
+
+
+@dataclass
+class _Dense:
+    """Gradients travel as they are."""
+
+    group: Group
+    what: str = "all-reduce"
+    decodes: bool = False
+
+    def encode_seconds(self, worker: Worker, step: int, index: int) -> float:
+        return 0.0
+
+    def carry(self, worker: Worker, step: int, index: int, nbytes: float) -> simpy.Event:
+        return self.group.join(step, index, nbytes, worker.rank)
+
+    def decode_seconds(self, worker: Worker, step: int, index: int) -> float:
+        return 0.0
+
+    def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
+        return self.group.learner.mean(gradients)

@@ -19,7 +19,9 @@ from ddlsim.strategies.worker import Process, Worker
 from ddlsim.workload.buckets import Bucket, ddp_buckets, one_bucket, partitioned, per_layer
 from ddlsim.workload.compute import Workload
 
-__all__ = ["DdpBuckets", "HorovodFusion", "NoOverlap", "Overlap", "PerLayer", "Priority", "overlap_named"]
+__all__ = [
+    "DdpBuckets", "HorovodFusion", "NoOverlap", "Overlap", "PerLayer", "Priority", "buckets_of", "overlap_named",
+]  # fmt: skip
 
 
 def _nbytes(value: float | str, where: str) -> float:
@@ -34,7 +36,7 @@ class NoOverlap:
         return one_bucket(workload)
 
     def work(self, worker: Worker, group: Group) -> Process:
-        yield from in_order(worker, group, _buckets(self, worker.workload))
+        yield from in_order(worker, group, buckets_of(self, worker.workload))
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class PerLayer:
         return per_layer(workload)
 
     def work(self, worker: Worker, group: Group) -> Process:
-        yield from in_order(worker, group, _buckets(self, worker.workload))
+        yield from in_order(worker, group, buckets_of(self, worker.workload))
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class DdpBuckets:
         return ddp_buckets(workload, _nbytes(self.cap, "cap"), _nbytes(self.first, "first"))
 
     def work(self, worker: Worker, group: Group) -> Process:
-        yield from in_order(worker, group, _buckets(self, worker.workload))
+        yield from in_order(worker, group, buckets_of(self, worker.workload))
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class HorovodFusion:
         return Fused(group, _nbytes(self.threshold, "threshold"), self._cycle())
 
     def work(self, worker: Worker, group: Group) -> Process:
-        yield from coordinated(worker, group, _buckets(self, worker.workload), pipelined=False)
+        yield from coordinated(worker, group, buckets_of(self, worker.workload), pipelined=False)
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class Priority:
         return MostUrgent(group, self.in_flight)
 
     def work(self, worker: Worker, group: Group) -> Process:
-        yield from coordinated(worker, group, _buckets(self, worker.workload), pipelined=True)
+        yield from coordinated(worker, group, buckets_of(self, worker.workload), pipelined=True)
 
 
 Overlap = NoOverlap | PerLayer | DdpBuckets | HorovodFusion | Priority
@@ -140,7 +142,7 @@ def overlap_named(overlap: str | Overlap) -> Overlap:
 
 
 @functools.lru_cache(maxsize=16)
-def _buckets(overlap: Overlap, workload: Workload) -> tuple[Bucket, ...]:
+def buckets_of(overlap: Overlap, workload: Workload) -> tuple[Bucket, ...]:
     """Make the buckets once for all workers of the same workload."""
     return overlap.buckets(workload)
 
@@ -150,24 +152,24 @@ def _buckets(overlap: Overlap, workload: Workload) -> tuple[Bucket, ...]:
 
 def in_order(worker: Worker, group: Group, buckets: tuple[Bucket, ...]) -> Process:
     """Exchange buckets first come first served: a rank starts one when it is ready and the last one is over."""
+    carrier = group.carrier
     step = 0
     n_layers = len(worker.workload.forward)
     while True:
         yield from worker.begin_step()
         group.contribute(step, worker.rank, worker.draw())
         yield from worker.forward()
-        wire: simpy.Event | None = None
+        arrivals: list[simpy.Event] = []
         layer = n_layers
         for i, bucket in enumerate(buckets):
             yield from worker.backward(layer, bucket.ready_layer)
             layer = bucket.ready_layer
+            yield from worker.compute(carrier.encode_seconds(worker, step, i), "encode")
             group.ready(step, i)
-            wire = worker.loop.env.process(_exchange(worker, group, step, i, bucket, wire))
+            last = arrivals[-1] if arrivals else None
+            arrivals.append(worker.loop.env.process(_exchange(worker, group, step, i, bucket, last)))
         yield from worker.backward(layer, 0)
-        start = worker.loop.now
-        if wire is not None:
-            yield from worker.block(wire, f"the gradients of step {step}")
-        worker.book(start, group.operation(step, len(buckets) - 1).last_ready, "all-reduce")
+        yield from _collect(worker, group, step, arrivals)
         yield from worker.optimizer_step()
         worker.params = group.parameters(step, worker.samples_per_step)
         worker.end_step()
@@ -180,8 +182,18 @@ def _exchange(worker: Worker, group: Group, step: int, index: int, bucket: Bucke
     if wire is not None:
         yield wire
     start = worker.loop.now
-    yield group.join(step, index, bucket.nbytes, worker.rank)
+    yield group.carrier.carry(worker, step, index, bucket.nbytes)
     worker.recorder.background(f"{worker.name} network", f"bucket {index}", start, worker.loop.now)
+
+
+def _collect(worker: Worker, group: Group, step: int, arrivals: list[simpy.Event]) -> Process:
+    """Wait for the means of all buckets, and decode each when it has arrived."""
+    for i, arrival in enumerate(arrivals):
+        if group.carrier.decodes or i + 1 == len(arrivals):
+            start = worker.loop.now
+            yield from worker.block(arrival, f"the gradients of step {step}")
+            worker.book(start, group.operation(step, i).last_ready, group.carrier.what)
+            yield from worker.compute(group.carrier.decode_seconds(worker, step, i), "decode")
 
 
 # ---------------------------------------------------------------- buckets that a coordinator orders

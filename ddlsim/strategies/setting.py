@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlsim.cluster import Cluster
+from ddlsim.compression import Compression
 from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.strategies.loop import Loop
 from ddlsim.strategies.recorder import Recorder
@@ -24,7 +25,7 @@ class Setting:
 
     When it starts, a strategy sets ``model`` to what tells the parameters that would be handed over if the run
     ended now, and ``replicas`` to what tells all workers' parameters, where they differ. ``seed`` is that of all
-    random streams.
+    random streams. A strategy with the attribute ``takes_compression = True`` compresses if ``compression`` is given.
     """
 
     cluster: Cluster
@@ -37,6 +38,7 @@ class Setting:
     model: Callable[[], Value[Array]] = lambda: ABSENT
     replicas: Callable[[], Sequence[Value[Array]]] | None = None
     seed: int = 0
+    compression: Compression | None = None
 
     @property
     def nodes(self) -> list[int]:

@@ -123,7 +123,7 @@ class Workload:
 
     ``basis`` says where the times come from. ``tensors`` of the model that are exchanged lie flat in
     ``tensor_layer`` and ``tensor_nbytes``, in forward declaration order. ``memory_nbytes`` estimates
-    parameters, gradients, momentum and stored activations.
+    parameters, gradients, momentum and stored activations; ``memory_bandwidth`` is what the device achieves.
     """
 
     model: Model
@@ -137,6 +137,7 @@ class Workload:
     tensor_layer: Ints  # (n_tensors,)
     tensor_nbytes: Floats  # (n_tensors,)
     memory_nbytes: float
+    memory_bandwidth: float  # bytes/s
 
     @property
     def forward_time(self) -> float:
@@ -204,6 +205,7 @@ def make_workload(
         tensor_layer=np.array([i for i, _ in tensors], dtype=np.int64),
         tensor_nbytes=element * np.array([n for _, n in tensors], dtype=np.float64),
         memory_nbytes=training_nbytes(model, batch_size, precision),
+        memory_bandwidth=device.memory_bandwidth * roofline.memory_efficiency * speed,
     )  # fmt: skip
 
 

@@ -1,0 +1,262 @@
+"""Compressed gradients in synchronous runs: what is compressed by itself, its bytes, its seconds, its values.
+
+Every bucket (and with several parameter servers, every server's part of it) is a *piece*: a contiguous part of
+the flat gradient, compressed by itself with a state of its own on every worker. Where the clock is that of
+another model than the one that learns, the gradient of the learning model is one piece for the values, and the
+buckets of the other model are the pieces for bytes and seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ddlsim.compression.choice import Compression, fitted
+from ddlsim.compression.contract import AnyCompressor
+from ddlsim.compression.cost import decode_traffic, encode_traffic
+from ddlsim.compression.exchange import title
+from ddlsim.errors import ConfigError
+from ddlsim.learning import ABSENT, Array, Learner, Value
+from ddlsim.learning.learner import DivergedError
+from ddlsim.strategies.compressed_values import Averaging, Encoded, Outcome
+from ddlsim.strategies.setting import Setting
+from ddlsim.strategies.worker import Worker
+from ddlsim.workload.buckets import Bucket
+from ddlsim.workload.jitter import stream
+from ddlsim.workload.tensors import tensor_shapes
+
+__all__ = ["Codec", "Piece", "backwards", "chosen", "known_nbytes", "one_model", "rounded"]
+
+GRADIENT_NBYTES = 4.0  # a float32
+
+
+def chosen(setting: Setting) -> Compression:
+    """Return the compression of a run that compresses, after checks that do not depend on the strategy."""
+    choice = setting.compression
+    assert choice is not None
+    setting.notes.append(f"compression: {choice.label}; {_time(choice)}")
+    for compressor in (choice.compressor, *([choice.down] if choice.down is not None else [])):
+        if setting.learner.task is None and compressor.expected_nbytes(1) is None:
+            raise ConfigError(
+                f"compression = {title(compressor)}: the size of what it sends depends on values, and the run has "
+                "none; give it training=ddlsim.Training(...), or a compressor of known size such as TopK"
+            )
+    return choice
+
+
+def _time(choice: Compression) -> str:
+    if choice.cost is not None:
+        return "encoding and decoding take the time given"
+    return "encoding and decoding take the time of their memory traffic on the workers, none on servers"
+
+
+def one_model(setting: Setting) -> bool:
+    """Return whether the clock is that of the model that learns (or nothing learns)."""
+    task = setting.learner.task
+    return task is None or task.network.model.layers == setting.workers[0].workload.model.layers
+
+
+def rounded(nbytes: float) -> int:
+    """Return how many float32 elements a gradient of `nbytes` has."""
+    return round(nbytes / GRADIENT_NBYTES)
+
+
+def backwards(buckets: Sequence[Bucket]) -> list[slice]:
+    """Return the elements of the flat gradient that buckets hold, which go from its last tensor to the first."""
+    parts, end = [], sum(rounded(bucket.nbytes) for bucket in buckets)
+    for bucket in buckets:
+        start = end - rounded(bucket.nbytes)
+        parts.append(slice(start, end))
+        end = start
+    return parts
+
+
+def known_nbytes(compressor: AnyCompressor, n: int, step: int) -> tuple[float, ...] | None:
+    """Return the bytes of each round's message at encode number `step`, or None if they depend on values."""
+    sizes = compressor.expected_nbytes(n, step)
+    return None if sizes is None else tuple(float(size) for size in sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """n elements that a worker compresses by itself (in the model of the clock), with their compressors."""
+
+    n: int
+    compressor: AnyCompressor
+    down: AnyCompressor | None
+
+
+@dataclass
+class _Unit:
+    """Values of a part of the learning model's gradient, `before` being the outcome of its last exchange."""
+
+    part: slice
+    averaging: Averaging
+    before: Value[Outcome]
+
+
+@dataclass
+class _Step:
+    encoded: dict[tuple[int, int], Value[Encoded]] = field(default_factory=dict)
+    outcome: dict[int, Value[Outcome]] = field(default_factory=dict)
+    nbytes: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)
+
+
+class Codec:
+    """The pieces of a group of synchronous workers, and their values.
+
+    parts      elements of each piece, of the clock's model
+    averaging  makes what computes the values of a piece, from its compressors
+    gradient   of a step and a rank
+    """
+
+    def __init__(
+        self, setting: Setting, choice: Compression, parts: Sequence[slice],
+        averaging: Callable[[AnyCompressor, AnyCompressor | None], Averaging],
+        gradient: Callable[[int, int], Value[Array]],
+    ) -> None:  # fmt: skip
+        self.choice = choice
+        self.learner: Learner = setting.learner
+        self.seed = setting.seed
+        self.n_workers = len(setting.workers)
+        self.gradient = gradient
+        self.pieces = self._pieces(setting, parts)
+        self.one_model = one_model(setting)
+        self._steps: dict[int, _Step] = {}
+        self._units: list[_Unit] = []
+        task = self.learner.task
+        if task is not None:
+            if not self.one_model:
+                setting.notes.append(
+                    f"compression: the gradient of {task.network.model.name} is compressed as one; bytes and seconds "
+                    f"are those of the buckets of {setting.workers[0].workload.model.name}"
+                )
+                parts = [slice(0, task.network.n_params)]
+            tensors = tensor_shapes(task.network.model)
+            self._units = [self._unit(part, averaging(*self._fitted(tensors, part))) for part in parts]
+
+    def _fitted(
+        self, tensors: Sequence[tuple[str, tuple[int, ...]]], part: slice
+    ) -> tuple[AnyCompressor, AnyCompressor | None]:
+        down = self.choice.down
+        return fitted(self.choice.compressor, tensors, part), None if down is None else fitted(down, tensors, part)
+
+    def _pieces(self, setting: Setting, parts: Sequence[slice]) -> list[Piece]:
+        tensors = tensor_shapes(setting.workers[0].workload.model)
+        return [Piece(part.stop - part.start, *self._fitted(tensors, part)) for part in parts]
+
+    def _unit(self, part: slice, averaging: Averaging) -> _Unit:
+        n = part.stop - part.start
+        return _Unit(part, averaging, self.learner.plane.constant(averaging.start(n, self.n_workers, self.seed)))
+
+    # ------------------------------------------------------------ bytes
+
+    def nbytes(self, step: int, piece: int, rank: int) -> tuple[float, ...]:
+        """Return the bytes of a worker's messages for a piece, one per round."""
+        known = known_nbytes(self.pieces[piece].compressor, self.pieces[piece].n, step)
+        if known is not None:
+            return known
+        sizes = self._at(step).nbytes
+        if (piece, rank) not in sizes:
+            unit = piece if self.one_model else 0
+            message = self._encoded(step, unit, rank)
+            size: float = self.learner.scalar(lambda: _payload_nbytes(message.read()))
+            sizes[piece, rank] = (size * self._share(piece),)
+        return sizes[piece, rank]
+
+    def answer_nbytes(self, step: int, piece: int) -> float:
+        """Return the bytes of the server's answer to each worker."""
+        down, n = self.pieces[piece].down, self.pieces[piece].n
+        if down is None:
+            return GRADIENT_NBYTES * n
+        known = known_nbytes(down, n, step)
+        if known is not None:
+            return sum(known)
+        outcome = self._outcome(step, piece if self.one_model else 0)
+        size: float = self.learner.scalar(lambda: outcome.read().answer)
+        return size * self._share(piece)
+
+    def _share(self, piece: int) -> float:
+        """Return how large a piece is, in units of what its values are computed for."""
+        part = self._units[piece if self.one_model else 0].part
+        return float(self.pieces[piece].n / (part.stop - part.start))
+
+    # ------------------------------------------------------------ seconds
+
+    def encode_seconds(self, worker: Worker, piece: int, nbytes: float, n: int) -> float:
+        """Return the seconds that a worker needs to encode n elements of a piece to `nbytes`, all rounds."""
+        if self.choice.cost is not None:
+            return self.choice.cost.encode_seconds(n)
+        traffic = encode_traffic(self.choice.compressor.traits, n, nbytes)
+        return traffic / worker.workload.memory_bandwidth
+
+    def decode_seconds(
+        self, worker: Worker, compressor: AnyCompressor, n: int, nbytes: float, n_payloads: int = 1
+    ) -> float:
+        """Return the seconds that a worker needs to decode payloads of `nbytes` in all to a mean of n elements."""
+        if self.choice.cost is not None:
+            return self.choice.cost.decode_seconds(n, n_payloads)
+        return decode_traffic(compressor.traits, n, nbytes, n_payloads) / worker.workload.memory_bandwidth
+
+    # ------------------------------------------------------------ values
+
+    def mean(self, step: int) -> Value[Array]:
+        """Return the gradient that every worker ends a step with."""
+        if not self._units:
+            return ABSENT
+        outcomes = [self._outcome(step, unit) for unit in range(len(self._units))]
+        for unit, outcome in zip(self._units, outcomes, strict=True):
+            unit.before = outcome
+        forwards = sorted(range(len(outcomes)), key=lambda i: self._units[i].part.start)
+        return self.learner.plane.apply(_joined, *[outcomes[i] for i in forwards])
+
+    def _at(self, step: int) -> _Step:
+        if step not in self._steps:
+            self._steps[step] = _Step()
+            self._steps.pop(step - 3, None)  # nobody lags so far behind
+        return self._steps[step]
+
+    def _encoded(self, step: int, unit: int, rank: int) -> Value[Encoded]:
+        made = self._at(step).encoded
+        if (unit, rank) not in made:
+            this = self._units[unit]
+
+            def encode(gradient: Array, before: Outcome) -> Encoded:
+                part = np.asarray(gradient[this.part], np.float32)
+                try:
+                    return this.averaging.encode(part, before.states[rank], self._stream(rank, step, unit))
+                except ConfigError as error:
+                    text = f"diverged: worker {rank} cannot compress its gradient of step {step}: {error}"
+                    raise DivergedError(text) from None
+
+            made[unit, rank] = self.learner.plane.apply(encode, self.gradient(step, rank), this.before)
+        return made[unit, rank]
+
+    def _outcome(self, step: int, unit: int) -> Value[Outcome]:
+        made = self._at(step).outcome
+        if unit not in made:
+            this = self._units[unit]
+
+            def finish(before: Outcome, *encoded: Encoded) -> Outcome:
+                rngs = [self._stream(rank, step, unit) for rank in range(self.n_workers + 1)]
+                try:
+                    return this.averaging.finish(encoded, before, rngs)
+                except ConfigError as error:
+                    raise DivergedError(f"diverged: the mean of step {step} cannot be compressed: {error}") from None
+
+            messages = [self._encoded(step, unit, rank) for rank in range(self.n_workers)]
+            made[unit] = self.learner.plane.apply(finish, this.before, *messages)
+        return made[unit]
+
+    def _stream(self, rank: int, step: int, unit: int) -> np.random.Generator:
+        return stream(self.seed, rank, f"compression {step} {unit}")
+
+
+def _payload_nbytes(encoded: Encoded) -> float:
+    return float(encoded[0].nbytes)
+
+
+def _joined(*outcomes: Outcome) -> Array:
+    return outcomes[0].mean if len(outcomes) == 1 else np.concatenate([outcome.mean for outcome in outcomes])
