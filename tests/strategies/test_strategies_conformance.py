@@ -13,17 +13,25 @@ import pytest
 from ddlsim import (
     AllReduce,
     AsyncParameterServer,
+    BackupWorkers,
     Cluster,
     DdpBuckets,
     DeadlockError,
+    ElasticAveraging,
     Experiment,
     Gamma,
     HorovodFusion,
+    KAsync,
+    KBatchAsync,
+    KBatchSync,
+    KSync,
     Measured,
     ParameterServer,
     Priority,
     Result,
     SlowDown,
+    SoftSync,
+    StaleSynchronous,
     algorithm_names,
     load_cluster,
 )
@@ -65,7 +73,22 @@ ASYNCHRONOUS: dict[str, Strategy] = {
     "async-3-apply": AsyncParameterServer(3, apply_time="1 ms"),
     "async-colocated": AsyncParameterServer(2, "colocated"),
 }
-STRATEGIES = SYNCHRONOUS | ASYNCHRONOUS
+CENTRAL: dict[str, Strategy] = {
+    "async-accumulating": AsyncParameterServer(2, accumulate=2),
+    "softsync": SoftSync(2, servers=2, apply_time="1 ms"),
+    "ssp": StaleSynchronous(1, servers=3),
+    "ssp-0": StaleSynchronous(0, apply_time="1 ms"),
+    "backup": BackupWorkers(1, servers=2, placement="colocated"),
+    "backup-finishing": BackupWorkers(1, restart=False, apply_time="1 ms"),
+    "2-sync": KSync(2, servers=2, apply_time="1 ms"),
+    "2-batch-sync": KBatchSync(2),
+    "2-batch-sync-apply": KBatchSync(2, servers=3, apply_time="1 ms"),
+    "2-async": KAsync(2, servers=3, apply_time="1 ms"),
+    "2-batch-async": KBatchAsync(2, placement="colocated"),
+    "elastic": ElasticAveraging(0.2, 2, servers=2, apply_time="1 ms"),
+    "elastic-async": ElasticAveraging(0.2, 2, synchronous=False, apply_time="1 ms"),
+}
+STRATEGIES = SYNCHRONOUS | ASYNCHRONOUS | CENTRAL
 N = 4
 
 
@@ -108,7 +131,7 @@ def test_the_seed_decides_everything(name: str) -> None:
 
 
 def test_another_process_computes_the_same() -> None:
-    names = ["ring-ddp", "double_binary_tree-priority", "server-3-own-horovod", "async-3-apply"]
+    names = ["ring-ddp", "double_binary_tree-priority", "server-3-own-horovod", "async-3-apply", "2-batch-sync"]
     code = (
         "import test_strategies_conformance as t\n"
         f"for name in {names!r}: print(t.fingerprint(t.run(t.experiment(t.STRATEGIES[name]))))"
@@ -279,7 +302,7 @@ def test_a_deadlock_names_who_waits_for_what(max_time: float) -> None:
     assert "deadlock at 0.00" in text
 
 
-@pytest.mark.parametrize("name", ["ring-ddp", "ring-priority", "server-3-own-horovod", "async-1"])
+@pytest.mark.parametrize("name", ["ring-ddp", "ring-priority", "server-3-own-horovod", "async-1", "2-sync", "ssp"])
 def test_an_interrupt_keeps_what_was_simulated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(experiment(STRATEGIES[name]))
     step, count = loop_module._Environment.step, 0
@@ -305,7 +328,7 @@ def test_an_interrupt_keeps_what_was_simulated(name: str, monkeypatch: pytest.Mo
         assert sum(seconds.values()) == pytest.approx(result.end_time, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["ring-ddp", "ring-none", "server-3-own-layer", "async-3-apply"])
+@pytest.mark.parametrize("name", ["ring-ddp", "ring-none", "server-3-own-layer", "async-3-apply", *CENTRAL])
 def test_max_time_cuts_the_same_run_short(name: str) -> None:
     """Wherever the limit falls, into computing or into a transfer, what came before is the same run."""
     whole = run(experiment(STRATEGIES[name]))
