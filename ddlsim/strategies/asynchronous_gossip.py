@@ -132,7 +132,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class GossipSGD:
-    """GoSGD (Blot et al. 2016, arXiv:1611.09726, algorithm 3): sum-weight gossip.
+    """GoSGD (Blot et al. 2016, arXiv:1611.09726): sum-weight gossip.
 
     A worker merges what has come in, makes a local step, and with probability p halves the weight of its
     parameters and sends them to a random neighbour. Nobody waits for anybody; sum_i w_i x_i is preserved, the

@@ -69,8 +69,8 @@ class DPSGD:
 
     x_i <- sum_j W_ij x_j - eta g_i(x_i)
 
-    Only neighbours in the graph talk. Their parameters travel while the gradient is computed, as the paper's
-    section 3 proposes, so a step takes the longer of the two. A worker is through when all it waits for has come
+    Only neighbours in the graph talk. Their parameters travel while the gradient is computed, which
+    the algorithm allows, so a step takes the longer of the two. A worker is through when all it waits for has come
     and all it sends has arrived.
 
     graph  "ring" (along the ranks, 1/3 each), "complete", "bipartite", a networkx graph of ranks (with

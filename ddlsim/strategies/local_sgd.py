@@ -33,7 +33,7 @@ class LocalSGD:
     x_i <- x_i - eta g_i(x_i);   every tau steps   x_i <- (1/N) sum_j x_j
 
     With ``start_epoch`` above 0 workers average gradients in every step until then (post-local SGD, Lin et al.
-    2020, arXiv:1808.07217, section 3). ``algorithm`` and ``rank_order`` are those of :class:`~ddlsim.AllReduce`.
+    2020, arXiv:1808.07217). ``algorithm`` and ``rank_order`` are those of :class:`~ddlsim.AllReduce`.
     """
 
     period: int = 8
@@ -200,7 +200,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class BMUF:
-    """Blockwise model-update filtering (Chen and Huo 2016, ICASSP, section 2.3): momentum on top of local SGD.
+    """Blockwise model-update filtering (Chen and Huo 2016, ICASSP): momentum on top of local SGD.
 
     Every `period` local steps, with the mean x of the workers' models and the global model W:
 

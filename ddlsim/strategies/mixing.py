@@ -116,7 +116,7 @@ def _listed(owner: str, graph: Graph, n_workers: int) -> list[list[int]]:
 def mixing_matrix(owner: str, graph: str | Graph | Weights, n_workers: int) -> Floats:
     """Return W (N, N), doubly stochastic. Raises ConfigError if it is not for this number of workers.
 
-    A graph gets Metropolis-Hastings weights (Xiao, Boyd and Kim 2007, JPDC 67(1), equation 5):
+    A graph gets Metropolis-Hastings weights (Xiao, Boyd and Kim 2007, JPDC 67(1)):
     W_ij = 1 / (1 + max(d_i, d_j)) for neighbours of d_i and d_j neighbours, and W_ii what is left. On a ring these
     are 1/3 each, on the complete graph 1/N.
     """
