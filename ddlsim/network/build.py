@@ -39,6 +39,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         channels=channels,
         filling=np.zeros(n, dtype=st.FILLING),
         fill=np.zeros(n, dtype=st.FILL),
+        keys=np.zeros(n),
         dirty=no_places,
         pool=np.zeros(2 * n, dtype=np.uint32),
         pool_copy=np.zeros(2 * n, dtype=np.uint32),

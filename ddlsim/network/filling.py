@@ -12,12 +12,11 @@ from ddlsim.network.compiled import called, inlined
 from ddlsim.network.state import LAST
 
 SAME = 1e-13  # relative; shares and rates this close differ by rounding only
-SCAN_LIMIT = np.uint64(12)  # fewer channels are filled by scanning instead of with a heap
-ZERO, ONE, TWO = np.uint64(0), np.uint64(1), np.uint64(2)
+ZERO, ONE, TWO, THREE, FOUR = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
 
 
 @called
-def collect_all(n_active, threshold, shift, channels, filling, fill, rates, nexts, hops):  # type: ignore[no-untyped-def]
+def collect_all(n_active, threshold, shift, channels, filling, fill, rates, nexts, hops, freezing):  # type: ignore[no-untyped-def]
     """Make all flows not below the threshold ready for the filling; return (channels, flows) to be filled.
 
     The channels are listed in ``fill[].component``.
@@ -26,20 +25,22 @@ def collect_all(n_active, threshold, shift, channels, filling, fill, rates, next
     for channel in range(n_channels):
         filling[channel].residual = channels[channel].capacity
         filling[channel].unfrozen = channels[channel].used
-    found = n_active
-    for flow in range(np.uint64(n_active)):
-        rate = rates[flow]
+    n_frozen = ZERO
+    for flow in range(np.uint64(n_active)):  # without branches, which would be unpredictable
         nexts[flow] = -1.0
-        if rate < threshold:
-            nexts[flow] = rate
-            found -= 1
-            entry = flow << shift
+        freezing[n_frozen] = flow
+        n_frozen += ONE if rates[flow] < threshold else ZERO
+    for i in range(n_frozen):
+        flow = np.uint64(freezing[i])
+        rate = rates[flow]
+        nexts[flow] = rate
+        entry = flow << shift
+        other = hops[entry]
+        while other != LAST:
+            filling[other].residual -= rate
+            filling[other].unfrozen -= 1
+            entry += ONE
             other = hops[entry]
-            while other != LAST:
-                filling[other].residual -= rate
-                filling[other].unfrozen -= 1
-                entry += ONE
-                other = hops[entry]
     n = ZERO
     for channel in range(n_channels):
         if not channels[channel].level < threshold:
@@ -47,81 +48,123 @@ def collect_all(n_active, threshold, shift, channels, filling, fill, rates, next
         if filling[channel].unfrozen > 0:
             fill[n].component = channel
             n += ONE
-    return np.int64(n), found
-
-
-@called
-def fill_up(n_channels, shift, channels, filling, fill, pool, nexts, hops, freezing):  # type: ignore[no-untyped-def]
-    """Fill the `n_channels` channels listed in ``fill[].component`` until all their flows are frozen.
-
-    With few channels all are looked at for the next one. Else they are in a heap by a lower bound of their
-    share: shares only rise while others freeze, so an old share will do.
-    """
-    n = np.uint64(n_channels)
-    last = 0.0
-    size = ZERO
-    scan = n <= SCAN_LIMIT
-    if not scan:
-        for i in range(n):
-            channel = np.uint64(fill[i].component)
-            if filling[channel].unfrozen > 0:
-                fill[size].key = filling[channel].residual / filling[channel].unfrozen
-                fill[size].channel = channel
-                size += ONE
-        for i in range(size >> ONE):
-            sift(fill, (size >> ONE) - ONE - i, size)
-    while True:
-        best = ZERO
-        share = np.inf
-        if scan:
-            for i in range(n):
-                channel = np.uint64(fill[i].component)
-                k = filling[channel].unfrozen
-                if k > 0 and filling[channel].residual / k < share:
-                    share = filling[channel].residual / k
-                    best = channel
-        else:
-            while size > ZERO:
-                channel = np.uint64(fill[ZERO].channel)
-                k = filling[channel].unfrozen
-                if k > 0:
-                    share = filling[channel].residual / k
-                    if share <= fill[ZERO].key:
-                        best = channel
-                        break
-                    fill[ZERO].key = share
-                    share = np.inf
-                else:
-                    size -= ONE
-                    fill[ZERO].key = fill[size].key
-                    fill[ZERO].channel = fill[size].channel
-                sift(fill, ZERO, size)
-        if share == np.inf:
-            return
-        last = share if share > last * (1.0 + SAME) else last
-        freeze(best, last, shift, channels, filling, pool, nexts, hops, freezing)
+    return np.int64(n), n_active - np.int64(n_frozen)
 
 
 @inlined
-def freeze(channel, share, shift, channels, filling, pool, nexts, hops, freezing):  # type: ignore[no-untyped-def]
-    """Freeze the channel's unfrozen flows at `share`; take it from the other channels they cross."""
-    channels[channel].level = share
+def least(keys, n):  # type: ignore[no-untyped-def]
+    """Return the least of the first `n` keys, inf if there are none."""
+    a = b = c = d = np.inf  # four chains of comparisons go side by side in the processor
+    fours = n & ~THREE
+    for i in range(ZERO, fours, FOUR):
+        a = min(a, keys[i])
+        b = min(b, keys[i + ONE])
+        c = min(c, keys[i + TWO])
+        d = min(d, keys[i + THREE])
+    for i in range(fours, n):
+        a = min(a, keys[i])
+    return min(min(a, b), min(c, d))
+
+
+@called
+def fill_few(n_channels, shift, channels, filling, fill, keys, pool, nexts, hops, freezing):  # type: ignore[no-untyped-def]
+    """Fill the `n_channels` channels listed in ``fill[].component`` until all their flows are frozen.
+
+    The shares of all of them are kept up to date in `keys`, and looked through for the least.
+    """
+    n = np.uint64(n_channels)
+    last = 0.0
+    for i in range(n):
+        channel = fill[i].component
+        filling[channel].place = i
+        k = filling[channel].unfrozen
+        keys[i] = filling[channel].residual / k if k > 0 else np.inf
+    while True:
+        share = least(keys, n)
+        if share == np.inf:
+            return
+        i = ZERO
+        while keys[i] != share:
+            i += ONE
+        best = np.uint64(fill[i].component)
+        n -= ONE  # the last one takes its place
+        keys[i] = keys[n]
+        fill[i].component = fill[n].component
+        filling[fill[i].component].place = i
+        last = share if share > last * (1.0 + SAME) else last
+        channels[best].level = last
+        for j in range(list_unfrozen(best, shift, channels, pool, nexts, freezing)):
+            flow = np.uint64(freezing[j])
+            nexts[flow] = last
+            entry = flow << shift
+            other = hops[entry]
+            while other != LAST:
+                if other != best:
+                    residual = filling[other].residual - last
+                    k = filling[other].unfrozen - 1
+                    filling[other].residual = residual
+                    filling[other].unfrozen = k
+                    keys[filling[other].place] = residual / k if k > 0 else np.inf
+                entry += ONE
+                other = hops[entry]
+
+
+@called
+def fill_many(n_channels, shift, channels, filling, fill, pool, nexts, hops, freezing):  # type: ignore[no-untyped-def]
+    """Do what :func:`fill_few` does, for many channels.
+
+    They are in a heap by a lower bound of their share: shares only rise while others freeze, so an old share
+    will do.
+    """
+    last = 0.0
+    size = ZERO
+    for i in range(np.uint64(n_channels)):
+        channel = np.uint64(fill[i].component)
+        if filling[channel].unfrozen > 0:
+            fill[size].key = filling[channel].residual / filling[channel].unfrozen
+            fill[size].channel = channel
+            size += ONE
+    for i in range(size >> ONE):
+        sift(fill, (size >> ONE) - ONE - i, size)
+    while size > ZERO:
+        channel = np.uint64(fill[ZERO].channel)
+        k = filling[channel].unfrozen
+        share = filling[channel].residual / k
+        if k == 0:
+            size -= ONE
+            fill[ZERO].key = fill[size].key
+            fill[ZERO].channel = fill[size].channel
+        elif share > fill[ZERO].key:
+            fill[ZERO].key = share
+        else:
+            last = share if share > last * (1.0 + SAME) else last
+            channels[channel].level = last
+            for j in range(list_unfrozen(channel, shift, channels, pool, nexts, freezing)):
+                flow = np.uint64(freezing[j])
+                nexts[flow] = last
+                entry = flow << shift
+                other = hops[entry]
+                while other != LAST:
+                    if other != channel:
+                        filling[other].residual -= last
+                        filling[other].unfrozen -= 1
+                    entry += ONE
+                    other = hops[entry]
+            filling[channel].unfrozen = 0
+            continue
+        sift(fill, ZERO, size)
+
+
+@inlined
+def list_unfrozen(channel, shift, channels, pool, nexts, freezing):  # type: ignore[no-untyped-def]
+    """List the channel's unfrozen flows in `freezing`; return how many these are."""
     first = np.uint64(channels[channel].first)
     n = ZERO
     for p in range(first, first + np.uint64(channels[channel].used)):  # no branch: it would be unpredictable
         flow = pool[p] >> shift
         freezing[n] = flow
         n += ONE if nexts[flow] < 0.0 else ZERO
-    for i in range(n):
-        flow = np.uint64(freezing[i])
-        nexts[flow] = share
-        entry = flow << shift
-        other = hops[entry]
-        while other != LAST:
-            filling[other].residual -= share
-            filling[other].unfrozen -= 1
-            entry += ONE
-            other = hops[entry]
+    return n
 
 
 @inlined

@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.network.compiled import inlined
-from ddlsim.network.filling import ONE, SAME, collect_all, fill_up, set_all_rates
+from ddlsim.network.filling import ONE, SAME, collect_all, fill_few, fill_many, least, set_all_rates
 from ddlsim.network.flows import mark_dirty
 from ddlsim.network.heap import heap_down, heap_set
 from ddlsim.network.state import (
@@ -41,6 +41,7 @@ from ddlsim.network.state import (
     Net,
 )
 
+FEW = 512  # so many channels are filled by looking through all of them instead of with a heap
 PROBE = 64  # every so many solves a sweep is replaced by a search, to see whether it would be cheaper by now
 
 
@@ -141,9 +142,12 @@ def place_new_flows(net: Net):  # type: ignore[no-untyped-def]
 def fill_component(net: Net, n):  # type: ignore[no-untyped-def]
     """Fill the `n` channels listed in ``fill[].component``."""
     shift = np.uint64(net.counts[HOP_SHIFT])
-    fill_up(
-        n, shift, net.channels, net.filling, net.fill, net.pool, net.flow_next, net.flow_hops, net.freezing
-    )
+    channels, filling, fill, keys, pool = net.channels, net.filling, net.fill, net.keys, net.pool
+    nexts, hops, freezing = net.flow_next, net.flow_hops, net.freezing
+    if n <= FEW:
+        fill_few(n, shift, channels, filling, fill, keys, pool, nexts, hops, freezing)
+    else:
+        fill_many(n, shift, channels, filling, fill, pool, nexts, hops, freezing)
 
 
 @inlined
@@ -162,6 +166,7 @@ def sweep(net: Net, threshold):  # type: ignore[no-untyped-def]
         net.flow_rate,
         net.flow_next,
         net.flow_hops,
+        net.freezing,
     )
     fill_component(net, n)
     set_all_rates(n_old, net.reals[NOW], net.flow_rate, net.flow_next, net.flow_end)
@@ -238,13 +243,4 @@ def next_end(net: Net):  # type: ignore[no-untyped-def]
     n = net.counts[N_ACTIVE]
     if net.counts[HEAP_VALID] == 1:
         return net.heap[0].time if n > 0 else np.inf
-    ends = net.flow_end
-    a = b = c = d = np.inf  # four chains of comparisons go side by side in the processor
-    for i in range(0, n - 3, 4):
-        a = min(a, ends[i])
-        b = min(b, ends[i + 1])
-        c = min(c, ends[i + 2])
-        d = min(d, ends[i + 3])
-    for i in range(n - n % 4, n):
-        a = min(a, ends[i])
-    return min(min(a, b), min(c, d))
+    return least(net.flow_end, np.uint64(n))

@@ -89,8 +89,8 @@ def record(**fields: str) -> np.dtype[np.void]:
 CHANNEL = record(
     capacity="f", level="f", nbytes="f", busy="f", since="f", mark="i", first="n", room="n", used="n"
 )  # 64 bytes, one cache line
-#: what the filling has left of a channel: bytes/s and flows
-FILLING = record(residual="f", unfrozen="i")
+#: what the filling has left of a channel, bytes/s and flows; place: in the list of channels to be filled
+FILLING = record(residual="f", unfrozen="n", place="n")
 #: a heap of channels by key; and, apart from it, the list of channels to be filled
 FILL = record(key="f", channel="n", component="n")
 #: overheads in s per message, reduce_time in s per byte; *_free: when that side of the node is free again
@@ -141,6 +141,7 @@ class Net(NamedTuple):
     channels: Records  # CHANNEL
     filling: Records  # FILLING, one per channel
     fill: Records  # FILL, one per channel
+    keys: Floats  # shares of the channels to be filled
     dirty: Places  # channels whose load changed
     pool: Entries  # lists of (flow << HOP_SHIFT) + hop
     pool_copy: Entries  # scratch of the same size
