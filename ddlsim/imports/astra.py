@@ -23,6 +23,8 @@ from pathlib import Path
 
 from ddlsim.cluster import Cluster, Host
 from ddlsim.cluster.nodes import Graph, add_host, connect
+from ddlsim.imports.json_values import finite
+from ddlsim.imports.machines import named_cluster
 from ddlsim.imports.text import SourceText, read_text
 
 __all__ = ["read_astra"]
@@ -53,7 +55,7 @@ def read_astra(path: str | Path) -> Cluster:
             group = [npus[first + i * stride] for i in range(count)]
             _join(graph, block, group, f"switch{dim}.{first}", bandwidth, latency)
         stride *= count
-    return Cluster.from_graph(graph)
+    return named_cluster(graph, source.path)
 
 
 def _firsts(n_npus: int, stride: int, count: int) -> Iterator[int]:
@@ -90,6 +92,8 @@ def _read(source: SourceText) -> tuple[list[str], list[int], list[float], list[f
         raise source.error(line, f"is not valid YAML: {error.problem}; correct that line") from None
     except yaml.YAMLError as error:
         raise source.error(None, f"is not valid YAML: {' '.join(str(error).split())}; correct it") from None
+    except ValueError as error:  # a date that does not exist, an integer of thousands of digits
+        raise source.error(None, f"is not usable YAML: {error}; correct it") from None
     except RecursionError:
         raise source.error(None, "is nested too deeply; is it the right file?") from None
     if not isinstance(table, dict):
@@ -131,7 +135,8 @@ def _number(
     source: SourceText, key: str, value: object, least: float, *, above: bool = False, whole: bool = False
 ) -> float:
     rule = f"{'a whole number ' if whole else ''}{'above' if above else 'of at least'} {least:g}"
-    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    known = finite(value)
+    number = math.nan if known is None else known
     if not (math.isfinite(number) and (number > least or (not above and number == least))) or (
         whole and number != int(number)
     ):

@@ -7,10 +7,11 @@ Format: "Trace Event Format" (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OO
 from __future__ import annotations
 
 import json
-import math
+import re
+import reprlib
 from dataclasses import dataclass
 
-from ddlsim.imports.json_values import parse_json
+from ddlsim.imports.json_values import finite, parse_json
 from ddlsim.imports.text import SourceText
 
 __all__ = ["Event", "read_events"]
@@ -38,9 +39,10 @@ class Event:
     def integer(self, key: str) -> int | None:
         """Return an argument that is a whole number (or a text of one), else None."""
         value = self.args.get(key)
-        if isinstance(value, str) and value.lstrip("-").isdigit():
+        if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,19}", value):
             return int(value)
-        return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        number = finite(value)
+        return None if number is None else int(number)
 
 
 def read_events(source: SourceText) -> tuple[dict[str, object], list[Event]]:
@@ -68,7 +70,7 @@ def _bare_list(source: SourceText, text: str) -> list[object]:
     for candidate in (text, text.rstrip(",") + "]", whole_lines.rstrip(",") + "]"):
         try:
             value: object = json.loads(candidate)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, list):
             return value
@@ -88,7 +90,8 @@ def _event(source: SourceText, index: int, item: object) -> Event:
 
 
 def _seconds(source: SourceText, index: int, item: dict[str, object], key: str) -> float:
-    value = item.get(key, 0.0)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise source.error(None, f"traceEvents[{index}].{key} = {value!r} must be a number of microseconds")
-    return float(value) * 1e-6
+    number = finite(item.get(key, 0.0))
+    if number is None or number < 0:
+        value = reprlib.repr(item[key])
+        raise source.error(None, f"traceEvents[{index}].{key} = {value} must be a number of microseconds")
+    return number * 1e-6

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddlsim.imports.chrome import Event, read_events
+from ddlsim.imports.json_values import finite
 from ddlsim.imports.text import SourceText, read_text
 from ddlsim.imports.timing import Timing
 
@@ -125,9 +126,10 @@ def _end(source: SourceText, tensor: str, state: _Open, event: Event) -> Horovod
 
 def _size(event: Event) -> tuple[str, float]:
     dtype, shape = str(event.args.get("dtype", "")), str(event.args.get("shape", ""))
-    if dtype not in _WIDTHS or not re.fullmatch(r"\[[\d, ]*\]", shape):
+    sizes = [word.strip() for word in shape.strip("[]").split(",") if word.strip()]
+    if dtype not in _WIDTHS or shape[:1] != "[" or not all(re.fullmatch("[0-9]{1,12}", size) for size in sizes):
         return dtype, 0.0
-    return dtype, float(math.prod(int(size) for size in re.findall(r"\d+", shape)) * _WIDTHS[dtype])
+    return dtype, (finite(math.prod(int(size) for size in sizes)) or 0.0) * _WIDTHS[dtype]
 
 
 def _transfers(operations: list[HorovodOperation], n_ranks: int) -> list[Timing]:

@@ -9,7 +9,18 @@ from dataclasses import dataclass
 from ddlsim.errors import ConfigError
 from ddlsim.imports.text import SourceText
 
-__all__ = ["Node", "parse_json"]
+__all__ = ["Node", "finite", "parse_json"]
+
+
+def finite(value: object) -> float | None:
+    """Return a JSON number as a finite float; None for anything else (also for integers beyond a float)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 @dataclass(frozen=True)
@@ -54,9 +65,10 @@ class Node:
                 value = float(value)
             except ValueError:
                 raise self.error(f"{_short(value)} is not a number") from None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        number = finite(value)
+        if number is None:
             raise self.error(f"must be a finite number, not {_short(value)}")
-        return float(value)
+        return number
 
     def positive(self) -> float:
         """Return a number above 0."""
@@ -74,7 +86,10 @@ class Node:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print integers of thousands of digits
+        return "a huge integer"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -88,4 +103,6 @@ def parse_json(source: SourceText, text: str | None = None) -> Node:
         ) from None
     except RecursionError:
         raise source.error(None, "is nested too deeply; is it the right file?") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise source.error(None, f"is not usable JSON: {error}; correct it") from None
     return Node(value, f"{source.path}: ")

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from ddlsim.errors import ConfigError
 from ddlsim.imports.chrome import Event, read_events
+from ddlsim.imports.json_values import finite
 from ddlsim.imports.kineto_layers import LayerTime, layer_times
 from ddlsim.imports.text import SourceText, read_text
 from ddlsim.imports.timing import Timing
@@ -166,7 +167,7 @@ def _size(operation: str, args: dict[str, object], n_ranks: int) -> tuple[str, f
     if "In msg nelems" in args:
         dtype, width = _DTYPES.get(str(args.get("dtype", "")).lower(), ("", 0))
         elements = args.get("Out msg nelems" if operation in ("all_gather", "gather") else "In msg nelems")
-        return dtype, float(elements) * width if isinstance(elements, int | float) else 0.0
+        return dtype, (finite(elements) or 0.0) * width
     dims, types = args.get("Input Dims"), args.get("Input type")
     if not isinstance(dims, list) or not isinstance(types, list):
         return "", 0.0
@@ -174,7 +175,7 @@ def _size(operation: str, args: dict[str, object], n_ranks: int) -> tuple[str, f
     for shape, kind in zip(dims, types, strict=False):
         name, width = _DTYPES.get(str(kind).lower(), ("", 0))
         if isinstance(shape, list) and width and all(isinstance(size, int) for size in shape):
-            dtype, nbytes = dtype or name, nbytes + math.prod(shape) * width
+            dtype, nbytes = dtype or name, nbytes + (finite(math.prod(shape)) or 0.0) * width
     return dtype, nbytes * (n_ranks if operation in ("all_gather", "gather") else 1)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ddlsim.cluster import Cluster, Host
 from ddlsim.cluster.nodes import Graph, add_host, connect
 from ddlsim.cluster.quantity import Quantity, count, nonnegative
 from ddlsim.errors import ConfigError
 
-__all__ = ["Machine", "assemble", "copies"]
+__all__ = ["Machine", "assemble", "copies", "named_cluster"]
 
 
 @dataclass
@@ -31,7 +32,7 @@ class Machine:
 
 
 def assemble(
-    name: str, machines: Sequence[Machine], device: str | None, network_latency: Quantity, source: str,
+    source: Path, machines: Sequence[Machine], device: str | None, network_latency: Quantity,
     notes: Sequence[str] = (),
 ) -> Cluster:  # fmt: skip
     """Return the cluster of these machines, node0, node1, ...; with several, one switch joins all their ports.
@@ -41,7 +42,7 @@ def assemble(
 
     Raises :class:`ConfigError` when several machines are to be joined and one of them has no port.
     """
-    graph: Graph = Graph(name=name, sources=[source], notes=list(notes))
+    graph: Graph = Graph(name=source.stem, sources=[source.name], notes=list(notes))
     latency = nonnegative(network_latency, "time", "network_latency")
     for i, machine in enumerate(machines):
         _add(graph, f"node{i}", machine, device)
@@ -51,7 +52,15 @@ def assemble(
             graph.add_node("network", kind="switch")
             for port, bandwidth in machine.ports:
                 connect(graph, f"node{i}.{port}", "network", "nic", bandwidth, latency)
-    return Cluster.from_graph(graph)
+    return named_cluster(graph, source)
+
+
+def named_cluster(graph: Graph, source: Path) -> Cluster:
+    """Return the cluster of a graph; an error in it names the file `source`, too."""
+    try:
+        return Cluster.from_graph(graph)
+    except ConfigError as error:
+        raise type(error)(f"{source}: {error}") from None
 
 
 def copies(machine: Machine, n_hosts: int) -> list[Machine]:

@@ -104,7 +104,7 @@ def _entry(source: SourceText, number: int, line: str) -> _Entry | None:
     if match := _MLLOG.search(line):
         try:
             node = Node(json.loads(match[1]), place)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise source.error(number, f"is not valid JSON after :::MLLOG: {error}; is the line complete?") from None
         metadata = node["metadata"] if node.has("metadata") else Node({}, place)
         value = node["value"] if node.has("value") else Node(None, place)
@@ -112,7 +112,7 @@ def _entry(source: SourceText, number: int, line: str) -> _Entry | None:
     if match := _OLD.search(line):
         try:
             value = Node(json.loads(match[4]) if match[4] else None, place)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             value = Node(match[4], place)
         return _Entry(number, match[3], Node(match[2], place).number(), value, value)
     if ":::MLLOG" in line:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.imports.json_values import Node, parse_json
-from ddlsim.imports.text import SourceText, positive_number, read_text
+from ddlsim.imports.text import SourceText, nonnegative_number, positive_number, read_text
 from ddlsim.imports.timing import Timing
 
 __all__ = ["read_nccl_tests"]
@@ -30,7 +30,7 @@ _PROGRAMS = {
 _OPERATIONS = tuple(_PROGRAMS.values())
 _PROGRAM = re.compile(r"\b(\w+)_perf\b")
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)")
-_ITERS = re.compile(r"(?<!warmup )\biters: (\d+)")
+_ITERS = re.compile(r"(?<!warmup )\biters: ([0-9]{1,9})\b")
 _TYPES = re.compile(
     r"^\s*(\d+)\s+(\d+)\s+(?:u?int(?:8|32|64)|half|float|double|bfloat16|f8e\w+|fp8\w*|char|byte|none)\b"
 )
@@ -85,9 +85,7 @@ def _read_table(source: SourceText, operation: str | None, n_ranks: int | None) 
         if match := _RANK.search(line):
             groups.setdefault(match[2] or "0", []).append(match[3])
         elif "algbw" in line and "size" in line:
-            columns = line.lstrip("# ").split()
-            if "cputime" in columns:
-                raise source.error(number, "holds CPU times (cputime); measure again without -C 1")
+            columns = _columns(source, number, line)
         elif match := _ITERS.search(line):
             n_reps = int(match[1])
         elif operation is None and (match := _PROGRAM.search(line)):
@@ -100,6 +98,16 @@ def _read_table(source: SourceText, operation: str | None, n_ranks: int | None) 
     if not rows:
         raise source.error(None, "has no row of nccl-tests (size, count, type, ..., busbw); did the run fail?")
     return tuple(rows)
+
+
+def _columns(source: SourceText, number: int, line: str) -> list[str]:
+    columns = line.lstrip("# ").split()
+    if "cputime" in columns:
+        raise source.error(number, "holds CPU times (cputime); measure again without -C 1")
+    starts = [i for i, name in enumerate(columns) if name == "time"]
+    if not starts or any(columns[i + 1 : i + 3] != ["algbw", "busbw"] for i in starts):
+        raise source.error(number, "is no heading of nccl-tests (size count type ... time algbw busbw); correct it")
+    return columns
 
 
 def _ranks(source: SourceText, n_ranks: int | None, groups: dict[str, list[str]]) -> tuple[int, int]:
@@ -145,11 +153,13 @@ def _rows(source: SourceText, number: int, line: str, columns: list[str], run: _
             raise source.error(number, f"{wrong} wrong values ({variant}); the run is not valid, repeat it")
         timing = Timing(
             tool="nccl-tests", operation=run.operation, n_ranks=run.n_ranks, n_hosts=run.n_hosts,
-            nbytes=float(words[0]), seconds=positive_number(source, number, cells["time"], "time") * 1e-6,
+            nbytes=nonnegative_number(source, number, words[0], "size"),
+            seconds=positive_number(source, number, cells["time"], "time") * 1e-6,
             n_reps=run.n_reps, dtype=_DTYPES.get(words[2], words[2]), variant=variant,
             place=f"{source.path}:{number}",
         )  # fmt: skip
-        _check_bus(timing, float(cells["algbw"]), float(cells["busbw"]))
+        algbw, busbw = (nonnegative_number(source, number, cells[name], name) for name in ("algbw", "busbw"))
+        _check_bus(timing, algbw, busbw)
         yield timing
 
 

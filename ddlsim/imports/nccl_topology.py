@@ -10,6 +10,7 @@ single device below it is left out, and so is what leads to no GPU or NIC.
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 from ddlsim.cluster import Cluster
@@ -58,7 +59,7 @@ def read_nccl_topology(
         raise root.error(f"describes {len(machines)} machines already; leave n_hosts out")
     machines = machines if len(machines) > 1 else copies(machines[0], n_hosts)
     notes = ["bandwidths are those that NCCL assumes (src/graph/topo.h)", *dict.fromkeys(reader.notes)]
-    return assemble(source.path.stem, machines, device, network_latency, source.path.name, notes)
+    return assemble(source.path, machines, device, network_latency, notes)
 
 
 class _Reader:
@@ -116,6 +117,8 @@ class _Reader:
 
     def _nic(self, machine: Machine, nic: Element, above: str, place: str, bandwidth: float | None) -> None:
         nets = list(nic.find("net"))
+        if not nets:
+            return
         name = f"nic-{nets[0].get('name', place)}"
         if name in machine.switches:
             name = f"{name}-{place}"
@@ -127,7 +130,7 @@ class _Reader:
     def _pcie_bandwidth(self, pci: Element) -> float:
         """Return bytes/s of the link above this device: lanes * rate, as NCCL counts (topo.cc, ncclTopoAddPci)."""
         width = pci.get("link_width", "").strip()
-        if width and not width.isdigit():
+        if width and not re.fullmatch(r"[0-9]{1,3}", width):
             raise pci.error(f"link_width = {width!r} is not a number of lanes")
         text = pci.get("link_speed", "").strip()
         try:

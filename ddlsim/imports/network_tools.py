@@ -17,12 +17,12 @@ from ddlsim.imports.timing import Timing
 
 __all__ = ["read_iperf3", "read_ping"]
 
-_REPLY = re.compile(r"(\d+) bytes from (\S+?):? .*?\btime[=<]([\d.]+) ?(ms|us|s)\b")
+_REPLY = re.compile(r"\b([0-9]{1,6}) bytes from (\S+?):? .*?\btime[=<]([\d.]+) ?(ms|us|s)\b")
 _SUMMARY = re.compile(
     r"(?:rtt|round-trip) min/avg/max(?:/(?:mdev|stddev|std-dev))? = ([\d.]+)/([\d.]+)/([\d.]+)(?:/[\w.]+)? ms"
 )
 _LOSS = re.compile(r"(\d+) packets transmitted, (\d+) (?:packets )?received")
-_HEAD = re.compile(r"PING (\S+).*?(\d+)(?:\(\d+\))?(?: bytes of data| data bytes)")
+_HEAD = re.compile(r"PING (\S+).*?\b([0-9]{1,6})(?:\(\d+\))?(?: bytes of data| data bytes)")
 _ICMP_HEADER = 8  # bytes; "56 data bytes" travel as "64 bytes from"
 _UNITS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
 

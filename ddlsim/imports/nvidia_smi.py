@@ -80,8 +80,7 @@ def read_nvidia_smi(
         raise ConfigError(f"nic_bandwidth = {nic_bandwidth!r} has no effect on one machine; give n_hosts or remove it")
     if n_hosts != 1:
         machine.ports = [(_label(nic), positive(nic_bandwidth, "bandwidth", "nic_bandwidth")) for nic in nics]
-    source = matrix.source.path
-    return assemble(source.stem, copies(machine, n_hosts), device, network_latency, source.name)
+    return assemble(matrix.source.path, copies(machine, n_hosts), device, network_latency)
 
 
 # -------------------------------------------------------------------------------------------------- the matrix
@@ -124,7 +123,7 @@ def _read(source: SourceText) -> _Matrix:
 def _checked(source: SourceText, number: int, row: str, column: str, cell: str) -> str:
     if (row == column) != (cell == "X"):
         raise source.error(number, f"{row} - {column} is {cell}; only the diagonal is X")
-    if cell != "X" and cell not in _KINDS and not re.fullmatch(r"NV[1-9]\d*", cell):
+    if cell != "X" and cell not in _KINDS and not re.fullmatch(r"NV[1-9][0-9]?", cell):
         raise source.error(number, f"{row} - {column} is {cell!r}, which is none of NV#, {', '.join(_KINDS)}")
     return cell
 

@@ -17,13 +17,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddlsim.imports.text import SourceText, positive_number, read_text
+from ddlsim.imports.text import SourceText, nonnegative_number, positive_number, read_text
 from ddlsim.imports.timing import Timing
 
 __all__ = ["read_osu"]
 
 _HEADING = re.compile(r"#\s*OSU\s+(\S+)\s+(.+?)\s+Test(?:\s+v?([\d.]+))?\s*$")
-_PAIRS = re.compile(r"#\s*\[\s*pairs:\s*(\d+)")
+_PAIRS = re.compile(r"#\s*\[\s*pairs:\s*([0-9]{1,9})\b")
 #: test -> (operation, whether the size is one rank's part of the buffer)
 _TESTS = {
     "Latency": ("p2p", False), "Multi Latency": ("p2p", False), "Multi-threaded Latency": ("p2p", False),
@@ -99,7 +99,7 @@ def _row(source: SourceText, number: int, words: list[str], section: _Section, n
         raise source.error(number, f"OSU does not print how many processes ran {section.title!r}; give n_ranks")
     else:
         ranks = n_ranks
-    size = 0.0 if section.operation == "barrier" else float(words[0])
+    size = 0.0 if section.operation == "barrier" else nonnegative_number(source, number, words[0], "Size")
     micro = {
         name: positive_number(source, number, cells[column], column) * 1e-6
         for name, column in _time_columns(columns).items()
@@ -113,7 +113,7 @@ def _row(source: SourceText, number: int, words: list[str], section: _Section, n
     return Timing(
         tool="osu", operation=section.operation, n_ranks=ranks, nbytes=size * (ranks if section.is_part else 1),
         seconds=micro["avg"], min_s=micro.get("min"), max_s=micro.get("max"),
-        n_reps=int(cells["Iterations"]) if cells.get("Iterations", "").isdigit() else None,
+        n_reps=int(cells["Iterations"]) if re.fullmatch("[0-9]{1,9}", cells.get("Iterations", "")) else None,
         variant=f"{section.n_pairs} pairs" if section.n_pairs > 1 else "", place=f"{source.path}:{number}",
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddlsim.cluster import Cluster
+from ddlsim.imports.machines import named_cluster
 from ddlsim.imports.simgrid_cluster import cluster_graph
 from ddlsim.imports.simgrid_zones import ZONES, zones_graph
 from ddlsim.imports.text import read_text
@@ -43,7 +44,7 @@ def read_simgrid(path: str | Path) -> Cluster:
         raise root.error("must hold one <zone> or one <cluster>; wrap the parts in a <zone>")
     alone = _only_cluster(parts[0])
     graph = cluster_graph(alone, source.path.stem) if alone is not None else zones_graph(parts[0], source.path.stem)
-    return Cluster.from_graph(graph)
+    return named_cluster(graph, source.path)
 
 
 def _only_cluster(element: Element) -> Element | None:

@@ -25,7 +25,7 @@ def host_names(cluster: Element) -> list[str]:
     """Return the names that ``prefix``, ``radical`` ("0-9", "0-3,7") and ``suffix`` stand for."""
     numbers: list[int] = []
     for part in re.split("[,;]", cluster["radical"]):
-        match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
+        match = re.fullmatch(r"\s*([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?\s*", part)
         if match is None or (match[2] and int(match[2]) < int(match[1])):
             raise cluster.error(f"radical = {cluster['radical']!r}: {part!r} is no range; write it like '0-15'")
         first, last = int(match[1]), int(match[2] or match[1])
@@ -102,9 +102,9 @@ def _flat(graph: Graph, cluster: Element, hosts: list[str]) -> None:
 def _counts(cluster: Element, text: str) -> list[int]:
     """Return a comma-separated list of whole numbers of at least 1."""
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdigit() and int(word) >= 1 for word in words):
+    if not all(re.fullmatch(r"\d{1,4}", word) and int(word) >= 1 for word in words):
         raise cluster.error(
-            f"topo_parameters = {cluster['topo_parameters']!r}: {text!r} must be whole numbers of at least 1"
+            f"topo_parameters = {cluster['topo_parameters']!r}: {text!r} must be whole numbers from 1 to 9999"
         )
     return [int(word) for word in words]
 
@@ -152,6 +152,8 @@ def _fat_tree(graph: Graph, cluster: Element, hosts: list[str]) -> None:
     below = dict(zip(_digits(down), hosts, strict=True))
     for level, n_cables in enumerate(cables):
         sizes = up[: level + 1] + down[level + 1 :]
+        if math.prod(sizes) * n_cables > MAX_HOSTS:
+            raise cluster.error(f"topo_parameters = {cluster['topo_parameters']!r}: level {level + 1} is too large")
         above = {
             digits: _switch(graph, f"{cluster.get('id', 'cluster')}.level{level + 1}.{i}")
             for i, digits in enumerate(_digits(sizes))

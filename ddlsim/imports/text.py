@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ddlsim.errors import ConfigError
 
-__all__ = ["MAX_NBYTES", "SourceText", "positive_number", "read_text"]
+__all__ = ["MAX_NBYTES", "SourceText", "nonnegative_number", "positive_number", "read_text"]
 
 #: larger files (also after decompression) are refused: a mistake, or an attempt to fill the memory
 MAX_NBYTES = 2**30
@@ -91,10 +91,18 @@ def read_text(path: str | Path) -> SourceText:
 
 def positive_number(source: SourceText, line: int, word: str, what: str) -> float:
     """Return `word` as a finite float above 0, or raise the error that names line, column and value."""
+    number = nonnegative_number(source, line, word, what)
+    if number == 0.0:
+        raise source.error(line, f"{what} = {word!r} must be above 0; leave this row out")
+    return number
+
+
+def nonnegative_number(source: SourceText, line: int, word: str, what: str) -> float:
+    """Return `word` as a finite float of at least 0, or raise the error that names line, column and value."""
     try:
         number = float(word)
     except ValueError:
         raise source.error(line, f"{what} = {word!r} is not a number; is the line complete?") from None
-    if not 0.0 < number < float("inf"):
-        raise source.error(line, f"{what} = {word!r} must be above 0 and finite; leave this row out")
+    if not 0.0 <= number < float("inf"):
+        raise source.error(line, f"{what} = {word!r} must be finite and not negative; leave this row out")
     return number

@@ -115,6 +115,6 @@ def _is_number(cell: str) -> bool:
 
 def _whole(source: SourceText, line: int, cell: str, column: str) -> int:
     value = positive_number(source, line, cell, column)
-    if value != int(value):
-        raise source.error(line, f"{column} = {cell!r} must be a whole number")
+    if value != int(value) or value > 1e9:
+        raise source.error(line, f"{column} = {cell!r} must be a whole number of at most 1e9")
     return int(value)

@@ -49,10 +49,10 @@ class Element:
         """Return an attribute as a whole number (decimal, or hexadecimal with 0x)."""
         if name not in self.attributes and default is not None:
             return default
-        try:
-            return int(self[name], 0)
-        except ValueError:
-            raise self.error(f"{name} = {self[name]!r} is not a whole number") from None
+        if not re.fullmatch(r"\s*-?(?:0[xX][0-9a-fA-F]{1,12}|[0-9]{1,12})\s*", self[name]):
+            raise self.error(f"{name} = {self[name]!r} is not a whole number")
+        text = self[name].lower()
+        return int(text, 16 if "x" in text else 10)
 
 
 class _Builder(ContentHandler):

@@ -75,6 +75,7 @@ def test_latencies(tmp_path, text, value):
         ("/>", ' topology="TORUS" topo_parameters="3,2"/>', "has 6 places, radical = '0-3' 4 hosts"),
         ("/>", ' topology="FAT_TREE" topo_parameters="2;4,4;1,2"/>', "must be levels;down;up;cables"),
         ("/>", ' topology="DRAGONFLY" topo_parameters="2,x;1,1;1,1;2"/>', "'2,x' must be whole numbers"),
+        ("/>", ' topology="FAT_TREE" topo_parameters="1;4;9999;9999"/>', "level 1 is too large"),
     ],
 )
 def test_a_bad_cluster_is_refused_with_its_line(tmp_path, old, new, message):

@@ -56,7 +56,7 @@ def test_names_of_throughput(tmp_path, name):
         (LONG.replace("1480.5", "fast"), {}, ":3: images/s = 'fast' is not a number"),
         (LONG.replace("vgg16,8", "vgg16,8.5"), {}, ":3: gpus = '8.5' must be a whole number"),
         (LONG.replace("vgg16,16,32,2710", "vgg16,16,32"), {}, ":4: has 3 cells, the heading 4"),
-        (LONG.replace("1480.5", "-3"), {}, ":3: images/s = '-3' must be above 0"),
+        (LONG.replace("1480.5", "-3"), {}, ":3: images/s = '-3' must be finite and not negative"),
         ("model,images/s\nvgg16,3\n", {}, ":1: needs one column of ranks, named like 'gpus' or 'workers', not 0"),
         ("gpus,workers,images/s\n1,1,3\n", {}, "not 2"),
         ("gpus,images/s\n", {}, "has a heading but no throughput"),
