@@ -10,7 +10,7 @@ import numpy.typing as npt
 import simpy
 
 from ddlsim.learning import ABSENT, Array, Plane, Value
-from ddlsim.strategies.mixing import Graph, Weights, check_graph, contraction, describe, mixing_matrix
+from ddlsim.strategies.mixing import Graph, Weights, agreement, check_graph, describe, mixing_matrix
 from ddlsim.strategies.replica import Replica, start_replicas
 from ddlsim.strategies.setting import Setting
 from ddlsim.strategies.worker import Process, Worker, all_of
@@ -97,7 +97,8 @@ class DPSGD:
     def start(self, setting: Setting) -> None:
         """Start all workers, and note how fast they agree."""
         matrix = mixing_matrix("DPSGD", self._graph(), len(setting.workers))
-        setting.notes.append(f"D-PSGD: |lambda_2(W)| = {contraction(matrix):.3g} (1: some workers never agree)")
+        if said := agreement(matrix):
+            setting.notes.append(said)
         mail = _Mail(setting.workers)
         start_replicas(setting, lambda replica: self.work(replica, matrix, mail))
 

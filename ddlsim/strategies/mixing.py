@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -11,13 +13,25 @@ import numpy.typing as npt
 
 from ddlsim.errors import ConfigError, unknown_name
 
-__all__ = ["Graph", "Weights", "bipartition", "check_graph", "contraction", "describe", "mixing_matrix", "neighbours"]
+__all__ = [
+    "Graph",
+    "Weights",
+    "agreement",
+    "bipartition",
+    "check_graph",
+    "contraction",
+    "describe",
+    "mixing_matrix",
+    "neighbours",
+]
 
 Floats = npt.NDArray[np.float64]
 #: (N, N), row i holds the weights with which worker i takes the others' parameters
 Weights = tuple[tuple[float, ...], ...]
 NAMES = ("bipartite", "complete", "ring")
 _TOLERANCE = 1e-9
+#: workers up to which eigenvalues are found within a second or so
+MANY = 1024
 
 
 class Graph(Protocol):
@@ -135,7 +149,22 @@ def mixing_matrix(owner: str, graph: str | Graph | Weights, n_workers: int) -> F
 
 def contraction(matrix: Floats) -> float:
     """Return |lambda_2(W)|, by which the workers' disagreement shrinks in a step once the gradients are 0."""
-    return float(np.sort(np.abs(np.linalg.eigvals(matrix)))[-2]) if len(matrix) > 1 else 0.0
+    if len(matrix) == 1:
+        return 0.0
+    symmetric = np.array_equal(matrix, matrix.T)
+    values = np.linalg.eigvalsh(matrix) if symmetric else np.linalg.eigvals(matrix)
+    return float(np.sort(np.abs(values))[-2])
+
+
+def agreement(matrix: Floats) -> str:
+    """Return what to say about how fast workers agree; nothing for so many that it would take long to find out."""
+    if not 1 < len(matrix) <= MANY:
+        return ""
+    rate = contraction(matrix)
+    if rate > 1.0 - _TOLERANCE:
+        return "D-PSGD: |lambda_2(W)| = 1: some workers never agree; join the parts of the graph"
+    halved = math.log(0.5) / math.log(max(rate, sys.float_info.min))
+    return f"D-PSGD: |lambda_2(W)| = {rate:.6g}: without gradients disagreement halves in {halved:.3g} steps"
 
 
 def bipartition(owner: str, graph: str | Graph, near: Sequence[Sequence[int]]) -> list[bool]:

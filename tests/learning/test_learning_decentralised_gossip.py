@@ -85,7 +85,7 @@ def test_on_the_complete_graph_one_step_is_enough():
 def test_disconnected_workers_never_agree_and_the_notes_say_so():
     pairs = np.kron(np.eye(2), np.full((2, 2), 0.5))
     result = learn(ddlsim.DPSGD(pairs), 4, training=training(30, rate=ThenNothing(0.1), evaluate_every=30))
-    assert "D-PSGD: |lambda_2(W)| = 1 (1: some workers never agree)" in result.notes
+    assert "D-PSGD: |lambda_2(W)| = 1: some workers never agree; join the parts of the graph" in result.notes
     assert result.history["consensus"].iloc[-1] > 0.01
 
 
