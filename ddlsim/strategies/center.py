@@ -156,10 +156,11 @@ class Center:
         batch.applied.succeed()
 
     def update(self, gradients: Sequence[Gradient]) -> None:
-        """Make an update now."""
+        """Make an update now. The sum is in the order of the ranks, whoever came first."""
         setting = self.shards.setting
         learner, stop = setting.learner, setting.stop
-        mean = learner.mean([scaled(g.value, self.scaling, g.staleness) for g in gradients])
+        in_order = sorted(gradients, key=lambda g: g.rank)
+        mean = learner.mean([scaled(g.value, self.scaling, g.staleness) for g in in_order])
         self.params, self._state = learner.update(self.params, mean, self._state, learner.rate(stop.n_samples))
         self.version += 1
         stop.updated(sum(g.n_samples for g in gradients))

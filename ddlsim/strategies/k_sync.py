@@ -87,7 +87,7 @@ class _Rounds:
             yield env.timeout(shards.apply_time)
             shards.show_update(begin)
         first, self.gathered = self.gathered, []
-        center.update(sorted(first, key=lambda g: g.rank))  # the order of the sum, whoever was first
+        center.update(first)
         for worker in shards.setting.workers:
             env.process(self._send(worker, center.version, center.params))
 

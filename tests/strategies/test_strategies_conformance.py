@@ -284,7 +284,8 @@ class OneStaysAway:
 
     def start(self, setting: Setting) -> None:
         ring = build("ring", len(setting.workers))
-        group = Group(setting.loop, setting.recorder, setting.nodes, len(setting.workers), lambda n: ring, setting.learner)
+        n, learner = len(setting.workers), setting.learner
+        group = Group(setting.loop, setting.recorder, setting.nodes, n, lambda nbytes: ring, learner)
         for worker in setting.workers[:-1]:
             setting.loop.env.process(NoOverlap().work(worker, group))
 
