@@ -42,5 +42,6 @@ def show(rows: list[Row]) -> None:
     """Print `rows` as a table, for a script run by itself."""
     for row in rows:
         mark = "fitted" if row.fitted_on else f"{row.error:+7.1%}"
-        print(f"{row.case:42} {row.what:24} {row.measured:12.5g} {row.predicted:12.5g} {row.unit:10} {mark:8} {row.note}")
+        figures = f"{row.measured:12.5g} {row.predicted:12.5g} {row.unit:10}"
+        print(f"{row.case:42} {row.what:24} {figures} {mark:8} {row.note}")
     print(f"mean absolute error of {sum(not r.fitted_on for r in rows)} predictions: {mean_error(rows):.1%}")
