@@ -15,42 +15,45 @@
     [jitter]
     type = "lognormal"
     cv = 0.05
+
+    [training]                           # what the workers learn, if anything; then `model` must be trainable
+    data = "digits"
+    optimizer = { type = "momentum", beta = 0.9 }
+    rate = { type = "cosine", base = 0.1, n_epochs = 10 }
+    epochs = 10
+
+    [compression]
+    compressor = { type = "error-feedback", inner = { type = "top-k", density = 0.01 } }
+
+The keys of a table are the fields of the class that it describes, e.g. :class:`ddlsim.AllReduce`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import TypeAdapter
 
-from ddlsim.errors import ConfigError, DdlsimError, unknown_name
+import ddlsim.compression as compression
+import ddlsim.optim as optim
+import ddlsim.strategies as strategies
+from ddlsim.compression.choice import Compression, compression_of
+from ddlsim.errors import ConfigError, DdlsimError
+from ddlsim.learning import Dirichlet, Training
 from ddlsim.run.experiment import Experiment
-from ddlsim.strategies import (
-    AllReduce,
-    AsyncParameterServer,
-    DdpBuckets,
-    HorovodFusion,
-    NoOverlap,
-    ParameterServer,
-    PerLayer,
-    Priority,
-    Strategy,
-)
-from ddlsim.strategies.overlap import Overlap
+from ddlsim.run.tables import Kinds, Table, build, chosen
+from ddlsim.strategies import Strategy
 from ddlsim.units import parse
 from ddlsim.workload import jitter as jitters
 from ddlsim.workload.compute import Affine, Measured, Roofline
 from ddlsim.workload.toml_files import read_toml, validate
 
-__all__ = ["load_experiment"]
+__all__ = ["STRATEGIES", "load_experiment"]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _File(_Table):
+class _File(Table):
     cluster: str
     model: str = "resnet50"
     workers: int | None = None
@@ -64,130 +67,121 @@ class _File(_Table):
     speed: tuple[float, ...] | None = None
     seed: int = 0
     max_time: str | None = None
-    strategy: dict[str, object] = {"type": "all-reduce"}
+    time_model: str | None = None
+    strategy: dict[str, object] | None = None
     compute: dict[str, object] | None = None
     jitter: dict[str, object] | None = None
-    slow_downs: list[dict[str, object]] = []
+    training: dict[str, object] | None = None
+    compression: dict[str, object] | None = None
+    slow_downs: tuple[dict[str, object], ...] = ()
 
 
-class _AllReduce(_Table):
-    algorithm: str = "ring"
-    overlap: str | dict[str, object] = "ddp"
-    rank_order: str | list[int] = "topology"
-
-    def build(self, where: str) -> AllReduce:
-        return AllReduce(self.algorithm, _overlap(self.overlap, where), self.rank_order)
-
-
-class _ParameterServer(_Table):
-    servers: int = 1
-    placement: str = "own"
-    overlap: str | dict[str, object] = "layer"
-    local_reduction: bool = False
-
-    def build(self, where: str) -> ParameterServer:
-        return ParameterServer(self.servers, self.placement, _overlap(self.overlap, where), self.local_reduction)
-
-
-class _AsyncParameterServer(_Table):
-    servers: int = 1
-    placement: str = "own"
-    apply_time: str = "0 s"
-
-    def build(self, where: str) -> AsyncParameterServer:
-        return AsyncParameterServer(self.servers, self.placement, self.apply_time)
-
-
-class _Ddp(_Table):
-    cap: str = "25 MiB"
-    first: str = "1 MiB"
-
-
-class _Horovod(_Table):
-    threshold: str = "128 MiB"
-    cycle_time: str = "1 ms"
-
-
-class _Priority(_Table):
-    partition: str = "4 MB"
-    in_flight: int = 4
-
-
-class _Nothing(_Table):
-    pass
-
-
-class _Measured(_Table):
+class _Measured(Table):
     batch_size: int
     step_time: str | None = None
     throughput: str | None = None
 
 
-class _Affine(_Table):
+class _Affine(Table):
     c0: str
     c1: str
 
 
-class _Roofline(_Table):
-    efficiency: float | None = None
-    memory_efficiency: float = 0.8
-
-
-class _Cv(_Table):
-    cv: float
-
-
-class _MeanExtra(_Table):
-    mean_extra: float
-
-
-class _Tail(_Table):
-    a: float
-
-
-class _Range(_Table):
-    low: float
-    high: float
-
-
-class _Values(_Table):
-    values: list[float]
-
-
-class _SlowDown(_Table):
+class _SlowDown(Table):
     ranks: int | list[int]
     start: str
     duration: str
     factor: float
 
 
-STRATEGIES: Mapping[str, type[_AllReduce] | type[_ParameterServer] | type[_AsyncParameterServer]] = {
-    "all-reduce": _AllReduce,
-    "parameter-server": _ParameterServer,
-    "async-parameter-server": _AsyncParameterServer,
+STRATEGIES: Mapping[str, type[Strategy]] = {
+    "adacomm": strategies.AdaComm,
+    "adpsgd": strategies.ADPSGD,
+    "all-reduce": strategies.AllReduce,
+    "async-parameter-server": strategies.AsyncParameterServer,
+    "backup-workers": strategies.BackupWorkers,
+    "bmuf": strategies.BMUF,
+    "cocod-sgd": strategies.CoCoDSGD,
+    "dasgd": strategies.DaSGD,
+    "dpsgd": strategies.DPSGD,
+    "elastic-averaging": strategies.ElasticAveraging,
+    "gossip-sgd": strategies.GossipSGD,
+    "k-async": strategies.KAsync,
+    "k-batch-async": strategies.KBatchAsync,
+    "k-batch-sync": strategies.KBatchSync,
+    "k-sync": strategies.KSync,
+    "local-sgd": strategies.LocalSGD,
+    "overlap-local-sgd": strategies.OverlapLocalSGD,
+    "parameter-server": strategies.ParameterServer,
+    "sharded-update": strategies.ShardedUpdate,
+    "softsync": strategies.SoftSync,
+    "stale-synchronous": strategies.StaleSynchronous,
 }
-Kinds = Mapping[str, tuple[type[_Table], Callable[..., object]]]
 OVERLAPS: Kinds = {
-    "none": (_Nothing, NoOverlap),
-    "layer": (_Nothing, PerLayer),
-    "ddp": (_Ddp, DdpBuckets),
-    "horovod": (_Horovod, HorovodFusion),
-    "priority": (_Priority, Priority),
+    "none": strategies.NoOverlap,
+    "layer": strategies.PerLayer,
+    "ddp": strategies.DdpBuckets,
+    "horovod": strategies.HorovodFusion,
+    "priority": strategies.Priority,
 }
-COMPUTE: Kinds = {
-    "measured": (_Measured, Measured),
-    "affine": (_Affine, Affine),
-    "roofline": (_Roofline, Roofline),
-}
+COMPUTE: Kinds = {"measured": (_Measured, Measured), "affine": (_Affine, Affine), "roofline": Roofline}
 JITTER: Kinds = {
-    "none": (_Nothing, jitters.NoJitter),
-    "lognormal": (_Cv, jitters.Lognormal),
-    "gamma": (_Cv, jitters.Gamma),
-    "shifted-exponential": (_MeanExtra, jitters.ShiftedExponential),
-    "exponential": (_Nothing, jitters.Exponential),
-    "pareto": (_Tail, jitters.Pareto),
-    "uniform": (_Range, jitters.Uniform),
-    "trace": (_Values, jitters.Trace),
+    "none": jitters.NoJitter,
+    "lognormal": jitters.Lognormal,
+    "gamma": jitters.Gamma,
+    "shifted-exponential": jitters.ShiftedExponential,
+    "exponential": jitters.Exponential,
+    "pareto": jitters.Pareto,
+    "uniform": jitters.Uniform,
+    "trace": jitters.Trace,
+}
+OPTIMIZERS: Kinds = {
+    "sgd": optim.SGD,
+    "momentum": optim.Momentum,
+    "adam": optim.Adam,
+    "lars": optim.LARS,
+    "lamb": optim.LAMB,
+}
+SCHEDULES: Kinds = {
+    "constant": optim.Constant,
+    "steps": optim.Steps,
+    "cosine": optim.Cosine,
+    "polynomial": optim.Polynomial,
+    "warm-up": optim.WarmUp,
+}
+COMPRESSORS: Kinds = {
+    "bf16": compression.BF16,
+    "count-sketch": compression.CountSketch,
+    "dgc": compression.DGC,
+    "error-feedback": compression.ErrorFeedback,
+    "fp16": compression.FP16,
+    "gtop-k": compression.GTopK,
+    "ms-top-k": compression.MSTopK,
+    "natural": compression.Natural,
+    "none": compression.NoCompression,
+    "one-bit": compression.OneBit,
+    "power-sgd": compression.PowerSGD,
+    "qsgd": compression.QSGD,
+    "random-k": compression.RandomK,
+    "sign-sgd": compression.SignSGD,
+    "tern-grad": compression.TernGrad,
+    "threshold": compression.Threshold,
+    "top-k": compression.TopK,
+}
+#: field -> what a table in it may describe
+PARTS: Mapping[str, Kinds] = {
+    "overlap": OVERLAPS,
+    "staleness_scaling": {"inverse": strategies.InverseStaleness, "exponential": strategies.ExponentialPenalty},
+    "delay_compensation": {"delay-compensation": strategies.DelayCompensation},
+    "optimizer": OPTIMIZERS,
+    "rate": SCHEDULES,
+    "then": SCHEDULES,
+    "sharding": {"dirichlet": Dirichlet},
+    "growing_batch": {"growing-batch": optim.GrowingBatch},
+    "compressor": COMPRESSORS,
+    "down": COMPRESSORS,
+    "inner": COMPRESSORS,
+    "cost": {"codec-cost": compression.CodecCost},
 }
 
 
@@ -201,17 +195,18 @@ def load_experiment(source: str | Path, *, allow_code: bool = False) -> Experime
     path = Path(source)
     table = read_toml(path)
     file = validate(TypeAdapter(_File), table, str(path), _File.model_fields)
-    algorithm = file.strategy.get("algorithm")
-    if isinstance(algorithm, str) and ":" in algorithm and not allow_code:
-        raise ConfigError(
-            f"{path}: strategy.algorithm = {algorithm!r} would import code; if you trust the file, use "
-            f"load_experiment(path, allow_code=True), or give --algorithm on the command line"
-        )
+    strategy = file.strategy or {"type": "all-reduce"}
+    for name, value in strategy.items():
+        if isinstance(value, str) and ":" in value and not allow_code:
+            raise ConfigError(
+                f"{path}: strategy.{name} = {value!r} would import code; if you trust the file, use "
+                f"load_experiment(path, allow_code=True), or give --algorithm on the command line"
+            )
     try:
         return Experiment(
             cluster=_beside(path, file.cluster),
             model=_beside(path, file.model),
-            strategy=_strategy(file.strategy, f"{path}: strategy"),
+            strategy=chosen(strategy, STRATEGIES, PARTS, f"{path}: strategy"),  # type: ignore[arg-type]
             workers=file.workers,
             batch_size=file.batch_size,
             steps=file.steps,
@@ -223,11 +218,12 @@ def load_experiment(source: str | Path, *, allow_code: bool = False) -> Experime
             speed=file.speed,
             seed=file.seed,
             max_time=float("inf") if file.max_time is None else parse(file.max_time, "time"),
+            time_model=None if file.time_model is None else _beside(path, file.time_model),
+            training=_training(path, file.training),
+            compression=_compression(file.compression, f"{path}: compression"),
             compute=_chosen(file.compute, COMPUTE, f"{path}: compute"),  # type: ignore[arg-type]
-            jitter=_chosen(file.jitter or {"type": "none"}, JITTER, f"{path}: jitter"),  # type: ignore[arg-type]
-            slow_downs=tuple(
-                _slow_down(entry, f"{path}: slow_downs[{i}]") for i, entry in enumerate(file.slow_downs)
-            ),
+            jitter=_chosen(file.jitter, JITTER, f"{path}: jitter") or jitters.NoJitter(),  # type: ignore[arg-type]
+            slow_downs=tuple(_slow_downs(file.slow_downs, f"{path}: slow_downs")),
         )
     except DdlsimError as error:
         text = str(error)
@@ -235,47 +231,31 @@ def load_experiment(source: str | Path, *, allow_code: bool = False) -> Experime
 
 
 def _beside(path: Path, name: str) -> str | Path:
-    """Return the file `name` beside `path` if there is one, else the name."""
+    """Return the file or folder `name` beside `path` if there is one, else the name."""
     file = path.parent / name
-    return file if file.suffix and file.is_file() else name
+    return file if (file.suffix and file.is_file()) or ("/" in name and file.is_dir()) else name
 
 
-def _type_of(table: dict[str, object], known: Mapping[str, object], where: str) -> tuple[str, dict[str, object]]:
-    rest = dict(table)
-    kind = rest.pop("type", None)
-    if kind is None:
-        raise ConfigError(f"{where}: key 'type' is missing; add type = one of {', '.join(sorted(known))}")
-    if not isinstance(kind, str) or kind not in known:
-        raise unknown_name("type", str(kind), known, where)
-    return kind, rest
+def _chosen(table: Mapping[str, object] | None, kinds: Kinds, where: str) -> object:
+    return None if table is None else chosen(table, kinds, PARTS, where)
 
 
-def _strategy(table: dict[str, object], where: str) -> Strategy:
-    kind, rest = _type_of(table, STRATEGIES, where)
-    schema = STRATEGIES[kind]
-    return validate(TypeAdapter(schema), rest, where, schema.model_fields).build(f"{where}.overlap")
-
-
-def _overlap(value: str | dict[str, object], where: str) -> str | Overlap:
-    return value if isinstance(value, str) else _chosen(value, OVERLAPS, where)  # type: ignore[return-value]
-
-
-def _chosen(table: dict[str, object] | None, kinds: Kinds, where: str) -> object:
-    """Return the object that a table with a ``type`` describes."""
+def _training(path: Path, table: Mapping[str, object] | None) -> Training | None:
     if table is None:
         return None
-    kind, rest = _type_of(table, kinds, where)
-    schema, make = kinds[kind]
-    fields = validate(TypeAdapter(schema), rest, where, schema.model_fields)
-    try:
-        return make(**fields.model_dump())
-    except ConfigError as error:
-        raise type(error)(f"{where}: {error}") from None
+    data = table.get("data")
+    beside = {"data": str(_beside(path, data))} if isinstance(data, str) else {}
+    return build(Training, {**table, **beside}, PARTS, f"{path}: training")
 
 
-def _slow_down(table: dict[str, object], where: str) -> jitters.SlowDown:
-    fields = validate(TypeAdapter(_SlowDown), table, where, _SlowDown.model_fields)
-    try:
-        return jitters.SlowDown(fields.ranks, fields.start, fields.duration, fields.factor)
-    except ConfigError as error:
-        raise type(error)(f"{where}: {error}") from None
+def _compression(table: Mapping[str, object] | None, where: str) -> Compression | None:
+    """Return what the table describes: a compressor, or with the key "compressor" more than that."""
+    if table is not None and "compressor" in table:
+        return build(Compression, table, PARTS, where)
+    return compression_of(_chosen(table, COMPRESSORS, where))
+
+
+def _slow_downs(tables: tuple[dict[str, object], ...], where: str) -> Iterator[jitters.SlowDown]:
+    kinds: Kinds = {"slow-down": (_SlowDown, jitters.SlowDown)}
+    for i, table in enumerate(tables):
+        yield cast(jitters.SlowDown, chosen(table, kinds, {}, f"{where}[{i}]"))

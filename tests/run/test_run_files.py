@@ -1,0 +1,149 @@
+"""Experiment files: everything that can be written in Python can be written in a file, and mistakes are one line."""
+
+import dataclasses
+import inspect
+
+import pytest
+
+import ddlsim
+from ddlsim import compression, optim, strategies
+from ddlsim.errors import ConfigError
+from ddlsim.run import files
+from ddlsim.workload import jitter
+
+TRAINING = """
+cluster = "office-1gbe"
+model = "digits-cnn"
+time_model = "lenet5"
+batch_size = 8
+max_time = "5 s"
+
+[strategy]
+type = "async-parameter-server"
+staleness_scaling = { type = "exponential", rho = 0.2 }
+delay_compensation = { variance_control = 0.04 }
+
+[training]
+data = "digits"
+held_out = 0.25
+optimizer = { type = "momentum", beta = 0.8, nesterov = true }
+rate = { type = "warm-up", n_epochs = 2, then = { type = "steps", base = 0.1, milestones = [3, 4.5] } }
+sharding = { type = "dirichlet", alpha = 0.5 }
+growing_batch = { base = 8, milestones = [1.0, 2.0] }
+evaluate_every = "10 ms"
+epochs = 5
+target_accuracy = 0.95
+"""
+
+
+def load(tmp_path, text, **more):
+    path = tmp_path / "e.toml"
+    path.write_text(text)
+    return ddlsim.load_experiment(path, **more)
+
+
+def test_a_training_run_as_a_file(tmp_path):
+    assert load(tmp_path, TRAINING) == ddlsim.Experiment(
+        "office-1gbe", "digits-cnn", time_model="lenet5", batch_size=8, max_time=5.0,
+        strategy=ddlsim.AsyncParameterServer(
+            staleness_scaling=strategies.ExponentialPenalty(0.2),
+            delay_compensation=strategies.DelayCompensation(0.04),
+        ),
+        training=ddlsim.Training(
+            "digits", 0.25, ddlsim.Momentum(0.8, nesterov=True),
+            ddlsim.WarmUp(ddlsim.Steps(0.1, (3.0, 4.5)), 2.0), ddlsim.Dirichlet(0.5),
+            growing_batch=ddlsim.GrowingBatch(8, (1.0, 2.0)), evaluate_every="10 ms", epochs=5.0, target_accuracy=0.95,
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "field", "value"), [
+    ("rate = 0.5", "rate", 0.5), ("rate = 1", "rate", 1.0), ("held_out = 300", "held_out", 300),
+    ("evaluate_every = 7", "evaluate_every", 7), ('loss = "mean_squared_error"', "loss", "mean_squared_error"),
+    ('sharding = "by_class"', "sharding", "by_class"), ('optimizer = { type = "lars", trust = 0.01 }', "optimizer",
+    optim.LARS(trust=0.01)), ("charge_evaluation = true", "charge_evaluation", True),
+], ids=lambda v: v if isinstance(v, str) else "")  # fmt: skip
+def test_fields_of_training(given, field, value, tmp_path):
+    training = load(tmp_path, f'cluster = "office-1gbe"\n[training]\nupdates = 5\n{given}\n').training
+    assert training is not None
+    assert getattr(training, field) == value
+    assert dataclasses.replace(training, **{field: getattr(ddlsim.Training(), field)}) == ddlsim.Training(updates=5)
+
+
+@pytest.mark.parametrize(("table", "given"), [
+    ('type = "top-k"\ndensity = 0.01', ddlsim.TopK(0.01)),
+    ('compressor = { type = "error-feedback", inner = { type = "one-bit" } }\ndown = { type = "fp16" }\n'
+     "cost = { encode = 1e-10 }",
+     ddlsim.Compression(ddlsim.ErrorFeedback(ddlsim.OneBit()), ddlsim.FP16(), ddlsim.CodecCost(encode=1e-10))),
+], ids=["compressor", "compression"])  # fmt: skip
+def test_compression(table, given, tmp_path):
+    top = 'cluster = "office-1gbe"\nmodel = "lenet5"\nstrategy = { type = "parameter-server" }'
+    wanted = ddlsim.Experiment("office-1gbe", "lenet5", ddlsim.ParameterServer(), compression=given)
+    assert load(tmp_path, f"{top}\n[compression]\n{table}") == wanted
+
+
+def test_data_beside_the_file_are_found(tmp_path):
+    (tmp_path / "mine.npz").touch()
+    for name, found in (("mine.npz", str(tmp_path / "mine.npz")), ("digits", "digits"), ("no.npz", "no.npz")):
+        training = load(tmp_path, f'cluster = "office-1gbe"\n[training]\nupdates = 5\ndata = "{name}"\n').training
+        assert training is not None
+        assert training.data == found
+
+
+@pytest.mark.parametrize(("old", "new", "words"), [
+    ("held_out", "heldout", ["e.toml: training: unknown key 'heldout'", "did you mean 'held_out'?"]),
+    ('"momentum"', '"momentun"', ["training.optimizer: unknown type 'momentun'", "did you mean 'momentum'?"]),
+    ("beta", "betta", ["training.optimizer: unknown key 'betta'", "did you mean 'beta'?"]),
+    ("beta = 0.8", "beta = 1.8", ["training.optimizer: Momentum: beta = 1.8"]),
+    ("nesterov = true", 'nesterov = "yes"', ["training.optimizer: nesterov = \"yes\"", "boolean"]),
+    ("base = 0.1, ", "", ["training.rate.then: key 'base' is missing"]),
+    ('type = "warm-up", ', "", ["training.rate: key 'type' is missing", "cosine"]),
+    ("alpha", "alhpa", ["training.sharding: unknown key 'alhpa'", "did you mean 'alpha'?"]),
+    ("[1.0, 2.0]", "[2.0, 1.0]", ["training.growing_batch: GrowingBatch: milestones"]),
+    ('"10 ms"', '"10 MB"', ["training: ", "10 MB"]),
+    ('"10 ms"', "true", ["training: evaluate_every = true"]),
+    ("target_accuracy = 0.95", "target_accuracy = 95", ["training: Training: target_accuracy = 95", "at most 1"]),
+    ("rho = 0.2", 'rho = "0.2"', ["strategy.staleness_scaling: rho = \"0.2\": must be a valid number"]),
+    ("time_model", "timemodel", ["unknown key 'timemodel'", "did you mean 'time_model'?"]),
+    ('type = "async-parameter-server"', 'type = "async-parameter-server"\napply_time = 5', ["apply_time = 5", "text"]),
+])  # fmt: skip
+def test_mistakes_are_named_in_one_line(old, new, words, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path, TRAINING.replace(old, new, 1))
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith(str(tmp_path / "e.toml"))
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_files_know_every_strategy_optimizer_schedule_and_jitter():
+    def made_by(module, methods):
+        classes = [getattr(module, name) for name in module.__all__]
+        return {c for c in classes if dataclasses.is_dataclass(c) and all(hasattr(c, m) for m in methods)}
+
+    assert set(files.STRATEGIES.values()) == made_by(strategies, ("start", "updates"))
+    assert set(files.OVERLAPS.values()) == made_by(strategies, ("buckets", "work"))
+    assert set(files.OPTIMIZERS.values()) == made_by(optim, ("init", "update"))
+    assert set(files.SCHEDULES.values()) == made_by(optim, ("rate",))
+    assert set(files.COMPRESSORS.values()) == made_by(compression, ("traits", "encode"))
+    assert set(files.JITTER.values()) == made_by(jitter, ("sample", "mean"))
+
+
+@pytest.mark.parametrize("name", sorted(files.STRATEGIES))
+def test_every_strategy_can_be_written_with_every_simple_field(name, tmp_path):
+    kind = files.STRATEGIES[name]
+    required = [p for p in inspect.signature(kind).parameters.values() if p.default is p.empty]
+    values = {p.name: 0.5 if p.name == "alpha" else 2 for p in required}
+    lines = [f"{name} = {value}" for name, value in values.items()]
+    for field in dataclasses.fields(kind):
+        if isinstance(field.default, bool | int | float) and "str" not in str(field.type):
+            lines.append(f"{field.name} = {str(field.default).lower()}")
+        elif isinstance(field.default, str):
+            lines.append(f"{field.name} = '{field.default}'")
+    text = "\n".join(['cluster = "office-1gbe"', "[strategy]", f'type = "{name}"', *lines])
+    assert load(tmp_path, text).strategy == kind(**values)
+
+
+def test_a_file_cannot_name_code(tmp_path):
+    text = 'cluster = "office-1gbe"\n[strategy]\ntype = "sharded-update"\nall_gather = "os:abort"\n'
+    with pytest.raises(ConfigError, match=r"strategy.all_gather = 'os:abort' would import code"):
+        load(tmp_path, text)
