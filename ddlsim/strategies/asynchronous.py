@@ -11,6 +11,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.learning.learner import State
 from ddlsim.strategies.checks import whole
+from ddlsim.strategies.compressed_pushes import Message, Pushes, pushes_of
 from ddlsim.strategies.servers import apply_seconds, check_layers, check_servers, server_nodes
 from ddlsim.strategies.setting import Setting
 from ddlsim.strategies.staleness import DelayCompensation, Scaling, scaled, scaling_named
@@ -25,7 +26,6 @@ class _Server:
 
     node: int
     lock: simpy.Resource
-    part: slice
     params: Value[Array]
     state: State
     learner: Learner
@@ -34,12 +34,11 @@ class _Server:
     version: int = 0
     mean_square: Value[Array] | None = None
 
-    def apply(self, gradient: Value[Array], backup: Value[Array], staleness: int, n_samples: float) -> None:
-        """w <- w - eta f(tau) g, for this shard's part of the gradient, after `n_samples` samples learned from.
+    def apply(self, step: Value[Array], backup: Value[Array], staleness: int, n_samples: float) -> None:
+        """w <- w - eta f(tau) g, g being this shard's part of a gradient, after `n_samples` samples learned from.
 
         `backup` is the part of the parameters that the gradient was computed at.
         """
-        step = gradient[self.part]
         if self.compensation is not None:
             step, self.mean_square = self.compensation.compensated(step, self.params, backup, self.mean_square)
         step = scaled(step, self.scaling, staleness)
@@ -60,17 +59,19 @@ class _Pulled:
 class _Push:
     """A gradient of `n_samples` on its way to the servers; it is an update when every shard has applied its part.
 
-    ``pulled`` is what it was computed with, then what comes back; ``queued`` the time spent in each server's
-    queue, in s.
+    ``parts`` are what each server gets of it, ``answers`` what comes back; ``pulled`` is what it was computed with,
+    then what the worker holds; ``queued`` the time spent in each server's queue, in s.
     """
 
-    gradient: Value[Array]
+    parts: list[Message]
     n_samples: int
     pulled: list[_Pulled]
     shards_left: int = field(init=False)
     queued: list[float] = field(init=False)
+    answers: list[Message] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.answers = list(self.parts)
         self.shards_left = len(self.pulled)
         self.queued = [0.0] * len(self.pulled)
 
@@ -96,6 +97,7 @@ class AsyncParameterServer:
     accumulate: int = 1
     staleness_scaling: str | Scaling | None = None
     delay_compensation: DelayCompensation | None = None
+    takes_compression = True
 
     def __post_init__(self) -> None:
         check_servers("AsyncParameterServer", self.servers, self.placement)
@@ -137,20 +139,21 @@ class AsyncParameterServer:
         learner = setting.learner
         check_layers("AsyncParameterServer", learner, self.servers)
         nodes = server_nodes(setting.cluster, setting.nodes, self.servers, self.placement)
-        parts = [(part, learner.initial[part]) for part in learner.parts(self.servers)]
+        parts = [learner.initial[part] for part in learner.parts(self.servers)]
         scaling = scaling_named(self.staleness_scaling, "AsyncParameterServer")
         servers = [
             _Server(
-                node, simpy.Resource(env), part, params, learner.optimizer_state(params), learner, scaling,
+                node, simpy.Resource(env), params, learner.optimizer_state(params), learner, scaling,
                 self.delay_compensation,
             )
-            for node, (part, params) in zip(nodes, parts, strict=True)
+            for node, params in zip(nodes, parts, strict=True)
         ]  # fmt: skip
         setting.model = lambda: learner.concatenate([server.params for server in servers])
+        pushes = pushes_of(setting, self.servers)
         for worker in setting.workers:
-            env.process(self.work(worker, servers))
+            env.process(self.work(worker, servers, pushes))
 
-    def work(self, worker: Worker, servers: list[_Server]) -> Process:
+    def work(self, worker: Worker, servers: list[_Server], pushes: Pushes) -> Process:
         """Compute a gradient (or several), push it, pull the parameters, for ever."""
         loop = worker.loop
         pulled = [_Pulled(server.params, server.version) for server in servers]
@@ -163,32 +166,34 @@ class AsyncParameterServer:
                 worker.end_step()
                 latest = yield from worker.gradient()
                 gradient, n_samples = gradient + latest, n_samples + worker.samples_per_step
+            push = _Push([pushes.up(worker, i, gradient) for i in range(len(servers))], n_samples, pulled)
+            yield from worker.compute(pushes.encode_seconds(worker, push.parts), "encode")
             start = loop.now
-            push = _Push(gradient, n_samples, pulled)
-            shards = [loop.env.process(self._push_pull(worker, s, i, push)) for i, s in enumerate(servers)]
+            shards = [loop.env.process(self._push_pull(worker, s, i, push, pushes)) for i, s in enumerate(servers)]
             yield from worker.block(loop.env.all_of(shards), "its parameter servers")
-            worker.params = worker.learner.concatenate([each.params for each in pulled])
             worker.book(start, start + max(push.queued), "push and pull")
+            yield from worker.compute(pushes.decode_seconds(worker, push.answers), "decode")
+            worker.params = worker.learner.concatenate([each.params for each in pulled])
             worker.end_step()
 
-    def _push_pull(self, worker: Worker, server: _Server, shard: int, push: _Push) -> Process:
+    def _push_pull(self, worker: Worker, server: _Server, shard: int, push: _Push, pushes: Pushes) -> Process:
         """Push one shard and pull it back."""
-        loop, pulled = worker.loop, push.pulled[shard]
-        nbytes = worker.workload.gradient_nbytes / self.servers
-        yield loop.send(worker.node, server.node, nbytes)
+        loop, pulled, part = worker.loop, push.pulled[shard], push.parts[shard]
+        yield loop.send(worker.node, server.node, part.nbytes)
         arrived = loop.now
         with server.lock.request() as turn:
             yield turn
             begin = loop.now
             push.queued[shard] = begin - arrived
-            if (seconds := apply_seconds(self)) > 0.0:
+            if (seconds := apply_seconds(self) + pushes.server_seconds(shard)) > 0.0:
                 yield loop.env.timeout(seconds)
             staleness = server.version - pulled.version
             worker.recorder.staleness.append(staleness)
-            server.apply(push.gradient, pulled.params, staleness, worker.stop.n_samples)
-            pulled.params, pulled.version = server.params, server.version
+            server.apply(part.value, pulled.params, staleness, worker.stop.n_samples)
+            answer = push.answers[shard] = pushes.down(worker, shard, server.params, pulled.params)
+            pulled.params, pulled.version = answer.value, server.version
             push.shards_left -= 1
             if push.shards_left == 0:
                 worker.stop.updated(push.n_samples)
         worker.recorder.background(f"server {shard}", f"update from {worker.name}", begin, loop.now)
-        yield loop.send(server.node, worker.node, nbytes)
+        yield loop.send(server.node, worker.node, answer.nbytes)

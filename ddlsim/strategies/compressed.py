@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,24 +20,28 @@ from ddlsim.compression.cost import decode_traffic, encode_traffic
 from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError
 from ddlsim.learning import ABSENT, Array, Learner, Value
-from ddlsim.learning.learner import DivergedError
-from ddlsim.strategies.compressed_values import Averaging, Encoded, Outcome
+from ddlsim.strategies.compressed_values import Averaging, Encoded, Outcome, diverging
 from ddlsim.strategies.setting import Setting
 from ddlsim.strategies.worker import Worker
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.jitter import stream
 from ddlsim.workload.tensors import tensor_shapes
 
-__all__ = ["Codec", "Piece", "backwards", "chosen", "known_nbytes", "one_model", "rounded"]
+__all__ = [
+    "GRADIENT_NBYTES", "Codec", "Piece", "Seconds", "backwards", "chosen", "cut", "known_nbytes", "one_model",
+    "rounded",
+]  # fmt: skip
 
 GRADIENT_NBYTES = 4.0  # a float32
 
 
-def chosen(setting: Setting) -> Compression:
+def chosen(setting: Setting, *, servers: bool) -> Compression:
     """Return the compression of a run that compresses, after checks that do not depend on the strategy."""
     choice = setting.compression
     assert choice is not None
-    setting.notes.append(f"compression: {choice.label}; {_time(choice)}")
+    estimate = "their memory traffic" + (" on the workers; the servers' work is free" if servers else "")
+    time = "as given" if choice.cost is not None else f"that of {estimate}"
+    setting.notes.append(f"compression: {choice.label}; the time to encode and decode is {time}")
     for compressor in (choice.compressor, *([choice.down] if choice.down is not None else [])):
         if setting.learner.task is None and compressor.expected_nbytes(1) is None:
             raise ConfigError(
@@ -44,12 +49,6 @@ def chosen(setting: Setting) -> Compression:
                 "none; give it training=ddlsim.Training(...), or a compressor of known size such as TopK"
             )
     return choice
-
-
-def _time(choice: Compression) -> str:
-    if choice.cost is not None:
-        return "encoding and decoding take the time given"
-    return "encoding and decoding take the time of their memory traffic on the workers, none on servers"
 
 
 def one_model(setting: Setting) -> bool:
@@ -73,6 +72,13 @@ def backwards(buckets: Sequence[Bucket]) -> list[slice]:
     return parts
 
 
+def cut(part: slice, n_parts: int) -> list[slice]:
+    """Return contiguous parts of a part, sizes differing by one at most: one for each of several servers."""
+    n = part.stop - part.start
+    bounds = [part.start + i * n // n_parts for i in range(n_parts + 1)]
+    return [slice(a, b) for a, b in pairwise(bounds)]
+
+
 def known_nbytes(compressor: AnyCompressor, n: int, step: int) -> tuple[float, ...] | None:
     """Return the bytes of each round's message at encode number `step`, or None if they depend on values."""
     sizes = compressor.expected_nbytes(n, step)
@@ -86,6 +92,33 @@ class Piece:
     n: int
     compressor: AnyCompressor
     down: AnyCompressor | None
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """What encoding and decoding take: as given, or their memory traffic over the device's memory bandwidth."""
+
+    choice: Compression
+
+    def encode(self, worker: Worker, n: int, nbytes: float) -> float:
+        """Return what a worker needs to encode n elements to `nbytes`, all rounds."""
+        if self.choice.cost is not None:
+            return self.choice.cost.encode_seconds(n)
+        traffic = encode_traffic(self.choice.compressor.traits, n, nbytes)
+        return traffic / worker.workload.memory_bandwidth
+
+    def decode(self, worker: Worker, compressor: AnyCompressor, n: int, nbytes: float, n_payloads: int = 1) -> float:
+        """Return what a worker needs to decode payloads of `nbytes` in all to a mean of n elements."""
+        if self.choice.cost is not None:
+            return self.choice.cost.decode_seconds(n, n_payloads)
+        return decode_traffic(compressor.traits, n, nbytes, n_payloads) / worker.workload.memory_bandwidth
+
+    def server(self, n: int, n_payloads: int) -> float:
+        """Return what a server needs to decode payloads of n elements each, and to encode the answer."""
+        cost = self.choice.cost
+        if cost is None:  # nobody knows its memory
+            return 0.0
+        return cost.decode_seconds(n, n_payloads) + (cost.encode_seconds(n) if self.choice.down is not None else 0.0)
 
 
 @dataclass
@@ -118,6 +151,7 @@ class Codec:
         gradient: Callable[[int, int], Value[Array]],
     ) -> None:  # fmt: skip
         self.choice = choice
+        self.seconds = Seconds(choice)
         self.learner: Learner = setting.learner
         self.seed = setting.seed
         self.n_workers = len(setting.workers)
@@ -181,24 +215,7 @@ class Codec:
     def _share(self, piece: int) -> float:
         """Return how large a piece is, in units of what its values are computed for."""
         part = self._units[piece if self.one_model else 0].part
-        return float(self.pieces[piece].n / (part.stop - part.start))
-
-    # ------------------------------------------------------------ seconds
-
-    def encode_seconds(self, worker: Worker, piece: int, nbytes: float, n: int) -> float:
-        """Return the seconds that a worker needs to encode n elements of a piece to `nbytes`, all rounds."""
-        if self.choice.cost is not None:
-            return self.choice.cost.encode_seconds(n)
-        traffic = encode_traffic(self.choice.compressor.traits, n, nbytes)
-        return traffic / worker.workload.memory_bandwidth
-
-    def decode_seconds(
-        self, worker: Worker, compressor: AnyCompressor, n: int, nbytes: float, n_payloads: int = 1
-    ) -> float:
-        """Return the seconds that a worker needs to decode payloads of `nbytes` in all to a mean of n elements."""
-        if self.choice.cost is not None:
-            return self.choice.cost.decode_seconds(n, n_payloads)
-        return decode_traffic(compressor.traits, n, nbytes, n_payloads) / worker.workload.memory_bandwidth
+        return float(self.pieces[piece].n / max(part.stop - part.start, 1))
 
     # ------------------------------------------------------------ values
 
@@ -225,11 +242,8 @@ class Codec:
 
             def encode(gradient: Array, before: Outcome) -> Encoded:
                 part = np.asarray(gradient[this.part], np.float32)
-                try:
+                with diverging(f"worker {rank} cannot compress its gradient of step {step}"):
                     return this.averaging.encode(part, before.states[rank], self._stream(rank, step, unit))
-                except ConfigError as error:
-                    text = f"diverged: worker {rank} cannot compress its gradient of step {step}: {error}"
-                    raise DivergedError(text) from None
 
             made[unit, rank] = self.learner.plane.apply(encode, self.gradient(step, rank), this.before)
         return made[unit, rank]
@@ -241,10 +255,8 @@ class Codec:
 
             def finish(before: Outcome, *encoded: Encoded) -> Outcome:
                 rngs = [self._stream(rank, step, unit) for rank in range(self.n_workers + 1)]
-                try:
+                with diverging(f"the mean of step {step} cannot be compressed"):
                     return this.averaging.finish(encoded, before, rngs)
-                except ConfigError as error:
-                    raise DivergedError(f"diverged: the mean of step {step} cannot be compressed: {error}") from None
 
             messages = [self._encoded(step, unit, rank) for rank in range(self.n_workers)]
             made[unit] = self.learner.plane.apply(finish, this.before, *messages)

@@ -80,7 +80,7 @@ class CompressedAllReduce:
         self, setting: Setting, algorithm: str | Collective, schedule: Callable[[float], Schedule], order: Ints,
         group: Group, buckets: Sequence[Bucket],
     ) -> None:  # fmt: skip
-        choice = chosen(setting)
+        choice = chosen(setting, servers=False)
         if choice.down is not None:
             raise ConfigError(
                 f"compression: down = {title(choice.down)} has no effect with AllReduce, whose workers all end with "
@@ -145,8 +145,8 @@ class CompressedAllReduce:
     # ------------------------------------------------------------ as a carrier
 
     def encode_seconds(self, worker: Worker, step: int, index: int) -> float:
-        n = self._n(index, worker.rank)
-        return self.codec.encode_seconds(worker, index, sum(self._nbytes(step, index, worker.rank)), n)
+        nbytes = sum(self._nbytes(step, index, worker.rank))
+        return self.codec.seconds.encode(worker, self._n(index, worker.rank), nbytes)
 
     def decode_seconds(self, worker: Worker, step: int, index: int) -> float:
         compressor, n = self.codec.pieces[index].compressor, self._n(index, worker.rank)
@@ -156,7 +156,7 @@ class CompressedAllReduce:
             nbytes *= n_payloads
         if not self._known(index):
             nbytes = sum(sum(self._nbytes(step, index, rank)) for rank in range(n_payloads))
-        return self.codec.decode_seconds(worker, compressor, n, nbytes, n_payloads)
+        return self.codec.seconds.decode(worker, compressor, n, nbytes, n_payloads)
 
     def carry(self, worker: Worker, step: int, index: int, nbytes: float) -> simpy.Event:
         travel = self._travel if self._known(index) else self._pass_on

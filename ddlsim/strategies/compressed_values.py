@@ -6,7 +6,8 @@ done once for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -16,11 +17,22 @@ from ddlsim.compression.contract import AnyCompressor, Payload, Vector
 from ddlsim.compression.exchange import exchange, finish
 from ddlsim.compression.hierarchy import hierarchical_exchange, shard_sizes
 from ddlsim.compression.payloads import mean
+from ddlsim.errors import ConfigError
+from ddlsim.learning.learner import DivergedError
 
-__all__ = ["Averaging", "Encoded", "Flat", "Machines", "Outcome", "Served"]
+__all__ = ["Averaging", "Encoded", "Flat", "Machines", "Outcome", "Served", "diverging"]
 
 #: a worker's (first) message, and its next state; or between machines, what it has before they meet
 Encoded: TypeAlias = tuple[Payload | Vector, object]
+
+
+@contextmanager
+def diverging(what: str) -> Iterator[None]:
+    """A vector that cannot be compressed (not finite, beyond half precision) means that the run has diverged."""
+    try:
+        yield
+    except ConfigError as error:
+        raise DivergedError(f"diverged: {what}: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from ddlsim.collectives import Schedule
+from ddlsim.errors import ConfigError
 from ddlsim.strategies.all_reduce import start_group
+from ddlsim.strategies.compressed_servers import CompressedServers
 from ddlsim.strategies.overlap import Overlap, overlap_named
 from ddlsim.strategies.servers import check_servers, push_pull, server_nodes
 from ddlsim.strategies.setting import Setting
@@ -27,6 +30,7 @@ class ParameterServer:
     placement: str = "own"
     overlap: str | Overlap = "layer"
     local_reduction: bool = False
+    takes_compression = True
 
     def __post_init__(self) -> None:
         check_servers("ParameterServer", self.servers, self.placement)
@@ -50,4 +54,12 @@ class ParameterServer:
         def schedule(nbytes: float) -> Schedule:
             return exchange
 
-        start_group(setting, overlap_named(self.overlap), schedule, nodes)
+        carrier = None
+        if setting.compression is not None:
+            if self.local_reduction:
+                raise ConfigError(
+                    "ParameterServer: local_reduction adds up gradients inside machines, which compressed ones do not "
+                    "allow; leave it out"
+                )
+            carrier = functools.partial(CompressedServers, setting, nodes)
+        start_group(setting, overlap_named(self.overlap), schedule, nodes, carrier)

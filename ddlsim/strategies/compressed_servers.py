@@ -1,0 +1,105 @@
+"""How compressed gradients travel through synchronous parameter servers.
+
+Every worker pushes its payload of each server's part of a bucket; the server decodes them all, averages, encodes the
+mean with a compressor (and memory) of its own, and answers every worker with that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import simpy
+
+from ddlsim.compression.contract import AnyCompressor
+from ddlsim.learning import Array, Value
+from ddlsim.strategies.compressed import Codec, backwards, chosen, cut
+from ddlsim.strategies.compressed_values import Averaging, Served
+from ddlsim.strategies.group import Group
+from ddlsim.strategies.setting import Setting
+from ddlsim.strategies.worker import Process, Worker
+from ddlsim.workload.buckets import Bucket
+
+__all__ = ["CompressedServers"]
+
+
+@dataclass
+class _Mean:
+    """The mean of a piece that a server waits for: `ready` when it has all payloads and has done its work."""
+
+    ready: simpy.Event
+    n_arrived: int = 0
+
+
+class CompressedServers:
+    """The :class:`~ddlsim.strategies.group.Carrier` of synchronous parameter servers at `nodes`."""
+
+    what = "push and pull"
+
+    def __init__(self, setting: Setting, nodes: Sequence[int], group: Group, buckets: Sequence[Bucket]) -> None:
+        choice = chosen(setting, servers=True)
+        self.loop = setting.loop
+        self.group = group
+        self.nodes = nodes
+        self.decodes = choice.down is not None
+        parts = [part for bucket in backwards(buckets) for part in cut(bucket, len(nodes))]
+        self.codec = Codec(setting, choice, parts, _served, group.gradient)
+        self._locks = [simpy.Resource(setting.loop.env) for _ in nodes]
+        self._means: dict[tuple[int, int], _Mean] = {}
+
+    # ------------------------------------------------------------ as a carrier
+
+    def encode_seconds(self, worker: Worker, step: int, index: int) -> float:
+        seconds = 0.0
+        for piece in self._pieces(index):
+            nbytes = sum(self.codec.nbytes(step, piece, worker.rank))
+            seconds += self.codec.seconds.encode(worker, self.codec.pieces[piece].n, nbytes)
+        return seconds
+
+    def decode_seconds(self, worker: Worker, step: int, index: int) -> float:
+        seconds = 0.0
+        for piece in self._pieces(index):
+            down, n = self.codec.pieces[piece].down, self.codec.pieces[piece].n
+            if down is not None:
+                nbytes = self.codec.answer_nbytes(step, piece)
+                seconds += self.codec.seconds.decode(worker, down, n, nbytes)
+        return seconds
+
+    def carry(self, worker: Worker, step: int, index: int, nbytes: float) -> simpy.Event:
+        env = self.loop.env
+        pieces = self._pieces(index)
+        return env.all_of([env.process(self._push_pull(worker, step, p, s)) for s, p in enumerate(pieces)])
+
+    def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
+        return self.codec.mean(step)
+
+    def _pieces(self, index: int) -> range:
+        """Return the pieces of a bucket, one per server."""
+        return range(index * len(self.nodes), (index + 1) * len(self.nodes))
+
+    # ------------------------------------------------------------ ways
+
+    def _push_pull(self, worker: Worker, step: int, piece: int, server: int) -> Process:
+        yield self.loop.send(worker.node, self.nodes[server], sum(self.codec.nbytes(step, piece, worker.rank)))
+        mean = self._means.setdefault((step, piece), _Mean(self.loop.env.event()))
+        mean.n_arrived += 1
+        if mean.n_arrived == self.group.n_workers:
+            del self._means[step, piece]
+            self.loop.env.process(self._average(mean, piece, server))
+        yield mean.ready
+        yield self.loop.send(self.nodes[server], worker.node, self.codec.answer_nbytes(step, piece))
+
+    def _average(self, mean: _Mean, piece: int, server: int) -> Process:
+        """Decode, average and encode the answer, one piece after the other."""
+        seconds = self.codec.seconds.server(self.codec.pieces[piece].n, self.group.n_workers)
+        if seconds > 0.0:
+            with self._locks[server].request() as turn:
+                yield turn
+                start = self.loop.now
+                yield self.loop.env.timeout(seconds)
+            self.group.recorder.background(f"server {server}", f"mean of piece {piece}", start, self.loop.now)
+        mean.ready.succeed()
+
+
+def _served(compressor: AnyCompressor, down: AnyCompressor | None) -> Averaging:
+    return Served(compressor, down)
