@@ -31,10 +31,10 @@ def collect_all(n_active, threshold, shift, channels, filling, fill, rates, next
         freezing[n_frozen] = flow
         n_frozen += ONE if rates[flow] < threshold else ZERO
     for i in range(n_frozen):
-        flow = np.uint64(freezing[i])
-        rate = rates[flow]
-        nexts[flow] = rate
-        entry = flow << shift
+        frozen = np.uint64(freezing[i])
+        rate = rates[frozen]
+        nexts[frozen] = rate
+        entry = frozen << shift
         other = hops[entry]
         while other != LAST:
             filling[other].residual -= rate
@@ -83,14 +83,15 @@ def fill_few(n_channels, shift, channels, filling, fill, keys, pool, nexts, hops
         share = least(keys, n)
         if share == np.inf:
             return
-        i = ZERO
-        while keys[i] != share:
-            i += ONE
-        best = np.uint64(fill[i].component)
+        place = ZERO
+        while keys[place] != share:
+            place += ONE
+        best = np.uint64(fill[place].component)
         n -= ONE  # the last one takes its place
-        keys[i] = keys[n]
-        fill[i].component = fill[n].component
-        filling[fill[i].component].place = i
+        moved = np.uint64(fill[n].component)
+        keys[place] = keys[n]
+        fill[place].component = moved
+        filling[moved].place = place
         last = share if share > last * (1.0 + SAME) else last
         channels[best].level = last
         for j in range(list_unfrozen(best, shift, channels, pool, nexts, freezing)):

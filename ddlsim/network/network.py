@@ -292,7 +292,8 @@ class Network:
         if key in self._programs:
             return self._programs[key]
         shape = compile_schedule(schedule, sizes)
-        route = self._add_routes(nodes[shape.src % shape.n_ranks], nodes[shape.dst % shape.n_ranks])
+        # threads are numbered lane by lane, so "wrap" makes ranks of them
+        route = self._add_routes(nodes.take(shape.src, mode="wrap"), nodes.take(shape.dst, mode="wrap"))
         weight = self._append("weights", shape.weights)
         table = self._append("tables", shape.recv_message + self._used.get("messages", 0))
         step, steps = self._extend("steps", len(shape.step_next))

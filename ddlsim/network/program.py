@@ -14,7 +14,7 @@ import numpy as np
 
 from ddlsim.collectives import Round, Schedule
 from ddlsim.errors import ConfigError
-from ddlsim.network.state import Floats, Ints
+from ddlsim.network.state import Floats, Ints, Places
 
 compiled = nb.njit(cache=True, nogil=True, error_model="numpy")
 
@@ -42,15 +42,15 @@ class Program:
 
     n_ranks: int
     n_lanes: int
-    first_step: Ints
-    step_next: Ints
-    step_repeat: Ints
-    step_send: Ints
-    step_recv: Ints
-    recv_message: Ints
-    src: Ints
-    dst: Ints
-    receiving: Ints
+    first_step: Places
+    step_next: Places
+    step_repeat: Places
+    step_send: Places
+    step_recv: Places
+    recv_message: Places
+    src: Places
+    dst: Places
+    receiving: Places
     reduce: Ints
     weight: Ints
     stride: Ints
@@ -70,15 +70,15 @@ def find_steps(src, dst, round_of, repeat, n_threads):  # type: ignore[no-untype
     Returns (first step per thread, next step and repetitions per step, sender's and receiver's step per message,
     most sends that are on their way at once).
     """
-    first = np.full(n_threads, -1, np.int64)
-    last = np.full(n_threads, -1, np.int64)
-    last_round = np.full(n_threads, -1, np.int64)
-    next_step = np.empty(2 * src.size, np.int64)
-    repeats = np.empty(2 * src.size, np.int64)
-    sending = np.empty(src.size, np.int64)
-    receiving = np.empty(src.size, np.int64)
-    sends = np.zeros(n_threads, np.int64)
-    most = np.zeros(n_threads, np.int64)
+    first = np.full(n_threads, -1, np.int32)
+    last = np.full(n_threads, -1, np.int32)
+    last_round = np.full(n_threads, -1, np.int32)
+    next_step = np.empty(2 * src.size, np.int32)
+    repeats = np.empty(2 * src.size, np.int32)
+    sending = np.empty(src.size, np.int32)
+    receiving = np.empty(src.size, np.int32)
+    sends = np.zeros(n_threads, np.int32)
+    most = np.zeros(n_threads, np.int32)
     n = 0
     for i in range(src.size):
         r = round_of[i]
@@ -104,13 +104,13 @@ def find_steps(src, dst, round_of, repeat, n_threads):  # type: ignore[no-untype
 @compiled
 def group(keys, n_keys):  # type: ignore[no-untyped-def]
     """Counting sort: return (offsets (n_keys + 1,), the items in key order, stable)."""
-    offsets = np.zeros(n_keys + 1, np.int64)
+    offsets = np.zeros(n_keys + 1, np.int32)
     for key in keys:
         offsets[key + 1] += 1
     for i in range(n_keys):
         offsets[i + 1] += offsets[i]
     place = offsets[:-1].copy()
-    items = np.empty(keys.size, np.int64)
+    items = np.empty(keys.size, np.int32)
     for i in range(keys.size):
         items[place[keys[i]]] = i
         place[keys[i]] += 1
@@ -178,17 +178,19 @@ def compile_schedule(schedule: Schedule, sizes: Sequence[Floats] | None = None) 
         raise ConfigError(f"nbytes: {len(sizes)} tables for {len(rounds)} rounds; give one per round")
     lane_of = [i for i, lane in enumerate(lanes) for _ in lane]
     n_in_round = np.array([len(r.src) for r in rounds], dtype=np.int64)
-    round_of = np.repeat(np.arange(len(rounds), dtype=np.int64), n_in_round)
-    first_thread = np.repeat(np.array(lane_of, dtype=np.int64) * n_ranks, n_in_round)
-    src = _joined([r.src for r in rounds]) + first_thread
-    dst = _joined([r.dst for r in rounds]) + first_thread
-    repeat = np.array([r.repeat for r in rounds], dtype=np.int64)
+    round_of = np.repeat(np.arange(len(rounds), dtype=np.int32), n_in_round)
+    first_thread = np.repeat(np.array(lane_of, dtype=np.int32) * n_ranks, n_in_round)
+    src = _joined([r.src for r in rounds]).astype(np.int32) + first_thread
+    dst = _joined([r.dst for r in rounds]).astype(np.int32) + first_thread
+    repeat = np.array([r.repeat for r in rounds], dtype=np.int32)
     n_lanes = max(len(lanes), 1)
     first, following, repeats, sending, receiving, most = find_steps(
         src, dst, round_of, repeat, n_ranks * n_lanes
     )
-    step_send, order = group(sending, len(following))
-    step_recv, recv_message = group(receiving[order], len(following))
+    step_send, by_step = group(sending, len(following))
+    order = by_step.astype(np.intp)  # as `take` wants it
+    receiving = receiving.take(order)
+    step_recv, recv_message = group(receiving, len(following))
     weights, place, stride = _weights(schedule, rounds, sizes)
     reduced = np.repeat(np.array([int(r.reduce) for r in rounds], dtype=np.int64), n_in_round)
     return Program(
@@ -200,12 +202,12 @@ def compile_schedule(schedule: Schedule, sizes: Sequence[Floats] | None = None) 
         step_send=step_send,
         step_recv=step_recv,
         recv_message=recv_message,
-        src=src[order],
-        dst=dst[order],
-        receiving=receiving[order],
-        reduce=reduced[order],
-        weight=place[order],
-        stride=stride[order],
+        src=src.take(order),
+        dst=dst.take(order),
+        receiving=receiving,
+        reduce=reduced.take(order),
+        weight=place.take(order),
+        stride=stride.take(order),
         weights=weights,
         sends_bound=int(most),
     )
