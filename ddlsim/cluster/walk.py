@@ -116,13 +116,12 @@ def _choice(dags: _Bits, row: int, start: int, end: int, skip: int) -> int:
     """Return the number of the set bit among start .. end - 1 that comes after `skip` others, or -1."""
     for first in range(start, end, 64):
         word = _marked(dags, row, first, min(first + 64, end))
-        n = _ones(word)
-        if skip < n:
-            for _ in range(skip):
-                word &= word - np.uint64(1)  # clears the lowest
-            lowest = word & (~word + np.uint64(1))
-            return first + _ones(lowest - np.uint64(1))
-        skip -= n
+        rest = word
+        for _ in range(skip):
+            rest &= rest - np.uint64(1)  # clears the lowest
+        if rest != 0:
+            return first + _ones(~rest & (rest - np.uint64(1)))
+        skip -= _ones(word)
     return -1
 
 
@@ -149,9 +148,9 @@ def walk(
     Returns how many are done now, and whether the next one does not exist (otherwise `links` is full or all
     are done). A node with a single attachment enters and leaves through `up` and `down` (-1 for others) at its
     `core` node; `row_of` says which DAG leads to a core node. Among equal next links: SHORTEST takes the
-    lowest id; ECMP takes number hash(src, dst, node) modulo their count; D_MOD_K takes (port[dst] // stride)
-    modulo their count and multiplies the stride by it, so that the up ports of a fat tree are the digits of
-    `port[dst]` (Zahavi 2012, "Fat-tree routing and node ordering providing contention free traffic").
+    lowest id; ECMP takes number hash(src, dst, node) modulo their count; D_MOD_K divides `port[dst]` by their
+    count, takes the remainder, and goes on with the quotient, so that the up ports of a fat tree are the digits
+    of `port[dst]` (Zahavi 2012, "Fat-tree routing and node ordering providing contention free traffic").
     """
     room = len(links) - 2  # for one more, and for the way down
     for i in range(n_done, len(src)):
@@ -164,7 +163,7 @@ def walk(
                 links[used] = up[s]
                 used += 1
             node, target = core[s], core[d]
-            row, stride = row_of[target], 1
+            row, digits = row_of[target], np.uint64(port[d])
             while node != target:
                 begin, end = out_start[node], out_start[node + 1]
                 skip = 0
@@ -176,8 +175,9 @@ def walk(
                         key = _mix(_mix(_mix(np.uint64(s)) + np.uint64(d)) + np.uint64(node))
                         skip = int(key % np.uint64(equal))
                     elif equal > 1:
-                        skip = (port[d] // stride) % equal
-                        stride *= equal
+                        higher = digits // np.uint64(equal)
+                        skip = int(digits - higher * np.uint64(equal))
+                        digits = higher
                 k = _choice(dags, row, begin, end, skip)
                 if k < 0:
                     return i, True
