@@ -10,7 +10,7 @@ PAGES = {path.stem: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.
 BLOCKS = {page: re.findall(r"```python\n(.*?)```", text, re.DOTALL) for page, text in PAGES.items()}
 
 
-@pytest.mark.parametrize("page", ["collectives", "compute", "overlap", "parameter_servers", "variability"])
+@pytest.mark.parametrize("page", ["asynchronous", "collectives", "compute", "gossip", "local_sgd", "overlap", "parameter_servers", "variability"])
 def test_every_page_checks_its_case(page):
     assert any("assert " in block for block in BLOCKS[page])
 
