@@ -35,7 +35,7 @@ ROOMS = {
     "matplotlib": {"report"},
     "pandas": {"run", "report"},
     "typer": {"measure", "cli"},
-    "rich": {"measure", "cli"},
+    "rich": {"measure", "report", "cli"},
     "mpi4py": {"measure"},
     "torch": {"measure"},
 }

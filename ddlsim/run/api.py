@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -132,8 +134,15 @@ def _run(
     every = parse(checkpoint_every, "time") if isinstance(checkpoint_every, str) else float(checkpoint_every)
     if not every > 0.0:
         raise ConfigError(f"checkpoint_every = {checkpoint_every!r}: must be above 0 s")
-    shown = progress if callable(progress) else None
-    return run(experiment, progress=shown, saved=saved, checkpoint=checkpoint, checkpoint_every=every)
+    go_on = functools.partial(run, experiment, saved=saved, checkpoint=checkpoint, checkpoint_every=every)
+    if callable(progress):
+        return go_on(progress=progress)
+    if experiment.training is None or not (sys.stderr.isatty() if progress is None else progress):
+        return go_on()
+    from ddlsim.report.progress import bar
+
+    with bar(experiment.training, experiment.max_time) as report:
+        return go_on(progress=report)
 
 
 def scaling(experiment: Experiment, workers: Iterable[int]) -> list[Result]:
