@@ -66,10 +66,13 @@ if TYPE_CHECKING:
         linear_scaling,
         square_root_scaling,
     )
+    from ddlsim.report.compare import compare
+    from ddlsim.report.learning import plot_learning
     from ddlsim.run.api import load_experiment, resume, scaling, simulate
     from ddlsim.run.collective import collective_time
     from ddlsim.run.experiment import Experiment
     from ddlsim.run.result import Result
+    from ddlsim.run.seeds import Seeds, simulate_seeds
     from ddlsim.strategies import (
         ADPSGD,
         BMUF,
@@ -135,7 +138,10 @@ _HOMES = {
     "run.api": ("load_experiment", "resume", "scaling", "simulate"),
     "run.collective": ("collective_time",),
     "run.experiment": ("Experiment",),
+    "report.compare": ("compare",),
+    "report.learning": ("plot_learning",),
     "run.result": ("Result",),
+    "run.seeds": ("Seeds", "simulate_seeds"),
     "strategies": (
         "ADPSGD", "AdaComm", "AllReduce", "AsyncParameterServer", "BMUF", "BackupWorkers", "CoCoDSGD",
         "DPSGD", "DaSGD", "DdpBuckets", "DelayCompensation", "ElasticAveraging", "ExponentialPenalty",
@@ -223,6 +229,7 @@ __all__ = [
     "Roofline",
     "Round",
     "Schedule",
+    "Seeds",
     "ShardedUpdate",
     "ShiftedExponential",
     "SignSGD",
@@ -243,6 +250,7 @@ __all__ = [
     "build_network",
     "cluster_names",
     "collective_time",
+    "compare",
     "device_names",
     "linear_scaling",
     "load_cluster",
@@ -252,10 +260,12 @@ __all__ = [
     "load_experiment",
     "load_model",
     "model_names",
+    "plot_learning",
     "resume",
     "scaling",
     "shapes",
     "simulate",
+    "simulate_seeds",
     "square_root_scaling",
 ]
 

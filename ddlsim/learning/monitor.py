@@ -13,7 +13,7 @@ from ddlsim.learning.learner import Learner
 from ddlsim.learning.training import Training
 from ddlsim.learning.values import Array, Value
 
-__all__ = ["Monitor", "Progress", "Row"]
+__all__ = ["Monitor", "Progress", "Row", "first_reaching"]
 
 
 class Row(NamedTuple):
@@ -170,6 +170,14 @@ class Monitor:
 
     def _consensus(self) -> float:
         return math.nan if self.replicas is None else self.learner.spread(self.replicas())
+
+
+def first_reaching(history: Sequence[Row], target: float, moving_average: int = 1) -> Row | None:
+    """Return the evaluation at which the mean of the last `moving_average` accuracies first reached `target`."""
+    for i in range(moving_average - 1, len(history)):
+        if _mean([row.accuracy for row in history[i + 1 - moving_average : i + 1]]) >= target:
+            return history[i]
+    return None
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -15,7 +15,7 @@ import ddlsim
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Array
-from ddlsim.learning.monitor import Monitor, Row
+from ddlsim.learning.monitor import Monitor, Row, first_reaching
 from ddlsim.network import BusyIntervals
 from ddlsim.run.experiment import Experiment
 from ddlsim.strategies.recorder import COMMUNICATION, COMPUTE, WAITING, Recorder
@@ -161,6 +161,11 @@ class Result:
         return pd.DataFrame(self._monitor.history, columns=list(Row._fields))
 
     @property
+    def evaluations(self) -> list[Row]:
+        """The rows of the history. Raises ConfigError without training."""
+        return self._monitor.history
+
+    @property
     def accuracy(self) -> float:
         """Held-out accuracy at the end, the mean of the last `moving_average` evaluations."""
         training = self.experiment.training
@@ -170,12 +175,8 @@ class Result:
     def time_to_accuracy(self, target: float) -> float:
         """Return the simulated s until the held-out accuracy (by its moving average) reached `target`, or inf."""
         training = self.experiment.training
-        n = training.moving_average if training is not None else 1
-        rows = self._monitor.history
-        for i in range(n - 1, len(rows)):
-            if np.mean([row.accuracy for row in rows[i + 1 - n : i + 1]]) >= target:
-                return rows[i].time
-        return float("inf")
+        row = first_reaching(self._monitor.history, target, training.moving_average if training is not None else 1)
+        return float("inf") if row is None else row.time
 
     @cached_property
     def params(self) -> Array:
@@ -183,6 +184,11 @@ class Result:
         if self._monitor.learner.plane.replaying:
             raise DdlsimError("the run was interrupted before it had got as far as the saved one; continue that again")
         return self._monitor.model().read()
+
+    @property
+    def can_be_saved(self) -> bool:
+        """Whether :meth:`save` can write it: a training run that has not diverged and was not stopped at once."""
+        return self.monitor is not None and self.monitor.checkpoint is not None
 
     def save(self, path: str | Path) -> None:
         """Write the run as it is now to a file that ``ddlsim.resume(path, experiment)`` continues, bit for bit.
@@ -279,8 +285,13 @@ class Result:
             "interrupted": self.interrupted,
             "nbytes_sent": self.nbytes_sent,
             "stop_reason": self.stop_reason,
-            "history": [row._asdict() for row in self.monitor.history] if self.monitor is not None else [],
+            "history": self._rows(),
         }
+
+    def _rows(self) -> list[dict[str, float | None]]:
+        """The history as plain values; what there is not (a loss before the first gradient) is None, not NaN."""
+        rows = self.monitor.history if self.monitor is not None else []
+        return [{name: None if value != value else value for name, value in row._asdict().items()} for row in rows]
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return the result as JSON text, and write it to `path` if given."""
@@ -324,6 +335,15 @@ class Result:
         from ddlsim.report.plots import timeline
 
         return timeline(self.traced, path, start=start, end=end, n_workers=n_workers)
+
+    def plot_learning(
+        self, path: str | Path | None = None, *, x: str = "time"
+    ) -> tuple[matplotlib.axes.Axes, matplotlib.axes.Axes]:
+        """Draw accuracy and losses over "time", "updates", "epoch" or "nbytes"; see
+        :func:`ddlsim.report.learning.plot_learning`."""
+        from ddlsim.report.learning import plot_learning
+
+        return plot_learning({self.experiment.strategy.label: self}, path, x=x)
 
     def plot_cluster(self, path: str | Path | None = None) -> matplotlib.axes.Axes:
         """Draw the cluster with its links coloured by use; see :mod:`ddlsim.report.cluster_plot`."""

@@ -1,0 +1,100 @@
+"""Several training runs side by side: when each reached a target, what it sent until then, how well it ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from ddlsim.errors import ConfigError
+from ddlsim.learning.monitor import Row, first_reaching
+from ddlsim.report.numbers import percent, rate, seconds, size
+from ddlsim.run.result import Result
+from ddlsim.run.seeds import Seeds
+
+if TYPE_CHECKING:
+    from ddlsim.run.seeds import Interval
+
+__all__ = ["Comparison", "compare"]
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What :func:`ddlsim.compare` returns: ``print`` it, or take the numbers from ``table``.
+
+    ``table`` has a row per run: n_seeds and n_reached (how many reached the target); time (s), updates and nbytes
+    until then, means over those, inf if none; accuracy and loss at the end; throughput (samples/s); staleness.
+    """
+
+    table: pd.DataFrame
+    target: float
+    intervals: Mapping[str, Interval]
+
+    def __str__(self) -> str:
+        until = f"time to {percent(self.target)}"
+        rows = [("run", until, "updates", "bytes sent", "accuracy", "throughput", "staleness")]
+        for name, row in self.table.iterrows():
+            rows.append((str(name), *self._reached(str(name), row), percent(row["accuracy"]), rate(row["throughput"]),
+                         f"{row['staleness']:.3g}"))  # fmt: skip
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        return "\n".join(
+            "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+            for row in rows
+        )
+
+    def _reached(self, name: str, row: pd.Series[float]) -> tuple[str, str, str]:
+        if not row["n_reached"]:
+            return "never", "-", "-"
+        time = seconds(row["time"])
+        interval = self.intervals.get(name)
+        if interval is not None:
+            if not math.isnan(interval.low):
+                time += f" ({seconds(interval.low)} to {seconds(interval.high)})"
+            if interval.n_missed:
+                time += f", {interval.n} of {interval.n + interval.n_missed} seeds"
+        return time, f"{row['updates']:,.0f}", size(row["nbytes"])
+
+
+def compare(results: Mapping[str, Result | Seeds], target: float) -> Comparison:
+    """Return when each of the labelled runs reached the held-out accuracy `target` (0.95 is 95 %), and the rest.
+
+    Of runs with several seeds the means; a time is that of the seeds that reached the target, with its 95 %
+    interval, and the others are counted.
+    """
+    if not 0.0 < target <= 1.0:
+        raise ConfigError(f"target = {target!r}: must be above 0 and at most 1 (0.95 is 95 %)")
+    if not results:
+        raise ConfigError("compare: there is no result to compare")
+    rows = {name: _row(result, target) for name, result in results.items()}
+    intervals = {name: r.time_to_accuracy(target) for name, r in results.items() if isinstance(r, Seeds)}
+    return Comparison(pd.DataFrame.from_dict(rows, orient="index"), target, intervals)
+
+
+def _row(result: Result | Seeds, target: float) -> dict[str, float]:
+    training = result.experiment.training
+    if training is None:
+        raise ConfigError("compare: a run has learned nothing: give it training=ddlsim.Training(...)")
+    histories: list[Sequence[Row]] = (
+        [run.history for run in result.runs] if isinstance(result, Seeds) else [result.evaluations]
+    )
+    reached = [row for history in histories if (row := first_reaching(history, target, training.moving_average))]
+    runs = result.runs if isinstance(result, Seeds) else [result]
+    return {
+        "n_seeds": len(histories),
+        "n_reached": len(reached),
+        "time": _mean([row.time for row in reached]),
+        "updates": _mean([row.updates for row in reached]),
+        "nbytes": _mean([row.nbytes for row in reached]),
+        "accuracy": result.accuracy().mean if isinstance(result, Seeds) else result.accuracy,
+        "loss": _mean([history[-1].loss for history in histories]),
+        "throughput": _mean([run.throughput for run in runs]),
+        "staleness": _mean([run.mean_staleness for run in runs]),
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else math.inf

@@ -1,0 +1,108 @@
+"""Learning curves: accuracy and loss of one run or of several, with intervals where they are of several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.report.plots import COLOURS, MARKERS, STYLES, figure, save
+from ddlsim.run.result import Result
+from ddlsim.run.seeds import AXES, Seeds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["plot_learning"]
+
+#: markers on a line, about
+N_MARKERS = 8
+#: (least value at which the unit is used, its size, its name)
+_UNITS: dict[str, Sequence[tuple[float, float, str]]] = {
+    "time": ((2.0 * 86400.0, 86400.0, "days"), (2.0 * 3600.0, 3600.0, "h"), (1.0, 1.0, "s"), (0.0, 1e-3, "ms")),
+    "nbytes": ((1e12, 1e12, "TB"), (1e9, 1e9, "GB"), (1e6, 1e6, "MB"), (0.0, 1e3, "kB")),
+    "updates": ((0.0, 1.0, ""),),
+    "epoch": ((0.0, 1.0, ""),),
+}
+_NAMES = {"time": "simulated time", "updates": "updates", "epoch": "epochs", "nbytes": "bytes sent"}
+
+
+def plot_learning(
+    results: Mapping[str, Result | Seeds] | Result | Seeds, path: str | Path | None = None, *, x: str = "time"
+) -> tuple[Axes, Axes]:
+    """Draw held-out accuracy and losses over `x`: "time", "updates", "epoch" or "nbytes" (all bytes sent).
+
+    `results` are runs by label, of one seed (:class:`ddlsim.Result`) or several (:class:`ddlsim.Seeds`: the mean,
+    and its 95 % interval as a band). A single run is drawn with its training loss.
+    """
+    if x not in AXES:
+        raise unknown_name("x", x, AXES)
+    series = results if isinstance(results, Mapping) else {results.experiment.strategy.label: results}
+    if not series:
+        raise ConfigError("plot_learning: there is no result to draw")
+    curves = {label: _curves(result, x) for label, result in series.items()}
+    largest = max(float(curve.index.max()) for each in curves.values() for curve in each.values() if len(curve))
+    scale, unit = next((size, name) for least, size, name in _UNITS[x] if largest >= least)
+    made = figure(9.0, 3.8)
+    left, right = made.subplots(1, 2)
+    for i, (label, each) in enumerate(curves.items()):
+        _line(left, 100.0 * each["accuracy"], scale, i, label)
+        _line(right, each["loss"], scale, i, "held-out samples" if len(curves) == 1 else label)
+        if len(curves) == 1:
+            _line(right, each["train_loss"], scale, i + 1, "training batches")
+    targets = {r.experiment.training.target_accuracy for r in series.values() if r.experiment.training is not None}
+    for target in targets - {None}:
+        left.axhline(100.0 * float(target or 0.0), color="#999999", linewidth=1.0, linestyle=(0, (1, 1)))
+    for axes in (left, right):
+        axes.set_xlabel(f"{_NAMES[x]} ({unit})" if unit else _NAMES[x])
+        axes.set_xlim(left=0.0)
+        axes.grid(alpha=0.3)
+    left.set_ylabel("held-out accuracy (%)")
+    right.set_ylabel("loss on held-out samples" if len(curves) > 1 else "loss")
+    right.set_ylim(bottom=0.0)
+    low, high = left.get_ylim()
+    left.set_ylim(max(low, 0.0), min(high, 102.0))  # bands may go beyond what there is
+    right.legend(fontsize=8)
+    made.suptitle(_title(series), fontsize=10 if len(curves) > 1 else 9)
+    save(made, path)
+    return left, right
+
+
+def _curves(result: Result | Seeds, x: str) -> dict[str, pd.DataFrame]:
+    """Return mean, low and high of accuracy and losses over `x`; without low and high for one seed."""
+    columns = ("accuracy", "loss", "train_loss")
+    if isinstance(result, Seeds):
+        return {column: result.curve(column, x) for column in columns}
+    history = result.history.set_index(x)
+    return {column: history[[column]].dropna().rename(columns={column: "mean"}) for column in columns}
+
+
+def _line(axes: Axes, curve: pd.DataFrame, scale: float, number: int, label: str) -> None:
+    """Draw a curve in the colour, style and marker of its number, with the band between its low and high."""
+    colour, at = COLOURS[number % len(COLOURS)], curve.index.to_numpy(dtype=float) / scale
+    every = max(1, len(curve) // N_MARKERS)
+    axes.plot(
+        at, curve["mean"], color=colour, linestyle=STYLES[number % len(STYLES)], linewidth=1.4, label=label,
+        marker=MARKERS[number % len(MARKERS)], markersize=4.5, markevery=(number % every, every),
+    )  # fmt: skip
+    if "low" in curve and curve["low"].notna().any():
+        axes.fill_between(at, curve["low"], curve["high"], color=colour, alpha=0.2, linewidth=0.0)
+
+
+def _title(series: Mapping[str, Result | Seeds]) -> str:
+    """Return what all runs have in common of model and cluster, and how many seeds they are of."""
+    titles = []
+    for result in series.values():
+        fields = result.experiment.manifest()
+        title = f"{fields['model']}, batch {fields['batch_size']} per worker, on {fields['cluster']}"
+        if fields["time_model"] is not None:
+            title += f" (clock of {fields['time_model']})"
+        titles.append(title)
+    counts = {len(result.runs) for result in series.values() if isinstance(result, Seeds)}
+    seeds = f"; mean of {counts.pop()} seeds, 95 % interval" if len(counts) == 1 else ""
+    own = f"{next(iter(series))}: " if len(series) == 1 else ""
+    return own + (titles[0] if len(set(titles)) == 1 else "") + seeds

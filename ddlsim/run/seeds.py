@@ -1,0 +1,249 @@
+"""The same training run with several seeds: means, and intervals that say how far to trust them."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from multiprocessing import get_context
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.learning import Training
+from ddlsim.learning.monitor import Row, first_reaching
+from ddlsim.run.experiment import Experiment
+from ddlsim.run.simulate import run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Interval", "SeedRun", "Seeds", "simulate_seeds"]
+
+Floats = npt.NDArray[np.float64]
+#: columns of the history that others can be drawn against
+AXES = ("time", "updates", "epoch", "nbytes")
+#: one thread for each process: seeds are what runs side by side
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over `n` seeds and the `confidence` interval of it by Student's t (NaN for a single one).
+
+    ``n_missed`` more seeds have no value (they never reached a target) and are not in the mean, which says less
+    the more they are: then compare ``median``, in which they count as later than all others.
+    """
+
+    mean: float
+    low: float
+    high: float
+    median: float
+    n: int
+    n_missed: int = 0
+    confidence: float = 0.95
+
+    def __str__(self) -> str:
+        if self.n == 0:
+            return f"never, in {self.n_missed} seeds"
+        missed = f", of those {self.n} of {self.n + self.n_missed} seeds that got there" if self.n_missed else ""
+        return f"{self.mean:.4g} ({self.confidence:.0%}: {self.low:.4g} to {self.high:.4g}{missed})"
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """What is kept of the run with one seed; see :class:`ddlsim.Result` for the fields."""
+
+    seed: int
+    history: tuple[Row, ...]
+    end_time: float
+    throughput: float
+    nbytes_sent: float
+    mean_staleness: float
+    stop_reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Seeds:
+    """Runs of one experiment with several seeds, in the order of the seeds."""
+
+    experiment: Experiment
+    runs: tuple[SeedRun, ...]
+
+    @cached_property
+    def history(self) -> pd.DataFrame:
+        """All evaluations: the seed, and the columns of :attr:`ddlsim.Result.history`."""
+        import pandas as pd
+
+        rows = [(run.seed, *row) for run in self.runs for row in run.history]
+        return pd.DataFrame(rows, columns=["seed", *Row._fields])
+
+    def curve(self, column: str = "accuracy", x: str = "time", confidence: float = 0.95) -> pd.DataFrame:
+        """Return mean, low and high of a column of the history over `x`: time, updates, epoch or nbytes.
+
+        Every seed's values are joined by straight lines between its evaluations; the curve goes as far as all
+        seeds have come.
+        """
+        import pandas as pd
+
+        if x not in AXES:
+            raise unknown_name("x", x, AXES)
+        if column not in Row._fields:
+            raise unknown_name("column", column, Row._fields)
+        lines = [np.array([(getattr(row, x), getattr(row, column)) for row in run.history]).T for run in self.runs]
+        lines = [line[:, np.isfinite(line[1])] for line in lines]
+        if not all(line.size for line in lines):
+            return pd.DataFrame(columns=["mean", "low", "high"])
+        start, end = max(line[0, 0] for line in lines), min(line[0, -1] for line in lines)
+        at = np.unique(np.concatenate([line[0] for line in lines]))
+        at = at[(at >= start) & (at <= end)]
+        values = np.array([np.interp(at, line[0], line[1]) for line in lines])
+        mean, half = values.mean(axis=0), _half_width(values, confidence)
+        return pd.DataFrame({"mean": mean, "low": mean - half, "high": mean + half}, index=pd.Index(at, name=x))
+
+    def accuracy(self, confidence: float = 0.95) -> Interval:
+        """Return the held-out accuracy at the end, by the moving average of the training."""
+        n = self._training.moving_average
+        return _interval([float(np.mean([row.accuracy for row in run.history[-n:]])) for run in self.runs], confidence)
+
+    def times_to_accuracy(self, target: float) -> list[float]:
+        """Return each seed's simulated s until `target` was reached, inf where it never was."""
+        rows = [first_reaching(run.history, target, self._training.moving_average) for run in self.runs]
+        return [math.inf if row is None else row.time for row in rows]
+
+    def time_to_accuracy(self, target: float, confidence: float = 0.95) -> Interval:
+        """Return the simulated s until `target` was reached. Seeds that never reached it are counted apart."""
+        return _interval(self.times_to_accuracy(target), confidence)
+
+    def throughput(self, confidence: float = 0.95) -> Interval:
+        """Return samples/s of all workers together."""
+        return _interval([run.throughput for run in self.runs], confidence)
+
+    @property
+    def _training(self) -> Training:
+        assert self.experiment.training is not None
+        return self.experiment.training
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.runs)} seeds of {self.experiment.strategy.label}", f"accuracy    {self.accuracy()}"]
+        target = self._training.target_accuracy
+        if target is not None:
+            lines.append(f"time to {target:g}  {self.time_to_accuracy(target)} s")
+        lines.append(f"throughput  {self.throughput()} samples/s")
+        return "\n".join(lines)
+
+
+def _half_width(values: Floats, confidence: float) -> Floats:
+    """Return half the width of the interval of the mean over the first axis."""
+    from scipy.special import stdtrit
+
+    if not 0.0 < confidence < 1.0:
+        raise ConfigError(f"confidence = {confidence!r}: must be between 0 and 1 (0.95 is 95 %)")
+    n = len(values)
+    if n < 2:
+        return np.full(values.shape[1:], math.nan)
+    return np.asarray(stdtrit(n - 1, 0.5 + 0.5 * confidence) * values.std(axis=0, ddof=1) / math.sqrt(n))
+
+
+def _interval(values: Sequence[float], confidence: float) -> Interval:
+    known = np.array([value for value in values if math.isfinite(value)])
+    n_missed = len(values) - len(known)
+    if not len(known):
+        return Interval(math.inf, math.nan, math.nan, math.inf, 0, n_missed, confidence)
+    mean, half = float(known.mean()), float(_half_width(known, confidence))
+    return Interval(mean, mean - half, mean + half, _median(values), len(known), n_missed, confidence)
+
+
+def _median(values: Sequence[float]) -> float:
+    """Return the median, inf if it lies among those that are."""
+    ordered, middle = sorted(values), len(values) // 2
+    return ordered[middle] if len(values) % 2 else 0.5 * (ordered[middle - 1] + ordered[middle])
+
+
+# ---------------------------------------------------------------- running
+
+
+def simulate_seeds(experiment: Experiment, seeds: int | Sequence[int] = 5, processes: int | None = None) -> Seeds:
+    """Simulate a training run with several seeds, side by side.
+
+    seeds      the seeds; or how many, from the experiment's own on
+    processes  that run at once (default: as many as there are cores; 1: in this process). The results are the
+               same for any number. A script that uses several must guard its work by
+               ``if __name__ == "__main__":``, because they import it
+
+    Raises ConfigError for an experiment without training, or one that cannot be sent to other processes.
+    """
+    if experiment.training is None:
+        raise ConfigError("simulate_seeds: the experiment learns nothing: give it training=ddlsim.Training(...)")
+    chosen = range(experiment.seed, experiment.seed + seeds) if isinstance(seeds, int) else tuple(seeds)
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ConfigError(f"seeds = {seeds!r}: must be at least one, and all different")
+    if processes is not None and processes < 1:
+        raise ConfigError(f"processes = {processes!r}: must be at least 1")
+    n_processes = min(len(chosen), os.cpu_count() or 1 if processes is None else processes)
+    wanted = [experiment.with_(seed=seed) for seed in chosen]
+    made = map(_one, wanted) if n_processes == 1 else _in_processes(wanted, n_processes)
+    return Seeds(experiment, tuple(_shown(made, len(wanted))))
+
+
+def _one(experiment: Experiment) -> SeedRun:
+    result = run(experiment)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    assert result.monitor is not None
+    return SeedRun(
+        experiment.seed, tuple(result.monitor.history), result.end_time, result.throughput, result.nbytes_sent,
+        result.mean_staleness, result.stop_reason,
+    )  # fmt: skip
+
+
+def _in_processes(experiments: list[Experiment], n_processes: int) -> Iterator[SeedRun]:
+    try:
+        pickle.dumps(experiments[0])
+    except Exception as error:  # whatever a class raises that cannot be pickled
+        raise ConfigError(f"the experiment cannot be sent to other processes ({error}); use processes=1") from None
+    with ProcessPoolExecutor(n_processes, get_context("spawn")) as pool:
+        with _one_thread_each():  # processes start as work is handed in
+            futures = [pool.submit(_one, experiment) for experiment in experiments]
+        try:
+            for future in futures:
+                yield future.result()
+        except BrokenProcessPool:
+            raise ConfigError(
+                "processes: one of them has died. Does your script do its work under if __name__ == '__main__':? "
+                "Otherwise use processes=1, which also shows the error"
+            ) from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in _THREADS}
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _shown(made: Iterator[SeedRun], n: int) -> Iterator[SeedRun]:
+    """Count them on the terminal."""
+    if not sys.stderr.isatty():
+        return made
+    from ddlsim.report.progress import counted
+
+    return counted(made, n, "seeds")

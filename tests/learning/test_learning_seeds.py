@@ -1,0 +1,159 @@
+"""Several seeds: the same whatever the number of processes, intervals by the book, curves and comparisons."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from learning_reference import STAR
+from scipy import stats
+
+import ddlsim
+from ddlsim.errors import ConfigError
+from ddlsim.learning.monitor import Row
+from ddlsim.run.seeds import SeedRun, Seeds
+
+
+def experiment(strategy=None, **more):
+    training = ddlsim.Training(rate=0.1, updates=30, evaluate_every=10, **more)
+    strategy = strategy or ddlsim.AllReduce("ring")
+    return ddlsim.Experiment(STAR, "digits-cnn", strategy, 16, 4, jitter=ddlsim.Lognormal(0.3), training=training)
+
+
+def row(x, accuracy):
+    return Row(float(x), 10 * x, 0, 0.1 * x, 0.1, math.nan, 1.0 - accuracy, accuracy, 1e6 * x, 2.0, math.nan)
+
+
+def made_up(*accuracies, **more):
+    """Runs that evaluated at 0, 1, 2, ... s and found these accuracies."""
+    runs = [
+        SeedRun(seed, tuple(row(x, a) for x, a in enumerate(values)), float(len(values)), 100.0 + seed, 1e9, 2.0, "x")
+        for seed, values in enumerate(accuracies)
+    ]
+    return Seeds(experiment(**more), tuple(runs))
+
+
+def test_processes_change_nothing():
+    """Here, and in two processes; seed 4 is the run that simulate makes."""
+    wanted = experiment(ddlsim.AsyncParameterServer()).with_(seed=3)
+    here, there = (ddlsim.simulate_seeds(wanted, 3, processes=n) for n in (1, 2))
+    assert here.history.equals(there.history)
+    assert [run.seed for run in there.runs] == [3, 4, 5]
+    assert len({run.end_time for run in there.runs}) == 3
+    alone = ddlsim.simulate(wanted.with_(seed=4))
+    of_four = there.history[there.history["seed"] == 4].drop(columns="seed").reset_index(drop=True)
+    assert of_four.equals(alone.history)
+    assert there.runs[1].throughput == alone.throughput
+
+
+def test_intervals_are_students():
+    values = [0.2, 0.5, 0.9, 0.4]
+    found = made_up(*[[0.1, value] for value in values]).accuracy(confidence=0.9)
+    low, high = stats.t.interval(0.9, 3, np.mean(values), stats.sem(values))
+    assert (found.mean, found.low, found.high) == pytest.approx((0.5, low, high))
+    assert (found.n, found.n_missed, found.median) == (4, 0, 0.45)
+
+
+def test_one_seed_has_no_interval():
+    found = made_up([0.1, 0.5]).accuracy()
+    assert (found.mean, found.n) == (0.5, 1)
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+
+
+def test_seeds_that_never_reach_the_target_are_counted_apart():
+    """Reached at 1 s, at 2 s, never: the mean is that of two, in the median the third is later."""
+    several = made_up([0.1, 0.9, 0.9], [0.1, 0.2, 0.9], [0.1, 0.2, 0.3])
+    found = several.time_to_accuracy(0.8)
+    assert several.times_to_accuracy(0.8) == [1.0, 2.0, math.inf]
+    assert (found.mean, found.median, found.n, found.n_missed) == (1.5, 2.0, 2, 1)
+    assert "of those 2 of 3 seeds that got there" in str(found)
+    never = several.time_to_accuracy(0.95)
+    assert (never.mean, never.n, never.n_missed) == (math.inf, 0, 3)
+    assert str(never) == "never, in 3 seeds"
+    assert made_up([0.1, 0.9], [0.1, 0.2]).time_to_accuracy(0.8).median == math.inf
+
+
+def test_times_to_targets_are_by_the_moving_average():
+    assert made_up([0.0, 0.9, 0.5, 0.9, 0.9], moving_average=2).times_to_accuracy(0.85) == [4.0]
+
+
+def test_a_curve_goes_as_far_as_all_seeds_came_and_joins_evaluations():
+    several = made_up([0.0, 0.4, 0.8, 0.9], [0.2, 0.2, 0.4])
+    curve = several.curve("accuracy", "time")
+    assert curve.index.tolist() == [0.0, 1.0, 2.0]
+    assert curve["mean"].tolist() == pytest.approx([0.1, 0.3, 0.6])
+    half = stats.t.ppf(0.975, 1) * stats.sem([0.8, 0.4])
+    assert (curve["high"] - curve["mean"]).iloc[-1] == pytest.approx(half)
+    runs = several.runs
+    shifted = dataclasses.replace(runs[1], history=tuple(r._replace(time=r.time + 0.5) for r in runs[1].history))
+    between = Seeds(several.experiment, (runs[0], shifted)).curve()
+    assert between.index.tolist() == [0.5, 1.0, 1.5, 2.0, 2.5]
+    assert between["mean"].tolist() == pytest.approx([(0.2 + 0.2) / 2, 0.3, 0.4, (0.8 + 0.3) / 2, (0.85 + 0.4) / 2])
+
+
+@pytest.mark.parametrize("x", ["time", "updates", "epoch", "nbytes"])
+def test_learning_curves_are_drawn_over(x, tmp_path):
+    several = made_up([0.0, 0.4, 0.8, 0.9], [0.2, 0.3, 0.4, 0.9])
+    left, right = ddlsim.plot_learning({"several": several, "other": made_up([0.1, 0.2])}, tmp_path / "l.png", x=x)
+    assert [len(axes.lines) for axes in (left, right)] == [2, 2]
+    assert len(left.collections) == 1  # the band
+    np.testing.assert_allclose(left.lines[0].get_ydata(), [10.0, 35.0, 60.0, 90.0])
+    last = {"time": (3.0, "(s)"), "updates": (30.0, "updates"), "epoch": (0.3, "epochs"), "nbytes": (3.0, "(MB)")}[x]
+    assert left.lines[0].get_xdata()[-1] == pytest.approx(last[0])
+    assert left.get_xlabel().endswith(last[1])
+    assert left.lines[0].get_linestyle() != left.lines[1].get_linestyle()
+    assert left.lines[0].get_marker() != left.lines[1].get_marker()
+    assert (tmp_path / "l.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_one_run_is_drawn_with_its_training_loss_and_target(tmp_path):
+    result = ddlsim.simulate(experiment(target_accuracy=0.9))
+    left, right = result.plot_learning(tmp_path / "l.pdf")
+    assert [line.get_label() for line in right.lines] == ["held-out samples", "training batches"]
+    np.testing.assert_allclose(right.lines[1].get_ydata(), result.history["train_loss"].iloc[1:])
+    assert left.lines[-1].get_ydata()[0] == 90.0
+    assert "(ms)" in left.get_xlabel()
+
+
+def test_a_comparison_has_the_numbers_of_each_run():
+    result = ddlsim.simulate(experiment(ddlsim.AsyncParameterServer()))
+    several = made_up([0.1, 0.5, 0.9], [0.1, 0.2, 0.3])
+    target = result.history["accuracy"].iloc[1]
+    compared = ddlsim.compare({"one": result, "several": several}, target)
+    one, both = compared.table.loc["one"], compared.table.loc["several"]
+    at = result.history.iloc[1]
+    assert (one["time"], one["updates"], one["nbytes"]) == (at["time"], at["updates"], at["nbytes"])
+    assert one["accuracy"] == result.accuracy
+    assert one["staleness"] == result.mean_staleness > 0.0
+    assert (both["n_seeds"], both["throughput"]) == (2, 100.5)
+    text = str(ddlsim.compare({"one": result, "several": several}, 0.8)).splitlines()
+    assert text[0].split()[:4] == ["run", "time", "to", "80.0"]
+    assert "never" in text[1]
+    assert "2 s, 1 of 2 seeds" in text[2]
+    assert len({len(line) for line in text}) == 1
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: ddlsim.simulate_seeds(ddlsim.Experiment(STAR, "lenet5")), "learns nothing"),
+    (lambda: ddlsim.simulate_seeds(experiment(), 0), "at least one"),
+    (lambda: ddlsim.simulate_seeds(experiment(), [1, 1]), "all different"),
+    (lambda: ddlsim.simulate_seeds(experiment(), 2, processes=0), "processes = 0"),
+    (lambda: ddlsim.simulate_seeds(experiment(ddlsim.AllReduce(lambda n: None)), 2, processes=2), "use processes=1"),
+    (lambda: made_up([0.1]).curve("acuracy"), "did you mean 'accuracy'"),
+    (lambda: made_up([0.1]).curve(x="times"), "did you mean 'time'"),
+    (lambda: made_up([0.1], [0.2]).accuracy(95), "confidence = 95"),
+    (lambda: ddlsim.plot_learning({}), "no result"), (lambda: ddlsim.compare({}, 0.9), "no result"),
+    (lambda: ddlsim.plot_learning(made_up([0.1]), x="step"), "unknown x 'step'"),
+    (lambda: ddlsim.compare({"a": made_up([0.1])}, 95), "target = 95"),
+    (lambda: ddlsim.compare({"a": ddlsim.simulate(STAR, "lenet5", workers=2, steps=2)}, 0.9), "learned nothing"),
+], ids=range(13))  # fmt: skip
+def test_what_does_not_fit_is_said(call, message):
+    with pytest.raises(ConfigError, match=message):
+        call()
+
+
+def test_a_seed_that_fails_says_so():
+    wrong = dataclasses.replace(experiment(), model="lenet5")
+    with pytest.raises(ConfigError, match="samples of shape"):
+        ddlsim.simulate_seeds(wrong, 2, processes=2)
