@@ -17,7 +17,7 @@ Source = Annotated[
 ]
 Model = Annotated[str | None, typer.Option("--model", "-m", help="Bundled model or model file.")]
 Strat = Annotated[
-    str | None, typer.Option("--strategy", "-s", help="all-reduce, parameter-server or async-parameter-server.")
+    str | None, typer.Option("--strategy", "-s", help="all-reduce, parameter-server, local-sgd, ...")
 ]
 Algorithm = Annotated[str | None, typer.Option("--algorithm", "-a", help="All-reduce algorithm, or auto.")]
 Overlap = Annotated[str | None, typer.Option("--overlap", help="none, layer, ddp, horovod or priority.")]

@@ -55,8 +55,11 @@ def run(
     trace: Annotated[Path | None, typer.Option("--trace", help="Write a trace for Perfetto.")] = None,
     timeline: Annotated[Path | None, typer.Option("--timeline", help="Draw a timeline (png, pdf, svg).")] = None,
     plot_cluster: Annotated[Path | None, typer.Option("--plot-cluster", help="Draw the use of the links.")] = None,
+    plot_learning: Annotated[Path | None, typer.Option("--plot-learning", help="Draw accuracy and losses.")] = None,
+    save: Annotated[Path | None, typer.Option("--save", help="Save the training run here as it goes on.")] = None,
+    resume: Annotated[Path | None, typer.Option("--resume", help="Continue a saved training run.")] = None,
 ) -> None:
-    """Simulate one run and say what limits it.
+    """Simulate one run and say what limits it; with [training] in the experiment file, train.
 
     Example: ddlsim run cloud-25g-16x8-v100 --model resnet50 --batch-size 64 --workers 128
     """
@@ -64,18 +67,33 @@ def run(
         what, strategy=_strategy(strategy, algorithm, overlap, servers, placement), model=model, batch_size=batch_size,
         workers=workers, steps=steps, precision=precision, seed=seed,
     )  # fmt: skip
-    for path in (trace, timeline, plot_cluster):
+    for path in (trace, timeline, plot_cluster, plot_learning):
         check_folder(path)
-    result = _with_sensitivities(ddlsim.simulate(experiment))
+    _check_training(experiment, {"--plot-learning": plot_learning, "--save": save, "--resume": resume})
+    if resume is None:
+        result = ddlsim.simulate(experiment, checkpoint=save)
+    else:
+        result = ddlsim.resume(resume, experiment, checkpoint=save)
+    result = _with_sensitivities(result)
     typer.echo(result.to_json() if as_json else str(result))
     outputs: list[tuple[Path | None, Callable[[Path], object]]] = [
         (trace, result.save_trace), (timeline, result.plot_timeline), (plot_cluster, result.plot_cluster),
+        (plot_learning, result.plot_learning),
     ]  # fmt: skip
+    if save is not None and result.can_be_saved:
+        typer.echo(f"saved {save}; a later --resume {save} goes on from there", err=True)
     if result.interrupted:  # pictures would simulate it all again
         raise typer.Exit(130)
     for path, write in outputs:
         if path is not None:
             write_file(path, write)
+
+
+def _check_training(experiment: Experiment, given: dict[str, Path | None]) -> None:
+    """Refuse options that have no effect on a run about time only."""
+    for option, path in given.items():
+        if path is not None and experiment.training is None:
+            raise ConfigError(f"{option} has no effect without training: give a file with a [training] table")
 
 
 def _with_sensitivities(result: Result) -> Result:
@@ -195,18 +213,25 @@ def _strategy(
     options = {option: value for option, value in given.items() if value is not None}
     if name is None and not options:
         return None
-    takes: dict[str, tuple[Callable[..., Strategy], tuple[str, ...]]] = {
-        "all-reduce": (ddlsim.AllReduce, ("algorithm", "overlap")),
-        "parameter-server": (ddlsim.ParameterServer, ("servers", "placement", "overlap")),
-        "async-parameter-server": (ddlsim.AsyncParameterServer, ("servers", "placement")),
-    }
+    from ddlsim.run.files import STRATEGIES
+
     chosen = name or ("parameter-server" if servers or placement else "all-reduce")
-    if chosen not in takes:
-        raise unknown_name("strategy", chosen, takes)
-    make, fields = takes[chosen]
+    if chosen not in STRATEGIES:
+        raise unknown_name("strategy", chosen, STRATEGIES)
+    make: Callable[..., Strategy] = STRATEGIES[chosen]
+    fields = dataclasses.fields(make)  # type: ignore[arg-type]
+    takes = [f.name for f in fields if f.name in given]
     for option in options:
-        if option not in fields:
+        if option not in takes:
+            raise ConfigError(f"--{option} has no effect with --strategy {chosen}; {_taken(takes)}")
+    for field in fields:
+        if field.default is dataclasses.MISSING and field.name not in options:
             raise ConfigError(
-                f"--{option} has no effect with --strategy {chosen}; it takes {', '.join('--' + f for f in fields)}"
+                f"--strategy {chosen} needs {field.name}: write it into an experiment file, "
+                f'strategy = {{ type = "{chosen}", {field.name} = ... }}'
             )
     return make(**options)
+
+
+def _taken(options: list[str]) -> str:
+    return f"it takes {', '.join(f'--{option}' for option in options)}" if options else "it takes no options"
