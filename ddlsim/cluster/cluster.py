@@ -153,9 +153,9 @@ class Cluster:
         Raises :class:`ConfigError` naming both nodes when no path leads from one to the other, and
         :class:`IndexError` for an index that is no node.
         """
-        # Copies: the compiled walk is compiled anew for each memory layout (read-only, strided) that it sees.
-        src = np.array(src, dtype=np.int64, ndmin=1, order="C")
-        dst = np.array(dst, dtype=np.int64, ndmin=1, order="C")
+        # The compiled walk would be compiled anew for each memory layout (read-only, strided) that it sees.
+        src = np.require(np.atleast_1d(src), np.int64, ["C", "W"])
+        dst = np.require(np.atleast_1d(dst), np.int64, ["C", "W"])
         if src.shape != dst.shape or src.ndim != 1:
             raise ValueError(f"src and dst must be flat and equally long, not {src.shape} and {dst.shape}")
         for nodes in (src, dst):

@@ -52,16 +52,16 @@ def collect_all(n_active, threshold, shift, channels, filling, fill, rates, next
 
 
 @inlined
-def least(keys, n):  # type: ignore[no-untyped-def]
-    """Return the least of the first `n` keys, inf if there are none."""
+def least(keys, low, high):  # type: ignore[no-untyped-def]
+    """Return the least of ``keys[low:high]``, inf if there are none."""
     a = b = c = d = np.inf  # four chains of comparisons go side by side in the processor
-    fours = n & ~THREE
-    for i in range(ZERO, fours, FOUR):
+    fours = high - ((high - low) & THREE)
+    for i in range(low, fours, FOUR):
         a = min(a, keys[i])
         b = min(b, keys[i + ONE])
         c = min(c, keys[i + TWO])
         d = min(d, keys[i + THREE])
-    for i in range(fours, n):
+    for i in range(fours, high):
         a = min(a, keys[i])
     return min(min(a, b), min(c, d))
 
@@ -80,7 +80,7 @@ def fill_few(n_channels, shift, channels, filling, fill, keys, pool, nexts, hops
         k = filling[channel].unfrozen
         keys[i] = filling[channel].residual / k if k > 0 else np.inf
     while True:
-        share = least(keys, n)
+        share = least(keys, ZERO, n)
         if share == np.inf:
             return
         place = ZERO

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ddlsim.network.compiled import entry, inlined, source_stamp
+from ddlsim.network.filling import ONE, ZERO, least
 from ddlsim.network.flows import add_flow, end_flow
 from ddlsim.network.maxmin import next_end, solve
 from ddlsim.network.ranks import deliver, finished, issue, make_ready, run_ready
@@ -51,6 +52,8 @@ from ddlsim.network.timers import next_timer, pop_timer
 
 __all__ = ["advance", "join", "send", "send_one"]
 
+BLOCK = np.uint64(64)  # flows that are looked at together for one that ends
+
 
 @inlined
 def has_room(net: Net):  # type: ignore[no-untyped-def]
@@ -67,12 +70,16 @@ def end_flows(net: Net, limit):  # type: ignore[no-untyped-def]
             net.scratch[n] = end_flow(net, net.heap[0].item)
             n += 1
         return n
-    flow = net.counts[N_ACTIVE]
-    while flow > 0:
-        flow -= 1
-        if net.flow_end[flow] <= limit:
-            net.scratch[n] = end_flow(net, flow)
-            n += 1
+    high = np.uint64(net.counts[N_ACTIVE])
+    while high > ZERO:
+        low = (high - ONE) // BLOCK * BLOCK
+        if least(net.flow_end, low, high) <= limit:
+            for i in range(high - low):
+                flow = high - ONE - i  # downwards, as a flow that ends gives its number to the last one
+                if net.flow_end[flow] <= limit:
+                    net.scratch[n] = end_flow(net, np.int64(flow))
+                    n += 1
+        high = low
     return n
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.network.compiled import inlined
-from ddlsim.network.filling import ONE, SAME, collect_all, fill_few, fill_many, least, set_all_rates
+from ddlsim.network.filling import ONE, SAME, ZERO, collect_all, fill_few, fill_many, least, set_all_rates
 from ddlsim.network.flows import mark_dirty
 from ddlsim.network.heap import heap_down, heap_set
 from ddlsim.network.state import (
@@ -243,4 +243,4 @@ def next_end(net: Net):  # type: ignore[no-untyped-def]
     n = net.counts[N_ACTIVE]
     if net.counts[HEAP_VALID] == 1:
         return net.heap[0].time if n > 0 else np.inf
-    return least(net.flow_end, np.uint64(n))
+    return least(net.flow_end, ZERO, np.uint64(n))

@@ -51,9 +51,9 @@ class Program:
     src: Places
     dst: Places
     receiving: Places
-    reduce: Ints
-    weight: Ints
-    stride: Ints
+    reduce: Places
+    weight: Places
+    stride: Places
     weights: Floats
     sends_bound: int
 
@@ -192,7 +192,7 @@ def compile_schedule(schedule: Schedule, sizes: Sequence[Floats] | None = None) 
     receiving = receiving.take(order)
     step_recv, recv_message = group(receiving, len(following))
     weights, place, stride = _weights(schedule, rounds, sizes)
-    reduced = np.repeat(np.array([int(r.reduce) for r in rounds], dtype=np.int64), n_in_round)
+    reduced = np.repeat(np.array([int(r.reduce) for r in rounds], dtype=np.int32), n_in_round)
     return Program(
         n_ranks=n_ranks,
         n_lanes=n_lanes,
@@ -219,18 +219,18 @@ def _joined(parts: list[Ints]) -> Ints:
 
 def _weights(
     schedule: Schedule, rounds: list[Round], sizes: Sequence[Floats] | None
-) -> tuple[Floats, Ints, Ints]:
+) -> tuple[Floats, Places, Places]:
     """Return (table of sizes for 1 byte, first place per message, places per repetition per message)."""
     if schedule.chunk_weight is None and sizes is None:
         counts = _joined([r.count for r in rounds])
         shares: Floats = counts * np.float64(schedule.copies / schedule.n_chunks)
-        none = np.zeros(len(shares), dtype=np.int64)
+        none = np.zeros(len(shares), dtype=np.int32)
         if (counts == counts[:1]).all():  # one size for all, read again and again
             return shares[:1], none, none
-        return shares, np.arange(len(shares), dtype=np.int64), none
+        return shares, np.arange(len(shares), dtype=np.int32), none
     tables: list[Floats] = []
-    places: list[Ints] = []
-    strides: list[Ints] = []
+    places: list[Places] = []
+    strides: list[Places] = []
     used = 0
     for i, r in enumerate(rounds):
         m = len(r.src)
@@ -238,10 +238,15 @@ def _weights(
         if (table == table[0]).all():
             table = table[:1]
         tables.append(table.ravel())
-        places.append(used + np.arange(m, dtype=np.int64))
-        strides.append(np.full(m, m if len(table) > 1 else 0, dtype=np.int64))
+        places.append(np.arange(used, used + m, dtype=np.int32))
+        strides.append(np.full(m, m if len(table) > 1 else 0, dtype=np.int32))
         used += table.size
-    return np.concatenate([np.empty(0), *tables]), _joined(places), _joined(strides)
+    no_places = np.empty(0, dtype=np.int32)
+    return (
+        np.concatenate([np.empty(0), *tables]),
+        np.concatenate([no_places, *places]),
+        np.concatenate([no_places, *strides]),
+    )
 
 
 def _shares(schedule: Schedule, r: Round) -> Floats:
