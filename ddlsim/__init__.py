@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         Dirichlet,
         Training,
     )
+    from ddlsim.learning.noise import gradient_noise_scale
     from ddlsim.nn.network import (
         build_network,
     )
@@ -129,6 +130,7 @@ _HOMES = {
     ),
     "data": ("DataSet", "load_data", "load_digits", "shapes"),
     "learning": ("Dirichlet", "Training"),
+    "learning.noise": ("gradient_noise_scale",),
     "nn.network": ("build_network",),
     "optim": (
         "LAMB", "LARS", "SGD", "Adam", "Constant", "Cosine", "GrowingBatch", "Momentum", "Polynomial", "Steps",
@@ -252,6 +254,7 @@ __all__ = [
     "collective_time",
     "compare",
     "device_names",
+    "gradient_noise_scale",
     "linear_scaling",
     "load_cluster",
     "load_data",

@@ -1,0 +1,94 @@
+"""The gradient noise scale: the batch size beyond which larger batches stop paying.
+
+McCandlish, Kaplan, Amodei et al. 2018 (arXiv:1812.06162). Gradients of single samples scatter about the true
+gradient G with covariance Sigma; the gradient of B samples has the expected square |G|^2 + tr(Sigma) / B. Up to
+B_simple = tr(Sigma) / |G|^2 (equation 2.9) twice the batch needs nearly half the updates, far beyond it as many.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ddlsim.data import load_data
+from ddlsim.data.dataset import DataSet
+from ddlsim.errors import ConfigError
+from ddlsim.learning.values import Array
+from ddlsim.nn.network import Network, build_network
+from ddlsim.workload.jitter import stream
+from ddlsim.workload.model import Model
+
+__all__ = ["NoiseScale", "gradient_noise_scale", "noise_scale"]
+
+
+@dataclass(frozen=True)
+class NoiseScale:
+    """Estimates from `n_batches` gradients: ``gradient_square`` of |G|^2 and ``variance`` of tr(Sigma).
+
+    Both are unbiased, so near a minimum the first may come out negative: then ``samples`` is infinite, and more
+    batches are needed to say more.
+    """
+
+    gradient_square: float
+    variance: float
+    n_batches: int
+
+    @property
+    def samples(self) -> float:
+        """B_simple, in samples per update (of all workers together)."""
+        return self.variance / self.gradient_square if self.gradient_square > 0.0 else math.inf
+
+
+def noise_scale(gradients: Iterable[Array], batch_size: int) -> NoiseScale:
+    """Return the estimates from mean gradients, each of `batch_size` independent samples (e.g. the workers').
+
+    Appendix A.1 of the paper with B_small = b = `batch_size` and B_big = n b, whose gradient is their mean:
+    |G|^2 ~ (n |G_big|^2 - |G_small|^2) / (n - 1),  tr(Sigma) ~ b n (|G_small|^2 - |G_big|^2) / (n - 1), where
+    |G_small|^2 is the mean over the gradients. Raises ConfigError for fewer than two.
+    """
+    total, squares, n = np.zeros(0), 0.0, 0
+    for gradient in gradients:
+        wide = gradient.astype(np.float64)
+        total = wide if n == 0 else total + wide
+        squares += float(wide @ wide)
+        n += 1
+    if n < 2 or batch_size < 1:
+        raise ConfigError(f"noise_scale: {n} gradients of {batch_size} samples: give at least 2, of at least 1 sample")
+    small, big = squares / n, float(total @ total) / n**2
+    return NoiseScale((n * big - small) / (n - 1), batch_size * n * (small - big) / (n - 1), n)
+
+
+def gradient_noise_scale(
+    model: str | Path | Model,
+    data: str | Path | DataSet,
+    params: Array | None = None,
+    *,
+    batch_size: int = 16,
+    n_batches: int = 100,
+    seed: int = 0,
+) -> NoiseScale:
+    """Return the noise scale of a model's gradient on `data` at `params`, e.g. ``result.params``.
+
+    params      (n_params,) float32; None: the initial ones
+    n_batches   gradients that are computed, each of `batch_size` samples drawn with replacement
+
+    Dropout belongs to the noise. With batch normalisation a gradient is no mean over samples; the numbers then
+    hold for batches of about `batch_size` only. Raises ConfigError for a model and data that do not fit.
+    """
+    network = build_network(model, seed)
+    samples = data if isinstance(data, DataSet) else load_data(data)
+    at = network.initial_params if params is None else params
+    return noise_scale(_gradients(network, samples, at, batch_size, n_batches, seed), batch_size)
+
+
+def _gradients(
+    network: Network, data: DataSet, params: Array, batch_size: int, n_batches: int, seed: int
+) -> Iterator[Array]:
+    draws = stream(seed, 0, "noise scale")
+    for _ in range(n_batches):
+        chosen = draws.integers(data.n_samples, size=batch_size)
+        yield network.loss_and_gradient(params, data.x[chosen], data.labels[chosen], draws)[1]
