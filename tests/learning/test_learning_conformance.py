@@ -5,6 +5,7 @@
 3. It accounts for every second of every worker and for every byte on the wire.
 4. Its clock does not depend on whether values are computed.
 5. It learns.
+6. A run that is interrupted, saved and continued is bit for bit the run that was not.
 """
 
 from dataclasses import dataclass, field
@@ -147,3 +148,23 @@ def test_the_clock_does_not_depend_on_values(case):
 def test_it_learns(case):
     result = some(case, n_samples=400 * 64)
     assert result.accuracy >= case.accuracy
+
+
+@each
+def test_an_interrupted_run_continues_bit_for_bit(case, tmp_path):
+    training = ddlsim.Training(
+        rate=case.rate, epochs=30 * 64 / 1437, evaluate_every=7, optimizer=ddlsim.Momentum(0.5), sharding="iid"
+    )
+    whole = some(case, training=training)
+
+    def interrupt(now, n_updates, epoch, row):
+        if n_updates == len(whole.recorder.updates) * 3 // 5:
+            raise KeyboardInterrupt
+
+    part = some(case, training=training, progress=interrupt)
+    assert part.interrupted
+    part.save(tmp_path / "run.npz")
+    again = ddlsim.resume(tmp_path / "run.npz", part.experiment)
+    assert again.history.equals(whole.history)
+    assert again.recorder.updates == whole.recorder.updates
+    assert again.params.tobytes() == whole.params.tobytes()
