@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -66,7 +66,8 @@ class Pauses:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             self.interrupt()
             if multiprocessing.parent_process() is None:
-                print("stopping after this update; Ctrl-C again stops at once", file=sys.stderr)
+                with suppress(OSError):  # and not print, which may be what the signal came in the middle of
+                    os.write(2, b"stopping before the clock goes on; Ctrl-C again stops at once\n")
 
         signal.signal(signal.SIGINT, first)
         try:

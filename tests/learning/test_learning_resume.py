@@ -114,7 +114,7 @@ def test_an_interrupt_from_the_progress_callback_stops_where_the_run_can_be_save
     assert_same(ddlsim.resume(path, experiment()), run(experiment()))
 
 
-def test_ctrl_c_stops_a_run_where_it_can_be_saved_and_leaves_the_handler_alone(capsys, tmp_path):
+def test_ctrl_c_stops_a_run_where_it_can_be_saved_and_leaves_the_handler_alone(capfd, tmp_path):
     def progress(now, n_updates, epoch, row):
         if n_updates == 9:
             os.kill(os.getpid(), signal.SIGINT)
@@ -123,7 +123,7 @@ def test_ctrl_c_stops_a_run_where_it_can_be_saved_and_leaves_the_handler_alone(c
     part = run(experiment(), progress=progress)
     assert signal.getsignal(signal.SIGINT) is before
     assert part.interrupted
-    assert capsys.readouterr().err.count("Ctrl-C") == 1
+    assert capfd.readouterr().err.count("Ctrl-C") == 1
     part.save(tmp_path / "run.npz")
     assert_same(ddlsim.resume(tmp_path / "run.npz", experiment()), run(experiment()))
 
