@@ -2,6 +2,8 @@
 
 Every worker pushes its payload of each server's part of a bucket; the server decodes them all, averages, encodes the
 mean with a compressor (and memory) of its own, and answers every worker with that.
+
+A push of a bucket is one collective, and so is the pull. Only where sizes depend on values the messages go one by one.
 """
 
 from __future__ import annotations
@@ -9,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import simpy
 
+from ddlsim.collectives import Schedule, messages
 from ddlsim.compression.contract import AnyCompressor
 from ddlsim.learning import Array, Value
 from ddlsim.strategies.compressed import Codec, backwards, chosen, cut
@@ -25,10 +29,19 @@ __all__ = ["CompressedServers"]
 
 @dataclass
 class _Mean:
-    """The mean of a piece that a server waits for: `ready` when it has all payloads and has done its work."""
+    """The mean of a piece that travels message by message: `ready` when the server has all and has done its work."""
 
     ready: simpy.Event
     n_arrived: int = 0
+
+
+@dataclass
+class _Exchange:
+    """The two collectives of a bucket, and how many workers have not joined them yet."""
+
+    push: int
+    pull: int
+    n_missing: int
 
 
 class CompressedServers:
@@ -45,6 +58,8 @@ class CompressedServers:
         parts = [part for bucket in backwards(buckets) for part in cut(bucket, len(nodes))]
         self.codec = Codec(setting, choice, parts, _served, group.gradient)
         self._locks = [simpy.Resource(setting.loop.env) for _ in nodes]
+        self._exchanges: dict[tuple[int, int], _Exchange] = {}
+        self._schedules: dict[tuple[bool, tuple[float, ...]], Schedule] = {}
         self._means: dict[tuple[int, int], _Mean] = {}
 
     # ------------------------------------------------------------ as a carrier
@@ -66,9 +81,16 @@ class CompressedServers:
         return seconds
 
     def carry(self, worker: Worker, step: int, index: int, nbytes: float) -> simpy.Event:
-        env = self.loop.env
-        pieces = self._pieces(index)
-        return env.all_of([env.process(self._push_pull(worker, step, p, s)) for s, p in enumerate(pieces)])
+        first = self.codec.pieces[index * len(self.nodes)]
+        if any(each is not None and each.expected_nbytes(1) is None for each in (first.compressor, first.down)):
+            env, pieces = self.loop.env, self._pieces(index)
+            return env.all_of([env.process(self._push_pull(worker, step, p, s)) for s, p in enumerate(pieces)])
+        exchange = self._exchange(step, index)
+        exchange.n_missing -= 1
+        if exchange.n_missing == 0:
+            del self._exchanges[step, index]
+        self.loop.join(exchange.push, worker.rank)
+        return self.loop.join(exchange.pull, worker.rank)
 
     def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
         return self.codec.mean(step)
@@ -77,7 +99,46 @@ class CompressedServers:
         """Return the pieces of a bucket, one per server."""
         return range(index * len(self.nodes), (index + 1) * len(self.nodes))
 
-    # ------------------------------------------------------------ ways
+    # ------------------------------------------------------------ known sizes
+
+    def _exchange(self, step: int, index: int) -> _Exchange:
+        if (step, index) not in self._exchanges:
+            pieces = self._pieces(index)
+            up = tuple(sum(self.codec.nbytes(step, piece, 0)) for piece in pieces)
+            down = tuple(self.codec.answer_nbytes(step, piece) for piece in pieces)
+            push, pull = self._collective(up, pull=False), self._collective(down, pull=True)
+            exchange = self._exchanges[step, index] = _Exchange(push, pull, self.group.n_workers)
+            for server, piece in enumerate(pieces):
+                self.loop.env.process(self._answer(exchange, piece, server))
+        return self._exchanges[step, index]
+
+    def _collective(self, sizes: tuple[float, ...], *, pull: bool) -> int:
+        """Prepare that all workers push their shards of these `sizes` to the servers, or pull them."""
+        if (pull, sizes) not in self._schedules:
+            n_workers, n_servers = self.group.n_workers, len(sizes)
+            worker, server = (each.ravel() for each in np.indices((n_workers, n_servers)))
+            ends = (n_workers + server, worker) if pull else (worker, n_workers + server)
+            lane = (messages(*ends, server, reduce=False),)
+            self._schedules[pull, sizes] = Schedule(n_workers + n_servers, n_servers, (lane,), np.array(sizes))
+        return self.loop.collective(self._schedules[pull, sizes], self.group.nodes, sum(sizes))
+
+    def _answer(self, exchange: _Exchange, piece: int, server: int) -> Process:
+        rank = self.group.n_workers + server
+        yield self.loop.join(exchange.push, rank)
+        yield from self._work(piece, server)
+        self.loop.join(exchange.pull, rank)
+
+    def _work(self, piece: int, server: int) -> Process:
+        """Decode, average and encode the answer, one piece after the other."""
+        seconds = self.codec.seconds.server(self.codec.pieces[piece].n, self.group.n_workers)
+        if seconds > 0.0:
+            with self._locks[server].request() as turn:
+                yield turn
+                start = self.loop.now
+                yield self.loop.env.timeout(seconds)
+            self.group.recorder.background(f"server {server}", f"mean of piece {piece}", start, self.loop.now)
+
+    # ------------------------------------------------------------ sizes that depend on values
 
     def _push_pull(self, worker: Worker, step: int, piece: int, server: int) -> Process:
         yield self.loop.send(worker.node, self.nodes[server], sum(self.codec.nbytes(step, piece, worker.rank)))
@@ -90,14 +151,7 @@ class CompressedServers:
         yield self.loop.send(self.nodes[server], worker.node, self.codec.answer_nbytes(step, piece))
 
     def _average(self, mean: _Mean, piece: int, server: int) -> Process:
-        """Decode, average and encode the answer, one piece after the other."""
-        seconds = self.codec.seconds.server(self.codec.pieces[piece].n, self.group.n_workers)
-        if seconds > 0.0:
-            with self._locks[server].request() as turn:
-                yield turn
-                start = self.loop.now
-                yield self.loop.env.timeout(seconds)
-            self.group.recorder.background(f"server {server}", f"mean of piece {piece}", start, self.loop.now)
+        yield from self._work(piece, server)
         mean.ready.succeed()
 
 
