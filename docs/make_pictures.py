@@ -1,5 +1,6 @@
 """Make the pictures that the README and the docs show: `python docs/make_pictures.py`."""
 
+import runpy
 from pathlib import Path
 
 import ddlsim
@@ -18,3 +19,6 @@ series = {
 scaling(series, OUT / "scaling.png")
 series["ring, DDP buckets"][-1].plot_timeline(OUT / "timeline.png", n_workers=8)
 ddlsim.simulate("two-racks-oversubscribed", "resnet50", batch_size=32, steps=2).plot_cluster(OUT / "cluster.png")
+
+learned = runpy.run_path(str(OUT.parents[1] / "examples" / "first_to_95.py"))["results"]
+ddlsim.plot_learning(learned, OUT / "learning.png", x="time")

@@ -1,0 +1,30 @@
+"""Top-k gradients with and without error feedback, and what they save on 1 Gbit/s.
+
+Each of eight office machines sends the largest k of its gradient's elements. What is not sent is lost, unless error
+feedback keeps it for the next step; then even 0.3 % is enough. The clock is that of ResNet-18.
+"""
+
+import ddlsim
+
+base = ddlsim.Experiment(
+    "office-1gbe", "digits-cnn", ddlsim.AllReduce("ring"), batch_size=16, workers=8, time_model="resnet18",
+    compute=ddlsim.Measured("400 ms", 16), training=ddlsim.Training("digits", rate=0.2, epochs=20, evaluate_every=10**6),
+)  # fmt: skip
+
+print("compression          MB a step   ms a step  loss    accuracy")
+for name, compressor in {
+    "none": None,
+    "fp16": ddlsim.FP16(),
+    "top-k 1 %": ddlsim.TopK(0.01),
+    "top-k 1 %, feedback": ddlsim.ErrorFeedback(ddlsim.TopK(0.01)),
+    "top-k 0.3 %": ddlsim.TopK(0.003),
+    "top-k 0.3 %, feedback": ddlsim.ErrorFeedback(ddlsim.TopK(0.003)),
+    "1 bit, feedback": ddlsim.ErrorFeedback(ddlsim.OneBit()),
+    "QSGD, 4 bits": ddlsim.QSGD(7),
+}.items():
+    result = ddlsim.simulate(base.with_(compression=compressor))
+    last = result.history.iloc[-1]
+    print(
+        f"{name:<21}  {result.nbytes_per_step / 1e6:7.2f}  {result.step_time * 1e3:10.1f}  {last['loss']:6.3f}"
+        f"  {last['accuracy']:8.1%}"
+    )

@@ -1,0 +1,30 @@
+"""Which reaches 95 % first on eight office machines with 1 Gbit/s?
+
+Digits are learned, the clock is that of ResNet-18. One table, and two pictures of the same runs: accuracy against
+simulated seconds and against bytes on the wire.
+"""
+
+from pathlib import Path
+
+import ddlsim
+
+base = ddlsim.Experiment(
+    "office-1gbe", "digits-cnn", batch_size=32, workers=7, time_model="resnet18", compute=ddlsim.Measured("400 ms", 32),
+    jitter=ddlsim.Lognormal(0.1), seed=1,
+    training=ddlsim.Training("digits", rate=0.2, epochs=60, target_accuracy=0.95, moving_average=2, evaluate_every="4 s"),
+)  # fmt: skip
+ring = ddlsim.AllReduce("ring")
+experiments = {
+    "synchronous ring": base.with_(strategy=ring),
+    "4 local steps": base.with_(strategy=ddlsim.LocalSGD(period=4)),
+    "DaSGD, 4 steps, delay 3": base.with_(strategy=ddlsim.DaSGD(period=4, delay=3)),
+    "asynchronous, / staleness": base.with_(strategy=ddlsim.AsyncParameterServer(staleness_scaling="inverse")),
+    "top-k 1 %, error feedback": base.with_(strategy=ring, compression=ddlsim.ErrorFeedback(ddlsim.TopK(0.01))),
+}
+results = {name: ddlsim.simulate(experiment) for name, experiment in experiments.items()}
+print(ddlsim.compare(results, target=0.95))
+
+out = Path("out")
+out.mkdir(exist_ok=True)
+ddlsim.plot_learning(results, out / "accuracy_time.png", x="time")
+ddlsim.plot_learning(results, out / "accuracy_bytes.png", x="nbytes")
