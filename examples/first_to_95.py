@@ -11,7 +11,9 @@ import ddlsim
 base = ddlsim.Experiment(
     "office-1gbe", "digits-cnn", batch_size=32, workers=7, time_model="resnet18", compute=ddlsim.Measured("400 ms", 32),
     jitter=ddlsim.Lognormal(0.1), seed=1,
-    training=ddlsim.Training("digits", rate=0.2, epochs=60, target_accuracy=0.95, moving_average=2, evaluate_every="4 s"),
+    training=ddlsim.Training(
+        "digits", rate=0.2, epochs=60, target_accuracy=0.95, moving_average=2, evaluate_every="4 s"
+    ),
 )  # fmt: skip
 ring = ddlsim.AllReduce("ring")
 experiments = {
