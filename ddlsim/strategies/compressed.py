@@ -226,13 +226,14 @@ class Codec:
         outcomes = [self._outcome(step, unit) for unit in range(len(self._units))]
         for unit, outcome in zip(self._units, outcomes, strict=True):
             unit.before = outcome
+        self._at(step).encoded.clear()  # all sizes that anybody will ask for are known
         forwards = sorted(range(len(outcomes)), key=lambda i: self._units[i].part.start)
         return self.learner.plane.apply(_joined, *[outcomes[i] for i in forwards])
 
     def _at(self, step: int) -> _Step:
         if step not in self._steps:
             self._steps[step] = _Step()
-            self._steps.pop(step - 3, None)  # nobody lags so far behind
+            self._steps.pop(step - 2, None)  # all have what came of it, or they could not be so far
         return self._steps[step]
 
     def _encoded(self, step: int, unit: int, rank: int) -> Value[Encoded]:
