@@ -23,18 +23,23 @@ class ParameterServer:
     servers          number of shards, each on a server of its own (Li et al. 2014, OSDI)
     placement        "own" machines, or "colocated" with the workers
     overlap          as for :class:`~ddlsim.AllReduce`
-    local_reduction  add up inside each machine first, one push per machine (MXNet dist_device_sync)
+    local_reduction  add up inside each machine first, one push per machine: True or "tree" (a binomial tree), or
+                     "star" (all copy to one device, as in MXNet's dist_device_sync)
     """
 
     servers: int = 1
     placement: str = "own"
     overlap: str | Overlap = "layer"
-    local_reduction: bool = False
+    local_reduction: bool | str = False
     takes_compression = True
 
     def __post_init__(self) -> None:
         check_servers("ParameterServer", self.servers, self.placement)
         overlap_named(self.overlap)
+        if self.local_reduction not in (False, True, "tree", "star"):
+            raise ConfigError(
+                f"ParameterServer: local_reduction = {self.local_reduction!r}: must be False, True, 'tree' or 'star'"
+            )
 
     @property
     def label(self) -> str:
@@ -49,7 +54,7 @@ class ParameterServer:
         """Start all workers; the servers only react."""
         nodes = server_nodes(setting.cluster, setting.nodes, self.servers, self.placement)
         hosts = setting.hosts(setting.nodes).tolist() if self.local_reduction else None
-        exchange = push_pull(len(setting.workers), self.servers, hosts)
+        exchange = push_pull(len(setting.workers), self.servers, hosts, star=self.local_reduction == "star")
 
         def schedule(nbytes: float) -> Schedule:
             return exchange

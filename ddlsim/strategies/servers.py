@@ -79,18 +79,18 @@ def _remedy(placement: str) -> str:
     return ", fewer workers, or placement 'colocated'" if placement == "own" else ""
 
 
-def push_pull(n_workers: int, n_servers: int, hosts: list[int] | None = None) -> Schedule:
+def push_pull(n_workers: int, n_servers: int, hosts: list[int] | None = None, *, star: bool = False) -> Schedule:
     """Return the schedule by which ranks 0..n_workers-1 push their gradients to the servers (ranks n_workers..)
     and pull the sums: shard i of n_servers lives on server i (Li et al. 2014, OSDI, section 3).
 
-    With `hosts` (the machine of each worker) gradients are first added up inside each machine: every worker
-    reduces its part of the buffer for the others, one leader of the machine collects the parts, pushes, pulls,
-    and hands the result back (what MXNet's dist_device_sync does).
+    With `hosts` (the machine of each worker) gradients are first added up inside each machine, in a binomial tree
+    that ends at the machine's first worker; it pushes, pulls, and hands the result back. With `star` all others
+    send to it, and get the result from it, directly (MXNet's CommDevice, src/kvstore/comm.h).
     """
     n = n_workers + n_servers
     shards = np.arange(n_servers)
     leaders = np.arange(n_workers) if hosts is None else _leaders(hosts)
-    before, after = ((), ()) if hosts is None else _inside(hosts, leaders, n_servers)
+    before, after = ((), ()) if hosts is None else _inside(hosts, leaders, n_servers, star)
     worker, shard = (a.ravel() for a in np.meshgrid(leaders, shards, indexing="ij"))
     push = messages(worker, n_workers + shard, shard, reduce=True)
     pull = messages(n_workers + shard, worker, shard, reduce=False)
@@ -101,23 +101,29 @@ def _leaders(hosts: list[int]) -> Ints:
     return np.unique(np.asarray(hosts), return_index=True)[1].astype(np.int64)
 
 
-def _inside(hosts: list[int], leaders: Ints, n_chunks: int) -> tuple[tuple[Round, ...], tuple[Round, ...]]:
-    """Binomial reduce to each machine's first worker, and binomial broadcast from it."""
+def _inside(hosts: list[int], leaders: Ints, n_chunks: int, star: bool) -> tuple[tuple[Round, ...], tuple[Round, ...]]:
+    """Reduce to each machine's first worker, and broadcast from it: binomial, or all directly."""
     labels = np.asarray(hosts)
     leader = dict(zip(labels[leaders].tolist(), leaders.tolist(), strict=True))
     members: dict[int, list[int]] = {}
     for rank, host in enumerate(labels.tolist()):
         members.setdefault(leader[host], []).append(rank)
+    largest = max(len(ranks) for ranks in members.values())
     reduce: list[Round] = []
-    distance = 1
-    while distance < max(len(m) for m in members.values()):
+    for distance in [] if star else [1 << k for k in range((largest - 1).bit_length())]:
         pairs = [
             (ranks[i + distance], ranks[i])
             for ranks in members.values()
             for i in range(0, len(ranks) - distance, 2 * distance)
         ]
-        src, dst = np.array(pairs, dtype=np.int64).T
-        reduce.append(messages(src, dst, 0, n_chunks, reduce=True))
-        distance *= 2
+        reduce.append(_to_leaders(pairs, n_chunks))
+    if star and largest > 1:
+        pairs = [(rank, ranks[0]) for ranks in members.values() for rank in ranks[1:]]
+        reduce.append(_to_leaders(pairs, n_chunks))
     broadcast = [messages(r.dst, r.src, 0, n_chunks, reduce=False) for r in reversed(reduce)]
     return tuple(reduce), tuple(broadcast)
+
+
+def _to_leaders(pairs: list[tuple[int, int]], n_chunks: int) -> Round:
+    src, dst = np.array(pairs, dtype=np.int64).T
+    return messages(src, dst, 0, n_chunks, reduce=True)

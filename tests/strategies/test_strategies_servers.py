@@ -23,6 +23,7 @@ from ddlsim import (
     simulate,
 )
 from ddlsim.cluster import MultiGpu, star
+from ddlsim.errors import ConfigError
 from ddlsim.strategies.servers import push_pull
 from ddlsim.workload.jitter import Jitter
 
@@ -106,12 +107,31 @@ def test_local_reduction(m: int) -> None:
     assert alone.step_time > 0.05 + 4 * (m - 1) / m * nbytes / BANDWIDTH
 
 
+def test_local_reduction_in_a_star() -> None:
+    """Three GPUs of four hand theirs to the first one over its PCIe link, and get the result over it: 2 (2 a + 3 S/B);
+    the only server is on its own machine: two more messages to the CPU next to it, 2 (a + S/B)."""
+    host = MultiGpu(n_gpus=4, pcie_bandwidth=12e9, pcie_latency=1e-6)
+    cluster = load_cluster(star(1, bandwidth=BANDWIDTH, latency=20e-6, host=host))
+    strategy = ParameterServer(1, "colocated", "none", local_reduction="star")
+    result = simulate(cluster, "alexnet", strategy, 8, steps=1, warmup=0, compute=Measured(0.05, 8), device="v100")
+    nbytes = 4.0 * result.workloads[0].model.n_params
+    inside = 2 * (2e-6 + 3 * nbytes / 12e9)
+    # GPU -> PCIe switch -> CPU
+    assert result.step_times == pytest.approx([0.05 + inside + 2 * (2e-6 + nbytes / 12e9)], **EXACT)
+
+
+def test_unknown_way_of_local_reduction() -> None:
+    with pytest.raises(ConfigError, match="local_reduction = 'ring': must be False, True, 'tree' or 'star'"):
+        ParameterServer(local_reduction="ring")
+
+
+@pytest.mark.parametrize("star", [False, True])
 @pytest.mark.parametrize("hosts", [None, [0, 0, 0, 1, 1, 2], [0, 1, 0, 1, 0, 1], [0] * 6, list(range(6))])
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_push_and_pull_average_all_gradients(k: int, hosts: list[int] | None) -> None:
+def test_push_and_pull_average_all_gradients(k: int, hosts: list[int] | None, star: bool) -> None:
     """Every worker ends with every worker's contribution exactly once (the servers contribute nothing: their
     own buffers must not get into the sum)."""
-    schedule = push_pull(6, k, hosts)
+    schedule = push_pull(6, k, hosts, star=star)
     contributions = np.zeros((6 + k, k, 6), dtype=np.int64)
     contributions[np.arange(6), :, np.arange(6)] = 1
     for lane in schedule.lanes:
