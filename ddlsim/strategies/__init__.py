@@ -1,6 +1,7 @@
 """The distributed training algorithms. A strategy is a frozen dataclass with `label`, `updates` and `start`."""
 
-from ddlsim.strategies.all_reduce import AllReduce, schedule_time
+from ddlsim.strategies.algorithms import schedule_time
+from ddlsim.strategies.all_reduce import AllReduce
 from ddlsim.strategies.asynchronous import AsyncParameterServer
 from ddlsim.strategies.asynchronous_gossip import ADPSGD, GossipSGD
 from ddlsim.strategies.delayed_averaging import CoCoDSGD, DaSGD, OverlapLocalSGD

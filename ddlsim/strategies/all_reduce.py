@@ -6,24 +6,16 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
-from ddlsim.cluster import Cluster
-from ddlsim.collectives import Collective, Schedule, algorithm_names, build, reorder
-from ddlsim.collectives.find import n_segments_for
+from ddlsim.collectives import Collective, Schedule
 from ddlsim.errors import ConfigError
-from ddlsim.network import Network
+from ddlsim.strategies.algorithms import check_exchange, name_of, order_of, schedules
 from ddlsim.strategies.compressed_all_reduce import CompressedAllReduce
 from ddlsim.strategies.group import Carrier, Group
 from ddlsim.strategies.overlap import HorovodFusion, Overlap, Priority, buckets_of, overlap_named
 from ddlsim.strategies.setting import Setting
 from ddlsim.workload.buckets import Bucket
 
-__all__ = ["AllReduce", "schedule_time", "start_group"]
-
-#: algorithms that "auto" does not try: never the fastest, or the same as another at these settings
-NOT_TRIED = ("naive_ring", "parameter_server")
+__all__ = ["AllReduce", "start_group"]
 
 #: makes what carries the buckets of a group
 NewCarrier = Callable[[Group, Sequence[Bucket]], Carrier]
@@ -48,21 +40,13 @@ class AllReduce:
 
     def __post_init__(self) -> None:
         overlap_named(self.overlap)
-        if not (isinstance(self.algorithm, str) or callable(self.algorithm)):
-            raise ConfigError(
-                f"AllReduce: algorithm = {self.algorithm!r}: must be a name such as 'ring', or a function"
-            )
-        order = self.rank_order
-        named = isinstance(order, str) and order in ("given", "topology")
-        if not named and (isinstance(order, str) or not all(isinstance(rank, int | np.integer) for rank in order)):
-            raise ConfigError(f"AllReduce: rank_order = {order!r}: must be 'given', 'topology' or a list of ranks")
+        check_exchange("AllReduce", self.algorithm, self.rank_order)
 
     @property
     def label(self) -> str:
         """Algorithm and overlap."""
-        name = self.algorithm if isinstance(self.algorithm, str) else getattr(self.algorithm, "__name__", "function")
         overlap = self.overlap if isinstance(self.overlap, str) else type(self.overlap).__name__
-        return f"all-reduce ({name}, {overlap})"
+        return f"all-reduce ({name_of(self.algorithm)}, {overlap})"
 
     def updates(self, steps: int, n_workers: int) -> int:
         """One update a step."""
@@ -70,38 +54,14 @@ class AllReduce:
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
-        order = self._order(setting)
-        hosts = setting.hosts(setting.nodes)[order]
-        known: dict[float, Schedule] = {}
+        schedule = schedules(setting, self.algorithm, self.rank_order)
+        start_group(setting, overlap_named(self.overlap), schedule, [], self._compressed(setting, schedule))
 
-        def schedule(nbytes: float) -> Schedule:
-            key = nbytes if self.algorithm == "auto" else float(n_segments_for(nbytes))
-            if key not in known:
-                algorithm = self.algorithm
-                if algorithm == "auto":
-                    algorithm = fastest(setting, order, nbytes)
-                known[key] = reorder(build(algorithm, len(order), nbytes, hosts.tolist()), order)
-            return known[key]
-
-        start_group(setting, overlap_named(self.overlap), schedule, [], self._compressed(setting, schedule, order))
-
-    def _compressed(
-        self, setting: Setting, schedule: Callable[[float], Schedule], order: npt.NDArray[np.int64]
-    ) -> NewCarrier | None:
+    def _compressed(self, setting: Setting, schedule: Callable[[float], Schedule]) -> NewCarrier | None:
         if setting.compression is None:
             return None
+        order = order_of(setting, self.rank_order)
         return functools.partial(CompressedAllReduce, setting, self.algorithm, schedule, order)
-
-    def _order(self, setting: Setting) -> npt.NDArray[np.int64]:
-        n = len(setting.workers)
-        if self.rank_order == "given":
-            return np.arange(n)
-        if self.rank_order == "topology":
-            return setting.cluster.locality_order(setting.nodes)
-        order = np.array(self.rank_order, dtype=np.int64)
-        if not np.array_equal(np.sort(order), np.arange(n)):
-            raise ConfigError(f"AllReduce: rank_order must list each of the ranks 0..{n - 1} once")
-        return order
 
 
 def start_group(
@@ -126,45 +86,3 @@ def start_group(
         group.coordinator = overlap.coordinator(group)
     for worker in setting.workers:
         setting.loop.env.process(overlap.work(worker, group))
-
-
-def schedule_time(
-    cluster: Cluster,
-    schedule: Schedule,
-    nodes: Sequence[int],
-    nbytes: float,
-    entry_times: Sequence[float] | None = None,
-) -> float:
-    """Return when the last rank has ended a collective over `nbytes` on the otherwise idle cluster, in s.
-
-    ``nodes`` (n_ranks,) is where the ranks are; all enter at 0, or at ``entry_times`` (n_ranks,) s.
-    """
-    network = Network(cluster)
-    number = network.collective(schedule, nodes, nbytes)
-    entries = np.zeros(len(nodes)) if entry_times is None else np.asarray(entry_times, dtype=np.float64)
-    end = 0.0
-    for time in np.unique(entries):
-        while (done := network.advance(time)) is not None:
-            end = done.time
-        ranks = np.flatnonzero(entries == time)
-        network.join(np.full(len(ranks), number), ranks, float(time))
-    while (done := network.advance()) is not None:
-        end = done.time
-    return end
-
-
-def fastest(setting: Setting, order: npt.NDArray[np.int64], nbytes: float) -> str:
-    """Return the name of the all-reduce that is fastest for `nbytes` on the idle cluster, and note it."""
-    hosts = setting.hosts(setting.nodes)[order].tolist()
-    times: dict[str, float] = {}
-    for name in algorithm_names():
-        if name in NOT_TRIED:
-            continue
-        try:
-            schedule = reorder(build(name, len(order), nbytes, hosts), order)
-        except ConfigError:  # not for this number or placement of ranks
-            continue
-        times[name] = schedule_time(setting.cluster, schedule, setting.nodes, nbytes)
-    best = min(times, key=lambda name: (times[name], name))
-    setting.notes.append(f"auto: {best} for {nbytes / 1e6:.3g} MB ({times[best] * 1e3:.4g} ms)")
-    return best

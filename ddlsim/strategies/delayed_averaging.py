@@ -13,8 +13,9 @@ import numpy as np
 from ddlsim.collectives import Collective
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
+from ddlsim.strategies.algorithms import check_exchange, name_of
 from ddlsim.strategies.checks import whole
-from ddlsim.strategies.exchange import Exchange, averaging, check_exchange, name_of
+from ddlsim.strategies.exchange import Exchange, averaging
 from ddlsim.strategies.replica import Replica, start_replicas
 from ddlsim.strategies.setting import Setting
 from ddlsim.strategies.worker import Process

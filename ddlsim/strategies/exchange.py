@@ -6,66 +6,17 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import simpy
 
-from ddlsim.collectives import Collective, Schedule, build, reorder
-from ddlsim.collectives.find import n_segments_for
-from ddlsim.errors import ConfigError
+from ddlsim.collectives import Collective, Schedule
 from ddlsim.learning import Array, Value
-from ddlsim.strategies.all_reduce import fastest
+from ddlsim.strategies.algorithms import schedules
 from ddlsim.strategies.setting import Setting
 from ddlsim.strategies.worker import Process, Worker
 
-__all__ = ["Exchange", "averaging", "check_exchange", "name_of", "schedules"]
+__all__ = ["Exchange", "averaging"]
 
 T = TypeVar("T")
-
-
-def check_exchange(owner: str, algorithm: str | Collective, rank_order: str | Sequence[int]) -> None:
-    """Raise ConfigError unless these are an algorithm and an order as :class:`~ddlsim.AllReduce` takes them."""
-    if not (isinstance(algorithm, str) or callable(algorithm)):
-        raise ConfigError(f"{owner}: algorithm = {algorithm!r}: must be a name such as 'ring', or a function")
-    named = isinstance(rank_order, str) and rank_order in ("given", "topology")
-    if not named and (isinstance(rank_order, str) or not all(isinstance(r, int | np.integer) for r in rank_order)):
-        raise ConfigError(f"{owner}: rank_order = {rank_order!r}: must be 'given', 'topology' or a list of ranks")
-
-
-def name_of(algorithm: str | Collective) -> str:
-    """Return an algorithm's name, for labels."""
-    return algorithm if isinstance(algorithm, str) else getattr(algorithm, "__name__", "function")
-
-
-def schedules(
-    setting: Setting, algorithm: str | Collective, rank_order: str | Sequence[int], kind: str = "all_reduce"
-) -> Callable[[float], Schedule]:
-    """Return what makes the schedule among all workers for a number of bytes; "auto" is for all-reduces only."""
-    order = _order(setting, rank_order)
-    hosts = setting.hosts(setting.nodes)[order].tolist()
-    known: dict[float, Schedule] = {}
-
-    def schedule(nbytes: float) -> Schedule:
-        automatic = algorithm == "auto" and kind == "all_reduce"
-        key = nbytes if automatic else float(n_segments_for(nbytes))
-        if key not in known:
-            chosen = fastest(setting, order, nbytes) if automatic else algorithm
-            known[key] = reorder(build(chosen, len(order), nbytes, hosts, kind), order)
-        return known[key]
-
-    return schedule
-
-
-def _order(setting: Setting, rank_order: str | Sequence[int]) -> npt.NDArray[np.int64]:
-    n = len(setting.workers)
-    if rank_order == "given":
-        return np.arange(n)
-    if rank_order == "topology":
-        return setting.cluster.locality_order(setting.nodes)
-    order = np.array(rank_order, dtype=np.int64)
-    if not np.array_equal(np.sort(order), np.arange(n)):
-        raise ConfigError(f"rank_order = {list(rank_order)}: must list each of the ranks 0..{n - 1} once")
-    return order
 
 
 @dataclass

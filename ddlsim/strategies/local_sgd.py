@@ -17,8 +17,9 @@ from ddlsim.collectives import Collective
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.learning.learner import State
+from ddlsim.strategies.algorithms import check_exchange, name_of, schedules
 from ddlsim.strategies.checks import quantity, whole
-from ddlsim.strategies.exchange import Exchange, check_exchange, name_of, schedules
+from ddlsim.strategies.exchange import Exchange
 from ddlsim.strategies.replica import Replica, need_values, start_replicas
 from ddlsim.strategies.setting import Setting
 from ddlsim.strategies.worker import Process

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from ddlsim.collectives import Collective
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
-from ddlsim.strategies.exchange import Exchange, check_exchange, name_of, schedules
+from ddlsim.strategies.algorithms import check_exchange, name_of, schedules
+from ddlsim.strategies.exchange import Exchange
 from ddlsim.strategies.replica import Replica, start_replicas
 from ddlsim.strategies.setting import Setting
 from ddlsim.strategies.worker import Process

@@ -51,7 +51,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"cluster": "dgx1-v10"}, "unknown cluster 'dgx1-v10'; did you mean 'dgx1-v100'?"),
     ({"strategy": AllReduce("rings")}, "unknown all_reduce algorithm 'rings'; did you mean 'ring'?"),
     ({"strategy": AllReduce("no_such_module:f")}, "'no_such_module'; write it 'package.module:function'"),
-    ({"strategy": AllReduce("ring", rank_order=(0, 1))}, "rank_order must list each of the ranks 0..3 once"),
+    ({"strategy": AllReduce("ring", rank_order=(0, 1))}, "must list each of the ranks 0..3 once"),
     ({"strategy": "ring"}, "strategy = 'ring': must be an object such as ddlsim.AllReduce('ring')"),
     ({"strategy": AllReduce}, "must be an object such as ddlsim.AllReduce('ring')"),
     ({"device": "v10"}, "unknown device 'v10'; did you mean 'v100'?"),
