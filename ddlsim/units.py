@@ -28,6 +28,7 @@ DIMENSIONS: dict[str, tuple[str, dict[str, float], str]] = {
     "flops": ("FLOP/s", {"FLOP/s": 1.0, "FLOPS": 1.0, "flop/s": 1.0}, "15.7 TFLOP/s"),
     "rate": ("1/s", {"1/s": 1.0, "/s": 1.0, "images/s": 1.0, "samples/s": 1.0, "sequences/s": 1.0}, "300 images/s"),
     "power": ("W", {"W": 1.0}, "300 W"),
+    "price": ("USD/s", {"USD/h": 1.0 / 3600.0, "USD/s": 1.0}, "3.06 USD/h"),
 }
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.cluster.quantity import Quantity, nonnegative
 from ddlsim.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -79,6 +80,11 @@ class Cluster:
     link_efficiency: Floats
     link_latency: Floats
     link_kind: tuple[str, ...]
+    #: what it costs, NaN where nobody has said: USD/s of a machine, (n_hosts,), and of a device in it, (n_nodes,); W
+    #: that a switch draws, (n_nodes,)
+    host_price: Floats | None = None
+    device_price: Floats | None = None
+    switch_power: Floats | None = None
 
     def __post_init__(self) -> None:
         for value in vars(self).values():
@@ -215,6 +221,36 @@ class Cluster:
             link_bandwidth=np.where(chosen, self.link_bandwidth * bandwidth, self.link_bandwidth),
             link_latency=np.where(chosen, self.link_latency * latency, self.link_latency),
         )
+
+    def with_costs(
+        self,
+        *,
+        price: Quantity | None = None,
+        device_price: Quantity | None = None,
+        switch_power: Quantity | None = None,
+    ) -> Cluster:
+        """Return this cluster with prices and power draws; what is None stays as it is.
+
+        price         of every machine, "3.06 USD/h" (a number: USD/s)
+        device_price  of every device that a worker can use, beside its machine's price
+        switch_power  what every switch between the machines draws, "150 W"
+        """
+        new: dict[str, Floats] = {}
+        if price is not None:
+            new["host_price"] = np.full(len(self.host_names), nonnegative(price, "price", "price"))
+        if device_price is not None:
+            new["device_price"] = np.full(self.n_nodes, np.nan)
+            new["device_price"][self.workers] = nonnegative(device_price, "price", "device_price")
+        if switch_power is not None:
+            watts = nonnegative(switch_power, "power", "switch_power")
+            new["switch_power"] = np.where(self.is_fabric_switch, watts, np.nan)
+        return dataclasses.replace(self, **new)  # type: ignore[arg-type]  # only arrays
+
+    @cached_property
+    def is_fabric_switch(self) -> Bools:
+        """The switches that do not sit in a machine, shape (n_nodes,)."""
+        switches = np.array([kind == "switch" for kind in self.node_kind], dtype=bool)
+        return _frozen(switches & (self.host_of < 0))
 
     def locality_order(self, nodes: npt.ArrayLike) -> Ints:
         """Return a permutation of ``range(len(nodes))`` in which a ring keeps its hops local.

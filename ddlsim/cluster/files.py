@@ -76,7 +76,7 @@ def _read_toml(stem: str, text: str) -> Cluster:
     )
     if file.routing is not None:
         graph.graph["routing"] = file.routing
-    return from_graph(graph, file.name or stem)
+    return from_graph(graph, file.name or stem).with_costs(switch_power=file.switch_power)
 
 
 def _numbered(name: str, count: int | None) -> list[str]:
@@ -106,7 +106,7 @@ def _add_explicit(graph: Graph, file: schema.ClusterFile) -> list[str]:
         sources += [switch.source] if switch.source else []
         for name in _numbered(switch.name, switch.count):
             _check_new(name, ports, f"switches.{i}")
-            graph.add_node(name, kind="switch")
+            graph.add_node(name, kind="switch", **({} if switch.power is None else {"power": switch.power}))
             ports[name] = [name]
     for i, row in enumerate(file.links):
         link = schema.check_table(schema.LinkTable, row, f"links.{i}")

@@ -6,7 +6,8 @@ graph   name, title, sources, notes; routing (see `routing.POLICIES`); grid: siz
         numbered in row-major order; routes: lists of node names, the paths to take from the first to the last
 node    kind "gpu", "host" (also when missing) or "switch"; host: the machine it sits in (an endpoint's own
         name when missing; a switch without it belongs to the fabric); device; speed; send_overhead,
-        recv_overhead (s per message), reduce_time (s per reduced byte)
+        recv_overhead (s per message), reduce_time (s per reduced byte); price of its machine (on one of its
+        endpoints) and device_price of the endpoint (USD/s), power of a switch (W)
 edge    bandwidth (required), latency (0 when missing), efficiency (1 when missing), kind ("link" when
         missing), shared (half duplex with the edge of the same key the other way); reverse_bandwidth, on
         undirected edges
@@ -36,6 +37,7 @@ GRAPH_KEYS = {"name", "title", "sources", "notes", "routing", "grid", "routes"}
 #: what networkx itself, or a drawing tool on the way, leaves in a graph
 _FOREIGN_GRAPH_KEYS = {"node_default", "edge_default"}
 NODE_KEYS = {"kind", "host", "device", "speed", "send_overhead", "recv_overhead", "reduce_time"}
+NODE_KEYS |= {"price", "device_price", "power"}
 EDGE_KEYS = {"bandwidth", "latency", "efficiency", "kind", "shared", "reverse_bandwidth"}
 
 Attributes = dict[str, Any]  # networkx promises nothing about values; every one is checked below
@@ -158,6 +160,7 @@ def _node_columns(graph: nx.Graph[Any], where: str) -> dict[str, Any]:
         )
     columns = np.array(numbers, dtype=np.float64).T.copy()
     return {
+        **_cost_columns(graph, host_of, len(hosts), where),
         "node_kind": tuple(kinds),
         "device_of": tuple(devices),
         "host_of": np.array(host_of, dtype=np.int64),
@@ -167,6 +170,26 @@ def _node_columns(graph: nx.Graph[Any], where: str) -> dict[str, Any]:
         "recv_overhead": columns[2].copy(),
         "reduce_time": columns[3].copy(),
     }
+
+
+def _cost_columns(graph: nx.Graph[Any], host_of: list[int], n_hosts: int, where: str) -> dict[str, Any]:
+    """Return the prices and power draws that nodes state; a column that none states is left out."""
+    columns = {
+        "price": np.full(n_hosts, np.nan), "device_price": np.full(len(host_of), np.nan),
+        "power": np.full(len(host_of), np.nan),
+    }  # fmt: skip
+    for node, (name, data) in enumerate(graph.nodes(data=True)):
+        for key in columns.keys() & data.keys():
+            place = f"{where}: node {str(name)!r}"
+            if (data.get("kind", "host") == "switch") != (key == "power"):
+                raise ConfigError(f"{place}: {key} is for {'switches' if key == 'power' else 'endpoints'}; remove it")
+            number = nonnegative(data[key], "power" if key == "power" else "price", f"{place}: {key}")
+            at = host_of[node] if key == "price" else node
+            if not np.isnan(columns[key][at]) and columns[key][at] != number:
+                raise ConfigError(f"{place}: price = {data[key]!r} differs from that on another node of its machine")
+            columns[key][at] = number
+    fields = {"price": "host_price", "device_price": "device_price", "power": "switch_power"}
+    return {fields[key]: column for key, column in columns.items() if not np.isnan(column).all()}
 
 
 def _link_columns(graph: nx.Graph[Any], index: dict[Hashable, int], where: str) -> dict[str, Any]:
@@ -299,7 +322,21 @@ def _node_attributes(cluster: Cluster, node: int) -> Attributes:
     data.update(
         {key: float(column[node]) for key, (column, usual) in columns.items() if column[node] != usual}
     )
-    return data
+    return data | _costs(cluster, node)
+
+
+def _costs(cluster: Cluster, node: int) -> Attributes:
+    """Return the prices and the power draw to be written at a node."""
+    found = {}
+    host = int(cluster.host_of[node])
+    if cluster.host_price is not None and host >= 0:
+        first = int(np.argmax((cluster.host_of == host) & cluster.is_endpoint))
+        found = {"price": float(cluster.host_price[host])} if first == node else {}
+    if cluster.device_price is not None:
+        found["device_price"] = float(cluster.device_price[node])
+    if cluster.switch_power is not None:
+        found["power"] = float(cluster.switch_power[node])
+    return {key: value for key, value in found.items() if not np.isnan(value)}
 
 
 def _node_path(cluster: Cluster, src: int, links: tuple[int, ...]) -> list[str]:

@@ -53,6 +53,8 @@ class Host:
     speed           compute speed relative to the device's own (1.0)
     send_overhead, recv_overhead   software time per message, o of LogGP (Alexandrov et al. 1995)
     reduce_bandwidth               bytes/s at which received data are added up; None: no time
+    price           of the machine, "3.06 USD/h"; None: not known
+    device_price    of the device in it beside that, if it has a price of its own
     """
 
     device: str | None = None
@@ -60,6 +62,8 @@ class Host:
     send_overhead: Quantity = 0.0
     recv_overhead: Quantity = 0.0
     reduce_bandwidth: Quantity | None = None
+    price: Quantity | None = None
+    device_price: Quantity | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,8 @@ class MultiGpu:
     n_nics   1: at the CPU, or on the PCIe switch where there is only one; otherwise one on each PCIe switch,
              so that every GPU has one nearest NIC (give each GPU its own switch to give it its own NIC)
     cpu      device key of the CPU, a "host" node where parameter servers can run
-    The remaining fields are those of :class:`Host`, for each GPU (overheads also for the CPU).
+    The remaining fields are those of :class:`Host`, for each GPU (overheads also for the CPU; `price` is that of
+    the whole machine).
     """
 
     n_gpus: int
@@ -92,6 +97,8 @@ class MultiGpu:
     send_overhead: Quantity = 0.0
     recv_overhead: Quantity = 0.0
     reduce_bandwidth: Quantity | None = None
+    price: Quantity | None = None
+    device_price: Quantity | None = None
 
 
 Interior: TypeAlias = Host | MultiGpu
@@ -145,6 +152,9 @@ def _endpoint(interior: Interior, host: str, device: str | None) -> dict[str, An
             data[field] = seconds
     if interior.reduce_bandwidth is not None:
         data["reduce_time"] = 1 / positive(interior.reduce_bandwidth, "bandwidth", "host: reduce_bandwidth")
+    for field in ("price", "device_price"):
+        if getattr(interior, field) is not None:
+            data[field] = nonnegative(getattr(interior, field), "price", f"host: {field}")
     return data
 
 
@@ -182,7 +192,8 @@ def _add_multi_gpu(graph: Graph, name: str, host: MultiGpu) -> list[str]:
     for gpu in gpus:
         graph.add_node(gpu, kind="gpu", **_endpoint(host, name, host.device))
     cpu_data = _endpoint(host, name, host.cpu)
-    cpu_data.pop("speed", None)  # the speed is the GPUs'
+    for key in ("speed", "device_price"):  # these are the GPUs'
+        cpu_data.pop(key, None)
     graph.add_node(cpu, kind="host", **cpu_data)
     for switch in switches:
         graph.add_node(switch, kind="switch", host=name)

@@ -54,6 +54,8 @@ def _text_with_unit(dimension: str, check: Callable[[object, str, str], float]) 
 
 Bandwidth = Annotated[float, _text_with_unit("bandwidth", positive)]
 Time = Annotated[float, _text_with_unit("time", nonnegative)]
+Power = Annotated[float, _text_with_unit("power", nonnegative)]
+Price = Annotated[float, _text_with_unit("price", nonnegative)]
 Pair = Annotated[list[str], Field(min_length=2, max_length=2)]
 Path = Annotated[list[str], Field(min_length=2)]
 
@@ -74,6 +76,7 @@ class SwitchTable(_Strict):
 
     name: str
     count: Annotated[int, Field(ge=1)] | None = None
+    power: Power | None = None
     source: str | None = None
 
 
@@ -105,6 +108,7 @@ class ClusterFile(_Strict):
     sources: list[str] = []
     notes: list[str] = []
     routing: Literal["shortest", "ecmp", "d-mod-k", "dimension-order"] | None = None
+    switch_power: Power | None = None  # of every switch between the machines
     generator: Table | None = None
     host: Table | None = None
     hosts: list[Table] = []
@@ -158,6 +162,8 @@ def _parameters(target: Callable[..., object]) -> type[BaseModel]:
             kind = Bandwidth
         elif parameter.name.endswith(("latency", "overhead")):
             kind = Time
+        elif parameter.name.endswith("price"):
+            kind = Price
         if parameter.default is inspect.Parameter.empty:
             known[parameter.name] = (kind, ...)
         else:

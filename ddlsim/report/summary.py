@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddlsim.report.numbers import count, percent, rate, seconds, size
+from ddlsim.report.numbers import count, percent, rate, seconds, si, size
 
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
@@ -33,6 +33,7 @@ def summary(result: Result) -> str:
         ("time goes to", _shares(result)),
         *_staleness(result),
         ("bytes sent", f"{size(result.nbytes_per_step)} per worker and step"),
+        *_costs(result),
         *_learning(result),
         *[("busy links" if i == 0 else "", text) for i, text in enumerate(_links(result))],
         *[("bottleneck" if i == 0 else "", text) for i, text in enumerate(_bottleneck(result))],
@@ -73,6 +74,15 @@ def _staleness(result: Result) -> list[tuple[str, str]]:
         return []
     most = max(result.recorder.staleness)
     return [("staleness", f"mean {result.mean_staleness:.4g}, at most {most} updates")]
+
+
+def _costs(result: Result) -> list[tuple[str, str]]:
+    """Return what a run costs and draws, as far as that is known, and per million samples."""
+    million = 1e6 / result.throughput
+    price, power = result.known("cost_rate"), result.known("power")
+    texts = [] if price is None else [f"{3600.0 * price:.4g} USD/h, {million * price:.4g} USD per million samples"]
+    texts += [] if power is None else [f"{si(power, 'W')}, {million * power / 3.6e6:.4g} kWh per million samples"]
+    return [("costs", "; ".join(texts))] if texts else []
 
 
 def _learning(result: Result) -> list[tuple[str, str]]:

@@ -144,6 +144,39 @@ class Result:
         samples = self.experiment.batch_size * self.experiment.accumulation
         return self.nbytes_sent / max(sum(n for _, n in self.recorder.updates) / samples, 1.0)
 
+    # ------------------------------------------------------------ cost and energy
+
+    @cached_property
+    def cost_rate(self) -> float:
+        """What the machines cost, in USD/s; see :mod:`ddlsim.run.costs`. Raises ConfigError for one without price."""
+        from ddlsim.run.costs import cost_rate
+
+        return cost_rate(self)
+
+    @cached_property
+    def energy(self) -> float:
+        """Energy of devices and switches, in J. Raises ConfigError where their power is not known."""
+        from ddlsim.run.costs import energy
+
+        return energy(self)
+
+    @property
+    def cost(self) -> float:
+        """What the simulated time costs, in USD. Raises ConfigError for a machine without price."""
+        return self.cost_rate * self.end_time
+
+    @property
+    def power(self) -> float:
+        """Mean power in W. Raises ConfigError where it is not known."""
+        return self.energy / self.end_time
+
+    def known(self, quantity: str) -> float | None:
+        """Return "cost_rate", "cost", "energy" or "power", or None where nobody has given prices or powers."""
+        try:
+            return float(getattr(self, quantity))
+        except ConfigError:
+            return None
+
     # ------------------------------------------------------------ learning
 
     @property
@@ -284,6 +317,8 @@ class Result:
             "warnings": list(self.warnings),
             "interrupted": self.interrupted,
             "nbytes_sent": self.nbytes_sent,
+            "cost": self.known("cost"),
+            "energy": self.known("energy"),
             "stop_reason": self.stop_reason,
             "history": self._rows(),
         }

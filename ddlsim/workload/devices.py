@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypedDict, cast
+from typing import NotRequired, TypedDict, cast
 
 from ddlsim.errors import unknown_name
 from ddlsim.units import parse
@@ -39,6 +39,9 @@ class Device:
     ``peak_flops`` maps a precision ("fp32", "tf32", "fp16", "bf16") to FLOP/s; ``efficiency`` to the
     fraction of that peak which the arithmetic of convolutional networks achieves while it is not limited by
     memory, ``efficiency_basis`` saying how that is known. Bytes, bytes/s and watts otherwise.
+
+    ``power_w`` is what it draws while it computes (the datasheet's limit), ``idle_power_w`` what it draws while it
+    waits, ``price`` what it costs to use, in USD/s; None: not known.
     """
 
     name: str
@@ -51,6 +54,8 @@ class Device:
     efficiency_basis: str
     sources: tuple[str, ...]
     curves: tuple[Curve, ...] = ()
+    idle_power_w: float | None = None
+    price: float | None = None
 
 
 class _DeviceTable(TypedDict):
@@ -61,6 +66,8 @@ class _DeviceTable(TypedDict):
     memory: str
     memory_bandwidth: str
     power: str
+    idle_power: NotRequired[str]
+    price: NotRequired[str]
     sources: list[str]
 
 
@@ -115,6 +122,8 @@ def _device(name: str, table: _DeviceTable, curves: tuple[Curve, ...]) -> Device
         efficiency_basis=table["efficiency_basis"],
         sources=tuple(table["sources"]),
         curves=curves,
+        idle_power_w=parse(table["idle_power"], "power") if "idle_power" in table else None,
+        price=parse(table["price"], "price") if "price" in table else None,
     )
 
 

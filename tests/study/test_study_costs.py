@@ -1,0 +1,98 @@
+"""Cost and energy of a run against sums done by hand."""
+
+import dataclasses
+
+import pytest
+
+import ddlsim
+from ddlsim.cluster import Host, MultiGpu, star
+from ddlsim.run.costs import cost_rate
+
+V100 = dataclasses.replace(ddlsim.load_device("v100"), idle_power_w=40.0)
+
+
+def simulated(cluster, **fields):
+    given = {"batch_size": 32, "steps": 2, "warmup": 0, "device": V100} | fields
+    return ddlsim.simulate(cluster, "resnet50", **given)
+
+
+def machines(n_hosts=4, host=None, **fields):
+    return star(n_hosts, bandwidth="10 Gbit/s", latency="10 us", host=host or Host(device="v100", **fields))
+
+
+def test_a_run_pays_for_the_machines_that_it_uses():
+    """2 of 4 machines at 3.60 USD/h: 2 * 3.60 / 3600 = 0.002 USD/s."""
+    result = simulated(machines(price="3.60 USD/h"), workers=2)
+    assert result.cost_rate == pytest.approx(0.002)
+    assert result.cost == pytest.approx(0.002 * result.end_time)
+
+
+def test_devices_in_a_machine_may_have_a_price_of_their_own():
+    """A machine at 1.80 USD/h with 3 of its 4 GPUs used at 3.60 each: (1.80 + 3 * 3.60) / 3600 = 0.0035 USD/s."""
+    interior = MultiGpu(4, device="v100", price="1.80 USD/h", device_price="3.60 USD/h")
+    assert simulated(machines(2, interior), workers=3).cost_rate == pytest.approx(0.0035)
+
+
+def test_the_device_has_the_price_where_the_machine_has_none():
+    device = dataclasses.replace(V100, price=0.001)
+    assert simulated(machines(), workers=3, device=device).cost_rate == pytest.approx(0.003)
+    priced = ddlsim.Cluster.from_graph(machines()).with_costs(price="7.2 USD/h")  # that is then all of it
+    assert simulated(priced, workers=3, device=device).cost_rate == pytest.approx(0.006)
+
+
+def test_a_parameter_server_in_a_machine_of_its_own_is_paid_for():
+    """3 workers, and 1 server in the fourth machine."""
+    strategy = ddlsim.ParameterServer(servers=1, placement="own")
+    assert simulated(machines(price="3.6 USD/h"), workers=3, strategy=strategy).cost_rate == pytest.approx(0.004)
+
+
+def test_energy_counts_busy_and_idle_devices_and_the_switch():
+    """2 devices at 300 W while they compute and 40 W otherwise, a switch at 100 W all the time."""
+    cluster = ddlsim.Cluster.from_graph(machines()).with_costs(switch_power="100 W")
+    result = simulated(cluster, workers=2)
+    busy = result.workers["compute"].sum()
+    expected = 300.0 * busy + 40.0 * (2.0 * result.end_time - busy) + 100.0 * result.end_time
+    assert 0.0 < busy < 2.0 * result.end_time
+    assert result.energy == pytest.approx(expected)
+    assert result.power == pytest.approx(expected / result.end_time)
+
+
+def test_one_worker_needs_no_switch():
+    """One worker sends nothing: 300 W while it computes, which is all the time."""
+    assert simulated(machines(), workers=1).power == pytest.approx(300.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: simulated(machines()).cost, "machine 'h0' .* has no price; give one: cluster.with_costs"),
+        (lambda: simulated(machines(), device="v100").energy, "idle power of device 'v100' is not known"),
+        (lambda: simulated(machines()).energy, "power of switch .* is not known; give it: cluster.with_costs"),
+        (lambda: machines(price="3 W"), "is a power, not a price"),
+        (lambda: ddlsim.Cluster.from_graph(machines()).with_costs(switch_power=-1.0), "must be finite and not neg"),
+    ],
+    ids=["price", "idle", "switch", "unit", "negative"],
+)
+def test_what_is_not_known_is_an_error_with_a_remedy(make, message):
+    with pytest.raises(ddlsim.ConfigError, match=message):
+        make()
+
+
+def test_costs_are_read_from_files_and_survive_being_written(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'switch_power = "150 W"\n[generator]\ntype = "star"\nn_hosts = 3\nbandwidth = "10 Gbit/s"\nlatency = "10 us"\n'
+        '[host]\ndevice = "v100"\nprice = "3.06 USD/h"\ndevice_price = "2 USD/h"\n'
+    )
+    read = ddlsim.load_cluster(path)
+    read.save(tmp_path / "again.json")
+    for cluster in (read, ddlsim.load_cluster(tmp_path / "again.json")):
+        assert cluster.host_price.tolist() == pytest.approx([3.06 / 3600.0] * 3)
+        assert cluster.device_price[cluster.workers].tolist() == pytest.approx([2.0 / 3600.0] * 3)
+        assert cluster.switch_power[cluster.is_fabric_switch].tolist() == [150.0]
+
+
+def test_a_bundled_cluster_with_a_published_price():
+    """Eight p3.2xlarge at 3.06 USD/h."""
+    result = ddlsim.simulate("aws-p3-2xlarge", "resnet50", steps=2)
+    assert 3600.0 * cost_rate(result) == pytest.approx(8 * 3.06)
