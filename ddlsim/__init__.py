@@ -105,6 +105,7 @@ if TYPE_CHECKING:
         SoftSync,
         StaleSynchronous,
     )
+    from ddlsim.validation.calibration import calibrate
     from ddlsim.workload.compute import Affine, Measured, Roofline
     from ddlsim.workload.devices import Device, device_names, load_device
     from ddlsim.workload.jitter import (
@@ -151,6 +152,7 @@ _HOMES = {
         "LocalSGD", "NoOverlap", "OverlapLocalSGD", "ParameterServer", "PerLayer", "Priority",
         "ShardedUpdate", "SoftSync", "StaleSynchronous",
     ),
+    "validation.calibration": ("calibrate",),
     "workload.compute": ("Affine", "Measured", "Roofline"),
     "workload.devices": ("Device", "device_names", "load_device"),
     "workload.jitter": (
@@ -250,6 +252,7 @@ __all__ = [
     "__version__",
     "algorithm_names",
     "build_network",
+    "calibrate",
     "cluster_names",
     "collective_time",
     "compare",

@@ -21,6 +21,7 @@ ORDER = [
     ("strategies",),
     ("run",),
     ("report",),
+    ("validation",),
     ("cli",),
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
@@ -33,7 +34,7 @@ ROOMS = {
     "numba": {"cluster", "network", "nn"},
     "pydantic": {"cluster", "workload", "measure", "run"},
     "matplotlib": {"report"},
-    "pandas": {"run", "report"},
+    "pandas": {"run", "report", "validation"},
     "typer": {"measure", "cli"},
     "rich": {"measure", "report", "cli"},
     "mpi4py": {"measure"},

@@ -16,7 +16,7 @@ from typing import Any
 
 import networkx as nx
 
-from ddlsim.cluster import schema
+from ddlsim.cluster import calibration_table, schema
 from ddlsim.cluster.cluster import Cluster
 from ddlsim.cluster.graphs import from_graph, to_graph
 from ddlsim.cluster.nodes import Graph, Host, add_host, connect
@@ -76,7 +76,8 @@ def _read_toml(stem: str, text: str) -> Cluster:
     )
     if file.routing is not None:
         graph.graph["routing"] = file.routing
-    return from_graph(graph, file.name or stem).with_costs(switch_power=file.switch_power)
+    cluster = from_graph(graph, file.name or stem).with_costs(switch_power=file.switch_power)
+    return cluster if file.calibration is None else calibration_table.apply(cluster, file.calibration)
 
 
 def _numbered(name: str, count: int | None) -> list[str]:

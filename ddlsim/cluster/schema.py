@@ -115,6 +115,7 @@ class ClusterFile(_Strict):
     switches: list[Table] = []
     links: list[Table] = []
     routes: list[Table] = []
+    calibration: Table | None = None  # see calibration_table.py
 
 
 def _one_line(error: ErrorDetails, model: type[BaseModel], place: str) -> ConfigError:

@@ -1,0 +1,136 @@
+"""What a calibration changes in a cluster: latencies, bandwidths and overheads, scaled to measured values.
+
+A measured value belongs to the *reference route* of a class of links, which anybody can look up:
+
+between   links between hosts; the route leads from the first worker of the first host to that of the second one
+inside    links inside hosts; the route joins the first two workers of the first host that has two
+
+``latency`` is the sum over the links of the class on that route (s), ``bandwidth`` the least payload capacity among
+them (bytes/s). All links of the class are scaled by the same factor, so what the file says about their proportions
+stays: a trunk that is four times as wide as a network card remains so. Inside hosts only links of the kinds on the
+reference route are scaled: what NVLinks do says nothing about PCIe.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import numpy as np
+
+from ddlsim.cluster.cluster import Bools, Cluster, Floats, Ints
+from ddlsim.errors import ConfigError, unknown_name
+
+__all__ = ["PARAMETERS", "current_parameters", "inside_hosts", "reference_ends", "with_parameters"]
+
+#: name of a parameter -> its dimension in :data:`ddlsim.units.DIMENSIONS`
+PARAMETERS = {
+    "between.latency": "time",
+    "between.bandwidth": "bandwidth",
+    "inside.latency": "time",
+    "inside.bandwidth": "bandwidth",
+    "overhead": "time",  # per message, at the sender and again at the receiver
+    "reduce_bandwidth": "bandwidth",  # at which received data are added up
+}
+
+_Ends: TypeAlias = tuple[int, int]
+
+
+def inside_hosts(cluster: Cluster) -> Bools:
+    """Return which links lie inside a host, shape (n_links,); the others are between hosts."""
+    src, dst = cluster.host_of[cluster.link_src], cluster.host_of[cluster.link_dst]
+    inside: Bools = (src == dst) & (src >= 0)
+    return inside
+
+
+def reference_ends(cluster: Cluster, link_class: str) -> _Ends | None:
+    """Return the nodes that the reference route of "between" or "inside" joins, or None if there are none."""
+    by_host: dict[int, list[int]] = {}
+    for node in cluster.workers.tolist():
+        by_host.setdefault(int(cluster.host_of[node]), []).append(node)
+    if link_class == "inside":
+        several = [nodes for nodes in by_host.values() if len(nodes) > 1]
+        return (several[0][0], several[0][1]) if several else None
+    firsts = [nodes[0] for nodes in by_host.values()]
+    return (firsts[0], firsts[1]) if len(firsts) > 1 else None
+
+
+def current_parameters(cluster: Cluster) -> dict[str, float]:
+    """Return the values (s, bytes/s) that the parameters have in `cluster`; without those it has no link or host for.
+
+    ``reduce_bandwidth`` is infinite where adding up takes no time.
+    """
+    values: dict[str, float] = {}
+    for link_class in ("between", "inside"):
+        links = _reference_links(cluster, link_class)
+        if links is not None and len(links):
+            values[f"{link_class}.latency"] = float(cluster.link_latency[links].sum())
+            values[f"{link_class}.bandwidth"] = float(_capacity(cluster)[links].min())
+    endpoints = cluster.is_endpoint
+    values["overhead"] = float(0.5 * (cluster.send_overhead + cluster.recv_overhead)[endpoints].mean())
+    slowest = float(cluster.reduce_time[endpoints].max())
+    values["reduce_bandwidth"] = 1.0 / slowest if slowest else np.inf
+    return values
+
+
+def with_parameters(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
+    """Return the cluster with the given parameters (names of :data:`PARAMETERS`, SI values above 0).
+
+    Setting a value again replaces it. Raises :class:`ConfigError` for an unknown name or a class of links that the
+    cluster does not have.
+    """
+    latency, bandwidth = cluster.link_latency.copy(), cluster.link_bandwidth.copy()
+    efficiency = cluster.link_efficiency.copy()
+    send, receive, reduce_time = cluster.send_overhead, cluster.recv_overhead, cluster.reduce_time
+    for name, value in values.items():
+        if name not in PARAMETERS:
+            raise unknown_name("parameter", name, PARAMETERS, f"cluster {cluster.name!r}: calibration")
+        if name == "overhead":
+            send = receive = np.where(cluster.is_endpoint, value, 0.0)
+            continue
+        if name == "reduce_bandwidth":
+            reduce_time = np.where(cluster.is_endpoint, 1.0 / value, 0.0)
+            continue
+        link_class, _, quantity = name.partition(".")
+        route = _reference_links(cluster, link_class)
+        if route is None or not len(route):
+            raise ConfigError(
+                f"cluster {cluster.name!r}: calibration: {name}: there are no two workers joined by links "
+                f"{link_class} hosts; remove this parameter"
+            )
+        members = _members(cluster, link_class, route)
+        if quantity == "latency":
+            known = float(latency[route].sum())
+            latency[members] = latency[members] * (value / known) if known else value / len(route)
+        else:
+            share = efficiency[members] * (value / float(_capacity(cluster)[route].min()))
+            # what the file's rate cannot explain by its share for payload raises the rate itself
+            bandwidth[members] *= np.maximum(share, 1.0)
+            efficiency[members] = np.minimum(share, 1.0)
+    return dataclasses.replace(
+        cluster, link_latency=latency, link_bandwidth=bandwidth, link_efficiency=efficiency, send_overhead=send,
+        recv_overhead=receive, reduce_time=reduce_time,
+    )  # fmt: skip
+
+
+def _capacity(cluster: Cluster) -> Floats:
+    return cluster.link_bandwidth * cluster.link_efficiency
+
+
+def _members(cluster: Cluster, link_class: str, route: Ints) -> Bools:
+    """Return which links are scaled together with those of `route`."""
+    if link_class == "between":
+        return np.logical_not(inside_hosts(cluster))
+    kinds = {cluster.link_kind[link] for link in route.tolist()}
+    return np.logical_and(inside_hosts(cluster), [kind in kinds for kind in cluster.link_kind])
+
+
+def _reference_links(cluster: Cluster, link_class: str) -> Ints | None:
+    """Return the links of the class on its reference route."""
+    ends = reference_ends(cluster, link_class)
+    if ends is None:
+        return None
+    links = cluster.routes([ends[0]], [ends[1]])[0]
+    own: Ints = links[inside_hosts(cluster)[links] == (link_class == "inside")]
+    return own

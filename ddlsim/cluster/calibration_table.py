@@ -1,0 +1,140 @@
+"""The `[calibration]` table of a cluster file, which ``ddlsim calibrate`` writes: docs/calibration.md tells its keys.
+
+Loading a cluster uses the parameters; everything else is what :func:`ddlsim.validation.load_calibration` reads.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ddlsim.cluster import schema
+from ddlsim.cluster.calibrated import PARAMETERS, with_parameters
+from ddlsim.cluster.cluster import Cluster
+from ddlsim.cluster.quantity import positive
+from ddlsim.cluster.schema import Table
+from ddlsim.errors import ConfigError, unknown_name
+
+__all__ = ["CalibrationTable", "ComputeTable", "CurveTable", "JitterTable", "MeasuredTable", "ParameterTable"]
+__all__ += ["ResidualTable", "apply", "parse_calibration", "value_of"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Whole = Annotated[int, Field(ge=1)]
+
+
+class ParameterTable(_Strict):
+    """One fitted number: text with a unit, with its 95 % confidence interval and what the file said before."""
+
+    name: str
+    value: str
+    low: str
+    high: str
+    file: str | None = None
+
+
+class CurveTable(_Strict):
+    """How one operation deviates from the simulation on the calibrated cluster, by size."""
+
+    operation: str
+    backend: str = ""
+    algorithm: str = ""
+    inside: bool = False  # the ranks were on one host
+    per_message: NotNegative
+    sizes: list[Annotated[int, Field(ge=1)]] = []  # bytes at which the slope changes
+    per_byte: list[NotNegative]
+    covariance: list[list[float]]
+    spread: NotNegative
+    dof: Positive
+    nbytes: list[int]  # least and most measured
+    ranks: list[int]
+
+
+class ComputeTable(_Strict):
+    """Seconds of a training step: c0 + c1 * batch size."""
+
+    model: str
+    c0: schema.Time
+    c1: schema.Time
+    covariance: list[list[float]]
+    spread: NotNegative
+    dof: Positive
+    batch_sizes: list[int]
+
+
+class JitterTable(_Strict):
+    """The distribution of a factor on the compute time, with its goodness of fit."""
+
+    type: str
+    shape: Positive  # coefficient of variation; of a shifted exponential the mean excess
+    base: schema.Time
+    ks: NotNegative
+    p_value: NotNegative
+    n_samples: Whole
+
+
+class ResidualTable(_Strict):
+    """One measurement that was used, and what the calibrated simulation says."""
+
+    operation: str
+    backend: str = ""
+    n_ranks: Whole
+    n_hosts: Whole
+    nbytes: int
+    measured: schema.Time
+    predicted: schema.Time
+    fitted: bool
+
+
+class MeasuredTable(_Strict):
+    """All measurements of messages."""
+
+    residuals: list[ResidualTable] = []
+
+
+class CalibrationTable(_Strict):
+    """The whole table."""
+
+    ddlsim: str = ""
+    sources: list[str] = []
+    notes: list[str] = []
+    spread: NotNegative = 0.0
+    dof: Positive = 1.0
+    covariance: list[list[float]] = []
+    parameters: list[ParameterTable] = []
+    curves: list[CurveTable] = []
+    compute: list[ComputeTable] = []
+    jitter: JitterTable | None = None
+    measured: MeasuredTable = MeasuredTable()
+
+
+def parse_calibration(table: Table) -> CalibrationTable:
+    """Return the checked table. Raises :class:`ConfigError` in one line, naming the field."""
+    checked = schema.check_table(CalibrationTable, table, "calibration")
+    n = len(checked.parameters)
+    if checked.covariance and (len(checked.covariance) != n or any(len(row) != n for row in checked.covariance)):
+        raise ConfigError(f"calibration.covariance: must have {n} rows and columns, one for each of the parameters")
+    return checked
+
+
+def value_of(name: str, text: str, place: str) -> float:
+    """Return a parameter's value in SI units. Raises :class:`ConfigError` for an unknown name or unit."""
+    if name not in PARAMETERS:
+        raise unknown_name("parameter", name, PARAMETERS, place)
+    return positive(text, PARAMETERS[name], f"{place}: {name}")
+
+
+def apply(cluster: Cluster, table: Table) -> Cluster:
+    """Return the cluster as the `[calibration]` table of its file says."""
+    found: dict[str, float] = {}
+    for i, row in enumerate(parse_calibration(table).parameters):
+        if row.name in found:
+            raise ConfigError(f"calibration.parameters.{i}: {row.name!r} is there twice; remove one")
+        found[row.name] = value_of(row.name, row.value, f"calibration.parameters.{i}")
+    return with_parameters(cluster, found)

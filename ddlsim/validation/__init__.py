@@ -1,0 +1,36 @@
+"""Calibrate a cluster from measurements, predict with intervals, compare with measured runs.
+
+Names are loaded when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddlsim.validation.calibration import Calibration, Parameter, Residual, calibrate
+    from ddlsim.validation.calibration_file import load_calibration
+    from ddlsim.validation.cases import ALGORITHMS
+    from ddlsim.validation.compute_fit import ComputeFit, fit_compute
+    from ddlsim.validation.curves import Curve, Interval
+    from ddlsim.validation.intervals import RunInterval, predict_interval
+    from ddlsim.validation.jitter_fit import JitterFit, fit_jitter
+
+_HOME = {
+    "ALGORITHMS": "cases", "Calibration": "calibration", "ComputeFit": "compute_fit", "Curve": "curves",
+    "Interval": "curves", "JitterFit": "jitter_fit", "Parameter": "calibration", "Residual": "calibration",
+    "RunInterval": "intervals", "calibrate": "calibration", "fit_compute": "compute_fit", "fit_jitter": "jitter_fit",
+    "load_calibration": "calibration_file", "predict_interval": "intervals",
+}  # fmt: skip
+
+__all__ = [
+    "ALGORITHMS", "Calibration", "ComputeFit", "Curve", "Interval", "JitterFit", "Parameter", "Residual",
+    "RunInterval", "calibrate", "fit_compute", "fit_jitter", "load_calibration", "predict_interval",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'ddlsim.validation' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"ddlsim.validation.{_HOME[name]}"), name)

@@ -1,0 +1,323 @@
+"""`calibrate`: a cluster whose simulated times are those that were measured, with what is uncertain about them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.cluster.calibrated import PARAMETERS, current_parameters, with_parameters
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.measure import Measurement
+from ddlsim.measure.table import OPERATIONS
+from ddlsim.validation.cases import Case, chosen_algorithms, make_case
+from ddlsim.validation.compute_fit import ComputeFit, fit_compute
+from ddlsim.validation.curves import Curve, Interval, curve_time, fit_curve, parts_of
+from ddlsim.validation.jitter_fit import JitterFit, fit_jitter
+from ddlsim.validation.links import LinkRow, fit_links
+from ddlsim.validation.log_fit import Floats, LogFit, t_quantile
+from ddlsim.validation.sources import read_sources
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+__all__ = ["Calibration", "Parameter", "Residual", "calibrate"]
+
+#: smaller buffers are added in the caches, and starting takes a part of the time
+LEAST_REDUCTION = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A fitted number (s or bytes/s) with its 95 % confidence interval, and what the cluster file said before."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    file: float
+
+
+@dataclass(frozen=True)
+class Residual:
+    """A measurement and what the calibrated cluster says, s; `fitted` if the parameters were fitted to it."""
+
+    operation: str
+    backend: str
+    n_ranks: int
+    n_hosts: int
+    nbytes: int
+    measured: float
+    predicted: float
+    fitted: bool
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, minus 1."""
+        return self.predicted / self.measured - 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """A calibrated `cluster` and how sure it is. ``print`` shows it; :meth:`save` writes it as a cluster file.
+
+    parameters   what was fitted (names of :data:`ddlsim.cluster.calibrated.PARAMETERS`)
+    covariance   (n, n) of the natural logarithms of the parameters
+    spread, dof  scatter of ln(predicted / measured) of the links' measurements, degrees of freedom
+    curves       operations that deviate from the simulation by size: :meth:`time` applies them. Runs
+                 (``simulate``) use the parameters only
+    compute      step times over the batch size, by model
+    jitter       variability of step times, None if it is not known
+    residuals    every measurement of messages that fits the cluster, as the cluster without curves predicts it
+    """
+
+    cluster: Cluster
+    parameters: tuple[Parameter, ...]
+    covariance: Floats
+    spread: float
+    dof: float
+    curves: tuple[Curve, ...] = ()
+    compute: tuple[ComputeFit, ...] = ()
+    jitter: JitterFit | None = None
+    residuals: tuple[Residual, ...] = ()
+    sources: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def time(
+        self, operation: str, nbytes: float, n_ranks: int = 2, n_hosts: int | None = None, *,
+        backend: str = "", algorithm: str | None = None,
+    ) -> Interval:  # fmt: skip
+        """Return the seconds of an operation of :data:`ddlsim.measure.OPERATIONS`, with the interval (95 %) in which
+        one more measurement of it would lie.
+
+        n_hosts   machines that the ranks are on; None: one rank on each
+        backend   whose curve applies; "" if there is only one
+        algorithm of a collective, instead of that of the curve or the usual one; then without the curve
+
+        Uses the operation's curve if there is one, else the simulation on the calibrated cluster. Raises ConfigError
+        for an unknown operation, or ranks that the cluster has no room for.
+        """
+        known = [*OPERATIONS["point_to_point"], *OPERATIONS["collective"]]
+        if operation not in known:
+            raise unknown_name("operation", operation, known)
+        if not (math.isfinite(nbytes) and nbytes >= 1.0):
+            raise ConfigError(f"nbytes = {nbytes!r}: must be a finite number of bytes, at least 1")
+        experiment = "point_to_point" if operation in OPERATIONS["point_to_point"] else "collective"
+        row = Measurement(
+            experiment=experiment, operation=operation, n_ranks=n_ranks, n_hosts=n_hosts or n_ranks, median_s=1.0,
+            nbytes=round(nbytes), backend=backend,
+        )  # fmt: skip
+        curve = None if algorithm else self._curve(row)
+        used = algorithm or (curve.algorithm if curve is not None else "")
+        algorithms = chosen_algorithms({operation: used} if used and experiment == "collective" else None)
+        case = LinkRow(row, make_case(row, self.cluster, algorithms))
+        if curve is not None:
+            return curve_time(curve, parts_of(case, self.cluster))
+        return self._simulated(case.case)
+
+    def _curve(self, row: Measurement) -> Curve | None:
+        fitting = [c for c in self.curves if (c.operation, c.inside) == (row.operation, row.n_hosts == 1)]
+        fitting = [c for c in fitting if not row.backend or c.backend == row.backend]
+        if len(fitting) > 1:
+            backends = ", ".join(repr(c.backend) for c in fitting)
+            raise ConfigError(f"{row.operation} was measured with several backends; choose one of {backends}")
+        return fitting[0] if fitting else None
+
+    def _simulated(self, case: Case) -> Interval:
+        """Return the simulated time; its uncertainty by how it changes with each parameter."""
+        value = case.seconds(self.cluster)
+        step = 1e-3
+        changed = [with_parameters(self.cluster, {p.name: p.value * math.exp(step)}) for p in self.parameters]
+        slopes = np.array([math.log(case.seconds(cluster) / value) / step for cluster in changed])
+        variance = self.spread**2 + (float(slopes @ self.covariance @ slopes) if len(slopes) else 0.0)
+        factor = math.exp(t_quantile(self.dof) * math.sqrt(variance))
+        return Interval(value / factor, value, value * factor)
+
+    def drawn(self, random: np.random.Generator) -> Cluster:
+        """Return the cluster with parameters drawn from their uncertainty.
+
+        Besides the parameters' own, the scatter around the fit makes all of them slower or faster together.
+        """
+        if not self.parameters:
+            return self.cluster
+        wider = t_quantile(self.dof) / t_quantile(math.inf)  # few degrees of freedom reach further
+        values, vectors = np.linalg.eigh(self.covariance)
+        moved = wider * (vectors * np.sqrt(np.maximum(values, 0.0))) @ random.standard_normal(len(values))
+        error = wider * self.spread * random.standard_normal()
+        found = {}
+        for p, move in zip(self.parameters, moved.tolist(), strict=True):
+            slower = -error if PARAMETERS[p.name] == "bandwidth" else error
+            found[p.name] = p.value * math.exp(move + slower)
+        return with_parameters(self.cluster, found)
+
+    def compute_of(self, model: str) -> ComputeFit | None:
+        """Return the step times of the model called `model`, or None if they were not measured."""
+        return next((fit for fit in self.compute if fit.model == model), None)
+
+    def save(self, path: str | Path, source: str | Path) -> None:
+        """Write the cluster file `source` (a path or bundled name, TOML) to `path`, with the calibration in it."""
+        from ddlsim.validation.calibration_file import write_calibration
+
+        write_calibration(self, Path(path), source)
+
+    def __str__(self) -> str:
+        from ddlsim.validation.calibration_text import summary
+
+        return summary(self)
+
+
+def calibrate(
+    measurements: str | Path | Sequence[str | Path | Measurement],
+    cluster: str | Path | nx.Graph[str] | Cluster,
+    *,
+    algorithms: Mapping[str, str] | None = None,
+    backend: str | None = None,
+    n_hosts: int | None = None,
+    model: str | None = None,
+    step_times: Iterable[float] = (),
+) -> Calibration:
+    """Fit the cluster to measurements: latency and bandwidth of the links between and inside hosts, overhead, speed of
+    adding up, cost curves over the size, compute time over the batch size, and the distribution of step times.
+
+    measurements  files or folders of any kind that :mod:`ddlsim.measure` or :mod:`ddlsim.imports` reads, or rows
+    cluster       what they were measured on
+    algorithms    kind of collective -> algorithm that the library used. Collectives with a named algorithm take part
+                  in the fit of the links; others only where there is no point-to-point measurement, as
+                  :data:`ddlsim.validation.ALGORITHMS` (a ring for all-reduce)
+    backend       use only rows of this backend ("mpi", "gloo", "nccl", ...); rows without one count always
+    n_hosts, model   what the files do not say (see :func:`ddlsim.imports.to_measurements`)
+    step_times    s of single steps of one worker, for the jitter
+
+    Raises ConfigError, saying what to measure, for input that does not determine the parameters, and for measurements
+    that the cluster has no room for.
+    """
+    loaded = load_cluster(cluster)
+    items = [measurements] if isinstance(measurements, str | Path) else list(measurements)
+    found = read_sources(items, n_hosts=n_hosts, model=model)
+    rows = [row for row in found.rows if backend is None or row.backend in (backend, "", "numpy")]
+    times = [*found.step_times, *step_times]
+    if not rows and not times:
+        known = sorted({row.backend for row in found.rows})
+        raise ConfigError(f"calibration: no measurement of backend {backend!r}; there are {known}")
+    links, notes = _placed(rows, loaded, chosen_algorithms(algorithms))
+    notes = [*found.notes, *notes]
+    chosen = _for_links(links, set(algorithms or ()))
+    result = loaded
+    fit: LogFit | None = None
+    if chosen:
+        fit, more = fit_links(loaded, chosen)
+        notes += more
+        result = with_parameters(result, fit.values)
+    reduction = _reduction(rows)
+    if reduction is not None:
+        result = with_parameters(result, {"reduce_bandwidth": 1.0 / reduction.c1})
+    parameters, covariance = _parameters(loaded, fit, reduction)
+    used = {id(row) for row in chosen}
+    residuals = tuple(_residual(row, result, id(row) in used) for row in links)
+    return Calibration(
+        result, parameters, covariance, fit.spread if fit is not None else 0.0, fit.dof if fit is not None else 1.0,
+        curves=_curves(links, result, chosen_algorithms(algorithms)), compute=_compute(rows),
+        jitter=fit_jitter(times) if times else None, residuals=residuals,
+        sources=tuple(dict.fromkeys((*found.sources,))), notes=tuple(dict.fromkeys(notes)),
+    )  # fmt: skip
+
+
+def _placed(
+    rows: Sequence[Measurement], cluster: Cluster, algorithms: Mapping[str, str]
+) -> tuple[list[LinkRow], list[str]]:
+    """Return the rows of messages with their places on the cluster, and a note on those without one."""
+    messages = [row for row in rows if row.experiment in ("point_to_point", "collective")]
+    placed: list[LinkRow] = []
+    refused: list[ConfigError] = []
+    for row in messages:
+        try:
+            placed.append(LinkRow(row, make_case(row, cluster, algorithms)))
+        except ConfigError as error:
+            refused.append(error)
+    if refused and not placed:
+        raise refused[0]
+    return placed, [f"{len(refused)} rows left out: {refused[0]}"] if refused else []
+
+
+def _for_links(links: Sequence[LinkRow], named: set[str]) -> list[LinkRow]:
+    """Return what the links are fitted to: single pairs one way, else other messages, else collectives."""
+    chosen: list[LinkRow] = []
+    for link_class in dict.fromkeys(row.link_class for row in links):
+        own = [row for row in links if row.link_class == link_class]
+        messages = [row for row in own if row.row.experiment == "point_to_point"]
+        single = [row for row in messages if row.row.operation == "one_way" and row.row.n_pairs == 1]
+        first = next((group for group in (single, messages) if len({r.row.nbytes for r in group}) > 1), messages)
+        chosen += first or [row for row in own if row.row.operation not in named]
+        chosen += [row for row in own if row.row.operation in named]
+    return chosen
+
+
+def _reduction(rows: Sequence[Measurement]) -> ComputeFit | None:
+    """Return the line through the times of adding up, on as many ranks at once as were measured."""
+    own = [row for row in rows if row.operation == "reduction"]
+    if not own:
+        return None
+    most = max(row.n_ranks for row in own)
+    own = [row for row in own if row.n_ranks == most]
+    large = [row for row in own if row.nbytes >= LEAST_REDUCTION]
+    used = large if len(large) > 1 else own
+    found = fit_compute("reduction", [row.nbytes for row in used], [row.median_s for row in used])
+    return found if found.c1 > 0.0 else None
+
+
+def _parameters(
+    cluster: Cluster, fit: LogFit | None, reduction: ComputeFit | None
+) -> tuple[tuple[Parameter, ...], Floats]:
+    given = current_parameters(cluster)
+    found: list[Parameter] = []
+    n = len(fit.names) if fit is not None else 0
+    covariance = np.zeros((n + (reduction is not None),) * 2)
+    if fit is not None:
+        found += [Parameter(name, value, *fit.interval(name), given[name]) for name, value in fit.values.items()]
+        covariance[:n, :n] = fit.covariance
+    if reduction is not None:
+        variance = float(reduction.covariance[1, 1]) / reduction.c1**2
+        factor = math.exp(t_quantile(reduction.dof) * math.sqrt(variance))
+        value = 1.0 / reduction.c1
+        found.append(
+            Parameter("reduce_bandwidth", value, value / factor, value * factor, given["reduce_bandwidth"])
+        )
+        covariance[n, n] = variance
+    return tuple(found), covariance
+
+
+def _residual(row: LinkRow, cluster: Cluster, fitted: bool) -> Residual:
+    m = row.row
+    predicted = row.case.seconds(cluster)
+    return Residual(m.operation, m.backend, m.n_ranks, m.n_hosts, m.nbytes, m.median_s, predicted, fitted)
+
+
+def _curves(links: Sequence[LinkRow], cluster: Cluster, algorithms: Mapping[str, str]) -> tuple[Curve, ...]:
+    """Return the curves of all operations of which at least three sizes were measured."""
+    groups: dict[tuple[str, str, str], list[LinkRow]] = {}
+    for row in links:
+        if row.row.n_pairs <= 1:
+            groups.setdefault((row.row.operation, row.row.backend, row.link_class), []).append(row)
+    fitted = [
+        fit_curve(group, cluster, algorithms.get(operation, ""))
+        for (operation, _, _), group in groups.items()
+        if len({row.row.nbytes for row in group}) > 2
+    ]
+    return tuple(curve for curve in fitted if curve is not None)
+
+
+def _compute(rows: Sequence[Measurement]) -> tuple[ComputeFit, ...]:
+    """Return the step times of each model, by one rank alone where that was measured."""
+    found = []
+    steps = [row for row in rows if row.experiment == "step"]
+    for model in dict.fromkeys(row.model for row in steps):
+        own = [row for row in steps if row.model == model]
+        fewest = min(row.n_ranks for row in own)
+        own = [row for row in own if row.n_ranks == fewest]
+        found.append(fit_compute(model, [row.batch_size for row in own], [row.median_s for row in own]))
+    return tuple(found)

@@ -1,0 +1,224 @@
+"""A calibration in a cluster file: the file as it was, and below it the `[calibration]` table (docs/calibration.md)."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+import ddlsim
+from ddlsim.bundled import bundled_files
+from ddlsim.cluster import load_cluster
+from ddlsim.cluster.calibrated import PARAMETERS
+from ddlsim.cluster.calibration_table import CalibrationTable, parse_calibration, value_of
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.validation.calibration import Calibration, Parameter, Residual
+from ddlsim.validation.compute_fit import ComputeFit
+from ddlsim.validation.curves import Curve
+from ddlsim.validation.jitter_fit import FITTED, JitterFit
+from ddlsim.workload.jitter import Gamma, Lognormal, ShiftedExponential
+
+__all__ = ["load_calibration", "write_calibration"]
+
+#: what is below this line is replaced when the file is calibrated again
+MARK = "# ---- below: written by ddlsim calibrate; calibrate again to change it ----"
+
+
+def write_calibration(calibration: Calibration, path: Path, source: str | Path) -> None:
+    """Write the cluster file `source` to `path` with the calibration; an earlier one is replaced.
+
+    Raises ConfigError if `source` is no TOML file, or has a `[calibration]` that was not written here.
+    """
+    bundled = bundled_files("topologies")
+    origin = Path(source) if Path(source).is_file() else bundled.get(str(source), Path(source))
+    if origin.suffix != ".toml":
+        raise ConfigError(f"{source}: calibrations are written into TOML cluster files only; name one as the cluster")
+    try:
+        text = origin.read_text(encoding="utf-8").partition(MARK)[0].rstrip()
+        table = tomllib.loads(text)
+    except FileNotFoundError:
+        raise unknown_name("cluster file", str(source), bundled) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{source}: cannot be read: {error}") from None
+    if "calibration" in table:
+        raise ConfigError(f"{source}: has a [calibration] that was not written by ddlsim calibrate; remove it")
+    if "name" not in table:  # the name is that of the file, which changes
+        text = f"name = {_text(calibration.cluster.name)}\n{text}"
+    path.write_text("\n".join([text, "", MARK, *_lines(calibration), ""]), encoding="utf-8")
+
+
+def load_calibration(source: str | Path) -> Calibration:
+    """Return the calibration in a cluster file (a path or bundled name).
+
+    Raises ConfigError in one line for a file without one.
+    """
+    bundled = bundled_files("topologies")
+    path = bundled.get(str(source), Path(source)) if not Path(source).is_file() else Path(source)
+    cluster = load_cluster(path)  # finds what is wrong with the file
+    table = tomllib.loads(path.read_text(encoding="utf-8")).get("calibration") if path.suffix == ".toml" else None
+    if table is None:
+        raise ConfigError(f"{source}: has no [calibration]; write one with ddlsim calibrate")
+    try:
+        parsed = parse_calibration(table)
+        return _calibration(parsed, cluster)
+    except ConfigError as error:
+        raise type(error)(f"{path}: {error}") from None
+
+
+def _calibration(table: CalibrationTable, cluster: ddlsim.Cluster) -> Calibration:
+    parameters = [
+        _parameter(p.name, f"calibration.parameters.{i}", p.value, p.low, p.high, p.file)
+        for i, p in enumerate(table.parameters)
+    ]
+    curves = [
+        Curve(
+            c.operation, c.backend, c.algorithm, c.inside, c.per_message, tuple(c.sizes), tuple(c.per_byte),
+            _matrix(c.covariance, 1 + len(c.per_byte), f"calibration.curves.{i}"), c.spread, c.dof,
+            _ends(c.nbytes, f"calibration.curves.{i}.nbytes"), _ends(c.ranks, f"calibration.curves.{i}.ranks"),
+        )
+        for i, c in enumerate(table.curves)
+    ]  # fmt: skip
+    for i, c in enumerate(curves):
+        if len(c.sizes) + 1 != len(c.per_byte) or list(c.sizes) != sorted(set(c.sizes)):
+            raise ConfigError(f"calibration.curves.{i}.sizes: must rise, one fewer than per_byte; calibrate again")
+    compute = [
+        ComputeFit(
+            c.model, c.c0, c.c1, _matrix(c.covariance, 2, f"calibration.compute.{i}"), c.spread, c.dof,
+            tuple(c.batch_sizes),
+        )
+        for i, c in enumerate(table.compute)
+    ]  # fmt: skip
+    jitter = None
+    if table.jitter is not None:
+        j = table.jitter
+        kinds: dict[str, type[Lognormal] | type[Gamma] | type[ShiftedExponential]] = {
+            "lognormal": Lognormal, "gamma": Gamma, "shifted-exponential": ShiftedExponential,
+        }  # fmt: skip
+        if j.type not in kinds:
+            raise unknown_name("type", j.type, FITTED, "calibration.jitter")
+        jitter = JitterFit(kinds[j.type](j.shape), j.base, j.ks, j.p_value, j.n_samples)
+    residuals = tuple(
+        Residual(r.operation, r.backend, r.n_ranks, r.n_hosts, r.nbytes, r.measured, r.predicted, r.fitted)
+        for r in table.measured.residuals
+    )
+    n = len(parameters)
+    return Calibration(
+        cluster, tuple(parameters), _matrix(table.covariance, n, "calibration") if n else np.zeros((0, 0)),
+        table.spread, table.dof, tuple(curves), tuple(compute), jitter, residuals, tuple(table.sources),
+        tuple(table.notes),
+    )  # fmt: skip
+
+
+def _parameter(name: str, place: str, value: str, low: str, high: str, file: str | None) -> Parameter:
+    absent = math.inf if PARAMETERS[name] == "bandwidth" else 0.0  # files leave out: no latency, speed without limit
+    before = absent if file is None else value_of(name, file, place)
+    best, least, most = (value_of(name, text, place) for text in (value, low, high))
+    return Parameter(name, best, least, most, before)
+
+
+def _matrix(rows: list[list[float]], n: int, place: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    if len(rows) != n or any(len(row) != n for row in rows):
+        raise ConfigError(f"{place}.covariance: must have {n} rows and columns; calibrate again")
+    return np.array(rows, dtype=np.float64)
+
+
+def _ends(values: list[int], place: str) -> tuple[int, int]:
+    if len(values) != 2 or values[0] > values[1]:
+        raise ConfigError(f"{place} = {values!r}: must be the least and the most; calibrate again")
+    return values[0], values[1]
+
+
+# ---------------------------------------------------------------- writing
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _number(value: float) -> str:
+    return f"{value:.6g}" if math.isfinite(value) else "inf"
+
+
+def _numbers(values: Iterable[float]) -> str:
+    return f"[{', '.join(map(_number, values))}]"
+
+
+def _with_unit(value: float, units: Sequence[tuple[float, str]]) -> str:
+    """Return a text such as "21.3 us" in the first unit that is not above the value, to six digits."""
+    scale, unit = next((u for u in units if value >= u[0]), units[-1])
+    return f'"{np.format_float_positional(value / scale, precision=6, fractional=False, trim="-")} {unit}"'
+
+
+def _time(value: float) -> str:
+    return _with_unit(value, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")))
+
+
+def _quantity(name: str, value: float) -> str:
+    if PARAMETERS[name] == "time":
+        return _time(value)
+    if name == "reduce_bandwidth":
+        return _with_unit(value, ((1e9, "GB/s"), (1e6, "MB/s")))
+    return _with_unit(value, ((1.25e8, "Gbit/s"), (1.25e5, "Mbit/s")))
+
+
+def _rows(matrix: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> str:
+    return f"[{', '.join(_numbers(row) for row in matrix.tolist())}]"
+
+
+def _texts(values: Sequence[str]) -> str:
+    return f"[{', '.join(map(_text, values))}]"
+
+
+def _lines(c: Calibration) -> list[str]:
+    lines = [
+        "[calibration]", f"ddlsim = {_text(ddlsim.__version__)}", f"sources = {_texts(c.sources)}",
+        f"notes = {_texts(c.notes)}", f"spread = {_number(c.spread)}  # of ln(predicted / measured)",
+        f"dof = {_number(c.dof)}", f"covariance = {_rows(c.covariance)}  # of the parameters' logarithms",
+    ]  # fmt: skip
+    for p in c.parameters:
+        lines += ["", "[[calibration.parameters]]", f"name = {_text(p.name)}"]
+        lines += [f"{key} = {_quantity(p.name, getattr(p, key))}" for key in ("value", "low", "high")]
+        if 0.0 < p.file < math.inf:
+            lines.append(f"file = {_quantity(p.name, p.file)}")
+    for curve in c.curves:
+        lines += ["", "[[calibration.curves]]"]
+        lines += [f"{key} = {_text(getattr(curve, key))}" for key in ("operation", "backend", "algorithm")]
+        lines += [
+            f"inside = {'true' if curve.inside else 'false'}", f"per_message = {_number(curve.per_message)}",
+            f"sizes = {list(curve.sizes)}", f"per_byte = {_numbers(curve.per_byte)}",
+            f"covariance = {_rows(curve.covariance)}", f"spread = {_number(curve.spread)}",
+            f"dof = {_number(curve.dof)}", f"nbytes = {list(curve.nbytes)}", f"ranks = {list(curve.ranks)}",
+        ]  # fmt: skip
+    for fit in c.compute:
+        lines += [
+            "", "[[calibration.compute]]", f"model = {_text(fit.model)}", f"c0 = {_time(fit.c0)}",
+            f"c1 = {_time(fit.c1)}  # per sample", f"covariance = {_rows(fit.covariance)}",
+            f"spread = {_number(fit.spread)}", f"dof = {_number(fit.dof)}", f"batch_sizes = {list(fit.batch_sizes)}",
+        ]  # fmt: skip
+    if c.jitter is not None:
+        j = c.jitter
+        kind = {Lognormal: "lognormal", Gamma: "gamma", ShiftedExponential: "shifted-exponential"}[type(j.jitter)]
+        lines += [
+            "", "[calibration.jitter]", f"type = {_text(kind)}", f"shape = {_number(j.shape)}",
+            f"base = {_time(j.base_s)}", f"ks = {_number(j.ks)}", f"p_value = {_number(j.p_value)}",
+            f"n_samples = {j.n_samples}",
+        ]  # fmt: skip
+    return lines + _residual_lines(c.residuals)
+
+
+def _residual_lines(residuals: Sequence[Residual]) -> list[str]:
+    if not residuals:
+        return []
+    lines = ["", "[calibration.measured]", "# what was measured, and what the cluster says (curves not applied)"]
+    lines.append("residuals = [")
+    for r in residuals:
+        lines.append(
+            f"  {{ operation = {_text(r.operation)}, backend = {_text(r.backend)}, n_ranks = {r.n_ranks}, "
+            f"n_hosts = {r.n_hosts}, nbytes = {r.nbytes}, measured = {_time(r.measured)}, "
+            f"predicted = {_time(r.predicted)}, fitted = {'true' if r.fitted else 'false'} }},"
+        )
+    return [*lines, "]"]

@@ -1,0 +1,70 @@
+"""A calibration in a few lines of text."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ddlsim.cluster.calibrated import PARAMETERS
+from ddlsim.report.numbers import percent, seconds, si, size
+
+if TYPE_CHECKING:
+    from ddlsim.validation.calibration import Calibration, Residual
+
+__all__ = ["shown", "summary"]
+
+N_WORST = 3
+
+
+def shown(name: str, value: float) -> str:
+    """Return a parameter's value with a unit that the cluster file reads."""
+    if not math.isfinite(value):
+        return "no limit"
+    if PARAMETERS[name] == "time":
+        return seconds(value)
+    return si(8.0 * value, "bit/s") if name != "reduce_bandwidth" else si(value, "B/s")
+
+
+def summary(calibration: Calibration) -> str:
+    """Return parameters with intervals, residuals, curves, compute, jitter and notes."""
+    lines = [f"calibration of {calibration.cluster.name}"]
+    for p in calibration.parameters:
+        lines.append(
+            f"  {p.name:<17} {shown(p.name, p.value):>15}  [{shown(p.name, p.low)}, {shown(p.name, p.high)}]"
+            f"  (file: {shown(p.name, p.file)})"
+        )
+    for fitted, what in ((True, "fitted to"), (False, "not fitted to")):
+        rows = [r for r in calibration.residuals if r.fitted == fitted]
+        if rows:
+            mean = sum(abs(r.error) for r in rows) / len(rows)
+            worst = sorted(rows, key=lambda r: -abs(r.error))[:N_WORST]
+            lines.append(f"  {len(rows)} measurements {what}: mean absolute error {percent(mean)}; worst:")
+            lines += [f"    {_named(r)}: measured {seconds(r.measured)}, {100.0 * r.error:+.1f} %" for r in worst]
+    for c in calibration.curves:
+        factors = ", ".join(f"{f:.3g}" for f in c.per_byte)
+        where = "inside a host" if c.inside else "between hosts"
+        at = f" from {', '.join(size(s) for s in c.sizes)}" if c.sizes else ""
+        lines.append(
+            f"  curve of {c.operation} {c.backend} {where}: latency x {c.per_message:.3g}, time of the bytes x "
+            f"{factors}{at}; valid for {size(c.nbytes[0])} to {size(c.nbytes[1])}, {_span(c.ranks)} ranks; "
+            f"scatter {percent(c.spread)}"
+        )
+    for fit in calibration.compute:
+        batches = _span((fit.batch_sizes[0], fit.batch_sizes[-1]))
+        lines.append(
+            f"  step of {fit.model}: {seconds(fit.c0)} + {seconds(fit.c1)} x batch size, measured at batch {batches}, "
+            f"scatter {percent(fit.spread)}"
+        )
+    if calibration.jitter is not None:
+        lines.append(f"  jitter: {calibration.jitter}")
+    lines += [f"  note: {note}" for note in calibration.notes]
+    return "\n".join(lines)
+
+
+def _named(row: Residual) -> str:
+    backend = f" {row.backend}" if row.backend else ""
+    return f"{row.operation}{backend}, {row.n_ranks} ranks on {row.n_hosts} hosts, {size(row.nbytes)}"
+
+
+def _span(ends: tuple[int, int]) -> str:
+    return str(ends[0]) if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"

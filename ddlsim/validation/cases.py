@@ -1,0 +1,114 @@
+"""From a measured row to the same operation on a simulated cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddlsim.cluster import Cluster
+from ddlsim.collectives import KINDS, Schedule, build, reorder
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.measure import Measurement
+from ddlsim.network import Network
+from ddlsim.strategies import schedule_time
+
+__all__ = ["ALGORITHMS", "Case", "chosen_algorithms", "collective_case", "make_case"]
+
+#: the algorithm that a collective is taken to use where nothing says otherwise: what MPI, Gloo and NCCL use for large
+#: buffers. Small ones often go by another; a curve over the sizes takes that in.
+ALGORITHMS: Mapping[str, str] = {
+    "all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "broadcast": "binomial",
+    "reduce": "binomial", "all_to_all": "pairwise",
+}  # fmt: skip
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation on certain nodes: point-to-point `pairs` of nodes at once, or a `schedule` on `nodes`."""
+
+    nbytes: float
+    nodes: tuple[int, ...]
+    pairs: Pairs = ()
+    schedule: Schedule | None = None
+
+    def seconds(self, cluster: Cluster, *, nbytes: float | None = None) -> float:
+        """Return how long it takes on the otherwise idle `cluster`, in s (of `nbytes` instead of its own size)."""
+        size = self.nbytes if nbytes is None else nbytes
+        if self.schedule is not None:
+            return schedule_time(cluster, self.schedule, self.nodes, size)
+        network = Network(cluster)
+        sources, targets = zip(*self.pairs, strict=True)
+        network.send(sources, targets, np.full(len(self.pairs), size), 0.0)
+        end = 0.0
+        while (done := network.advance()) is not None:
+            end = done.time
+        return end
+
+
+def chosen_algorithms(given: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the algorithm of each kind of collective. Raises ConfigError for an unknown kind."""
+    for kind in given or {}:
+        if kind not in KINDS:
+            raise unknown_name("kind of collective", kind, KINDS, "algorithms")
+    return {**ALGORITHMS, **(given or {})}
+
+
+def make_case(row: Measurement, cluster: Cluster, algorithms: Mapping[str, str]) -> Case:
+    """Return what `row` measured, on the first hosts of `cluster` that have room for its ranks.
+
+    Raises ConfigError for more hosts, or more ranks on a host, than the cluster has.
+    """
+    if row.experiment == "collective":
+        algorithm = algorithms[row.operation]
+        return collective_case(cluster, row.operation, row.nbytes, row.n_ranks, row.n_hosts, algorithm, row.backend)
+    nodes, pairs = _pairs(row, cluster)
+    both = row.operation == "both_ways"
+    return Case(float(row.nbytes), nodes, pairs + (tuple((b, a) for a, b in pairs) if both else ()))
+
+
+def collective_case(
+    cluster: Cluster, kind: str, nbytes: float, n_ranks: int, n_hosts: int, algorithm: str, backend: str = ""
+) -> Case:
+    """Return a collective of `n_ranks` ranks, spread evenly over `n_hosts` hosts, as a case.
+
+    NCCL arranges its rings by the topology; other backends keep the order of the ranks.
+    """
+    per_host = [n_ranks // n_hosts + (i < n_ranks % n_hosts) for i in range(n_hosts)]
+    nodes = [node for nodes, n in zip(_hosts(cluster, per_host), per_host, strict=True) for node in nodes[:n]]
+    order = cluster.locality_order(nodes) if backend == "nccl" else np.arange(n_ranks)
+    hosts = cluster.host_of[nodes][order].tolist()
+    schedule = reorder(build(algorithm, n_ranks, nbytes, hosts, kind), order)
+    return Case(float(nbytes), tuple(nodes), schedule=schedule)
+
+
+def _pairs(row: Measurement, cluster: Cluster) -> tuple[tuple[int, ...], Pairs]:
+    """Return the pairs as :func:`ddlsim.measure.plan.pair_sets` forms them."""
+    n = row.n_pairs
+    if row.n_hosts == 1:
+        nodes = tuple(_hosts(cluster, [2 * n])[0][: 2 * n])
+        return nodes, tuple(zip(nodes[::2], nodes[1::2], strict=True))
+    if row.n_hosts == 2:
+        left, right = (host[:n] for host in _hosts(cluster, [n, n]))
+        return (*left, *right), tuple(zip(left, right, strict=True))
+    if row.n_hosts == 2 * n:
+        nodes = tuple(host[0] for host in _hosts(cluster, [1] * row.n_hosts))
+        return nodes, tuple(zip(nodes[::2], nodes[1::2], strict=True))
+    raise ConfigError(f"{n} pairs on {row.n_hosts} hosts: must be on 1, 2 or {2 * n}; correct n_hosts")
+
+
+def _hosts(cluster: Cluster, per_host: Sequence[int]) -> list[list[int]]:
+    """Return the workers of the first hosts that have as many as asked for, host by host."""
+    by_host: dict[int, list[int]] = {}
+    for node in cluster.workers.tolist():
+        by_host.setdefault(int(cluster.host_of[node]), []).append(node)
+    wide = [nodes for nodes in by_host.values() if len(nodes) >= max(per_host)]
+    if len(wide) < len(per_host):
+        raise ConfigError(
+            f"{sum(per_host)} ranks on {len(per_host)} hosts: cluster {cluster.name!r} has {len(wide)} hosts with "
+            f"{max(per_host)} workers or more; describe the cluster that was measured (n_gpus for ranks inside a host)"
+        )
+    return wide[: len(per_host)]

@@ -1,0 +1,77 @@
+"""Compute time of a training step over the batch size, c0 + c1 * batch, from measured steps of one worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+from ddlsim.validation.log_fit import Floats, spread_of, t_quantile
+from ddlsim.workload.compute import Affine, Measured
+
+__all__ = ["ComputeFit", "fit_compute"]
+
+
+@dataclass(frozen=True, eq=False)
+class ComputeFit:
+    """Seconds of a step of `model`: ``c0 + c1 * batch_size``, with the covariance of (c0, c1).
+
+    spread, dof   scatter of ln(predicted / measured), degrees of freedom
+    batch_sizes   those measured. With only one the line goes through the origin, and :attr:`compute` refuses others
+    """
+
+    model: str
+    c0: float
+    c1: float
+    covariance: Floats
+    spread: float
+    dof: float
+    batch_sizes: tuple[int, ...]
+
+    @property
+    def compute(self) -> Affine | Measured:
+        """What an experiment takes as its ``compute``."""
+        return self.times(1.0)
+
+    def times(self, factor: float) -> Affine | Measured:
+        """Return the compute time multiplied by `factor`."""
+        if len(self.batch_sizes) == 1:
+            batch = self.batch_sizes[0]
+            return Measured(factor * (self.c0 + self.c1 * batch), batch)
+        return Affine(factor * self.c0, factor * self.c1)
+
+    def drawn(self, random: np.random.Generator) -> ComputeFit:
+        """Return the fit with coefficients drawn from their uncertainty, times what the scatter around them allows."""
+        wider = t_quantile(self.dof) / t_quantile(math.inf)
+        values, vectors = np.linalg.eigh(self.covariance)  # which may be singular
+        moved = wider * (vectors * np.sqrt(np.maximum(values, 0.0))) @ random.standard_normal(2)
+        c0, c1 = np.maximum(np.array([self.c0, self.c1]) + moved, (0.0, 1e-3 * self.c1)).tolist()
+        error = math.exp(wider * self.spread * random.standard_normal())
+        return dataclasses.replace(self, c0=c0 * error, c1=c1 * error)
+
+    def interval(self, batch_size: int) -> tuple[float, float, float]:
+        """Return (low, value, high) of the seconds of a step, for one more measurement (95 %)."""
+        row = np.array([1.0, batch_size])
+        value = self.c0 + self.c1 * batch_size
+        sd = math.sqrt(float(row @ self.covariance @ row) / value**2 + self.spread**2)
+        factor = math.exp(t_quantile(self.dof) * sd)
+        return value / factor, value, value * factor
+
+
+def fit_compute(model: str, batch_sizes: Sequence[int], seconds: Sequence[float]) -> ComputeFit:
+    """Return the line through step times (s) that has the least relative errors; neither coefficient is negative."""
+    batch, times = np.asarray(batch_sizes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
+    known = tuple(sorted(set(np.asarray(batch_sizes).tolist())))
+    columns = np.column_stack([np.ones_like(batch), batch]) / times[:, None]
+    if len(known) == 1:
+        columns[:, 0] = 0.0
+    coefficients, _ = nnls(columns, np.ones(len(times)))
+    spread, dof = spread_of(float(np.sum((columns @ coefficients - 1.0) ** 2)), len(times), min(len(known), 2))
+    covariance = np.asarray(spread**2 * np.linalg.pinv(columns.T @ columns, hermitian=True))
+    c0, c1 = coefficients.tolist()
+    return ComputeFit(model, c0, c1, covariance, spread, dof, known)
+

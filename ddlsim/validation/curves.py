@@ -1,0 +1,172 @@
+"""Cost curves: how one operation deviates from the simulation by size, where libraries switch protocols.
+
+Simulated on the calibrated cluster, an operation takes A (per message: latencies and overheads) + B (bytes) + G (adding
+up). A curve multiplies A by one factor and B by factors that depend on the size:
+
+    T(S) = per_message A + sum_k per_byte_k B(part of S in piece k) + G
+
+so it is continuous, and carries over to other numbers of ranks, whose A, B and G are simulated. At most three pieces;
+their number and where they meet (at measured sizes) is the choice with the least Akaike criterion
+chi^2 + 2 (number of parameters). The scatter in chi^2 is taken as known: as far as the repetitions of a row scatter, at
+least :data:`~ddlsim.validation.log_fit.NOISE`. No curve at all, the plain simulation, is one of the choices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+from ddlsim.cluster import Cluster
+from ddlsim.validation.links import LinkRow
+from ddlsim.validation.log_fit import NOISE, Floats, spread_of, t_quantile
+
+__all__ = ["Curve", "Interval", "Parts", "curve_time", "fit_curve", "parts_of"]
+
+MAX_PIECES = 3
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A prediction between `low` and `high` with probability `level`; `value` is the best single number."""
+
+    low: float
+    value: float
+    high: float
+    level: float = 0.95
+
+    def __contains__(self, measured: float) -> bool:
+        return self.low <= measured <= self.high
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the simulated seconds of one operation are made of, all in s."""
+
+    nbytes: float
+    per_message: float
+    per_byte: float
+    reduction: float
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Factors on the simulation of one `operation` by one `backend`, between hosts or `inside` one.
+
+    per_message   factor on latencies and overheads
+    sizes         (n_pieces - 1,) bytes at which the next piece begins
+    per_byte      (n_pieces,) factor on the time of the bytes in each piece
+    covariance    of (per_message, *per_byte)
+    spread, dof   scatter of ln(predicted / measured) as left-out sizes would have it, degrees of freedom
+    nbytes, ranks least and most that were measured
+    """
+
+    operation: str
+    backend: str
+    algorithm: str
+    inside: bool
+    per_message: float
+    sizes: tuple[int, ...]
+    per_byte: tuple[float, ...]
+    covariance: Floats
+    spread: float
+    dof: float
+    nbytes: tuple[int, int]
+    ranks: tuple[int, int]
+
+
+def parts_of(row: LinkRow, cluster: Cluster, nbytes: float | None = None) -> Parts:
+    """Return the parts of the operation's simulated time, from simulations without latency and with twice the rate."""
+    idle = np.zeros_like(cluster.send_overhead)
+    free = dataclasses.replace(
+        cluster, link_latency=np.zeros_like(cluster.link_latency), send_overhead=idle, recv_overhead=idle
+    )
+    fast = dataclasses.replace(free, link_bandwidth=2.0 * free.link_bandwidth)
+    size = row.case.nbytes if nbytes is None else nbytes
+    whole, bytes_only, faster = (row.case.seconds(c, nbytes=size) for c in (cluster, free, fast))
+    per_byte = 2.0 * (bytes_only - faster)
+    return Parts(size, whole - bytes_only, per_byte, bytes_only - per_byte)
+
+
+def _columns(parts: Sequence[Parts], sizes: Sequence[int]) -> Floats:
+    """Return what each factor multiplies, shape (n_rows, 1 + n_pieces)."""
+    size = np.array([p.nbytes for p in parts])
+    edges = np.array([0.0, *sizes, math.inf])
+    inside = np.clip(size[:, None], edges[:-1], edges[1:]) - edges[:-1]
+    per_byte = np.array([p.per_byte for p in parts])
+    return np.column_stack([[p.per_message for p in parts], inside * (per_byte / size)[:, None]])
+
+
+def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str) -> Curve | None:
+    """Return the curve through `rows` (one operation and backend), or None where the simulation does as well."""
+    rows = sorted(rows, key=lambda r: r.row.nbytes)
+    parts = [parts_of(r, cluster) for r in rows]
+    seconds = np.array([r.row.median_s for r in rows])
+    target = 1.0 - np.array([p.reduction for p in parts]) / seconds
+    known = sorted({r.row.nbytes for r in rows})
+    plain = np.array([p.per_message + p.per_byte + p.reduction for p in parts])
+    noise = _noise(rows)
+    best = _squares(plain / seconds) / noise**2
+    chosen: tuple[tuple[int, ...], Floats] | None = None
+    for n_pieces in range(1, MAX_PIECES + 1):
+        if 2 * n_pieces > len(known):  # every piece needs two sizes
+            break
+        for sizes in itertools.combinations(known[1:-1], n_pieces - 1):
+            columns = _columns(parts, sizes) / seconds[:, None]
+            factors, _ = nnls(columns, target)
+            predicted = columns @ factors + 1.0 - target
+            if (predicted <= 0.0).any():
+                continue
+            criterion = _squares(predicted) / noise**2 + 2.0 * (2 * n_pieces)
+            if criterion < best - 1e-9:
+                best, chosen = criterion, (sizes, factors)
+    if chosen is None:
+        return None
+    sizes, factors = chosen
+    columns = _columns(parts, sizes) / seconds[:, None]
+    spread, dof, covariance = _uncertainty(columns, target, factors)
+    first = rows[0]
+    return Curve(
+        first.row.operation, first.row.backend, algorithm, first.link_class == "inside", float(factors[0]),
+        tuple(sizes), tuple(factors[1:].tolist()), covariance, spread, dof, (known[0], known[-1]),
+        (min(r.row.n_ranks for r in rows), max(r.row.n_ranks for r in rows)),
+    )  # fmt: skip
+
+
+def _noise(rows: Sequence[LinkRow]) -> float:
+    """Return the relative scatter of the rows' repetitions: that of a normal with the same quartiles, in the median."""
+    quartiles = [(r.row.p25_s, r.row.median_s, r.row.p75_s) for r in rows]
+    spreads = [(q3 - q1) / (1.349 * q2) for q1, q2, q3 in quartiles if q1 is not None and q3 is not None]
+    return max(NOISE, statistics.median(spreads)) if spreads else NOISE
+
+
+def _squares(ratio: Floats) -> float:
+    return float(np.sum(np.log(ratio) ** 2))
+
+
+def _uncertainty(columns: Floats, target: Floats, factors: Floats) -> tuple[float, float, Floats]:
+    """Return spread, degrees of freedom and covariance of the factors.
+
+    A row's error is divided by 1 - leverage, which makes it the error that it has when left out (Allen 1974,
+    Technometrics 16(1), PRESS): otherwise pieces with hardly more rows than factors look perfect.
+    """
+    unit = np.linalg.pinv(columns.T @ columns, hermitian=True)
+    leverage = np.einsum("ij,jk,ik->i", columns, unit, columns)
+    left_out = np.log(columns @ factors + 1.0 - target) / np.maximum(1.0 - leverage, 0.2)
+    spread, dof = spread_of(float(np.sum(left_out**2)) * (1.0 - len(factors) / len(target)), len(target), len(factors))
+    return spread, dof, np.asarray(spread**2 * unit)
+
+
+def curve_time(curve: Curve, parts: Parts) -> Interval:
+    """Return the predicted seconds of an operation with these parts, with the interval for one more measurement."""
+    columns = _columns([parts], curve.sizes)[0]
+    value = float(columns @ np.array([curve.per_message, *curve.per_byte])) + parts.reduction
+    variance = float(columns @ curve.covariance @ columns) / value**2 + curve.spread**2
+    factor = math.exp(t_quantile(curve.dof) * math.sqrt(variance))
+    return Interval(value / factor, value, value * factor)

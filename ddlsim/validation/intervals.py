@@ -1,0 +1,145 @@
+"""Prediction intervals of runs: what the calibration is unsure about, and the chance in the workers' step times."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ddlsim.errors import ConfigError
+from ddlsim.run.experiment import Experiment
+from ddlsim.run.result import Result
+from ddlsim.run.simulate import run
+from ddlsim.validation.calibration import Calibration
+from ddlsim.validation.calibration_file import load_calibration
+from ddlsim.validation.compute_fit import ComputeFit
+from ddlsim.validation.curves import Interval
+from ddlsim.validation.log_fit import Floats
+from ddlsim.workload.compute import Affine, Measured
+from ddlsim.workload.jitter import NoJitter, stream
+from ddlsim.workload.model import load_model
+
+__all__ = ["RunInterval", "calibrated", "predict_interval"]
+
+
+@dataclass(frozen=True, eq=False)
+class RunInterval:
+    """The `result` with the calibrated values, and intervals of `throughput` (samples/s) and `step_time` (s).
+
+    throughputs   (n_draws,) samples/s of every draw
+    """
+
+    result: Result
+    throughput: Interval
+    step_time: Interval
+    throughputs: Floats
+
+    def __str__(self) -> str:
+        t, level = self.throughput, f"{100.0 * self.throughput.level:.0f} %"
+        return f"{t.value:.4g} samples/s, {level} between {t.low:.4g} and {t.high:.4g} ({len(self.throughputs)} draws)"
+
+
+def calibrated(experiment: Experiment, calibration: Calibration) -> Experiment:
+    """Return the experiment with the calibrated cluster, compute time and jitter, where it does not say its own."""
+    fit = _compute(experiment, calibration)
+    jitter = experiment.jitter
+    if isinstance(jitter, NoJitter) and calibration.jitter is not None:
+        jitter = calibration.jitter.jitter
+    return dataclasses.replace(
+        experiment, cluster=calibration.cluster, jitter=jitter,
+        compute=_typical(fit, experiment, calibration) if fit is not None else experiment.compute,
+    )  # fmt: skip
+
+
+def predict_interval(
+    experiment: Experiment,
+    calibration: Calibration | str | Path | None = None,
+    *,
+    n_draws: int = 20,
+    level: float = 0.95,
+    seed: int = 0,
+) -> RunInterval:
+    """Simulate the experiment with values drawn from the uncertainty of a calibration; return quantiles.
+
+    calibration   as :func:`ddlsim.calibrate` returns it, or a calibrated cluster file. None: the experiment's cluster
+                  is one; if it is none, only the chance in its jitter is drawn
+    n_draws       simulations; each has its own seed of the run, so jitter falls differently
+    seed          of the draws
+
+    Raises ConfigError where nothing varies (neither a calibration nor jitter).
+    """
+    if isinstance(n_draws, bool) or not isinstance(n_draws, int) or n_draws < 2:
+        raise ConfigError(f"n_draws = {n_draws!r}: must be a whole number of at least 2")
+    if not 0.0 < level < 1.0:
+        raise ConfigError(f"level = {level!r}: must be between 0 and 1, such as 0.95")
+    if isinstance(calibration, str | Path):
+        calibration = load_calibration(calibration)
+    elif calibration is None:
+        calibration = _own(experiment)
+    base = calibrated(experiment, calibration) if calibration is not None else experiment
+    if calibration is None and isinstance(base.jitter, NoJitter):
+        raise ConfigError(
+            "predict_interval: nothing is uncertain: the cluster is not calibrated and there is no jitter; give "
+            "calibration=ddlsim.calibrate(...) or a calibrated cluster file"
+        )
+    result = _complete(base)
+    random = stream(seed, 0, "calibration")
+    draws = [_complete(_drawn(base, experiment, calibration, random, i)) for i in range(n_draws)]
+    throughputs = np.array([draw.throughput for draw in draws])
+    return RunInterval(
+        result, _interval(result.throughput, throughputs, level),
+        _interval(result.step_time, np.array([draw.step_time for draw in draws]), level), throughputs,
+    )  # fmt: skip
+
+
+def _own(experiment: Experiment) -> Calibration | None:
+    """Return the calibration in the experiment's cluster file, if it has one."""
+    if not isinstance(experiment.cluster, str | Path):
+        return None
+    try:
+        return load_calibration(experiment.cluster)
+    except ConfigError as error:
+        if "has no [calibration]" in str(error):
+            return None
+        raise
+
+
+def _compute(experiment: Experiment, calibration: Calibration) -> ComputeFit | None:
+    """Return the measured step times of the model that the clock uses, unless the experiment says its own."""
+    if experiment.compute is not None:
+        return None
+    model = experiment.time_model if experiment.time_model is not None else experiment.model
+    return calibration.compute_of(load_model(model).name)
+
+
+def _typical(fit: ComputeFit, experiment: Experiment, calibration: Calibration) -> Affine | Measured:
+    """Return the time that the jitter's factor multiplies: the measured steps are medians of the product."""
+    own = isinstance(experiment.jitter, NoJitter)
+    return fit.times(1.0 / calibration.jitter.median_factor if own and calibration.jitter is not None else 1.0)
+
+
+def _drawn(
+    base: Experiment, given: Experiment, calibration: Calibration | None, random: np.random.Generator, i: int
+) -> Experiment:
+    drawn = dataclasses.replace(base, seed=given.seed + i)
+    if calibration is None:
+        return drawn
+    drawn = dataclasses.replace(drawn, cluster=calibration.drawn(random))
+    fit = _compute(given, calibration)
+    if fit is None:
+        return drawn
+    return dataclasses.replace(drawn, compute=_typical(fit.drawn(random), given, calibration))
+
+
+def _interval(value: float, draws: Floats, level: float) -> Interval:
+    low, high = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2]).tolist()
+    return Interval(min(low, value), value, max(high, value), level)
+
+
+def _complete(experiment: Experiment) -> Result:
+    result = run(experiment)
+    if result.interrupted:
+        raise KeyboardInterrupt
+    return result

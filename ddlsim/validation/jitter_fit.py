@@ -1,0 +1,140 @@
+"""The distribution of step times by maximum likelihood, and how well it fits (Kolmogorov and Smirnov)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import digamma, gammainc, gammaincinv, gammaln, ndtr
+
+from ddlsim.errors import ConfigError
+from ddlsim.validation.log_fit import Floats
+from ddlsim.workload.jitter import Gamma, Lognormal, ShiftedExponential, stream
+
+__all__ = ["FITTED", "JitterFit", "fit_jitter"]
+
+LEAST = 20  # samples; with fewer, distributions cannot be told apart
+BOOTSTRAP = 199
+#: relative variation below which times count as constant
+CONSTANT = 1e-4
+
+
+Fitted = Lognormal | Gamma | ShiftedExponential
+
+
+@dataclass(frozen=True)
+class JitterFit:
+    """The fitted `jitter`, a factor on compute time, and `base_s`, the s that it multiplies.
+
+    ks        largest distance between the distribution and that of the samples
+    p_value   share of samples drawn from the fitted distribution itself that lie farther from their own fit: small
+              values say that it is none of the three (parametric bootstrap, since the parameters were fitted)
+    """
+
+    jitter: Fitted
+    base_s: float
+    ks: float
+    p_value: float
+    n_samples: int
+
+    @property
+    def shape(self) -> float:
+        """Coefficient of variation; of a shifted exponential the mean excess."""
+        return self.jitter.mean_extra if isinstance(self.jitter, ShiftedExponential) else self.jitter.cv
+
+    @property
+    def median_factor(self) -> float:
+        """The factor that half of the steps exceed: what a measured median step contains."""
+        if isinstance(self.jitter, Lognormal):
+            return 1.0 / math.sqrt(1.0 + self.jitter.cv**2)
+        if isinstance(self.jitter, Gamma):
+            return float(gammaincinv(self.jitter.cv**-2, 0.5)) * self.jitter.cv**2
+        return 1.0 + self.jitter.mean_extra * math.log(2.0)
+
+    def __str__(self) -> str:
+        doubt = "; it does not fit well" if self.p_value < 0.05 else ""
+        kind = type(self.jitter).__name__
+        shape = f"extra {self.shape:.3g}" if isinstance(self.jitter, ShiftedExponential) else f"cv {self.shape:.3g}"
+        return f"{kind}, {shape}, of {self.n_samples} steps: KS distance {self.ks:.3f}, p = {self.p_value:.2f}{doubt}"
+
+
+def _lognormal(x: Floats) -> tuple[Lognormal, float]:
+    logs = np.log(x)
+    variance = float(logs.var())
+    return Lognormal(math.sqrt(math.expm1(variance))), math.exp(float(logs.mean()) + 0.5 * variance)
+
+
+def _gamma(x: Floats) -> tuple[Gamma, float]:
+    """The shape k solves ln k - digamma(k) = ln(mean) - mean(ln) (Choi and Wette 1969, Technometrics 11(4))."""
+    gap = math.log(x.mean()) - float(np.log(x).mean())
+    shape = float(brentq(lambda log_k: log_k - digamma(math.exp(log_k)) - gap, -7.0, 25.0))
+    return Gamma(math.exp(-0.5 * shape)), float(x.mean())
+
+
+def _shifted(x: Floats) -> tuple[ShiftedExponential, float]:
+    least = float(x.min())
+    return ShiftedExponential(float(x.mean()) / least - 1.0), least
+
+
+#: name in files -> maximum likelihood
+FITTED: dict[str, Callable[[Floats], tuple[Fitted, float]]] = {
+    "lognormal": _lognormal, "gamma": _gamma, "shifted-exponential": _shifted,
+}
+
+
+def _log_likelihood(jitter: Fitted, base: float, x: Floats) -> float:
+    factor = x / base
+    if isinstance(jitter, Lognormal):
+        variance = math.log1p(jitter.cv**2)
+        z2 = (np.log(factor) + 0.5 * variance) ** 2 / variance
+        return float(np.sum(-0.5 * z2 - np.log(x)) - 0.5 * len(x) * math.log(2.0 * math.pi * variance))
+    if isinstance(jitter, Gamma):
+        k = jitter.cv**-2
+        return float(np.sum((k - 1.0) * np.log(k * factor) - k * factor - gammaln(k)) + len(x) * math.log(k / base))
+    extra = jitter.mean_extra
+    return float(np.sum(-(factor - 1.0) / extra) - len(x) * math.log(extra * base))
+
+
+def _cdf(jitter: Fitted, base: float, x: Floats) -> Floats:
+    factor = x / base
+    if isinstance(jitter, Lognormal):
+        variance = math.log1p(jitter.cv**2)
+        return np.asarray(ndtr((np.log(factor) + 0.5 * variance) / math.sqrt(variance)))
+    if isinstance(jitter, Gamma):
+        return np.asarray(gammainc(jitter.cv**-2, factor * jitter.cv**-2))
+    return -np.expm1(-np.maximum(factor - 1.0, 0.0) / jitter.mean_extra)
+
+
+def _distance(jitter: Fitted, base: float, x: Floats) -> float:
+    """Return the Kolmogorov-Smirnov statistic."""
+    cdf = _cdf(jitter, base, np.sort(x))
+    n = len(x)
+    return float(max((np.arange(1, n + 1) / n - cdf).max(), (cdf - np.arange(n) / n).max()))
+
+
+def fit_jitter(step_times: Sequence[float], *, seed: int = 0) -> JitterFit | None:
+    """Return the most likely of lognormal, gamma and shifted exponential for `step_times` (s), None if constant.
+
+    `seed` is of the bootstrap behind the p-value. Raises ConfigError for fewer than 20 times, or times that are not
+    above 0.
+    """
+    x = np.asarray(step_times, dtype=np.float64)
+    if len(x) < LEAST:
+        raise ConfigError(f"step_times: {len(x)} times: jitter needs at least {LEAST}; measure more steps")
+    if not (np.isfinite(x).all() and (x > 0.0).all()):
+        raise ConfigError(f"step_times: {x[~(x > 0.0)][:1]}: must be finite and above 0 s")
+    if x.std() < CONSTANT * x.mean():
+        return None
+    fits = {name: fit(x) for name, fit in FITTED.items()}
+    best = max(fits, key=lambda name: _log_likelihood(*fits[name], x))
+    jitter, base = fits[best]
+    distance = _distance(jitter, base, x)
+    random = stream(seed, 0, "goodness of fit")
+    farther = 0
+    for _ in range(BOOTSTRAP):
+        drawn = base * jitter.sample(random, len(x))
+        farther += _distance(*FITTED[best](drawn), drawn) >= distance
+    return JitterFit(jitter, base, distance, (1 + farther) / (1 + BOOTSTRAP), len(x))

@@ -1,0 +1,82 @@
+"""Measurements from whatever files there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddlsim.errors import ConfigError
+from ddlsim.imports import KinetoTrace, read_any, to_measurements
+from ddlsim.measure import Measurement, read_measurements
+
+__all__ = ["Sources", "read_sources"]
+
+
+@dataclass
+class Sources:
+    """Rows, single step times (s) from traces, the names of the files, and notes on what was left out."""
+
+    rows: list[Measurement] = field(default_factory=list)
+    step_times: list[float] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_sources(
+    items: Sequence[str | Path | Measurement], *, n_hosts: int | None = None, model: str | None = None
+) -> Sources:
+    """Return what is in files and folders (tables of measurements, benchmark output, traces), and the given rows.
+
+    n_hosts, model   what benchmark output does not say
+
+    Raises ConfigError with file, line and reason for a file that cannot be used, and without any item.
+    """
+    found = Sources()
+    for item in items:
+        if isinstance(item, Measurement):
+            found.rows.append(item)
+            continue
+        path = Path(item)
+        found.sources.append(str(item))
+        if not path.exists():
+            raise ConfigError(f"{path}: no such file; give a folder of python -m ddlsim.measure, or a log")
+        if path.is_dir() or path.suffix == ".jsonl" or _is_table(path):
+            found.rows += read_measurements(path)
+        else:
+            _read_other(path, found, n_hosts, model)
+    if not (found.rows or found.step_times):
+        raise ConfigError("calibration: no measurements; give a folder that python -m ddlsim.measure has written")
+    return found
+
+
+def _is_table(path: Path) -> bool:
+    """Return whether a file is a table of measurements: the first line without # has the column experiment."""
+    if path.suffix != ".csv":
+        return False
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as text: {error}; is it the right file?") from None
+    head = next((line for line in lines if line.strip() and not line.startswith("#")), "")
+    return "experiment" in [cell.strip() for cell in head.split(",")]
+
+
+def _read_other(path: Path, found: Sources, n_hosts: int | None, model: str | None) -> None:
+    content = read_any(path)
+    if isinstance(content, KinetoTrace):
+        found.step_times += [step.seconds for step in content.steps]
+        content = content.collectives
+    if not isinstance(content, tuple):
+        raise ConfigError(f"{path}: is a {type(content).__name__}, which has nothing to calibrate with; leave it out")
+    refused: list[ConfigError] = []
+    n_before = len(found.rows)
+    for timing in content:
+        try:
+            found.rows += to_measurements([timing], n_hosts=n_hosts, model=model)
+        except ConfigError as error:
+            refused.append(error)
+    if refused:
+        if len(found.rows) == n_before and not found.step_times:
+            raise refused[0]
+        found.notes.append(f"{path}: {len(refused)} rows left out, the first: {refused[0]}")

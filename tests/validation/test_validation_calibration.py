@@ -1,0 +1,317 @@
+"""Calibration finds what was put in, knows how sure it is, and refuses what cannot be known."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ddlsim
+from ddlsim.cluster.calibrated import current_parameters, with_parameters
+from ddlsim.errors import ConfigError
+from ddlsim.measure import Measurement, read_measurements
+from ddlsim.validation import Calibration, calibrate
+from ddlsim.validation.cases import chosen_algorithms, make_case
+
+SIZES = (8, 256, 16_384, 262_144, 4_194_304)
+TABLE = Path(__file__).with_name("two_ranks.csv")
+ONE_HOST = """
+title = "One machine, two processes that exchange through its memory"
+[generator]
+type = "star"
+n_hosts = 1
+bandwidth = "1 Gbit/s"
+latency = "50 us"
+[host]
+n_gpus = 2
+inside = "nvlink_mesh"
+nvlink_bandwidth = "5 GB/s"
+nvlink_latency = "1 us"
+"""
+
+
+def row(operation, n_ranks, nbytes, seconds=1.0, n_hosts=None, **more):
+    experiment = "point_to_point" if operation in ("one_way", "both_ways") else "collective"
+    return Measurement(
+        experiment=experiment, operation=operation, n_ranks=n_ranks, n_hosts=n_hosts or n_ranks, nbytes=nbytes,
+        median_s=seconds, **more,
+    )  # fmt: skip
+
+
+def measured(cluster, rows, noise=0.0, seed=0, algorithms=None):
+    """Return the rows with the times that they take on `cluster`, with relative errors of size `noise`."""
+    random = np.random.default_rng(seed)
+    cases = [make_case(r, cluster, chosen_algorithms(algorithms)) for r in rows]
+    return [
+        dataclasses.replace(r, median_s=case.seconds(cluster) * math.exp(noise * random.standard_normal()))
+        for r, case in zip(rows, cases, strict=True)
+    ]
+
+
+def one_way(sizes=SIZES):
+    return [row("one_way", 2, nbytes) for nbytes in sizes]
+
+
+def parameter(calibration, name):
+    return next(p for p in calibration.parameters if p.name == name)
+
+
+@pytest.mark.parametrize("name", ["office-1gbe", "cloud-25g-16x8-v100", "dgx1-v100", "fat-tree-k8-10g"])
+def test_parameters_can_be_set_and_read_again(name):
+    cluster = ddlsim.load_cluster(name)
+    before = {k: v for k, v in current_parameters(cluster).items() if 0.0 < v < math.inf}
+    changed = with_parameters(cluster, {k: 1.7 * v for k, v in before.items()} | {"overhead": 3e-6})
+    assert current_parameters(changed) == pytest.approx(
+        {k: 1.7 * v for k, v in before.items()} | {"overhead": 3e-6, "reduce_bandwidth": math.inf}
+    )
+    assert (changed.link_efficiency <= 1.0).all()
+    again = with_parameters(changed, before)
+    assert again.channel_capacity == pytest.approx(cluster.channel_capacity)
+
+
+def test_noiseless_measurements_give_the_parameters_back():
+    """Star: 60 us and 110 MB/s; the file says 100 us and 117.7 MB/s."""
+    truth = with_parameters(ddlsim.load_cluster("office-1gbe"), {"between.latency": 60e-6, "between.bandwidth": 1.1e8})
+    found = calibrate(measured(truth, one_way()), "office-1gbe")
+    assert parameter(found, "between.latency").value == pytest.approx(60e-6, rel=1e-3)
+    assert parameter(found, "between.bandwidth").value == pytest.approx(1.1e8, rel=1e-3)
+    assert parameter(found, "between.latency").file == pytest.approx(100e-6)
+    assert [p.name for p in found.parameters] == ["between.latency", "between.bandwidth"]
+    assert "overhead per message left at 0 us" in found.notes[0]
+
+
+def test_links_inside_hosts_and_between_them_are_told_apart():
+    cluster = ddlsim.load_cluster("dgx1-v100-16")
+    wanted = {"between.latency": 3e-6, "between.bandwidth": 9e9, "inside.latency": 2e-6, "inside.bandwidth": 2.2e10}
+    truth = with_parameters(cluster, wanted)
+    rows = [row("one_way", 2, s, n_hosts=n) for s in SIZES for n in (1, 2)]
+    found = calibrate(measured(truth, rows), cluster)
+    assert {p.name: p.value for p in found.parameters} == pytest.approx(wanted, rel=1e-2)
+
+
+def test_overhead_is_fitted_where_messages_queue_for_it():
+    wanted = {"between.latency": 60e-6, "between.bandwidth": 1.1e8, "overhead": 15e-6}
+    truth = with_parameters(ddlsim.load_cluster("office-1gbe"), wanted)
+    algorithms = {"all_to_all": "direct"}
+    rows = [*one_way(), *[row("all_to_all", 8, nbytes) for nbytes in SIZES]]
+    found = calibrate(measured(truth, rows, algorithms=algorithms), "office-1gbe", algorithms=algorithms)
+    assert {p.name: p.value for p in found.parameters} == pytest.approx(wanted, rel=1e-2)
+
+
+def test_collectives_serve_where_there_are_no_messages():
+    wanted = {"between.latency": 60e-6, "between.bandwidth": 1.1e8}
+    truth = with_parameters(ddlsim.load_cluster("office-1gbe"), wanted)
+    found = calibrate(measured(truth, [row("all_reduce", 8, nbytes) for nbytes in SIZES]), "office-1gbe")
+    assert {p.name: p.value for p in found.parameters} == pytest.approx(wanted, rel=1e-2)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    latency=st.floats(5e-6, 1e-3), bandwidth=st.floats(2e7, 5e8), noise=st.floats(0.005, 0.1),
+    seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_known_parameters_lie_near_the_fit(latency, bandwidth, noise, seed):
+    """Within four times the half width of the 95 % interval always; how often within it is the next test's."""
+    wanted = {"between.latency": latency, "between.bandwidth": bandwidth}
+    truth = with_parameters(ddlsim.load_cluster("office-1gbe"), wanted)
+    found = calibrate(measured(truth, one_way(), noise, seed), "office-1gbe")
+    for name, value in wanted.items():
+        p = parameter(found, name)
+        assert p.low <= p.value <= p.high
+        half = math.log(p.high / p.low) / 2
+        assert abs(math.log(p.value / value)) < 4 * half
+        assert half < 20 * (noise + 0.03)  # not right by being vague
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say():
+    """100 parameters of 50 noisy clusters: at least 85 in their 95 % intervals."""
+    inside = 0
+    for seed in range(50):
+        random = np.random.default_rng(1000 + seed)
+        wanted = {"between.latency": random.uniform(2e-5, 4e-4), "between.bandwidth": random.uniform(5e7, 2e8)}
+        truth = with_parameters(ddlsim.load_cluster("office-1gbe"), wanted)
+        found = calibrate(measured(truth, one_way(), 0.04, seed), "office-1gbe")
+        inside += sum(parameter(found, k).low <= v <= parameter(found, k).high for k, v in wanted.items())
+    assert inside >= 85
+
+
+def test_an_outlier_hardly_moves_the_fit():
+    truth = with_parameters(ddlsim.load_cluster("office-1gbe"), {"between.latency": 6e-5, "between.bandwidth": 1.1e8})
+    rows = measured(truth, one_way((8, 64, 512, 4096, *SIZES[2:])))
+    rows[3] = dataclasses.replace(rows[3], median_s=5 * rows[3].median_s)
+    found = calibrate(rows, "office-1gbe")
+    assert parameter(found, "between.latency").value == pytest.approx(6e-5, rel=0.2)
+    assert parameter(found, "between.bandwidth").value == pytest.approx(1.1e8, rel=0.1)
+
+
+def test_one_size_is_refused_with_what_to_measure():
+    with pytest.raises(ConfigError, match=r"bandwidth cannot be told from latency.*measure one_way at >= 2 sizes"):
+        calibrate([row("one_way", 2, 1024, 1e-4), row("one_way", 2, 1024, 1.1e-4)], "office-1gbe")
+
+
+def test_small_messages_only_leave_the_bandwidth_to_the_file_and_say_so():
+    truth = with_parameters(ddlsim.load_cluster("office-1gbe"), {"between.latency": 6e-5})
+    found = calibrate(measured(truth, one_way((4, 8, 16, 64))), "office-1gbe")
+    assert any("between.bandwidth rests on the cluster file" in note for note in found.notes)
+    p = parameter(found, "between.bandwidth")
+    assert p.value == pytest.approx(p.file, rel=0.05)
+    assert p.high > 2 * p.low
+
+
+def test_ranks_that_the_cluster_has_no_room_for_are_refused():
+    with pytest.raises(ConfigError, match=r"2 ranks on 1 hosts.*'office-1gbe' has 0 hosts with 2 workers"):
+        calibrate([row("one_way", 2, 8, 1e-5, n_hosts=1)], "office-1gbe")
+
+
+def test_no_measurements_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no measurements"):
+        calibrate([], "office-1gbe")
+    with pytest.raises(ConfigError, match="no such file"):
+        calibrate(tmp_path / "none.csv", "office-1gbe")
+    with pytest.raises(ConfigError, match="no measurement of backend 'nccl'"):
+        calibrate([row("one_way", 2, 8, 1e-5, backend="mpi")], "office-1gbe", backend="nccl")
+
+
+def test_a_switch_of_protocol_becomes_a_curve():
+    """Rendezvous from 64 KiB: the bytes above it take half the time of those below; latency as simulated."""
+    truth = with_parameters(ddlsim.load_cluster("office-1gbe"), {"between.bandwidth": 5e7})
+    sizes = [2**k for k in range(3, 26, 2)]
+
+    def seconds(nbytes):
+        return 1e-4 + min(nbytes, 2**17) / 5e7 + max(nbytes - 2**17, 0) / 1e8
+
+    rows = [row("one_way", 2, s, seconds(s)) for s in sizes]
+    kept = [r for r in rows if r.nbytes not in (2**11, 2**19)]
+    found = calibrate(kept, truth)
+    (curve,) = found.curves
+    assert len(curve.per_byte) == 2
+    assert curve.sizes == (2**17,)
+    for nbytes in (2**11, 2**19):
+        interval = found.time("one_way", nbytes)
+        assert interval.value == pytest.approx(seconds(nbytes), rel=0.02)
+        assert seconds(nbytes) in interval
+
+
+def test_no_curve_where_the_simulation_is_right():
+    truth = with_parameters(ddlsim.load_cluster("office-1gbe"), {"between.latency": 6e-5, "between.bandwidth": 1.1e8})
+    found = calibrate(measured(truth, [*one_way(), *[row("all_reduce", 4, s) for s in SIZES]]), "office-1gbe")
+    assert found.curves == ()
+
+
+def test_a_curve_carries_over_to_other_numbers_of_ranks():
+    """All-reduce with twice the latency and 1.25 times the bytes' time of the simulated ring."""
+    truth = with_parameters(ddlsim.load_cluster("office-1gbe"), {"between.latency": 6e-5, "between.bandwidth": 1.1e8})
+    slow = with_parameters(truth, {"between.latency": 12e-5, "between.bandwidth": 0.88e8})
+    rows = measured(truth, one_way()) + measured(slow, [row("all_reduce", 4, s) for s in SIZES])
+    found = calibrate(rows, "office-1gbe")
+    for n_ranks in (2, 8):
+        (wanted,) = measured(slow, [row("all_reduce", n_ranks, 100_000)])
+        assert found.time("all_reduce", 100_000, n_ranks).value == pytest.approx(wanted.median_s, rel=0.01)
+
+
+def test_adding_up_and_steps():
+    """a += b: 2 us + nbytes / 5 GB/s; a step: 20 ms + 4 ms x batch."""
+    rows = [
+        Measurement(experiment="memory", operation="reduction", n_ranks=2, n_hosts=2, nbytes=s, median_s=2e-6 + s / 5e9)
+        for s in (65_536, 1_048_576, 16_777_216)
+    ]
+    rows += [
+        Measurement(
+            experiment="step", operation="training", n_ranks=1, n_hosts=1, batch_size=b, model="resnet50",
+            median_s=0.020 + 0.004 * b,
+        )
+        for b in (8, 16, 64)
+    ]  # fmt: skip
+    found = calibrate(rows, "office-1gbe")
+    assert parameter(found, "reduce_bandwidth").value == pytest.approx(5e9, rel=1e-6)
+    assert found.cluster.reduce_time[found.cluster.workers] == pytest.approx(1 / 5e9)
+    fit = found.compute_of("resnet50")
+    assert (fit.c0, fit.c1) == pytest.approx((0.020, 0.004))
+    low, value, high = fit.interval(32)
+    assert value == pytest.approx(0.148)
+    assert low < value < high
+    assert found.compute_of("vgg16") is None
+
+
+def test_one_batch_size_holds_for_that_batch_only():
+    step = Measurement(
+        experiment="step", operation="training", n_ranks=1, n_hosts=1, batch_size=8, model="m", median_s=0.05
+    )
+    fit = calibrate([step], "office-1gbe").compute_of("m")
+    assert fit.compute == ddlsim.Measured(0.05, 8)
+
+
+# ------------------------------------------------------------ a real table
+
+
+@pytest.fixture
+def one_host(tmp_path):
+    path = tmp_path / "one-host.toml"
+    path.write_text(ONE_HOST)
+    return path
+
+
+@pytest.mark.parametrize("nbytes", [256, 4_096, 65_536, 1_048_576])
+def test_a_size_left_out_lies_in_its_interval(one_host, nbytes):
+    rows = read_measurements(TABLE)
+    found = calibrate([r for r in rows if (r.operation, r.nbytes) != ("one_way", nbytes)], one_host)
+    (left_out,) = [r for r in rows if (r.operation, r.nbytes) == ("one_way", nbytes)]
+    interval = found.time("one_way", nbytes, 2, 1)
+    assert left_out.median_s in interval
+    assert interval.high < 6 * interval.low  # says something
+
+
+def test_a_calibrated_file_says_the_same_as_the_calibration(one_host, tmp_path):
+    found = calibrate(TABLE, one_host, step_times=np.random.default_rng(0).gamma(50.0, 0.002, 40))
+    path = tmp_path / "calibrated.toml"
+    found.save(path, one_host)
+    cluster = ddlsim.load_cluster(path)
+    assert cluster.name == "one-host"
+    assert cluster.channel_capacity == pytest.approx(found.cluster.channel_capacity, rel=1e-5)
+    assert cluster.link_latency == pytest.approx(found.cluster.link_latency, rel=1e-5)
+    assert cluster.reduce_time == pytest.approx(found.cluster.reduce_time, rel=1e-5)
+    loaded = ddlsim.validation.load_calibration(path)
+    assert isinstance(loaded, Calibration)
+    assert str(loaded).splitlines()[1:] == str(found).splitlines()[1:]
+    for operation, nbytes in (("one_way", 5000), ("all_reduce", 300_000)):
+        one, other = (c.time(operation, nbytes, 2, 1) for c in (found, loaded))
+        assert (one.low, one.value, one.high) == pytest.approx((other.low, other.value, other.high), rel=1e-4)
+    again = tmp_path / "again.toml"
+    calibrate(TABLE, path).save(again, path)
+    assert again.read_text().count("[calibration]") == 1
+    assert ddlsim.load_cluster(again).channel_capacity == pytest.approx(cluster.channel_capacity, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ('[calibration]\nspred = 1.0', "calibration: unknown key 'spred'; did you mean 'spread'"),
+        ('[[calibration.parameters]]\nname = "between.latencies"\nvalue = "1 us"\nlow = "1 us"\nhigh = "1 us"',
+         "unknown parameter 'between.latencies'; did you mean 'between.latency'"),
+        ('[[calibration.parameters]]\nname = "between.latency"\nvalue = "1 Gbit/s"\nlow = "1 us"\nhigh = "1 us"',
+         "between.latency: .* is a bandwidth, not a time"),
+        ('[[calibration.parameters]]\nname = "inside.latency"\nvalue = "1 us"\nlow = "1 us"\nhigh = "1 us"',
+         "inside.latency: there are no two workers"),
+        ('[calibration]\ncovariance = [[1.0]]', "covariance: must have 0 rows"),
+    ],
+    ids=["key", "name", "unit", "class", "covariance"],
+)  # fmt: skip
+def test_a_wrong_calibration_is_refused_in_one_line(tmp_path, table, message):
+    path = tmp_path / "wrong.toml"
+    star = '[generator]\ntype = "star"\nn_hosts = 2\nbandwidth = "1 Gbit/s"\nlatency = "50 us"\n'
+    path.write_text(f"{star}\n{table}\n")
+    with pytest.raises(ConfigError, match=message) as error:
+        ddlsim.load_cluster(path)
+    assert str(error.value).startswith(str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_a_cluster_without_calibration_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"office-1gbe: has no \[calibration\]"):
+        ddlsim.validation.load_calibration("office-1gbe")
+    found = calibrate(measured(ddlsim.load_cluster("office-1gbe"), one_way()), "office-1gbe")
+    with pytest.raises(ConfigError, match="TOML"):
+        found.save(tmp_path / "out.toml", "cluster.json")
