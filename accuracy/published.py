@@ -33,7 +33,7 @@ from ddlsim.strategies.worker import Process, Worker
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
 
-__all__ = ["DATA", "MODELS", "Run", "TensorByTensor", "predict", "read", "rows"]
+__all__ = ["DATA", "MODELS", "Run", "TensorByTensor", "predict", "read", "rows", "solve"]
 
 FOLDER = Path(__file__).with_name("data")
 DATA = FOLDER / "cases.yaml"
@@ -165,7 +165,7 @@ def _step(run: Run, n: int, compute: float, copies: float | None = None) -> floa
     ).step_time  # fmt: skip
 
 
-def _solve(error: Callable[[float], float], low: float, high: float) -> float:
+def solve(error: Callable[[float], float], low: float, high: float) -> float:
     """Return where `error` changes its sign, or the end at which it is smaller."""
     at_low, at_high = error(low), error(high)
     if at_low * at_high > 0.0:
@@ -188,11 +188,11 @@ def _calibrated(run: Run) -> tuple[float, float | None]:
     if len(rows) == 2:
         one, full = rows
         compute = run.measured[one]
-        rate = _solve(lambda rate: _step(run, full, compute, rate) / run.measured[full] - 1.0, 0.5e9, 12e9)
+        rate = solve(lambda rate: _step(run, full, compute, rate) / run.measured[full] - 1.0, 0.5e9, 12e9)
         return compute, rate
     n = rows[0]
     seconds = run.measured[n]
-    return _solve(lambda compute: _step(run, n, compute) / seconds - 1.0, 0.5 * seconds, seconds), None
+    return solve(lambda compute: _step(run, n, compute) / seconds - 1.0, 0.5 * seconds, seconds), None
 
 
 def predict(run: Run, n: int) -> float:

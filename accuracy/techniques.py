@@ -1,0 +1,194 @@
+"""What techniques gain: local SGD, gradient compression, and the scheduling of transfers.
+
+Each row is a ratio of throughputs, with the technique to without. Both are simulated with ddlsim's own strategy or
+compressor; what calibrates each case is stated at its function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from accuracy.machines import ETHERNET_EFFICIENCY, RDMA_EFFICIENCY, host_of
+from accuracy.published import ADD_PASSES, CORE_BANDWIDTH, DATA, MODELS, solve
+from accuracy.rows import Row, show
+from ddlsim import (
+    DGC,
+    AllReduce,
+    Cluster,
+    LocalSGD,
+    Measured,
+    NoOverlap,
+    ParameterServer,
+    PerLayer,
+    Priority,
+    SignSGD,
+    load_cluster,
+    simulate,
+)
+from ddlsim.cluster import MultiGpu, star
+from ddlsim.compression import Compression
+from ddlsim.compression.cost import FREE
+from ddlsim.strategies import Strategy
+
+__all__ = ["bytescheduler", "dgc", "local_sgd", "onebit_adam", "rows"]
+
+Case = Mapping[str, Any]
+
+
+def local_sgd(case: Case) -> list[Row]:
+    """Local SGD of Paddle: parameters are averaged after every tau steps, without overlap.
+
+    The page does not state the network. The rows tau = 1 and the largest tau give compute and exchange (a line in
+    1 / tau: t = t_c + t_ar / tau), as the rate of a network interface that the simulated average takes t_ar over.
+    """
+    measured = {row["tau"]: row["t_step_s"] for row in case["measured"] if isinstance(row["tau"], int)}
+    n, batch, model = case["n"], case["worker"]["batch"], MODELS[case["model"]["name"]]
+    first, last = min(measured), max(measured)
+    average = (measured[first] - measured[last]) / (1 / first - 1 / last)
+    compute = Measured(measured[first] - average / first, batch)
+
+    def step(tau: int, gbps: float) -> float:
+        cluster = _v100_machines(case, n, gbps)
+        return simulate(cluster, model, LocalSGD(tau), batch, steps=tau, warmup=0, compute=compute).step_time
+
+    gbps = solve(lambda rate: step(first, rate) / measured[first] - 1.0, 1.0, 400.0)
+    base = step(first, gbps)
+    return [
+        Row(case["id"], f"tau = {tau} against {first}", measured[first] / t, base / step(tau, gbps), "x", tau == last)
+        for tau, t in measured.items()
+        if tau != first
+    ]
+
+
+def _v100_machines(case: Case, n: int, gbps: float) -> Cluster:
+    host = host_of(case)
+    efficiency = RDMA_EFFICIENCY
+    network = star(n // host.n_gpus, bandwidth=gbps * 1e9 / 8, latency=1e-6, efficiency=efficiency, host=host)
+    return load_cluster(network)
+
+
+#: stands in for Faster R-CNN, whose number of parameters is not stated: its 60.2 million parameters give, at TCP's
+#: share of the rate, the 0.26 GB that the difference of the dense rows at 10 and 1 Gbit/s implies
+DETECTOR = "resnet152"
+
+
+def dgc(case: Case) -> list[Row]:
+    """Deep gradient compression (99.9 %) on two machines at several rates of their link.
+
+    The dense row at the highest rate gives the compute time. The dense rows lie on a line in 1 / rate, as they do
+    when nothing overlaps: so no overlap. Only the compressed runs are predictions, strictly speaking.
+    """
+    measured = {row["link_gbps"]: row for row in case["measured"]}
+    fastest, batch = max(measured), 1
+
+    def step(gbps: float, compute: float, compressed: bool) -> float:
+        host = MultiGpu(1, device="p40")
+        network = star(2, bandwidth=gbps * 1e9 / 8, latency=25e-6, efficiency=ETHERNET_EFFICIENCY, host=host)
+        return simulate(
+            network, DETECTOR, AllReduce("ring", "none"), batch, steps=1, warmup=0, compute=Measured(compute, batch),
+            compression=DGC(1, sparsities=(0.999,)) if compressed else None,
+        ).step_time  # fmt: skip
+
+    dense = measured[fastest]["t_dense_s"]
+    compute = solve(lambda x: step(fastest, x, compressed=False) / dense - 1.0, 0.5 * dense, dense)
+    return [
+        Row(
+            case["id"], f"{gbps} Gbit/s", row["t_dense_s"] / row["t_dgc_s"],
+            step(gbps, compute, compressed=False) / step(gbps, compute, compressed=True), "x", fitted_on=False,
+        )
+        for gbps, row in measured.items()
+    ]  # fmt: skip
+
+
+def onebit_adam(case: Case) -> list[Row]:
+    """Adam with fp16 gradients, and 1-bit Adam: signs to the owner of each shard, averaged signs back.
+
+    The one-machine row of each arm gives its compute time (for 1-bit Adam with what compression costs); the rate of
+    the network is the measured one that the source states. Nothing overlaps (both arms exchange after the backward
+    pass); signs are 1/16 of fp16.
+    """
+    topology, batch = case["topology"], case["worker"]["batch"]
+    per_node, gbps = topology["gpus_per_node"], topology["effective_gbps"]
+    rows = {row["n"]: row for row in case["measured"]}
+    free = Compression(SignSGD(), cost=FREE)
+
+    def step(n: int, compute: float, compressed: bool) -> float:
+        host = MultiGpu(per_node, device="v100")
+        network = star(n // per_node, bandwidth=gbps * 1e9 / 8, latency=25e-6, host=host)
+        return simulate(
+            network, "bert-large", AllReduce("ring", NoOverlap()), batch, steps=1, warmup=0,
+            compute=Measured(compute, batch), gradient_dtype="fp32" if compressed else "fp16",
+            compression=free if compressed else None,
+        ).step_time  # fmt: skip
+
+    def arm(name: str, compressed: bool) -> dict[int, float]:
+        one = per_node * batch / rows[per_node][name]
+        compute = solve(lambda x: step(per_node, x, compressed) / one - 1.0, 0.1 * one, one)
+        return {n: step(n, compute, compressed) for n in rows}
+
+    adam, onebit = arm("throughput_adam", compressed=False), arm("throughput_1bit", compressed=True)
+    return [
+        Row(
+            case["id"], f"{n} GPUs", row["throughput_1bit"] / row["throughput_adam"], adam[n] / onebit[n], "x",
+            n == per_node,
+        )
+        for n, row in rows.items()
+    ]  # fmt: skip
+
+
+def bytescheduler(case: Case) -> list[Row]:
+    """MXNet's parameter servers over RDMA: tensors first come first served, against ByteScheduler's slices by priority.
+
+    The batch is not stated; 32 images per GPU are assumed (the batch of its paper, Peng et al. 2019). The one-machine
+    row, the same for both, gives the compute time: one machine needs no server. Servers add up on one core, as in the
+    weak-scaling runs of MXNet.
+    """
+    model, per_node, batch = MODELS[case["model"]["name"]], case["topology"]["gpus_per_node"], 32
+    rows = {row["n"]: row for row in case["measured"]}
+    gbps = case["topology"]["nic_gbps"]
+
+    def step(n: int, compute: float, scheduled: bool) -> float:
+        m = n // per_node
+        network = star(m, bandwidth=gbps * 1e9 / 8, latency=1e-6, efficiency=RDMA_EFFICIENCY, host=host_of(case))
+        for name, data in network.nodes(data=True):
+            if name.endswith(".cpu"):
+                data["reduce_time"] = m * ADD_PASSES / CORE_BANDWIDTH
+        overlap = Priority("4 MB", 4) if scheduled else PerLayer()
+        strategy: Strategy = ParameterServer(m, "colocated", overlap, local_reduction="tree")
+        if m == 1:
+            strategy = AllReduce("binomial_tree", "layer")
+        return simulate(
+            network, model, strategy, batch, workers=n, steps=3, warmup=1, compute=Measured(compute, batch)
+        ).step_time
+
+    one = per_node * batch / rows[per_node]["throughput_fifo"]
+    compute = solve(lambda x: step(per_node, x, scheduled=False) / one - 1.0, 0.3 * one, one)
+    return [
+        Row(
+            case["id"], f"{n} GPUs", row["throughput_bytescheduler"] / row["throughput_fifo"],
+            step(n, compute, scheduled=False) / step(n, compute, scheduled=True), "x", n == per_node,
+        )
+        for n, row in rows.items()
+    ]  # fmt: skip
+
+
+def rows(path: Path = DATA) -> list[Row]:
+    """Return the ratios of all cases that compare a technique with its absence."""
+    found: list[Row] = []
+    for case in yaml.safe_load(path.read_text())["cases"]:
+        first = case["measured"][0]
+        for key, function in (
+            ("tau", local_sgd), ("t_dgc_s", dgc), ("throughput_1bit", onebit_adam),
+            ("throughput_bytescheduler", bytescheduler),
+        ):  # fmt: skip
+            if key in first and (function is not bytescheduler or case["model"]["name"] in MODELS):
+                found += function(case)
+    return found
+
+
+if __name__ == "__main__":
+    show(rows())
