@@ -12,6 +12,7 @@ from ddlsim.cluster.cluster import Cluster, Routes
 
 if TYPE_CHECKING:
     from ddlsim.cluster.catalogue import cluster_names, load_cluster
+    from ddlsim.cluster.details import LinkDetail, LinkDetails, with_detail
     from ddlsim.cluster.generators import (
         dragonfly,
         fat_tree,
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Cluster",
     "Host",
+    "LinkDetail",
+    "LinkDetails",
     "MultiGpu",
     "Routes",
     "cluster_names",
@@ -45,9 +48,11 @@ __all__ = [
     "star",
     "torus",
     "two_racks",
+    "with_detail",
 ]
 
 _HOME = {"load_cluster": "catalogue", "cluster_names": "catalogue", "Host": "nodes", "MultiGpu": "nodes"}
+_HOME |= dict.fromkeys(("LinkDetail", "LinkDetails", "with_detail"), "details")
 
 
 def __getattr__(name: str) -> object:

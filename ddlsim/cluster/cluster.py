@@ -19,6 +19,7 @@ from ddlsim.errors import ConfigError, unknown_name
 if TYPE_CHECKING:
     import networkx as nx
 
+    from ddlsim.cluster.details import LinkDetails
     from ddlsim.cluster.routing import GridRouter, TableRouter
 
 __all__ = ["Bools", "Cluster", "Floats", "Ints", "Routes"]
@@ -85,6 +86,8 @@ class Cluster:
     host_price: Floats | None = None
     device_price: Floats | None = None
     switch_power: Floats | None = None
+    #: frames, token buckets and acknowledgements of links; None: no link has any
+    details: LinkDetails | None = None
 
     def __post_init__(self) -> None:
         for value in vars(self).values():
@@ -131,11 +134,21 @@ class Cluster:
 
     @cached_property
     def channel_capacity(self) -> Floats:
-        """Payload bytes/s of each channel, bandwidth * efficiency, shape (n_channels,)."""
+        """Bytes/s that each channel carries, bandwidth * efficiency, shape (n_channels,).
+
+        That is payload, and the headers of frames on links that have them.
+        """
         n_channels = int(self.link_channel.max()) + 1 if self.n_links else 0
         capacity = np.zeros(n_channels)
         capacity[self.link_channel] = self.link_bandwidth * self.link_efficiency
         return _frozen(capacity)
+
+    @cached_property
+    def reverse_link(self) -> Ints:
+        """The link that leads back from each link's end to its start, -1 if there is none, shape (n_links,)."""
+        from ddlsim.cluster.details import reverse_links
+
+        return _frozen(reverse_links(self))
 
     @cached_property
     def _router(self) -> TableRouter | GridRouter:

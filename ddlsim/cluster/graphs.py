@@ -10,22 +10,23 @@ node    kind "gpu", "host" (also when missing) or "switch"; host: the machine it
         endpoints) and device_price of the endpoint (USD/s), power of a switch (W)
 edge    bandwidth (required), latency (0 when missing), efficiency (1 when missing), kind ("link" when
         missing), shared (half duplex with the edge of the same key the other way); reverse_bandwidth, on
-        undirected edges
+        undirected edges; frame_header, frame_payload, burst, reverse_load (see `details.LinkDetail`)
 
-Bandwidths, latencies and overheads are SI floats or text with a unit. An undirected edge is a pair of links.
+Bandwidths, latencies, overheads and sizes are SI floats or text with a unit. An undirected edge is a pair of links.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import networkx as nx
 import numpy as np
 
 from ddlsim.cluster.cluster import Cluster
+from ddlsim.cluster.details import DETAIL_KEYS, LinkDetail, checked_detail, collected
 from ddlsim.cluster.quantity import fraction, nonnegative, positive
 from ddlsim.cluster.routing import check_policy
 from ddlsim.errors import ConfigError, unknown_name
@@ -38,7 +39,7 @@ GRAPH_KEYS = {"name", "title", "sources", "notes", "routing", "grid", "routes"}
 _FOREIGN_GRAPH_KEYS = {"node_default", "edge_default"}
 NODE_KEYS = {"kind", "host", "device", "speed", "send_overhead", "recv_overhead", "reduce_time"}
 NODE_KEYS |= {"price", "device_price", "power"}
-EDGE_KEYS = {"bandwidth", "latency", "efficiency", "kind", "shared", "reverse_bandwidth"}
+EDGE_KEYS = {"bandwidth", "latency", "efficiency", "kind", "shared", "reverse_bandwidth", *DETAIL_KEYS}
 
 Attributes = dict[str, Any]  # networkx promises nothing about values; every one is checked below
 #: source, destination, what identifies the other direction, attributes
@@ -196,6 +197,7 @@ def _link_columns(graph: nx.Graph[Any], index: dict[Hashable, int], where: str) 
     ends: list[tuple[int, int, int]] = []
     kinds: list[str] = []
     numbers: list[tuple[float, float, float]] = []
+    details: list[LinkDetail] = []
     channels: dict[Hashable, int] = {}
     listed = sorted(_directed_links(graph, where), key=lambda link: index[link[0]])
     for number, (u, v, key, data) in enumerate(listed):
@@ -219,6 +221,7 @@ def _link_columns(graph: nx.Graph[Any], index: dict[Hashable, int], where: str) 
                 nonnegative(data.get("latency", 0.0), "time", f"{place}: latency"),
             )
         )
+        details.append(checked_detail(**{key: data[key] for key in DETAIL_KEYS if key in data}, where=f"{place}: "))
     which = np.array(ends, dtype=np.int64).reshape(-1, 3)
     columns = np.array(numbers, dtype=np.float64).reshape(-1, 3)
     _check_shared(which[:, 2], columns, kinds, listed, where)
@@ -230,6 +233,7 @@ def _link_columns(graph: nx.Graph[Any], index: dict[Hashable, int], where: str) 
         "link_bandwidth": columns[:, 0].copy(),
         "link_efficiency": columns[:, 1].copy(),
         "link_latency": columns[:, 2].copy(),
+        "details": collected(details),
     }
 
 
@@ -271,7 +275,7 @@ def _with_fixed_routes(cluster: Cluster, routes: object, where: str) -> Cluster:
         if (nodes[0], nodes[-1]) in fixed:
             raise ConfigError(f"{place} = {path!r} repeats a pair of nodes; remove one of the two routes")
         fixed[nodes[0], nodes[-1]] = tuple(link_of[hop] for hop in itertools.pairwise(nodes))
-    return replace(cluster, fixed_routes=fixed)
+    return dataclasses.replace(cluster, fixed_routes=fixed)
 
 
 def to_graph(cluster: Cluster) -> nx.MultiDiGraph[str]:
@@ -299,6 +303,9 @@ def to_graph(cluster: Cluster) -> nx.MultiDiGraph[str]:
         }
         if cluster.link_efficiency[link] != 1:
             data["efficiency"] = float(cluster.link_efficiency[link])
+        if cluster.details is not None:
+            detail = dataclasses.asdict(cluster.details.of(link))
+            data.update({key: value for key, value in detail.items() if value})
         if n_uses[channel] > 1:  # the key is what ties the two directions together
             data["shared"] = True
             graph.add_edge(u, v, keys.setdefault(channel, 1_000_000 + channel), **data)

@@ -6,9 +6,10 @@ import numpy as np
 
 from ddlsim.collectives import reduce_scatter
 from ddlsim.collectives.combine import reverse
+from ddlsim.collectives.gloo import gloo_all_gather
 from ddlsim.collectives.schedule import Schedule, messages
 
-__all__ = ["bruck", "direct", "recursive_doubling", "ring"]
+__all__ = ["bruck", "direct", "gloo_all_gather", "recursive_doubling", "ring"]
 
 
 def ring(n_ranks: int) -> Schedule:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ddlsim.collectives import all_gather, broadcast, reduce, reduce_scatter
 from ddlsim.collectives.combine import sequence
+from ddlsim.collectives.gloo import gloo_ring
 from ddlsim.collectives.halving import fold_pairs, halving
 from ddlsim.collectives.hierarchy import hierarchical, torus_2d
 from ddlsim.collectives.schedule import Round, Schedule, messages
@@ -17,6 +18,7 @@ from ddlsim.errors import ConfigError
 __all__ = [
     "binomial_tree",
     "double_binary_tree",
+    "gloo_ring",
     "halving_doubling",
     "hierarchical",
     "naive_ring",
@@ -84,15 +86,22 @@ def recursive_doubling(n_ranks: int) -> Schedule:
     return _folded(n_ranks, 1, exchange)
 
 
-def halving_doubling(n_ranks: int) -> Schedule:
+def halving_doubling(n_ranks: int, first: str = "near") -> Schedule:
     """Reduce-scatter by halving, all-gather by doubling (Rabenseifner 2004; Thakur et al. 2005, sec. 4.5).
 
     2 log2 p alpha + 2 (p-1)/p S beta + (p-1)/p S gamma if p = 2^q. Otherwise the lowest p - 2^q pairs fold: a
     step before and one after with whole buffers. (Ranks that need not fold start at once, and their early
     messages share the receivers' ports with the folding, so the textbook's sum of steps is a lower bound.)
+
+    first  the partner of the first, largest exchange: "near" (large messages stay in a rack) or "far", as most
+           implementations have it
     """
+    if first not in ("near", "far"):
+        raise ConfigError(f"halving_doubling: first is {first!r}; give 'near' or 'far'")
     _, active = fold_pairs(n_ranks)
-    distances = [1 << k for k in range(len(active).bit_length() - 1)]  # large messages stay near
+    distances = [1 << k for k in range(len(active).bit_length() - 1)]
+    if first == "far":
+        distances.reverse()
     down = halving(active, np.arange(len(active) + 1), distances)
     up = [dataclasses.replace(r, src=r.dst, dst=r.src, reduce=False) for r in reversed(down)]
     return _folded(n_ranks, len(active), down + up)
@@ -107,12 +116,12 @@ def _folded(n_ranks: int, n_chunks: int, exchange: list[Round]) -> Schedule:
     return Schedule(n_ranks, n_chunks, (rounds,) if rounds else ())
 
 
-def binomial_tree(n_ranks: int) -> Schedule:
-    """Binomial reduce to rank 0, then binomial broadcast.
+def binomial_tree(n_ranks: int, answer: int = 0) -> Schedule:
+    """Binomial reduce to rank 0, then binomial broadcast, children answering with `answer` bytes if any.
 
     2 log2 p (alpha + S beta) + log2 p S gamma if p = 2^q; with ceil(log2 p), an upper bound for any p.
     """
-    return sequence(reduce.binomial(n_ranks), broadcast.binomial(n_ranks), kind="all_reduce")
+    return sequence(reduce.binomial(n_ranks), broadcast.binomial(n_ranks, answer=answer), kind="all_reduce")
 
 
 def parameter_server(n_ranks: int, n_servers: int = 1) -> Schedule:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ddlsim.collectives.gloo import gloo_all_to_all
 from ddlsim.collectives.schedule import Schedule, messages
 
-__all__ = ["bruck", "direct", "pairwise"]
+__all__ = ["bruck", "direct", "gloo_all_to_all", "pairwise"]
 
 
 def pairwise(n_ranks: int) -> Schedule:

@@ -7,16 +7,30 @@ import dataclasses
 import numpy as np
 
 from ddlsim.collectives import all_gather, reduce
-from ddlsim.collectives.combine import reverse, sequence
-from ddlsim.collectives.reduce import with_root
+from ddlsim.collectives.combine import reverse, sequence, with_root
+from ddlsim.collectives.gloo import gloo_broadcast
 from ddlsim.collectives.schedule import Schedule, messages
+from ddlsim.errors import ConfigError
 
-__all__ = ["binomial", "chain", "scatter_all_gather"]
+__all__ = ["binomial", "chain", "gloo_broadcast", "scatter_all_gather"]
 
 
-def binomial(n_ranks: int, root: int = 0) -> Schedule:
-    """Binomial tree, farthest rank first: ceil(log2 p) (alpha + S beta), for every number of ranks."""
-    return reverse(reduce.binomial(n_ranks, root), "broadcast")
+def binomial(n_ranks: int, root: int = 0, *, answer: int = 0) -> Schedule:
+    """Binomial tree, farthest rank first: ceil(log2 p) (alpha + S beta), for every number of ranks.
+
+    answer  if above 0, bytes with which a child tells its parent that it has everything, and without which the
+            parent does not go on to its next child: one more alpha a level
+    """
+    if answer < 0:
+        raise ConfigError(f"binomial: answer is {answer} bytes; give 0 or more")
+    silent = reverse(reduce.binomial(n_ranks, root), "broadcast")
+    if not answer:
+        return silent
+    lanes = tuple(
+        tuple(both for r in lane for both in (r, messages(r.dst, r.src, 0, 0, reduce=False, header=answer)))
+        for lane in silent.lanes
+    )
+    return dataclasses.replace(silent, lanes=lanes)
 
 
 def chain(n_ranks: int, root: int = 0, *, n_segments: int = 1) -> Schedule:

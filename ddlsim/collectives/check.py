@@ -10,6 +10,8 @@ reduce          the same as all_reduce, at the root
 reduce_scatter  the same as all_reduce, for member i in block i (the i-th part of the chunks)
 all_gather      everywhere, in block i the mark of member i
 all_to_all      at member i, in block j the mark of member i-j (see `ddlsim.collectives.all_to_all`)
+gather          the same as all_gather, at the root
+scatter         at member i, in block i the root's mark
 ==============  =========================================================================================
 
 Timing cannot matter inside a lane: a rank sends what it held when it entered the round, and what arrives
@@ -74,7 +76,7 @@ def _validate_groups(schedule: Schedule) -> None:
     if len(np.unique(members)) != len(members) or members.min() < 0 or members.max() >= schedule.n_ranks:
         raise ConfigError(f"groups must hold distinct ranks of 0..{schedule.n_ranks - 1}")
     for group in _groups(schedule):
-        if schedule.kind in ("reduce_scatter", "all_gather", "all_to_all") and schedule.n_chunks % len(group):
+        if schedule.kind not in ("all_reduce", "broadcast", "reduce") and schedule.n_chunks % len(group):
             raise ConfigError(
                 f"{schedule.n_chunks} chunks are not {len(group)} equal blocks; "
                 f"a {schedule.kind} needs a multiple of the number of ranks"
@@ -95,7 +97,10 @@ def _validate_round(schedule: Schedule, round: Round, where: str) -> None:
             )
     if len(round.src) == 0 or round.repeat < 1:
         raise ConfigError(f"{where}: no messages (or repeat < 1); leave the round out")
-    limits = (("src", 0, n_ranks), ("dst", 0, n_ranks), ("start", 0, n_chunks), ("count", 1, n_chunks + 1))
+    if not (np.isfinite(round.header) and round.header >= 0):
+        raise ConfigError(f"{where}: header is {round.header} bytes; must be a finite number of at least 0")
+    least = 0 if round.header > 0 and not round.count.any() else 1
+    limits = (("src", 0, n_ranks), ("dst", 0, n_ranks), ("start", 0, n_chunks), ("count", least, n_chunks + 1))
     for name, low, high in limits:
         array = getattr(round, name)
         bad = array[(array < low) | (array >= high)]
@@ -152,6 +157,8 @@ def _replay(schedule: Schedule, state: Marks) -> tuple[Marks, Ints]:
         for k, round in enumerate(lane):
             for repetition in range(round.repeat):
                 source, target = _addresses(schedule, round, repetition)
+                if not len(source):
+                    continue
                 touched.read.ravel()[source] = True
                 values = flat[source]
                 if round.reduce:
@@ -219,10 +226,13 @@ def _promise(schedule: Schedule, group: Ints, n_chunks: int, marks: Marks) -> tu
         return promised, where.get(schedule.kind, block == place)
     source = {
         "broadcast": np.full_like(everywhere, schedule.root, dtype=np.int64),
+        "scatter": np.full_like(everywhere, schedule.root, dtype=np.int64),
         "all_gather": np.broadcast_to(block, everywhere.shape),
+        "gather": np.broadcast_to(block, everywhere.shape),
         "all_to_all": (place - block) % size,
     }[schedule.kind]
-    return marks[group[source]], everywhere
+    must = {"gather": place == schedule.root, "scatter": block == place}.get(schedule.kind, everywhere)
+    return marks[group[source]], everywhere & must
 
 
 def _origin(schedule: Schedule, number: int) -> str:

@@ -14,6 +14,7 @@ from ddlsim.collectives.schedule import Floats, Ints, Round, Schedule
 from ddlsim.errors import ConfigError
 
 __all__ = ["on_ranks", "parallel", "refine", "reorder", "reverse", "sequence", "split", "strided", "uniform"]
+__all__ += ["with_root"]
 
 
 def on_ranks(schedule: Schedule, ranks: npt.ArrayLike, n_ranks: int) -> Schedule:
@@ -114,6 +115,17 @@ def split(*schedules: Schedule, shares: Sequence[float] | None = None) -> Schedu
     return dataclasses.replace(first, n_chunks=n_chunks, lanes=lanes, chunk_weight=None if equal else weight)
 
 
+def with_root(schedule: Schedule, root: int) -> Schedule:
+    """Return `schedule`, made for root 0, rotated so that `root` is the root."""
+    n_ranks = schedule.n_ranks
+    if not 0 <= root < n_ranks:
+        raise ConfigError(f"root {root} is not a rank; give one of 0..{n_ranks - 1}")
+    if root == 0:
+        return schedule
+    rotated = on_ranks(schedule, (np.arange(n_ranks) + root) % n_ranks, n_ranks)
+    return dataclasses.replace(rotated, groups=None, root=root)
+
+
 def refine(schedule: Schedule, factor: int) -> Schedule:
     """Cut every chunk in `factor` equal ones. Nothing else changes."""
     if factor == 1:
@@ -205,11 +217,11 @@ def _same_chunks(schedules: Sequence[Schedule], weights: bool = True) -> list[Sc
 def _merged(sequences: Iterable[tuple[Round, ...]]) -> Iterable[Round]:
     """Merge sequences on disjoint ranks position by position, rounds of one pattern into one round."""
     for rounds in itertools.zip_longest(*sequences):
-        patterns: dict[tuple[bool, int, int, bytes | None], list[Round]] = {}
+        patterns: dict[tuple[bool, int, int, bytes | None, float], list[Round]] = {}
         for r in rounds:
             if r is not None:
                 slots = None if r.slots is None else r.slots.tobytes()
-                patterns.setdefault((r.reduce, r.repeat, r.shift, slots), []).append(r)
+                patterns.setdefault((r.reduce, r.repeat, r.shift, slots, r.header), []).append(r)
         for same in patterns.values():
             src, dst, start, count = (
                 np.concatenate([getattr(r, name) for r in same]) for name in ("src", "dst", "start", "count")

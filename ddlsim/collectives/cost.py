@@ -30,6 +30,7 @@ __all__ = [
     "broadcast_binomial",
     "broadcast_chain",
     "broadcast_scatter_all_gather",
+    "gather_direct",
     "halving_doubling",
     "hierarchical",
     "naive_ring",
@@ -42,6 +43,7 @@ __all__ = [
     "reduce_scatter_recursive_halving",
     "reduce_scatter_ring",
     "ring",
+    "scatter_direct",
     "torus_2d",
 ]
 
@@ -212,6 +214,16 @@ def all_to_all_bruck(n_ranks: int, nbytes: float, alpha: float, beta: float) -> 
 def all_to_all_direct(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
     """alpha + (p-1)/p S beta."""
     return (n_ranks > 1) * alpha + _others(n_ranks, nbytes) * beta
+
+
+def gather_direct(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+    """alpha + (p-1)/p S beta; S is what the root ends with."""
+    return all_to_all_direct(n_ranks, nbytes, alpha, beta)
+
+
+def scatter_direct(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+    """alpha + (p-1)/p S beta; S is what the root starts with."""
+    return all_to_all_direct(n_ranks, nbytes, alpha, beta)
 
 
 def _others(n_ranks: int, nbytes: float) -> float:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
-from ddlsim.collectives.combine import on_ranks
+from ddlsim.collectives.combine import with_root
+from ddlsim.collectives.gloo import gloo_reduce
 from ddlsim.collectives.pipeline import pipeline
 from ddlsim.collectives.schedule import Schedule, messages
-from ddlsim.errors import ConfigError
 
-__all__ = ["binomial", "chain"]
+__all__ = ["binomial", "chain", "gloo_reduce"]
 
 
 def binomial(n_ranks: int, root: int = 0) -> Schedule:
@@ -32,14 +30,3 @@ def chain(n_ranks: int, root: int = 0, *, n_segments: int = 1) -> Schedule:
     sender = np.arange(n_ranks - 1, 0, -1)
     rounds = pipeline(sender, sender - 1, n_ranks - 1 - sender, n_segments, reduce=True)
     return with_root(Schedule(n_ranks, n_segments, (rounds,) if rounds else (), kind="reduce"), root)
-
-
-def with_root(schedule: Schedule, root: int) -> Schedule:
-    """Return `schedule`, made for root 0, rotated so that `root` is the root."""
-    n_ranks = schedule.n_ranks
-    if not 0 <= root < n_ranks:
-        raise ConfigError(f"root {root} is not a rank; give one of 0..{n_ranks - 1}")
-    if root == 0:
-        return schedule
-    rotated = on_ranks(schedule, (np.arange(n_ranks) + root) % n_ranks, n_ranks)
-    return dataclasses.replace(rotated, groups=None, root=root)

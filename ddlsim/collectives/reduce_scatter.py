@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from ddlsim.collectives.gloo import gloo_reduce_scatter
 from ddlsim.collectives.halving import fold_pairs, halving
 from ddlsim.collectives.schedule import Schedule, messages
 
-__all__ = ["direct", "recursive_halving", "ring"]
+__all__ = ["direct", "gloo_reduce_scatter", "recursive_halving", "ring"]
 
 
 def ring(n_ranks: int) -> Schedule:

@@ -21,7 +21,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 #: what a schedule can promise; `ddlsim.collectives.check` says exactly what each one means
-KINDS = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all")
+KINDS = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +34,8 @@ class Round:
     reduce          True: the receiver combines; False: the receiver overwrites
     shift           `start` moves by so many chunks (mod n_chunks) after each repetition
     slots     (k,)  if given, every message carries the chunks (start + slots) mod n_chunks, and count == k
+    header          bytes that a protocol adds to each message, however large the buffer is. With a header, `count`
+                    may be 0: the message only tells the receiver that its sender has come so far.
     """
 
     src: Ints
@@ -44,6 +46,7 @@ class Round:
     repeat: int = 1
     shift: int = 0
     slots: Ints | None = None
+    header: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,19 +93,22 @@ class Schedule:
         return owner, (first[owner] + np.arange(len(owner)) - begin[owner]) % self.n_chunks
 
     def message_bytes(self, nbytes: float, round: Round, repetition: int = 0) -> Floats:
-        """Return the size (m,) of each message of `round`, in bytes, for a buffer of `nbytes` per rank.
+        """Return how many bytes of a buffer of `nbytes` per rank each message of `round` carries, shape (m,).
 
+        That leaves out the round's `header`.
         The sizes depend on `repetition` only if `chunk_weight` is given and is not periodic in `round.shift`.
         """
         if self.chunk_weight is None:
             return np.asarray(round.count * (nbytes * self.copies / self.n_chunks), dtype=np.float64)
         owner, chunk = self.chunks(round, repetition)
+        if not len(owner):
+            return np.zeros(len(round.src))
         first = np.flatnonzero(np.diff(owner, prepend=-1))
         weight = np.add.reduceat(self.chunk_weight[chunk], first)
         return np.asarray(weight * (nbytes * self.copies / self.chunk_weight.sum()), dtype=np.float64)
 
     def bytes_sent(self, nbytes: float) -> Floats:
-        """Return how many bytes each rank sends in all, shape (n_ranks,)."""
+        """Return how many bytes of the buffer each rank sends in all, headers left out, shape (n_ranks,)."""
         total = np.zeros(self.n_ranks)
         for lane in self.lanes:
             for round in lane:
@@ -127,6 +133,7 @@ def messages(
     repeat: int = 1,
     shift: int = 0,
     slots: Ints | None = None,
+    header: float = 0.0,
 ) -> Round:
     """Return a :class:`Round` from lists, arrays or (for all but `src`) single numbers for all messages."""
     src = np.array(src, dtype=np.int64, ndmin=1)
@@ -139,4 +146,4 @@ def messages(
         array = np.asarray(values, dtype=np.int64)
         return array if array.ndim else np.full(len(src), array, dtype=np.int64)
 
-    return Round(src, filled(dst), filled(start), filled(count), reduce, repeat, shift, slots)
+    return Round(src, filled(dst), filled(start), filled(count), reduce, repeat, shift, slots, header)

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
 from ddlsim.errors import DdlsimError
 from ddlsim.network import state as st
-from ddlsim.network.state import Entries, Floats, Net, Records, grown
+from ddlsim.network.state import Entries, Floats, Ints, Net, Records, grown
 
 NO_BARRIER = -(1 << 62)
+
+
+class Details(Protocol):
+    """What links do besides carrying bytes, per link (n_links,): see ``ddlsim.cluster.LinkDetails``."""
+
+    @property
+    def frame_header(self) -> Floats: ...
+    @property
+    def frame_payload(self) -> Floats: ...
+    @property
+    def burst(self) -> Floats: ...
+    @property
+    def reverse_load(self) -> Floats: ...
 
 
 def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, reduce_time: Floats) -> Net:
@@ -37,6 +52,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         counts=counts,
         reals=reals,
         channels=channels,
+        buckets=np.zeros(0, dtype=st.BUCKET),
         filling=np.zeros(n, dtype=st.FILLING),
         fill=np.zeros(n, dtype=st.FILL),
         keys=np.zeros(n),
@@ -49,6 +65,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         flow_end=np.zeros(0),
         flow_hops=no_entries,
         flow_place=no_entries,
+        wire=np.zeros(0),
         heap=np.zeros(0, dtype=st.TIMED),
         slots=np.zeros(0, dtype=st.SLOT),
         free_slots=no_places,
@@ -58,12 +75,14 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         freezing=no_entries,
         nodes=nodes,
         routes=np.zeros(0, dtype=st.ROUTE),
+        frames=np.zeros(0, dtype=st.FRAME),
         hops=no_entries,
         programs=np.zeros(0, dtype=st.PROGRAM),
         tables=no_places,
         steps=np.zeros(0, dtype=st.STEP),
         messages=np.zeros(0, dtype=st.MESSAGE),
         weights=np.zeros(0),
+        headers=np.zeros(0),
         instances=np.zeros(0, dtype=st.INSTANCE),
         threads=np.zeros(0, dtype=st.THREAD),
         counters=no_places,
@@ -71,6 +90,27 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         out=np.zeros(0, dtype=st.OUT),
         log=np.zeros(0, dtype=st.BUSY),
     )
+
+
+def with_shaping(net: Net, link_channel: Ints, reverse_link: Ints, details: Details) -> Net:
+    """Return an empty `net` in which links do what `details` says; the shortcuts of `replay` do not hold then."""
+    buckets = np.zeros(len(net.channels), dtype=st.BUCKET)
+    free = net.channels["capacity"].copy()
+    load = np.zeros(len(free))
+    load[link_channel] = details.reverse_load
+    buckets["reverse"] = -1
+    loaded = np.flatnonzero(reverse_link >= 0)
+    buckets["reverse"][link_channel[loaded]] = link_channel[reverse_link[loaded]]
+    shared = buckets["reverse"] == np.arange(len(free))  # the acknowledgements go the same way, all the time
+    free[shared] /= 1.0 + load[shared]
+    buckets["reverse"][shared] = -1
+    net.channels["capacity"] = buckets["free"] = free
+    buckets["loaded"] = free / (1.0 + load)
+    buckets["burst"][link_channel] = details.burst
+    buckets["tokens"] = buckets["burst"]
+    net.counts[st.SHAPED] = 1
+    net.counts[st.REPLAY] = 0
+    return net._replace(buckets=buckets)
 
 
 def grow_slots(net: Net, n_slots: int) -> Net:
@@ -97,6 +137,8 @@ def grow_slots(net: Net, n_slots: int) -> Net:
         scratch=grown(net.scratch, n),
         freezing=grown(net.freezing, n),
     )
+    if net.counts[st.SHAPED]:
+        net = net._replace(wire=grown(net.wire, n))
     return _sized_by_hops(net)
 
 
@@ -133,7 +175,8 @@ def _sized_by_hops(net: Net) -> Net:
     return net._replace(
         flow_place=grown(net.flow_place, entries),
         flow_hops=grown(net.flow_hops, entries),
-        dirty=grown(net.dirty, 2 * entries + 8),
+        # a channel can be listed for each flow that comes or goes on it, and, if shaped, on its reverse
+        dirty=grown(net.dirty, (4 if net.counts[st.SHAPED] else 2) * entries + 8),
         pool=grown(net.pool, room),
         pool_copy=grown(net.pool_copy, room),
     )

@@ -19,6 +19,7 @@ from ddlsim.network.state import (
     N_NEW,
     NOW,
     POOL_USED,
+    SHAPED,
     THRESHOLD,
     Net,
 )
@@ -81,6 +82,8 @@ def add_flow(net: Net, slot):  # type: ignore[no-untyped-def]
         net.channels[channel].used = n + 1
         if n == 0:
             net.channels[channel].since = net.reals[NOW]
+            if net.counts[SHAPED] == 1:
+                load_reverse(net, channel)
         entry += 1
     net.slots[slot].state = FLOWING
     net.flows[flow].slot = slot
@@ -91,6 +94,41 @@ def add_flow(net: Net, slot):  # type: ignore[no-untyped-def]
     net.flow_end[flow] = np.inf
     net.counts[N_ACTIVE] = flow + 1
     net.counts[N_NEW] += 1
+
+
+@inlined
+def load_reverse(net: Net, channel):  # type: ignore[no-untyped-def]
+    """The channel has become busy: acknowledgements now take their share of the other direction."""
+    reverse = net.buckets[channel].reverse
+    if reverse >= 0:
+        change_capacity(net, reverse, net.buckets[reverse].loaded)
+
+
+@inlined
+def free_reverse(net: Net, channel):  # type: ignore[no-untyped-def]
+    """The channel has become idle: its bucket begins to fill, the other direction has all its capacity."""
+    net.buckets[channel].since = net.reals[NOW]
+    reverse = net.buckets[channel].reverse
+    if reverse >= 0:
+        change_capacity(net, reverse, net.buckets[reverse].free)
+
+
+@inlined
+def change_capacity(net: Net, channel, capacity):  # type: ignore[no-untyped-def]
+    """Change a channel's capacity; the rates of its flows follow in this instant's solve.
+
+    With less, the filling goes on as before up to the equal share of the channel's flows; with more, up to the level
+    at which the channel had filled up.
+    """
+    before = net.channels[channel].capacity
+    net.channels[channel].capacity = capacity
+    used = net.channels[channel].used
+    if used == 0 or capacity == before:
+        return
+    level = net.channels[channel].level if capacity > before else capacity / used
+    if level < np.inf:
+        net.reals[THRESHOLD] = min(net.reals[THRESHOLD], level)
+        mark_dirty(net, channel)
 
 
 @inlined
@@ -117,6 +155,8 @@ def end_flow(net: Net, flow):  # type: ignore[no-untyped-def]
             net.channels[channel].busy += now - net.channels[channel].since
             if net.counts[LOG_ON] == 1:
                 log_busy(net, channel, net.channels[channel].since, now)
+            if net.counts[SHAPED] == 1:
+                free_reverse(net, channel)
         elif net.channels[channel].level < np.inf:  # it was full, so somebody on it may now go faster
             mark_dirty(net, channel)
             affected = True

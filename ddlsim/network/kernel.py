@@ -25,6 +25,7 @@ from ddlsim.network.replay import (
     replay,
     start_round,
 )
+from ddlsim.network.shaping import start_shaped
 from ddlsim.network.state import (
     DELIVERING,
     FULL,
@@ -43,6 +44,7 @@ from ddlsim.network.state import (
     NOW,
     ROUND_INSTANTS,
     SAME_INSTANT,
+    SHAPED,
     STEPPED,
     STEPS_LEFT,
     VISIBLE,
@@ -107,8 +109,10 @@ def handle_instant(net: Net, now, n_ended):  # type: ignore[no-untyped-def]
         route = net.slots[slot].route
         if net.routes[route].first == net.routes[route].last or net.slots[slot].nbytes <= 0.0:
             finished(net, slot)
-        else:
+        elif net.counts[SHAPED] == 0:
             add_flow(net, slot)
+        elif not start_shaped(net, slot):
+            finished(net, slot)
     solve(net)
 
 

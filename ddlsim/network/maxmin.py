@@ -36,6 +36,7 @@ from ddlsim.network.state import (
     NOW,
     ROUND_TRANSFER_MAX,
     ROUND_TRANSFER_MIN,
+    SHAPED,
     THRESHOLD,
     USUALLY_FOUND,
     Net,
@@ -95,7 +96,8 @@ def set_rate(net: Net, flow, rate):  # type: ignore[no-untyped-def]
     now = net.reals[NOW]
     old = net.flow_rate[flow]
     if old == np.inf:  # just added
-        transfer = net.slots[net.flows[flow].slot].nbytes / rate
+        slot = net.flows[flow].slot
+        transfer = (net.slots[slot].nbytes if net.counts[SHAPED] == 0 else net.wire[slot]) / rate
         end = now + transfer
         net.reals[ROUND_TRANSFER_MIN] = min(net.reals[ROUND_TRANSFER_MIN], transfer)
         net.reals[ROUND_TRANSFER_MAX] = max(net.reals[ROUND_TRANSFER_MAX], transfer)

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from ddlsim.collectives import Schedule
 from ddlsim.network import kernel
 from ddlsim.network import state as st
-from ddlsim.network.build import empty_net, grow_hops, grow_slots
+from ddlsim.network.build import Details, empty_net, grow_hops, grow_slots, with_shaping
 from ddlsim.network.program import (
     Program,
     compile_schedule,
+    write_frames,
     write_messages,
     write_routes,
     write_steps,
@@ -49,6 +50,10 @@ class Fabric(Protocol):
     def recv_overhead(self) -> Floats: ...
     @property
     def reduce_time(self) -> Floats: ...
+    @property
+    def details(self) -> Details | None: ...
+    @property
+    def reverse_link(self) -> Ints: ...
     def routes(self, src: Ints, dst: Ints) -> _Routes: ...
 
 
@@ -87,6 +92,9 @@ class Network:
         self._net = empty_net(
             fabric.channel_capacity, fabric.send_overhead, fabric.recv_overhead, fabric.reduce_time
         )
+        self._details = fabric.details
+        if self._details is not None:
+            self._net = with_shaping(self._net, self._link_channel, fabric.reverse_link, self._details)
         self._net.counts[st.LOG_ON] = int(record)
         if record:
             self._grow_log()
@@ -276,6 +284,9 @@ class Network:
         )
         if longest:
             self._net = grow_hops(self._net, longest)
+        if self._details is not None:
+            _, frames = self._extend("frames", len(src))
+            write_frames(frames, routes.offsets, routes.links, self._details.frame_header, self._details.frame_payload)
         return first
 
     def _pair_routes(self, src: list[int], dst: list[int]) -> Ints:
@@ -295,6 +306,9 @@ class Network:
         # threads are numbered lane by lane, so "wrap" makes ranks of them
         route = self._add_routes(nodes.take(shape.src, mode="wrap"), nodes.take(shape.dst, mode="wrap"))
         weight = self._append("weights", shape.weights)
+        self._append("headers", shape.headers)
+        if shape.headers.any():
+            self._net.counts[st.HEADERS] = 1
         table = self._append("tables", shape.recv_message + self._used.get("messages", 0))
         step, steps = self._extend("steps", len(shape.step_next))
         message, messages = self._extend("messages", shape.n_messages)

@@ -18,7 +18,7 @@ from ddlsim.network.state import Floats, Ints, Places
 
 compiled = nb.njit(cache=True, nogil=True, error_model="numpy")
 
-__all__ = ["Program", "compile_schedule", "write_messages", "write_routes", "write_steps"]
+__all__ = ["Program", "compile_schedule", "write_frames", "write_messages", "write_routes", "write_steps"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Program:
     reduce             (n_messages,) 1 if the receiver combines
     weights            sizes for a buffer of 1 byte; that of a message starts at place weight (n_messages,) and
                        moves by stride (n_messages,) places with each repetition
+    headers            bytes to be added to them; as long as `weights`
     sends_bound        messages that can be on their way at once
     """
 
@@ -55,6 +56,7 @@ class Program:
     weight: Places
     stride: Places
     weights: Floats
+    headers: Floats
     sends_bound: int
 
     @property
@@ -165,6 +167,18 @@ def write_routes(rows, hops, base, offsets, links, channel, latency):  # type: i
     return longest
 
 
+@compiled
+def write_frames(rows, offsets, links, header, payload):  # type: ignore[no-untyped-def]
+    """Fill FRAME records from a CSR of links: the largest header on the route, the smallest payload."""
+    for i in range(rows.size):
+        rows[i].header = 0.0
+        rows[i].payload = np.inf
+        for h in range(offsets[i], offsets[i + 1]):
+            if header[links[h]] > 0.0:
+                rows[i].header = max(rows[i].header, header[links[h]])
+                rows[i].payload = min(rows[i].payload, payload[links[h]])
+
+
 def compile_schedule(schedule: Schedule, sizes: Sequence[Floats] | None = None) -> Program:
     """Return the program of `schedule`.
 
@@ -191,7 +205,7 @@ def compile_schedule(schedule: Schedule, sizes: Sequence[Floats] | None = None) 
     order = by_step.astype(np.intp)  # as `take` wants it
     receiving = receiving.take(order)
     step_recv, recv_message = group(receiving, len(following))
-    weights, place, stride = _weights(schedule, rounds, sizes)
+    weights, headers, place, stride = _weights(schedule, rounds, sizes)
     reduced = np.repeat(np.array([int(r.reduce) for r in rounds], dtype=np.int32), n_in_round)
     return Program(
         n_ranks=n_ranks,
@@ -209,6 +223,7 @@ def compile_schedule(schedule: Schedule, sizes: Sequence[Floats] | None = None) 
         weight=place.take(order),
         stride=stride.take(order),
         weights=weights,
+        headers=headers,
         sends_bound=int(most),
     )
 
@@ -219,16 +234,19 @@ def _joined(parts: list[Ints]) -> Ints:
 
 def _weights(
     schedule: Schedule, rounds: list[Round], sizes: Sequence[Floats] | None
-) -> tuple[Floats, Places, Places]:
-    """Return (table of sizes for 1 byte, first place per message, places per repetition per message)."""
+) -> tuple[Floats, Floats, Places, Places]:
+    """Return (sizes for 1 byte, headers, first place in them per message, places per repetition per message)."""
+    headed = any(r.header for r in rounds)
     if schedule.chunk_weight is None and sizes is None:
         counts = _joined([r.count for r in rounds])
         shares: Floats = counts * np.float64(schedule.copies / schedule.n_chunks)
         none = np.zeros(len(shares), dtype=np.int32)
-        if (counts == counts[:1]).all():  # one size for all, read again and again
-            return shares[:1], none, none
-        return shares, np.arange(len(shares), dtype=np.int32), none
+        if (counts == counts[:1]).all() and not headed:  # one size for all, read again and again
+            return shares[:1], np.zeros(len(shares[:1])), none, none
+        headers = np.repeat([r.header for r in rounds], [len(r.src) for r in rounds])
+        return shares, headers, np.arange(len(shares), dtype=np.int32), none
     tables: list[Floats] = []
+    heads: list[Floats] = []
     places: list[Places] = []
     strides: list[Places] = []
     used = 0
@@ -238,12 +256,14 @@ def _weights(
         if (table == table[0]).all():
             table = table[:1]
         tables.append(table.ravel())
+        heads.append(np.full(table.size, r.header))
         places.append(np.arange(used, used + m, dtype=np.int32))
         strides.append(np.full(m, m if len(table) > 1 else 0, dtype=np.int32))
         used += table.size
     no_places = np.empty(0, dtype=np.int32)
     return (
         np.concatenate([np.empty(0), *tables]),
+        np.concatenate([np.empty(0), *heads]),
         np.concatenate([no_places, *places]),
         np.concatenate([no_places, *strides]),
     )

@@ -11,6 +11,7 @@ from ddlsim.network.state import (
     DELIVERING,
     ENDED,
     FREE,
+    HEADERS,
     LIVE_SENDS,
     LIVE_SINGLE,
     LIVE_THREADS,
@@ -183,8 +184,10 @@ def enter_step(net: Net, table, instance, thread, step, repetition):  # type: ig
             missing += 1
     net.threads[state].recvs_missing = missing
     for message in range(low, high):
-        share = net.weights[net.messages[message].weight + repetition * net.messages[message].stride]
-        nbytes = table.nbytes * share
+        place = net.messages[message].weight + repetition * net.messages[message].stride
+        nbytes = table.nbytes * net.weights[place]
+        if net.counts[HEADERS] == 1:
+            nbytes += net.headers[place]
         issue(net, instance, message, nbytes, net.messages[message].route, net.messages[message].source)
     return low == high and missing == 0
 

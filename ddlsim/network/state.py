@@ -52,7 +52,9 @@ ROUND_INSTANTS = 26  # instants since the last barrier; negative: there was none
 ROUND_THREADS = 27  # LIVE_THREADS at the last barrier
 FAST_FORWARDED = 28  # messages replayed without events
 USUALLY_FOUND = 29  # 16 times the flows that a solve has filled again, averaged over the last few
-N_COUNTS = 30
+SHAPED = 30  # 1: some link has frames, a token bucket or acknowledgements (ddlsim.network.shaping)
+HEADERS = 31  # 1: some program's messages have headers
+N_COUNTS = 32
 
 # Places in Net.reals (float64)
 NOW = 0
@@ -95,6 +97,12 @@ FILLING = record(residual="f", unfrozen="n", place="n")
 FILL = record(key="f", channel="n", component="n")
 #: overheads in s per message, reduce_time in s per byte; *_free: when that side of the node is free again
 NODE = record(send_overhead="f", recv_overhead="f", reduce_time="f", send_free="f", recv_free="f")
+#: what shaping knows of a channel. burst, tokens: of its bucket, bytes; since: when `tokens` were counted, the channel
+#: being idle; free, loaded: its capacity, bytes/s, while nothing and while something flows the other way, on `reverse`
+#: (-1: there is no such channel, or it does not matter)
+BUCKET = record(burst="f", tokens="f", since="f", free="f", loaded="f", reverse="n")
+#: bytes of a frame's headers and of its payload on a route; header 0: no frames
+FRAME = record(header="f", payload="f")
 #: hops[first:last] are the channels of the route
 ROUTE = record(latency="f", first="n", last="n")
 #: a message on its way. instance: -1 - handle for a single message; message: its number, or the target node of
@@ -139,6 +147,7 @@ class Net(NamedTuple):
     counts: Ints
     reals: Floats
     channels: Records  # CHANNEL
+    buckets: Records  # BUCKET, one per channel; empty unless SHAPED
     filling: Records  # FILLING, one per channel
     fill: Records  # FILL, one per channel
     keys: Floats  # shares of the channels to be filled
@@ -151,6 +160,7 @@ class Net(NamedTuple):
     flow_end: Floats  # planned end
     flow_hops: Entries  # (n_slots << HOP_SHIFT,) channels, then LAST
     flow_place: Entries  # (n_slots << HOP_SHIFT,) place in each channel's list
+    wire: Floats  # (n_slots,) bytes that a message puts on the wire; empty unless SHAPED
     heap: Records  # TIMED, planned ends of flows
     slots: Records  # SLOT
     free_slots: Places
@@ -160,12 +170,14 @@ class Net(NamedTuple):
     freezing: Entries  # flows being frozen
     nodes: Records  # NODE
     routes: Records  # ROUTE
+    frames: Records  # FRAME, one per route; empty unless SHAPED
     hops: Entries
     programs: Records  # PROGRAM
     tables: Places
     steps: Records  # STEP
     messages: Records  # MESSAGE
     weights: Floats  # sizes of messages in units of the instance's nbytes
+    headers: Floats  # bytes to be added to them; as long as `weights`
     instances: Records  # INSTANCE
     threads: Records  # THREAD
     counters: Places

@@ -36,7 +36,8 @@ def collective_time(
     algorithm    name, function or "package.module:function" (see :func:`ddlsim.collectives.build`), or a
                  schedule of one's own
     nbytes       buffer per rank, bytes or text such as "100 MB"
-    kind         "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather" or "all_to_all"
+    kind         "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all", "gather" or
+                 "scatter"
     ranks        number of workers, or the places of a sub-group in ``cluster.workers``; None: all workers
     rank_order   "given", or "topology" for an order in which a ring crosses each boundary once
     entry_times  s at which each rank enters; all at 0 by default

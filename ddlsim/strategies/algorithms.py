@@ -17,7 +17,7 @@ from ddlsim.strategies.setting import Setting
 __all__ = ["check_exchange", "fastest", "name_of", "order_of", "schedule_time", "schedules"]
 
 #: algorithms that "auto" does not try: never the fastest, or the same as another at these settings
-NOT_TRIED = ("naive_ring", "parameter_server")
+NOT_TRIED = ("gloo_ring", "naive_ring", "parameter_server")
 
 
 def check_exchange(owner: str, algorithm: str | Collective, rank_order: str | Sequence[int]) -> None:

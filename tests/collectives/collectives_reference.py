@@ -47,7 +47,7 @@ def execute(
                 sends, n_own = defaultdict(list), defaultdict(int)
                 sizes = schedule.message_bytes(nbytes, round, repetition)
                 for m, (src, dst) in enumerate(zip(round.src.tolist(), round.dst.tolist(), strict=True)):
-                    messages[*step, m] = (src, dst, float(sizes[m]), round.reduce)
+                    messages[*step, m] = (src, dst, float(sizes[m]) + round.header, round.reduce)
                     sends[src].append((*step, m))
                     n_own[src] += 1
                     n_own[dst] += 1

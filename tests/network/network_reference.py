@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ddlsim.cluster import Routes
+from ddlsim.cluster import LinkDetails, Routes
 
 
 @dataclass
@@ -19,6 +19,8 @@ class Paths:
     paths: list[list[int]]
     link_channel: np.ndarray | None = None
     overhead: float = 0.0
+    details: LinkDetails | None = None
+    reverse_link: np.ndarray | None = None
     link_latency: np.ndarray = field(init=False)
 
     def __post_init__(self):

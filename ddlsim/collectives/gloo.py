@@ -1,0 +1,153 @@
+"""The collectives of Gloo (github.com/facebookincubator/gloo), message by message, as PyTorch runs them over TCP.
+
+Every transfer is a rendezvous: sender and receiver tell each other that they are ready (48 bytes each way), and a
+preamble of 48 bytes goes before the data (``gloo/transport/tcp/buffer.cc`` and ``unbound_buffer.cc``). So a transfer
+takes two latencies. The rings work on two segments at a time, which are independent lanes here.
+
+Rounds are stored one by one, as handshakes and data take turns: a ring is 12 p (p-1) messages or more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.collectives.combine import with_root
+from ddlsim.collectives.schedule import Ints, Round, Schedule, messages
+from ddlsim.errors import ConfigError
+
+__all__ = ["gloo_all_gather", "gloo_all_to_all", "gloo_broadcast", "gloo_gather", "gloo_reduce"]
+__all__ += ["gloo_reduce_scatter", "gloo_ring", "gloo_scatter"]
+
+#: bytes of ``transport::tcp::Op``'s preamble, which a notification consists of and data begin with
+PREAMBLE = 48
+IN_FLIGHT = 2
+
+
+def _ready(src: Ints, dst: Ints) -> Round:
+    """Both ends of each transfer say that they are ready."""
+    ends = np.concatenate([src, dst]), np.concatenate([dst, src])
+    return messages(*ends, 0, 0, reduce=False, header=PREAMBLE)
+
+
+def _transfer(
+    src: npt.ArrayLike, dst: npt.ArrayLike, start: npt.ArrayLike, slots: Ints, *, reduce: bool = False
+) -> tuple[Round, Round]:
+    """Return the handshake and the data of transfers of the chunks start + slots."""
+    source, target = np.broadcast_arrays(np.atleast_1d(np.asarray(src)), np.asarray(dst))
+    carried = None if len(slots) == 1 else slots
+    first = np.asarray(start) + (slots[0] if carried is None else 0)
+    data = messages(source, target.copy(), first, 1, reduce=reduce, slots=carried, header=PREAMBLE)
+    return _ready(source, target), data
+
+
+def _lane_slots(lane: int, n_segments: int) -> Ints:
+    """Return the segments of a chunk that a lane works on: every other one."""
+    return np.arange(lane, n_segments, IN_FLIGHT)
+
+
+def _lap(n_ranks: int, n_segments: int, lane: int, first: int, *, reduce: bool) -> Iterable[Round]:
+    """One lap of the ring r -> r-1, segment by segment; rank r begins with chunk r + `first`."""
+    rank = np.arange(n_ranks)
+    for step in range(n_ranks - 1):
+        chunk = (rank + first + step) % n_ranks * n_segments
+        for slot in _lane_slots(lane, n_segments):
+            yield from _transfer(rank, (rank - 1) % n_ranks, chunk, np.array([slot]), reduce=reduce)
+
+
+def _segments_per_chunk(n_ranks: int, n_segments: int) -> int:
+    """Return how many segments of at most 1 MiB a chunk has, two at least, given the number of 512 KiB pieces."""
+    if n_segments < 1:
+        raise ConfigError(f"gloo: n_segments is {n_segments}; give 1 or more")
+    pairs = -(-n_segments // 2)  # segments of 1 MiB in the buffer
+    return IN_FLIGHT * -(-pairs // (IN_FLIGHT * n_ranks))
+
+
+def _lanes(n_ranks: int, n_segments: int, rounds: Iterable[Iterable[Round]], kind: str) -> Schedule:
+    lanes = tuple(tuple(lane) for lane in rounds) if n_ranks > 1 else ()
+    return Schedule(n_ranks, n_ranks * n_segments, lanes, kind=kind)
+
+
+def gloo_ring(n_ranks: int, n_segments: int = 1) -> Schedule:
+    """Ring in segments, two in flight (``gloo/allreduce.cc``, ``ring``).
+
+    n_segments  512 KiB pieces of the buffer; segments have up to two of them, and a chunk has two segments or more
+
+    A lap that reduces and a lap that gathers: 4 (p-1) alpha + 2 (p-1)/p S beta, if no bucket hides the latencies.
+    """
+    each = _segments_per_chunk(n_ranks, n_segments)
+    lanes = (
+        (*_lap(n_ranks, each, lane, 1, reduce=True), *_lap(n_ranks, each, lane, 0, reduce=False))
+        for lane in range(IN_FLIGHT)
+    )
+    return _lanes(n_ranks, each, lanes, "all_reduce")
+
+
+def gloo_reduce_scatter(n_ranks: int, n_segments: int = 1) -> Schedule:
+    """The whole all-reduce, of which every rank keeps its block (PyTorch's ``ProcessGroupGloo``)."""
+    return dataclasses.replace(gloo_ring(n_ranks, n_segments), kind="reduce_scatter")
+
+
+def gloo_all_gather(n_ranks: int) -> Schedule:
+    """One lap of a ring, blocks in two halves (``gloo/allgather.cc``): 2 (p-1) alpha + (p-1)/p S beta."""
+    lanes = (_lap(n_ranks, IN_FLIGHT, lane, 0, reduce=False) for lane in range(IN_FLIGHT))
+    return _lanes(n_ranks, IN_FLIGHT, lanes, "all_gather")
+
+
+def gloo_reduce(n_ranks: int, root: int = 0, *, n_segments: int = 1) -> Schedule:
+    """Ring reduce-scatter, then everybody sends its chunk to the root (``gloo/reduce.cc``).
+
+    2 p alpha + 2 (p-1)/p S beta.
+    """
+    each = _segments_per_chunk(n_ranks, n_segments)
+    others = np.arange(1, n_ranks)
+    lanes = (
+        (
+            *_lap(n_ranks, each, lane, 1, reduce=True),
+            *_transfer(others, 0, others * each, _lane_slots(lane, each)),
+        )
+        for lane in range(IN_FLIGHT)
+    )
+    return with_root(_lanes(n_ranks, each, lanes, "reduce"), root)
+
+
+def gloo_broadcast(n_ranks: int, root: int = 0) -> Schedule:
+    """Binomial tree in which a parent sends to all its children at once (``gloo/broadcast.cc``).
+
+    Counted from the root, a rank's parent has its number in binary without the highest bit. With p = 2^q, the
+    root's q sends share its link, then its first child's q-1, ...: q (q+1) / 2 S beta.
+    """
+    child = np.arange(1, n_ranks)
+    parent = np.array([c ^ (1 << (c.bit_length() - 1)) for c in child.tolist()], dtype=np.int64)
+    depth = np.array([c.bit_count() for c in child.tolist()], dtype=np.int64)
+    rounds = [_ready(parent, child)] if n_ranks > 1 else []  # all receivers are ready at once
+    for level in range(1, int(depth.max(initial=0)) + 1):
+        mine = depth == level
+        rounds.append(messages(parent[mine], child[mine], reduce=False, header=PREAMBLE))
+    return with_root(Schedule(n_ranks, 1, (tuple(rounds),) if rounds else (), kind="broadcast"), root)
+
+
+def gloo_gather(n_ranks: int, root: int = 0) -> Schedule:
+    """All send their blocks to the root at once (``gloo/gather.cc``): 2 alpha + (p-1)/p S beta."""
+    others = np.arange(1, n_ranks)
+    return with_root(_once(n_ranks, others, np.zeros_like(others), others, "gather"), root)
+
+
+def gloo_scatter(n_ranks: int, root: int = 0) -> Schedule:
+    """The root sends all blocks at once (``gloo/scatter.cc``): 2 alpha + (p-1)/p S beta."""
+    others = np.arange(1, n_ranks)
+    return with_root(_once(n_ranks, np.zeros_like(others), others, others, "scatter"), root)
+
+
+def gloo_all_to_all(n_ranks: int) -> Schedule:
+    """Everything at once (``gloo/alltoall.cc``): 2 alpha + (p-1)/p S beta."""
+    rank, step = (a.ravel() for a in np.indices((n_ranks, n_ranks - 1)))
+    return _once(n_ranks, rank, (rank + 1 + step) % n_ranks, 1 + step, "all_to_all")
+
+
+def _once(n_ranks: int, src: Ints, dst: Ints, start: Ints, kind: str) -> Schedule:
+    lanes = (_transfer(src, dst, start, np.array([0])),) if n_ranks > 1 else ()
+    return Schedule(n_ranks, n_ranks, lanes, kind=kind)

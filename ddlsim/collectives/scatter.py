@@ -1,0 +1,15 @@
+"""Scatter: the root starts with all blocks, and rank r ends with block r."""
+
+from __future__ import annotations
+
+from ddlsim.collectives import gather
+from ddlsim.collectives.combine import reverse
+from ddlsim.collectives.gloo import gloo_scatter
+from ddlsim.collectives.schedule import Schedule
+
+__all__ = ["direct", "gloo_scatter"]
+
+
+def direct(n_ranks: int, root: int = 0) -> Schedule:
+    """The root sends every rank its block at once: alpha + (p-1)/p S beta."""
+    return reverse(gather.direct(n_ranks, root), "scatter")
