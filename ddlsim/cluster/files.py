@@ -6,6 +6,7 @@ data, and XML passes defusedxml (no entities, no DTD) before networkx sees it.
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import itertools
 import json
@@ -18,6 +19,7 @@ import networkx as nx
 
 from ddlsim.cluster import calibration_table, schema
 from ddlsim.cluster.cluster import Cluster
+from ddlsim.cluster.details import with_detail
 from ddlsim.cluster.graphs import from_graph, to_graph
 from ddlsim.cluster.nodes import Graph, Host, add_host, connect
 from ddlsim.errors import ConfigError, unknown_name
@@ -77,7 +79,17 @@ def _read_toml(stem: str, text: str) -> Cluster:
     if file.routing is not None:
         graph.graph["routing"] = file.routing
     cluster = from_graph(graph, file.name or stem).with_costs(switch_power=file.switch_power)
+    if file.link is not None:
+        cluster = _with_link_table(cluster, file.link)
     return cluster if file.calibration is None else calibration_table.apply(cluster, file.calibration)
+
+
+def _with_link_table(cluster: Cluster, table: dict[str, Any]) -> Cluster:
+    """Return the cluster with the details of a `[link]` table."""
+    link = schema.check_table(schema.AllLinksTable, table, "link")
+    source = (link.source,) if link.source else ()
+    detail = dataclasses.asdict(link.detail("link"))
+    return dataclasses.replace(with_detail(cluster, **detail, kinds=link.kinds), sources=(*cluster.sources, *source))
 
 
 def _numbered(name: str, count: int | None) -> list[str]:
@@ -140,7 +152,7 @@ def _add_links(graph: Graph, ports: dict[str, list[str]], link: schema.LinkTable
             connect(
                 graph, ports[a][i % len(ports[a])], ports[b][i % len(ports[b])], kind, link.bandwidth,
                 link.latency, efficiency=link.efficiency, reverse_bandwidth=link.reverse_bandwidth,
-                shared=link.shared,
+                shared=link.shared, detail=link.detail(place),
             )  # fmt: skip
 
 

@@ -7,11 +7,12 @@ nodes to which the network links (kind "nic" on switched fabrics) attach: one pe
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import networkx as nx
 
+from ddlsim.cluster.details import LinkDetail
 from ddlsim.cluster.quantity import Quantity, count, fraction, nonnegative, positive
 from ddlsim.errors import ConfigError, unknown_name
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     Graph: TypeAlias = nx.MultiDiGraph[str]
 else:
     Graph = nx.MultiDiGraph  # the class takes no parameter when the program runs
+
+#: a link without details
+PLAIN_LINK = LinkDetail()
 
 INTERIORS = ("nvswitch", "nvlink_mesh", "hybrid_cube_mesh", "pcie_tree")
 
@@ -115,11 +119,13 @@ def connect(
     efficiency: float = 1.0,
     reverse_bandwidth: float | None = None,
     shared: bool = False,
+    detail: LinkDetail = PLAIN_LINK,
 ) -> None:
     """Add the links a -> b and b -> a; `shared` makes them half duplex."""
     data: dict[str, Any] = {"latency": latency, "kind": kind}
     if efficiency != 1:
         data["efficiency"] = efficiency
+    data.update({key: value for key, value in asdict(detail).items() if value})
     key = None
     if shared:  # the same key both ways ties the two directions together
         data["shared"] = True

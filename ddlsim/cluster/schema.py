@@ -19,12 +19,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import ErrorDetails
 
 from ddlsim.cluster import generators
+from ddlsim.cluster.details import LinkDetail, checked_detail
 from ddlsim.cluster.nodes import Graph, Host, Interior, MultiGpu
 from ddlsim.cluster.quantity import nonnegative, positive
 from ddlsim.errors import ConfigError, unknown_name
 
-__all__ = ["GENERATORS", "ClusterFile", "HostTable", "LinkTable", "RouteTable", "SwitchTable", "check_table"]
-__all__ += ["generate", "interior", "parse_file"]
+__all__ = ["GENERATORS", "AllLinksTable", "ClusterFile", "HostTable", "LinkTable", "RouteTable"]
+__all__ += ["SwitchTable", "check_table", "generate", "interior", "parse_file"]
 
 #: `type` of `[generator]` -> the function
 GENERATORS: dict[str, Callable[..., Graph]] = {
@@ -55,6 +56,7 @@ def _text_with_unit(dimension: str, check: Callable[[object, str, str], float]) 
 Bandwidth = Annotated[float, _text_with_unit("bandwidth", positive)]
 Time = Annotated[float, _text_with_unit("time", nonnegative)]
 Power = Annotated[float, _text_with_unit("power", nonnegative)]
+Size = Annotated[float, _text_with_unit("bytes", nonnegative)]
 Price = Annotated[float, _text_with_unit("price", nonnegative)]
 Pair = Annotated[list[str], Field(min_length=2, max_length=2)]
 Path = Annotated[list[str], Field(min_length=2)]
@@ -80,7 +82,27 @@ class SwitchTable(_Strict):
     source: str | None = None
 
 
-class LinkTable(_Strict):
+class DetailTable(_Strict):
+    """What a link does besides carrying bytes at a rate, see :class:`~ddlsim.cluster.details.LinkDetail`."""
+
+    frame_header: Size = 0.0
+    frame_payload: Size = 0.0
+    burst: Size = 0.0
+    reverse_load: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    def detail(self, place: str) -> LinkDetail:
+        """Return the checked details; `place` is where the table stands."""
+        return checked_detail(self.frame_header, self.frame_payload, self.burst, self.reverse_load, f"{place}: ")
+
+
+class AllLinksTable(DetailTable):
+    """`[link]`: details of all links of the given `kinds` (of all between hosts)."""
+
+    kinds: Annotated[list[str], Field(min_length=1)] | None = None
+    source: str | None = None
+
+
+class LinkTable(DetailTable):
     """`[[links]]`: between two names; `*` in a name makes one link for each match."""
 
     between: Pair
@@ -110,6 +132,7 @@ class ClusterFile(_Strict):
     routing: Literal["shortest", "ecmp", "d-mod-k", "dimension-order"] | None = None
     switch_power: Power | None = None  # of every switch between the machines
     generator: Table | None = None
+    link: Table | None = None
     host: Table | None = None
     hosts: list[Table] = []
     switches: list[Table] = []

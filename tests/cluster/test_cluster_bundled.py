@@ -22,6 +22,7 @@ EXPECTED = {  # workers, hosts
     "dgx1-v100-16": (128, 16),
     "fat-tree-k8-10g": (128, 128),
     "lab-heterogeneous": (11, 7),
+    "minicluster": (10, 10),
     "office-1gbe": (8, 8),
     "star-1024-10g": (1024, 1024),
     "theta": (4392, 4392),

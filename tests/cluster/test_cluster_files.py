@@ -53,6 +53,8 @@ def _same(a, b):
         left, right = getattr(a, column.name), getattr(b, column.name)
         if isinstance(left, np.ndarray):
             np.testing.assert_array_equal(left, right, err_msg=column.name)
+        elif column.name == "details" and left is not None:
+            assert [left.of(link) for link in range(a.n_links)] == [right.of(link) for link in range(b.n_links)]
         elif column.name != "name":
             assert left == right, column.name
 

@@ -1,0 +1,132 @@
+"""Frames, buckets and acknowledgements of links: written in files and graphs, checked, kept."""
+
+import dataclasses
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from ddlsim.cluster import Cluster, LinkDetail, load_cluster, star, two_racks, with_detail
+from ddlsim.errors import ConfigError, UnitError
+
+TCP = LinkDetail(66.0, 1448.0, 4542.0, 0.0218)
+FILE = """
+[generator]
+type = "two-racks"
+hosts_per_rack = 2
+bandwidth = "1 Gbit/s"
+latency = "10 us"
+
+[link]
+frame_header = "66 B"
+frame_payload = "1448 B"
+burst = "4542 B"
+reverse_load = 0.0218
+"""
+
+
+def load(tmp_path, text):
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    return load_cluster(path)
+
+
+def test_a_link_table_is_for_all_links_or_for_some_kinds(tmp_path):
+    cluster = load(tmp_path, FILE)
+    assert [cluster.details.of(k) for k in range(cluster.n_links)] == [TCP] * cluster.n_links
+    cluster = load(tmp_path, FILE + 'kinds = ["trunk"]\nsource = "tc(8)"\n')
+    assert cluster.sources == ("tc(8)",)
+    for link, kind in enumerate(cluster.link_kind):
+        assert cluster.details.of(link) == (TCP if kind == "trunk" else LinkDetail())
+
+
+def test_a_link_of_its_own(tmp_path):
+    text = """
+[[hosts]]
+name = "h"
+count = 3
+[[switches]]
+name = "s"
+[[links]]
+between = ["h*", "s"]
+bandwidth = "1 Gbit/s"
+latency = "10 us"
+burst = "4 kB"
+"""
+    cluster = load(tmp_path, text)
+    assert (cluster.details.burst == 4000.0).all()
+    assert not cluster.details.frame_header.any()
+
+
+def test_links_inside_hosts_are_left_alone():
+    cluster = with_detail(load_cluster("dgx1-v100-16"), burst="4 kB")
+    inside = cluster.host_of[cluster.link_src] == cluster.host_of[cluster.link_dst]
+    assert inside.any()
+    assert ((cluster.details.burst > 0) == ~inside).all()
+
+
+def test_graphs_and_files_keep_details(tmp_path):
+    cluster = with_detail(Cluster.from_graph(star(3, bandwidth=1e9, latency=1e-5)), **dataclasses.asdict(TCP))
+    again = [Cluster.from_graph(cluster.to_graph())]
+    for suffix in (".json", ".graphml"):
+        cluster.save(tmp_path / f"c{suffix}")
+        again.append(load_cluster(tmp_path / f"c{suffix}"))
+    for copy in again:
+        assert [copy.details.of(k) for k in range(copy.n_links)] == [TCP] * 6
+    assert Cluster.from_graph(star(3, bandwidth=1e9, latency=1e-5)).details is None
+
+
+def test_a_second_table_replaces_only_its_kinds():
+    cluster = Cluster.from_graph(two_racks(2, bandwidth=1e9, latency=1e-5))
+    cluster = with_detail(with_detail(cluster, burst=1e3), burst=2e3, kinds=["trunk"])
+    trunk = np.array(cluster.link_kind) == "trunk"
+    assert (cluster.details.burst == np.where(trunk, 2e3, 1e3)).all()
+
+
+def test_the_link_back():
+    graph = nx.MultiDiGraph()
+    for u, v in (("a", "b"), ("b", "a"), ("a", "b"), ("b", "a"), ("a", "c")):
+        graph.add_edge(u, v, bandwidth=1e9)
+    cluster = Cluster.from_graph(graph)
+    ends = list(zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), strict=True))
+    back = cluster.reverse_link.tolist()
+    one_way = [k for k, r in enumerate(back) if r < 0]
+    assert [ends[k] for k in one_way] == [(cluster.node("a"), cluster.node("c"))]
+    for k, r in enumerate(back):
+        if r >= 0:
+            assert ends[r] == ends[k][::-1]
+            assert back[r] == k
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        ('burst = "4542 B"', "burst = 4542", r"link\.burst = 4542: a bytes is a text with a unit|link\.burst"),
+        ('burst = "4542 B"', 'burst = "4542"', r"link\.burst.*'4542' has no unit"),
+        ('burst = "4542 B"', 'burst = "-1 B"', r"link\.burst.*must be finite and not negative"),
+        ('burst = "4542 B"', 'busrt = "4542 B"', r"link: unknown key 'busrt'; did you mean 'burst'\?"),
+        ("0.0218", "1.5", r"link\.reverse_load = 1\.5: input should be less than 1"),
+        ('frame_payload = "1448 B"', "", r"link: frame_header = 66\.0 and frame_payload = 0\.0 say together"),
+        ("reverse_load = 0.0218", 'kinds = ["nik"]', r"unknown link kind 'nik'; did you mean 'nic'\?"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, old, new, error):
+    with pytest.raises((ConfigError, UnitError), match=error) as caught:
+        load(tmp_path, FILE.replace(old, new))
+    assert str(caught.value).startswith(str(tmp_path / "c.toml"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("detail", "error"),
+    [
+        ({"reverse_load": True}, r"reverse_load = True must be a share in \[0, 1\)"),
+        ({"reverse_load": 1.0}, r"reverse_load = 1\.0 must be a share"),
+        ({"burst": "1 s"}, r"burst: '1 s' is a time, not a size"),
+        ({"frame_payload": "9 kB"}, r"give both, like '66 B' and '1448 B'"),
+    ],
+)
+def test_mistakes_in_python_are_named(detail, error):
+    cluster = Cluster.from_graph(star(2, bandwidth=1e9, latency=1e-5))
+    with pytest.raises(ConfigError, match=error):
+        with_detail(cluster, **detail)
