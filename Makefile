@@ -30,3 +30,7 @@ bench: install
 clean:
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: accuracy
+accuracy: install
+	$(BIN)/python -m accuracy.report

@@ -72,7 +72,7 @@ class Transport:
         """Return the s by which a transfer is later than at full rate: the window doubles every round trip."""
         needed = self.bandwidth(delay, rate) * round_trip(delay) / self.n_connections
         n_doublings = max(0.0, math.log2(needed / INITIAL_WINDOW))
-        return (n_doublings - (1.0 - 2.0**-n_doublings)) * round_trip(delay)
+        return (n_doublings - (1.0 - math.exp2(-n_doublings))) * round_trip(delay)
 
     def seconds(self, row: Measurement) -> float:
         """Return the s of a point-to-point transfer."""

@@ -22,7 +22,7 @@ from ddlsim.cluster import star
 __all__ = ["DATA", "Pieces", "read_sweep", "ring_rows", "rows", "sweep_rows"]
 
 DATA = Path(__file__).with_name("data") / "collectives.yaml"
-EVERY = 3  # sizes 0, 3, 6, ... calibrate
+EVERY = 3  # sizes 0, 3, 6, ... calibrate, or others as far apart
 GIB = 2.0**30
 
 
@@ -53,10 +53,10 @@ def read_sweep(case: Mapping[str, object]) -> dict[float, float]:
     return {float(size): size / (value * 1e9) for size, value in data.items()}
 
 
-def sweep_rows(name: str, measured: Mapping[float, float]) -> list[Row]:
-    """Return the sizes of a sweep, every third one as calibrated."""
+def sweep_rows(name: str, measured: Mapping[float, float], first: int = 0) -> list[Row]:
+    """Return the sizes of a sweep, every third one from number `first` on as calibrated."""
     sizes = sorted(measured)
-    known = sizes[::EVERY]
+    known = sizes[first::EVERY]
     predict = Pieces(tuple(known), tuple(measured[size] for size in known))
     return [
         Row(name, _size(size), measured[size] * 1e6, predict(size) * 1e6, "us", size in known) for size in sizes
@@ -82,12 +82,12 @@ def _size(nbytes: float) -> str:
     return f"{nbytes / 1024:g} KiB"
 
 
-def rows(path: Path = DATA) -> list[Row]:
+def rows(path: Path = DATA, first: int = 0) -> list[Row]:
     """Return the sweeps, and the ring on several numbers of GPUs, of a file of collectives."""
     found: list[Row] = []
     for case in yaml.safe_load(path.read_text())["collectives"]:
         if str(case["columns"]).startswith("bytes:"):
-            found += sweep_rows(case["id"], read_sweep(case))
+            found += sweep_rows(case["id"], read_sweep(case), first)
         elif "ring only" in str(case["columns"]):
             found += ring_rows(case["id"], {n: figures[1] for n, figures in case["data"].items()})
     return found

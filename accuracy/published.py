@@ -33,7 +33,7 @@ from ddlsim.strategies.worker import Process, Worker
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
 
-__all__ = ["DATA", "MODELS", "Run", "TensorByTensor", "predict", "read", "rows", "solve"]
+__all__ = ["DATA", "MODELS", "Run", "TensorByTensor", "calibrated", "predict", "read", "rows", "runs", "solve"]
 
 FOLDER = Path(__file__).with_name("data")
 DATA = FOLDER / "cases.yaml"
@@ -182,7 +182,7 @@ def base(run: Run) -> list[int]:
 
 
 @cache
-def _calibrated(run: Run) -> tuple[float, float | None]:
+def calibrated(run: Run) -> tuple[float, float | None]:
     """Return the s of compute and the bytes/s of copies inside a machine, if these are known."""
     rows = base(run)
     if len(rows) == 2:
@@ -197,23 +197,27 @@ def _calibrated(run: Run) -> tuple[float, float | None]:
 
 def predict(run: Run, n: int) -> float:
     """Return the predicted s of a step on `n` devices."""
-    compute, copies = _calibrated(run)
+    compute, copies = calibrated(run)
     return _step(run, n, compute, copies)
 
 
+@cache
+def runs(path: Path = DATA) -> tuple[Run, ...]:
+    """Return all weak-scaling runs of a file of cases."""
+    cases = yaml.safe_load(path.read_text())["cases"]
+    return tuple(run for case in cases if (run := read(case)) is not None)
+
+
 def rows(path: Path = DATA) -> list[Row]:
-    """Return all weak-scaling runs of a file of cases, in s per step: what calibrates them, and what is beyond it."""
+    """Return the rows of all weak-scaling runs, in s per step: those that calibrate, and what is beyond them."""
     found = []
-    for case in yaml.safe_load(path.read_text())["cases"]:
-        run = read(case)
-        if run is None:
-            continue
+    for run in runs(path):
         known = base(run)
         for n, seconds in sorted(run.measured.items()):
             if n in known or n > max(known):
                 unit = "GPU" if n == 1 else "GPUs"
                 predicted = predict(run, n)
-                found.append(Row(case["id"], f"{n} {unit}", seconds, predicted, "s", n in known))
+                found.append(Row(run.case["id"], f"{n} {unit}", seconds, predicted, "s", n in known))
     return found
 
 

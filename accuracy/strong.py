@@ -24,7 +24,7 @@ from accuracy.rows import Row, show
 from ddlsim import Affine, AllReduce, Cluster, HorovodFusion, Measured, load_cluster, simulate
 from ddlsim.cluster import MultiGpu, star
 
-__all__ = ["Point", "Series", "predict", "rows"]
+__all__ = ["Point", "Series", "calibrated", "predict", "read", "rows", "step"]
 
 LATENCY = 1e-6
 #: GPUs, bytes/s into the switch of a machine, network interfaces of 1e9 bits/s each
@@ -89,7 +89,7 @@ def _cluster(machine: str, n: int) -> Cluster:
     return load_cluster(network)
 
 
-def _step(series: Series, point: Point, compute: Affine) -> float:
+def step(series: Series, point: Point, compute: Affine) -> float:
     """Return the simulated s of a step: gradients in fp16, fused by Horovod, reduced inside machines first."""
     return simulate(
         _cluster(series.machine, point.n), series.model, AllReduce("hierarchical", HorovodFusion()), point.batch,
@@ -109,7 +109,7 @@ def calibrated(series: Series) -> Affine:
     t_first, t_last = first.seconds, last.seconds
     for _ in range(8):
         compute = _affine((first.batch, t_first), (last.batch, t_last))
-        errors = [point.seconds - _step(series, point, compute) for point in (first, last)]
+        errors = [point.seconds - step(series, point, compute) for point in (first, last)]
         if max(abs(error) / first.seconds for error in errors) < 1e-4:
             break
         t_first, t_last = t_first + errors[0], t_last + errors[1]
@@ -119,7 +119,7 @@ def calibrated(series: Series) -> Affine:
 def predict(series: Series, point: Point, c0: float) -> float:
     """Return the s of a step from the first row and a known c0, the exchange inside a machine being hidden."""
     first = series.points[0]
-    return _step(series, point, Affine(c0, (first.seconds - c0) / first.batch))
+    return step(series, point, Affine(c0, (first.seconds - c0) / first.batch))
 
 
 def rows(path: Path = DATA) -> list[Row]:
@@ -135,7 +135,7 @@ def rows(path: Path = DATA) -> list[Row]:
         for i, point in enumerate(series.points):
             fitted = i == 0 or (own and i == len(series.points) - 1)
             if own:
-                seconds = _step(series, point, compute)
+                seconds = step(series, point, compute)
             else:
                 seconds = point.seconds if fitted else predict(series, point, compute.c0)
             what = f"{series.machine.upper()}, {point.n} GPUs, batch {point.batch}"

@@ -1,0 +1,108 @@
+"""The accuracy that ddlsim has reached on published measurements, case by case, so that it cannot be lost unnoticed.
+
+`docs/accuracy.md` says which rows calibrate a case, and why some are missed.
+"""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from accuracy import aws, collectives, published, strong, techniques
+from accuracy.families import FAMILIES, Family
+from accuracy.report import section, summary
+from accuracy.rows import Row, mean_error
+
+PAGE = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8")
+FAMILY = {family.key: family for family in FAMILIES}
+
+#: cases of weak scaling that miss 7 %, with what they reach; the report names the causes
+WEAK_MISSES = {"paddle_v100_vgg16_fp32_b32": 0.24, "tf_dgx1_p100_alexnet": 0.145, "tf_dgx1_p100_vgg16": 0.075,
+               "theano_mpi_k80_vgg16_b16": 0.105}  # fmt: skip
+WEAK_CASES = sorted(run.case["id"] for run in published.runs())
+
+
+@cache
+def weak_rows() -> list[Row]:
+    return published.rows()
+
+
+@pytest.mark.parametrize("case", WEAK_CASES)
+def test_weak_scaling(case: str) -> None:
+    rows = [row for row in weak_rows() if row.case == case]
+    assert mean_error(rows) <= WEAK_MISSES.get(case, 0.07)
+    calibrated = [row for row in rows if row.fitted_on]
+    assert calibrated
+    assert all(abs(row.error) < 1e-3 for row in calibrated)
+
+
+def test_weak_scaling_in_all() -> None:
+    assert len(WEAK_CASES) == 17
+    assert mean_error(weak_rows()) <= 0.07
+
+
+def test_copies_inside_a_machine_agree_between_two_runs() -> None:
+    """MXNet's AlexNet and Inception-v3 ran on the same machines: two calibrations of one physical rate."""
+    rates = [published.calibrated(run)[1] for run in published.runs() if run.kvstore]
+    assert len(rates) == 2
+    assert rates[0] == pytest.approx(rates[1], rel=0.1)
+    assert 2e9 < rates[0] < 12e9  # below PCIe 3.0 x16
+
+
+def test_strong_scaling_of_bert() -> None:
+    series = next(s for s in strong.read() if s.id == "mlperf07_bert_steps" and s.machine == "a100")
+    between = series.points[1]
+    assert strong.step(series, between, strong.calibrated(series)) == pytest.approx(between.seconds, rel=0.10)
+
+
+#: ratio of throughputs -> its mean error, per case
+GAINS = {"paddle_localsgd_resnet50_32xV100": 0.03, "paddle_dgc_fasterrcnn_2xP40": 0.04,
+         "bytescheduler_mxnet_ps_rdma_resnet50": 0.07, "bytescheduler_mxnet_ps_rdma_vgg16": 0.09,
+         "onebit_adam_bertlarge_tcp40": 0.23}  # fmt: skip
+
+
+def test_gains_of_techniques() -> None:
+    rows = techniques.rows()
+    assert {row.case for row in rows} == set(GAINS)
+    assert mean_error(rows) <= 0.15
+    for case, reached in GAINS.items():
+        assert mean_error([row for row in rows if row.case == case]) <= reached, case
+    # the direction, wherever the measurement shows one (0.375 s against 0.3725 s is within its digits)
+    for row in rows:
+        assert row.fitted_on or abs(row.measured - 1.0) < 0.01 or (row.measured > 1.0) == (row.predicted > 1.0)
+
+
+@pytest.mark.parametrize(("library", "target"), [("nccl", 0.03), ("gloo", 0.10)])
+def test_all_reduce_on_aws(library: str, target: float) -> None:
+    rows = [row for row in aws.rows() if row.case.startswith(library)]
+    assert sum(not row.fitted_on for row in rows) == 8
+    assert mean_error(rows) <= target
+    assert {row.case.split()[1] for row in rows if row.fitted_on} == {"p2p"}
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_nccl_sweeps(first: int) -> None:
+    """Whichever third of the sizes calibrates."""
+    rows = [row for row in collectives.rows(first=first) if "gpu_count" not in row.case]
+    assert mean_error(rows) <= 0.08
+
+
+@pytest.mark.parametrize("key", ["nccl", "gloo", "sweeps"])
+def test_page_is_up_to_date(key: str) -> None:
+    """Of the families that take no time; `make accuracy` writes the page."""
+    family: Family = FAMILY[key]
+    rows = family.rows()
+    assert summary(family, rows) in PAGE
+    assert section(family, rows) in PAGE
+
+
+def test_every_large_miss_has_a_cause() -> None:
+    """Weak scaling: whatever is further off than the target for the mean is explained in the report."""
+    for row in weak_rows():
+        assert row.fitted_on or abs(row.error) <= 0.07 or FAMILY["weak"].cause(row) != "not explained", row
+
+
+def test_sources_are_named() -> None:
+    cases = yaml.safe_load(published.DATA.read_text())["cases"]
+    assert all(case.get("source") for case in cases)
