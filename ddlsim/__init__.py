@@ -106,6 +106,7 @@ if TYPE_CHECKING:
         StaleSynchronous,
     )
     from ddlsim.validation.calibration import calibrate
+    from ddlsim.validation.comparison import validate
     from ddlsim.workload.compute import Affine, Measured, Roofline
     from ddlsim.workload.devices import Device, device_names, load_device
     from ddlsim.workload.jitter import (
@@ -153,6 +154,7 @@ _HOMES = {
         "ShardedUpdate", "SoftSync", "StaleSynchronous",
     ),
     "validation.calibration": ("calibrate",),
+    "validation.comparison": ("validate",),
     "workload.compute": ("Affine", "Measured", "Roofline"),
     "workload.devices": ("Device", "device_names", "load_device"),
     "workload.jitter": (
@@ -273,6 +275,7 @@ __all__ = [
     "simulate",
     "simulate_seeds",
     "square_root_scaling",
+    "validate",
 ]
 
 

@@ -12,21 +12,27 @@ if TYPE_CHECKING:
     from ddlsim.validation.calibration import Calibration, Parameter, Residual, calibrate
     from ddlsim.validation.calibration_file import load_calibration
     from ddlsim.validation.cases import ALGORITHMS
+    from ddlsim.validation.comparison import Compared, Summary, Validation, validate
     from ddlsim.validation.compute_fit import ComputeFit, fit_compute
     from ddlsim.validation.curves import Curve, Interval
     from ddlsim.validation.intervals import RunInterval, predict_interval
     from ddlsim.validation.jitter_fit import JitterFit, fit_jitter
+    from ddlsim.validation.nccl import NcclTime, nccl_time
+    from ddlsim.validation.run_table import MeasuredRun, read_runs
 
 _HOME = {
     "ALGORITHMS": "cases", "Calibration": "calibration", "ComputeFit": "compute_fit", "Curve": "curves",
     "Interval": "curves", "JitterFit": "jitter_fit", "Parameter": "calibration", "Residual": "calibration",
     "RunInterval": "intervals", "calibrate": "calibration", "fit_compute": "compute_fit", "fit_jitter": "jitter_fit",
-    "load_calibration": "calibration_file", "predict_interval": "intervals",
+    "load_calibration": "calibration_file", "predict_interval": "intervals", "Compared": "comparison",
+    "MeasuredRun": "run_table", "NcclTime": "nccl", "Summary": "comparison", "Validation": "comparison",
+    "nccl_time": "nccl", "read_runs": "run_table", "validate": "comparison",
 }  # fmt: skip
 
 __all__ = [
-    "ALGORITHMS", "Calibration", "ComputeFit", "Curve", "Interval", "JitterFit", "Parameter", "Residual",
-    "RunInterval", "calibrate", "fit_compute", "fit_jitter", "load_calibration", "predict_interval",
+    "ALGORITHMS", "Calibration", "Compared", "ComputeFit", "Curve", "Interval", "JitterFit", "MeasuredRun", "NcclTime",
+    "Parameter", "Residual", "RunInterval", "Summary", "Validation", "calibrate", "fit_compute", "fit_jitter",
+    "load_calibration", "nccl_time", "predict_interval", "read_runs", "validate",
 ]  # fmt: skip
 
 

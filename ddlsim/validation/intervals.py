@@ -108,7 +108,7 @@ def _own(experiment: Experiment) -> Calibration | None:
 
 def _compute(experiment: Experiment, calibration: Calibration) -> ComputeFit | None:
     """Return the measured step times of the model that the clock uses, unless the experiment says its own."""
-    if experiment.compute is not None:
+    if experiment.compute is not None or experiment.precision != "fp32":  # steps are measured in fp32
         return None
     model = experiment.time_model if experiment.time_model is not None else experiment.model
     return calibration.compute_of(load_model(model).name)

@@ -1,0 +1,232 @@
+"""`validate`: measured runs against their simulation, and where the difference comes from."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.strategies import Strategy
+from ddlsim.validation.attribution import Cause, causes
+from ddlsim.validation.calibration import Calibration
+from ddlsim.validation.calibration_file import load_calibration
+from ddlsim.validation.conditions import parse_condition
+from ddlsim.validation.curves import Interval
+from ddlsim.validation.run_fit import FITTABLE, Knowledge, fit_runs, interval_of
+from ddlsim.validation.run_model import DEFAULT_STRATEGY, RunModel, make_run_model
+from ddlsim.validation.run_table import NUMBERS, TEXTS, MeasuredRun, read_runs
+from ddlsim.workload.model import Model, load_model
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import networkx as nx
+    import pandas as pd
+
+__all__ = ["Compared", "Summary", "Validation", "validate"]
+
+#: the largest errors are explained, unless they are smaller than this
+N_EXPLAINED, WORTH_EXPLAINING = 3, 0.03
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One measured run beside its prediction; throughputs in samples/s. `fitted`: the fit has seen it."""
+
+    run: MeasuredRun
+    label: str
+    predicted: float
+    interval: Interval | None
+    fitted: bool
+    causes: tuple[Cause, ...] = ()
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured throughput, minus 1."""
+        return self.predicted / self.run.throughput - 1.0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Errors of `n` runs.
+
+    mean_absolute    mean of |predicted / measured - 1|
+    geometric_mean   exp(mean of |ln(predicted / measured)|) - 1
+    worst            the error farthest from 0
+    in_interval      share of measured values in their intervals, None without intervals
+    kendall_tau      agreement of the orders of all runs by throughput: 1 the same, -1 reversed; None for one run
+    options, right   pairs of runs that differ only in strategy, algorithm or overlap, and those of which the prediction
+                     says rightly which is faster
+    """
+
+    n: int
+    mean_absolute: float
+    geometric_mean: float
+    worst: float
+    in_interval: float | None
+    kendall_tau: float | None
+    options: int
+    right: int
+
+
+@dataclass(frozen=True, eq=False)
+class Validation:
+    """Every measured run beside its prediction, in the order of the file. ``print`` shows it.
+
+    known   what the predictions rest on: fitted values and their uncertainty
+    """
+
+    cluster: Cluster
+    rows: tuple[Compared, ...]
+    known: Knowledge
+    fit_on: str | None = None
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per run: its columns, measured, predicted, error, low, high (samples/s), used ("fit" or "held out"),
+        cause."""
+        import pandas as pd
+
+        rows = []
+        for row in self.rows:
+            cells = row.run.cells()
+            cells.pop("throughput")
+            low, high = (math.nan, math.nan) if row.interval is None else (row.interval.low, row.interval.high)
+            rows.append(
+                {"place": row.run.place, "run": row.label, **cells, "measured": row.run.throughput,
+                 "predicted": row.predicted, "error": row.error, "low": low, "high": high,
+                 "used": "fit" if row.fitted else "held out", "cause": "; or ".join(map(str, row.causes))}
+            )  # fmt: skip
+        return pd.DataFrame(rows)
+
+    def summary(self, *, fitted: bool) -> Summary | None:
+        """Return the errors of the runs that were used in the fit, or of those held out; None if there are none."""
+        rows = [row for row in self.rows if row.fitted == fitted]
+        return _summary(rows) if rows else None
+
+    @property
+    def error(self) -> float:
+        """Mean absolute error of the runs held out (of all where none is)."""
+        found = self.summary(fitted=False) or self.summary(fitted=True)
+        assert found is not None  # there is at least one run
+        return found.mean_absolute
+
+    def within(self, tolerance: float) -> bool:
+        """Return whether the mean absolute error of the runs held out is at most `tolerance` (0.1: 10 %)."""
+        return self.error <= tolerance
+
+    def plot(self, path: str | Path | None = None) -> matplotlib.axes.Axes:
+        """Draw measured against predicted throughput; see :func:`ddlsim.validation.plot.measured_against_predicted`."""
+        from ddlsim.validation.plot import measured_against_predicted
+
+        return measured_against_predicted(self, path)
+
+    def __str__(self) -> str:
+        from ddlsim.validation.comparison_text import text
+
+        return text(self)
+
+
+def validate(
+    runs: str | Path | Sequence[MeasuredRun],
+    cluster: str | Path | nx.Graph[str] | Cluster,
+    model: str | Path | Model | None = None,
+    *,
+    fit_on: str | None = None,
+    fit: Sequence[str] = FITTABLE,
+    strategy: Strategy = DEFAULT_STRATEGY,
+    calibration: Calibration | None = None,
+    explain: int = N_EXPLAINED,
+) -> Validation:
+    """Simulate measured training runs and compare.
+
+    runs         CSV file (docs/validation.md), or rows
+    cluster      what they ran on; a calibrated file brings step times, jitter and uncertainty with it
+    model        of rows without one
+    fit_on       condition such as "workers <= 4": these runs are fitted first, the others held out. None: no fit
+    fit          what is fitted: "compute", "network" or both
+    strategy     of rows without one, and with its settings where rows leave them open
+    calibration  of the cluster, where it is not in its file
+    explain      number of largest errors (above 3 %) for which causes are sought by simulation
+
+    Raises ConfigError with file, line and column for units, names and values that do not fit, for workers that the
+    cluster does not have and models that its devices' memory does not hold.
+    """
+    measured = read_runs(runs) if isinstance(runs, str | Path) else list(runs)
+    if not measured:
+        raise ConfigError("validate: there are no measured runs; give at least one")
+    for name in fit:
+        if name not in FITTABLE:
+            raise unknown_name("quantity", name, FITTABLE, "fit")
+    condition = None if fit_on is None else parse_condition(fit_on, NUMBERS, TEXTS)
+    loaded = load_cluster(cluster)
+    known = calibration if calibration is not None else _own(cluster)
+    base = known.cluster if calibration is not None and known is not None else loaded
+    default = None if model is None else load_model(model)
+    models = [make_run_model(row, base, default, strategy, known) for row in measured]
+    used = [condition is not None and condition.holds(row.cells()) for row in measured]
+    if condition is not None and not any(used):
+        raise ConfigError(f"fit_on = {fit_on!r}: no run fulfils it; choose rows to fit, or leave fit_on out")
+    knowledge = fit_runs([m for m, u in zip(models, used, strict=True) if u], known, fit)
+    steps = [m.step_time(knowledge.fitted) for m in models]
+    rows = [_compared(m, s, u, knowledge) for m, s, u in zip(models, steps, used, strict=True)]
+    order = sorted(range(len(rows)), key=lambda i: -abs(math.log1p(rows[i].error)))
+    for i in order[:explain]:
+        if abs(rows[i].error) > WORTH_EXPLAINING:
+            row, found = rows[i], tuple(causes(models[i], knowledge.fitted, steps[i]))
+            rows[i] = Compared(row.run, row.label, row.predicted, row.interval, row.fitted, found)
+    return Validation(base, tuple(rows), knowledge, fit_on)
+
+
+def _own(cluster: object) -> Calibration | None:
+    """Return the calibration in the cluster's file, if it has one."""
+    if not isinstance(cluster, str | Path):
+        return None
+    try:
+        return load_calibration(cluster)
+    except ConfigError as error:
+        if "has no [calibration]" in str(error):
+            return None
+        raise
+
+
+def _compared(model: RunModel, step_time: float, fitted: bool, known: Knowledge) -> Compared:
+    run = model.measured
+    samples = run.workers * run.batch_size * run.accumulation
+    times = interval_of(model, known, step_time)
+    interval = None if times is None else Interval(samples / times.high, samples / step_time, samples / times.low)
+    label = f"{model.key[0]}, {run.workers} x {run.batch_size}, {model.experiment.strategy.label}"
+    return Compared(run, label, samples / step_time, interval, fitted)
+
+
+def _summary(rows: Sequence[Compared]) -> Summary:
+    from scipy.stats import kendalltau
+
+    errors = np.array([row.error for row in rows])
+    known = [row for row in rows if row.interval is not None]
+    inside = sum(row.interval is not None and row.run.throughput in row.interval for row in known)
+    tau = math.nan
+    if len(rows) > 1:
+        tau = float(kendalltau([row.run.throughput for row in rows], [row.predicted for row in rows]).statistic)
+    pairs = [(a, b) for a, b in itertools.combinations(rows, 2) if _options(a.run, b.run)]
+    right = sum((a.run.throughput - b.run.throughput) * (a.predicted - b.predicted) > 0.0 for a, b in pairs)
+    return Summary(
+        len(rows), float(np.abs(errors).mean()), math.expm1(float(np.abs(np.log1p(errors)).mean())),
+        float(errors[np.abs(errors).argmax()]), inside / len(known) if known else None,
+        None if math.isnan(tau) else tau, len(pairs), right,
+    )  # fmt: skip
+
+
+def _options(a: MeasuredRun, b: MeasuredRun) -> bool:
+    """Return whether two runs are the same but for how gradients are exchanged."""
+    same = ("workers", "batch_size", "accumulation", "nodes", "model", "precision")
+    if any(getattr(a, name) != getattr(b, name) for name in same) or a.throughput == b.throughput:
+        return False
+    return any(getattr(a, name) != getattr(b, name) for name in ("strategy", "algorithm", "overlap"))

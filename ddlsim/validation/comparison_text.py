@@ -1,0 +1,64 @@
+"""A comparison of measured runs and predictions as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddlsim.cluster.calibrated import PARAMETERS
+from ddlsim.report.numbers import percent, rate, seconds
+from ddlsim.validation.calibration_text import shown
+
+if TYPE_CHECKING:
+    from ddlsim.validation.comparison import Compared, Summary, Validation
+
+__all__ = ["text"]
+
+
+def text(validation: Validation) -> str:
+    """Return a row per run, the errors of fitted and held-out runs, fitted values, and causes of the largest errors."""
+    width = max(len(row.label) for row in validation.rows)
+    lines = [f"{'':8}  {'run':<{width}} {'measured':>17} {'predicted':>17} {'error':>8}  interval (95 %)"]
+    lines += [_row(row, width) for row in validation.rows]
+    lines.append("")
+    for fitted, what in ((True, f"fitted ({validation.fit_on})"), (False, "held out")):
+        summary = validation.summary(fitted=fitted)
+        if summary is not None:
+            lines.append(f"{what}: {_summary(summary)}")
+    fitted_values = validation.known.fitted
+    for name, value in fitted_values.links.items():
+        lines.append(f"fitted {name} = {shown(name, value)}" if name in PARAMETERS else f"fitted {name} = {value:.4g}")
+    for key, line in fitted_values.compute.items():
+        lines.append(f"fitted step of {' '.join(key)} = {seconds(line.c0)} + {seconds(line.c1)} x batch size")
+    for key, factor in fitted_values.factors.items():
+        lines.append(f"fitted compute time of {' '.join(key)}: {factor:.4g} times that assumed")
+    for row in validation.rows:
+        if row.causes:
+            lines.append(f"{row.label}: off by {100.0 * row.error:+.1f} %; right with {_causes(row)}")
+    return "\n".join(lines)
+
+
+def _row(row: Compared, width: int) -> str:
+    interval = "-" if row.interval is None else f"{rate(row.interval.low, '')}to {rate(row.interval.high)}"
+    used = "fit" if row.fitted else "held out"
+    return (
+        f"{used:8}  {row.label:<{width}} {rate(row.run.throughput):>17} {rate(row.predicted):>17} "
+        f"{100.0 * row.error:>+6.1f} %  {interval}"
+    )
+
+
+def _summary(s: Summary) -> str:
+    parts = [
+        f"{s.n} runs", f"mean absolute error {percent(s.mean_absolute)}", f"geometric mean {percent(s.geometric_mean)}",
+        f"worst {100.0 * s.worst:+.1f} %",
+    ]  # fmt: skip
+    if s.in_interval is not None:
+        parts.append(f"{100.0 * s.in_interval:.0f} % in their intervals")
+    if s.kendall_tau is not None:
+        parts.append(f"order: Kendall tau {s.kendall_tau:.2f}")
+    if s.options:
+        parts.append(f"faster option right in {s.right} of {s.options} pairs")
+    return ", ".join(parts)
+
+
+def _causes(row: Compared) -> str:
+    return ", or ".join(str(cause) for cause in row.causes)

@@ -1,0 +1,165 @@
+"""NCCL's own estimate of a collective, the one by which its tuner chooses algorithm and protocol.
+
+The formulas and constants are those of ``src/graph/tuning.cc`` (https://github.com/NVIDIA/nccl, versions 2.19 and
+later): for each algorithm (ring, tree) and protocol (LL, LL128, Simple)
+
+    time = latency + nbytes / bandwidth
+
+    ring   latency = base + (n_steps - n_inter) intra + n_inter inter, n_steps = 2 (n_ranks - 1) for all-reduce
+           bandwidth = bus n_ranks / n_steps
+    tree   latency = base + 2 ((n_ranks / n_nodes - 1) intra + log2(n_nodes) inter)
+           bandwidth = 0.92 bus / 2
+
+and the least of them counts. LL sends a flag with every 4 bytes, LL128 with every 120. The bus bandwidth, which NCCL
+finds by searching for rings, is the caller's, or read off the cluster: what the links of a worker to its neighbours
+carry, and between nodes what a node's network cards carry together.
+
+What is left out: NVLS and CollNet, channels and their limits, the correction of trees for medium sizes, and whether
+LL128 is switched on. The estimate ranks algorithms for the tuner; as a prediction it is rough (docs/calibration.md).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.cluster.calibrated import inside_hosts
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.units import parse
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+__all__ = ["KINDS", "NcclTime", "bus_bandwidth", "nccl_time"]
+
+PROTOCOLS = ("LL", "LL128", "Simple")
+#: s, by algorithm: base latency, and latency of one hop by NVLink, PCIe and network; each for LL, LL128, Simple
+BASE = {"ring": (6.6e-6, 14.0e-6, 8.4e-6), "tree": (6.8e-6, 14.0e-6, 8.4e-6)}
+HOP = {
+    ("ring", "nvlink"): (0.6e-6, 1.9e-6, 3.4e-6), ("tree", "nvlink"): (0.6e-6, 1.25e-6, 4.0e-6),
+    ("ring", "pcie"): (1.0e-6, 2.5e-6, 5.7e-6), ("tree", "pcie"): (1.0e-6, 1.9e-6, 4.0e-6),
+    ("ring", "network"): (2.7e-6, 4.0e-6, 14.0e-6), ("tree", "network"): (5.0e-6, 8.5e-6, 14.0e-6),
+}  # fmt: skip
+#: share of the bus bandwidth left to data
+SHARE = {
+    ("ring", "LL"): 0.5, ("ring", "LL128"): 0.92, ("ring", "Simple"): 1.0,
+    ("tree", "LL"): 0.92 / 3.8, ("tree", "LL128"): 0.92 * 0.92, ("tree", "Simple"): 0.92,
+}  # fmt: skip
+#: rings of Simple over several nodes cannot hide the network's latency ("plateau effect") from this size per rank on
+PLATEAU, PLATEAU_FACTOR = 4096.0, 1.4
+#: kind of collective -> steps of a ring, for the ranks and again for the nodes
+KINDS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+
+
+@dataclass(frozen=True)
+class NcclTime:
+    """NCCL's choice: `seconds` of `algorithm` ("ring", "tree") by `protocol` ("LL", "LL128", "Simple")."""
+
+    seconds: float
+    algorithm: str
+    protocol: str
+
+
+def bus_bandwidth(cluster: Cluster, n_ranks: int) -> tuple[float, str]:
+    """Return the bytes/s at which rings over the first workers can run, and what joins workers of a node ("nvlink" or
+    "pcie").
+
+    Inside a node, what the first worker's links carry outwards (its NVLinks if it has any); over several nodes at most
+    what the first node's links to the outside carry.
+    """
+    nodes = cluster.workers[:n_ranks]
+    hosts = cluster.host_of[nodes]
+    inside = inside_hosts(cluster)
+    capacity = cluster.link_bandwidth * cluster.link_efficiency
+    own = inside & (cluster.link_src == nodes[0])
+    kinds = np.array(cluster.link_kind)
+    hardware = "nvlink" if (own & (kinds == "nvlink")).any() else "pcie"
+    if hardware == "nvlink":
+        own &= kinds == "nvlink"
+    several = len(np.unique(hosts)) > 1
+    limits = [float(capacity[own].sum())] if own.any() and (hosts == hosts[0]).sum() > 1 else []
+    if several:
+        limits.append(float(capacity[~inside & (cluster.host_of[cluster.link_src] == hosts[0])].sum()))
+    if not limits or min(limits) <= 0.0:
+        raise ConfigError(f"cluster {cluster.name!r}: the first {n_ranks} workers have no links; give bandwidth")
+    return min(limits), hardware
+
+
+def nccl_time(
+    cluster: str | Path | nx.Graph[str] | Cluster,
+    nbytes: float | str,
+    *,
+    kind: str = "all_reduce",
+    ranks: int | None = None,
+    bandwidth: float | str | None = None,
+    algorithm: str | None = None,
+    protocol: str | None = None,
+) -> NcclTime:
+    """Return what NCCL's tuner expects a collective on the cluster's first workers to take.
+
+    nbytes     buffer per rank, bytes or text such as "100 MB"
+    kind       "all_reduce", "reduce_scatter" or "all_gather" (a tree only for all-reduce)
+    ranks      number of workers; None: all
+    bandwidth  of the bus, bytes/s or text such as "230 GB/s"; None: :func:`bus_bandwidth`
+    algorithm, protocol   only this one ("ring", "tree"; "LL", "LL128", "Simple")
+
+    Raises ConfigError for unknown names, fewer than 2 ranks or more than there are, and sizes that make no sense.
+    """
+    loaded = load_cluster(cluster)
+    size = parse(nbytes, "bytes") if isinstance(nbytes, str) else float(nbytes)
+    if not (math.isfinite(size) and size >= 0.0):
+        raise ConfigError(f"nbytes = {nbytes!r}: must be a finite number of bytes, at least 0")
+    n_ranks = len(loaded.workers) if ranks is None else ranks
+    if not 2 <= n_ranks <= len(loaded.workers):
+        raise ConfigError(f"ranks = {n_ranks}: must be 2 to {len(loaded.workers)}, the workers of {loaded.name!r}")
+    _check(kind, algorithm, protocol)
+    bus, hardware = bus_bandwidth(loaded, n_ranks) if bandwidth is None else (0.0, _hardware(loaded))
+    if bandwidth is not None:
+        bus = parse(bandwidth, "bandwidth") if isinstance(bandwidth, str) else float(bandwidth)
+        if not (math.isfinite(bus) and bus > 0.0):
+            raise ConfigError(f"bandwidth = {bandwidth!r}: must be finite and above 0")
+    n_nodes = len(np.unique(loaded.host_of[loaded.workers[:n_ranks]]))
+    found = [
+        NcclTime(_estimate(kind, name, p, size, n_ranks, n_nodes, bus, hardware), name, p)
+        for name in ("ring", "tree")
+        for p in PROTOCOLS
+        if algorithm in (None, name) and protocol in (None, p) and (name == "ring" or kind == "all_reduce")
+    ]
+    return min(found, key=lambda time: time.seconds)
+
+
+def _hardware(cluster: Cluster) -> str:
+    return "nvlink" if "nvlink" in cluster.link_kind else "pcie"
+
+
+def _check(kind: str, algorithm: str | None, protocol: str | None) -> None:
+    if kind not in KINDS:
+        raise unknown_name("kind", kind, KINDS)
+    if algorithm is not None and algorithm not in BASE:
+        raise unknown_name("algorithm", algorithm, BASE)
+    if algorithm == "tree" and kind != "all_reduce":
+        raise ConfigError(f"algorithm = 'tree': NCCL has trees for all_reduce only, not for {kind}; use 'ring'")
+    if protocol is not None and protocol not in PROTOCOLS:
+        raise unknown_name("protocol", protocol, PROTOCOLS)
+
+
+def _estimate(
+    kind: str, algorithm: str, protocol: str, size: float, n_ranks: int, n_nodes: int, bus: float, hardware: str
+) -> float:
+    p = PROTOCOLS.index(protocol)
+    intra, inter = HOP[algorithm, hardware][p], HOP[algorithm, "network"][p]
+    bus *= SHARE[algorithm, protocol]
+    if algorithm == "tree":
+        latency = BASE["tree"][p] + 2.0 * ((n_ranks / n_nodes - 1.0) * intra + math.log2(n_nodes) * inter)
+        return latency + size / (0.5 * bus)
+    laps = KINDS[kind]
+    n_steps, n_inter = laps * (n_ranks - 1), laps * (n_nodes - 1)
+    latency = BASE["ring"][p] + (n_steps - n_inter) * intra + n_inter * inter
+    if protocol == "Simple" and n_nodes > 1 and kind == "all_reduce" and size >= PLATEAU * n_ranks:
+        latency *= PLATEAU_FACTOR
+    return latency + size / (bus * n_ranks / n_steps)

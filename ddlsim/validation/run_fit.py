@@ -1,0 +1,147 @@
+"""Fit compute time and network to some of the measured runs, and know how sure the rest can be predicted."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ddlsim.validation.calibration import Calibration
+from ddlsim.validation.compute_fit import fit_compute
+from ddlsim.validation.curves import Interval
+from ddlsim.validation.links import BANDWIDTH_SD, LATENCY_SD, TYPICAL_LATENCY
+from ddlsim.validation.log_fit import Floats, Prior, fit_logs, spread_of, t_quantile
+from ddlsim.validation.run_model import ComputeKey, Fitted, RunModel
+from ddlsim.workload.compute import Affine
+
+__all__ = ["COMPUTE_SD", "FITTABLE", "Knowledge", "fit_runs", "interval_of"]
+
+FITTABLE = ("compute", "network")
+#: the compute time before any fit: two times out of three right within a factor of 2
+COMPUTE_SD = 0.7
+#: a calibration is not believed to be better than this (relative), since runs are not benchmarks
+LEAST_SD = 0.02
+
+
+@dataclass(frozen=True, eq=False)
+class Knowledge:
+    """What is known before predicting: the `fitted` values and their uncertainty.
+
+    names, covariance  links' parameters, and the covariance of their logarithms
+    compute_sd         relative uncertainty of the compute time, by model and precision
+    spread, dof        scatter of ln(predicted / measured) of whole runs, degrees of freedom
+    """
+
+    fitted: Fitted = field(default_factory=Fitted)
+    names: tuple[str, ...] = ()
+    covariance: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    compute_sd: dict[ComputeKey, float] = field(default_factory=dict)
+    spread: float = 0.0
+    dof: float = math.inf
+
+
+def fit_runs(runs: Sequence[RunModel], calibration: Calibration | None, fit: Sequence[str]) -> Knowledge:
+    """Return what `runs` and the calibration tell.
+
+    fit   of :data:`FITTABLE`: "compute" (runs of one worker: c0 + c1 * batch where there are several batch sizes, else
+          one factor), "network" (latency and bandwidth of the links that the runs use). With priors as in
+          :mod:`ddlsim.validation.links`, those of the calibration where there is one
+    """
+    known = _calibrated(calibration)
+    if not runs:
+        return known
+    if "compute" in fit:
+        known = _with_compute(known, [run for run in runs if run.measured.workers == 1])
+    several = [run for run in runs if run.measured.workers > 1]
+    return _with_network(known, several, fit) if several else known
+
+
+def _calibrated(calibration: Calibration | None) -> Knowledge:
+    if calibration is None:
+        return Knowledge()
+    links = [i for i, p in enumerate(calibration.parameters) if "." in p.name]
+    sd = {(fit.model, "fp32"): fit.spread for fit in calibration.compute}
+    names = tuple(calibration.parameters[i].name for i in links)
+    covariance = calibration.covariance[np.ix_(links, links)]
+    return Knowledge(Fitted(), names, covariance, sd, calibration.spread, calibration.dof)
+
+
+def _with_compute(known: Knowledge, runs: Sequence[RunModel]) -> Knowledge:
+    """Fit the compute time of each model and precision to runs of one worker."""
+    compute, factors, sd = dict(known.fitted.compute), dict(known.fitted.factors), dict(known.compute_sd)
+    for key in dict.fromkeys(run.key for run in runs):
+        own = [run for run in runs if run.key == key]
+        mean = own[0].experiment.jitter.mean
+        passes = [run.measured.step_time / run.measured.accumulation / mean for run in own]
+        batches = [run.measured.batch_size for run in own]
+        if len(set(batches)) > 1:
+            line = fit_compute(key[0], batches, passes)
+            compute[key], sd[key] = Affine(line.c0, line.c1), line.spread
+        else:
+            logs = np.log([run.measured.step_time / run.step_time(known.fitted) for run in own])
+            factors[key] = math.exp(float(logs.mean()))
+            sd[key] = spread_of(float(np.sum((logs - logs.mean()) ** 2)), len(logs), 1)[0]
+    return dataclasses.replace(
+        known, fitted=dataclasses.replace(known.fitted, compute=compute, factors=factors), compute_sd=sd
+    )
+
+
+def _with_network(known: Knowledge, runs: Sequence[RunModel], fit: Sequence[str]) -> Knowledge:
+    """Fit the links, and the compute time of models without a run of one worker, to runs of several."""
+    names: list[str] = []
+    priors: list[Prior] = []
+    if "network" in fit:
+        before = {name: value for run in runs for name, value in run.parameters.items()}
+        for name, value in before.items():
+            sd = LATENCY_SD if name.endswith("latency") else BANDWIDTH_SD
+            if name in known.names:
+                i = known.names.index(name)
+                sd = max(math.sqrt(known.covariance[i, i]), LEAST_SD)
+            names.append(name)
+            priors.append(Prior(value or TYPICAL_LATENCY, sd))
+    free = [key for key in dict.fromkeys(run.key for run in runs) if key not in known.compute_sd]
+    keys = free if "compute" in fit else []
+    priors += [Prior(1.0, COMPUTE_SD)] * len(keys)
+    if not priors:
+        return known
+    measured = np.array([run.measured.step_time for run in runs])
+
+    def fitted(values: Floats) -> Fitted:
+        links = dict(zip(names, values[: len(names)].tolist(), strict=True))
+        factors = dict(zip(keys, values[len(names) :].tolist(), strict=True))
+        return dataclasses.replace(known.fitted, links=links, factors={**known.fitted.factors, **factors})
+
+    found = fit_logs(
+        lambda values: np.array([run.step_time(fitted(values)) for run in runs]), measured,
+        [*names, *(" ".join(key) for key in keys)], [prior.value for prior in priors], priors,
+    )  # fmt: skip
+    n = len(names)
+    compute_sd = known.compute_sd | {key: math.sqrt(found.covariance[n + i, n + i]) for i, key in enumerate(keys)}
+    values = fitted(np.exp(found.logs))
+    return Knowledge(values, tuple(names), found.covariance[:n, :n], compute_sd, found.spread, found.dof)
+
+
+def interval_of(run: RunModel, known: Knowledge, predicted: float) -> Interval | None:
+    """Return the interval (95 %) of a measured step time, or None where compute time or links rest on files alone.
+
+    By how much the simulated time changes with the compute time and each of the links' parameters.
+    """
+    linked = {name.partition(".")[0] for name in known.names}
+    if run.key not in known.compute_sd or not linked.issuperset(run.link_classes):
+        return None
+    step = 0.02
+    slope = math.log(run.step_time(known.fitted, compute=math.exp(step)) / predicted) / step
+    variance = known.spread**2 + (slope * known.compute_sd[run.key]) ** 2
+    base = {**run.parameters, **known.fitted.links}
+    slopes = np.zeros(len(known.names))
+    for i, name in enumerate(known.names):
+        if name.partition(".")[0] in run.link_classes and base.get(name, 0.0) > 0.0:
+            links = {**known.fitted.links, name: base[name] * math.exp(step)}
+            changed = dataclasses.replace(known.fitted, links=links)
+            slopes[i] = math.log(run.step_time(changed) / predicted) / step
+    variance += float(slopes @ known.covariance @ slopes)
+    factor = math.exp(t_quantile(known.dof) * math.sqrt(variance))
+    return Interval(predicted / factor, predicted, predicted * factor)

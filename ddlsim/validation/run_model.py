@@ -1,0 +1,176 @@
+"""From a measured run to its simulation: experiment, placement, and a few factors that can be changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ddlsim.cluster import Cluster
+from ddlsim.cluster.calibrated import current_parameters, with_parameters
+from ddlsim.errors import ConfigError, DdlsimError, unknown_name
+from ddlsim.run.experiment import Experiment
+from ddlsim.run.files import STRATEGIES
+from ddlsim.run.simulate import prepare, run
+from ddlsim.strategies import AllReduce, Strategy
+from ddlsim.validation.calibration import Calibration
+from ddlsim.validation.run_table import MeasuredRun
+from ddlsim.workload.compute import Affine, Measured
+from ddlsim.workload.jitter import Jitter, Lognormal, NoJitter
+from ddlsim.workload.model import Model, load_model
+
+__all__ = ["ComputeKey", "Fitted", "RunModel", "make_run_model"]
+
+#: what compute times are known for: model, precision
+ComputeKey = tuple[str, str]
+STEPS, WARMUP = 4, 1
+JITTER_STEPS = 40
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What the fit has found: links' parameters (s, bytes/s), step times, and factors on the compute time."""
+
+    links: Mapping[str, float] = field(default_factory=dict)
+    compute: Mapping[ComputeKey, Affine] = field(default_factory=dict)
+    factors: Mapping[ComputeKey, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class RunModel:
+    """A measured run, its experiment (on its part of the cluster), and the classes of links that it uses."""
+
+    measured: MeasuredRun
+    experiment: Experiment
+    cluster: Cluster
+    key: ComputeKey
+    link_classes: tuple[str, ...]
+
+    def step_time(
+        self, fitted: Fitted, *, compute: float = 1.0, latency: float = 1.0, bandwidth: float = 1.0,
+        jitter: float | None = None,
+    ) -> float:  # fmt: skip
+        """Return the simulated seconds of a step.
+
+        compute, latency, bandwidth   factors on the compute time, on latencies and overheads, on the links' rates
+        jitter                        coefficient of variation of the compute time, instead of the experiment's
+        """
+        known = current_parameters(self.cluster)  # a part of the cluster may lack a class of links
+        links = {name: value for name, value in fitted.links.items() if name in known}
+        cluster = with_parameters(self.cluster, links)
+        if latency != 1.0 or bandwidth != 1.0:
+            cluster = dataclasses.replace(
+                cluster, link_latency=latency * cluster.link_latency, send_overhead=latency * cluster.send_overhead,
+                recv_overhead=latency * cluster.recv_overhead, link_bandwidth=bandwidth * cluster.link_bandwidth,
+            )  # fmt: skip
+        experiment = dataclasses.replace(self.experiment, cluster=cluster)
+        if self.key in fitted.compute:
+            experiment = dataclasses.replace(experiment, compute=fitted.compute[self.key])
+        factor = compute * fitted.factors.get(self.key, 1.0)
+        if factor != 1.0:
+            experiment = dataclasses.replace(experiment, speed=(1.0 / factor,) * self.measured.workers)
+        if jitter is not None:
+            experiment = dataclasses.replace(experiment, jitter=Lognormal(jitter) if jitter else NoJitter())
+        if not isinstance(experiment.jitter, NoJitter):
+            experiment = dataclasses.replace(experiment, steps=JITTER_STEPS)
+        try:
+            result = run(experiment)
+        except DdlsimError as error:  # an algorithm, say, that is not for this number of ranks
+            raise type(error)(f"{self.measured.place}: {error}") from None
+        if result.interrupted:
+            raise KeyboardInterrupt
+        return result.step_time
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """The values that the links have before any fit, of the classes that the run uses."""
+        known = current_parameters(self.cluster)
+        names = [f"{c}.{quantity}" for c in self.link_classes for quantity in ("latency", "bandwidth")]
+        return {name: known[name] for name in names if name in known and math.isfinite(known[name])}
+
+
+def make_run_model(
+    measured: MeasuredRun, cluster: Cluster, model: Model | None, strategy: Strategy, calibration: Calibration | None,
+) -> RunModel:  # fmt: skip
+    """Return the simulation of a measured run.
+
+    Raises ConfigError with the run's place for what does not fit: names, workers, nodes, memory.
+    """
+    try:
+        loaded = load_model(measured.model) if measured.model else model
+        if loaded is None:
+            raise ConfigError("column model: is missing; add it, or give model=")
+        placed, nodes = _placed(cluster, measured)
+        compute: Affine | Measured | None = None
+        jitter: Jitter = NoJitter()
+        if calibration is not None:
+            # measured steps are fp32
+            fit = calibration.compute_of(loaded.name) if measured.precision in (None, "fp32") else None
+            compute = fit.compute if fit is not None else None
+            jitter = calibration.jitter.jitter if calibration.jitter is not None else jitter
+            if fit is not None and calibration.jitter is not None:
+                compute = fit.times(1.0 / calibration.jitter.median_factor)
+        experiment = Experiment(
+            placed, loaded, _strategy(measured, strategy), measured.batch_size, measured.workers, steps=STEPS,
+            warmup=WARMUP, accumulation=measured.accumulation, precision=measured.precision or "fp32",
+            compute=compute, jitter=jitter,
+        )  # fmt: skip
+        warnings = prepare(experiment).warnings
+        if warnings:
+            raise ConfigError(f"column batch_size: {warnings[0]}")
+    except DdlsimError as error:
+        raise type(error)(f"{measured.place}: {error}") from None
+    hosts = set(placed.host_of[nodes].tolist())
+    classes = [("between", len(hosts) > 1), ("inside", len(hosts) < len(nodes))]
+    used = tuple(name for name, there in classes if there)
+    return RunModel(measured, experiment, placed, (loaded.name, experiment.precision), used)
+
+
+def _strategy(measured: MeasuredRun, default: Strategy) -> Strategy:
+    """Return the strategy of the run's columns; what they leave open is the default's."""
+    options = {name: value for name in ("algorithm", "overlap") if (value := getattr(measured, name)) is not None}
+    if measured.strategy is not None and measured.strategy not in STRATEGIES:
+        raise unknown_name("strategy", measured.strategy, STRATEGIES, "column strategy")
+    kind = STRATEGIES[measured.strategy] if measured.strategy is not None else type(default)
+    known: set[str] = {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"column {name}: {kind.__name__} has none; leave it empty")
+    if isinstance(default, kind) and dataclasses.is_dataclass(default):
+        return dataclasses.replace(default, **options)
+    make: type[Strategy] = kind
+    return make(**options)
+
+
+def _placed(cluster: Cluster, measured: MeasuredRun) -> tuple[Cluster, list[int]]:
+    """Return the cluster whose first workers are those of the run, and these workers' nodes."""
+    available = cluster.workers.tolist()
+    if measured.workers > len(available):
+        raise ConfigError(
+            f"column workers: {measured.workers}, but cluster {cluster.name!r} has {len(available)} devices"
+        )
+    first = available[: measured.workers]
+    if measured.nodes is None or len(set(cluster.host_of[first].tolist())) == measured.nodes:
+        return cluster, first
+    per_host = -(-measured.workers // measured.nodes)
+    by_host: dict[int, list[int]] = {}
+    for node in available:
+        by_host.setdefault(int(cluster.host_of[node]), []).append(node)
+    wide = [nodes for nodes in by_host.values() if len(nodes) >= per_host][: measured.nodes]
+    if len(wide) < measured.nodes:
+        raise ConfigError(
+            f"column nodes: {measured.workers} workers on {measured.nodes} nodes are {per_host} on each; "
+            f"cluster {cluster.name!r} has {len(wide)} nodes with as many"
+        )
+    chosen = [node for nodes in wide for node in nodes[:per_host]][: measured.workers]
+    graph = cluster.to_graph()
+    graph.remove_nodes_from([cluster.node_names[node] for node in set(available) - set(chosen)])
+    smaller = Cluster.from_graph(graph, cluster.name)
+    return smaller, np.asarray(smaller.workers).tolist()
+
+
+#: what runs use where nothing says otherwise
+DEFAULT_STRATEGY = AllReduce()

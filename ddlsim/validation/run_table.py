@@ -1,0 +1,160 @@
+"""Measured training runs from a CSV file. The format is told in docs/validation.md."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from ddlsim.errors import ConfigError, UnitError, unknown_name
+from ddlsim.units import parse
+
+__all__ = ["COLUMNS", "NUMBERS", "TEXTS", "MeasuredRun", "read_runs"]
+
+NUMBERS = ("workers", "batch_size", "accumulation", "nodes", "throughput", "step_time")
+TEXTS = ("model", "strategy", "algorithm", "overlap", "precision", "note")
+COLUMNS = (*NUMBERS, *TEXTS)
+#: "step_time (ms)" or "throughput [images/s]"
+_HEAD = re.compile(r"\s*(\w+)\s*(?:\(([^)]*)\)|\[([^\]]*)\])?\s*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRun:
+    """A run that was measured. `throughput` is of all workers together, samples/s; `place` is "file: line".
+
+    What is None (or 1, for accumulation) was not said.
+    """
+
+    workers: int
+    batch_size: int
+    throughput: float
+    accumulation: int = 1
+    nodes: int | None = None
+    model: str | None = None
+    strategy: str | None = None
+    algorithm: str | None = None
+    overlap: str | None = None
+    precision: str | None = None
+    note: str = ""
+    place: str = "runs"
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "batch_size", "accumulation", "nodes"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{self.place}: {name} = {value!r}: must be a whole number of at least 1")
+        if not (math.isfinite(self.throughput) and self.throughput > 0.0):
+            raise ConfigError(f"{self.place}: throughput = {self.throughput!r}: must be finite and above 0")
+        if self.nodes is not None and self.nodes > self.workers:
+            raise ConfigError(f"{self.place}: nodes = {self.nodes}: more than its {self.workers} workers; correct one")
+
+    @property
+    def step_time(self) -> float:
+        """Seconds of a step of all workers."""
+        return self.workers * self.batch_size * self.accumulation / self.throughput
+
+    def cells(self) -> dict[str, float | int | str | None]:
+        """Return the row by column, for conditions."""
+        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "place"}
+        return {**found, "step_time": self.step_time}
+
+
+def read_runs(path: str | Path) -> list[MeasuredRun]:
+    """Return the measured runs in the CSV file `path`, in order.
+
+    Raises :class:`ConfigError` in one line with file, line, column, value and remedy.
+    """
+    path = Path(path)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader]
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; name a CSV file of measured runs") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{path}: cannot be read as CSV: {error}; is it the right file?") from None
+    lines = [(number, cells) for number, cells in lines if any(cells) and not cells[0].startswith("#")]
+    if len(lines) < 2:
+        raise ConfigError(f"{path}: holds no measured run; write a line of column names, then one run per line")
+    columns = _columns(lines[0][1], f"{path}: line {lines[0][0]}")
+    return [_run(columns, cells, f"{path}: line {number}") for number, cells in lines[1:]]
+
+
+def _columns(head: list[str], place: str) -> list[tuple[str, str]]:
+    """Return the name and unit ("" for none) of each column."""
+    found: list[tuple[str, str]] = []
+    for text in head:
+        match = _HEAD.fullmatch(text)
+        if match is None or match[1] not in COLUMNS:
+            raise unknown_name("column", match[1] if match else text, COLUMNS, place)
+        name, unit = match[1], match[2] or match[3] or ""
+        if unit and name not in ("throughput", "step_time"):
+            raise ConfigError(f"{place}: column {text!r}: {name} has no unit; remove it")
+        if any(name == other for other, _ in found):
+            raise ConfigError(f"{place}: column {name!r} is there twice; remove one")
+        found.append((name, unit))
+    names = [name for name, _ in found]
+    for name in ("workers", "batch_size"):
+        if name not in names:
+            raise ConfigError(f"{place}: column {name!r} is missing; add it")
+    if ("throughput" in names) == ("step_time" in names):
+        raise ConfigError(f"{place}: needs one of the columns throughput and step_time, like 'step_time (ms)'")
+    return found
+
+
+def _run(columns: list[tuple[str, str]], cells: list[str], place: str) -> MeasuredRun:
+    if len(cells) != len(columns):
+        raise ConfigError(f"{place}: {len(cells)} cells for {len(columns)} columns; quote text that has commas")
+    whole: dict[str, int] = {}
+    rates: dict[str, float] = {}
+    words: dict[str, str] = {}
+    for (name, unit), cell in zip(columns, cells, strict=True):
+        where = f"{place}: column {name}"
+        if name in ("throughput", "step_time"):
+            rates[name] = _quantity(cell, unit, name, where)
+        elif not cell:
+            if name in ("workers", "batch_size"):
+                raise ConfigError(f"{where}: is empty; write a whole number")
+        elif name in NUMBERS:
+            whole[name] = _whole(cell, where)
+        else:
+            words[name] = cell
+    if "step_time" in rates:
+        samples = whole["workers"] * whole["batch_size"] * whole.get("accumulation", 1)
+        rates = {"throughput": samples / rates["step_time"]}
+    make: Callable[..., MeasuredRun] = MeasuredRun
+    given: Mapping[str, object] = {**whole, **rates, **words}
+    return make(**given, place=place)
+
+
+def _whole(cell: str, where: str) -> int:
+    try:
+        return int(cell)
+    except ValueError:
+        raise ConfigError(f"{where}: {cell!r} is no whole number; correct it") from None
+
+
+def _quantity(cell: str, unit: str, name: str, where: str) -> float:
+    """Return a cell in s or samples/s: it has its unit, or the head of the column has one."""
+    dimension = "rate" if name == "throughput" else "time"
+    example = "throughput (images/s)" if name == "throughput" else "step_time (ms)"
+    if not cell:
+        raise ConfigError(f"{where}: is empty; measure it, or leave the row out")
+    try:
+        value = float(cell)
+    except ValueError:
+        pass
+    else:
+        if not unit:
+            raise ConfigError(f"{where}: {cell!r} has no unit; write it in the head of the column, like {example!r}")
+        cell = f"{value!r} {unit}"
+    try:
+        value = parse(cell, dimension)
+    except UnitError as error:
+        raise UnitError(f"{where}: {error}") from None
+    if not value > 0.0:
+        raise ConfigError(f"{where}: {cell!r}: must be above 0")
+    return value

@@ -1,0 +1,99 @@
+"""What a user types."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import ddlsim.cli
+
+TABLE = Path(__file__).with_name("two_ranks.csv")
+TWO = """
+[generator]
+type = "star"
+n_hosts = 1
+bandwidth = "1 Gbit/s"
+latency = "50 us"
+[host]
+n_gpus = 2
+inside = "nvlink_mesh"
+nvlink_bandwidth = "5 GB/s"
+device = "v100"
+"""
+RUNS = "workers,batch_size,throughput (images/s)\n1,32,6000\n2,32,11000\n"
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """Return what runs the command and gives (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "two.toml").write_text(TWO)
+    (tmp_path / "runs.csv").write_text(RUNS)
+
+    def run(*words):
+        monkeypatch.setattr("sys.argv", ["ddlsim", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            ddlsim.cli.main()
+        out = capsys.readouterr()
+        return end.value.code or 0, out.out, out.err
+
+    return run
+
+
+def test_calibrate_and_validate(call, tmp_path):
+    code, out, err = call("calibrate", TABLE, "--cluster", "two.toml", "--out", "calibrated.toml")
+    assert code == 0, err
+    assert "inside.latency" in out
+    assert "wrote calibrated.toml" in err
+    code, out, err = call(
+        "validate", "runs.csv", "-c", "calibrated.toml", "-m", "digits-cnn", "--plot", "plot.png", "--table", "all.csv"
+    )
+    assert code == 0, err
+    assert "held out: 2 runs" in out
+    assert (tmp_path / "plot.png").exists()
+    assert (tmp_path / "all.csv").read_text().startswith("place,run,workers")
+
+
+def test_json_for_programs(call):
+    code, out, _ = call("calibrate", TABLE, "--cluster", "two.toml", "--json")
+    assert code == 0
+    assert {p["name"] for p in json.loads(out)["parameters"]} == {
+        "inside.latency", "inside.bandwidth", "reduce_bandwidth",
+    }  # fmt: skip
+    code, out, _ = call("validate", "runs.csv", "-c", "two.toml", "-m", "digits-cnn", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["summary"]["held_out"]["n"] == len(found["rows"]) == 2
+
+
+def test_the_exit_code_tells_whether_the_tolerance_is_kept(call):
+    words = ("validate", "runs.csv", "-c", "two.toml", "-m", "digits-cnn")
+    code, _, err = call(*words, "--tolerance", "0.1%")
+    assert code == 1
+    assert "is beyond the tolerance of 0.1%" in err
+    code, out, _ = call(*words, "--tolerance", "0.2", "--fit-on", "workers <= 2")
+    assert code == 0
+    assert "fitted (workers <= 2): 2 runs" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("calibrate", "none.csv", "-c", "two.toml"), "error: none.csv: no such file"),
+        (("calibrate", TABLE, "-c", "two.toml", "-o", "out.json"), "ends in .toml"),
+        (("calibrate", TABLE, "-c", "two.toml", "-a", "ring"), "write kind=algorithm"),
+        (("calibrate", TABLE, "-c", "two.toml", "-a", "allreduce=ring"), "did you mean 'all_reduce'"),
+        (("calibrate", "runs.csv", "-c", "two.toml"), "error: runs.csv"),
+        (("validate", "none.csv", "-c", "two.toml"), "error: none.csv: no such file"),
+        (("validate", "runs.csv", "-c", "two.toml", "-m", "lenet5", "--tolerance", "ten"), "write a share like 10%"),
+        (("validate", "runs.csv", "-c", "two.toml", "-m", "lenet5", "--fit-on", "worker=1"), "did you mean 'workers'"),
+    ],
+    ids=["no-file", "suffix", "algorithm", "kind", "runs", "no-runs", "tolerance", "condition"],
+)
+def test_errors_are_one_line(call, words, message):
+    import re
+
+    code, _, err = call(*words)
+    assert code == 2
+    assert re.search(message, err)
+    assert len(err.strip().splitlines()) == 1

@@ -1,0 +1,76 @@
+"""NCCL's tuner by hand: constants of its tuning.cc, worked out for a few cases."""
+
+import math
+
+import pytest
+
+from ddlsim.errors import ConfigError
+from ddlsim.validation import nccl_time
+
+
+def test_a_ring_by_simple_on_one_node():
+    """8 ranks: 8.4 us + 14 x 3.4 us; 1 GB at 235 GB/s x 8 / 14."""
+    found = nccl_time("dgx-a100-pod", 1e9, ranks=8, bandwidth=235e9)
+    assert (found.algorithm, found.protocol) == ("ring", "Simple")
+    assert found.seconds == pytest.approx(8.4e-6 + 14 * 3.4e-6 + 1e9 / (235e9 * 8 / 14))
+
+
+def test_small_buffers_go_by_ll():
+    """8 ranks, ring LL: 6.6 us + 14 x 0.6 us = 15.0 us; tree LL: 6.8 us + 2 x 7 x 0.6 us = 15.2 us."""
+    found = nccl_time("dgx-a100-pod", 8, ranks=8, bandwidth=235e9)
+    assert (found.algorithm, found.protocol) == ("ring", "LL")
+    assert found.seconds == pytest.approx(15.0e-6, rel=1e-4)
+    tree = nccl_time("dgx-a100-pod", 8, ranks=8, bandwidth=235e9, algorithm="tree")
+    assert tree.seconds == pytest.approx(15.2e-6, rel=1e-4)
+
+
+def test_many_nodes_prefer_trees_for_small_buffers():
+    """16 nodes of 8, tree LL: 6.8 + 2 (7 x 0.6 + 4 x 5) = 55.2 us; a ring has 224 + 30 hops."""
+    found = nccl_time("cloud-25g-16x8-v100", 8)
+    assert (found.algorithm, found.protocol) == ("tree", "LL")
+    assert found.seconds == pytest.approx(55.2e-6, rel=1e-3)
+    ring = nccl_time("cloud-25g-16x8-v100", 8, algorithm="ring", protocol="LL")
+    assert ring.seconds == pytest.approx((6.6 + 224 * 0.6 + 30 * 2.7) * 1e-6, rel=1e-3)
+
+
+def test_the_network_card_is_the_bus_between_nodes():
+    """25 Gbit/s at efficiency 0.9415; two ranks on two nodes move the buffer once."""
+    found = nccl_time("office-1gbe", 1e9, ranks=2)
+    assert found.seconds == pytest.approx(1e9 / 117.6875e6, rel=1e-2)
+    assert nccl_time("office-1gbe", "1 GB", ranks=8).seconds == pytest.approx(1e9 * 14 / 8 / 117.6875e6, rel=1e-2)
+
+
+def test_other_collectives_move_half():
+    large = [nccl_time("dgx-a100-pod", 1e10, kind=k, ranks=8, bandwidth="235 GB/s").seconds
+             for k in ("all_reduce", "all_gather")]  # fmt: skip
+    assert large[0] / large[1] == pytest.approx(2.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("nbytes", [2**k for k in range(3, 35, 4)])
+def test_the_choice_is_the_least_of_all(nbytes):
+    best = nccl_time("dgx-a100-pod", nbytes, ranks=16)
+    each = [
+        nccl_time("dgx-a100-pod", nbytes, ranks=16, algorithm=a, protocol=p).seconds
+        for a in ("ring", "tree")
+        for p in ("LL", "LL128", "Simple")
+    ]
+    assert best.seconds == min(each)
+    assert all(math.isfinite(seconds) and seconds > 0 for seconds in each)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"kind": "all_reduced"}, "did you mean 'all_reduce'"),
+        ({"algorithm": "rings"}, "did you mean 'ring'"),
+        ({"protocol": "LL12"}, "did you mean 'LL128'"),
+        ({"algorithm": "tree", "kind": "all_gather"}, "trees for all_reduce only"),
+        ({"ranks": 1}, "must be 2 to"),
+        ({"bandwidth": 0}, "bandwidth = 0"),
+        ({"nbytes": -1}, "nbytes = -1"),
+    ],
+    ids=["kind", "algorithm", "protocol", "tree", "ranks", "bandwidth", "nbytes"],
+)
+def test_what_makes_no_sense_is_refused(more, message):
+    with pytest.raises(ConfigError, match=message):
+        nccl_time("dgx-a100-pod", **{"nbytes": 1e6, **more})

@@ -1,0 +1,303 @@
+"""Measured runs against predictions: fit some, predict the rest, say why not."""
+
+import itertools
+import math
+
+import pytest
+
+import ddlsim
+from ddlsim.cluster.calibrated import with_parameters
+from ddlsim.errors import ConfigError
+from ddlsim.validation import MeasuredRun, calibrate, read_runs, validate
+from ddlsim.validation.conditions import parse_condition
+from ddlsim.validation.run_fit import Knowledge
+from ddlsim.validation.run_table import NUMBERS, TEXTS
+
+OFFICE = "office-1gbe"
+
+
+def simulated(cluster, workers, batch_size, algorithm="ring", c0="40 ms", c1="6 ms", **more):
+    """Return what a run would have measured on `cluster` with steps of 40 ms + 6 ms x batch."""
+    run = ddlsim.simulate(
+        cluster, "resnet18", ddlsim.AllReduce(algorithm), batch_size, workers, compute=ddlsim.Affine(c0, c1), steps=4,
+        warmup=1, **more,
+    )  # fmt: skip
+    return MeasuredRun(workers=workers, batch_size=batch_size, throughput=run.throughput, algorithm=algorithm)
+
+
+@pytest.fixture(scope="module")
+def truth():
+    """The office at 95 MB/s of payload instead of the file's 117.7."""
+    return with_parameters(ddlsim.load_cluster(OFFICE), {"between.bandwidth": 0.95e8})
+
+
+@pytest.fixture(scope="module")
+def runs(truth):
+    algorithms = {1: ("ring",), 2: ("ring",), 4: ("ring", "parameter_server"), 8: ("ring", "parameter_server")}
+    return [simulated(truth, n, b, a) for b in (16, 32) for n, names in algorithms.items() for a in names]
+
+
+def test_fitting_a_few_runs_predicts_the_rest(runs):
+    found = validate(runs, OFFICE, "resnet18", fit_on="workers <= 2")
+    fit, held = found.summary(fitted=True), found.summary(fitted=False)
+    assert (fit.n, held.n) == (4, 8)
+    assert held.mean_absolute < 0.01
+    assert held.in_interval == 1.0
+    assert (held.options, held.right) == (4, 4)
+    assert held.kendall_tau == pytest.approx(1.0)
+    assert found.known.fitted.links["between.bandwidth"] == pytest.approx(0.95e8, rel=0.02)
+    (line,) = found.known.fitted.compute.values()
+    assert (line.c0, line.c1) == pytest.approx((0.040, 0.006), rel=1e-3)
+    assert found.within(0.01)
+    assert "held out: 8 runs" in str(found)
+
+
+def test_errors_are_those_of_the_numbers():
+    """Without any fit or calibration: hand-made measurements around the prediction."""
+    plain = validate([MeasuredRun(workers=1, batch_size=32, throughput=1.0)], OFFICE, "resnet18", explain=0)
+    predicted = plain.rows[0].predicted
+    rows = [MeasuredRun(workers=1, batch_size=32, throughput=predicted * f) for f in (0.8, 1.0, 1.25)]
+    found = validate(rows, OFFICE, "resnet18", explain=0)
+    s = found.summary(fitted=False)
+    errors = [1 / 0.8 - 1, 0.0, 1 / 1.25 - 1]
+    assert found.table["error"].tolist() == pytest.approx(errors)
+    assert s.mean_absolute == pytest.approx(sum(map(abs, errors)) / 3) == found.error
+    assert s.geometric_mean == pytest.approx(math.exp(2 * math.log(1.25) / 3) - 1)
+    assert s.worst == pytest.approx(0.25)
+    assert s.in_interval is None  # nothing says how sure the file is
+    assert s.options == 0
+    assert found.summary(fitted=True) is None
+    assert not found.within(0.1)
+    assert found.within(0.2)
+
+
+def test_the_order_of_options_is_judged():
+    plain = validate([MeasuredRun(workers=4, batch_size=32, throughput=1.0, overlap=o) for o in ("none", "ddp")],
+                     OFFICE, "resnet18", explain=0)  # fmt: skip
+    slow, fast = (row.predicted for row in plain.rows)
+    assert slow < fast
+    for throughputs, right in (((slow, fast), 1), ((fast, slow), 0)):
+        rows = [
+            MeasuredRun(workers=4, batch_size=32, throughput=t, overlap=o)
+            for t, o in zip(throughputs, ("none", "ddp"), strict=True)
+        ]
+        s = validate(rows, OFFICE, "resnet18", explain=0).summary(fitted=False)
+        assert (s.options, s.right) == (1, right)
+        assert s.kendall_tau == pytest.approx(1.0 if right else -1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "factor"),
+    [
+        ({"c0": "60 ms", "c1": "9 ms"}, "compute time", 1.5),
+        ({"bandwidth": 0.7}, "bandwidth", 0.7),
+        ({"jitter": 0.3}, "waiting", 0.3),
+    ],
+    ids=["compute", "bandwidth", "waiting"],
+)
+def test_the_cause_of_an_error_is_found(truth, changes, what, factor):
+    """One thing is different from what is assumed: among the causes it stands with its true size."""
+    steps = {key: value for key, value in changes.items() if key in ("c0", "c1")}
+    cluster = truth.scaled("nic", bandwidth=changes.get("bandwidth", 1.0))
+    jitter = ddlsim.Lognormal(changes["jitter"]) if "jitter" in changes else ddlsim.NoJitter()
+    if what == "waiting":
+        measured = ddlsim.simulate(
+            cluster, "resnet18", ddlsim.AllReduce(), 64, 8, compute=ddlsim.Affine("40 ms", "6 ms"), jitter=jitter,
+            steps=40, warmup=1,
+        )  # fmt: skip
+        row = MeasuredRun(workers=8, batch_size=64, throughput=measured.throughput)
+    else:
+        row = simulated(cluster, 8, 64, **steps)
+    alone = simulated(truth, 1, 64)
+    found = validate([alone, row], truth, "resnet18", fit_on="workers == 1")
+    (cause,) = [c for c in found.rows[1].causes if c.what == what]
+    assert cause.factor == pytest.approx(factor, rel=0.1)
+    assert "right with" in str(found)
+
+
+def test_small_errors_are_not_explained(runs):
+    found = validate(runs, OFFICE, "resnet18", fit_on="workers <= 2")
+    assert not any(row.causes for row in found.rows)
+
+
+def test_a_calibrated_file_gives_step_times_and_intervals(truth, tmp_path):
+    from ddlsim.measure import Measurement
+
+    messages = [
+        Measurement(experiment="point_to_point", operation="one_way", n_ranks=2, n_hosts=2, nbytes=s,
+                    median_s=100e-6 + s / 0.95e8)
+        for s in (8, 65_536, 1_048_576, 16_777_216)
+    ]  # fmt: skip
+    steps = [
+        Measurement(experiment="step", operation="training", n_ranks=1, n_hosts=1, batch_size=b, model="resnet18",
+                    median_s=0.040 + 0.006 * b)
+        for b in (8, 32, 64)
+    ]  # fmt: skip
+    path = tmp_path / "calibrated.toml"
+    calibrate([*messages, *steps], OFFICE).save(path, OFFICE)
+    found = validate([simulated(truth, n, 32) for n in (1, 4, 8)], path, "resnet18")
+    s = found.summary(fitted=False)
+    assert s.n == 3
+    assert s.mean_absolute < 0.01
+    assert s.in_interval == 1.0
+
+
+def test_no_interval_where_the_network_is_only_assumed(runs):
+    found = validate(runs, OFFICE, "resnet18", fit_on="workers == 1", explain=0)
+    assert [row.interval is not None for row in found.rows] == [row.run.workers == 1 for row in found.rows]
+
+
+def test_fitting_the_compute_time_only(runs):
+    found = validate(runs, OFFICE, "resnet18", fit_on="workers <= 2", fit=["compute"], explain=0)
+    assert found.known.fitted.links == {}
+    assert found.error > 0.1
+    with pytest.raises(ConfigError, match="did you mean 'network'"):
+        validate(runs, OFFICE, "resnet18", fit_on="workers <= 2", fit=["networks"])
+
+
+def test_one_batch_size_and_no_single_worker_fit_a_factor(runs):
+    small = [run for run in runs if run.batch_size == 32]
+    for condition in ("workers == 1", "workers >= 2"):
+        found = validate(small, OFFICE, "resnet18", fit_on=condition, explain=0)
+        (factor,) = found.known.fitted.factors.values()
+        assumed = ddlsim.simulate(OFFICE, "resnet18", batch_size=32, workers=1).step_time
+        assert factor * assumed == pytest.approx(0.232, rel=0.02 if condition == "workers == 1" else 0.5)
+    assert isinstance(found.known, Knowledge)
+
+
+def test_nodes_spread_the_workers(tmp_path):
+    """Two workers on two of the machines with 8 GPUs exchange over the network, on one by NVLink."""
+    rows = [MeasuredRun(workers=2, batch_size=32, throughput=1.0, nodes=n) for n in (None, 1, 2)]
+    first, one, two = validate(rows, "cloud-25g-16x8-v100", "vgg16", explain=0).rows
+    assert first.predicted == one.predicted > 1.1 * two.predicted
+
+
+def test_the_plot_is_drawn(runs, tmp_path):
+    found = validate(runs, OFFICE, "resnet18", fit_on="workers <= 2")
+    axes = found.plot(tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 5000
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        "measured = predicted", "within 10 %", "fitted", "held out",
+    ]  # fmt: skip
+
+
+# ------------------------------------------------------------ files and conditions
+
+
+def written(tmp_path, text):
+    path = tmp_path / "runs.csv"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "workers,batch_size,step_time (ms)\n4,32,500\n",
+        "# a comment\nworkers,batch_size,step_time\n4,32,500 ms\n",
+        "workers,batch_size,throughput [images/s],note\n4,32,256,a note\n",
+        "workers,batch_size,accumulation,throughput\n4,16,2,256 samples/s\n",
+    ],
+    ids=["head", "cell", "brackets", "accumulation"],
+)
+def test_units_stand_in_the_head_or_in_the_cells(tmp_path, text):
+    (run,) = read_runs(written(tmp_path, text))
+    assert run.throughput == pytest.approx(256.0)
+    assert run.step_time == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("workers,batch_size,step_time\n4,32,500\n", "line 2: column step_time: '500' has no unit"),
+        ("workers,batch_size,step_time (images/s)\n4,32,500\n", "line 2: column step_time: .* not a time"),
+        ("workers,batch_size,throughput (ms)\n4,32,500\n", "line 2: column throughput: .* is a time, not a rate"),
+        ("workers,batch_size,troughput (images/s)\n4,32,5\n", "line 1: unknown column 'troughput'; did you mean"),
+        ("workers,throughput (images/s)\n4,5\n", "line 1: column 'batch_size' is missing"),
+        ("workers,batch_size\n4,5\n", "line 1: needs one of the columns throughput and step_time"),
+        ("workers (n),batch_size,step_time (s)\n4,5,1\n", r"column 'workers \(n\)': workers has no unit"),
+        ("workers,workers,batch_size,step_time (s)\n4,4,5,1\n", "column 'workers' is there twice"),
+        ("workers,batch_size,step_time (s)\n4,5\n", "line 2: 2 cells for 3 columns"),
+        ("workers,batch_size,step_time (s)\n4.5,5,1\n", "line 2: column workers: '4.5' is no whole number"),
+        ("workers,batch_size,step_time (s)\n,5,1\n", "line 2: column workers: is empty"),
+        ("workers,batch_size,step_time (s)\n0,5,1\n", "line 2: workers = 0: must be a whole number"),
+        ("workers,batch_size,step_time (s)\n1,5,-1\n", "line 2: column step_time: .* must be above 0"),
+        ("workers,batch_size,step_time (s)\n1,5,nan\n", "line 2: column step_time"),
+        ("workers,batch_size,step_time (s)\n", "holds no measured run"),
+        ("workers,batch_size,nodes,step_time (s)\n1,5,2,1\n", "line 2: nodes = 2: more than its 1 workers"),
+    ],
+    ids=itertools.count(),
+)
+def test_a_wrong_file_is_refused_in_one_line(tmp_path, text, message):
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError, match=message) as error:
+        read_runs(path)
+    assert str(error.value).startswith(str(path))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("9,32,resnet18,,5", "line 2: column workers: 9, but cluster 'office-1gbe' has 8 devices"),
+        ("2,32,,,5", "line 2: column model: is missing"),
+        ("2,32,resnet81,,5", "line 2: unknown model 'resnet81'; did you mean 'resnet18'"),
+        ("2,32,resnet18,ringg,5", "line 2: unknown all_reduce algorithm 'ringg'; did you mean 'ring'"),
+        ("2,900000,resnet18,,5", "line 2: column batch_size: resnet18 .* needs about .* GB"),
+    ],
+    ids=["workers", "no-model", "model", "algorithm", "memory"],
+)
+def test_a_run_that_does_not_fit_the_cluster_is_refused(tmp_path, row, message):
+    path = written(tmp_path, f"workers,batch_size,model,algorithm,step_time (s)\n{row}\n")
+    with pytest.raises(ConfigError, match=message) as error:
+        validate(path, OFFICE)
+    assert "\n" not in str(error.value)
+
+
+def test_strategies_are_named_as_in_experiment_files():
+    with pytest.raises(ConfigError, match="did you mean 'all-reduce'"):
+        validate([MeasuredRun(workers=2, batch_size=8, throughput=1.0, strategy="allreduce")], OFFICE, "lenet5")
+    run = MeasuredRun(workers=2, batch_size=8, throughput=1.0, strategy="parameter-server", algorithm="ring")
+    with pytest.raises(ConfigError, match="column algorithm: ParameterServer has none"):
+        validate([run], OFFICE, "lenet5")
+
+
+ROW = dict.fromkeys((*NUMBERS, *TEXTS)) | {"workers": 4, "batch_size": 32, "algorithm": "ring"}
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("workers <= 4", True), ("workers < 4", False), ("workers==4 and batch_size > 16", True),
+        ("workers = 4 and batch_size > 32", False), ("algorithm == ring", True), ("algorithm != 'ring'", False),
+        ("model == resnet50", False), ("model != resnet50", True), ('algorithm == "ring"', True), ("nodes > 1", False),
+    ],
+    ids=itertools.count(),
+)  # fmt: skip
+def test_conditions_compare(text, holds):
+    assert parse_condition(text, NUMBERS, TEXTS).holds(ROW) is holds
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("worker <= 4", "unknown column 'worker'; did you mean 'workers'"),
+        ("workers", "is no comparison"),
+        ("workers <= 4 or batch_size == 1", "is no comparison"),
+        ("workers <= four", "workers is a number, not 'four'"),
+        ("algorithm < ring", "compare it by == or !="),
+        ("__import__('os').system('true')", "is no comparison"),
+        ("", "is no comparison"),
+    ],
+    ids=itertools.count(),
+)
+def test_nothing_but_comparisons_is_a_condition(text, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_condition(text, NUMBERS, TEXTS)
+
+
+def test_a_condition_that_no_run_fulfils_is_refused(runs):
+    with pytest.raises(ConfigError, match="no run fulfils it"):
+        validate(runs, OFFICE, "resnet18", fit_on="workers > 64")
+    with pytest.raises(ConfigError, match="no measured runs"):
+        validate([], OFFICE, "resnet18")
