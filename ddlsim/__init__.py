@@ -105,6 +105,7 @@ if TYPE_CHECKING:
         SoftSync,
         StaleSynchronous,
     )
+    from ddlsim.study import Study
     from ddlsim.validation.calibration import calibrate
     from ddlsim.validation.comparison import validate
     from ddlsim.workload.compute import Affine, Measured, Roofline
@@ -153,6 +154,7 @@ _HOMES = {
         "LocalSGD", "NoOverlap", "OverlapLocalSGD", "ParameterServer", "PerLayer", "Priority",
         "ShardedUpdate", "SoftSync", "StaleSynchronous",
     ),
+    "study": ("Study",),
     "validation.calibration": ("calibrate",),
     "validation.comparison": ("validate",),
     "workload.compute": ("Affine", "Measured", "Roofline"),
@@ -243,6 +245,7 @@ __all__ = [
     "SoftSync",
     "StaleSynchronous",
     "Steps",
+    "Study",
     "TernGrad",
     "Threshold",
     "TopK",

@@ -27,7 +27,7 @@ from ddlsim.run.simulate import run
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Interval", "SeedRun", "Seeds", "simulate_seeds"]
+__all__ = ["Interval", "SeedRun", "Seeds", "one_thread_each", "simulate_seeds"]
 
 Floats = npt.NDArray[np.float64]
 #: columns of the history that others can be drawn against
@@ -212,7 +212,7 @@ def _in_processes(experiments: list[Experiment], n_processes: int) -> Iterator[S
     except Exception as error:  # whatever a class raises that cannot be pickled
         raise ConfigError(f"the experiment cannot be sent to other processes ({error}); use processes=1") from None
     with ProcessPoolExecutor(n_processes, get_context("spawn")) as pool:
-        with _one_thread_each():  # processes start as work is handed in
+        with one_thread_each():  # processes start as work is handed in
             futures = [pool.submit(_one, experiment) for experiment in experiments]
         try:
             for future in futures:
@@ -227,7 +227,8 @@ def _in_processes(experiments: list[Experiment], n_processes: int) -> Iterator[S
 
 
 @contextmanager
-def _one_thread_each() -> Iterator[None]:
+def one_thread_each() -> Iterator[None]:
+    """Let processes that start meanwhile use one thread each for linear algebra."""
     before = {name: os.environ.get(name) for name in _THREADS}
     os.environ.update(dict.fromkeys(_THREADS, "1"))
     try:

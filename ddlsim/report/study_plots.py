@@ -1,0 +1,129 @@
+"""Plots of studies: how it scales, and what can be had for what.
+
+They take a :class:`ddlsim.study.Table`, return the matplotlib axes and write a picture if `path` is given. Every
+other field that is varied gives a series; the bars at its points are 95 % intervals over seeds.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from ddlsim.errors import ConfigError
+from ddlsim.report.plots import COLOURS, MARKERS, STYLES, figure, save
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from ddlsim.study.table import Table
+
+__all__ = ["pareto", "scaling"]
+
+#: series in a legend beyond which the plot says nothing any more
+N_SERIES = 24
+#: configurations that are named where several are equally good
+N_EQUAL = 2
+
+
+def scaling(table: Table, path: str | Path | None = None, *, metric: str = "throughput") -> Axes:
+    """Draw a metric over the number of workers, a line for each combination of the other fields.
+
+    Throughput has the ideal line: proportional from the best with the fewest workers. Raises ConfigError if there
+    are fewer than two numbers of workers, or more than :data:`N_SERIES` lines.
+    """
+    known = table.known(metric)
+    counts = sorted(known["n_workers"].unique().tolist())
+    if len(counts) < 2:
+        raise ConfigError(f"plot_scaling: all configurations have {counts[0]} workers; vary 'workers'")
+    groups = _series(known, [axis for axis in table.axes if axis != "workers"])
+    made = figure(9.5 if len(groups) > 1 else 6.0, max(4.0, 0.6 + 0.24 * (1 + len(groups))))
+    axes = made.subplots()
+    for i, (label, rows) in enumerate(groups.items()):
+        rows = rows.sort_values("n_workers")
+        x, mean = rows["n_workers"].to_numpy(float), rows[metric].to_numpy(float)
+        colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+        line = STYLES[i // len(COLOURS) % len(STYLES)]
+        half = mean - rows[f"{metric}_low"].to_numpy(float)
+        bars = half if np.isfinite(half).any() else None
+        axes.errorbar(
+            x, mean, bars, label=label, color=colour, marker=marker, markersize=5, linestyle=line, capsize=3,
+            elinewidth=0.8,
+        )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(counts, [str(n) for n in counts])
+    axes.minorticks_off()
+    axes.set_xlabel("workers")
+    if metric == "throughput":
+        first = known.loc[known["n_workers"] == counts[0], metric].max()
+        ideal = [first * n / counts[0] for n in counts]
+        axes.plot(counts, ideal, color="#999999", linewidth=1.0, linestyle=(0, (1, 1)), label="ideal (linear)")
+        axes.set_yscale("log", base=10)
+    else:
+        axes.set_ylim(bottom=0.0)
+    axes.set_ylabel(_title(table, metric))
+    axes.grid(alpha=0.3)
+    if len(groups) > 1 or metric == "throughput":
+        made.legend(loc="outside right upper", fontsize=8)
+    save(made, path)
+    return axes
+
+
+def pareto(table: Table, x: str, y: str, path: str | Path | None = None) -> Axes:
+    """Draw all configurations by two metrics, those that none beats in both joined and numbered from 1 on.
+
+    Raises ConfigError for a metric that no configuration has.
+    """
+    front, known = table.pareto(x, y), table.known(x, y)
+    made = figure(9.5, 4.0)
+    axes = made.subplots()
+    axes.plot(known[x], known[y], linestyle="", marker="o", markersize=4, color="#bbbbbb", label="beaten by another")
+    best = "not beaten (Pareto front)"
+    axes.plot(front[x], front[y], label=best, color=COLOURS[0], marker="o", markersize=6, linestyle="--")
+    for i, (_, rows) in enumerate(front.groupby([x, y], sort=False)):
+        place = float(rows[x].iloc[0]), float(rows[y].iloc[0])
+        axes.annotate(str(i + 1), place, textcoords="offset points", xytext=(5, 5), fontsize=8)
+        for _, row in rows.head(N_EQUAL).iterrows():
+            label = ", ".join(_named(axis, row[axis]) for axis in table.axes)
+            axes.plot([], [], linestyle="", label=textwrap.fill(f"{i + 1}: {label}", 44))
+        if len(rows) > N_EQUAL:
+            axes.plot([], [], linestyle="", label=f"{i + 1}: and {len(rows) - N_EQUAL} more")
+    axes.set_xlabel(_title(table, x))
+    axes.set_ylabel(_title(table, y))
+    axes.grid(alpha=0.3)
+    made.legend(loc="outside right upper", fontsize=8)
+    save(made, path)
+    return axes
+
+
+def _series(rows: pd.DataFrame, fields: list[str]) -> dict[str, pd.DataFrame]:
+    """Return the rows of each combination of the fields, by a label with those that differ."""
+    used = [field for field in fields if rows[field].nunique() > 1]
+    if not used:
+        return {"": rows}
+    groups = {
+        ", ".join(_named(field, value) for field, value in zip(used, values, strict=True)): part
+        for values, part in rows.groupby(used, sort=False)
+    }
+    if len(groups) > N_SERIES:
+        raise ConfigError(
+            f"plot: {len(groups)} lines (every combination of {', '.join(used)}) are too many to tell apart; draw a "
+            f"study that varies less, or take table.summary"
+        )
+    return groups
+
+
+def _named(field: str, value: object) -> str:
+    """Return a value, with the name of its field where it would say nothing without."""
+    name = field.rpartition(".")[2].replace("_", " ")
+    if isinstance(value, str) and value != "none" and not value[:1].isdigit():
+        return value
+    return f"{value} {name}" if name == "workers" else f"no {name}" if value == "none" else f"{name} {value}"
+
+
+def _title(table: Table, metric: str) -> str:
+    unit = table.units[metric]
+    return metric.replace("_", " ") + (f" ({unit})" if unit else "")

@@ -1,0 +1,77 @@
+"""A study as text: its configurations as a table, and what was skipped or has failed, with the reasons."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ddlsim.report.numbers import count, percent, seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from ddlsim.study.table import Table
+
+__all__ = ["study_text"]
+
+#: rows that are shown; the frame has all
+N_ROWS = 40
+N_REASONS = 5
+
+
+def study_text(table: Table) -> str:
+    """Return what ``print(table)`` shows: a line per configuration with means over the seeds."""
+    summary = table.summary
+    seeds = summary["n"].max() if len(summary) else 0
+    # metric -> what the column is called, and how a number in it is written
+    columns: dict[str, tuple[str, Callable[[float], str]]] = {
+        "throughput": ("samples/s", lambda v: f"{v:,.1f}"),
+        "efficiency": ("efficiency", percent),
+        "step_time": ("step time", seconds),
+        "accuracy": ("accuracy", percent),
+        "time_to_accuracy": ("to target", seconds),
+        "cost_to_accuracy": ("USD to target", lambda v: f"{v:.4g}"),
+        "cost_per_sample": ("USD/million", lambda v: f"{1e6 * v:.4g}"),
+        "energy_per_sample": ("kWh/million", lambda v: f"{1e6 * v / 3.6e6:.4g}"),
+    }
+    shown = {name: how for name, how in columns.items() if name in summary and summary[name].notna().any()}
+    axes = list(table.axes) or ["n_workers"]
+    lines = [[*axes, *(title for title, _ in shown.values())]]
+    for _, row in summary.head(N_ROWS).iterrows():
+        cells = [row[axis] for axis in axes]
+        lines.append(
+            [f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in cells]
+            + [_with_interval(row, name, write) for name, (_, write) in shown.items()]
+        )
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    text = ["  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+    if len(summary) > N_ROWS:
+        text.append(f"... and {len(summary) - N_ROWS} more")
+    if seeds > 1:
+        text.append(f"means over {seeds} seeds, +- 95 % intervals (Student's t)")
+    return "\n".join([*text, *_ends(table)])
+
+
+def _with_interval(row: pd.Series[Any], name: str, write: Callable[[float], str]) -> str:
+    mean, high = row[name], row[f"{name}_high"]
+    if math.isnan(mean):
+        return "-"
+    if math.isinf(mean):
+        return "never"
+    return write(mean) if math.isnan(high) else f"{write(mean)} +-{percent((high - mean) / abs(mean)) if mean else ''}"
+
+
+def _ends(table: Table) -> list[str]:
+    """Return how many points there are of each status, and why the skipped and failed ones are."""
+    counts = {status: n for status, n in table.counts.items() if n}
+    lines = [", ".join(f"{n} {status}" for status, n in counts.items()) + " of " + count(len(table.members), "point")]
+    if table.interrupted:
+        lines[0] += "; interrupted: run it again to go on"
+    for status in ("skipped", "failed"):
+        reasons = Counter(table.frame.loc[table.frame["status"] == status, "error"])
+        lines += [f"{status} {n}: {reason}" for reason, n in reasons.most_common(N_REASONS)]
+        if len(reasons) > N_REASONS:
+            lines.append(f"... and {len(reasons) - N_REASONS} more reasons; see the column error of the frame")
+    return lines

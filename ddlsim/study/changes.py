@@ -1,0 +1,186 @@
+"""Changing one field of an experiment by its dotted path: "batch_size", "strategy.period", "cluster.nic.bandwidth".
+
+A path names a field of :class:`~ddlsim.Experiment`, then a field of what it holds, and so on. Two go into more:
+
+``cluster.<kind>.bandwidth``  of all links of a kind ("nic", "trunk", "nvlink", "pcie", "link"); also ``.latency`` and
+                              ``.efficiency``
+``cluster.<column>``          ``speed`` (factor), ``send_overhead``, ``recv_overhead``, ``reduce_bandwidth`` of all
+                              machines; ``price``, ``device_price``, ``switch_power`` as in cluster files
+``device.<field>``            the device of the catalogue (the cluster's own if the experiment names none), with another
+                              ``power_w``, ``memory_bandwidth``, ``peak_flops.fp32``, ...
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import numpy as np
+
+from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.cluster.cluster import Floats
+from ddlsim.cluster.quantity import fraction, nonnegative, positive
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.run.experiment import Experiment
+from ddlsim.units import parse
+from ddlsim.workload.devices import Device, load_device
+
+__all__ = ["UnknownPathError", "changed"]
+
+#: name -> what to put there (under ""), and what to change inside it
+_Tree: TypeAlias = dict[str, "_Tree | object"]
+
+_LINK_FIELDS = ("bandwidth", "latency", "efficiency")
+_NODE_FIELDS = ("speed", "send_overhead", "recv_overhead", "reduce_bandwidth")
+_COST_FIELDS = ("price", "device_price", "switch_power")
+#: fields of a device that a text with a unit may set
+_DEVICE_UNITS = {
+    "memory_nbytes": "bytes", "memory_bandwidth": "bandwidth", "power_w": "power", "idle_power_w": "power",
+    "price": "price", "peak_flops": "flops",
+}  # fmt: skip
+
+
+class UnknownPathError(ConfigError):
+    """A dotted path that leads nowhere in this experiment (it may in another one)."""
+
+
+def changed(experiment: Experiment, settings: Mapping[str, object]) -> Experiment:
+    """Return the experiment with the value of each dotted path in `settings` put in.
+
+    All are put in before the experiment is checked, so their order does not matter; what holds a field goes before
+    the field ("strategy" before "strategy.period"). Raises :class:`UnknownPathError` for a path that is none, and
+    :class:`~ddlsim.errors.ConfigError` for values that do not fit together.
+    """
+    tree = _tree(settings)
+    known = [f.name for f in dataclasses.fields(Experiment)]
+    for name in tree:
+        if name not in known:
+            raise _unknown(name, known, "")
+    heads: dict[str, object] = {}
+    for name, branch in tree.items():
+        now = getattr(experiment, name)
+        if not isinstance(branch, dict):
+            heads[name] = branch
+            continue
+        inner = dict(branch)
+        now = inner.pop("", now)
+        if name == "cluster":
+            heads[name] = _cluster(load_cluster(now), inner)
+        elif name == "device":
+            held = settings.get("cluster", experiment.cluster)
+            heads[name] = _replaced(_device(now, held), inner, "device", _DEVICE_UNITS)
+        else:
+            heads[name] = _replaced(now, inner, name, {})
+    return experiment.with_(**heads)
+
+
+def _tree(settings: Mapping[str, object]) -> _Tree:
+    tree: _Tree = {}
+    for path in sorted(settings):  # "a" before "a.b"
+        *parents, leaf = path.split(".")
+        level = tree
+        for name in parents:
+            inner = level.get(name, {})
+            level[name] = inner = inner if isinstance(inner, dict) else {"": inner}
+            level = inner
+        level[leaf] = settings[path]
+    return tree
+
+
+def _unknown(name: str, known: list[str] | tuple[str, ...], where: str) -> UnknownPathError:
+    path = f"{where}.{name}" if where else name
+    return UnknownPathError(str(unknown_name("field", name, known, path)))
+
+
+def _replaced(value: object, tree: Mapping[str, object], where: str, units: Mapping[str, str]) -> object:
+    """Return `value`, a frozen object or a mapping, with the fields in `tree` changed."""
+    if isinstance(value, Mapping):
+        known = [str(key) for key in value]
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        known = [f.name for f in dataclasses.fields(value)]
+    else:
+        raise UnknownPathError(f"{where}.{next(iter(tree))}: {where} = {value!r} has no fields to change")
+    new: dict[str, object] = {}
+    for name, branch in tree.items():
+        if name not in known:
+            raise _unknown(name, known, where)
+        unit = units.get(name, units.get("*", ""))
+        if isinstance(branch, dict):
+            inner = dict(branch)
+            now = inner.pop("", value[name] if isinstance(value, Mapping) else getattr(value, name))
+            branch = _replaced(now, inner, f"{where}.{name}", {"*": unit} if unit else {})
+        new[name] = _number(branch, unit, f"{where}.{name}") if unit else branch
+    return {**value, **new} if isinstance(value, Mapping) else dataclasses.replace(value, **new)
+
+
+def _number(value: object, dimension: str, where: str) -> object:
+    try:
+        return parse(value, dimension) if isinstance(value, str) else value
+    except ConfigError as error:
+        raise type(error)(f"{where}: {error}") from None
+
+
+def _device(value: object, cluster: object) -> Device:
+    """Return the device that the experiment names, or else the only one that the cluster's workers have."""
+    if isinstance(value, str | Device):
+        return load_device(value)
+    loaded = load_cluster(cluster)  # type: ignore[arg-type]  # refuses what is none
+    names = {loaded.device_of[node] for node in loaded.workers.tolist()}
+    if len(names) != 1 or (only := names.pop()) is None:
+        raise ConfigError(
+            f"device: the workers of cluster {loaded.name!r} do not all have one known device; name it in the "
+            "experiment, device='v100'"
+        )
+    return load_device(only)
+
+
+def _cluster(cluster: Cluster, tree: Mapping[str, object]) -> Cluster:
+    kinds = sorted(set(cluster.link_kind))
+    for name, branch in tree.items():
+        where = f"cluster.{name}"
+        if name in kinds:
+            if not isinstance(branch, dict):
+                raise UnknownPathError(f"{where}: name what to change: {where}.{', '.join(_LINK_FIELDS)}")
+            for field, value in branch.items():
+                cluster = _with_links(cluster, name, field, value)
+        elif isinstance(branch, dict):
+            raise _unknown(name, kinds, "cluster")
+        elif name in _NODE_FIELDS:
+            cluster = _with_nodes(cluster, name, branch)
+        elif name in _COST_FIELDS:
+            cluster = cluster.with_costs(**{name: branch})  # type: ignore[arg-type]  # refuses what is no quantity
+        else:
+            raise _unknown(name, [*kinds, *_NODE_FIELDS, *_COST_FIELDS], "cluster")
+    return cluster
+
+
+def _with_links(cluster: Cluster, kind: str, field: str, value: object) -> Cluster:
+    where = f"cluster.{kind}.{field}"
+    if field not in _LINK_FIELDS:
+        raise _unknown(field, _LINK_FIELDS, f"cluster.{kind}")
+    if field == "bandwidth":
+        number = positive(value, "bandwidth", where)
+    elif field == "latency":
+        number = nonnegative(value, "time", where)
+    else:
+        number = fraction(value, where)
+    chosen = np.array([link_kind == kind for link_kind in cluster.link_kind])
+    column = f"link_{field}"
+    return _with_column(cluster, column, np.where(chosen, number, getattr(cluster, column)))
+
+
+def _with_nodes(cluster: Cluster, field: str, value: object) -> Cluster:
+    where = f"cluster.{field}"
+    column, number = field, 0.0
+    if field == "reduce_bandwidth":
+        column, number = "reduce_time", 1.0 / positive(value, "bandwidth", where)
+    elif field == "speed":
+        number = positive(value, None, where)
+    else:
+        number = nonnegative(value, "time", where)
+    return _with_column(cluster, column, np.where(cluster.is_endpoint, number, getattr(cluster, column)))
+
+
+def _with_column(cluster: Cluster, column: str, values: Floats) -> Cluster:
+    return dataclasses.replace(cluster, **{column: values})  # type: ignore[arg-type]  # only arrays

@@ -1,0 +1,114 @@
+"""What an experiment is, as text: two experiments with the same text give the same result.
+
+Names are not enough: a cluster, a model, a data set or a function may be another one under the same name. Their
+contents go into the text as digests. The source of classes that users write is not looked at: whoever changes the
+methods of a strategy of their own should start a new store.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+import ddlsim
+from ddlsim.cluster import Cluster
+from ddlsim.data.dataset import DataSet
+from ddlsim.run.experiment import Experiment
+from ddlsim.workload.model import Model
+
+__all__ = ["Digests", "canonical", "key_of", "text_of"]
+
+#: what a cluster says about itself that no simulation reads
+_COMMENTS = frozenset({"title", "sources", "notes", "source"})
+_ABOUT = (Cluster, Model, DataSet)
+
+
+class Digests:
+    """Digests of clusters, models and data sets, each worked out once (they are immutable)."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[object, str]] = {}
+
+    def of(self, part: object) -> str:
+        """Return a digest of the contents of `part`, 32 hexadecimal digits."""
+        known = self._known.get(id(part))
+        if known is None:  # the part is kept, so that its id stays its own
+            known = self._known[id(part)] = part, _digest(json.dumps(_fields(part, self)))
+        return known[1]
+
+
+def text_of(experiment: Experiment, digests: Digests) -> str:
+    """Return the experiment as canonical JSON: all fields, digests of contents, the version of ddlsim.
+
+    Cluster, models and data must have been loaded.
+    """
+    fields = {f.name: canonical(getattr(experiment, f.name), digests) for f in dataclasses.fields(experiment)}
+    return json.dumps({"ddlsim": ddlsim.__version__, **fields}, sort_keys=True)
+
+
+def key_of(text: str) -> str:
+    """Return the key under which the result of an experiment is stored."""
+    return _digest(text)
+
+
+def canonical(value: object, digests: Digests) -> object:
+    """Return `value` as what JSON can write, the same for values that simulate the same."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if np.isfinite(value) else str(value)
+    if isinstance(value, np.generic):
+        return canonical(value.item(), digests)
+    if isinstance(value, _ABOUT):
+        return {"name": value.name, "digest": digests.of(value)}
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, np.ndarray):
+        return [str(value.dtype), list(value.shape), hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()]
+    if isinstance(value, Mapping):
+        return sorted([str(key), canonical(item, digests)] for key, item in value.items())
+    if isinstance(value, tuple | list):
+        return [canonical(item, digests) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(json.dumps(canonical(item, digests)) for item in value)
+    if isinstance(value, types.FunctionType):
+        return _function(value, digests)
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    if isinstance(value, type | types.BuiltinFunctionType):
+        return f"{value.__module__}.{value.__qualname__}"
+    return _fields(value, digests)
+
+
+def _fields(value: object, digests: Digests) -> object:
+    names = (
+        [f.name for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else sorted(_state(value))
+    )
+    found = {name: canonical(getattr(value, name), digests) for name in names if name not in _COMMENTS}
+    return {"type": f"{type(value).__module__}.{type(value).__qualname__}", **found}
+
+
+def _state(value: object) -> Mapping[str, object]:
+    return vars(value) if hasattr(value, "__dict__") else {}
+
+
+def _function(function: types.FunctionType, digests: Digests) -> object:
+    """A function by its name and by what it does: its code, defaults and what it has taken from around it."""
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    outside = [canonical(value, digests) for value in (function.__defaults__, function.__kwdefaults__, cells)]
+    return [f"{function.__module__}.{function.__qualname__}", _code(function.__code__), outside]
+
+
+def _code(code: types.CodeType) -> str:
+    constants = [_code(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
+    return _digest(repr((code.co_code, constants, code.co_names, code.co_varnames)))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,0 +1,127 @@
+"""Which configurations a study looks at: every combination, given ones, or a sample of them.
+
+``grid`` takes every combination, ``list`` the first values of all fields, then the second ones, and so on; ``random``
+draws each field on its own, ``latin-hypercube`` so that every field's range is covered evenly (McKay, Beckman and
+Conover 1979, Technometrics 21(2); :class:`scipy.stats.qmc.LatinHypercube`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.errors import ConfigError, UnitError, unknown_name
+from ddlsim.units import DIMENSIONS, parse
+
+__all__ = ["DESIGNS", "Range", "Vary", "rows_of"]
+
+DESIGNS = ("grid", "list", "random", "latin-hypercube")
+
+
+@dataclass(frozen=True)
+class Range:
+    """All numbers from `low` to `high`, for the designs that sample: ``Range("1 Gbit/s", "100 Gbit/s", log=True)``.
+
+    log    the logarithm is spread evenly, not the number
+    whole  whole numbers only
+    """
+
+    low: float | str
+    high: float | str
+    log: bool = False
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        low, high = self._bounds()
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise ConfigError(f"Range({self.low!r}, {self.high!r}): low must be below high, both finite")
+        if self.log and low <= 0.0:
+            raise ConfigError(f"Range({self.low!r}, {self.high!r}, log=True): low must be above 0")
+
+    def _bounds(self) -> tuple[float, float]:
+        return _si(self.low), _si(self.high)
+
+    def at(self, share: float) -> float | int:
+        """Return the number that lies `share` (0 to 1) of the way up."""
+        low, high = self._bounds()
+        if self.whole:  # every whole number has the same share of the way
+            low, high = math.ceil(low) - 0.5, math.floor(high) + 0.5
+        if self.log:
+            number = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
+        else:
+            number = low + share * (high - low)
+        if not self.whole:
+            return number
+        return min(max(round(number), math.ceil(low)), math.floor(high))
+
+
+#: dotted path -> the values that it takes
+Vary: TypeAlias = Mapping[str, Sequence[object] | Range]
+
+
+def rows_of(vary: Vary, design: str, n_points: int | None, seed: int) -> list[dict[str, object]]:
+    """Return the settings of each configuration, in the order of the design; a value is what `vary` has there.
+
+    n_points  how many to sample ("random" and "latin-hypercube")
+    seed      of the sampling
+
+    Raises ConfigError for an empty design, and for what does not go with it.
+    """
+    if design not in DESIGNS:
+        raise unknown_name("design", design, DESIGNS)
+    sampled = design in ("random", "latin-hypercube")
+    if sampled and (isinstance(n_points, bool) or not isinstance(n_points, int) or n_points < 1):
+        raise ConfigError(f"n_points = {n_points!r}: design = {design!r} needs how many to draw, at least 1")
+    if not sampled and n_points is not None:
+        raise ConfigError(f"n_points = {n_points!r} has no effect with design = {design!r}; remove it")
+    for path, values in vary.items():
+        if isinstance(values, Range):
+            if not sampled:
+                raise ConfigError(f"vary[{path!r}] = {values!r}: design = {design!r} needs single values: a list")
+        elif len(values) == 0:
+            raise ConfigError(f"vary[{path!r}] is empty; give at least one value, or leave the field out")
+    if sampled:
+        assert n_points is not None
+        return _sample(vary, _shares(design, n_points, len(vary), seed))
+    listed = {path: list(values) for path, values in vary.items() if not isinstance(values, Range)}
+    if design == "grid":
+        return [dict(zip(listed, row, strict=True)) for row in itertools.product(*listed.values())]
+    if len({len(values) for values in listed.values()}) > 1:
+        lengths = ", ".join(f"{path}: {len(values)}" for path, values in listed.items())
+        raise ConfigError(f"design = 'list' takes the fields' values together, so as many of each ({lengths})")
+    return [dict(zip(listed, row, strict=True)) for row in zip(*listed.values(), strict=True)] or [{}]
+
+
+def _shares(design: str, n_points: int, n_fields: int, seed: int) -> npt.NDArray[np.float64]:
+    """Return where in each field's range each point lies, shape (n_points, n_fields), in [0, 1)."""
+    generator = np.random.default_rng(seed)
+    if design == "random" or n_fields == 0:
+        return generator.random((n_points, n_fields))
+    from scipy.stats import qmc
+
+    return np.asarray(qmc.LatinHypercube(n_fields, rng=generator).random(n_points))
+
+
+def _sample(vary: Vary, shares: npt.NDArray[np.float64]) -> list[dict[str, object]]:
+    def value(values: Sequence[object] | Range, share: float) -> object:
+        return values.at(share) if isinstance(values, Range) else values[int(share * len(values))]
+
+    return [{path: value(vary[path], share) for path, share in zip(vary, row, strict=True)} for row in shares.tolist()]
+
+
+def _si(value: float | str) -> float:
+    """Return a number, or the SI value of a text in whatever unit it has."""
+    if not isinstance(value, str):
+        return float(value)
+    for dimension in DIMENSIONS:
+        try:
+            return parse(value, dimension)
+        except UnitError:
+            continue
+    raise UnitError(f"Range: {value!r} is no number with a known unit; write it like '25 Gbit/s' or '10 us'")

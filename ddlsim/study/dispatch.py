@@ -1,0 +1,184 @@
+"""Handing points out to workers and storing what comes back, whatever dies meanwhile."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ddlsim.errors import ConfigError, DdlsimError
+from ddlsim.run.experiment import Experiment
+from ddlsim.study.executors import Pool
+from ddlsim.study.store import LEASE, Store
+from ddlsim.study.work import FAILED, HAND_IN, Answer, Outcome
+
+__all__ = ["Count", "Progress", "Task", "dispatch"]
+
+#: times that a point may be there when a process dies: at the second it goes alone, at the last it has failed
+_SINGLE, _ALONE, _GUILTY = 1, 2, 4
+#: points that are sent at once, at most
+_MANY = 256
+#: s between two looks at what others have finished
+_LOOK = 0.25
+
+
+@dataclass(frozen=True)
+class Task:
+    """A point to be simulated: its key, the text that this is the digest of, and the experiment."""
+
+    key: str
+    text: str
+    experiment: Experiment
+
+
+@dataclass(frozen=True)
+class Count:
+    """How far a study is: points in all, and how many of them are done, skipped and failed."""
+
+    total: int
+    done: int
+    skipped: int
+    failed: int
+
+    @property
+    def finished(self) -> int:
+        """Points that need no more work."""
+        return self.done + self.skipped + self.failed
+
+
+#: called as points finish
+Progress: TypeAlias = Callable[[Count], None]
+
+
+def dispatch(tasks: Iterable[Task], pool: Pool, store: Store, finished: Callable[[dict[str, str]], None]) -> None:
+    """Simulate the tasks, each one once, and store the outcomes; `finished` is told keys and their status.
+
+    Points that another process simulates for the same store are waited for. Raises DdlsimError if an executor breaks
+    that cannot be started again; what is stored by then stays.
+    """
+    work = _Dispatcher(pool, store, finished, deque(tasks))
+    try:
+        work.run()
+    finally:
+        for future in work.running:
+            future.cancel()
+
+
+class _Dispatcher:
+    def __init__(
+        self, pool: Pool, store: Store, finished: Callable[[dict[str, str]], None], pending: deque[Task]
+    ) -> None:
+        self.pool, self.store, self.finished = pool, store, finished
+        self.pending = pending
+        self.running: dict[Future[Answer], list[Task]] = {}
+        #: points that other processes have claimed
+        self.elsewhere: list[Task] = []
+        self.strikes: Counter[str] = Counter()
+        #: real s that a point takes, lately
+        self.seconds = math.inf
+        self.looked = self.renewed = time.monotonic()
+
+    def run(self) -> None:
+        while self.pending or self.running or self.elsewhere:
+            self.fill()
+            if self.running:
+                done, _ = wait(self.running, timeout=_LOOK, return_when=FIRST_COMPLETED)
+                for future in done:
+                    if future in self.running:  # not yet given up with a broken executor
+                        self.take(future)
+            else:
+                time.sleep(_LOOK if self.elsewhere else 0.0)
+            self.look_around()
+
+    def fill(self) -> None:
+        """Keep every worker busy, and one portion for each ready."""
+        limit = 2 * self.pool.n_workers if self.pool.n_workers > 1 else 1
+        while self.pending and len(self.running) < limit:
+            alone = self.strikes[self.pending[0].key] >= _ALONE
+            if self.running and (alone or any(self.strikes[t[0].key] >= _ALONE for t in self.running.values())):
+                return
+            self.submit([self.pending.popleft() for _ in range(self.portion())])
+
+    def portion(self) -> int:
+        """Return how many points to send: as many as are simulated until they are handed in, fewer near the end."""
+        fair = math.ceil(len(self.pending) / (2 * self.pool.n_workers))
+        n = min(max(1, int(HAND_IN / self.seconds)), fair, _MANY)
+        struck = [i for i in range(n) if self.strikes[self.pending[i].key] >= _SINGLE]
+        return min([n, *(max(i, 1) for i in struck)])
+
+    def submit(self, tasks: Sequence[Task]) -> None:
+        free = set(self.store.claim([task.key for task in tasks]))
+        self.elsewhere += [task for task in tasks if task.key not in free]
+        if mine := [task for task in tasks if task.key in free]:
+            self.send(mine)
+
+    def send(self, tasks: list[Task], missing: Sequence[str] = ()) -> None:
+        try:
+            self.running[self.pool.submit([task.experiment for task in tasks], missing)] = tasks
+        except BrokenExecutor:
+            self.broken(tasks)
+
+    def take(self, future: Future[Answer]) -> None:
+        """Store what a worker has handed in, or find out what to do instead."""
+        tasks = self.running.pop(future)
+        try:
+            answer = future.result()
+        except BrokenExecutor:
+            return self.broken(tasks)
+        except CancelledError:
+            raise DdlsimError("the executor has given up its work; run the study again to go on") from None
+        except ConfigError:
+            raise
+        except Exception as error:  # the worker could not do it: died several times, lacks a module, ...
+            return self.refused(tasks, error)
+        if answer.missing:
+            return self.send(tasks, answer.missing)
+        outcomes = answer.outcomes
+        self.seconds = max(1e-6, sum(outcome.seconds for outcome in outcomes) / len(outcomes))
+        self.save(list(zip(tasks, outcomes, strict=False)))
+        self.pending.extendleft(reversed(tasks[len(outcomes) :]))
+        return None
+
+    def save(self, ended: Sequence[tuple[Task, Outcome]]) -> None:
+        self.store.save((task.key, task.text, outcome) for task, outcome in ended)
+        self.finished({task.key: outcome.status for task, outcome in ended})
+
+    def broken(self, tasks: list[Task]) -> None:
+        """A process has died: start new ones, and find out which point it is that kills them, if any does."""
+        if not self.pool.restarts:
+            raise DdlsimError("the executor has broken: a worker has died; run the study again with a new one")
+        lost = [*tasks, *(task for others in self.running.values() for task in others)]
+        self.running.clear()
+        self.strikes.update(task.key for task in lost)
+        guilty = [task for task in lost if self.strikes[task.key] >= _GUILTY]
+        if guilty:
+            text = "its process died each time (out of memory, or killed)"
+            self.save([(task, Outcome(FAILED, text)) for task in guilty])
+        self.pending.extendleft(task for task in reversed(lost) if task not in guilty)
+        self.pool.restart()
+
+    def refused(self, tasks: list[Task], error: Exception) -> None:
+        if len(tasks) == 1:
+            return self.save([(tasks[0], Outcome(FAILED, f"{type(error).__name__}: {error}"))])
+        self.strikes.update(task.key for task in tasks)
+        self.pending.extendleft(reversed(tasks))
+        return None
+
+    def look_around(self) -> None:
+        """Keep our claims, and see what others have finished or given up."""
+        now = time.monotonic()
+        if now - self.renewed > LEASE / 4:
+            self.store.renew()
+            self.renewed = now
+        if self.elsewhere and now - self.looked > _LOOK:
+            known = self.store.statuses(task.key for task in self.elsewhere)
+            self.finished(known)
+            rest = [task for task in self.elsewhere if task.key not in known]
+            self.elsewhere = []
+            self.looked = now
+            # claimed still or again free: whoever claims next will see
+            self.pending.extend(rest) if not self.pending else self.elsewhere.extend(rest)

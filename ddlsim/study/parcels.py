@@ -1,0 +1,143 @@
+"""Experiments as bytes, for other processes: clusters, models and data travel once per process, not once per point.
+
+A message names these by digest. A process that gets a message keeps the parts that came with it, and asks for those
+that it does not know. The same part is then the same object for every point that a process simulates, with the routes
+that it has worked out.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import dataclasses
+import io
+import pickle
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from types import MappingProxyType
+from typing import Any
+
+from ddlsim.cluster import Cluster
+from ddlsim.data.dataset import DataSet
+from ddlsim.errors import ConfigError
+from ddlsim.run.experiment import Experiment
+from ddlsim.study.content import Digests
+from ddlsim.workload.model import Model
+
+__all__ = ["Packer", "Parcel", "opened"]
+
+_PARTS = (Cluster, Model, DataSet)
+#: bytes of (pickled) parts that a process keeps, the last used ones
+KEPT_NBYTES = 1e9
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Experiments as a pickle, and those parts of it that the receiver may not have yet: digest -> pickle."""
+
+    content: bytes
+    parts: Mapping[str, bytes]
+
+
+def _plain_proxy(proxy: MappingProxyType[Any, Any]) -> tuple[type, tuple[dict[Any, Any]]]:
+    return MappingProxyType, (dict(proxy),)
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, digests: Digests | None) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.dispatch_table = {**copyreg.dispatch_table, MappingProxyType: _plain_proxy}
+        self.digests = digests
+        self.found: dict[str, object] = {}
+
+    def persistent_id(self, value: object) -> str | None:
+        if self.digests is None or not isinstance(value, _PARTS):
+            return None
+        digest = self.digests.of(value)
+        self.found[digest] = value
+        return digest
+
+
+class Packer:
+    """Makes parcels, and remembers which parts have been on the way."""
+
+    def __init__(self, digests: Digests) -> None:
+        self._digests = digests
+        self._pickles: dict[str, bytes] = {}
+
+    def pack(self, experiments: Sequence[Experiment], wanted: Sequence[str] = ()) -> Parcel:
+        """Return a parcel with the parts that no parcel has had before, and those that are `wanted`.
+
+        Raises ConfigError if an experiment holds what cannot be pickled.
+        """
+        file = io.BytesIO()
+        pickler = _Pickler(file, self._digests)
+        try:
+            pickler.dump(list(experiments))
+        except Exception as error:  # whatever a class raises that cannot be pickled
+            raise ConfigError(
+                f"an experiment cannot be sent to other processes ({error}); define its functions and classes in a "
+                "module, or use jobs=1"
+            ) from None
+        fresh = [digest for digest in pickler.found if digest not in self._pickles]
+        for digest in fresh:
+            self._pickles[digest] = _pickle_part(pickler.found[digest])
+        return Parcel(file.getvalue(), {digest: self._pickles[digest] for digest in {*fresh, *wanted}})
+
+
+def _pickle_part(part: object) -> bytes:
+    file = io.BytesIO()
+    # without what has been worked out about it, which would travel along
+    _Pickler(file, None).dump(dataclasses.replace(part) if isinstance(part, Cluster) else part)
+    return file.getvalue()
+
+
+class _Kept:
+    """The parts that this process has got, up to a size."""
+
+    def __init__(self) -> None:
+        self._parts: OrderedDict[str, tuple[object, int]] = OrderedDict()
+        self._lock = Lock()
+
+    def put(self, pickles: Mapping[str, bytes]) -> None:
+        for digest, data in pickles.items():
+            part = pickle.loads(data)
+            with self._lock:
+                self._parts[digest] = part, len(data)
+        with self._lock:
+            while len(self._parts) > len(pickles) + 1 and sum(n for _, n in self._parts.values()) > KEPT_NBYTES:
+                self._parts.popitem(last=False)
+
+    def get(self, digest: str) -> object:
+        with self._lock:
+            self._parts.move_to_end(digest)
+            return self._parts[digest][0]
+
+
+_KEPT = _Kept()
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.missing: list[str] = []
+
+    def persistent_load(self, digest: object) -> object:
+        assert isinstance(digest, str)
+        try:
+            return _KEPT.get(digest)
+        except KeyError:
+            self.missing.append(digest)
+            return None
+
+
+def opened(parcel: Parcel) -> list[Experiment] | tuple[str, ...]:
+    """Return the experiments in a parcel, or else the digests of the parts that this process needs for them."""
+    _KEPT.put(parcel.parts)
+    unpickler = _Unpickler(io.BytesIO(parcel.content))
+    made = unpickler.load()
+    if unpickler.missing:
+        return tuple(dict.fromkeys(unpickler.missing))
+    assert isinstance(made, list)
+    return made

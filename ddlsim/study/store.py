@@ -1,0 +1,280 @@
+"""The file that a study writes to: SQLite, one row per finished point, under the key of what was simulated.
+
+A point is stored in one transaction as it is handed in, so a process killed at any moment leaves a whole file with
+every point stored before; SQLite's write-ahead log takes care of that (https://www.sqlite.org/wal.html; the file must
+lie on a local disk). Processes that share a file claim the points that they are about to simulate. A claim ends with
+the process that made it: at once if that was on this machine, else after :data:`LEASE` s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddlsim.errors import ConfigError
+from ddlsim.study.work import Outcome
+
+__all__ = ["LEASE", "Member", "Store"]
+
+#: "ddls" in the file's header says that it is one of ours (PRAGMA application_id)
+APPLICATION_ID = 0x64646C73
+#: of the tables below; PRAGMA user_version. Files of a newer version are refused
+SCHEMA_VERSION = 1
+#: s after which a claim that is not renewed is over
+LEASE = 60.0
+#: s that a transaction waits for that of another process
+BUSY = 60.0
+#: variables in a statement that every SQLite allows
+_MANY = 500
+
+_TABLES = """
+CREATE TABLE studies (
+    study TEXT PRIMARY KEY,      -- digest of the next two
+    base TEXT NOT NULL,          -- manifest of the base experiment, JSON
+    axes TEXT NOT NULL,          -- what is varied: the dotted paths, JSON
+    created REAL NOT NULL        -- seconds since 1970
+);
+CREATE TABLE members (
+    study TEXT NOT NULL,
+    position INTEGER NOT NULL,   -- in the order of the design
+    key TEXT NOT NULL,           -- of the point
+    settings TEXT NOT NULL,      -- dotted path -> value as the table shows it, JSON
+    seed INTEGER NOT NULL,
+    PRIMARY KEY (study, position)
+);
+CREATE TABLE points (
+    key TEXT PRIMARY KEY,        -- digest of the next one
+    experiment TEXT NOT NULL,    -- canonical JSON: all fields, digests of contents, version of ddlsim
+    status TEXT NOT NULL,        -- done, skipped or failed
+    error TEXT NOT NULL,
+    record TEXT NOT NULL,        -- numbers of the result, JSON
+    seconds REAL NOT NULL,       -- real time that it took
+    finished REAL NOT NULL       -- seconds since 1970
+);
+CREATE TABLE claims (
+    key TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,         -- machine and process that simulate the point
+    until REAL NOT NULL          -- seconds since 1970
+);
+"""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A point of a study: where its result lies, and how the table describes it."""
+
+    key: str
+    settings: Mapping[str, object]
+    seed: int
+
+
+class Store:
+    """An open store. Raises ConfigError, naming the file, for all that is wrong with it."""
+
+    def __init__(self, path: str | Path | None) -> None:
+        """Open the store at `path`, or make it; None: one in memory, which is gone afterwards."""
+        self.path = ":memory:" if path is None else str(path)
+        self._owner = f"{platform.node()} {os.getpid()} {uuid.uuid4().hex}"
+        if path is not None and not Path(path).parent.is_dir():
+            raise ConfigError(f"{path}: cannot be written: there is no folder {str(Path(path).parent)!r}; create it")
+        with self._named():
+            self._db = sqlite3.connect(self.path, timeout=BUSY, isolation_level=None)
+        try:
+            self._open()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _open(self) -> None:
+        with self._named():
+            application = self._number("PRAGMA application_id")
+            if application != APPLICATION_ID:
+                if self._number("SELECT count(*) FROM sqlite_master"):
+                    raise ConfigError(f"{self.path}: is a database, but no store of a study; give another file")
+                self._make()
+            version = self._number("PRAGMA user_version")
+            if version > SCHEMA_VERSION:
+                raise ConfigError(
+                    f"{self.path}: has version {version} of the format, this ddlsim knows up to {SCHEMA_VERSION}; "
+                    "update ddlsim, or give another file"
+                )
+            damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if damage != "ok":
+                raise ConfigError(f"{self.path}: is damaged ({damage}); restore a copy, or give another file")
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+
+    def _make(self) -> None:
+        with self._writing():
+            if self._number("PRAGMA application_id") == APPLICATION_ID:
+                return  # another process was faster
+            for statement in _TABLES.split(";\n"):
+                if statement.strip():
+                    self._db.execute(statement)
+            self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            self._db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+    def close(self) -> None:
+        """Give up what is claimed, and close the file."""
+        try:
+            self.release(None)
+        finally:
+            self._db.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ studies
+
+    def bases(self) -> list[dict[str, object]]:
+        """Return the base experiments of the studies in the file, as manifests."""
+        with self._named():
+            return [json.loads(row[0]) for row in self._db.execute("SELECT DISTINCT base FROM studies")]
+
+    def register(self, study: str, base: Mapping[str, object], axes: Sequence[str], members: list[Member]) -> None:
+        """Write down which points make up a study, over what it may have been before."""
+        rows = [(study, i, m.key, json.dumps(dict(m.settings)), m.seed) for i, m in enumerate(members)]
+        with self._writing():
+            # the latest goes last, also when it was there before
+            self._db.execute("DELETE FROM studies WHERE study = ?", (study,))
+            self._db.execute("DELETE FROM members WHERE study = ?", (study,))
+            texts = (json.dumps(dict(base), sort_keys=True), json.dumps(list(axes)))
+            self._db.execute("INSERT INTO studies VALUES (?, ?, ?, ?)", (study, *texts, time.time()))
+            self._db.executemany("INSERT INTO members VALUES (?, ?, ?, ?, ?)", rows)
+
+    def studies(self) -> list[tuple[str, dict[str, object], list[str]]]:
+        """Return digest, base manifest and varied paths of each study, the one run last at the end."""
+        with self._named():
+            rows = self._db.execute("SELECT study, base, axes FROM studies ORDER BY created, rowid").fetchall()
+        return [(study, json.loads(base), json.loads(axes)) for study, base, axes in rows]
+
+    def members(self, study: str) -> list[Member]:
+        """Return the points of a study, in the order of its design."""
+        query = "SELECT key, settings, seed FROM members WHERE study = ? ORDER BY position"
+        with self._named():
+            rows = self._db.execute(query, (study,)).fetchall()
+        return [Member(key, json.loads(settings), seed) for key, settings, seed in rows]
+
+    # ------------------------------------------------------------ points
+
+    def save(self, points: Iterable[tuple[str, str, Outcome]]) -> None:
+        """Store finished points (key, experiment, outcome), all or none, and end the claims on them.
+
+        A point that is there already stays, unless it had failed.
+        """
+        rows = [(k, text, o.status, o.error, json.dumps(o.record), o.seconds, time.time()) for k, text, o in points]
+        with self._writing():
+            self._db.executemany(
+                "INSERT INTO points VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
+                "status = excluded.status, error = excluded.error, record = excluded.record, "
+                "seconds = excluded.seconds, finished = excluded.finished WHERE points.status = 'failed'",
+                rows,
+            )
+            self._db.executemany("DELETE FROM claims WHERE key = ?", [(row[0],) for row in rows])
+
+    def outcomes(self, keys: Iterable[str]) -> dict[str, Outcome]:
+        """Return the outcomes of those points that are stored."""
+        query = "SELECT key, status, error, record, seconds FROM points WHERE key IN ({})"
+        return {k: Outcome(s, e, json.loads(r), t) for k, s, e, r, t in self._select(query, keys)}
+
+    def statuses(self, keys: Iterable[str]) -> dict[str, str]:
+        """Return the status of those points that are stored."""
+        return dict(self._select("SELECT key, status FROM points WHERE key IN ({})", keys))
+
+    def forget_failed(self, keys: Iterable[str]) -> None:
+        """Remove failed points, so that they are simulated again."""
+        with self._writing():
+            self._db.executemany("DELETE FROM points WHERE status = 'failed' AND key = ?", [(k,) for k in keys])
+
+    # ------------------------------------------------------------ claims
+
+    def claim(self, keys: Sequence[str]) -> list[str]:
+        """Return those of the points that are neither stored nor claimed by others; they are ours for a while."""
+        with self._writing():
+            taken = set(self.statuses(keys))
+            for key, owner, until in self._select("SELECT key, owner, until FROM claims WHERE key IN ({})", keys):
+                if owner != self._owner and self._alive(owner, until):
+                    taken.add(key)
+            free = [key for key in keys if key not in taken]
+            rows = [(key, self._owner, time.time() + LEASE) for key in free]
+            self._db.executemany("INSERT OR REPLACE INTO claims VALUES (?, ?, ?)", rows)
+        return free
+
+    def renew(self) -> None:
+        """Keep what is claimed for another while."""
+        with self._writing():
+            self._db.execute("UPDATE claims SET until = ? WHERE owner = ?", (time.time() + LEASE, self._owner))
+
+    def release(self, keys: Sequence[str] | None) -> None:
+        """Give up claims on points, or all of them."""
+        with self._writing():
+            if keys is None:
+                self._db.execute("DELETE FROM claims WHERE owner = ?", (self._owner,))
+            else:
+                self._db.executemany("DELETE FROM claims WHERE key = ?", [(key,) for key in keys])
+
+    def _alive(self, owner: str, until: float) -> bool:
+        machine, process, _ = owner.rsplit(" ", 2)
+        if machine == platform.node() and not _is_running(int(process)):
+            return False
+        return until > time.time()
+
+    # ------------------------------------------------------------ SQLite
+
+    def _select(self, query: str, keys: Iterable[str]) -> list[Any]:
+        """Return the rows, tuples of what the query asks for, in which a key is one of `keys`."""
+        wanted = list(keys)
+        found: list[Any] = []
+        with self._named():
+            for i in range(0, len(wanted), _MANY):
+                part = wanted[i : i + _MANY]
+                found += self._db.execute(query.format(",".join("?" * len(part))), part).fetchall()
+        return found
+
+    def _number(self, query: str) -> int:
+        return int(self._db.execute(query).fetchone()[0])
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A transaction: all that is written in it becomes visible at once, or nothing."""
+        with self._named():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise ConfigError(f"{self.path}: cannot be written or read as a store: {error}") from None
+        except sqlite3.DatabaseError as error:
+            raise ConfigError(f"{self.path}: is no store of a study, or damaged: {error}; give another file") from None
+
+
+def _is_running(process: int) -> bool:
+    """Return whether a process of this machine lives."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,288 @@
+"""`Study`: many experiments that differ in some fields, simulated once each, and what they say together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddlsim.errors import ConfigError
+from ddlsim.run.experiment import Experiment
+from ddlsim.study.changes import UnknownPathError, changed
+from ddlsim.study.content import Digests, canonical, key_of, text_of
+from ddlsim.study.designs import Range, Vary, rows_of
+from ddlsim.study.dispatch import Count, Progress, Task, dispatch
+from ddlsim.study.executors import DaskClient, open_pool
+from ddlsim.study.labels import labels_of
+from ddlsim.study.loading import Loader
+from ddlsim.study.parcels import Packer
+from ddlsim.study.store import Member, Store
+from ddlsim.study.table import Table
+from ddlsim.study.work import DONE, FAILED, SKIPPED, Outcome
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import pandas as pd
+
+__all__ = ["Point", "Study"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One experiment of a study.
+
+    settings    dotted path -> value as the table shows it
+    seed        of the experiment
+    experiment  with cluster, model and data loaded; None if the settings do not fit together
+    error       why they do not
+    key         under which its result is stored
+    text        that the key is the digest of
+    """
+
+    settings: Mapping[str, object]
+    seed: int
+    experiment: Experiment | None
+    error: str
+    key: str
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """A base experiment, and the values that some of its fields take.
+
+    base         the experiment; what is not varied is as here
+    vary         dotted path -> values: ``{"workers": [8, 16], "cluster.nic.bandwidth": ["25 Gbit/s", "100 Gbit/s"]}``
+                 (see :mod:`ddlsim.study.changes` for the paths), or a :class:`~ddlsim.study.Range` to sample from
+    seeds        how many seeds each configuration is simulated with, from the base's own on, or which. They are the
+                 same for all: compared configurations see the same random numbers
+    design       "grid": all combinations; "list": the first values of all fields, then the second, ...; "random" and
+                 "latin-hypercube": a sample of `n_points`
+    design_seed  of the sampling
+
+    Raises ConfigError for a path that leads nowhere in any configuration, an empty design and values given twice.
+    """
+
+    base: Experiment
+    vary: Vary
+    seeds: int | Sequence[int] = 1
+    design: str = "grid"
+    n_points: int | None = None
+    design_seed: int = 0
+    _finished: dict[str, Table] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.base, Experiment):
+            raise ConfigError(f"base = {self.base!r}: must be a ddlsim.Experiment")
+        for path, values in self.vary.items():
+            if isinstance(values, str) or not isinstance(values, Sequence | Range):
+                raise ConfigError(f"vary[{path!r}] = {values!r}: must be a list of values, also if it is only one")
+        if "seed" in self.vary:
+            raise ConfigError("vary['seed']: give the seeds as seeds=..., so that all configurations have the same")
+        seeds = self._seeds
+        if not seeds or len(set(seeds)) < len(seeds) or not all(isinstance(s, int) and s >= 0 for s in seeds):
+            raise ConfigError(f"seeds = {self.seeds!r}: must be how many, at least 1, or different whole numbers")
+        self._check_paths()
+
+    @property
+    def _seeds(self) -> list[int]:
+        if isinstance(self.seeds, int):
+            return list(range(self.base.seed, self.base.seed + self.seeds))
+        return list(self.seeds)
+
+    @cached_property
+    def _rows(self) -> list[dict[str, object]]:
+        return rows_of(self.vary, self.design, self.n_points, self.design_seed)
+
+    @cached_property
+    def _loader(self) -> Loader:
+        return Loader(Digests())
+
+    def _check_paths(self) -> None:
+        """Refuse a path that leads nowhere, whatever the other fields are."""
+        base = self._loader.base(self.base)
+        for path in self.vary:
+            unknown: UnknownPathError | None = None
+            for row in self._rows:
+                around = {other: value for other, value in row.items() if path == other or path.startswith(f"{other}.")}
+                try:
+                    changed(base, self._loader.settings(around))
+                except UnknownPathError as error:
+                    unknown = unknown or error
+                    continue
+                except ConfigError:  # there is such a field, but the value does not fit: the table will say so
+                    pass
+                unknown = None
+                break
+            if unknown is not None:
+                raise ConfigError(f"vary: {unknown}")
+
+    @cached_property
+    def points(self) -> list[Point]:
+        """All points in the order of the design, the seeds of a configuration after each other.
+
+        Raises ConfigError if no configuration fits together.
+        """
+        base = self._loader.base(self.base)
+        labels = {path: labels_of([row[path] for row in self._rows]) for path in self.vary}
+        points = [
+            point
+            for i, row in enumerate(self._rows)
+            for point in self._of_row(base, row, {path: labels[path][i] for path in self.vary})
+        ]
+        if points and not any(point.experiment for point in points):
+            raise ConfigError(f"no configuration fits together; the first: {points[0].error}")
+        return points
+
+    def _of_row(self, base: Experiment, row: Mapping[str, object], settings: Mapping[str, object]) -> Iterator[Point]:
+        loader = self._loader
+        error, made = "", None
+        try:
+            made = loader.loaded(changed(base, loader.settings(row)))
+        except ConfigError as found:
+            error = str(found)
+        for seed in self._seeds:
+            if made is not None:
+                experiment = made.with_(seed=seed)
+                text = text_of(experiment, loader.digests)
+            else:
+                experiment = None
+                what = [canonical(self.base, loader.digests), canonical(dict(row), loader.digests), seed]
+                text = json.dumps(what, sort_keys=True)
+            yield Point(settings, seed, experiment, error, key_of(text), text)
+
+    # ------------------------------------------------------------ running
+
+    def run(
+        self,
+        store: str | Path | None = None,
+        *,
+        executor: Executor | DaskClient | None = None,
+        jobs: int | None = None,
+        retry_failed: bool = False,
+        add: bool = False,
+        progress: Progress | None = None,
+    ) -> Table:
+        """Simulate all points that are not in the store yet, and return the table of all.
+
+        store         SQLite file that keeps every finished point, made if there is none; None: nothing is kept
+        executor      a ``distributed.Client``, or any ``concurrent.futures.Executor``, ``mpi4py.futures``' too
+        jobs          processes on this machine, where there is no executor (default: a core each; 1: in this
+                      process). A script that uses several must do its work under ``if __name__ == "__main__":``
+        retry_failed  simulate points again that have failed before
+        add           put this study into a store of another one
+        progress      called with a :class:`~ddlsim.study.Count` as points finish
+
+        Results do not depend on the executor. Ctrl-C ends it early with ``table.interrupted``; running it again goes
+        on from there. Raises ConfigError for a store that cannot be used, DdlsimError if an executor breaks.
+        """
+        with Store(store) as opened:
+            self._check_store(opened, add)
+            opened.register(self._digest, self.base.manifest(), list(self.vary), self._members)
+            unique = {point.key: point for point in self.points}
+            if retry_failed:
+                opened.forget_failed(unique)
+            states = opened.statuses(unique)
+            misfits = [p for p in unique.values() if p.experiment is None and p.key not in states]
+            if misfits:
+                opened.save((p.key, p.text, Outcome(SKIPPED, p.error)) for p in misfits)
+                states |= {p.key: SKIPPED for p in misfits}
+            interrupted = self._simulate(opened, states, executor, jobs, progress)
+            table = Table(list(self.vary), self._members, opened.outcomes(unique), interrupted)
+        self._finished["table"] = table
+        return table
+
+    def _simulate(
+        self,
+        store: Store,
+        states: dict[str, str],
+        executor: Executor | DaskClient | None,
+        jobs: int | None,
+        progress: Progress | None,
+    ) -> bool:
+        """Simulate what has no state yet; return whether it was interrupted."""
+        unique = {point.key: point for point in self.points}
+
+        def finished(new: Mapping[str, str]) -> None:
+            states.update(new)
+            if progress is not None:
+                n = [sum(state == s for state in states.values()) for s in (DONE, SKIPPED, FAILED)]
+                progress(Count(len(unique), *n))
+
+        finished({})
+        tasks = [
+            Task(p.key, p.text, p.experiment)
+            for p in unique.values()
+            if p.key not in states and p.experiment is not None
+        ]
+        if not tasks:
+            return False
+        # the long ones first: the last ones then end at about the same time
+        tasks.sort(key=lambda task: -(task.experiment.workers or self._loader.n_workers(task.experiment)))
+        pool = open_pool(executor, jobs, Packer(self._loader.digests), tasks[0].experiment)
+        done = False
+        try:
+            dispatch(tasks, pool, store, finished)
+            done = True
+        except KeyboardInterrupt:
+            return True
+        finally:
+            pool.close(at_once=not done)
+        return False
+
+    @cached_property
+    def _members(self) -> list[Member]:
+        return [Member(point.key, point.settings, point.seed) for point in self.points]
+
+    @property
+    def _digest(self) -> str:
+        """What tells this study from others in the same store."""
+        text = json.dumps([list(self.vary), [[m.key, dict(m.settings), m.seed] for m in self._members]])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def _check_store(self, store: Store, add: bool) -> None:
+        """Refuse a store whose studies all have another base: it is probably not the one that was meant."""
+        mine = json.loads(json.dumps(self.base.manifest()))
+        bases = store.bases()
+        if add or not bases or mine in bases:
+            return
+        other = bases[-1]
+        name = next(name for name in mine if mine[name] != other.get(name))
+        raise ConfigError(
+            f"{store.path}: holds another study, whose base has {name} = {other.get(name)!r}, not {mine[name]!r}; give "
+            "another file, or add=True (--add) to keep both in one"
+        )
+
+    # ------------------------------------------------------------ what came out
+
+    @property
+    def table(self) -> Table:
+        """The table of the last run. Raises ConfigError before the first."""
+        if "table" not in self._finished:
+            raise ConfigError("the study has not been run: table = study.run(store='study.sqlite')")
+        return self._finished["table"]
+
+    def best(self, metric: str = "throughput", n: int = 1) -> pd.DataFrame:
+        """Return the `n` best configurations by a metric; see :meth:`ddlsim.study.Table.best`."""
+        return self.table.best(metric, n)
+
+    def pareto(self, *metrics: str) -> pd.DataFrame:
+        """Return the configurations that no other one beats in all metrics; see :meth:`ddlsim.study.Table.pareto`."""
+        return self.table.pareto(*metrics)
+
+    def plot_scaling(self, path: str | Path | None = None, *, metric: str = "throughput") -> matplotlib.axes.Axes:
+        """Draw a metric over the number of workers; see :func:`ddlsim.report.study_plots.scaling`."""
+        return self.table.plot_scaling(path, metric=metric)
+
+    def plot_pareto(self, x: str, y: str, path: str | Path | None = None) -> matplotlib.axes.Axes:
+        """Draw two metrics of all configurations; see :func:`ddlsim.report.study_plots.pareto`."""
+        return self.table.plot_pareto(x, y, path)
+
+    def with_(self, **changes: object) -> Study:
+        """Return the study with some fields changed."""
+        return replace(self, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,248 @@
+"""What a study has found: a row per point, a row per configuration, and the best of these."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.study.store import Member, Store
+from ddlsim.study.work import DONE, FAILED, SKIPPED, Outcome
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import pandas as pd
+
+__all__ = ["HIGHER_IS_BETTER", "METRICS", "MISSING", "Table", "load_table"]
+
+#: status of a point that has not been simulated (yet)
+MISSING = "missing"
+#: columns of numbers that every result has -> unit
+METRICS = {
+    "throughput": "samples/s", "step_time": "s", "speedup": "", "efficiency": "", "compute_share": "",
+    "communication_share": "", "waiting_share": "", "idle_share": "", "mean_staleness": "updates",
+    "nbytes_per_step": "bytes", "simulated_time": "s", "n_messages": "", "cost": "USD", "energy": "J",
+    "cost_per_sample": "USD", "energy_per_sample": "J",
+}  # fmt: skip
+#: and those of runs that learn; the last three only if they have a target accuracy
+LEARNING_METRICS = {
+    "accuracy": "", "loss": "", "updates": "", "epochs": "", "time_to_accuracy": "s", "cost_to_accuracy": "USD",
+    "energy_to_accuracy": "J",
+}  # fmt: skip
+HIGHER_IS_BETTER = frozenset({"throughput", "speedup", "efficiency", "compute_share", "accuracy"})
+#: of the intervals of means over seeds
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The outcome of a study.
+
+    axes         dotted paths that are varied
+    members      the points, in the order of the design
+    outcomes     key of a point -> how it ended; a point that is not there is missing
+    interrupted  whether the study was stopped before its end
+    """
+
+    axes: Sequence[str]
+    members: Sequence[Member]
+    outcomes: Mapping[str, Outcome]
+    interrupted: bool = False
+
+    # ------------------------------------------------------------ tables
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """One row per point: the varied fields, seed, status ("done", "skipped", "failed", "missing"), the workers,
+        numbers of the result (:data:`METRICS` has their units), stop_reason, notes and warnings, and error: why it was
+        skipped or has failed.
+
+        A number that is not known (a cost without prices) is NaN; a target that was never reached is inf.
+        """
+        import pandas as pd
+
+        rows = []
+        for member in self.members:
+            outcome = self.outcomes.get(member.key, Outcome(MISSING))
+            record = {name: value for name, value in outcome.record.items() if name != "history"}
+            lists = {name: "; ".join(map(str, record.pop(name, ()))) for name in ("notes", "warnings")}  # type: ignore[call-overload]
+            rows.append(
+                {**member.settings, "seed": member.seed, "status": outcome.status, **record, **lists,
+                 "error": outcome.error}
+            )  # fmt: skip
+        numbers = list(METRICS) + [name for name in LEARNING_METRICS if any(name in row for row in rows)]
+        texts = ["stop_reason", "notes", "warnings", "error"]
+        frame = pd.DataFrame(rows, columns=[*self.axes, "seed", "status", "n_workers", *numbers, *texts])
+        frame[numbers] = frame[numbers].astype(np.float64)
+        frame["n_workers"] = frame["n_workers"].astype("Int64")
+        frame[texts] = frame[texts].fillna("")
+        return frame
+
+    @cached_property
+    def history(self) -> pd.DataFrame:
+        """All evaluations of runs that learn: the varied fields, seed, and the columns of
+        :attr:`ddlsim.Result.history`."""
+        import pandas as pd
+
+        from ddlsim.learning.monitor import Row
+
+        rows = []
+        for member in self.members:
+            record = self.outcomes[member.key].record if member.key in self.outcomes else {}
+            found: Any = record.get("history", ())
+            rows += [[*member.settings.values(), member.seed, *row] for row in found]
+        return pd.DataFrame(rows, columns=[*self.axes, "seed", *Row._fields])
+
+    @cached_property
+    def summary(self) -> pd.DataFrame:
+        """One row per configuration that has been simulated: the varied fields, the workers, the number of seeds
+        `n`, and for each metric the mean over seeds with its 95 % interval by Student's t, as metric, metric_low and
+        metric_high (NaN for a single seed)."""
+        import pandas as pd
+
+        frame = self.frame
+        metrics = [name for name in (*METRICS, *LEARNING_METRICS) if name in frame]
+        rows = []
+        for start in range(0, len(frame), self._n_seeds):  # the seeds of a configuration are together
+            part = frame.iloc[start : start + self._n_seeds]
+            part = part[part["status"] == DONE]
+            if len(part):
+                about = {axis: part[axis].iloc[0] for axis in (*self.axes, "n_workers")}
+                rows.append({**about, "n": len(part), **_means(part[metrics])})
+        columns = [f"{name}{end}" for name in metrics for end in ("", "_low", "_high")]
+        return pd.DataFrame(rows, columns=[*self.axes, "n_workers", "n", *columns])
+
+    @property
+    def _n_seeds(self) -> int:
+        return max(1, len({member.seed for member in self.members}))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Status -> number of points."""
+        states = [self.outcomes[m.key].status if m.key in self.outcomes else MISSING for m in self.members]
+        return {status: states.count(status) for status in (DONE, SKIPPED, FAILED, MISSING)}
+
+    @property
+    def units(self) -> dict[str, str]:
+        """Metric -> unit ("" for shares and counts)."""
+        return {**METRICS, **LEARNING_METRICS}
+
+    # ------------------------------------------------------------ answers
+
+    def best(self, metric: str = "throughput", n: int = 1) -> pd.DataFrame:
+        """Return the `n` configurations with the best mean of a metric, the best first, as rows of the summary.
+
+        Higher is better for throughput, speedup, efficiency, compute_share and accuracy, lower for all others.
+        """
+        known = self.known(metric)
+        return known.sort_values(metric, ascending=metric not in HIGHER_IS_BETTER, kind="stable").head(n)
+
+    def pareto(self, *metrics: str) -> pd.DataFrame:
+        """Return the configurations that no other one beats in one of the metrics without being worse in another,
+        by means over seeds, in the order of the first metric.
+
+        Raises ConfigError for a metric that there is not, or that no configuration has (a cost without prices).
+        """
+        if len(metrics) < 2:
+            raise ConfigError(f"pareto{metrics!r}: give at least two metrics, e.g. 'time_to_accuracy', 'cost'")
+        known = self.known(*metrics)
+        signs = np.array([-1.0 if name in HIGHER_IS_BETTER else 1.0 for name in metrics])
+        values = known[list(metrics)].to_numpy() * signs
+        beaten = [bool(((values <= row).all(axis=1) & (values < row).any(axis=1)).any()) for row in values]
+        front = known[~np.array(beaten, dtype=bool)]
+        return front.sort_values(metrics[0], ascending=metrics[0] not in HIGHER_IS_BETTER, kind="stable")
+
+    def known(self, *metrics: str) -> pd.DataFrame:
+        """Return the rows of the summary in which all these metrics are known and finite.
+
+        Raises ConfigError for a metric that there is not, or that no configuration has.
+        """
+        summary = self.summary
+        for metric in metrics:
+            if metric not in METRICS and metric not in LEARNING_METRICS:
+                raise unknown_name("metric", metric, [*METRICS, *LEARNING_METRICS])
+            if metric not in summary or not np.isfinite(summary[metric]).any():
+                raise ConfigError(f"{metric} is not known for any configuration{_remedy(metric)}")
+        finite = np.isfinite(summary[list(metrics)].to_numpy(np.float64)).all(axis=1)
+        return summary.iloc[np.flatnonzero(finite)]
+
+    # ------------------------------------------------------------ output
+
+    def save(self, path: str | Path) -> None:
+        """Write the frame as ``.csv``, ``.parquet`` (needs pyarrow) or ``.json`` (a list of rows), by the suffix."""
+        path = Path(path)
+        if path.suffix == ".csv":
+            self.frame.to_csv(path, index=False)
+        elif path.suffix == ".parquet":
+            try:
+                self.frame.to_parquet(path, index=False)
+            except ImportError:
+                raise ConfigError(f"{path}: writing Parquet needs pyarrow: pip install pyarrow; or use .csv") from None
+        elif path.suffix == ".json":
+            self.frame.to_json(path, orient="records", indent=1)
+        else:
+            raise ConfigError(f"{path}: cannot write the format {path.suffix!r}; use .csv, .parquet or .json")
+
+    def plot_scaling(self, path: str | Path | None = None, *, metric: str = "throughput") -> matplotlib.axes.Axes:
+        """Draw a metric over the number of workers; see :func:`ddlsim.report.study_plots.scaling`."""
+        from ddlsim.report.study_plots import scaling
+
+        return scaling(self, path, metric=metric)
+
+    def plot_pareto(self, x: str, y: str, path: str | Path | None = None) -> matplotlib.axes.Axes:
+        """Draw two metrics of all configurations; see :func:`ddlsim.report.study_plots.pareto`."""
+        from ddlsim.report.study_plots import pareto
+
+        return pareto(self, x, y, path)
+
+    def __str__(self) -> str:
+        from ddlsim.report.study_text import study_text
+
+        return study_text(self)
+
+
+def _means(values: pd.DataFrame) -> dict[str, float]:
+    """Return mean, low and high of each column; a mean with an inf in it is inf, without an interval."""
+    from scipy.special import stdtrit
+
+    n = len(values)
+    found: dict[str, float] = {}
+    for name, column in values.items():
+        array = column.to_numpy()
+        mean, half = float(array.mean()), math.nan
+        if n > 1 and math.isfinite(mean):
+            half = float(stdtrit(n - 1, 0.5 + 0.5 * CONFIDENCE) * array.std(ddof=1) / math.sqrt(n))
+        found |= {f"{name}": mean, f"{name}_low": mean - half, f"{name}_high": mean + half}
+    return found
+
+
+def _remedy(metric: str) -> str:
+    if "cost" in metric:
+        return ": give prices, cluster.with_costs(price='3.06 USD/h')"
+    if "energy" in metric:
+        return ": give powers, cluster.with_costs(switch_power='150 W') and a device with idle_power_w"
+    if metric in LEARNING_METRICS:
+        return ": give the base experiment a training (with a target_accuracy that is reached)"
+    return ""
+
+
+def load_table(store: str | Path) -> Table:
+    """Return the table of the study that was run last with a store, as far as it has got.
+
+    Raises ConfigError if there is no such store, or no study in it.
+    """
+    if not Path(store).is_file():
+        raise ConfigError(f"{store}: no such file; a study writes it: study.run(store={str(store)!r})")
+    with Store(store) as opened:
+        studies = opened.studies()
+        if not studies:
+            raise ConfigError(f"{store}: has no study in it yet; run one: study.run(store={str(store)!r})")
+        study, _, axes = studies[-1]
+        members = opened.members(study)
+        return Table(axes, members, opened.outcomes({member.key for member in members}))

@@ -1,0 +1,148 @@
+"""What a worker process does: simulate points, and keep of each result what the table shows."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddlsim.errors import ConfigError
+from ddlsim.run.experiment import Experiment
+from ddlsim.strategies import AllReduce, ParameterServer
+from ddlsim.study.parcels import Parcel, opened
+from ddlsim.workload.model import load_model
+
+if TYPE_CHECKING:
+    from ddlsim.run.result import Result
+
+__all__ = ["DONE", "FAILED", "SKIPPED", "Answer", "Outcome", "record_of", "simulate_all", "simulate_one"]
+__all__ += ["simulate_some", "warm_up"]
+
+#: how a point ended: simulated; does not fit together; went wrong
+DONE, SKIPPED, FAILED = "done", "skipped", "failed"
+#: s after which a process hands in what it has, so that nothing finished waits long to be stored
+HAND_IN = 0.3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a point ended.
+
+    status   DONE, SKIPPED or FAILED
+    error    why it was skipped or has failed
+    record   numbers of the result (:func:`record_of`)
+    seconds  real time that it took
+    """
+
+    status: str
+    error: str = ""
+    record: dict[str, object] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What comes back: outcomes of the first points of the work, or the parts that are missing to begin it."""
+
+    outcomes: tuple[Outcome, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+def simulate_some(work: Parcel) -> Answer:
+    """Simulate the experiments in a parcel, as :func:`simulate_all` does."""
+    experiments = opened(work)
+    return Answer(missing=experiments) if isinstance(experiments, tuple) else simulate_all(experiments)
+
+
+def simulate_all(experiments: Sequence[Experiment]) -> Answer:
+    """Simulate experiments, one after the other, and hand in after about :data:`HAND_IN` s."""
+    started = time.perf_counter()
+    outcomes: list[Outcome] = []
+    for experiment in experiments:
+        outcomes.append(simulate_one(experiment))
+        if time.perf_counter() - started > HAND_IN:
+            break
+    return Answer(tuple(outcomes))
+
+
+def simulate_one(experiment: Experiment) -> Outcome:
+    """Return how an experiment ends, whatever happens: what does not fit is skipped, any other error a failure."""
+    from ddlsim.run.simulate import run
+
+    started = time.perf_counter()
+    try:
+        result = run(experiment)
+        if result.interrupted:
+            raise KeyboardInterrupt
+        outcome = Outcome(DONE, record=record_of(result))
+    except ConfigError as error:
+        outcome = Outcome(SKIPPED, str(error))
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        outcome = Outcome(FAILED, f"{type(error).__name__}: {error} (in {place.name}, line {place.lineno})")
+    return Outcome(outcome.status, outcome.error, outcome.record, time.perf_counter() - started)
+
+
+def warm_up(like: Experiment) -> None:
+    """Load the compiled code that an experiment needs, or compile it for the cache on disk.
+
+    Runs something tiny instead of the experiment: two workers on a switch, and the network with two samples.
+    """
+    from ddlsim.cluster import star
+    from ddlsim.nn.network import build_network
+    from ddlsim.run.simulate import run
+
+    cluster = star(3, bandwidth="1 Gbit/s", latency="1 us")
+    for strategy in (AllReduce("ring"), ParameterServer(1)):
+        run(Experiment(cluster, "lenet5", strategy, workers=2, steps=1, warmup=0))
+    if like.training is not None:
+        with suppress(ConfigError):  # the experiment itself says what is wrong
+            network = build_network(load_model(like.model), 0, loss=like.training.loss)
+            x, params, state = np.zeros((2, *network.model.input_shape)), network.initial_params, network.initial_state
+            network.loss_and_gradient(params, x, np.zeros(2, np.int64), np.random.default_rng(0), state.copy())
+            network.predict(params, x, state)
+
+
+def record_of(result: Result) -> dict[str, object]:
+    """Return the numbers of a result that a study keeps, as plain values; a target that was not reached is inf."""
+    training = result.experiment.training
+    record: dict[str, object] = {
+        "n_workers": result.n_workers,
+        "throughput": result.throughput,
+        "step_time": result.step_time,
+        "speedup": result.speedup,
+        "efficiency": result.efficiency,
+        **{f"{name}_share": share for name, share in result.shares.items()},
+        "mean_staleness": result.mean_staleness,
+        "nbytes_per_step": result.nbytes_per_step,
+        "simulated_time": result.end_time,
+        "n_messages": result.n_messages,
+        **_costs(result),
+        "stop_reason": result.stop_reason,
+        "notes": list(result.notes),
+        "warnings": list(result.warnings),
+    }
+    if training is not None and result.monitor is not None and result.monitor.history:
+        last = result.monitor.history[-1]
+        record |= {"accuracy": result.accuracy, "loss": last.loss, "updates": last.updates, "epochs": last.epoch}
+        record["history"] = [list(row) for row in result.monitor.history]
+        if training.target_accuracy is not None:
+            seconds = result.time_to_accuracy(training.target_accuracy)
+            record["time_to_accuracy"] = seconds
+            for name, rate in (("cost", result.known("cost_rate")), ("energy", result.known("power"))):
+                record[f"{name}_to_accuracy"] = None if rate is None else rate * seconds
+    return record
+
+
+def _costs(result: Result) -> dict[str, object]:
+    """Return USD and J of the run, and per sample; None where prices or powers are not known."""
+    found: dict[str, object] = {}
+    for name, rate in (("cost", result.known("cost_rate")), ("energy", result.known("power"))):
+        found[name] = None if rate is None else rate * result.end_time
+        found[f"{name}_per_sample"] = None if rate is None else rate / result.throughput
+    return found
