@@ -22,6 +22,7 @@ ORDER = [
     ("run",),
     ("report",),
     ("study",),
+    ("lab",),
     ("validation",),
     ("cli",),
 ]

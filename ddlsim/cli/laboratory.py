@@ -1,0 +1,138 @@
+"""The command that holds predictions against real TCP on this computer: `lab`."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Generator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import ddlsim
+from ddlsim.cli.application import app
+from ddlsim.cli.options import Json
+from ddlsim.cli.output import check_folder, print_table
+from ddlsim.errors import ConfigError, UnitError
+from ddlsim.units import parse
+
+if TYPE_CHECKING:
+    from ddlsim.lab import Comparison
+
+__all__ = ["lab"]
+
+OPERATIONS = "point_to_point:one_way,all_reduce:ring,all_reduce:binomial_tree,parameter_server"
+
+
+@app.command()
+def lab(
+    cluster: Annotated[str | None, typer.Argument(help="A bundled cluster or a topology file.")] = None,
+    operations: Annotated[
+        str, typer.Option("--operations", help="kind:algorithm, point_to_point:one_way, parameter_server:2, ...")
+    ] = OPERATIONS,
+    sizes: Annotated[str, typer.Option("--sizes", help="Buffers per rank.")] = "64 KiB,1 MiB,4 MiB",
+    repetitions: Annotated[int, typer.Option("--repetitions", min=1, help="Of each row.")] = 5,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the table of measurements (csv).")] = None,
+    clean: Annotated[bool, typer.Option("--clean", help="Only remove what killed runs left.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Build a small cluster out of network namespaces here, measure it with real TCP, compare (Linux, root).
+
+    Example: sudo ddlsim lab my-cluster.toml --operations all_reduce:ring,parameter_server --sizes "64 KiB,4 MiB"
+    """
+    from ddlsim.lab import check_computer, compare, parse_operations, plan
+    from ddlsim.lab import clean as remove
+
+    if clean:
+        if cluster is not None:
+            raise ConfigError(f"--clean only removes what is left; leave {cluster!r} out")
+        check_computer()
+        typer.echo(f"removed {len(remove())} network namespaces")
+        return
+    if cluster is None:
+        raise ConfigError("lab: name a cluster, like: ddlsim lab my-cluster.toml (see: ddlsim topologies)")
+    loaded, wanted, buffers = ddlsim.load_cluster(cluster), parse_operations(operations), _sizes(sizes)
+    check_folder(out)
+    comparisons, interrupted = _watched(
+        compare(loaded, wanted, buffers, repetitions), len(wanted) * len(buffers), out
+    )
+    if comparisons:
+        print_table([_cells(c, as_json) for c in comparisons], as_json)
+    from ddlsim.lab.laboratory import BUSY
+
+    n_busy = sum(c.row.note.endswith(BUSY) for c in comparisons)
+    notes = list(plan(loaded).notes)
+    notes += [f"{n_busy} rows{BUSY}"] if n_busy else []
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
+    if interrupted:
+        raise typer.Exit(130)
+
+
+def _watched(
+    comparisons: Generator[Comparison, None, None], n: int, out: Path | None
+) -> tuple[list[Comparison], bool]:
+    """Collect comparisons behind a progress bar and write each to `out`; keep what is there when interrupted."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from ddlsim.measure.store import append
+
+    console = Console(stderr=True)
+    done: list[Comparison] = []
+    try:
+        with closing(comparisons):
+            for comparison in track(
+                comparisons, "measuring", n, console=console, disable=not console.is_terminal, transient=True
+            ):
+                if out is not None:
+                    if not done:
+                        _begin(out)
+                    append(out, comparison.row)
+                done.append(comparison)
+    except KeyboardInterrupt:
+        return done, True
+    if out is not None:
+        typer.echo(f"wrote {out}", err=True)
+    return done, False
+
+
+def _begin(out: Path) -> None:
+    """Begin a table of measurements with the names of its columns."""
+    from ddlsim.measure.reading import COLUMNS
+
+    try:
+        with out.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerow(COLUMNS)
+    except OSError as error:
+        raise ConfigError(f"{out}: cannot be written: {error}") from None
+
+
+def _cells(comparison: Comparison, as_json: bool) -> dict[str, object]:
+    from ddlsim.report.numbers import seconds, size
+
+    row = comparison.row
+    if as_json:
+        return {
+            "operation": comparison.label, "nbytes": row.nbytes, "measured_s": row.median_s, "min_s": row.min_s,
+            "max_s": row.max_s, "n_repetitions": row.n_repetitions, "predicted_s": comparison.predicted,
+            "error": comparison.error,
+        }  # fmt: skip
+    assert row.min_s is not None
+    assert row.max_s is not None
+    return {
+        "operation": comparison.label, "bytes": size(row.nbytes), "measured": seconds(row.median_s),
+        "spread": f"{seconds(row.min_s)} - {seconds(row.max_s)}", "predicted": seconds(comparison.predicted),
+        "error": f"{comparison.error:+.1%}",
+    }  # fmt: skip
+
+
+def _sizes(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise ConfigError(f"--sizes {text!r}: is empty; write them like '64 KiB,1 MiB'")
+    try:
+        return [round(parse(word, "bytes")) for word in words]
+    except UnitError as error:
+        raise UnitError(f"--sizes: {error}") from None

@@ -1,0 +1,215 @@
+"""Run one rank's part of a schedule over TCP, on a real buffer.
+
+One thread and one loop over all connections, as in the libraries that training uses. A connection per peer and
+lane, so that lanes cannot hold each other up. What arrives before its round is kept apart until the rank gets
+there, so a sender never waits for a receiver that is late: messages are eager, as docs/architecture.md has it.
+A send has ended when the kernel has taken all of its bytes, which is what a program can see.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections import deque
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.errors import DdlsimError
+from ddlsim.lab.program import ITEM_NBYTES, Part, Program, Step
+
+__all__ = ["PATIENCE", "Buffer", "Executor", "LabError"]
+
+Buffer = npt.NDArray[np.float32]
+
+#: s without any byte in or out after which a rank gives up
+PATIENCE = 30.0
+_LOW_WATER = 64 * 1024
+
+
+class LabError(DdlsimError, RuntimeError):
+    """A rank failed, or its result is wrong."""
+
+
+class _Channel:
+    """A connection: what still goes out, and where the messages of this run come in, in their order."""
+
+    def __init__(self, connection: socket.socket, peer: int, lane: int, inbox: list[memoryview]) -> None:
+        connection.setblocking(False)
+        self.connection, self.peer, self.lane, self.inbox = connection, peer, lane, inbox
+        self.outbox: deque[memoryview] = deque()
+        self.low_water = 0  # not known: an earlier run may have set it
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin with the first message again."""
+        self.n_full = self.position = 0
+        self._expect()
+
+    @property
+    def events(self) -> int:
+        """What to wait for."""
+        waiting = selectors.EVENT_READ if self.n_full < len(self.inbox) else 0
+        return waiting | (selectors.EVENT_WRITE if self.outbox else 0)
+
+    def send(self) -> None:
+        """Hand the kernel as much as it takes."""
+        while self.outbox:
+            view = self.outbox[0]
+            try:
+                n = self.connection.send(view)
+            except BlockingIOError:
+                return
+            if n < len(view):
+                self.outbox[0] = view[n:]
+            else:
+                self.outbox.popleft()
+
+    def receive(self) -> None:
+        """Take what has come of the message that is next. Called only when something has."""
+        message = self.inbox[self.n_full]
+        try:
+            n = self.connection.recv_into(message[self.position :])
+        except BlockingIOError:
+            return
+        if n == 0:
+            raise LabError(f"rank {self.peer} closed its connection before the end")
+        self.position += n
+        if self.position == len(message):
+            self.n_full, self.position = self.n_full + 1, 0
+        self._expect()
+
+    def _expect(self) -> None:
+        """Wake up for the rest of a message or a good part of it, not for each frame."""
+        if self.n_full == len(self.inbox):
+            return
+        wanted = min(len(self.inbox[self.n_full]) - self.position, _LOW_WATER)
+        if wanted != self.low_water:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+            self.low_water = wanted
+
+
+class _Lane:
+    """How far this rank is in one lane."""
+
+    def __init__(self, steps: tuple[Step, ...]) -> None:
+        self.steps = steps
+        self.now = 0
+        self.open: list[Part] = []  # messages of this step that have not been delivered
+
+
+class Executor:
+    """One rank's part of one schedule at one size; :meth:`run` may be called again and again.
+
+    `connections` has a connected socket for every (peer, lane) of ``program.peers()``. `buffer` is what the
+    schedule works on, shape (copies * n_elements,).
+    """
+
+    def __init__(
+        self, program: Program, connections: Mapping[tuple[int, int], socket.socket], buffer: Buffer
+    ) -> None:
+        self.program, self.buffer = program, buffer
+        self._bytes = buffer.data.cast("B")
+        self._channels = {
+            (peer, lane): _Channel(connections[peer, lane], peer, lane, _inbox(program, peer, lane))
+            for peer, lane in sorted(program.peers())
+        }
+
+    def run(self, patience: float = PATIENCE) -> None:
+        """Return when this rank has ended all its lanes.
+
+        Raises :class:`LabError` when a peer is gone, or after `patience` s in which nothing moved.
+        """
+        self._lanes = [_Lane(steps) for steps in self.program.lanes]
+        for channel in self._channels.values():
+            channel.restart()
+        with selectors.DefaultSelector() as selector:
+            waits: dict[_Channel, int] = dict.fromkeys(self._channels.values(), 0)
+            for number, lane in enumerate(self._lanes):
+                self._enter(number, lane)
+                self._advance(number)
+            self._watch(selector, waits)
+            while any(lane.now < len(lane.steps) for lane in self._lanes):
+                ready = selector.select(patience)
+                if not ready:
+                    raise LabError(self._stuck(patience))
+                for key, events in ready:
+                    self._handle(key.data, events)
+                self._watch(selector, waits)
+
+    def _handle(self, channel: _Channel, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            channel.send()
+        if events & selectors.EVENT_READ:
+            channel.receive()
+        self._advance(channel.lane)
+
+    def _watch(self, selector: selectors.BaseSelector, waits: dict[_Channel, int]) -> None:
+        """Bring the selector up to date with what the channels wait for."""
+        for channel, before in waits.items():
+            events = channel.events
+            if events == before:
+                continue
+            if not before:
+                selector.register(channel.connection, events, channel)
+            elif not events:
+                selector.unregister(channel.connection)
+            else:
+                selector.modify(channel.connection, events, channel)
+            waits[channel] = events
+
+    def _enter(self, number: int, lane: _Lane) -> None:
+        """Begin the step that `lane` is at: send what there is to send, as it is now."""
+        if lane.now == len(lane.steps):
+            return
+        step = lane.steps[lane.now]
+        lane.open = list(step.receives)
+        for part in step.sends:
+            channel = self._channels[part.peer, number]
+            if part.padding:
+                channel.outbox.append(memoryview(bytes(part.padding)))
+            for piece in part.pieces:
+                view = self._bytes[ITEM_NBYTES * piece.start : ITEM_NBYTES * piece.stop]
+                channel.outbox.append(memoryview(bytes(view)) if part.snapshot else view)
+            channel.send()
+
+    def _advance(self, number: int) -> None:
+        """Deliver what has come for the step that a lane is at, and go on to the next as often as possible."""
+        lane = self._lanes[number]
+        while lane.now < len(lane.steps):
+            lane.open = [part for part in lane.open if not self._delivered(part, number)]
+            sends = lane.steps[lane.now].sends
+            if lane.open or any(self._channels[part.peer, number].outbox for part in sends):
+                return
+            lane.now += 1
+            self._enter(number, lane)
+
+    def _delivered(self, part: Part, number: int) -> bool:
+        """Put a message into the buffer if all of it is here."""
+        channel = self._channels[part.peer, number]
+        if channel.n_full <= part.ordinal:
+            return False
+        values = np.frombuffer(channel.inbox[part.ordinal], np.float32, offset=part.padding)
+        begin = 0
+        for piece in part.pieces:
+            came = values[begin : begin + piece.stop - piece.start]
+            if part.reduce:
+                self.buffer[piece] += came
+            else:
+                self.buffer[piece] = came
+            begin += len(came)
+        return True
+
+    def _stuck(self, patience: float) -> str:
+        waiting = [
+            f"lane {number}, step {lane.now} for rank {part.peer}"
+            for number, lane in enumerate(self._lanes) for part in lane.open
+        ]  # fmt: skip
+        return f"nothing moved for {patience:g} s: waits in {waiting[0] if waiting else 'a send'}"
+
+
+def _inbox(program: Program, peer: int, lane: int) -> list[memoryview]:
+    """Return memory for each message of a lane that comes from `peer`, in the order in which they come."""
+    parts = [part for step in program.lanes[lane] for part in step.receives if part.peer == peer]
+    return [memoryview(bytearray(part.nbytes)) for part in parts]

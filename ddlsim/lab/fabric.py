@@ -1,0 +1,211 @@
+"""What has to be built for a cluster: machines, switches, and cables with a token bucket at each end.
+
+A machine is everything in it, so links inside one are left out. A link is Ethernet: a frame carries what fits in
+an MTU and costs the headers of Ethernet, IP and TCP, and on the wire 24 bytes more (preamble, frame check, gap;
+IEEE 802.3). A topology file that says what its frames cost (`frame_header`, `frame_payload`) gets those. The kernel
+does not count the bytes that are only on the wire, so a link's rate is made smaller by what they take of full frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddlsim.cluster import Cluster
+from ddlsim.errors import ConfigError
+
+__all__ = ["KERNEL_LATENCY", "MOST_HOSTS", "Cable", "Fabric", "Port", "plan"]
+
+MOST_HOSTS = 64
+#: s that a frame takes over a veth pair anyway; links up to twice this long get no delay of their own
+KERNEL_LATENCY = 25e-6
+#: bytes: Ethernet (14), IPv4 (20), TCP with timestamps (32); and what they are in without the first
+_HEADERS, _INSIDE_MTU = 66, 52
+_WIRE = 24
+_PAYLOAD = 1448
+#: frames, and s at the link's rate, that an idle link has saved up if the file does not say: about the least that
+#: keeps a link busy although the kernel's timers are late now and then
+_BURST_FRAMES, _BURST_SECONDS = 3, 300e-6
+
+
+@dataclass(frozen=True)
+class Port:
+    """The sending end of a link.
+
+    rate   bytes/s of frames as the kernel counts them, with the headers of Ethernet
+    delay  s, on top of what the kernel takes
+    burst  bytes that go at once after a pause
+    """
+
+    rate: float
+    delay: float
+    burst: int
+
+
+@dataclass(frozen=True)
+class Cable:
+    """A link in both directions between two places; `there` is the sending end at `a`, `back` that at `b`."""
+
+    a: int
+    b: int
+    there: Port
+    back: Port
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """Places: the machines first, in rank order, then machines without a worker, then switches.
+
+    place_names  of all of them
+    n_hosts      places 0..n_hosts-1 hold a rank
+    mtu          bytes
+    efficiency   share of a link's rate that is left to payload
+    notes        what the file says and the laboratory does otherwise
+    """
+
+    place_names: tuple[str, ...]
+    n_hosts: int
+    cables: tuple[Cable, ...]
+    mtu: int
+    efficiency: float
+    notes: tuple[str, ...]
+
+
+def plan(cluster: Cluster) -> Fabric:
+    """Return what to build for `cluster`.
+
+    Raises :class:`ConfigError`, naming the nodes, for what cannot be built: more than one worker in a machine,
+    half-duplex or one-way links, loops, parts that are not connected, frames that are no TCP/IP.
+    """
+    where, names, n_hosts = _places(cluster)
+    payload, header = _frame(cluster)
+    cables = _cables(cluster, where, payload + _HEADERS, payload + header)
+    _check_tree(cluster, cables, names)
+    efficiency = payload / (payload + header)
+    return Fabric(names, n_hosts, cables, payload + _INSIDE_MTU, efficiency, _notes(cluster, where, efficiency))
+
+
+def _refusal(cluster: Cluster, what: str) -> ConfigError:
+    return ConfigError(f"lab: cluster {cluster.name!r}: {what}")
+
+
+def _places(cluster: Cluster) -> tuple[list[int], tuple[str, ...], int]:
+    """Return the place of each node, the places' names, and how many of them are machines with a worker."""
+    order: list[int] = []
+    for worker in cluster.workers.tolist():
+        host = int(cluster.host_of[worker])
+        if host in order:
+            raise _refusal(
+                cluster,
+                f"machine {cluster.host_names[host]!r} has several workers; the lab has one per machine, "
+                "so describe each as a machine of its own",
+            )
+        order.append(host)
+    n_hosts = len(order)
+    if not 2 <= n_hosts <= MOST_HOSTS:
+        raise _refusal(cluster, f"has {n_hosts} workers; one computer makes a lab of 2 to {MOST_HOSTS}")
+    place_of_host = {host: place for place, host in enumerate(order)}
+    names = [cluster.host_names[host] for host in order]
+    where = []
+    for node, host in enumerate(cluster.host_of.tolist()):
+        if host >= 0 and host in place_of_host:
+            where.append(place_of_host[host])
+            continue
+        where.append(len(names))
+        names.append(cluster.node_names[node] if host < 0 else cluster.host_names[host])
+        if host >= 0:
+            place_of_host[host] = where[-1]
+    return where, tuple(names), n_hosts
+
+
+def _frame(cluster: Cluster) -> tuple[int, int]:
+    """Return payload and header of a frame, the same on all links: the file's, else those of Ethernet."""
+    details = cluster.details
+    if details is None or not details.frame_header.any():
+        return _PAYLOAD, _HEADERS + _WIRE
+    framed = details.frame_header > 0
+    payloads, headers = set(details.frame_payload[framed].tolist()), set(details.frame_header[framed].tolist())
+    payload, header = round(payloads.pop()), round(headers.pop())
+    if payloads or headers:
+        raise _refusal(cluster, "links have different frames; the lab has one MTU, so give them all the same")
+    if header < _HEADERS or not 500 <= payload <= 9000 - _INSIDE_MTU:
+        raise _refusal(
+            cluster,
+            f"frames of {payload} bytes with {header} of headers are not TCP/IP on Ethernet; "
+            f"give 500 to {9000 - _INSIDE_MTU}, and {_HEADERS} or more, like '1448 B' and '90 B'",
+        )
+    return payload, header
+
+
+def _cables(cluster: Cluster, where: Sequence[int], counted: int, on_wire: int) -> tuple[Cable, ...]:
+    """Return the cables; a full frame has `counted` bytes for the kernel, and takes the time of `on_wire`."""
+    n_users = np.bincount(cluster.link_channel)
+    cables = []
+    for link in range(cluster.n_links):
+        src, dst = int(cluster.link_src[link]), int(cluster.link_dst[link])
+        back = int(cluster.reverse_link[link])
+        if where[src] == where[dst]:
+            continue
+        ends = f"link from {cluster.node_names[src]!r} to {cluster.node_names[dst]!r}"
+        if n_users[cluster.link_channel[link]] > 1:
+            raise _refusal(cluster, f"{ends}: shares its capacity with another; the lab has full-duplex links only")
+        if back < 0:
+            raise _refusal(cluster, f"{ends}: leads one way only; add the link back")
+        if link < back:
+            cables.append(Cable(where[src], where[dst], *(_port(cluster, i, counted, on_wire) for i in (link, back))))
+    return tuple(cables)
+
+
+def _port(cluster: Cluster, link: int, counted: int, on_wire: int) -> Port:
+    details = cluster.details
+    rate, burst = float(cluster.link_bandwidth[link]) * counted / on_wire, 0.0
+    if details is not None:
+        burst = float(details.burst[link]) * counted / on_wire
+        if details.frame_header[link] > 0:
+            # then the efficiency is something else than the frames: what a provider's limit leaves of the rate
+            rate *= float(cluster.link_efficiency[link])
+    latency = float(cluster.link_latency[link])
+    delay = latency - KERNEL_LATENCY if latency > 2 * KERNEL_LATENCY else 0.0
+    return Port(rate, delay, round(max(burst or rate * _BURST_SECONDS, _BURST_FRAMES * counted)))
+
+
+def _check_tree(cluster: Cluster, cables: Sequence[Cable], names: Sequence[str]) -> None:
+    """Refuse loops, which switches cannot forward around, and parts without a connection."""
+    root = list(range(len(names)))
+
+    def find(place: int) -> int:
+        while root[place] != place:
+            place = root[place]
+        return place
+
+    for cable in cables:
+        a, b = find(cable.a), find(cable.b)
+        if a == b:
+            raise _refusal(
+                cluster,
+                f"the link between {names[cable.a]!r} and {names[cable.b]!r} closes a loop; the lab's switches "
+                "forward along a tree only, so leave out parallel links and second ways",
+            )
+        root[a] = b
+    parts = {find(place) for place in range(len(names))}
+    if len(parts) > 1:
+        first, second = sorted(parts)[:2]
+        raise _refusal(cluster, f"no link leads from {names[first]!r} to {names[second]!r}; add one")
+
+
+def _notes(cluster: Cluster, where: Sequence[int], efficiency: float) -> tuple[str, ...]:
+    notes = []
+    inside = [where[a] == where[b] for a, b in zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), strict=True)]
+    if any(inside):
+        notes.append("links inside machines are not made")
+    if cluster.details is None or not cluster.details.frame_header.any():
+        said = cluster.link_efficiency[~np.array(inside)]
+        far = said[np.abs(said - efficiency) > 0.005]
+        if len(far):
+            notes.append(
+                f"TCP/IP on Ethernet leaves {efficiency:.2%} of a link to payload, the cluster's efficiency says "
+                f"{far[0]:.4g}: predictions differ by as much"
+            )
+    return tuple(notes)

@@ -1,0 +1,223 @@
+"""Run operations on a fabric that stands, and hold their times against ddlsim's predictions."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import numpy as np
+
+import ddlsim
+from ddlsim.cluster import Cluster
+from ddlsim.collectives import Schedule
+from ddlsim.errors import ConfigError
+from ddlsim.lab.executor import PATIENCE, LabError
+from ddlsim.lab.fabric import plan
+from ddlsim.lab.namespaces import Built, built, check_computer, undisturbed
+from ddlsim.lab.operations import Operation, predicted, schedule_of
+from ddlsim.lab.program import ITEM_NBYTES
+from ddlsim.lab.rank import Done, Failed, Go, Prepare, congestion_control
+from ddlsim.measure.table import Measurement
+
+__all__ = ["BUSY", "Comparison", "Ranks", "Repetition", "compare", "measured"]
+
+#: s until the common start: ranks must have got the order by then
+_LEAD, _LEAD_PER_RANK = 3e-3, 0.3e-3
+#: a rank gives up when nothing moved for this many times as long as the whole operation should take
+_SLOWER = 10.0
+#: s, and share of its time, by which the last rank of a good repetition may begin late; how many are taken again
+_LATE, _LATE_SHARE = 50e-6, 0.01
+_RETAKEN = 2
+
+
+#: in the note of rows whose ranks could not begin together
+BUSY = "; ranks began late: the computer is busy"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One operation at one size: the table's row, and what ddlsim predicts, s."""
+
+    label: str
+    row: Measurement
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, relative to the measured median."""
+        return self.predicted / self.row.median_s - 1.0
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """From the common start until the last rank had its result, and until the last one had begun, s."""
+
+    seconds: float
+    lateness: float
+
+    @property
+    def is_good(self) -> bool:
+        """Whether all ranks really began together."""
+        return self.lateness <= max(_LATE, _LATE_SHARE * self.seconds)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes, one per host, by the pipes to them."""
+
+    pipes: tuple[Connection, ...]
+    names: tuple[str, ...]
+
+    def tell(self, order: object) -> None:
+        """Send the same to all ranks."""
+        for rank, pipe in enumerate(self.pipes):
+            try:
+                pipe.send(order)
+            except OSError:
+                raise self._silent(rank) from None
+
+    def hear(self, seconds: float) -> list[object]:
+        """Return one answer of each rank. Raises LabError for a rank that failed, died, or is silent so long."""
+        answers: dict[int, object] = {}
+        deadline = time.monotonic() + seconds
+        while len(answers) < len(self.pipes):
+            missing = {pipe: rank for rank, pipe in enumerate(self.pipes) if rank not in answers}
+            ready = wait(list(missing), max(deadline - time.monotonic(), 0.0))
+            if not ready:
+                raise LabError(f"rank {min(missing.values())} did not answer for {seconds:.3g} s")
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                answers[missing[pipe]] = self._answer(pipe, missing[pipe])
+        return [answers[rank] for rank in range(len(self.pipes))]
+
+    def _answer(self, pipe: Connection, rank: int) -> object:
+        try:
+            answer = pipe.recv()
+        except (EOFError, OSError):
+            raise self._silent(rank) from None
+        if isinstance(answer, Failed):
+            raise LabError(f"rank {rank} ({self.names[rank]}): {answer.reason}")
+        return answer
+
+    def _silent(self, rank: int) -> LabError:
+        return LabError(f"rank {rank} ({self.names[rank]}) ended before it was told to; did something kill it?")
+
+    def meet(self) -> None:
+        """Let each rank know where the others listen."""
+        self.tell(self.hear(PATIENCE))
+
+    def repeat(self, order: Prepare, n_repetitions: int, limit: float) -> list[Repetition]:
+        """Return so many repetitions, after a first one that does not count.
+
+        A repetition that began late on some rank, as another program had its core, is taken again: up to twice as
+        many as wanted. Then those that began the least late count. `limit` is the s after which one has failed.
+        """
+        self.tell(order)
+        self.hear(PATIENCE + limit)
+        self._once(limit)  # opens TCP's windows and touches the memory
+        taken: list[Repetition] = []
+        while sum(r.is_good for r in taken) < n_repetitions and len(taken) < (1 + _RETAKEN) * n_repetitions:
+            taken.append(self._once(limit))
+        return sorted(taken, key=lambda r: (not r.is_good, r.lateness / r.seconds if not r.is_good else 0.0))[
+            :n_repetitions
+        ]
+
+    def _once(self, limit: float) -> Repetition:
+        start = time.monotonic() + _LEAD + _LEAD_PER_RANK * len(self.pipes)
+        self.tell(Go(start))
+        done = [answer for answer in self.hear(PATIENCE + limit) if isinstance(answer, Done)]
+        return Repetition(
+            max(answer.ended for answer in done) - start, max(answer.entered for answer in done) - start
+        )
+
+
+def compare(
+    cluster: Cluster, operations: Sequence[Operation], sizes: Sequence[int], n_repetitions: int = 5
+) -> Generator[Comparison, None, None]:
+    """Build `cluster` out of network namespaces, run every operation at every size, and yield what came out.
+
+    sizes  bytes, multiples of 4, as in the table of measurements
+
+    Everything built is removed when the iterator ends or is closed. Raises :class:`ConfigError` for what cannot be
+    built or run here, before anything is, and :class:`LabError` when a rank fails or its result is wrong.
+    """
+    fabric = plan(cluster)
+    if n_repetitions < 1:
+        raise ConfigError(f"repetitions = {n_repetitions}: must be 1 or more")
+    for size in sizes:
+        if size < ITEM_NBYTES or size % ITEM_NBYTES:
+            raise ConfigError(f"size {size}: must be a multiple of {ITEM_NBYTES} bytes above 0, as buffers are float32")
+    tasks = [
+        (operation, size, schedule_of(operation, fabric.n_hosts, size)) for operation in operations for size in sizes
+    ]
+    check_computer()
+    with built(fabric) as there, _started(there, fabric.place_names[: fabric.n_hosts]) as ranks:
+        ranks.meet()
+        for operation, size, schedule in tasks:
+            yield _compared(cluster, ranks, operation, size, schedule, n_repetitions)
+
+
+def _compared(
+    cluster: Cluster, ranks: Ranks, operation: Operation, size: int, schedule: Schedule, n_repetitions: int
+) -> Comparison:
+    nbytes = size * operation.factor
+    seconds = predicted(cluster, schedule, nbytes)
+    order = Prepare(schedule, nbytes, operation.n_servers, PATIENCE + _SLOWER * seconds)
+    taken = ranks.repeat(order, n_repetitions, _SLOWER * seconds)
+    return Comparison(operation.label, measured(cluster, operation, size, len(ranks.pipes), taken), seconds)
+
+
+def measured(
+    cluster: Cluster, operation: Operation, size: int, n_hosts: int, taken: Sequence[Repetition]
+) -> Measurement:
+    """Return the row of the table of measurements for the repetitions."""
+    n_ranks = 2 if operation.experiment == "point_to_point" else n_hosts
+    low, first, median, third, high = np.quantile([r.seconds for r in taken], [0.0, 0.25, 0.5, 0.75, 1.0]).tolist()
+    return Measurement(
+        operation.experiment, operation.operation, n_ranks, n_ranks, median, size, low, high, first, third, len(taken),
+        backend=f"lab {operation.algorithm}".strip(),
+        version=f"ddlsim {ddlsim.__version__}, Linux {platform.release()}, TCP {congestion_control()}",
+        note=f"{operation.label} on {cluster.name}" + (BUSY if any(not r.is_good for r in taken) else ""),
+    )  # fmt: skip
+
+
+@contextmanager
+def _started(there: Built, names: Sequence[str]) -> Iterator[Ranks]:
+    """Start a rank on each host for as long as the context lasts."""
+    processes: list[subprocess.Popen[bytes]] = []
+    with ExitStack() as stack:
+        pipes = []
+        try:
+            for rank, address in enumerate(there.addresses):
+                ours, theirs = Pipe()
+                stack.callback(ours.close)
+                pipes.append(ours)
+                with theirs:
+                    processes.append(_rank(there, rank, address, theirs.fileno()))
+            yield Ranks(tuple(pipes), tuple(names))
+        finally:
+            with undisturbed():
+                for process in processes:
+                    process.kill()
+                for process in processes:
+                    process.wait()
+
+
+def _rank(there: Built, rank: int, address: str, descriptor: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "ddlsim.lab", str(descriptor), str(rank), address]
+    home = str(Path(ddlsim.__file__).parents[1])
+    path = os.pathsep.join([home, os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    # a session of its own: Ctrl-C is for the laboratory, which ends its ranks itself
+    return subprocess.Popen(
+        there.inside(rank, command), pass_fds=[descriptor], env=environment, start_new_session=True
+    )

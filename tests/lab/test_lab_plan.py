@@ -1,0 +1,188 @@
+"""What is built for a cluster file, and what cannot be; what can be asked of a laboratory."""
+
+import sys
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from ddlsim.cluster import Cluster, Host, MultiGpu, leaf_spine, ring, star, two_racks, with_detail
+from ddlsim.errors import ConfigError
+from ddlsim.lab import check_computer, compare, namespaces, parse_operations, plan
+from ddlsim.lab.fabric import KERNEL_LATENCY
+from ddlsim.lab.operations import predicted, schedule_of
+
+STAR = {"bandwidth": "100 Mbit/s", "latency": "30 us"}
+
+
+def cluster(graph):
+    return Cluster.from_graph(graph)
+
+
+def test_a_star_becomes_a_cable_per_host():
+    """100 Mbit/s carry 1448 of 1538 bytes on the wire; the kernel counts 1514 of them: 12.5e6 * 1514 / 1538 bytes/s."""
+    fabric = plan(cluster(star(3, **STAR, efficiency=1448 / 1538)))
+    assert fabric.n_hosts == 3
+    assert [(cable.a, cable.b) for cable in fabric.cables] == [(0, 3), (1, 3), (2, 3)]
+    port = fabric.cables[0].there
+    assert port.rate == pytest.approx(12.5e6 * 1514 / 1538)
+    assert port.delay == 0.0
+    assert port.burst == 3 * 1514
+    assert fabric.mtu == 1500
+    assert fabric.notes == ()
+
+
+def test_latency_above_the_kernels_own_is_added():
+    port = plan(cluster(star(2, bandwidth="1 Gbit/s", latency="2 ms"))).cables[0].there
+    assert port.delay == pytest.approx(2e-3 - KERNEL_LATENCY)
+    assert port.burst == round(125e6 * 1514 / 1538 * 300e-6)
+
+
+def test_directions_may_differ():
+    cable = plan(cluster(star(2, **STAR, reverse_bandwidth="10 Mbit/s"))).cables[0]
+    assert cable.there.rate == pytest.approx(10 * cable.back.rate)
+
+
+def test_frames_and_buckets_of_the_file_count():
+    """Jumbo frames of 8948 + 66 bytes at 80 % of the rate, and 90 kB saved up."""
+    graph = cluster(star(2, **STAR, efficiency=0.8))
+    fabric = plan(with_detail(graph, frame_header=66, frame_payload=8948, burst="90 kB"))
+    assert fabric.mtu == 9000
+    assert fabric.cables[0].there.rate == pytest.approx(10e6)
+    assert fabric.cables[0].there.burst == 90_000
+    assert fabric.efficiency == pytest.approx(8948 / 9014)
+
+
+def test_an_efficiency_that_frames_do_not_have_is_told():
+    (note,) = plan(cluster(star(2, **STAR))).notes
+    assert note == (
+        "TCP/IP on Ethernet leaves 94.15% of a link to payload, the cluster's efficiency says 1: "
+        "predictions differ by as much"
+    )
+
+
+def test_a_tree_of_switches_is_built():
+    racks = two_racks(2, bandwidth="100 Mbit/s", trunk_bandwidth="100 Mbit/s", latency="10 us")
+    fabric = plan(cluster(racks))
+    assert fabric.n_hosts == 4
+    assert len(fabric.cables) == len(fabric.place_names) - 1 > 4
+
+
+def test_a_machine_is_one_place_whatever_is_in_it():
+    fabric = plan(cluster(star(2, **STAR, efficiency=0.9415, host=MultiGpu(n_gpus=1))))
+    assert len(fabric.place_names) == 3
+    assert fabric.notes == ("links inside machines are not made",)
+
+
+def one_way():
+    graph = nx.DiGraph()
+    for name in "ab":
+        graph.add_node(name, kind="host")
+    graph.add_edge("a", "b", bandwidth=1e6, latency=0.0)
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("graph", "says"),
+    [
+        pytest.param(lambda: ring(4, **STAR), "closes a loop.*leave out", id="ring"),
+        pytest.param(lambda: leaf_spine(2, 2, 2, **STAR), "closes a loop", id="clos"),
+        pytest.param(lambda: star(3, **STAR, shared=True), "shares its capacity", id="shared"),
+        pytest.param(lambda: star(2, **STAR, host=MultiGpu(n_gpus=2)), "has several workers", id="gpus"),
+        pytest.param(lambda: star(65, **STAR), "has 65 workers.*2 to 64", id="large"),
+        pytest.param(one_way, "leads one way only; add the link back", id="one-way"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_line(graph, says):
+    with pytest.raises(ConfigError, match=rf"^lab: cluster .*{says}"):
+        plan(cluster(graph()))
+
+
+def test_frames_that_are_not_tcp_are_refused():
+    with pytest.raises(ConfigError, match="frames of 1500 bytes with 20 of headers are not TCP/IP on Ethernet"):
+        plan(with_detail(cluster(star(2, **STAR)), frame_header=20, frame_payload=1500))
+
+
+def test_operations_are_read():
+    found = parse_operations("all_reduce:hierarchical(ring, ring), point_to_point:both_ways,parameter_server:2")
+    assert [(o.operation, o.algorithm, o.n_servers, o.factor) for o in found] == [
+        ("all_reduce", "hierarchical(ring, ring)", 0, 1), ("both_ways", "", 0, 2),
+        ("all_reduce", "parameter_server", 2, 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("all_reduse:ring", "unknown operation 'all_reduse'; did you mean 'all_reduce'"),
+        ("all_reduce", "needs an algorithm, like all_reduce:ring"),
+        ("point_to_point:oneway", "did you mean 'one_way'"),
+        ("parameter_server:two", "'two' is no number of servers"),
+        (" , ", "is empty"),
+    ],
+    ids=["kind", "algorithm", "message", "servers", "empty"],
+)
+def test_operations_that_do_not_exist_are_refused(text, says):
+    with pytest.raises(ConfigError, match=says):
+        parse_operations(text)
+
+
+def test_predictions_are_those_of_the_cluster():
+    """A message of 1 MB crosses two links of 12.5 MB/s and 30 us: 60 us + 80 ms; both directions at once the same.
+    A server takes two gradients one after the other through its link, and sends two: 2 * (60 us + 160 ms)."""
+    three = cluster(star(3, **STAR, host=Host()))
+    one, both, served = parse_operations("point_to_point:one_way,point_to_point:both_ways,parameter_server")
+    for operation in (one, both):
+        nbytes = 10**6 * operation.factor
+        assert predicted(three, schedule_of(operation, 3, nbytes), nbytes) == pytest.approx(80.06e-3)
+    assert predicted(three, schedule_of(served, 3, 10**6), 10**6) == pytest.approx(320.12e-3)
+
+
+def test_a_collective_of_ones_own_is_proved_first():
+    (operation,) = parse_operations(f"all_reduce:{__name__}:wrong")
+    with pytest.raises(ConfigError, match="wrong"):
+        schedule_of(operation, 3, 64)
+
+
+def wrong(n_ranks):
+    from ddlsim.collectives.reduce import binomial
+
+    return binomial(n_ranks)
+
+
+def test_too_many_servers_are_refused():
+    with pytest.raises(ConfigError, match="3 machines are too few for 3 servers and a worker"):
+        schedule_of(parse_operations("parameter_server:3")[0], 3, 64)
+
+
+@pytest.mark.parametrize("size", [0, 6])
+def test_sizes_are_whole_floats(size):
+    with pytest.raises(ConfigError, match=f"size {size}: must be a multiple of 4 bytes"):
+        next(compare(cluster(star(2, **STAR)), parse_operations("all_reduce:ring"), [size]))
+
+
+def test_what_is_missing_is_said(monkeypatch):
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(namespaces.shutil, "which", lambda name, path=None: f"/sbin/{name}")
+    monkeypatch.setattr(sys, "platform", "linux")
+    with pytest.raises(ConfigError, match=r"needs root.*sudo"):
+        check_computer()
+    monkeypatch.setattr(namespaces.shutil, "which", lambda name, path=None: None if name == "tc" else name)
+    with pytest.raises(ConfigError, match="'tc' is missing; install iproute2"):
+        check_computer()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(ConfigError, match="needs Linux"):
+        check_computer()
+
+
+def test_bytes_of_the_plan_are_those_of_the_schedule():
+    """The program of a rank sends what the schedule says that it sends, to within an element per message."""
+    from ddlsim.collectives.all_reduce import halving_doubling
+    from ddlsim.lab.program import program_of
+
+    schedule, nbytes = halving_doubling(4), 4 * 1001
+    sent = [
+        sum(part.nbytes for lane in program_of(schedule, rank, nbytes).lanes for step in lane for part in step.sends)
+        for rank in range(4)
+    ]
+    assert np.allclose(sent, schedule.bytes_sent(nbytes), atol=4 * 4)
