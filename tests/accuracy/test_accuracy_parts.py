@@ -7,27 +7,7 @@ import pytest
 
 from accuracy.aws import INITIAL_WINDOW, Transport
 from accuracy.collectives import Pieces
-from accuracy.gloo import SEGMENT_NBYTES, ring_all_reduce
 from accuracy.rows import Row, mean_error
-from ddlsim import collective_time, load_cluster
-from ddlsim.cluster import star
-from ddlsim.collectives.check import check
-
-
-@pytest.mark.parametrize("n_ranks", [2, 3, 4, 5])
-def test_gloo_ring_adds_up_everything_once(n_ranks: int) -> None:
-    schedule = ring_all_reduce(n_ranks, 3.5 * n_ranks * SEGMENT_NBYTES)
-    data = tuple(tuple(round for round in lane if round.count.all()) for lane in schedule.lanes)
-    check(dataclasses.replace(schedule, lanes=data))  # without the messages that carry nothing
-
-
-def test_gloo_ring_waits_for_every_segment() -> None:
-    """Latency 10 ms, 4 segments of 1 MiB of 1 ms each per rank, 4 ranks: in either lane 6 steps of 2 segments, each
-    with a "ready" (10 ms), the latency of the data (10 ms) and 1 ms; the second lane starts 10 ms later."""
-    rate = SEGMENT_NBYTES / 1e-3
-    cluster = load_cluster(star(4, bandwidth=rate, latency=5e-3))
-    nbytes = 4 * 4 * SEGMENT_NBYTES
-    assert collective_time(cluster, ring_all_reduce(4, nbytes), nbytes) == pytest.approx(0.010 + 12 * 0.021, rel=1e-9)
 
 
 def test_slow_start() -> None:
