@@ -108,6 +108,7 @@ if TYPE_CHECKING:
     from ddlsim.study import Study
     from ddlsim.validation.calibration import calibrate
     from ddlsim.validation.comparison import validate
+    from ddlsim.validation.intervals import predict_interval
     from ddlsim.workload.compute import Affine, Measured, Roofline
     from ddlsim.workload.devices import Device, device_names, load_device
     from ddlsim.workload.jitter import (
@@ -157,6 +158,7 @@ _HOMES = {
     "study": ("Study",),
     "validation.calibration": ("calibrate",),
     "validation.comparison": ("validate",),
+    "validation.intervals": ("predict_interval",),
     "workload.compute": ("Affine", "Measured", "Roofline"),
     "workload.devices": ("Device", "device_names", "load_device"),
     "workload.jitter": (
@@ -272,6 +274,7 @@ __all__ = [
     "load_model",
     "model_names",
     "plot_learning",
+    "predict_interval",
     "resume",
     "scaling",
     "shapes",
