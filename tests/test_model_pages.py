@@ -16,6 +16,7 @@ WITH_CASES = [
     "local_sgd",
     "overlap",
     "parameter_servers",
+    "tcp",
     "variability",
 ]
 BLOCKS = {page: re.findall(r"```python\n(.*?)```", text, re.DOTALL) for page, text in PAGES.items()}

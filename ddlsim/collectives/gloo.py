@@ -2,7 +2,9 @@
 
 Every transfer is a rendezvous: sender and receiver tell each other that they are ready (48 bytes each way), and a
 preamble of 48 bytes goes before the data (``gloo/transport/tcp/buffer.cc`` and ``unbound_buffer.cc``). So a transfer
-takes two latencies. The rings work on two segments at a time, which are independent lanes here.
+takes two latencies. The rings work on two segments at a time, which are lanes here. Both travel on one connection, the
+second behind the first; lanes that share a link in step would wait in step, too. So the second lane starts two
+latencies later and stays so far behind, which is what lets each hide the handshakes of the other.
 
 Rounds are stored one by one, as handshakes and data take turns: a ring is 12 p (p-1) messages or more.
 """
@@ -49,6 +51,12 @@ def _lane_slots(lane: int, n_segments: int) -> Ints:
     return np.arange(lane, n_segments, IN_FLIGHT)
 
 
+def _late(n_ranks: int, n_transfers: int) -> tuple[Round, ...]:
+    """Return handshakes without data: a lane waits as long as `n_transfers` transfers of nothing take."""
+    rank = np.arange(n_ranks)
+    return (_ready(rank, (rank - 1) % n_ranks),) * (2 * n_transfers)
+
+
 def _lap(n_ranks: int, n_segments: int, lane: int, first: int, *, reduce: bool) -> Iterable[Round]:
     """One lap of the ring r -> r-1, segment by segment; rank r begins with chunk r + `first`."""
     rank = np.arange(n_ranks)
@@ -76,11 +84,17 @@ def gloo_ring(n_ranks: int, n_segments: int = 1) -> Schedule:
 
     n_segments  512 KiB pieces of the buffer; segments have up to two of them, and a chunk has two segments or more
 
-    A lap that reduces and a lap that gathers: 4 (p-1) alpha + 2 (p-1)/p S beta, if no bucket hides the latencies.
+    A lap that reduces and, when all of it is done, a lap that gathers: 4 alpha + 2 (p-1)/p S beta as long as a segment
+    takes longer than 2 alpha.
     """
     each = _segments_per_chunk(n_ranks, n_segments)
     lanes = (
-        (*_lap(n_ranks, each, lane, 1, reduce=True), *_lap(n_ranks, each, lane, 0, reduce=False))
+        (
+            *_late(n_ranks, lane),
+            *_lap(n_ranks, each, lane, 1, reduce=True),
+            *_late(n_ranks, 1),
+            *_lap(n_ranks, each, lane, 0, reduce=False),
+        )
         for lane in range(IN_FLIGHT)
     )
     return _lanes(n_ranks, each, lanes, "all_reduce")
@@ -92,20 +106,23 @@ def gloo_reduce_scatter(n_ranks: int, n_segments: int = 1) -> Schedule:
 
 
 def gloo_all_gather(n_ranks: int) -> Schedule:
-    """One lap of a ring, blocks in two halves (``gloo/allgather.cc``): 2 (p-1) alpha + (p-1)/p S beta."""
-    lanes = (_lap(n_ranks, IN_FLIGHT, lane, 0, reduce=False) for lane in range(IN_FLIGHT))
+    """One lap of a ring, blocks in two halves (``gloo/allgather.cc``): 2 alpha + (p-1)/p S beta."""
+    lanes = (
+        (*_late(n_ranks, lane), *_lap(n_ranks, IN_FLIGHT, lane, 0, reduce=False)) for lane in range(IN_FLIGHT)
+    )
     return _lanes(n_ranks, IN_FLIGHT, lanes, "all_gather")
 
 
 def gloo_reduce(n_ranks: int, root: int = 0, *, n_segments: int = 1) -> Schedule:
     """Ring reduce-scatter, then everybody sends its chunk to the root (``gloo/reduce.cc``).
 
-    2 p alpha + 2 (p-1)/p S beta.
+    4 alpha + 2 (p-1)/p S beta as long as a segment takes longer than 2 alpha.
     """
     each = _segments_per_chunk(n_ranks, n_segments)
     others = np.arange(1, n_ranks)
     lanes = (
         (
+            *_late(n_ranks, lane),
             *_lap(n_ranks, each, lane, 1, reduce=True),
             *_transfer(others, 0, others * each, _lane_slots(lane, each)),
         )

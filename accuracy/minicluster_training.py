@@ -1,0 +1,218 @@
+"""Training steps and parameter servers on the namespaces of :mod:`accuracy.minicluster`.
+
+Seconds of computing come from the steps of a single worker. Where workers "sleep" instead of computing, everything but
+the arithmetic is real; where they compute, two of them share two cores (and torch's threads), which nobody predicts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from accuracy.minicluster import DATA, Measurement, cluster_of, predicted, read
+from accuracy.rows import Row, show
+from ddlsim.run import Experiment, Result, run
+from ddlsim.strategies import (
+    AllReduce,
+    AsyncParameterServer,
+    DdpBuckets,
+    LocalSGD,
+    ParameterServer,
+    StaleSynchronous,
+    Strategy,
+)
+from ddlsim.strategies.setting import Setting
+from ddlsim.workload.compute import Workload, make_workload
+from ddlsim.workload.devices import load_device
+from ddlsim.workload.model import load_model
+
+__all__ = ["rows", "server_rows", "training_rows"]
+
+MODEL = DATA / "lenet-like.toml"
+BATCH = 128
+LAYERS = ("conv1", "conv2", "fc1", "fc2")
+WARM_UP = 0.15  # of a run, before rates and staleness are counted
+
+
+@dataclass(frozen=True)
+class Given:
+    """A strategy whose workers compute and send what `workload` says.
+
+    With a `seed`, rank r takes the k-th draw of ``random.Random(1000 * seed + r)`` times as long in its k-th step: the
+    very compute times of the run, exponential. Without, rank r of n starts r/n of `cycle` s late.
+    """
+
+    strategy: Strategy
+    workload: Workload
+    seed: int | None = None
+    cycle: float = 0.0
+
+    @property
+    def label(self) -> str:
+        """The strategy's own."""
+        return self.strategy.label
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """The strategy's own."""
+        return self.strategy.updates(steps, n_workers)
+
+    def start(self, setting: Setting) -> None:
+        """Give all workers the workload and start them."""
+        for worker in setting.workers:
+            worker.workload = self.workload
+            worker.backward_until = np.cumsum(self.workload.backward[::-1])[::-1]
+            if self.seed is not None:
+                worker.factors = _draws(random.Random(1000 * self.seed + worker.rank))
+            elif self.cycle:
+                late = self.cycle / self.workload.step_time * worker.rank / len(setting.workers)
+                worker.factors = itertools.chain([1.0 + late], itertools.repeat(1.0))
+        self.strategy.start(setting)
+
+
+def _draws(source: random.Random) -> Iterator[float]:
+    while True:
+        yield source.expovariate(1.0)
+
+
+def workload_of(forward: float, backward: list[float], optimizer: float, nbytes: float | None = None) -> Workload:
+    """Return the workload of measured s, `backward` per layer with parameters from conv1 to fc2.
+
+    With `nbytes`, gradients of that many bytes in one tensor take the place of the model's.
+    """
+    model = load_model(MODEL)
+    made = make_workload(model, load_device("desktop-cpu"), BATCH)
+    places = [i for i, layer in enumerate(model.layers) if layer.n_params]
+    ahead, behind, sizes = (np.zeros(len(model.layers)) for _ in range(3))
+    ahead[0] = forward
+    behind[places] = backward
+    made = dataclasses.replace(made, forward=ahead, backward=behind, optimizer=optimizer)
+    if nbytes is None:
+        return made
+    sizes[places[0]] = nbytes
+    return dataclasses.replace(
+        made, grad_nbytes=sizes, tensor_layer=np.array(places[:1]), tensor_nbytes=np.array([nbytes])
+    )
+
+
+def simulated(row: Measurement, strategy: Given, n_hosts: int, **options: int | float) -> Result:
+    """Run a row's workers on its cluster."""
+    cluster = cluster_of(row, n_hosts)
+    return run(Experiment(cluster, MODEL, strategy, BATCH, row.n, device="desktop-cpu").with_(**options))
+
+
+def _single(data: list[Measurement]) -> dict[str, float]:
+    """Return the s that the single worker's sleeping steps take beyond what they sleep, and their optimizer."""
+    row = next(row for row in data if row.algorithm == "train_sleep_single")
+    backward = [float(part) for part in row.extra["tb_sleep"].split("/")]
+    return {
+        "forward": float(row.extra["fwd_s"]) - float(row.extra["tf_sleep"]),
+        "layer": (float(row.extra["bwd_s"]) - sum(backward)) / len(backward),
+        "rest": float(row.extra["opt_s"]) + float(row.extra["data_s"]),
+    }
+
+
+def _workload(row: Measurement, beyond: dict[str, float]) -> Workload:
+    """Return what a worker of a training row does besides communicating."""
+    if "tf_sleep" in row.extra:
+        backward = [float(part) + beyond["layer"] for part in row.extra["tb_sleep"].split("/")]
+        return workload_of(float(row.extra["tf_sleep"]) + beyond["forward"], backward, beyond["rest"])
+    known = json.loads((DATA / "training_calibration.json").read_text(encoding="utf-8"))["calibration"]
+    ready = [known["grad_ready_s"][name] for name in LAYERS]
+    backward = [late - early for late, early in zip(ready, [*ready[1:], 0.0], strict=True)]
+    return workload_of(known["forward_s"], backward, known["optimizer_s"] + known["data_s"])
+
+
+def strategy_of(row: Measurement) -> Strategy:
+    """Return how the workers of a training row talk; DDP with an explicit size has no smaller first bucket."""
+    if "local4" in row.algorithm:
+        return LocalSGD(4, algorithm="gloo_ring", rank_order="given")
+    if "blocking" in row.algorithm:
+        overlap: str | DdpBuckets = "none"
+    elif "default" in row.algorithm:
+        overlap = "ddp"
+    else:
+        cap = float(row.extra["bucket_mb"]) * 2**20
+        overlap = DdpBuckets(cap, cap)
+    return AllReduce("gloo_ring", overlap, "given")
+
+
+def training_rows() -> list[Row]:
+    """Return the training steps."""
+    data = read(DATA / "training.csv")
+    beyond = _single(data)
+    made = []
+    for row in data:
+        workload = _workload(row, beyond)
+        real = "two workers compute on two cores" if "real" in row.algorithm else ""
+        if row.n == 1:
+            made.append(Row(row.name, row.where, row.seconds, workload.step_time, "s", True, "gave compute times"))
+            continue
+        result = simulated(row, Given(strategy_of(row), workload), row.n, steps=8)
+        made.append(Row(row.name, row.where, row.seconds, float(np.mean(result.step_times)), "s", False, real))
+    return made
+
+
+def server_strategy(row: Measurement) -> Strategy:
+    """Return how the workers of a row use their parameter server."""
+    mode = row.extra["mode"]
+    if mode == "ssp":
+        return StaleSynchronous(int(row.extra["bound"]))
+    return AsyncParameterServer() if mode == "async" else ParameterServer(overlap="none")
+
+
+def server_rows() -> list[Row]:
+    """Return update rates and staleness of asynchronous, synchronous and stale synchronous parameter servers."""
+    made = []
+    for row in read(DATA / "async_ps.csv"):
+        end, mean = float(row.extra["duration_s"]), float(row.extra["mean_compute_s"])
+        workload = workload_of(mean, [0.0] * len(LAYERS), 0.0, row.nbytes)
+        seed = int(row.extra["seed"]) if row.extra["compute"] == "exp" else None
+        cycle = _cycle(row, mean) if seed is None and row.extra["mode"] == "async" else 0.0
+        given = Given(server_strategy(row), workload, seed, cycle)
+        result = simulated(row, given, row.n + 1, max_time=end, steps=10**6)
+        begin = WARM_UP * end
+        counted = [i for i, (time, _) in enumerate(result.recorder.updates) if time >= begin]
+        case = f"{row.name} {row.extra['mode']} {row.extra['bound']} {row.extra['compute']} {mean:g} s"
+        rate = float(row.extra["update_rate_per_s"])
+        note = "" if seed is not None else "starts spread" if cycle else "equal workers stay in step, real ones do not"
+        made.append(Row(case, row.where, rate, len(counted) / (end - begin), "1/s", False, note))
+        if row.extra["mode"] != "sync":
+            staleness = [result.recorder.staleness[i] for i in counted]
+            apart = f"histograms overlap by {_overlap(row, staleness):.0%}"
+            found = float(row.extra["mean_staleness"])
+            made.append(Row(case, f"{row.where} staleness", found, float(np.mean(staleness)), "updates", False, apart))
+    return made
+
+
+def _cycle(row: Measurement, mean: float) -> float:
+    """Return the s of a worker's cycle without contention: compute, push, pull.
+
+    Under exactly fair sharing workers of equal compute times that start together meet at the server for ever. Real ones
+    start at different moments, and their flows do not finish together, so that they soon get out of each other's way.
+    """
+    message = predicted(dataclasses.replace(row, algorithm="oneway", n=2))
+    assert message is not None
+    return mean + 2 * message
+
+
+def _overlap(row: Measurement, staleness: list[int]) -> float:
+    """Return the share that the measured and the predicted histogram of the staleness have in common."""
+    pairs = (part.split(":") for part in row.extra["staleness_hist"].split("/"))
+    measured = {int(value): int(count) for value, count in pairs}
+    n = sum(measured.values())
+    return sum(min(count / n, staleness.count(value) / len(staleness)) for value, count in measured.items())
+
+
+def rows() -> list[Row]:
+    """Return training steps and parameter servers beside their predictions."""
+    return training_rows() + server_rows()
+
+
+if __name__ == "__main__":
+    show(rows())
