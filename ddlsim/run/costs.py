@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ddlsim.cluster import Cluster
     from ddlsim.run.result import Result
 
-__all__ = ["cost_rate", "energy"]
+__all__ = ["cost_rate", "energy", "host_price"]
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -37,12 +37,15 @@ def cost_rate(result: Result) -> float:
     total = 0.0
     for host in used[used >= 0].tolist():
         nodes = result.nodes[cluster.host_of[result.nodes] == host]
-        total += _host_price(cluster, host, nodes, result.experiment.device)
+        total += host_price(cluster, host, nodes, result.experiment.device)
     return total
 
 
-def _host_price(cluster: Cluster, host: int, workers: Ints, given: str | Device | None) -> float:
-    """Return what a machine and the devices of the `workers` in it cost, in USD/s."""
+def host_price(cluster: Cluster, host: int, workers: Ints, given: str | Device | None = None) -> float:
+    """Return what machine number `host` and the devices of the `workers` (nodes) in it cost, in USD/s.
+
+    Raises ConfigError, with the remedy, where nobody has said; `given` is the device instead of the cluster's own.
+    """
     prices = [] if cluster.host_price is None else [float(cluster.host_price[host])]
     if cluster.device_price is not None:
         prices += cluster.device_price[workers].tolist()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Sensitivity", "sensitivities"]
 
 CHANGE = 0.10
-#: steps that each variant simulates (with the same random streams)
+#: steps that each variant simulates (with the same random streams), at most and unless workers talk less often
 STEPS = 5
 
 
@@ -41,7 +41,8 @@ def sensitivities(experiment: Experiment) -> list[Sensitivity]:
 
     KeyboardInterrupt ends it without a result: a variant that was cut short has nothing to compare.
     """
-    base = dataclasses.replace(experiment, steps=min(experiment.steps, STEPS), warmup=min(experiment.warmup, 1))
+    steps = max(STEPS, getattr(experiment.strategy, "period", 1))  # workers that seldom talk have to talk once
+    base = dataclasses.replace(experiment, steps=min(experiment.steps, steps), warmup=min(experiment.warmup, 1))
     if base.training is not None:  # the clock does not need the values
         model = base.model if base.time_model is None else base.time_model
         base = dataclasses.replace(base, training=None, time_model=None, model=model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddlsim import AllReduce, Experiment, Lognormal, Measured, NoOverlap, Result, simulate
+from ddlsim import AllReduce, Experiment, LocalSGD, Lognormal, Measured, NoOverlap, Result, simulate
 from ddlsim.cluster import MultiGpu, star
 from ddlsim.collectives import cost
 from ddlsim.run import run
@@ -82,3 +82,17 @@ def test_unequal_workers_all_become_faster() -> None:
         compute=Measured(1.0, 8), speed=[1.0, 0.25, 2.0, 0.5],
     )  # fmt: skip
     assert gains(result)["compute speed"] == pytest.approx(0.1, rel=1e-6)
+
+
+def test_gains_count_what_is_seldom_sent() -> None:
+    """Local SGD over 8 steps: 8 t_c and one ring. A variant of five steps would not see any exchange."""
+    result = simulate(
+        star(N, bandwidth=BANDWIDTH, latency=LATENCY), "alexnet", LocalSGD(8, algorithm="ring"), 8, steps=8, warmup=0,
+        compute=Measured(0.01, 8),
+    )  # fmt: skip
+    nbytes = 4.0 * result.workloads[0].model.n_params
+
+    def seconds(bandwidth: float = 1.0) -> float:
+        return 8 * 0.01 + cost.ring(N, nbytes, 2 * LATENCY, 1 / (BANDWIDTH * bandwidth))
+
+    assert gains(result)["bandwidth of nic"] == pytest.approx(seconds() / seconds(1.1) - 1, rel=1e-6)
