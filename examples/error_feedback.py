@@ -9,7 +9,7 @@ import ddlsim
 base = ddlsim.Experiment(
     "office-1gbe", "digits-cnn", ddlsim.AllReduce("ring"), batch_size=16, workers=8, time_model="resnet18",
     compute=ddlsim.Measured("400 ms", 16),
-    training=ddlsim.Training("digits", rate=0.2, epochs=20, evaluate_every=10**6),
+    training=ddlsim.Training("digits", rate=0.2, epochs=12, evaluate_every=10**6),
 )  # fmt: skip
 
 print("compression          MB a step   ms a step  loss    accuracy")
