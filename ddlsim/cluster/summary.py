@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from ddlsim.cluster.cluster import Cluster, Floats
+from ddlsim.cluster.cluster import Bools, Cluster, Floats
 
 __all__ = ["summary"]
 
@@ -30,10 +30,28 @@ def summary(cluster: Cluster) -> str:
         rate = _range(cluster.link_bandwidth[of_kind] * 8e-9, "Gbit/s")
         delay = _range(cluster.link_latency[of_kind] * 1e6, "us")
         share = _range(cluster.link_efficiency[of_kind], "")
-        lines.append(f"  {kind}: {of_kind.sum()} links of {rate}, {delay}, efficiency {share}".rstrip())
+        more = _details(cluster, of_kind)
+        lines.append(f"  {kind}: {of_kind.sum()} links of {rate}, {delay}, efficiency {share}".rstrip() + more)
     lines += [f"  note: {note}" for note in cluster.notes]
     lines += [f"  source: {source}" for source in cluster.sources]
     return "\n".join(lines)
+
+
+def _details(cluster: Cluster, of_kind: Bools) -> str:
+    """Return what links of a kind do besides, or nothing."""
+    if cluster.details is None:
+        return ""
+    found = [cluster.details.of(link) for link in np.flatnonzero(of_kind).tolist()]
+    parts = []
+    if any(detail.frame_header for detail in found):
+        header = _range(np.array([detail.frame_header for detail in found]), "B")
+        payload = _range(np.array([detail.frame_payload for detail in found]), "B")
+        parts.append(f"headers of {header} per {payload}")
+    if any(detail.burst for detail in found):
+        parts.append(f"bursts of {_range(np.array([detail.burst for detail in found]), 'B')}")
+    if any(detail.reverse_load for detail in found):
+        parts.append(f"acknowledgements {_range(np.array([detail.reverse_load for detail in found]), '')}")
+    return "".join(f", {part}" for part in parts)
 
 
 def _range(values: Floats, unit: str) -> str:

@@ -83,6 +83,13 @@ def test_a_second_table_replaces_only_its_kinds():
     assert (cluster.details.burst == np.where(trunk, 2e3, 1e3)).all()
 
 
+def test_a_summary_tells_them(tmp_path):
+    text = load(tmp_path, FILE).summary()
+    assert text.count("headers of 66 B per 1448 B, bursts of 4542 B, acknowledgements 0.0218") == 2  # nic, trunk
+    mixed = with_detail(load_cluster("two-racks-oversubscribed"), burst="4 kB", kinds=["trunk"]).summary()
+    assert mixed.count("bursts of 4000 B") == 1
+
+
 def test_the_link_back():
     graph = nx.MultiDiGraph()
     for u, v in (("a", "b"), ("b", "a"), ("a", "b"), ("b", "a"), ("a", "c")):
