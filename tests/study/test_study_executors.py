@@ -137,7 +137,8 @@ def test_nothing_finished_is_lost_when_a_process_is_killed(tmp_path, victim):
     store, notes = tmp_path / "study.sqlite", tmp_path / "notes"
     script = SCRIPT.format(here=str(HERE), notes=str(notes), store=str(store))
     environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment) as process:
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         finished = next(n for n in map(int, process.stdout) if n >= 6)
         kill_and_check(process, victim, finished, store, notes)
 
