@@ -41,7 +41,7 @@ def lab(
 
     Example: sudo ddlsim lab my-cluster.toml --operations all_reduce:ring,parameter_server --sizes "64 KiB,4 MiB"
     """
-    from ddlsim.lab import check_computer, compare, parse_operations, plan
+    from ddlsim.lab import check_computer, plan
     from ddlsim.lab import clean as remove
 
     if clean:
@@ -52,8 +52,13 @@ def lab(
         return
     if cluster is None:
         raise ConfigError("lab: name a cluster, like: ddlsim lab my-cluster.toml (see: ddlsim topologies)")
-    loaded, wanted, buffers = ddlsim.load_cluster(cluster), parse_operations(operations), _sizes(sizes)
+    loaded = ddlsim.load_cluster(cluster)
+    fabric = plan(loaded)
     check_folder(out)
+    check_computer()
+    from ddlsim.lab import compare, parse_operations
+
+    wanted, buffers = parse_operations(operations), _sizes(sizes)
     comparisons, interrupted = _watched(
         compare(loaded, wanted, buffers, repetitions), len(wanted) * len(buffers), out
     )
@@ -62,7 +67,7 @@ def lab(
     from ddlsim.lab.laboratory import BUSY
 
     n_busy = sum(c.row.note.endswith(BUSY) for c in comparisons)
-    notes = list(plan(loaded).notes)
+    notes = list(fabric.notes)
     notes += [f"{n_busy} rows{BUSY}"] if n_busy else []
     for note in notes:
         typer.echo(f"note: {note}", err=True)

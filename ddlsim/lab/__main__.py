@@ -5,19 +5,24 @@ FD is the pipe to the laboratory; the rank listens at ADDRESS.
 
 import ctypes
 import gc
+import os
 import signal
 import sys
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from ddlsim.lab.rank import serve
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_NICE = -15
 
 
 def main() -> None:
     """Serve until the laboratory closes the pipe, or dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     gc.disable()
+    with suppress(OSError):  # other programs on the computer should not be measured
+        os.nice(_NICE)
     descriptor, rank, host = sys.argv[1:]
     serve(Connection(int(descriptor)), int(rank), host)
 

@@ -21,8 +21,8 @@ from ddlsim.cluster import Cluster
 from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError
 from ddlsim.lab.executor import PATIENCE, LabError
-from ddlsim.lab.fabric import plan
-from ddlsim.lab.namespaces import Built, built, check_computer, undisturbed
+from ddlsim.lab.fabric import KERNEL_LATENCY, plan
+from ddlsim.lab.namespaces import Built, built, check_computer, has_netem, undisturbed
 from ddlsim.lab.operations import Operation, predicted, schedule_of
 from ddlsim.lab.program import ITEM_NBYTES
 from ddlsim.lab.rank import Done, Failed, Go, Prepare, congestion_control
@@ -127,9 +127,7 @@ class Ranks:
         taken: list[Repetition] = []
         while sum(r.is_good for r in taken) < n_repetitions and len(taken) < (1 + _RETAKEN) * n_repetitions:
             taken.append(self._once(limit))
-        return sorted(taken, key=lambda r: (not r.is_good, r.lateness / r.seconds if not r.is_good else 0.0))[
-            :n_repetitions
-        ]
+        return sorted(taken, key=lambda r: 0.0 if r.is_good else r.lateness / r.seconds)[:n_repetitions]
 
     def _once(self, limit: float) -> Repetition:
         start = time.monotonic() + _LEAD + _LEAD_PER_RANK * len(self.pipes)
@@ -160,6 +158,12 @@ def compare(
         (operation, size, schedule_of(operation, fabric.n_hosts, size)) for operation in operations for size in sizes
     ]
     check_computer()
+    longest = max(port.delay for cable in fabric.cables for port in (cable.there, cable.back))
+    if longest and not has_netem():
+        raise ConfigError(
+            f"lab: cluster {cluster.name!r}: a link latency of {(longest + KERNEL_LATENCY) * 1e6:.4g} us needs netem, "
+            f"which this kernel does not have; modprobe sch_netem, or give links at most {2e6 * KERNEL_LATENCY:.0f} us"
+        )
     with built(fabric) as there, _started(there, fabric.place_names[: fabric.n_hosts]) as ranks:
         ranks.meet()
         for operation, size, schedule in tasks:

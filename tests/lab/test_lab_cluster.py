@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from ddlsim.cluster import Cluster, star
 from ddlsim.errors import ConfigError
-from ddlsim.lab import check_computer, clean
+from ddlsim.lab import check_computer, clean, compare, parse_operations
+from ddlsim.lab.namespaces import has_netem
 from ddlsim.measure import read_measurements
 
 REPOSITORY = Path(__file__).parents[2]
@@ -120,6 +122,15 @@ def test_it_measures_and_leaves_nothing(start, tmp_path):
     assert lines[0].split() == ["operation", "bytes", "measured", "spread", "predicted", "error"]
     assert [line.split()[0] for line in lines[1:]] == operations.split(",")
     assert "wrote lab.csv" in errors
+
+
+def test_latency_is_there():
+    """A message crosses two links of 5 ms."""
+    if not has_netem():
+        pytest.skip("this kernel has no netem")
+    cluster = Cluster.from_graph(star(2, bandwidth="100 Mbit/s", latency="5 ms"))
+    (found,) = compare(cluster, parse_operations("point_to_point:one_way"), [4], 3)
+    assert 9.9e-3 < found.row.median_s < 15e-3
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"])

@@ -5,11 +5,14 @@ import sys
 import networkx as nx
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from ddlsim.cli import app
 from ddlsim.cluster import Cluster, Host, MultiGpu, leaf_spine, ring, star, two_racks, with_detail
 from ddlsim.errors import ConfigError
-from ddlsim.lab import check_computer, compare, namespaces, parse_operations, plan
+from ddlsim.lab import check_computer, compare, laboratory, namespaces, parse_operations, plan
 from ddlsim.lab.fabric import KERNEL_LATENCY
+from ddlsim.lab.laboratory import BUSY, Repetition, measured
 from ddlsim.lab.operations import predicted, schedule_of
 
 STAR = {"bandwidth": "100 Mbit/s", "latency": "30 us"}
@@ -173,6 +176,39 @@ def test_what_is_missing_is_said(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(ConfigError, match="needs Linux"):
         check_computer()
+
+
+def test_latency_that_the_kernel_cannot_make_is_refused(monkeypatch):
+    monkeypatch.setattr(laboratory, "check_computer", lambda: None)
+    monkeypatch.setattr(laboratory, "has_netem", lambda: False)
+    slow = cluster(star(2, bandwidth="1 Gbit/s", latency="2 ms"))
+    with pytest.raises(ConfigError, match=r"'star-2': a link latency of 2000 us needs netem.*give links at most 50 us"):
+        next(compare(slow, parse_operations("all_reduce:ring"), [64]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [([], "name a cluster"), (["office-1gbe", "--clean"], "leave 'office-1gbe' out"), (["dgx1-v100"], "has several")],
+    ids=["none", "both", "gpus"],
+)
+def test_the_command_refuses_in_one_line(arguments, says):
+    refused = CliRunner().invoke(app, ["lab", *arguments])
+    assert isinstance(refused.exception, ConfigError)
+    assert says in str(refused.exception)
+
+
+def test_repetitions_that_began_together_count_first():
+    """50 us or 1 % late is good; a busy computer's repetitions are told in the row's note."""
+    good, late = Repetition(0.1, 0.9e-3), Repetition(0.1, 1.1e-3)
+    assert good.is_good
+    assert Repetition(1e-3, 49e-6).is_good
+    assert not late.is_good
+    (operation,) = parse_operations("all_reduce:ring")
+    three = cluster(star(3, **STAR))
+    assert measured(three, operation, 4096, 3, [good, good]).note == "all_reduce:ring on star-3"
+    row = measured(three, operation, 4096, 3, [good, late, Repetition(0.4, 0.0)])
+    assert row.note == "all_reduce:ring on star-3" + BUSY
+    assert (row.min_s, row.median_s, row.max_s, row.n_repetitions) == (0.1, 0.1, 0.4, 3)
 
 
 def test_bytes_of_the_plan_are_those_of_the_schedule():
