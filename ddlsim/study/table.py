@@ -167,7 +167,7 @@ class Table:
         for metric in metrics:
             if metric not in METRICS and metric not in LEARNING_METRICS:
                 raise unknown_name("metric", metric, [*METRICS, *LEARNING_METRICS])
-            if metric not in summary or not np.isfinite(summary[metric]).any():
+            if metric not in summary or not np.isfinite(summary[metric].to_numpy(np.float64)).any():
                 raise ConfigError(f"{metric} is not known for any configuration{_remedy(metric)}")
         finite = np.isfinite(summary[list(metrics)].to_numpy(np.float64)).all(axis=1)
         return summary.iloc[np.flatnonzero(finite)]
