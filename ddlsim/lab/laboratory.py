@@ -217,9 +217,10 @@ def _started(there: Built, names: Sequence[str]) -> Iterator[Ranks]:
 
 
 def _rank(there: Built, rank: int, address: str, descriptor: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "ddlsim.lab", str(descriptor), str(rank), address]
+    # -P: the folder that the laboratory is started in has no say in what its ranks import
+    command = [sys.executable, "-P", "-m", "ddlsim.lab", str(descriptor), str(rank), address]
     home = str(Path(ddlsim.__file__).parents[1])
-    path = os.pathsep.join([home, os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     # a session of its own: Ctrl-C is for the laboratory, which ends its ranks itself
     return subprocess.Popen(
