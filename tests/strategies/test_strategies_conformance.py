@@ -199,7 +199,7 @@ def bytes_of(result: Result, strategy: Strategy, sizes: list[float]) -> np.ndarr
         for lane in schedule.lanes:
             for round in lane:
                 for repetition in range(round.repeat):
-                    size = schedule.message_bytes(nbytes, round, repetition)
+                    size = schedule.message_bytes(nbytes, round, repetition) + round.header
                     routes = CLUSTER.routes(np.array(places)[round.src], np.array(places)[round.dst])
                     for i in range(len(routes)):
                         expected[CLUSTER.link_channel[routes[i]]] += size[i]
@@ -220,9 +220,12 @@ def test_every_byte_is_accounted_for(name: str) -> None:
         assert result.channel_nbytes.max() == pytest.approx(share, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", [n for n in SYNCHRONOUS if "horovod" in n and "ring" in n])
+@pytest.mark.parametrize("name", [n for n in SYNCHRONOUS if "horovod" in n and "ring" in n and "gloo" not in n])
 def test_fused_buffers_carry_every_byte(name: str) -> None:
-    """Fusion changes the messages but not the bytes of algorithms whose volume is linear in the buffer."""
+    """Fusion changes the messages but not the bytes of algorithms whose volume is linear in the buffer.
+
+    That of gloo's is not: its messages have headers.
+    """
     strategy = SYNCHRONOUS[name]
     result = run(experiment(strategy))
     expected = 4 * bytes_of(result, strategy, [result.workloads[0].gradient_nbytes])
