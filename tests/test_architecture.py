@@ -37,6 +37,7 @@ ROOMS = {
     "numba": {"cluster", "network", "nn"},
     "pydantic": {"cluster", "workload", "measure", "run", "study"},
     "matplotlib": {"report"},
+    "jinja2": {"report"},
     "pandas": {"run", "report", "study", "planner", "validation"},
     "typer": {"measure", "cli"},
     "rich": {"measure", "report", "cli"},

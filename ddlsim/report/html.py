@@ -1,0 +1,177 @@
+"""A study as one HTML file that needs nothing else: answer, pictures, sortable tables, the manifest of every run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ddlsim
+from ddlsim.errors import ConfigError
+from ddlsim.report.html_pictures import pictures
+from ddlsim.report.numbers import count
+from ddlsim.report.study_tables import configurations, manifests_of, reasons, runs
+from ddlsim.report.study_words import COLUMNS, answers, front_of, label_of, plain, varied
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from ddlsim.run.experiment import Experiment
+    from ddlsim.run.sensitivity import Sensitivity
+    from ddlsim.study.study import Study
+    from ddlsim.study.table import Table
+
+__all__ = ["html_report", "save_html", "save_study_html"]
+
+_TEMPLATES = Path(__file__).parent / "templates"
+#: values of a field, and members of the Pareto front, that are named at the top
+N_VALUES = 12
+N_FRONT = 12
+
+
+def save_html(
+    table: Table,
+    path: str | Path,
+    *,
+    title: str = "",
+    question: str = "",
+    metric: str = "",
+    experiments: Mapping[str, str] | None = None,
+    sensitivities: Sequence[Sensitivity] = (),
+) -> None:
+    """Write the report of a study to an HTML file; see :func:`html_report`."""
+    text = html_report(
+        table, title=title, question=question, metric=metric, experiments=experiments, sensitivities=sensitivities
+    )
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def save_study_html(
+    study: Study, path: str | Path, *, title: str = "", question: str = "", metric: str = ""
+) -> None:
+    """Write the report of a study that has been run, with the sensitivities of its best configuration.
+
+    Those are worked out by some more runs of that configuration. Raises ConfigError if the study has not been run.
+    """
+    from ddlsim.run.sensitivity import sensitivities
+
+    table, found = study.table, []
+    if len(table.summary):
+        best = table.best(metric or _main_metric(table)).iloc[0]
+        found = sensitivities(_experiment_of(study, best))
+    texts = {point.key: point.text for point in study.points}
+    save_html(
+        table, path, title=title, question=question, metric=metric, experiments=texts, sensitivities=found
+    )
+
+
+def _experiment_of(study: Study, settings: pd.Series[float]) -> Experiment:
+    """Return the experiment of a configuration, with the first seed."""
+    return next(
+        point.experiment for point in study.points
+        if point.experiment is not None and all(settings[axis] == value for axis, value in point.settings.items())
+    )  # fmt: skip
+
+
+def html_report(
+    table: Table,
+    *,
+    title: str = "",
+    question: str = "",
+    metric: str = "",
+    experiments: Mapping[str, str] | None = None,
+    sensitivities: Sequence[Sensitivity] = (),
+) -> str:
+    """Return the report of a study as HTML, the same text for the same study.
+
+    title, question  at the top; by default what is varied
+    metric           by which configurations are ranked (default: the time to the target accuracy where there is one,
+                     the accuracy of runs that learn, else throughput)
+    experiments      key of a point -> its experiment as JSON, for the manifests; of others the settings are shown
+    sensitivities    of the best configuration (:attr:`ddlsim.Result.sensitivities`)
+
+    Raises ConfigError for a metric that no configuration has.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    summary, fields = table.summary, varied(table)
+    if metric and len(summary):
+        table.known(metric)  # refuses one that there is not
+    metric = metric or _main_metric(table)
+    names = [label_of(row, fields) for _, row in summary.iterrows()]
+    axes = front_of(table)
+    front = table.pareto(*axes).index.tolist() if axes is not None else []
+    best = label_of(table.best(metric).iloc[0], fields) if len(summary) else ""
+    manifests = manifests_of(table, experiments or {})
+    return environment.get_template("report.html").render(
+        title=title or _title(manifests.common),
+        question=question or _question(table, fields),
+        version=ddlsim.__version__,
+        answers=answers(table),
+        names=names,
+        front=front[:N_FRONT],
+        n_front_more=max(0, len(front) - N_FRONT),
+        front_of=[COLUMNS[name].heading for name in axes or ()],
+        front_values=[
+            ", ".join(COLUMNS[name].write(float(summary[name].loc[i])) for name in axes or ()) for i in front[:N_FRONT]
+        ],
+        counts={status: n for status, n in table.counts.items() if n},
+        n_points=count(len(table.members), "point"),
+        n_seeds=len({member.seed for member in table.members}),
+        interrupted=table.interrupted,
+        varied=_varied_values(table, fields),
+        pictures=pictures(table, metric, sensitivities, best),
+        configurations=configurations(table, front),
+        runs=runs(table, manifests),
+        common=manifests.common,
+        reasons=reasons(table),
+        remarks=[(kind, _remarks(table, kind)) for kind in ("warnings", "notes")],
+    )
+
+
+def _main_metric(table: Table) -> str:
+    for metric in ("time_to_accuracy", "accuracy"):
+        try:
+            table.known(metric)
+        except ConfigError:
+            continue
+        return metric
+    return "throughput"
+
+
+def _title(common: Mapping[str, str]) -> str:
+    """Return the model and the cluster, as far as all runs have the same."""
+    model, cluster = (json.loads(common.get(f"{name}.name", '""')) for name in ("model", "cluster"))
+    return " ".join(filter(None, ["Study of", model or "training", cluster and f"on {cluster}"]))
+
+
+def _question(table: Table, fields: Sequence[str]) -> str:
+    what = " and ".join(filter(None, [", ".join(fields[:-1]), *fields[-1:]]))
+    learns = "accuracy" in table.summary
+    effect = "how fast the model trains and how well it learns" if learns else "how fast the model trains"
+    return f"What do {what} make of {effect}?" if fields else f"{effect.capitalize()}?"
+
+
+def _varied_values(table: Table, fields: Sequence[str]) -> list[tuple[str, list[str], int]]:
+    """Return each varied field, its first values, and how many more there are."""
+    found = []
+    for field in fields:
+        values = list(dict.fromkeys(plain(member.settings[field]) for member in table.members))
+        found.append((field, values[:N_VALUES], max(0, len(values) - N_VALUES)))
+    return found
+
+
+def _remarks(table: Table, kind: str) -> list[tuple[str, int]]:
+    """Return the different notes or warnings of all runs, and how many runs have each."""
+    texts = [text for member in table.members if member.key in table.outcomes
+             for text in _texts(table.outcomes[member.key].record.get(kind))]  # fmt: skip
+    return [(text, texts.count(text)) for text in dict.fromkeys(texts)]
+
+
+def _texts(found: object) -> list[str]:
+    return [str(text) for text in found] if isinstance(found, list | tuple) else []

@@ -1,0 +1,251 @@
+"""More plots of studies: heat map, breakdown of time, what one change makes, sensitivities, learning curves.
+
+Like those of :mod:`ddlsim.report.study_plots` they take a :class:`ddlsim.study.Table`, return the matplotlib axes and
+write a picture if `path` is given; values are means over seeds. What cannot be drawn is a ConfigError that says why.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.report.numbers import seconds
+from ddlsim.report.plots import COLOURS, KINDS, MARKERS, STYLES, figure, save
+from ddlsim.report.study_words import COLUMNS, label_of, plain, varied
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from ddlsim.run.sensitivity import Sensitivity
+    from ddlsim.study.table import Table
+
+__all__ = ["breakdown", "heat_map", "learning", "one_change", "tornado"]
+
+Floats = npt.NDArray[np.float64]
+#: values of a field beyond which cells of a heat map cannot be read
+N_CELLS = 16
+#: bars, and lines, that a plot shows of the best configurations
+N_BARS = 16
+N_LINES = 8
+
+
+def heat_map(table: Table, x: str, y: str, path: str | Path | None = None, *, metric: str = "efficiency") -> Axes:
+    """Draw a metric over two varied fields; where other fields vary too, the best configuration of each cell counts.
+
+    Cells without a value (skipped, failed, a target never reached) are hatched. Raises ConfigError for a field that
+    is not varied or has more than :data:`N_CELLS` values.
+    """
+    columns, rows = _values(table, x), _values(table, y)
+    known = table.best(metric, n=len(table.members))  # the best first
+    cells = np.full((len(rows), len(columns)), np.nan)
+    for found_x, found_y, value in zip(known[x].map(plain), known[y].map(plain), known[metric], strict=True):
+        at = rows.index(found_y), columns.index(found_x)
+        if math.isnan(cells[at]):
+            cells[at] = value
+    made = figure(2.0 + 0.72 * max(len(columns), 4), 1.5 + 0.42 * max(len(rows), 3))
+    axes = made.subplots()
+    axes.patch.set(hatch="///", facecolor="#ffffff", edgecolor="#bbbbbb")
+    axes.pcolormesh(cells, cmap="cividis", edgecolors="white", linewidth=1.0)
+    unit = _write_cells(axes, cells, metric)
+    axes.set_xticks(np.arange(len(columns)) + 0.5, [textwrap.fill(text, 14) for text in columns], fontsize=8)
+    axes.set_yticks(np.arange(len(rows)) + 0.5, [textwrap.fill(text, 22) for text in rows], fontsize=8)
+    axes.tick_params(length=0)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    title = COLUMNS[metric].heading + (f" ({unit})" if unit else "")
+    others = [axis for axis in varied(table) if axis not in (x, y)]
+    title += f", the best over {', '.join(others)}" if others else ""
+    title += "; hatched: there is none" if np.isnan(cells).any() else ""
+    made.suptitle(textwrap.fill(title, int(11.0 * made.get_figwidth())), fontsize=9)
+    save(made, path)
+    return axes
+
+
+def _values(table: Table, axis: str) -> list[str]:
+    """Return the values of a field as texts: numbers in their order, others in that of the design."""
+    if axis not in table.axes:
+        raise unknown_name("varied field", axis, table.axes)
+    found = dict.fromkeys(member.settings[axis] for member in table.members)
+    if all(isinstance(value, int | float) for value in found):
+        found = dict.fromkeys(sorted(found, key=lambda value: float(str(value))))
+    texts = list(dict.fromkeys(plain(value) for value in found))
+    if len(texts) > N_CELLS:
+        raise ConfigError(f"heat map: {axis} has {len(texts)} values, more than the {N_CELLS} that can be read")
+    return texts
+
+
+def _write_cells(axes: Axes, cells: Floats, metric: str) -> str:
+    """Write the numbers into the cells, and return their unit if it is the same everywhere."""
+    texts = {place: COLUMNS[metric].write(value) for place, value in np.ndenumerate(cells) if not math.isnan(value)}
+    units = {text.partition(" ")[2] for text in texts.values()}
+    low, high = np.nanmin(cells), np.nanmax(cells)
+    for (row, column), text in texts.items():
+        number, _, unit = text.partition(" ")
+        dark = high > low and (cells[row, column] - low) / (high - low) < 0.55
+        place, colour = (column + 0.5, row + 0.5), "white" if dark else "black"
+        text = number if len(units) == 1 else f"{number}\n{unit}"
+        axes.annotate(text, place, ha="center", va="center", fontsize=8, color=colour)
+    return units.pop() if len(units) == 1 else ""
+
+
+def breakdown(
+    table: Table, path: str | Path | None = None, *, metric: str = "throughput", n: int = N_BARS
+) -> Axes:
+    """Draw how the workers spent their time, a bar for each of the `n` best configurations by `metric`."""
+    best = table.best(metric, n=n)
+    fields = varied(table)
+    made = figure(8.0, 1.5 + 0.42 * len(best))
+    axes = made.subplots()
+    left, at = np.zeros(len(best)), np.arange(len(best))
+    for kind, (colour, hatch, label) in KINDS.items():
+        width = 100.0 * best[f"{kind}_share"].to_numpy(np.float64)
+        axes.barh(at, width, left=left, color=colour, hatch=hatch, edgecolor="white", label=label, height=0.7)
+        left += width
+    for i, value in enumerate(best[metric]):
+        axes.annotate(COLUMNS[metric].write(value), (101.5, i), va="center", fontsize=8, annotation_clip=False)
+    labels = [_two_lines(label_of(row, fields)) for _, row in best.iterrows()]
+    axes.set_yticks(at, labels, fontsize=8)
+    axes.set_ylim(len(best) - 0.4, -0.6)
+    axes.set_xlim(0.0, 100.0)
+    axes.set_xlabel("time of the workers (%)")
+    axes.set_title(f"{COLUMNS[metric].heading} on the right", fontsize=9, loc="right")
+    made.legend(loc="outside lower center", ncols=4, fontsize=8)
+    save(made, path)
+    return axes
+
+
+def _two_lines(text: str) -> str:
+    return "\n".join(textwrap.wrap(text, 44, max_lines=2, placeholder=" ..."))
+
+
+def one_change(table: Table, path: str | Path | None = None, *, metric: str = "throughput") -> Axes:
+    """Draw what changing a single field of the best configuration makes of `metric`, the widest range on top.
+
+    Each dot is a configuration of the study that differs from the best in this field only. Raises ConfigError if
+    there is none.
+    """
+    known, best = table.known(metric), table.best(metric).iloc[0]
+    found: list[tuple[str, list[tuple[float, str]]]] = []
+    for field in varied(table):
+        rows = known
+        for axis in table.axes:
+            if axis != field:
+                rows = rows[rows[axis] == best[axis]]
+        changes = [(100.0 * (row[metric] / best[metric] - 1.0), plain(row[field])) for _, row in rows.iterrows()]
+        if len(changes) > 1:
+            found.append((field, sorted(changes)))
+    if not found:
+        raise ConfigError("one change: no configuration of the study differs from the best in one field only")
+    found.sort(key=lambda item: item[1][0][0] - item[1][-1][0])
+    made = figure(8.0, 1.3 + 0.5 * len(found))
+    axes = made.subplots()
+    for i, (_, changes) in enumerate(found):
+        (low, low_text), (high, high_text) = changes[0], changes[-1]
+        axes.barh(i, high - low, left=low, color="#cfdceb", edgecolor=COLOURS[0], height=0.45)
+        axes.plot([x for x, _ in changes], [i] * len(changes), linestyle="", marker="o", markersize=4, color="#223344")
+        for x, text, side, offset in ((low, low_text, "right", -6), (high, high_text, "left", 6)):
+            axes.annotate(textwrap.shorten(text, 28, placeholder=" ..."), (x, i), xytext=(offset, 0), fontsize=8,
+                          textcoords="offset points", ha=side, va="center")  # fmt: skip
+    axes.axvline(0.0, color="#222222", linewidth=1.0)
+    axes.set_yticks(range(len(found)), [field for field, _ in found], fontsize=8)
+    axes.set_ylim(len(found) - 0.4, -0.6)
+    left, right = min(c[0][0] for _, c in found), max(c[-1][0] for _, c in found)
+    space = 0.45 * max(right - left, 1e-6)  # for the texts beside the bars
+    axes.set_xlim(left - space, right + space)
+    axes.set_xticks([tick for tick in axes.get_xticks() if left <= tick <= right])
+    axes.set_xlabel(f"{COLUMNS[metric].heading} against that of the best configuration (%)")
+    axes.set_title(textwrap.fill(f"best: {label_of(best, varied(table))}", 90), fontsize=9)
+    axes.grid(alpha=0.3, axis="x")
+    save(made, path)
+    return axes
+
+
+def tornado(sensitivities: Sequence[Sensitivity], path: str | Path | None = None, *, title: str = "") -> Axes:
+    """Draw what making each part of a run 10 % better brings (:attr:`ddlsim.Result.sensitivities`)."""
+    if not sensitivities:
+        raise ConfigError("tornado: there are no sensitivities; take result.sensitivities of a run that has ended")
+    gains = [100.0 * s.gain for s in sensitivities]
+    made = figure(8.0, 1.3 + 0.36 * len(gains))
+    axes = made.subplots()
+    axes.barh(range(len(gains)), gains, color=COLOURS[0], edgecolor="white", height=0.6)
+    for i, gain in enumerate(gains):
+        axes.annotate(f"{gain:+.2f} %", (gain, i), xytext=(-5 if gain < 0.0 else 5, 0), textcoords="offset points",
+                      ha="right" if gain < 0.0 else "left", va="center", fontsize=8)  # fmt: skip
+    axes.axvline(0.0, color="#222222", linewidth=1.0)
+    names = [f"{'-' if s.what.startswith('latency') else '+'}{s.change:.0%} {s.what}" for s in sensitivities]
+    axes.set_yticks(range(len(gains)), names, fontsize=8)
+    axes.set_ylim(len(gains) - 0.4, -0.6)
+    axes.margins(x=0.15)
+    axes.set_xlabel("change of throughput (%)")
+    axes.set_title(textwrap.fill(title, 90), fontsize=9)
+    axes.grid(alpha=0.3, axis="x")
+    save(made, path)
+    return axes
+
+
+def learning(table: Table, path: str | Path | None = None, *, n: int = N_LINES) -> Axes:
+    """Draw held-out accuracy over simulated time, a line for each of the `n` best configurations.
+
+    Those that reach a target first if there is one, then the most accurate. With several seeds the line is their
+    mean as far as all have come, the band its 95 % interval (Student's t). Raises ConfigError without histories.
+    """
+    history = table.history
+    if history.empty:
+        raise ConfigError("learning curves: the runs of this study learn nothing; give the base a training")
+    best = _best_learners(table).head(n)
+    made = figure(8.0, 4.0)
+    axes = made.subplots()
+    for i, (_, settings) in enumerate(best.iterrows()):
+        rows = history
+        for axis in table.axes:
+            rows = rows[rows[axis] == settings[axis]]
+        at, mean, half = _mean_curve(rows)
+        colour, every = COLOURS[i % len(COLOURS)], max(1, len(at) // 8)
+        label = textwrap.fill(label_of(settings, varied(table)), 34)
+        axes.plot(at, mean, color=colour, linestyle=STYLES[i % len(STYLES)], marker=MARKERS[i % len(MARKERS)],
+                  markersize=4.5, markevery=(i % every, every), label=label)  # fmt: skip
+        if half is not None:
+            axes.fill_between(at, mean - half, mean + half, color=colour, alpha=0.18, linewidth=0.0)
+    axes.set_xlabel("simulated time")
+    axes.xaxis.set_major_formatter(lambda value, _: seconds(value))
+    axes.set_ylabel("held-out accuracy (%)")
+    axes.set_xlim(left=0.0)
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low, 0.0), min(high, 102.0))  # bands may go beyond what there is
+    axes.grid(alpha=0.3)
+    made.legend(loc="outside right upper", fontsize=8)
+    save(made, path)
+    return axes
+
+
+def _best_learners(table: Table) -> pd.DataFrame:
+    accurate = table.best("accuracy", n=len(table.members))
+    if "time_to_accuracy" not in accurate:
+        return accurate
+    # those that never reach the target stay in the order of their accuracy
+    return accurate.sort_values("time_to_accuracy", kind="stable")
+
+
+def _mean_curve(rows: pd.DataFrame) -> tuple[Floats, Floats, Floats | None]:
+    """Return times, mean accuracy in %, and half the width of its interval, from the evaluations of all seeds."""
+    from scipy.special import stdtrit
+
+    lines = [(part["time"].to_numpy(np.float64), 100.0 * part["accuracy"].to_numpy(np.float64))
+             for _, part in rows.groupby("seed")]  # fmt: skip
+    start, end = max(t[0] for t, _ in lines), min(t[-1] for t, _ in lines)
+    at = np.unique(np.concatenate([t for t, _ in lines]))
+    at = at[(at >= start) & (at <= end)]
+    values = np.array([np.interp(at, t, accuracy) for t, accuracy in lines])
+    n = len(values)
+    if n < 2:
+        return at, values[0], None
+    half = stdtrit(n - 1, 0.975) * values.std(axis=0, ddof=1) / math.sqrt(n)
+    return at, values.mean(axis=0), np.asarray(half)

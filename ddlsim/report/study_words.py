@@ -1,0 +1,165 @@
+"""What a report of a study calls things: configurations, columns with their units, and the answer in sentences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddlsim.errors import ConfigError
+from ddlsim.report.numbers import percent, rate, seconds, si, size
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from ddlsim.study.table import Table
+
+__all__ = ["COLUMNS", "Answer", "Column", "answers", "front_of", "label_of", "plain", "varied"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A metric in a table for people: its name, how a value is written with its unit, and whether more is better."""
+
+    heading: str
+    write: Callable[[float], str]
+    largest_first: bool = False
+
+
+#: metrics in the order in which a report shows them
+COLUMNS = {
+    "throughput": Column("throughput", rate, True),
+    "step_time": Column("step time", seconds),
+    "speedup": Column("speed-up", lambda v: f"{v:.4g}", True),
+    "efficiency": Column("efficiency", percent, True),
+    "accuracy": Column("accuracy", percent, True),
+    "time_to_accuracy": Column("time to target", seconds),
+    "cost_to_accuracy": Column("cost to target", lambda v: f"{v:.4g} USD"),
+    "energy_to_accuracy": Column("energy to target", lambda v: f"{v / 3.6e6:.4g} kWh"),
+    "cost_per_sample": Column("cost per million samples", lambda v: f"{1e6 * v:.4g} USD"),
+    "energy_per_sample": Column("energy per million samples", lambda v: f"{1e6 * v / 3.6e6:.4g} kWh"),
+    "compute_share": Column("compute", percent, True),
+    "communication_share": Column("exposed communication", percent),
+    "waiting_share": Column("waiting", percent),
+    "idle_share": Column("idle", percent),
+    "mean_staleness": Column("mean staleness", lambda v: f"{v:.3g} updates"),
+    "nbytes_per_step": Column("bytes sent per worker and step", size),
+    "loss": Column("loss", lambda v: f"{v:.4g}"),
+    "updates": Column("updates", lambda v: f"{v:,.0f}"),
+    "epochs": Column("epochs", lambda v: f"{v:.4g}"),
+    "simulated_time": Column("simulated time", seconds),
+    "cost": Column("cost of the run", lambda v: f"{v:.4g} USD"),
+    "energy": Column("energy of the run", lambda v: si(v, "J")),
+    "n_messages": Column("messages", lambda v: f"{v:,.0f}"),
+}
+#: what may be the best about a configuration, and what the answer calls the one that has it
+_BEST = {
+    "time_to_accuracy": "First to the target accuracy",
+    "cost_to_accuracy": "Cheapest to the target accuracy",
+    "accuracy": "Most accurate",
+    "throughput": "Best throughput",
+    "cost_per_sample": "Cheapest per sample",
+    "energy_per_sample": "Least energy per sample",
+}
+#: pairs of metrics to weigh against each other, the first pair that is known; they should pull apart
+_FRONTS = (
+    ("time_to_accuracy", "cost_to_accuracy"),
+    ("simulated_time", "accuracy"),
+    ("throughput", "cost_per_sample"),
+    ("throughput", "efficiency"),
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is best about the configuration in a row of the summary: the value, its interval, and what comes next."""
+
+    what: str
+    row: int
+    value: str
+    interval: str
+    next: str
+
+
+def plain(value: object) -> str:
+    """Return the value of a varied field as people write it."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def varied(table: Table) -> list[str]:
+    """Return the fields that have more than one value among all points of the study."""
+    values = {axis: {plain(member.settings[axis]) for member in table.members} for axis in table.axes}
+    return [axis for axis in table.axes if len(values[axis]) > 1]
+
+
+def label_of(settings: pd.Series[float], fields: Sequence[str]) -> str:
+    """Return a configuration in a few words, by those `fields` that are given: "64 workers, bandwidth 1 Gbit/s"."""
+    words = []
+    for field in fields:
+        value, name = plain(settings[field]), field.rpartition(".")[2].replace("_", " ")
+        if name == "workers":
+            words.append(f"{value} workers")
+        elif value == "none":
+            words.append(f"no {name}")
+        elif isinstance(settings[field], str) and not value[:1].isdigit():
+            words.append(value)  # says itself what it is
+        else:
+            words.append(f"{name} {value}")
+    return ", ".join(words) or "the base experiment"
+
+
+def answers(table: Table) -> list[Answer]:
+    """Return what is best about which configuration, for all metrics that are known; "row" counts in the summary."""
+    found = []
+    for metric, what in _BEST.items():
+        try:
+            ranked = table.best(metric, n=2)
+        except ConfigError:  # the metric is not known
+            continue
+        first = ranked.iloc[0]
+        write = COLUMNS[metric].write
+        low, high = first[f"{metric}_low"], first[f"{metric}_high"]
+        interval = f"95 % interval {write(low)} to {write(high)}" if math.isfinite(low) else ""
+        row = int(ranked.index[0])
+        found.append(Answer(what, row, write(first[metric]), interval, _runner_up(table, ranked, metric)))
+    return found
+
+
+def _runner_up(table: Table, ranked: pd.DataFrame, metric: str) -> str:
+    """Return how far behind the second is, and whether the seeds tell the two apart."""
+    if len(ranked) < 2:
+        return ""
+    first, second = ranked.iloc[0], ranked.iloc[1]
+    best = float(first[metric])
+    text = f"{label_of(second, varied(table))}, {COLUMNS[metric].write(second[metric])}"
+    if best:
+        text += f" ({100.0 * (float(second[metric]) - best) / abs(best):+,.1f} %)"
+    # the seeds are common random numbers, so what counts is the difference that each of them makes
+    gap = (_of_seeds(table, second, metric) - _of_seeds(table, first, metric)).dropna()
+    if len(gap) > 1:
+        from scipy.special import stdtrit
+
+        half = float(stdtrit(len(gap) - 1, 0.975) * gap.std(ddof=1) / math.sqrt(len(gap)))
+        if abs(float(gap.mean())) <= half:
+            text += f"; {len(gap)} seeds do not tell the two apart"
+    return text
+
+
+def _of_seeds(table: Table, settings: pd.Series[float], metric: str) -> pd.Series[float]:
+    """Return a metric of a configuration by seed."""
+    frame = table.frame
+    for axis in table.axes:
+        frame = frame[frame[axis] == settings[axis]]
+    return frame.set_index("seed")[metric]
+
+
+def front_of(table: Table) -> tuple[str, str] | None:
+    """Return the two metrics whose Pareto front says most about this study, or None if no two are known."""
+    for x, y in _FRONTS:
+        try:
+            table.known(x, y)
+        except ConfigError:
+            continue
+        return x, y
+    return None

@@ -1,0 +1,252 @@
+"""The HTML report of a study: one file that needs nothing else, and that says what the table says."""
+
+import base64
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from defusedxml import ElementTree
+from report_studies import experiments, learners, study
+from typer.testing import CliRunner
+
+import ddlsim
+from ddlsim.cli import app
+from ddlsim.errors import ConfigError
+from ddlsim.report.html import html_report, save_study_html
+from ddlsim.run.sensitivity import Sensitivity
+from ddlsim.study import Study, load_table
+from ddlsim.study.store import Member
+from ddlsim.study.table import Table
+from ddlsim.study.work import FAILED, Outcome
+
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, tables as lists of rows, text; fails on tags that do not match."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.elements, self.tables, self.text = [], [], [], {}
+        self.feed(text)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        assert len(dict(attrs)) == len(attrs), f"<{tag}> has an attribute twice"
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        where = self.open[-1] if self.open else ""
+        self.text[where] = self.text.get(where, "") + data
+
+    def all(self, name):
+        return [attrs for tag, attrs in self.elements if tag == name]
+
+
+@pytest.fixture(scope="module")
+def html():
+    found = [Sensitivity("compute speed", 0.1, 0.07), Sensitivity("bandwidth of nic", 0.1, 0.02)]
+    return html_report(study(), question="Is <it> worth it?", experiments=experiments(study()), sensitivities=found)
+
+
+@pytest.fixture(scope="module")
+def page(html):
+    return Page(html)
+
+
+def test_nothing_is_loaded_from_anywhere(html, page):
+    for tag, attrs in page.elements:
+        for name in ("src", "href", "srcset", "action", "data", "poster", "background"):
+            if name in attrs:
+                assert attrs[name].startswith(("data:", "#")), f"<{tag} {name}={attrs[name][:60]}>"
+    assert "url(" not in page.text["style"]
+    assert "@import" not in page.text["style"]
+    assert not re.search(r"fetch|XMLHttpRequest|import\(", page.text["script"])
+    assert "default-src 'none'" in html  # and the browser is told so
+
+
+def test_every_picture_is_inside_and_described(page):
+    images = page.all("img")
+    assert len(images) == 8
+    for image in images:
+        head, _, data = image["src"].partition(",")
+        assert head == "data:image/svg+xml;base64"
+        assert ElementTree.fromstring(base64.b64decode(data)).tag.endswith("svg")
+        assert len(image["alt"]) > 20
+
+
+def test_ids_are_unique_and_links_lead_somewhere(page):
+    ids = [attrs["id"] for _, attrs in page.elements if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    links = [attrs["href"] for attrs in page.all("a")]
+    assert len(links) > 8
+    assert all(link[0] == "#" and link[1:] in ids for link in links)
+    labels = [attrs["aria-labelledby"] for _, attrs in page.elements if "aria-labelledby" in attrs]
+    assert set(labels) <= set(ids)
+
+
+def test_tables_have_headings_and_even_rows(page):
+    assert len(page.tables) == 3
+    for head, *rows in page.tables:
+        assert head
+        assert all(tag == "th" and attrs["scope"] == "col" for tag, attrs in head)
+        assert rows
+        assert {len(row) for row in rows} == {len(head)}
+    done, skipped_and_failed, runs = page.tables
+    assert (len(done), len(skipped_and_failed), len(runs)) == (1 + 14, 1 + 2, 1 + 32)
+
+
+def test_cells_sort_by_their_exact_numbers(page):
+    """Configurations: #, three fields, throughput; texts of a field sort as the design has them."""
+    _, *rows = page.tables[0]
+    assert "data-largest-first" in page.all("button")[4]  # throughput: the largest first
+    summary = study().summary
+    assert [float(row[4][1]["data-sort"]) for row in rows] == summary["throughput"].tolist()
+    order = {"25 Gbit/s": 0.0, "100 Gbit/s": 1.0}
+    assert [float(row[3][1]["data-sort"]) for row in rows] == summary["cluster.nic.bandwidth"].map(order).tolist()
+
+
+def test_what_users_write_is_text_and_nothing_else(html):
+    assert "Is &lt;it&gt; worth it?" in html
+    assert "&lt;too many&gt; &amp; no room" in html
+    assert "<too many>" not in html
+
+
+def test_title_answer_front_and_reasons_are_there(html, page):
+    assert page.text["h1"] == "Study of resnet50 on rented"
+    words = " ".join(re.sub(r"<[^>]*>", " ", html).split())
+    assert "Best throughput 5,847 samples/s 95 % interval" in words
+    assert "Cheapest per sample" in words
+    front = study().pareto("throughput", "cost_per_sample")
+    marked = [attrs["id"] for tag, attrs in page.elements if tag == "tr" and attrs.get("class") == "front"]
+    assert sorted(marked) == sorted(f"c{list(study().summary.index).index(i) + 1}" for i in front.index)
+    assert "32 points, every configuration with 2 seeds: 27 done, 4 skipped, 1 failed." in words
+    assert "failed 1 ZeroDivisionError: division by zero 8 workers, ring, bandwidth 25 Gbit/s" in words
+    assert "skipped 4 workers = 64:" in words
+    assert "a note (27 runs)" in words
+
+
+def test_manifests_say_everything_about_every_run(html):
+    """What all have in common and what is a run's own together are its experiment."""
+    parser = Pre()
+    parser.feed(html)
+    common, *own = ([line.split(" = ", 1) for line in block.splitlines()] for block in parser.blocks)
+    table = study()
+    assert len(own) == len(table.members)
+    for member, lines in zip(table.members, own, strict=True):
+        found = {path: json.loads(value) for path, value in [*common, *lines]}
+        expected = json.loads(experiments(table)[member.key])
+        flat = {f"{k}.{i}": w for k, v in expected.items() if isinstance(v, dict) for i, w in v.items()}
+        flat |= {k: v for k, v in expected.items() if not isinstance(v, dict)}
+        assert found == flat | {"key": member.key}
+
+
+class Pre(HTMLParser):
+    """The text of each <pre>."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.inside = [], False
+
+    def handle_starttag(self, tag, attrs):
+        self.inside = tag == "pre"
+        if self.inside:
+            self.blocks.append("")
+
+    def handle_endtag(self, tag):
+        self.inside = False
+
+    def handle_data(self, data):
+        if self.inside:
+            self.blocks[-1] += data
+
+
+def test_the_same_study_gives_the_same_page():
+    assert html_report(learners()) == html_report(learners())
+
+
+def test_a_large_study_stays_small_on_disk():
+    table = study(n_seeds=5, workers=tuple(range(1, 26)))
+    assert len(table.members) == 500
+    text = html_report(table, experiments=experiments(table))
+    assert len(text.encode()) < 5_000_000
+    assert text.count("<tr id=") == 500 + 100
+
+
+def test_a_study_that_learns_is_ranked_by_its_target():
+    text = html_report(learners())
+    words = " ".join(re.sub(r"<[^>]*>", " ", text).split())
+    assert "First to the target accuracy" in words
+    assert "not by every seed" in words  # the slow one
+    assert "Learning curves" in words
+
+
+def test_a_study_in_which_nothing_ended_still_says_why():
+    table = Table(["workers"], [Member("a", {"workers": 8}, 0)], {"a": Outcome(FAILED, "ValueError: no")})
+    page = Page(html_report(table))
+    assert "No configuration has been simulated to its end" in page.text["strong"]
+    assert "ValueError: no" in page.text["td"]
+    assert not page.all("img")
+
+
+def test_a_study_that_was_stopped_says_so():
+    table = study(spoil=False)
+    kept = {key: outcome for key, outcome in table.outcomes.items() if key.startswith("8-")}
+    text = html_report(Table(table.axes, table.members, kept, interrupted=True))
+    assert "8 done, 24 missing; interrupted: run the study again to go on." in " ".join(text.split())
+    assert "not simulated yet: run the study again to go on" in text
+
+
+def test_an_unknown_metric_is_refused():
+    with pytest.raises(ConfigError, match="unknown metric 'througput'; did you mean 'throughput'"):
+        html_report(study(), metric="througput")
+    with pytest.raises(ConfigError, match="energy is not known"):
+        html_report(study(), metric="energy")
+
+
+def test_from_a_study_to_the_page_and_from_its_store_by_the_command(tmp_path):
+    store, page = tmp_path / "study.sqlite", tmp_path / "report.html"
+    base = ddlsim.Experiment("office-1gbe", "lenet5", steps=2, warmup=0, compute=ddlsim.Measured("20 ms", 32))
+    made = Study(base, vary={"workers": [2, 4, 400], "batch_size": [8, 32]})
+    made.run(store, jobs=1)
+    save_study_html(made, page)
+    whole = page.read_text(encoding="utf-8")
+    Page(whole)
+    assert "What would help" in whole
+    assert "Study of lenet5 on office-1gbe" in whole
+    done = CliRunner().invoke(app, ["report", str(store), "--html", str(page), "--question", "Why?"])
+    assert done.exit_code == 0, done.output
+    again = page.read_text(encoding="utf-8")
+    assert "Why?" in again
+    assert "What would help" not in again  # a store has no experiments to simulate
+    assert str(load_table(store)) in CliRunner().invoke(app, ["report", str(store)]).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.sqlite"], "nowhere.sqlite: no such file"),
+        (["study.sqlite", "--title", "x"], "--title has no effect without --html"),
+        (["study.sqlite", "--html", "report.pdf"], "name a file that ends in .html"),
+        (["study.sqlite", "--html", "nowhere/report.html"], "there is no folder 'nowhere'"),
+    ],
+    ids=["no-store", "no-page", "no-html", "no-folder"],
+)
+def test_mistakes_are_explained(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["report", *arguments])
+    assert isinstance(done.exception, ConfigError)
+    assert message in str(done.exception)

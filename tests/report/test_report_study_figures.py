@@ -1,0 +1,126 @@
+"""Plots of studies: what they draw is what the table says."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from report_studies import BANDWIDTHS, STRATEGIES, WORKERS, efficiency, learners, study
+
+from ddlsim.errors import ConfigError
+from ddlsim.report.study_figures import breakdown, heat_map, learning, one_change, tornado
+from ddlsim.report.study_words import answers, front_of
+from ddlsim.run.sensitivity import Sensitivity
+
+
+def test_cells_of_a_heat_map_are_the_best_of_the_other_fields(tmp_path):
+    """Efficiency is best with 100 Gbit/s; 64 workers with servers were skipped."""
+    axes = heat_map(study(), "workers", "strategy", tmp_path / "heat.svg")
+    cells = np.ma.filled(axes.collections[0].get_array().astype(float), np.nan)
+    expected = [[efficiency(n, strategy, "100 Gbit/s") for n in WORKERS] for strategy in STRATEGIES]
+    expected[1][3] = math.nan
+    np.testing.assert_allclose(cells, expected)
+    written = [text.get_text() for text in axes.texts]
+    assert written == [f"{100.0 * value:.1f}" for row in expected for value in row if not math.isnan(value)]
+    assert "efficiency (%), the best over cluster.nic.bandwidth" in axes.figure.get_suptitle().replace("\n", " ")
+    assert (tmp_path / "heat.svg").stat().st_size > 1000
+
+
+def test_a_heat_map_refuses_what_it_cannot_show():
+    with pytest.raises(ConfigError, match=r"unknown varied field 'worker'.*did you mean 'workers'"):
+        heat_map(study(), "worker", "strategy")
+    with pytest.raises(ConfigError, match="heat map: workers has 17 values, more than the 16"):
+        heat_map(study(workers=tuple(range(1, 18)), spoil=False), "workers", "strategy")
+
+
+def test_bars_of_a_breakdown_are_the_shares_of_the_best():
+    table = study(spoil=False)
+    axes = breakdown(table, n=3)
+    best = table.best(n=3)
+    bars = np.array([[bar.get_width() for bar in kind] for kind in axes.containers])
+    np.testing.assert_allclose(bars.sum(axis=0), 100.0)
+    np.testing.assert_allclose(bars[0], 100.0 * best["compute_share"])
+    labels = [label.get_text().replace("\n", " ") for label in axes.get_yticklabels()]
+    assert labels[0] == "64 workers, ring, bandwidth 100 Gbit/s"
+    assert [text.get_text() for text in axes.texts] == [f"{value:,.0f} samples/s" for value in best["throughput"]]
+
+
+def test_one_change_shows_the_neighbours_of_the_best():
+    """The best is 64 workers, ring, 100 Gbit/s: another count, strategy and bandwidth each, and no more."""
+    table = study(spoil=False)
+    axes = one_change(table)
+    top = 64 * efficiency(64, "ring", "100 Gbit/s")
+    expected = {
+        "workers": [100.0 * (n * efficiency(n, "ring", "100 Gbit/s") / top - 1.0) for n in WORKERS],
+        "strategy": [100.0 * (efficiency(64, "servers", "100 Gbit/s") * 64 / top - 1.0), 0.0],
+        "cluster.nic.bandwidth": [100.0 * (efficiency(64, "ring", "25 Gbit/s") * 64 / top - 1.0), 0.0],
+    }
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    drawn = {label: line.get_xdata() for label, line in zip(labels, axes.lines, strict=False)}
+    assert drawn.keys() == expected.keys()
+    assert labels[0] == "workers"  # the widest range on top
+    for label, changes in expected.items():
+        np.testing.assert_allclose(drawn[label], changes, atol=1e-9)
+
+
+def test_one_change_needs_neighbours():
+    table = study(spoil=False)
+    alone = dataclasses.replace(table, members=[table.members[0], table.members[-1]])  # nothing in common
+    with pytest.raises(ConfigError, match="differs from the best in one field only"):
+        one_change(alone)
+
+
+def test_bars_of_a_tornado_are_gains():
+    found = [Sensitivity("compute speed", 0.1, 0.07), Sensitivity("latency of nic", 0.1, -0.001)]
+    axes = tornado(found, title="the best")
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([7.0, -0.1])
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["+10% compute speed", "-10% latency of nic"]
+    with pytest.raises(ConfigError, match="there are no sensitivities"):
+        tornado([])
+
+
+def test_learning_curves_are_means_over_seeds():
+    """Of the fast one, seeds rise by 20 and 40 % a second until 2 s (the second one until 3 s): at 2 s, the mean is
+    60 % and half the interval t(0.975; 1) * s / sqrt(2) = 12.706 * 28.28 / 1.4142 = 254 %.
+    """
+    axes = learning(learners())
+    first = axes.lines[0]
+    assert first.get_label() == "fast"
+    np.testing.assert_allclose(first.get_xdata(), [0.0, 1.0, 2.0])
+    np.testing.assert_allclose(first.get_ydata(), [0.0, 30.0, 60.0])
+    band = axes.collections[0].get_paths()[0].vertices
+    assert band[:, 1].max() == pytest.approx(60.0 + 12.7062 * 20.0, rel=1e-4)
+    assert axes.get_ylim()[1] <= 102.0  # there is no accuracy beyond
+    with pytest.raises(ConfigError, match="learn nothing"):
+        learning(study())
+
+
+def test_the_answer_names_the_best_and_what_comes_next():
+    """64 workers with ring and 100 Gbit/s bring 100 * 64 / 1.1 samples/s, with seeds 0 and 1 % more: 5,847 on average;
+    25 Gbit/s instead 100 * 64 / 1.2 * 1.005 = 5,360, by both seeds less.
+    """
+    found = {answer.what: answer for answer in answers(study())}
+    best = found["Best throughput"]
+    assert best.value == "5,847 samples/s"
+    assert best.next == "64 workers, ring, bandwidth 25 Gbit/s, 5,360 samples/s (-8.3 %)"
+    assert study().summary.loc[best.row, "cluster.nic.bandwidth"] == "100 Gbit/s"
+    assert "Least energy per sample" not in found  # no powers are known
+    assert front_of(study()) == ("throughput", "cost_per_sample")
+
+
+def test_seeds_that_contradict_each_other_tell_nothing_apart():
+    """The best has 1,561 and 1,577 samples/s; the next here 2,100 with one seed and 1,000 with the other."""
+    table = study(workers=(8, 16), spoil=False)
+    other = {"16-ring-25 Gbit/s-0": 2100.0, "16-ring-25 Gbit/s-1": 1000.0}
+    changed = {
+        key: dataclasses.replace(table.outcomes[key], record=table.outcomes[key].record | {"throughput": value})
+        for key, value in other.items()
+    }
+    best = answers(dataclasses.replace(table, outcomes={**table.outcomes, **changed}))[0]
+    assert best.next.endswith("; 2 seeds do not tell the two apart")
+
+
+def test_bandwidths_of_the_grid_are_labelled_with_their_field():
+    axes = breakdown(study(spoil=False), n=16)
+    labels = {label.get_text().replace("\n", " ") for label in axes.get_yticklabels()}
+    assert labels == {f"{n} workers, {s}, bandwidth {b}" for n in WORKERS for s in STRATEGIES for b in BANDWIDTHS}
