@@ -43,6 +43,7 @@ ROOMS = {
     "rich": {"measure", "report", "cli"},
     "mpi4py": {"measure"},
     "torch": {"measure"},
+    "distributed": set(),
 }
 #: lazy imports upwards, inside functions: a result knows how to show itself
 LAZY = {("run", "report")}

@@ -50,7 +50,8 @@ from ddlsim.workload import jitter as jitters
 from ddlsim.workload.compute import Affine, Measured, Roofline
 from ddlsim.workload.toml_files import read_toml, validate
 
-__all__ = ["STRATEGIES", "load_experiment"]
+__all__ = ["COMPUTE", "JITTER", "PARTS", "STRATEGIES", "beside", "compression_from", "experiment_from"]
+__all__ += ["load_experiment", "training_from"]
 
 
 class _File(Table):
@@ -193,7 +194,11 @@ def load_experiment(source: str | Path, *, allow_code: bool = False) -> Experime
     :class:`~ddlsim.errors.ConfigError` in one line: file, field, value, rule and remedy.
     """
     path = Path(source)
-    table = read_toml(path)
+    return experiment_from(read_toml(path), path, allow_code=allow_code)
+
+
+def experiment_from(table: dict[str, object], path: Path, *, allow_code: bool = False) -> Experiment:
+    """Return the experiment that a table of the file `path` describes; see :func:`load_experiment`."""
     file = validate(TypeAdapter(_File), table, str(path), _File.model_fields)
     strategy = file.strategy or {"type": "all-reduce"}
     for name, value in strategy.items():
@@ -204,8 +209,8 @@ def load_experiment(source: str | Path, *, allow_code: bool = False) -> Experime
             )
     try:
         return Experiment(
-            cluster=_beside(path, file.cluster),
-            model=_beside(path, file.model),
+            cluster=beside(path, file.cluster),
+            model=beside(path, file.model),
             strategy=chosen(strategy, STRATEGIES, PARTS, f"{path}: strategy"),  # type: ignore[arg-type]
             workers=file.workers,
             batch_size=file.batch_size,
@@ -218,9 +223,9 @@ def load_experiment(source: str | Path, *, allow_code: bool = False) -> Experime
             speed=file.speed,
             seed=file.seed,
             max_time=float("inf") if file.max_time is None else parse(file.max_time, "time"),
-            time_model=None if file.time_model is None else _beside(path, file.time_model),
-            training=_training(path, file.training),
-            compression=_compression(file.compression, f"{path}: compression"),
+            time_model=None if file.time_model is None else beside(path, file.time_model),
+            training=training_from(path, file.training, f"{path}: training"),
+            compression=compression_from(file.compression, f"{path}: compression"),
             compute=_chosen(file.compute, COMPUTE, f"{path}: compute"),  # type: ignore[arg-type]
             jitter=_chosen(file.jitter, JITTER, f"{path}: jitter") or jitters.NoJitter(),  # type: ignore[arg-type]
             slow_downs=tuple(_slow_downs(file.slow_downs, f"{path}: slow_downs")),
@@ -230,7 +235,7 @@ def load_experiment(source: str | Path, *, allow_code: bool = False) -> Experime
         raise type(error)(text if text.startswith(str(path)) else f"{path}: {text}") from None
 
 
-def _beside(path: Path, name: str) -> str | Path:
+def beside(path: Path, name: str) -> str | Path:
     """Return the file or folder `name` beside `path` if there is one, else the name."""
     file = path.parent / name
     return file if (file.suffix and file.is_file()) or ("/" in name and file.is_dir()) else name
@@ -240,15 +245,16 @@ def _chosen(table: Mapping[str, object] | None, kinds: Kinds, where: str) -> obj
     return None if table is None else chosen(table, kinds, PARTS, where)
 
 
-def _training(path: Path, table: Mapping[str, object] | None) -> Training | None:
+def training_from(path: Path, table: Mapping[str, object] | None, where: str) -> Training | None:
+    """Return what the table of the file `path` describes."""
     if table is None:
         return None
     data = table.get("data")
-    beside = {"data": str(_beside(path, data))} if isinstance(data, str) else {}
-    return build(Training, {**table, **beside}, PARTS, f"{path}: training")
+    near = {"data": str(beside(path, data))} if isinstance(data, str) else {}
+    return build(Training, {**table, **near}, PARTS, where)
 
 
-def _compression(table: Mapping[str, object] | None, where: str) -> Compression | None:
+def compression_from(table: Mapping[str, object] | None, where: str) -> Compression | None:
     """Return what the table describes: a compressor, or with the key "compressor" more than that."""
     if table is not None and "compressor" in table:
         return build(Compression, table, PARTS, where)

@@ -7,20 +7,28 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddlsim.cluster import Cluster
+from ddlsim.compression import Compression
 from ddlsim.data.dataset import DataSet
 from ddlsim.workload.devices import Device
 from ddlsim.workload.model import Model
 
-__all__ = ["labels_of"]
+__all__ = ["bare", "labels_of"]
 
 
 def labels_of(values: Sequence[object]) -> list[str | int | float | bool]:
     """Return a label for each value; different values have different labels, None is "none"."""
+    values = [bare(v) for v in values]
     short, long = [_short(v) for v in values], [_long(v) for v in values]
     meant: dict[object, set[object]] = {}
     for a, b in zip(short, long, strict=True):
         meant.setdefault(a, set()).add(b)
     return [b if len(meant[a]) > 1 else a for a, b in zip(short, long, strict=True)]
+
+
+def bare(value: object) -> object:
+    """Return the compressor where a Compression is no more than that: an experiment takes both."""
+    only = isinstance(value, Compression) and value == Compression(value.compressor)
+    return value.compressor if only and isinstance(value, Compression) else value
 
 
 def _short(value: object) -> str | int | float | bool:

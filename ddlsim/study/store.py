@@ -107,7 +107,7 @@ class Store:
                     f"{self.path}: has version {version} of the format, this ddlsim knows up to {SCHEMA_VERSION}; "
                     "update ddlsim, or give another file"
                 )
-            damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            damage = " ".join(str(self._db.execute("PRAGMA quick_check(1)").fetchone()[0]).split())
             if damage != "ok":
                 raise ConfigError(f"{self.path}: is damaged ({damage}); restore a copy, or give another file")
             self._db.execute("PRAGMA journal_mode = WAL")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import ddlsim
 from ddlsim.errors import ConfigError
 from ddlsim.run.experiment import Experiment
 from ddlsim.study.changes import UnknownPathError, changed
@@ -18,7 +21,7 @@ from ddlsim.study.content import Digests, canonical, key_of, text_of
 from ddlsim.study.designs import Range, Vary, rows_of
 from ddlsim.study.dispatch import Count, Progress, Task, dispatch
 from ddlsim.study.executors import DaskClient, open_pool
-from ddlsim.study.labels import labels_of
+from ddlsim.study.labels import bare, labels_of
 from ddlsim.study.loading import Loader
 from ddlsim.study.parcels import Packer
 from ddlsim.study.store import Member, Store
@@ -152,8 +155,8 @@ class Study:
                 text = text_of(experiment, loader.digests)
             else:
                 experiment = None
-                what = [canonical(self.base, loader.digests), canonical(dict(row), loader.digests), seed]
-                text = json.dumps(what, sort_keys=True)
+                bared = {path: bare(value) for path, value in row.items()}
+                text = json.dumps([ddlsim.__version__, canonical([self.base, bared, seed], loader.digests)])
             yield Point(settings, seed, experiment, error, key_of(text), text)
 
     # ------------------------------------------------------------ running
@@ -166,7 +169,7 @@ class Study:
         jobs: int | None = None,
         retry_failed: bool = False,
         add: bool = False,
-        progress: Progress | None = None,
+        progress: bool | Progress | None = None,
     ) -> Table:
         """Simulate all points that are not in the store yet, and return the table of all.
 
@@ -176,7 +179,8 @@ class Study:
                       process). A script that uses several must do its work under ``if __name__ == "__main__":``
         retry_failed  simulate points again that have failed before
         add           put this study into a store of another one
-        progress      called with a :class:`~ddlsim.study.Count` as points finish
+        progress      show how far it is (default: on a terminal), or a function that is called with a
+                      :class:`~ddlsim.study.Count` as points finish
 
         Results do not depend on the executor. Ctrl-C ends it early with ``table.interrupted``; running it again goes
         on from there. Raises ConfigError for a store that cannot be used, DdlsimError if an executor breaks.
@@ -192,7 +196,8 @@ class Study:
             if misfits:
                 opened.save((p.key, p.text, Outcome(SKIPPED, p.error)) for p in misfits)
                 states |= {p.key: SKIPPED for p in misfits}
-            interrupted = self._simulate(opened, states, executor, jobs, progress)
+            with _shown(progress) as report:
+                interrupted = self._simulate(opened, states, executor, jobs, report)
             table = Table(list(self.vary), self._members, opened.outcomes(unique), interrupted)
         self._finished["table"] = table
         return table
@@ -286,3 +291,14 @@ class Study:
     def with_(self, **changes: object) -> Study:
         """Return the study with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _shown(progress: bool | Progress | None) -> AbstractContextManager[Progress | None]:
+    """Return what yields the function that is told how far a study is."""
+    if callable(progress):
+        return nullcontext(progress)
+    if not (sys.stderr.isatty() if progress is None else progress):
+        return nullcontext()
+    from ddlsim.report.study_progress import bar
+
+    return bar()

@@ -73,7 +73,7 @@ class Table:
             record = {name: value for name, value in outcome.record.items() if name != "history"}
             lists = {name: "; ".join(map(str, record.pop(name, ()))) for name in ("notes", "warnings")}  # type: ignore[call-overload]
             rows.append(
-                {**member.settings, "seed": member.seed, "status": outcome.status, **record, **lists,
+                {**member.settings, "seed": member.seed, "status": outcome.status, "stop_reason": "", **record, **lists,
                  "error": outcome.error}
             )  # fmt: skip
         numbers = list(METRICS) + [name for name in LEARNING_METRICS if any(name in row for row in rows)]
@@ -81,7 +81,6 @@ class Table:
         frame = pd.DataFrame(rows, columns=[*self.axes, "seed", "status", "n_workers", *numbers, *texts])
         frame[numbers] = frame[numbers].astype(np.float64)
         frame["n_workers"] = frame["n_workers"].astype("Int64")
-        frame[texts] = frame[texts].fillna("")
         return frame
 
     @cached_property

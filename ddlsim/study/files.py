@@ -1,0 +1,126 @@
+"""Studies from TOML files: the base experiment as in an experiment file, and lists of what its fields take.
+
+.. code-block:: toml
+
+    seeds = 3                            # how many, or which: [0, 7]
+    design = "grid"                      # or "list"; "random" and "latin-hypercube" with n_points = 100
+
+    [base]                               # or base = "experiment.toml", a file beside this one
+    cluster = "cloud-25g-16x8-v100"
+    model = "resnet50"
+    batch_size = 64
+
+    [vary]
+    workers = [8, 16, 32, 64, 128]
+    strategy = [{ type = "all-reduce", algorithm = "ring" }, { type = "parameter-server", servers = 8 }]
+    compression = ["none", { type = "top-k", density = 0.01 }]
+    "cluster.nic.bandwidth" = ["25 Gbit/s", "100 Gbit/s"]
+    # for designs that sample: accumulation = { low = 1, high = 16, log = true, whole = true }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from ddlsim.errors import ConfigError, DdlsimError
+from ddlsim.run.experiment import Experiment
+from ddlsim.run.files import (
+    COMPUTE,
+    JITTER,
+    PARTS,
+    STRATEGIES,
+    beside,
+    compression_from,
+    experiment_from,
+    load_experiment,
+    training_from,
+)
+from ddlsim.run.tables import Kinds, Table, chosen
+from ddlsim.study.designs import Range
+from ddlsim.study.study import Study
+from ddlsim.workload.toml_files import read_toml, validate
+
+__all__ = ["load_study"]
+
+#: fields that "none" may stand for nothing in
+_OPTIONAL = frozenset({"compression", "compute", "device", "speed", "time_model", "training", "workers"})
+_KINDS: Mapping[str, Kinds] = {**PARTS, "strategy": STRATEGIES, "compute": COMPUTE, "jitter": JITTER}
+
+
+class _File(Table):
+    base: dict[str, object] | str
+    vary: dict[str, list[object] | dict[str, object]]
+    seeds: int | list[int] = 1
+    design: str = "grid"
+    n_points: int | None = None
+    design_seed: int = 0
+
+
+class _Range(Table):
+    low: float | str
+    high: float | str
+    log: bool = False
+    whole: bool = False
+
+
+def load_study(source: str | Path, *, allow_code: bool = False) -> Study:
+    """Return the study that the TOML file `source` describes.
+
+    As in experiment files, "package.module:function" is refused unless `allow_code`. Raises
+    :class:`~ddlsim.errors.ConfigError` in one line: file, field, value, rule and remedy.
+    """
+    path = Path(source)
+    file = validate(TypeAdapter(_File), read_toml(path), str(path), _File.model_fields)
+    base = _base(path, file.base, allow_code)
+    vary = {field: _values(path, field, values, allow_code) for field, values in file.vary.items()}
+    try:
+        return Study(base, vary, file.seeds, file.design, file.n_points, file.design_seed)
+    except DdlsimError as error:
+        raise type(error)(f"{path}: {error}") from None
+
+
+def _base(path: Path, base: Mapping[str, object] | str, allow_code: bool) -> Experiment:
+    if isinstance(base, str):
+        return load_experiment(path.parent / base, allow_code=allow_code)
+    try:
+        return experiment_from(dict(base), path, allow_code=allow_code)
+    except DdlsimError as error:
+        raise type(error)(str(error).replace(f"{path}: ", f"{path}: base: ", 1)) from None
+
+
+def _values(
+    path: Path, field: str, values: Sequence[object] | Mapping[str, object], allow_code: bool
+) -> list[object] | Range:
+    where = f"{path}: vary.{field}"
+    if isinstance(values, Mapping):
+        given = validate(TypeAdapter(_Range), dict(values), where, _Range.model_fields)
+        try:
+            return Range(given.low, given.high, given.log, given.whole)
+        except DdlsimError as error:
+            raise type(error)(f"{where}: {error}") from None
+    return [_value(path, field, value, f"{where}[{i}]", allow_code) for i, value in enumerate(values)]
+
+
+def _value(path: Path, field: str, value: object, where: str, allow_code: bool) -> object:
+    """Return what a value in a list stands for: an object for a table, a file beside for its name."""
+    if not allow_code and field.startswith("strategy"):
+        for text in value.values() if isinstance(value, dict) else [value]:
+            if isinstance(text, str) and ":" in text:
+                raise ConfigError(f"{where} = {text!r} would import code; use load_study(path, allow_code=True)")
+    if value == "none" and field in _OPTIONAL:
+        return None
+    if isinstance(value, dict):
+        if field == "training":
+            return training_from(path, value, where)
+        if field == "compression":
+            return compression_from(value, where)
+        kinds = _KINDS.get(field.rpartition(".")[2])
+        if kinds is None:
+            raise ConfigError(f"{where} = {value!r}: a table cannot stand here; write a number or a text")
+        return chosen(value, kinds, PARTS, where)
+    if isinstance(value, str) and field in ("cluster", "model", "time_model", "training.data"):
+        return beside(path, value)
+    return tuple(value) if isinstance(value, list) else value
