@@ -8,12 +8,14 @@ from pathlib import Path
 
 from matplotlib.ticker import NullFormatter
 
-from accuracy.families import Family, families
+from accuracy.families import FAMILIES, Family
 from accuracy.rows import Row, mean_error
 from ddlsim.report.plots import COLOURS, MARKERS, figure, save
 
 __all__ = ["main", "page", "picture"]
 
+MANY = 100  #: rows above which a section has a line per case instead
+SHOWN = 6  #: misses of one cause that are named
 DOCS = Path(__file__).parents[1] / "docs"
 HEAD = """# Accuracy
 
@@ -73,14 +75,34 @@ def section(family: Family, rows: Sequence[Row]) -> str:
     parts = [
         f"\n## {family.title}\n\n`python -m accuracy.{family.script}`. Calibrated on: {family.calibration}\n\n",
         f"![measured against predicted](pictures/accuracy_{family.key}.png)\n\n",
-        "| case | | measured | predicted | unit | error |\n| --- | --- | --- | --- | --- | --- |\n",
     ]
+    if len(rows) > MANY:
+        return "".join(parts) + by_case(family, rows) + misses(family, rows)
+    parts.append("| case | | measured | predicted | unit | error |\n| --- | --- | --- | --- | --- | --- |\n")
     for row in rows:
         error = "calibrated" if row.fitted_on else f"{row.error:+.1%}"
         what = f"{row.what} ({row.note})" if row.note else row.what
         parts.append(f"| {row.case} | {what} | {row.measured:.4g} | {row.predicted:.4g} | {row.unit} | {error} |\n")
     remark = family.remark()
     return "".join(parts) + (f"\n{remark}\n" if remark else "") + gains(rows) + misses(family, rows)
+
+
+def by_case(family: Family, rows: Sequence[Row]) -> str:
+    """Return a table with a line per case and note, for families of very many rows."""
+    cases: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        note = "" if row.note.startswith("histograms") else row.note
+        cases.setdefault((row.case, note), []).append(row)
+    lines = ["| case | | rows | median | mean | worst | |\n| --- | --- | --- | --- | --- | --- | --- |\n"]
+    for (case, note), members in cases.items():
+        errors = [abs(row.error) for row in members]
+        worst = max((row.error for row in members), key=abs)
+        counts = "" if any(family.counts(r) and not r.fitted_on for r in members) else "does not count"
+        lines.append(
+            f"| {case} | {note} | {len(members)} | {statistics.median(errors):.1%} | {statistics.mean(errors):.1%} "
+            f"| {worst:+.1%} | {counts} |\n"
+        )
+    return "".join(lines)
 
 
 def judged(rows: Sequence[Row]) -> tuple[list[Row], list[Row], list[Row]]:
@@ -113,7 +135,9 @@ def misses(family: Family, rows: Sequence[Row]) -> str:
         return "\nNo prediction is further off than the target for the mean.\n"
     lines = ["\nFurther off than the target for the mean:\n\n"]
     for cause, missed in by_cause.items():
-        where = "; ".join(f"{row.case}, {row.what} ({row.error:+.1%})" for row in missed)
+        named = sorted(missed, key=lambda row: -abs(row.error))[:SHOWN]
+        where = "; ".join(f"{row.case}, {row.what} ({row.error:+.1%})" for row in named)
+        where += f"; and {len(missed) - SHOWN} more" if len(missed) > SHOWN else ""
         lines.append(f"- {where}: {cause}.\n")
     return "".join(lines)
 
@@ -159,6 +183,8 @@ def picture(family: Family, rows: Sequence[Row], path: Path) -> None:
 
 def group(case: str) -> str:
     """Return the system that a case is of: the first words of its name."""
+    if ":" in case:
+        return case.split(":")[0].removesuffix("_series2")
     words = case.replace("-", "_").split("_")
     return " ".join(words[:2]) if "_" in case else case
 
@@ -171,7 +197,7 @@ def page(measured: Sequence[tuple[Family, list[Row]]]) -> str:
 
 def main() -> None:
     """Simulate everything and write page and pictures."""
-    measured = [(family, family.rows()) for family in families()]
+    measured = [(family, family.rows()) for family in FAMILIES]
     for family, rows in measured:
         same_unit = [row for row in rows if row.unit == rows[0].unit]
         picture(family, same_unit, DOCS / "pictures" / f"accuracy_{family.key}.png")
