@@ -111,7 +111,13 @@ def _replaced(value: object, tree: Mapping[str, object], where: str, units: Mapp
             now = inner.pop("", value[name] if isinstance(value, Mapping) else getattr(value, name))
             branch = _replaced(now, inner, f"{where}.{name}", {"*": unit} if unit else {})
         new[name] = _number(branch, unit, f"{where}.{name}") if unit else branch
-    return {**value, **new} if isinstance(value, Mapping) else dataclasses.replace(value, **new)
+    if isinstance(value, Mapping):
+        return {**value, **new}
+    try:
+        return dataclasses.replace(value, **new)
+    except TypeError as error:  # a text where a number is meant, say
+        given = ", ".join(f"{name} = {field!r}" for name, field in new.items())
+        raise ConfigError(f"{where}: {given} does not fit: {error}") from None
 
 
 def _number(value: object, dimension: str, where: str) -> object:

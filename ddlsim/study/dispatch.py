@@ -22,6 +22,7 @@ __all__ = ["Count", "Progress", "Task", "dispatch"]
 _SINGLE, _ALONE, _GUILTY = 1, 2, 4
 #: points that are sent at once, at most
 _MANY = 256
+_DIED = "its process died each time (out of memory, or killed)"
 #: s between two looks at what others have finished
 _LOOK = 0.25
 
@@ -121,6 +122,10 @@ class _Dispatcher:
             self.running[self.pool.submit([task.experiment for task in tasks], missing)] = tasks
         except BrokenExecutor:
             self.broken(tasks)
+        except DdlsimError:
+            raise
+        except Exception as error:  # whatever an executor raises that has been shut down
+            raise DdlsimError(f"the executor takes no more work ({error}); run the study again to go on") from None
 
     def take(self, future: Future[Answer]) -> None:
         """Store what a worker has handed in, or find out what to do instead."""
@@ -156,14 +161,15 @@ class _Dispatcher:
         self.strikes.update(task.key for task in lost)
         guilty = [task for task in lost if self.strikes[task.key] >= _GUILTY]
         if guilty:
-            text = "its process died each time (out of memory, or killed)"
-            self.save([(task, Outcome(FAILED, text)) for task in guilty])
+            self.save([(task, Outcome(FAILED, _DIED)) for task in guilty])
         self.pending.extendleft(task for task in reversed(lost) if task not in guilty)
         self.pool.restart()
 
     def refused(self, tasks: list[Task], error: Exception) -> None:
         if len(tasks) == 1:
-            return self.save([(tasks[0], Outcome(FAILED, f"{type(error).__name__}: {error}"))])
+            name = type(error).__name__
+            # Dask has tried it on several workers then
+            return self.save([(tasks[0], Outcome(FAILED, _DIED if name == "KilledWorker" else f"{name}: {error}"))])
         self.strikes.update(task.key for task in tasks)
         self.pending.extendleft(reversed(tasks))
         return None

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from contextlib import suppress
 from typing import Protocol
 
 from ddlsim.errors import ConfigError, DdlsimError
@@ -51,10 +52,12 @@ class Pool(Protocol):
         """End what was started here; with `at_once` without waiting for what runs."""
 
 
-def open_pool(executor: Executor | DaskClient | None, jobs: int | None, packer: Packer, first: Experiment) -> Pool:
+def open_pool(
+    executor: Executor | DaskClient | None, jobs: int | None, packer: Packer, experiments: Sequence[Experiment]
+) -> Pool:
     """Return the pool that `executor` is, or else one of `jobs` processes (None: as many as there are cores).
 
-    What the experiments have in common with the `first` one is compiled only once.
+    There are no more processes than `experiments`; what these need is compiled only once.
     """
     if executor is not None:
         if jobs is not None:
@@ -70,7 +73,7 @@ def open_pool(executor: Executor | DaskClient | None, jobs: int | None, packer: 
     if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
         raise ConfigError(f"jobs = {jobs!r}: must be a whole number of at least 1")
     n = _n_cores() if jobs is None else jobs
-    return _Inline() if n == 1 else _Processes(n, packer, first)
+    return _Inline() if n == 1 else _Processes(min(n, len(experiments)), packer, experiments)
 
 
 def _n_cores() -> int:
@@ -133,7 +136,8 @@ class _Dask(_Given):
     @property
     def n_workers(self) -> int:
         if time.monotonic() - self._looked > _LOOK:
-            self._n = max(1, sum(self._client.nthreads().values()))
+            with suppress(Exception):  # a scheduler that has gone: the work will say so
+                self._n = max(1, sum(self._client.nthreads().values()))
             self._looked = time.monotonic()
         return self._n
 
@@ -146,11 +150,11 @@ class _Processes:
 
     restarts = True
 
-    def __init__(self, n_workers: int, packer: Packer, first: Experiment) -> None:
+    def __init__(self, n_workers: int, packer: Packer, experiments: Sequence[Experiment]) -> None:
         self.n_workers = n_workers
         self._packer = packer
         self._executor, ready = self._started(n_workers)
-        warm_up(first)  # meanwhile; what has to be compiled is in the cache when they want it
+        warm_up(experiments)  # meanwhile; what has to be compiled is in the cache when they want it
         self._check(ready)
 
     def _started(self, n: int) -> tuple[ProcessPoolExecutor, Future[int]]:

@@ -105,6 +105,7 @@ class _Kept:
             part = pickle.loads(data)
             with self._lock:
                 self._parts[digest] = part, len(data)
+                self._parts.move_to_end(digest)
         with self._lock:
             while len(self._parts) > len(pickles) + 1 and sum(n for _, n in self._parts.values()) > KEPT_NBYTES:
                 self._parts.popitem(last=False)

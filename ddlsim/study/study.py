@@ -229,7 +229,7 @@ class Study:
             return False
         # the long ones first: the last ones then end at about the same time
         tasks.sort(key=lambda task: -(task.experiment.workers or self._loader.n_workers(task.experiment)))
-        pool = open_pool(executor, jobs, Packer(self._loader.digests), tasks[0].experiment)
+        pool = open_pool(executor, jobs, Packer(self._loader.digests), [task.experiment for task in tasks])
         done = False
         try:
             dispatch(tasks, pool, store, finished)

@@ -88,10 +88,10 @@ def simulate_one(experiment: Experiment) -> Outcome:
     return Outcome(outcome.status, outcome.error, outcome.record, time.perf_counter() - started)
 
 
-def warm_up(like: Experiment) -> None:
-    """Load the compiled code that an experiment needs, or compile it for the cache on disk.
+def warm_up(experiments: Sequence[Experiment]) -> None:
+    """Load the compiled code that experiments need, or compile it for the cache on disk.
 
-    Runs something tiny instead of the experiment: two workers on a switch, and the network with two samples.
+    Runs something tiny instead of them: two workers on a switch, and the networks that learn with two samples.
     """
     from ddlsim.cluster import star
     from ddlsim.nn.network import build_network
@@ -100,9 +100,10 @@ def warm_up(like: Experiment) -> None:
     cluster = star(3, bandwidth="1 Gbit/s", latency="1 us")
     for strategy in (AllReduce("ring"), ParameterServer(1)):
         run(Experiment(cluster, "lenet5", strategy, workers=2, steps=1, warmup=0))
-    if like.training is not None:
+    learning = {(id(e.model), e.training.loss): e for e in experiments if e.training is not None}
+    for (_, loss), experiment in learning.items():
         with suppress(ConfigError):  # the experiment itself says what is wrong
-            network = build_network(load_model(like.model), 0, loss=like.training.loss)
+            network = build_network(load_model(experiment.model), 0, loss=loss)
             x, params, state = np.zeros((2, *network.model.input_shape)), network.initial_params, network.initial_state
             network.loss_and_gradient(params, x, np.zeros(2, np.int64), np.random.default_rng(0), state.copy())
             network.predict(params, x, state)

@@ -42,7 +42,7 @@ def test_threads_give_the_same_table(expected):
 def test_processes_give_the_same_table_and_compile_nothing(expected):
     same(Study(BASE, VARY, seeds=2).run(jobs=2), expected)
     digests = Digests()
-    pool = open_pool(None, 2, Packer(digests), BASE)
+    pool = open_pool(None, 2, Packer(digests), [BASE, BASE])
     try:
         assert pool._executor.submit(n_compiled, BASE).result() == 0
     finally:
