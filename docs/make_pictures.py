@@ -5,6 +5,7 @@ from pathlib import Path
 
 import ddlsim
 from ddlsim.report.plots import scaling
+from ddlsim.report.study_figures import breakdown, heat_map, one_change, tornado
 
 OUT = Path(__file__).parent / "pictures"
 COUNTS = [1, 8, 16, 32, 64, 128]
@@ -22,3 +23,19 @@ ddlsim.simulate("two-racks-oversubscribed", "resnet50", batch_size=32, steps=2).
 
 learned = runpy.run_path(str(OUT.parents[1] / "examples" / "first_to_95.py"))["results"]
 ddlsim.plot_learning(learned, OUT / "learning.png", x="time")
+
+study = ddlsim.Study(
+    base=base.with_(jitter=ddlsim.Lognormal(0.05)),
+    vary={
+        "workers": [8, 16, 32, 64, 128],
+        "strategy": [ddlsim.AllReduce("ring"), one_server],
+        "cluster.nic.bandwidth": ["10 Gbit/s", "25 Gbit/s", "100 Gbit/s"],
+    },
+    seeds=3,
+)
+table = study.run(jobs=1)
+heat_map(table, "workers", "cluster.nic.bandwidth", OUT / "study_heat_map.png")
+breakdown(table, OUT / "study_breakdown.png", n=10)
+one_change(table, OUT / "study_one_change.png")
+best = ddlsim.simulate(base.with_(workers=128))
+tornado(best.sensitivities, OUT / "study_tornado.png", title="128 workers, ring, 25 Gbit/s")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ddlsim.cli.application import app
 from ddlsim.cli.output import check_folder, write_file
 from ddlsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ddlsim.run.sensitivity import Sensitivity
 
 __all__ = ["report"]
 
@@ -22,14 +25,17 @@ def report(
     html: Annotated[Path | None, typer.Option("--html", help="Write a page with pictures and all tables.")] = None,
     title: Annotated[str, typer.Option("--title", help="Of the page (default: the model and the cluster).")] = "",
     question: Annotated[str, typer.Option("--question", help="That the study is to answer, below the title.")] = "",
+    study: Annotated[
+        Path | None, typer.Option("--study", help="Its file (.toml): adds what would help the best, by more runs.")
+    ] = None,
     metric: Annotated[str, typer.Option("--metric", help="What makes the best: throughput, cost_per_sample, ...")] = "",
 ) -> None:
     """Show the configurations of a study, the best of them, and what was skipped or has failed.
 
     Example: ddlsim report study.sqlite --html report.html --question "Is 100 Gbit/s worth it?"
     """
-    for option, text in (("--title", title), ("--question", question), ("--metric", metric)):
-        if text and html is None:
+    for option, value in (("--title", title), ("--question", question), ("--study", study), ("--metric", metric)):
+        if value and html is None:
             raise ConfigError(f"{option} has no effect without --html: add --html report.html")
     check_folder(html)
     if html is not None and html.suffix not in (".html", ".htm"):
@@ -40,9 +46,16 @@ def report(
     if html is None:
         typer.echo(str(table))
         return
-    from ddlsim.report.html import html_report
+    from ddlsim.report.html import html_report, sensitivities_of_best
 
-    text = html_report(table, title=title, question=question, metric=metric, experiments=_experiments(store))
+    found: list[Sensitivity] = []
+    if study is not None:
+        from ddlsim.study import load_study
+
+        found = sensitivities_of_best(load_study(study), table, metric)
+    text = html_report(
+        table, title=title, question=question, metric=metric, experiments=_experiments(store), sensitivities=found
+    )
     write_file(html, lambda path: path.write_text(text, encoding="utf-8"))
 
 

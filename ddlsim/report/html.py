@@ -15,14 +15,11 @@ from ddlsim.report.study_tables import configurations, manifests_of, reasons, ru
 from ddlsim.report.study_words import COLUMNS, answers, front_of, label_of, plain, varied
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from ddlsim.run.experiment import Experiment
     from ddlsim.run.sensitivity import Sensitivity
     from ddlsim.study.study import Study
     from ddlsim.study.table import Table
 
-__all__ = ["html_report", "save_html", "save_study_html"]
+__all__ = ["html_report", "save_html", "save_study_html", "sensitivities_of_best"]
 
 _TEMPLATES = Path(__file__).parent / "templates"
 #: values of a field, and members of the Pareto front, that are named at the top
@@ -52,26 +49,35 @@ def save_study_html(
 ) -> None:
     """Write the report of a study that has been run, with the sensitivities of its best configuration.
 
-    Those are worked out by some more runs of that configuration. Raises ConfigError if the study has not been run.
+    Those are worked out by some more runs of that configuration. Raises ConfigError if the study has not been run,
+    and for a metric that no configuration has.
+    """
+    table, texts = study.table, {point.key: point.text for point in study.points}
+    found = sensitivities_of_best(study, table, metric)
+    save_html(table, path, title=title, question=question, metric=metric, experiments=texts, sensitivities=found)
+
+
+def sensitivities_of_best(study: Study, table: Table, metric: str = "") -> list[Sensitivity]:
+    """Return what would help the best configuration in the `table` of a study, by some runs of its first seed.
+
+    Empty where nothing has been simulated. Raises ConfigError if the table is not one of this study, and for a metric
+    that no configuration has.
     """
     from ddlsim.run.sensitivity import sensitivities
 
-    table, found = study.table, []
-    if len(table.summary):
-        best = table.best(metric or _main_metric(table)).iloc[0]
-        found = sensitivities(_experiment_of(study, best))
-    texts = {point.key: point.text for point in study.points}
-    save_html(
-        table, path, title=title, question=question, metric=metric, experiments=texts, sensitivities=found
-    )
-
-
-def _experiment_of(study: Study, settings: pd.Series[float]) -> Experiment:
-    """Return the experiment of a configuration, with the first seed."""
-    return next(
-        point.experiment for point in study.points
-        if point.experiment is not None and all(settings[axis] == value for axis, value in point.settings.items())
-    )  # fmt: skip
+    points = {point.key: point for point in study.points}
+    if any(member.key not in points for member in table.members):
+        raise ConfigError(
+            "the table is that of another study (or of another version of ddlsim, or of a cluster or model that has "
+            "been edited since); run this one"
+        )
+    if not len(table.summary):
+        return []
+    best = table.best(metric or _main_metric(table)).iloc[0]
+    for point in points.values():
+        if point.experiment is not None and all(best[axis] == value for axis, value in point.settings.items()):
+            return sensitivities(point.experiment)
+    return []
 
 
 def html_report(

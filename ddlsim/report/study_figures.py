@@ -152,13 +152,13 @@ def one_change(table: Table, path: str | Path | None = None, *, metric: str = "t
         axes.barh(i, high - low, left=low, color="#cfdceb", edgecolor=COLOURS[0], height=0.45)
         axes.plot([x for x, _ in changes], [i] * len(changes), linestyle="", marker="o", markersize=4, color="#223344")
         for x, text, side, offset in ((low, low_text, "right", -6), (high, high_text, "left", 6)):
-            axes.annotate(textwrap.shorten(text, 28, placeholder=" ..."), (x, i), xytext=(offset, 0), fontsize=8,
+            axes.annotate(textwrap.shorten(text, 30, placeholder=" ..."), (x, i), xytext=(offset, 0), fontsize=8,
                           textcoords="offset points", ha=side, va="center")  # fmt: skip
     axes.axvline(0.0, color="#222222", linewidth=1.0)
     axes.set_yticks(range(len(found)), [field for field, _ in found], fontsize=8)
     axes.set_ylim(len(found) - 0.4, -0.6)
     left, right = min(c[0][0] for _, c in found), max(c[-1][0] for _, c in found)
-    space = 0.45 * max(right - left, 1e-6)  # for the texts beside the bars
+    space = 0.6 * max(right - left, 1e-6)  # for the texts beside the bars
     axes.set_xlim(left - space, right + space)
     axes.set_xticks([tick for tick in axes.get_xticks() if left <= tick <= right])
     axes.set_xlabel(f"{COLUMNS[metric].heading} against that of the best configuration (%)")

@@ -20,6 +20,18 @@ from ddlsim.study.store import Member
 from ddlsim.study.table import Table
 from ddlsim.study.work import FAILED, Outcome
 
+#: the study of the last tests as a file
+TOML = """
+[base]
+cluster = "office-1gbe"
+model = "lenet5"
+steps = 2
+warmup = 0
+compute = { type = "measured", step_time = "20 ms", batch_size = 32 }
+[vary]
+workers = [2, 4, 400]
+batch_size = [8, 32]
+"""
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
 
@@ -227,11 +239,19 @@ def test_from_a_study_to_the_page_and_from_its_store_by_the_command(tmp_path):
     Page(whole)
     assert "What would help" in whole
     assert "Study of lenet5 on office-1gbe" in whole
-    done = CliRunner().invoke(app, ["report", str(store), "--html", str(page), "--question", "Why?"])
+    command = ["report", str(store), "--html", str(page)]
+    done = CliRunner().invoke(app, [*command, "--question", "Why?"])
     assert done.exit_code == 0, done.output
     again = page.read_text(encoding="utf-8")
     assert "Why?" in again
     assert "What would help" not in again  # a store has no experiments to simulate
+    same, other = tmp_path / "same.toml", tmp_path / "other.toml"
+    same.write_text(TOML)
+    other.write_text(TOML.replace("[8, 32]", "[8, 64]"))
+    assert CliRunner().invoke(app, [*command, "--study", str(same)]).exit_code == 0
+    assert page.read_text(encoding="utf-8") == whole
+    refused = CliRunner().invoke(app, [*command, "--study", str(other)])
+    assert "the table is that of another study" in str(refused.exception)
     assert str(load_table(store)) in CliRunner().invoke(app, ["report", str(store)]).stdout
 
 
