@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         linear_scaling,
         square_root_scaling,
     )
+    from ddlsim.planner import Target, recommend
     from ddlsim.report.compare import compare
     from ddlsim.report.learning import plot_learning
     from ddlsim.run.api import load_experiment, resume, scaling, simulate
@@ -144,6 +145,7 @@ _HOMES = {
     "run.api": ("load_experiment", "resume", "scaling", "simulate"),
     "run.collective": ("collective_time",),
     "run.experiment": ("Experiment",),
+    "planner": ("Target", "recommend"),
     "report.compare": ("compare",),
     "report.learning": ("plot_learning",),
     "run.result": ("Result",),
@@ -248,6 +250,7 @@ __all__ = [
     "StaleSynchronous",
     "Steps",
     "Study",
+    "Target",
     "TernGrad",
     "Threshold",
     "TopK",
@@ -275,6 +278,7 @@ __all__ = [
     "model_names",
     "plot_learning",
     "predict_interval",
+    "recommend",
     "resume",
     "scaling",
     "shapes",

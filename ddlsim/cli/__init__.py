@@ -1,6 +1,15 @@
 """The command line: a thin face over the Python API. Heavy imports happen inside the commands."""
 
-from ddlsim.cli import calibrating, laboratory, looking, reporting, running, studying, validating  # noqa: F401  (they register)
+from ddlsim.cli import (  # noqa: F401  (they register the commands)
+    calibrating,
+    laboratory,
+    looking,
+    planning,
+    reporting,
+    running,
+    studying,
+    validating,
+)
 from ddlsim.cli.application import app, main
 
 __all__ = ["app", "main"]

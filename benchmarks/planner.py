@@ -1,0 +1,57 @@
+"""How long plans over more than 500 configurations of up to 128 workers take, as JSON.
+
+    python benchmarks/planner.py [--jobs N] [--json FILE]
+
+The fastest configuration, and the cheapest that meets a deadline (for which fewer can be left out). `seconds` is real
+time: start of the processes, crossovers, rules of thumb and sensitivities included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from pathlib import Path
+
+import ddlsim
+
+CLUSTER = "cloud-25g-16x8-v100"
+WORKERS = [8, 16, 24, 32, 48, 64, 96, 112, 128]
+TARGETS = {"fastest": ddlsim.Target(), "cheapest in 3 h": ddlsim.Target(deadline="3 h")}
+TARGET_SECONDS = 120.0
+
+
+def plan(target: ddlsim.Target, jobs: int | None) -> dict[str, object]:
+    """Plan once, and return what it took."""
+    started = time.perf_counter()
+    found = ddlsim.recommend(
+        CLUSTER, "resnet50", target, workers=WORKERS, batch_sizes=(32, 64, 96, 128), samples=90 * 1_281_167, jobs=jobs
+    )
+    seconds = time.perf_counter() - started
+    return {
+        "cluster": CLUSTER,
+        "configurations": len(found.table),
+        "status": dict(Counter(found.table["status"])),
+        "seconds": seconds,
+        "target_seconds": TARGET_SECONDS,
+        "best": str(found.best),
+        "best_exact": str(found.best_exact),
+        "throughput": found.best.throughput,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--jobs", type=int, help="processes (default: a core each)")
+    parser.add_argument("--json", type=Path, help="write the numbers here, too")
+    options = parser.parse_args()
+    plans = {name: plan(target, options.jobs) for name, target in TARGETS.items()}
+    text = json.dumps({"ddlsim": ddlsim.__version__, "plans": plans}, indent=2)
+    print(text)
+    if options.json is not None:
+        options.json.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

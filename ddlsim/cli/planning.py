@@ -1,0 +1,59 @@
+"""The command that decides: `recommend`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import ddlsim
+from ddlsim.cli.application import app
+from ddlsim.cli.options import Json
+from ddlsim.cli.output import check_folder, write_file
+from ddlsim.errors import ConfigError
+
+__all__ = ["recommend"]
+
+
+@app.command()
+def recommend(
+    clusters: Annotated[list[str], typer.Argument(help="Bundled clusters or topology files to choose from.")],
+    model: Annotated[str, typer.Option("--model", "-m", help="Bundled model or model file.")] = "resnet50",
+    deadline: Annotated[str | None, typer.Option("--deadline", help='For the whole training, e.g. "36 h".')] = None,
+    budget: Annotated[float | None, typer.Option("--budget", help="USD for the whole training.")] = None,
+    efficiency: Annotated[float | None, typer.Option("--efficiency", help="At least, e.g. 0.9.")] = None,
+    throughput: Annotated[str | None, typer.Option("--throughput", help='At least, e.g. "5000 images/s".')] = None,
+    aim: Annotated[str | None, typer.Option("--aim", help="time (fastest first) or cost (cheapest first).")] = None,
+    samples: Annotated[float | None, typer.Option("--samples", help="To process: epochs * data set size.")] = None,
+    workers: Annotated[str | None, typer.Option("--workers", "-n", help='To try, e.g. "8,16,32".')] = None,
+    batch_size: Annotated[str | None, typer.Option("--batch-size", "-b", help='To try, e.g. "32,64".')] = None,
+    precision: Annotated[str, typer.Option("--precision", help="fp32, tf32, fp16 or bf16.")] = "fp32",
+    n_best: Annotated[int, typer.Option("--best", help="How many configurations to show.")] = 3,
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Processes (default: a core each).")] = None,
+    as_json: Json = False,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Write the table of all configurations.")] = None,
+) -> None:
+    """Find workers, strategy, compression and batch size that meet a target, and say why.
+
+    Example: ddlsim recommend cloud-25g-16x8-v100 --model resnet50 --deadline "3 h" --samples 115e6
+    """
+    check_folder(csv)
+    plan = ddlsim.recommend(
+        clusters, model, ddlsim.Target(deadline, budget, efficiency, throughput, aim=aim), samples=samples,
+        workers=_counts("--workers", workers), batch_sizes=_counts("--batch-size", batch_size),
+        base=ddlsim.Experiment(clusters[0], model, precision=precision), n_best=n_best, jobs=jobs,
+    )  # fmt: skip
+    typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
+    if csv is not None:
+        write_file(csv, lambda path: plan.table.to_csv(path, index=False))
+
+
+def _counts(option: str, text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise ConfigError(f"{option} = {text!r}: must be numbers such as 8,16,32")
+    return [int(part) for part in parts]

@@ -1,0 +1,247 @@
+"""The rules of thumb for the configuration that a plan recommends, each with what the simulation says beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddlsim.planner import guidelines
+from ddlsim.planner.bounds import machine_rates
+from ddlsim.planner.candidates import Candidate
+from ddlsim.planner.evaluate import Evaluator
+from ddlsim.report.numbers import count, percent, seconds, size
+from ddlsim.run.experiment import Experiment
+from ddlsim.run.simulate import DEFAULT_DEVICE, prepare
+from ddlsim.strategies import AllReduce, LocalSGD, NoOverlap, ParameterServer
+from ddlsim.study.work import DONE, Outcome
+from ddlsim.workload.compute import Workload
+from ddlsim.workload.devices import load_device
+from ddlsim.workload.model import Layer
+
+__all__ = ["Guideline", "advice"]
+
+#: how much faster the machines' links become, and how many local steps are made, in the rules about these
+FASTER, LOCAL_STEPS = 4.0, 8
+NOT_AVAILABLE = "n/a"
+
+
+@dataclass(frozen=True)
+class Guideline:
+    """A rule of thumb.
+
+    name       what it is about
+    source     whose rule it is
+    says       its answer for this configuration
+    simulated  what the simulation says to the same question, or "n/a" and why it says nothing
+    """
+
+    name: str
+    source: str
+    says: str
+    simulated: str
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A configuration as the rules see it: m machines with links of `bandwidth` bytes/s each (None: one machine).
+
+    compute   s of a step's passes on one worker
+    update    s of updating the parameters
+    """
+
+    candidate: Candidate
+    workload: Workload
+    machines: int
+    bandwidth: float | None
+    compute: float
+    update: float
+
+    @property
+    def plain(self) -> Experiment:
+        """The configuration with an all-reduce of uncompressed gradients, after the backward pass."""
+        strategy = self.candidate.experiment.strategy
+        algorithm = getattr(strategy, "algorithm", "ring")
+        return self.candidate.experiment.with_(
+            strategy=AllReduce(algorithm, NoOverlap()), compression=None, warmup=1, steps=2
+        )
+
+
+def advice(candidate: Candidate, efficiency: float, evaluator: Evaluator) -> tuple[Guideline, ...]:
+    """Return the rules for a configuration; the question "how many GPUs" is asked for an `efficiency`."""
+    experiment = candidate.experiment
+    prepared = prepare(experiment)
+    workload = prepared.workloads[0]
+    hosts = np.unique(candidate.cluster.host_of[prepared.nodes])
+    several = len(hosts) > 1 and int(hosts.min()) >= 0
+    bandwidth = float(min(rates.min() for rates in machine_rates(candidate.cluster, hosts))) if several else None
+    passes = experiment.accumulation * (workload.forward_time + workload.backward_time)
+    case = _Case(candidate, workload, len(hosts), bandwidth, passes, workload.optimizer)
+    found = [_memory(case, prepared.experiment)]
+    if candidate.workers > 1:
+        plain = evaluator.outcomes([case.plain])[0]
+        found += [
+            _gpus(case, efficiency, plain), _servers(case, evaluator), _medium(case, plain, evaluator),
+            _helpers(case, plain), _local(case, plain, evaluator), _balance(case), _partition(case),
+        ]  # fmt: skip
+    return tuple(found)
+
+
+def _number(outcome: Outcome, name: str) -> float | None:
+    value = outcome.record.get(name) if outcome.status == DONE else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _missing(outcome: Outcome) -> str:
+    return f"{NOT_AVAILABLE}: {outcome.error}"
+
+
+def _gpus(case: _Case, efficiency: float, plain: Outcome) -> Guideline:
+    """T_C is the global batch on one GPU, T_O updating the parameters and the bytes of an all-reduce."""
+    name, source = "number of GPUs", "Zou et al. 2017"
+    if case.bandwidth is None:
+        return Guideline(name, source, f"{NOT_AVAILABLE}: one machine, no network to pay for", NOT_AVAILABLE)
+    n = case.candidate.workers
+    overhead = case.update + guidelines.byteps_time(case.workload.gradient_nbytes, case.machines, 0, case.bandwidth)
+    ratio = overhead / (n * case.compute)
+    most = guidelines.largest_n_gpus(ratio, efficiency)
+    says = (
+        f"R_O = {ratio:.3g}: {n} GPUs share the global batch with an efficiency of "
+        f"{percent(guidelines.scaling_efficiency(ratio, n))}; up to {most:,.0f} for {percent(efficiency)}"
+    )
+    step = _number(plain, "step_time")
+    if step is None:
+        return Guideline(name, source, says, _missing(plain))
+    reached = (n * case.compute + overhead) / (n * step)
+    return Guideline(name, source, says, f"{percent(reached)} (all-reduce, nothing overlaps)")
+
+
+def _servers(case: _Case, evaluator: Evaluator) -> Guideline:
+    name, source = "number of parameter servers", "Zou et al. 2017"
+    if case.bandwidth is None:
+        return Guideline(name, source, f"{NOT_AVAILABLE}: one machine", NOT_AVAILABLE)
+    nbytes, n = case.workload.gradient_nbytes, case.candidate.workers
+    half, full = (
+        guidelines.n_parameter_servers(nbytes, n, case.bandwidth, case.compute, full_duplex=duplex)
+        for duplex in (False, True)
+    )
+    says = f"{half} hide pushing and pulling behind {seconds(case.compute)} of computing ({full} if links are duplex)"
+    run = case.plain.with_(strategy=ParameterServer(half, "own", overlap="none"))
+    outcome = evaluator.outcomes([run])[0]
+    if outcome.status != DONE:
+        run = case.plain.with_(strategy=ParameterServer(half, "colocated", overlap="none"))
+        outcome = evaluator.outcomes([run])[0]
+    step = _number(outcome, "step_time")
+    if step is None:
+        return Guideline(name, source, says, _missing(outcome))
+    exchange = step - case.compute - case.update
+    where = getattr(run.strategy, "placement", "")
+    return Guideline(name, source, says, f"with {half} ({where}) they take {seconds(exchange)}")
+
+
+def _memory(case: _Case, experiment: Experiment) -> Guideline:
+    cluster = case.candidate.cluster
+    device = load_device(experiment.device or cluster.device_of[cluster.workers[0]] or DEFAULT_DEVICE)
+    most = guidelines.largest_batch(case.workload.model, device, experiment.precision)
+    says = f"up to {most:,} samples on {device.name} ({size(device.memory_nbytes)}); {experiment.batch_size} here"
+    return Guideline("mini-batch and memory", "Zou et al. 2017", says, f"{NOT_AVAILABLE}: memory is not simulated")
+
+
+def _medium(case: _Case, plain: Outcome, evaluator: Evaluator) -> Guideline:
+    """The weights' traffic on links of the machines that are faster by a factor."""
+    name, source = "faster network", "Wang et al. 2019 (PAI)"
+    step = _number(plain, "step_time")
+    if step is None or case.bandwidth is None:
+        return Guideline(name, source, NOT_AVAILABLE, NOT_AVAILABLE)
+    share = guidelines.traffic_share(max(step - case.compute - case.update, 0.0), case.compute + case.update)
+    gain = guidelines.medium_speedup(share, 1.0, FASTER)
+    says = f"weights travel {percent(share)} of the time: {FASTER:g} times the bandwidth gives {gain:.3g} x"
+    kinds = _kinds_between(case)
+    cluster = case.candidate.cluster
+    for kind in kinds:
+        cluster = cluster.scaled(kind, bandwidth=FASTER)
+    faster = evaluator.outcomes([case.plain.with_(cluster=cluster)])[0]
+    now = _number(faster, "step_time")
+    simulated = _missing(faster) if now is None else f"{step / now:.3g} x ({', '.join(kinds)})"
+    return Guideline(name, source, says, simulated)
+
+
+def _kinds_between(case: _Case) -> list[str]:
+    """Return the kinds of links that no machine has inside."""
+    cluster = case.candidate.cluster
+    source, target = cluster.host_of[cluster.link_src], cluster.host_of[cluster.link_dst]
+    outside = (source != target) | (source < 0)
+    kinds = np.array(cluster.link_kind)
+    return sorted(set(kinds[outside].tolist()) - set(kinds[~outside].tolist()))
+
+
+def _helpers(case: _Case, plain: Outcome) -> Guideline:
+    name, source = "machines with CPUs as helpers", "Jiang et al. 2020 (BytePS)"
+    if case.bandwidth is None:
+        return Guideline(name, source, f"{NOT_AVAILABLE}: one machine", NOT_AVAILABLE)
+    nbytes, m = case.workload.gradient_nbytes, case.machines
+    times = [guidelines.byteps_time(nbytes, m, k, case.bandwidth) for k in (0, m // 2, m)]
+    says = f"an exchange takes {seconds(times[0])} without, {seconds(times[1])} with {m // 2}, "
+    says += f"{seconds(times[2])} with {m}"
+    step = _number(plain, "step_time")
+    if step is None:
+        return Guideline(name, source, says, _missing(plain))
+    exchange = seconds(step - case.compute - case.update)
+    return Guideline(name, source, says, f"{exchange} without; {NOT_AVAILABLE} with helpers")
+
+
+def _local(case: _Case, plain: Outcome, evaluator: Evaluator) -> Guideline:
+    name, source = f"averaging every {LOCAL_STEPS} steps", "Wang and Joshi 2019"
+    step = _number(plain, "step_time")
+    if step is None:
+        return Guideline(name, source, NOT_AVAILABLE, _missing(plain))
+    busy = case.compute + case.update
+    says = f"{guidelines.local_sgd_speedup(max(step - busy, 0.0) / busy, LOCAL_STEPS):.3g} x over every step"
+    algorithm = case.plain.strategy.algorithm if isinstance(case.plain.strategy, AllReduce) else "ring"
+    run = case.plain.with_(
+        strategy=LocalSGD(LOCAL_STEPS, algorithm=algorithm), warmup=LOCAL_STEPS, steps=LOCAL_STEPS
+    )
+    outcome = evaluator.outcomes([run])[0]
+    now = _number(outcome, "step_time")
+    return Guideline(name, source, says, _missing(outcome) if now is None else f"{step / now:.3g} x")
+
+
+def _balance(case: _Case) -> Guideline:
+    """FLOPs per gradient byte of the model against those per byte of the machine."""
+    name, source = "computing against traffic", "Das et al. 2016"
+    workload = case.workload
+    flops = 3.0 * workload.model.flops * workload.batch_size * case.candidate.experiment.accumulation
+    ratio = flops / workload.gradient_nbytes
+    if case.bandwidth is None:
+        return Guideline(name, source, f"{ratio:,.0f} FLOPs per byte of gradient", f"{NOT_AVAILABLE}: one machine")
+    # a ring moves 2 (m-1)/m bytes per byte of gradient in each direction, once for all devices of a machine
+    needed = 2.0 * (case.machines - 1) / case.machines * flops / case.compute / case.bandwidth
+    verdict = "can hide the traffic" if ratio >= needed else "cannot hide all traffic"
+    says = f"{ratio:,.0f} FLOPs per byte of gradient, {needed:,.0f} to keep the links busy: computing {verdict}"
+    return Guideline(name, source, says, f"{NOT_AVAILABLE}: a bound, see the share of communication above")
+
+
+def _partition(case: _Case) -> Guideline:
+    """The layer with most weights: data, model or hybrid parallelism."""
+    name, source = "data, model or hybrid parallelism", "Das et al. 2016"
+    layers = [layer for layer in case.workload.model.layers if layer.type in ("conv", "dense")]
+    if not layers:
+        return Guideline(name, source, f"{NOT_AVAILABLE}: no dense or convolutional layer", NOT_AVAILABLE)
+    n, batch = case.candidate.workers, case.candidate.batch_size * case.candidate.workers
+    layer = max(layers, key=lambda one: one.n_params)
+    groups = guidelines.hybrid_groups(layer.n_params, _inputs(layer), batch, n)
+    fewer = sum(_prefers_model(one, batch) for one in layers)
+    says = (
+        f"{fewer} of {count(len(layers), 'layer')} move fewer bytes shared out than copied; the one with most weights "
+        f"({layer.name}): {groups:.3g} groups of {n / groups:.3g} workers move least"
+    )
+    return Guideline(name, source, says, f"{NOT_AVAILABLE}: layers are not shared out between workers")
+
+
+def _inputs(layer: Layer) -> float:
+    return float(np.prod(layer.in_shape))
+
+
+def _prefers_model(layer: Layer, batch_size: int) -> bool:
+    moved = guidelines.data_parallel_nbytes(layer.n_params, overlap=False)
+    return guidelines.model_parallel_nbytes(_inputs(layer), batch_size) < moved

@@ -1,0 +1,152 @@
+"""The configurations that a plan chooses from, and how long each has to be simulated to know its throughput."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddlsim.cluster import Cluster
+from ddlsim.compression import FP16, Compression, ErrorFeedback, TopK
+from ddlsim.compression.choice import compression_of
+from ddlsim.errors import ConfigError
+from ddlsim.run.experiment import Experiment
+from ddlsim.strategies import AllReduce, LocalSGD, ParameterServer, ShardedUpdate, Strategy
+from ddlsim.study.labels import labels_of
+from ddlsim.workload.jitter import NoJitter
+
+__all__ = ["BATCH_SIZES", "COMPRESSIONS", "Candidate", "candidates", "is_exact", "is_synchronous", "worker_counts"]
+
+BATCH_SIZES = (32, 64, 128)
+COMPRESSIONS: tuple[Compression | None, ...] = (None, Compression(FP16()), Compression(ErrorFeedback(TopK(0.01))))
+#: algorithms of all-reduces, and the local steps, that are tried where no strategies are given
+ALGORITHMS = ("ring", "hierarchical", "halving_doubling", "double_binary_tree")
+LOCAL_STEPS = 8
+#: (warm-up, steps) that are simulated: where every step is like the one before, of workers that go their own ways, and
+#: where chance plays a part
+REGULAR, OWN_WAYS, RANDOM = (1, 2), (2, 8), (2, 10)
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A configuration: the experiment that measures it, and how the table shows what is varied.
+
+    exact  what is learned is what one worker would learn with the global batch
+    """
+
+    number: int
+    experiment: Experiment
+    cluster: Cluster
+    workers: int
+    strategy: str
+    compression: str
+    batch_size: int
+    exact: bool
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What is varied, by name."""
+        return {
+            "cluster": self.cluster.name, "workers": self.workers, "strategy": self.strategy,
+            "compression": self.compression, "batch_size": self.batch_size,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        packed = "" if self.compression == "none" else f", {self.compression}"
+        workers = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
+        return f"{workers} of {self.cluster.name}, {self.strategy}{packed}, batch {self.batch_size}"
+
+
+def worker_counts(cluster: Cluster) -> list[int]:
+    """Return the powers of two up to the cluster's number of devices, and that number."""
+    n = len(cluster.workers)
+    return sorted({*(1 << i for i in range(n.bit_length())), n})
+
+
+def _usual_strategies(cluster: Cluster, n_workers: int) -> list[Strategy]:
+    """Return what is tried where nobody has said: one server per machine, with the workers, and local steps too."""
+    if n_workers == 1:
+        return [AllReduce("ring")]
+    hosts = np.unique(cluster.host_of[cluster.workers[:n_workers]])
+    found: list[Strategy] = [AllReduce(name) for name in ALGORITHMS]
+    return [*found, ParameterServer(len(hosts), "colocated"), LocalSGD(LOCAL_STEPS, algorithm="hierarchical")]
+
+
+def candidates(
+    base: Experiment,
+    clusters: Sequence[Cluster],
+    workers: Sequence[int] | None,
+    strategies: Sequence[Strategy] | None,
+    compressions: Sequence[Compression | None],
+    batch_sizes: Sequence[int],
+) -> tuple[list[Candidate], int]:
+    """Return all configurations that make sense, and how many do not: strategies that do not compress, and more
+    workers than a cluster has.
+
+    Raises ConfigError for values that are none, and if nothing is left.
+    """
+    rows = list(_rows(clusters, workers, strategies, compressions, batch_sizes))
+    made = [row for row in rows if row[1] <= len(row[0].workers) and _compresses(row[2], row[3])]
+    if not made:
+        raise ConfigError("recommend: no configuration fits together; give fewer workers, or strategies that compress")
+    strategy_labels = labels_of([strategy for _, _, strategy, _, _ in made])
+    compression_labels = labels_of([compression for _, _, _, compression, _ in made])
+    found = []
+    for i, (cluster, n, strategy, compression, batch_size) in enumerate(made):
+        warmup, steps = _length(base, strategy)
+        experiment = base.with_(
+            cluster=cluster, workers=n, strategy=strategy, compression=compression, batch_size=batch_size,
+            warmup=warmup, steps=steps,
+        )  # fmt: skip
+        found.append(
+            Candidate(
+                i, experiment, cluster, n, str(strategy_labels[i]), str(compression_labels[i]), batch_size,
+                is_exact(strategy) and compression is None,
+            )
+        )  # fmt: skip
+    return found, len(rows) - len(made)
+
+
+_Row = tuple[Cluster, int, Strategy, Compression | None, int]
+
+
+def _rows(
+    clusters: Sequence[Cluster],
+    workers: Sequence[int] | None,
+    strategies: Sequence[Strategy] | None,
+    compressions: Sequence[Compression | None],
+    batch_sizes: Sequence[int],
+) -> Iterator[_Row]:
+    packed = [compression_of(compression) for compression in compressions]
+    for cluster in clusters:
+        for n in dict.fromkeys(worker_counts(cluster) if workers is None else workers):
+            tried = _usual_strategies(cluster, n) if strategies is None else strategies
+            for strategy in tried:
+                for compression in packed if n > 1 else packed[:1]:  # one worker sends nothing
+                    for batch_size in batch_sizes:
+                        yield cluster, n, strategy, compression, batch_size
+
+
+def _compresses(strategy: Strategy, compression: Compression | None) -> bool:
+    return compression is None or bool(getattr(strategy, "takes_compression", False))
+
+
+def is_exact(strategy: Strategy) -> bool:
+    """Return whether the workers learn together what one would learn alone with their batches as one."""
+    return isinstance(strategy, AllReduce | ParameterServer | ShardedUpdate)
+
+
+def is_synchronous(strategy: Strategy) -> bool:
+    """Return whether all workers make a step between two updates, so that a window of updates holds whole steps."""
+    return is_exact(strategy) or isinstance(strategy, LocalSGD)
+
+
+def _length(base: Experiment, strategy: Strategy) -> tuple[int, int]:
+    """Return warm-up and steps of a simulation: whole periods of strategies that talk now and then."""
+    if not isinstance(base.jitter, NoJitter) or base.slow_downs:
+        warmup, steps = RANDOM
+    else:
+        warmup, steps = REGULAR if is_synchronous(strategy) else OWN_WAYS
+    period = int(getattr(strategy, "period", 1))
+    return period * -(-warmup // period), period * -(-steps // period)

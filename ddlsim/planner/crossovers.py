@@ -1,0 +1,133 @@
+"""From how many workers on one way to exchange gradients beats another: found by bisection between simulated counts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddlsim.planner.candidates import Candidate
+from ddlsim.planner.evaluate import Evaluator
+from ddlsim.planner.search import Found
+from ddlsim.run.experiment import Experiment
+from ddlsim.study.work import DONE, Outcome
+
+__all__ = ["Crossover", "crossovers"]
+
+#: ways to exchange gradients that are compared
+N_WAYS = 4
+#: throughputs that differ by a smaller share are equal
+EQUAL = 1e-6
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """From `workers` on `faster` has the higher throughput, at `before` (the count tried below) not yet.
+
+    On `cluster`, with `batch_size`; both counts were simulated. `exact` if no count in between fits.
+    """
+
+    cluster: str
+    batch_size: int
+    faster: str
+    slower: str
+    before: int
+    workers: int
+    exact: bool
+
+    def __str__(self) -> str:
+        since = f"from {self.workers} workers on" if self.exact else f"from between {self.before} and {self.workers} on"
+        return f"{self.faster} beats {self.slower} {since} ({self.cluster}, batch {self.batch_size})"
+
+
+def crossovers(
+    found: Sequence[Found], best: Candidate, counts: Sequence[int], evaluator: Evaluator
+) -> tuple[list[Crossover], list[str]]:
+    """Return where one of the fastest ways to exchange gradients overtakes another one for good, on the cluster and
+    with the batch of the `best` configuration; and remarks about those that take turns.
+
+    found   what the search has simulated, best first
+    counts  numbers of workers between which to look
+
+    Between two counts with another order one crossing is assumed, and looked for among whole machines if both
+    counts fill theirs.
+    """
+    ways = _ways(found, best)
+    grid = sorted(n for n in set(counts) if 1 < n <= len(best.cluster.workers))
+    if len(ways) < 2 or len(grid) < 2:
+        return [], []
+    evaluator.outcomes([_at(way, n) for way in ways for n in grid])  # all at once, on all cores
+    crossings, remarks = [], []
+    for a, b in itertools.combinations(ways, 2):
+        orders = [(n, order) for n in grid if (order := _order(a, b, n, evaluator))]  # equal ones say nothing
+        flips = [i for i in range(1, len(orders)) if orders[i][1] != orders[i - 1][1]]
+        if len(flips) == 1:
+            crossings.append(_bisect(a, b, orders[flips[0] - 1], orders[flips[0]][0], evaluator))
+        elif flips:
+            first, second = (", ".join(str(n) for n, order in orders if order == sign) for sign in (1, -1))
+            remarks.append(f"{_name(a)} is ahead with {first} workers, {_name(b)} with {second}")
+    return crossings, remarks
+
+
+def _ways(found: Sequence[Found], best: Candidate) -> list[Candidate]:
+    """Return the best configuration's way to exchange gradients, and the fastest that learn exactly with any number of
+    workers."""
+    ways = {(best.strategy, best.compression): best}
+    same = [
+        (one.figures.throughput, one.candidate)
+        for one in found
+        if one.figures is not None and one.candidate.exact and one.candidate.cluster is best.cluster
+        and one.candidate.batch_size == best.batch_size
+    ]  # fmt: skip
+    for _, candidate in sorted(same, key=lambda pair: (-pair[0], pair[1].number)):
+        ways.setdefault((candidate.strategy, candidate.compression), candidate)
+    return list(ways.values())[:N_WAYS]
+
+
+def _at(candidate: Candidate, workers: int) -> Experiment:
+    return candidate.experiment.with_(workers=workers)
+
+
+def _bisect(a: Candidate, b: Candidate, before: tuple[int, int], high: int, evaluator: Evaluator) -> Crossover:
+    low, order = before
+    n_devices = _per_machine(a)
+    step = n_devices if low % n_devices == 0 and high % n_devices == 0 else 1
+    exact = True
+    while high - low > step:
+        middle = low + (high - low) // (2 * step) * step
+        found = _order(a, b, middle, evaluator)
+        if found is None:  # does not fit: what can be said is between which counts it is
+            exact = False
+            break
+        if found == -order:
+            high = middle
+        else:
+            low = middle
+    slower, faster = (a, b) if order > 0 else (b, a)
+    return Crossover(a.cluster.name, a.batch_size, _name(faster), _name(slower), low, high, exact)
+
+
+def _order(a: Candidate, b: Candidate, workers: int, evaluator: Evaluator) -> int | None:
+    """Return 1 if the first way has the higher throughput, -1 if the second, 0 if they are equal, None if one fails."""
+    one, other = (_throughput(o) for o in evaluator.outcomes([_at(a, workers), _at(b, workers)]))
+    if one is None or other is None:
+        return None
+    return 0 if abs(one - other) <= EQUAL * max(one, other) else 1 if one > other else -1
+
+
+def _throughput(outcome: Outcome) -> float | None:
+    value = outcome.record.get("throughput") if outcome.status == DONE else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _per_machine(candidate: Candidate) -> int:
+    """Return the number of devices of each machine, or 1 if they differ."""
+    host = candidate.cluster.host_of[candidate.cluster.workers]
+    counts = np.unique(np.unique(host, return_counts=True)[1])
+    return int(counts[0]) if len(counts) == 1 and host.min() >= 0 else 1
+
+
+def _name(candidate: Candidate) -> str:
+    return candidate.strategy if candidate.compression == "none" else f"{candidate.strategy} + {candidate.compression}"

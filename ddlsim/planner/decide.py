@@ -1,0 +1,206 @@
+"""`recommend`: from clusters, a model and a target to a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.compression import Compression
+from ddlsim.compression.choice import compression_of
+from ddlsim.compression.contract import AnyCompressor
+from ddlsim.errors import ConfigError
+from ddlsim.learning import Training
+from ddlsim.planner.advice import advice
+from ddlsim.planner.bounds import price_rate
+from ddlsim.planner.candidates import BATCH_SIZES, COMPRESSIONS, Candidate, candidates
+from ddlsim.planner.crossovers import crossovers
+from ddlsim.planner.evaluate import Evaluator
+from ddlsim.planner.learned import Lesson, learning_group, lesson, trained
+from ddlsim.planner.plan import Choice, Plan, choices_of
+from ddlsim.planner.reasons import reasons
+from ddlsim.planner.search import Found, Search
+from ddlsim.planner.target import Target
+from ddlsim.run.experiment import Experiment
+from ddlsim.run.sensitivity import sensitivities
+from ddlsim.strategies import Strategy
+from ddlsim.workload.model import Model, load_model
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+    _Source: TypeAlias = str | Path | nx.Graph[str] | Cluster
+
+__all__ = ["recommend"]
+
+#: efficiency that the rule on the number of GPUs is asked for where the target names none
+EFFICIENCY = 0.9
+
+
+def recommend(
+    clusters: _Source | Sequence[_Source],
+    model: str | Path | Model = "resnet50",
+    target: Target = Target(),  # noqa: B008  (frozen)
+    *,
+    samples: float | None = None,
+    training: Training | None = None,
+    learning_model: str | Path | Model | None = None,
+    workers: Sequence[int] | None = None,
+    strategies: Sequence[Strategy] | None = None,
+    compressions: Sequence[Compression | AnyCompressor | None] | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    base: Experiment | None = None,
+    n_best: int = 3,
+    jobs: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Plan:
+    """Search clusters, numbers of workers, strategies, compressors and batch sizes for what meets a target best.
+
+    clusters        one or several to choose from: names, paths, graphs or clusters (with prices, where costs matter)
+    model           what is trained, as far as its sizes and compute times go
+    target          what is wanted: a :class:`~ddlsim.Target`
+    samples         that the training has to process (epochs * data set size), for a deadline or a budget
+    training        what is learned, for an accuracy: the finalists are trained with real gradients
+    learning_model  the (small) model that learns, if it is another one than `model`
+    workers         numbers of workers to try; None: powers of two, and all of each cluster
+    strategies      to try; None: four all-reduces, a server on each machine, local SGD over 8 steps
+    compressions    to try with strategies that compress; None: none, 16 bits, top 1 % with error feedback (none alone
+                    where strategies are given)
+    batch_sizes     per worker; None: 32, 64 and 128
+    base            an experiment with everything else: precision, jitter, compute, accumulation, seed, ...
+    n_best          how many configurations to return
+    jobs            processes (None: a core each; a script must then do its work under ``if __name__ == "__main__":``)
+    progress        called with the number of simulations that have ended
+
+    What no bound excludes is simulated. Throughputs are those of a few steps; samples are worth the same whatever the
+    batch and the strategy, except where an accuracy is asked for. Raises ConfigError for what does not fit.
+    """
+    loaded = _clusters(clusters)
+    what = _lesson(target, training, learning_model, base, samples)
+    template = _template(base, load_model(model), loaded[0])
+    packed = _compressions(compressions, strategies)
+    if n_best < 1:
+        raise ConfigError(f"recommend: n_best = {n_best!r}: must be at least 1")
+    options, n_left_out = candidates(template, loaded, workers, strategies, packed, batch_sizes or BATCH_SIZES)
+    priced, notes = _priced(options, target)
+    with Evaluator(jobs, progress) as evaluator:
+        search = Search(target, evaluator, n_best if what is None else 1, priced, samples)
+        if what is not None:
+            search = dataclasses.replace(search, group=learning_group)
+        found = search.run(options)
+        choices, more = _choices(found, what, target, evaluator, n_best)
+        best = choices[0].candidate
+        counts = [option.workers for option in options if option.cluster is best.cluster]
+        crossings, remarks = crossovers(found, best, counts, evaluator)
+        rules = advice(best, target.efficiency or EFFICIENCY, evaluator)
+    gains = tuple(sensitivities(best.experiment)) if best.workers > 1 else ()
+    notes += [*more, *remarks, *_notes(choices, options, n_left_out, what)]
+    return Plan(target, tuple(choices), tuple(found), tuple(crossings), gains, rules, tuple(notes), priced)
+
+
+def _clusters(given: _Source | Sequence[_Source]) -> list[Cluster]:
+    several = [given] if isinstance(given, str) or not isinstance(given, Sequence) else list(given)
+    if not several:
+        raise ConfigError("recommend: clusters is empty; give at least one to choose from")
+    return [load_cluster(one) for one in several]
+
+
+def _template(base: Experiment | None, model: Model, cluster: Cluster) -> Experiment:
+    if base is None:
+        return Experiment(cluster, model)
+    if base.training is not None:
+        raise ConfigError("recommend: base has a training; give it to recommend as training=")
+    if base.speed is not None:
+        raise ConfigError("recommend: base has a speed per worker, but their number varies; give the cluster speeds")
+    return base.with_(cluster=cluster, model=model, time_model=None, compression=None)
+
+
+def _lesson(
+    target: Target,
+    training: Training | None,
+    model: str | Path | Model | None,
+    base: Experiment | None,
+    samples: float | None,
+) -> Lesson | None:
+    """Return what is to be learned. Raises ConfigError where what is given does not fit the target."""
+    if samples is not None and not 0.0 < samples < float("inf"):
+        raise ConfigError(f"recommend: samples = {samples!r}: must be finite and above 0")
+    if target.accuracy is None:
+        for name, value in (("training", training), ("learning_model", model)):
+            if value is not None:
+                raise ConfigError(f"recommend: {name} has no effect without an accuracy: target=Target(accuracy=0.95)")
+        if target.needs_total and samples is None:
+            raise ConfigError(
+                "recommend: a deadline or a budget is about a whole training: give samples=epochs * data set size, or "
+                "an accuracy and a training"
+            )
+        return None
+    if training is None:
+        raise ConfigError("recommend: an accuracy needs training=ddlsim.Training(...), which says what is learned")
+    if samples is not None:
+        raise ConfigError("recommend: samples has no effect beside an accuracy: the training ends when it is reached")
+    learns = None if model is None else load_model(model)
+    return lesson(training, learns, target, float("inf") if base is None else base.max_time)
+
+
+def _compressions(
+    given: Sequence[Compression | AnyCompressor | None] | None, strategies: Sequence[Strategy] | None
+) -> list[Compression | None]:
+    if given is None:
+        return list(COMPRESSIONS) if strategies is None else [None]
+    if not given:
+        raise ConfigError("recommend: compressions is empty; give [None] to send gradients as they are")
+    return [compression_of(one) for one in given]
+
+
+def _priced(options: Sequence[Candidate], target: Target) -> tuple[bool, list[str]]:
+    """Return whether all machines have prices, and what to note if not. Raises ConfigError if a budget needs them."""
+    largest: dict[int, Candidate] = {}
+    for option in options:
+        known = largest.setdefault(id(option.cluster), option)
+        if option.workers > known.workers:
+            largest[id(option.cluster)] = option
+    for option in largest.values():
+        try:
+            price_rate(option)
+        except ConfigError as error:
+            if target.budget is not None:
+                raise ConfigError(f"recommend: a budget needs prices; {error}") from None
+            return False, [f"costs are device-hours: machines of {option.cluster.name} have no price"]
+    return True, []
+
+
+def _choices(
+    found: list[Found], what: Lesson | None, target: Target, evaluator: Evaluator, n_best: int
+) -> tuple[list[Choice], list[str]]:
+    if not any(one.figures is not None for one in found):
+        raise ConfigError(f"recommend: no configuration can be simulated; the first: {found[0].reason}")
+    if what is not None:
+        return trained(found, what, target, evaluator, n_best)
+    by_candidate = {one.candidate: one for one in found}
+    return [
+        dataclasses.replace(choice, reasons=reasons(by_candidate[choice.candidate], found, target))
+        for choice in choices_of(found, target, n_best)
+    ], []
+
+
+def _notes(choices: list[Choice], options: Sequence[Candidate], n_left_out: int, what: Lesson | None) -> list[str]:
+    notes = []
+    if what is None and not all(choice.exact for choice in choices):
+        notes.append(
+            "* learns otherwise than plain SGD (compressed, local steps, ...) and may need more samples; give an "
+            "accuracy and a training to find out"
+        )
+    batches = {option.workers * option.batch_size for option in options}
+    if what is None and len(batches) > 1:
+        notes.append(
+            f"global batches from {min(batches):,} to {max(batches):,} are taken to need as many samples; large ones "
+            "often need more"
+        )
+    if n_left_out:
+        notes.append(
+            f"{n_left_out} combinations make no sense: more workers than devices, or a strategy that does not compress"
+        )
+    return notes

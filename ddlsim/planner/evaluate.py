@@ -1,0 +1,64 @@
+"""Simulating experiments for a plan, each once, on all cores; the results do not depend on how many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from ddlsim.run.experiment import Experiment
+from ddlsim.study.content import Digests, key_of, text_of
+from ddlsim.study.dispatch import Task, dispatch
+from ddlsim.study.executors import Pool, open_pool
+from ddlsim.study.parcels import Packer
+from ddlsim.study.store import Store
+from ddlsim.study.work import Outcome
+
+__all__ = ["Evaluator"]
+
+
+class Evaluator:
+    """Simulates, and remembers what it has simulated.
+
+    jobs    processes (None: a core each; 1: this one)
+    report  called with the number of simulations that have ended
+    """
+
+    def __init__(self, jobs: int | None, report: Callable[[int], None] | None = None) -> None:
+        self._jobs = jobs
+        self._report = report
+        self._digests = Digests()
+        self._store = Store(None)
+        self._pool: Pool | None = None
+        self.n_done = 0
+
+    def __enter__(self) -> Evaluator:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        if self._pool is not None:
+            self._pool.close(at_once=kind is not None)
+        self._store.close()
+
+    def outcomes(self, experiments: Sequence[Experiment]) -> list[Outcome]:
+        """Return how each experiment ends; their clusters and models must have been loaded."""
+        texts = [text_of(experiment, self._digests) for experiment in experiments]
+        keys = [key_of(text) for text in texts]
+        known = self._store.statuses(keys)
+        tasks = {
+            key: Task(key, text, experiment)
+            for key, text, experiment in zip(keys, texts, experiments, strict=True)
+            if key not in known
+        }
+        if tasks:
+            if self._pool is None:
+                self._pool = open_pool(None, self._jobs, Packer(self._digests), experiments)
+            # the long ones first: the last ones then end at about the same time
+            order = sorted(tasks.values(), key=lambda task: -(task.experiment.workers or 0))
+            dispatch(order, self._pool, self._store, self._count)
+        found = self._store.outcomes(keys)
+        return [found[key] for key in keys]
+
+    def _count(self, ended: dict[str, str]) -> None:
+        self.n_done += len(ended)
+        if self._report is not None:
+            self._report(self.n_done)

@@ -1,0 +1,144 @@
+"""Targets about accuracy: the finalists are trained, as how fast samples pass says nothing about what is learned."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from ddlsim.data import load_data
+from ddlsim.data.dataset import DataSet
+from ddlsim.errors import ConfigError
+from ddlsim.learning import Training
+from ddlsim.learning.monitor import Row
+from ddlsim.planner.candidates import Candidate
+from ddlsim.planner.evaluate import Evaluator
+from ddlsim.planner.plan import Choice
+from ddlsim.planner.search import Found
+from ddlsim.planner.target import Figures, Miss, Target
+from ddlsim.run.experiment import Experiment
+from ddlsim.study.work import DONE, Outcome
+from ddlsim.workload.model import Model
+
+__all__ = ["Lesson", "learning_group", "lesson", "trained"]
+
+#: configurations that are trained
+N_TRAINED = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """What is learned: the training, with the target as its end, and the model that learns if not the clock's."""
+
+    training: Training
+    model: Model | None
+
+    def experiment(self, candidate: Candidate) -> Experiment:
+        """Return the experiment that trains."""
+        clock = candidate.experiment.model
+        if self.model is None:
+            return candidate.experiment.with_(training=self.training)
+        return candidate.experiment.with_(training=self.training, model=self.model, time_model=clock)
+
+
+def lesson(training: Training, model: Model | None, target: Target, max_time: float) -> Lesson:
+    """Return the lesson for a target. Raises ConfigError for a training that may never end."""
+    if training.epochs is None and training.updates is None and math.isinf(max_time):
+        raise ConfigError(
+            "recommend: the training has no end if the accuracy is never reached: give it epochs or updates, or the "
+            "base experiment a max_time"
+        )
+    data = training.data if isinstance(training.data, DataSet) else load_data(training.data)
+    return Lesson(dataclasses.replace(training, data=data, target_accuracy=target.accuracy), model)
+
+
+def learning_group(candidate: Candidate) -> Hashable:
+    """Return what is the same for configurations that learn alike: among them the fastest is the first.
+
+    Those that are exact with the same global batch; otherwise the same strategy, compression, workers and batch.
+    """
+    if candidate.exact:
+        return candidate.workers * candidate.batch_size
+    return candidate.strategy, candidate.compression, candidate.workers, candidate.batch_size
+
+
+def _finalists(found: Sequence[Found]) -> list[Found]:
+    """Return the fastest of each way to learn, then others in the order of their throughput."""
+    done = [one for one in found if one.figures is not None]
+    first: dict[Hashable, Found] = {}
+    for one in done:
+        rule = "exact" if one.candidate.exact else (one.candidate.strategy, one.candidate.compression)
+        first.setdefault(rule, one)
+    heads = list(first.values())
+    groups: dict[Hashable, Found] = {learning_group(one.candidate): one for one in heads}
+    for one in done:
+        groups.setdefault(learning_group(one.candidate), one)
+    return list(groups.values())[:N_TRAINED]
+
+
+def trained(
+    found: Sequence[Found], what: Lesson, target: Target, evaluator: Evaluator, n_best: int
+) -> tuple[list[Choice], list[str]]:
+    """Train the finalists; return the best few, best first, and what the reader should know.
+
+    Raises ConfigError if none of them can be trained.
+    """
+    chosen = _finalists(found)
+    experiments = [what.experiment(one.candidate) for one in chosen]
+    outcomes = evaluator.outcomes(experiments)
+    choices: list[Choice] = []
+    notes: list[str] = []
+    for one, experiment, outcome in zip(chosen, experiments, outcomes, strict=True):
+        choice = _choice(one, experiment, outcome, target)
+        if choice is None:
+            notes.append(f"not trained: {one.candidate}: {outcome.error}")
+        else:
+            choices.append(choice)
+    if not choices:
+        raise ConfigError(f"recommend: no finalist can be trained; {notes[0]}")
+    choices.sort(key=lambda choice: (_rank(choice, target), choice.candidate.number))
+    n_groups = len({learning_group(one.candidate) for one in found if one.figures is not None})
+    if n_groups > len(chosen):
+        notes.append(
+            f"{len(chosen)} of {n_groups} ways to learn (rule, global batch) were trained: the fastest of each rule, "
+            "then the fastest of all; a smaller batch that was not trained may reach the accuracy sooner"
+        )
+    kept = choices[:n_best]
+    exact = next((choice for choice in choices if choice.exact), None)
+    if exact is not None and not any(choice.exact for choice in kept):
+        kept.append(exact)
+    others = {choice.candidate: _said(choice, target) for choice in choices}
+    return [dataclasses.replace(c, reasons=_reasons(c, others)) for c in kept], notes
+
+
+def _choice(one: Found, experiment: Experiment, outcome: Outcome, target: Target) -> Choice | None:
+    history = outcome.record.get("history")
+    if outcome.status != DONE or one.figures is None or not isinstance(history, list):
+        return None
+    seconds = outcome.record["time_to_accuracy"]
+    assert isinstance(seconds, float)
+    best = max(Row(*row).accuracy for row in history)
+    figures = dataclasses.replace(one.figures, total_time=seconds)
+    assert target.accuracy is not None
+    share = 0.0 if math.isfinite(seconds) else max(target.accuracy / max(best, 1e-9) - 1.0, 1e-9)
+    misses = (Miss("accuracy", target.accuracy, best, share), *target.misses(figures))
+    return Choice(one.candidate, experiment, figures, misses, accuracy=best)
+
+
+def _rank(choice: Choice, target: Target) -> tuple[float, float, float]:
+    worst, value = target.rank(choice.figures)
+    accuracy = next(miss.share for miss in choice.misses if miss.what == "accuracy")
+    return max(worst, accuracy), value, accuracy
+
+
+def _reasons(choice: Choice, others: dict[Candidate, str]) -> tuple[str, ...]:
+    lines = [f"{candidate}: {said}" for candidate, said in others.items() if candidate is not choice.candidate]
+    return (f"{others[choice.candidate]}; trained beside it:", *lines) if lines else (others[choice.candidate],)
+
+
+def _said(choice: Choice, target: Target) -> str:
+    figures: Figures = choice.figures
+    if figures.total_time is None or math.isinf(figures.total_time):
+        return f"does not reach it, {choice.accuracy or 0.0:.1%} at best"
+    return f"reaches {target.accuracy or 0.0:.1%} after {figures.total_time:,.4g} s"

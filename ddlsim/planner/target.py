@@ -1,0 +1,122 @@
+"""`Target`: what a configuration has to reach, how far one is from it, and which of two is better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ddlsim.errors import ConfigError
+from ddlsim.units import parse
+
+__all__ = ["Figures", "Miss", "Target"]
+
+AIMS = ("time", "cost")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a configuration does, or a bound on that.
+
+    throughput   samples/s
+    efficiency   share of what all workers would do if each were alone
+    cost_rate    USD/s, or devices where machines have no price
+    total_time   s of the whole training, where it is known how much that is (inf: it does not get there)
+    """
+
+    throughput: float
+    efficiency: float
+    cost_rate: float
+    total_time: float | None = None
+
+    @property
+    def total_cost(self) -> float | None:
+        """USD (or device-seconds) of the whole training, where its time is known."""
+        return None if self.total_time is None else self.total_time * self.cost_rate
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A limit, the value that stands against it, and by which share of the limit it is missed (0: it is kept)."""
+
+    what: str
+    limit: float
+    value: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is wanted. Everything that is given has to be met.
+
+    deadline    s for the whole training, or "36 h"
+    budget      USD for the whole training
+    efficiency  least share of what the workers would do without communication, e.g. 0.9
+    throughput  least samples/s, or "5000 images/s"
+    accuracy    held-out accuracy that is to be reached; needs a training
+    aim         "time": the fastest of those that meet the rest; "cost": the cheapest. None: the cheapest if there is a
+                deadline or a throughput but no budget, else the fastest
+
+    Raises ConfigError for limits that make no sense.
+    """
+
+    deadline: float | str | None = None
+    budget: float | None = None
+    efficiency: float | None = None
+    throughput: float | str | None = None
+    accuracy: float | None = None
+    aim: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, dimension in (("deadline", "time"), ("throughput", "rate")):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                object.__setattr__(self, name, parse(value, dimension))
+        for name in ("deadline", "budget", "throughput"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int | float) and math.isfinite(value) and value > 0.0):
+                raise ConfigError(f"Target: {name} = {value!r}: must be finite and above 0")
+        for name in ("efficiency", "accuracy"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int | float) and 0.0 < value <= 1.0):
+                raise ConfigError(f"Target: {name} = {value!r}: must be above 0 and at most 1 (0.9 is 90 %)")
+        if self.aim is not None and self.aim not in AIMS:
+            raise ConfigError(f"Target: aim = {self.aim!r}: must be 'time' (fastest first) or 'cost' (cheapest first)")
+
+    @property
+    def wants_cheapest(self) -> bool:
+        """Whether the cheapest of those that meet it is the best one, not the fastest."""
+        if self.aim is not None:
+            return self.aim == "cost"
+        return self.budget is None and (self.deadline is not None or self.throughput is not None)
+
+    @property
+    def needs_total(self) -> bool:
+        """Whether it is about a whole training."""
+        return self.deadline is not None or self.budget is not None
+
+    def misses(self, figures: Figures) -> list[Miss]:
+        """Return all limits with what the figures say about them."""
+        upper: Mapping[str, tuple[object, float | None]] = {
+            "deadline": (self.deadline, figures.total_time), "budget": (self.budget, figures.total_cost),
+        }  # fmt: skip
+        lower: Mapping[str, tuple[object, float | None]] = {
+            "efficiency": (self.efficiency, figures.efficiency), "throughput": (self.throughput, figures.throughput),
+        }  # fmt: skip
+        found = []
+        for limits, sign in ((upper, 1.0), (lower, -1.0)):
+            for what, (limit, value) in limits.items():
+                if isinstance(limit, int | float) and value is not None:
+                    share = max(0.0, sign * (value / limit - 1.0))
+                    found.append(Miss(what, float(limit), value, share))
+        return found
+
+    def rank(self, figures: Figures) -> tuple[float, float]:
+        """Return what orders configurations, the smallest first: the worst miss, then time or cost.
+
+        Time and cost are those of the whole training where they are known, else of a sample. Better figures never
+        rank lower, so the rank of a bound is a bound of the rank.
+        """
+        worst = max((miss.share for miss in self.misses(figures)), default=0.0)
+        seconds = 1.0 / figures.throughput if figures.total_time is None else figures.total_time
+        return worst, seconds * figures.cost_rate if self.wants_cheapest else seconds

@@ -1,0 +1,132 @@
+"""A plan as text."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+
+from ddlsim.planner.plan import Choice, Plan
+from ddlsim.planner.search import OUT, PRUNED, SIMULATED
+from ddlsim.planner.target import Miss, Target
+from ddlsim.report.numbers import count, percent, rate, seconds
+
+__all__ = ["text"]
+
+#: how many sensitivities, and reasons why configurations do not fit, are shown
+N_SENSITIVITIES, N_SKIPPED = 4, 3
+WIDTH = 118
+
+
+def text(plan: Plan) -> str:
+    """Return what ``print(plan)`` shows."""
+    rows = [("target", _target(plan.target)), ("searched", _searched(plan)), *_verdict(plan)]
+    for i, choice in enumerate(plan.choices):
+        rows += [("", ""), (_title(i, choice), str(choice)), ("", _figures(plan, choice))]
+        rows += [("why" if j == 0 else "", reason) for j, reason in enumerate(choice.reasons)]
+    rows += [("", "")] if plan.crossovers or plan.sensitivities else []
+    rows += [("crossovers" if i == 0 else "", str(crossing)) for i, crossing in enumerate(plan.crossovers)]
+    shown = plan.sensitivities[:N_SENSITIVITIES]
+    rows += [("sensitivity" if i == 0 else "", str(found)) for i, found in enumerate(shown)]
+    rows += [("", "")]
+    for guideline in plan.guidelines:
+        rows += [("rule", f"{guideline.name} ({guideline.source}): {guideline.says}")]
+        rows += [("", f"simulated: {guideline.simulated}")]
+    rows += [("", ""), *_skipped(plan), *(("note", note) for note in plan.notes)]
+    return "\n".join(line for row in rows for line in _lines(*row))
+
+
+def _lines(label: str, content: str) -> list[str]:
+    if not content:
+        return [""]
+    lines = textwrap.wrap(
+        content.replace(" %", "\0%"), WIDTH, initial_indent=f"{label:<13} ", subsequent_indent=" " * 14,
+        break_on_hyphens=False,
+    )  # fmt: skip
+    return [line.replace("\0", " ") for line in lines]
+
+
+def _target(target: Target) -> str:
+    parts = []
+    if isinstance(target.deadline, int | float):
+        parts.append(f"done in {_long(target.deadline)}")
+    if target.budget is not None:
+        parts.append(f"for at most {target.budget:,.6g} USD")
+    if target.efficiency is not None:
+        parts.append(f"efficiency of at least {percent(target.efficiency)}")
+    if isinstance(target.throughput, int | float):
+        parts.append(f"at least {rate(target.throughput)}")
+    if target.accuracy is not None:
+        parts.append(f"{percent(target.accuracy)} accuracy")
+    order = "the cheapest first" if target.wants_cheapest else "the fastest first"
+    return ", ".join([*parts, order])
+
+
+def _long(value: float) -> str:
+    """A time in the unit that people plan in."""
+    if not math.isfinite(value):
+        return "never"
+    for scale, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if value >= 2.0 * scale:
+            return f"{value / scale:.3g} {unit}"
+    return seconds(value)
+
+
+def _searched(plan: Plan) -> str:
+    status = Counter(found.status for found in plan.found)
+    parts = [f"{count(status[SIMULATED], 'configuration')} simulated"]
+    if status[PRUNED]:
+        parts.append(f"{status[PRUNED]} left out because a bound shows that they cannot win")
+    if status[OUT]:
+        parts.append(f"{status[OUT]} do not fit")
+    return ", ".join(parts)
+
+
+def _verdict(plan: Plan) -> list[tuple[str, str]]:
+    if plan.meets_target:
+        return []
+    missed = [miss for miss in plan.best.misses if miss.share > 0.0]
+    return [("impossible", f"nothing meets the target; the nearest misses {' and '.join(map(_missed, missed))}")]
+
+
+def _missed(miss: Miss) -> str:
+    if miss.what == "deadline":
+        values = _long(miss.value), _long(miss.limit)
+    elif miss.what == "budget":
+        values = f"{miss.value:,.4g} USD", f"{miss.limit:,.4g} USD"
+    elif miss.what == "throughput":
+        values = rate(miss.value), rate(miss.limit)
+    else:
+        values = percent(miss.value), percent(miss.limit)
+    share = f" by {percent(miss.share)}" if math.isfinite(miss.share) else ""
+    return f"the {miss.what}{share}: {values[0]} instead of {values[1]}"
+
+
+def _title(i: int, choice: Choice) -> str:
+    name = "best" if i == 0 else f"{i + 1}."
+    return name if choice.exact else f"{name} *"
+
+
+def _figures(plan: Plan, choice: Choice) -> str:
+    figures = choice.figures
+    parts = [rate(figures.throughput), f"efficiency {percent(figures.efficiency)}"]
+    whole = figures.total_time is not None
+    if figures.total_time is not None:
+        parts.append(f"done in {_long(figures.total_time)}" if math.isfinite(figures.total_time) else "never done")
+    if choice.accuracy is not None:
+        parts.append(f"{percent(choice.accuracy)} accuracy")
+    cost = plan.cost(figures)
+    if math.isfinite(cost):
+        unit = "USD" if plan.priced else "device-hours"
+        parts.append(f"{cost:,.4g} {unit}" + ("" if whole else " per million samples"))
+    return ", ".join(parts)
+
+
+def _skipped(plan: Plan) -> Iterator[tuple[str, str]]:
+    """The commonest reasons why configurations do not fit."""
+    counts = Counter(found.reason for found in plan.found if found.status == OUT)
+    for i, (reason, n) in enumerate(counts.most_common(N_SKIPPED)):
+        yield ("do not fit" if i == 0 else "", f"{n} x {reason}")
+    if len(counts) > N_SKIPPED:
+        yield "", f"{sum(counts.values()) - sum(n for _, n in counts.most_common(N_SKIPPED))} more: see plan.table"

@@ -1,0 +1,49 @@
+"""`ddlsim recommend`: the plan as text, JSON and CSV; errors in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner, Result
+
+from ddlsim.cli import app
+from ddlsim.errors import ConfigError
+
+
+def call(*options: str) -> Result:
+    return CliRunner().invoke(app, ["recommend", *options])
+
+
+def test_the_command_prints_a_plan_and_writes_the_table(tmp_path: Path) -> None:
+    table = tmp_path / "plan.csv"
+    done = call("office-1gbe", "-m", "lenet5", "-n", "2,4", "-b", "32", "-j", "1", "--best", "2", "--csv", str(table))
+    assert done.exit_code == 0, done.output
+    assert "target        the fastest first" in done.output
+    assert set(pd.read_csv(table)["workers"]) == {2, 4}
+
+
+def test_json() -> None:
+    options = ["-m", "lenet5", "-n", "4", "-b", "32", "-j", "1", "--deadline", "1 h", "--samples", "1e6", "--json"]
+    done = call("office-1gbe", *options)
+    values = json.loads(done.output)
+    assert values["cost_unit"] == "device-hours"
+    best = values["choices"][0]
+    assert best["time"] == pytest.approx(1e6 / best["throughput"])
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["office-1gbe", "-n", "2;4"], "--workers = '2;4': must be numbers such as 8,16,32"),
+        (["office-1gbe", "--deadline", "1 h"], "a deadline or a budget is about a whole training"),
+        (["office-1gbe", "-m", "resnet5"], "did you mean 'resnet50'"),
+    ],
+    ids=["workers", "samples", "model"],
+)
+def test_errors(options: list[str], text: str) -> None:
+    done = call(*options)
+    assert isinstance(done.exception, ConfigError)
+    assert text in str(done.exception)
