@@ -123,7 +123,7 @@ def _heat_maps(table: Table, metric: str) -> Iterator[Picture]:
 def _one_change(table: Table, metric: str) -> list[Picture]:
     try:
         axes = one_change(table, metric=metric)
-    except ConfigError:  # a sample, in which no two configurations differ in one field only
+    except ConfigError:  # a sample: no two configurations differ in one field only
         return []
     caption = f"What {COLUMNS[metric].heading} becomes if only one field of the best configuration takes other values."
     return [_picture("One change to the best", caption, axes)]

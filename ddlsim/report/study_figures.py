@@ -73,10 +73,9 @@ def _values(table: Table, axis: str) -> list[str]:
     """Return the values of a field as texts: numbers in their order, others in that of the design."""
     if axis not in table.axes:
         raise unknown_name("varied field", axis, table.axes)
-    found = dict.fromkeys(member.settings[axis] for member in table.members)
-    if all(isinstance(value, int | float) for value in found):
-        found = dict.fromkeys(sorted(found, key=lambda value: float(str(value))))
-    texts = list(dict.fromkeys(plain(value) for value in found))
+    values = [member.settings[axis] for member in table.members]
+    numbers = sorted(value for value in values if isinstance(value, int | float))
+    texts = list(dict.fromkeys(plain(value) for value in (numbers if len(numbers) == len(values) else values)))
     if len(texts) > N_CELLS:
         raise ConfigError(f"heat map: {axis} has {len(texts)} values, more than the {N_CELLS} that can be read")
     return texts
@@ -130,9 +129,11 @@ def one_change(table: Table, path: str | Path | None = None, *, metric: str = "t
     """Draw what changing a single field of the best configuration makes of `metric`, the widest range on top.
 
     Each dot is a configuration of the study that differs from the best in this field only. Raises ConfigError if
-    there is none.
+    there is none, or if the best value is 0.
     """
     known, best = table.known(metric), table.best(metric).iloc[0]
+    if best[metric] == 0.0:
+        raise ConfigError(f"one change: the best {metric} is 0, which nothing can be compared with in %")
     found: list[tuple[str, list[tuple[float, str]]]] = []
     for field in varied(table):
         rows = known

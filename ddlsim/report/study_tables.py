@@ -166,16 +166,23 @@ def _heading(metric: str) -> Heading:
 
 
 def _about_heading(table: Table, name: str) -> Heading:
-    is_number = name not in table.axes or all(isinstance(m.settings[name], int | float) for m in table.members)
-    return Heading("workers" if name == "n_workers" else name, is_number)
+    return Heading("workers" if name == "n_workers" else name, _is_numbers(table, name))
+
+
+def _is_numbers(table: Table, name: str) -> bool:
+    if name not in table.axes:  # n_workers, seed
+        return True
+    values = [member.settings[name] for member in table.members]
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
 def _about(table: Table, name: str, value: object) -> Cell:
-    """Return the value of a varied field; texts ("25 Gbit/s") are sorted as the design has them."""
-    if name not in table.axes or not isinstance(value, str):
-        return Cell(plain(value), plain(value))
-    order = list(dict.fromkeys(str(member.settings[name]) for member in table.members))
-    return Cell(value, str(order.index(value)), is_number=value[:1].isdigit())
+    """Return the value of a varied field; what is no number ("25 Gbit/s") is sorted as the design has it."""
+    text = plain(value)
+    if _is_numbers(table, name):
+        return Cell(text, str(value))
+    order = list(dict.fromkeys(plain(member.settings[name]) for member in table.members))
+    return Cell(text, str(order.index(text)), is_number=text[:1].isdigit())
 
 
 def _number(value: float, metric: str) -> Cell:

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 from defusedxml import ElementTree
-from report_studies import experiments, learners, study
+from report_studies import experiments, learners, record, study
 from typer.testing import CliRunner
 
 import ddlsim
@@ -18,7 +18,7 @@ from ddlsim.run.sensitivity import Sensitivity
 from ddlsim.study import Study, load_table
 from ddlsim.study.store import Member
 from ddlsim.study.table import Table
-from ddlsim.study.work import FAILED, Outcome
+from ddlsim.study.work import DONE, FAILED, Outcome
 
 #: the study of the last tests as a file
 TOML = """
@@ -212,6 +212,19 @@ def test_a_study_in_which_nothing_ended_still_says_why():
     assert "No configuration has been simulated to its end" in page.text["strong"]
     assert "ValueError: no" in page.text["td"]
     assert not page.all("img")
+
+
+def test_values_of_any_kind_have_their_place():
+    """Numbers sort by their value; where a field also has others, all sort as the design has them."""
+    values = [(True, "none", 16), (False, 3, 4), (True, 0.5, 8)]
+    members = [Member(f"k{i}", dict(zip(("flag", "mixed", "batch_size"), v, strict=True)), 0)
+               for i, v in enumerate(values)]  # fmt: skip
+    found = record(2, 0.5, 0) | {"accuracy": 0.0, "loss": 1.0, "updates": 1, "epochs": 0.0}
+    table = Table(["flag", "mixed", "batch_size"], members, {m.key: Outcome(DONE, "", found, 0.1) for m in members})
+    _, *rows = Page(html_report(table)).tables[0]
+    assert [[cell[1]["data-sort"] for cell in row[1:4]] for row in rows] == [
+        ["0", "0", "16"], ["1", "1", "4"], ["0", "2", "8"]
+    ]  # fmt: skip
 
 
 def test_a_study_that_was_stopped_says_so():
