@@ -18,7 +18,7 @@ from ddlsim.study.work import FAILED, HAND_IN, Answer, Outcome
 
 __all__ = ["Count", "Progress", "Task", "dispatch"]
 
-#: times that a point may be there when a process dies: at the second it goes alone, at the last it has failed
+#: times that a point was there when a process died -> it is sent without others; goes alone; has failed
 _SINGLE, _ALONE, _GUILTY = 1, 2, 4
 #: points that are sent at once, at most
 _MANY = 256

@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import closing
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -17,9 +19,6 @@ from study_parts import BASE, VARY, Kills, Notes
 
 import ddlsim
 from ddlsim.study import Study, load_table
-from ddlsim.study.content import Digests
-from ddlsim.study.executors import open_pool
-from ddlsim.study.parcels import Packer
 
 HERE = Path(__file__).parent
 
@@ -34,19 +33,25 @@ def same(table, frame):
     pd.testing.assert_frame_equal(table.frame, frame, check_exact=True)
 
 
-def test_threads_give_the_same_table(expected):
+def test_threads_give_the_same_table_and_stay_open(expected):
     with ThreadPoolExecutor(3) as executor:
         same(Study(BASE, VARY, seeds=2).run(executor=executor), expected)
+        assert executor.submit(os.getpid).result() == os.getpid()
 
 
-def test_processes_give_the_same_table_and_compile_nothing(expected):
-    same(Study(BASE, VARY, seeds=2).run(jobs=2), expected)
-    digests = Digests()
-    pool = open_pool(None, 2, Packer(digests), [BASE, BASE])
-    try:
-        assert pool._executor.submit(n_compiled, BASE).result() == 0
-    finally:
-        pool.close(at_once=False)
+def test_processes_give_the_same_tables_and_compile_nothing(expected):
+    training = ddlsim.Training("digits", rate=0.1, updates=30, evaluate_every=10, target_accuracy=0.99)
+    base = ddlsim.Experiment(BASE.cluster, "digits-cnn", batch_size=8, training=training)
+    study = Study(base, {"workers": [2, 4], "training.rate": [0.05, 0.2]}, seeds=2)
+    here = study.run(jobs=1)
+    with ProcessPoolExecutor(2, get_context("spawn")) as executor:
+        same(Study(BASE, VARY, seeds=2).run(executor=executor), expected)
+        there = study.run(executor=executor)
+        assert executor.submit(n_compiled, BASE).result() == 0
+    same(there, here.frame)
+    pd.testing.assert_frame_equal(there.history, here.history, check_exact=True)
+    assert len(here.history) == 8 * 4
+    assert (here.frame["accuracy"] > 0.2).all()
 
 
 def n_compiled(experiment):
@@ -57,23 +62,6 @@ def n_compiled(experiment):
     entries = (kernel.advance, kernel.join, kernel.send, kernel.send_one)
     assert sum(sum(entry.stats.cache_hits.values()) for entry in entries) > 0
     return sum(sum(entry.stats.cache_misses.values()) for entry in entries)
-
-
-def test_an_executor_of_the_user_stays_open(expected):
-    with ProcessPoolExecutor(1, get_context("spawn")) as executor:
-        same(Study(BASE, VARY, seeds=2).run(executor=executor), expected)
-        assert executor.submit(os.getpid).result() != os.getpid()
-
-
-def test_training_gives_the_same_curves_everywhere():
-    training = ddlsim.Training("digits", rate=0.1, updates=30, evaluate_every=10, target_accuracy=0.99)
-    base = ddlsim.Experiment(BASE.cluster, "digits-cnn", batch_size=8, training=training)
-    study = Study(base, {"workers": [2, 4], "training.rate": [0.05, 0.2]}, seeds=2)
-    here, there = study.run(jobs=1), study.run(jobs=2)
-    same(there, here.frame)
-    pd.testing.assert_frame_equal(there.history, here.history, check_exact=True)
-    assert len(here.history) == 8 * 4
-    assert (here.frame["accuracy"] > 0.2).all()
 
 
 def test_dask_goes_on_when_a_worker_is_killed(tmp_path, expected):
@@ -124,66 +112,59 @@ if __name__ == "__main__":
 """
 
 
+def start(store, notes, seconds=0.1):
+    script = SCRIPT.format(here=str(HERE), notes=str(notes), store=str(store), seconds=seconds)
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
+    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def runs(notes):
+    """Return the process of each simulation that has begun."""
+    return [int(line.split()[1]) for line in notes.read_text().splitlines()] if notes.exists() else []
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
+def test_nothing_finished_is_lost_when_processes_are_killed(tmp_path):
+    """Two studies share a store. One is killed; then a worker of the other, which simulates what is left: also what
+    the first one had claimed, and again only what was under way in the killed ones."""
+    store, notes, others = (tmp_path / name for name in ("study.sqlite", "notes", "others"))
+    with start(store, notes, 0.3) as killed, start(store, notes, 0.3) as other:
+        deadline = time.monotonic() + 60.0
+        while len(set(runs(notes))) < 3 or load_table(store).counts["done"] < 4:  # both have begun
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        finished, workers = load_table(store).counts["done"], set(runs(notes))
+        killed.kill()
+        killed.wait()
+        shutil.copytree(tmp_path, others, ignore=shutil.ignore_patterns("others"))
+        os.kill(next(pid for pid in workers if parent(pid) == other.pid), signal.SIGKILL)
+        other.communicate()
+    assert other.returncode == 0
+    with closing(sqlite3.connect(others / store.name)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        before = connection.execute("SELECT count(*) FROM points WHERE status = 'done'").fetchone()[0]
+    assert finished <= before < 32
+    assert load_table(store).counts["done"] == 32
+    assert len(set(runs(notes)) - workers) >= 1
+    assert len(runs(notes)) <= 32 + 8
+    deadline = time.monotonic() + 10.0
+    while any(running(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(running(pid) for pid in workers)
+
+
+def parent(pid):
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().split()[3])
+    except FileNotFoundError:
+        return 0
+
+
 def running(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     except FileNotFoundError:
         return False
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
-@pytest.mark.parametrize("victim", ["parent", "worker"])
-def test_nothing_finished_is_lost_when_a_process_is_killed(tmp_path, victim):
-    store, notes = tmp_path / "study.sqlite", tmp_path / "notes"
-    script = SCRIPT.format(here=str(HERE), notes=str(notes), store=str(store))
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
-    command = [sys.executable, "-c", script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        finished = next(n for n in map(int, process.stdout) if n >= 6)
-        kill_and_check(process, victim, finished, store, notes)
-
-
-def kill_and_check(process, victim, finished, store, notes):
-    workers = {int(line.split()[1]) for line in notes.read_text().splitlines()}
-    assert len(workers) == 2
-    if victim == "worker":
-        os.kill(min(workers), signal.SIGKILL)
-        process.stdout.read()
-        assert process.wait() == 0
-        assert load_table(store).counts["done"] == 32
-        assert len(notes.read_text().splitlines()) <= 32 + 8  # at most what was under way is done again
-        return
-    process.kill()
-    process.wait()
-    connection = sqlite3.connect(store)
-    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    before = {key for (key,) in connection.execute("SELECT key FROM points WHERE status = 'done'")}
-    connection.close()
-    assert finished <= len(before) < 32
-    deadline = time.monotonic() + 10.0
-    while any(running(pid) for pid in workers) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(running(pid) for pid in workers)
-    notes.unlink()
-    base = BASE.with_(strategy=Notes(notes=str(notes), seconds=0.1))
-    study = Study(base, {"workers": [1, 2, 3, 4, 5, 6, 7, 8]}, seeds=4)
-    table = study.run(store, jobs=1)
-    assert table.counts["done"] == 32
-    assert len(notes.read_text().splitlines()) == 32 - len(before)
-
-
-def test_two_processes_share_the_work_of_a_store(tmp_path):
-    store, notes = tmp_path / "study.sqlite", tmp_path / "notes"
-    script = SCRIPT.format(here=str(HERE), notes=str(notes), store=str(store))
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
-    both = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) for _ in "ab"]
-    for process in both:
-        process.communicate()
-        assert process.returncode == 0
-    assert load_table(store).counts["done"] == 32
-    lines = notes.read_text().splitlines()
-    assert len(lines) == 32  # each point once
-    assert len({line.split()[1] for line in lines}) == 4
 
 
 def test_an_interrupt_leaves_a_table_of_what_is_done(tmp_path):
@@ -218,8 +199,9 @@ def test_what_cannot_be_sent_is_refused_but_simulated_here():
     from ddlsim.collectives import all_reduce
 
     study = Study(BASE, {"workers": [2, 3], "strategy": [ddlsim.AllReduce(lambda n: all_reduce.ring(n))]})
-    with pytest.raises(ddlsim.ConfigError, match=r"cannot be sent to other processes .* use jobs=1"):
-        study.run(jobs=2)
+    refused = pytest.raises(ddlsim.ConfigError, match=r"cannot be sent to other processes .* use jobs=1")
+    with ThreadPoolExecutor(2) as executor, refused:
+        study.run(executor=executor)
     assert study.run(jobs=1).counts["done"] == 2
 
 
