@@ -23,6 +23,8 @@ COMPRESSIONS: tuple[Compression | None, ...] = (None, Compression(FP16()), Compr
 #: algorithms of all-reduces, and the local steps, that are tried where no strategies are given
 ALGORITHMS = ("ring", "hierarchical", "halving_doubling", "double_binary_tree")
 LOCAL_STEPS = 8
+#: how servers, one with the workers of each machine, are called
+EACH = "parameter server (1 per machine)"
 #: (warm-up, steps) that are simulated: where every step is like the one before, of workers that go their own ways, and
 #: where chance plays a part
 REGULAR, OWN_WAYS, RANDOM = (1, 2), (2, 8), (2, 10)
@@ -32,30 +34,39 @@ REGULAR, OWN_WAYS, RANDOM = (1, 2), (2, 8), (2, 10)
 class Candidate:
     """A configuration: the experiment that measures it, and how the table shows what is varied.
 
-    exact  what is learned is what one worker would learn with the global batch
+    exact        what is learned is what one worker would learn with the global batch
+    per_machine  it has a server on each machine, whatever their number
     """
 
     number: int
     experiment: Experiment
     cluster: Cluster
+    place: str
     workers: int
     strategy: str
     compression: str
     batch_size: int
     exact: bool
+    per_machine: bool
 
     @property
     def settings(self) -> dict[str, object]:
         """What is varied, by name."""
         return {
-            "cluster": self.cluster.name, "workers": self.workers, "strategy": self.strategy,
+            "cluster": self.place, "workers": self.workers, "strategy": self.strategy,
             "compression": self.compression, "batch_size": self.batch_size,
         }  # fmt: skip
 
     def __str__(self) -> str:
         packed = "" if self.compression == "none" else f", {self.compression}"
         workers = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
-        return f"{workers} of {self.cluster.name}, {self.strategy}{packed}, batch {self.batch_size}"
+        return f"{workers} of {self.place}, {self.strategy}{packed}, batch {self.batch_size}"
+
+    def at(self, workers: int) -> Experiment:
+        """Return the experiment with another number of workers."""
+        if not self.per_machine:
+            return self.experiment.with_(workers=workers)
+        return self.experiment.with_(workers=workers, strategy=_server_on_each(self.cluster, workers))
 
 
 def worker_counts(cluster: Cluster) -> list[int]:
@@ -65,12 +76,15 @@ def worker_counts(cluster: Cluster) -> list[int]:
 
 
 def _usual_strategies(cluster: Cluster, n_workers: int) -> list[Strategy]:
-    """Return what is tried where nobody has said: one server per machine, with the workers, and local steps too."""
+    """Return what is tried where nobody has said."""
     if n_workers == 1:
         return [AllReduce("ring")]
-    hosts = np.unique(cluster.host_of[cluster.workers[:n_workers]])
     found: list[Strategy] = [AllReduce(name) for name in ALGORITHMS]
-    return [*found, ParameterServer(len(hosts), "colocated"), LocalSGD(LOCAL_STEPS, algorithm="hierarchical")]
+    return [*found, _server_on_each(cluster, n_workers), LocalSGD(LOCAL_STEPS, algorithm="hierarchical")]
+
+
+def _server_on_each(cluster: Cluster, n_workers: int) -> ParameterServer:
+    return ParameterServer(len(np.unique(cluster.host_of[cluster.workers[:n_workers]])), "colocated")
 
 
 def candidates(
@@ -90,8 +104,8 @@ def candidates(
     made = [row for row in rows if row[1] <= len(row[0].workers) and _compresses(row[2], row[3])]
     if not made:
         raise ConfigError("recommend: no configuration fits together; give fewer workers, or strategies that compress")
-    strategy_labels = labels_of([strategy for _, _, strategy, _, _ in made])
-    compression_labels = labels_of([compression for _, _, _, compression, _ in made])
+    labels = labels_of([row[2] for row in made]), labels_of([row[3] for row in made])
+    places = _places(clusters)
     found = []
     for i, (cluster, n, strategy, compression, batch_size) in enumerate(made):
         warmup, steps = _length(base, strategy)
@@ -99,13 +113,23 @@ def candidates(
             cluster=cluster, workers=n, strategy=strategy, compression=compression, batch_size=batch_size,
             warmup=warmup, steps=steps,
         )  # fmt: skip
+        each = strategies is None and isinstance(strategy, ParameterServer)
         found.append(
             Candidate(
-                i, experiment, cluster, n, str(strategy_labels[i]), str(compression_labels[i]), batch_size,
-                is_exact(strategy) and compression is None,
+                i, experiment, cluster, places[id(cluster)], n, EACH if each else str(labels[0][i]), str(labels[1][i]),
+                batch_size, is_exact(strategy) and compression is None, each,
             )
         )  # fmt: skip
     return found, len(rows) - len(made)
+
+
+def _places(clusters: Sequence[Cluster]) -> dict[int, str]:
+    """Return a name for each cluster (by id); those that have the same one are numbered."""
+    found: dict[int, str] = {}
+    for cluster in clusters:
+        n = sum(other.name == cluster.name for other in clusters if id(other) in found) + 1
+        found[id(cluster)] = cluster.name if n == 1 else f"{cluster.name} ({n})"
+    return found
 
 
 _Row = tuple[Cluster, int, Strategy, Compression | None, int]

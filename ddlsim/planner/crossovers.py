@@ -11,7 +11,6 @@ import numpy as np
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.evaluate import Evaluator
 from ddlsim.planner.search import Found
-from ddlsim.run.experiment import Experiment
 from ddlsim.study.work import DONE, Outcome
 
 __all__ = ["Crossover", "crossovers"]
@@ -58,7 +57,7 @@ def crossovers(
     grid = sorted(n for n in set(counts) if 1 < n <= len(best.cluster.workers))
     if len(ways) < 2 or len(grid) < 2:
         return [], []
-    evaluator.outcomes([_at(way, n) for way in ways for n in grid])  # all at once, on all cores
+    evaluator.outcomes([way.at(n) for way in ways for n in grid])  # all at once, on all cores
     crossings, remarks = [], []
     for a, b in itertools.combinations(ways, 2):
         orders = [(n, order) for n in grid if (order := _order(a, b, n, evaluator))]  # equal ones say nothing
@@ -86,10 +85,6 @@ def _ways(found: Sequence[Found], best: Candidate) -> list[Candidate]:
     return list(ways.values())[:N_WAYS]
 
 
-def _at(candidate: Candidate, workers: int) -> Experiment:
-    return candidate.experiment.with_(workers=workers)
-
-
 def _bisect(a: Candidate, b: Candidate, before: tuple[int, int], high: int, evaluator: Evaluator) -> Crossover:
     low, order = before
     n_devices = _per_machine(a)
@@ -106,12 +101,12 @@ def _bisect(a: Candidate, b: Candidate, before: tuple[int, int], high: int, eval
         else:
             low = middle
     slower, faster = (a, b) if order > 0 else (b, a)
-    return Crossover(a.cluster.name, a.batch_size, _name(faster), _name(slower), low, high, exact)
+    return Crossover(a.place, a.batch_size, _name(faster), _name(slower), low, high, exact)
 
 
 def _order(a: Candidate, b: Candidate, workers: int, evaluator: Evaluator) -> int | None:
     """Return 1 if the first way has the higher throughput, -1 if the second, 0 if they are equal, None if one fails."""
-    one, other = (_throughput(o) for o in evaluator.outcomes([_at(a, workers), _at(b, workers)]))
+    one, other = (_throughput(o) for o in evaluator.outcomes([a.at(workers), b.at(workers)]))
     if one is None or other is None:
         return None
     return 0 if abs(one - other) <= EQUAL * max(one, other) else 1 if one > other else -1

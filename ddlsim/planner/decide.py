@@ -168,7 +168,7 @@ def _priced(options: Sequence[Candidate], target: Target) -> tuple[bool, list[st
         except ConfigError as error:
             if target.budget is not None:
                 raise ConfigError(f"recommend: a budget needs prices; {error}") from None
-            return False, [f"costs are device-hours: machines of {option.cluster.name} have no price"]
+            return False, [f"costs are device-hours: machines of {option.place} have no price"]
     return True, []
 
 

@@ -13,6 +13,7 @@ __all__ = ["reasons"]
 
 _DIMENSIONS = ("cluster", "workers", "strategy", "compression", "batch_size")
 _NAMES = {"batch_size": "batch"}
+_OTHER = {"batch_size": "batch", "workers": "number of workers"}
 #: shares below which differences are not worth a word
 SAME = 0.0005
 
@@ -32,7 +33,8 @@ def reasons(best: Found, found: Sequence[Found], target: Target) -> tuple[str, .
             value = other.candidate.settings[dimension]
             lines.append(f"{name} {value} instead {_consequence(best.figures, other.figures, target)}")
         elif any(other.status == PRUNED for other in near):
-            lines.append(f"another {name} cannot be better: bounds on its throughput exclude it")
+            what = _OTHER.get(dimension, dimension)
+            lines.append(f"no other {what} can be better: bounds on the throughput exclude it")
     return tuple(lines)
 
 
@@ -52,9 +54,10 @@ def _consequence(best: Figures | None, other: Figures | None, target: Target) ->
     if missed > misses:  # nearer to the target: a better choice that is listed before
         return f"misses the target by {percent(misses)} only"
     verb, more, less = ("costs", "more", "less") if target.wants_cheapest else ("takes", "longer", "less")
+    much = "much" if target.wants_cheapest else "long"
     change = its / mine - 1.0
     if not math.isfinite(change) or abs(change) < SAME:
-        return f"{verb} as much"
+        return f"{verb} as {much}"
     if change < 0.0:
         return f"{verb} {percent(-change)} {less}"
-    return f"{verb} {percent(change)} {more}" if change < 1.0 else f"{verb} {its / mine:.3g} times as much"
+    return f"{verb} {percent(change)} {more}" if change < 1.0 else f"{verb} {its / mine:.3g} times as {much}"

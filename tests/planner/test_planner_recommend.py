@@ -191,6 +191,20 @@ def test_several_clusters() -> None:
         assert plan(target, clusters=[slow, fast], workers=[8]).best.candidate.cluster is cluster
 
 
+def test_clusters_of_the_same_name_are_told_apart() -> None:
+    faster = SWITCH.scaled("nic", bandwidth=10.0)
+    found = plan(clusters=[SWITCH, faster], workers=[8], compressions=None)
+    assert set(found.table["cluster"]) == {"star-8", "star-8 (2)"}
+    assert str(found.best).startswith("8 workers of star-8 (2)")
+
+
+def test_usual_strategies_have_a_server_on_each_machine() -> None:
+    found = plan(strategies=None, compressions=[None], workers=[1, 2, 4, 8])
+    servers = [f.candidate for f in found.found if f.candidate.strategy == "parameter server (1 per machine)"]
+    assert {c.workers: c.experiment.strategy.servers for c in servers} == {2: 2, 4: 4, 8: 8}  # type: ignore[attr-defined]
+    assert servers[0].at(8).strategy == ParameterServer(8, "colocated")
+
+
 def test_accuracy() -> None:
     """Momentum SGD on the digits: both ways are trained; the winner's time is that of its own simulation."""
     training = Training("digits", optimizer=Momentum(0.9), rate=0.05, updates=150, evaluate_every=10)

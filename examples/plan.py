@@ -1,0 +1,21 @@
+"""What to rent for 90 epochs of ResNet-50 on ImageNet within 12 hours, and how to use it.
+
+Eight machines with a V100 each on 10 Gbit/s, or on 25 if they cost 5 % more. The plan names the cheapest configuration
+that makes it, says what else was possible and why it is not as good, and has rules of thumb beside it.
+"""
+
+import dataclasses
+
+import ddlsim
+
+slow = ddlsim.load_cluster("aws-p3-2xlarge")
+fast = dataclasses.replace(slow.scaled("nic", bandwidth=2.5).with_costs(price="3.21 USD/h"), name="with-25-gbit/s")
+
+plan = ddlsim.recommend(
+    [slow, fast], "resnet50", ddlsim.Target(deadline="12 h"), samples=90 * 1_281_167,
+    workers=[2, 4, 8], batch_sizes=[64], jobs=1,
+)  # fmt: skip
+print(plan)
+print()
+exact = plan.table[plan.table["exact"] & (plan.table["workers"] == 8)].head(6)
+print(exact[["cluster", "strategy", "time", "cost", "miss"]].to_string(index=False, float_format="%.4g"))

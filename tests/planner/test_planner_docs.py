@@ -1,0 +1,16 @@
+"""The page on plans: its Python runs."""
+
+import re
+from pathlib import Path
+
+PAGE = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
+
+
+def test_the_page_runs(capsys):
+    namespace = {"__name__": "planning"}
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(block, "planning.md", "exec"), namespace)
+    plan = namespace["plan"]
+    assert plan.meets_target
+    assert plan.best_exact.exact
+    assert "done in 24 h, the cheapest first" in capsys.readouterr().out
