@@ -10,9 +10,26 @@ Names are loaded when first used, so that importing ddlsim is cheap.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+
+def _let_kernels_be_cached() -> None:
+    """Give numba a folder where it may write neither beside the package nor in the home folder.
+
+    Without one it refuses to compile. The folder is this process's own: a shared one could be filled by others.
+    """
+    home = os.path.expanduser("~")
+    places = (os.path.dirname(__file__), os.path.join(home, ".cache"), home)
+    if "NUMBA_CACHE_DIR" not in os.environ and not any(os.access(place, os.W_OK) for place in places):
+        import tempfile
+
+        os.environ["NUMBA_CACHE_DIR"] = tempfile.mkdtemp(prefix="ddlsim-")
+
+
+_let_kernels_be_cached()
 
 if TYPE_CHECKING:
     from ddlsim.cluster import Cluster, cluster_names, load_cluster
