@@ -26,6 +26,8 @@ bench: install
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/gradients.py
 	$(BIN)/python benchmarks/cosimulation.py
+	$(BIN)/python benchmarks/study.py
+	$(BIN)/python benchmarks/planner.py
 
 clean:
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
