@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,13 +51,11 @@ def report(
         from ddlsim.study import load_study
 
         found = sensitivities_of_best(load_study(study), table, metric)
+    from ddlsim.study.store import Store
+
+    with Store(store) as opened:
+        experiments = opened.experiments({member.key for member in table.members})
     text = html_report(
-        table, title=title, question=question, metric=metric, experiments=_experiments(store), sensitivities=found
+        table, title=title, question=question, metric=metric, experiments=experiments, sensitivities=found
     )
     write_file(html, lambda path: path.write_text(text, encoding="utf-8"))
-
-
-def _experiments(store: Path) -> dict[str, str]:
-    """Return what each point of a store simulates, as JSON."""
-    with closing(sqlite3.connect(store)) as opened:
-        return dict(opened.execute("SELECT key, experiment FROM points").fetchall())

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 
 from ddlsim.errors import ConfigError
 from ddlsim.report.plots import COLOURS, MARKERS, STYLES, figure, save
+from ddlsim.report.study_words import plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,7 +122,8 @@ def _named(field: str, value: object) -> str:
     name = field.rpartition(".")[2].replace("_", " ")
     if isinstance(value, str) and value != "none" and not value[:1].isdigit():
         return value
-    return f"{value} {name}" if name == "workers" else f"no {name}" if value == "none" else f"{name} {value}"
+    text = plain(value)
+    return f"{text} {name}" if name == "workers" else f"no {name}" if value == "none" else f"{name} {text}"
 
 
 def _title(table: Table, metric: str) -> str:

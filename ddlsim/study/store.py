@@ -189,6 +189,10 @@ class Store:
         query = "SELECT key, status, error, record, seconds FROM points WHERE key IN ({})"
         return {k: Outcome(s, e, json.loads(r), t) for k, s, e, r, t in self._select(query, keys)}
 
+    def experiments(self, keys: Iterable[str]) -> dict[str, str]:
+        """Return what those points that are stored simulate: manifests as JSON."""
+        return dict(self._select("SELECT key, experiment FROM points WHERE key IN ({})", keys))
+
     def statuses(self, keys: Iterable[str]) -> dict[str, str]:
         """Return the status of those points that are stored."""
         return dict(self._select("SELECT key, status FROM points WHERE key IN ({})", keys))
