@@ -45,7 +45,7 @@ class Measurement:
     """A row of the file, in bytes and s; `rate` is inf where it was not shaped."""
 
     operation: str
-    library: str
+    backend: str
     n_nodes: int
     nbytes: float
     delay: float
@@ -105,7 +105,7 @@ def calibrate(measured: Sequence[Measurement]) -> dict[str, Transport]:
     NCCL's many connections show the interface's rate, gloo's single one the limits of a connection; either has its
     own share of payload.
     """
-    own = {library: [r for r in measured if (r.operation, r.library) == ("p2p", library)] for library in CONNECTIONS}
+    own = {library: [r for r in measured if (r.operation, r.backend) == ("p2p", library)] for library in CONNECTIONS}
 
     def nccl(x: list[float]) -> Transport:
         return Transport(CONNECTIONS["nccl"], x[0], x[1] * 1e9, math.inf, math.inf)
@@ -145,12 +145,12 @@ def rows(path: Path = DATA) -> list[Row]:
     transports = calibrate(measured)
     found = []
     for row in measured:
-        transport = transports[row.library]
+        transport = transports[row.backend]
         fitted = row.operation == "p2p"
-        seconds = transport.seconds(row) if fitted else predict(transport, row.library, row)
+        seconds = transport.seconds(row) if fitted else predict(transport, row.backend, row)
         shaped = f"{row.rate * 8e-9:g} Gbit/s" if math.isfinite(row.rate) else "not shaped"
         what = f"{row.nbytes / 2**20:g} MiB, {row.delay * 1e3:g} ms, {shaped}"
-        case = f"{row.library} {row.operation.replace('_', '-')} ({row.n_nodes} nodes)"
+        case = f"{row.backend} {row.operation.replace('_', '-')} ({row.n_nodes} nodes)"
         found.append(Row(case, what, row.seconds * 1e3, seconds * 1e3, "ms", fitted))
     return found
 
