@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from accuracy.families import FAMILIES, Family
 from accuracy.rows import Row, mean_error
@@ -170,12 +170,9 @@ def picture(family: Family, rows: Sequence[Row], path: Path) -> None:
     above.set(xscale="log", yscale="log", xlim=line, ylim=line, ylabel=f"predicted ({rows[0].unit})")
     below.set(xlabel=f"measured ({rows[0].unit})", ylabel="error (%)")
     for axis in (below.xaxis, above.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 300.0 else (1.0,)))
         axis.set_major_formatter("{x:g}")
-        if high / low > 30.0:
-            axis.set_minor_formatter(NullFormatter())
-        else:
-            axis.set_minor_formatter("{x:.2g}")
-            axis.set_tick_params(which="minor", labelsize=7)
+        axis.set_minor_formatter(NullFormatter())
     above.set_title(family.title, fontsize=10)
     above.legend(fontsize=7, loc="upper left")
     save(made, path)
