@@ -52,6 +52,7 @@ CASES = (
     Case("synchronous, 16 workers, digits", SYNC, "digits-cnn", 16, 32, 3200, 1.05),
     Case("asynchronous, 16 workers, LeNet", ASYNC, "lenet-relu", 16, 32, 640, 1.15),
     Case("asynchronous, 16 workers, CIFAR network", ASYNC, "cifar-cnn", 16, 32, 96, 1.15),
+    Case("asynchronous, 16 workers, digits", ASYNC, "digits-cnn", 16, 32, 3200, 1.15),
     Case("asynchronous, 64 workers, digits", ASYNC, "digits-cnn", 64, 32, 3200, None),
 )
 

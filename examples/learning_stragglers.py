@@ -11,9 +11,9 @@ speed = (0.5, 0.5, *[1.0] * 14)
 training = ddlsim.Training("digits", rate=0.1, epochs=20, target_accuracy=0.9, moving_average=3, evaluate_every="1 s")
 strategies = {
     "all-reduce": ddlsim.AllReduce("ring"),
-    "backup workers (14 of 16)": ddlsim.BackupWorkers(2, servers=4, placement="colocated"),
-    "asynchronous": ddlsim.AsyncParameterServer(4, "colocated"),
-    "asynchronous, / staleness": ddlsim.AsyncParameterServer(4, "colocated", staleness_scaling="inverse"),
+    "backup workers (14 of 16)": ddlsim.BackupWorkers(2, servers=16, placement="colocated"),
+    "asynchronous": ddlsim.AsyncParameterServer(16, "colocated"),
+    "asynchronous, / staleness": ddlsim.AsyncParameterServer(16, "colocated", staleness_scaling="inverse"),
     "local SGD, period 4": ddlsim.LocalSGD(period=4),
     "DaSGD, period 4, delay 2": ddlsim.DaSGD(period=4, delay=2),
 }

@@ -2,7 +2,7 @@
 
 With n = 1 the server averages 30 gradients before it updates, with n = 30 it applies each at once. Mean staleness is
 about n. A constant learning rate that is right for n = 1 diverges for larger n; divided by each gradient's staleness
-it learns for every n.
+it learns for every n. The rate matters: at 0.1 the same holds, from 0.2 on the scaled runs learn badly, too.
 """
 
 import ddlsim

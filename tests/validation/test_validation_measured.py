@@ -21,7 +21,7 @@ MPIRUN = str(BESIDE) if BESIDE.exists() else shutil.which("mpirun")
 @pytest.mark.skipif(find_spec("mpi4py") is None or MPIRUN is None, reason="mpi4py or mpirun is missing")
 def test_two_mpi_ranks_calibrate_a_cluster_that_predicts_the_size_left_out(tmp_path):
     """Each size but the ends is left out in turn. Other programs disturb a measurement of some microseconds, so not
-    every one need be in its 95 % interval; half of them must."""
+    every one need be in its 95 % interval; most must."""
     done = subprocess.run(
         [MPIRUN, "-n", "2", sys.executable, "-m", "ddlsim.measure", "--out", str(tmp_path), "--budget", "4 s",
          "--max-size", "1 MiB", "--only", "point_to_point"],
@@ -39,4 +39,4 @@ def test_two_mpi_ranks_calibrate_a_cluster_that_predicts_the_size_left_out(tmp_p
         assert 0.0 < interval.low < interval.value < interval.high
         inside.append(left_out.median_s in interval)
     assert len(inside) >= 4
-    assert sum(inside) >= len(inside) / 2
+    assert sum(inside) > len(inside) / 2
