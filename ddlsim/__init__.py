@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     from ddlsim.run.experiment import Experiment
     from ddlsim.run.result import Result
     from ddlsim.run.seeds import Seeds, simulate_seeds
+    from ddlsim.run.traced import Traced
     from ddlsim.strategies import (
         ADPSGD,
         BMUF,
@@ -167,6 +168,7 @@ _HOMES = {
     "report.learning": ("plot_learning",),
     "run.result": ("Result",),
     "run.seeds": ("Seeds", "simulate_seeds"),
+    "run.traced": ("Traced",),
     "strategies": (
         "ADPSGD", "AdaComm", "AllReduce", "AsyncParameterServer", "BMUF", "BackupWorkers", "CoCoDSGD",
         "DPSGD", "DaSGD", "DdpBuckets", "DelayCompensation", "ElasticAveraging", "ExponentialPenalty",
@@ -272,6 +274,7 @@ __all__ = [
     "Threshold",
     "TopK",
     "Trace",
+    "Traced",
     "Training",
     "Uniform",
     "UnitError",

@@ -24,7 +24,7 @@ from pathlib import Path
 from ddlsim.errors import ConfigError
 from ddlsim.imports.chrome import Event, read_events
 from ddlsim.imports.json_values import finite
-from ddlsim.imports.kineto_layers import LayerTime, layer_times
+from ddlsim.imports.kineto_layers import LayerTime, input_samples, layer_times
 from ddlsim.imports.text import SourceText, read_text
 from ddlsim.imports.timing import Timing
 
@@ -59,6 +59,7 @@ class KinetoTrace:
     collectives  in order of time; ``nbytes`` 0 where the trace has no sizes
     layers       leaf modules in order of their first call (empty without ``with_stack=True``)
     rank, n_ranks   of this trace; 0 and 1 where it was not distributed
+    batch_size   length of the first dimension of what the first module computes with; 0 without ``record_shapes=True``
     """
 
     steps: tuple[Timing, ...]
@@ -66,12 +67,13 @@ class KinetoTrace:
     layers: tuple[LayerTime, ...]
     rank: int
     n_ranks: int
+    batch_size: int = 0
 
 
 def read_kineto(path: str | Path, *, batch_size: int | None = None) -> KinetoTrace:
     """Return steps, collectives and layer times of the trace in `path`.
 
-    batch_size   samples per rank and step, which the trace does not say; sets the steps' ``n_samples``
+    batch_size   samples per rank and step; sets the steps' ``n_samples``
 
     Raises :class:`ConfigError` with the place and the reason; also for a trace with none of the three.
     """
@@ -84,7 +86,7 @@ def read_kineto(path: str | Path, *, batch_size: int | None = None) -> KinetoTra
         steps=tuple(_step(source, event, n_ranks, batch_size) for event in steps),
         collectives=tuple(_collectives(source, spans, n_ranks)),
         layers=tuple(layer_times(spans, [(event.ts, event.end) for event in steps])),
-        rank=rank, n_ranks=n_ranks,
+        rank=rank, n_ranks=n_ranks, batch_size=input_samples(spans),
     )  # fmt: skip
     if not (trace.steps or trace.collectives or trace.layers):
         raise source.error(None, "has no ProfilerStep, no collective and no nn.Module; is it a trace of a training?")

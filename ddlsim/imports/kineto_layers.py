@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from ddlsim.imports.chrome import Event
 
-__all__ = ["LayerTime", "layer_times"]
+__all__ = ["LayerTime", "input_samples", "layer_times"]
 
 _MODULE = re.compile(r"nn\.Module: (.+)")
 _BACKWARD = "autograd::engine::evaluate_function:"
@@ -95,6 +95,24 @@ def layer_times(spans: Sequence[Event], steps: Sequence[tuple[float, float]]) ->
         for name in names
         if calls[name]
     ]
+
+
+def input_samples(spans: Sequence[Event]) -> int:
+    """Return how many samples the first leaf module gets, the first dimension of its first operation's input.
+
+    0 where the trace has no shapes (``record_shapes=True`` writes them as ``Input Dims``), or no modules.
+    """
+    modules = [(event, match[1]) for event in spans if (match := _MODULE.match(event.name))]
+    leaves = _Spans(_leaves(modules))
+    for event in sorted((e for e in spans if e.category in ("cpu_op", "operator")), key=lambda e: e.ts):
+        dims = event.args.get("Input Dims")
+        place = 1 if event.name.startswith("aten::embedding") else 0  # its weight comes first
+        if leaves.at(event) is None or not isinstance(dims, list) or len(dims) <= place:
+            continue
+        shape = dims[place]
+        if isinstance(shape, list) and shape and isinstance(shape[0], int) and shape[0] > 0:
+            return shape[0]
+    return 0
 
 
 def _leaves(modules: list[tuple[Event, str]]) -> list[tuple[Event, str]]:

@@ -20,6 +20,7 @@ from ddlsim.run.files import load_experiment
 from ddlsim.run.result import Result
 from ddlsim.run.resume import Saved, load
 from ddlsim.run.simulate import run
+from ddlsim.run.traced import Traced
 from ddlsim.strategies import AllReduce, Strategy
 from ddlsim.units import parse
 from ddlsim.workload.compute import Affine, Measured, Roofline
@@ -48,7 +49,7 @@ def simulate(
     accumulation: int = 1,
     precision: str = "fp32",
     gradient_dtype: str = "fp32",
-    compute: Measured | Affine | Roofline | None = None,
+    compute: Measured | Affine | Roofline | Traced | None = None,
     device: str | Device | None = None,
     jitter: Jitter = _NO_JITTER,
     slow_downs: SlowDown | Iterable[SlowDown] = (),

@@ -18,6 +18,7 @@ from ddlsim.compression.contract import AnyCompressor
 from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Training
+from ddlsim.run.traced import Traced
 from ddlsim.strategies import AllReduce, Strategy
 from ddlsim.units import parse
 from ddlsim.workload.compute import Affine, Measured, Roofline
@@ -45,7 +46,7 @@ class Experiment:
     accumulation    micro-steps per exchange
     precision       arithmetic ("fp32", "tf32", "fp16", "bf16")
     gradient_dtype  gradients on the wire ("fp32", "fp16", "bf16")
-    compute         where compute time comes from: Measured, Affine, Roofline; None: the device's measured
+    compute         where compute time comes from: Measured, Affine, Roofline, Traced; None: the device's measured
                     curve for this model if the catalogue has one, else Roofline
     device          device of all workers, instead of the cluster's own
     jitter          distribution of a factor on every step's compute time
@@ -69,7 +70,7 @@ class Experiment:
     accumulation: int = 1
     precision: str = "fp32"
     gradient_dtype: str = "fp32"
-    compute: Measured | Affine | Roofline | None = None
+    compute: Measured | Affine | Roofline | Traced | None = None
     device: str | Device | None = None
     jitter: Jitter = NoJitter()
     slow_downs: tuple[SlowDown, ...] = ()
@@ -94,9 +95,10 @@ class Experiment:
             raise ConfigError(f"max_time = {self.max_time!r}: must be above 0 s")
         _require(self.strategy, ("start", "label", "updates"), "strategy", "ddlsim.AllReduce('ring')")
         _require(self.jitter, ("sample", "mean"), "jitter", "ddlsim.Lognormal(0.1)")
-        if self.compute is not None and not isinstance(self.compute, Measured | Affine | Roofline):
+        if self.compute is not None and not isinstance(self.compute, Measured | Affine | Roofline | Traced):
             raise ConfigError(
-                f"compute = {self.compute!r}: must be a Measured, Affine or Roofline, e.g. Measured('97 ms', 32)"
+                f"compute = {self.compute!r}: must be a Measured, Affine, Roofline or Traced, such as "
+                "Measured('97 ms', 32)"
             )
         if self.device is not None and not isinstance(self.device, str | Device):
             raise ConfigError(f"device = {self.device!r}: must be a name such as 'v100', or a Device")
@@ -165,6 +167,8 @@ def _plain(value: object) -> object:
         return value.name
     if value is None or isinstance(value, str | int | bool):
         return value
+    if isinstance(value, Path):
+        return str(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, tuple | list):

@@ -44,6 +44,7 @@ from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Dirichlet, Training
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.tables import Kinds, Table, build, chosen
+from ddlsim.run.traced import Traced
 from ddlsim.strategies import Strategy
 from ddlsim.units import parse
 from ddlsim.workload import jitter as jitters
@@ -51,7 +52,7 @@ from ddlsim.workload.compute import Affine, Measured, Roofline
 from ddlsim.workload.toml_files import read_toml, validate
 
 __all__ = ["COMPUTE", "JITTER", "PARTS", "STRATEGIES", "beside", "compression_from", "experiment_from"]
-__all__ += ["load_experiment", "training_from"]
+__all__ += ["compute_from", "load_experiment", "training_from"]
 
 
 class _File(Table):
@@ -125,7 +126,9 @@ OVERLAPS: Kinds = {
     "horovod": strategies.HorovodFusion,
     "priority": strategies.Priority,
 }
-COMPUTE: Kinds = {"measured": (_Measured, Measured), "affine": (_Affine, Affine), "roofline": Roofline}
+COMPUTE: Kinds = {
+    "measured": (_Measured, Measured), "affine": (_Affine, Affine), "roofline": Roofline, "traced": Traced,
+}  # fmt: skip
 JITTER: Kinds = {
     "none": jitters.NoJitter,
     "lognormal": jitters.Lognormal,
@@ -226,7 +229,7 @@ def experiment_from(table: dict[str, object], path: Path, *, allow_code: bool = 
             time_model=None if file.time_model is None else beside(path, file.time_model),
             training=training_from(path, file.training, f"{path}: training"),
             compression=compression_from(file.compression, f"{path}: compression"),
-            compute=_chosen(file.compute, COMPUTE, f"{path}: compute"),  # type: ignore[arg-type]
+            compute=compute_from(path, file.compute, f"{path}: compute"),  # type: ignore[arg-type]
             jitter=_chosen(file.jitter, JITTER, f"{path}: jitter") or jitters.NoJitter(),  # type: ignore[arg-type]
             slow_downs=tuple(_slow_downs(file.slow_downs, f"{path}: slow_downs")),
         )
@@ -252,6 +255,14 @@ def training_from(path: Path, table: Mapping[str, object] | None, where: str) ->
     data = table.get("data")
     near = {"data": str(beside(path, data))} if isinstance(data, str) else {}
     return build(Training, {**table, **near}, PARTS, where)
+
+
+def compute_from(path: Path, table: Mapping[str, object] | None, where: str) -> object:
+    """Return what the table of the file `path` describes; a trace's path is relative to the file."""
+    trace = None if table is None else table.get("path")
+    if table is None or not isinstance(trace, str):
+        return _chosen(table, COMPUTE, where)
+    return _chosen({**table, "path": str(path.parent / trace)}, COMPUTE, where)
 
 
 def compression_from(table: Mapping[str, object] | None, where: str) -> Compression | None:

@@ -23,6 +23,7 @@ from ddlsim.run.experiment import Experiment
 from ddlsim.run.pauses import Pauses, guarded
 from ddlsim.run.result import Result
 from ddlsim.run.resume import Saved, manifest, saving
+from ddlsim.run.traced import Traced, traced_workload
 from ddlsim.strategies.loop import Loop
 from ddlsim.strategies.recorder import Recorder
 from ddlsim.strategies.setting import Setting
@@ -100,10 +101,14 @@ def _workloads(
 
 
 def _workload(experiment: Experiment, model: Model, device: Device, speed: float, batch_size: int) -> Workload:
+    compute, precision, gradient_dtype = experiment.compute, experiment.precision, experiment.gradient_dtype
+    if isinstance(compute, Traced):
+        return traced_workload(
+            compute, model, device, batch_size, precision=precision, gradient_dtype=gradient_dtype, speed=speed
+        )
     return make_workload(
-        model, device, batch_size, compute=experiment.compute, precision=experiment.precision,
-        gradient_dtype=experiment.gradient_dtype, speed=speed,
-    )  # fmt: skip
+        model, device, batch_size, compute=compute, precision=precision, gradient_dtype=gradient_dtype, speed=speed
+    )
 
 
 def _workers(prepared: Prepared, loop: Loop, recorder: Recorder, stop: StopRule, learner: Learner) -> list[Worker]:

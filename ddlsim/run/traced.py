@@ -1,0 +1,75 @@
+"""`Traced`: compute times of the layers from a PyTorch profiler trace of one worker's training steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ddlsim.errors import ConfigError
+from ddlsim.imports import LayerTime, profile_workload, read_kineto
+from ddlsim.workload.compute import Roofline, Workload, make_workload
+from ddlsim.workload.devices import Device
+from ddlsim.workload.model import Model
+
+__all__ = ["Traced", "traced_workload"]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Forward and backward time of every layer as a trace measured it: ``Traced("trace.json")``.
+
+    path        a PyTorch profiler (Kineto) trace, ``.json`` or ``.json.gz``, taken with ``with_stack=True`` of the
+                same model on the workers' device (:func:`ddlsim.imports.profile_workload` says how layers are matched)
+    batch_size  samples per step in the trace; None: what the input of the first module says, which the trace has
+                with ``record_shapes=True``
+
+    The file is read at once: the times are a part of the experiment, wherever it is simulated. They hold for this
+    batch size only. Layers that are no modules in PyTorch (additions, attention) and the update of the parameters,
+    which a trace does not attribute to modules, take the roofline's time.
+
+    Raises :class:`~ddlsim.errors.ConfigError` with the path for a file that is no such trace.
+    """
+
+    path: str | Path
+    batch_size: int | None = None
+    layers: tuple[LayerTime, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        size = self.batch_size
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ConfigError(f"Traced: batch_size = {size!r}: must be a whole number of at least 1")
+        trace = read_kineto(self.path)
+        if not trace.layers:
+            raise ConfigError(
+                f"{self.path}: the trace has no layers; take it with torch.profiler.profile(with_stack=True)"
+            )
+        if size is None and not trace.batch_size:
+            raise ConfigError(
+                f"{self.path}: the trace does not say its batch size; give Traced(path, batch_size=32), or take it "
+                "with record_shapes=True"
+            )
+        object.__setattr__(self, "batch_size", size or trace.batch_size)
+        object.__setattr__(self, "layers", trace.layers)
+
+
+def traced_workload(
+    traced: Traced, model: Model, device: Device, batch_size: int, *, precision: str, gradient_dtype: str, speed: float
+) -> Workload:
+    """Return what a worker computes in a step; as :func:`~ddlsim.workload.compute.make_workload`.
+
+    Raises :class:`~ddlsim.errors.ConfigError` for another batch size or model than the trace's.
+    """
+    if batch_size != traced.batch_size:
+        raise ConfigError(
+            f"{traced.path}: the steps were traced at batch_size = {traced.batch_size}, not {batch_size}; trace that "
+            "batch size too, or give Affine(c0, c1)"
+        )
+    rest = make_workload(
+        model, device, batch_size, compute=Roofline(), precision=precision, gradient_dtype=gradient_dtype, speed=speed
+    )
+    layers = [replace(t, forward_s=t.forward_s / speed, backward_s=t.backward_s / speed) for t in traced.layers]
+    try:
+        made = profile_workload(rest, layers)
+    except ConfigError as error:
+        raise type(error)(f"{traced.path}: {error}") from None
+    return replace(made, basis=f"{made.basis} in {Path(traced.path).name} at batch {batch_size}; rest: {rest.basis}")
