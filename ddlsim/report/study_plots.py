@@ -7,25 +7,30 @@ other field that is varied gives a series; the bars at its points are 95 % inter
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, UnitError, unknown_name
 from ddlsim.report.plots import COLOURS, MARKERS, STYLES, figure, save
 from ddlsim.report.study_words import plain
+from ddlsim.units import DIMENSIONS, parse
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from ddlsim.study.table import Table
 
-__all__ = ["pareto", "scaling"]
+__all__ = ["lines", "pareto", "scaling"]
 
 #: series in a legend beyond which the plot says nothing any more
 N_SERIES = 24
+#: how many times the smallest value the largest one is that calls for a logarithmic axis
+N_LOG = 8.0
 #: configurations that are named where several are equally good
 N_EQUAL = 2
 
@@ -41,22 +46,9 @@ def scaling(table: Table, path: str | Path | None = None, *, metric: str = "thro
     if len(counts) < 2:
         raise ConfigError(f"plot_scaling: all configurations have {counts[0]} workers; vary 'workers'")
     groups = _series(known, [axis for axis in table.axes if axis != "workers"])
-    made = figure(9.5 if len(groups) > 1 else 6.0, max(4.0, 0.6 + 0.24 * (1 + len(groups))))
-    axes = made.subplots()
-    for i, (label, rows) in enumerate(groups.items()):
-        rows = rows.sort_values("n_workers")
-        x, mean = rows["n_workers"].to_numpy(float), rows[metric].to_numpy(float)
-        colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
-        line = STYLES[i // len(COLOURS) % len(STYLES)]
-        half = mean - rows[f"{metric}_low"].to_numpy(float)
-        bars = half if np.isfinite(half).any() else None
-        axes.errorbar(
-            x, mean, bars, label=label, color=colour, marker=marker, markersize=5, linestyle=line, capsize=3,
-            elinewidth=0.8,
-        )  # fmt: skip
+    axes = _lines(table, groups, "n_workers", {n: float(n) for n in counts}, metric)
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(n) for n in counts])
-    axes.minorticks_off()
     axes.set_xlabel("workers")
     if metric == "throughput":
         first = known.loc[known["n_workers"] == counts[0], metric].max()
@@ -65,12 +57,80 @@ def scaling(table: Table, path: str | Path | None = None, *, metric: str = "thro
         axes.set_yscale("log", base=10)
     else:
         axes.set_ylim(bottom=0.0)
+    return _finished(axes, path, len(groups) > 1 or metric == "throughput")
+
+
+def lines(table: Table, field: str, path: str | Path | None = None, *, metric: str = "throughput") -> Axes:
+    """Draw a metric over a varied field, a line for each combination of the others.
+
+    Numbers and texts with a unit ("25 Gbit/s") stand where they belong, on a logarithmic axis if they are all above 0
+    and the largest is :data:`N_LOG` times the smallest; other values beside each other. Raises ConfigError for a field
+    that is not varied, one with a single value, or more than :data:`N_SERIES` lines.
+    """
+    if field not in table.axes:
+        raise unknown_name("varied field", field, table.axes)
+    known = table.known(metric)
+    places = _places(known[field].drop_duplicates().tolist())
+    if len(places) < 2:
+        raise ConfigError(f"plot_lines: all configurations have {field} = {next(iter(places))}; vary {field!r}")
+    groups = _series(known, [axis for axis in table.axes if axis != field])
+    axes = _lines(table, groups, field, places, metric)
+    if _is_wide(list(places.values())):
+        axes.set_xscale("log")
+    axes.set_xticks(list(places.values()), [plain(value) for value in places], fontsize=8)
+    axes.minorticks_off()
+    axes.set_xlabel(field)
+    if table.units[metric] and _is_wide(known[metric].tolist()):  # shares and counts have no unit, and begin at 0
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0.0)
+    return _finished(axes, path, len(groups) > 1)
+
+
+def _lines(
+    table: Table, groups: Mapping[str, pd.DataFrame], column: str, places: Mapping[object, float], metric: str
+) -> Axes:
+    """Draw the rows of each group over the places of what they have in a column, with the intervals over seeds."""
+    made = figure(9.5 if len(groups) > 1 else 6.0, max(4.0, 0.6 + 0.24 * (1 + len(groups))))
+    axes = made.subplots()
+    for i, (label, rows) in enumerate(groups.items()):
+        x = rows[column].map(places).to_numpy(float)
+        order = np.argsort(x, kind="stable")
+        mean = rows[metric].to_numpy(float)
+        half = mean - rows[f"{metric}_low"].to_numpy(float)
+        axes.errorbar(
+            x[order], mean[order], half[order] if np.isfinite(half).any() else None, label=label, markersize=5,
+            color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], capsize=3, elinewidth=0.8,
+            linestyle=STYLES[i // len(COLOURS) % len(STYLES)],
+        )  # fmt: skip
+    axes.minorticks_off()
     axes.set_ylabel(_title(table, metric))
+    return axes
+
+
+def _finished(axes: Axes, path: str | Path | None, legend: bool) -> Axes:
+    made = axes.get_figure()
+    assert isinstance(made, Figure)
     axes.grid(alpha=0.3)
-    if len(groups) > 1 or metric == "throughput":
+    if legend:
         made.legend(loc="outside right upper", fontsize=8)
     save(made, path)
     return axes
+
+
+def _places(values: Sequence[object]) -> dict[object, float]:
+    """Return where each value stands: by its number, or in the order given if not all are numbers of one kind."""
+    for dimension in DIMENSIONS:
+        try:
+            numbers = [parse(v, dimension) if isinstance(v, str) else float(v) for v in values]  # type: ignore[arg-type]
+        except UnitError:
+            continue
+        return dict(sorted(zip(values, numbers, strict=True), key=lambda item: item[1]))
+    return {value: float(i) for i, value in enumerate(values)}
+
+
+def _is_wide(values: Sequence[float]) -> bool:
+    return min(values) > 0.0 and max(values) >= N_LOG * min(values)
 
 
 def pareto(table: Table, x: str, y: str, path: str | Path | None = None) -> Axes:

@@ -61,11 +61,13 @@ class Range:
         return min(max(round(number), math.ceil(low)), math.floor(high))
 
 
-#: dotted path -> the values that it takes
-Vary: TypeAlias = Mapping[str, Sequence[object] | Range]
+#: dotted path -> the values that it takes, with names for the table if it is a mapping
+Vary: TypeAlias = Mapping[str, Sequence[object] | Mapping[str, object] | Range]
 
 
-def rows_of(vary: Vary, design: str, n_points: int | None, seed: int) -> list[dict[str, object]]:
+def rows_of(
+    vary: Mapping[str, Sequence[object] | Range], design: str, n_points: int | None, seed: int
+) -> list[dict[str, object]]:
     """Return the settings of each configuration, in the order of the design; a value is what `vary` has there.
 
     n_points  how many to sample ("random" and "latin-hypercube")
@@ -108,7 +110,9 @@ def _shares(design: str, n_points: int, n_fields: int, seed: int) -> npt.NDArray
     return np.asarray(qmc.LatinHypercube(n_fields, rng=generator).random(n_points))
 
 
-def _sample(vary: Vary, shares: npt.NDArray[np.float64]) -> list[dict[str, object]]:
+def _sample(
+    vary: Mapping[str, Sequence[object] | Range], shares: npt.NDArray[np.float64]
+) -> list[dict[str, object]]:
     def value(values: Sequence[object] | Range, share: float) -> object:
         return values.at(share) if isinstance(values, Range) else values[int(share * len(values))]
 

@@ -16,6 +16,7 @@
     compression = ["none", { type = "top-k", density = 0.01 }]
     "cluster.nic.bandwidth" = ["25 Gbit/s", "100 Gbit/s"]
     # for designs that sample: accumulation = { low = 1, high = 16, log = true, whole = true }
+    # with names for the table: compression = { dense = "none", sparse = { type = "top-k", density = 0.01 } }
 """
 
 from __future__ import annotations
@@ -93,8 +94,10 @@ def _base(path: Path, base: Mapping[str, object] | str, allow_code: bool) -> Exp
 
 def _values(
     path: Path, field: str, values: Sequence[object] | Mapping[str, object], allow_code: bool
-) -> list[object] | Range:
+) -> list[object] | dict[str, object] | Range:
     where = f"{path}: vary.{field}"
+    if isinstance(values, Mapping) and not {"low", "high"} & set(values):
+        return {name: _value(path, field, value, f"{where}.{name}", allow_code) for name, value in values.items()}
     if isinstance(values, Mapping):
         given = validate(TypeAdapter(_Range), dict(values), where, _Range.model_fields)
         try:

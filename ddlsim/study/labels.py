@@ -53,7 +53,8 @@ def _long(value: object) -> str | int | float | bool:
     shown = []
     for f in dataclasses.fields(value):
         now = getattr(value, f.name)
-        if f.init and f.repr and now != f.default:
+        usual = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        if f.init and f.repr and now != usual:
             text = _long(now)
             required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
             shown.append(f"{text}" if required else f"{f.name}={text}")

@@ -61,7 +61,9 @@ class Study:
 
     base         the experiment; what is not varied is as here
     vary         dotted path -> values: ``{"workers": [8, 16], "cluster.nic.bandwidth": ["25 Gbit/s", "100 Gbit/s"]}``
-                 (see :mod:`ddlsim.study.changes` for the paths), or a :class:`~ddlsim.study.Range` to sample from
+                 (see :mod:`ddlsim.study.changes` for the paths), by the name that the table is to show if it is a
+                 mapping (``{"strategy": {"slow": AllReduce("ring", "none"), "fast": AllReduce("auto")}}``), or a
+                 :class:`~ddlsim.study.Range` to sample from
     seeds        how many seeds each configuration is simulated with, from the base's own on, or which. They are the
                  same for all: compared configurations see the same random numbers
     design       "grid": all combinations; "list": the first values of all fields, then the second, ...; "random" and
@@ -83,8 +85,11 @@ class Study:
         if not isinstance(self.base, Experiment):
             raise ConfigError(f"base = {self.base!r}: must be a ddlsim.Experiment")
         for path, values in self.vary.items():
-            if isinstance(values, str) or not isinstance(values, Sequence | Range):
+            if isinstance(values, str) or not isinstance(values, Sequence | Mapping | Range):
                 raise ConfigError(f"vary[{path!r}] = {values!r}: must be a list of values, also if it is only one")
+            for name in values if isinstance(values, Mapping) else ():
+                if not isinstance(name, str) or not name:
+                    raise ConfigError(f"vary[{path!r}]: the name {name!r} must be a text; write {{'name': value}}")
         if "seed" in self.vary:
             raise ConfigError("vary['seed']: give the seeds as seeds=..., so that all configurations have the same")
         seeds = self._seeds
@@ -99,8 +104,23 @@ class Study:
         return list(self.seeds)
 
     @cached_property
+    def _named_rows(self) -> list[dict[str, object]]:
+        """The settings of each configuration, with the names of values that have one."""
+        listed = {path: list(v) if isinstance(v, Mapping) else v for path, v in self.vary.items()}
+        return rows_of(listed, self.design, self.n_points, self.design_seed)
+
+    @cached_property
     def _rows(self) -> list[dict[str, object]]:
-        return rows_of(self.vary, self.design, self.n_points, self.design_seed)
+        named = {path: values for path, values in self.vary.items() if isinstance(values, Mapping)}
+        return [
+            {path: named[path][str(value)] if path in named else value for path, value in row.items()}
+            for row in self._named_rows
+        ]
+
+    def _labels(self, path: str) -> Sequence[object]:
+        """Return what the table shows in each configuration for a varied field."""
+        values = [row[path] for row in self._named_rows]
+        return values if isinstance(self.vary[path], Mapping) else labels_of(values)
 
     @cached_property
     def _loader(self) -> Loader:
@@ -132,7 +152,7 @@ class Study:
         Raises ConfigError if no configuration fits together.
         """
         base = self._loader.base(self.base)
-        labels = {path: labels_of([row[path] for row in self._rows]) for path in self.vary}
+        labels = {path: self._labels(path) for path in self.vary}
         points = [
             point
             for i, row in enumerate(self._rows)
@@ -283,6 +303,12 @@ class Study:
     def plot_scaling(self, path: str | Path | None = None, *, metric: str = "throughput") -> matplotlib.axes.Axes:
         """Draw a metric over the number of workers; see :func:`ddlsim.report.study_plots.scaling`."""
         return self.table.plot_scaling(path, metric=metric)
+
+    def plot_lines(
+        self, field: str, path: str | Path | None = None, *, metric: str = "throughput"
+    ) -> matplotlib.axes.Axes:
+        """Draw a metric over any varied field; see :func:`ddlsim.report.study_plots.lines`."""
+        return self.table.plot_lines(field, path, metric=metric)
 
     def plot_pareto(self, x: str, y: str, path: str | Path | None = None) -> matplotlib.axes.Axes:
         """Draw two metrics of all configurations; see :func:`ddlsim.report.study_plots.pareto`."""

@@ -194,6 +194,14 @@ class Table:
 
         return scaling(self, path, metric=metric)
 
+    def plot_lines(
+        self, field: str, path: str | Path | None = None, *, metric: str = "throughput"
+    ) -> matplotlib.axes.Axes:
+        """Draw a metric over any varied field; see :func:`ddlsim.report.study_plots.lines`."""
+        from ddlsim.report.study_plots import lines
+
+        return lines(self, field, path, metric=metric)
+
     def plot_pareto(self, x: str, y: str, path: str | Path | None = None) -> matplotlib.axes.Axes:
         """Draw two metrics of all configurations; see :func:`ddlsim.report.study_plots.pareto`."""
         from ddlsim.report.study_plots import pareto

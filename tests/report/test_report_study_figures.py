@@ -9,6 +9,7 @@ from report_studies import BANDWIDTHS, STRATEGIES, WORKERS, efficiency, learners
 
 from ddlsim.errors import ConfigError
 from ddlsim.report.study_figures import breakdown, heat_map, learning, one_change, tornado
+from ddlsim.report.study_plots import lines
 from ddlsim.report.study_words import answers, front_of
 from ddlsim.run.sensitivity import Sensitivity
 
@@ -31,6 +32,26 @@ def test_a_heat_map_refuses_what_it_cannot_show():
         heat_map(study(), "worker", "strategy")
     with pytest.raises(ConfigError, match="heat map: workers has 17 values, more than the 16"):
         heat_map(study(workers=tuple(range(1, 18)), spoil=False), "workers", "strategy")
+
+
+def test_lines_stand_where_their_numbers_belong(tmp_path):
+    """Bandwidths in bytes/s, a logarithmic axis only where the values lie far apart, names beside each other."""
+    table = study(n_seeds=1, spoil=False)
+    axes = lines(table, "cluster.nic.bandwidth", tmp_path / "lines.svg", metric="efficiency")
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["25 Gbit/s", "100 Gbit/s"]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "linear")
+    first = axes.get_lines()[0]
+    np.testing.assert_allclose(first.get_xdata(), [3.125e9, 12.5e9])
+    np.testing.assert_allclose(first.get_ydata(), [efficiency(8, "ring", speed) for speed in BANDWIDTHS])
+    legend = [text.get_text() for text in axes.figure.legends[0].get_texts()]
+    assert legend == [f"{n} workers, {strategy}" for n in WORKERS for strategy in STRATEGIES]
+    wide = lines(study(workers=(8, 256), spoil=False), "workers")
+    assert (wide.get_xscale(), wide.get_yscale()) == ("log", "log")
+    assert lines(table, "strategy").get_lines()[0].get_xdata().tolist() == [0.0, 1.0]
+    with pytest.raises(ConfigError, match=r"unknown varied field 'worker'.*did you mean 'workers'"):
+        lines(table, "worker")
+    with pytest.raises(ConfigError, match="plot_lines: all configurations have workers = 8; vary 'workers'"):
+        lines(study(workers=(8,), spoil=False), "workers")
 
 
 def test_bars_of_a_breakdown_are_the_shares_of_the_best():

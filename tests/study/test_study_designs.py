@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
@@ -153,9 +154,11 @@ def test_paths_and_values_that_cannot_be_used(vary, message):
         ({"design": "list", "vary": {"workers": [1, 2], "steps": [1]}}, r"as many of each \(workers: 2, steps: 1\)"),
         ({"seeds": 0}, "seeds = 0: must be how many"),
         ({"seeds": [1, 1]}, "different whole numbers"),
+        ({"vary": {"workers": {2: 2}}}, r"vary\['workers'\]: the name 2 must be a text"),
+        ({"vary": {"workers": {}}}, "is empty; give at least one value"),
         ({"base": "cluster"}, "must be a ddlsim.Experiment"),
     ],
-    ids=["name", "n_points", "no-effect", "lengths", "seeds", "twice", "base"],
+    ids=["name", "n_points", "no-effect", "lengths", "seeds", "twice", "names", "empty", "base"],
 )
 def test_designs_that_cannot_be_used(fields, message):
     with pytest.raises(ddlsim.ConfigError, match=message):
@@ -206,6 +209,22 @@ def test_labels_tell_values_apart():
     assert labels[0] == "AllReduce"
     assert labels[1] == "AllReduce(rank_order=given)"
     assert labels[2:] == ["local SGD (2 steps, ring)", "none", 8, "x"]
+
+
+def test_labels_leave_out_what_is_as_usual():
+    assert labels_of([ddlsim.PowerSGD(4)]) == ["PowerSGD(4)"]
+
+
+def test_values_may_have_names():
+    """The table shows the names; what is simulated is the same as without."""
+    values = [None, ddlsim.TopK(0.01), ddlsim.Compression(ddlsim.TopK(0.01), cost=ddlsim.CodecCost(encode=1e-9))]
+    names = ["dense", "sparse", "sparse, slowly"]
+    named = Study(BASE, {"compression": dict(zip(names, values, strict=True)), "workers": [2, 4]})
+    plain = Study(BASE, {"compression": values, "workers": [2, 4]})
+    assert [point.key for point in named.points] == [point.key for point in plain.points]
+    assert [point.settings["compression"] for point in named.points] == [name for name in names for _ in (2, 4)]
+    together = Study(BASE, {"workers": [2, 4], "compression": {"a": None, "b": ddlsim.FP16()}}, design="list")
+    assert [tuple(point.settings.values()) for point in together.points] == [(2, "a"), (4, "b")]
 
 
 # ---------------------------------------------------------------- what a point is
@@ -268,6 +287,11 @@ def test_a_file_says_the_same_as_python(tmp_path):
         "compression": [None, ddlsim.ErrorFeedback(ddlsim.TopK(0.01))],
         "cluster.nic.bandwidth": ["1 Gbit/s", "10 Gbit/s"],
     }
+    read, written = load_study(path), Study(base, vary, seeds=2)
+    assert [(p.key, p.settings) for p in read.points] == [(p.key, p.settings) for p in written.points]
+    named = '{ dense = "none", sparse = { type = "error-feedback", inner = { type = "top-k", density = 0.01 } } }'
+    path.write_text(re.sub("compression = .*", f"compression = {named}", FILE))
+    vary["compression"] = {"dense": None, "sparse": ddlsim.ErrorFeedback(ddlsim.TopK(0.01))}
     read, written = load_study(path), Study(base, vary, seeds=2)
     assert [(p.key, p.settings) for p in read.points] == [(p.key, p.settings) for p in written.points]
 
