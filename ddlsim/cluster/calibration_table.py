@@ -1,10 +1,12 @@
 """The `[calibration]` table of a cluster file, which ``ddlsim calibrate`` writes: docs/calibration.md tells its keys.
 
-Loading a cluster uses the parameters; everything else is what :func:`ddlsim.validation.load_calibration` reads.
+Loading a cluster uses the parameters and keeps the table: runs can ask for its curves (``cost = "calibrated"``), and
+:func:`ddlsim.validation.load_calibration` reads all of it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -120,7 +122,20 @@ def parse_calibration(table: Table) -> CalibrationTable:
     n = len(checked.parameters)
     if checked.covariance and (len(checked.covariance) != n or any(len(row) != n for row in checked.covariance)):
         raise ConfigError(f"calibration.covariance: must have {n} rows and columns, one for each of the parameters")
+    for i, curve in enumerate(checked.curves):
+        _check_curve(curve, f"calibration.curves.{i}")
     return checked
+
+
+def _check_curve(curve: CurveTable, place: str) -> None:
+    if len(curve.sizes) + 1 != len(curve.per_byte) or curve.sizes != sorted(set(curve.sizes)):
+        raise ConfigError(f"{place}.sizes: must rise, one fewer than per_byte; calibrate again")
+    n = 1 + len(curve.per_byte)
+    if len(curve.covariance) != n or any(len(row) != n for row in curve.covariance):
+        raise ConfigError(f"{place}.covariance: must have {n} rows and columns; calibrate again")
+    for key, values in (("nbytes", curve.nbytes), ("ranks", curve.ranks)):
+        if len(values) != 2 or values[0] > values[1]:
+            raise ConfigError(f"{place}.{key} = {values!r}: must be the least and the most; calibrate again")
 
 
 def value_of(name: str, text: str, place: str) -> float:
@@ -131,10 +146,11 @@ def value_of(name: str, text: str, place: str) -> float:
 
 
 def apply(cluster: Cluster, table: Table) -> Cluster:
-    """Return the cluster as the `[calibration]` table of its file says."""
+    """Return the cluster as the `[calibration]` table of its file says, with that table."""
     found: dict[str, float] = {}
-    for i, row in enumerate(parse_calibration(table).parameters):
+    checked = parse_calibration(table)
+    for i, row in enumerate(checked.parameters):
         if row.name in found:
             raise ConfigError(f"calibration.parameters.{i}: {row.name!r} is there twice; remove one")
         found[row.name] = value_of(row.name, row.value, f"calibration.parameters.{i}")
-    return with_parameters(cluster, found)
+    return dataclasses.replace(with_parameters(cluster, found), calibration=checked)

@@ -19,6 +19,7 @@ from ddlsim.errors import ConfigError, unknown_name
 if TYPE_CHECKING:
     import networkx as nx
 
+    from ddlsim.cluster.calibration_table import CalibrationTable
     from ddlsim.cluster.details import LinkDetails
     from ddlsim.cluster.routing import GridRouter, TableRouter
 
@@ -88,6 +89,8 @@ class Cluster:
     switch_power: Floats | None = None
     #: frames, token buckets and acknowledgements of links; None: no link has any
     details: LinkDetails | None = None
+    #: what measurements of this cluster have told; its links, overheads and speed of adding up are set accordingly
+    calibration: CalibrationTable | None = None
 
     def __post_init__(self) -> None:
         for value in vars(self).values():

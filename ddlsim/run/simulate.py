@@ -243,6 +243,7 @@ def run(
         if interrupted:
             raise KeyboardInterrupt
         raise DdlsimError(f"max_time = {experiment.max_time!r} s is over before the first update; allow more time")
+    traffic = loop.traffic
     return Result(
         experiment=loaded,
         cluster=prepared.cluster,
@@ -250,10 +251,10 @@ def run(
         nodes=np.array(prepared.nodes, dtype=np.int64),
         recorder=recorder,
         end_time=loop.now,
-        channel_nbytes=network.channel_nbytes,
-        channel_busy=network.channel_busy,
+        channel_nbytes=traffic.nbytes,
+        channel_busy=traffic.busy,
         busy=network.busy_intervals() if keep_spans else None,
-        n_messages=network.n_messages,
+        n_messages=traffic.n_messages,
         nbytes_sent=loop.nbytes_sent,
         notes=(*setting.notes, *_learning_notes(experiment, reason, monitor)),
         warnings=prepared.warnings,

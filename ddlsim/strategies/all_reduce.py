@@ -10,6 +10,7 @@ from ddlsim.collectives import Collective, Schedule
 from ddlsim.errors import ConfigError
 from ddlsim.strategies.algorithms import check_exchange, name_of, order_of, schedules
 from ddlsim.strategies.compressed_all_reduce import CompressedAllReduce
+from ddlsim.strategies.costs import check_cost, stream_of
 from ddlsim.strategies.group import Carrier, Group
 from ddlsim.strategies.overlap import HorovodFusion, Overlap, Priority, buckets_of, overlap_named
 from ddlsim.strategies.setting import Setting
@@ -28,25 +29,31 @@ class AllReduce:
     algorithm   name of an all-reduce ("ring", "hierarchical", "double_binary_tree", ...), a function
                 ``n_ranks -> Schedule``, ``"package.module:function"``, or "auto": the fastest by simulation,
                 for each bucket size
-    overlap     "none", "layer", "ddp", "horovod", "priority", or a policy with its own settings
+    overlap     "none", "layer", "tensor", "ddp", "horovod", "priority", or a policy with its own settings
     rank_order  "topology" (neighbours in the network are neighbours in the ring, as NCCL arranges them),
                 "given" (the cluster's order, as MPI ranks), or the ranks in the order wanted
+    cost        what a bucket's all-reduce costs: "simulated" message by message; "calibrated": by the curve that was
+                measured on this cluster (see docs/calibration.md); "nccl": what NCCL's tuner expects of `algorithm`,
+                "ring" or "double_binary_tree" ("auto": of the faster one)
     """
 
     algorithm: str | Collective = "ring"
     overlap: str | Overlap = "ddp"
     rank_order: str | Sequence[int] = "topology"
+    cost: str = "simulated"
     takes_compression = True
 
     def __post_init__(self) -> None:
         overlap_named(self.overlap)
         check_exchange("AllReduce", self.algorithm, self.rank_order)
+        check_cost("AllReduce", self.cost)
 
     @property
     def label(self) -> str:
-        """Algorithm and overlap."""
+        """Algorithm and overlap, and what they cost unless that is simulated."""
         overlap = self.overlap if isinstance(self.overlap, str) else type(self.overlap).__name__
-        return f"all-reduce ({name_of(self.algorithm)}, {overlap})"
+        cost = "" if self.cost == "simulated" else f", {self.cost} cost"
+        return f"all-reduce ({name_of(self.algorithm)}, {overlap}{cost})"
 
     def updates(self, steps: int, n_workers: int) -> int:
         """One update a step."""
@@ -55,7 +62,9 @@ class AllReduce:
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         schedule = schedules(setting, self.algorithm, self.rank_order)
-        start_group(setting, overlap_named(self.overlap), schedule, [], self._compressed(setting, schedule))
+        stream = stream_of(setting, "AllReduce", self.cost, self.algorithm, self.rank_order)
+        group = start_group(setting, overlap_named(self.overlap), schedule, [], self._compressed(setting, schedule))
+        group.servers = stream
 
     def _compressed(self, setting: Setting, schedule: Callable[[float], Schedule]) -> NewCarrier | None:
         if setting.compression is None:
@@ -67,8 +76,8 @@ class AllReduce:
 def start_group(
     setting: Setting, overlap: Overlap, schedule: Callable[[float], Schedule], servers: list[int],
     carrier: NewCarrier | None = None,
-) -> None:  # fmt: skip
-    """Start synchronous workers (with servers behind them) that exchange gradients under `overlap`.
+) -> Group:  # fmt: skip
+    """Start synchronous workers (with servers behind them) that exchange gradients under `overlap`; return them.
 
     A `carrier` takes the place of dense collectives by `schedule`.
     """
@@ -86,3 +95,4 @@ def start_group(
         group.coordinator = overlap.coordinator(group)
     for worker in setting.workers:
         setting.loop.env.process(overlap.work(worker, group))
+    return group

@@ -65,7 +65,8 @@ class _Base:
         """Exchange buckets as one buffer; workers get their parts when it ends for them."""
         number = self._n_launched
         self._n_launched += 1
-        ends = [self.group.join(-1, number, nbytes, rank) for rank in range(self.group.n_workers)]
+        tensor = parts[0][1]
+        ends = [self.group.join(-1, number, nbytes, rank, tensor) for rank in range(self.group.n_workers)]
         start = self.env.now
         for rank, end in enumerate(ends):
             _after(end, functools.partial(self._arrived, parts, rank, start))

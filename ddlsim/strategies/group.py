@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddlsim.strategies.coordinator import Coordinator
     from ddlsim.strategies.worker import Worker
 
-__all__ = ["Carrier", "Group", "Operation"]
+__all__ = ["Carrier", "Group", "Operation", "Servers"]
 
 
 class Carrier(Protocol):
@@ -41,6 +41,13 @@ class Carrier(Protocol):
         """Return what every worker ends with, given all their gradients."""
 
 
+class Servers(Protocol):
+    """Servers that a bucket goes through, when it is more than a collective."""
+
+    def join(self, operation: tuple[int, int], tensor: int, nbytes: float, rank: int) -> simpy.Event:
+        """Enter the exchange of the bucket number `tensor`; return the event of the mean's arrival at `rank`."""
+
+
 @dataclass
 class Operation:
     """One exchange of a bucket: its collective (None until the first rank joins) and readiness."""
@@ -58,6 +65,7 @@ class Group:
     ``nodes``     node of every rank: the workers, then the servers
     ``schedule``  bytes -> the schedule that exchanges them
     ``carrier``   dense gradients by collectives of that schedule, unless something else is set
+    ``servers``   take the place of those collectives, if set
     """
 
     loop: Loop
@@ -67,6 +75,7 @@ class Group:
     schedule: Callable[[float], Schedule]
     learner: Learner
     coordinator: Coordinator | None = None
+    servers: Servers | None = None
     operations: dict[tuple[int, int], Operation] = field(default_factory=dict)
     steps_done: dict[int, int] = field(default_factory=dict)
     #: samples that the updates made so far have learned from
@@ -115,9 +124,14 @@ class Group:
         operation.last_ready = self.loop.now
         return operation.n_ready == self.n_workers
 
-    def join(self, step: int, bucket: int, nbytes: float, rank: int) -> simpy.Event:
-        """Enter the exchange of a bucket; the servers, if any, are always there."""
+    def join(self, step: int, bucket: int, nbytes: float, rank: int, tensor: int | None = None) -> simpy.Event:
+        """Enter the exchange of a bucket; the servers, if any, are always there.
+
+        `tensor` is its number in every step, where `bucket` is not.
+        """
         operation = self.operation(step, bucket)
+        if self.servers is not None:
+            return self.servers.join((step, bucket), bucket if tensor is None else tensor, nbytes, rank)
         if operation.number is None:
             operation.number = self.loop.collective(self.schedule(nbytes), self.nodes, nbytes)
             for server in range(self.n_workers, len(self.nodes)):

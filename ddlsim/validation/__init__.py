@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ddlsim.collectives.nccl import NcclTime, nccl_time
     from ddlsim.validation.calibration import Calibration, Parameter, Residual, calibrate
     from ddlsim.validation.calibration_file import load_calibration
     from ddlsim.validation.cases import ALGORITHMS
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from ddlsim.validation.curves import Curve, Interval
     from ddlsim.validation.intervals import RunInterval, predict_interval
     from ddlsim.validation.jitter_fit import JitterFit, fit_jitter
-    from ddlsim.validation.nccl import NcclTime, nccl_time
     from ddlsim.validation.run_table import MeasuredRun, read_runs
 
 _HOME = {
@@ -25,8 +25,8 @@ _HOME = {
     "Interval": "curves", "JitterFit": "jitter_fit", "Parameter": "calibration", "Residual": "calibration",
     "RunInterval": "intervals", "calibrate": "calibration", "fit_compute": "compute_fit", "fit_jitter": "jitter_fit",
     "load_calibration": "calibration_file", "predict_interval": "intervals", "Compared": "comparison",
-    "MeasuredRun": "run_table", "NcclTime": "nccl", "Summary": "comparison", "Validation": "comparison",
-    "nccl_time": "nccl", "read_runs": "run_table", "validate": "comparison",
+    "MeasuredRun": "run_table", "Summary": "comparison", "Validation": "comparison",
+    "read_runs": "run_table", "validate": "comparison",
 }  # fmt: skip
 
 __all__ = [
@@ -37,6 +37,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name in ("NcclTime", "nccl_time"):
+        return getattr(importlib.import_module("ddlsim.collectives.nccl"), name)
     if name not in _HOME:
         raise AttributeError(f"module 'ddlsim.validation' has no attribute {name!r}")
     return getattr(importlib.import_module(f"ddlsim.validation.{_HOME[name]}"), name)

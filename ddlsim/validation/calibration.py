@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,8 +70,8 @@ class Calibration:
     parameters   what was fitted (names of :data:`ddlsim.cluster.calibrated.PARAMETERS`)
     covariance   (n, n) of the natural logarithms of the parameters
     spread, dof  scatter of ln(predicted / measured) of the links' measurements, degrees of freedom
-    curves       operations that deviate from the simulation by size: :meth:`time` applies them. Runs
-                 (``simulate``) use the parameters only
+    curves       how operations deviate from the simulation by size: :meth:`time` applies them, and runs with
+                 ``cost = "calibrated"``; others use the parameters only
     compute      step times over the batch size, by model
     jitter       variability of step times, None if it is not known
     residuals    every measurement of messages that fits the cluster, as the cluster without curves predicts it
@@ -116,7 +117,7 @@ class Calibration:
         used = algorithm or (curve.algorithm if curve is not None else "")
         algorithms = chosen_algorithms({operation: used} if used and experiment == "collective" else None)
         case = LinkRow(row, make_case(row, self.cluster, algorithms))
-        if curve is not None:
+        if curve is not None and not curve.plain:
             return curve_time(curve, parts_of(case, self.cluster))
         return self._simulated(case.case)
 
@@ -138,11 +139,16 @@ class Calibration:
         factor = math.exp(t_quantile(self.dof) * math.sqrt(variance))
         return Interval(value / factor, value, value * factor)
 
-    def drawn(self, random: np.random.Generator) -> Cluster:
-        """Return the cluster with parameters drawn from their uncertainty.
+    def drawn(self, random: np.random.Generator, *, curves: bool = False) -> Cluster:
+        """Return the cluster with parameters drawn from their uncertainty; or, for runs whose collectives take the time
+        of `curves`, with the curves' factors drawn, which were fitted beside the best parameters.
 
-        Besides the parameters' own, the scatter around the fit makes all of them slower or faster together.
+        Besides their own uncertainty, the scatter around the fit makes all of them slower or faster together.
         """
+        if curves:
+            from ddlsim.validation.calibration_file import attached
+
+            return attached(dataclasses.replace(self, curves=tuple(c.drawn(random) for c in self.curves))).cluster
         if not self.parameters:
             return self.cluster
         wider = t_quantile(self.dof) / t_quantile(math.inf)  # few degrees of freedom reach further
@@ -150,9 +156,10 @@ class Calibration:
         moved = wider * (vectors * np.sqrt(np.maximum(values, 0.0))) @ random.standard_normal(len(values))
         error = wider * self.spread * random.standard_normal()
         found = {}
+        now = current_parameters(self.cluster)  # the calibrated values, unless somebody has changed them since
         for p, move in zip(self.parameters, moved.tolist(), strict=True):
             slower = -error if PARAMETERS[p.name] == "bandwidth" else error
-            found[p.name] = p.value * math.exp(move + slower)
+            found[p.name] = now[p.name] * math.exp(move + slower)
         return with_parameters(self.cluster, found)
 
     def compute_of(self, model: str) -> ComputeFit | None:
@@ -219,12 +226,15 @@ def calibrate(
     parameters, covariance = _parameters(loaded, fit, reduction)
     used = {id(row) for row in chosen}
     residuals = tuple(_residual(row, result, id(row) in used) for row in links)
-    return Calibration(
+    calibration = Calibration(
         result, parameters, covariance, fit.spread if fit is not None else 0.0, fit.dof if fit is not None else 1.0,
         curves=_curves(links, result, chosen_algorithms(algorithms)), compute=_compute(rows),
         jitter=fit_jitter(times) if times else None, residuals=residuals,
         sources=tuple(dict.fromkeys((*found.sources,))), notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip
+    from ddlsim.validation.calibration_file import attached
+
+    return attached(calibration)
 
 
 def _placed(
@@ -303,12 +313,11 @@ def _curves(links: Sequence[LinkRow], cluster: Cluster, algorithms: Mapping[str,
     for row in links:
         if row.row.n_pairs <= 1:
             groups.setdefault((row.row.operation, row.row.backend, row.link_class), []).append(row)
-    fitted = [
+    return tuple(
         fit_curve(group, cluster, algorithms.get(operation, ""))
         for (operation, _, _), group in groups.items()
         if len({row.row.nbytes for row in group}) > 2
-    ]
-    return tuple(curve for curve in fitted if curve is not None)
+    )
 
 
 def _compute(rows: Sequence[Measurement]) -> tuple[ComputeFit, ...]:

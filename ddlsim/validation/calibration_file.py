@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import tomllib
@@ -12,7 +13,7 @@ import numpy as np
 
 import ddlsim
 from ddlsim.bundled import bundled_files
-from ddlsim.cluster import load_cluster
+from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.calibrated import PARAMETERS
 from ddlsim.cluster.calibration_table import CalibrationTable, parse_calibration, value_of
 from ddlsim.errors import ConfigError, unknown_name
@@ -22,7 +23,7 @@ from ddlsim.validation.curves import Curve
 from ddlsim.validation.jitter_fit import FITTED, JitterFit
 from ddlsim.workload.jitter import Gamma, Lognormal, ShiftedExponential
 
-__all__ = ["load_calibration", "write_calibration"]
+__all__ = ["attached", "load_calibration", "write_calibration"]
 
 #: what is below this line is replaced when the file is calibrated again
 MARK = "# ---- below: written by ddlsim calibrate; calibrate again to change it ----"
@@ -51,25 +52,29 @@ def write_calibration(calibration: Calibration, path: Path, source: str | Path) 
     path.write_text("\n".join([text, "", MARK, *_lines(calibration), ""]), encoding="utf-8")
 
 
-def load_calibration(source: str | Path) -> Calibration:
-    """Return the calibration in a cluster file (a path or bundled name).
+def attached(calibration: Calibration) -> Calibration:
+    """Return the calibration with itself in its cluster, as loading its file would have it (without residuals)."""
+    text = "\n".join(_lines(dataclasses.replace(calibration, residuals=())))
+    table = parse_calibration(tomllib.loads(text)["calibration"])
+    return dataclasses.replace(calibration, cluster=dataclasses.replace(calibration.cluster, calibration=table))
 
-    Raises ConfigError in one line for a file without one.
+
+def load_calibration(source: str | Path | Cluster) -> Calibration:
+    """Return the calibration of a cluster, or of a cluster file (a path or bundled name).
+
+    Raises ConfigError in one line where there is none.
     """
-    bundled = bundled_files("topologies")
-    path = bundled.get(str(source), Path(source)) if not Path(source).is_file() else Path(source)
-    cluster = load_cluster(path)  # finds what is wrong with the file
-    table = tomllib.loads(path.read_text(encoding="utf-8")).get("calibration") if path.suffix == ".toml" else None
-    if table is None:
-        raise ConfigError(f"{source}: has no [calibration]; write one with ddlsim calibrate")
+    cluster = load_cluster(source)  # finds what is wrong with a file
+    name = cluster.name if isinstance(source, Cluster) else source
+    if cluster.calibration is None:
+        raise ConfigError(f"{name}: has no [calibration]; write one with ddlsim calibrate")
     try:
-        parsed = parse_calibration(table)
-        return _calibration(parsed, cluster)
+        return _calibration(cluster.calibration, cluster)
     except ConfigError as error:
-        raise type(error)(f"{path}: {error}") from None
+        raise type(error)(f"{name}: {error}") from None
 
 
-def _calibration(table: CalibrationTable, cluster: ddlsim.Cluster) -> Calibration:
+def _calibration(table: CalibrationTable, cluster: Cluster) -> Calibration:
     parameters = [
         _parameter(p.name, f"calibration.parameters.{i}", p.value, p.low, p.high, p.file)
         for i, p in enumerate(table.parameters)
@@ -77,14 +82,10 @@ def _calibration(table: CalibrationTable, cluster: ddlsim.Cluster) -> Calibratio
     curves = [
         Curve(
             c.operation, c.backend, c.algorithm, c.inside, c.per_message, tuple(c.sizes), tuple(c.per_byte),
-            _matrix(c.covariance, 1 + len(c.per_byte), f"calibration.curves.{i}"), c.spread, c.dof,
-            _ends(c.nbytes, f"calibration.curves.{i}.nbytes"), _ends(c.ranks, f"calibration.curves.{i}.ranks"),
+            np.array(c.covariance), c.spread, c.dof, (c.nbytes[0], c.nbytes[1]), (c.ranks[0], c.ranks[1]),
         )
-        for i, c in enumerate(table.curves)
+        for c in table.curves
     ]  # fmt: skip
-    for i, c in enumerate(curves):
-        if len(c.sizes) + 1 != len(c.per_byte) or list(c.sizes) != sorted(set(c.sizes)):
-            raise ConfigError(f"calibration.curves.{i}.sizes: must rise, one fewer than per_byte; calibrate again")
     compute = [
         ComputeFit(
             c.model, c.c0, c.c1, _matrix(c.covariance, 2, f"calibration.compute.{i}"), c.spread, c.dof,
@@ -124,12 +125,6 @@ def _matrix(rows: list[list[float]], n: int, place: str) -> np.ndarray[tuple[int
     if len(rows) != n or any(len(row) != n for row in rows):
         raise ConfigError(f"{place}.covariance: must have {n} rows and columns; calibrate again")
     return np.array(rows, dtype=np.float64)
-
-
-def _ends(values: list[int], place: str) -> tuple[int, int]:
-    if len(values) != 2 or values[0] > values[1]:
-        raise ConfigError(f"{place} = {values!r}: must be the least and the most; calibrate again")
-    return values[0], values[1]
 
 
 # ---------------------------------------------------------------- writing

@@ -43,6 +43,12 @@ def summary(calibration: Calibration) -> str:
     for c in calibration.curves:
         factors = ", ".join(f"{f:.3g}" for f in c.per_byte)
         where = "inside a host" if c.inside else "between hosts"
+        if c.plain:
+            lines.append(
+                f"  {c.operation} {c.backend} {where}: as simulated, measured for {size(c.nbytes[0])} to "
+                f"{size(c.nbytes[1])}, {_span(c.ranks)} ranks; scatter {percent(c.spread)}"
+            )
+            continue
         at = f" from {', '.join(size(s) for s in c.sizes)}" if c.sizes else ""
         lines.append(
             f"  curve of {c.operation} {c.backend} {where}: latency x {c.per_message:.3g}, time of the bytes x "

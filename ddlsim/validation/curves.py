@@ -1,14 +1,9 @@
 """Cost curves: how one operation deviates from the simulation by size, where libraries switch protocols.
 
-Simulated on the calibrated cluster, an operation takes A (per message: latencies and overheads) + B (bytes) + G (adding
-up). A curve multiplies A by one factor and B by factors that depend on the size:
-
-    T(S) = per_message A + sum_k per_byte_k B(part of S in piece k) + G
-
-so it is continuous, and carries over to other numbers of ranks, whose A, B and G are simulated. At most three pieces;
+:mod:`ddlsim.strategies.curve_cost` has the formula. Curves are continuous, with at most three pieces;
 their number and where they meet (at measured sizes) is the choice with the least Akaike criterion
 chi^2 + 2 (number of parameters). The scatter in chi^2 is taken as known: as far as the repetitions of a row scatter, at
-least :data:`~ddlsim.validation.log_fit.NOISE`. No curve at all, the plain simulation, is one of the choices.
+least :data:`~ddlsim.validation.log_fit.NOISE`. The plain simulation, all factors 1, is one of the choices.
 """
 
 from __future__ import annotations
@@ -24,6 +19,9 @@ import numpy as np
 from scipy.optimize import nnls
 
 from ddlsim.cluster import Cluster
+from ddlsim.strategies.curve_cost import Parts
+from ddlsim.strategies.curve_cost import columns as columns_of
+from ddlsim.strategies.curve_cost import parts_of as simulated_parts
 from ddlsim.validation.links import LinkRow
 from ddlsim.validation.log_fit import NOISE, Floats, spread_of, t_quantile
 
@@ -43,16 +41,6 @@ class Interval:
 
     def __contains__(self, measured: float) -> bool:
         return self.low <= measured <= self.high
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What the simulated seconds of one operation are made of, all in s."""
-
-    nbytes: float
-    per_message: float
-    per_byte: float
-    reduction: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,31 +68,29 @@ class Curve:
     nbytes: tuple[int, int]
     ranks: tuple[int, int]
 
+    @property
+    def plain(self) -> bool:
+        """Whether the simulation says the same without the curve."""
+        return self.per_message == 1.0 and self.per_byte == (1.0,)
 
-def parts_of(row: LinkRow, cluster: Cluster, nbytes: float | None = None) -> Parts:
-    """Return the parts of the operation's simulated time, from simulations without latency and with twice the rate."""
-    idle = np.zeros_like(cluster.send_overhead)
-    free = dataclasses.replace(
-        cluster, link_latency=np.zeros_like(cluster.link_latency), send_overhead=idle, recv_overhead=idle
-    )
-    fast = dataclasses.replace(free, link_bandwidth=2.0 * free.link_bandwidth)
-    size = row.case.nbytes if nbytes is None else nbytes
-    whole, bytes_only, faster = (row.case.seconds(c, nbytes=size) for c in (cluster, free, fast))
-    per_byte = 2.0 * (bytes_only - faster)
-    return Parts(size, whole - bytes_only, per_byte, bytes_only - per_byte)
-
-
-def _columns(parts: Sequence[Parts], sizes: Sequence[int]) -> Floats:
-    """Return what each factor multiplies, shape (n_rows, 1 + n_pieces)."""
-    size = np.array([p.nbytes for p in parts])
-    edges = np.array([0.0, *sizes, math.inf])
-    inside = np.clip(size[:, None], edges[:-1], edges[1:]) - edges[:-1]
-    per_byte = np.array([p.per_byte for p in parts])
-    return np.column_stack([[p.per_message for p in parts], inside * (per_byte / size)[:, None]])
+    def drawn(self, random: np.random.Generator) -> Curve:
+        """Return the curve with factors drawn from their uncertainty, and all of them longer or shorter together by the
+        scatter around the curve."""
+        wider = t_quantile(self.dof) / t_quantile(math.inf)  # few degrees of freedom reach further
+        values, vectors = np.linalg.eigh(self.covariance)
+        moved = wider * (vectors * np.sqrt(np.maximum(values, 0.0))) @ random.standard_normal(len(values))
+        scale = math.exp(wider * self.spread * random.standard_normal())
+        factors = np.maximum(np.array([self.per_message, *self.per_byte]) + moved, 0.0) * scale
+        return dataclasses.replace(self, per_message=float(factors[0]), per_byte=tuple(factors[1:].tolist()))
 
 
-def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str) -> Curve | None:
-    """Return the curve through `rows` (one operation and backend), or None where the simulation does as well."""
+def parts_of(row: LinkRow, cluster: Cluster) -> Parts:
+    """Return the parts of the simulated time of what `row` measured."""
+    return simulated_parts(row.case.seconds, cluster, row.case.nbytes)
+
+
+def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str) -> Curve:
+    """Return the curve through `rows` (one operation and backend); plain where the simulation does as well."""
     rows = sorted(rows, key=lambda r: r.row.nbytes)
     parts = [parts_of(r, cluster) for r in rows]
     seconds = np.array([r.row.median_s for r in rows])
@@ -113,24 +99,26 @@ def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str) -> Curv
     plain = np.array([p.per_message + p.per_byte + p.reduction for p in parts])
     noise = _noise(rows)
     best = _squares(plain / seconds) / noise**2
-    chosen: tuple[tuple[int, ...], Floats] | None = None
+    chosen: tuple[tuple[int, ...], Floats] = (), np.ones(2)
+    fitted = False
     for n_pieces in range(1, MAX_PIECES + 1):
         if 2 * n_pieces > len(known):  # every piece needs two sizes
             break
         for sizes in itertools.combinations(known[1:-1], n_pieces - 1):
-            columns = _columns(parts, sizes) / seconds[:, None]
+            columns = columns_of(parts, sizes) / seconds[:, None]
             factors, _ = nnls(columns, target)
             predicted = columns @ factors + 1.0 - target
             if (predicted <= 0.0).any():
                 continue
             criterion = _squares(predicted) / noise**2 + 2.0 * (2 * n_pieces)
             if criterion < best - 1e-9:
-                best, chosen = criterion, (sizes, factors)
-    if chosen is None:
-        return None
+                best, chosen, fitted = criterion, (sizes, factors), True
     sizes, factors = chosen
-    columns = _columns(parts, sizes) / seconds[:, None]
-    spread, dof, covariance = _uncertainty(columns, target, factors)
+    if fitted:
+        spread, dof, covariance = _uncertainty(columns_of(parts, sizes) / seconds[:, None], target, factors)
+    else:
+        spread, dof = spread_of(_squares(plain / seconds), len(rows), 0)
+        covariance = np.zeros((2, 2))
     first = rows[0]
     return Curve(
         first.row.operation, first.row.backend, algorithm, first.link_class == "inside", float(factors[0]),
@@ -165,7 +153,7 @@ def _uncertainty(columns: Floats, target: Floats, factors: Floats) -> tuple[floa
 
 def curve_time(curve: Curve, parts: Parts) -> Interval:
     """Return the predicted seconds of an operation with these parts, with the interval for one more measurement."""
-    columns = _columns([parts], curve.sizes)[0]
+    columns = columns_of([parts], curve.sizes)[0]
     value = float(columns @ np.array([curve.per_message, *curve.per_byte])) + parts.reduction
     variance = float(columns @ curve.covariance @ columns) / value**2 + curve.spread**2
     factor = math.exp(t_quantile(curve.dof) * math.sqrt(variance))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ddlsim.cluster import load_cluster
 from ddlsim.errors import ConfigError
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.result import Result
@@ -95,15 +96,9 @@ def predict_interval(
 
 
 def _own(experiment: Experiment) -> Calibration | None:
-    """Return the calibration in the experiment's cluster file, if it has one."""
-    if not isinstance(experiment.cluster, str | Path):
-        return None
-    try:
-        return load_calibration(experiment.cluster)
-    except ConfigError as error:
-        if "has no [calibration]" in str(error):
-            return None
-        raise
+    """Return the calibration of the experiment's cluster, if it has one."""
+    cluster = load_cluster(experiment.cluster)
+    return load_calibration(cluster) if cluster.calibration is not None else None
 
 
 def _compute(experiment: Experiment, calibration: Calibration) -> ComputeFit | None:
@@ -126,7 +121,8 @@ def _drawn(
     drawn = dataclasses.replace(base, seed=given.seed + i)
     if calibration is None:
         return drawn
-    drawn = dataclasses.replace(drawn, cluster=calibration.drawn(random))
+    curves = getattr(base.strategy, "cost", "") == "calibrated"
+    drawn = dataclasses.replace(drawn, cluster=calibration.drawn(random, curves=curves))
     fit = _compute(given, calibration)
     if fit is None:
         return drawn

@@ -198,7 +198,8 @@ def test_a_switch_of_protocol_becomes_a_curve():
 def test_no_curve_where_the_simulation_is_right():
     truth = with_parameters(ddlsim.load_cluster("office-1gbe"), {"between.latency": 6e-5, "between.bandwidth": 1.1e8})
     found = calibrate(measured(truth, [*one_way(), *[row("all_reduce", 4, s) for s in SIZES]]), "office-1gbe")
-    assert found.curves == ()
+    assert [(c.operation, c.plain) for c in found.curves] == [("one_way", True), ("all_reduce", True)]
+    assert "all_reduce  between hosts: as simulated, measured for 8 B" in str(found)
 
 
 def test_a_curve_carries_over_to_other_numbers_of_ranks():

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from ddlsim.errors import ConfigError
-from ddlsim.validation import nccl_time
+from ddlsim.collectives.nccl import nccl_time
 
 
 def test_a_ring_by_simple_on_one_node():

@@ -1,0 +1,217 @@
+"""Collectives whose time is known: by a measured curve, or as NCCL's tuner expects."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+import yaml
+
+import ddlsim
+from ddlsim.collectives.nccl import nccl_time
+from ddlsim.errors import ConfigError
+from ddlsim.measure import Measurement
+from ddlsim.strategies.costs import COSTS
+from ddlsim.strategies.overlap import buckets_of, overlap_named
+from ddlsim.validation import calibrate, load_calibration, predict_interval
+from ddlsim.workload.buckets import per_layer
+
+SWEEPS = Path(__file__).parents[2] / "accuracy" / "data" / "collectives.yaml"
+CALIBRATED = ddlsim.AllReduce(cost="calibrated")
+
+
+def sweep(case, n_ranks, n_hosts):
+    """Return a published NCCL sweep (bytes -> us) as measurements."""
+    (found,) = [c for c in yaml.safe_load(SWEEPS.read_text())["collectives"] if c["id"] == case]
+    return [
+        Measurement(
+            experiment="collective", operation="all_reduce", n_ranks=n_ranks, n_hosts=n_hosts, nbytes=nbytes,
+            median_s=1e-6 * us, backend="nccl",
+        )
+        for nbytes, us in found["data"].items()
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def a100():
+    return calibrate(sweep("nccl_a100_8gpu_allreduce", 8, 1), "dgx-a100-pod")
+
+
+def experiment(cluster, strategy=CALIBRATED, **more):
+    given = {"workers": 8, "steps": 3, "compute": ddlsim.Measured("60 ms", 32), **more}
+    return ddlsim.Experiment(cluster, "resnet50", strategy, **given)
+
+
+def network_spans(result, worker=0):
+    """Return (name, start, end) of a worker's transfers."""
+    return [s[2:] for s in result.traced.recorder.spans if s.track == f"worker {worker} network"]
+
+
+@pytest.mark.parametrize("overlap", ["none", "layer", "ddp"])
+def test_the_buckets_of_a_run_take_the_time_of_the_published_sweep(a100, overlap):
+    strategy = ddlsim.AllReduce("ring", overlap, cost="calibrated")
+    result = ddlsim.simulate(experiment(a100.cluster, strategy))
+    buckets = buckets_of(overlap_named(overlap), result.workloads[0])
+    spans = network_spans(result)
+    assert len(spans) == 5 * len(buckets)
+    for i, bucket in enumerate(buckets):
+        wanted = a100.time("all_reduce", bucket.nbytes, 8, 1)
+        for name, start, end in spans:
+            if name == f"bucket {i}":
+                # the curve's time counts whole bytes; the file keeps six digits of its factors
+                assert end - start == pytest.approx(wanted.value, rel=1e-4)
+
+
+def test_a_measured_size_takes_what_was_measured(a100):
+    """One bucket of 102.2 MB; the sweep has 684.6 us for 67 MB and 1327.6 us for 134 MB."""
+    step = ddlsim.simulate(experiment(a100.cluster, ddlsim.AllReduce("ring", "none", cost="calibrated"))).step_time
+    assert 684.6e-6 < step - 60e-3 < 1327.6e-6
+
+
+def test_without_stragglers_the_step_is_computing_and_the_curve(a100):
+    strategy = ddlsim.AllReduce("ring", "none", cost="calibrated")
+    result = ddlsim.simulate(experiment(a100.cluster, strategy))
+    wanted = a100.time("all_reduce", result.workloads[0].gradient_nbytes, 8, 1).value
+    assert result.step_time == pytest.approx(60e-3 + wanted, rel=1e-6)
+    assert result.shares["communication"] == pytest.approx(wanted / result.step_time, rel=1e-4)
+    assert sum(result.shares.values()) == pytest.approx(1.0)
+
+
+def test_a_straggler_holds_all_up(a100):
+    """Half the speed: all-reduces start when the slow worker has joined; the others wait, which is booked so."""
+    speed = (1.0,) * 7 + (0.5,)
+    strategy = ddlsim.AllReduce("ring", "none", cost="calibrated")
+    result = ddlsim.simulate(experiment(a100.cluster, strategy, speed=speed))
+    wanted = a100.time("all_reduce", result.workloads[0].gradient_nbytes, 8, 1).value
+    assert result.step_time == pytest.approx(120e-3 + wanted, rel=1e-6)
+    assert result.workers["waiting"][0] == pytest.approx(5 * 60e-3, rel=1e-6)
+    assert result.workers["waiting"][7] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_collectives_of_one_group_run_one_after_the_other(a100):
+    """Many tensors in flight at once, computing being nothing: the stream is busy all the time, never twice."""
+    strategy = ddlsim.AllReduce("ring", ddlsim.Priority("4 MB", 8), cost="calibrated")
+    result = ddlsim.simulate(experiment(a100.cluster, strategy, compute=ddlsim.Measured("1 us", 32)))
+    ends = sorted(end for _, _, end in network_spans(result))
+    sizes = {b.nbytes for b in strategy.overlap.buckets(result.workloads[0])}
+    times = [a100.time("all_reduce", n, 8, 1).value for n in sizes]
+    gaps = [b - a for a, b in itertools.pairwise(ends)]
+    assert min(gaps) >= min(times) * 0.9999
+    assert max(gaps) <= max(times) + 2e-6  # and the step's computing
+
+
+def test_bytes_are_accounted_as_if_simulated(a100):
+    simulated, known = (
+        ddlsim.simulate(experiment(a100.cluster, ddlsim.AllReduce(cost=cost))) for cost in ("simulated", "calibrated")
+    )
+    assert known.nbytes_sent == pytest.approx(simulated.nbytes_sent)
+    assert known.n_messages == simulated.n_messages
+    assert known.channel_nbytes == pytest.approx(simulated.channel_nbytes)
+    assert (known.links["busy"] <= 1.0).all()
+
+
+def test_result_and_manifest_say_it(a100):
+    result = ddlsim.simulate(experiment(a100.cluster))
+    assert result.experiment.strategy.label == "all-reduce (ring, ddp, calibrated cost)"
+    assert result.to_dict()["experiment"]["strategy"]["cost"] == "calibrated"
+    assert any("measured curve of all_reduce by nccl; other traffic does not slow them" in n for n in result.notes)
+    assert "calibrated cost" in str(result)
+    assert not any("extrapolated" in note for note in result.notes)
+    layers = ddlsim.simulate(experiment(a100.cluster, ddlsim.AllReduce("ring", "layer", cost="calibrated")))
+    (note,) = [note for note in layers.notes if "extrapolated" in note]
+    assert note.startswith("the curve was measured from 32768 to 17179869184 bytes; ")
+
+
+def test_a_file_gives_the_same_run(a100, tmp_path):
+    path = tmp_path / "calibrated.toml"
+    a100.save(path, "dgx-a100-pod")
+    (tmp_path / "experiment.toml").write_text(
+        'cluster = "calibrated.toml"\nmodel = "resnet50"\nworkers = 8\nsteps = 3\n'
+        'compute = { type = "measured", step_time = "60 ms", batch_size = 32 }\n'
+        'strategy = { type = "all-reduce", cost = "calibrated" }\n'
+    )
+    by_file = ddlsim.simulate(ddlsim.load_experiment(tmp_path / "experiment.toml"))
+    assert by_file.throughput == pytest.approx(ddlsim.simulate(experiment(a100.cluster)).throughput, rel=1e-6)
+    loaded = load_calibration(path)
+    assert [c.per_byte for c in loaded.curves] == [pytest.approx(c.per_byte, rel=1e-5) for c in a100.curves]
+
+
+@pytest.mark.parametrize("cost", COSTS)
+def test_alone_every_cost_is_plain(a100, cost):
+    strategy = ddlsim.AllReduce(cost=cost)
+    alone = ddlsim.simulate(experiment(a100.cluster, strategy, workers=1))
+    assert alone.step_time == pytest.approx(60e-3, rel=1e-9)
+
+
+def test_intervals_hold_the_curves_scatter(a100):
+    strategy = ddlsim.AllReduce("ring", "none", cost="calibrated")
+    base = experiment(a100.cluster, strategy, compute=ddlsim.Measured("1 us", 32))
+    found = predict_interval(base, n_draws=20)
+    wanted = a100.time("all_reduce", found.result.workloads[0].gradient_nbytes, 8, 1)
+    width = found.step_time.high / found.step_time.low
+    assert found.step_time.low < found.step_time.value < found.step_time.high
+    assert (wanted.high / wanted.low) ** 0.4 < width < (wanted.high / wanted.low) ** 1.6
+    (curve,) = a100.curves
+    vaguer = dataclasses.replace(a100, curves=(dataclasses.replace(curve, spread=4 * curve.spread),))
+    wider = predict_interval(base, vaguer, n_draws=20)
+    assert wider.step_time.high / wider.step_time.low > width
+
+
+# ------------------------------------------------------------ NCCL's tuner
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "theirs"), [("ring", "ring"), ("double_binary_tree", "tree"), ("auto", None)], ids=lambda v: str(v)
+)
+def test_the_tuners_estimate_is_the_time_of_a_bucket(algorithm, theirs):
+    strategy, cluster = ddlsim.AllReduce(algorithm, "layer", cost="nccl"), ddlsim.load_cluster("cloud-25g-16x8-v100")
+    result = ddlsim.simulate(experiment(cluster, strategy, workers=16, compute=ddlsim.Measured("1 s", 32), steps=1))
+    spans = network_spans(result)
+    for i, bucket in enumerate(per_layer(result.workloads[0])):
+        wanted = nccl_time(cluster, bucket.nbytes, ranks=16, algorithm=theirs).seconds
+        (first, *_) = [end - start for name, start, end in spans if name == f"bucket {i}"]
+        assert first == pytest.approx(wanted)
+    assert any(note.startswith("nccl: ") for note in result.notes)
+    assert {s.what for s in result.sensitivities} >= {"compute speed", "bandwidth of nic"}
+
+
+# ------------------------------------------------------------ what cannot be
+
+
+def refused(message, cluster, strategy=CALIBRATED, **more):
+    with pytest.raises(ConfigError, match=message) as error:
+        ddlsim.simulate(experiment(cluster, strategy, **more))
+    assert "\n" not in str(error.value)
+
+
+def test_what_has_no_curve_is_told_what_to_measure(a100):
+    refused(
+        r"AllReduce: cost = 'calibrated': cluster 'dgx-a100-pod' is not calibrated; measure all_reduce of at least 3 "
+        r"sizes on 8 ranks inside a host \(python -m ddlsim.measure --only collective\), then ddlsim calibrate",
+        "dgx-a100-pod",
+    )
+    refused("has no curve of all_reduce between hosts; measure all_reduce .* on 16 ranks", a100.cluster, workers=16)
+    refused("has curves of all_reduce inside a host for 8 to 8 ranks, not for 4; .* 4 ranks", a100.cluster, workers=4)
+
+
+def test_what_the_curve_does_not_know_is_refused(a100):
+    refused(
+        "was fitted to 'ring', not to 'double_binary_tree'; use algorithm = 'ring', or calibrate with --algorithm",
+        a100.cluster, ddlsim.AllReduce("double_binary_tree", cost="calibrated"),
+    )  # fmt: skip
+    refused("that of dense gradients; with compression", a100.cluster, compression=ddlsim.TopK(0.01))
+    refused("NCCL has no 'hierarchical'", "dgx-a100-pod", ddlsim.AllReduce("hierarchical", cost="nccl"))
+    with pytest.raises(ConfigError, match="AllReduce: unknown cost 'calibrate'; did you mean 'calibrated'"):
+        ddlsim.AllReduce(cost="calibrate")
+
+
+def test_two_backends_cannot_both_be_meant():
+    rows = sweep("nccl_a100_8gpu_allreduce", 8, 1)
+    both = calibrate([*rows[::4], *[dataclasses.replace(r, backend="gloo") for r in rows[::4]]], "dgx-a100-pod")
+    refused("was measured by 'gloo' and 'nccl'; calibrate with --backend", both.cluster)
+
+
+def test_studies_vary_the_cost(a100):
+    study = ddlsim.Study(experiment(a100.cluster), {"strategy.cost": ["simulated", "calibrated"]})
+    rates = [ddlsim.simulate(point.experiment).throughput for point in study.points]
+    assert rates[0] != rates[1]
