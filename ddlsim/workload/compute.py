@@ -14,6 +14,7 @@ backward times together are the measured step exactly.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from ddlsim.units import parse
 from ddlsim.workload.devices import Curve, Device
 from ddlsim.workload.layer_times import Floats, Ints, roofline_times, scaled
 from ddlsim.workload.memory import training_nbytes
-from ddlsim.workload.model import Model, load_model
+from ddlsim.workload.model import Layer, Model, load_model
 
 __all__ = ["Affine", "Measured", "Roofline", "Workload", "fit_affine", "make_workload"]
 
@@ -262,8 +263,14 @@ def _measured_curve(model: Model, device: Device, precision: str) -> Curve | Non
     """Return the curve for exactly this model (not for another file's model of the same name)."""
     for curve in device.curves:
         if (curve.model, curve.precision) == (model.name, precision):
-            return curve if load_model(curve.model).layers == model.layers else None
+            return curve if _layers(curve.model) == model.layers else None
     return None
+
+
+@functools.cache
+def _layers(name: str) -> tuple[Layer, ...]:
+    """Return the layers of a bundled model; thousands of workloads of a study compare theirs with them."""
+    return load_model(name).layers
 
 
 def fit_affine(batch_size: Sequence[int], throughput: Sequence[float]) -> Affine:
