@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 __all__ = [
-    "Algorithm", "Batch", "Json", "Model", "Overlap", "Placement", "Precision", "Seed", "Servers", "Source", "Steps",
-    "Strat",
+    "Algorithm", "Batch", "Cost", "Json", "Model", "Overlap", "Placement", "Precision", "Seed", "Servers", "Source",
+    "Steps", "Strat",
 ]  # fmt: skip
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -20,6 +20,9 @@ Strat = Annotated[
     str | None, typer.Option("--strategy", "-s", help="all-reduce, parameter-server, local-sgd, ...")
 ]
 Algorithm = Annotated[str | None, typer.Option("--algorithm", "-a", help="All-reduce algorithm, or auto.")]
+Cost = Annotated[
+    str | None, typer.Option("--cost", help="What all-reduces cost: simulated, calibrated (measured curve) or nccl.")
+]
 Overlap = Annotated[str | None, typer.Option("--overlap", help="none, layer, ddp, horovod or priority.")]
 Servers = Annotated[int | None, typer.Option("--servers", help="Number of parameter servers.")]
 Placement = Annotated[str | None, typer.Option("--placement", help="Parameter servers: own or colocated.")]

@@ -15,6 +15,7 @@ from ddlsim.cli.application import app
 from ddlsim.cli.options import (
     Algorithm,
     Batch,
+    Cost,
     Json,
     Model,
     Overlap,
@@ -43,6 +44,7 @@ def run(
     model: Model = None,
     strategy: Strat = None,
     algorithm: Algorithm = None,
+    cost: Cost = None,
     overlap: Overlap = None,
     servers: Servers = None,
     placement: Placement = None,
@@ -64,8 +66,8 @@ def run(
     Example: ddlsim run cloud-25g-16x8-v100 --model resnet50 --batch-size 64 --workers 128
     """
     experiment = _experiment(
-        what, strategy=_strategy(strategy, algorithm, overlap, servers, placement), model=model, batch_size=batch_size,
-        workers=workers, steps=steps, precision=precision, seed=seed,
+        what, strategy=_strategy(strategy, algorithm, cost, overlap, servers, placement), model=model,
+        batch_size=batch_size, workers=workers, steps=steps, precision=precision, seed=seed,
     )  # fmt: skip
     for path in (trace, timeline, plot_cluster, plot_learning):
         check_folder(path)
@@ -112,6 +114,7 @@ def scaling(
     model: Model = None,
     strategy: Strat = None,
     algorithm: Algorithm = None,
+    cost: Cost = None,
     overlap: Overlap = None,
     servers: Servers = None,
     placement: Placement = None,
@@ -131,8 +134,8 @@ def scaling(
     counts = _counts(workers)
     check_folder(plot)
     experiment = _experiment(
-        what, strategy=_strategy(strategy, algorithm, overlap, servers, placement), model=model, batch_size=batch_size,
-        steps=steps, precision=precision, seed=seed, workers=None,
+        what, strategy=_strategy(strategy, algorithm, cost, overlap, servers, placement), model=model,
+        batch_size=batch_size, steps=steps, precision=precision, seed=seed, workers=None,
     )  # fmt: skip
     results, interrupted = _each(experiment, counts)
     typer.echo(json.dumps(scaling_rows(results), indent=2) if as_json else scaling_table(results))
@@ -206,10 +209,11 @@ def _is_experiment(what: str) -> bool:
 
 
 def _strategy(
-    name: str | None, algorithm: str | None, overlap: str | None, servers: int | None, placement: str | None
-) -> Strategy | None:
+    name: str | None, algorithm: str | None, cost: str | None, overlap: str | None, servers: int | None,
+    placement: str | None,
+) -> Strategy | None:  # fmt: skip
     """Return the strategy that the options describe; an option that it does not have is an error."""
-    given = {"algorithm": algorithm, "overlap": overlap, "servers": servers, "placement": placement}
+    given = {"algorithm": algorithm, "cost": cost, "overlap": overlap, "servers": servers, "placement": placement}
     options = {option: value for option, value in given.items() if value is not None}
     if name is None and not options:
         return None

@@ -58,6 +58,13 @@ def test_run_json_is_the_result():
     data = json.loads(run("run", "office-1gbe", "-m", "lenet5", "-n", "4", "--steps", "3", "--json"))
     result = ddlsim.simulate("office-1gbe", "lenet5", workers=4, steps=3)
     assert data["throughput"] == result.throughput
+
+
+def test_run_with_nccls_estimate():
+    data = json.loads(run("run", "office-1gbe", "-m", "lenet5", "-n", "4", "--steps", "3", "--cost", "nccl", "--json"))
+    result = ddlsim.simulate("office-1gbe", "lenet5", ddlsim.AllReduce(cost="nccl"), workers=4, steps=3)
+    assert data["throughput"] == result.throughput
+    assert data["experiment"]["strategy"]["cost"] == "nccl"
     assert data["shares"] == result.shares
     assert data["experiment"]["model"] == "lenet5"
 
@@ -126,6 +133,9 @@ def test_show_topology(tmp_path):
         (["run", "office-1gbe", "-a", "rnig"], ["unknown", "'rnig'", "did you mean 'ring'?"]),
         (["run", "office-1gbe", "--overlap", "dpp"], ["unknown overlap 'dpp'", "did you mean 'ddp'?"]),
         (["run", "office-1gbe", "-s", "all-redcue"], ["unknown strategy", "did you mean 'all-reduce'?"]),
+        (["run", "office-1gbe", "--cost", "calibrated"], ["is not calibrated; measure all_reduce"]),
+        (["run", "office-1gbe", "--cost", "ncl"], ["unknown cost 'ncl'; did you mean 'nccl'"]),
+        (["run", "office-1gbe", "-s", "local-sgd", "--cost", "nccl"], ["--cost has no effect", "--algorithm"]),
         (["run", "office-1gbe", "-s", "all-reduce", "--servers", "2"], ["--servers has no effect", "--algorithm"]),
         (["run", "office-1gbe", "--servers", "9", "--placement", "colocated"], ["servers = 9", "8 machines"]),
         (["run", "office-1gbe", "--batch-size", "0"], ["batch_size = 0", "at least 1"]),
