@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from ddlsim.errors import ConfigError, UnitError, unknown_name
+from ddlsim.report.numbers import percent
 from ddlsim.report.plots import COLOURS, MARKERS, STYLES, figure, save
-from ddlsim.report.study_words import plain
+from ddlsim.report.study_words import COLUMNS, plain
 from ddlsim.units import DIMENSIONS, parse
 
 if TYPE_CHECKING:
@@ -46,7 +49,7 @@ def scaling(table: Table, path: str | Path | None = None, *, metric: str = "thro
     if len(counts) < 2:
         raise ConfigError(f"plot_scaling: all configurations have {counts[0]} workers; vary 'workers'")
     groups = _series(known, [axis for axis in table.axes if axis != "workers"])
-    axes = _lines(table, groups, "n_workers", {n: float(n) for n in counts}, metric)
+    axes = _lines(groups, "n_workers", {n: float(n) for n in counts}, metric)
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(n) for n in counts])
     axes.set_xlabel("workers")
@@ -54,10 +57,10 @@ def scaling(table: Table, path: str | Path | None = None, *, metric: str = "thro
         first = known.loc[known["n_workers"] == counts[0], metric].max()
         ideal = [first * n / counts[0] for n in counts]
         axes.plot(counts, ideal, color="#999999", linewidth=1.0, linestyle=(0, (1, 1)), label="ideal (linear)")
-        axes.set_yscale("log", base=10)
+        axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0.0)
-    return _finished(axes, path, len(groups) > 1 or metric == "throughput")
+    return _finished(axes, path, table, metric, legend=len(groups) > 1 or metric == "throughput")
 
 
 def lines(table: Table, field: str, path: str | Path | None = None, *, metric: str = "throughput") -> Axes:
@@ -74,22 +77,21 @@ def lines(table: Table, field: str, path: str | Path | None = None, *, metric: s
     if len(places) < 2:
         raise ConfigError(f"plot_lines: all configurations have {field} = {next(iter(places))}; vary {field!r}")
     groups = _series(known, [axis for axis in table.axes if axis != field])
-    axes = _lines(table, groups, field, places, metric)
+    axes = _lines(groups, field, places, metric)
     if _is_wide(list(places.values())):
         axes.set_xscale("log")
-    axes.set_xticks(list(places.values()), [plain(value) for value in places], fontsize=8)
+    texts, unit = _without_unit([plain(value) for value in places])
+    axes.set_xticks(list(places.values()), texts, fontsize=8)
     axes.minorticks_off()
-    axes.set_xlabel(field)
+    axes.set_xlabel(field + unit)
     if table.units[metric] and _is_wide(known[metric].tolist()):  # shares and counts have no unit, and begin at 0
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0.0)
-    return _finished(axes, path, len(groups) > 1)
+    return _finished(axes, path, table, metric, legend=len(groups) > 1)
 
 
-def _lines(
-    table: Table, groups: Mapping[str, pd.DataFrame], column: str, places: Mapping[object, float], metric: str
-) -> Axes:
+def _lines(groups: Mapping[str, pd.DataFrame], column: str, places: Mapping[object, float], metric: str) -> Axes:
     """Draw the rows of each group over the places of what they have in a column, with the intervals over seeds."""
     made = figure(9.5 if len(groups) > 1 else 6.0, max(4.0, 0.6 + 0.24 * (1 + len(groups))))
     axes = made.subplots()
@@ -104,18 +106,30 @@ def _lines(
             linestyle=STYLES[i // len(COLOURS) % len(STYLES)],
         )  # fmt: skip
     axes.minorticks_off()
-    axes.set_ylabel(_title(table, metric))
     return axes
 
 
-def _finished(axes: Axes, path: str | Path | None, legend: bool) -> Axes:
+def _finished(axes: Axes, path: str | Path | None, table: Table, metric: str, *, legend: bool) -> Axes:
+    """Write the numbers of the upright axis as people do, and the picture."""
     made = axes.get_figure()
     assert isinstance(made, Figure)
+    if axes.get_yscale() == "log":
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    _describe(axes.yaxis, table, metric)
     axes.grid(alpha=0.3)
     if legend:
         made.legend(loc="outside right upper", fontsize=8)
     save(made, path)
     return axes
+
+
+def _without_unit(texts: list[str]) -> tuple[list[str], str]:
+    """Return texts without the unit that all of them have, and " (unit)"."""
+    units = {text.partition(" ")[2] for text in texts}
+    if len(units) > 1 or "" in units or not all(text[:1].isdigit() for text in texts):
+        return texts, ""
+    return [text.partition(" ")[0] for text in texts], f" ({units.pop()})"
 
 
 def _places(values: Sequence[object]) -> dict[object, float]:
@@ -152,8 +166,8 @@ def pareto(table: Table, x: str, y: str, path: str | Path | None = None) -> Axes
             axes.plot([], [], linestyle="", label=textwrap.fill(f"{i + 1}: {label}", 44))
         if len(rows) > N_EQUAL:
             axes.plot([], [], linestyle="", label=f"{i + 1}: and {len(rows) - N_EQUAL} more")
-    axes.set_xlabel(_title(table, x))
-    axes.set_ylabel(_title(table, y))
+    _describe(axes.xaxis, table, x)
+    _describe(axes.yaxis, table, y)
     axes.grid(alpha=0.3)
     made.legend(loc="outside right upper", fontsize=8)
     save(made, path)
@@ -186,6 +200,14 @@ def _named(field: str, value: object) -> str:
     return f"{text} {name}" if name == "workers" else f"no {name}" if value == "none" else f"{name} {text}"
 
 
-def _title(table: Table, metric: str) -> str:
-    unit = table.units[metric]
-    return metric.replace("_", " ") + (f" ({unit})" if unit else "")
+def _describe(axis: Axis, table: Table, metric: str) -> None:
+    """Name an axis, and write its numbers as people do: shares in %, what a sample takes for a million of them."""
+    factor, name, unit = 1.0, metric.replace("_", " "), table.units[metric]
+    if COLUMNS[metric].write is percent:
+        factor, unit = 100.0, "%"
+    elif metric == "cost_per_sample":
+        factor, name = 1e6, COLUMNS[metric].heading
+    elif metric == "energy_per_sample":
+        factor, name, unit = 1e6 / 3.6e6, COLUMNS[metric].heading, "kWh"
+    axis.set_label_text(name + (f" ({unit})" if unit else ""))
+    axis.set_major_formatter(lambda value, _: f"{factor * value:,.6g}")

@@ -9,7 +9,7 @@ from report_studies import BANDWIDTHS, STRATEGIES, WORKERS, efficiency, learners
 
 from ddlsim.errors import ConfigError
 from ddlsim.report.study_figures import breakdown, heat_map, learning, one_change, tornado
-from ddlsim.report.study_plots import lines
+from ddlsim.report.study_plots import lines, pareto
 from ddlsim.report.study_words import answers, front_of
 from ddlsim.run.sensitivity import Sensitivity
 
@@ -38,7 +38,8 @@ def test_lines_stand_where_their_numbers_belong(tmp_path):
     """Bandwidths in bytes/s, a logarithmic axis only where the values lie far apart, names beside each other."""
     table = study(n_seeds=1, spoil=False)
     axes = lines(table, "cluster.nic.bandwidth", tmp_path / "lines.svg", metric="efficiency")
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["25 Gbit/s", "100 Gbit/s"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["25", "100"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("cluster.nic.bandwidth (Gbit/s)", "efficiency (%)")
     assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "linear")
     first = axes.get_lines()[0]
     np.testing.assert_allclose(first.get_xdata(), [3.125e9, 12.5e9])
@@ -52,6 +53,14 @@ def test_lines_stand_where_their_numbers_belong(tmp_path):
         lines(table, "worker")
     with pytest.raises(ConfigError, match="plot_lines: all configurations have workers = 8; vary 'workers'"):
         lines(study(workers=(8,), spoil=False), "workers")
+
+
+def test_axes_have_numbers_that_people_read():
+    """2e-4 USD a sample are 200 USD per million, a share of 0.5 is 50 %."""
+    axes = pareto(study(spoil=False), "efficiency", "cost_per_sample")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("efficiency (%)", "cost per million samples (USD)")
+    assert axes.xaxis.get_major_formatter()(0.5) == "50"
+    assert axes.yaxis.get_major_formatter()(2e-4) == "200"
 
 
 def test_bars_of_a_breakdown_are_the_shares_of_the_best():
