@@ -1,27 +1,43 @@
-"""How many parameter servers does a training run need?
+"""How many parameter servers do 32 workers need?
 
-To hide push and pull behind the computation of one step, k servers must carry N gradients in each direction in
-that time: k >= N S / (B T) with full-duplex links (Zou et al. 2017, lemma 2, with duplex made explicit).
+The lemma of Zou et al. 2017 (arXiv:1709.06622) asks for as many as carry all gradients in the time of one step of
+computing: k >= N S / (B T) where links carry both directions at once. The simulation beside it also sees the workers'
+own links, and that a gradient cannot travel before it is computed.
 """
 
-import math
+from pathlib import Path
 
 import ddlsim
+from ddlsim.planner.guidelines import n_parameter_servers
 
-cluster = ddlsim.load_cluster("fat-tree-k8-10g")
-workers = 32
-base = ddlsim.Experiment(cluster, "resnet50", batch_size=32, workers=workers, steps=4, warmup=1)
 
-alone = ddlsim.simulate(base.with_(workers=1))
-bandwidth = float(cluster.channel_capacity.max())
-needed = math.ceil(workers * alone.workloads[0].gradient_nbytes / (bandwidth * alone.step_time))
-print(f"{workers} workers, step {1e3 * alone.step_time:.0f} ms: the lemma asks for {needed} servers")
+def main() -> None:
+    cluster = ddlsim.load_cluster("fat-tree-k8-10g")
+    base = ddlsim.Experiment(cluster, "resnet50", batch_size=32, workers=32, steps=1, warmup=1)
+    strategies = {"synchronous": ddlsim.ParameterServer(), "asynchronous": ddlsim.AsyncParameterServer()}
+    study = ddlsim.Study(base, vary={"strategy": strategies, "strategy.servers": [1, 2, 4, 8, 16, 32, 64]})
+    table = study.run(jobs=1)  # a few seconds: other processes would not be worth their start
+    print(table)
 
-print("servers  synchronous images/s  efficiency  asynchronous images/s  mean staleness")
-for servers in (1, 2, 4, 8, 16, 32):
-    sync = ddlsim.simulate(base.with_(strategy=ddlsim.ParameterServer(servers)))
-    free = ddlsim.simulate(base.with_(strategy=ddlsim.AsyncParameterServer(servers)))
-    print(
-        f"{servers:7d}  {sync.throughput:20.1f}  {sync.efficiency:10.1%}  {free.throughput:21.1f}  "
-        f"{free.mean_staleness:14.2f}"
-    )
+    alone = ddlsim.simulate(base.with_(workers=1, strategy=ddlsim.AllReduce()))
+    nbytes, bandwidth = alone.workloads[0].gradient_nbytes, float(cluster.channel_capacity.max())
+    lemma = n_parameter_servers(nbytes, 32, bandwidth, alone.step_time, full_duplex=True)
+    print(f"\nlemma         {lemma} servers hide the exchange behind {1e3 * alone.step_time:.0f} ms of computing")
+    for name in strategies:
+        rows = table.summary[table.summary["strategy"] == name]
+        enough = rows[rows["throughput"] > 0.99 * rows["throughput"].max()].iloc[0]
+        print(
+            f"{name:<12}  {enough['strategy.servers']} servers are enough for {enough['throughput']:,.0f} images/s, "
+            f"{enough['efficiency']:.0%} of what 32 workers compute"
+        )
+    compute, link = 1e3 * alone.step_time, 1e3 * nbytes / bandwidth
+    print(f"why           pushing takes a worker's own link {link:.0f} ms, pulling as long, whatever the servers:")
+    print(f"              asynchronous {compute:.0f} + 2 x {link:.0f} ms; synchronous ones push while they compute")
+
+    out = Path("out")
+    out.mkdir(exist_ok=True)
+    study.plot_lines("strategy.servers", out / "parameter_servers.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Does compressing gradients pay, and up to which bandwidth?
+
+Eight machines with a V100 each train VGG-16. Compressors send less, but take time to encode and decode: by default that
+of the memory traffic (a lower bound), for sorting a published fit. Step times are simulated between 1 and 100 Gbit/s.
+"""
+
+from pathlib import Path
+
+import ddlsim
+from ddlsim.compression.cost import SORT_V100
+
+COMPRESSORS = {
+    "none": None,
+    "fp16": ddlsim.FP16(),
+    "top-k 1 %": ddlsim.ErrorFeedback(ddlsim.TopK(0.01)),
+    "top-k 1 %, by sorting": ddlsim.Compression(ddlsim.ErrorFeedback(ddlsim.TopK(0.01)), cost=SORT_V100),
+    "signs": ddlsim.SignSGD(),
+    "PowerSGD, rank 4": ddlsim.ErrorFeedback(ddlsim.PowerSGD(4)),
+}
+BANDWIDTHS = ["1 Gbit/s", "10 Gbit/s", "25 Gbit/s", "40 Gbit/s", "100 Gbit/s"]
+
+
+def main() -> None:
+    base = ddlsim.Experiment("aws-p3-2xlarge", "vgg16", batch_size=64, steps=1, warmup=1)
+    study = ddlsim.Study(base, vary={"compression": COMPRESSORS, "cluster.nic.bandwidth": BANDWIDTHS})
+    summary = study.run(jobs=1).summary  # a few seconds: other processes would not be worth their start
+    times = summary.pivot(index="compression", columns="cluster.nic.bandwidth", values="step_time")
+    times = times.loc[list(COMPRESSORS), BANDWIDTHS]
+
+    print("ms a step at " + ", ".join(BANDWIDTHS))
+    for name, row in times.iterrows():
+        print(f"  {name:<22}" + "".join(f"{1e3 * seconds:8.1f}" for seconds in row))
+    print("\nhow many times as fast as without, and where it ends to pay (1 % faster at least)")
+    for name, speedup in (times.loc["none"] / times).drop("none").iterrows():
+        pays = [bandwidth for bandwidth in BANDWIDTHS if speedup[bandwidth] > 1.01]
+        print(f"  {name:<22}" + "".join(f"{factor:6.2f} x" for factor in speedup) + f"  {until(pays)}")
+    print("\nThis is the time of a step, not of the training: what is left out or rounded may cost accuracy, or more")
+    print("steps. examples/error_feedback.py trains with such gradients.")
+
+    out = Path("out")
+    out.mkdir(exist_ok=True)
+    study.plot_lines("cluster.nic.bandwidth", out / "compression.png", metric="step_time")
+
+
+def until(pays: list[str]) -> str:
+    if not pays:
+        return "never pays"
+    if pays[-1] == BANDWIDTHS[-1]:
+        return f"still pays at {pays[-1]}"
+    return f"pays at {pays[-1]}, no longer at {BANDWIDTHS[BANDWIDTHS.index(pays[-1]) + 1]}"
+
+
+if __name__ == "__main__":
+    main()
