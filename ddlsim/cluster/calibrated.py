@@ -5,10 +5,11 @@ A measured value belongs to the *reference route* of a class of links, which any
 between   links between hosts; the route leads from the first worker of the first host to that of the second one
 inside    links inside hosts; the route joins the first two workers of the first host that has two
 
-``latency`` is the sum over the links of the class on that route (s), ``bandwidth`` the least payload capacity among
-them (bytes/s). All links of the class are scaled by the same factor, so what the file says about their proportions
-stays: a trunk that is four times as wide as a network card remains so. Inside hosts only links of the kinds on the
-reference route are scaled: what NVLinks do says nothing about PCIe.
+``latency`` is the sum over the links of the class on that route (s), ``bandwidth`` the least rate at which they carry a
+large message's own bytes (bytes/s), which is what a program measures: on routes with frames the headers come on top of
+it, so the links' capacity is larger (:func:`payload_rate`). All links of the class are scaled by the same factor, so
+what the file says about their proportions stays: a trunk that is four times as wide as a network card remains so.
+Inside hosts only links of the kinds on the reference route are scaled: what NVLinks do says nothing about PCIe.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 from ddlsim.cluster.cluster import Bools, Cluster, Floats, Ints
 from ddlsim.errors import ConfigError, unknown_name
 
-__all__ = ["PARAMETERS", "current_parameters", "inside_hosts", "reference_ends", "with_parameters"]
+__all__ = ["PARAMETERS", "current_parameters", "inside_hosts", "payload_rate", "reference_ends", "with_parameters"]
 
 #: name of a parameter -> its dimension in :data:`ddlsim.units.DIMENSIONS`
 PARAMETERS = {
@@ -63,10 +64,11 @@ def current_parameters(cluster: Cluster) -> dict[str, float]:
     """
     values: dict[str, float] = {}
     for link_class in ("between", "inside"):
-        links = _reference_links(cluster, link_class)
-        if links is not None and len(links):
+        found = _reference_links(cluster, link_class)
+        if found is not None and len(found[0]):
+            links, rate = found
             values[f"{link_class}.latency"] = float(cluster.link_latency[links].sum())
-            values[f"{link_class}.bandwidth"] = float(_capacity(cluster)[links].min())
+            values[f"{link_class}.bandwidth"] = float(rate.min())
     endpoints = cluster.is_endpoint
     values["overhead"] = float(0.5 * (cluster.send_overhead + cluster.recv_overhead)[endpoints].mean())
     slowest = float(cluster.reduce_time[endpoints].max())
@@ -93,18 +95,19 @@ def with_parameters(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
             reduce_time = np.where(cluster.is_endpoint, 1.0 / value, 0.0)
             continue
         link_class, _, quantity = name.partition(".")
-        route = _reference_links(cluster, link_class)
-        if route is None or not len(route):
+        found = _reference_links(cluster, link_class)
+        if found is None or not len(found[0]):
             raise ConfigError(
                 f"cluster {cluster.name!r}: calibration: {name}: there are no two workers joined by links "
                 f"{link_class} hosts; remove this parameter"
             )
+        route, rate = found
         members = _members(cluster, link_class, route)
         if quantity == "latency":
             known = float(latency[route].sum())
             latency[members] = latency[members] * (value / known) if known else value / len(route)
         else:
-            share = efficiency[members] * (value / float(_capacity(cluster)[route].min()))
+            share = efficiency[members] * (value / float(rate.min()))
             # what the file's rate cannot explain by its share for payload raises the rate itself
             bandwidth[members] *= np.maximum(share, 1.0)
             efficiency[members] = np.minimum(share, 1.0)
@@ -114,8 +117,23 @@ def with_parameters(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
     )  # fmt: skip
 
 
-def _capacity(cluster: Cluster) -> Floats:
-    return cluster.link_bandwidth * cluster.link_efficiency
+def payload_rate(cluster: Cluster, links: Ints) -> Floats:
+    """Return the bytes/s of a large message's own bytes that each of these links of a route carries alone, shape (n,).
+
+    Headers of frames do not count: those of a route, the largest for the smallest payload; nor do the acknowledgements
+    on half-duplex links (docs/models/tcp.md).
+    """
+    rate = (cluster.link_bandwidth * cluster.link_efficiency)[links]
+    details = cluster.details
+    if details is None:
+        return rate
+    back = cluster.reverse_link[links]
+    shared = (back >= 0) & (cluster.link_channel[back] == cluster.link_channel[links])
+    rate = rate / np.where(shared, 1.0 + details.reverse_load[links], 1.0)
+    payload = details.frame_payload[links]
+    if not (payload > 0.0).any():
+        return rate
+    return np.asarray(rate / (1.0 + details.frame_header[links].max() / payload[payload > 0.0].min()))
 
 
 def _members(cluster: Cluster, link_class: str, route: Ints) -> Bools:
@@ -126,11 +144,11 @@ def _members(cluster: Cluster, link_class: str, route: Ints) -> Bools:
     return np.logical_and(inside_hosts(cluster), [kind in kinds for kind in cluster.link_kind])
 
 
-def _reference_links(cluster: Cluster, link_class: str) -> Ints | None:
-    """Return the links of the class on its reference route."""
+def _reference_links(cluster: Cluster, link_class: str) -> tuple[Ints, Floats] | None:
+    """Return the links of the class on its reference route, and what they carry of messages on it (bytes/s)."""
     ends = reference_ends(cluster, link_class)
     if ends is None:
         return None
     links = cluster.routes([ends[0]], [ends[1]])[0]
-    own: Ints = links[inside_hosts(cluster)[links] == (link_class == "inside")]
-    return own
+    own = inside_hosts(cluster)[links] == (link_class == "inside")
+    return links[own], payload_rate(cluster, links)[own]

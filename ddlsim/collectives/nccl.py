@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddlsim.cluster import Cluster, load_cluster
-from ddlsim.cluster.calibrated import inside_hosts
+from ddlsim.cluster.calibrated import inside_hosts, payload_rate
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.units import parse
 
@@ -75,16 +75,18 @@ def bus_bandwidth(cluster: Cluster, n_ranks: int) -> tuple[float, str]:
     nodes = cluster.workers[:n_ranks]
     hosts = cluster.host_of[nodes]
     inside = inside_hosts(cluster)
-    capacity = cluster.link_bandwidth * cluster.link_efficiency
     own = inside & (cluster.link_src == nodes[0])
     kinds = np.array(cluster.link_kind)
     hardware = "nvlink" if (own & (kinds == "nvlink")).any() else "pcie"
     if hardware == "nvlink":
         own &= kinds == "nvlink"
     several = len(np.unique(hosts)) > 1
-    limits = [float(capacity[own].sum())] if own.any() and (hosts == hosts[0]).sum() > 1 else []
+    limits = []
+    if own.any() and (hosts == hosts[0]).sum() > 1:
+        limits.append(float(payload_rate(cluster, np.flatnonzero(own)).sum()))
     if several:
-        limits.append(float(capacity[~inside & (cluster.host_of[cluster.link_src] == hosts[0])].sum()))
+        outwards = ~inside & (cluster.host_of[cluster.link_src] == hosts[0])
+        limits.append(float(payload_rate(cluster, np.flatnonzero(outwards)).sum()))
     if not limits or min(limits) <= 0.0:
         raise ConfigError(f"cluster {cluster.name!r}: the first {n_ranks} workers have no links; give bandwidth")
     return min(limits), hardware

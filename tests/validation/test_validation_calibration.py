@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ddlsim
+from ddlsim.cluster import star
 from ddlsim.cluster.calibrated import current_parameters, with_parameters
+from ddlsim.cluster.details import with_detail
 from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement, read_measurements
 from ddlsim.validation import Calibration, calibrate
@@ -316,3 +318,54 @@ def test_a_cluster_without_calibration_is_named(tmp_path):
     found = calibrate(measured(ddlsim.load_cluster("office-1gbe"), one_way()), "office-1gbe")
     with pytest.raises(ConfigError, match="TOML"):
         found.save(tmp_path / "out.toml", "cluster.json")
+
+
+# ------------------------------------------------------------ links with frames
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    latency=st.floats(1e-5, 3e-4), bandwidth=st.floats(5e7, 3e8), header=st.integers(20, 300),
+    seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_a_link_with_frames_is_found_again(latency, bandwidth, header, seed):
+    """Measured: its payload. Found: that parameter, and with the frames of the file the link's own capacity."""
+    cluster = with_detail(ddlsim.load_cluster("office-1gbe"), frame_header=header, frame_payload=1448)
+    wanted = {"between.latency": latency, "between.bandwidth": bandwidth}
+    truth = with_parameters(cluster, wanted)
+    nbytes = 10**9
+    (one,) = measured(truth, [row("one_way", 2, nbytes)])
+    assert nbytes / (one.median_s - latency) == pytest.approx(bandwidth, rel=1e-4)
+    assert truth.channel_capacity.max() == pytest.approx(bandwidth * (1 + header / 1448))
+    exact = calibrate(measured(truth, one_way()), cluster)
+    assert {p.name: p.value for p in exact.parameters} == pytest.approx(wanted, rel=2e-3)
+    assert exact.cluster.channel_capacity == pytest.approx(truth.channel_capacity, rel=2e-3)
+    noisy = calibrate(measured(truth, one_way(), 0.03, seed), cluster)
+    assert noisy.cluster.channel_capacity == pytest.approx(truth.channel_capacity, rel=0.2)
+
+
+def test_the_bandwidth_of_a_half_duplex_link_is_what_messages_get():
+    """Acknowledgements always take their share of a shared link; 1 GB one way at the parameter's rate."""
+    graph = star(2, bandwidth="1 Gbit/s", latency="50 us", shared=True)
+    cluster = with_detail(ddlsim.load_cluster(graph), frame_header=66, frame_payload=1448, reverse_load=0.0218)
+    truth = with_parameters(cluster, {"between.bandwidth": 1.0e8})
+    (one,) = measured(truth, [row("one_way", 2, 10**9)])
+    assert 10**9 / (one.median_s - 1e-4) == pytest.approx(1.0e8, rel=1e-4)
+
+
+def test_frames_and_calibration_in_one_file(tmp_path):
+    """117.6 MB/s with frames of 66 B for 1448 B leave 112.5 MB/s; the file and its messages agree."""
+    path, out = tmp_path / "framed.toml", tmp_path / "calibrated.toml"
+    path.write_text(
+        '[generator]\ntype = "star"\nn_hosts = 4\nbandwidth = "1 Gbit/s"\nlatency = "50 us"\n'
+        '[link]\nframe_header = "66 B"\nframe_payload = "1448 B"\n'
+    )
+    cluster = ddlsim.load_cluster(path)
+    assert current_parameters(cluster)["between.bandwidth"] == pytest.approx(1.25e8 / (1 + 66 / 1448))
+    truth = with_parameters(cluster, {"between.latency": 8e-5, "between.bandwidth": 1.0e8})
+    found = calibrate(measured(truth, one_way()), path)
+    found.save(out, path)
+    again = ddlsim.load_cluster(out)
+    assert again.channel_capacity == pytest.approx(np.full(again.n_channels, 1.0e8 * (1 + 66 / 1448)), rel=2e-3)
+    sent, wanted = (measured(c, [row("all_reduce", 4, 5_000_000)])[0].median_s for c in (again, truth))
+    assert sent == pytest.approx(wanted, rel=2e-3)
