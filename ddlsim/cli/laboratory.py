@@ -33,6 +33,7 @@ def lab(
     ] = OPERATIONS,
     sizes: Annotated[str, typer.Option("--sizes", help="Buffers per rank.")] = "64 KiB,1 MiB,4 MiB",
     repetitions: Annotated[int, typer.Option("--repetitions", min=1, help="Of each row.")] = 5,
+    queue: Annotated[str, typer.Option("--queue", help="What may wait at a port before frames are lost.")] = "512 KiB",
     out: Annotated[Path | None, typer.Option("--out", help="Write the table of measurements (csv).")] = None,
     clean: Annotated[bool, typer.Option("--clean", help="Only remove what killed runs left.")] = False,
     as_json: Json = False,
@@ -58,9 +59,9 @@ def lab(
     check_computer()
     from ddlsim.lab import compare, parse_operations
 
-    wanted, buffers = parse_operations(operations), _sizes(sizes)
+    wanted, buffers, waiting = parse_operations(operations), _sizes(sizes), _bytes("--queue", queue)
     comparisons, interrupted = _watched(
-        compare(loaded, wanted, buffers, repetitions), len(wanted) * len(buffers), out
+        compare(loaded, wanted, buffers, repetitions, waiting), len(wanted) * len(buffers), out
     )
     if comparisons:
         print_table([_cells(c, as_json) for c in comparisons], as_json)
@@ -137,7 +138,11 @@ def _sizes(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
         raise ConfigError(f"--sizes {text!r}: is empty; write them like '64 KiB,1 MiB'")
+    return [_bytes("--sizes", word) for word in words]
+
+
+def _bytes(option: str, text: str) -> int:
     try:
-        return [round(parse(word, "bytes")) for word in words]
+        return round(parse(text, "bytes"))
     except UnitError as error:
-        raise UnitError(f"--sizes: {error}") from None
+        raise UnitError(f"{option}: {error}") from None

@@ -22,7 +22,7 @@ from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError
 from ddlsim.lab.executor import PATIENCE, LabError
 from ddlsim.lab.fabric import KERNEL_LATENCY, plan
-from ddlsim.lab.namespaces import Built, built, check_computer, has_netem, undisturbed
+from ddlsim.lab.namespaces import QUEUE, Built, built, check_computer, has_netem, undisturbed
 from ddlsim.lab.operations import Operation, predicted, schedule_of
 from ddlsim.lab.program import ITEM_NBYTES
 from ddlsim.lab.rank import Done, Failed, Go, Prepare, congestion_control
@@ -139,16 +139,19 @@ class Ranks:
 
 
 def compare(
-    cluster: Cluster, operations: Sequence[Operation], sizes: Sequence[int], n_repetitions: int = 5
+    cluster: Cluster, operations: Sequence[Operation], sizes: Sequence[int], n_repetitions: int = 5, queue: int = QUEUE
 ) -> Generator[Comparison, None, None]:
     """Build `cluster` out of network namespaces, run every operation at every size, and yield what came out.
 
     sizes  bytes, multiples of 4, as in the table of measurements
+    queue  bytes that may wait at a port of a machine or switch before frames are dropped
 
     Everything built is removed when the iterator ends or is closed. Raises :class:`ConfigError` for what cannot be
     built or run here, before anything is, and :class:`LabError` when a rank fails or its result is wrong.
     """
     fabric = plan(cluster)
+    if queue < 2 * fabric.mtu:
+        raise ConfigError(f"queue = {queue} bytes: a port must hold at least two frames of {fabric.mtu} bytes")
     if n_repetitions < 1:
         raise ConfigError(f"repetitions = {n_repetitions}: must be 1 or more")
     for size in sizes:
@@ -164,7 +167,7 @@ def compare(
             f"lab: cluster {cluster.name!r}: a link latency of {(longest + KERNEL_LATENCY) * 1e6:.4g} us needs netem, "
             f"which this kernel does not have; modprobe sch_netem, or give links at most {2e6 * KERNEL_LATENCY:.0f} us"
         )
-    with built(fabric) as there, _started(there, fabric.place_names[: fabric.n_hosts]) as ranks:
+    with built(fabric, queue) as there, _started(there, fabric.place_names[: fabric.n_hosts]) as ranks:
         ranks.meet()
         for operation, size, schedule in tasks:
             yield _compared(cluster, ranks, operation, size, schedule, n_repetitions)

@@ -25,12 +25,12 @@ from types import FrameType
 from ddlsim.errors import ConfigError
 from ddlsim.lab.fabric import Fabric, Port
 
-__all__ = ["Built", "built", "check_computer", "clean", "has_netem", "undisturbed"]
+__all__ = ["QUEUE", "Built", "built", "check_computer", "clean", "has_netem", "undisturbed"]
 
 _NAME = re.compile(r"ddlsim-(\d+)-(\d+)-\S+")
 _TOOLS = ("ip", "tc")
 #: bytes that wait at a port before frames are dropped: what a port of a data-centre switch has, about
-_QUEUE = 512 * 1024
+QUEUE = 512 * 1024
 _ETHERNET = 14
 _MOST_SEGMENTS = 40  # 64 KiB, the kernel's own limit, in frames of Ethernet
 _ENDING = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
@@ -82,8 +82,8 @@ def _probe(discipline: str) -> None:
 
 
 @contextmanager
-def built(fabric: Fabric) -> Iterator[Built]:
-    """Build `fabric` for as long as the context lasts.
+def built(fabric: Fabric, queue: int = QUEUE) -> Iterator[Built]:
+    """Build `fabric` for as long as the context lasts; `queue` bytes may wait at a port before frames are dropped.
 
     Everything is removed at the end, also after an error, SIGINT, SIGTERM or SIGHUP. Raises
     :class:`ConfigError` when the kernel refuses, naming what it lacks.
@@ -94,7 +94,7 @@ def built(fabric: Fabric) -> Iterator[Built]:
     try:
         with _signals_raise():
             try:
-                yield _build(fabric, spaces)
+                yield _build(fabric, spaces, queue)
             finally:
                 with undisturbed():
                     _remove(spaces)
@@ -141,7 +141,7 @@ def _signals_raise() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _build(fabric: Fabric, spaces: Sequence[str]) -> Built:
+def _build(fabric: Fabric, spaces: Sequence[str], queue: int) -> Built:
     n_ports = [0] * len(spaces)
     commands = [f"netns add {space}" for space in spaces]
     settings: list[list[str]] = [[] for _ in spaces]
@@ -153,7 +153,7 @@ def _build(fabric: Fabric, spaces: Sequence[str]) -> Built:
             n_ports[place] += 1
             ends.append(f"name {name} netns {spaces[place]}")
             settings[place] += _port_settings(name, port, fabric.mtu)
-            shapes[place] += _shaped(name, port, fabric.mtu)
+            shapes[place] += _shaped(name, port, fabric.mtu, queue)
         commands.append(f"link add {ends[0]} type veth peer {ends[1]}")
     _run("ip", "\n".join(commands))
     addresses = tuple(f"10.77.0.{rank + 1}" for rank in range(fabric.n_hosts))
@@ -180,12 +180,12 @@ def _joined(n_ports: int, address: str | None, mtu: int) -> list[str]:
     return lines if address is None else [*lines, f"addr add {address}/24 dev {own}"]
 
 
-def _shaped(name: str, port: Port, mtu: int) -> list[str]:
+def _shaped(name: str, port: Port, mtu: int, queue: int) -> list[str]:
     """Return the `tc` commands that give a port its rate, and its delay if it has one."""
-    bucket = f"tbf rate {round(port.rate * 8)}bit burst {port.burst} limit {max(_QUEUE, 2 * port.burst)}"
+    bucket = f"tbf rate {round(port.rate * 8)}bit burst {port.burst} limit {max(queue, 2 * port.burst)}"
     if not port.delay:
         return [f"qdisc add dev {name} root {bucket}"]
-    n_frames = (_QUEUE + round(port.rate * port.delay)) // mtu  # that wait, and that are under way
+    n_frames = (queue + round(port.rate * port.delay)) // mtu  # that wait, and that are under way
     return [
         f"qdisc add dev {name} root handle 1: netem delay {round(port.delay * 1e6)}us limit {2 * n_frames}",
         f"qdisc add dev {name} parent 1:1 handle 10: {bucket}",

@@ -186,6 +186,14 @@ def test_latency_that_the_kernel_cannot_make_is_refused(monkeypatch):
         next(compare(slow, parse_operations("all_reduce:ring"), [64]))
 
 
+def test_what_may_wait_at_a_port_is_the_queue_of_its_bucket():
+    port = plan(cluster(star(2, **STAR))).cables[0].there
+    (command,) = namespaces._shaped("port0", port, 1500, 8 * 2**20)
+    assert command.endswith(" limit 8388608")
+    with pytest.raises(ConfigError, match="queue = 1000 bytes: a port must hold at least two frames"):
+        next(compare(cluster(star(2, **STAR)), parse_operations("all_reduce:ring"), [64], queue=1000))
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [([], "name a cluster"), (["office-1gbe", "--clean"], "leave 'office-1gbe' out"), (["dgx1-v100"], "has several")],
