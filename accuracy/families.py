@@ -158,9 +158,14 @@ FAMILIES = (
         "The one-worker rows give the times of layers; the latency comes from point-to-point rows.",
         minicluster_training.rows,
         lambda row: row.unit != "updates",  # mean staleness is N - 1 in any closed system
-        (("_real", "", "two workers compute on the two cores of one machine and slow each other down (presumed)"),
-         ("fixed", "", "equal workers stay in step under exact fair sharing, real ones drift apart; asynchronous ones "
-          "are started spread over a cycle, a choice made after starting together gave -12 to -38 %"),
+        (("_real", "", "two workers compute on the two cores of one machine: the forward pass alone took 2.2 to 2.7 "
+          "times as long as a single worker's at 50 and 100 Mbit/s (1.3 times in the last row), 1.03 to 1.06 times at "
+          "200; with computing as slow as each row's own forward pass the seven rows are predicted within 2.4 % on "
+          "average, 4.2 % at worst"),
+         ("fixed", "4 x 1756", "with constant computing the rate depends on when the workers start, which the data do "
+          "not say: 3.4/s all together, 6.1/s spread over a cycle (a choice made after starting together gave -12 to "
+          "-38 % on these rows), 4.8/s on average over 30 random starts, with a standard deviation of 0.7"),
+         ("fixed", "", "equal workers stay in step under exact fair sharing, real ones drift apart"),
          ("", "staleness", "few updates in a run (presumed)"),
          ("exp", "", "not explained"),),
     ),
