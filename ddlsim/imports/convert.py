@@ -23,7 +23,7 @@ def to_measurements(
     model     what was trained, for steps
 
     A mean stands in for the median where the tool prints no median (``note`` says so). A round trip becomes half of
-    it, one way. Raises :class:`ConfigError` with the place for what the table does not hold: gather, scatter, barrier,
+    it, one way. Raises :class:`ConfigError` with the place for what the table does not hold: barrier,
     pipelined messages (OSU's bandwidth tests), collectives without a size, steps without model or batch.
     """
     return [_measurement(timing, n_hosts, model) for timing in timings]

@@ -72,7 +72,8 @@ def measure(
         raise ConfigError(f"--input-shape {input_shape} is for --module; add one, or leave it out")
     transport = connect(backend)
     hosts = transport.gather(transport.host)
-    setup = _agreed(transport, lambda: _set_up(transport, hosts, wishes))
+    lacking = transport.lacking() if transport.size > 1 else ()
+    setup = _agreed(transport, lambda: _set_up(transport, hosts, lacking, wishes))
     try:
         _run(transport, setup, wishes.budget)
     except BaseException as error:
@@ -94,7 +95,7 @@ class _Setup:
     done: set[tuple[object, ...]]
 
 
-def _set_up(transport: Transport, hosts: Sequence[str], wishes: _Wishes) -> _Setup:
+def _set_up(transport: Transport, hosts: Sequence[str], lacking: Sequence[str], wishes: _Wishes) -> _Setup:
     from ddlsim.measure.plan import make_plan
     from ddlsim.measure.steps import numpy_model, torch_module
     from ddlsim.measure.store import open_table
@@ -104,7 +105,7 @@ def _set_up(transport: Transport, hosts: Sequence[str], wishes: _Wishes) -> _Set
     gpu = local_rank(transport.rank, hosts)
     trained += [torch_module(name, wishes.input_shape, gpu) for name in wishes.modules]
     labels = [one.label for one in trained]
-    tasks = make_plan(hosts, wishes.max_nbytes, wishes.only, labels, wishes.batch_sizes)
+    tasks = make_plan(hosts, wishes.max_nbytes, wishes.only, labels, wishes.batch_sizes, lacking)
     for one in trained:
         one.step(min(wishes.batch_sizes))()  # compiles, and finds mistakes before anything is measured
     table, rows = open_table(wishes.out) if transport.rank == 0 else (None, [])

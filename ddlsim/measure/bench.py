@@ -6,9 +6,9 @@ one_way     half of a ping-pong, as its first rank sees it; several pairs begin 
 both_ways   an exchange; the smaller time of the two ranks of a pair (the other's contains waiting for it)
 collective  after a barrier, each rank times its own call. No rank can leave an all-reduce, all-gather or
             all-to-all before the last has entered, so the smallest time over the ranks is that of the last to
-            enter, which waited for nobody. Only the receivers know when a broadcast has ended: there the
-            largest time counts, which is too long by the time between the first and the last rank's leaving
-            the barrier (about a latency)
+            enter, which waited for nobody (so for a reduce-scatter). Only some ranks know when a collective
+            with a root has ended: there the largest time counts, which is too long by the time between the first
+            and the last rank's leaving the barrier (about a latency)
 memory,     all ranks at once, as in training; the times of all ranks count
 step
 
@@ -35,6 +35,8 @@ BURST = 100e-6
 MOST_IN_BURST = 100
 
 Times = list[float]
+#: a rank may leave these before others have entered
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def combine(task: Task, times: Sequence[Times]) -> Times:
     if task.operation == "both_ways":
         return [min(pair) for left, right in task.pairs for pair in zip(times[left], times[right], strict=True)]
     if task.experiment == "collective":
-        counted = np.max if task.operation == "broadcast" else np.min
+        counted = np.max if task.operation in ROOTED else np.min
         seconds: Times = counted(np.array(times), axis=0).tolist()
         return seconds
     return [seconds for of_rank in times for seconds in of_rank]

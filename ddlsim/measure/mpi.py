@@ -85,11 +85,24 @@ class MpiTransport:
             return lambda: comm.Allreduce(MPI.IN_PLACE, whole)
         if operation == "broadcast":
             return lambda: comm.Bcast(whole)
+        if operation == "all_to_all":
+            out = _buffer(n_elements)
+            return lambda: comm.Alltoall(out, whole)
+        part = _buffer(n_elements // self.size)
         if operation == "all_gather":
-            part = _buffer(n_elements // self.size)
             return lambda: comm.Allgather(part, whole)
-        out = _buffer(n_elements)
-        return lambda: comm.Alltoall(out, whole)
+        if operation == "reduce_scatter":
+            return lambda: comm.Reduce_scatter_block(whole, part)
+        root = self.rank == 0
+        if operation == "reduce":
+            return lambda: comm.Reduce(MPI.IN_PLACE if root else whole, whole if root else None)
+        at_root = whole if root else None
+        if operation == "gather":
+            return lambda: comm.Gather(part, at_root)
+        return lambda: comm.Scatter(at_root, part)
+
+    def lacking(self) -> tuple[str, ...]:
+        return ()
 
     def memory(self, operation: str, n_elements: int) -> Action:
         return host_action(operation, n_elements)

@@ -6,7 +6,7 @@ factor of 4, so that every tenfold is seen about twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ddlsim.errors import ConfigError, unknown_name
@@ -15,7 +15,10 @@ from ddlsim.measure.transport import ITEM_NBYTES
 __all__ = ["COLLECTIVES", "EXPERIMENTS", "Task", "make_plan", "pair_sets", "sizes"]
 
 EXPERIMENTS = ("point_to_point", "collective", "memory", "step")
-COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_to_all")
+#: the most useful first
+COLLECTIVES = (
+    "all_reduce", "broadcast", "all_gather", "all_to_all", "reduce_scatter", "reduce", "gather", "scatter",
+)  # fmt: skip
 #: smaller messages are all latency: whether others are on the way makes no difference to measure
 LEAST_CONTENDED = 64 * 1024
 #: smaller buffers are added in less time than it takes to start
@@ -85,12 +88,14 @@ def _counts(most: int) -> list[int]:
 
 
 def make_plan(
-    hosts: Sequence[str], max_nbytes: int, only: Sequence[str], models: Sequence[str], batch_sizes: Sequence[int]
-) -> list[Task]:
+    hosts: Sequence[str], max_nbytes: int, only: Sequence[str], models: Sequence[str], batch_sizes: Sequence[int],
+    lacking: Collection[str] = (),
+) -> list[Task]:  # fmt: skip
     """Return the tasks for ranks on `hosts` (a name per rank).
 
     only         experiments to do; none given: all
     models       labels of what is trained, each in `batch_sizes` (samples per rank)
+    lacking      collectives that the library does not have
 
     Raises ConfigError for an unknown experiment, sizes below one element, models that would not be timed, and
     for a plan without any task.
@@ -104,7 +109,7 @@ def make_plan(
         raise ConfigError(f"--only {','.join(only)}: {models[0]} would not be timed; add step, or leave the model out")
     if models and not batch_sizes:
         raise ConfigError("--batch-sizes is empty; write samples per rank like 1,8,32")
-    tasks = [*_exchanges(hosts, max_nbytes), *_local(hosts, max_nbytes)]
+    tasks = [*_exchanges(hosts, max_nbytes, lacking), *_local(hosts, max_nbytes)]
     n_ranks, n_hosts = len(hosts), len(set(hosts))
     ladder = tuple(sorted(set(batch_sizes)))
     tasks += [Task("step", "training", n_ranks, n_hosts, ladder, model=model) for model in models]
@@ -117,7 +122,7 @@ def make_plan(
     return chosen
 
 
-def _exchanges(hosts: Sequence[str], most: int) -> list[Task]:
+def _exchanges(hosts: Sequence[str], most: int, lacking: Collection[str]) -> list[Task]:
     """Return messages and collectives: single pairs and all-reduce before the rest."""
     n_ranks, n_hosts = len(hosts), len(set(hosts))
     if n_ranks < 2:
@@ -136,7 +141,8 @@ def _exchanges(hosts: Sequence[str], most: int) -> list[Task]:
             first.append(one)
             second.append(both)
     ladder = sizes(ITEM_NBYTES, most, ITEM_NBYTES * n_ranks)
-    collectives = [Task("collective", operation, n_ranks, n_hosts, ladder) for operation in COLLECTIVES]
+    offered = [operation for operation in COLLECTIVES if operation not in lacking]
+    collectives = [Task("collective", operation, n_ranks, n_hosts, ladder) for operation in offered]
     return [task for task in [*first, collectives[0], *second, *contended, *collectives[1:]] if task.sizes]
 
 

@@ -16,10 +16,12 @@ __all__ = ["OPERATIONS", "Measurement"]
 #: experiment -> what it can time
 OPERATIONS = {
     "point_to_point": ("one_way", "both_ways"),
-    "collective": ("all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all"),
+    "collective": (
+        "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all", "gather", "scatter",
+    ),
     "memory": ("reduction", "copy"),
     "step": ("training",),
-}
+}  # fmt: skip
 
 
 def _number(dimension: str | None) -> BeforeValidator:
@@ -56,7 +58,7 @@ class Measurement:
     n_hosts        machines that they were on: 1 is all on the same host
     median_s       s, median over the repetitions; a one-way message is half of a ping-pong
     nbytes         bytes of one message, or for a collective the buffer per rank as in
-                   :func:`ddlsim.collective_time` (all-gather: the gathered buffer); 0 for a step
+                   :func:`ddlsim.collective_time` (all-gather, gather, scatter: the whole buffer); 0 for a step
     min_s, p25_s, p75_s, max_s   s, the spread over the repetitions, None if it is not known
     n_repetitions  times that the median is over
     backend        what moved the bytes: "mpi", "gloo", "nccl", ... or "" for none

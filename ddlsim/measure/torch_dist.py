@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ddlsim.errors import ConfigError
+from ddlsim.measure.plan import COLLECTIVES
 from ddlsim.measure.transport import Action
 
 __all__ = ["TorchTransport", "connect_torch"]
@@ -77,17 +78,42 @@ class TorchTransport:
         def broadcast() -> None:
             dist.broadcast(whole, 0)
 
-        # the name since PyTorch 2.13, and the one before it
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        # the names since PyTorch 2.13, and those before it
+        gather_all = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        scatter_sum = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        parts = list(whole.chunk(self.size)) if self.rank == 0 else None
 
         def all_gather() -> None:
-            gather(whole, part)
+            gather_all(whole, part)
+
+        def reduce_scatter() -> None:
+            scatter_sum(part, whole)
+
+        def reduce() -> None:
+            dist.reduce(whole, 0)
+
+        def gather() -> None:
+            dist.gather(part, parts, 0)
+
+        def scatter() -> None:
+            dist.scatter(part, parts, 0)
 
         def all_to_all() -> None:
             dist.all_to_all_single(whole, out)
 
-        actions = {f.__name__: f for f in (all_reduce, broadcast, all_gather, all_to_all)}
-        return self._finished(actions[operation])
+        known = (all_reduce, broadcast, all_gather, all_to_all, reduce_scatter, reduce, gather, scatter)
+        return self._finished({f.__name__: f for f in known}[operation])
+
+    def lacking(self) -> tuple[str, ...]:
+        """Try each: which of them gloo has depends on PyTorch's version; one that is not there fails on all ranks."""
+        return tuple(operation for operation in COLLECTIVES if not self._has(operation))
+
+    def _has(self, operation: str) -> bool:
+        try:
+            self.collective(operation, self.size)()
+        except (NotImplementedError, RuntimeError):  # PyTorch says "does not support" by either
+            return False
+        return True
 
     def memory(self, operation: str, n_elements: int) -> Action:
         into, source = self._buffer(n_elements), self._buffer(n_elements)

@@ -55,10 +55,14 @@ class Transport(Protocol):
         """Return an exchange with `peer`: both send and receive at once."""
 
     def collective(self, operation: str, n_elements: int) -> Action:
-        """Return all_reduce, broadcast (from rank 0), all_gather or all_to_all.
+        """Return the collective of that name; reduce and gather are to rank 0, broadcast and scatter from it.
 
-        `n_elements` is a multiple of the number of ranks: the buffer per rank, for all_gather the gathered one.
+        `n_elements` is a multiple of the number of ranks: the buffer per rank, for all_gather, gather and scatter the
+        whole one.
         """
+
+    def lacking(self) -> tuple[str, ...]:
+        """Return the collectives that the library does not have; all ranks call it together."""
 
     def memory(self, operation: str, n_elements: int) -> Action:
         """Return a reduction (a += b) or a copy of a buffer, where buffers are."""

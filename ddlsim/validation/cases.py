@@ -20,7 +20,7 @@ __all__ = ["ALGORITHMS", "Case", "chosen_algorithms", "collective_case", "make_c
 #: buffers. Small ones often go by another; a curve over the sizes takes that in.
 ALGORITHMS: Mapping[str, str] = {
     "all_reduce": "ring", "all_gather": "ring", "reduce_scatter": "ring", "broadcast": "binomial",
-    "reduce": "binomial", "all_to_all": "pairwise",
+    "reduce": "binomial", "all_to_all": "pairwise", "gather": "direct", "scatter": "direct",
 }  # fmt: skip
 
 Pairs = tuple[tuple[int, int], ...]

@@ -19,7 +19,7 @@ from ddlsim.lab.values import problem, promises
 from ddlsim.measure import OPERATIONS
 from ddlsim.strategies.servers import push_pull
 
-CASES = [(kind, name) for kind in (*OPERATIONS["collective"], "gather", "scatter") for name in algorithm_names(kind)]
+CASES = [(kind, name) for kind in OPERATIONS["collective"] for name in algorithm_names(kind)]
 
 
 @contextmanager

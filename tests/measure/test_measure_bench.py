@@ -111,7 +111,9 @@ def test_which_times_count():
     assert combine(Task("point_to_point", "one_way", 4, 1, (), pairs), times) == [5.0, 10.0, 15.0, 20.0]
     assert combine(Task("point_to_point", "both_ways", 4, 1, (), pairs), times) == [10.0, 18.0, 5.0, 40.0]
     assert combine(Task("collective", "all_gather", 4, 1, ()), times) == [5.0, 18.0]
-    assert combine(Task("collective", "broadcast", 4, 1, ()), times) == [30.0, 50.0]
+    assert combine(Task("collective", "reduce_scatter", 4, 1, ()), times) == [5.0, 18.0]
+    for rooted in ("broadcast", "reduce", "gather", "scatter"):
+        assert combine(Task("collective", rooted, 4, 1, ()), times) == [30.0, 50.0]
     assert len(combine(Task("memory", "copy", 4, 1, ()), times)) == 8
 
 

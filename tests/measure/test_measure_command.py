@@ -46,6 +46,7 @@ def operations(rows):
 ALL = {
     ("point_to_point", "one_way"), ("point_to_point", "both_ways"), ("collective", "all_reduce"),
     ("collective", "broadcast"), ("collective", "all_gather"), ("collective", "all_to_all"),
+    ("collective", "reduce_scatter"), ("collective", "reduce"), ("collective", "gather"), ("collective", "scatter"),
     ("memory", "reduction"), ("memory", "copy"), ("step", "training"),
 }  # fmt: skip
 

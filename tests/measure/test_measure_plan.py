@@ -3,7 +3,7 @@
 import pytest
 
 from ddlsim.errors import ConfigError
-from ddlsim.measure.plan import make_plan, pair_sets, sizes
+from ddlsim.measure.plan import COLLECTIVES, make_plan, pair_sets, sizes
 from ddlsim.measure.transport import local_rank
 
 TWO_BY_FOUR = ["a", "a", "a", "a", "b", "b", "b", "b"]
@@ -46,6 +46,11 @@ def test_every_pair_set_is_what_it_says(hosts):
 def test_single_pairs_and_all_reduce_come_first():
     first = [(task.operation, task.n_hosts, task.n_ranks) for task in plan(TWO_BY_FOUR)[:3]]
     assert first == [("one_way", 1, 2), ("one_way", 2, 2), ("all_reduce", 2, 8)]
+
+
+def test_collectives_that_the_library_lacks_are_left_out():
+    tasks = make_plan(["a", "a"], 2**10, ["collective"], (), (1,), lacking=("reduce_scatter", "gather"))
+    assert {task.operation for task in tasks} == {*COLLECTIVES} - {"reduce_scatter", "gather"}
 
 
 def test_one_rank_has_memory_and_steps_only():

@@ -149,6 +149,19 @@ def test_an_outlier_hardly_moves_the_fit():
     assert parameter(found, "between.bandwidth").value == pytest.approx(1.1e8, rel=0.1)
 
 
+@pytest.mark.parametrize("operation", ["reduce", "reduce_scatter", "gather", "scatter"])
+def test_every_collective_is_simulated_beside_its_measurement(operation):
+    """Messages fit the links; the collective's residuals are then zero, and its curve is plain."""
+    truth = with_parameters(ddlsim.load_cluster("office-1gbe"), {"between.latency": 6e-5, "between.bandwidth": 1.1e8})
+    found = calibrate(measured(truth, [*one_way(), *[row(operation, 4, s) for s in SIZES]]), "office-1gbe")
+    own = [r for r in found.residuals if r.operation == operation]
+    assert [r.fitted for r in own] == [False] * len(SIZES)
+    assert max(abs(r.error) for r in own) < 1e-2
+    assert found.time(operation, 10**6, 4).value == pytest.approx(
+        measured(truth, [row(operation, 4, 10**6)])[0].median_s, rel=1e-2
+    )
+
+
 def test_one_size_is_refused_with_what_to_measure():
     with pytest.raises(ConfigError, match=r"bandwidth cannot be told from latency.*measure one_way at >= 2 sizes"):
         calibrate([row("one_way", 2, 1024, 1e-4), row("one_way", 2, 1024, 1.1e-4)], "office-1gbe")
