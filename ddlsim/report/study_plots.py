@@ -67,18 +67,22 @@ def lines(table: Table, field: str, path: str | Path | None = None, *, metric: s
     """Draw a metric over a varied field, a line for each combination of the others.
 
     Numbers and texts with a unit ("25 Gbit/s") stand where they belong, on a logarithmic axis if they are all above 0
-    and the largest is :data:`N_LOG` times the smallest; other values beside each other. Raises ConfigError for a field
-    that is not varied, one with a single value, or more than :data:`N_SERIES` lines.
+    and the largest is :data:`N_LOG` times the smallest; other values beside each other, and no line joins them. Raises
+    ConfigError for a field that is not varied, one with a single value, or more than :data:`N_SERIES` lines.
     """
     if field not in table.axes:
         raise unknown_name("varied field", field, table.axes)
     known = table.known(metric)
-    places = _places(known[field].drop_duplicates().tolist())
+    values = known[field].drop_duplicates().tolist()
+    numbers = _numbers(values)
+    places = {value: float(i) for i, value in enumerate(values)} if numbers is None else numbers
     if len(places) < 2:
         raise ConfigError(f"plot_lines: all configurations have {field} = {next(iter(places))}; vary {field!r}")
     groups = _series(known, [axis for axis in table.axes if axis != field])
-    axes = _lines(groups, field, places, metric)
-    if _is_wide(list(places.values())):
+    axes = _lines(groups, field, places, metric, joined=numbers is not None)
+    if numbers is None:
+        axes.set_xlim(-0.5, len(values) - 0.5)
+    elif _is_wide(list(places.values())):
         axes.set_xscale("log")
     texts, unit = _without_unit([plain(value) for value in places])
     axes.set_xticks(list(places.values()), texts, fontsize=8)
@@ -91,7 +95,9 @@ def lines(table: Table, field: str, path: str | Path | None = None, *, metric: s
     return _finished(axes, path, table, metric, legend=len(groups) > 1)
 
 
-def _lines(groups: Mapping[str, pd.DataFrame], column: str, places: Mapping[object, float], metric: str) -> Axes:
+def _lines(
+    groups: Mapping[str, pd.DataFrame], column: str, places: Mapping[object, float], metric: str, joined: bool = True
+) -> Axes:
     """Draw the rows of each group over the places of what they have in a column, with the intervals over seeds."""
     made = figure(9.5 if len(groups) > 1 else 6.0, max(4.0, 0.6 + 0.24 * (1 + len(groups))))
     axes = made.subplots()
@@ -103,7 +109,7 @@ def _lines(groups: Mapping[str, pd.DataFrame], column: str, places: Mapping[obje
         axes.errorbar(
             x[order], mean[order], half[order] if np.isfinite(half).any() else None, label=label, markersize=5,
             color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], capsize=3, elinewidth=0.8,
-            linestyle=STYLES[i // len(COLOURS) % len(STYLES)],
+            linestyle=STYLES[i // len(COLOURS) % len(STYLES)] if joined else "",
         )  # fmt: skip
     axes.minorticks_off()
     return axes
@@ -132,15 +138,15 @@ def _without_unit(texts: list[str]) -> tuple[list[str], str]:
     return [text.partition(" ")[0] for text in texts], f" ({units.pop()})"
 
 
-def _places(values: Sequence[object]) -> dict[object, float]:
-    """Return where each value stands: by its number, or in the order given if not all are numbers of one kind."""
+def _numbers(values: Sequence[object]) -> dict[object, float] | None:
+    """Return the number that each value is or, with its unit, stands for, in rising order; None if not all do."""
     for dimension in DIMENSIONS:
         try:
             numbers = [parse(v, dimension) if isinstance(v, str) else float(v) for v in values]  # type: ignore[arg-type]
         except UnitError:
             continue
         return dict(sorted(zip(values, numbers, strict=True), key=lambda item: item[1]))
-    return {value: float(i) for i, value in enumerate(values)}
+    return None
 
 
 def _is_wide(values: Sequence[float]) -> bool:

@@ -48,7 +48,8 @@ def test_lines_stand_where_their_numbers_belong(tmp_path):
     assert legend == [f"{n} workers, {strategy}" for n in WORKERS for strategy in STRATEGIES]
     wide = lines(study(workers=(8, 256), spoil=False), "workers")
     assert (wide.get_xscale(), wide.get_yscale()) == ("log", "log")
-    assert lines(table, "strategy").get_lines()[0].get_xdata().tolist() == [0.0, 1.0]
+    names = lines(table, "strategy").get_lines()[0]
+    assert (names.get_xdata().tolist(), names.get_linestyle()) == ([0.0, 1.0], "None")
     with pytest.raises(ConfigError, match=r"unknown varied field 'worker'.*did you mean 'workers'"):
         lines(table, "worker")
     with pytest.raises(ConfigError, match="plot_lines: all configurations have workers = 8; vary 'workers'"):
