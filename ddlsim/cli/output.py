@@ -24,6 +24,8 @@ def write_file(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` with the path and say so on stderr; what cannot be written is a ConfigError."""
     try:
         write(path)
+    except ConfigError:  # says itself what is wrong
+        raise
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be written: {error}") from None
     typer.echo(f"wrote {path}", err=True)

@@ -44,18 +44,13 @@ def report(
     if html is None:
         typer.echo(str(table))
         return
-    from ddlsim.report.html import html_report, sensitivities_of_best
+    from ddlsim.report.html import save_html, sensitivities_of_best
 
     found: list[Sensitivity] = []
     if study is not None:
         from ddlsim.study import load_study
 
         found = sensitivities_of_best(load_study(study), table, metric)
-    from ddlsim.study.store import Store
-
-    with Store(store) as opened:
-        experiments = opened.experiments({member.key for member in table.members})
-    text = html_report(
-        table, title=title, question=question, metric=metric, experiments=experiments, sensitivities=found
+    write_file(
+        html, lambda path: save_html(table, path, title=title, question=question, metric=metric, sensitivities=found)
     )
-    write_file(html, lambda path: path.write_text(text, encoding="utf-8"))

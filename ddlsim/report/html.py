@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddlsim.study.study import Study
     from ddlsim.study.table import Table
 
-__all__ = ["html_report", "save_html", "save_study_html", "sensitivities_of_best"]
+__all__ = ["html_report", "save_html", "sensitivities_of_best"]
 
 _TEMPLATES = Path(__file__).parent / "templates"
 #: values of a field, and members of the Pareto front, that are named at the top
@@ -34,27 +34,17 @@ def save_html(
     title: str = "",
     question: str = "",
     metric: str = "",
-    experiments: Mapping[str, str] | None = None,
     sensitivities: Sequence[Sensitivity] = (),
 ) -> None:
-    """Write the report of a study to an HTML file; see :func:`html_report`."""
-    text = html_report(
-        table, title=title, question=question, metric=metric, experiments=experiments, sensitivities=sensitivities
-    )
-    Path(path).write_text(text, encoding="utf-8")
+    """Write the report of a study to an HTML file; see :func:`html_report`.
 
-
-def save_study_html(
-    study: Study, path: str | Path, *, title: str = "", question: str = "", metric: str = ""
-) -> None:
-    """Write the report of a study that has been run, with the sensitivities of its best configuration.
-
-    Those are worked out by some more runs of that configuration. Raises ConfigError if the study has not been run,
-    and for a metric that no configuration has.
+    Raises ConfigError if the file cannot be written.
     """
-    table, texts = study.table, {point.key: point.text for point in study.points}
-    found = sensitivities_of_best(study, table, metric)
-    save_html(table, path, title=title, question=question, metric=metric, experiments=texts, sensitivities=found)
+    text = html_report(table, title=title, question=question, metric=metric, sensitivities=sensitivities)
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def sensitivities_of_best(study: Study, table: Table, metric: str = "") -> list[Sensitivity]:
@@ -86,7 +76,6 @@ def html_report(
     title: str = "",
     question: str = "",
     metric: str = "",
-    experiments: Mapping[str, str] | None = None,
     sensitivities: Sequence[Sensitivity] = (),
 ) -> str:
     """Return the report of a study as HTML, the same text for the same study.
@@ -94,7 +83,6 @@ def html_report(
     title, question  at the top; by default what is varied
     metric           by which configurations are ranked (default: the time to the target accuracy where there is one,
                      the accuracy of runs that learn, else throughput)
-    experiments      key of a point -> its experiment as JSON, for the manifests; of others the settings are shown
     sensitivities    of the best configuration (:attr:`ddlsim.Result.sensitivities`)
 
     Raises ConfigError for a metric that no configuration has.
@@ -113,7 +101,7 @@ def html_report(
     axes = front_of(table)
     front = table.pareto(*axes).index.tolist() if axes is not None else []
     best = label_of(table.best(metric).iloc[0], fields) if len(summary) else ""
-    manifests = manifests_of(table, experiments or {})
+    manifests = manifests_of(table)
     return environment.get_template("report.html").render(
         title=title or _title(manifests.common),
         question=question or _question(table, fields),

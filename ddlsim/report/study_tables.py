@@ -122,15 +122,15 @@ def reasons(table: Table) -> list[Reason]:
     return found
 
 
-def manifests_of(table: Table, experiments: Mapping[str, str]) -> Manifests:
+def manifests_of(table: Table) -> Manifests:
     """Return the manifests of the points of a study, without writing down 500 times what they share.
 
-    experiments  key of a point -> its experiment as JSON; of a point that is not there the settings and the seed
+    Of a point whose experiment the table does not have: the settings and the seed.
     """
     leaves: dict[str, dict[str, str]] = {}
     for member in table.members:
         settings = {**member.settings, "seed": member.seed}
-        text = experiments.get(member.key)
+        text = table.experiments.get(member.key)
         fields = json.loads(text) if text else None
         leaves[member.key] = _leaves(fields if isinstance(fields, dict) else settings)
     first = next(iter(leaves.values()), {})

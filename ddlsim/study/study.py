@@ -218,7 +218,8 @@ class Study:
                 states |= {p.key: SKIPPED for p in misfits}
             with _shown(progress) as report:
                 interrupted = self._simulate(opened, states, executor, jobs, report)
-            table = Table(list(self.vary), self._members, opened.outcomes(unique), interrupted)
+            texts = {key: point.text for key, point in unique.items()}
+            table = Table(list(self.vary), self._members, opened.outcomes(unique), interrupted, texts)
         self._finished["table"] = table
         return table
 
@@ -313,6 +314,18 @@ class Study:
     def plot_pareto(self, x: str, y: str, path: str | Path | None = None) -> matplotlib.axes.Axes:
         """Draw two metrics of all configurations; see :func:`ddlsim.report.study_plots.pareto`."""
         return self.table.plot_pareto(x, y, path)
+
+    def save_html(self, path: str | Path, *, title: str = "", question: str = "", metric: str = "") -> None:
+        """Write the report of the last run as one HTML file, with the sensitivities of its best configuration.
+
+        Those are worked out by some more runs of that configuration. `metric` says what makes the best; see
+        :func:`ddlsim.report.html.html_report`. Raises ConfigError if the study has not been run, for a metric that no
+        configuration has, and if the file cannot be written.
+        """
+        from ddlsim.report.html import save_html, sensitivities_of_best
+
+        found = sensitivities_of_best(self, self.table, metric)
+        save_html(self.table, path, title=title, question=question, metric=metric, sensitivities=found)
 
     def with_(self, **changes: object) -> Study:
         """Return the study with some fields changed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,12 +48,14 @@ class Table:
     members      the points, in the order of the design
     outcomes     key of a point -> how it ended; a point that is not there is missing
     interrupted  whether the study was stopped before its end
+    experiments  key of a point -> its experiment as JSON, for the manifests in reports
     """
 
     axes: Sequence[str]
     members: Sequence[Member]
     outcomes: Mapping[str, Outcome]
     interrupted: bool = False
+    experiments: Mapping[str, str] = field(default_factory=dict)
 
     # ------------------------------------------------------------ tables
 
@@ -188,6 +190,16 @@ class Table:
         else:
             raise ConfigError(f"{path}: cannot write the format {path.suffix!r}; use .csv, .parquet or .json")
 
+    def save_html(self, path: str | Path, *, title: str = "", question: str = "", metric: str = "") -> None:
+        """Write the report as one HTML file: answer, pictures, sortable tables, the manifest of every run; see
+        :func:`ddlsim.report.html.html_report`.
+
+        Raises ConfigError for a metric that no configuration has, and if the file cannot be written.
+        """
+        from ddlsim.report.html import save_html
+
+        save_html(self, path, title=title, question=question, metric=metric)
+
     def plot_scaling(self, path: str | Path | None = None, *, metric: str = "throughput") -> matplotlib.axes.Axes:
         """Draw a metric over the number of workers; see :func:`ddlsim.report.study_plots.scaling`."""
         from ddlsim.report.study_plots import scaling
@@ -231,9 +243,9 @@ def _means(values: pd.DataFrame) -> dict[str, float]:
 
 def _remedy(metric: str) -> str:
     if "cost" in metric:
-        return ": give prices, cluster.with_costs(price='3.06 USD/h')"
+        return ": give prices, cluster.with_costs(price='3.06 USD/h'), or vary 'cluster.price': ['3.06 USD/h']"
     if "energy" in metric:
-        return ": give powers, cluster.with_costs(switch_power='150 W') and a device with idle_power_w"
+        return ": name the workers' device, device='v100' in the experiment"
     if metric in LEARNING_METRICS:
         return ": give the base experiment a training (with a target_accuracy that is reached)"
     return ""
@@ -252,4 +264,5 @@ def load_table(store: str | Path) -> Table:
             raise ConfigError(f"{store}: has no study in it yet; run one: study.run(store={str(store)!r})")
         study, _, axes = studies[-1]
         members = opened.members(study)
-        return Table(axes, members, opened.outcomes({member.key for member in members}))
+        keys = {member.key for member in members}
+        return Table(axes, members, opened.outcomes(keys), experiments=opened.experiments(keys))

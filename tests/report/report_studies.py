@@ -1,5 +1,6 @@
 """Tables of studies that need no simulation: every number follows from the settings by a formula."""
 
+import dataclasses
 import itertools
 import json
 
@@ -45,7 +46,8 @@ def study(n_seeds=2, workers=WORKERS, spoil=True):
                 outcomes[key] = Outcome(SKIPPED, "workers = 64: <too many> & no room")
     if spoil:
         outcomes["8-ring-25 Gbit/s-1"] = Outcome(FAILED, "ZeroDivisionError: division by zero")
-    return Table(list(settings), members, outcomes)
+    table = Table(list(settings), members, outcomes)
+    return dataclasses.replace(table, experiments=experiments(table))
 
 
 def experiments(table):

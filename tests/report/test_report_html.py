@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import ddlsim
 from ddlsim.cli import app
 from ddlsim.errors import ConfigError
-from ddlsim.report.html import html_report, save_study_html
+from ddlsim.report.html import html_report
 from ddlsim.run.sensitivity import Sensitivity
 from ddlsim.study import Study, load_table
 from ddlsim.study.store import Member
@@ -71,7 +71,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def html():
     found = [Sensitivity("compute speed", 0.1, 0.07), Sensitivity("bandwidth of nic", 0.1, 0.02)]
-    return html_report(study(), question="Is <it> worth it?", experiments=experiments(study()), sensitivities=found)
+    return html_report(study(), question="Is <it> worth it?", sensitivities=found)
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +193,7 @@ def test_the_same_study_gives_the_same_page():
 def test_a_large_study_stays_small_on_disk():
     table = study(n_seeds=5, workers=tuple(range(1, 26)))
     assert len(table.members) == 500
-    text = html_report(table, experiments=experiments(table))
+    text = html_report(table)
     assert len(text.encode()) < 5_000_000
     assert text.count("<tr id=") == 500 + 100
 
@@ -247,7 +247,7 @@ def test_from_a_study_to_the_page_and_from_its_store_by_the_command(tmp_path):
     base = ddlsim.Experiment("office-1gbe", "lenet5", steps=2, warmup=0, compute=ddlsim.Measured("20 ms", 32))
     made = Study(base, vary={"workers": [2, 4, 400], "batch_size": [8, 32]})
     made.run(store, jobs=1)
-    save_study_html(made, page)
+    made.save_html(page)
     whole = page.read_text(encoding="utf-8")
     Page(whole)
     assert "What would help" in whole
