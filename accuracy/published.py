@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 from scipy.optimize import brentq
 
-from accuracy.machines import host_of, nic_efficiency
+from accuracy.machines import FIRST_COME, KVSTORE, host_of, nic_efficiency
 from accuracy.rows import Row, show
 from ddlsim import AllReduce, Cluster, DdpBuckets, Measured, ParameterServer, load_cluster, simulate
 from ddlsim.cluster import star
@@ -49,10 +49,6 @@ MODELS = {
     "ResNeXt-101 32x8d": "resnext101-32x8d",
     "VGG-16": "vgg16",
 }
-#: bytes/s that one core reads and writes: about what STREAM (McCalpin 1995) reaches with one thread on such servers
-CORE_BANDWIDTH = 10e9
-#: times that a pushed byte passes: read the sum, read the push, write the sum
-ADD_PASSES = 3.0
 LATENCY = {"rdma": 1e-6, "tcp": 25e-6}  # s per link; two links between machines
 
 
@@ -125,19 +121,15 @@ def _cluster(run: Run, m: int, copies: float | None) -> Cluster:
     gbps = run.case["topology"].get("nic_gbps") or 10  # without a row of several machines it plays no part
     graph = star(m, bandwidth=f"{gbps / host.n_nics} Gbit/s", latency=latency, efficiency=efficiency, host=host)
     if run.kvstore:
-        _kvstore_machine(graph, m, host.n_gpus, copies)
+        _kvstore_machine(graph, host.n_gpus, copies)
     return load_cluster(graph)
 
 
-def _kvstore_machine(graph: Graph, m: int, n_gpus: int, copies: float | None) -> None:
-    """Set what a server's adding up costs, and how fast a machine's devices copy to and from the one that adds up.
+def _kvstore_machine(graph: Graph, n_gpus: int, copies: float | None) -> None:
+    """Set how fast a machine's devices copy to and from the one that adds up: `copies` bytes/s, all of them together.
 
-    A server adds up the pushes of `m` machines one after the other, in one thread. All copies of a machine together
-    reach `copies` bytes/s, those of the device that adds up, to the CPU, the full rate of PCIe.
+    That device copies to and from the memory of the machine at the full rate of PCIe.
     """
-    for name, data in graph.nodes(data=True):
-        if name.endswith(".cpu"):
-            data["reduce_time"] = m * ADD_PASSES / CORE_BANDWIDTH
     for a, b, data in graph.edges(data=True):
         leader = a.endswith(".gpu0") or b.endswith(".gpu0")
         if data["kind"] == "pcie" and not leader and (".gpu" in a or ".gpu" in b) and copies is not None:
@@ -146,7 +138,7 @@ def _kvstore_machine(graph: Graph, m: int, n_gpus: int, copies: float | None) ->
 
 def _strategy(run: Run, m: int) -> Strategy:
     if run.kvstore:
-        return ParameterServer(m, "colocated", local_reduction="star")
+        return ParameterServer(m, "colocated", FIRST_COME, local_reduction="star", work=KVSTORE)
     if "parameter server" in run.text or "parameter_server" in run.text:
         stated = run.case["algorithm"].get(f"parameter_servers_at_{m * run.per_node}_gpus", m)
         return ParameterServer(stated, "colocated", local_reduction=True)

@@ -186,6 +186,7 @@ PARTS: Mapping[str, Kinds] = {
     "down": COMPRESSORS,
     "inner": COMPRESSORS,
     "cost": {"codec-cost": compression.CodecCost},
+    "work": {"server-work": strategies.ServerWork},
 }
 
 

@@ -12,6 +12,7 @@ from ddlsim.strategies.k_sync import BackupWorkers, KBatchSync, KSync
 from ddlsim.strategies.local_sgd import BMUF, AdaComm, LocalSGD
 from ddlsim.strategies.overlap import DdpBuckets, HorovodFusion, NoOverlap, PerLayer, Priority
 from ddlsim.strategies.parameter_server import ParameterServer
+from ddlsim.strategies.server_work import ServerWork
 from ddlsim.strategies.setting import Setting, Strategy
 from ddlsim.strategies.sharded_update import ShardedUpdate
 from ddlsim.strategies.soft_sync import SoftSync
@@ -45,6 +46,7 @@ __all__ = [
     "ParameterServer",
     "PerLayer",
     "Priority",
+    "ServerWork",
     "Setting",
     "ShardedUpdate",
     "SoftSync",

@@ -29,7 +29,7 @@ class AllReduce:
     algorithm   name of an all-reduce ("ring", "hierarchical", "double_binary_tree", ...), a function
                 ``n_ranks -> Schedule``, ``"package.module:function"``, or "auto": the fastest by simulation,
                 for each bucket size
-    overlap     "none", "layer", "tensor", "ddp", "horovod", "priority", or a policy with its own settings
+    overlap     "none", "layer", "ddp", "horovod", "priority", or a policy with its own settings
     rank_order  "topology" (neighbours in the network are neighbours in the ring, as NCCL arranges them),
                 "given" (the cluster's order, as MPI ranks), or the ranks in the order wanted
     cost        what a bucket's all-reduce costs: "simulated" message by message; "calibrated": by the curve that was

@@ -10,7 +10,8 @@ from ddlsim.errors import ConfigError
 from ddlsim.strategies.all_reduce import start_group
 from ddlsim.strategies.compressed_servers import CompressedServers
 from ddlsim.strategies.overlap import Overlap, overlap_named
-from ddlsim.strategies.servers import check_servers, push_pull, server_nodes
+from ddlsim.strategies.server_work import ServerWork, WorkingServers
+from ddlsim.strategies.servers import check_servers, memory_nodes, push_pull, server_nodes
 from ddlsim.strategies.setting import Setting
 
 __all__ = ["ParameterServer"]
@@ -25,17 +26,24 @@ class ParameterServer:
     overlap          as for :class:`~ddlsim.AllReduce`
     local_reduction  add up inside each machine first, one push per machine: True or "tree" (a binomial tree), or
                      "star" (all copy to one device, as in MXNet's dist_device_sync)
+    work             what a server's thread does with what arrives; None: adding up takes the ``reduce_time`` of
+                     its host, and everything else no time
     """
 
     servers: int = 1
     placement: str = "own"
     overlap: str | Overlap = "layer"
     local_reduction: bool | str = False
+    work: ServerWork | None = None
     takes_compression = True
 
     def __post_init__(self) -> None:
         check_servers("ParameterServer", self.servers, self.placement)
         overlap_named(self.overlap)
+        if self.work is not None and not isinstance(self.work, ServerWork):
+            raise ConfigError(
+                f"ParameterServer: work = {self.work!r}: must be a ServerWork such as ServerWork('10 GB/s')"
+            )
         if self.local_reduction not in (False, True, "tree", "star"):
             raise ConfigError(
                 f"ParameterServer: local_reduction = {self.local_reduction!r}: must be False, True, 'tree' or 'star'"
@@ -54,17 +62,29 @@ class ParameterServer:
         """Start all workers; the servers only react."""
         nodes = server_nodes(setting.cluster, setting.nodes, self.servers, self.placement)
         hosts = setting.hosts(setting.nodes).tolist() if self.local_reduction else None
-        exchange = push_pull(len(setting.workers), self.servers, hosts, star=self.local_reduction == "star")
+        star = self.local_reduction == "star"
+        exchange = push_pull(len(setting.workers), self.servers, hosts, star=star)
 
         def schedule(nbytes: float) -> Schedule:
             return exchange
 
         carrier = None
         if setting.compression is not None:
-            if self.local_reduction:
-                raise ConfigError(
-                    "ParameterServer: local_reduction adds up gradients inside machines, which compressed ones do not "
-                    "allow; leave it out"
-                )
+            self._check_compression()
             carrier = functools.partial(CompressedServers, setting, nodes)
-        start_group(setting, overlap_named(self.overlap), schedule, nodes, carrier)
+        group = start_group(setting, overlap_named(self.overlap), schedule, nodes, carrier)
+        if self.work is not None:
+            memory = memory_nodes(setting.cluster, setting.nodes)
+            group.servers = WorkingServers(group, self.work, memory, hosts, star)
+
+    def _check_compression(self) -> None:
+        if self.local_reduction:
+            raise ConfigError(
+                "ParameterServer: local_reduction adds up gradients inside machines, which compressed ones do not "
+                "allow; leave it out"
+            )
+        if self.work is not None:
+            raise ConfigError(
+                "ParameterServer: work is that of dense gradients; what compressed ones cost servers is the cost of "
+                "ddlsim.Compression: leave work out"
+            )

@@ -13,7 +13,9 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Learner
 from ddlsim.strategies.checks import quantity, whole
 
-__all__ = ["Served", "apply_seconds", "check_layers", "check_servers", "push_pull", "server_nodes"]
+__all__ = [
+    "Served", "apply_seconds", "check_layers", "check_servers", "inside", "memory_nodes", "push_pull", "server_nodes",
+]  # fmt: skip
 
 PLACEMENTS = ("own", "colocated")
 
@@ -59,7 +61,7 @@ def server_nodes(cluster: Cluster, workers: list[int], n_servers: int, placement
     machines. Raises ConfigError if there are not enough machines.
     """
     busy = sorted({int(cluster.host_of[node]) for node in workers})
-    host_node = {int(cluster.host_of[node]): int(node) for node in cluster.servers}
+    host_node = _host_nodes(cluster)
     if placement == "colocated":
         places = [host_node[host] for host in busy if host in host_node]
         where = "machines with workers"
@@ -73,6 +75,16 @@ def server_nodes(cluster: Cluster, workers: list[int], n_servers: int, placement
         )
     spread = [places[i * len(places) // n_servers] for i in range(n_servers)]
     return spread if placement == "colocated" else places[:n_servers]
+
+
+def memory_nodes(cluster: Cluster, workers: list[int]) -> list[int]:
+    """Return the host node of each worker's machine; the worker itself where there is none."""
+    host_node = _host_nodes(cluster)
+    return [host_node.get(int(cluster.host_of[node]), node) for node in workers]
+
+
+def _host_nodes(cluster: Cluster) -> dict[int, int]:
+    return {int(cluster.host_of[node]): int(node) for node in cluster.servers}
 
 
 def _remedy(placement: str) -> str:
@@ -89,21 +101,22 @@ def push_pull(n_workers: int, n_servers: int, hosts: list[int] | None = None, *,
     """
     n = n_workers + n_servers
     shards = np.arange(n_servers)
-    leaders = np.arange(n_workers) if hosts is None else _leaders(hosts)
-    before, after = ((), ()) if hosts is None else _inside(hosts, leaders, n_servers, star)
+    leaders, before, after = inside(hosts, n_workers, n_servers, star=star)
     worker, shard = (a.ravel() for a in np.meshgrid(leaders, shards, indexing="ij"))
     push = messages(worker, n_workers + shard, shard, reduce=True)
     pull = messages(n_workers + shard, worker, shard, reduce=False)
     return Schedule(n, n_servers, ((*before, push, pull, *after),))
 
 
-def _leaders(hosts: list[int]) -> Ints:
-    return np.unique(np.asarray(hosts), return_index=True)[1].astype(np.int64)
-
-
-def _inside(hosts: list[int], leaders: Ints, n_chunks: int, star: bool) -> tuple[tuple[Round, ...], tuple[Round, ...]]:
-    """Reduce to each machine's first worker, and broadcast from it: binomial, or all directly."""
+def inside(
+    hosts: list[int] | None, n_workers: int, n_chunks: int, *, star: bool
+) -> tuple[Ints, tuple[Round, ...], tuple[Round, ...]]:
+    """Return each machine's first worker, and the rounds that reduce to it and broadcast from it: binomial, or all
+    directly. Without `hosts` every worker is a machine."""
+    if hosts is None:
+        return np.arange(n_workers), (), ()
     labels = np.asarray(hosts)
+    leaders = np.unique(labels, return_index=True)[1].astype(np.int64)
     leader = dict(zip(labels[leaders].tolist(), leaders.tolist(), strict=True))
     members: dict[int, list[int]] = {}
     for rank, host in enumerate(labels.tolist()):
@@ -121,7 +134,7 @@ def _inside(hosts: list[int], leaders: Ints, n_chunks: int, star: bool) -> tuple
         pairs = [(rank, ranks[0]) for ranks in members.values() for rank in ranks[1:]]
         reduce.append(_to_leaders(pairs, n_chunks))
     broadcast = [messages(r.dst, r.src, 0, n_chunks, reduce=False) for r in reversed(reduce)]
-    return tuple(reduce), tuple(broadcast)
+    return leaders, tuple(reduce), tuple(broadcast)
 
 
 def _to_leaders(pairs: list[tuple[int, int]], n_chunks: int) -> Round:

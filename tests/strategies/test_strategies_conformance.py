@@ -30,6 +30,7 @@ from ddlsim import (
     ParameterServer,
     Priority,
     Result,
+    ServerWork,
     SlowDown,
     SoftSync,
     StaleSynchronous,
@@ -74,6 +75,13 @@ SYNCHRONOUS: dict[str, Strategy] = {
         for name, overlap in OVERLAPS.items()
         for local in (False, True)
     },
+    **{
+        f"server-working-{name}": ParameterServer(3, overlap=overlap, work=ServerWork("0.5 GB/s"))
+        for name, overlap in OVERLAPS.items()
+    },
+    "server-working-colocated-local-priority": ParameterServer(
+        4, "colocated", Priority(5e4, 2), True, ServerWork("0.5 GB/s", update=5)
+    ),
 }
 ASYNCHRONOUS: dict[str, Strategy] = {
     "async-1": AsyncParameterServer(),
@@ -178,11 +186,13 @@ def test_every_second_is_accounted_for(name: str) -> None:
 
 @each_synchronous
 def test_computing_takes_what_the_workload_says(name: str) -> None:
-    """Without jitter: 4 steps of 4 ms each (the priority queue has begun the fifth forward pass)."""
+    """Without jitter: 4 steps of 4 ms each (the priority queue has begun the fifth forward pass, and so has a worker
+    that a server with work has answered before others)."""
     result = run(experiment(SYNCHRONOUS[name], jitter=False))
     for seconds in result.recorder.seconds:
         begun = seconds["compute"] - 4 * 0.004
-        forward = result.workloads[0].forward_time if name.endswith("priority") or "-priority" in name else 0.0
+        ahead = "-priority" in name or "-working" in name
+        forward = result.workloads[0].forward_time if ahead else 0.0
         assert -1e-12 <= begun <= forward + 1e-12
 
 

@@ -1,0 +1,189 @@
+"""Synchronous parameter servers that take time: one thread each, which handles one request after the other.
+
+The model is MXNet's (``src/kvstore/kvstore_dist.h``, ``kvstore_dist_server.h``) on ps-lite (``include/ps/kv_app.h``).
+A tensor goes from a device to the memory of its machine, and from there to the servers. A server copies the first push
+of its part into a buffer, adds each further one, updates the stored parameters when all have come, and acknowledges the
+pushes. When all servers have, the worker asks for the result, which a server copies into every answer; the worker's
+machine copies the answers together and hands them to the device. Each of these steps takes a whole part, or tensor, and
+waits for the one before: what is not cut up does not overlap with itself. Requests queue for a server's one thread
+while the network goes on with others. What a request costs is memory traffic over the bandwidth of one core.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import simpy
+
+from ddlsim.collectives import Schedule
+from ddlsim.errors import ConfigError
+from ddlsim.strategies.checks import quantity
+from ddlsim.strategies.group import Group
+from ddlsim.strategies.servers import inside
+from ddlsim.strategies.worker import Process, all_of
+
+__all__ = ["ServerWork", "WorkingServers"]
+
+
+@dataclass(frozen=True)
+class ServerWork:
+    """What a server does with its part of a tensor, in passes: how often it reads or writes all bytes of the part.
+
+    memory       bytes/s that its one thread reads and writes: 10 GB/s, about what STREAM (McCalpin 1995) reaches with
+                 one thread on a server of the 2010s
+    first_push   2: a worker's push is read and written to the buffer
+    push         3: the buffer and a further worker's push are read, the sum is written
+    update       2: the sum is copied over the parameters; 3: SGD; 5: SGD with momentum (two arrays are read and
+                 written, one is read)
+    pull         2: the parameters are copied into each answer; 0: they are sent as they lie there
+    deliver      2: a worker's machine, in one thread of its own, copies the servers' answers together
+    whole_below  bytes; a smaller tensor is not cut up but goes whole to one server, each to the next (MXNet:
+                 MXNET_KVSTORE_BIGARRAY_BOUND, a million elements, so "4 MB")
+    """
+
+    memory: float | str = "10 GB/s"
+    first_push: float = 2.0
+    push: float = 3.0
+    update: float = 2.0
+    pull: float = 2.0
+    deliver: float = 2.0
+    whole_below: float | str = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("first_push", "push", "update", "pull", "deliver"):
+            passes = getattr(self, name)
+            if isinstance(passes, bool) or not isinstance(passes, int | float) or not 0.0 <= passes < math.inf:
+                raise ConfigError(f"ServerWork: {name} = {passes!r}: must be a number of passes, 0 or more, such as 2")
+        self.seconds_per_byte()
+        self.bound()
+
+    def seconds_per_byte(self) -> float:
+        """Return the s that one pass over a byte takes."""
+        return 1.0 / quantity(self.memory, "bandwidth", "ServerWork: memory", "10 GB/s")
+
+    def bound(self) -> float:
+        """Return the bytes from which on tensors are cut up."""
+        return quantity(self.whole_below, "bytes", "ServerWork: whole_below", "4 MB", zero=True)
+
+
+@dataclass
+class _Part:
+    """A server's part of a tensor in one step; ``updated`` when all machines' pushes are in the parameters."""
+
+    server: int
+    nbytes: float
+    updated: simpy.Event
+    n_pushed: int = 0
+
+
+@dataclass
+class _Exchange:
+    """A tensor on its way: the collectives inside the machines, if any, and how many ranks have not entered yet."""
+
+    nbytes: float
+    parts: list[_Part]
+    gather: int | None
+    scatter: int | None
+    n_missing: int
+
+
+@dataclass
+class WorkingServers:
+    """Exchanges the buckets of a `group` through servers at the nodes behind its workers.
+
+    memory  node of the memory of each worker's machine: the machine's CPU, or the worker where there is no other
+    hosts   the machine of each worker, as in :func:`~ddlsim.strategies.servers.push_pull`: given, only the first
+            worker of each machine pushes and pulls
+    """
+
+    group: Group
+    work: ServerWork
+    memory: list[int]
+    hosts: list[int] | None = None
+    star: bool = False
+    _exchanges: dict[tuple[int, int], _Exchange] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        n, env = self.group.n_workers, self.group.loop.env
+        self._loop = self.group.loop
+        self._nodes = self.group.nodes[n:]
+        self._turns = [simpy.Resource(env) for _ in self._nodes]
+        self._deliveries = {node: simpy.Resource(env) for node in self.memory}
+        leaders, before, after = inside(self.hosts, n, 1, star=self.star)
+        self._leaders = set(leaders.tolist())
+        self._gather, self._scatter = (Schedule(n, 1, (r,)) if r else None for r in (before, after))
+        self._pace = self.work.seconds_per_byte()
+
+    def join(self, operation: tuple[int, int], tensor: int, nbytes: float, rank: int) -> simpy.Event:
+        """Enter the exchange of the tensor number `tensor`; return the event of the parameters' arrival at `rank`."""
+        if operation not in self._exchanges:
+            self._exchanges[operation] = self._begun(tensor, nbytes)
+        exchange = self._exchanges[operation]
+        exchange.n_missing -= 1
+        if exchange.n_missing == 0:
+            del self._exchanges[operation]
+        if rank in self._leaders:
+            return self._loop.env.process(self._lead(exchange, rank))
+        assert exchange.gather is not None
+        assert exchange.scatter is not None
+        self._loop.join(exchange.gather, rank)
+        return self._loop.join(exchange.scatter, rank)
+
+    def _begun(self, tensor: int, nbytes: float) -> _Exchange:
+        n, env = len(self._nodes), self._loop.env
+        servers = [tensor % n] if nbytes < self.work.bound() else range(n)
+        parts = [_Part(server, nbytes / len(servers), env.event()) for server in servers]
+        workers = self.group.nodes[: self.group.n_workers]
+        gather, scatter = (
+            None if schedule is None else self._loop.collective(schedule, workers, nbytes)
+            for schedule in (self._gather, self._scatter)
+        )
+        return _Exchange(nbytes, parts, gather, scatter, self.group.n_workers)
+
+    def _lead(self, exchange: _Exchange, rank: int) -> Process:
+        """Push the machine's sum, and pull when all servers have acknowledged it."""
+        node, memory = self.group.nodes[rank], self.memory[rank]
+        if exchange.gather is not None:
+            yield self._loop.join(exchange.gather, rank)
+        if memory != node:
+            yield self._loop.send(node, memory, exchange.nbytes)
+        for half in (self._push, self._pull):
+            yield all_of(self._loop, [self._loop.env.process(half(memory, part)) for part in exchange.parts])
+        yield from self._worked(self._deliveries[memory], self.work.deliver * exchange.nbytes)
+        if memory != node:
+            yield self._loop.send(memory, node, exchange.nbytes)
+        if exchange.scatter is not None:
+            yield self._loop.join(exchange.scatter, rank)
+
+    def _push(self, node: int, part: _Part) -> Process:
+        server = self._nodes[part.server]
+        yield self._loop.send(node, server, part.nbytes)
+        part.n_pushed += 1
+        last = part.n_pushed == len(self._leaders)
+        passes = self.work.first_push if part.n_pushed == 1 else self.work.push
+        yield from self._handle(part, "push", passes + (self.work.update if last else 0.0))
+        if last:
+            part.updated.succeed()
+        yield part.updated
+        yield self._loop.send(server, node, 0.0)
+
+    def _pull(self, node: int, part: _Part) -> Process:
+        server = self._nodes[part.server]
+        yield self._loop.send(node, server, 0.0)
+        yield from self._handle(part, "pull", self.work.pull)
+        yield self._loop.send(server, node, part.nbytes)
+
+    def _handle(self, part: _Part, what: str, passes: float) -> Process:
+        yield from self._worked(self._turns[part.server], passes * part.nbytes)
+        if passes > 0.0:
+            now = self._loop.now
+            start = now - passes * part.nbytes * self._pace
+            self.group.recorder.background(f"server {part.server}", what, start, now)
+
+    def _worked(self, thread: simpy.Resource, nbytes: float) -> Process:
+        """Wait for the thread's turn and let it read or write `nbytes`; it serves in the order of arrival."""
+        if nbytes > 0.0:
+            with thread.request() as turn:
+                yield turn
+                yield self._loop.env.timeout(nbytes * self._pace)
