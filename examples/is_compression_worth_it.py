@@ -21,7 +21,7 @@ BANDWIDTHS = ["1 Gbit/s", "10 Gbit/s", "25 Gbit/s", "40 Gbit/s", "100 Gbit/s"]
 
 
 def main() -> None:
-    base = ddlsim.Experiment("aws-p3-2xlarge", "vgg16", batch_size=64, steps=1, warmup=1)
+    base = ddlsim.Experiment("aws-p3-2xlarge", "vgg16", batch_size=64, steps=1, warmup=0)
     study = ddlsim.Study(base, vary={"compression": COMPRESSORS, "cluster.nic.bandwidth": BANDWIDTHS})
     summary = study.run(jobs=1).summary  # a few seconds: other processes would not be worth their start
     times = summary.pivot(index="compression", columns="cluster.nic.bandwidth", values="step_time")

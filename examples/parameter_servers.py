@@ -17,7 +17,12 @@ def main() -> None:
     strategies = {"synchronous": ddlsim.ParameterServer(), "asynchronous": ddlsim.AsyncParameterServer()}
     study = ddlsim.Study(base, vary={"strategy": strategies, "strategy.servers": [1, 2, 4, 8, 16, 32, 64]})
     table = study.run(jobs=1)  # a few seconds: other processes would not be worth their start
-    print(table)
+    print("strategy      servers  images/s  efficiency  ms a step")
+    for _, row in table.summary.iterrows():
+        print(
+            f"{row['strategy']:<12}  {row['strategy.servers']:7d}  {row['throughput']:8,.0f}  {row['efficiency']:10.1%}"
+            f"  {1e3 * row['step_time']:9.0f}"
+        )
 
     alone = ddlsim.simulate(base.with_(workers=1, strategy=ddlsim.AllReduce()))
     nbytes, bandwidth = alone.workloads[0].gradient_nbytes, float(cluster.channel_capacity.max())

@@ -22,7 +22,7 @@ def main() -> None:
     out.mkdir(exist_ok=True)
     answers = []
     for model, batch_size in BATCH_SIZES.items():
-        base = ddlsim.Experiment("cloud-25g-16x8-v100", model, batch_size=batch_size, steps=1, warmup=1)
+        base = ddlsim.Experiment("cloud-25g-16x8-v100", model, batch_size=batch_size, steps=1, warmup=0)
         study = ddlsim.Study(base, vary={"cluster": CLUSTERS, "workers": WORKERS})
         summary = study.run(jobs=1).summary  # a few seconds: other processes would not be worth their start
         study.plot_scaling(out / f"efficiency_{model}.png", metric="efficiency")

@@ -1,10 +1,10 @@
 """Synchronous or asynchronous, when machines straggle? Or wait for the first 6 of 8?
 
-Eight machines learn the digits to 80 %. The clock is that of a model with ResNet-50's gradients and 0.4 s a step; each
+Eight machines learn the digits to 80 %. The clock is that of a model with ResNet-18's gradients and 0.4 s a step; each
 step takes 1 + an exponential of mean 0.3 times as long, and one machine has a third of the others' speed. To be fair,
-each strategy has its own best learning rate: of three, a factor of two apart, the one with the least mean time over two
-seeds. With that it runs with four other seeds, the same for all: these differ so much (the intervals) that only ratios
-seed by seed tell the strategies apart.
+each strategy has its own best learning rate: the best of three, a factor of two apart, with seed 0. With that it runs
+with four other seeds, the same for all: these differ so much (the intervals) that only ratios seed by seed tell the
+strategies apart.
 """
 
 from pathlib import Path
@@ -14,8 +14,8 @@ import ddlsim
 SYNCHRONOUS, PARTLY, ASYNCHRONOUS = "synchronous", "first 6 of 8", "asynchronous"
 STRATEGIES = {
     SYNCHRONOUS: ddlsim.AllReduce("ring"),
-    PARTLY: ddlsim.KSync(6, servers=4, placement="colocated"),
-    ASYNCHRONOUS: ddlsim.AsyncParameterServer(4, "colocated"),
+    PARTLY: ddlsim.KSync(6, servers=2, placement="colocated"),
+    ASYNCHRONOUS: ddlsim.AsyncParameterServer(2, "colocated"),
 }
 RATES = {  # eight asynchronous updates are about one synchronous one: rates of about an eighth
     SYNCHRONOUS: [0.2, 0.4, 0.8],
@@ -25,17 +25,17 @@ RATES = {  # eight asynchronous updates are about one synchronous one: rates of 
 
 
 def main() -> None:
-    training = ddlsim.Training("digits", epochs=8, target_accuracy=0.8, moving_average=2, evaluate_every="4 s")
+    training = ddlsim.Training("digits", epochs=7, target_accuracy=0.8, moving_average=2, evaluate_every="4 s")
     base = ddlsim.Experiment(
-        "aws-p3-2xlarge", "digits-cnn", batch_size=16, training=training, time_model="resnet50",
+        "aws-p3-2xlarge", "digits-cnn", batch_size=16, training=training, time_model="resnet18",
         compute=ddlsim.Measured("400 ms", 16), jitter=ddlsim.ShiftedExponential(0.3), speed=(1 / 3, *[1.0] * 7),
     )  # fmt: skip
     best = []
     for name, strategy in STRATEGIES.items():
-        tuning = ddlsim.Study(base.with_(strategy=strategy), vary={"training.rate": RATES[name]}, seeds=[0, 1])
+        tuning = ddlsim.Study(base.with_(strategy=strategy), vary={"training.rate": RATES[name]}, seeds=1)
         best.append(tuning.run(jobs=1).best("time_to_accuracy").iloc[0]["training.rate"])
     study = ddlsim.Study(
-        base, vary={"strategy": STRATEGIES, "training.rate": best}, design="list", seeds=[2, 3, 4, 5]
+        base, vary={"strategy": STRATEGIES, "training.rate": best}, design="list", seeds=[1, 2, 3, 4]
     )
     table = study.run(jobs=1)  # a few seconds: other processes would not be worth their start
 
