@@ -16,7 +16,7 @@ for n in (1, 15, 30):
     for label, scaling in (("alpha0", None), ("alpha0 / staleness", "inverse")):
         result = ddlsim.simulate(
             cluster, "digits-cnn", ddlsim.SoftSync(n, staleness_scaling=scaling), 4, workers,
-            training=ddlsim.Training("digits", rate=rate, epochs=10, evaluate_every=10**6),
+            training=ddlsim.Training("digits", rate=rate, epochs=12, evaluate_every=10**6),
             compute=ddlsim.Measured("10 ms", 4), jitter=ddlsim.Lognormal(0.05), seed=3,
         )  # fmt: skip
         last = result.history.iloc[-1]
