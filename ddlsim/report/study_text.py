@@ -51,7 +51,14 @@ def study_text(table: Table) -> str:
         text.append(f"... and {len(summary) - N_ROWS} more")
     if seeds > 1:
         text.append(f"means over {seeds} seeds, +- 95 % intervals (Student's t)")
+    if "energy_per_sample" in shown:
+        notes = (note for outcome in table.outcomes.values() for note in _notes(outcome.record.get("notes")))
+        text += dict.fromkeys(note for note in notes if note.startswith("energy: "))
     return "\n".join([*text, *_ends(table)])
+
+
+def _notes(found: object) -> list[str]:
+    return [str(note) for note in found] if isinstance(found, list | tuple) else []
 
 
 def _with_interval(row: pd.Series[Any], name: str, write: Callable[[float], str]) -> str:

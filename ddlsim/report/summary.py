@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddlsim.report.numbers import count, percent, rate, seconds, si, size
+from ddlsim.run.costs import energy_assumptions
+from ddlsim.workload.jitter import NoJitter
 
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
@@ -29,6 +31,7 @@ def summary(result: Result) -> str:
         ("model", _model(result)),
         ("throughput", rate(result.throughput)),
         ("step time", _step_time(result)),
+        *_interval(result),
         ("speed-up", f"{result.speedup:.4g} over one worker, efficiency {percent(result.efficiency)}"),
         ("time goes to", _shares(result)),
         *_staleness(result),
@@ -63,6 +66,19 @@ def _step_time(result: Result) -> str:
     return text
 
 
+def _interval(result: Result) -> list[tuple[str, str]]:
+    """Return how sure the throughput is, if anything says so."""
+    if not result.uncertain or result.interrupted:
+        return []
+    causes = [] if result.cluster.calibration is None else ["the calibration"]
+    causes += [] if isinstance(result.experiment.jitter, NoJitter) else ["jitter"]
+    found = result.quick_interval
+    if found is None:
+        return [("interval", f"by {' and '.join(causes)}: result.interval() simulates it")]
+    low, high = rate(found.throughput.low), rate(found.throughput.high)
+    return [("interval", f"{low} to {high}, {found.throughput.level:.0%} by {' and '.join(causes)}")]
+
+
 def _shares(result: Result) -> str:
     shares = result.shares
     names = {"compute": "compute", "communication": "exposed communication", "waiting": "waiting", "idle": "idle"}
@@ -80,9 +96,13 @@ def _costs(result: Result) -> list[tuple[str, str]]:
     """Return what a run costs and draws, as far as that is known, and per million samples."""
     million = 1e6 / result.throughput
     price, power = result.known("cost_rate"), result.known("power")
-    texts = [] if price is None else [f"{3600.0 * price:.4g} USD/h, {million * price:.4g} USD per million samples"]
-    texts += [] if power is None else [f"{si(power, 'W')}, {million * power / 3.6e6:.4g} kWh per million samples"]
-    return [("costs", "; ".join(texts))] if texts else []
+    rows = []
+    if price is not None:
+        rows.append(("costs", f"{3600.0 * price:.4g} USD/h, {million * price:.4g} USD per million samples"))
+    if power is not None:
+        about = ": ".join(filter(None, ["kWh per million samples", ", ".join(energy_assumptions(result))]))
+        rows.append(("energy", f"{si(power, 'W')}, {million * power / 3.6e6:.4g} {about}"))
+    return rows
 
 
 def _learning(result: Result) -> list[tuple[str, str]]:

@@ -5,9 +5,11 @@ machine's price, and those of the devices in it that workers use. The machine's 
 in :meth:`ddlsim.Cluster.with_costs`; where there is none, the prices of the workers' devices count alone.
 
 Energy is that of the workers' devices (their busy power while they compute, their idle power at all other times) and
-of the switches between the machines that the traffic touches. CPUs beside GPUs, memory and cooling are not in it. A
-device that communicates draws more than an idle one, so this is a lower bound as far as communication goes; the
-datasheet's power, which arithmetic seldom reaches, makes it an upper one as far as computing goes.
+of the switches between the machines that the traffic touches. A device whose idle power nobody has given is taken to
+draw its datasheet's power all the time, an upper bound; switches of unknown power are left out
+(:func:`energy_assumptions` says which of these hold). CPUs beside GPUs, memory and cooling are not in it. A device that
+communicates draws more than an idle one, so with a given idle power this is a lower bound as far as communication goes;
+the datasheet's power, which arithmetic seldom reaches, makes it an upper one as far as computing goes.
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ if TYPE_CHECKING:
     from ddlsim.cluster import Cluster
     from ddlsim.run.result import Result
 
-__all__ = ["cost_rate", "energy", "host_price"]
+__all__ = ["cost_rate", "energy", "energy_assumptions", "host_price"]
 
 Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
@@ -63,29 +66,36 @@ def host_price(cluster: Cluster, host: int, workers: Ints, given: str | Device |
 
 
 def energy(result: Result) -> float:
-    """Return the energy of a run in J. Raises ConfigError, with the remedy, for a power that is not known."""
+    """Return the energy of a run in J. Raises ConfigError, with the remedy, where workers have no known device."""
     cluster = result.cluster
     total = 0.0
     seconds = result.workers["compute"].tolist()
     for node, busy in zip(result.nodes.tolist(), seconds, strict=True):
         device = _device(cluster, node, result.experiment.device)
-        if device is None or device.idle_power_w is None:
-            name = "None" if device is None else device.name
+        if device is None:
             raise ConfigError(
-                f"energy: the idle power of device {name!r} is not known; give it: "
-                f"device=dataclasses.replace(ddlsim.load_device({name!r}), idle_power_w=...), with what its monitoring "
-                "tool shows (nvidia-smi, say)"
+                f"energy: nobody has said which devices the workers of cluster {cluster.name!r} are; name one, such as "
+                "device='v100' in the experiment, or device = 'v100' in [host] of the cluster's file"
             )
-        total += busy * device.power_w + (result.end_time - busy) * device.idle_power_w
-    for switch in np.flatnonzero(_touched(result) & cluster.is_fabric_switch).tolist():
-        watts = np.nan if cluster.switch_power is None else cluster.switch_power[switch]
-        if np.isnan(watts):
-            raise ConfigError(
-                f"energy: the power of switch {cluster.node_names[switch]!r} of cluster {cluster.name!r} is not known; "
-                "give it: cluster.with_costs(switch_power='150 W'), or switch_power = '150 W' in its file"
-            )
-        total += float(watts) * result.end_time
-    return total
+        idle = device.power_w if device.idle_power_w is None else device.idle_power_w
+        total += busy * device.power_w + (result.end_time - busy) * idle
+    return total + float(np.nansum(_switch_watts(result))) * result.end_time
+
+
+def energy_assumptions(result: Result) -> list[str]:
+    """Return what :func:`energy` has assumed about this run where powers are not known; empty if all are."""
+    devices = {device.name: device for node in result.nodes.tolist()
+               if (device := _device(result.cluster, node, result.experiment.device)) is not None}  # fmt: skip
+    unknown = [f"{name} at the datasheet's {device.power_w:g} W throughout" for name, device in devices.items()
+               if device.idle_power_w is None]  # fmt: skip
+    return [*unknown, *(["switches left out"] if np.isnan(_switch_watts(result)).any() else [])]
+
+
+def _switch_watts(result: Result) -> Floats:
+    """Return what each switch between machines that the traffic touches draws, NaN where that is not known."""
+    switches = np.flatnonzero(_touched(result) & result.cluster.is_fabric_switch)
+    power = result.cluster.switch_power
+    return np.full(len(switches), np.nan) if power is None else power[switches]
 
 
 def _touched(result: Result) -> Bools:

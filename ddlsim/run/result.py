@@ -17,20 +17,25 @@ from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Array
 from ddlsim.learning.monitor import Monitor, Row, first_reaching
 from ddlsim.network import BusyIntervals
+from ddlsim.run.costs import energy_assumptions
 from ddlsim.run.experiment import Experiment
 from ddlsim.strategies.recorder import COMMUNICATION, COMPUTE, WAITING, Recorder
 from ddlsim.workload.compute import Workload
+from ddlsim.workload.jitter import NoJitter
 
 if TYPE_CHECKING:
     import matplotlib.axes
     import pandas as pd
 
     from ddlsim.run.sensitivity import Sensitivity
+    from ddlsim.validation.intervals import RunInterval
 
 __all__ = ["Result"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+#: messages and steps of workers up to which a run is so short that printing it simulates it 20 times more
+QUICK_MESSAGES, QUICK_STEPS = 100_000, 500
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,6 +63,8 @@ class Result:
     wall_seconds: float
     stop_reason: str = ""
     monitor: Monitor | None = None
+    #: the experiment as it was asked for; `experiment` has what a calibrated cluster knows about it put in
+    given: Experiment | None = None
 
     # ------------------------------------------------------------ headline numbers
 
@@ -155,7 +162,8 @@ class Result:
 
     @cached_property
     def energy(self) -> float:
-        """Energy of devices and switches, in J. Raises ConfigError where their power is not known."""
+        """Energy of devices and switches, in J; see :func:`ddlsim.run.costs.energy_assumptions` for what it takes for
+        given. Raises ConfigError where the workers' devices are not known."""
         from ddlsim.run.costs import energy
 
         return energy(self)
@@ -167,7 +175,7 @@ class Result:
 
     @property
     def power(self) -> float:
-        """Mean power in W. Raises ConfigError where it is not known."""
+        """Mean power in W. Raises ConfigError where the workers' devices are not known."""
         return self.energy / self.end_time
 
     def known(self, quantity: str) -> float | None:
@@ -293,6 +301,34 @@ class Result:
             raise DdlsimError("the run was interrupted, so its bottleneck is not known; simulate it to its end")
         return self.sensitivities[0]
 
+    # ------------------------------------------------------------ how sure
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether anything says how far off the prediction may be: the cluster's calibration, or jitter."""
+        return self.cluster.calibration is not None or not isinstance(self.experiment.jitter, NoJitter)
+
+    def interval(self, *, n_draws: int = 20, level: float = 0.95, seed: int = 0) -> RunInterval:
+        """Return intervals of throughput and step time: the run is simulated `n_draws` times more, with values drawn
+        from the uncertainty of the cluster's calibration and other seeds of its jitter.
+
+        As :func:`ddlsim.predict_interval`, but of this run as it is: jitter that the calibration knows, and the run has
+        not, is left out. Of a training run only the clock is simulated. Raises ConfigError where nothing is
+        uncertain.
+        """
+        from ddlsim.validation.intervals import interval_of
+
+        return interval_of(self, n_draws=n_draws, level=level, seed=seed)
+
+    @cached_property
+    def quick_interval(self) -> RunInterval | None:
+        """The :meth:`interval` where it is known soon, for printing; None for large or certain runs."""
+        n_steps = self.n_workers * (self.experiment.steps + self.experiment.warmup)
+        large = self.n_messages > QUICK_MESSAGES or n_steps > QUICK_STEPS
+        if self.interrupted or self.monitor is not None or large or not self.uncertain:
+            return None
+        return self.interval()
+
     # ------------------------------------------------------------ output
 
     def to_dict(self) -> dict[str, object]:
@@ -309,6 +345,7 @@ class Result:
             "mean_staleness": self.mean_staleness,
             "staleness": {str(k): v for k, v in self.staleness_histogram.items()},
             "step_times": self.step_times.tolist(),
+            "interval": None if self.quick_interval is None else self.quick_interval.to_dict(),
             "simulated_time": self.end_time,
             "n_messages": self.n_messages,
             "compute": self.workloads[0].basis,
@@ -319,6 +356,7 @@ class Result:
             "nbytes_sent": self.nbytes_sent,
             "cost": self.known("cost"),
             "energy": self.known("energy"),
+            "energy_assumptions": energy_assumptions(self),
             "stop_reason": self.stop_reason,
             "history": self._rows(),
         }

@@ -125,7 +125,7 @@ def record_of(result: Result) -> dict[str, object]:
         "n_messages": result.n_messages,
         **_costs(result),
         "stop_reason": result.stop_reason,
-        "notes": list(result.notes),
+        "notes": [*result.notes, *_assumed(result)],
         "warnings": list(result.warnings),
     }
     if training is not None and result.monitor is not None and result.monitor.history:
@@ -138,6 +138,13 @@ def record_of(result: Result) -> dict[str, object]:
             for name, rate in (("cost", result.known("cost_rate")), ("energy", result.known("power"))):
                 record[f"{name}_to_accuracy"] = None if rate is None else rate * seconds
     return record
+
+
+def _assumed(result: Result) -> list[str]:
+    from ddlsim.run.costs import energy_assumptions
+
+    text = ", ".join(energy_assumptions(result))
+    return [f"energy: {text}"] if text and result.known("energy") is not None else []
 
 
 def _costs(result: Result) -> dict[str, object]:

@@ -6,7 +6,7 @@ import pytest
 
 import ddlsim
 from ddlsim.cluster import Host, MultiGpu, star
-from ddlsim.run.costs import cost_rate
+from ddlsim.run.costs import cost_rate, energy_assumptions
 
 V100 = dataclasses.replace(ddlsim.load_device("v100"), idle_power_w=40.0)
 
@@ -62,16 +62,35 @@ def test_one_worker_needs_no_switch():
     assert simulated(machines(), workers=1).power == pytest.approx(300.0)
 
 
+def test_unknown_powers_are_assumed_and_said():
+    """Without an idle power 2 devices draw 300 W all the time; a switch of unknown power is left out. With both given
+    nothing is assumed."""
+    result = simulated(machines(), workers=2, device="v100")
+    assert result.power == pytest.approx(600.0)
+    wanted = ["v100 at the datasheet's 300 W throughout", "switches left out"]
+    assert energy_assumptions(result) == wanted
+    assert result.to_dict()["energy_assumptions"] == wanted
+    assert f"kWh per million samples: {wanted[0]}, {wanted[1]}" in str(result)
+    table = ddlsim.Study(result.experiment, {"workers": [2]}).run(jobs=1)
+    assert table.frame["energy"][0] == pytest.approx(result.energy)
+    assert f"energy: {wanted[0]}, {wanted[1]}" in table.frame["notes"][0]
+    assert f"energy: {wanted[0]}, {wanted[1]}" in str(table).splitlines()
+    known = simulated(ddlsim.Cluster.from_graph(machines()).with_costs(switch_power="100 W"), workers=2)
+    assert energy_assumptions(known) == []
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: simulated(machines()).cost, "machine 'h0' .* has no price; give one: cluster.with_costs"),
-        (lambda: simulated(machines(), device="v100").energy, "idle power of device 'v100' is not known"),
-        (lambda: simulated(machines()).energy, "power of switch .* is not known; give it: cluster.with_costs"),
+        (
+            lambda: simulated(star(2, bandwidth="1 Gbit/s", latency="1 us"), device=None).energy,
+            "nobody has said which devices the workers of cluster .* are; name one",
+        ),
         (lambda: machines(price="3 W"), "is a power, not a price"),
         (lambda: ddlsim.Cluster.from_graph(machines()).with_costs(switch_power=-1.0), "must be finite and not neg"),
     ],
-    ids=["price", "idle", "switch", "unit", "negative"],
+    ids=["price", "device", "unit", "negative"],
 )
 def test_what_is_not_known_is_an_error_with_a_remedy(make, message):
     with pytest.raises(ddlsim.ConfigError, match=message):
