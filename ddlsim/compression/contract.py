@@ -60,6 +60,9 @@ class Traits:
 
     encode_passes  to encode, the payload not counted; 0: it sends the gradient as it lies there, at no cost
     decode_passes  to decode one payload, the payload and the writing of the result not counted
+
+    encode_kernels  kernels that a GPU runs one after the other to encode, each of which takes time to launch
+                    (decoding is one for each payload)
     """
 
     collective: Collective
@@ -69,6 +72,7 @@ class Traits:
     no_feedback: str = ""
     encode_passes: float = 2.0
     decode_passes: float = 0.0
+    encode_kernels: int = 2
 
 
 class Payload(Protocol):

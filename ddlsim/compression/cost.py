@@ -12,7 +12,10 @@ import numpy as np
 from ddlsim.compression.contract import Compressor, Payload, Traits, TwoRounds, Vector, require
 from ddlsim.compression.exchange import aggregate, average
 
-__all__ = ["FREE", "SORT_P102_100", "SORT_V100", "CodecCost", "decode_traffic", "encode_traffic", "measure_cost"]
+__all__ = [
+    "FREE", "SORT_P102_100", "SORT_V100", "CodecCost", "decode_launches", "decode_traffic", "encode_launches",
+    "encode_traffic", "measure_cost",
+]  # fmt: skip
 
 P = TypeVar("P", bound=Payload)
 S = TypeVar("S")
@@ -64,6 +67,16 @@ def encode_traffic(traits: Traits, n: int, nbytes: float) -> float:
 def decode_traffic(traits: Traits, n: int, nbytes: float, n_payloads: int = 1) -> float:
     """Return the bytes that decoding moves: `n_payloads` payloads of `nbytes` in all, to one mean of n float32."""
     return n_payloads * traits.decode_passes * 4.0 * n + nbytes + 4.0 * n if traits.encode_passes else 0.0
+
+
+def encode_launches(traits: Traits) -> int:
+    """Return the kernels that encoding launches one after the other."""
+    return traits.encode_kernels if traits.encode_passes else 0
+
+
+def decode_launches(traits: Traits, n_payloads: int = 1) -> int:
+    """Return the kernels that decoding `n_payloads` payloads launches one after the other: one each."""
+    return n_payloads if traits.encode_passes else 0
 
 
 def measure_cost(compressor: Compressor[S, P], n: int, n_repeats: int = 5, seed: int = 0) -> CodecCost:

@@ -45,7 +45,7 @@ class FP16:
     Raises ConfigError when an element exceeds 65504, half precision's largest number.
     """
 
-    traits = Traits("all_reduce", encode_passes=1.0)
+    traits = Traits("all_reduce", encode_passes=1.0, encode_kernels=1)
 
     def init(self, n: int, seed: int = 0) -> None:
         return None
@@ -73,7 +73,7 @@ class BF16:
     Raises ConfigError when an element exceeds 3.3895e38, bfloat16's largest number.
     """
 
-    traits = Traits("all_reduce", encode_passes=1.0)
+    traits = Traits("all_reduce", encode_passes=1.0, encode_kernels=1)
 
     def init(self, n: int, seed: int = 0) -> None:
         return None

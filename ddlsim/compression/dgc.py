@@ -28,6 +28,11 @@ class DGCState:
     step: int = 0
 
 
+#: of PaddlePaddle (operators/dgc_op.h, k_select/k_select.cu): u, v, 2 for the threshold from a sample, count, 3 for the
+#: prefix sum, write, zero both
+KERNELS = 11
+
+
 @dataclass(frozen=True)
 class DGC:
     """``u <- m u + g; v <- v + u``; send the largest of v and zero both there (Lin et al. 2018, algorithm 4).
@@ -45,6 +50,7 @@ class DGC:
         not_summable="workers choose different coordinates, so their values do not line up",
         no_feedback="it keeps what it did not send already; use it as it is",
         encode_passes=5.0 + SELECT_PASSES,  # g, u, v in; u, v out
+        encode_kernels=KERNELS,
     )
 
     def __post_init__(self) -> None:

@@ -58,6 +58,7 @@ class ErrorFeedback(Generic[S, P]):
             inner,
             unbiased=False,
             no_feedback="it has error feedback already; wrap it once",
+            encode_kernels=inner.encode_kernels + 3,  # add; decode, subtract
             encode_passes=inner.encode_passes + 5.0,  # g, e in, g + e out; that in again, the new e out
         )
 

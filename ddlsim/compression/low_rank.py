@@ -70,7 +70,7 @@ class PowerSGD:
 
     rank: int
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    traits = Traits("all_reduce", n_rounds=2)
+    traits = Traits("all_reduce", n_rounds=2, encode_kernels=3)  # M Q, orthogonalise, M^T P: matrices as a batch
 
     def __post_init__(self) -> None:
         require(self.rank >= 1, "PowerSGD", "rank", self.rank, "at least 1")

@@ -115,7 +115,7 @@ class TernGrad:
         passes = 2.0 if self.clip_sigmas is None else 3.0
         return Traits(
             "all_gather", unbiased=self.clip_sigmas is None, not_summable=_CODES, encode_passes=passes,
-            decode_passes=2.0,
+            decode_passes=2.0, encode_kernels=int(passes),
         )  # fmt: skip
 
     def init(self, n: int, seed: int = 0) -> None:
@@ -169,6 +169,7 @@ class Natural:
         not_summable="a sum of powers of two is not a power of two",
         encode_passes=1.0,
         decode_passes=2.0,
+        encode_kernels=1,
     )
 
     def init(self, n: int, seed: int = 0) -> None:

@@ -6,10 +6,14 @@ import numpy as np
 
 from ddlsim.compression.contract import Indices, Vector
 
-__all__ = ["SELECT_PASSES", "ms_top_k", "top_k"]
+__all__ = ["COLLECT_KERNELS", "SELECT_KERNELS", "SELECT_PASSES", "ms_top_k", "top_k"]
 
 #: passes of an exact selection on a device: a radix select reads 32-bit keys 8 bits at a time, then collects
 SELECT_PASSES = 5.0
+#: kernels of collecting what reaches a threshold: count, prefix sum, write; and of the selection: four digits, a
+#: histogram and a choice each, then that
+COLLECT_KERNELS = 3
+SELECT_KERNELS = 8 + COLLECT_KERNELS
 
 
 def top_k(values: Vector, k: int) -> Indices:

@@ -50,6 +50,7 @@ class SignSGD:
         not_summable="a sum of signs no longer fits one bit, and its sign is not the mean",
         no_feedback="bare signs carry no magnitude, so the residual would be meaningless; use OneBit",
         encode_passes=1.0,
+        encode_kernels=1,
     )
 
     def init(self, n: int, seed: int = 0) -> None:

@@ -19,7 +19,7 @@ from ddlsim.compression.contract import (
     require,
 )
 from ddlsim.compression.payloads import AlignedPayload, mean, scatter
-from ddlsim.compression.select import SELECT_PASSES, top_k
+from ddlsim.compression.select import SELECT_KERNELS, SELECT_PASSES, top_k
 
 __all__ = ["CountSketch", "SketchPayload", "SketchState"]
 
@@ -66,7 +66,8 @@ class CountSketch:
     @functools.cached_property
     def traits(self) -> Traits:
         passes = 2.0 * self.rows + SELECT_PASSES  # every row is written, and read for the estimate
-        return Traits("all_reduce", n_rounds=2, encode_passes=passes)
+        kernels = self.rows + 1 + SELECT_KERNELS
+        return Traits("all_reduce", n_rounds=2, encode_passes=passes, encode_kernels=kernels)
 
     def init(self, n: int, seed: int = 0) -> SketchState:
         return SketchState(n, seed)

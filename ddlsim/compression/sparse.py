@@ -21,12 +21,12 @@ from ddlsim.compression.contract import (
     require,
 )
 from ddlsim.compression.payloads import AlignedPayload, SparsePayload, mean, scatter
-from ddlsim.compression.select import SELECT_PASSES, ms_top_k, top_k
+from ddlsim.compression.select import COLLECT_KERNELS, SELECT_KERNELS, SELECT_PASSES, ms_top_k, top_k
 
 __all__ = ["GTopK", "MSTopK", "RandomK", "RandomKState", "Threshold", "TopK", "merge_top_k"]
 
 _DIFFERENT = "workers choose different coordinates, so their values do not line up"
-_SPARSE = Traits("all_gather", not_summable=_DIFFERENT, encode_passes=SELECT_PASSES)
+_SPARSE = Traits("all_gather", not_summable=_DIFFERENT, encode_passes=SELECT_PASSES, encode_kernels=SELECT_KERNELS)
 
 
 def _take(gradient: Vector, indices: Indices) -> SparsePayload:
@@ -70,7 +70,8 @@ class MSTopK:
 
     @functools.cached_property
     def traits(self) -> Traits:
-        return replace(_SPARSE, encode_passes=self.n_searches + 2.0)  # mean and maximum, counts, collecting
+        passes, kernels = self.n_searches + 2.0, self.n_searches + 1 + COLLECT_KERNELS
+        return replace(_SPARSE, encode_passes=passes, encode_kernels=kernels)  # mean and maximum, counts, collecting
 
     def init(self, n: int, seed: int = 0) -> None:
         return None
@@ -92,7 +93,7 @@ class Threshold:
     """Every element of magnitude `minimum` or more (Strom 2015); how many is known only from the values."""
 
     minimum: float
-    traits = replace(_SPARSE, encode_passes=1.0)
+    traits = replace(_SPARSE, encode_passes=1.0, encode_kernels=COLLECT_KERNELS)
 
     def __post_init__(self) -> None:
         require(0.0 <= self.minimum < np.inf, "Threshold", "minimum", self.minimum, "finite, not negative")
@@ -138,8 +139,9 @@ class RandomK:
     def traits(self) -> Traits:
         refusal = "rescale = True inflates what is sent by n / k, so the residual grows; set rescale = False"
         return Traits(
-            "all_reduce", unbiased=self.rescale, no_feedback=refusal if self.rescale else "", encode_passes=1.0
-        )
+            "all_reduce", unbiased=self.rescale, no_feedback=refusal if self.rescale else "", encode_passes=1.0,
+            encode_kernels=1,
+        )  # fmt: skip
 
     def init(self, n: int, seed: int = 0) -> RandomKState:
         return RandomKState(n, seed)
@@ -177,7 +179,7 @@ class GTopK:
     """
 
     density: float
-    traits = Traits("gtopk_tree", not_summable=_DIFFERENT, encode_passes=SELECT_PASSES)
+    traits = replace(_SPARSE, collective="gtopk_tree")
 
     def __post_init__(self) -> None:
         check_density("GTopK", self.density)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ddlsim.compression.choice import Compression, fitted
 from ddlsim.compression.contract import AnyCompressor
-from ddlsim.compression.cost import decode_traffic, encode_traffic
+from ddlsim.compression.cost import decode_launches, decode_traffic, encode_launches, encode_traffic
 from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError
 from ddlsim.learning import ABSENT, Array, Learner, Value
@@ -96,7 +96,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Seconds:
-    """What encoding and decoding take: as given, or their memory traffic over the device's memory bandwidth."""
+    """What encoding and decoding take: as given, or their memory traffic over the device's bandwidth, or launches."""
 
     choice: Compression
 
@@ -105,13 +105,14 @@ class Seconds:
         if self.choice.cost is not None:
             return self.choice.cost.encode_seconds(n)
         traffic = encode_traffic(self.choice.compressor.traits, n, nbytes)
-        return traffic / worker.workload.memory_bandwidth
+        return _kernels(worker, traffic, encode_launches(self.choice.compressor.traits))
 
     def decode(self, worker: Worker, compressor: AnyCompressor, n: int, nbytes: float, n_payloads: int = 1) -> float:
         """Return what a worker needs to decode payloads of `nbytes` in all to a mean of n elements."""
         if self.choice.cost is not None:
             return self.choice.cost.decode_seconds(n, n_payloads)
-        return decode_traffic(compressor.traits, n, nbytes, n_payloads) / worker.workload.memory_bandwidth
+        traffic = decode_traffic(compressor.traits, n, nbytes, n_payloads)
+        return _kernels(worker, traffic, decode_launches(compressor.traits, n_payloads))
 
     def server(self, n: int, n_payloads: int) -> float:
         """Return what a server needs to decode payloads of n elements each, and to encode the answer."""
@@ -119,6 +120,11 @@ class Seconds:
         if cost is None:  # nobody knows its memory
             return 0.0
         return cost.decode_seconds(n, n_payloads) + (cost.encode_seconds(n) if self.choice.down is not None else 0.0)
+
+
+def _kernels(worker: Worker, traffic: float, launches: int) -> float:
+    """Return the s of kernels that move `traffic` bytes between them: launches are hidden behind long ones only."""
+    return max(traffic / worker.workload.memory_bandwidth, launches * worker.workload.launch_time)
 
 
 @dataclass

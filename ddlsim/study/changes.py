@@ -37,7 +37,7 @@ _COST_FIELDS = ("price", "device_price", "switch_power")
 #: fields of a device that a text with a unit may set
 _DEVICE_UNITS = {
     "memory_nbytes": "bytes", "memory_bandwidth": "bandwidth", "power_w": "power", "idle_power_w": "power",
-    "price": "price", "peak_flops": "flops",
+    "price": "price", "peak_flops": "flops", "launch_time": "time",
 }  # fmt: skip
 
 

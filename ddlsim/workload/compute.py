@@ -124,7 +124,8 @@ class Workload:
 
     ``basis`` says where the times come from. ``tensors`` of the model that are exchanged lie flat in
     ``tensor_layer`` and ``tensor_nbytes``, in forward declaration order. ``memory_nbytes`` estimates
-    parameters, gradients, momentum and stored activations; ``memory_bandwidth`` is what the device achieves.
+    parameters, gradients, momentum and stored activations; ``memory_bandwidth`` is what the device achieves,
+    ``launch_time`` what a kernel takes at least.
     """
 
     model: Model
@@ -139,6 +140,7 @@ class Workload:
     tensor_nbytes: Floats  # (n_tensors,)
     memory_nbytes: float
     memory_bandwidth: float  # bytes/s
+    launch_time: float  # s per kernel
 
     @property
     def forward_time(self) -> float:
@@ -207,6 +209,7 @@ def make_workload(
         tensor_nbytes=element * np.array([n for _, n in tensors], dtype=np.float64),
         memory_nbytes=training_nbytes(model, batch_size, precision),
         memory_bandwidth=device.memory_bandwidth * roofline.memory_efficiency * speed,
+        launch_time=device.launch_time / speed,
     )  # fmt: skip
 
 

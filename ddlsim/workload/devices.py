@@ -41,7 +41,8 @@ class Device:
     memory, ``efficiency_basis`` saying how that is known. Bytes, bytes/s and watts otherwise.
 
     ``power_w`` is what it draws while it computes (the datasheet's limit), ``idle_power_w`` what it draws while it
-    waits, ``price`` what it costs to use, in USD/s; None: not known.
+    waits, ``price`` what it costs to use, in USD/s; None: not known. ``launch_time`` is what
+    each of several kernels takes at least, one after the other, in s.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Device:
     curves: tuple[Curve, ...] = ()
     idle_power_w: float | None = None
     price: float | None = None
+    launch_time: float = 0.0
 
 
 class _DeviceTable(TypedDict):
@@ -68,6 +70,7 @@ class _DeviceTable(TypedDict):
     power: str
     idle_power: NotRequired[str]
     price: NotRequired[str]
+    launch_time: NotRequired[str]
     sources: list[str]
 
 
@@ -124,6 +127,7 @@ def _device(name: str, table: _DeviceTable, curves: tuple[Curve, ...]) -> Device
         curves=curves,
         idle_power_w=parse(table["idle_power"], "power") if "idle_power" in table else None,
         price=parse(table["price"], "price") if "price" in table else None,
+        launch_time=parse(table["launch_time"], "time") if "launch_time" in table else 0.0,
     )
 
 

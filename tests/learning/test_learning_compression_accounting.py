@@ -1,5 +1,6 @@
 """Bytes and seconds of compressed runs, against the exchange in one process and closed forms."""
 
+import dataclasses
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -236,6 +237,21 @@ def test_the_estimate_is_memory_traffic_over_bandwidth():
     assert bandwidth == pytest.approx(0.8 * ddlsim.load_device("desktop-cpu").memory_bandwidth)
     assert step_seconds(ddlsim.FP16()) - free == pytest.approx(12 * N / bandwidth, rel=1e-6)
     assert step_seconds(ddlsim.FP16(), speed=(0.5,) * 4) > free
+
+
+@pytest.mark.parametrize(("compressor", "kernels"), [(ddlsim.FP16(), 1 + 1), (ddlsim.TopK(0.01), 11 + 4),
+                                                     (ddlsim.ErrorFeedback(ddlsim.OneBit()), 2 + 3 + 4)])  # fmt: skip
+def test_small_pieces_cost_their_launches(compressor, kernels):
+    """A GPU takes 5 us for each kernel at least: those of encoding, and one for each of four payloads gathered (or for
+    the one sum). A slow memory hides them behind the traffic."""
+    device = ddlsim.load_device("v100")
+    launched, free = (
+        step_seconds(ddlsim.Compression(compressor, cost=cost), device=device) for cost in (None, FREE)
+    )
+    assert launched - free == pytest.approx(kernels * 5e-6, rel=1e-6)
+    slow = dataclasses.replace(device, memory_bandwidth=1e8)
+    without = dataclasses.replace(slow, launch_time=0.0)
+    assert step_seconds(compressor, device=slow) == pytest.approx(step_seconds(compressor, device=without), rel=1e-9)
 
 
 def test_sorting_costs_what_was_published():
