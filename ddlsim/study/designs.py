@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ddlsim.errors import ConfigError, UnitError, unknown_name
 from ddlsim.units import DIMENSIONS, parse
 
-__all__ = ["DESIGNS", "Range", "Vary", "rows_of"]
+__all__ = ["DESIGNS", "Range", "Vary", "paths_of", "rows_of", "spread"]
 
 DESIGNS = ("grid", "list", "random", "latin-hypercube")
 
@@ -61,7 +61,7 @@ class Range:
         return min(max(round(number), math.ceil(low)), math.floor(high))
 
 
-#: dotted path -> the values that it takes, with names for the table if it is a mapping
+#: dotted path, or several with commas -> the values taken, with names for the table if it is a mapping
 Vary: TypeAlias = Mapping[str, Sequence[object] | Mapping[str, object] | Range]
 
 
@@ -98,6 +98,26 @@ def rows_of(
         lengths = ", ".join(f"{path}: {len(values)}" for path, values in listed.items())
         raise ConfigError(f"design = 'list' takes the fields' values together, so as many of each ({lengths})")
     return [dict(zip(listed, row, strict=True)) for row in zip(*listed.values(), strict=True)] or [{}]
+
+
+def paths_of(key: str) -> list[str]:
+    """Return the paths in a key: "model, batch_size" names two, which change together."""
+    return [path.strip() for path in key.split(",")]
+
+
+def spread(row: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings of a configuration by single path, as one key may name several.
+
+    Raises ConfigError if it has not as many values as paths.
+    """
+    found: dict[str, object] = {}
+    for key, value in row.items():
+        paths = paths_of(key)
+        values = [value] if len(paths) == 1 else value
+        if not isinstance(values, tuple | list) or len(values) != len(paths):
+            raise ConfigError(f"vary[{key!r}]: {value!r} must be {len(paths)} values, one for each of these fields")
+        found |= zip(paths, values, strict=True)
+    return found
 
 
 def _shares(design: str, n_points: int, n_fields: int, seed: int) -> npt.NDArray[np.float64]:

@@ -16,6 +16,7 @@
     compression = ["none", { type = "top-k", density = 0.01 }]
     "cluster.nic.bandwidth" = ["25 Gbit/s", "100 Gbit/s"]
     # for designs that sample: accumulation = { low = 1, high = 16, log = true, whole = true }
+    # "model, batch_size" = [["resnet50", 64], ["bert-large", 8]]   # fields that change together
     # with names for the table: compression = { dense = "none", sparse = { type = "top-k", density = 0.01 } }
 """
 
@@ -40,7 +41,7 @@ from ddlsim.run.files import (
     training_from,
 )
 from ddlsim.run.tables import Kinds, Table, chosen
-from ddlsim.study.designs import Range
+from ddlsim.study.designs import Range, paths_of
 from ddlsim.study.study import Study
 from ddlsim.workload.toml_files import read_toml, validate
 
@@ -109,6 +110,9 @@ def _values(
 
 def _value(path: Path, field: str, value: object, where: str, allow_code: bool) -> object:
     """Return what a value in a list stands for: an object for a table, a file beside for its name."""
+    paths = paths_of(field)
+    if len(paths) > 1 and isinstance(value, list) and len(value) == len(paths):
+        return tuple(_value(path, one, v, where, allow_code) for one, v in zip(paths, value, strict=True))
     if not allow_code and field.startswith("strategy"):
         for text in value.values() if isinstance(value, dict) else [value]:
             if isinstance(text, str) and ":" in text:

@@ -18,7 +18,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.run.experiment import Experiment
 from ddlsim.study.changes import UnknownPathError, changed
 from ddlsim.study.content import Digests, canonical, key_of, text_of
-from ddlsim.study.designs import Range, Vary, rows_of
+from ddlsim.study.designs import Range, Vary, paths_of, rows_of, spread
 from ddlsim.study.dispatch import Count, Progress, Task, dispatch
 from ddlsim.study.executors import DaskClient, open_pool
 from ddlsim.study.labels import bare, labels_of
@@ -63,7 +63,8 @@ class Study:
     vary         dotted path -> values: ``{"workers": [8, 16], "cluster.nic.bandwidth": ["25 Gbit/s", "100 Gbit/s"]}``
                  (see :mod:`ddlsim.study.changes` for the paths), by the name that the table is to show if it is a
                  mapping (``{"strategy": {"slow": AllReduce("ring", "none"), "fast": AllReduce("auto")}}``), or a
-                 :class:`~ddlsim.study.Range` to sample from
+                 :class:`~ddlsim.study.Range` to sample from. Fields that change together share a key:
+                 ``{"model, batch_size": [("resnet50", 64), ("bert-large", 8)]}``
     seeds        how many seeds each configuration is simulated with, from the base's own on, or which. They are the
                  same for all: compared configurations see the same random numbers
     design       "grid": all combinations; "list": the first values of all fields, then the second, ...; "random" and
@@ -90,7 +91,10 @@ class Study:
             for name in values if isinstance(values, Mapping) else ():
                 if not isinstance(name, str) or not name:
                     raise ConfigError(f"vary[{path!r}]: the name {name!r} must be a text; write {{'name': value}}")
-        if "seed" in self.vary:
+        paths = [path for key in self.vary for path in paths_of(key)]
+        if twice := [path for path in paths if paths.count(path) > 1]:
+            raise ConfigError(f"vary: {twice[0]!r} stands there twice; keep one")
+        if "seed" in paths:
             raise ConfigError("vary['seed']: give the seeds as seeds=..., so that all configurations have the same")
         seeds = self._seeds
         if not seeds or len(set(seeds)) < len(seeds) or not all(isinstance(s, int) and s >= 0 for s in seeds):
@@ -113,7 +117,7 @@ class Study:
     def _rows(self) -> list[dict[str, object]]:
         named = {path: values for path, values in self.vary.items() if isinstance(values, Mapping)}
         return [
-            {path: named[path][str(value)] if path in named else value for path, value in row.items()}
+            spread({path: named[path][str(value)] if path in named else value for path, value in row.items()})
             for row in self._named_rows
         ]
 
@@ -129,7 +133,7 @@ class Study:
     def _check_paths(self) -> None:
         """Refuse a path that leads nowhere, whatever the other fields are."""
         base = self._loader.base(self.base)
-        for path in self.vary:
+        for path in [path for key in self.vary for path in paths_of(key)]:
             unknown: UnknownPathError | None = None
             for row in self._rows:
                 around = {other: value for other, value in row.items() if path == other or path.startswith(f"{other}.")}

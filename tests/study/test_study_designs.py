@@ -156,9 +156,14 @@ def test_paths_and_values_that_cannot_be_used(vary, message):
         ({"seeds": [1, 1]}, "different whole numbers"),
         ({"vary": {"workers": {2: 2}}}, r"vary\['workers'\]: the name 2 must be a text"),
         ({"vary": {"workers": {}}}, "is empty; give at least one value"),
+        ({"vary": {"workers, steps": [(2, 3), 4]}}, "4 must be 2 values, one for each of these fields"),
+        ({"vary": {"workers, steps": [(2, 3)], "steps": [4]}}, "vary: 'steps' stands there twice"),
+        ({"vary": {"workers, setps": [(2, 3)]}}, "did you mean 'steps'?"),
+        ({"vary": {"workers, seed": [(2, 3)]}}, "give the seeds as seeds="),
         ({"base": "cluster"}, "must be a ddlsim.Experiment"),
     ],
-    ids=["name", "n_points", "no-effect", "lengths", "seeds", "twice", "names", "empty", "base"],
+    ids=["name", "n_points", "no-effect", "lengths", "seeds", "twice", "names", "empty", "number", "again", "path",
+         "seed", "base"],
 )
 def test_designs_that_cannot_be_used(fields, message):
     with pytest.raises(ddlsim.ConfigError, match=message):
@@ -227,6 +232,18 @@ def test_values_may_have_names():
     assert [tuple(point.settings.values()) for point in together.points] == [(2, "a"), (4, "b")]
 
 
+def test_fields_may_change_together():
+    """One column in the table, one setting each in the experiment."""
+    study = Study(BASE, {"model, batch_size": [("lenet5", 8), ("alexnet", 16)], "workers": [2, 4]})
+    assert [(p.experiment.model.name, p.experiment.batch_size, p.experiment.workers) for p in study.points] == [
+        ("lenet5", 8, 2), ("lenet5", 8, 4), ("alexnet", 16, 2), ("alexnet", 16, 4)
+    ]  # fmt: skip
+    assert [point.settings["model, batch_size"] for point in study.points[1:3]] == ["lenet5, 8", "alexnet, 16"]
+    named = Study(BASE, {"model,batch_size": {"small": ("lenet5", 8)}})
+    assert named.points[0].settings == {"model,batch_size": "small"}
+    assert named.points[0].experiment.batch_size == 8
+
+
 # ---------------------------------------------------------------- what a point is
 
 
@@ -289,6 +306,9 @@ def test_a_file_says_the_same_as_python(tmp_path):
     }
     read, written = load_study(path), Study(base, vary, seeds=2)
     assert [(p.key, p.settings) for p in read.points] == [(p.key, p.settings) for p in written.points]
+    path.write_text(FILE.replace("workers = [2, 4]", '"workers, model" = [[2, "lenet5"], [4, "alexnet"]]'))
+    together = {"workers, model": [(2, "lenet5"), (4, "alexnet")], **{k: vary[k] for k in vary if k != "workers"}}
+    assert [p.key for p in load_study(path).points] == [p.key for p in Study(base, together, seeds=2).points]
     named = '{ dense = "none", sparse = { type = "error-feedback", inner = { type = "top-k", density = 0.01 } } }'
     path.write_text(re.sub("compression = .*", f"compression = {named}", FILE))
     vary["compression"] = {"dense": None, "sparse": ddlsim.ErrorFeedback(ddlsim.TopK(0.01))}
