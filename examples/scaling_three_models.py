@@ -1,14 +1,14 @@
 """How do three models scale on three clusters, and where does each stop?
 
-A model stops where another worker adds less than 80 % of what a worker does alone (weak scaling: every worker has a
-batch of its own, the largest round one that fits into a V100 of 16 GB).
+It stops where the workers do less than 80 % of what they would do without communication (weak scaling: each has a batch
+of its own, one that fits into a V100 of 16 GB).
 """
 
 from pathlib import Path
 
 import ddlsim
 
-BATCH_SIZES = {"resnet50": 64, "vgg16": 64, "bert-large": 8}
+MODELS = {"ResNet-50": ("resnet50", 64), "VGG-16": ("vgg16", 64), "BERT-large": ("bert-large", 8)}  # and batch size
 CLUSTERS = {
     "cloud V100, 25 Gbit/s": "cloud-25g-16x8-v100",
     "DGX A100, 8 x 200 Gbit/s": "dgx-a100-pod",
@@ -18,23 +18,24 @@ WORKERS = [1, 4, 8, 16, 32, 64]
 
 
 def main() -> None:
-    out = Path("out")
-    out.mkdir(exist_ok=True)
-    answers = []
-    for model, batch_size in BATCH_SIZES.items():
-        base = ddlsim.Experiment("cloud-25g-16x8-v100", model, batch_size=batch_size, steps=1, warmup=0)
-        study = ddlsim.Study(base, vary={"cluster": CLUSTERS, "workers": WORKERS})
-        summary = study.run(jobs=1).summary  # a few seconds: other processes would not be worth their start
-        study.plot_scaling(out / f"efficiency_{model}.png", metric="efficiency")
+    base = ddlsim.Experiment("cloud-25g-16x8-v100", "resnet50", steps=1, warmup=0)
+    study = ddlsim.Study(base, vary={"model, batch_size": MODELS, "cluster": CLUSTERS, "workers": WORKERS})
+    table = study.run(jobs=1)  # a few seconds: other processes would not be worth their start
 
-        print(f"{model}, {batch_size} samples a worker: samples/s, and efficiency, with so many workers")
-        for name in CLUSTERS:
-            rows = summary[summary["cluster"] == name].set_index("workers")
-            print(f"  {name:<26}" + "".join(f"{rate:9,.0f}" for rate in rows["throughput"]))
-            print(f"  {'':<26}" + "".join(f"{100 * share:7.1f} %" for share in rows["efficiency"]))
-            answers.append(f"{model:<10}  {name:<26}  {answer(rows['efficiency'].to_dict())}")
+    print("samples/s, and efficiency, with " + ", ".join(str(n) for n in WORKERS) + " workers")
+    answers = []
+    for (model, cluster), rows in table.summary.groupby(["model, batch_size", "cluster"], sort=False):
+        print(f"{model:<10}  {cluster:<26}" + "".join(f"{rate:9,.0f}" for rate in rows["throughput"]))
+        print(f"{'':<38}" + "".join(f"{100 * share:7.1f} %" for share in rows["efficiency"]))
+        efficiency = rows.set_index("workers")["efficiency"].to_dict()
+        answers.append(f"{model:<10}  {cluster:<26}  {answer(efficiency)}")
     print("\nwhere it stops")
     print("\n".join(answers))
+
+    out = Path("out")
+    out.mkdir(exist_ok=True)
+    study.plot_scaling(out / "scaling.png")
+    study.plot_scaling(out / "efficiency.png", metric="efficiency")
 
 
 def answer(efficiency: dict[int, float]) -> str:
