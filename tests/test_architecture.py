@@ -45,8 +45,8 @@ ROOMS = {
     "torch": {"measure"},
     "distributed": set(),
 }
-#: lazy imports upwards, inside functions: a result knows how to show itself
-LAZY = {("run", "report")}
+#: lazy imports upwards, inside functions: a result knows how to show itself, and how sure it is
+LAZY = {("run", "report"), ("run", "validation")}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 

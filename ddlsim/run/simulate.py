@@ -19,6 +19,7 @@ from ddlsim.learning.checkpoint import Checkpoint
 from ddlsim.learning.learner import DivergedError, Task
 from ddlsim.learning.monitor import Monitor, Progress
 from ddlsim.network import Network
+from ddlsim.run.calibrated import as_measured
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.pauses import Pauses, guarded
 from ddlsim.run.result import Result
@@ -40,7 +41,10 @@ DEFAULT_DEVICE = "desktop-cpu"
 
 @dataclass(frozen=True)
 class Prepared:
-    """An experiment with its parts loaded: one workload and node per worker, and what they learn, if anything."""
+    """An experiment with its parts loaded: one workload and node per worker, and what they learn, if anything.
+
+    Where the cluster is calibrated, the `experiment` has the compute time that was measured on it.
+    """
 
     experiment: Experiment
     cluster: Cluster
@@ -50,6 +54,7 @@ class Prepared:
     nodes: list[int]
     workloads: list[Workload]
     warnings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def prepare(experiment: Experiment) -> Prepared:
@@ -60,6 +65,7 @@ def prepare(experiment: Experiment) -> Prepared:
     cluster = load_cluster(experiment.cluster)
     model = load_model(experiment.model)
     time_model = model if experiment.time_model is None else load_model(experiment.time_model)
+    experiment, notes = as_measured(experiment, cluster, time_model.name)
     n_workers = experiment.workers if experiment.workers is not None else len(cluster.workers)
     if n_workers > len(cluster.workers):
         raise ConfigError(
@@ -78,7 +84,7 @@ def prepare(experiment: Experiment) -> Prepared:
     texts = [text for w, d in {id(w): (w, d) for w, d in workloads}.values() if (text := check_memory(w, d))]
     task = experiment.training.task(model, n_workers, experiment.seed) if experiment.training is not None else None
     made = [workload for workload, _ in workloads]
-    return Prepared(experiment, cluster, model, time_model, task, nodes, made, tuple(dict.fromkeys(texts)))
+    return Prepared(experiment, cluster, model, time_model, task, nodes, made, tuple(dict.fromkeys(texts)), notes)
 
 
 def _workloads(
@@ -211,6 +217,7 @@ def run(
     On Ctrl-C the result of what has been simulated so far is returned, marked as interrupted.
     """
     prepared = prepare(experiment)
+    given, experiment = experiment, prepared.experiment
     loaded = dataclasses.replace(experiment, cluster=prepared.cluster, model=prepared.model)
     started = time.perf_counter()
     network = Network(prepared.cluster, record=keep_spans)
@@ -256,12 +263,13 @@ def run(
         busy=network.busy_intervals() if keep_spans else None,
         n_messages=traffic.n_messages,
         nbytes_sent=loop.nbytes_sent,
-        notes=(*setting.notes, *_learning_notes(experiment, reason, monitor)),
+        notes=(*prepared.notes, *setting.notes, *_learning_notes(experiment, reason, monitor)),
         warnings=prepared.warnings,
         interrupted=interrupted,
         wall_seconds=time.perf_counter() - started,
         stop_reason=reason,
         monitor=monitor,
+        given=dataclasses.replace(given, cluster=prepared.cluster, model=prepared.model),
     )
 
 

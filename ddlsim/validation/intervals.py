@@ -10,6 +10,7 @@ import numpy as np
 
 from ddlsim.cluster import load_cluster
 from ddlsim.errors import ConfigError
+from ddlsim.run.calibrated import measured_steps
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.result import Result
 from ddlsim.run.simulate import run
@@ -22,7 +23,7 @@ from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import NoJitter, stream
 from ddlsim.workload.model import load_model
 
-__all__ = ["RunInterval", "calibrated", "predict_interval"]
+__all__ = ["RunInterval", "calibrated", "interval_of", "predict_interval"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +37,12 @@ class RunInterval:
     throughput: Interval
     step_time: Interval
     throughputs: Floats
+
+    def to_dict(self) -> dict[str, object]:
+        """Return both intervals as plain values."""
+        both = {"throughput": self.throughput, "step_time": self.step_time}
+        ends = {name: {"low": t.low, "high": t.high} for name, t in both.items()}
+        return {**ends, "level": self.throughput.level, "n_draws": len(self.throughputs)}
 
     def __str__(self) -> str:
         t, level = self.throughput, f"{100.0 * self.throughput.level:.0f} %"
@@ -95,6 +102,17 @@ def predict_interval(
     )  # fmt: skip
 
 
+def interval_of(result: Result, *, n_draws: int = 20, level: float = 0.95, seed: int = 0) -> RunInterval:
+    """Return the interval of a run that has been simulated; see :meth:`ddlsim.Result.interval`."""
+    experiment = result.given if result.given is not None else result.experiment
+    if experiment.training is not None:  # the clock does not need the values
+        model = experiment.model if experiment.time_model is None else experiment.time_model
+        experiment = dataclasses.replace(experiment, training=None, time_model=None, model=model)
+    own = _own(experiment)
+    calibration = None if own is None else dataclasses.replace(own, jitter=None)
+    return predict_interval(experiment, calibration, n_draws=n_draws, level=level, seed=seed)
+
+
 def _own(experiment: Experiment) -> Calibration | None:
     """Return the calibration of the experiment's cluster, if it has one."""
     cluster = load_cluster(experiment.cluster)
@@ -103,10 +121,9 @@ def _own(experiment: Experiment) -> Calibration | None:
 
 def _compute(experiment: Experiment, calibration: Calibration) -> ComputeFit | None:
     """Return the measured step times of the model that the clock uses, unless the experiment says its own."""
-    if experiment.compute is not None or experiment.precision != "fp32":  # steps are measured in fp32
-        return None
-    model = experiment.time_model if experiment.time_model is not None else experiment.model
-    return calibration.compute_of(load_model(model).name)
+    model = load_model(experiment.time_model if experiment.time_model is not None else experiment.model).name
+    found, _ = measured_steps(experiment, calibration.cluster, model)
+    return calibration.compute_of(model) if found is not None else None
 
 
 def _typical(fit: ComputeFit, experiment: Experiment, calibration: Calibration) -> Affine | Measured:

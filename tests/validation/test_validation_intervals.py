@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 import ddlsim
@@ -100,3 +101,90 @@ def test_operations_have_intervals_too(quiet):
         quiet.time("all_reduced", 1e6)
     with pytest.raises(ConfigError, match="nbytes"):
         quiet.time("one_way", 0)
+
+
+# ------------------------------------------------------------ of results
+
+
+def with_steps(**more):
+    """Links and steps of digits-cnn: 1 ms + 0.1 ms per sample."""
+    steps = [
+        Measurement(
+            experiment="step", operation="training", n_ranks=1, n_hosts=1, batch_size=b, model="digits-cnn",
+            median_s=1e-3 + 1e-4 * b,
+        )
+        for b in more.pop("batches", (8, 32, 64))
+    ]  # fmt: skip
+    return calibrate([*measurements(0.0), *steps], "office-1gbe", **more)
+
+
+def test_a_result_knows_how_sure_it_is(quiet, tmp_path):
+    path = tmp_path / "calibrated.toml"
+    quiet.save(path, "office-1gbe")
+    by_file = dataclasses.replace(EXPERIMENT, cluster=path)
+    result = ddlsim.simulate(by_file)
+    found = result.interval()
+    assert found.throughput.value == result.throughput
+    assert found.throughput.low < result.throughput < found.throughput.high
+    assert found.throughputs.tolist() == predict_interval(by_file).throughputs.tolist()
+    (line,) = [line for line in str(result).splitlines() if line.startswith("interval")]
+    assert "95% by the calibration" in line
+    assert result.to_dict()["interval"] == found.to_dict()
+    assert found.to_dict()["n_draws"] == 20
+
+
+def test_jitter_alone_makes_a_result_uncertain():
+    result = ddlsim.simulate(dataclasses.replace(EXPERIMENT, jitter=Lognormal(0.5)))
+    assert "95% by jitter" in str(result)
+    assert result.interval(n_draws=3).throughputs[0] == result.throughput
+
+
+def test_a_certain_result_has_no_line_and_says_why():
+    result = ddlsim.simulate(EXPERIMENT)
+    assert "interval" not in str(result)
+    assert result.to_dict()["interval"] is None
+    with pytest.raises(ConfigError, match="nothing is uncertain"):
+        result.interval()
+
+
+def test_large_runs_print_how_to_get_it():
+    result = ddlsim.simulate(dataclasses.replace(EXPERIMENT, jitter=Lognormal(0.5), steps=200))
+    (line,) = [line for line in str(result).splitlines() if line.startswith("interval")]
+    assert line.endswith("by jitter: result.interval() simulates it")
+    assert result.interval(n_draws=2).throughput.low <= result.throughput
+
+
+def test_runs_take_the_steps_that_were_measured_on_the_cluster():
+    calibrated = with_steps().cluster
+    alone = ddlsim.simulate(calibrated, "digits-cnn", workers=1, batch_size=16)
+    assert alone.step_time == pytest.approx(2.6e-3, rel=1e-5)
+    assert "compute time of digits-cnn as measured on this cluster, batch 8 to 64" in alone.notes
+    assert alone.experiment.compute.c1 == pytest.approx(1e-4, rel=1e-5)
+    assert alone.given.compute is None
+    found = alone.interval()
+    assert found.throughput.low < alone.throughput < found.throughput.high  # the steps' own uncertainty is drawn
+    own = ddlsim.simulate(calibrated, "digits-cnn", workers=1, batch_size=16, compute=ddlsim.Measured("2 ms", 16))
+    assert own.step_time == pytest.approx(2e-3)
+    other = ddlsim.simulate(calibrated, "lenet5", workers=1, batch_size=16)
+    assert other.workloads[0].basis.startswith("roofline")
+    device = ddlsim.simulate(calibrated, "digits-cnn", workers=1, batch_size=16, device="v100")
+    assert device.workloads[0].basis.startswith("roofline")
+
+
+def test_steps_that_do_not_fit_are_left_out_and_said():
+    calibrated = with_steps(batches=(8,)).cluster
+    fits = ddlsim.simulate(calibrated, "digits-cnn", workers=1, batch_size=8)
+    assert fits.step_time == pytest.approx(1.8e-3, rel=1e-5)
+    other = ddlsim.simulate(calibrated, "digits-cnn", workers=1, batch_size=16)
+    assert "the measured steps of digits-cnn are of batch 8 only: not used" in other.notes
+    assert other.interval(n_draws=2).throughput.value == other.throughput
+
+
+def test_jitter_of_the_calibration_is_named_but_not_put_in():
+    times = np.random.default_rng(0).gamma(50.0, 4e-5, 40)
+    calibrated = with_steps(step_times=times).cluster
+    plain = ddlsim.simulate(calibrated, "digits-cnn", workers=2, batch_size=32)
+    assert plain.step_times == pytest.approx(plain.step_time)
+    assert any("the calibration knows how steps vary" in note for note in plain.notes)
+    assert plain.interval(n_draws=3).throughput.value == plain.throughput
+    assert predict_interval(plain.given, n_draws=3).throughput.value < plain.throughput

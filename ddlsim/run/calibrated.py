@@ -1,0 +1,53 @@
+"""What a calibrated cluster says about the compute time of runs on it, where an experiment does not say its own."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ddlsim.cluster import Cluster
+from ddlsim.cluster.calibration_table import ComputeTable
+from ddlsim.run.experiment import Experiment
+from ddlsim.workload.compute import Affine, Measured
+from ddlsim.workload.jitter import NoJitter
+
+__all__ = ["as_measured", "measured_steps"]
+
+
+def measured_steps(experiment: Experiment, cluster: Cluster, model: str) -> tuple[ComputeTable | None, str]:
+    """Return the calibration's step times for this experiment's `model` on `cluster`, and why there are none.
+
+    They hold for the devices of the cluster, which must all be alike, in fp32; with one batch size for that one only.
+    An experiment that names its compute time or device goes without. The reason is "" where nothing was measured.
+    """
+    table = cluster.calibration
+    own = next((fit for fit in table.compute if fit.model == model), None) if table is not None else None
+    if own is None or experiment.compute is not None or experiment.device is not None:
+        return None, ""
+    if experiment.precision != "fp32":
+        return None, f"the measured steps of {model} are fp32, not {experiment.precision}: not used"
+    if len({cluster.device_of[node] for node in cluster.workers.tolist()}) > 1:
+        return None, f"the measured steps of {model} do not say on which of the cluster's devices: not used"
+    if len(own.batch_sizes) == 1 and own.batch_sizes[0] != experiment.batch_size:
+        return None, f"the measured steps of {model} are of batch {own.batch_sizes[0]} only: not used"
+    return own, ""
+
+
+def as_measured(experiment: Experiment, cluster: Cluster, model: str) -> tuple[Experiment, tuple[str, ...]]:
+    """Return the experiment with the compute time that was measured on `cluster`, if any, and notes for the reader."""
+    found, reason = measured_steps(experiment, cluster, model)
+    notes = [reason] if reason else []
+    table = cluster.calibration
+    if table is not None and table.jitter is not None and isinstance(experiment.jitter, NoJitter):
+        notes.append(
+            f"the calibration knows how steps vary ({table.jitter.type}, {table.jitter.shape:.3g}); this run has no "
+            "jitter: give it, or use ddlsim.predict_interval"
+        )
+    if found is None:
+        return experiment, tuple(notes)
+    sizes = found.batch_sizes
+    notes.append(f"compute time of {model} as measured on this cluster, batch {min(sizes)} to {max(sizes)}")
+    if len(sizes) == 1:
+        step: Affine | Measured = Measured(found.c0 + found.c1 * sizes[0], sizes[0])
+    else:
+        step = Affine(found.c0, found.c1)
+    return dataclasses.replace(experiment, compute=step), tuple(notes)
