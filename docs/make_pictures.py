@@ -39,3 +39,11 @@ breakdown(table, OUT / "study_breakdown.png", n=10)
 one_change(table, OUT / "study_one_change.png")
 best = ddlsim.simulate(base.with_(workers=128))
 tornado(best.sensitivities, OUT / "study_tornado.png", title="128 workers, ring, 25 Gbit/s")
+
+compressors = runpy.run_path(str(OUT.parents[1] / "examples" / "is_compression_worth_it.py"))
+study = ddlsim.Study(
+    base=ddlsim.Experiment("aws-p3-2xlarge", "vgg16", batch_size=64, steps=1, warmup=0),
+    vary={"compression": compressors["COMPRESSORS"], "cluster.nic.bandwidth": compressors["BANDWIDTHS"]},
+)
+study.run(jobs=1)
+study.plot_lines("cluster.nic.bandwidth", OUT / "study_lines.png", metric="step_time")
