@@ -146,7 +146,7 @@ class Network:
     def join(self, ids: Sequence[int] | Ints, ranks: Sequence[int] | Ints, now: float) -> None:
         """Let rank ``ranks[i]`` enter collective ``ids[i]`` at time `now`, for all i in order."""
         self._next_instant = -np.inf
-        kernel.join(self._net, np.asarray(ids, dtype=np.int64), np.asarray(ranks, dtype=np.int64), now)
+        kernel.join(self._net, np.asarray(ids, dtype=np.int64), np.asarray(ranks, dtype=np.int64), float(now))
 
     def send(self, src: Sequence[int] | Ints, dst: Sequence[int] | Ints, nbytes: Floats, now: float) -> Ints:
         """Send messages between nodes at time `now`; return their ids (negative).
@@ -168,7 +168,7 @@ class Network:
         sources, targets = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
         routes = self._pair_routes(sources.tolist(), targets.tolist())
         handles = np.arange(handle, handle + n, dtype=np.int64)
-        kernel.send(self._net, handles, sources, targets, routes, np.array(nbytes, dtype=np.float64), now)
+        kernel.send(self._net, handles, sources, targets, routes, np.array(nbytes, dtype=np.float64), float(now))
         return -1 - handles
 
     # ------------------------------------------------------------ letting time pass
@@ -177,7 +177,7 @@ class Network:
         """Let time pass up to `until`; return the first completions, or None if there are none by then."""
         if until < self._next_instant:
             return None
-        while (status := kernel.advance(self._net, until)) == st.FULL:
+        while (status := kernel.advance(self._net, float(until))) == st.FULL:
             if self._net.counts[st.LOG_ON]:
                 self._grow_log()
             self._ensure_slots()

@@ -7,8 +7,8 @@ import pytest
 from network_reference import Paths, assert_max_min, finish_times, run_flows
 
 from ddlsim.cluster import Cluster, star
-from ddlsim.collectives import Schedule, messages
-from ddlsim.network import Network
+from ddlsim.collectives import Schedule, build, messages
+from ddlsim.network import Network, kernel
 
 
 def test_many_flows_on_one_channel_move_its_list_and_repack_the_pool():
@@ -50,6 +50,19 @@ def test_slots_grow_in_the_middle_of_an_instant():
     assert last.ranks.tolist() == [1]
     assert last.time == pytest.approx(300e-6, rel=1e-9)
     assert network.n_messages == 300
+
+
+def test_whole_numbers_of_seconds_need_no_second_kernel():
+    """Each further combination of types would be compiled for seconds."""
+    cluster = Cluster.from_graph(star(2, bandwidth="10 Gbit/s", latency="10 us"))
+    network = Network(cluster)
+    network.join([network.collective(build("all_reduce", "ring", 2), cluster.workers, 1e6)] * 2, [0, 1], 0)
+    network.send([0], [1], np.array([1e6]), 0)
+    network.send([0, 1], [1, 0], np.array([1e6, 1e6]), 0)
+    while network.advance(1) is not None:
+        pass
+    for compiled in (kernel.advance, kernel.join, kernel.send, kernel.send_one):
+        assert {str(types[-1]) for types in compiled.signatures} == {"float64"}
 
 
 def test_a_burst_of_messages_after_few():
