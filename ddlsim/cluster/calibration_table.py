@@ -32,13 +32,22 @@ Whole = Annotated[int, Field(ge=1)]
 
 
 class ParameterTable(_Strict):
-    """One fitted number: text with a unit, with its 95 % confidence interval and what the file said before."""
+    """One fitted number: text with a unit, with its 95 % confidence interval and what the file said before.
+
+    `nbytes` are the least and most that it was fitted to; `informed` is the share that measurements tell;
+    the prior is `prior` within a factor of `prior_factor` two times out of three; `bounds` what the fit allowed.
+    """
 
     name: str
     value: str
     low: str
     high: str
     file: str | None = None
+    nbytes: list[int] = []
+    informed: Annotated[float, Field(ge=0, le=1)] = 1.0
+    prior: str | None = None
+    prior_factor: Annotated[float, Field(ge=1)] = 1.0
+    bounds: list[str] = []
 
 
 class CurveTable(_Strict):
@@ -122,6 +131,10 @@ def parse_calibration(table: Table) -> CalibrationTable:
     n = len(checked.parameters)
     if checked.covariance and (len(checked.covariance) != n or any(len(row) != n for row in checked.covariance)):
         raise ConfigError(f"calibration.covariance: must have {n} rows and columns, one for each of the parameters")
+    for i, row in enumerate(checked.parameters):
+        for key, ends in (("nbytes", row.nbytes), ("bounds", row.bounds)):
+            if len(ends) not in (0, 2):
+                raise ConfigError(f"calibration.parameters.{i}.{key}: must be the least and the most; calibrate again")
     for i, curve in enumerate(checked.curves):
         _check_curve(curve, f"calibration.curves.{i}")
     return checked

@@ -35,13 +35,23 @@ LEAST_REDUCTION = 64 * 1024
 
 @dataclass(frozen=True)
 class Parameter:
-    """A fitted number (s or bytes/s) with its 95 % confidence interval, and what the cluster file said before."""
+    """A fitted number (s or bytes/s) with its 95 % confidence interval, and what the cluster file said before.
+
+    nbytes        least and most of what it was fitted to: other sizes are extrapolated
+    informed      share of the knowledge that comes from measurements, the rest being the prior
+    prior         expected value, and the factor within which it was expected two times out of three; None: no prior
+    bounds        least and most that the fit allowed; None: no bounds
+    """
 
     name: str
     value: float
     low: float
     high: float
     file: float
+    nbytes: tuple[int, int]
+    informed: float = 1.0
+    prior: tuple[float, float] | None = None
+    bounds: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -223,7 +233,7 @@ def calibrate(
     reduction = _reduction(rows)
     if reduction is not None:
         result = with_parameters(result, {"reduce_bandwidth": 1.0 / reduction.c1})
-    parameters, covariance = _parameters(loaded, fit, reduction)
+    parameters, covariance = _parameters(loaded, fit, reduction, chosen)
     used = {id(row) for row in chosen}
     residuals = tuple(_residual(row, result, id(row) in used) for row in links)
     calibration = Calibration(
@@ -281,22 +291,31 @@ def _reduction(rows: Sequence[Measurement]) -> ComputeFit | None:
 
 
 def _parameters(
-    cluster: Cluster, fit: LogFit | None, reduction: ComputeFit | None
+    cluster: Cluster, fit: LogFit | None, reduction: ComputeFit | None, rows: Sequence[LinkRow]
 ) -> tuple[tuple[Parameter, ...], Floats]:
     given = current_parameters(cluster)
     found: list[Parameter] = []
     n = len(fit.names) if fit is not None else 0
     covariance = np.zeros((n + (reduction is not None),) * 2)
     if fit is not None:
-        found += [Parameter(name, value, *fit.interval(name), given[name]) for name, value in fit.values.items()]
+        for i, (name, value) in enumerate(fit.values.items()):
+            own = [row.row.nbytes for row in rows if name == "overhead" or name.startswith(f"{row.link_class}.")]
+            prior = fit.priors[i].value, math.exp(fit.priors[i].sd)
+            ends, informed = (min(own), max(own)), float(fit.informed[i])
+            found.append(
+                Parameter(name, value, *fit.interval(name), given[name], ends, informed, prior, fit.bounds[i])
+            )
         covariance[:n, :n] = fit.covariance
     if reduction is not None:
         variance = float(reduction.covariance[1, 1]) / reduction.c1**2
         factor = math.exp(t_quantile(reduction.dof) * math.sqrt(variance))
         value = 1.0 / reduction.c1
         found.append(
-            Parameter("reduce_bandwidth", value, value / factor, value * factor, given["reduce_bandwidth"])
-        )
+            Parameter(
+                "reduce_bandwidth", value, value / factor, value * factor, given["reduce_bandwidth"],
+                (reduction.batch_sizes[0], reduction.batch_sizes[-1]),
+            )
+        )  # fmt: skip
         covariance[n, n] = variance
     return tuple(found), covariance
 

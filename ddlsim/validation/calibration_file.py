@@ -15,7 +15,7 @@ import ddlsim
 from ddlsim.bundled import bundled_files
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.calibrated import PARAMETERS
-from ddlsim.cluster.calibration_table import CalibrationTable, parse_calibration, value_of
+from ddlsim.cluster.calibration_table import CalibrationTable, ParameterTable, parse_calibration, value_of
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.validation.calibration import Calibration, Parameter, Residual
 from ddlsim.validation.compute_fit import ComputeFit
@@ -75,10 +75,7 @@ def load_calibration(source: str | Path | Cluster) -> Calibration:
 
 
 def _calibration(table: CalibrationTable, cluster: Cluster) -> Calibration:
-    parameters = [
-        _parameter(p.name, f"calibration.parameters.{i}", p.value, p.low, p.high, p.file)
-        for i, p in enumerate(table.parameters)
-    ]
+    parameters = [_parameter(p, f"calibration.parameters.{i}") for i, p in enumerate(table.parameters)]
     curves = [
         Curve(
             c.operation, c.backend, c.algorithm, c.inside, c.per_message, tuple(c.sizes), tuple(c.per_byte),
@@ -114,11 +111,17 @@ def _calibration(table: CalibrationTable, cluster: Cluster) -> Calibration:
     )  # fmt: skip
 
 
-def _parameter(name: str, place: str, value: str, low: str, high: str, file: str | None) -> Parameter:
+def _parameter(row: ParameterTable, place: str) -> Parameter:
+    name = row.name
     absent = math.inf if PARAMETERS[name] == "bandwidth" else 0.0  # files leave out: no latency, speed without limit
-    before = absent if file is None else value_of(name, file, place)
-    best, least, most = (value_of(name, text, place) for text in (value, low, high))
-    return Parameter(name, best, least, most, before)
+    before = absent if row.file is None else value_of(name, row.file, place)
+    best, least, most = (value_of(name, text, place) for text in (row.value, row.low, row.high))
+    bounds = [value_of(name, text, f"{place}.bounds") for text in row.bounds]
+    return Parameter(
+        name, best, least, most, before, (row.nbytes[0], row.nbytes[1]) if row.nbytes else (0, 0), row.informed,
+        None if row.prior is None else (value_of(name, row.prior, f"{place}.prior"), row.prior_factor),
+        (bounds[0], bounds[1]) if bounds else None,
+    )  # fmt: skip
 
 
 def _matrix(rows: list[list[float]], n: int, place: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
@@ -179,6 +182,11 @@ def _lines(c: Calibration) -> list[str]:
         lines += [f"{key} = {_quantity(p.name, getattr(p, key))}" for key in ("value", "low", "high")]
         if 0.0 < p.file < math.inf:
             lines.append(f"file = {_quantity(p.name, p.file)}")
+        lines += [f"nbytes = {list(p.nbytes)}", f"informed = {_number(p.informed)}"]
+        if p.prior is not None:
+            lines += [f"prior = {_quantity(p.name, p.prior[0])}", f"prior_factor = {_number(p.prior[1])}"]
+        if p.bounds is not None:
+            lines.append(f"bounds = [{', '.join(_quantity(p.name, end) for end in p.bounds)}]")
     for curve in c.curves:
         lines += ["", "[[calibration.curves]]"]
         lines += [f"{key} = {_text(getattr(curve, key))}" for key in ("operation", "backend", "algorithm")]

@@ -117,6 +117,9 @@ def _uninformed(fit: LogFit) -> list[str]:
     """Return a note for each parameter that rests on the cluster file more than on measurements."""
     remedies = {"latency": "measure small messages (8 B)", "bandwidth": "measure large messages (16 MiB)"}
     notes = []
+    for (name, value), ends in zip(fit.values.items(), fit.bounds, strict=True):
+        if value < 1.01 * ends[0] or value > 0.99 * ends[1]:
+            notes.append(f"{name} ended at the bound of its search: the cluster file is too far from what was measured")
     for name, share in zip(fit.names, fit.informed.tolist(), strict=True):
         if share < 0.5:
             remedy = remedies.get(name.partition(".")[2], "measure several pairs at once")

@@ -23,6 +23,8 @@ NOISE_WEIGHT = 2.0
 #: relative errors beyond this count linearly instead of squared, so that single outliers do not lead
 ROBUST = 0.15
 LEVEL = 0.95
+#: parameters are looked for within this of where the search starts, in the logarithm (a factor of 160,000)
+REACH = 12.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class LogFit:
     spread   standard deviation of ln(predicted / measured), with `dof` degrees of freedom
     errors   (n_rows,) ln(predicted / measured)
     informed (n,) share of each parameter's knowledge that comes from the measurements, not from the prior
+    priors   of each parameter
+    bounds   least and most that each parameter was allowed to be
     """
 
     names: tuple[str, ...]
@@ -49,6 +53,8 @@ class LogFit:
     dof: float
     errors: Floats
     informed: Floats
+    priors: tuple[Prior, ...]
+    bounds: tuple[tuple[float, float], ...]
 
     @property
     def values(self) -> dict[str, float]:
@@ -100,7 +106,7 @@ def fit_logs(
     if not np.isfinite(residuals(begin)).all():
         raise ConfigError("calibration: the simulation gives no finite time for some measurement; check the sizes")
     found = least_squares(
-        residuals, begin, loss="soft_l1", f_scale=ROBUST, bounds=(begin - 12.0, begin + 12.0), diff_step=1e-4,
+        residuals, begin, loss="soft_l1", f_scale=ROBUST, bounds=(begin - REACH, begin + REACH), diff_step=1e-4,
         xtol=1e-10, ftol=1e-10,
     )  # fmt: skip
     errors = residuals(found.x)[: len(measured)]
@@ -110,7 +116,10 @@ def fit_logs(
     unit = np.linalg.inv(known.T @ known + np.diag(prior))
     informed = 1.0 - np.clip(np.diag(unit) * prior, 0.0, 1.0)
     covariance = np.asarray(spread**2 * unit)
-    return LogFit(tuple(names), np.asarray(found.x), covariance, spread, dof, errors, informed)
+    bounds = tuple(zip(np.exp(begin - REACH).tolist(), np.exp(begin + REACH).tolist(), strict=True))
+    return LogFit(
+        tuple(names), np.asarray(found.x), covariance, spread, dof, errors, informed, tuple(priors), bounds
+    )
 
 
 def robust_cost(errors: Floats) -> float:

@@ -131,7 +131,8 @@ def make_run_model(
 
 def _strategy(measured: MeasuredRun, default: Strategy) -> Strategy:
     """Return the strategy of the run's columns; what they leave open is the default's."""
-    options = {name: value for name in ("algorithm", "overlap") if (value := getattr(measured, name)) is not None}
+    given = {name: getattr(measured, name) for name in ("algorithm", "overlap", "cost")}
+    options = {name: value for name, value in given.items() if value is not None}
     if measured.strategy is not None and measured.strategy not in STRATEGIES:
         raise unknown_name("strategy", measured.strategy, STRATEGIES, "column strategy")
     kind = STRATEGIES[measured.strategy] if measured.strategy is not None else type(default)
@@ -168,7 +169,7 @@ def _placed(cluster: Cluster, measured: MeasuredRun) -> tuple[Cluster, list[int]
     chosen = [node for nodes in wide for node in nodes[:per_host]][: measured.workers]
     graph = cluster.to_graph()
     graph.remove_nodes_from([cluster.node_names[node] for node in set(available) - set(chosen)])
-    smaller = Cluster.from_graph(graph, cluster.name)
+    smaller = dataclasses.replace(Cluster.from_graph(graph, cluster.name), calibration=cluster.calibration)
     return smaller, np.asarray(smaller.workers).tolist()
 
 

@@ -15,7 +15,7 @@ from ddlsim.units import parse
 __all__ = ["COLUMNS", "NUMBERS", "TEXTS", "MeasuredRun", "read_runs"]
 
 NUMBERS = ("workers", "batch_size", "accumulation", "nodes", "throughput", "step_time")
-TEXTS = ("model", "strategy", "algorithm", "overlap", "precision", "note")
+TEXTS = ("model", "strategy", "algorithm", "overlap", "cost", "precision", "note")
 COLUMNS = (*NUMBERS, *TEXTS)
 #: "step_time (ms)" or "throughput [images/s]"
 _HEAD = re.compile(r"\s*(\w+)\s*(?:\(([^)]*)\)|\[([^\]]*)\])?\s*")
@@ -37,6 +37,7 @@ class MeasuredRun:
     strategy: str | None = None
     algorithm: str | None = None
     overlap: str | None = None
+    cost: str | None = None
     precision: str | None = None
     note: str = ""
     place: str = "runs"

@@ -82,6 +82,11 @@ def test_noiseless_measurements_give_the_parameters_back():
     assert parameter(found, "between.bandwidth").value == pytest.approx(1.1e8, rel=1e-3)
     assert parameter(found, "between.latency").file == pytest.approx(100e-6)
     assert [p.name for p in found.parameters] == ["between.latency", "between.bandwidth"]
+    latency = parameter(found, "between.latency")
+    assert latency.prior == (pytest.approx(100e-6), pytest.approx(math.exp(1.5)))  # the file's, within a factor of 4.5
+    assert latency.nbytes == (8, 4_194_304)
+    assert latency.informed > 0.99
+    assert latency.bounds[0] < latency.value < latency.bounds[1]
     assert "overhead per message left at 0 us" in found.notes[0]
 
 
@@ -292,6 +297,11 @@ def test_a_calibrated_file_says_the_same_as_the_calibration(one_host, tmp_path):
     loaded = ddlsim.validation.load_calibration(path)
     assert isinstance(loaded, Calibration)
     assert str(loaded).splitlines()[1:] == str(found).splitlines()[1:]
+    for one, other in zip(found.parameters, loaded.parameters, strict=True):
+        assert (one.nbytes, one.prior is None) == (other.nbytes, other.prior is None)
+        assert other.informed == pytest.approx(one.informed, rel=1e-4)
+        if one.prior is not None:
+            assert (*other.prior, *other.bounds) == pytest.approx((*one.prior, *one.bounds), rel=1e-4)
     for operation, nbytes in (("one_way", 5000), ("all_reduce", 300_000)):
         one, other = (c.time(operation, nbytes, 2, 1) for c in (found, loaded))
         assert (one.low, one.value, one.high) == pytest.approx((other.low, other.value, other.high), rel=1e-4)

@@ -8,6 +8,7 @@ import pytest
 import ddlsim
 from ddlsim.cluster.calibrated import with_parameters
 from ddlsim.errors import ConfigError
+from ddlsim.measure import Measurement
 from ddlsim.validation import MeasuredRun, calibrate, read_runs, validate
 from ddlsim.validation.conditions import parse_condition
 from ddlsim.validation.run_fit import Knowledge
@@ -140,6 +141,42 @@ def test_a_calibrated_file_gives_step_times_and_intervals(truth, tmp_path):
     assert s.n == 3
     assert s.mean_absolute < 0.01
     assert s.in_interval == 1.0
+
+
+@pytest.mark.parametrize("nodes", [None, 4], ids=["first", "spread"])
+def test_runs_whose_all_reduces_follow_the_measured_curve(truth, nodes):
+    """All-reduces take 1.4 times as long as a ring of messages: only the curve knows."""
+    sizes = [2**k for k in range(10, 27, 4)]
+    rows = [
+        Measurement(
+            experiment="collective", operation="all_reduce", n_ranks=4, n_hosts=4, nbytes=s,
+            median_s=1.4 * ddlsim.collective_time(truth, "ring", s, ranks=4),
+        )
+        for s in sizes
+    ]  # fmt: skip
+    messages = [
+        Measurement(
+            experiment="point_to_point", operation="one_way", n_ranks=2, n_hosts=2, nbytes=s,
+            median_s=ddlsim.collective_time(truth, "binomial", s, kind="broadcast", ranks=2),
+        )
+        for s in sizes
+    ]  # fmt: skip
+    calibrated = calibrate([*messages, *rows], OFFICE).cluster
+    compute = ddlsim.Measured("50 ms", 16)
+    strategy = ddlsim.AllReduce(overlap="none", cost="calibrated")
+    run = ddlsim.simulate(calibrated, "resnet18", strategy, 16, 4, compute=compute)
+    step = 0.050 + 1.4 * ddlsim.collective_time(truth, "ring", run.workloads[0].gradient_nbytes, ranks=4)
+    assert run.step_time == pytest.approx(step, rel=0.01)
+    errors = {}
+    for cost in ("calibrated", "simulated"):
+        alone = MeasuredRun(workers=1, batch_size=16, throughput=16 / 0.050)
+        four = MeasuredRun(
+            workers=4, batch_size=16, throughput=64 / step, overlap="none", algorithm="ring", cost=cost, nodes=nodes
+        )
+        found = validate([alone, four], calibrated, "resnet18", fit_on="workers == 1", fit=("compute",), explain=0)
+        errors[cost] = found.rows[1].error
+    assert abs(errors["calibrated"]) < 0.01
+    assert errors["simulated"] > 0.2
 
 
 def test_no_interval_where_the_network_is_only_assumed(runs):
