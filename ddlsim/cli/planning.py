@@ -29,6 +29,9 @@ def recommend(
     samples: Annotated[float | None, typer.Option("--samples", help="To process: epochs * data set size.")] = None,
     workers: Annotated[str | None, typer.Option("--workers", "-n", help='To try, e.g. "8,16,32".')] = None,
     batch_size: Annotated[str | None, typer.Option("--batch-size", "-b", help='To try, e.g. "32,64".')] = None,
+    price: Annotated[
+        list[str] | None, typer.Option("--price", help='Of a machine, "24.48 USD/h"; several: one for each cluster.')
+    ] = None,
     precision: Annotated[str, typer.Option("--precision", help="fp32, tf32, fp16 or bf16.")] = "fp32",
     n_best: Annotated[int, typer.Option("--best", help="How many configurations to show.")] = 3,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Processes (default: a core each).")] = None,
@@ -40,14 +43,30 @@ def recommend(
     Example: ddlsim recommend cloud-25g-16x8-v100 --model resnet50 --deadline "3 h" --samples 115e6
     """
     check_folder(csv)
+    priced = _priced(clusters, price or [])
     plan = ddlsim.recommend(
-        clusters, model, ddlsim.Target(deadline, budget, efficiency, throughput, aim=aim), samples=samples,
+        priced, model, ddlsim.Target(deadline, budget, efficiency, throughput, aim=aim), samples=samples,
         workers=_counts("--workers", workers), batch_sizes=_counts("--batch-size", batch_size),
-        base=ddlsim.Experiment(clusters[0], model, precision=precision), n_best=n_best, jobs=jobs,
+        base=ddlsim.Experiment(priced[0], model, precision=precision), n_best=n_best, jobs=jobs,
     )  # fmt: skip
     typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
     if csv is not None:
         write_file(csv, lambda path: plan.table.to_csv(path, index=False))
+
+
+def _priced(clusters: list[str], prices: list[str]) -> list[ddlsim.Cluster]:
+    """Return the clusters with the prices of their machines, as far as prices are given."""
+    loaded = [ddlsim.load_cluster(cluster) for cluster in clusters]
+    if len(prices) not in (0, 1, len(loaded)):
+        raise ConfigError(
+            f"--price is given {len(prices)} times for {len(loaded)} cluster{'' if len(loaded) == 1 else 's'}; give it "
+            "once, or once for each cluster, in their order"
+        )
+    if not prices:
+        return loaded
+    if len(prices) == 1:
+        prices = prices * len(loaded)
+    return [cluster.with_costs(price=price) for cluster, price in zip(loaded, prices, strict=True)]
 
 
 def _counts(option: str, text: str | None) -> list[int] | None:

@@ -11,6 +11,7 @@ from ddlsim.planner.bounds import machine_rates
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.evaluate import Evaluator
 from ddlsim.report.numbers import count, percent, seconds, size
+from ddlsim.run.collective import collective_time
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.simulate import DEFAULT_DEVICE, prepare
 from ddlsim.strategies import AllReduce, LocalSGD, NoOverlap, ParameterServer
@@ -82,7 +83,8 @@ def advice(candidate: Candidate, efficiency: float, evaluator: Evaluator) -> tup
         plain = evaluator.outcomes([case.plain])[0]
         found += [
             _gpus(case, efficiency, plain), _servers(case, evaluator), _medium(case, plain, evaluator),
-            _helpers(case, plain), _local(case, plain, evaluator), _balance(case), _partition(case),
+            _helpers(case, plain, evaluator), _local(case, plain, evaluator), _balance(case, evaluator),
+            _partition(case),
         ]  # fmt: skip
     return tuple(found)
 
@@ -106,8 +108,9 @@ def _gpus(case: _Case, efficiency: float, plain: Outcome) -> Guideline:
     ratio = overhead / (n * case.compute)
     most = guidelines.largest_n_gpus(ratio, efficiency)
     says = (
-        f"R_O = {ratio:.3g}: {n} GPUs share the global batch with an efficiency of "
-        f"{percent(guidelines.scaling_efficiency(ratio, n))}; up to {most:,.0f} for {percent(efficiency)}"
+        f"exchange and update take {100.0 * ratio:.2g} % of the time in which one GPU computes the global batch: {n} "
+        f"share it with an efficiency of {percent(guidelines.scaling_efficiency(ratio, n))}, up to {most:,.0f} with "
+        f"{percent(efficiency)}"
     )
     step = _number(plain, "step_time")
     if step is None:
@@ -125,7 +128,8 @@ def _servers(case: _Case, evaluator: Evaluator) -> Guideline:
         guidelines.n_parameter_servers(nbytes, n, case.bandwidth, case.compute, full_duplex=duplex)
         for duplex in (False, True)
     )
-    says = f"{half} hide pushing and pulling behind {seconds(case.compute)} of computing ({full} if links are duplex)"
+    says = f"with {half} pushing and pulling hide behind {seconds(case.compute)} of computing"
+    says += f" (with {full} where links are duplex)" if full != half else ""
     run = case.plain.with_(strategy=ParameterServer(half, "own", overlap="none"))
     outcome = evaluator.outcomes([run])[0]
     if outcome.status != DONE:
@@ -162,7 +166,7 @@ def _medium(case: _Case, plain: Outcome, evaluator: Evaluator) -> Guideline:
         cluster = cluster.scaled(kind, bandwidth=FASTER)
     faster = evaluator.outcomes([case.plain.with_(cluster=cluster)])[0]
     now = _number(faster, "step_time")
-    simulated = _missing(faster) if now is None else f"{step / now:.3g} x ({', '.join(kinds)})"
+    simulated = _missing(faster) if now is None else f"{step / now:.3g} x with faster {', '.join(kinds)}"
     return Guideline(name, source, says, simulated)
 
 
@@ -175,7 +179,7 @@ def _kinds_between(case: _Case) -> list[str]:
     return sorted(set(kinds[outside].tolist()) - set(kinds[~outside].tolist()))
 
 
-def _helpers(case: _Case, plain: Outcome) -> Guideline:
+def _helpers(case: _Case, plain: Outcome, evaluator: Evaluator) -> Guideline:
     name, source = "machines with CPUs as helpers", "Jiang et al. 2020 (BytePS)"
     if case.bandwidth is None:
         return Guideline(name, source, f"{NOT_AVAILABLE}: one machine", NOT_AVAILABLE)
@@ -186,8 +190,14 @@ def _helpers(case: _Case, plain: Outcome) -> Guideline:
     step = _number(plain, "step_time")
     if step is None:
         return Guideline(name, source, says, _missing(plain))
-    exchange = seconds(step - case.compute - case.update)
-    return Guideline(name, source, says, f"{exchange} without; {NOT_AVAILABLE} with helpers")
+    busy = case.compute + case.update
+    helped = ParameterServer(m, "own", overlap="none", local_reduction=True)  # k = m: a server on each helper
+    outcome = evaluator.outcomes([case.plain.with_(strategy=helped)])[0]
+    now = _number(outcome, "step_time")
+    others = f"{NOT_AVAILABLE} with helpers: the cluster has too few other machines"
+    if now is not None:
+        others = f"{seconds(now - busy)} with {count(m, 'server')} beside them"
+    return Guideline(name, source, says, f"{seconds(step - busy)} without, {others}")
 
 
 def _local(case: _Case, plain: Outcome, evaluator: Evaluator) -> Guideline:
@@ -206,7 +216,7 @@ def _local(case: _Case, plain: Outcome, evaluator: Evaluator) -> Guideline:
     return Guideline(name, source, says, _missing(outcome) if now is None else f"{step / now:.3g} x")
 
 
-def _balance(case: _Case) -> Guideline:
+def _balance(case: _Case, evaluator: Evaluator) -> Guideline:
     """FLOPs per gradient byte of the model against those per byte of the machine."""
     name, source = "computing against traffic", "Das et al. 2016"
     workload = case.workload
@@ -218,7 +228,10 @@ def _balance(case: _Case) -> Guideline:
     needed = 2.0 * (case.machines - 1) / case.machines * flops / case.compute / case.bandwidth
     verdict = "can hide the traffic" if ratio >= needed else "cannot hide all traffic"
     says = f"{ratio:,.0f} FLOPs per byte of gradient, {needed:,.0f} to keep the links busy: computing {verdict}"
-    return Guideline(name, source, says, f"{NOT_AVAILABLE}: a bound, see the share of communication above")
+    outcome = evaluator.outcomes([case.candidate.experiment])[0]
+    share = _number(outcome, "communication_share")
+    simulated = _missing(outcome) if share is None else f"exposed communication takes {percent(share)} of the time"
+    return Guideline(name, source, says, simulated)
 
 
 def _partition(case: _Case) -> Guideline:
@@ -231,11 +244,28 @@ def _partition(case: _Case) -> Guideline:
     layer = max(layers, key=lambda one: one.n_params)
     groups = guidelines.hybrid_groups(layer.n_params, _inputs(layer), batch, n)
     fewer = sum(_prefers_model(one, batch) for one in layers)
+    best = f"{groups:.3g} groups of {n / groups:.3g} workers move least"
+    if groups in (1.0, n):
+        best = f"{'data' if groups == n else 'model'} parallelism moves least"
     says = (
-        f"{fewer} of {count(len(layers), 'layer')} move fewer bytes shared out than copied; the one with most weights "
-        f"({layer.name}): {groups:.3g} groups of {n / groups:.3g} workers move least"
+        f"{fewer} of {count(len(layers), 'layer')} move fewer bytes shared out than copied; of the one with most "
+        f"weights ({layer.name}) {best}"
     )
-    return Guideline(name, source, says, f"{NOT_AVAILABLE}: layers are not shared out between workers")
+    return Guideline(name, source, says, _exchanges(case, layer, batch))
+
+
+def _exchanges(case: _Case, layer: Layer, batch_size: int) -> str:
+    """Say how long what a layer exchanges takes by rings: its gradients, or its inputs and their gradients."""
+    weights = guidelines.data_parallel_nbytes(layer.n_params)
+    inputs = guidelines.model_parallel_nbytes(_inputs(layer), batch_size) / 2.0
+
+    def ring(kind: str, nbytes: float) -> float:
+        return collective_time(
+            case.candidate.cluster, "ring", nbytes, kind=kind, ranks=case.candidate.workers, rank_order="topology"
+        )
+
+    copied, shared = ring("all_reduce", weights), ring("all_gather", inputs) + ring("reduce_scatter", inputs)
+    return f"its gradients take {seconds(copied)} copied, its inputs and their gradients {seconds(shared)} shared out"
 
 
 def _inputs(layer: Layer) -> float:

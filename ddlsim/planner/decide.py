@@ -90,7 +90,7 @@ def recommend(
         if what is not None:
             search = dataclasses.replace(search, group=learning_group)
         found = search.run(options)
-        choices, more = _choices(found, what, target, evaluator, n_best)
+        choices, more = _choices(found, what, search, n_best)
         best = choices[0].candidate
         counts = [option.workers for option in options if option.cluster is best.cluster]
         crossings, remarks = crossovers(found, best, counts, evaluator)
@@ -167,21 +167,30 @@ def _priced(options: Sequence[Candidate], target: Target) -> tuple[bool, list[st
             price_rate(option)
         except ConfigError as error:
             if target.budget is not None:
-                raise ConfigError(f"recommend: a budget needs prices; {error}") from None
-            return False, [f"costs are device-hours: machines of {option.place} have no price"]
+                raise ConfigError(f"recommend: a budget needs prices (--price on the command line); {error}") from None
+            several = len({candidate.place for candidate in options}) > 1
+            return False, [
+                f"costs are device-hours, as machines of {option.place} have no price"
+                + ("; one hour counts as much as another, whatever the device" if several else "")
+            ]
     return True, []
 
 
 def _choices(
-    found: list[Found], what: Lesson | None, target: Target, evaluator: Evaluator, n_best: int
+    found: list[Found], what: Lesson | None, search: Search, n_best: int
 ) -> tuple[list[Choice], list[str]]:
     if not any(one.figures is not None for one in found):
         raise ConfigError(f"recommend: no configuration can be simulated; the first: {found[0].reason}")
+    target = search.target
     if what is not None:
-        return trained(found, what, target, evaluator, n_best)
+        return trained(found, what, target, search.evaluator, n_best)
     by_candidate = {one.candidate: one for one in found}
+
+    def simulate(candidate: Candidate) -> Found:
+        return search.simulate([candidate])[0]
+
     return [
-        dataclasses.replace(choice, reasons=reasons(by_candidate[choice.candidate], found, target))
+        dataclasses.replace(choice, reasons=reasons(by_candidate[choice.candidate], found, target, simulate))
         for choice in choices_of(found, target, n_best)
     ], []
 

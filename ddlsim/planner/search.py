@@ -32,6 +32,7 @@ class Found:
     """What became of a candidate: its figures if it was simulated, else why not.
 
     shares  of the workers' time, by name, where it was simulated
+    bound   the best figures that it can have, where it was left out because of them
     """
 
     candidate: Candidate
@@ -40,6 +41,7 @@ class Found:
     figures: Figures | None = None
     shares: dict[str, float] | None = None
     notes: tuple[str, ...] = ()
+    bound: Figures | None = None
 
 
 def figures_of(candidate: Candidate, outcome: Outcome, *, priced: bool, samples: float | None) -> Figures:
@@ -140,5 +142,6 @@ class Search:
                 left.append(item)
             else:
                 at_most = f"at most {best.figures.throughput:.4g} samples/s ({best.limit})"
-                pruned.append(Found(candidate, PRUNED, f"{at_most}: {better} others are better"))
+                reason = f"{at_most}: {better} others are better"
+                pruned.append(Found(candidate, PRUNED, reason, bound=best.figures))
         return left, pruned

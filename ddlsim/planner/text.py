@@ -16,25 +16,40 @@ __all__ = ["text"]
 
 #: how many sensitivities, and reasons why configurations do not fit, are shown
 N_SENSITIVITIES, N_SKIPPED = 4, 3
+#: gains below this share are none
+NOTHING = 0.001
 WIDTH = 118
 
 
 def text(plan: Plan) -> str:
     """Return what ``print(plan)`` shows."""
     rows = [("target", _target(plan.target)), ("searched", _searched(plan)), *_verdict(plan)]
+    said: set[str] = set()
     for i, choice in enumerate(plan.choices):
         rows += [("", ""), (_title(i, choice), str(choice)), ("", _figures(plan, choice))]
-        rows += [("why" if j == 0 else "", reason) for j, reason in enumerate(choice.reasons)]
+        new = [reason for reason in choice.reasons if reason not in said]  # the rest is as above
+        rows += [("why" if j == 0 else "", reason) for j, reason in enumerate(new)]
+        said.update(new)
     rows += [("", "")] if plan.crossovers or plan.sensitivities else []
     rows += [("crossovers" if i == 0 else "", str(crossing)) for i, crossing in enumerate(plan.crossovers)]
-    shown = plan.sensitivities[:N_SENSITIVITIES]
-    rows += [("sensitivity" if i == 0 else "", str(found)) for i, found in enumerate(shown)]
+    rows += [("sensitivity" if i == 0 else "", line) for i, line in enumerate(_sensitivities(plan))]
     rows += [("", "")]
     for guideline in plan.guidelines:
         rows += [("rule", f"{guideline.name} ({guideline.source}): {guideline.says}")]
         rows += [("", f"simulated: {guideline.simulated}")]
     rows += [("", ""), *_skipped(plan), *(("note", note) for note in plan.notes)]
     return "\n".join(line for row in rows for line in _lines(*row))
+
+
+def _sensitivities(plan: Plan) -> list[str]:
+    """Return what better parts bring, as far as they bring anything."""
+    shown = [str(found) for found in plan.sensitivities if abs(found.gain) >= NOTHING][:N_SENSITIVITIES]
+    rest = len(plan.sensitivities) - len(shown)
+    small = all(abs(found.gain) < NOTHING for found in plan.sensitivities[len(shown):])  # they are sorted
+    if rest and small:
+        what = "no other part that is" if shown else "no part that is"
+        shown.append(f"{what} 10 % better changes it by {percent(NOTHING)}")
+    return shown
 
 
 def _lines(label: str, content: str) -> list[str]:

@@ -34,14 +34,24 @@ def test_json() -> None:
     assert best["time"] == pytest.approx(1e6 / best["throughput"])
 
 
+def test_prices_are_given_once_or_for_each_cluster() -> None:
+    options = ["office-1gbe", "-m", "lenet5", "-n", "2", "-b", "32", "-j", "1", "--price", "3.6 USD/h", "--json"]
+    values = json.loads(call(*options).output)
+    assert values["cost_unit"] == "USD"
+    best = values["choices"][0]
+    assert best["cost"] == pytest.approx(2 * 0.001 * 1e6 / best["throughput"])  # of a million samples
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         (["office-1gbe", "-n", "2;4"], "--workers = '2;4': must be numbers such as 8,16,32"),
         (["office-1gbe", "--deadline", "1 h"], "a deadline or a budget is about a whole training"),
         (["office-1gbe", "-m", "resnet5"], "did you mean 'resnet50'"),
+        (["office-1gbe", "--price", "1 USD/h", "--price", "2 USD/h"], "--price is given 2 times for 1 cluster;"),
+        (["office-1gbe", "--price", "1 W"], "'1 W' is a power, not a price"),
     ],
-    ids=["workers", "samples", "model"],
+    ids=["workers", "samples", "model", "prices", "price"],
 )
 def test_errors(options: list[str], text: str) -> None:
     done = call(*options)

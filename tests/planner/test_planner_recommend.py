@@ -85,6 +85,28 @@ def test_bounds_leave_out_what_cannot_win() -> None:
     assert "pruned" not in set(table.loc[table["workers"] == 8, "status"])  # these are the best
 
 
+def test_reasons_name_the_best_other_value() -> None:
+    """Also where the search has left it out: for each thing that is varied, simulate all that differ in it only."""
+    found = plan(workers=[2, 3, 4, 6, 8], strategies=STRATEGIES[:3])
+    best = found.best.candidate
+    near: dict[str, list[tuple[float, object]]] = {}
+    for one in found.found:
+        differs = [name for name, value in one.candidate.settings.items() if value != best.settings[name]]
+        if len(differs) == 1:
+            rate = ddlsim.simulate(one.candidate.experiment).throughput
+            near.setdefault(differs[0], []).append((rate, one.candidate.settings[differs[0]]))
+    assert set(near) == {"workers", "strategy", "compression"}
+    assert any(one.status == "pruned" for one in found.found)
+    reasons = found.best.reasons[1:]
+    assert len(reasons) == 3
+    for reason, name in zip(reasons, ("workers", "strategy", "compression"), strict=True):
+        rate, value = max(near[name])
+        assert reason.startswith(f"{name} {value} instead takes ")
+        slower = found.best.throughput / rate - 1.0
+        said = f"{100.0 * slower:.1f} % longer" if slower < 0.995 else f"{1.0 + slower:.3g} times as long"
+        assert reason.endswith("as long" if slower < 0.0005 else said)
+
+
 def test_limits_are_kept() -> None:
     found = plan(Target(deadline="5 min", budget=1.33))
     assert found.meets_target
@@ -252,7 +274,7 @@ def test_output() -> None:
     ("target", "changes", "text"),
     [
         (Target(deadline="1 h"), {"samples": None}, "a deadline or a budget is about a whole training: give samples="),
-        (Target(budget=9.0), {"clusters": "office-1gbe", "base": None}, "a budget needs prices; cost: machine"),
+        (Target(budget=9.0), {"clusters": "office-1gbe", "base": None}, "a budget needs prices .*; cost: machine"),
         (Target(accuracy=0.9), {"samples": None}, "an accuracy needs training="),
         (Target(), {"training": Training(epochs=1)}, "training has no effect without an accuracy"),
         (Target(), {"workers": [9]}, "no configuration fits together"),
