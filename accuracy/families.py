@@ -85,10 +85,13 @@ FAMILIES = (
             ("paddle_v100_vgg16_fp32_b32", "", "the measured steps are those of a ring that overlaps with the backward "
              "pass and gets 8.1 (16 GPUs) and 8.0 GB/s (32) through the interface, two thirds of what NCCL assumes; a "
              "missing GPUDirect or contention with compute could do that, and the source does not say"),
+            ("mxnet_k80_ps", "", "the servers' work hides behind the copies inside the machines, since everything "
+             "travels as soon as it is ready; MXNet of 2017 waits in its main thread for each tensor's sum before it "
+             "pushes the next one (src/kvstore/kvstore_dist.h, WaitToRead)"),
             ("tf_k80_ps_resnet152", "64", "as if pulling did not overlap with the backward pass (337 ms at the nominal "
              "rate, 334 ms measured); gRPC and the tokens queued for each variable are not modelled"),
-            ("tf_dgx1_p100", "", "as if NCCL's reductions did not overlap with the backward pass, which they could; "
-             "how TensorFlow of 2017 ran them is not modelled"),
+            ("tf_dgx1_p100", "8", "the measured step has 34 ms more than the reductions take at one NVLink's rate; the "
+             "same reductions explain VGG-16's 8 devices, so it seems to be AlexNet's own: 17,800 images/s"),
             ("theano_mpi_k80_vgg16", "8", "the *compute* part of the measured step is 23 % longer on 8 devices than on "
              "one (1.378 s, 1.120 s); reading and copying the input is not modelled"),
             ("theano_mpi", "", "copies between the dies of a K80 reach about 6.5 GB/s and between sockets 3.5, not the "
@@ -107,17 +110,24 @@ FAMILIES = (
     ),
     Family(
         "techniques", "What techniques gain (ratio of throughputs)", 0.15, "techniques",
-        "ByteScheduler, 1-bit Adam: the one-machine rows. DGC: the dense row at 100 Gbit/s. Local SGD: tau = 1 and 16, "
-        "as the page does not state the network.",
+        "ByteScheduler: the one-machine row gives the rate of copies inside the machine, a one-GPU row of another case "
+        "the compute time. 1-bit Adam: the one-machine rows. DGC: the dense row at 100 Gbit/s. Local SGD: tau = 1 and "
+        "16, as the page does not state the network.",
         techniques.rows,
         causes=(
+            ("localsgd", "", "the measured steps scatter around the line t_c + t_ar / tau (0.470, 0.467 and 0.446 s at "
+             "tau = 2, 4, 8; on it lie 0.463, 0.446, 0.438)"),
+            ("dgc", "100", "a step with DGC takes 10 ms longer than predicted, 2.5 ms longer than a dense one; "
+             "PaddlePaddle's host waits for every all-gather (FLAGS_sync_nccl_allreduce), which may delay launches"),
             ("onebit", "32", "dense Adam is 30 % slower at 8 machines than 4.1 Gbit/s, the rate measured between two, "
              "allows (3.85 s a step, 2.98 s predicted)"),
             ("onebit", "", "the exchange of signs took two thirds of the time that 4.1 Gbit/s allows: many flows seem "
              "to get more than the single one of iperf"),
-            ("bytescheduler", "16", "first come first served is slowest on two machines (0.76 s; 0.72 s on four), "
-             "where each server holds half of the largest tensor; its copies and updates are not modelled"),
-            ("bytescheduler", "", "the simulated schedule hides everything, the real one leaves 20 ms"),
+            ("bytescheduler_mxnet_ps_rdma_vgg16", "16", "the servers' work per byte bounds the scheduled step: 14 "
+             "passes over half of the parameters, 0.387 s at 10 GB/s, but 0.339 s measured; MXNet since 1.1 adds up in "
+             "several threads"),
+            ("bytescheduler", "", "161 tensors of ResNet-50, most of them small: time per request (ps-lite's handling, "
+             "the update in Python) is not modelled"),
         ),
     ),
     Family(

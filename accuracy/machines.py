@@ -14,7 +14,9 @@ from typing import Any
 from ddlsim.cluster import MultiGpu
 from ddlsim.strategies import Priority, ServerWork
 
-__all__ = ["FIRST_COME", "KVSTORE", "RDMA_EFFICIENCY", "TCP_EFFICIENCY", "device_of", "host_of", "nic_efficiency"]
+__all__ = [
+    "FIRST_COME", "KVSTORE", "NVLINK", "RDMA_EFFICIENCY", "TCP_EFFICIENCY", "device_of", "host_of", "nic_efficiency",
+]  # fmt: skip
 
 #: a case as it stands in the file: texts and numbers in nested tables
 Case = Mapping[str, Any]

@@ -6,8 +6,10 @@ What a prediction knows: model, batch, machines, nominal rates, the algorithm, a
   after the simulated exchange inside the machine. Where the case ends at one machine, the one-device row gives it.
 * MXNet's servers: the one-device row gives the compute time and the one-machine row the rate at which the devices copy
   to the one that adds up (kvstore ``dist_device_sync``), since that exchange is what slows the machine down; the
-  servers add up on the CPU.
-* Theano-MPI: one NCCL call per tensor after the backward pass; compute from the one-device row.
+  servers take the time of their one thread's memory traffic.
+* Theano-MPI, and TensorFlow's replicated variables: one NCCL call per tensor after the backward pass; compute from the
+  one-device row. TensorFlow's communication stream waits for all that has been launched on the compute stream when the
+  call is made (``ThenWaitFor`` in tensorflow/contrib/nccl/kernels/nccl_manager.cc), and launches run far ahead.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any
 import yaml
 from scipy.optimize import brentq
 
-from accuracy.machines import FIRST_COME, KVSTORE, host_of, nic_efficiency
+from accuracy.machines import FIRST_COME, KVSTORE, NVLINK, device_of, host_of, nic_efficiency
 from accuracy.rows import Row, show
 from ddlsim import AllReduce, Cluster, DdpBuckets, Measured, ParameterServer, load_cluster, simulate
 from ddlsim.cluster import star
@@ -30,6 +32,7 @@ from ddlsim.strategies import Strategy
 from ddlsim.strategies.group import Group
 from ddlsim.strategies.overlap import in_order
 from ddlsim.strategies.worker import Process, Worker
+from ddlsim.units import parse
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
 
@@ -120,9 +123,18 @@ def _cluster(run: Run, m: int, copies: float | None) -> Cluster:
     latency = LATENCY["rdma" if efficiency == 0.96 else "tcp"]
     gbps = run.case["topology"].get("nic_gbps") or 10  # without a row of several machines it plays no part
     graph = star(m, bandwidth=f"{gbps / host.n_nics} Gbit/s", latency=latency, efficiency=efficiency, host=host)
+    if device_of(run.case) == "p100":
+        _single_links(graph)
     if run.kvstore:
         _kvstore_machine(graph, host.n_gpus, copies)
     return load_cluster(graph)
+
+
+def _single_links(graph: Graph) -> None:
+    """Make the mesh that of a DGX-1 with P100: the same neighbours, one of a device's four NVLinks to each."""
+    for _, _, data in graph.edges(data=True):
+        if data["kind"] == "nvlink":
+            data["bandwidth"] = parse(NVLINK["p100"], "bandwidth")
 
 
 def _kvstore_machine(graph: Graph, n_gpus: int, copies: float | None) -> None:
@@ -142,11 +154,11 @@ def _strategy(run: Run, m: int) -> Strategy:
     if "parameter server" in run.text or "parameter_server" in run.text:
         stated = run.case["algorithm"].get(f"parameter_servers_at_{m * run.per_node}_gpus", m)
         return ParameterServer(stated, "colocated", local_reduction=True)
-    if "no overlap" in run.text:
-        return AllReduce("ring", TensorByTensor())
+    if "no overlap" in run.text or run.text.startswith("tensorflow"):
+        return AllReduce("ring", TensorByTensor())  # type: ignore[arg-type]
     if run.text.startswith("paddle"):  # fused gradients of 32 MB
         return AllReduce("ring", DdpBuckets("32 MiB", "32 MiB"))
-    return AllReduce("ring", "layer" if run.text.startswith("tensorflow") else "ddp")
+    return AllReduce("ring", "ddp")
 
 
 def _step(run: Run, n: int, compute: float, copies: float | None = None) -> float:

@@ -7,13 +7,14 @@ compressor; what calibrates each case is stated at its function.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from accuracy.machines import ETHERNET_EFFICIENCY, FIRST_COME, KVSTORE, RDMA_EFFICIENCY, host_of
+from accuracy.machines import ETHERNET_EFFICIENCY, FIRST_COME, KVSTORE, RDMA_EFFICIENCY, device_of, host_of
 from accuracy.published import DATA, MODELS, solve
 from accuracy.rows import Row, show
 from ddlsim import (
@@ -177,46 +178,68 @@ CREDITS = (4, 16)
 def bytescheduler(case: Case) -> list[Row]:
     """MXNet's parameter servers over RDMA: whole tensors first come first served, against ByteScheduler's slices.
 
-    The batch is not stated; 32 images per GPU are assumed (the batch of its paper, Peng et al. 2019). The one-machine
-    row, the same for both, gives the compute time: one machine needs no server. The credit is tuned, as ByteScheduler
+    The batch is not stated; 32 images per GPU are assumed (the batch of its paper, Peng et al. 2019). A row of one GPU
+    of that kind, from another case, gives the compute time; the one-machine row, the same for both, the rate at which
+    the devices copy (as for MXNet's weak scaling): one machine needs no server. The credit is tuned, as ByteScheduler
     does unless told otherwise: the fastest counts.
     """
     model, per_node, batch = MODELS[case["model"]["name"]], case["topology"]["gpus_per_node"], 32
     rows = {row["n"]: row for row in case["measured"]}
-    gbps = case["topology"]["nic_gbps"]
+    gbps, one = case["topology"]["nic_gbps"], per_node * batch / rows[per_node]["throughput_fifo"]
+    seconds = one_device(case, batch)
+    assert seconds is not None
+    compute = Measured(seconds, batch)
 
-    def step(n: int, compute: float, overlap: Priority) -> float:
-        m = n // per_node
-        network = star(m, bandwidth=gbps * 1e9 / 8, latency=1e-6, efficiency=RDMA_EFFICIENCY, host=host_of(case))
+    @cache
+    def step(n: int, copies: float, overlap: Priority) -> float:
+        m, host = n // per_node, replace(host_of(case), pcie_bandwidth=copies)
+        network = star(m, bandwidth=gbps * 1e9 / 8, latency=1e-6, efficiency=RDMA_EFFICIENCY, host=host)
         strategy: Strategy = ParameterServer(m, "colocated", overlap, local_reduction="tree", work=KVSTORE)
         if m == 1:
-            strategy = AllReduce("binomial_tree", "layer")
-        return simulate(
-            network, model, strategy, batch, workers=n, steps=2, warmup=1, compute=Measured(compute, batch)
-        ).step_time
+            strategy = AllReduce("binomial_tree", overlap)
+        return simulate(network, model, strategy, batch, workers=n, steps=2, warmup=1, compute=compute).step_time
 
-    one = per_node * batch / rows[per_node]["throughput_fifo"]
-    compute = solve(lambda x: step(per_node, x, FIRST_COME) / one - 1.0, 0.3 * one, one)
+    copies = solve(lambda rate: step(per_node, rate, FIRST_COME) / one - 1.0, 0.5e9, 12e9)
+
+    def gain(n: int) -> float:
+        if n == per_node:
+            return step(n, copies, FIRST_COME) / one
+        return step(n, copies, FIRST_COME) / min(step(n, copies, Priority("4 MB", credit)) for credit in CREDITS)
+
     return [
-        Row(
-            case["id"], f"{n} GPUs", row["throughput_bytescheduler"] / row["throughput_fifo"],
-            step(n, compute, FIRST_COME) / min(step(n, compute, Priority("4 MB", credit)) for credit in CREDITS), "x",
-            n == per_node,
-        )
+        Row(case["id"], f"{n} GPUs", row["throughput_bytescheduler"] / row["throughput_fifo"], gain(n), "x",
+            n == per_node)
         for n, row in rows.items()
     ]  # fmt: skip
+
+
+@cache
+def _cases(path: Path = DATA) -> list[dict[str, Any]]:
+    cases: list[dict[str, Any]] = yaml.safe_load(path.read_text())["cases"]
+    return cases
+
+
+def one_device(case: Case, batch: int) -> float | None:
+    """Return the s of a step of one device of the case's kind, in single precision, if any case states it."""
+    for other in _cases():
+        worker, same = other.get("worker"), isinstance(other["model"], Mapping)
+        if same and isinstance(worker, Mapping) and other["model"]["name"] == case["model"]["name"] and (
+            (device_of(other), worker.get("batch"), worker.get("precision")) == (device_of(case), batch, "fp32")
+        ) and "t_step_1gpu_s" in worker:  # fmt: skip
+            return float(worker["t_step_1gpu_s"])
+    return None
 
 
 def rows(path: Path = DATA) -> list[Row]:
     """Return the ratios of all cases that compare a technique with its absence."""
     found: list[Row] = []
-    for case in yaml.safe_load(path.read_text())["cases"]:
+    for case in _cases(path):
         first = case["measured"][0]
         for key, function in (
             ("tau", local_sgd), ("t_dgc_s", dgc), ("throughput_1bit", onebit_adam),
             ("throughput_bytescheduler", bytescheduler),
         ):  # fmt: skip
-            if key in first and (function is not bytescheduler or case["model"]["name"] in MODELS):
+            if key in first and (function is not bytescheduler or one_device(case, 32) is not None):
                 found += function(case)
     return found
 

@@ -5,9 +5,14 @@ import math
 
 import pytest
 
+from accuracy import techniques
 from accuracy.aws import INITIAL_WINDOW, Transport
 from accuracy.collectives import Pieces
+from accuracy.families import FAMILIES
+from accuracy.report import judged, misses
 from accuracy.rows import Row, mean_error
+from ddlsim import load_device, load_model
+from ddlsim.workload.compute import make_workload
 
 
 def test_slow_start() -> None:
@@ -30,3 +35,28 @@ def test_calibrated_rows_do_not_count() -> None:
     rows = [Row("a", "b", measured, predicted, "s", fitted) for measured, predicted, fitted in figures]
     assert mean_error(rows) == pytest.approx((0.1 + 0.3) / 2)
     assert math.isnan(mean_error(rows[:1]))
+
+
+def test_tensors_that_dgc_compresses() -> None:
+    """ResNet-152 has 154 weights of at least 16,384 elements; small tensors travel with them: no byte is lost."""
+    work = make_workload(load_model("resnet152"), load_device("p40"), 1)
+    buckets = techniques.TensorByTensor().buckets(work)
+    assert len(buckets) == sum(nbytes >= 4 * 16384 for nbytes in work.tensor_nbytes) + 1 == 154 + 1
+    assert sum(bucket.nbytes for bucket in buckets) == work.gradient_nbytes
+    assert buckets[-1].nbytes < 4 * 16384  # the first normalisation's, with no large tensor after them
+
+
+def test_one_device_of_the_same_kind() -> None:
+    """ByteScheduler's cases take the compute time of PaddlePaddle's one-GPU rows: V100, 32 images, single precision."""
+    case = {"model": {"name": "VGG-16"}, "worker": {"device": "NVIDIA V100 x 8 per machine"}, "system": ""}
+    assert techniques.one_device(case, 32) == 0.12664
+    assert techniques.one_device(case, 33) is None
+    assert techniques.one_device({**case, "model": {"name": "Transformer"}}, 32) is None
+
+
+def test_gains_are_judged_by_themselves() -> None:
+    """1.08 for 1.1 misses a fifth of the gain, 1.09 for 1.1 a tenth; 0.99 has the wrong sign."""
+    rows = [Row("a", str(x), 1.1, x, "x", fitted_on=False) for x in (1.08, 1.09, 0.99)]
+    ratios, near, wrong = judged(rows)
+    assert (ratios, near, wrong) == (rows, rows[1:2], rows[2:])
+    assert misses(FAMILIES[2], rows).count("(-1.8%)") == 1
