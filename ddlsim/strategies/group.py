@@ -42,7 +42,7 @@ class Carrier(Protocol):
 
 
 class Servers(Protocol):
-    """Servers that a bucket goes through, when it is more than a collective."""
+    """What a bucket goes through where that is no simulated collective: servers, or a stream of known times."""
 
     def join(self, operation: tuple[int, int], tensor: int, nbytes: float, rank: int) -> simpy.Event:
         """Enter the exchange of the bucket number `tensor`; return the event of the mean's arrival at `rank`."""

@@ -36,6 +36,7 @@ from ddlsim.run.files import (
     STRATEGIES,
     beside,
     compression_from,
+    compute_from,
     experiment_from,
     load_experiment,
     training_from,
@@ -122,6 +123,8 @@ def _value(path: Path, field: str, value: object, where: str, allow_code: bool) 
     if isinstance(value, dict):
         if field == "training":
             return training_from(path, value, where)
+        if field == "compute":
+            return compute_from(path, value, where)
         if field == "compression":
             return compression_from(value, where)
         kinds = _KINDS.get(field.rpartition(".")[2])

@@ -44,6 +44,7 @@ class Case:
 CASES = [
     Case(ddlsim.AllReduce("ring")),
     Case(ddlsim.AllReduce("halving_doubling", overlap="priority")),
+    Case(ddlsim.AllReduce("ring", cost="nccl")),
     Case(ddlsim.ParameterServer(servers=2)),
     Case(ddlsim.AsyncParameterServer()),
     Case(ddlsim.AsyncParameterServer(servers=3, apply_time="10 us")),

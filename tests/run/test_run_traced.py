@@ -7,6 +7,7 @@ import pytest
 
 import ddlsim
 from ddlsim.errors import ConfigError
+from ddlsim.study.files import load_study
 
 #: class, forward and backward us of every module of digits-cnn
 MODULES = [
@@ -76,6 +77,17 @@ def test_experiment_files_name_a_trace_beside_them(trace, tmp_path):
     path.write_text(path.read_text().replace("trace.json", "missing.json"))
     with pytest.raises(ConfigError, match=r"experiment.toml: compute: .*missing.json"):
         ddlsim.load_experiment(path)
+
+
+def test_studies_vary_traces_beside_their_file(trace, tmp_path):
+    write(tmp_path / "slow.json", [(name, 3 * forward, 3 * backward) for name, forward, backward in MODULES])
+    path = tmp_path / "study.toml"
+    path.write_text(
+        '[base]\ncluster = "office-1gbe"\nmodel = "digits-cnn"\nworkers = 2\nsteps = 3\n[vary]\n'
+        'compute = [{ type = "traced", path = "trace.json" }, { type = "traced", path = "slow.json" }]\n'
+    )
+    fast, slow = (ddlsim.simulate(point.experiment) for point in load_study(path).points)
+    assert slow.workloads[0].forward_time == pytest.approx(3 * fast.workloads[0].forward_time)
 
 
 def test_the_times_are_a_part_of_the_experiment(trace):
