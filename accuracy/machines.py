@@ -15,7 +15,8 @@ from ddlsim.cluster import MultiGpu
 from ddlsim.strategies import Priority, ServerWork
 
 __all__ = [
-    "FIRST_COME", "KVSTORE", "NVLINK", "RDMA_EFFICIENCY", "TCP_EFFICIENCY", "device_of", "host_of", "nic_efficiency",
+    "FIRST_COME", "KVSTORE", "NVLINK", "PCIE", "RDMA_EFFICIENCY", "TCP_EFFICIENCY", "device_of", "host_of",
+    "nic_efficiency",
 ]  # fmt: skip
 
 #: a case as it stands in the file: texts and numbers in nested tables

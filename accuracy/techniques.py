@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from accuracy.machines import ETHERNET_EFFICIENCY, FIRST_COME, KVSTORE, RDMA_EFFICIENCY, device_of, host_of
+from accuracy.machines import ETHERNET_EFFICIENCY, FIRST_COME, KVSTORE, PCIE, RDMA_EFFICIENCY, device_of, host_of
 from accuracy.published import DATA, MODELS, solve
 from accuracy.rows import Row, show
 from ddlsim import (
@@ -37,6 +37,7 @@ from ddlsim.strategies import Strategy
 from ddlsim.strategies.group import Group
 from ddlsim.strategies.overlap import in_order
 from ddlsim.strategies.worker import Process, Worker
+from ddlsim.units import parse
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
 
@@ -180,31 +181,37 @@ def bytescheduler(case: Case) -> list[Row]:
 
     The batch is not stated; 32 images per GPU are assumed (the batch of its paper, Peng et al. 2019). A row of one GPU
     of that kind, from another case, gives the compute time; the one-machine row, the same for both, the rate at which
-    the devices copy (as for MXNet's weak scaling): one machine needs no server. The credit is tuned, as ByteScheduler
+    the devices copy (as for MXNet's weak scaling): one machine needs no server. Where no case states such a row, the
+    copies have the rate of PCIe and the one-machine row gives the compute time. The credit is tuned, as ByteScheduler
     does unless told otherwise: the fastest counts.
     """
     model, per_node, batch = MODELS[case["model"]["name"]], case["topology"]["gpus_per_node"], 32
     rows = {row["n"]: row for row in case["measured"]}
     gbps, one = case["topology"]["nic_gbps"], per_node * batch / rows[per_node]["throughput_fifo"]
-    seconds = one_device(case, batch)
-    assert seconds is not None
-    compute = Measured(seconds, batch)
 
     @cache
-    def step(n: int, copies: float, overlap: Priority) -> float:
+    def step(n: int, copies: float, seconds: float, overlap: Priority) -> float:
         m, host = n // per_node, replace(host_of(case), pcie_bandwidth=copies)
         network = star(m, bandwidth=gbps * 1e9 / 8, latency=1e-6, efficiency=RDMA_EFFICIENCY, host=host)
         strategy: Strategy = ParameterServer(m, "colocated", overlap, local_reduction="tree", work=KVSTORE)
         if m == 1:
             strategy = AllReduce("binomial_tree", overlap)
-        return simulate(network, model, strategy, batch, workers=n, steps=2, warmup=1, compute=compute).step_time
+        return simulate(
+            network, model, strategy, batch, workers=n, steps=2, warmup=1, compute=Measured(seconds, batch)
+        ).step_time
 
-    copies = solve(lambda rate: step(per_node, rate, FIRST_COME) / one - 1.0, 0.5e9, 12e9)
+    copies, seconds = parse(PCIE, "bandwidth"), one_device(case, batch)
+    if seconds is None:
+        seconds = solve(lambda x: step(per_node, copies, x, FIRST_COME) / one - 1.0, 0.3 * one, one)
+    else:
+        known = seconds
+        copies = solve(lambda rate: step(per_node, rate, known, FIRST_COME) / one - 1.0, 0.5e9, copies)
 
     def gain(n: int) -> float:
+        first = step(n, copies, seconds, FIRST_COME)
         if n == per_node:
-            return step(n, copies, FIRST_COME) / one
-        return step(n, copies, FIRST_COME) / min(step(n, copies, Priority("4 MB", credit)) for credit in CREDITS)
+            return first / one
+        return first / min(step(n, copies, seconds, Priority("4 MB", credit)) for credit in CREDITS)
 
     return [
         Row(case["id"], f"{n} GPUs", row["throughput_bytescheduler"] / row["throughput_fifo"], gain(n), "x",
@@ -239,7 +246,7 @@ def rows(path: Path = DATA) -> list[Row]:
             ("tau", local_sgd), ("t_dgc_s", dgc), ("throughput_1bit", onebit_adam),
             ("throughput_bytescheduler", bytescheduler),
         ):  # fmt: skip
-            if key in first and (function is not bytescheduler or one_device(case, 32) is not None):
+            if key in first and (function is not bytescheduler or case["model"]["name"] in MODELS):
                 found += function(case)
     return found
 
