@@ -229,7 +229,7 @@ def run(
     workers = _workers(prepared, loop, recorder, stop, learner)
     setting = Setting(
         prepared.cluster, loop, workers, recorder, stop, learner, seed=experiment.seed,
-        compression=compression_of(experiment.compression),
+        compression=compression_of(experiment.compression), jitter=experiment.jitter,
     )  # fmt: skip
     experiment.strategy.start(setting)
     monitor = stop.monitor = _monitor(setting, experiment, progress, saved.checkpoint if saved is not None else None)

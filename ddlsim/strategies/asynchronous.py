@@ -12,7 +12,7 @@ from ddlsim.learning import Array, Learner, Value
 from ddlsim.learning.learner import State
 from ddlsim.strategies.checks import whole
 from ddlsim.strategies.compressed_pushes import Message, Pushes, pushes_of
-from ddlsim.strategies.servers import apply_seconds, check_layers, check_servers, server_nodes
+from ddlsim.strategies.servers import apply_seconds, check_layers, check_servers, note_lock_step, server_nodes
 from ddlsim.strategies.setting import Setting
 from ddlsim.strategies.staleness import DelayCompensation, Scaling, scaled, scaling_named
 from ddlsim.strategies.worker import Process, Worker
@@ -150,6 +150,7 @@ class AsyncParameterServer:
         ]  # fmt: skip
         setting.model = lambda: learner.concatenate([server.params for server in servers])
         pushes = pushes_of(setting, self.servers)
+        note_lock_step(setting)
         for worker in setting.workers:
             env.process(self.work(worker, servers, pushes))
 

@@ -11,7 +11,7 @@ from ddlsim.learning import ABSENT, Array, Value
 from ddlsim.strategies.center import Shards, communicate, wait
 from ddlsim.strategies.checks import whole
 from ddlsim.strategies.replica import Replica, start_replicas
-from ddlsim.strategies.servers import apply_seconds, check_servers
+from ddlsim.strategies.servers import apply_seconds, check_servers, note_lock_step
 from ddlsim.strategies.setting import Setting
 from ddlsim.strategies.worker import Computation, Process, Worker
 
@@ -116,6 +116,8 @@ class ElasticAveraging:
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         spring = _Spring(Shards.of(self, setting), self.alpha, len(setting.workers) if self.synchronous else 1)
+        if not self.synchronous:
+            note_lock_step(setting)
         start_replicas(setting, lambda replica: self.work(replica, spring))
         setting.model = lambda: spring.center
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ddlsim.errors import ConfigError
 from ddlsim.strategies.center import Center, wait
 from ddlsim.strategies.checks import whole
-from ddlsim.strategies.servers import apply_seconds, check_servers
+from ddlsim.strategies.servers import apply_seconds, check_servers, note_lock_step
 from ddlsim.strategies.setting import Setting
 from ddlsim.strategies.soft_sync import freely
 from ddlsim.strategies.worker import Process, Worker
@@ -68,6 +68,8 @@ class KAsync:
         """Start all workers."""
         check_k("KAsync", self.k, len(setting.workers))
         center = Center.of(self, setting, self.k)
+        if self.k < len(setting.workers):  # all of them are a barrier
+            note_lock_step(setting)
         for worker in setting.workers:
             setting.loop.env.process(until_applied(worker, center))
 
@@ -100,5 +102,6 @@ class KBatchAsync:
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         center = Center.of(self, setting, self.k)
+        note_lock_step(setting)
         for worker in setting.workers:
             setting.loop.env.process(freely(worker, center))

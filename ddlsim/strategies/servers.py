@@ -12,9 +12,12 @@ from ddlsim.collectives.schedule import Ints, Round
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Learner
 from ddlsim.strategies.checks import quantity, whole
+from ddlsim.strategies.setting import Setting
+from ddlsim.workload.jitter import NoJitter
 
 __all__ = [
-    "Served", "apply_seconds", "check_layers", "check_servers", "inside", "memory_nodes", "push_pull", "server_nodes",
+    "Served", "apply_seconds", "check_layers", "check_servers", "inside", "memory_nodes", "note_lock_step",
+    "push_pull", "server_nodes",
 ]  # fmt: skip
 
 PLACEMENTS = ("own", "colocated")
@@ -51,6 +54,19 @@ def check_layers(kind: str, learner: Learner, servers: int) -> None:
         raise ConfigError(
             f"{kind}: servers = {servers} with the optimizer {name}: {name} needs the norms of whole layers, but each "
             "server holds a part of the parameters that ends inside a layer; use servers = 1, or SGD, Momentum or Adam"
+        )
+
+
+def note_lock_step(setting: Setting) -> None:
+    """Note that workers which do not wait for each other meet at the servers all the same, if nothing tells their
+    compute times apart: equal flows that start together share the links and end together."""
+    workers = setting.workers
+    times = {(w.workload.forward_time, w.workload.backward_time, w.workload.optimizer) for w in workers}
+    varied = not isinstance(setting.jitter, NoJitter) or any(w.slow_downs for w in workers)
+    if len(workers) > 1 and len(times) == 1 and not varied:
+        setting.notes.append(
+            "equal compute times without jitter: workers that start together keep meeting at the server; real ones "
+            "drift apart (give jitter=...)"
         )
 
 

@@ -15,6 +15,7 @@ from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.strategies.loop import Loop
 from ddlsim.strategies.recorder import Recorder
 from ddlsim.strategies.worker import StopRule, Worker
+from ddlsim.workload.jitter import Jitter, NoJitter
 
 __all__ = ["Setting", "Strategy"]
 
@@ -26,6 +27,7 @@ class Setting:
     When it starts, a strategy sets ``model`` to what tells the parameters that would be handed over if the run
     ended now, and ``replicas`` to what tells all workers' parameters, where they differ. ``seed`` is that of all
     random streams. A strategy with the attribute ``takes_compression = True`` compresses if ``compression`` is given.
+    Where compute times do not vary by chance, ``jitter`` is NoJitter.
     """
 
     cluster: Cluster
@@ -39,6 +41,7 @@ class Setting:
     replicas: Callable[[], Sequence[Value[Array]]] | None = None
     seed: int = 0
     compression: Compression | None = None
+    jitter: Jitter = NoJitter()
 
     @property
     def nodes(self) -> list[int]:

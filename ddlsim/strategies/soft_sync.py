@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ddlsim.errors import ConfigError
 from ddlsim.strategies.center import Center
 from ddlsim.strategies.checks import whole
-from ddlsim.strategies.servers import apply_seconds, check_servers
+from ddlsim.strategies.servers import apply_seconds, check_servers, note_lock_step
 from ddlsim.strategies.setting import Setting
 from ddlsim.strategies.staleness import Scaling, scaling_named
 from ddlsim.strategies.worker import Process, Worker
@@ -75,5 +75,6 @@ class SoftSync:
         """Start all workers."""
         scaling = scaling_named(self.staleness_scaling, "SoftSync")
         center = Center.of(self, setting, self._count(len(setting.workers)), scaling)
+        note_lock_step(setting)
         for worker in setting.workers:
             setting.loop.env.process(freely(worker, center))

@@ -10,7 +10,7 @@ import simpy
 from ddlsim.errors import ConfigError
 from ddlsim.strategies.center import Center, wait
 from ddlsim.strategies.loop import Loop
-from ddlsim.strategies.servers import apply_seconds, check_servers
+from ddlsim.strategies.servers import apply_seconds, check_servers, note_lock_step
 from ddlsim.strategies.setting import Setting
 from ddlsim.strategies.worker import Process, Worker
 
@@ -79,6 +79,8 @@ class StaleSynchronous:
         """Start all workers."""
         center = Center.of(self, setting)
         clocks = _Clocks(setting.loop, self.slack, [0] * len(setting.workers))
+        if self.slack > 0:  # with 0 they wait for each other
+            note_lock_step(setting)
         for worker in setting.workers:
             setting.loop.env.process(self.work(worker, center, clocks))
 

@@ -29,9 +29,11 @@ from ddlsim import (
     NoJitter,
     ParameterServer,
     Result,
+    SlowDown,
     SoftSync,
     StaleSynchronous,
     Uniform,
+    load_model,
     simulate,
 )
 from ddlsim.strategies import Strategy
@@ -330,3 +332,47 @@ def test_accumulating_pushes_once_for_several_batches() -> None:
 def test_what_does_not_fit_is_said(make, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+# ---------------------------------------------------------------- workers that keep meeting
+
+MEETING = "equal compute times without jitter: workers that start together keep meeting"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "n", "jitter", "speed", "noted"),
+    [
+        pytest.param(AsyncParameterServer(), 2, NoJitter(), None, True, id="asynchronous"),
+        pytest.param(StaleSynchronous(1), 2, NoJitter(), None, True, id="stale synchronous"),
+        pytest.param(SoftSync(2), 2, NoJitter(), None, True, id="softsync"),
+        pytest.param(KAsync(1), 2, NoJitter(), None, True, id="K-async"),
+        pytest.param(KBatchAsync(2), 2, NoJitter(), None, True, id="K-batch-async"),
+        pytest.param(ElasticAveraging(0.4, synchronous=False), 2, NoJitter(), None, True, id="elastic"),
+        pytest.param(AsyncParameterServer(), 1, NoJitter(), None, False, id="alone"),
+        pytest.param(AsyncParameterServer(), 2, Lognormal(0.1), None, False, id="with jitter"),
+        pytest.param(AsyncParameterServer(), 2, NoJitter(), [1.0, 0.9], False, id="unequal"),
+        pytest.param(StaleSynchronous(0), 2, NoJitter(), None, False, id="slack 0 is a barrier"),
+        pytest.param(KAsync(2), 2, NoJitter(), None, False, id="all of them are a barrier"),
+        pytest.param(ElasticAveraging(0.4), 2, NoJitter(), None, False, id="synchronous elastic"),
+    ],
+)
+def test_a_note_says_that_equal_workers_keep_meeting(
+    strategy: Strategy, n: int, jitter: Jitter, speed: list[float] | None, noted: bool
+) -> None:
+    result = run(strategy, n, jitter, updates=4, speed=speed)
+    assert any(note.startswith(MEETING) for note in result.notes) == noted
+
+
+def test_a_slow_down_parts_workers_that_would_keep_meeting() -> None:
+    """Push and pull take as long as computing when alone, twice as long when shared: 2/5 or 2/3 updates a second."""
+    cluster = uniform_star(3, bandwidth=load_model("digits-cnn").n_params * 4.0, latency=0.0)
+    rates = {}
+    for later in (0.0, 1.5):
+        slow = [SlowDown(1, 0.0, later, 1e9)] if later else []
+        result = simulate(
+            cluster, "digits-cnn", AsyncParameterServer(), 8, 2, compute=Measured(1.0, 8), steps=60, slow_downs=slow
+        )
+        rates[later] = result.throughput / 8
+        assert any(note.startswith(MEETING) for note in result.notes) == (not slow)
+    assert rates[0.0] == pytest.approx(2 / 5)
+    assert rates[1.5] == pytest.approx(2 / 3, rel=1e-6)
