@@ -118,7 +118,7 @@ def html_report(
         n_points=count(len(table.members), "point"),
         n_seeds=len({member.seed for member in table.members}),
         interrupted=table.interrupted,
-        varied=_varied_values(table, fields),
+        varied=_varied_values(table, table.axes),
         pictures=pictures(table, metric, sensitivities, best),
         configurations=configurations(table, front),
         runs=runs(table, manifests),

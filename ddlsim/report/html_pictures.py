@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from ddlsim.errors import ConfigError
 from ddlsim.report.study_figures import N_CELLS, N_LINES, breakdown, heat_map, learning, one_change, tornado
 from ddlsim.report.study_plots import pareto, scaling
+from ddlsim.report.study_samples import scatter
 from ddlsim.report.study_words import COLUMNS, front_of, plain, varied
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def pictures(table: Table, metric: str, sensitivities: Sequence[Sensitivity], be
         x, y = (COLUMNS[name].heading for name in front)
         caption = f"Every configuration by {x} and {y}; the dashed line joins those that no other one beats in both."
         found.append(_picture(f"{x.capitalize()} against {y}", caption, pareto(table, *front)))
+    found += _samples(table, metric)
     which = "Every configuration" if len(table.known(metric)) <= N_BARS else f"The {N_BARS} best configurations"
     caption = f"{which} by {COLUMNS[metric].heading}, the best on top, and where the time of their workers went."
     found.append(_picture("Where the time goes", caption, breakdown(table, metric=metric, n=N_BARS)))
@@ -118,6 +120,19 @@ def _heat_maps(table: Table, metric: str) -> Iterator[Picture]:
             heading = COLUMNS[name].heading
             caption = f"The fields that make most of {heading}; where others vary too, the best of each cell."
             yield _picture(f"{heading.capitalize()} by {x} and {y}", caption, heat_map(table, x, y, metric=name))
+
+
+def _samples(table: Table, metric: str) -> list[Picture]:
+    """Return the scatter plots of a study whose values were drawn: fields with more values than a heat map shows."""
+    summary = table.summary
+    if not any(summary[field].map(plain).nunique() > N_CELLS for field in varied(table)):
+        return []
+    heading = COLUMNS[metric].heading
+    caption = (
+        f"Every configuration, {heading} over each field; rho is Spearman's rank correlation, the field that orders "
+        "the configurations most comes first."
+    )
+    return [_picture(f"{heading.capitalize()} over each field", caption, scatter(table, metric=metric))]
 
 
 def _one_change(table: Table, metric: str) -> list[Picture]:

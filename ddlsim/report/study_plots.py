@@ -20,7 +20,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from ddlsim.errors import ConfigError, UnitError, unknown_name
 from ddlsim.report.numbers import percent
 from ddlsim.report.plots import COLOURS, MARKERS, STYLES, figure, save
-from ddlsim.report.study_words import COLUMNS, plain
+from ddlsim.report.study_words import COLUMNS, plain, varied
 from ddlsim.units import DIMENSIONS, parse
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ddlsim.study.table import Table
 
-__all__ = ["lines", "pareto", "scaling"]
+__all__ = ["describe", "is_wide", "lines", "log_axis", "numbers_of", "pareto", "scaling"]
 
 #: series in a legend beyond which the plot says nothing any more
 N_SERIES = 24
@@ -74,7 +74,7 @@ def lines(table: Table, field: str, path: str | Path | None = None, *, metric: s
         raise unknown_name("varied field", field, table.axes)
     known = table.known(metric)
     values = known[field].drop_duplicates().tolist()
-    numbers = _numbers(values)
+    numbers = numbers_of(values)
     places = {value: float(i) for i, value in enumerate(values)} if numbers is None else numbers
     if len(places) < 2:
         raise ConfigError(f"plot_lines: all configurations have {field} = {next(iter(places))}; vary {field!r}")
@@ -82,13 +82,13 @@ def lines(table: Table, field: str, path: str | Path | None = None, *, metric: s
     axes = _lines(groups, field, places, metric, joined=numbers is not None)
     if numbers is None:
         axes.set_xlim(-0.5, len(values) - 0.5)
-    elif _is_wide(list(places.values())):
+    elif is_wide(list(places.values())):
         axes.set_xscale("log")
     texts, unit = _without_unit([plain(value) for value in places])
     axes.set_xticks(list(places.values()), texts, fontsize=8)
     axes.minorticks_off()
     axes.set_xlabel(field + unit)
-    if table.units[metric] and _is_wide(known[metric].tolist()):  # shares and counts have no unit, and begin at 0
+    if table.units[metric] and is_wide(known[metric].tolist()):  # shares and counts have no unit, and begin at 0
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0.0)
@@ -120,14 +120,20 @@ def _finished(axes: Axes, path: str | Path | None, table: Table, metric: str, *,
     made = axes.get_figure()
     assert isinstance(made, Figure)
     if axes.get_yscale() == "log":
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-    _describe(axes.yaxis, table, metric)
+        log_axis(axes.yaxis)
+    describe(axes.yaxis, table, metric)
     axes.grid(alpha=0.3)
     if legend:
         made.legend(loc="outside right upper", fontsize=8)
     save(made, path)
     return axes
+
+
+def log_axis(axis: Axis) -> None:
+    """Make an axis logarithmic, with numbers at 1, 2 and 5 only."""
+    (axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale)("log")
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _without_unit(texts: list[str]) -> tuple[list[str], str]:
@@ -138,7 +144,7 @@ def _without_unit(texts: list[str]) -> tuple[list[str], str]:
     return [text.partition(" ")[0] for text in texts], f" ({units.pop()})"
 
 
-def _numbers(values: Sequence[object]) -> dict[object, float] | None:
+def numbers_of(values: Sequence[object]) -> dict[object, float] | None:
     """Return the number that each value is or, with its unit, stands for, in rising order; None if not all do."""
     for dimension in DIMENSIONS:
         try:
@@ -149,7 +155,8 @@ def _numbers(values: Sequence[object]) -> dict[object, float] | None:
     return None
 
 
-def _is_wide(values: Sequence[float]) -> bool:
+def is_wide(values: Sequence[float]) -> bool:
+    """Return whether numbers call for a logarithmic axis."""
     return min(values) > 0.0 and max(values) >= N_LOG * min(values)
 
 
@@ -168,12 +175,15 @@ def pareto(table: Table, x: str, y: str, path: str | Path | None = None) -> Axes
         place = float(rows[x].iloc[0]), float(rows[y].iloc[0])
         axes.annotate(str(i + 1), place, textcoords="offset points", xytext=(5, 5), fontsize=8)
         for _, row in rows.head(N_EQUAL).iterrows():
-            label = ", ".join(_named(axis, row[axis]) for axis in table.axes)
+            label = ", ".join(_named(axis, row[axis]) for axis in varied(table))
             axes.plot([], [], linestyle="", label=textwrap.fill(f"{i + 1}: {label}", 44))
         if len(rows) > N_EQUAL:
             axes.plot([], [], linestyle="", label=f"{i + 1}: and {len(rows) - N_EQUAL} more")
-    _describe(axes.xaxis, table, x)
-    _describe(axes.yaxis, table, y)
+    for axis, metric in ((axes.xaxis, x), (axes.yaxis, y)):
+        if table.units[metric] and is_wide(known[metric].tolist()):
+            log_axis(axis)
+    describe(axes.xaxis, table, x)
+    describe(axes.yaxis, table, y)
     axes.grid(alpha=0.3)
     made.legend(loc="outside right upper", fontsize=8)
     save(made, path)
@@ -206,7 +216,7 @@ def _named(field: str, value: object) -> str:
     return f"{text} {name}" if name == "workers" else f"no {name}" if value == "none" else f"{name} {text}"
 
 
-def _describe(axis: Axis, table: Table, metric: str) -> None:
+def describe(axis: Axis, table: Table, metric: str) -> None:
     """Name an axis, and write its numbers as people do: shares in %, what a sample takes for a million of them."""
     factor, name, unit = 1.0, metric.replace("_", " "), table.units[metric]
     if COLUMNS[metric].write is percent:

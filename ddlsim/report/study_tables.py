@@ -82,7 +82,8 @@ def configurations(table: Table, front: Sequence[int]) -> tuple[list[Heading], l
     front  rows of the summary that are on the Pareto front
     """
     summary = table.summary
-    about = list(table.axes) if "workers" in table.axes else [*table.axes, "n_workers"]
+    about = varied(table)
+    about += [] if "workers" in about else ["n_workers"]
     metrics = [name for name in COLUMNS if name not in _OF_RUNS and _is_worth(summary, name)]
     headings = [_about_heading(table, name) for name in about] + [_heading(name) for name in metrics]
     rows = []
@@ -96,7 +97,7 @@ def runs(table: Table, manifests: Manifests) -> tuple[list[Heading], list[Row]]:
     """Return a row for each point of the study, with its manifest."""
     frame = table.frame
     metrics = [name for name in COLUMNS if _is_worth(frame, name) and not name.endswith("_share")]
-    about = [*table.axes, "seed"]
+    about = [*varied(table), "seed"]
     headings = [_about_heading(table, name) for name in about]
     headings += [Heading("status", False), *[_heading(name) for name in metrics], Heading("took", True)]
     rows = []

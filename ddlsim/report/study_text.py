@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ddlsim.report.numbers import count, percent, seconds
+from ddlsim.report.study_words import plain, varied
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +38,8 @@ def study_text(table: Table) -> str:
         "energy_per_sample": ("kWh/million", lambda v: f"{1e6 * v / 3.6e6:.4g}"),
     }
     shown = {name: how for name, how in columns.items() if name in summary and summary[name].notna().any()}
-    axes = list(table.axes) or ["n_workers"]
+    axes = varied(table) or ["n_workers"]
+    fixed = [f"{axis} {plain(table.members[0].settings[axis])}" for axis in table.axes if axis not in axes]
     lines = [[*axes, *(title for title, _ in shown.values())]]
     for _, row in summary.head(N_ROWS).iterrows():
         cells = [row[axis] for axis in axes]
@@ -49,6 +51,8 @@ def study_text(table: Table) -> str:
     text = ["  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
     if len(summary) > N_ROWS:
         text.append(f"... and {len(summary) - N_ROWS} more")
+    if fixed:
+        text.append(f"everywhere: {', '.join(fixed)}")
     if seeds > 1:
         text.append(f"means over {seeds} seeds, +- 95 % intervals (Student's t)")
     if "energy_per_sample" in shown:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -27,6 +28,8 @@ DESIGNS = ("grid", "list", "random", "latin-hypercube")
 @dataclass(frozen=True)
 class Range:
     """All numbers from `low` to `high`, for the designs that sample: ``Range("1 Gbit/s", "100 Gbit/s", log=True)``.
+
+    Texts with a unit give such texts, "12.34 Gbit/s", of four digits.
 
     log    the logarithm is spread evenly, not the number
     whole  whole numbers only
@@ -47,8 +50,16 @@ class Range:
     def _bounds(self) -> tuple[float, float]:
         return _si(self.low), _si(self.high)
 
-    def at(self, share: float) -> float | int:
-        """Return the number that lies `share` (0 to 1) of the way up."""
+    def at(self, share: float) -> float | int | str:
+        """Return the value that lies `share` (0 to 1) of the way up."""
+        number = self._number(share)
+        units = [_unit(bound) for bound in (self.high, self.low) if isinstance(bound, str)]
+        if not units or self.whole:
+            return number
+        unit, factor = next(((u, f) for u, f in units if abs(number) >= f), units[-1])
+        return f"{number / factor:.4g} {unit}"
+
+    def _number(self, share: float) -> float | int:
         low, high = self._bounds()
         if self.whole:  # every whole number has the same share of the way
             low, high = math.ceil(low) - 0.5, math.floor(high) + 0.5
@@ -137,6 +148,12 @@ def _sample(
         return values.at(share) if isinstance(values, Range) else values[int(share * len(values))]
 
     return [{path: value(vary[path], share) for path, share in zip(vary, row, strict=True)} for row in shares.tolist()]
+
+
+def _unit(text: str) -> tuple[str, float]:
+    """Return the unit of a text such as "25 Gbit/s", and what one of it is in SI units."""
+    unit = re.sub(r"^\s*[-+]?[\d.]+([eE][-+]?\d+)?", "", text).strip()
+    return unit, _si(f"1 {unit}")
 
 
 def _si(value: float | str) -> float:

@@ -64,8 +64,10 @@ def test_whole_ranges_reach_both_ends_alike():
 
 
 def test_ranges_know_units():
-    assert Range("8 Gbit/s", "16 Gbit/s").at(0.5) == pytest.approx(1.5e9)
-    assert Range("1 us", "100 us", log=True).at(0.5) == pytest.approx(1e-5)
+    assert Range("8 Gbit/s", "16 Gbit/s").at(0.5) == "12 Gbit/s"
+    wide = Range("1 us", "1 ms", log=True)
+    assert [wide.at(share) for share in (0.0, 0.5, 1.0)] == ["1 us", "31.62 us", "1 ms"]
+    assert Range(1e-6, 1e-4, log=True).at(0.5) == pytest.approx(1e-5)
 
 
 # ---------------------------------------------------------------- paths
