@@ -11,6 +11,7 @@ import simpy
 from ddlsim.collectives import Collective, Schedule
 from ddlsim.learning import Array, Value
 from ddlsim.strategies.algorithms import schedules
+from ddlsim.strategies.costs import Stream
 from ddlsim.strategies.setting import Setting
 from ddlsim.strategies.worker import Process, Worker
 
@@ -21,9 +22,9 @@ T = TypeVar("T")
 
 @dataclass
 class _Round(Generic[T]):
-    """One collective: what each rank has brought, when the last did (s), and what they get."""
+    """One collective, None where its time is known: what each rank has brought, when the last did (s), the results."""
 
-    collective: int
+    collective: int | None
     brought: list[Value[Array] | None]
     arrived: dict[int, simpy.Event] = field(default_factory=dict)
     last_ready: float = 0.0
@@ -37,13 +38,14 @@ class Exchange(Generic[T]):
 
     Everything that the workers have brought to a round, in rank order, becomes one result by ``combine``, once for
     all of them. No worker has a result before all have brought something: the schedules see to that. ``what``
-    is the name under which time is booked.
+    is the name under which time is booked. On a ``stream`` the time of the collectives is known.
     """
 
     setting: Setting
     schedule: Callable[[float], Schedule]
     combine: Callable[[Sequence[Value[Array]]], T]
     what: str = "all-reduce"
+    stream: Stream | None = None
     _rounds: dict[int, _Round[T]] = field(default_factory=dict)
 
     def start(self, worker: Worker, number: int, value: Value[Array]) -> None:
@@ -51,12 +53,12 @@ class Exchange(Generic[T]):
         loop, nbytes = worker.loop, worker.workload.gradient_nbytes
         if number not in self._rounds:
             nodes = self.setting.nodes
-            collective = loop.collective(self.schedule(nbytes), nodes, nbytes)
+            collective = None if self.stream is not None else loop.collective(self.schedule(nbytes), nodes, nbytes)
             self._rounds[number] = _Round(collective, [None] * len(nodes))
         current = self._rounds[number]
         current.brought[worker.rank] = value
         current.last_ready = loop.now
-        current.arrived[worker.rank] = loop.env.process(self._travel(worker, current.collective))
+        current.arrived[worker.rank] = loop.env.process(self._travel(worker, number, current.collective))
 
     def finish(self, worker: Worker, number: int) -> Generator[simpy.Event, object, T]:
         """Wait for the end of a round, if it has not ended yet for this worker, and return its result.
@@ -81,9 +83,12 @@ class Exchange(Generic[T]):
         self.start(worker, number, value)
         return (yield from self.finish(worker, number))
 
-    def _travel(self, worker: Worker, collective: int) -> Process:
+    def _travel(self, worker: Worker, number: int, collective: int | None) -> Process:
         start = worker.loop.now
-        yield worker.loop.join(collective, worker.rank)
+        if collective is not None:
+            yield worker.loop.join(collective, worker.rank)
+        elif self.stream is not None:
+            yield self.stream.join((number, 0), 0, worker.workload.gradient_nbytes, worker.rank)
         worker.recorder.background(f"{worker.name} network", self.what, start, worker.loop.now)
 
 

@@ -19,6 +19,7 @@ from ddlsim.learning import Array, Learner, Value
 from ddlsim.learning.learner import State
 from ddlsim.strategies.algorithms import check_exchange, name_of, schedules
 from ddlsim.strategies.checks import quantity, whole
+from ddlsim.strategies.costs import check_cost, stream_of
 from ddlsim.strategies.exchange import Exchange
 from ddlsim.strategies.replica import Replica, need_values, start_replicas
 from ddlsim.strategies.setting import Setting
@@ -34,25 +35,28 @@ class LocalSGD:
     x_i <- x_i - eta g_i(x_i);   every tau steps   x_i <- (1/N) sum_j x_j
 
     With ``start_epoch`` above 0 workers average gradients in every step until then (post-local SGD, Lin et al.
-    2020, arXiv:1808.07217). ``algorithm`` and ``rank_order`` are those of :class:`~ddlsim.AllReduce`.
+    2020, arXiv:1808.07217). ``algorithm``, ``rank_order`` and ``cost`` are those of :class:`~ddlsim.AllReduce`.
     """
 
     period: int = 8
     start_epoch: float = 0.0
     algorithm: str | Collective = "ring"
     rank_order: str | Sequence[int] = "topology"
+    cost: str = "simulated"
 
     def __post_init__(self) -> None:
         whole(self.period, "LocalSGD: period")
         if not (math.isfinite(self.start_epoch) and self.start_epoch >= 0.0):
             raise ConfigError(f"LocalSGD: start_epoch = {self.start_epoch!r}: must be finite and at least 0")
         check_exchange("LocalSGD", self.algorithm, self.rank_order)
+        check_cost("LocalSGD", self.cost)
 
     @property
     def label(self) -> str:
-        """Period and algorithm."""
+        """Period and algorithm, and what it costs unless that is simulated."""
+        cost = "" if self.cost == "simulated" else f", {self.cost} cost"
         after = f" after epoch {self.start_epoch:g}" if self.start_epoch else ""
-        return f"local SGD ({self.period} steps{after}, {name_of(self.algorithm)})"
+        return f"local SGD ({self.period} steps{after}, {name_of(self.algorithm)}{cost})"
 
     def updates(self, steps: int, n_workers: int) -> int:
         """A local step of all workers is an update."""
@@ -63,13 +67,14 @@ class LocalSGD:
         if self.start_epoch:
             need_values(setting, f"LocalSGD: start_epoch = {self.start_epoch:g}", "epochs are passes over data")
         schedule = schedules(setting, self.algorithm, self.rank_order)
-        average = Exchange(setting, schedule, setting.learner.mean)
+        stream = stream_of(setting, "LocalSGD", self.cost, self.algorithm, self.rank_order)
+        average = Exchange(setting, schedule, setting.learner.mean, stream=stream)
 
         def update(gradients: Sequence[Value[Array]]) -> tuple[Value[Array], State]:
             first = replicas[0]  # all are alike until they go on alone
             return first.after(first.worker.params, setting.learner.mean(gradients))
 
-        together = Exchange(setting, schedule, update)
+        together = Exchange(setting, schedule, update, stream=stream)
         replicas = start_replicas(setting, lambda replica: self.work(replica, average, together))
 
     def work(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ddlsim.collectives import Collective
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.strategies.algorithms import check_exchange, name_of, schedules
+from ddlsim.strategies.costs import check_cost, stream_of
 from ddlsim.strategies.exchange import Exchange
 from ddlsim.strategies.replica import Replica, start_replicas
 from ddlsim.strategies.setting import Setting
@@ -26,7 +27,7 @@ class ShardedUpdate:
     optimizer's time and state, and the values of synchronous SGD. Gradients travel after the backward pass.
 
     reduce_scatter, all_gather  names of such collectives, or functions ``n_ranks -> Schedule``
-    rank_order                  as for :class:`~ddlsim.AllReduce`
+    rank_order, cost            as for :class:`~ddlsim.AllReduce`; measured or NCCL's times of both collectives
 
     Rules that need whole layers (LARS, LAMB) do not fit: their norms would have to be exchanged too.
     """
@@ -34,15 +35,18 @@ class ShardedUpdate:
     reduce_scatter: str | Collective = "ring"
     all_gather: str | Collective = "ring"
     rank_order: str | Sequence[int] = "topology"
+    cost: str = "simulated"
 
     def __post_init__(self) -> None:
         for algorithm in (self.reduce_scatter, self.all_gather):
             check_exchange("ShardedUpdate", algorithm, self.rank_order)
+        check_cost("ShardedUpdate", self.cost)
 
     @property
     def label(self) -> str:
-        """The algorithms."""
-        return f"sharded update ({name_of(self.reduce_scatter)}, {name_of(self.all_gather)})"
+        """The algorithms, and what they cost unless that is simulated."""
+        cost = "" if self.cost == "simulated" else f", {self.cost} cost"
+        return f"sharded update ({name_of(self.reduce_scatter)}, {name_of(self.all_gather)}{cost})"
 
     def updates(self, steps: int, n_workers: int) -> int:
         """One update a step."""
@@ -56,17 +60,19 @@ class ShardedUpdate:
                 f"ShardedUpdate: optimizer = {type(learner.task.optimizer).__name__} needs whole layers; use "
                 "AllReduce, or an element-wise optimizer such as Momentum(0.9)"
             )
-        scatter = Exchange(
-            setting, schedules(setting, self.reduce_scatter, self.rank_order, "reduce_scatter"), learner.mean,
-            "reduce-scatter",
-        )  # fmt: skip
-        gather = Exchange(
-            setting, schedules(setting, self.all_gather, self.rank_order, "all_gather"), learner.concatenate,
-            "all-gather",
-        )  # fmt: skip
+        scatter = self._exchange(setting, self.reduce_scatter, "reduce_scatter", learner.mean)
+        gather = self._exchange(setting, self.all_gather, "all_gather", learner.concatenate)
         shards = learner.parts(len(setting.workers))
         start_replicas(setting, lambda replica: self.work(replica, shards[replica.worker.rank], scatter, gather))
         setting.model, setting.replicas = lambda: setting.workers[0].params, None  # all are alike
+
+    def _exchange(
+        self, setting: Setting, algorithm: str | Collective, kind: str,
+        combine: Callable[[Sequence[Value[Array]]], Value[Array]],
+    ) -> Exchange[Value[Array]]:  # fmt: skip
+        stream = stream_of(setting, "ShardedUpdate", self.cost, algorithm, self.rank_order, kind)
+        schedule = schedules(setting, algorithm, self.rank_order, kind)
+        return Exchange(setting, schedule, combine, kind.replace("_", "-"), stream)
 
     def work(
         self, replica: Replica, shard: slice, scatter: Exchange[Value[Array]], gather: Exchange[Value[Array]]

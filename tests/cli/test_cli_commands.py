@@ -135,7 +135,7 @@ def test_show_topology(tmp_path):
         (["run", "office-1gbe", "-s", "all-redcue"], ["unknown strategy", "did you mean 'all-reduce'?"]),
         (["run", "office-1gbe", "--cost", "calibrated"], ["is not calibrated; measure all_reduce"]),
         (["run", "office-1gbe", "--cost", "ncl"], ["unknown cost 'ncl'; did you mean 'nccl'"]),
-        (["run", "office-1gbe", "-s", "local-sgd", "--cost", "nccl"], ["--cost has no effect", "--algorithm"]),
+        (["run", "office-1gbe", "-s", "softsync", "--cost", "nccl"], ["--cost has no effect"]),
         (["run", "office-1gbe", "-s", "all-reduce", "--servers", "2"], ["--servers has no effect", "--algorithm"]),
         (["run", "office-1gbe", "--servers", "9", "--placement", "colocated"], ["servers = 9", "8 machines"]),
         (["run", "office-1gbe", "--batch-size", "0"], ["batch_size = 0", "at least 1"]),

@@ -49,7 +49,9 @@ CASES = [
     Case(ddlsim.AsyncParameterServer()),
     Case(ddlsim.AsyncParameterServer(servers=3, apply_time="10 us")),
     Case(ddlsim.ShardedUpdate()),
+    Case(ddlsim.ShardedUpdate(cost="nccl")),
     Case(ddlsim.LocalSGD(4)),
+    Case(ddlsim.LocalSGD(4, cost="nccl")),
     Case(ddlsim.LocalSGD(4, start_epoch=1.0), decides=True),  # epochs are passes over data
     Case(ddlsim.AdaComm(8, 2), decides=True),  # the loss says when to average
     Case(ddlsim.BMUF(4)),

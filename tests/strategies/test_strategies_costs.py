@@ -175,6 +175,20 @@ def test_the_tuners_estimate_is_the_time_of_a_bucket(algorithm, theirs):
     assert {s.what for s in result.sensitivities} >= {"compute speed", "bandwidth of nic"}
 
 
+def test_sharded_updates_and_local_sgd_know_their_collectives_too():
+    """Between two updates lie a reduce-scatter and an all-gather; between two averages four steps."""
+    cluster = ddlsim.load_cluster("dgx-a100-pod")
+    sharded = ddlsim.simulate(experiment(cluster, ddlsim.ShardedUpdate(cost="nccl")))
+    nbytes = sharded.workloads[0].gradient_nbytes
+    scatter, gather = (nccl_time(cluster, nbytes, kind=k, ranks=8).seconds for k in ("reduce_scatter", "all_gather"))
+    assert sharded.step_time == pytest.approx(60e-3 + scatter + gather, rel=1e-9)
+    local = ddlsim.simulate(experiment(cluster, ddlsim.LocalSGD(4, cost="nccl"), steps=8, warmup=4))
+    average = nccl_time(cluster, nbytes, ranks=8, algorithm="ring").seconds
+    assert local.step_time == pytest.approx(60e-3 + average / 4, rel=1e-9)
+    with pytest.raises(ConfigError, match=r"ShardedUpdate: cost = 'calibrated': .* measure reduce_scatter"):
+        ddlsim.simulate(experiment(cluster, ddlsim.ShardedUpdate(cost="calibrated")))
+
+
 # ------------------------------------------------------------ what cannot be
 
 
