@@ -14,6 +14,7 @@ What a prediction knows: model, batch, machines, nominal rates, the algorithm, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -212,13 +213,16 @@ def runs(path: Path = DATA) -> tuple[Run, ...]:
     return tuple(run for case in cases if (run := read(case)) is not None)
 
 
-def rows(path: Path = DATA) -> list[Row]:
-    """Return the rows of all weak-scaling runs, in s per step: those that calibrate, and what is beyond them."""
+def rows(path: Path = DATA, most: float = math.inf) -> list[Row]:
+    """Return the rows of all weak-scaling runs, in s per step: those that calibrate, and what is beyond them.
+
+    most  devices; rows of more are left out
+    """
     found = []
     for run in runs(path):
         known = base(run)
         for n, seconds in sorted(run.measured.items()):
-            if n in known or n > max(known):
+            if n in known or max(known) < n <= most:
                 unit = "GPU" if n == 1 else "GPUs"
                 predicted = predict(run, n)
                 found.append(Row(run.case["id"], f"{n} {unit}", seconds, predicted, "s", n in known))

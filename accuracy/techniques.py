@@ -6,6 +6,7 @@ compressor; what calibrates each case is stated at its function.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -176,14 +177,14 @@ def onebit_adam(case: Case) -> list[Row]:
 CREDITS = (4, 16)
 
 
-def bytescheduler(case: Case) -> list[Row]:
+def bytescheduler(case: Case, most: float = math.inf) -> list[Row]:
     """MXNet's parameter servers over RDMA: whole tensors first come first served, against ByteScheduler's slices.
 
     The batch is not stated; 32 images per GPU are assumed (the batch of its paper, Peng et al. 2019). A row of one GPU
     of that kind, from another case, gives the compute time; the one-machine row, the same for both, the rate at which
     the devices copy (as for MXNet's weak scaling): one machine needs no server. Where no case states such a row, the
     copies have the rate of PCIe and the one-machine row gives the compute time. The credit is tuned, as ByteScheduler
-    does unless told otherwise: the fastest counts.
+    does unless told otherwise: the fastest counts. Rows of more than `most` devices are left out.
     """
     model, per_node, batch = MODELS[case["model"]["name"]], case["topology"]["gpus_per_node"], 32
     rows = {row["n"]: row for row in case["measured"]}
@@ -217,6 +218,7 @@ def bytescheduler(case: Case) -> list[Row]:
         Row(case["id"], f"{n} GPUs", row["throughput_bytescheduler"] / row["throughput_fifo"], gain(n), "x",
             n == per_node)
         for n, row in rows.items()
+        if n <= most
     ]  # fmt: skip
 
 
@@ -237,17 +239,16 @@ def one_device(case: Case, batch: int) -> float | None:
     return None
 
 
-def rows(path: Path = DATA) -> list[Row]:
-    """Return the ratios of all cases that compare a technique with its absence."""
+def rows(path: Path = DATA, most: float = math.inf) -> list[Row]:
+    """Return the ratios of all cases that compare a technique with its absence; ByteScheduler's to `most` devices."""
     found: list[Row] = []
     for case in _cases(path):
         first = case["measured"][0]
-        for key, function in (
-            ("tau", local_sgd), ("t_dgc_s", dgc), ("throughput_1bit", onebit_adam),
-            ("throughput_bytescheduler", bytescheduler),
-        ):  # fmt: skip
-            if key in first and (function is not bytescheduler or case["model"]["name"] in MODELS):
+        for key, function in (("tau", local_sgd), ("t_dgc_s", dgc), ("throughput_1bit", onebit_adam)):
+            if key in first:
                 found += function(case)
+        if "throughput_bytescheduler" in first and case["model"]["name"] in MODELS:
+            found += bytescheduler(case, most)
     return found
 
 
