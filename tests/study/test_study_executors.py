@@ -88,7 +88,7 @@ def test_dask_goes_on_when_a_worker_is_killed(tmp_path, expected):
         table = study.run(tmp_path / "study.sqlite", executor=client, progress=kill_one)
     assert killed
     assert table.counts["done"] == 16
-    same(table, study.run(jobs=1).frame)
+    same(table, Study(BASE.with_(strategy=Notes(notes=str(notes))), study.vary, seeds=2).run(jobs=1).frame)
 
 
 def test_a_point_that_kills_its_process_fails_and_the_others_do_not(tmp_path):
@@ -106,13 +106,13 @@ from study_parts import BASE, Notes
 from ddlsim.study import Study
 
 if __name__ == "__main__":
-    base = BASE.with_(strategy=Notes(notes={notes!r}, seconds=0.1))
+    base = BASE.with_(strategy=Notes(notes={notes!r}, seconds={seconds}))
     Study(base, {{"workers": [1, 2, 3, 4, 5, 6, 7, 8]}}, seeds=4).run(
         {store!r}, jobs=2, progress=lambda count: print(count.finished, flush=True))
 """
 
 
-def start(store, notes, seconds=0.1):
+def start(store, notes, seconds):
     script = SCRIPT.format(here=str(HERE), notes=str(notes), store=str(store), seconds=seconds)
     environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
     return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)
@@ -128,7 +128,7 @@ def test_nothing_finished_is_lost_when_processes_are_killed(tmp_path):
     """Two studies share a store. One is killed; then a worker of the other, which simulates what is left: also what
     the first one had claimed, and again only what was under way in the killed ones."""
     store, notes, others = (tmp_path / name for name in ("study.sqlite", "notes", "others"))
-    with start(store, notes, 0.3) as killed, start(store, notes, 0.3) as other:
+    with start(store, notes, 0.1) as killed, start(store, notes, 0.1) as other:
         deadline = time.monotonic() + 60.0
         while len(set(runs(notes))) < 3 or load_table(store).counts["done"] < 4:  # both have begun
             assert time.monotonic() < deadline
