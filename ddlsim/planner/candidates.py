@@ -103,7 +103,10 @@ def candidates(
     rows = list(_rows(clusters, workers, strategies, compressions, batch_sizes))
     made = [row for row in rows if row[1] <= len(row[0].workers) and _compresses(row[2], row[3])]
     if not made:
-        raise ConfigError("recommend: no configuration fits together; give fewer workers, or strategies that compress")
+        devices = ", ".join(f"{cluster.name!r} has {len(cluster.workers)} devices" for cluster in clusters)
+        raise ConfigError(
+            f"recommend: no configuration fits together ({devices}); give fewer workers, or strategies that compress"
+        )
     labels = labels_of([row[2] for row in made]), labels_of([row[3] for row in made])
     places = _places(clusters)
     found = []

@@ -59,8 +59,8 @@ _BEST = {
     "cost_to_accuracy": "Cheapest to the target accuracy",
     "accuracy": "Most accurate",
     "throughput": "Best throughput",
-    "cost_per_sample": "Cheapest per sample",
-    "energy_per_sample": "Least energy per sample",
+    "cost_per_sample": "Cheapest per million samples",
+    "energy_per_sample": "Least energy per million samples",
 }
 #: pairs of metrics to weigh against each other, the first pair that is known; they should pull apart
 _FRONTS = (

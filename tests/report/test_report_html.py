@@ -141,7 +141,7 @@ def test_title_answer_front_and_reasons_are_there(html, page):
     assert page.text["h1"] == "Study of resnet50 on rented"
     words = " ".join(re.sub(r"<[^>]*>", " ", html).split())
     assert "Best throughput 5,847 samples/s 95 % interval" in words
-    assert "Cheapest per sample" in words
+    assert "Cheapest per million samples" in words
     front = study().pareto("throughput", "cost_per_sample")
     marked = [attrs["id"] for tag, attrs in page.elements if tag == "tr" and attrs.get("class") == "front"]
     assert sorted(marked) == sorted(f"c{list(study().summary.index).index(i) + 1}" for i in front.index)
