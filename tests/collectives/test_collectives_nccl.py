@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from ddlsim.errors import ConfigError
 from ddlsim.collectives.nccl import nccl_time
+from ddlsim.errors import ConfigError
 
 
 def test_a_ring_by_simple_on_one_node():
