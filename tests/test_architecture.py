@@ -26,6 +26,7 @@ ORDER = [
     ("lab",),
     ("validation",),
     ("cli",),
+    ("__main__",),
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 #: third-party library -> the packages that may import it

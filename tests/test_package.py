@@ -60,3 +60,9 @@ def test_without_a_place_for_a_cache_kernels_still_compile():
     environment = {key: value for key, value in os.environ.items() if key != "NUMBA_CACHE_DIR"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
+
+
+def test_the_package_runs_as_the_command():
+    command = [sys.executable, "-m", "ddlsim", "--help"]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True)
+    assert "recommend" in done.stdout
