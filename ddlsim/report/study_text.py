@@ -55,10 +55,22 @@ def study_text(table: Table) -> str:
         text.append(f"everywhere: {', '.join(fixed)}")
     if seeds > 1:
         text.append(f"means over {seeds} seeds, +- 95 % intervals (Student's t)")
+        text += _nothing_random(table)
     if "energy_per_sample" in shown:
         notes = (note for outcome in table.outcomes.values() for note in _notes(outcome.record.get("notes")))
         text += dict.fromkeys(note for note in notes if note.startswith("energy: "))
     return "\n".join([*text, *_ends(table)])
+
+
+def _nothing_random(table: Table) -> list[str]:
+    """Return a remark if seeds made no difference anywhere: then an interval of 0 % is no sign of certainty."""
+    summary = table.summary
+    several = summary[summary["n"] > 1]
+    names = [name.removesuffix("_high") for name in summary.columns if str(name).endswith("_high")]
+    half = several[[f"{name}_high" for name in names]].to_numpy() - several[names].to_numpy()
+    if not len(several) or (abs(half) > 1e-12 * abs(several[names].to_numpy())).any():
+        return []
+    return ["all seeds gave the same: nothing in these runs is random; one seed is enough, or give jitter=..."]
 
 
 def _notes(found: object) -> list[str]:

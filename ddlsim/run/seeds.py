@@ -41,7 +41,8 @@ class Interval:
     """A mean over `n` seeds and the `confidence` interval of it by Student's t (NaN for a single one).
 
     ``n_missed`` more seeds have no value (they never reached a target) and are not in the mean, which says less
-    the more they are: then compare ``median``, in which they count as later than all others.
+    the more they are: then compare ``median``, in which they count as later than all others. Bounds that cannot
+    be (a time or throughput below 0, an accuracy above 1) are drawn in to what can.
     """
 
     mean: float
@@ -113,7 +114,8 @@ class Seeds:
     def accuracy(self, confidence: float = 0.95) -> Interval:
         """Return the held-out accuracy at the end, by the moving average of the training."""
         n = self._training.moving_average
-        return _interval([float(np.mean([row.accuracy for row in run.history[-n:]])) for run in self.runs], confidence)
+        ends = [float(np.mean([row.accuracy for row in run.history[-n:]])) for run in self.runs]
+        return _interval(ends, confidence, most=1.0)
 
     def times_to_accuracy(self, target: float) -> list[float]:
         """Return each seed's simulated s until `target` was reached, inf where it never was."""
@@ -139,6 +141,8 @@ class Seeds:
         if target is not None:
             lines.append(f"time to {target:g}  {self.time_to_accuracy(target)} s")
         lines.append(f"throughput  {self.throughput()} samples/s")
+        if len(self.runs) > 1 and len({run.throughput for run in self.runs}) == 1:
+            lines.append("            the same with all seeds: nothing in the clock is random; give jitter=...")
         return "\n".join(lines)
 
 
@@ -154,13 +158,15 @@ def _half_width(values: Floats, confidence: float) -> Floats:
     return np.asarray(stdtrit(n - 1, 0.5 + 0.5 * confidence) * values.std(axis=0, ddof=1) / math.sqrt(n))
 
 
-def _interval(values: Sequence[float], confidence: float) -> Interval:
+def _interval(values: Sequence[float], confidence: float, most: float = math.inf) -> Interval:
+    """Return the interval of the mean of `values`, which are between 0 and `most`."""
     known = np.array([value for value in values if math.isfinite(value)])
     n_missed = len(values) - len(known)
     if not len(known):
         return Interval(math.inf, math.nan, math.nan, math.inf, 0, n_missed, confidence)
     mean, half = float(known.mean()), float(_half_width(known, confidence))
-    return Interval(mean, mean - half, mean + half, _median(values), len(known), n_missed, confidence)
+    low, high = (mean - half, mean + half) if math.isnan(half) else (max(mean - half, 0.0), min(mean + half, most))
+    return Interval(mean, low, high, _median(values), len(known), n_missed, confidence)
 
 
 def _median(values: Sequence[float]) -> float:

@@ -54,6 +54,23 @@ def test_intervals_are_students():
     assert (found.n, found.n_missed, found.median) == (4, 0, 0.45)
 
 
+def test_intervals_do_not_go_beyond_what_there_is():
+    """0.7 and 0.9 are 0.8 +- 12.7 * 0.1; an accuracy is at most 1, and no time is below 0."""
+    found = made_up([0.1, 0.7], [0.1, 0.9])
+    assert (found.accuracy().low, found.accuracy().high) == (0.0, 1.0)
+    assert found.time_to_accuracy(0.1).low == 0.0
+    assert made_up([0.1, 0.9], [0.1, 0.2, 0.9]).time_to_accuracy(0.9).low == 0.0
+
+
+def test_a_clock_without_chance_says_so():
+    remark = "the same with all seeds: nothing in the clock is random"
+    several = made_up([0.1, 0.9], [0.1, 0.8])
+    assert remark not in str(several)
+    equal = tuple(dataclasses.replace(run, throughput=100.0) for run in several.runs)
+    assert remark in str(Seeds(several.experiment, equal))
+    assert remark not in str(Seeds(several.experiment, equal[:1]))
+
+
 def test_one_seed_has_no_interval():
     found = made_up([0.1, 0.5]).accuracy()
     assert (found.mean, found.n) == (0.5, 1)
