@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 
 from ddlsim.errors import UnitError
 
 __all__ = ["DIMENSIONS", "parse"]
 
+_NUMBER = re.compile(r"^[-+]?[\d.,_]*([eE][-+]?\d+)?\s*")
 _NOUN = {"bytes": "size", "flops": "compute rate"}
 
 #: dimension -> (SI unit, {base unit: factor to the SI unit}, an example for error messages)
@@ -44,28 +46,30 @@ def _quantity_type() -> type:
 
 
 @functools.lru_cache(maxsize=4096)
-def parse(text: str, dimension: str) -> float:
+def parse(text: str, dimension: str, where: str = "") -> float:
     """Return `text` as an SI float of the given `dimension` (a key of :data:`DIMENSIONS`).
 
     Raises :class:`UnitError` when the unit is missing, unknown or of another dimension, or when the number
-    is not finite.
+    is not finite; `where` names the field in it.
     """
     from quantiphy import InvalidNumber
 
     si_unit, factors, example = DIMENSIONS[dimension]
     noun = _NOUN.get(dimension, dimension)
+    at = f"{where}: {text!r}" if where else repr(text)
     try:
         quantity = _quantity_type()(text.strip(), binary=True)
     except InvalidNumber:
-        raise UnitError(f"{text!r} is not a {noun}; write it like {example!r}") from None
+        raise UnitError(f"{at} is not a {noun}; write it like {example!r}") from None
     unit = quantity.units
     if not math.isfinite(float(quantity)):
-        raise UnitError(f"{text!r} is not finite; write a {noun} like {example!r}")
+        raise UnitError(f"{at} is not finite; write a {noun} like {example!r}")
     if unit in factors:
         return float(quantity) * factors[unit]
     if not unit:
-        raise UnitError(f"{text!r} has no unit; write a {noun} like {example!r} (meaning {si_unit})")
+        raise UnitError(f"{at} has no unit; write a {noun} like {example!r} (meaning {si_unit})")
     for other, (_, other_factors, _) in DIMENSIONS.items():
         if unit in other_factors:
-            raise UnitError(f"{text!r} is a {_NOUN.get(other, other)}, not a {noun}; write it like {example!r}")
-    raise UnitError(f"{text!r} has the unknown unit {unit!r}; write a {noun} like {example!r}")
+            raise UnitError(f"{at} is a {_NOUN.get(other, other)}, not a {noun}; write it like {example!r}")
+    written = _NUMBER.sub("", text.strip())  # not `unit`: QuantiPhy takes "p" off "parsecs" as a scale factor
+    raise UnitError(f"{at} has the unknown unit {written!r}; write a {noun} like {example!r}")

@@ -57,6 +57,8 @@ def test_a_bit_is_an_eighth_of_a_byte(number):
         ("10 us", "bandwidth", ["is a time, not a bandwidth", "25 Gbit/s"]),
         ("10 GB", "bandwidth", ["is a size, not a bandwidth"]),
         ("10 furlong", "time", ["unknown unit", "furlong", "10 us"]),
+        ("80.5 parsecs", "time", ["unknown unit 'parsecs'"]),
+        ("-1e3 uus", "time", ["unknown unit 'uus'"]),
         ("fast", "bandwidth", ["'fast'", "25 Gbit/s"]),
         ("", "time", ["''", "10 us"]),
         ("inf s", "time", ["'inf s'", "10 us"]),
@@ -69,6 +71,11 @@ def test_what_is_wrong_and_what_to_write(text, dimension, words):
     assert "\n" not in str(caught.value)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_the_field_comes_first_where_it_is_named():
+    with pytest.raises(UnitError, match=r"^Target: deadline: '48' has no unit"):
+        parse("48", "time", "Target: deadline")
 
 
 def test_unknown_name_hints_at_the_nearest_or_lists_all():

@@ -43,6 +43,8 @@ def load_cluster(source: str | Path | nx.Graph[Any] | Cluster) -> Cluster:
     bundled = bundled_files("topologies")
     if str(source) in bundled:
         return _load_file(bundled[str(source)])
+    if path.suffix or len(path.parts) != 1:  # no bundled cluster has a name like that
+        raise ConfigError(f"{path}: no such file; give a path or a bundled cluster (see: ddlsim topologies)")
     raise unknown_name("cluster", str(source), bundled)
 
 
@@ -54,7 +56,7 @@ def _load_file(path: Path) -> Cluster:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise unknown_name("cluster file", str(path), bundled_files("topologies")) from None
+        raise ConfigError(f"{path}: no such file; give a path or a bundled cluster (see: ddlsim topologies)") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     return files.read_cluster(path, text)

@@ -154,7 +154,7 @@ def _one_line(error: ErrorDetails, model: type[BaseModel], place: str) -> Config
             choice for choice in str(context["expected"]).split("'") if choice not in ("", ", ", " or ")
         ]
         return unknown_name(str(error["loc"][-1]), str(value), choices, place)
-    text = str(context.get("error", error["msg"])).removeprefix(":").strip()
+    text = str(context.get("error", error["msg"])).removeprefix(":").strip().replace(" after validation", "")
     if repr(value) in text:
         return ConfigError(f"{where}: {text}")
     return ConfigError(f"{where} = {value!r}: {text[:1].lower()}{text[1:]}")

@@ -42,4 +42,6 @@ def load_data(source: str | Path) -> DataSet:
         return read_cifar(path)
     if path.exists():
         raise ConfigError(f"data = {str(source)!r}: must end in .npz or .bin, or be a folder of images")
+    if path.suffix or len(path.parts) != 1:
+        raise ConfigError(f"data = {str(source)!r}: no such file or folder; give a path, 'digits' or 'shapes'")
     raise unknown_name("data", str(source), DATA_NAMES)

@@ -94,6 +94,7 @@ def read(path: str | Path) -> tuple[Checkpoint, dict[str, object]]:
         raise ConfigError(f"{path}: no such file; result.save({str(path)!r}) writes one") from None
     except Exception as error:  # whatever a damaged file does to zipfile, numpy, json and us
         what = " ".join(str(error).split()) or type(error).__name__
+        what = "not an archive of arrays" if "pickle" in what else what  # never NumPy's advice to allow that
         raise ConfigError(f"{path}: is not a saved run, or damaged: {what}; save the run again") from None
 
 

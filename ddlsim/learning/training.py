@@ -90,7 +90,7 @@ class Training:
             raise ConfigError(
                 f"Training: evaluate_every = {every!r}: must be a whole number of updates or a time such as '0.5 s'"
             )
-        number = parse(every, "time") if isinstance(every, str) else float(every)
+        number = parse(every, "time", "Training: evaluate_every") if isinstance(every, str) else float(every)
         if not number > 0.0:
             raise ConfigError(f"Training: evaluate_every = {every!r}: must be above 0")
         return number

@@ -71,7 +71,7 @@ class Target:
         for name, dimension in (("deadline", "time"), ("throughput", "rate")):
             value = getattr(self, name)
             if isinstance(value, str):
-                object.__setattr__(self, name, parse(value, dimension))
+                object.__setattr__(self, name, parse(value, dimension, f"Target: {name}"))
         for name in ("deadline", "budget", "throughput"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and math.isfinite(value) and value > 0.0):

@@ -132,7 +132,8 @@ def _run(
     checkpoint_every: float | str,
     saved: Saved | None = None,
 ) -> Result:
-    every = parse(checkpoint_every, "time") if isinstance(checkpoint_every, str) else float(checkpoint_every)
+    given = checkpoint_every
+    every = parse(given, "time", "checkpoint_every") if isinstance(given, str) else float(given)
     if not every > 0.0:
         raise ConfigError(f"checkpoint_every = {checkpoint_every!r}: must be above 0 s")
     go_on = functools.partial(run, experiment, saved=saved, checkpoint=checkpoint, checkpoint_every=every)

@@ -45,7 +45,7 @@ def collective_time(
     Raises ConfigError for an unknown algorithm, ranks that the cluster does not have, or a negative size.
     """
     loaded = load_cluster(cluster)
-    size = parse(nbytes, "bytes") if isinstance(nbytes, str) else float(nbytes)
+    size = parse(nbytes, "bytes", "nbytes") if isinstance(nbytes, str) else float(nbytes)
     if not (math.isfinite(size) and size >= 0.0):
         raise ConfigError(f"nbytes = {nbytes!r}: must be a finite number of bytes, at least 0")
     nodes = loaded.workers[_places(ranks, loaded)]

@@ -90,7 +90,7 @@ class Experiment:
         if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
             raise ConfigError(f"workers = {workers!r}: must be a whole number of at least 1")
         if isinstance(self.max_time, str):
-            object.__setattr__(self, "max_time", parse(self.max_time, "time"))
+            object.__setattr__(self, "max_time", parse(self.max_time, "time", "max_time"))
         if not (isinstance(self.max_time, int | float) and self.max_time > 0.0):
             raise ConfigError(f"max_time = {self.max_time!r}: must be above 0 s")
         _require(self.strategy, ("start", "label", "updates"), "strategy", "ddlsim.AllReduce('ring')")

@@ -20,7 +20,7 @@ def whole(value: object, where: str) -> int:
 def quantity(value: object, dimension: str, where: str, example: str, *, zero: bool = False) -> float:
     """Return a number, or a text with unit, as SI float that is finite and above 0 (or 0, with `zero`)."""
     if isinstance(value, str):
-        number = parse(value, dimension)
+        number = parse(value, dimension, where)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         number = float(value)
     else:

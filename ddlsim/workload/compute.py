@@ -38,7 +38,7 @@ OPTIMIZER_TRAFFIC = 20.0
 
 def _quantity(value: float | str, dimension: str, name: str) -> float:
     """Return `value`, in SI units or a text with unit, as a float that is finite and not negative."""
-    number = parse(value, dimension) if isinstance(value, str) else float(value)
+    number = parse(value, dimension, name) if isinstance(value, str) else float(value)
     if not (math.isfinite(number) and number >= 0.0):
         raise ConfigError(f"{name} = {value!r}: must be finite and not negative")
     return number

@@ -54,8 +54,9 @@ def _require(ok: bool, kind: str, field_name: str, value: object, rule: str) -> 
         raise ConfigError(f"{kind}: {field_name} = {value!r}: must be {rule}")
 
 
-def _positive(kind: str, field_name: str, value: float) -> None:
-    _require(math.isfinite(value) and value > 0.0, kind, field_name, value, "finite and above 0")
+def _positive(kind: str, field_name: str, value: object) -> None:
+    number = float(value) if isinstance(value, int | float | np.number) else math.nan
+    _require(math.isfinite(number) and number > 0.0, kind, field_name, value, "finite and above 0")
 
 
 @dataclass(frozen=True)
@@ -197,8 +198,8 @@ class SlowDown:
         self, ranks: int | Iterable[int], start: float | str, duration: float | str, factor: float
     ) -> None:
         chosen = (ranks,) if isinstance(ranks, int) else tuple(ranks)
-        begin = parse(start, "time") if isinstance(start, str) else float(start)
-        length = parse(duration, "time") if isinstance(duration, str) else float(duration)
+        begin = parse(start, "time", "SlowDown: start") if isinstance(start, str) else float(start)
+        length = parse(duration, "time", "SlowDown: duration") if isinstance(duration, str) else float(duration)
         _require(
             bool(chosen) and min(chosen) >= 0, "SlowDown", "ranks", ranks, "one rank or more, none negative"
         )

@@ -303,7 +303,9 @@ def test_bad_graphml_in_one_line(tmp_path, text, words):
     ("source", "words"),
     [
         ("zenit", ["unknown cluster 'zenit'", "did you mean 'zenith'?"]),
-        ("nowhere.toml", ["unknown cluster file 'nowhere.toml'"]),
+        ("nowhere.toml", ["nowhere.toml: no such file"]),
+        ("nowhere.tml", ["nowhere.tml: no such file", "ddlsim topologies"]),
+        ("no/where", ["no/where: no such file"]),
         (42, ["42", "networkx"]),
     ],
 )

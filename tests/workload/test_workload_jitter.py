@@ -79,6 +79,7 @@ def test_a_stream_is_the_same_everywhere():
     ("make", "message"),
     [
         (lambda: Lognormal(0.0), "Lognormal: cv = 0.0: must be finite and above 0"),
+        (lambda: Lognormal("10 %"), "Lognormal: cv = '10 %': must be finite and above 0"),
         (lambda: Gamma(math.nan), "Gamma: cv = nan"),
         (lambda: ShiftedExponential(-1.0), "ShiftedExponential: mean_extra = -1.0"),
         (lambda: Pareto(1.0), "Pareto: a = 1.0: must be finite and above 1"),
@@ -86,7 +87,7 @@ def test_a_stream_is_the_same_everywhere():
         (lambda: Trace([]), r"Trace: values = \(\): must be at least one factor"),
         (lambda: Trace([1.0, -2.0]), r"Trace: values\[1\] = -2.0"),
         (lambda: SlowDown([], "1 s", "1 s", 2.0), "SlowDown: ranks = "),
-        (lambda: SlowDown(0, "1 m", "1 s", 2.0), "'1 m'"),
+        (lambda: SlowDown(0, "1 m", "1 s", 2.0), "SlowDown: start: '1 m' has no unit"),
         (lambda: SlowDown(0, -1.0, "1 s", 2.0), "SlowDown: start = -1.0"),
         (lambda: SlowDown(0, 1.0, 0.0, 2.0), "SlowDown: duration = 0.0"),
         (lambda: stream(-1, 0, "x"), "seed = -1"),
