@@ -40,6 +40,10 @@ class DataSet:
             bad = self.labels[(self.labels < 0) | (self.labels >= self.n_classes)][0]
             raise ConfigError(f"data {self.name!r}: label {bad} is not one of the {self.n_classes} classes from 0 on")
 
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.sample_shape))
+        return f"<DataSet {self.name!r}: {self.n_samples:,} samples of {shape}, {self.n_classes} classes>"
+
     @property
     def n_samples(self) -> int:
         return len(self.x)

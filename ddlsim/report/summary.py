@@ -40,7 +40,7 @@ def summary(result: Result) -> str:
         *_learning(result),
         *[("busy links" if i == 0 else "", text) for i, text in enumerate(_links(result))],
         *[("bottleneck" if i == 0 else "", text) for i, text in enumerate(_bottleneck(result))],
-        ("compute time", textwrap.shorten(result.workloads[0].basis, 150, placeholder=" ...")),
+        *[("compute time" if i == 0 else "", text) for i, text in enumerate(_compute_times(result))],
         *[("note", note) for note in result.notes],
         *[("warning", warning) for warning in result.warnings],
     ]
@@ -127,6 +127,15 @@ def _links(result: Result) -> list[str]:
         f"{source} -> {target} ({kind}): {percent(utilisation)} used, {size(nbytes)}"
         for source, target, kind, utilisation, nbytes in zip(*columns, strict=True)
     ]
+
+
+def _compute_times(result: Result) -> list[str]:
+    """Return where compute times come from, with the device where there are several."""
+    found: dict[str, str] = {}
+    for node, workload in zip(result.nodes, result.workloads, strict=True):
+        found.setdefault(workload.basis, result.cluster.device_of[node] or "others")
+    texts = [textwrap.shorten(basis, 150, placeholder=" ...") for basis in found]
+    return texts if len(texts) == 1 else [f"{name}: {text}" for name, text in zip(found.values(), texts, strict=True)]
 
 
 def _bottleneck(result: Result) -> list[str]:

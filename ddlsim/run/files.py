@@ -190,6 +190,13 @@ PARTS: Mapping[str, Kinds] = {
 }
 
 
+#: keys that tell other files -> what these are, and where they go
+_OTHER_FILES = {
+    "layers": "a model; give it as model, ddlsim run CLUSTER --model FILE",
+    "vary": "a study; run it with ddlsim sweep FILE",
+}
+
+
 def load_experiment(source: str | Path, *, allow_code: bool = False) -> Experiment:
     """Return the experiment that the TOML file `source` describes.
 
@@ -203,6 +210,9 @@ def load_experiment(source: str | Path, *, allow_code: bool = False) -> Experime
 
 def experiment_from(table: dict[str, object], path: Path, *, allow_code: bool = False) -> Experiment:
     """Return the experiment that a table of the file `path` describes; see :func:`load_experiment`."""
+    for key, remedy in _OTHER_FILES.items():
+        if key in table:
+            raise ConfigError(f"{path}: has the key {key!r}, so it is no experiment but {remedy}")
     file = validate(TypeAdapter(_File), table, str(path), _File.model_fields)
     strategy = file.strategy or {"type": "all-reduce"}
     for name, value in strategy.items():
@@ -226,7 +236,7 @@ def experiment_from(table: dict[str, object], path: Path, *, allow_code: bool = 
             device=file.device,
             speed=file.speed,
             seed=file.seed,
-            max_time=float("inf") if file.max_time is None else parse(file.max_time, "time"),
+            max_time=float("inf") if file.max_time is None else parse(file.max_time, "time", "max_time"),
             time_model=None if file.time_model is None else beside(path, file.time_model),
             training=training_from(path, file.training, f"{path}: training"),
             compression=compression_from(file.compression, f"{path}: compression"),

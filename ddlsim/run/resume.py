@@ -17,7 +17,7 @@ from ddlsim.learning import checkpoint as files
 from ddlsim.learning.checkpoint import Checkpoint
 from ddlsim.learning.learner import Task
 from ddlsim.run.experiment import Experiment
-from ddlsim.workload.model import load_model
+from ddlsim.workload.model import Model, load_model
 
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
@@ -72,7 +72,8 @@ def _digest(part: object) -> str:
     if isinstance(part, DataSet):
         content.update(part.x.tobytes() + part.labels.tobytes())
     else:
-        content.update(repr(part).encode())
+        assert isinstance(part, Model)
+        content.update(repr(dataclasses.astuple(part)).encode())
     return f"{getattr(part, 'name', '')} ({content.hexdigest()[:12]})"
 
 

@@ -135,6 +135,9 @@ class Seeds:
         assert self.experiment.training is not None
         return self.experiment.training
 
+    def __repr__(self) -> str:
+        return f"<Seeds: {len(self.runs)} of {self.experiment.strategy.label}, accuracy {self.accuracy()}>"
+
     def __str__(self) -> str:
         lines = [f"{len(self.runs)} seeds of {self.experiment.strategy.label}", f"accuracy    {self.accuracy()}"]
         target = self._training.target_accuracy

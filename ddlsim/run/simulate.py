@@ -29,7 +29,7 @@ from ddlsim.strategies.loop import Loop
 from ddlsim.strategies.recorder import Recorder
 from ddlsim.strategies.setting import Setting
 from ddlsim.strategies.worker import StopRule, Worker, factors
-from ddlsim.workload.compute import Workload, make_workload
+from ddlsim.workload.compute import Affine, Measured, Workload, make_workload
 from ddlsim.workload.devices import Device, load_device
 from ddlsim.workload.memory import check_memory
 from ddlsim.workload.model import Model, load_model
@@ -84,6 +84,9 @@ def prepare(experiment: Experiment) -> Prepared:
     texts = [text for w, d in {id(w): (w, d) for w, d in workloads}.values() if (text := check_memory(w, d))]
     task = experiment.training.task(model, n_workers, experiment.seed) if experiment.training is not None else None
     made = [workload for workload, _ in workloads]
+    devices = sorted({device.name for _, device in workloads})
+    if isinstance(experiment.compute, Measured | Affine) and len(devices) > 1 and experiment.speed is None:
+        notes = (*notes, f"the compute time given counts for {' and '.join(devices)} alike; give speed=[...] if not so")
     return Prepared(experiment, cluster, model, time_model, task, nodes, made, tuple(dict.fromkeys(texts)), notes)
 
 

@@ -94,6 +94,9 @@ class Model:
     structure: tuple[Node, ...] = ()
     options: tuple[str, ...] = ()  # the optional parts that were included
 
+    def __repr__(self) -> str:
+        return f"<Model {self.name!r}: {self.n_params:,} parameters, {len(self.layers)} layers>"
+
     @property
     def n_params(self) -> int:
         """Learned parameters (running statistics of batch normalisation are none)."""

@@ -62,6 +62,12 @@ def test_intervals_do_not_go_beyond_what_there_is():
     assert made_up([0.1, 0.9], [0.1, 0.2, 0.9]).time_to_accuracy(0.9).low == 0.0
 
 
+def test_they_show_themselves_in_a_line():
+    text = repr(made_up([0.1, 0.9]))
+    assert text.startswith("<Seeds: 1 of all-reduce (ring, ddp), accuracy 0.9 ")
+    assert len(text) < 100
+
+
 def test_a_clock_without_chance_says_so():
     remark = "the same with all seeds: nothing in the clock is random"
     several = made_up([0.1, 0.9], [0.1, 0.8])

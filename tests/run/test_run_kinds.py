@@ -1,0 +1,45 @@
+"""What the reader is told where workers have devices of several kinds, and where a file is of another kind."""
+
+from pathlib import Path
+
+import pytest
+
+import ddlsim
+from ddlsim.data import from_arrays
+
+MEASURED = ddlsim.Measured("100 ms", 8)
+NOTE = "the compute time given counts for k80 and m60 and p100 alike; give speed=[...] if not so"
+
+
+def test_every_kind_of_device_has_its_compute_time_in_the_summary() -> None:
+    text = str(ddlsim.simulate("lab-heterogeneous", "resnet18", batch_size=8, steps=1, warmup=0))
+    about = text[text.index("compute time") :].splitlines()
+    assert [line[13:].split(":")[0].strip() for line in about[:3]] == ["p100", "k80", "m60"]
+
+
+@pytest.mark.parametrize(
+    ("more", "noted"),
+    [
+        pytest.param({"compute": MEASURED}, True, id="one time"),
+        pytest.param({"compute": MEASURED, "speed": [1.0] * 11}, False, id="speeds"),
+        pytest.param({"compute": MEASURED, "device": "p100"}, False, id="one device"),
+        pytest.param({}, False, id="by device"),
+    ],
+)
+def test_one_compute_time_for_several_devices_is_noted(more: dict[str, object], noted: bool) -> None:
+    base = ddlsim.Experiment("lab-heterogeneous", "resnet18", batch_size=8, steps=1, warmup=0)
+    assert (NOTE in ddlsim.simulate(base.with_(**more)).notes) == noted
+
+
+def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    for text, message in (("layers = []", "no experiment but a model"), ("[vary]", "ddlsim sweep")):
+        path.write_text(text)
+        with pytest.raises(ddlsim.ConfigError, match=message):
+            ddlsim.load_experiment(path)
+
+
+def test_large_parts_show_themselves_in_a_line() -> None:
+    assert repr(ddlsim.load_model("lenet5")) == "<Model 'lenet5': 61,706 parameters, 12 layers>"
+    data = from_arrays([[1.0, 2.0]] * 3, [0, 1, 1], "pairs")
+    assert repr(data) == "<DataSet 'pairs': 3 samples of 2, 2 classes>"
