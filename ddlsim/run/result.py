@@ -75,10 +75,14 @@ class Result:
 
     @cached_property
     def measured_updates(self) -> list[tuple[float, int]]:
-        """The updates (time, samples) after the warm-up; the first entry only marks where measuring starts."""
+        """The updates (time, samples) after the warm-up; the first entry only marks where measuring starts.
+
+        A run that ended sooner is measured from the latest update that was before its last instant.
+        """
         warmup = self.experiment.strategy.updates(self.experiment.warmup, self.n_workers)
         updates = [(0.0, 0), *self.recorder.updates]
-        return updates[min(warmup, len(updates) - 2) :]
+        earlier = sum(time < updates[-1][0] for time, _ in updates)
+        return updates[min(warmup, max(earlier - 1, 0)) :]
 
     @cached_property
     def throughput(self) -> float:

@@ -18,6 +18,7 @@ from ddlsim import (
     Lognormal,
     Measured,
     Pareto,
+    Training,
     collective_time,
     load_cluster,
     scaling,
@@ -34,6 +35,14 @@ STAR = load_cluster(star(8, bandwidth=BANDWIDTH, latency=LATENCY))
 def experiment(**changes: object) -> Experiment:
     base = Experiment(STAR, "alexnet", AllReduce("ring", "none"), 8, 4, steps=3, warmup=2, compute=Measured(0.1, 8))
     return base.with_(**changes)
+
+
+def test_a_run_that_ends_at_its_first_instant_has_a_throughput() -> None:
+    """Four asynchronous workers in lock step push at once, at t; two updates are enough: 2 x 8 samples in t s."""
+    changes = {"strategy": AsyncParameterServer(), "model": "digits-cnn"}
+    result = run(experiment(**changes, training=Training(updates=2, evaluate_every=1)))
+    assert len({time for time, _ in result.recorder.updates}) == 1
+    assert result.throughput == pytest.approx(16 / result.end_time)
 
 
 def test_throughput_counts_samples_after_the_warm_up() -> None:
