@@ -7,9 +7,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from ddlsim.errors import ConfigError, DdlsimError
@@ -160,7 +160,7 @@ class _Processes:
     def _started(self, n: int) -> tuple[ProcessPoolExecutor, Future[int]]:
         """Start `n` processes; others start when they are needed."""
         executor = ProcessPoolExecutor(self.n_workers, multiprocessing.get_context("spawn"), initializer=_begin)
-        with one_thread_each():  # every one of these starts a process
+        with one_thread_each(), _deaf_to_ctrl_c():  # every one of these starts a process
             ready = [executor.submit(os.getpid) for _ in range(n)]
         return executor, ready[0]
 
@@ -176,7 +176,7 @@ class _Processes:
 
     def submit(self, experiments: Sequence[Experiment], missing: Sequence[str] = ()) -> Future[Answer]:
         parcel = self._packer.pack(experiments, missing)
-        with one_thread_each():
+        with one_thread_each(), _deaf_to_ctrl_c():
             return self._executor.submit(simulate_some, parcel)
 
     def restart(self) -> None:
@@ -189,6 +189,19 @@ class _Processes:
             for process in list((self._executor._processes or {}).values()):
                 process.terminate()
         self._executor.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Start processes that Ctrl-C does not reach before :func:`_begin` has run; here it is heard a moment later."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin() -> None:

@@ -19,6 +19,7 @@ from study_parts import BASE, VARY, Kills, Notes
 
 import ddlsim
 from ddlsim.study import Study, load_table
+from ddlsim.study.executors import _deaf_to_ctrl_c
 
 HERE = Path(__file__).parent
 
@@ -225,3 +226,15 @@ def test_mpi_gives_the_same_table(tmp_path, expected):
     assert done.returncode == 0, done.stderr
     there = json.loads((tmp_path / "table.json").read_text())
     assert [row["throughput"] for row in there] == pytest.approx(expected["throughput"].tolist(), rel=1e-9)
+
+
+def test_processes_start_deaf_to_ctrl_c():
+    """Otherwise it would end them, with tracebacks, before they can leave it to the process that starts them."""
+    ask = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+
+    def blocked():
+        return subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
+
+    with _deaf_to_ctrl_c():
+        assert blocked() == "True"
+    assert blocked() == "False"
