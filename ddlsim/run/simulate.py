@@ -266,7 +266,9 @@ def run(
         busy=network.busy_intervals() if keep_spans else None,
         n_messages=traffic.n_messages,
         nbytes_sent=loop.nbytes_sent,
-        notes=(*prepared.notes, *setting.notes, *_learning_notes(experiment, reason, monitor)),
+        notes=(
+            *prepared.notes, *setting.notes, *_uneven_notes(recorder), *_learning_notes(experiment, reason, monitor),
+        ),
         warnings=prepared.warnings,
         interrupted=interrupted,
         wall_seconds=time.perf_counter() - started,
@@ -274,6 +276,19 @@ def run(
         monitor=monitor,
         given=dataclasses.replace(given, cluster=prepared.cluster, model=prepared.model),
     )
+
+
+def _uneven_notes(recorder: Recorder) -> list[str]:
+    """Return a note if the throughput of asynchronous workers is mostly that of some of them."""
+    if not recorder.staleness:
+        return []
+    steps = [len(ends) for ends in recorder.step_end]
+    least, most = min(steps), max(steps)
+    if most < 2 * least or most - least < 3:
+        return []
+    more = "" if least > 2 else " (take more steps)"
+    made = f"worker {steps.index(most)} made {most} steps while worker {steps.index(least)} made {least}{more}"
+    return [f"{made}: throughput and what is learned are mostly those of the fast workers"]
 
 
 def _learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None) -> list[str]:

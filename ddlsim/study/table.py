@@ -220,6 +220,10 @@ class Table:
 
         return pareto(self, x, y, path)
 
+    def __repr__(self) -> str:
+        ends = ", ".join(f"{n} {status}" for status, n in self.counts.items() if n)
+        return f"<Table of {len(self.members)} points ({ends}) over {', '.join(self.axes)}>"
+
     def __str__(self) -> str:
         from ddlsim.report.study_text import study_text
 

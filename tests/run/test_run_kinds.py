@@ -43,3 +43,22 @@ def test_large_parts_show_themselves_in_a_line() -> None:
     assert repr(ddlsim.load_model("lenet5")) == "<Model 'lenet5': 61,706 parameters, 12 layers>"
     data = from_arrays([[1.0, 2.0]] * 3, [0, 1, 1], "pairs")
     assert repr(data) == "<DataSet 'pairs': 3 samples of 2, 2 classes>"
+
+
+def test_a_note_says_whose_throughput_it_is() -> None:
+    """One worker computes five times as fast as the other, and does not wait for it."""
+    base = ddlsim.Experiment(
+        "office-1gbe", "lenet5", ddlsim.AsyncParameterServer(), batch_size=8, workers=2, compute=MEASURED, steps=18
+    )
+    (note,) = ddlsim.simulate(base.with_(speed=[1.0, 0.2])).notes
+    assert note.startswith("worker 0 made 33 steps while worker 1 made 6: throughput")
+    (note,) = ddlsim.simulate(base.with_(speed=[0.1, 1.0], steps=4)).notes
+    assert note.startswith("worker 1 made 10 steps while worker 0 made 1 (take more steps): throughput")
+    assert not ddlsim.simulate(base.with_(speed=[1.0, 0.7])).notes
+    assert not ddlsim.simulate(base.with_(speed=[1.0, 0.2], strategy=ddlsim.AllReduce())).notes
+
+
+def test_a_table_shows_itself_in_a_line() -> None:
+    base = ddlsim.Experiment("office-1gbe", "lenet5", steps=1)
+    table = ddlsim.Study(base=base, vary={"workers": [2, 3]}).run(jobs=1)
+    assert repr(table) == "<Table of 2 points (2 done) over workers>"
