@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+from decimal import Decimal, InvalidOperation
 
 from ddlsim.errors import UnitError
 
@@ -45,6 +46,17 @@ def _quantity_type() -> type:
     return DdlsimQuantity
 
 
+def _without_exponent(text: str) -> str:
+    """Return "1000000 GB/s" for "1e6 GB/s": QuantiPhy takes either an exponent or a scale factor."""
+    found = _NUMBER.match(text)
+    if found is None or found[1] is None or len(found[1]) > len("e-300"):  # a longer one would be written out
+        return text
+    try:
+        return f"{Decimal(found[0].replace(',', '')):f} {text[found.end() :]}"
+    except InvalidOperation:
+        return text
+
+
 @functools.lru_cache(maxsize=4096)
 def parse(text: str, dimension: str, where: str = "") -> float:
     """Return `text` as an SI float of the given `dimension` (a key of :data:`DIMENSIONS`).
@@ -58,7 +70,7 @@ def parse(text: str, dimension: str, where: str = "") -> float:
     noun = _NOUN.get(dimension, dimension)
     at = f"{where}: {text!r}" if where else repr(text)
     try:
-        quantity = _quantity_type()(text.strip(), binary=True)
+        quantity = _quantity_type()(_without_exponent(text.strip()), binary=True)
     except InvalidNumber:
         raise UnitError(f"{at} is not a {noun}; write it like {example!r}") from None
     unit = quantity.units

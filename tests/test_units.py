@@ -15,6 +15,8 @@ from ddlsim.units import DIMENSIONS, parse
         ("1 Gb/s", "bandwidth", 1.25e8),
         ("100 Mbps", "bandwidth", 1.25e7),
         ("12 GB/s", "bandwidth", 12e9),
+        ("1.5e6 GB/s", "bandwidth", 1.5e15),
+        ("-2E-3 ms", "time", -2e-6),
         ("1 GiB/s", "bandwidth", 2.0**30),
         ("10 us", "time", 1e-5),
         ("10us", "time", 1e-5),
@@ -63,6 +65,7 @@ def test_a_bit_is_an_eighth_of_a_byte(number):
         ("", "time", ["''", "10 us"]),
         ("inf s", "time", ["'inf s'", "10 us"]),
         ("nan s", "time", ["'nan s'", "10 us"]),
+        ("1e999999999 s", "time", ["not finite"]),
     ],
 )
 def test_what_is_wrong_and_what_to_write(text, dimension, words):
