@@ -5,7 +5,18 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 #: folders whose tests do not need the event kernel, which takes a while to compile
-WITHOUT_KERNEL = ("cluster", "collectives", "compression", "data", "data_sets", "imports", "measure", "nn", "optim", "workload")
+WITHOUT_KERNEL = (
+    "cluster",
+    "collectives",
+    "compression",
+    "data",
+    "data_sets",
+    "imports",
+    "measure",
+    "nn",
+    "optim",
+    "workload",
+)
 
 
 def pytest_configure():
