@@ -11,13 +11,23 @@ import typer
 
 from ddlsim.errors import ConfigError
 
-__all__ = ["check_folder", "print_table", "write_file"]
+__all__ = ["check_folder", "check_picture", "print_table", "write_file"]
+
+#: what matplotlib writes, as far as people ask for it
+PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".eps")
 
 
 def check_folder(path: Path | None) -> None:
     """Find out before a long simulation that its output has nowhere to go."""
     if path is not None and not path.parent.is_dir():
         raise ConfigError(f"{path}: cannot be written: there is no folder {str(path.parent)!r}; create it first")
+
+
+def check_picture(path: Path | None) -> None:
+    """Find out before a long simulation that its picture cannot be written."""
+    check_folder(path)
+    if path is not None and path.suffix.lower() not in PICTURES:
+        raise ConfigError(f"{path}: no kind of picture; end the name in one of {', '.join(PICTURES)}")
 
 
 def write_file(path: Path, write: Callable[[Path], object]) -> None:

@@ -27,7 +27,7 @@ from ddlsim.cli.options import (
     Steps,
     Strat,
 )
-from ddlsim.cli.output import check_folder, write_file
+from ddlsim.cli.output import check_folder, check_picture, write_file
 from ddlsim.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -69,8 +69,9 @@ def run(
         what, strategy=_strategy(strategy, algorithm, cost, overlap, servers, placement), model=model,
         batch_size=batch_size, workers=workers, steps=steps, precision=precision, seed=seed,
     )  # fmt: skip
-    for path in (trace, timeline, plot_cluster, plot_learning):
-        check_folder(path)
+    check_folder(trace)
+    for path in (timeline, plot_cluster, plot_learning):
+        check_picture(path)
     _check_training(experiment, {"--plot-learning": plot_learning, "--save": save, "--resume": resume})
     if resume is None:
         result = ddlsim.simulate(experiment, checkpoint=save)
@@ -132,7 +133,7 @@ def scaling(
     from ddlsim.report.summary import scaling_rows, scaling_table
 
     counts = _counts(workers)
-    check_folder(plot)
+    check_picture(plot)
     experiment = _experiment(
         what, strategy=_strategy(strategy, algorithm, cost, overlap, servers, placement), model=model,
         batch_size=batch_size, steps=steps, precision=precision, seed=seed, workers=None,

@@ -11,7 +11,7 @@ import typer
 
 from ddlsim.cli.application import app
 from ddlsim.cli.options import Json
-from ddlsim.cli.output import check_folder, write_file
+from ddlsim.cli.output import check_folder, check_picture, write_file
 from ddlsim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,8 +40,9 @@ def sweep(
     """
     from ddlsim.study import load_study
 
-    for path in (out, table, plot):
+    for path in (out, table):
         check_folder(path)
+    check_picture(plot)
     if table is not None and table.suffix not in _FORMATS:
         raise ConfigError(f"--table {table}: cannot write the format {table.suffix!r}; use {', '.join(_FORMATS)}")
     if add and out is None:

@@ -11,7 +11,7 @@ import typer
 
 from ddlsim.cli.application import app
 from ddlsim.cli.options import Json, Model
-from ddlsim.cli.output import check_folder, write_file
+from ddlsim.cli.output import check_folder, check_picture, write_file
 from ddlsim.errors import ConfigError
 
 __all__ = ["validate"]
@@ -35,8 +35,8 @@ def validate(
 
     Example: ddlsim validate runs.csv --cluster calibrated.toml --model resnet50 --fit-on "workers <= 4" --tolerance 10%
     """
-    for path in (plot, table):
-        check_folder(path)
+    check_folder(table)
+    check_picture(plot)
     limit = None if tolerance is None else _share(tolerance)
     from ddlsim.validation import validate as compare
 
