@@ -69,10 +69,10 @@ def run(
         what, strategy=_strategy(strategy, algorithm, cost, overlap, servers, placement), model=model,
         batch_size=batch_size, workers=workers, steps=steps, precision=precision, seed=seed,
     )  # fmt: skip
+    _check_training(experiment, {"--plot-learning": plot_learning, "--save": save, "--resume": resume})
     check_folder(trace)
     for path in (timeline, plot_cluster, plot_learning):
         check_picture(path)
-    _check_training(experiment, {"--plot-learning": plot_learning, "--save": save, "--resume": resume})
     if resume is None:
         result = ddlsim.simulate(experiment, checkpoint=save)
     else:
