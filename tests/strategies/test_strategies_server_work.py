@@ -69,15 +69,20 @@ def test_small_tensors_go_whole_to_one_server(whole_below: str | float, busy: in
 
 
 def test_small_tensors_take_turns_at_the_servers(tmp_path: Path) -> None:
-    """Two tensors of 4 MB in one bucket each: the first one's server has nothing to do with the second."""
+    """Two whole tensors of 4 MB; the second layer's is ready while the first computes the fifth and last part of the
+    step (forward 1 + 1, backward 2 + 1, as images need no gradient).
+
+    One server: it handles both pushes (2 to copy, 2 to update, each), then both pulls (2 each); the worker copies the
+    last answer (2). Two servers: each handles a push and a pull; the worker copies both answers, one after the other.
+    """
     one, two = (
         steps(one_tensor(tmp_path, 2), ParameterServer(k, overlap=ONCE, work=ServerWork(1 / PACE, whole_below="5 MB")),
               1, 1 + k, n=1).step_time
         for k in (1, 2)
     )  # fmt: skip
-    # one server: all eight requests of passes 4 and 2 queue in one thread, against those of one tensor each
-    assert one - two == pytest.approx((4 + 2) * 4e6 * PACE, rel=0.35)
-    assert two < one
+    ways = 0.8 * COMPUTE + 2 * (ALPHA + 4e6 / BANDWIDTH)
+    assert one == pytest.approx(ways + (4 + 4 + 2 + 2 + 2) * 4e6 * PACE, **EXACT)
+    assert two == pytest.approx(ways + 2 * ALPHA + (4 + 2 + 2 + 2) * 4e6 * PACE, **EXACT)
 
 
 def test_slices_overlap_with_themselves(tmp_path: Path) -> None:
