@@ -19,11 +19,11 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False
 
 #: For the parts of the kernel: inlined, because passing the whole state between functions would cost more
 #: than the work.
-inlined: _Decorator = nb.njit(forceinline=True, **_OPTIONS)
+inlined: _Decorator = nb.njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)
 
 #: For hot loops over a few arrays: called, so that they have the processor's registers for themselves. (Without
 #: the option, it would be taken over from the caller.)
-called: _Decorator = nb.njit(forceinline=False, **_OPTIONS)
+called: _Decorator = nb.njit(forceinline=False, no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)
 
 #: For what Python calls.
 entry: _Decorator = nb.njit(cache=True, **_OPTIONS)
