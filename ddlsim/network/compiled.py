@@ -9,21 +9,27 @@ from typing import Any, TypeAlias
 
 import numba as nb
 
-__all__ = ["called", "entry", "inlined", "source_stamp"]
+__all__ = ["called", "entry", "inlined", "merged", "source_stamp"]
 
-#: A compiled function takes the arrays of a `Net` and numbers; numba infers the types.
+#: A compiled function takes a view of a `Net` and numbers; numba infers the types.
 _Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 #: The kernel never allocates, so it needs no reference counting (nrt).
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
 
-#: For the parts of the kernel: inlined, because passing the whole state between functions would cost more
-#: than the work.
-inlined: _Decorator = nb.njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)
+#: What only compiled code calls needs no way in from Python, which would take two fifths of the compile time.
+_INNER: dict[str, Any] = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+#: For the parts of the kernel: inlined, so that the addresses of the arrays (ddlsim.network.view) stay in registers.
+inlined: _Decorator = nb.njit(forceinline=True, **_INNER)
+
+#: For parts that are called in one place: their code becomes part of their caller's before it is compiled.
+#: (Not for all of those: numba looks through the whole caller for each of them.)
+merged: _Decorator = nb.njit(inline="always", **_OPTIONS)
 
 #: For hot loops over a few arrays: called, so that they have the processor's registers for themselves. (Without
 #: the option, it would be taken over from the caller.)
-called: _Decorator = nb.njit(forceinline=False, no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)
+called: _Decorator = nb.njit(forceinline=False, **_INNER)
 
 #: For what Python calls.
 entry: _Decorator = nb.njit(cache=True, **_OPTIONS)

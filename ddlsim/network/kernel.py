@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ddlsim.network.compiled import entry, inlined, source_stamp
+from ddlsim.network.compiled import entry, inlined, merged, source_stamp
 from ddlsim.network.filling import ONE, ZERO, least
 from ddlsim.network.flows import add_flow, end_flow
 from ddlsim.network.maxmin import next_end, solve
@@ -48,9 +48,11 @@ from ddlsim.network.state import (
     STEPPED,
     STEPS_LEFT,
     VISIBLE,
+    Ints,
     Net,
 )
 from ddlsim.network.timers import next_timer, pop_timer
+from ddlsim.network.view import attach
 
 __all__ = ["advance", "join", "send", "send_one"]
 
@@ -63,7 +65,7 @@ def has_room(net: Net):  # type: ignore[no-untyped-def]
     return net.slots.size >= net.counts[N_DELIVERING] + 2 * net.counts[LIVE_SENDS]
 
 
-@inlined
+@merged
 def end_flows(net: Net, limit):  # type: ignore[no-untyped-def]
     """Take the flows that end by `limit` off their channels; return how many slots `scratch` lists."""
     n = 0
@@ -85,7 +87,7 @@ def end_flows(net: Net, limit):  # type: ignore[no-untyped-def]
     return n
 
 
-@inlined
+@merged
 def handle_instant(net: Net, now, n_ended):  # type: ignore[no-untyped-def]
     """Handle all that happens at `now`; the first `n_ended` slots of `scratch` have ended already."""
     net.reals[NOW] = now
@@ -116,7 +118,7 @@ def handle_instant(net: Net, now, n_ended):  # type: ignore[no-untyped-def]
     solve(net)
 
 
-@inlined
+@merged
 def run(net: Net, until):  # type: ignore[no-untyped-def]
     """Handle instants up to `until`, or to the first completion to be shown."""
     while True:
@@ -169,19 +171,20 @@ def _entry_points(stamp: int) -> tuple[Callable[..., int], _Call, _Call, _Call]:
     """Return what Python calls; `stamp` stands for the sources of all that is inlined here."""
 
     @entry
-    def advance(net: Net, until: float) -> Any:
+    def advance(table: Ints, until: float) -> Any:
         """Let time pass up to and including `until`, or to the first completion.
 
         Returns IDLE (nothing more up to `until`), VISIBLE (completions wait in `out`) or FULL (slots or busy
         log must be made longer before the next instant can be handled).
         """
         stamp  # noqa: B018
-        return run(net, until)
+        return run(attach(table), until)
 
     @entry
-    def join(net: Net, instances, ranks, now):  # type: ignore[no-untyped-def]
+    def join(table: Ints, instances, ranks, now):  # type: ignore[no-untyped-def]
         """Let rank ``ranks[i]`` enter collective ``instances[i]`` at time `now`, for all i in order."""
         stamp  # noqa: B018
+        net = attach(table)
         interrupt(net, now)
         for i in range(instances.size):
             program = net.programs[net.instances[instances[i]].program]
@@ -190,17 +193,19 @@ def _entry_points(stamp: int) -> tuple[Callable[..., int], _Call, _Call, _Call]:
         run_ready(net)
 
     @entry
-    def send(net: Net, handles, sources, targets, routes, nbytes, now):  # type: ignore[no-untyped-def]
+    def send(table: Ints, handles, sources, targets, routes, nbytes, now):  # type: ignore[no-untyped-def]
         """Issue single messages at time `now`; each is reported as -1 - handle when delivered."""
         stamp  # noqa: B018
+        net = attach(table)
         interrupt(net, now)
         for i in range(handles.size):
             issue_single(net, handles[i], sources[i], targets[i], routes[i], nbytes[i])
 
     @entry
-    def send_one(net: Net, handle, source, target, route, nbytes, now):  # type: ignore[no-untyped-def]
+    def send_one(table: Ints, handle, source, target, route, nbytes, now):  # type: ignore[no-untyped-def]
         """Issue one single message at time `now`, as `send` does, without arrays for it."""
         stamp  # noqa: B018
+        net = attach(table)
         interrupt(net, now)
         issue_single(net, handle, source, target, route, nbytes)
 

@@ -21,6 +21,7 @@ from ddlsim.network.program import (
     write_steps,
 )
 from ddlsim.network.state import Floats, Ints, grown
+from ddlsim.network.view import Table
 
 __all__ = ["BusyIntervals", "Completions", "Fabric", "Network"]
 
@@ -98,6 +99,7 @@ class Network:
         self._net.counts[st.LOG_ON] = int(record)
         if record:
             self._grow_log()
+        self._table = Table()
         self._used: dict[str, int] = {}
         self._programs: dict[tuple[int, int, bytes], int] = {}
         self._kept: list[
@@ -146,7 +148,8 @@ class Network:
     def join(self, ids: Sequence[int] | Ints, ranks: Sequence[int] | Ints, now: float) -> None:
         """Let rank ``ranks[i]`` enter collective ``ids[i]`` at time `now`, for all i in order."""
         self._next_instant = -np.inf
-        kernel.join(self._net, np.asarray(ids, dtype=np.int64), np.asarray(ranks, dtype=np.int64), float(now))
+        instances, joining = np.asarray(ids, dtype=np.int64), np.asarray(ranks, dtype=np.int64)
+        kernel.join(self._table.of(self._net), instances, joining, float(now))
 
     def send(self, src: Sequence[int] | Ints, dst: Sequence[int] | Ints, nbytes: Floats, now: float) -> Ints:
         """Send messages between nodes at time `now`; return their ids (negative).
@@ -163,12 +166,13 @@ class Network:
             route = self._route_of.get((source, target))
             if route is None:
                 route = int(self._pair_routes([source], [target])[0])
-            kernel.send_one(self._net, handle, source, target, route, float(nbytes[0]), float(now))
+            kernel.send_one(self._table.of(self._net), handle, source, target, route, float(nbytes[0]), float(now))
             return np.array([-1 - handle], dtype=np.int64)
         sources, targets = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
         routes = self._pair_routes(sources.tolist(), targets.tolist())
         handles = np.arange(handle, handle + n, dtype=np.int64)
-        kernel.send(self._net, handles, sources, targets, routes, np.array(nbytes, dtype=np.float64), float(now))
+        sizes = np.array(nbytes, dtype=np.float64)
+        kernel.send(self._table.of(self._net), handles, sources, targets, routes, sizes, float(now))
         return -1 - handles
 
     # ------------------------------------------------------------ letting time pass
@@ -177,7 +181,7 @@ class Network:
         """Let time pass up to `until`; return the first completions, or None if there are none by then."""
         if until < self._next_instant:
             return None
-        while (status := kernel.advance(self._net, float(until))) == st.FULL:
+        while (status := kernel.advance(self._table.of(self._net), float(until))) == st.FULL:
             if self._net.counts[st.LOG_ON]:
                 self._grow_log()
             self._ensure_slots()

@@ -1,0 +1,122 @@
+"""How compiled code sees a :class:`~ddlsim.network.state.Net`: as one pointer to a table of addresses and lengths.
+
+Compiled functions that took the forty arrays of a `Net` would take hundreds of arguments, and compiling each of them
+would cost as much as a page of code. So Python hands over one table (:class:`Table`), an entry point copies it to its
+own stack (:func:`attach`), and what it calls, all of it inlined, gets a pointer. After inlining, LLVM keeps the
+addresses in registers, because nobody else can see that copy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.datamodel import models
+from numba.core.typing.templates import AttributeTemplate
+from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, register_model
+from numba.np import numpy_support
+
+from ddlsim.network.build import empty_net
+from ddlsim.network.state import Floats, Ints, Net
+
+__all__ = ["Table", "attach"]
+
+_NOTHING: Floats = np.zeros(0)
+_ITEMS = {
+    name: numpy_support.from_dtype(array.dtype)
+    for name, array in empty_net(_NOTHING, _NOTHING, _NOTHING, _NOTHING)._asdict().items()
+}
+_PLACE = {name: place for place, name in enumerate(_ITEMS)}
+
+
+class Table:
+    """Addresses and lengths of the arrays of a `Net`, for :func:`attach`; made anew for what has been replaced."""
+
+    def __init__(self) -> None:
+        self.values: Ints = np.zeros(2 * len(_ITEMS), dtype=np.int64)
+        self._net: tuple[Any, ...] = (None,) * len(_ITEMS)
+
+    def of(self, net: Net) -> Ints:
+        """Return the table of `net`, shape (2 * fields,); valid as long as `net` lives and is not replaced."""
+        if net is not self._net:
+            for place, (array, before) in enumerate(zip(net, self._net, strict=True)):
+                if array is not before:
+                    self.values[2 * place] = array.ctypes.data
+                    self.values[2 * place + 1] = len(array)
+            self._net = net
+        return self.values
+
+
+class _ViewType(types.Type):
+    """The numba type of the pointer."""
+
+    def __init__(self) -> None:
+        super().__init__(name="ddlsim.network.View")
+
+
+_VIEW = _ViewType()
+_WORD = ir.IntType(64)
+_ENTRY = ir.LiteralStructType([ir.IntType(8).as_pointer(), _WORD])  # address, length
+_ENTRIES = ir.ArrayType(_ENTRY, len(_ITEMS))
+
+
+@register_model(_ViewType)
+class _ViewModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _ENTRIES.as_pointer())
+
+
+@infer_getattr
+class _ViewAttributes(AttributeTemplate):
+    key = _ViewType
+
+    def generic_resolve(self, kind: Any, name: str) -> Any:  # type: ignore[override,unused-ignore]
+        return types.Array(_ITEMS[name], 1, "C") if name in _ITEMS else None
+
+
+@lower_getattr_generic(_ViewType)
+def _get(context: Any, builder: Any, kind: Any, view: Any, name: str) -> Any:
+    """Return the field as an array; its stride is a constant."""
+    array_type = types.Array(_ITEMS[name], 1, "C")
+    place = ir.Constant(ir.IntType(32), _PLACE[name])
+    zero, one = ir.Constant(ir.IntType(32), 0), ir.Constant(ir.IntType(32), 1)
+    address = builder.load(builder.gep(view, [zero, place, zero], inbounds=True))
+    length = builder.load(builder.gep(view, [zero, place, one], inbounds=True))
+    item = context.get_data_type(array_type.dtype)
+    size = ir.Constant(_WORD, context.get_abi_sizeof(item))
+    array = context.make_array(array_type)(context, builder)
+    array.data = builder.bitcast(address, item.as_pointer())
+    array.nitems = length
+    array.itemsize = size
+    array.shape = cgutils.pack_array(builder, [length])
+    array.strides = cgutils.pack_array(builder, [size])
+    nothing = cgutils.get_null_value(array.meminfo.type)
+    array.meminfo = nothing
+    array.parent = cgutils.get_null_value(array.parent.type)
+    return array._getvalue()
+
+
+def _attach(typing: Any, table: Any) -> Any:
+    """Return the pointer through which compiled code reaches the arrays of a :class:`Table`."""
+    if not (isinstance(table, types.Array) and table.dtype == types.int64 and table.ndim == 1):
+        return None
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(table)(context, builder, arguments[0])
+        source = builder.bitcast(array.data, _ENTRIES.as_pointer())
+        view = cgutils.alloca_once(builder, _ENTRIES)
+        builder.store(builder.load(source), view)
+        return view
+
+    return _VIEW(table), generate
+
+
+if TYPE_CHECKING:
+
+    def attach(table: Ints) -> Net:
+        """Return what compiled code sees of the net whose table this is."""
+else:
+    attach = intrinsic(_attach)
