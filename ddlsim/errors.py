@@ -6,9 +6,13 @@ Constructors take one plain message: simpy rebuilds a failed event's exception f
 from __future__ import annotations
 
 import difflib
+import math
+import re
+import reprlib
 from collections.abc import Iterable
+from typing import Any
 
-__all__ = ["ConfigError", "DdlsimError", "DeadlockError", "UnitError", "unknown_name"]
+__all__ = ["ConfigError", "DdlsimError", "DeadlockError", "UnitError", "nearest", "shown", "unknown_name"]
 
 
 class DdlsimError(Exception):
@@ -27,10 +31,49 @@ class DeadlockError(DdlsimError, RuntimeError):
     """The simulation can make no progress while processes still wait."""
 
 
+class _Short(reprlib.Repr):
+    """A short repr: no long number is written out, no text or array printed whole."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        if abs(x) < 10**30:
+            return repr(x)
+        return f"{'-' if x < 0 else ''}10**{int(abs(x).bit_length() * math.log10(2))} or so"
+
+    def repr_ndarray(self, x: Any, level: int) -> str:
+        return f"an array of shape {x.shape}, {x.dtype}" if x.ndim else repr(x.item())
+
+
+_SHORT = _Short()
+_SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong, _SHORT.maxlevel = 60, 80, 40, 3
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = 6
+
+
+def shown(value: object) -> str:
+    """Return a value for an error message: as Python writes it, on one line, shortened, nothing unprintable."""
+    text = " ".join(_SHORT.repr(value).split())
+    return "".join(c if c.isprintable() else "?" for c in text[:200])
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return which of the `known` names was meant, "" if none is like it.
+
+    What begins as the name does comes before what is spelled a little differently: "async" is no "k-async".
+    """
+    plain = {re.sub(r"[\s_-]", "", each).lower(): each for each in sorted(known, reverse=True)}
+    wanted = re.sub(r"[\s_-]", "", name[:100]).lower()
+    if wanted in plain:
+        return plain[wanted]
+    close = difflib.get_close_matches(wanted, plain, n=len(plain) or 1, cutoff=0.0)
+    begins = [each for each in close if len(wanted) > 2 and each.startswith(wanted)]
+    inside = [each for each in close if len(wanted) > 2 and wanted in each]
+    alike = difflib.get_close_matches(wanted, plain, n=1, cutoff=0.5)
+    return next((plain[each] for each in (*begins, *alike, *inside)), "")
+
+
 def unknown_name(what: str, name: str, known: Iterable[str], where: str = "") -> ConfigError:
     """Return the error for a `name` that is not among the `known` ones, with the nearest as a hint."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    near = nearest(name, known)
+    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
     prefix = f"{where}: " if where else ""
-    return ConfigError(f"{prefix}unknown {what} {name!r}; {hint}")
+    return ConfigError(f"{prefix}unknown {what} {shown(name)}; {hint}")

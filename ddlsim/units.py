@@ -14,7 +14,7 @@ from decimal import Decimal, InvalidOperation
 
 from ddlsim.errors import UnitError
 
-__all__ = ["DIMENSIONS", "parse"]
+__all__ = ["DIMENSIONS", "parse", "si"]
 
 _NUMBER = re.compile(r"^[-+]?[\d.,_]*([eE][-+]?\d+)?\s*")
 _NOUN = {"bytes": "size", "flops": "compute rate"}
@@ -85,3 +85,8 @@ def parse(text: str, dimension: str, where: str = "") -> float:
             raise UnitError(f"{at} is a {_NOUN.get(other, other)}, not a {noun}; write it like {example!r}")
     written = _NUMBER.sub("", text.strip())  # not `unit`: QuantiPhy takes "p" off "parsecs" as a scale factor
     raise UnitError(f"{at} has the unknown unit {written!r}; write a {noun} like {example!r}")
+
+
+def si(value: float | str, dimension: str) -> float:
+    """Return a number as it is, a text with a unit as :func:`parse` reads it."""
+    return parse(value, dimension) if isinstance(value, str) else float(value)

@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "ddlsim"
 ORDER = [
     ("errors",),
     ("units", "bundled"),
+    ("arguments",),
     ("cluster",),
     ("collectives",),
     ("network",),

@@ -6,19 +6,22 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Annotated, Protocol, cast
 
+from ddlsim.arguments import checked
 from ddlsim.compression.contract import AnyCompressor
 from ddlsim.compression.cost import CodecCost
 from ddlsim.compression.exchange import title
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, shown
 
 __all__ = ["Compression", "Tensors", "compression_of", "fitted"]
 
+A_COMPRESSOR = "a compressor such as ddlsim.TopK(0.01)"
 #: (name, shape) of the tensors of a flat vector, in order
 Tensors = Sequence[tuple[str, tuple[int, ...]]]
 
 
+@checked
 @dataclass(frozen=True)
 class Compression:
     """How a run compresses: ``simulate(..., compression=Compression(TopK(0.01), down=FP16()))``.
@@ -29,16 +32,9 @@ class Compression:
                 achieved memory bandwidth of each worker's device, and servers take no time
     """
 
-    compressor: AnyCompressor
-    down: AnyCompressor | None = None
+    compressor: Annotated[AnyCompressor, A_COMPRESSOR]
+    down: Annotated[AnyCompressor, A_COMPRESSOR] | None = None
     cost: CodecCost | None = None
-
-    def __post_init__(self) -> None:
-        _check_compressor("compressor", self.compressor)
-        if self.down is not None:
-            _check_compressor("down", self.down)
-        if self.cost is not None and not isinstance(self.cost, CodecCost):
-            raise ConfigError(f"Compression: cost = {self.cost!r}: must be a CodecCost such as CodecCost(encode=1e-10)")
 
     @property
     def label(self) -> str:
@@ -52,7 +48,7 @@ def compression_of(value: object) -> Compression | None:
         return value
     if not _is_compressor(value):
         raise ConfigError(
-            f"compression = {value!r}: must be a compressor such as ddlsim.TopK(0.01), or a ddlsim.Compression"
+            f"compression = {shown(value)}: must be a compressor such as ddlsim.TopK(0.01), or a ddlsim.Compression"
         )
     return Compression(cast(AnyCompressor, value))
 
@@ -60,11 +56,6 @@ def compression_of(value: object) -> Compression | None:
 def _is_compressor(value: object) -> bool:
     names = ("traits", "init", "encode", "decode", "expected_nbytes")
     return not isinstance(value, type) and all(hasattr(value, name) for name in names)
-
-
-def _check_compressor(field: str, value: object) -> None:
-    if not _is_compressor(value):
-        raise ConfigError(f"Compression: {field} = {value!r}: must be a compressor such as ddlsim.TopK(0.01)")
 
 
 # ---------------------------------------------------------------- compressors that know the tensors

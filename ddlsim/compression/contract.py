@@ -28,10 +28,8 @@ __all__ = [
     "Traits",
     "TwoRounds",
     "Vector",
-    "check_density",
     "check_gradient",
     "count",
-    "require",
 ]
 
 Vector = npt.NDArray[np.float32]
@@ -139,17 +137,6 @@ class Settles(Protocol[S, P_contra]):
 
     def settle(self, payload: P_contra, mean: Vector, state: S) -> S:
         """Return the state after the exchange gave `mean`, shape (n,), for this worker's last `payload`."""
-
-
-def require(ok: bool, kind: str, field: str, value: object, rule: str) -> None:
-    """Raise the ConfigError of a compressor's field that breaks its rule."""
-    if not ok:
-        raise ConfigError(f"{kind}: {field} = {value!r}: must be {rule}")
-
-
-def check_density(kind: str, density: float) -> None:
-    """Raise ConfigError unless 0 < density <= 1."""
-    require(0.0 < density <= 1.0, kind, "density", density, "above 0 and at most 1 (0.01 sends 1 %)")
 
 
 def count(density: float, n: int) -> int:

@@ -9,7 +9,8 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from ddlsim.compression.contract import Compressor, Payload, Traits, TwoRounds, Vector, require
+from ddlsim.arguments import Count, Index, NotNegative, checked
+from ddlsim.compression.contract import Compressor, Payload, Traits, TwoRounds, Vector
 from ddlsim.compression.exchange import aggregate, average
 
 __all__ = [
@@ -21,6 +22,7 @@ P = TypeVar("P", bound=Payload)
 S = TypeVar("S")
 
 
+@checked
 @dataclass(frozen=True)
 class CodecCost:
     """A linear model, in seconds.
@@ -31,15 +33,10 @@ class CodecCost:
     overhead     per encode and per decode: kernel launches
     """
 
-    encode: float = 0.0
-    decode: float = 0.0
-    encode_sort: float = 0.0
-    overhead: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("encode", "decode", "encode_sort", "overhead"):
-            value = getattr(self, name)
-            require(0.0 <= value < math.inf, "CodecCost", name, value, "finite seconds, not negative")
+    encode: NotNegative = 0.0
+    decode: NotNegative = 0.0
+    encode_sort: NotNegative = 0.0
+    overhead: NotNegative = 0.0
 
     def encode_seconds(self, n: int) -> float:
         """Return the seconds to encode n elements."""
@@ -79,14 +76,13 @@ def decode_launches(traits: Traits, n_payloads: int = 1) -> int:
     return n_payloads if traits.encode_passes else 0
 
 
-def measure_cost(compressor: Compressor[S, P], n: int, n_repeats: int = 5, seed: int = 0) -> CodecCost:
+@checked
+def measure_cost(compressor: Compressor[S, P], n: Count, n_repeats: Count = 5, seed: Index = 0) -> CodecCost:
     """Return the cost of `compressor` on this processor, from `n_repeats` exchanges of n normal elements.
 
     The fastest repeat counts: anything slower was disturbed. Proportional to n, so measure at the size that
     will be used. Both rounds of a compressor with two are in it.
     """
-    require(n >= 1, "measure_cost", "n", n, "at least 1")
-    require(n_repeats >= 1, "measure_cost", "n_repeats", n_repeats, "at least 1")
     rng = np.random.default_rng(seed)
     state = compressor.init(n, seed)
     encodes, decodes = [], []

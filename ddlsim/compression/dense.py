@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ddlsim.arguments import checked
 from ddlsim.compression.contract import Traits, Vector, check_gradient
 from ddlsim.compression.payloads import DensePayload, mean
 from ddlsim.errors import ConfigError
@@ -14,6 +15,7 @@ from ddlsim.errors import ConfigError
 __all__ = ["BF16", "FP16", "NoCompression"]
 
 
+@checked
 @dataclass(frozen=True)
 class NoCompression:
     """Four bytes per element, exact."""
@@ -37,6 +39,7 @@ class NoCompression:
         return (4 * n,)
 
 
+@checked
 @dataclass(frozen=True)
 class FP16:
     """IEEE half precision, rounded to nearest: two bytes per element.
@@ -65,6 +68,7 @@ class FP16:
         return (2 * n,)
 
 
+@checked
 @dataclass(frozen=True)
 class BF16:
     """bfloat16, the upper half of a float32, rounded to nearest even: two bytes per element.

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddlsim.compression.contract import Traits, Vector, check_gradient, count, require
+from ddlsim.arguments import Count, Decay, checked
+from ddlsim.compression.contract import Traits, Vector, check_gradient, count
 from ddlsim.compression.payloads import SparsePayload, scatter
 from ddlsim.compression.select import SELECT_PASSES, top_k
+from ddlsim.errors import ConfigError
 
 __all__ = ["DGC", "WARM_UP", "DGCState"]
 
@@ -33,6 +35,7 @@ class DGCState:
 KERNELS = 11
 
 
+@checked
 @dataclass(frozen=True)
 class DGC:
     """``u <- m u + g; v <- v + u``; send the largest of v and zero both there (Lin et al. 2018, algorithm 4).
@@ -42,9 +45,9 @@ class DGC:
     momentum         m. It lives here, so the optimizer that applies the mean must have none.
     """
 
-    steps_per_stage: int
-    momentum: float = 0.9
-    sparsities: tuple[float, ...] = WARM_UP
+    steps_per_stage: Count
+    momentum: Decay = 0.9
+    sparsities: tuple[Decay, ...] = WARM_UP
     traits = Traits(
         "all_gather",
         not_summable="workers choose different coordinates, so their values do not line up",
@@ -54,10 +57,8 @@ class DGC:
     )
 
     def __post_init__(self) -> None:
-        require(self.steps_per_stage >= 1, "DGC", "steps_per_stage", self.steps_per_stage, "at least 1")
-        require(0.0 <= self.momentum < 1.0, "DGC", "momentum", self.momentum, "at least 0 and below 1")
-        ok = len(self.sparsities) > 0 and all(0.0 <= s < 1.0 for s in self.sparsities)
-        require(ok, "DGC", "sparsities", self.sparsities, "one or more, each at least 0 and below 1")
+        if not self.sparsities:
+            raise ConfigError("DGC: sparsities = (): must be one or more, each at least 0 and below 1")
 
     def density(self, step: int) -> float:
         """Return the share of elements that encode number `step` (from 0) sends."""

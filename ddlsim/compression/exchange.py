@@ -9,6 +9,7 @@ from typing import Generic, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.arguments import checked
 from ddlsim.compression.contract import Collective, Combines, Compressor, Payload, Settles, TwoRounds, Vector
 from ddlsim.compression.payloads import SparsePayload
 from ddlsim.errors import ConfigError
@@ -19,6 +20,7 @@ P = TypeVar("P", bound=Payload)
 S = TypeVar("S")
 
 
+@checked
 def average(compressor: Compressor[S, P], payloads: Sequence[P]) -> P:
     """Return the payload that an all-reduce gives every worker: the mean of `payloads`.
 
@@ -37,6 +39,7 @@ def average(compressor: Compressor[S, P], payloads: Sequence[P]) -> P:
     return _combine(compressor, payloads)
 
 
+@checked
 def aggregate(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:
     """Return the mean gradient, shape (n,), of all workers' payloads (of the last round) by its collective.
 
@@ -53,6 +56,7 @@ def aggregate(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:
     return compressor.decode(_combine(compressor, payloads))
 
 
+@checked
 def settle(compressor: Compressor[S, P], payload: P, mean: Vector, state: S) -> S:
     """Return a worker's state after the exchange of its `payload` gave `mean`, shape (n,).
 
@@ -78,6 +82,7 @@ class Exchange(Generic[S]):
     sent: npt.NDArray[np.float64]
 
 
+@checked
 def exchange(
     compressor: Compressor[S, P],
     gradients: Sequence[Vector],
@@ -111,6 +116,7 @@ def finish(compressor: Compressor[S, P], encoded: Sequence[tuple[P, S]]) -> Exch
     return Exchange(mean, after, nbytes, np.sum(sent, axis=0))
 
 
+@checked
 def sent_nbytes(
     collective: Collective, nbytes: Sequence[float] | npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar, cast
 
 import numpy as np
 
+from ddlsim.arguments import checked
 from ddlsim.compression.contract import (
     Combines,
     Compressor,
@@ -36,6 +37,7 @@ class FeedbackState(Generic[S]):
     inner: S
 
 
+@checked
 @dataclass(frozen=True)
 class ErrorFeedback(Generic[S, P]):
     """Send ``C(g + e)`` and keep ``e <- g + e - decode(C(g + e))`` (Seide et al. 2014; Karimireddy et al. 2019).

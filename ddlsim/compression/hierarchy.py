@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.arguments import checked
 from ddlsim.compression.contract import Compressor, Payload, Vector, check_gradient
 from ddlsim.compression.exchange import Exchange, exchange
 from ddlsim.compression.payloads import mean
@@ -39,6 +40,7 @@ def shard_sizes(n: int, n_local: int) -> list[int]:
     return [n // n_local + (rank < n % n_local) for rank in range(n_local)]
 
 
+@checked
 def hierarchical_exchange(
     compressor: Compressor[S, P],
     gradients: Sequence[Vector],

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ddlsim.compression.contract import Traits, Vector, check_gradient, require
+from ddlsim.arguments import Count, checked
+from ddlsim.compression.contract import Traits, Vector, check_gradient
 from ddlsim.compression.payloads import mean
 from ddlsim.errors import ConfigError
 
@@ -46,14 +47,15 @@ class _Matrix:
     """Where a matrix lies in the flat gradient."""
 
     start: int
-    rows: int
-    columns: int
-    rank: int
+    rows: Count
+    columns: Count
+    rank: Count
 
     def of(self, flat: Vector) -> Vector:
         return flat[self.start : self.start + self.rows * self.columns].reshape(self.rows, self.columns)
 
 
+@checked
 @dataclass(frozen=True)
 class PowerSGD:
     """One step of subspace iteration from the last exchange's Q (Vogels et al. 2019, algorithm 1).
@@ -68,16 +70,9 @@ class PowerSGD:
     Linear, hence all-reduce. Biased: wrap it in ErrorFeedback.
     """
 
-    rank: int
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    rank: Count
+    shapes: Mapping[str, tuple[Count, ...]] = field(default_factory=dict)
     traits = Traits("all_reduce", n_rounds=2, encode_kernels=3)  # M Q, orthogonalise, M^T P: matrices as a batch
-
-    def __post_init__(self) -> None:
-        require(self.rank >= 1, "PowerSGD", "rank", self.rank, "at least 1")
-        for name, shape in self.shapes.items():
-            require(
-                all(axis >= 1 for axis in shape), "PowerSGD", f"shapes[{name!r}]", shape, "axes of at least 1"
-            )
 
     def with_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> PowerSGD:
         """Return the compressor for these tensors. Raises ConfigError if it has shapes already."""

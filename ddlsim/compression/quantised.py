@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from ddlsim.compression.contract import Bytes, Traits, Vector, check_gradient, require
+from ddlsim.arguments import Count, Positive, checked, whole
+from ddlsim.compression.contract import Bytes, Traits, Vector, check_gradient
 from ddlsim.compression.payloads import pack, unpack
 
 __all__ = ["QSGD", "CodePayload", "Natural", "NaturalPayload", "TernGrad"]
@@ -29,6 +31,7 @@ class CodePayload:
         return self.codes.nbytes + self.scales.nbytes
 
 
+@checked
 @dataclass(frozen=True)
 class QSGD:
     """Random rounding to `n_levels` levels per sign, in buckets with an L2 norm each (Alistarh et al. 2017).
@@ -38,12 +41,8 @@ class QSGD:
     ``ceil(log2(2 s + 1))`` bits: fixed width, not the paper's Elias code (which is shorter when most are 0).
     """
 
-    n_levels: int
-    bucket_size: int = 512
-
-    def __post_init__(self) -> None:
-        require(1 <= self.n_levels < 2**31, "QSGD", "n_levels", self.n_levels, "1 to 2147483647")
-        require(self.bucket_size >= 1, "QSGD", "bucket_size", self.bucket_size, "at least 1")
+    n_levels: Annotated[int, whole(1, 2**31 - 1)]
+    bucket_size: Count = 512
 
     @functools.cached_property
     def traits(self) -> Traits:
@@ -96,6 +95,7 @@ class QSGD:
         return ((n * self.width + 7) // 8 + 4 * -(-n // self.bucket_size),)
 
 
+@checked
 @dataclass(frozen=True)
 class TernGrad:
     """-scale, 0 or +scale with scale = max |g| and probability |g| / scale, unbiased (Wen et al. 2017).
@@ -104,11 +104,7 @@ class TernGrad:
     lowers the variance and makes it biased.
     """
 
-    clip_sigmas: float | None = None
-
-    def __post_init__(self) -> None:
-        ok = self.clip_sigmas is None or 0.0 < self.clip_sigmas < np.inf
-        require(ok, "TernGrad", "clip_sigmas", self.clip_sigmas, "finite and above 0, or None")
+    clip_sigmas: Positive | None = None
 
     @functools.cached_property
     def traits(self) -> Traits:
@@ -155,6 +151,7 @@ class NaturalPayload:
         return self.signs.nbytes + self.exponents.nbytes
 
 
+@checked
 @dataclass(frozen=True)
 class Natural:
     """Random rounding to one of the two nearest powers of two (Horvath et al. 2019), nine bits per element.

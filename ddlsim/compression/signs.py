@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ddlsim.arguments import checked
 from ddlsim.compression.contract import Bytes, Traits, Vector, check_gradient
 
 __all__ = ["LevelPayload", "OneBit", "SignPayload", "SignSGD"]
@@ -37,6 +38,7 @@ class LevelPayload:
         return self.bits.nbytes + self.levels.nbytes
 
 
+@checked
 @dataclass(frozen=True)
 class SignSGD:
     """Signs only; the workers' majority decides (Bernstein et al. 2018, "signSGD"; algorithm 1 with vote).
@@ -75,6 +77,7 @@ class SignSGD:
         return ((n + 7) // 8,)
 
 
+@checked
 @dataclass(frozen=True)
 class OneBit:
     """Signs with two levels, the mean of the elements below zero and that of the others (Seide et al. 2014).

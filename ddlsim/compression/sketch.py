@@ -9,14 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.arguments import Count, Density, checked
 from ddlsim.compression.contract import (
     Indices,
     Traits,
     Vector,
-    check_density,
     check_gradient,
     count,
-    require,
 )
 from ddlsim.compression.payloads import AlignedPayload, mean, scatter
 from ddlsim.compression.select import SELECT_KERNELS, SELECT_PASSES, top_k
@@ -44,6 +43,7 @@ class SketchState:
     pending: Vector | None = None
 
 
+@checked
 @dataclass(frozen=True)
 class CountSketch:
     """Round 1 sums sketches, round 2 the exact values of the ``density * n`` largest estimates.
@@ -54,14 +54,9 @@ class CountSketch:
     al. 2019) and gs-SGD (Dai et al. 2021). Wrap it in ErrorFeedback: both papers do.
     """
 
-    density: float
-    rows: int
-    columns: int
-
-    def __post_init__(self) -> None:
-        check_density("CountSketch", self.density)
-        require(self.rows >= 1, "CountSketch", "rows", self.rows, "at least 1 (5 is usual)")
-        require(self.columns >= 1, "CountSketch", "columns", self.columns, "at least 1 (several times k)")
+    density: Density
+    rows: Count
+    columns: Count
 
     @functools.cached_property
     def traits(self) -> Traits:

@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ddlsim.arguments import Count, Density, NotNegative, checked
 from ddlsim.compression.contract import (
     Indices,
     Traits,
     Vector,
-    check_density,
     check_gradient,
     count,
-    require,
 )
 from ddlsim.compression.payloads import AlignedPayload, SparsePayload, mean, scatter
 from ddlsim.compression.select import COLLECT_KERNELS, SELECT_KERNELS, SELECT_PASSES, ms_top_k, top_k
@@ -33,15 +32,13 @@ def _take(gradient: Vector, indices: Indices) -> SparsePayload:
     return SparsePayload(gradient.size, indices, gradient[indices])
 
 
+@checked
 @dataclass(frozen=True)
 class TopK:
     """The ``density * n`` elements of largest magnitude (Aji and Heafield 2017; Lin et al. 2018)."""
 
-    density: float
+    density: Density
     traits = _SPARSE
-
-    def __post_init__(self) -> None:
-        check_density("TopK", self.density)
 
     def init(self, n: int, seed: int = 0) -> None:
         return None
@@ -57,16 +54,13 @@ class TopK:
         return (8 * count(self.density, n),)
 
 
+@checked
 @dataclass(frozen=True)
 class MSTopK:
     """About the ``density * n`` largest elements, found by `n_searches` threshold counts (Shi et al. 2021)."""
 
-    density: float
-    n_searches: int = 30
-
-    def __post_init__(self) -> None:
-        check_density("MSTopK", self.density)
-        require(self.n_searches >= 1, "MSTopK", "n_searches", self.n_searches, "at least 1")
+    density: Density
+    n_searches: Count = 30
 
     @functools.cached_property
     def traits(self) -> Traits:
@@ -88,15 +82,13 @@ class MSTopK:
         return (8 * count(self.density, n),)
 
 
+@checked
 @dataclass(frozen=True)
 class Threshold:
     """Every element of magnitude `minimum` or more (Strom 2015); how many is known only from the values."""
 
-    minimum: float
+    minimum: NotNegative
     traits = replace(_SPARSE, encode_passes=1.0, encode_kernels=COLLECT_KERNELS)
-
-    def __post_init__(self) -> None:
-        require(0.0 <= self.minimum < np.inf, "Threshold", "minimum", self.minimum, "finite, not negative")
 
     def init(self, n: int, seed: int = 0) -> None:
         return None
@@ -121,6 +113,7 @@ class RandomKState:
     step: int = 0
 
 
+@checked
 @dataclass(frozen=True)
 class RandomK:
     """``density * n`` random coordinates, the same on every worker, so that only values travel and add up.
@@ -129,11 +122,8 @@ class RandomK:
     multiplies by n / k, which makes the result unbiased (Wangni et al. 2018) and ErrorFeedback wrong.
     """
 
-    density: float
+    density: Density
     rescale: bool = False
-
-    def __post_init__(self) -> None:
-        check_density("RandomK", self.density)
 
     @property
     def traits(self) -> Traits:
@@ -168,6 +158,7 @@ class RandomK:
         return (4 * count(self.density, n),)
 
 
+@checked
 @dataclass(frozen=True)
 class GTopK:
     """Global top-k: the k largest of the sum, by pairwise merging (Shi et al. 2019, "A Distributed Synchronous
@@ -178,11 +169,8 @@ class GTopK:
     is lost, as in the paper.
     """
 
-    density: float
+    density: Density
     traits = replace(_SPARSE, collective="gtopk_tree")
-
-    def __post_init__(self) -> None:
-        check_density("GTopK", self.density)
 
     def init(self, n: int, seed: int = 0) -> None:
         return None

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+from ddlsim.arguments import Count, Positive, checked
 from ddlsim.errors import ConfigError
 
 __all__ = ["GrowingBatch"]
 
 
+@checked
 @dataclass(frozen=True)
 class GrowingBatch:
     """A batch of `base` samples that grows by `factor` at each milestone (epochs), to `largest` at most.
@@ -18,14 +20,12 @@ class GrowingBatch:
     Kindermans, Ying and Le 2018, arXiv:1711.00489, section 3), in fewer updates.
     """
 
-    base: int
-    milestones: tuple[float, ...]
-    factor: int = 2
-    largest: int | None = None
+    base: Count
+    milestones: tuple[Positive, ...]
+    factor: Count = 2
+    largest: Count | None = None
 
     def __post_init__(self) -> None:
-        if self.base < 1 or self.factor < 1:
-            raise ConfigError(f"GrowingBatch: base = {self.base}, factor = {self.factor}: must be at least 1")
         if self.largest is not None and self.largest < self.base:
             raise ConfigError(f"GrowingBatch: largest = {self.largest}: must be at least base = {self.base}")
         if not self.milestones or any(b <= a for a, b in pairwise((0.0, *self.milestones))):

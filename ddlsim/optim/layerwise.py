@@ -14,8 +14,9 @@ from typing import Protocol
 
 import numpy as np
 
+from ddlsim.arguments import Decay, Index, NotNegative, checked
 from ddlsim.errors import ConfigError
-from ddlsim.optim.rules import Adam, Array, OptimizerState, check_fraction, check_not_negative, decayed
+from ddlsim.optim.rules import Adam, Array, OptimizerState, decayed
 
 __all__ = ["LAMB", "LARS", "bounds_of"]
 
@@ -54,6 +55,7 @@ def _per_element(ratios: Array, bounds: tuple[int, ...], like: Array) -> Array:
     return np.repeat(ratios, np.diff(bounds)).astype(like.dtype)
 
 
+@checked
 @dataclass(frozen=True)
 class LARS:
     """Layer-wise adaptive rate scaling (You, Gitman and Ginsburg 2017, arXiv:1708.03888, algorithm 1).
@@ -62,15 +64,13 @@ class LARS:
     v <- beta v + eta r (g + lambda w);  w <- w - v. The rate is inside the momentum, as in the paper.
     """
 
-    bounds: tuple[int, ...] = ()
-    beta: float = 0.9
-    weight_decay: float = 0.0
-    trust: float = 0.001
+    bounds: tuple[Index, ...] = ()
+    beta: Decay = 0.9
+    weight_decay: NotNegative = 0.0
+    trust: NotNegative = 0.001
 
     def __post_init__(self) -> None:
         _check_bounds("LARS", self.bounds)
-        check_fraction("LARS", beta=self.beta)
-        check_not_negative("LARS", weight_decay=self.weight_decay, trust=self.trust)
 
     def with_bounds(self, bounds: tuple[int, ...]) -> LARS:
         """Return the rule for these layers."""
@@ -92,6 +92,7 @@ class LARS:
         return params - velocity, OptimizerState((velocity,), state.n_updates + 1)
 
 
+@checked
 @dataclass(frozen=True)
 class LAMB:
     """Layer-wise Adam (You et al. 2020, arXiv:1904.00962, algorithm 2, with the identity for phi).
@@ -100,16 +101,14 @@ class LAMB:
     is 0).
     """
 
-    bounds: tuple[int, ...] = ()
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-6
-    weight_decay: float = 0.0
+    bounds: tuple[Index, ...] = ()
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
+    eps: NotNegative = 1e-6
+    weight_decay: NotNegative = 0.0
 
     def __post_init__(self) -> None:
         _check_bounds("LAMB", self.bounds)
-        check_fraction("LAMB", beta1=self.beta1, beta2=self.beta2)
-        check_not_negative("LAMB", eps=self.eps, weight_decay=self.weight_decay)
 
     def with_bounds(self, bounds: tuple[int, ...]) -> LAMB:
         """Return the rule for these layers."""

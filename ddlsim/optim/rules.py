@@ -12,16 +12,15 @@ LAMB, where it is decoupled (Loshchilov and Hutter 2019, arXiv:1711.05101).
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.errors import ConfigError
+from ddlsim.arguments import Decay, NotNegative, checked
 
-__all__ = ["SGD", "Adam", "Array", "Momentum", "Optimizer", "OptimizerState", "check_fraction", "check_not_negative"]
+__all__ = ["SGD", "Adam", "Array", "Momentum", "Optimizer", "OptimizerState"]
 
 Array = npt.NDArray[np.floating]
 
@@ -44,33 +43,17 @@ class Optimizer(Protocol):
     ) -> tuple[Array, OptimizerState]: ...
 
 
-def check_not_negative(owner: str, **values: float) -> None:
-    """Raise ConfigError for a value that is negative or not finite."""
-    for key, value in values.items():
-        if not (math.isfinite(value) and value >= 0.0):
-            raise ConfigError(f"{owner}: {key} = {value}: must be finite and at least 0")
-
-
-def check_fraction(owner: str, **values: float) -> None:
-    """Raise ConfigError for a value outside [0, 1)."""
-    for key, value in values.items():
-        if not 0.0 <= value < 1.0:
-            raise ConfigError(f"{owner}: {key} = {value}: must be at least 0 and below 1")
-
-
 def decayed(params: Array, gradient: Array, weight_decay: float) -> Array:
     """Return gradient + weight_decay * params, without arithmetic where there is no decay."""
     return gradient + weight_decay * params if weight_decay else gradient
 
 
+@checked
 @dataclass(frozen=True)
 class SGD:
     """w <- w - eta (g + lambda w)."""
 
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_not_negative("SGD", weight_decay=self.weight_decay)
+    weight_decay: NotNegative = 0.0
 
     def init(self, params: Array) -> OptimizerState:
         return OptimizerState()
@@ -82,6 +65,7 @@ class SGD:
         return params - rate * step, OptimizerState((), state.n_updates + 1)
 
 
+@checked
 @dataclass(frozen=True)
 class Momentum:
     """v <- beta v + g + lambda w;  w <- w - eta v (Polyak 1964, as in torch.optim.SGD).
@@ -90,13 +74,9 @@ class Momentum:
     section 2, in the variables of Bengio et al. 2012, arXiv:1212.0901, equation 7).
     """
 
-    beta: float = 0.9
+    beta: Decay = 0.9
     nesterov: bool = False
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_fraction("Momentum", beta=self.beta)
-        check_not_negative("Momentum", weight_decay=self.weight_decay)
+    weight_decay: NotNegative = 0.0
 
     def init(self, params: Array) -> OptimizerState:
         return OptimizerState((np.zeros_like(params),))
@@ -110,6 +90,7 @@ class Momentum:
         return params - rate * step, OptimizerState((velocity,), state.n_updates + 1)
 
 
+@checked
 @dataclass(frozen=True)
 class Adam:
     """Adaptive moments (Kingma and Ba 2015, arXiv:1412.6980, algorithm 1), at update t = 1, 2, ...:
@@ -118,14 +99,10 @@ class Adam:
     w <- w - eta (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + lambda w).
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_fraction("Adam", beta1=self.beta1, beta2=self.beta2)
-        check_not_negative("Adam", eps=self.eps, weight_decay=self.weight_decay)
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
+    eps: NotNegative = 1e-8
+    weight_decay: NotNegative = 0.0
 
     def init(self, params: Array) -> OptimizerState:
         return OptimizerState((np.zeros_like(params), np.zeros_like(params)))

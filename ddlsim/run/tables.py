@@ -7,11 +7,13 @@ class takes names. Quantities are texts with a unit; a plain number where one is
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 
+from ddlsim.arguments.annotations import alternatives
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.workload.toml_files import validate
 
@@ -28,10 +30,10 @@ class Table(BaseModel):
 
 #: name -> the dataclass it stands for; or the schema of its table, and what makes an object from it
 Kinds = Mapping[str, type | tuple[type[Table], Callable[..., object]]]
-#: what a field may be in a file, by how its type is written in the class
-_PLAIN: dict[str, object] = {
-    "int": int, "float": float, "str": str, "bool": bool, "None": None, "Loss": str,
-    "tuple[int, ...]": list[int], "tuple[float, ...]": list[float], "Sequence[int]": list[int],
+#: what a field may be in a file, by its type in the class
+_PLAIN: dict[object, object] = {
+    int: int, float: float, str: str, bool: bool,
+    tuple[int, ...]: list[int], tuple[float, ...]: list[float], Sequence[int]: list[int],
 }  # fmt: skip
 #: fields that are worked out by the run
 _HIDDEN = frozenset({"bounds"})
@@ -78,19 +80,20 @@ def _made(make: Callable[..., T], fields: Mapping[str, object], where: str) -> T
 def _schema(make: Callable[..., object], parts: Mapping[str, Kinds]) -> type[Table]:
     """Return what a table of a dataclass's fields must look like."""
     fields: dict[str, object] = {}
+    types = inspect.get_annotations(make, eval_str=True)
     for field in dataclasses.fields(make):  # type: ignore[arg-type]
-        annotation = _annotation(str(field.type).split(" | "), field.name in parts)
+        annotation = _annotation(alternatives(types[field.name]), field.name in parts)
         if annotation is not None and field.init and field.name not in _HIDDEN:
             required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
             fields[field.name] = (annotation, ... if required else None)
     return create_model(getattr(make, "__name__", "table"), __base__=Table, **fields)  # type: ignore[call-overload, no-any-return]
 
 
-def _annotation(written: Sequence[str], has_parts: bool) -> object:
+def _annotation(kinds: Sequence[object], has_parts: bool) -> object:
     """Return the type that a field may have in a file, or None if files cannot say it."""
-    if "float" in written and "str" in written:  # a quantity
-        written = [name for name in written if name != "float"]
-    found = [_PLAIN[name] for name in written if name in _PLAIN and name != "None"]
+    if float in kinds and str in kinds:  # a quantity
+        kinds = [kind for kind in kinds if kind is not float]
+    found = [_PLAIN[kind] for kind in kinds if kind in _PLAIN]
     if has_parts:
         found.append(dict[str, object])
     if not found:

@@ -3,30 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.arguments import Index, Rule, by, one_of
 from ddlsim.cluster import Cluster
 from ddlsim.collectives import Collective, Schedule, algorithm_names, build, reorder
-from ddlsim.collectives.find import n_segments_for
-from ddlsim.errors import ConfigError
+from ddlsim.collectives.find import find, n_segments_for
+from ddlsim.errors import ConfigError, shown
 from ddlsim.network import Network
 from ddlsim.strategies.setting import Setting
 
-__all__ = ["check_exchange", "fastest", "name_of", "order_of", "schedule_time", "schedules"]
+__all__ = [
+    "AllReduceAlgorithm", "RankOrder", "algorithm_of", "fastest", "name_of", "order_of", "schedule_time",
+    "schedules",
+]  # fmt: skip
 
 #: algorithms that "auto" does not try: never the fastest, or the same as another at these settings
 NOT_TRIED = ("gloo_ring", "naive_ring", "parameter_server")
 
 
-def check_exchange(owner: str, algorithm: str | Collective, rank_order: str | Sequence[int]) -> None:
-    """Raise ConfigError unless these are an algorithm and an order as :class:`~ddlsim.AllReduce` takes them."""
-    if not (isinstance(algorithm, str) or callable(algorithm)):
-        raise ConfigError(f"{owner}: algorithm = {algorithm!r}: must be a name such as 'ring', or a function")
-    named = isinstance(rank_order, str) and rank_order in ("given", "topology")
-    if not named and (isinstance(rank_order, str) or not all(isinstance(r, int | np.integer) for r in rank_order)):
-        raise ConfigError(f"{owner}: rank_order = {rank_order!r}: must be 'given', 'topology' or a list of ranks")
+def algorithm_of(kind: str) -> Rule:
+    """Names (looked up at once, so that a wrong one is told before anything runs) and functions."""
+
+    def check(algorithm: object, where: str) -> object:
+        if isinstance(algorithm, str) and (algorithm != "auto" or kind != "all_reduce"):
+            try:
+                find(algorithm, kind)
+            except ConfigError as error:
+                raise ConfigError(f"{where.partition(':')[0]}: {error}") from None
+        elif isinstance(algorithm, type) or not (isinstance(algorithm, str) or callable(algorithm)):
+            raise ConfigError(f"{where} = {shown(algorithm)}: must be a name such as 'ring', or a function")
+        return algorithm
+
+    return by(check)
+
+
+#: the order in which the ranks of a collective follow each other
+RankOrder = Annotated[str, one_of("given", "topology", also="a list of ranks, ")] | Sequence[Index]
+AllReduceAlgorithm = Annotated[str | Collective, algorithm_of("all_reduce")]
 
 
 def name_of(algorithm: str | Collective) -> str:

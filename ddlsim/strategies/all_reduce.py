@@ -6,13 +6,14 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ddlsim.collectives import Collective, Schedule
+from ddlsim.arguments import checked
+from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError
-from ddlsim.strategies.algorithms import check_exchange, name_of, order_of, schedules
+from ddlsim.strategies.algorithms import AllReduceAlgorithm, RankOrder, name_of, order_of, schedules
 from ddlsim.strategies.compressed_all_reduce import CompressedAllReduce
-from ddlsim.strategies.costs import check_cost, stream_of
+from ddlsim.strategies.costs import Cost, stream_of
 from ddlsim.strategies.group import Carrier, Group
-from ddlsim.strategies.overlap import HorovodFusion, Overlap, Priority, buckets_of, overlap_named
+from ddlsim.strategies.overlap import HorovodFusion, Overlap, OverlapChoice, Priority, buckets_of, overlap_named
 from ddlsim.strategies.setting import Setting
 from ddlsim.workload.buckets import Bucket
 
@@ -22,6 +23,7 @@ __all__ = ["AllReduce", "start_group"]
 NewCarrier = Callable[[Group, Sequence[Bucket]], Carrier]
 
 
+@checked
 @dataclass(frozen=True)
 class AllReduce:
     """Synchronous SGD: all workers average their gradients in every step.
@@ -37,16 +39,11 @@ class AllReduce:
                 "ring" or "double_binary_tree" ("auto": of the faster one)
     """
 
-    algorithm: str | Collective = "ring"
-    overlap: str | Overlap = "ddp"
-    rank_order: str | Sequence[int] = "topology"
-    cost: str = "simulated"
+    algorithm: AllReduceAlgorithm = "ring"
+    overlap: OverlapChoice = "ddp"
+    rank_order: RankOrder = "topology"
+    cost: Cost = "simulated"
     takes_compression = True
-
-    def __post_init__(self) -> None:
-        overlap_named(self.overlap)
-        check_exchange("AllReduce", self.algorithm, self.rank_order)
-        check_cost("AllReduce", self.cost)
 
     @property
     def label(self) -> str:

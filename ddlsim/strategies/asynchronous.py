@@ -7,14 +7,21 @@ from dataclasses import dataclass, field
 
 import simpy
 
+from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.learning.learner import State
-from ddlsim.strategies.checks import whole
 from ddlsim.strategies.compressed_pushes import Message, Pushes, pushes_of
-from ddlsim.strategies.servers import apply_seconds, check_layers, check_servers, note_lock_step, server_nodes
+from ddlsim.strategies.servers import (
+    ApplyTime,
+    Placement,
+    apply_seconds,
+    check_layers,
+    note_lock_step,
+    server_nodes,
+)
 from ddlsim.strategies.setting import Setting
-from ddlsim.strategies.staleness import DelayCompensation, Scaling, scaled, scaling_named
+from ddlsim.strategies.staleness import DelayCompensation, Scaling, ScalingChoice, scaled, scaling_named
 from ddlsim.strategies.worker import Process, Worker
 
 __all__ = ["AsyncParameterServer"]
@@ -76,6 +83,7 @@ class _Push:
         self.queued = [0.0] * len(self.pulled)
 
 
+@checked
 @dataclass(frozen=True)
 class AsyncParameterServer:
     """Asynchronous SGD (Downpour, Dean et al. 2012, section 4.1): the server applies each gradient when it
@@ -91,26 +99,16 @@ class AsyncParameterServer:
     delay_compensation  DelayCompensation(lambda): corrects gradients for their age (Zheng et al. 2017)
     """
 
-    servers: int = 1
-    placement: str = "own"
-    apply_time: float | str = 0.0
-    accumulate: int = 1
-    staleness_scaling: str | Scaling | None = None
+    servers: Count = 1
+    placement: Placement = "own"
+    apply_time: ApplyTime = 0.0
+    accumulate: Count = 1
+    staleness_scaling: ScalingChoice = None
     delay_compensation: DelayCompensation | None = None
     takes_compression = True
 
     def __post_init__(self) -> None:
-        check_servers("AsyncParameterServer", self.servers, self.placement)
-        apply_seconds(self)
-        whole(self.accumulate, "AsyncParameterServer: accumulate")
-        scaling_named(self.staleness_scaling, "AsyncParameterServer")
-        compensation = self.delay_compensation
-        if compensation is not None and not isinstance(compensation, DelayCompensation):
-            raise ConfigError(
-                f"AsyncParameterServer: delay_compensation = {compensation!r}: must be an object such as "
-                "DelayCompensation(0.04)"
-            )
-        if compensation is not None and self.accumulate > 1:
+        if self.delay_compensation is not None and self.accumulate > 1:
             raise ConfigError(
                 f"AsyncParameterServer: delay_compensation with accumulate = {self.accumulate}: it corrects one "
                 "gradient at the pulled parameters, not a sum along the worker's own steps; use accumulate = 1"
@@ -140,7 +138,7 @@ class AsyncParameterServer:
         check_layers("AsyncParameterServer", learner, self.servers)
         nodes = server_nodes(setting.cluster, setting.nodes, self.servers, self.placement)
         parts = [learner.initial[part] for part in learner.parts(self.servers)]
-        scaling = scaling_named(self.staleness_scaling, "AsyncParameterServer")
+        scaling = scaling_named(self.staleness_scaling)
         servers = [
             _Server(
                 node, simpy.Resource(env), params, learner.optimizer_state(params), learner, scaling,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 import simpy
 
-from ddlsim.errors import ConfigError
+from ddlsim.arguments import by, checked, number
 from ddlsim.learning import Array, Value
 from ddlsim.strategies.gossip import weighted_sum
 from ddlsim.strategies.mixing import Graph, bipartition, check_graph, describe, neighbours
@@ -19,6 +20,7 @@ from ddlsim.workload.jitter import stream
 __all__ = ["ADPSGD", "GossipSGD", "Peer"]
 
 
+@checked
 @dataclass(frozen=True)
 class ADPSGD:
     """Asynchronous decentralised parallel SGD (Lian et al. 2018, arXiv:1710.06952, algorithm 1): a worker averages
@@ -33,10 +35,7 @@ class ADPSGD:
     graph  "ring" (of an even number), "bipartite" (every even rank with every odd one), or a networkx graph of ranks
     """
 
-    graph: str | Graph = "bipartite"
-
-    def __post_init__(self) -> None:
-        check_graph("ADPSGD", self.graph, weights=False)
+    graph: Annotated[str | Graph, by(check_graph)] = "bipartite"
 
     @property
     def label(self) -> str:
@@ -130,6 +129,7 @@ class Peer:
         worker.recorder.background(f"{worker.name} network", f"push to {receiver.name}", start, worker.loop.now)
 
 
+@checked
 @dataclass(frozen=True)
 class GossipSGD:
     """GoSGD (Blot et al. 2016, arXiv:1611.09726): sum-weight gossip.
@@ -141,15 +141,8 @@ class GossipSGD:
     graph  "complete" (anybody, as in the paper), "ring", "bipartite", or a networkx graph of ranks
     """
 
-    probability: float = 0.1
-    graph: str | Graph = "complete"
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.probability <= 1.0:
-            raise ConfigError(
-                f"GossipSGD: probability = {self.probability!r}: must be above 0 and at most 1 (0.1 is 10 %)"
-            )
-        check_graph("GossipSGD", self.graph, weights=False)
+    probability: Annotated[float, number(0.0, 1.0, above=True, hint=" (0.1 is 10 %)")] = 0.1
+    graph: Annotated[str | Graph, by(check_graph)] = "complete"
 
     @property
     def label(self) -> str:

@@ -10,23 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import simpy
 
+from ddlsim.arguments import one_of
 from ddlsim.cluster.calibration_table import CurveTable
 from ddlsim.collectives import Collective, Schedule
 from ddlsim.collectives.nccl import nccl_time
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.errors import ConfigError
 from ddlsim.network import Network
 from ddlsim.strategies.algorithms import name_of, schedule_time, schedules
 from ddlsim.strategies.curve_cost import curve_seconds, parts_of
 from ddlsim.strategies.loop import Loop, Traffic
 from ddlsim.strategies.setting import Setting
 
-__all__ = ["COSTS", "Stream", "check_cost", "stream_of"]
+__all__ = ["COSTS", "Cost", "Stream", "stream_of"]
 
 COSTS = ("simulated", "calibrated", "nccl")
+Cost = Annotated[str, one_of(*COSTS)]
 #: our names of what NCCL's tuner chooses among; None: whatever is fastest
 _NCCL = {"ring": "ring", "double_binary_tree": "tree", "auto": None}
 _SCHEDULE = {"ring": "ring", "tree": "double_binary_tree"}
@@ -73,12 +76,6 @@ class Stream:
         return event
 
 
-def check_cost(owner: str, cost: str) -> None:
-    """Raise ConfigError unless `cost` is the name of a way to know what collectives cost."""
-    if cost not in COSTS:
-        raise unknown_name("cost", str(cost), COSTS, owner)
-
-
 def stream_of(
     setting: Setting, owner: str, cost: str, algorithm: str | Collective, rank_order: str | Sequence[int],
     kind: str = "all_reduce",
@@ -88,7 +85,6 @@ def stream_of(
     Raises ConfigError, saying what to measure or to change, where the cluster has no curve for them, for an algorithm
     that the curve or NCCL does not know, and beside compression, whose payloads are other collectives.
     """
-    check_cost(owner, cost)
     if cost == "simulated" or len(setting.workers) == 1:
         return None
     where = f"{owner}: cost = {cost!r}"

@@ -5,16 +5,14 @@ A worker waits only when an average is late. Optimizer states (momentum) stay wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ddlsim.collectives import Collective
+from ddlsim.arguments import Count, Decay, Index, Share, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
-from ddlsim.strategies.algorithms import check_exchange, name_of
-from ddlsim.strategies.checks import whole
+from ddlsim.strategies.algorithms import AllReduceAlgorithm, RankOrder, name_of
 from ddlsim.strategies.exchange import Exchange, averaging
 from ddlsim.strategies.replica import Replica, start_replicas
 from ddlsim.strategies.setting import Setting
@@ -28,11 +26,7 @@ def _continued(mean: Array, params: Array, begun: Array) -> Array:
     return (mean + (params.astype(np.float64) - begun)).astype(params.dtype)
 
 
-def _check_share(where: str, value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise ConfigError(f"{where} = {value!r}: must be from 0 to 1")
-
-
+@checked
 @dataclass(frozen=True)
 class DaSGD:
     """Local SGD with delayed averaging (Zhou et al. 2020, arXiv:2006.00441): the average of the models is merged
@@ -46,19 +40,15 @@ class DaSGD:
     xi = 0 this is :class:`~ddlsim.LocalSGD`, with xi = 1 the workers are independent.
     """
 
-    period: int = 4
-    delay: int = 1
-    merge: float = 0.5
-    algorithm: str | Collective = "ring"
-    rank_order: str | Sequence[int] = "topology"
+    period: Count = 4
+    delay: Index = 1
+    merge: Share = 0.5
+    algorithm: AllReduceAlgorithm = "ring"
+    rank_order: RankOrder = "topology"
 
     def __post_init__(self) -> None:
-        whole(self.period, "DaSGD: period")
-        delay = self.delay
-        if isinstance(delay, bool) or not isinstance(delay, int) or not 0 <= delay <= self.period:
-            raise ConfigError(f"DaSGD: delay = {delay!r}: must be a whole number of steps from 0 to the period")
-        _check_share("DaSGD: merge", self.merge)
-        check_exchange("DaSGD", self.algorithm, self.rank_order)
+        if self.delay > self.period:
+            raise ConfigError(f"DaSGD: delay = {self.delay!r}: must be a whole number of steps from 0 to the period")
 
     @property
     def label(self) -> str:
@@ -90,6 +80,7 @@ class DaSGD:
             replica.end_step()
 
 
+@checked
 @dataclass(frozen=True)
 class OverlapLocalSGD:
     """Overlap-Local-SGD (Wang, Liang and Joshi 2020, arXiv:2002.09539): every `period` steps the models are
@@ -102,18 +93,11 @@ class OverlapLocalSGD:
     part v_i = beta v_i + x_i - z and the all-reduce carries z + v_i.
     """
 
-    period: int = 4
-    alpha: float = 0.6
-    momentum: float = 0.7
-    algorithm: str | Collective = "ring"
-    rank_order: str | Sequence[int] = "topology"
-
-    def __post_init__(self) -> None:
-        whole(self.period, "OverlapLocalSGD: period")
-        _check_share("OverlapLocalSGD: alpha", self.alpha)
-        if not 0.0 <= self.momentum < 1.0:
-            raise ConfigError(f"OverlapLocalSGD: momentum = {self.momentum!r}: must be at least 0 and below 1")
-        check_exchange("OverlapLocalSGD", self.algorithm, self.rank_order)
+    period: Count = 4
+    alpha: Share = 0.6
+    momentum: Decay = 0.7
+    algorithm: AllReduceAlgorithm = "ring"
+    rank_order: RankOrder = "topology"
 
     @property
     def label(self) -> str:
@@ -147,6 +131,7 @@ class OverlapLocalSGD:
             replica.end_step()
 
 
+@checked
 @dataclass(frozen=True)
 class CoCoDSGD:
     """Computation and communication decoupled SGD (Shen et al. 2019, IJCAI, algorithm 1): the models are averaged
@@ -155,13 +140,9 @@ class CoCoDSGD:
     s_i = x_i, all-reduce s;   tau local steps;   x_i <- (1/N) sum_j s_j + (x_i - s_i)
     """
 
-    period: int = 4
-    algorithm: str | Collective = "ring"
-    rank_order: str | Sequence[int] = "topology"
-
-    def __post_init__(self) -> None:
-        whole(self.period, "CoCoDSGD: period")
-        check_exchange("CoCoDSGD", self.algorithm, self.rank_order)
+    period: Count = 4
+    algorithm: AllReduceAlgorithm = "ring"
+    rank_order: RankOrder = "topology"
 
     @property
     def label(self) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import simpy
 
-from ddlsim.errors import ConfigError
+from ddlsim.arguments import Count, checked, number
 from ddlsim.learning import ABSENT, Array, Value
 from ddlsim.strategies.center import Shards, communicate, wait
-from ddlsim.strategies.checks import whole
 from ddlsim.strategies.replica import Replica, start_replicas
-from ddlsim.strategies.servers import apply_seconds, check_servers, note_lock_step
+from ddlsim.strategies.servers import ApplyTime, Placement, note_lock_step
 from ddlsim.strategies.setting import Setting
 from ddlsim.strategies.worker import Computation, Process, Worker
 
@@ -73,6 +73,7 @@ class _Spring:
             self._seen[worker.rank] = self.n_moves
 
 
+@checked
 @dataclass(frozen=True)
 class ElasticAveraging:
     """Elastic averaging SGD (Zhang, Choromanska and LeCun 2015, NIPS, arXiv:1412.6651, equations 5 and 6):
@@ -90,19 +91,12 @@ class ElasticAveraging:
     An exchange is a push of x_i and a pull of z, S bytes each. The first, in which all are equal, is left out.
     """
 
-    alpha: float
-    period: int = 1
+    alpha: Annotated[float, number(0.0, 1.0, hint=", e.g. 0.9 / N")]
+    period: Count = 1
     synchronous: bool = True
-    servers: int = 1
-    placement: str = "own"
-    apply_time: float | str = 0.0
-
-    def __post_init__(self) -> None:
-        if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float) or not 0.0 <= self.alpha <= 1.0:
-            raise ConfigError(f"ElasticAveraging: alpha = {self.alpha!r}: must be between 0 and 1, e.g. 0.9 / N")
-        whole(self.period, "ElasticAveraging: period")
-        check_servers("ElasticAveraging", self.servers, self.placement)
-        apply_seconds(self)
+    servers: Count = 1
+    placement: Placement = "own"
+    apply_time: ApplyTime = 0.0
 
     @property
     def label(self) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 import simpy
 
+from ddlsim.arguments import by, checked
 from ddlsim.learning import ABSENT, Array, Plane, Value
 from ddlsim.strategies.mixing import Graph, Weights, agreement, check_graph, describe, mixing_matrix
 from ddlsim.strategies.replica import Replica, start_replicas
@@ -63,6 +66,7 @@ class _Mail:
         return self.letters.pop((step, src, dst))
 
 
+@checked
 @dataclass(frozen=True)
 class DPSGD:
     """Decentralised parallel SGD (Lian et al. 2017, arXiv:1705.09056, algorithm 1): in every step
@@ -77,13 +81,13 @@ class DPSGD:
            Metropolis-Hastings weights), or W itself (N, N): doubly stochastic, row i what worker i takes
     """
 
-    graph: str | Graph | Weights | Sequence[Sequence[float]] | npt.NDArray[np.float64] = "ring"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "graph", self._graph())
+    graph: Annotated[
+        str | Graph | Weights | Sequence[Sequence[float]] | npt.NDArray[np.float64],
+        by(functools.partial(check_graph, weights=True)),
+    ] = "ring"
 
     def _graph(self) -> str | Graph | Weights:
-        return check_graph("DPSGD", self.graph, weights=True)
+        return check_graph(self.graph, "DPSGD: graph", weights=True)
 
     @property
     def label(self) -> str:

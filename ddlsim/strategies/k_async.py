@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
 from ddlsim.strategies.center import Center, wait
-from ddlsim.strategies.checks import whole
-from ddlsim.strategies.servers import apply_seconds, check_servers, note_lock_step
+from ddlsim.strategies.servers import ApplyTime, Placement, note_lock_step
 from ddlsim.strategies.setting import Setting
 from ddlsim.strategies.soft_sync import freely
 from ddlsim.strategies.worker import Process, Worker
@@ -37,6 +37,7 @@ def until_applied(worker: Worker, center: Center) -> Process:
         worker.end_step()
 
 
+@checked
 @dataclass(frozen=True)
 class KAsync:
     """K-async SGD (Dutta et al. 2018, arXiv:1803.01113, section 2): the server waits for k learners,
@@ -45,15 +46,10 @@ class KAsync:
     k = N is synchronous, k = 1 asynchronous.
     """
 
-    k: int
-    servers: int = 1
-    placement: str = "own"
-    apply_time: float | str = 0.0
-
-    def __post_init__(self) -> None:
-        whole(self.k, "KAsync: k")
-        check_servers("KAsync", self.servers, self.placement)
-        apply_seconds(self)
+    k: Count
+    servers: Count = 1
+    placement: Placement = "own"
+    apply_time: ApplyTime = 0.0
 
     @property
     def label(self) -> str:
@@ -74,21 +70,17 @@ class KAsync:
             setting.loop.env.process(until_applied(worker, center))
 
 
+@checked
 @dataclass(frozen=True)
 class KBatchAsync:
     """K-batch-async SGD (Dutta et al. 2018, AISTATS, arXiv:1803.01113, section 2): the server waits for k
     mini-batches from any learners, w <- w - eta (1/k) sum g; a learner that has pushed pulls the parameters that
     are there at once; nobody waits or is cancelled."""
 
-    k: int
-    servers: int = 1
-    placement: str = "own"
-    apply_time: float | str = 0.0
-
-    def __post_init__(self) -> None:
-        whole(self.k, "KBatchAsync: k")
-        check_servers("KBatchAsync", self.servers, self.placement)
-        apply_seconds(self)
+    k: Count
+    servers: Count = 1
+    placement: Placement = "own"
+    apply_time: ApplyTime = 0.0
 
     @property
     def label(self) -> str:

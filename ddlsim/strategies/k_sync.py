@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import simpy
 
+from ddlsim.arguments import Count, Index, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning import ABSENT, Array, Value
 from ddlsim.strategies.center import Center, Gradient, communicate
-from ddlsim.strategies.checks import whole
 from ddlsim.strategies.k_async import check_k, until_applied
-from ddlsim.strategies.servers import apply_seconds, check_servers
+from ddlsim.strategies.servers import ApplyTime, Placement
 from ddlsim.strategies.setting import Setting
 from ddlsim.strategies.worker import Process, Worker
 
@@ -119,6 +119,7 @@ class _Rounds:
             worker.end_step()
 
 
+@checked
 @dataclass(frozen=True)
 class KSync:
     """K-sync SGD (Dutta et al. 2018, AISTATS, arXiv:1803.01113, section 2): the server waits for the first k
@@ -128,15 +129,10 @@ class KSync:
     and is dropped. k = N is synchronous SGD.
     """
 
-    k: int
-    servers: int = 1
-    placement: str = "own"
-    apply_time: float | str = 0.0
-
-    def __post_init__(self) -> None:
-        whole(self.k, "KSync: k")
-        check_servers("KSync", self.servers, self.placement)
-        apply_seconds(self)
+    k: Count
+    servers: Count = 1
+    placement: Placement = "own"
+    apply_time: ApplyTime = 0.0
 
     @property
     def label(self) -> str:
@@ -155,21 +151,17 @@ class KSync:
             setting.loop.env.process(rounds.work(worker, again=False))
 
 
+@checked
 @dataclass(frozen=True)
 class KBatchSync:
     """K-batch-sync SGD (Dutta et al. 2018, arXiv:1803.01113, section 2): the server waits for k mini-batches from
     any learners; a learner that has pushed starts another at the same parameters; work that is unfinished when
     the new parameters arrive is cancelled."""
 
-    k: int
-    servers: int = 1
-    placement: str = "own"
-    apply_time: float | str = 0.0
-
-    def __post_init__(self) -> None:
-        whole(self.k, "KBatchSync: k")
-        check_servers("KBatchSync", self.servers, self.placement)
-        apply_seconds(self)
+    k: Count
+    servers: Count = 1
+    placement: Placement = "own"
+    apply_time: ApplyTime = 0.0
 
     @property
     def label(self) -> str:
@@ -187,6 +179,7 @@ class KBatchSync:
             setting.loop.env.process(rounds.work(worker, again=True))
 
 
+@checked
 @dataclass(frozen=True)
 class BackupWorkers:
     """Synchronous SGD with b backup workers (Chen, Pan, Monga, Bengio and Jozefowicz 2016, arXiv:1604.00981,
@@ -199,17 +192,11 @@ class BackupWorkers:
              (the paper's algorithms 3 and 4, as in TensorFlow's SyncReplicasOptimizer)
     """
 
-    backups: int
+    backups: Index
     restart: bool = True
-    servers: int = 1
-    placement: str = "own"
-    apply_time: float | str = 0.0
-
-    def __post_init__(self) -> None:
-        if isinstance(self.backups, bool) or not isinstance(self.backups, int) or self.backups < 0:
-            raise ConfigError(f"BackupWorkers: backups = {self.backups!r}: must be a whole number of at least 0")
-        check_servers("BackupWorkers", self.servers, self.placement)
-        apply_seconds(self)
+    servers: Count = 1
+    placement: Placement = "own"
+    apply_time: ApplyTime = 0.0
 
     @property
     def label(self) -> str:

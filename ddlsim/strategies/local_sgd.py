@@ -10,24 +10,25 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from ddlsim.collectives import Collective
-from ddlsim.errors import ConfigError
+from ddlsim.arguments import Count, Decay, NotNegative, Positive, checked, quantity
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.learning.learner import State
-from ddlsim.strategies.algorithms import check_exchange, name_of, schedules
-from ddlsim.strategies.checks import quantity, whole
-from ddlsim.strategies.costs import check_cost, stream_of
+from ddlsim.strategies.algorithms import AllReduceAlgorithm, RankOrder, name_of, schedules
+from ddlsim.strategies.costs import Cost, stream_of
 from ddlsim.strategies.exchange import Exchange
 from ddlsim.strategies.replica import Replica, need_values, start_replicas
 from ddlsim.strategies.setting import Setting
 from ddlsim.strategies.worker import Process
+from ddlsim.units import si
 
 __all__ = ["BMUF", "AdaComm", "LocalSGD"]
 
 
+@checked
 @dataclass(frozen=True)
 class LocalSGD:
     """Average the parameters after every `period` local steps (Stich 2019, arXiv:1805.09767, algorithm 1):
@@ -38,18 +39,11 @@ class LocalSGD:
     2020, arXiv:1808.07217). ``algorithm``, ``rank_order`` and ``cost`` are those of :class:`~ddlsim.AllReduce`.
     """
 
-    period: int = 8
-    start_epoch: float = 0.0
-    algorithm: str | Collective = "ring"
-    rank_order: str | Sequence[int] = "topology"
-    cost: str = "simulated"
-
-    def __post_init__(self) -> None:
-        whole(self.period, "LocalSGD: period")
-        if not (math.isfinite(self.start_epoch) and self.start_epoch >= 0.0):
-            raise ConfigError(f"LocalSGD: start_epoch = {self.start_epoch!r}: must be finite and at least 0")
-        check_exchange("LocalSGD", self.algorithm, self.rank_order)
-        check_cost("LocalSGD", self.cost)
+    period: Count = 8
+    start_epoch: NotNegative = 0.0
+    algorithm: AllReduceAlgorithm = "ring"
+    rank_order: RankOrder = "topology"
+    cost: Cost = "simulated"
 
     @property
     def label(self) -> str:
@@ -124,6 +118,7 @@ class _AdaptivePeriod:
         return mean, self.period
 
 
+@checked
 @dataclass(frozen=True)
 class AdaComm:
     """Local SGD that averages more often as the loss falls (Wang and Joshi 2019, arXiv:1810.08313, section 4):
@@ -135,21 +130,14 @@ class AdaComm:
     losses are those of the held-out samples, whose evaluation takes no time here.
     """
 
-    period: int = 16
-    interval: int | str = 10
-    algorithm: str | Collective = "ring"
-    rank_order: str | Sequence[int] = "topology"
-
-    def __post_init__(self) -> None:
-        whole(self.period, "AdaComm: period")
-        if not isinstance(self.interval, str):
-            whole(self.interval, "AdaComm: interval")
-        self.between()
-        check_exchange("AdaComm", self.algorithm, self.rank_order)
+    period: Count = 16
+    interval: Count | Annotated[str, quantity("time", "60 s")] = 10
+    algorithm: AllReduceAlgorithm = "ring"
+    rank_order: RankOrder = "topology"
 
     def between(self) -> float:
         """Return the interval: rounds, or s."""
-        return quantity(self.interval, "time", "AdaComm: interval", "60 s")
+        return si(self.interval, "time")
 
     @property
     def label(self) -> str:
@@ -204,6 +192,7 @@ class _Block:
         return self.params
 
 
+@checked
 @dataclass(frozen=True)
 class BMUF:
     """Blockwise model-update filtering (Chen and Huo 2016, ICASSP): momentum on top of local SGD.
@@ -216,19 +205,11 @@ class BMUF:
     paper's classical block momentum; Delta is kept in float64.
     """
 
-    period: int = 8
-    block_momentum: float | None = None
-    block_rate: float = 1.0
-    algorithm: str | Collective = "ring"
-    rank_order: str | Sequence[int] = "topology"
-
-    def __post_init__(self) -> None:
-        whole(self.period, "BMUF: period")
-        if self.block_momentum is not None and not 0.0 <= self.block_momentum < 1.0:
-            raise ConfigError(f"BMUF: block_momentum = {self.block_momentum!r}: must be at least 0 and below 1")
-        if not (math.isfinite(self.block_rate) and self.block_rate > 0.0):
-            raise ConfigError(f"BMUF: block_rate = {self.block_rate!r}: must be finite and above 0")
-        check_exchange("BMUF", self.algorithm, self.rank_order)
+    period: Count = 8
+    block_momentum: Decay | None = None
+    block_rate: Positive = 1.0
+    algorithm: AllReduceAlgorithm = "ring"
+    rank_order: RankOrder = "topology"
 
     def momentum(self, n_workers: int) -> float:
         """Return the block momentum among `n_workers`."""

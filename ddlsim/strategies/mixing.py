@@ -46,17 +46,14 @@ class Graph(Protocol):
     def is_directed(self) -> bool: ...
 
 
-def check_graph(
-    owner: str, graph: str | Graph | npt.ArrayLike | Weights, *, weights: bool
-) -> str | Graph | Weights:
+def check_graph(graph: object, where: str, *, weights: bool = False) -> str | Graph | Weights:
     """Return `graph` as it may be kept in a frozen object, a matrix as tuples (only where `weights` fit).
 
     Raises ConfigError for an unknown name, a directed graph, and a matrix that is not doubly stochastic.
     """
-    where = f"{owner}: graph"
     if isinstance(graph, str):
         if graph not in NAMES:
-            raise unknown_name("graph", graph, NAMES, owner)
+            raise unknown_name("graph", graph, NAMES, where.partition(":")[0])
         return graph
     if hasattr(graph, "edges") and hasattr(graph, "is_directed"):
         found: Graph = graph  # type: ignore[assignment]

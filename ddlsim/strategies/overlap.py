@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Annotated
 
 import simpy
 
-from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.strategies.checks import quantity, whole
+from ddlsim.arguments import Bytes, Count, Duration, by, checked
+from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.strategies.coordinator import Coordinator, Fused, MostUrgent
 from ddlsim.strategies.group import Group
 from ddlsim.strategies.worker import Process, Worker
+from ddlsim.units import si
 from ddlsim.workload.buckets import Bucket, ddp_buckets, one_bucket, partitioned, per_layer
 from ddlsim.workload.compute import Workload
 
 __all__ = [
-    "DdpBuckets", "HorovodFusion", "NoOverlap", "Overlap", "PerLayer", "Priority", "buckets_of", "overlap_named",
+    "DdpBuckets", "HorovodFusion", "NoOverlap", "Overlap", "OverlapChoice", "PerLayer", "Priority", "buckets_of",
+    "overlap_named",
 ]  # fmt: skip
 
 
-def _nbytes(value: float | str, where: str) -> float:
-    return quantity(value, "bytes", where, "25 MiB")
-
-
+@checked
 @dataclass(frozen=True)
 class NoOverlap:
     """Exchange all gradients at once, after the backward pass."""
@@ -39,6 +39,7 @@ class NoOverlap:
         yield from in_order(worker, group, buckets_of(self, worker.workload))
 
 
+@checked
 @dataclass(frozen=True)
 class PerLayer:
     """Wait-free backpropagation: each layer's gradients leave as soon as they are ready (Zhang et al. 2017,
@@ -51,65 +52,53 @@ class PerLayer:
         yield from in_order(worker, group, buckets_of(self, worker.workload))
 
 
+@checked
 @dataclass(frozen=True)
 class DdpBuckets:
     """PyTorch DistributedDataParallel: buckets of at least `cap` bytes, the first of `first` (Li et al. 2020,
     VLDB 13(12), section 3.2), exchanged in order beside the backward pass."""
 
-    cap: float | str = 25 * 2**20
-    first: float | str = 2**20
-
-    def __post_init__(self) -> None:
-        _nbytes(self.cap, "DdpBuckets: cap")
-        _nbytes(self.first, "DdpBuckets: first")
+    cap: Bytes = 25 * 2**20
+    first: Bytes = 2**20
 
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
-        return ddp_buckets(workload, _nbytes(self.cap, "cap"), _nbytes(self.first, "first"))
+        return ddp_buckets(workload, si(self.cap, "bytes"), si(self.first, "bytes"))
 
     def work(self, worker: Worker, group: Group) -> Process:
         yield from in_order(worker, group, buckets_of(self, worker.workload))
 
 
+@checked
 @dataclass(frozen=True)
 class HorovodFusion:
     """Horovod: every `cycle_time` the coordinator fuses the tensors that are ready on all workers into buffers
     of at most `threshold` bytes and reduces them one after the other (Sergeev and Del Balso 2018,
     arXiv:1802.05799, section 4; defaults of HOROVOD_FUSION_THRESHOLD and HOROVOD_CYCLE_TIME)."""
 
-    threshold: float | str = 128 * 2**20
-    cycle_time: float | str = 1e-3
-
-    def __post_init__(self) -> None:
-        _nbytes(self.threshold, "HorovodFusion: threshold")
-        self._cycle()
-
-    def _cycle(self) -> float:
-        return quantity(self.cycle_time, "time", "HorovodFusion: cycle_time", "1 ms")
+    threshold: Bytes = 128 * 2**20
+    cycle_time: Duration = 1e-3
 
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
         return per_layer(workload)
 
     def coordinator(self, group: Group) -> Coordinator:
-        return Fused(group, _nbytes(self.threshold, "threshold"), self._cycle())
+        return Fused(group, si(self.threshold, "bytes"), si(self.cycle_time, "time"))
 
     def work(self, worker: Worker, group: Group) -> Process:
         yield from coordinated(worker, group, buckets_of(self, worker.workload), pipelined=False)
 
 
+@checked
 @dataclass(frozen=True)
 class Priority:
     """Tensors cut in `partition` bytes, the most urgent (nearest the input) first, `in_flight` at a time; the
     next forward pass starts as its layers arrive (Jayarajan et al. 2019, P3; Peng et al. 2019, ByteScheduler)."""
 
-    partition: float | str = 4e6
-    in_flight: int = 4
-
-    def __post_init__(self) -> None:
-        _nbytes(self.partition, "Priority: partition")
-        whole(self.in_flight, "Priority: in_flight")
+    partition: Bytes = 4e6
+    in_flight: Count = 4
 
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
-        return partitioned(workload, _nbytes(self.partition, "partition"))
+        return partitioned(workload, si(self.partition, "bytes"))
 
     def coordinator(self, group: Group) -> Coordinator:
         return MostUrgent(group, self.in_flight)
@@ -128,17 +117,26 @@ _NAMES: dict[str, Overlap] = {
 }
 
 
-def overlap_named(overlap: str | Overlap) -> Overlap:
+def overlap_named(overlap: str | Overlap, where: str = "overlap") -> Overlap:
     """Return the policy of a name ("none", "layer", "ddp", "horovod", "priority"), or the policy itself."""
     if not isinstance(overlap, str):
         if isinstance(overlap, type) or not hasattr(overlap, "work"):
             raise ConfigError(
-                f"overlap = {overlap!r}: must be one of {', '.join(_NAMES)}, or a policy such as DdpBuckets('25 MiB')"
+                f"{where} = {shown(overlap)}: must be one of {', '.join(_NAMES)}, or a policy such as "
+                "DdpBuckets('25 MiB')"
             )
         return overlap
     if overlap not in _NAMES:
-        raise unknown_name("overlap", overlap, _NAMES)
+        raise unknown_name("overlap", overlap, _NAMES, where.partition(":")[0])
     return _NAMES[overlap]
+
+
+def _choice(overlap: str | Overlap, where: str) -> str | Overlap:
+    overlap_named(overlap, where)
+    return overlap
+
+
+OverlapChoice = Annotated[str | Overlap, by(_choice)]
 
 
 @functools.lru_cache(maxsize=16)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Annotated
 
+from ddlsim.arguments import Count, checked, one_of
 from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError
 from ddlsim.strategies.all_reduce import start_group
 from ddlsim.strategies.compressed_servers import CompressedServers
-from ddlsim.strategies.overlap import Overlap, overlap_named
+from ddlsim.strategies.overlap import OverlapChoice, overlap_named
 from ddlsim.strategies.server_work import ServerWork, WorkingServers
-from ddlsim.strategies.servers import check_servers, memory_nodes, push_pull, server_nodes
+from ddlsim.strategies.servers import Placement, memory_nodes, push_pull, server_nodes
 from ddlsim.strategies.setting import Setting
 
 __all__ = ["ParameterServer"]
 
 
+@checked
 @dataclass(frozen=True)
 class ParameterServer:
     """Synchronous SGD through servers: push g_i; server: w <- w - eta * (1/N) sum_i g_i; pull w.
@@ -30,24 +33,12 @@ class ParameterServer:
                      its host, and everything else no time
     """
 
-    servers: int = 1
-    placement: str = "own"
-    overlap: str | Overlap = "layer"
-    local_reduction: bool | str = False
+    servers: Count = 1
+    placement: Placement = "own"
+    overlap: OverlapChoice = "layer"
+    local_reduction: bool | Annotated[str, one_of("tree", "star", also="False, True, ")] = False
     work: ServerWork | None = None
     takes_compression = True
-
-    def __post_init__(self) -> None:
-        check_servers("ParameterServer", self.servers, self.placement)
-        overlap_named(self.overlap)
-        if self.work is not None and not isinstance(self.work, ServerWork):
-            raise ConfigError(
-                f"ParameterServer: work = {self.work!r}: must be a ServerWork such as ServerWork('10 GB/s')"
-            )
-        if self.local_reduction not in (False, True, "tree", "star"):
-            raise ConfigError(
-                f"ParameterServer: local_reduction = {self.local_reduction!r}: must be False, True, 'tree' or 'star'"
-            )
 
     @property
     def label(self) -> str:

@@ -11,21 +11,26 @@ while the network goes on with others. What a request costs is memory traffic ov
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import simpy
 
+from ddlsim.arguments import checked, number, quantity
 from ddlsim.collectives import Schedule
-from ddlsim.errors import ConfigError
-from ddlsim.strategies.checks import quantity
 from ddlsim.strategies.group import Group
 from ddlsim.strategies.servers import inside
 from ddlsim.strategies.worker import Process, all_of
+from ddlsim.units import si
 
 __all__ = ["ServerWork", "WorkingServers"]
 
 
+#: over the bytes of a tensor
+Passes = Annotated[float, number(0.0, hint=" passes, such as 2")]
+
+
+@checked
 @dataclass(frozen=True)
 class ServerWork:
     """What a server does with its part of a tensor, in passes: how often it reads or writes all bytes of the part.
@@ -42,29 +47,21 @@ class ServerWork:
                  MXNET_KVSTORE_BIGARRAY_BOUND, a million elements, so "4 MB")
     """
 
-    memory: float | str = "10 GB/s"
-    first_push: float = 2.0
-    push: float = 3.0
-    update: float = 2.0
-    pull: float = 2.0
-    deliver: float = 2.0
-    whole_below: float | str = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("first_push", "push", "update", "pull", "deliver"):
-            passes = getattr(self, name)
-            if isinstance(passes, bool) or not isinstance(passes, int | float) or not 0.0 <= passes < math.inf:
-                raise ConfigError(f"ServerWork: {name} = {passes!r}: must be a number of passes, 0 or more, such as 2")
-        self.seconds_per_byte()
-        self.bound()
+    memory: Annotated[float | str, quantity("bandwidth", "10 GB/s")] = "10 GB/s"
+    first_push: Passes = 2.0
+    push: Passes = 3.0
+    update: Passes = 2.0
+    pull: Passes = 2.0
+    deliver: Passes = 2.0
+    whole_below: Annotated[float | str, quantity("bytes", "4 MB", zero=True)] = 0.0
 
     def seconds_per_byte(self) -> float:
         """Return the s that one pass over a byte takes."""
-        return 1.0 / quantity(self.memory, "bandwidth", "ServerWork: memory", "10 GB/s")
+        return 1.0 / si(self.memory, "bandwidth")
 
     def bound(self) -> float:
         """Return the bytes from which on tensors are cut up."""
-        return quantity(self.whole_below, "bytes", "ServerWork: whole_below", "4 MB", zero=True)
+        return si(self.whole_below, "bytes")
 
 
 @dataclass

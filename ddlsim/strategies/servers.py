@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 
+from ddlsim.arguments import one_of, quantity
 from ddlsim.cluster import Cluster
 from ddlsim.collectives import Schedule, messages
 from ddlsim.collectives.schedule import Ints, Round
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Learner
-from ddlsim.strategies.checks import quantity, whole
 from ddlsim.strategies.setting import Setting
+from ddlsim.units import si
 from ddlsim.workload.jitter import NoJitter
 
 __all__ = [
-    "Served", "apply_seconds", "check_layers", "check_servers", "inside", "memory_nodes", "note_lock_step",
+    "ApplyTime", "Placement", "Served", "apply_seconds", "check_layers", "inside", "memory_nodes", "note_lock_step",
     "push_pull", "server_nodes",
 ]  # fmt: skip
 
-PLACEMENTS = ("own", "colocated")
-
-
-def check_servers(kind: str, servers: int, placement: str) -> None:
-    """Raise ConfigError unless the strategy `kind` has a number of servers and a place for them."""
-    whole(servers, f"{kind}: servers")
-    if placement not in PLACEMENTS:
-        raise ConfigError(f"{kind}: placement = {placement!r}: must be 'own' or 'colocated'")
+Placement = Annotated[str, one_of("own", "colocated")]
+ApplyTime = Annotated[float | str, quantity("time", "1 ms", zero=True)]
 
 
 class Served(Protocol):
@@ -42,8 +37,8 @@ class Served(Protocol):
 
 
 def apply_seconds(strategy: Served) -> float:
-    """Return the s that a server of the strategy needs for an update. Raises ConfigError if that is no time."""
-    return quantity(strategy.apply_time, "time", f"{type(strategy).__name__}: apply_time", "1 ms", zero=True)
+    """Return the s that a server of the strategy needs for an update."""
+    return si(strategy.apply_time, "time")
 
 
 def check_layers(kind: str, learner: Learner, servers: int) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from ddlsim.arguments import checked
 from ddlsim.collectives import Collective
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
-from ddlsim.strategies.algorithms import check_exchange, name_of, schedules
-from ddlsim.strategies.costs import check_cost, stream_of
+from ddlsim.strategies.algorithms import RankOrder, algorithm_of, name_of, schedules
+from ddlsim.strategies.costs import Cost, stream_of
 from ddlsim.strategies.exchange import Exchange
 from ddlsim.strategies.replica import Replica, start_replicas
 from ddlsim.strategies.setting import Setting
@@ -18,6 +20,7 @@ from ddlsim.strategies.worker import Process
 __all__ = ["ShardedUpdate"]
 
 
+@checked
 @dataclass(frozen=True)
 class ShardedUpdate:
     """Reduce-scatter the gradients, update the own shard of the parameters, all-gather the updated shards.
@@ -32,15 +35,10 @@ class ShardedUpdate:
     Rules that need whole layers (LARS, LAMB) do not fit: their norms would have to be exchanged too.
     """
 
-    reduce_scatter: str | Collective = "ring"
-    all_gather: str | Collective = "ring"
-    rank_order: str | Sequence[int] = "topology"
-    cost: str = "simulated"
-
-    def __post_init__(self) -> None:
-        for algorithm in (self.reduce_scatter, self.all_gather):
-            check_exchange("ShardedUpdate", algorithm, self.rank_order)
-        check_cost("ShardedUpdate", self.cost)
+    reduce_scatter: Annotated[str | Collective, algorithm_of("reduce_scatter")] = "ring"
+    all_gather: Annotated[str | Collective, algorithm_of("all_gather")] = "ring"
+    rank_order: RankOrder = "topology"
+    cost: Cost = "simulated"
 
     @property
     def label(self) -> str:

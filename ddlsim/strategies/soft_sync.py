@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
 from ddlsim.strategies.center import Center
-from ddlsim.strategies.checks import whole
-from ddlsim.strategies.servers import apply_seconds, check_servers, note_lock_step
+from ddlsim.strategies.servers import ApplyTime, Placement, note_lock_step
 from ddlsim.strategies.setting import Setting
-from ddlsim.strategies.staleness import Scaling, scaling_named
+from ddlsim.strategies.staleness import ScalingChoice, scaling_named
 from ddlsim.strategies.worker import Process, Worker
 
 __all__ = ["SoftSync", "freely"]
@@ -27,6 +27,7 @@ def freely(worker: Worker, center: Center) -> Process:
         worker.end_step()
 
 
+@checked
 @dataclass(frozen=True)
 class SoftSync:
     """n-softsync (Zhang, Gupta, Lian and Liu 2016, arXiv:1511.05950, section 3): the server waits for
@@ -43,17 +44,11 @@ class SoftSync:
                         as for :class:`~ddlsim.AsyncParameterServer`; an update is made by all servers at once
     """
 
-    n: int
-    staleness_scaling: str | Scaling | None = "inverse"
-    servers: int = 1
-    placement: str = "own"
-    apply_time: float | str = 0.0
-
-    def __post_init__(self) -> None:
-        whole(self.n, "SoftSync: n")
-        scaling_named(self.staleness_scaling, "SoftSync")
-        check_servers("SoftSync", self.servers, self.placement)
-        apply_seconds(self)
+    n: Count
+    staleness_scaling: ScalingChoice = "inverse"
+    servers: Count = 1
+    placement: Placement = "own"
+    apply_time: ApplyTime = 0.0
 
     @property
     def label(self) -> str:
@@ -73,7 +68,7 @@ class SoftSync:
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
-        scaling = scaling_named(self.staleness_scaling, "SoftSync")
+        scaling = scaling_named(self.staleness_scaling)
         center = Center.of(self, setting, self._count(len(setting.workers)), scaling)
         note_lock_step(setting)
         for worker in setting.workers:

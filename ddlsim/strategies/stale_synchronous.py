@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import simpy
 
+from ddlsim.arguments import Count, by, checked, whole
 from ddlsim.errors import ConfigError
 from ddlsim.strategies.center import Center, wait
 from ddlsim.strategies.loop import Loop
-from ddlsim.strategies.servers import apply_seconds, check_servers, note_lock_step
+from ddlsim.strategies.servers import ApplyTime, Placement, note_lock_step
 from ddlsim.strategies.setting import Setting
 from ddlsim.strategies.worker import Process, Worker
 
@@ -22,7 +24,7 @@ class _Clocks:
     """How many gradients of each worker have been applied, and who waits for the slowest."""
 
     loop: Loop
-    slack: float
+    slack: Annotated[float, by(_slack)]
     clock: list[int]
     waiting: list[tuple[int, simpy.Event]] = field(default_factory=list)
 
@@ -42,6 +44,16 @@ class _Clocks:
         return may_go
 
 
+def _slack(value: object, where: str) -> object:
+    if value == math.inf:
+        return value
+    try:
+        return whole(0)(value, where)
+    except ConfigError as error:
+        raise ConfigError(f"{error}, or math.inf") from None
+
+
+@checked
 @dataclass(frozen=True)
 class StaleSynchronous:
     """Stale synchronous parallel (Ho et al. 2013, NIPS, section 2): every gradient is applied when it arrives,
@@ -52,19 +64,10 @@ class StaleSynchronous:
     (BSP; the N gradients of a step are added, not averaged), slack = math.inf asynchronous SGD.
     """
 
-    slack: float
-    servers: int = 1
-    placement: str = "own"
-    apply_time: float | str = 0.0
-
-    def __post_init__(self) -> None:
-        slack = self.slack
-        if isinstance(slack, bool) or not (slack == math.inf or (isinstance(slack, int) and slack >= 0)):
-            raise ConfigError(
-                f"StaleSynchronous: slack = {slack!r}: must be a whole number of at least 0, or math.inf"
-            )
-        check_servers("StaleSynchronous", self.servers, self.placement)
-        apply_seconds(self)
+    slack: Annotated[float, by(_slack)]
+    servers: Count = 1
+    placement: Placement = "own"
+    apply_time: ApplyTime = 0.0
 
     @property
     def label(self) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.arguments import Decay, NotNegative, checked, number, one_of
 from ddlsim.learning import Array, Value
-from ddlsim.optim.rules import check_fraction, check_not_negative
 
 __all__ = ["DelayCompensation", "ExponentialPenalty", "InverseStaleness", "Scaling", "scaled", "scaling_named"]
 
@@ -29,34 +28,25 @@ class InverseStaleness:
         return 1.0 / max(staleness, 1)
 
 
+@checked
 @dataclass(frozen=True)
 class ExponentialPenalty:
     """alpha(tau) = rho^tau alpha_0 (Chan and Lane 2014, Interspeech, "Distributed asynchronous optimization of
     convolutional neural networks")."""
 
-    rho: float
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.rho <= 1.0:
-            raise ConfigError(f"ExponentialPenalty: rho = {self.rho!r}: must be above 0 and at most 1")
+    rho: Annotated[float, number(0.0, 1.0, above=True)]
 
     def factor(self, staleness: int) -> float:
         """Return rho^tau."""
         return self.rho**staleness
 
 
-def scaling_named(scaling: str | Scaling | None, where: str) -> Scaling | None:
-    """Return the scaling of a name ("inverse"), the scaling itself, or None. Raises ConfigError for others."""
-    if isinstance(scaling, str):
-        if scaling != "inverse":
-            raise unknown_name("staleness_scaling", scaling, ("inverse",), where)
-        return InverseStaleness()
-    if scaling is not None and (isinstance(scaling, type) or not hasattr(scaling, "factor")):
-        raise ConfigError(
-            f"{where}: staleness_scaling = {scaling!r}: must be 'inverse', None or an object such as "
-            "ExponentialPenalty(0.9)"
-        )
-    return scaling
+ScalingChoice = Annotated[str, one_of("inverse")] | Scaling | None
+
+
+def scaling_named(scaling: ScalingChoice) -> Scaling | None:
+    """Return the scaling of the name "inverse", the scaling itself, or None."""
+    return InverseStaleness() if isinstance(scaling, str) else scaling
 
 
 def scaled(gradient: Value[Array], scaling: Scaling | None, staleness: int) -> Value[Array]:
@@ -65,6 +55,7 @@ def scaled(gradient: Value[Array], scaling: Scaling | None, staleness: int) -> V
     return gradient if factor == 1.0 else factor * gradient
 
 
+@checked
 @dataclass(frozen=True)
 class DelayCompensation:
     """DC-ASGD (Zheng et al. 2017, ICML, arXiv:1609.08326, algorithm 2): the server applies
@@ -79,13 +70,8 @@ class DelayCompensation:
                       None: lambda is constant (DC-ASGD-c)
     """
 
-    variance_control: float = 0.04
-    adaptive: float | None = None
-
-    def __post_init__(self) -> None:
-        check_not_negative("DelayCompensation", variance_control=self.variance_control)
-        if self.adaptive is not None:
-            check_fraction("DelayCompensation", adaptive=self.adaptive)
+    variance_control: NotNegative = 0.04
+    adaptive: Decay | None = None
 
     def compensated(
         self, gradient: Value[Array], params: Value[Array], backup: Value[Array], mean_square: Value[Array] | None

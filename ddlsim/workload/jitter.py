@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.arguments import Index, Positive, Seed, checked, number, quantity
 from ddlsim.errors import ConfigError
-from ddlsim.units import parse
+from ddlsim.units import si
 
 __all__ = [
     "Exponential",
@@ -37,28 +39,18 @@ __all__ = [
 Floats = npt.NDArray[np.float64]
 
 
-def stream(seed: int, rank: int, purpose: str) -> np.random.Generator:
+@checked
+def stream(seed: Seed, rank: Index, purpose: str) -> np.random.Generator:
     """Return the random stream of one worker for one purpose ("compute", "failures", ...).
 
     Philox keyed by a SeedSequence of (seed, rank, digest of the purpose): independent of call order, process
     and platform. Raises ConfigError for a negative seed or rank.
     """
-    if seed < 0 or rank < 0:
-        raise ConfigError(f"seed = {seed}, rank = {rank}: must not be negative")
     digest = int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:8], "big")
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, rank, digest])))
 
 
-def _require(ok: bool, kind: str, field_name: str, value: object, rule: str) -> None:
-    if not ok:
-        raise ConfigError(f"{kind}: {field_name} = {value!r}: must be {rule}")
-
-
-def _positive(kind: str, field_name: str, value: object) -> None:
-    number = float(value) if isinstance(value, int | float | np.number) else math.nan
-    _require(math.isfinite(number) and number > 0.0, kind, field_name, value, "finite and above 0")
-
-
+@checked
 @dataclass(frozen=True)
 class NoJitter:
     """Every factor is 1."""
@@ -69,43 +61,37 @@ class NoJitter:
         return np.ones(n)
 
 
+@checked
 @dataclass(frozen=True)
 class Lognormal:
     """Lognormal of mean 1 and coefficient of variation `cv`."""
 
-    cv: float
+    cv: Positive
     mean: float = field(default=1.0, init=False)
-
-    def __post_init__(self) -> None:
-        _positive("Lognormal", "cv", self.cv)
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
         variance = math.log1p(self.cv**2)
         return np.exp(math.sqrt(variance) * stream.standard_normal(n) - 0.5 * variance)
 
 
+@checked
 @dataclass(frozen=True)
 class Gamma:
     """Gamma of mean 1 and coefficient of variation `cv`."""
 
-    cv: float
+    cv: Positive
     mean: float = field(default=1.0, init=False)
-
-    def __post_init__(self) -> None:
-        _positive("Gamma", "cv", self.cv)
 
     def sample(self, stream: np.random.Generator, n: int) -> Floats:
         return stream.standard_gamma(self.cv**-2, n) * self.cv**2
 
 
+@checked
 @dataclass(frozen=True)
 class ShiftedExponential:
     """1 plus an exponential of mean `mean_extra` (Lee et al. 2018, IEEE Trans. Inf. Theory 64(3))."""
 
-    mean_extra: float
-
-    def __post_init__(self) -> None:
-        _positive("ShiftedExponential", "mean_extra", self.mean_extra)
+    mean_extra: Positive
 
     @property
     def mean(self) -> float:
@@ -115,6 +101,7 @@ class ShiftedExponential:
         return 1.0 + self.mean_extra * stream.standard_exponential(n)
 
 
+@checked
 @dataclass(frozen=True)
 class Exponential:
     """Exponential of mean 1."""
@@ -125,14 +112,12 @@ class Exponential:
         return stream.standard_exponential(n)
 
 
+@checked
 @dataclass(frozen=True)
 class Pareto:
     """Pareto with minimum 1 and tail exponent `a` > 1: mean a / (a - 1), infinite variance for a <= 2."""
 
-    a: float
-
-    def __post_init__(self) -> None:
-        _require(math.isfinite(self.a) and self.a > 1.0, "Pareto", "a", self.a, "finite and above 1")
+    a: Annotated[float, number(1.0, above=True)]
 
     @property
     def mean(self) -> float:
@@ -142,17 +127,17 @@ class Pareto:
         return np.exp(stream.standard_exponential(n) / self.a)
 
 
+@checked
 @dataclass(frozen=True)
 class Uniform:
     """Uniform between `low` and `high`: mean (low + high) / 2."""
 
-    low: float
-    high: float
+    low: Positive
+    high: Positive
 
     def __post_init__(self) -> None:
-        _positive("Uniform", "low", self.low)
-        _require(math.isfinite(self.high) and self.high >= self.low, "Uniform", "high", self.high,
-                 f"finite and at least low = {self.low!r}")  # fmt: skip
+        if self.high < self.low:
+            raise ConfigError(f"Uniform: high = {self.high!r}: must be finite and at least low = {self.low!r}")
 
     @property
     def mean(self) -> float:
@@ -162,17 +147,16 @@ class Uniform:
         return self.low + (self.high - self.low) * stream.random(n)
 
 
-@dataclass(frozen=True, init=False)
+@checked
+@dataclass(frozen=True)
 class Trace:
     """Factors drawn at random, with replacement, from recorded ones (their order is not kept)."""
 
-    values: tuple[float, ...]
+    values: tuple[Positive, ...]
 
-    def __init__(self, values: Sequence[float]) -> None:
-        object.__setattr__(self, "values", tuple(float(value) for value in values))
-        _require(len(self.values) > 0, "Trace", "values", self.values, "at least one factor")
-        for i, value in enumerate(self.values):
-            _positive("Trace", f"values[{i}]", value)
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ConfigError("Trace: values = (): must be at least one factor")
 
     @property
     def mean(self) -> float:
@@ -185,6 +169,7 @@ class Trace:
 Jitter = NoJitter | Lognormal | Gamma | ShiftedExponential | Exponential | Pareto | Uniform | Trace
 
 
+@checked
 @dataclass(frozen=True, init=False)
 class SlowDown:
     """From `start`, for `duration` seconds, the workers `ranks` take `factor` times as long to compute."""
@@ -195,24 +180,19 @@ class SlowDown:
     factor: float
 
     def __init__(
-        self, ranks: int | Iterable[int], start: float | str, duration: float | str, factor: float
+        self,
+        ranks: Index | Iterable[Index],
+        start: Annotated[float | str, quantity("time", "60 s", zero=True)],
+        duration: Annotated[float | str, quantity("time", "60 s")],
+        factor: Positive,
     ) -> None:
         chosen = (ranks,) if isinstance(ranks, int) else tuple(ranks)
-        begin = parse(start, "time", "SlowDown: start") if isinstance(start, str) else float(start)
-        length = parse(duration, "time", "SlowDown: duration") if isinstance(duration, str) else float(duration)
-        _require(
-            bool(chosen) and min(chosen) >= 0, "SlowDown", "ranks", ranks, "one rank or more, none negative"
-        )
-        _require(math.isfinite(begin) and begin >= 0.0, "SlowDown", "start", start, "finite and not negative")
-        _positive("SlowDown", "duration", length)
-        _positive("SlowDown", "factor", factor)
-        for name, value in (
-            ("ranks", chosen),
-            ("start", begin),
-            ("duration", length),
-            ("factor", float(factor)),
-        ):
-            object.__setattr__(self, name, value)
+        if not chosen:
+            raise ConfigError("SlowDown: ranks = (): must be one rank or more")
+        object.__setattr__(self, "ranks", chosen)
+        object.__setattr__(self, "start", si(start, "time"))
+        object.__setattr__(self, "duration", si(duration, "time"))
+        object.__setattr__(self, "factor", float(factor))
 
 
 def slowed_duration(work: float, begin: float, rank: int, slow_downs: Iterable[SlowDown]) -> float:

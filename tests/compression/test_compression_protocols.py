@@ -242,7 +242,7 @@ def test_power_sgd_names_a_wrong_total():
     [
         (lambda: TopK(0.0), "TopK: density = 0.0: must be above 0 and at most 1"),
         (lambda: MSTopK(1.5), "MSTopK: density = 1.5"),
-        (lambda: MSTopK(0.5, n_searches=0), "MSTopK: n_searches = 0: must be at least 1"),
+        (lambda: MSTopK(0.5, n_searches=0), "MSTopK: n_searches = 0: must be a whole number of at least 1"),
         (lambda: Threshold(-1.0), "Threshold: minimum = -1.0"),
         (lambda: RandomK(float("nan")), "RandomK: density = nan"),
         (lambda: GTopK(-0.1), "GTopK: density = -0.1"),
@@ -253,7 +253,7 @@ def test_power_sgd_names_a_wrong_total():
         (lambda: TernGrad(clip_sigmas=0.0), "TernGrad: clip_sigmas = 0.0"),
         (lambda: DGC(0), "DGC: steps_per_stage = 0"),
         (lambda: DGC(1, momentum=1.0), "DGC: momentum = 1.0"),
-        (lambda: DGC(1, sparsities=(1.0,)), "DGC: sparsities ="),
+        (lambda: DGC(1, sparsities=(1.0,)), "DGC: sparsities[0] = 1.0"),
         (lambda: PowerSGD(0, {}), "PowerSGD: rank = 0"),
         (lambda: PowerSGD(1, {"w": (0, 3)}), "PowerSGD: shapes"),
     ],

@@ -7,6 +7,7 @@ import pytest
 
 import ddlsim
 from ddlsim import compression, optim, strategies
+from ddlsim.arguments.annotations import alternatives
 from ddlsim.errors import ConfigError
 from ddlsim.run import files
 from ddlsim.workload import jitter
@@ -134,8 +135,9 @@ def test_every_strategy_can_be_written_with_every_simple_field(name, tmp_path):
     required = [p for p in inspect.signature(kind).parameters.values() if p.default is p.empty]
     values = {p.name: 0.5 if p.name == "alpha" else 2 for p in required}
     lines = [f"{name} = {value}" for name, value in values.items()]
+    types = inspect.get_annotations(kind, eval_str=True)
     for field in dataclasses.fields(kind):
-        if isinstance(field.default, bool | int | float) and "str" not in str(field.type):
+        if isinstance(field.default, bool | int | float) and str not in alternatives(types[field.name]):
             lines.append(f"{field.name} = {str(field.default).lower()}")
         elif isinstance(field.default, str):
             lines.append(f"{field.name} = '{field.default}'")

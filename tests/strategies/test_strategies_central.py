@@ -324,7 +324,7 @@ def test_accumulating_pushes_once_for_several_batches() -> None:
     (lambda: ElasticAveraging(0.1, 0), "period = 0"),
     (lambda: SoftSync(2, staleness_scaling="inverce"), "did you mean 'inverse'"),
     (lambda: AsyncParameterServer(staleness_scaling=0.5), "staleness_scaling = 0.5: must be 'inverse'"),
-    (lambda: AsyncParameterServer(delay_compensation=0.04), "delay_compensation = 0.04: must be an object"),
+    (lambda: AsyncParameterServer(delay_compensation=0.04), "delay_compensation = 0.04: must be a DelayCompensation"),
     (lambda: KBatchSync(2, placement="near"), "placement = 'near': must be 'own' or 'colocated'"),
     (lambda: KBatchSync(2, apply_time="1 MB"), "is a size, not a time"),
     (lambda: KAsync(2, servers=0), "KAsync: servers = 0"),

@@ -1,0 +1,198 @@
+"""From a type to its rule: what a checked annotation asks for."""
+
+from __future__ import annotations
+
+import collections.abc
+import functools
+import itertools
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.arguments.rules import PATH, TEXT, Rule, number, one_of, whole, wrong
+from ddlsim.errors import ConfigError, shown
+
+__all__ = ["alternatives", "checked_items", "rule_of"]
+
+MAX_LENGTH = 10**7  # of a sequence
+_PLAIN = {
+    bool: Rule("True or False", lambda value: isinstance(value, bool | np.bool_), lambda value, _: bool(value)),
+    int: whole(),
+    float: number(),
+    str: TEXT,
+    Path: PATH,
+    type(None): Rule("None", lambda value: value is None, lambda value, _: value),
+}
+
+
+@functools.cache
+def rule_of(annotation: Any) -> Rule | None:
+    """Return what a type asks for; None if everything is welcome."""
+    if isinstance(annotation, typing.TypeAliasType if hasattr(typing, "TypeAliasType") else ()):
+        return rule_of(annotation.__value__)
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation in _PLAIN:
+        return _PLAIN[annotation]
+    if origin is Annotated:
+        return _narrowed(inner[0], inner[1:])
+    if origin in (typing.Union, types.UnionType):
+        return None if annotation == npt.ArrayLike else _any_of(inner)
+    if origin is Literal:
+        return one_of(*inner)
+    if origin is tuple and len(inner) and inner[-1] is not Ellipsis:
+        return _fixed(tuple(rule_of(each) for each in inner))
+    if origin in (tuple, list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection):
+        return _many(rule_of(inner[0]), list if origin is list else tuple)
+    if origin in (dict, collections.abc.Mapping):
+        return _table(rule_of(inner[0]), rule_of(inner[1]))
+    if origin is np.ndarray:
+        return _array(typing.get_args(inner[1])[0])
+    if origin is collections.abc.Callable:
+        return Rule("a function", callable, lambda value, _: value)
+    kind = origin or annotation
+    if kind in (Any, object) or not isinstance(kind, type):
+        return None
+    if getattr(kind, "_is_protocol", False):
+        return _like(kind)
+    return Rule(f"{_article(kind.__name__)}", lambda value: isinstance(value, kind), lambda value, _: value)
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+
+
+def _narrowed(inner: Any, notes: tuple[object, ...]) -> Rule | None:
+    if isinstance(notes[0], Rule):
+        return notes[0]
+    rule = rule_of(inner)
+    if rule is None:
+        return None
+    for note in notes:
+        if isinstance(note, str):
+            rule = Rule(note, rule.takes, rule.keep)
+        elif callable(note):
+            rule = Rule(rule.text, rule.takes, _then(rule.keep, note))
+    return rule
+
+
+def _then(first: Callable[[Any, str], object], second: Callable[[Any, str], object]) -> Callable[[Any, str], object]:
+    return lambda value, where: second(first(value, where), where)
+
+
+def _any_of(alternatives: tuple[Any, ...]) -> Rule | None:
+    order = [type(None), bool, int]  # a whole number stays one where a float is welcome, too
+    ordered = sorted(alternatives, key=lambda each: order.index(each) if each in order else len(order))
+    rules = [PATH if each is str and Path in alternatives else rule_of(each) for each in ordered]
+    known = [rule for rule in rules if rule is not None]
+    if len(known) < len(rules):
+        return None
+    *texts, last = dict.fromkeys(rule.text for rule in (*known[1:], known[0]) if rule is not PATH or Path in ordered)
+    text = f"{', '.join(texts)} or {last}" if texts else last
+
+    def keep(value: object, where: str) -> object:
+        return next(rule for rule in known if rule.takes(value)).keep(value, where)
+
+    return Rule(text, lambda value: any(rule.takes(value) for rule in known), keep)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | bytearray | Mapping | set | frozenset)
+
+
+def _items(value: Iterable[object], where: str) -> list[object]:
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        raise ConfigError(f"{where} = {shown(value)}: must be a list, not a single number in an array")
+    items = list(itertools.islice(value, MAX_LENGTH + 1))
+    if len(items) > MAX_LENGTH:
+        raise ConfigError(f"{where} has no end, or more than {MAX_LENGTH} entries; give fewer")
+    return items
+
+
+def checked_items(rule: Rule | None, items: Iterable[object], where: str) -> list[object]:
+    if rule is None:
+        return list(items)
+    return [rule(item, f"{where}[{i}]") for i, item in enumerate(items)]
+
+
+def _many(rule: Rule | None, kind: type[tuple[Any, ...]] | type[list[Any]]) -> Rule:
+    of = "" if rule is None else f", each {rule.text}"
+    return Rule(f"a list{of}", _is_list, lambda value, where: kind(checked_items(rule, _items(value, where), where)))
+
+
+def _fixed(rules: tuple[Rule | None, ...]) -> Rule:
+    text = f"a list of {len(rules)}: {', '.join('anything' if rule is None else rule.text for rule in rules)}"
+
+    def keep(value: Iterable[object], where: str) -> object:
+        items = _items(value, where)
+        if len(items) != len(rules):
+            raise wrong(value, where, text)
+        return tuple(
+            item if rule is None else rule(item, f"{where}[{i}]")
+            for i, (rule, item) in enumerate(zip(rules, items, strict=True))
+        )
+
+    return Rule(text, _is_list, keep)
+
+
+def _table(key: Rule | None, item: Rule | None) -> Rule:
+    def keep(value: Mapping[object, object], where: str) -> object:
+        return {
+            (name if key is None else key(name, f"{where}: key")): (
+                entry if item is None else item(entry, f"{where}[{shown(name)}]")
+            )
+            for name, entry in value.items()
+        }
+
+    return Rule("a mapping such as {'name': value}", lambda value: isinstance(value, Mapping), keep)
+
+
+def _array(kind: Any) -> Rule:
+    """Arrays, and lists that numpy reads as such; whether their shape fits is for the caller to say."""
+    is_int = isinstance(kind, type) and issubclass(kind, np.integer)
+    text = f"an array of {'whole ' if is_int else ''}numbers"
+
+    def keep(value: Any, where: str) -> object:
+        try:
+            array = np.asarray(value)
+        except (TypeError, ValueError, OverflowError):
+            raise wrong(value, where, text) from None
+        if array.dtype.kind not in ("iu" if is_int else "iuf") and array.size:
+            raise wrong(value, where, text)
+        try:
+            return array.astype(kind, copy=False)
+        except TypeError:  # an abstract kind, such as np.floating
+            return array
+
+    return Rule(text, lambda value: isinstance(value, np.ndarray) or _is_list(value), keep)
+
+
+def _like(protocol: type) -> Rule:
+    """Objects that have what a protocol names (a class has it, too, but is no object of that kind)."""
+    bases = [base for base in protocol.__mro__ if getattr(base, "_is_protocol", False)]
+    names = {name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", ()))}
+    names = {name for name in names if not name.startswith("_")}
+    text = f"an object with {', '.join(sorted(names))}"
+    return Rule(
+        text,
+        lambda value: not isinstance(value, type) and all(hasattr(value, name) for name in names),
+        lambda value, _: value,
+    )
+
+
+def alternatives(annotation: Any) -> list[Any]:
+    """Return the types that a value may have, with what narrows them left out; a name of several is a text."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return list(dict.fromkeys(kind for each in inner for kind in alternatives(each)))
+    if origin is Annotated:
+        return alternatives(inner[0])
+    if origin is Literal:
+        return [str]
+    if inner and origin in (tuple, collections.abc.Sequence):
+        return [origin[tuple(each if each is Ellipsis else alternatives(each)[0] for each in inner)]]
+    return [annotation]

@@ -1,0 +1,182 @@
+"""Rules: what an argument must be, and what is kept of it. Numbers, quantities with units, names, texts, paths."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ddlsim.errors import ConfigError, nearest, shown
+from ddlsim.units import DIMENSIONS, parse
+
+__all__ = ["PATH", "TEXT", "Rule", "by", "number", "one_of", "quantity", "whole", "wrong"]
+
+#: of any whole number that nothing else limits: what is counted must fit into memory, and into a lifetime
+LARGEST = 10**9
+#: sizes of numbers whose products and inverses are numbers still
+SMALL, LARGE = 1e-100, 1e100
+MAX_TEXT = 10**6  # characters
+MAX_PATH = 4096  # bytes
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What an argument must be: in words, by its kind, and what is kept of it (``keep`` raises ConfigError)."""
+
+    text: str
+    takes: Callable[[object], bool]
+    keep: Callable[[Any, str], object]
+
+    def __call__(self, value: object, where: str) -> object:
+        if not self.takes(value):
+            raise wrong(value, where, self.text)
+        return self.keep(value, where)
+
+
+def wrong(value: object, where: str, text: str) -> ConfigError:
+    return ConfigError(f"{where} = {shown(value)}: must be {text}")
+
+
+def by(check: Callable[[Any, str], object]) -> Rule:
+    """Whatever the function `check(value, where)` does not refuse; it returns what is kept."""
+    return Rule("", lambda value: True, check)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def whole(least: int | None = None, most: int = LARGEST) -> Rule:
+    """Whole numbers from `least` to `most`."""
+    text = "a whole number" if least is None else f"a whole number of at least {least}"
+    if most != LARGEST:
+        text = f"a whole number from {least} to {most}"
+    low = -LARGEST if least is None else least
+
+    def keep(value: Any, where: str) -> int:
+        kept = int(value)
+        if low <= kept <= most:
+            return kept
+        raise wrong(value, where, text if kept < low or most != LARGEST else f"at most {most}")
+
+    return Rule(text, _is_whole, keep)
+
+
+@dataclass(frozen=True)
+class _Interval:
+    low: float
+    high: float
+    above: bool = False
+    below: bool = False
+    infinite: bool = False
+    hint: str = ""
+
+    def __str__(self) -> str:
+        if math.isinf(self.high):
+            start = f"above {self.low:g}" if self.above else f"at least {self.low:g}" if self.low else "not negative"
+            words = "finite" if math.isinf(self.low) else start if self.infinite else f"finite and {start}"
+        elif self.above or self.below:
+            words = f"{'above' if self.above else 'at least'} {self.low:g} and "
+            words += f"{'below' if self.below else 'at most'} {self.high:g}"
+        else:
+            words = f"between {self.low:g} and {self.high:g}"
+        return words + self.hint
+
+    def problem(self, value: float) -> str:
+        """Return what `value` must be, if it is not."""
+        over = value > self.low if self.above else value >= self.low
+        under = value < self.high if self.below else value <= self.high
+        if not over or not under or not (math.isfinite(value) or self.infinite):
+            return str(self)
+        if math.isfinite(value) and abs(value) > LARGE:
+            return f"at most {LARGE:g} in size"
+        if self.low == 0.0 and self.above and value < SMALL:
+            return f"at least {SMALL:g}, so that it can be divided by"
+        return ""
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def number(
+    low: float = -math.inf, high: float = math.inf, *, above: bool = False, below: bool = False,
+    infinite: bool = False, hint: str = "",
+) -> Rule:  # fmt: skip
+    """Numbers from `low` (or above it) to `high` (or below it), finite unless `infinite` ones have a meaning."""
+    interval = _Interval(low, high, above, below, infinite, hint)
+
+    def keep(value: Any, where: str) -> float:
+        problem = interval.problem(_float(value))
+        if problem:
+            raise wrong(value, where, problem)
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+    return Rule(f"a number, {interval}", _is_number, keep)
+
+
+def quantity(dimension: str, example: str = "", *, zero: bool = False, infinite: bool = False) -> Rule:
+    """Numbers in SI units, or texts with a unit of the `dimension`, above 0 (or 0, with `zero`)."""
+    example = example or DIMENSIONS[dimension][2]
+    interval = _Interval(0.0, math.inf, above=not zero, infinite=infinite, hint=f", e.g. {example!r}")
+
+    keep_number = number(infinite=True).keep
+
+    def keep(value: Any, where: str) -> object:
+        problem = interval.problem(parse(value, dimension, where) if isinstance(value, str) else _float(value))
+        if problem:
+            raise wrong(value, where, problem)
+        return value if isinstance(value, str) else keep_number(value, where)
+
+    return Rule(f"a number or a text like {example!r}", lambda v: isinstance(v, str) or _is_number(v), keep)
+
+
+def one_of(*names: str, also: str = "") -> Rule:
+    """Texts that are one of the `names`."""
+    if len(names) < 5:
+        text = f"{', '.join(repr(name) for name in names[:-1])} or {names[-1]!r}".removeprefix(" or ")
+    else:
+        text = f"one of {', '.join(names)}"
+    text = also + text
+
+    def keep(value: str, where: str) -> str:
+        if value in names:
+            return value
+        hint = nearest(value, names)
+        raise wrong(value, where, f"{text}; did you mean {hint!r}?" if hint else text)
+
+    return Rule(text, lambda value: isinstance(value, str), keep)
+
+
+def _keep_text(value: str, where: str) -> str:
+    if len(value) > MAX_TEXT:
+        raise wrong(value, where, f"a text of at most {MAX_TEXT} characters")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise wrong(value, where, "a text whose characters can be written") from None
+    return value
+
+
+def _keep_path(value: Any, where: str) -> object:
+    try:
+        name = os.fsencode(value)
+    except UnicodeEncodeError:
+        name = b"\0"
+    if b"\0" in name or len(name) > MAX_PATH:
+        raise wrong(value, where, f"a name or path that the system can open, of at most {MAX_PATH} bytes")
+    return value
+
+
+TEXT = Rule("a text", lambda value: isinstance(value, str), _keep_text)
+PATH = Rule("a path", lambda value: isinstance(value, str | os.PathLike), _keep_path)
