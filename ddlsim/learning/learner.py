@@ -10,14 +10,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from ddlsim.data.batches import BatchStream
 from ddlsim.data.dataset import DataSet, Ints
 from ddlsim.errors import DdlsimError
-from ddlsim.learning.values import ABSENT, Array, Plane, Value
+from ddlsim.learning.values import ABSENT, Array, BatchStatistics, Plane, Value
 from ddlsim.nn.network import Network
 from ddlsim.optim import OptimizerState, Schedule
 from ddlsim.optim.rules import Optimizer
@@ -27,6 +27,7 @@ __all__ = ["DivergedError", "Learner", "State", "Task"]
 
 #: an optimizer's state as a value
 State = Value[OptimizerState]
+T = TypeVar("T")
 _EVALUATION_CHUNK = 1024
 
 
@@ -93,15 +94,13 @@ class Learner:
         self.losses: list[float] = []
         self._steps = [0] * n_workers
         self._taken = [0] * n_workers
-        self._statistics: list[Value[Array]] = []
         self._n_drawn = 0
         self.initial: Value[Array] = ABSENT
         if task is not None:
             self._mergeable = task.mergeable
             self.initial = plane.constant(task.network.initial_params)
             if task.network.state_slots:
-                first = plane.constant(task.network.initial_state)
-                self._statistics = [first] * n_workers
+                self.initial.statistics = plane.constant(task.network.initial_state)
 
     @classmethod
     def without_data(cls, n_workers: int) -> Learner:
@@ -124,14 +123,15 @@ class Learner:
         self._taken[rank] += n_samples
         self._steps[rank] += 1
         self._n_drawn += 1
-        if self._statistics:
-            passed = self.plane.apply(lambda p, s: self._with_statistics(batch, p, s), params, self._statistics[rank])
-            self._statistics[rank] = self.plane.apply(lambda pair: pair[1], passed)
-            return self.plane.apply(lambda pair: pair[0], passed)
+        if task.network.state_slots:
+            passed = self.plane.apply(lambda p: self._with_statistics(batch, p), params)
+            gradient = self.plane.apply(_first, passed)
+            gradient.batch_statistics = (self.plane.apply(_second, passed),)
+            return gradient
         return self._gradient((batch,), params)
 
     def mean(self, gradients: Sequence[Value[Array]]) -> Value[Array]:
-        """Return the mean of arrays, all of shape (n,).
+        """Return the mean of gradients, or of models, all of shape (n,).
 
         Summed in the order given in float64 and rounded once, whatever schedule carries them. Gradients at the
         same parameters that nobody has looked at become one of a larger batch instead, which is the same up to
@@ -144,7 +144,7 @@ class Learner:
         if self.scalar(lambda: float(self._one_batch(gradients))):
             assert isinstance(first, _Gradient)
             return self._gradient(tuple(g.batches[0] for g in gradients if isinstance(g, _Gradient)), first.params)
-        return self.plane.apply(_mean, *gradients)
+        return self.plane.mix(_mean, *gradients)
 
     def optimizer_state(self, params: Value[Array]) -> State:
         """Return the optimizer's state at the start, for (a part of) the parameters."""
@@ -155,16 +155,25 @@ class Learner:
     def update(
         self, params: Value[Array], gradient: Value[Array], state: State, rate: float
     ) -> tuple[Value[Array], State]:
-        """Return the parameters and the optimizer's state after a step with learning rate `rate`."""
+        """Return the parameters and the optimizer's state after a step with learning rate `rate`.
+
+        The running statistics take in those of the gradient's batches.
+        """
         if self.task is None:
             return ABSENT, state
         optimizer = self.task.optimizer
         after = self.plane.apply(lambda p, g, s: optimizer.update(p, g, s, rate), params, gradient, state)
-        return self.plane.apply(_first, after), self.plane.apply(_second, after)
+        updated = self.plane.apply(_first, after)
+        if params.statistics is not None:
+            updated.statistics = self.plane.absorb(params.statistics, gradient.batch_statistics)
+        return updated, self.plane.apply(_second, after)
 
     def concatenate(self, parts: Sequence[Value[Array]]) -> Value[Array]:
-        """Return the parts as one vector."""
-        return parts[0] if len(parts) == 1 else self.plane.apply(lambda *arrays: np.concatenate(arrays), *parts)
+        """Return the parts as one vector, with the statistics of the first."""
+        if len(parts) == 1:
+            return parts[0]
+        whole: Value[Array] = self.plane.apply(lambda *arrays: np.concatenate(arrays), *parts)
+        return whole.carrying(parts[0])
 
     def parts(self, n_parts: int) -> list[slice]:
         """Return contiguous parts of the parameter vector, one per server, sizes differing by one at most."""
@@ -192,6 +201,8 @@ class Learner:
             self._n_drawn = 0
             for value in values():
                 value.read()
+                if value.statistics is not None:
+                    value.statistics.read()
 
     def scalar(self, compute: Callable[[], float]) -> float:
         """Return a number that decides how the run goes on; see :meth:`Plane.scalar`."""
@@ -207,13 +218,22 @@ class Learner:
         return self.scalar(take)
 
     def evaluate(self, params: Value[Array]) -> tuple[float, float]:
-        """Return (loss, accuracy) of the held-out samples at `params`."""
-        found: list[float] = []
+        """Return (loss, accuracy) of the held-out samples at `params`, with the statistics that belong to them.
+
+        Raises DdlsimError if these were lost on the way.
+        """
+        results: list[float] = []
+        statistics = params.statistics
+        if self.task is not None and self.task.network.state_slots and statistics is None:
+            raise DdlsimError(
+                "the model has no running statistics, which its batch normalisation needs: mix parameters by their "
+                "arithmetic or plane.mix, and give those made otherwise the statistics of others with .carrying(...)"
+            )
 
         def once(i: int) -> float:
-            if not found:
-                found.extend(self._evaluate(params.read()))
-            return found[i]
+            if not results:
+                results.extend(self._evaluate(params.read(), None if statistics is None else statistics.read()))
+            return results[i]
 
         return self.scalar(lambda: once(0)), self.scalar(lambda: once(1))
 
@@ -255,13 +275,14 @@ class Learner:
         self.losses.append(loss)
         return gradient
 
-    def _with_statistics(self, batch: _Batch, params: Array, statistics: Array) -> tuple[Array, Array]:
-        after = statistics.copy()
-        loss, gradient = self._pass(batch, batch.indices, params, after)
+    def _with_statistics(self, batch: _Batch, params: Array) -> tuple[Array, BatchStatistics]:
+        network = self._the_task().network
+        fresh = np.zeros_like(network.initial_state)  # becomes momentum * the batch's statistics
+        loss, gradient = self._pass(batch, batch.indices, params, fresh)
         if not math.isfinite(loss):
             raise _diverged(batch, loss)
         self.losses.append(loss)
-        return gradient, after
+        return gradient, (fresh, network.state_keep)
 
     def _pass(self, batch: _Batch, indices: Ints, params: Array, state: Array | None) -> tuple[float, Array]:
         task = self._the_task()
@@ -269,9 +290,16 @@ class Learner:
         x, labels = task.train.x[indices], _targets(task, task.train.labels[indices])
         return task.network.loss_and_gradient(params, x, labels, rng, state)
 
-    def _evaluate(self, params: Array) -> tuple[float, float]:
+    def _evaluate(self, params: Array, state: Array | None) -> tuple[float, float]:
         task = self._the_task()
-        data, state = task.held_out, self._statistics[0].read() if self._statistics else None
+        data = task.held_out
+        if state is not None and any(
+            slot.name.endswith("running_var") and slot.of(state).min() < 0.0 for slot in task.network.state_slots
+        ):
+            raise DivergedError(
+                "diverged: a running variance of the model is negative, so its moving averages overshoot (as a center "
+                "does that elastic springs move by alpha N > 1); move it by less"
+            )
         loss, right = 0.0, 0
         for start in range(0, data.n_samples, _EVALUATION_CHUNK):
             part = slice(start, start + _EVALUATION_CHUNK)
@@ -299,11 +327,11 @@ def _mean(*arrays: Array) -> Array:
     return (total / len(arrays)).astype(arrays[0].dtype)
 
 
-def _first(pair: tuple[Array, OptimizerState]) -> Array:
+def _first(pair: tuple[Array, object]) -> Array:
     return pair[0]
 
 
-def _second(pair: tuple[Array, OptimizerState]) -> OptimizerState:
+def _second(pair: tuple[Array, T]) -> T:
     return pair[1]
 
 

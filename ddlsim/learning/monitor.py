@@ -11,7 +11,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning.checkpoint import Checkpoint
 from ddlsim.learning.learner import Learner
 from ddlsim.learning.training import Training
-from ddlsim.learning.values import Array, Value
+from ddlsim.learning.values import ABSENT, Array, Value
 
 __all__ = ["Monitor", "Progress", "Row", "first_reaching"]
 
@@ -50,8 +50,12 @@ class Monitor:
     nbytes     bytes sent so far
     staleness  staleness of every gradient applied so far
     replicas   all workers' parameters, where they differ
+    steps      the local steps that each has made
     charge     makes somebody spend the time of an evaluation
     saved      the run that this one continues
+
+    ``evaluated`` is the model of the history's last row: what the run hands over, whatever workers still do after it;
+    ``evaluated_steps`` are the steps that the replicas had made then (empty where there is one model).
     """
 
     training: Training
@@ -60,12 +64,15 @@ class Monitor:
     nbytes: Callable[[], float]
     staleness: Sequence[int]
     replicas: Callable[[], Sequence[Value[Array]]] | None = None
+    steps: Callable[[], Sequence[int]] | None = None
     progress: Progress | None = None
     charge: Callable[[], None] | None = None
     saved: Checkpoint | None = None
     history: list[Row] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     checkpoint: Checkpoint | None = None
+    evaluated: Value[Array] = ABSENT
+    evaluated_steps: tuple[int, ...] = ()
     n_updates: int = 0
     n_samples: int = 0
     _n_stale: int = 0
@@ -157,7 +164,9 @@ class Monitor:
         if seconds is not None:
             self._next_time = (math.floor(now / seconds) + 1.0) * seconds
         train_loss = self.learner.recent_loss()
-        loss, accuracy = self.learner.evaluate(self.model())
+        model, steps = self.model(), () if self.steps is None else tuple(self.steps())
+        loss, accuracy = self.learner.evaluate(model)
+        self.evaluated, self.evaluated_steps = model, steps
         fresh = self.staleness[self._n_stale :]
         self._n_stale = len(self.staleness)
         row = Row(

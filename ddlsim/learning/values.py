@@ -16,11 +16,17 @@ the clock again from the start, with a :class:`Replay` in the place of the arith
 
 Without data there is nothing to compute: every operation on :data:`ABSENT` gives ABSENT, and the same
 strategies run on sizes alone.
+
+**A model is its parameters and its running statistics** (of batch normalisation, where there is one). A value that
+stands for parameters holds the statistics that belong to them, and whatever mixes parameters (the arithmetic of
+values, :meth:`Plane.mix`) mixes the statistics by the same formula: no strategy has to think of them. A gradient holds
+the statistics of the batches that it was computed from, however it is scaled, summed or cut up; parameters that are
+moved by it, and those only, take them in. So a gradient that is thrown away leaves no trace in any statistics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -28,19 +34,27 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, DdlsimError
 
-__all__ = ["ABSENT", "Array", "Plane", "Replay", "Value"]
+__all__ = ["ABSENT", "Array", "BatchStatistics", "Plane", "Replay", "Value", "absorbed"]
 
 Array = npt.NDArray[np.floating]
+#: (momentum * statistics of a batch, 1 - momentum), element by element, both of shape (n_state,)
+BatchStatistics = tuple[Array, Array]
 T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
 
 
 class Value(Generic[T_co]):
-    """One value of a plane, see :meth:`Plane.apply`. Arithmetic with values and numbers makes new values."""
+    """One value of a plane, see :meth:`Plane.apply`. Arithmetic with values and numbers makes new values.
 
-    __slots__ = ("__weakref__", "_compute", "_inputs", "_result", "number", "plane")
+    ``statistics`` are the running statistics that belong to parameters, ``batch_statistics`` those of the batches that
+    a gradient is made of; None and () for other values, and where the network normalises no batches.
+    """
+
+    __slots__ = (
+        "__weakref__", "_compute", "_inputs", "_result", "batch_statistics", "number", "plane", "statistics",
+    )  # fmt: skip
 
     def __init__(
         self, plane: Plane, number: int, compute: Callable[..., T_co] | None, inputs: tuple[Value[object], ...],
@@ -51,6 +65,8 @@ class Value(Generic[T_co]):
         self._compute = compute
         self._inputs = inputs
         self._result = result
+        self.statistics: Value[Array] | None = None
+        self.batch_statistics: tuple[Value[BatchStatistics], ...] = ()
 
     @property
     def pending(self) -> bool:
@@ -79,25 +95,57 @@ class Value(Generic[T_co]):
                 value._result = value._compute(*[each._result for each in value._inputs])
                 value._compute, value._inputs = None, ()
 
+    def carrying(self, *others: Value[object]) -> Value[T_co]:
+        """Return the same content with the statistics of others: of the first one's model, of all their batches."""
+        batches = _batches(others)
+        if others[0].statistics is None and not batches:
+            return self
+        copy = self.plane.apply(_same, self)
+        copy.statistics, copy.batch_statistics = others[0].statistics, batches
+        return cast("Value[T_co]", copy)
+
     # ------------------------------------------------------------ arithmetic, of values that are arrays
 
     def __add__(self, other: Value[T_co]) -> Value[T_co]:
-        return self.plane.apply(lambda a, b: a + b, self, other)
+        return self.plane.mix(lambda a, b: a + b, self, other)
 
     def __sub__(self, other: Value[T_co]) -> Value[T_co]:
-        return self.plane.apply(lambda a, b: a - b, self, other)
+        return self.plane.mix(lambda a, b: a - b, self, other)
 
     def __mul__(self, factor: float) -> Value[T_co]:
-        return self.plane.apply(lambda a: factor * a, self)
+        return self.plane.mix(lambda a: factor * a, self)
 
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: float) -> Value[T_co]:
-        return self.plane.apply(lambda a: a / divisor, self)
+        return self.plane.mix(lambda a: a / divisor, self)
 
     def __getitem__(self, part: slice) -> Value[T_co]:
-        """Return a part of the array, a view."""
-        return self.plane.apply(lambda a: a[part], self)
+        """Return a part of the array, a view. Statistics stay with the first part."""
+        cut: Value[T_co] = self.plane.apply(lambda a: a[part], self)
+        if cut is not ABSENT and not part.start:
+            cut.statistics, cut.batch_statistics = self.statistics, self.batch_statistics
+        return cut
+
+
+def _same(content: U) -> U:
+    return content
+
+
+def _batches(values: Iterable[Value[object]]) -> tuple[Value[BatchStatistics], ...]:
+    """Return the statistics of all batches that values are made of, each once."""
+    return tuple({id(batch): batch for value in values for batch in value.batch_statistics}.values())
+
+
+def absorbed(statistics: Array, *batches: BatchStatistics) -> Array:
+    """Return s <- (1 - momentum) s + momentum (1/K) sum_k b_k: running statistics after an update from K batches.
+
+    Summed in float64 in the order given and rounded once.
+    """
+    total = batches[0][0].astype(np.float64)
+    for fresh, _ in batches[1:]:
+        total += fresh
+    return (statistics * batches[0][1].astype(np.float64) + total / len(batches)).astype(statistics.dtype)
 
 
 @dataclass(frozen=True)
@@ -143,6 +191,34 @@ class Plane:
         if ABSENT in inputs:
             return cast("Value[U]", ABSENT)
         return self.register(Value(self, self.n_values, function, inputs))
+
+    def mix(self, function: Callable[..., U], *inputs: Value[object]) -> Value[U]:
+        """Return the value of ``function(*inputs)``, arrays; statistics go the same way.
+
+        Of models only, `function` gives the statistics as well. What is added to one model leaves its statistics as
+        they are, but for the batches of a gradient, which they take in. Gradients bring the batches of all of them.
+        Raises DdlsimError for several models beside others, whose statistics nobody knows how to mix.
+        """
+        mixed = self.apply(function, *inputs)
+        models = [value.statistics for value in inputs if value.statistics is not None]
+        batches = _batches(inputs)
+        if not models:
+            if batches:
+                mixed.batch_statistics = batches
+        elif len(models) == len(inputs):
+            mixed.statistics = self.apply(cast("Callable[..., Array]", function), *models)
+        elif len(models) == 1:
+            mixed.statistics = self.absorb(models[0], batches)
+        else:
+            raise DdlsimError(
+                f"{len(models)} models and {len(inputs) - len(models)} other values are mixed at once: their running "
+                "statistics (batch normalisation) cannot follow; mix the models first, then add the others"
+            )
+        return mixed
+
+    def absorb(self, statistics: Value[Array], batches: Sequence[Value[BatchStatistics]]) -> Value[Array]:
+        """Return running statistics that have taken in those of batches, see :func:`absorbed`."""
+        return self.apply(absorbed, statistics, *batches) if batches else statistics
 
     def register(self, value: Value[U]) -> Value[U]:
         """Number a new value."""

@@ -27,7 +27,8 @@ _FRESH = (Conv2d, Dense, BatchNorm2d, Sum)  # their output is theirs alone and t
 class Parameter:
     """A tensor to be learned, and how it starts: constant ``value``, or random from its fans and what follows.
 
-    ``follows`` is the activation that the tensor's layer feeds ("" for none).
+    ``follows`` is the activation that the tensor's layer feeds ("" for none), ``momentum`` the weight of a new batch
+    where the tensor is a running statistic.
     """
 
     slot: Slot
@@ -35,6 +36,7 @@ class Parameter:
     fan_in: int = 0
     fan_out: int = 0
     follows: str = ""
+    momentum: float = 0.0
 
 
 @dataclass
@@ -108,11 +110,11 @@ class Builder:
 
     def _slot(
         self, into: list[Parameter], name: str, shape: tuple[int, ...], value: float | None = None,
-        fans: tuple[int, int] = (0, 0), follows: str = "",
+        fans: tuple[int, int] = (0, 0), follows: str = "", momentum: float = 0.0,
     ) -> Slot:  # fmt: skip
         start = into[-1].slot.stop if into else 0
         slot = Slot(name, shape, start, start + math.prod(shape))
-        into.append(Parameter(slot, value, *fans, follows))
+        into.append(Parameter(slot, value, *fans, follows, momentum))
         return slot
 
     def _leaf(self, leaf: Leaf, built: _Built, follows: str) -> None:
@@ -146,8 +148,8 @@ class Builder:
             shift = self._slot(self.parameters, f"{layer.name}.bias", (n,), 0.0)
             if isinstance(spec, specs.LayerNorm):
                 return [LayerNorm(n, spec.eps, weight, shift, buffers)]
-            mean = self._slot(self.state, f"{layer.name}.running_mean", (n,), 0.0)
-            variance = self._slot(self.state, f"{layer.name}.running_var", (n,), 1.0)
+            mean = self._slot(self.state, f"{layer.name}.running_mean", (n,), 0.0, momentum=spec.momentum)
+            variance = self._slot(self.state, f"{layer.name}.running_var", (n,), 1.0, momentum=spec.momentum)
             return [BatchNorm2d(n, _space(shape), spec.eps, spec.momentum, weight, shift, mean, variance, buffers)]
         if isinstance(spec, specs.Activation):
             in_place = spec.type == "relu" and bool(built.layers) and isinstance(built.layers[-1], _FRESH)

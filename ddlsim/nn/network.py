@@ -49,6 +49,7 @@ class Network:
     state_slots: tuple[Slot, ...]
     initial_params: Array  # (n_params,), read-only
     initial_state: Array  # running means 0 and variances 1, read-only
+    state_keep: Array  # (n_state,), 1 - momentum: how much of the running statistics a batch leaves, read-only
     _chain: Chain
     _buffers: Buffers
 
@@ -163,13 +164,22 @@ def build_network(
     chain = builder.whole()
     return Network(
         description, loss, kind, tuple(p.slot for p in builder.parameters), tuple(p.slot for p in builder.state),
-        _initial(builder.parameters, seed, kind), _initial(builder.state, seed, kind), chain, Buffers(kind),
+        _initial(builder.parameters, seed, kind), _initial(builder.state, seed, kind), _keep(builder.state, kind),
+        chain, Buffers(kind),
     )  # fmt: skip
 
 
 def _writable(array: _Numbers) -> _Numbers:
     """Return `array`, or a copy if it is read-only, which would be another type for compiled code."""
     return array if array.flags.writeable else array.copy()
+
+
+def _keep(state: list[Parameter], dtype: np.dtype[np.floating]) -> Array:
+    flat = np.empty(state[-1].slot.stop if state else 0, dtype)
+    for parameter in state:
+        parameter.slot.flat(flat)[:] = 1.0 - parameter.momentum
+    flat.setflags(write=False)
+    return flat
 
 
 def _initial(parameters: list[Parameter], seed: int, dtype: np.dtype[np.floating]) -> Array:

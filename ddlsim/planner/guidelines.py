@@ -139,14 +139,16 @@ def byteps_time(nbytes: float, n_machines: int, n_servers: int, bandwidth: float
 # ---------------------------------------------------------------- batch and memory
 
 
-def largest_batch(model: Model, device: Device, precision: str = "fp32") -> int:
+def largest_batch(model: Model, device: Device, precision: str = "fp32", n_workers: int = 1) -> int:
     """Return the largest mini-batch whose training step fits the device's memory; 0: not even one sample.
+
+    Embedding tables are shared out over the workers.
 
     M_device >= parameters, gradients and momentum + batch * activations: the memory budget of Zou et al. 2017
     without workspaces (:func:`ddlsim.workload.memory.training_nbytes` says what is counted).
     """
-    fixed = training_nbytes(model, 0, precision)
-    per_sample = training_nbytes(model, 1, precision) - fixed
+    fixed = training_nbytes(model, 0, precision, n_workers)
+    per_sample = training_nbytes(model, 1, precision, n_workers) - fixed
     left = device.memory_nbytes - fixed
     return max(0, math.floor(left / per_sample)) if per_sample > 0.0 else 0
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import ddlsim
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError, DdlsimError
-from ddlsim.learning import Array
+from ddlsim.learning import Array, Value
 from ddlsim.learning.monitor import Monitor, Row, first_reaching
 from ddlsim.network import BusyIntervals
 from ddlsim.run.costs import energy_assumptions
@@ -86,7 +86,7 @@ class Result:
 
     @cached_property
     def throughput(self) -> float:
-        """Samples per second of all workers together, after the warm-up."""
+        """Samples per second of all workers together, after the warm-up; those of dropped gradients do not count."""
         updates = self.measured_updates
         return sum(n for _, n in updates[1:]) / (updates[-1][0] - updates[0][0])
 
@@ -100,7 +100,11 @@ class Result:
 
     @property
     def step_time(self) -> float:
-        """Mean time of a step of one worker, in s: its samples over its share of the throughput."""
+        """Mean time of a step of one worker, in s: its samples over its share of the throughput.
+
+        Where gradients are dropped (KSync, KBatchSync, BackupWorkers: k of N make an update) only samples that got
+        into an update count, so this is N / k times the time between updates, which is in ``step_times``.
+        """
         samples = self.experiment.batch_size * self.experiment.accumulation
         return samples * self.n_workers / self.throughput
 
@@ -225,10 +229,21 @@ class Result:
 
     @cached_property
     def params(self) -> Array:
-        """The parameters at the end of a training run, shape (n_params,)."""
+        """The parameters that the run hands over, shape (n_params,): those of the history's last row."""
+        return self._handed_over.read()
+
+    @cached_property
+    def statistics(self) -> Array | None:
+        """The running statistics of batch normalisation that belong to ``params``, shape (n_state,), which
+        ``Network.predict`` takes as its `state`; None where the network has none."""
+        statistics = self._handed_over.statistics
+        return None if statistics is None else statistics.read()
+
+    @property
+    def _handed_over(self) -> Value[Array]:
         if self._monitor.learner.plane.replaying:
             raise DdlsimError("the run was interrupted before it had got as far as the saved one; continue that again")
-        return self._monitor.model().read()
+        return self._monitor.evaluated
 
     @property
     def can_be_saved(self) -> bool:

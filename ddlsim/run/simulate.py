@@ -33,6 +33,7 @@ from ddlsim.workload.compute import Affine, Measured, Workload, make_workload
 from ddlsim.workload.devices import Device, load_device
 from ddlsim.workload.memory import check_memory
 from ddlsim.workload.model import Model, load_model
+from ddlsim.workload.tables import exchange_left_out
 
 __all__ = ["prepare", "run"]
 
@@ -43,7 +44,8 @@ DEFAULT_DEVICE = "desktop-cpu"
 class Prepared:
     """An experiment with its parts loaded: one workload and node per worker, and what they learn, if anything.
 
-    Where the cluster is calibrated, the `experiment` has the compute time that was measured on it.
+    Where the cluster is calibrated, the `experiment` has the compute time that was measured on it. ``warnings`` are of
+    devices whose memory is too small, ``left_out`` says which parts of the model's work no run simulates.
     """
 
     experiment: Experiment
@@ -55,6 +57,7 @@ class Prepared:
     workloads: list[Workload]
     warnings: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 def prepare(experiment: Experiment) -> Prepared:
@@ -81,13 +84,17 @@ def prepare(experiment: Experiment) -> Prepared:
         if max(slow.ranks) >= n_workers:
             raise ConfigError(f"slow_downs: rank {max(slow.ranks)} of {slow} is not among the {n_workers} workers")
     workloads = _workloads(experiment, cluster, time_model, nodes)
-    texts = [text for w, d in {id(w): (w, d) for w, d in workloads}.values() if (text := check_memory(w, d))]
+    texts = [text for w, d in {id(w): (w, d) for w, d in workloads}.values() if (text := check_memory(w, d, n_workers))]
     task = experiment.training.task(model, n_workers, experiment.seed) if experiment.training is not None else None
     made = [workload for workload, _ in workloads]
     devices = sorted({device.name for _, device in workloads})
     if isinstance(experiment.compute, Measured | Affine) and len(devices) > 1 and experiment.speed is None:
         notes = (*notes, f"the compute time given counts for {' and '.join(devices)} alike; give speed=[...] if not so")
-    return Prepared(experiment, cluster, model, time_model, task, nodes, made, tuple(dict.fromkeys(texts)), notes)
+    missing = exchange_left_out(made[0], n_workers, experiment.accumulation)
+    return Prepared(
+        experiment, cluster, model, time_model, task, nodes, made, tuple(dict.fromkeys(texts)), notes,
+        () if missing is None else (missing,),
+    )  # fmt: skip
 
 
 def _workloads(
@@ -157,7 +164,7 @@ def _monitor(
 
     return Monitor(
         training, setting.learner, setting.model, lambda: setting.loop.nbytes_sent, setting.recorder.staleness,
-        setting.replicas, progress, charge, saved,
+        setting.replicas, setting.steps, progress, charge, saved,
     )  # fmt: skip
 
 
@@ -268,8 +275,9 @@ def run(
         nbytes_sent=loop.nbytes_sent,
         notes=(
             *prepared.notes, *setting.notes, *_uneven_notes(recorder), *_learning_notes(experiment, reason, monitor),
+            *_handed_over_notes(setting, monitor),
         ),
-        warnings=prepared.warnings,
+        warnings=(*prepared.warnings, *prepared.left_out),
         interrupted=interrupted,
         wall_seconds=time.perf_counter() - started,
         stop_reason=reason,
@@ -289,6 +297,24 @@ def _uneven_notes(recorder: Recorder) -> list[str]:
     more = "" if least > 2 else " (take more steps)"
     made = f"worker {steps.index(most)} made {most} steps while worker {steps.index(least)} made {least}{more}"
     return [f"{made}: throughput and what is learned are mostly those of the fast workers"]
+
+
+def _handed_over_notes(setting: Setting, monitor: Monitor | None) -> list[str]:
+    """Return what a training run's model mixes, where workers are at different steps, and what statistics cost."""
+    task = setting.learner.task
+    if monitor is None or task is None:
+        return []
+    notes, steps = [], monitor.evaluated_steps
+    if steps and min(steps) < max(steps):
+        notes.append(f"the model handed over is {setting.mixture} that are at their steps {min(steps)} to {max(steps)}")
+    if task.network.state_slots:
+        nbytes = task.network.initial_state.nbytes
+        share = nbytes / task.network.initial_params.nbytes
+        notes.append(
+            f"running statistics of batch normalisation go where the parameters go; their {nbytes / 1e3:.4g} kB "
+            f"({share:.2%} of the parameters) are not counted among the bytes sent"
+        )
+    return notes
 
 
 def _learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None) -> list[str]:

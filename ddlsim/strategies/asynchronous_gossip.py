@@ -75,6 +75,7 @@ class ADPSGD:
             yield from worker.optimizer_step()
             replica.n_samples = worker.stop.n_samples
             worker.params, replica.state = replica.after(worker.params, gradient)
+            replica.count()
             recorder.staleness.append(len(recorder.updates) - begun)
             worker.end_step()
             worker.stop.updated(worker.samples_per_step)
@@ -118,13 +119,16 @@ class Peer:
             self.weight = total
         self.inbox.clear()
 
-    def push(self, other: Peer) -> Process:
-        """w <- w / 2;  send (x, w) to another."""
-        worker, receiver, start = self.replica.worker, other.replica.worker, self.replica.worker.loop.now
+    def push(self, other: Peer) -> simpy.Event:
+        """w <- w / 2;  send (x, w), as they are now, to another. The event returned is their arrival."""
         self.weight /= 2.0
-        self.outgoing = _Push(worker.params, self.weight)
+        self.outgoing = _Push(self.replica.worker.params, self.weight)
+        return self.replica.worker.loop.env.process(self._carry(self.outgoing, other))
+
+    def _carry(self, push: _Push, other: Peer) -> Process:
+        worker, receiver, start = self.replica.worker, other.replica.worker, self.replica.worker.loop.now
         yield worker.loop.send(worker.node, receiver.node, worker.workload.gradient_nbytes)
-        other.inbox.append(self.outgoing)
+        other.inbox.append(push)
         self.outgoing = None
         worker.recorder.background(f"{worker.name} network", f"push to {receiver.name}", start, worker.loop.now)
 
@@ -135,8 +139,9 @@ class GossipSGD:
     """GoSGD (Blot et al. 2016, arXiv:1611.09726): sum-weight gossip.
 
     A worker merges what has come in, makes a local step, and with probability p halves the weight of its
-    parameters and sends them to a random neighbour. Nobody waits for anybody; sum_i w_i x_i is preserved, the
-    pushes under way included. A worker has one push on the wire at a time: it waits before the next one.
+    parameters and sends them, as the step has left them, to a random neighbour. Nobody waits for anybody;
+    sum_i w_i x_i is preserved, the pushes under way included. A worker has one push on the wire at a time: it waits
+    before the next one.
 
     graph  "complete" (anybody, as in the paper), "ring", "bipartite", or a networkx graph of ranks
     """
@@ -176,6 +181,7 @@ class GossipSGD:
             yield from worker.optimizer_step()
             replica.n_samples = worker.stop.n_samples
             worker.params, replica.state = replica.after(worker.params, gradient)
+            replica.count()
             worker.end_step()
             worker.stop.updated(worker.samples_per_step)
             if near and draws.random() < self.probability:
@@ -184,4 +190,4 @@ class GossipSGD:
                     yield from worker.block(pushed, "its last push")
                     worker.book(start, start, "push")
                 other = peers[near[int(draws.integers(len(near)))]]
-                pushed = worker.loop.env.process(peer.push(other))
+                pushed = peer.push(other)

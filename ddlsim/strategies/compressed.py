@@ -226,7 +226,7 @@ class Codec:
     # ------------------------------------------------------------ values
 
     def mean(self, step: int) -> Value[Array]:
-        """Return the gradient that every worker ends a step with."""
+        """Return the gradient that every worker ends a step with; statistics of batches are not compressed."""
         if not self._units:
             return ABSENT
         outcomes = [self._outcome(step, unit) for unit in range(len(self._units))]
@@ -234,7 +234,8 @@ class Codec:
             unit.before = outcome
         self._at(step).encoded.clear()  # all sizes that anybody will ask for are known
         forwards = sorted(range(len(outcomes)), key=lambda i: self._units[i].part.start)
-        return self.learner.plane.apply(_joined, *[outcomes[i] for i in forwards])
+        joined: Value[Array] = self.learner.plane.apply(_joined, *[outcomes[i] for i in forwards])
+        return joined.carrying(*[self.gradient(step, rank) for rank in range(self.n_workers)])
 
     def _at(self, step: int) -> _Step:
         if step not in self._steps:

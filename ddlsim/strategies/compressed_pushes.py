@@ -101,7 +101,7 @@ class _Way:
     last: Value[object] | None = field(default=None)
 
     def send(self, vector: Value[Array]) -> Message:
-        """Return what arrives of a vector that is encoded now."""
+        """Return what arrives of a vector that is encoded now; its statistics arrive as they are."""
         step, self.step = self.step, self.step + 1
         plane, learns = self.learner.plane, self.n_here > 0
         if self.last is None and learns:
@@ -122,7 +122,7 @@ class _Way:
         if done is None:
             return Message(vector, nbytes)
         self.last = plane.apply(_state, done)
-        return Message(plane.apply(_mean, done), nbytes)
+        return Message(plane.apply(_mean, done).carrying(vector), nbytes)
 
 
 def _state(done: Exchange[object]) -> object:

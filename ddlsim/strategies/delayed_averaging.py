@@ -90,7 +90,8 @@ class OverlapLocalSGD:
     v <- beta v + (1/N) sum_i x_i - z;   z <- z + v      by an all-reduce that takes until the next pull
 
     `momentum` is beta; the first z is the initial model. As in the authors' code each worker keeps its own
-    part v_i = beta v_i + x_i - z and the all-reduce carries z + v_i.
+    part v_i = beta v_i + x_i - z and the all-reduce carries z + v_i. Running statistics of batch normalisation have no
+    momentum (it could carry a variance below 0): those of z are the mean of the workers'.
     """
 
     period: Count = 4
@@ -125,9 +126,9 @@ class OverlapLocalSGD:
                 if k > tau:
                     anchor = yield from average.finish(worker, k - tau)
                 worker.params = (1.0 - alpha) * worker.params + alpha * anchor
-                ahead = worker.params - anchor
+                ahead = worker.learner.plane.apply(np.subtract, worker.params, anchor)
                 velocity = ahead if velocity is None else self.momentum * velocity + ahead
-                average.start(worker, k, anchor + velocity)
+                average.start(worker, k, (anchor + velocity).carrying(worker.params))
             replica.end_step()
 
 
@@ -168,5 +169,5 @@ class CoCoDSGD:
                 yield from replica.local_step()
                 if left == 0:
                     mean = yield from average.finish(worker, first)
-                    worker.params = worker.learner.plane.apply(_continued, mean, worker.params, begun)
+                    worker.params = worker.learner.plane.mix(_continued, mean, worker.params, begun)
                 replica.end_step()

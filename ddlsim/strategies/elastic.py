@@ -113,7 +113,7 @@ class ElasticAveraging:
         if not self.synchronous:
             note_lock_step(setting)
         start_replicas(setting, lambda replica: self.work(replica, spring))
-        setting.model = lambda: spring.center
+        setting.model, setting.mixture = lambda: spring.center, "the center, which has been moved by workers"
 
     def work(self, replica: Replica, spring: _Spring) -> Process:
         """Make local steps; in every `period`-th, pull the center and be pulled by it."""

@@ -22,7 +22,7 @@ __all__ = ["DPSGD", "weighted_sum"]
 
 
 def weighted_sum(plane: Plane, weights: Sequence[float], values: Sequence[Value[Array]]) -> Value[Array]:
-    """Return sum_j weights[j] * values[j], summed in float64 in the order given and rounded once."""
+    """Return sum_j weights[j] * values[j] of models, summed in float64 in the order given and rounded once."""
 
     def add(*arrays: Array) -> Array:
         total = weights[0] * arrays[0].astype(np.float64)
@@ -30,7 +30,7 @@ def weighted_sum(plane: Plane, weights: Sequence[float], values: Sequence[Value[
             total += weight * array
         return total.astype(arrays[0].dtype)
 
-    return plane.apply(add, *values)
+    return plane.mix(add, *values)
 
 
 @dataclass

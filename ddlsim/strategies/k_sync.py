@@ -119,6 +119,16 @@ class _Rounds:
             worker.end_step()
 
 
+def _note_dropped(setting: Setting, label: str, count: int) -> None:
+    """Note whose samples count where an update takes `count` gradients and others are dropped."""
+    n_workers = len(setting.workers)
+    setting.notes.append(
+        f"{label}: throughput counts the samples of the {count} gradients that make an update, not those of dropped "
+        f"work; the step time is that in which {n_workers} batches get into updates, {n_workers / count:.4g} times the "
+        "time between two updates"
+    )
+
+
 @checked
 @dataclass(frozen=True)
 class KSync:
@@ -147,6 +157,8 @@ class KSync:
         """Start all workers."""
         check_k("KSync", self.k, len(setting.workers))
         rounds = _Rounds(Center.of(self, setting, self.k))
+        if self.k < len(setting.workers):
+            _note_dropped(setting, self.label, self.k)
         for worker in setting.workers:
             setting.loop.env.process(rounds.work(worker, again=False))
 
@@ -175,6 +187,8 @@ class KBatchSync:
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         rounds = _Rounds(Center.of(self, setting, self.k))
+        if len(setting.workers) > 1:
+            _note_dropped(setting, self.label, self.k)
         for worker in setting.workers:
             setting.loop.env.process(rounds.work(worker, again=True))
 
@@ -216,6 +230,8 @@ class BackupWorkers:
                 f"no backup; use at most {len(setting.workers) - 1}"
             )
         center = Center.of(self, setting, n_needed, drop_late=not self.restart)
+        if self.backups > 0:
+            _note_dropped(setting, self.label, n_needed)
         rounds = _Rounds(center)
         for worker in setting.workers:
             process = rounds.work(worker, again=False) if self.restart else until_applied(worker, center)

@@ -187,8 +187,9 @@ class _Block:
         def moved(params: Array, delta: Array) -> Array:
             return (params + delta).astype(params.dtype)
 
-        self.delta = plane.apply(move, self.learner.mean(replicas), self.params, self.delta)
-        self.params = plane.apply(moved, self.params, self.delta)
+        mean = self.learner.mean(replicas)
+        self.delta = plane.apply(move, mean, self.params, self.delta)
+        self.params = plane.apply(moved, self.params, self.delta).carrying(mean)
         return self.params
 
 
@@ -202,7 +203,8 @@ class BMUF:
     G = x - W;   Delta <- eta Delta + zeta G;   W <- W + Delta;   x_i <- W
 
     eta is ``block_momentum`` (None: 1 - 1/N, which the paper found to work), zeta ``block_rate``. This is the
-    paper's classical block momentum; Delta is kept in float64.
+    paper's classical block momentum; Delta is kept in float64. Running statistics of batch normalisation have no
+    momentum (it could carry a variance below 0): W has the mean of the workers'.
     """
 
     period: Count = 8

@@ -62,12 +62,14 @@ class Replica:
 
 
 def start_replicas(setting: Setting, work: Callable[[Replica], Process]) -> list[Replica]:
-    """Start a process per worker; the run hands over the mean of their parameters."""
+    """Start a process per worker; the run hands over the mean of their models."""
     workers, learner = setting.workers, setting.learner
     setting.model = lambda: learner.mean([worker.params for worker in workers])
     setting.replicas = lambda: [worker.params for worker in workers]
     ended: Counter[int] = Counter()
     replicas = [Replica(worker, len(workers), ended) for worker in workers]
+    setting.steps = lambda: [replica.step for replica in replicas]
+    setting.mixture = "the mean of the models of workers"
     for replica in replicas:
         setting.loop.env.process(work(replica))
     return replicas

@@ -25,9 +25,10 @@ class Setting:
     """A run about to start. Strategies put remarks for the reader of the result into ``notes``.
 
     When it starts, a strategy sets ``model`` to what tells the parameters that would be handed over if the run
-    ended now, and ``replicas`` to what tells all workers' parameters, where they differ. ``seed`` is that of all
-    random streams. A strategy with the attribute ``takes_compression = True`` compresses if ``compression`` is given.
-    Where compute times do not vary by chance, ``jitter`` is NoJitter.
+    ended now, and where workers have models of their own ``replicas`` to what tells all their parameters, ``steps`` to
+    what tells the local steps that each has made, and ``mixture`` to what the model is in terms of them. ``seed`` is
+    that of all random streams. A strategy with the attribute ``takes_compression = True`` compresses if ``compression``
+    is given. Where compute times do not vary by chance, ``jitter`` is NoJitter.
     """
 
     cluster: Cluster
@@ -39,6 +40,8 @@ class Setting:
     notes: list[str] = field(default_factory=list)
     model: Callable[[], Value[Array]] = lambda: ABSENT
     replicas: Callable[[], Sequence[Value[Array]]] | None = None
+    steps: Callable[[], Sequence[int]] | None = None
+    mixture: str = ""
     seed: int = 0
     compression: Compression | None = None
     jitter: Jitter = NoJitter()

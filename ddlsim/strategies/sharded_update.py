@@ -62,7 +62,7 @@ class ShardedUpdate:
         gather = self._exchange(setting, self.all_gather, "all_gather", learner.concatenate)
         shards = learner.parts(len(setting.workers))
         start_replicas(setting, lambda replica: self.work(replica, shards[replica.worker.rank], scatter, gather))
-        setting.model, setting.replicas = lambda: setting.workers[0].params, None  # all are alike
+        setting.model, setting.replicas, setting.steps = lambda: setting.workers[0].params, None, None  # all are alike
 
     def _exchange(
         self, setting: Setting, algorithm: str | Collective, kind: str,

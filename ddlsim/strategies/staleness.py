@@ -78,15 +78,17 @@ class DelayCompensation:
     ) -> tuple[Value[Array], Value[Array] | None]:
         """Return the gradient, shape (n,), as it would be at `params`, and the mean square after it.
 
+        The statistics of its batches are left as they are.
+
         `backup` is what it was computed at; `mean_square` that of the gradients before, None before the first.
         """
         plane = gradient.plane
         if self.adaptive is None:
-            return plane.apply(self._constant, gradient, params, backup), None
+            return plane.apply(self._constant, gradient, params, backup).carrying(gradient), None
         decay = self.adaptive
         square = plane.apply(lambda g: (1.0 - decay) * g * g, gradient)
         mean = square if mean_square is None else decay * mean_square + square
-        return plane.apply(self._adaptive, gradient, params, backup, mean), mean
+        return plane.apply(self._adaptive, gradient, params, backup, mean).carrying(gradient), mean
 
     def _constant(self, gradient: Array, params: Array, backup: Array) -> Array:
         return gradient + self.variance_control * gradient * gradient * (params - backup)

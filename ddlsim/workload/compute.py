@@ -25,7 +25,6 @@ from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.units import parse
 from ddlsim.workload.devices import Curve, Device
 from ddlsim.workload.layer_times import Floats, Ints, roofline_times, scaled
-from ddlsim.workload.memory import training_nbytes
 from ddlsim.workload.model import Layer, Model, load_model
 
 __all__ = ["Affine", "Measured", "Roofline", "Workload", "fit_affine", "make_workload"]
@@ -123,9 +122,8 @@ class Workload:
     """What one worker computes in one step. Arrays over layers are in forward order.
 
     ``basis`` says where the times come from. ``tensors`` of the model that are exchanged lie flat in
-    ``tensor_layer`` and ``tensor_nbytes``, in forward declaration order. ``memory_nbytes`` estimates
-    parameters, gradients, momentum and stored activations; ``memory_bandwidth`` is what the device achieves,
-    ``launch_time`` what a kernel takes at least.
+    ``tensor_layer`` and ``tensor_nbytes``, in forward declaration order. ``memory_bandwidth`` is what the device
+    achieves, ``launch_time`` what a kernel takes at least.
     """
 
     model: Model
@@ -138,7 +136,6 @@ class Workload:
     grad_nbytes: Floats  # (n_layers,) bytes on the wire
     tensor_layer: Ints  # (n_tensors,)
     tensor_nbytes: Floats  # (n_tensors,)
-    memory_nbytes: float
     memory_bandwidth: float  # bytes/s
     launch_time: float  # s per kernel
 
@@ -207,7 +204,6 @@ def make_workload(
         grad_nbytes=element * np.array(exchanged, dtype=np.float64),
         tensor_layer=np.array([i for i, _ in tensors], dtype=np.int64),
         tensor_nbytes=element * np.array([n for _, n in tensors], dtype=np.float64),
-        memory_nbytes=training_nbytes(model, batch_size, precision),
         memory_bandwidth=device.memory_bandwidth * roofline.memory_efficiency * speed,
         launch_time=device.launch_time / speed,
     )  # fmt: skip

@@ -32,7 +32,7 @@ layers = [
 STRATEGIES = [
     ddlsim.AllReduce("ring", overlap="ddp"), ddlsim.AllReduce("ring", overlap="priority"),
     ddlsim.ParameterServer(servers=2), ddlsim.AsyncParameterServer(),
-    ddlsim.AsyncParameterServer(servers=3, apply_time="10 us"),
+    ddlsim.AsyncParameterServer(servers=3, apply_time="10 us"), ddlsim.GossipSGD(0.5),
 ]  # fmt: skip
 N_UPDATES = 24
 
@@ -53,6 +53,9 @@ def experiment(strategy=STRATEGIES[0], model="digits-cnn", *, updates=N_UPDATES,
 
 def assert_same(result, whole):
     assert result.params.tobytes() == whole.params.tobytes()
+    assert (result.statistics is None) == (whole.statistics is None)
+    if whole.statistics is not None:
+        assert result.statistics.tobytes() == whole.statistics.tobytes()
     assert result.history.equals(whole.history)
     assert result.recorder.updates == whole.recorder.updates
     assert result.recorder.staleness == whole.recorder.staleness
