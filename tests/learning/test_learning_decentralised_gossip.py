@@ -134,6 +134,31 @@ def test_sum_weight_gossip_preserves_the_weighted_sum():
     assert result.history["consensus"].iloc[-1] < 0.01 * result.history["consensus"].iloc[30]
 
 
+def test_sum_weight_gossip_as_written():
+    """Two workers that always push, in step; what a push brings is merged after the next one has left (it arrives while
+    the receiver computes), so a push is the model as a step has left it."""
+    workers, weights, coming = Workers(2), [0.5, 0.5], None
+    for _ in range(12):
+        workers.local_steps()
+        stepped = list(workers.x)
+        pushes = [(stepped[i].astype(np.float64), weights[i] / 2) for i in (1, 0)]
+        weights = [weight / 2 for weight in weights]
+        if coming is not None:
+            merged = []
+            for i, (x, w) in enumerate(coming):
+                total = weights[i] + w
+                merged.append(weights[i] / total * stepped[i].astype(np.float64) + w / total * x)
+                weights[i] = total
+            workers.follow(merged)
+        coming = pushes
+    result = learn(
+        ddlsim.GossipSGD(1.0), 2, training=training(24), jitter=ddlsim.NoJitter(), compute=ddlsim.Measured("50 ms", 16)
+    )
+    # worker 0 has merged when worker 1 ends the last step, at the same instant
+    handed_over = (workers.x[0].astype(np.float64) + stepped[1]) / 2
+    np.testing.assert_allclose(result.params, handed_over, rtol=0, atol=2e-6)
+
+
 # ---------------------------------------------------------------- staleness
 
 

@@ -376,3 +376,30 @@ def test_a_slow_down_parts_workers_that_would_keep_meeting() -> None:
         assert any(note.startswith(MEETING) for note in result.notes) == (not slow)
     assert rates[0.0] == pytest.approx(2 / 5)
     assert rates[1.5] == pytest.approx(2 / 3, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "between", "k"),
+    [  # as docs/models/asynchronous.md works out: two workers of 1 s, one of 2.5 s
+        (KSync(2), 1.0, 2), (BackupWorkers(1), 1.0, 2), (BackupWorkers(1, restart=False), 1.0, 2),
+        (KBatchSync(3), 2.0, 3), (KBatchSync(6), 3.0, 6),
+    ],
+    ids=lambda each: getattr(each, "label", ""),
+)  # fmt: skip
+def test_where_work_is_dropped_the_result_says_whose_samples_count(strategy: Strategy, between: float, k: int) -> None:
+    """k * 8 samples between two updates; the step time is that in which 3 * 8 get into updates."""
+    result = run(strategy, 3, NoJitter(), updates=12, speed=[1.0, 1.0, 0.4])
+    assert result.step_times[5:] == pytest.approx(between)
+    assert result.throughput == pytest.approx(8 * k / between)
+    assert result.step_time == pytest.approx(between * 3 / k)
+    (note,) = [note for note in result.notes if "throughput counts" in note]
+    assert note == (
+        f"{strategy.label}: throughput counts the samples of the {k} gradients that make an update, not those of "
+        f"dropped work; the step time is that in which 3 batches get into updates, {3 / k:.4g} times the time between "
+        "two updates"
+    )
+
+
+@pytest.mark.parametrize("strategy", [KSync(3), BackupWorkers(0), KAsync(2), KBatchAsync(2)], ids=lambda s: s.label)
+def test_nothing_is_said_where_all_samples_count(strategy: Strategy) -> None:
+    assert not [note for note in run(strategy, 3, NoJitter(), updates=6).notes if "throughput counts" in note]
