@@ -25,6 +25,7 @@ from ddlsim.planner.search import Found, Search
 from ddlsim.planner.target import Target
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.sensitivity import sensitivities
+from ddlsim.run.simulate import prepare
 from ddlsim.strategies import Strategy
 from ddlsim.workload.model import Model, load_model
 
@@ -96,7 +97,7 @@ def recommend(
         crossings, remarks = crossovers(found, best, counts, evaluator)
         rules = advice(best, target.efficiency or EFFICIENCY, evaluator)
     gains = tuple(sensitivities(best.experiment)) if best.workers > 1 else ()
-    notes += [*more, *remarks, *_notes(choices, options, n_left_out, what)]
+    notes += [*more, *remarks, *_notes(choices, options, n_left_out, what), *prepare(best.experiment).left_out]
     return Plan(target, tuple(choices), tuple(found), tuple(crossings), gains, rules, tuple(notes), priced)
 
 

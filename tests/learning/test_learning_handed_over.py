@@ -2,7 +2,8 @@
 
 Beyond what ``test_learning_conformance`` asks, with a network that normalises its batches:
 
-1. ``result.params`` and ``result.statistics`` are the model of the history's last row, for every strategy.
+1. ``result.params`` and ``result.statistics`` are the model of the history's last row, for every strategy; so are those
+   of a saved run.
 2. One worker alone has the statistics of plain SGD, wherever its parameters are those.
 3. Which number a worker has changes nothing: not the slow worker 0's statistics are evaluated, but the model's.
 4. Written out in NumPy: what synchronous SGD, local SGD, D-PSGD and K-sync do with statistics. A cancelled gradient
@@ -85,7 +86,7 @@ SYMMETRIC = {"AD-PSGD (ring)": ddlsim.ADPSGD(PAIRS), "gossip SGD (p = 0.5, compl
 
 
 @each
-def test_what_is_handed_over_is_the_last_row_and_numbers_do_not_matter(case, normalised):
+def test_what_is_handed_over_is_the_last_row_and_numbers_do_not_matter(case, normalised, tmp_path):
     n = case.n_workers
     order = tuple(range(n))
     strategy = SYMMETRIC.get(case.strategy.label, case.strategy)
@@ -95,6 +96,12 @@ def test_what_is_handed_over_is_the_last_row_and_numbers_do_not_matter(case, nor
     assert loss == pytest.approx(last.loss, rel=1e-12)
     assert accuracy == last.accuracy
     assert not np.array_equal(result.statistics, build_network(normalised, 0).initial_state)
+
+    result.save(tmp_path / "run.npz")
+    again = ddlsim.resume(tmp_path / "run.npz", result.experiment)
+    assert again.history.equals(result.history)
+    assert again.params.tobytes() == result.params.tobytes()
+    assert again.statistics.tobytes() == result.statistics.tobytes()
 
     other = run(normalised, strategy, order[n // 2 :] + order[: n // 2], rate=case.rate / 2)
     np.testing.assert_allclose(other.statistics, result.statistics, rtol=2e-4, atol=2e-6)

@@ -205,6 +205,14 @@ def test_batches_that_do_not_fit_the_memory_are_left_out() -> None:
     assert "1 x vgg16 with batch size 4096" in " ".join(str(found).split())
 
 
+def test_a_plan_says_what_no_run_of_the_model_simulates() -> None:
+    given = {"workers": [4], "strategies": [AllReduce()], "batch_sizes": [64], "jobs": 1}
+    notes = recommend("office-1gbe", "dlrm", **given).notes  # type: ignore[arg-type]
+    (note,) = [note for note in notes if "is not simulated" in note]
+    assert note.startswith("dlrm: the exchange of branch2.embedding_bag1 is not simulated, so steps come out too short")
+    assert not [note for note in plan(workers=[4]).notes if "is not simulated" in note]
+
+
 def test_several_clusters() -> None:
     """The second cluster has a hundredfold network and is ten times as dear: fastest or cheapest decides."""
     fast = load_cluster(star(8, bandwidth="100 Gbit/s", latency="1 us")).with_costs(price="36 USD/h")
