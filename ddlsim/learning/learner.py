@@ -17,6 +17,7 @@ import numpy as np
 from ddlsim.data.batches import BatchStream
 from ddlsim.data.dataset import DataSet, Ints
 from ddlsim.errors import DdlsimError
+from ddlsim.learning.evaluation import DivergedError, evaluation, targets
 from ddlsim.learning.values import ABSENT, Array, BatchStatistics, Plane, Value
 from ddlsim.nn.network import Network
 from ddlsim.optim import OptimizerState, Schedule
@@ -28,11 +29,6 @@ __all__ = ["DivergedError", "Learner", "State", "Task"]
 #: an optimizer's state as a value
 State = Value[OptimizerState]
 T = TypeVar("T")
-_EVALUATION_CHUNK = 1024
-
-
-class DivergedError(DdlsimError):
-    """A loss is NaN or infinite; the message says when and at which worker."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,9 +94,9 @@ class Learner:
         self.initial: Value[Array] = ABSENT
         if task is not None:
             self._mergeable = task.mergeable
-            self.initial = plane.constant(task.network.initial_params)
-            if task.network.state_slots:
-                self.initial.statistics = plane.constant(task.network.initial_state)
+            network = task.network
+            statistics = plane.constant(network.initial_state) if network.state_slots else None
+            self.initial = plane.constant(network.initial_params, statistics)
 
     @classmethod
     def without_data(cls, n_workers: int) -> Learner:
@@ -125,9 +121,7 @@ class Learner:
         self._n_drawn += 1
         if task.network.state_slots:
             passed = self.plane.apply(lambda p: self._with_statistics(batch, p), params)
-            gradient = self.plane.apply(_first, passed)
-            gradient.batch_statistics = (self.plane.apply(_second, passed),)
-            return gradient
+            return self.plane.apply(_first, passed, batch_statistics=(self.plane.apply(_second, passed),))
         return self._gradient((batch,), params)
 
     def mean(self, gradients: Sequence[Value[Array]]) -> Value[Array]:
@@ -163,10 +157,10 @@ class Learner:
             return ABSENT, state
         optimizer = self.task.optimizer
         after = self.plane.apply(lambda p, g, s: optimizer.update(p, g, s, rate), params, gradient, state)
-        updated = self.plane.apply(_first, after)
-        if params.statistics is not None:
-            updated.statistics = self.plane.absorb(params.statistics, gradient.batch_statistics)
-        return updated, self.plane.apply(_second, after)
+        statistics = params.statistics
+        if statistics is not None:
+            statistics = self.plane.absorb(statistics, gradient.batch_statistics)
+        return self.plane.apply(_first, after, statistics=statistics), self.plane.apply(_second, after)
 
     def concatenate(self, parts: Sequence[Value[Array]]) -> Value[Array]:
         """Return the parts as one vector, with the statistics of the first."""
@@ -232,7 +226,8 @@ class Learner:
 
         def once(i: int) -> float:
             if not results:
-                results.extend(self._evaluate(params.read(), None if statistics is None else statistics.read()))
+                task, state = self._the_task(), None if statistics is None else statistics.read()
+                results.extend(evaluation(task.network, task.held_out, params.read(), state))
             return results[i]
 
         return self.scalar(lambda: once(0)), self.scalar(lambda: once(1))
@@ -287,26 +282,8 @@ class Learner:
     def _pass(self, batch: _Batch, indices: Ints, params: Array, state: Array | None) -> tuple[float, Array]:
         task = self._the_task()
         rng = stream(task.seed, batch.rank, f"dropout {batch.step}") if not self._mergeable else None
-        x, labels = task.train.x[indices], _targets(task, task.train.labels[indices])
+        x, labels = task.train.x[indices], targets(task.network, task.train.labels[indices])
         return task.network.loss_and_gradient(params, x, labels, rng, state)
-
-    def _evaluate(self, params: Array, state: Array | None) -> tuple[float, float]:
-        task = self._the_task()
-        data = task.held_out
-        if state is not None and any(
-            slot.name.endswith("running_var") and slot.of(state).min() < 0.0 for slot in task.network.state_slots
-        ):
-            raise DivergedError(
-                "diverged: a running variance of the model is negative, so its moving averages overshoot (as a center "
-                "does that elastic springs move by alpha N > 1); move it by less"
-            )
-        loss, right = 0.0, 0
-        for start in range(0, data.n_samples, _EVALUATION_CHUNK):
-            part = slice(start, start + _EVALUATION_CHUNK)
-            outputs, labels = task.network.predict(params, data.x[part], state).astype(np.float64), data.labels[part]
-            loss += _loss(task, outputs, labels)
-            right += int(np.count_nonzero(outputs.argmax(axis=1) == labels))
-        return loss / data.n_samples, right / data.n_samples
 
     def _the_task(self) -> Task:
         assert self.task is not None, "values are computed only where there is something to learn"
@@ -333,18 +310,3 @@ def _first(pair: tuple[Array, object]) -> Array:
 
 def _second(pair: tuple[Array, T]) -> T:
     return pair[1]
-
-
-def _targets(task: Task, labels: Ints) -> Ints | Array:
-    """Return what the network should answer: the classes, or for the squared error 1 for the class, else 0."""
-    if task.network.loss == "cross_entropy":
-        return labels
-    return np.eye(task.network.n_outputs, dtype=task.network.dtype)[labels]
-
-
-def _loss(task: Task, outputs: Array, labels: Ints) -> float:
-    """Return the sum over the samples of their losses."""
-    if task.network.loss != "cross_entropy":
-        return float(np.square(outputs - _targets(task, labels)).mean(axis=1).sum())
-    shifted = outputs - outputs.max(axis=1, keepdims=True)
-    return float((np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels]).sum())

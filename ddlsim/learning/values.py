@@ -58,15 +58,16 @@ class Value(Generic[T_co]):
 
     def __init__(
         self, plane: Plane, number: int, compute: Callable[..., T_co] | None, inputs: tuple[Value[object], ...],
-        result: object = None,
+        result: object = None, statistics: Value[Array] | None = None,
+        batch_statistics: tuple[Value[BatchStatistics], ...] = (),
     ) -> None:  # fmt: skip
         self.plane = plane
         self.number = number
         self._compute = compute
         self._inputs = inputs
         self._result = result
-        self.statistics: Value[Array] | None = None
-        self.batch_statistics: tuple[Value[BatchStatistics], ...] = ()
+        self.statistics = statistics
+        self.batch_statistics = batch_statistics
 
     @property
     def pending(self) -> bool:
@@ -100,9 +101,7 @@ class Value(Generic[T_co]):
         batches = _batches(others)
         if others[0].statistics is None and not batches:
             return self
-        copy = self.plane.apply(_same, self)
-        copy.statistics, copy.batch_statistics = others[0].statistics, batches
-        return cast("Value[T_co]", copy)
+        return self.plane.apply(_same, self, statistics=others[0].statistics, batch_statistics=batches)
 
     # ------------------------------------------------------------ arithmetic, of values that are arrays
 
@@ -122,10 +121,11 @@ class Value(Generic[T_co]):
 
     def __getitem__(self, part: slice) -> Value[T_co]:
         """Return a part of the array, a view. Statistics stay with the first part."""
-        cut: Value[T_co] = self.plane.apply(lambda a: a[part], self)
-        if cut is not ABSENT and not part.start:
-            cut.statistics, cut.batch_statistics = self.statistics, self.batch_statistics
-        return cut
+        if part.start:
+            return self.plane.apply(lambda a: a[part], self)
+        return self.plane.apply(
+            lambda a: a[part], self, statistics=self.statistics, batch_statistics=self.batch_statistics
+        )
 
 
 def _same(content: U) -> U:
@@ -182,15 +182,21 @@ class Plane:
         """Whether the run has not got as far as the saved one yet."""
         return self.n_values < self.replay.n_values or len(self.scalars) < len(self.replay.scalars)
 
-    def constant(self, result: U) -> Value[U]:
+    def constant(self, result: U, statistics: Value[Array] | None = None) -> Value[U]:
         """Return a value that is known."""
-        return self.register(Value(self, self.n_values, None, (), result))
+        return self.register(Value(self, self.n_values, None, (), result, statistics))
 
-    def apply(self, function: Callable[..., U], *inputs: Value[object]) -> Value[U]:
-        """Return the value of ``function(*inputs)``, which must change none of its arguments."""
+    def apply(
+        self, function: Callable[..., U], *inputs: Value[object], statistics: Value[Array] | None = None,
+        batch_statistics: tuple[Value[BatchStatistics], ...] = (),
+    ) -> Value[U]:  # fmt: skip
+        """Return the value of ``function(*inputs)``, which must change none of its arguments.
+
+        It has the statistics given, and none of its inputs': for those there is :meth:`mix`.
+        """
         if ABSENT in inputs:
             return cast("Value[U]", ABSENT)
-        return self.register(Value(self, self.n_values, function, inputs))
+        return self.register(Value(self, self.n_values, function, inputs, None, statistics, batch_statistics))
 
     def mix(self, function: Callable[..., U], *inputs: Value[object]) -> Value[U]:
         """Return the value of ``function(*inputs)``, arrays; statistics go the same way.
@@ -199,22 +205,18 @@ class Plane:
         they are, but for the batches of a gradient, which they take in. Gradients bring the batches of all of them.
         Raises DdlsimError for several models beside others, whose statistics nobody knows how to mix.
         """
-        mixed = self.apply(function, *inputs)
         models = [value.statistics for value in inputs if value.statistics is not None]
         batches = _batches(inputs)
         if not models:
-            if batches:
-                mixed.batch_statistics = batches
-        elif len(models) == len(inputs):
-            mixed.statistics = self.apply(cast("Callable[..., Array]", function), *models)
-        elif len(models) == 1:
-            mixed.statistics = self.absorb(models[0], batches)
-        else:
-            raise DdlsimError(
-                f"{len(models)} models and {len(inputs) - len(models)} other values are mixed at once: their running "
-                "statistics (batch normalisation) cannot follow; mix the models first, then add the others"
-            )
-        return mixed
+            return self.apply(function, *inputs, batch_statistics=batches)
+        if len(models) == len(inputs):
+            return self.apply(function, *inputs, statistics=self.apply(cast("Callable[..., Array]", function), *models))
+        if len(models) == 1:
+            return self.apply(function, *inputs, statistics=self.absorb(models[0], batches))
+        raise DdlsimError(
+            f"{len(models)} models and {len(inputs) - len(models)} other values are mixed at once: their running "
+            "statistics (batch normalisation) cannot follow; mix the models first, then add the others"
+        )
 
     def absorb(self, statistics: Value[Array], batches: Sequence[Value[BatchStatistics]]) -> Value[Array]:
         """Return running statistics that have taken in those of batches, see :func:`absorbed`."""
@@ -251,7 +253,10 @@ class Plane:
 class _Nothing(Plane):
     """The plane of a run without data."""
 
-    def apply(self, function: Callable[..., U], *inputs: Value[object]) -> Value[U]:
+    def apply(
+        self, function: Callable[..., U], *inputs: Value[object], statistics: Value[Array] | None = None,
+        batch_statistics: tuple[Value[BatchStatistics], ...] = (),
+    ) -> Value[U]:  # fmt: skip
         return cast("Value[U]", ABSENT)
 
 

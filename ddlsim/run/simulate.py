@@ -21,6 +21,7 @@ from ddlsim.learning.monitor import Monitor, Progress
 from ddlsim.network import Network
 from ddlsim.run.calibrated import as_measured
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.notes import handed_over_notes
 from ddlsim.run.pauses import Pauses, guarded
 from ddlsim.run.result import Result
 from ddlsim.run.resume import Saved, manifest, saving
@@ -275,7 +276,7 @@ def run(
         nbytes_sent=loop.nbytes_sent,
         notes=(
             *prepared.notes, *setting.notes, *_uneven_notes(recorder), *_learning_notes(experiment, reason, monitor),
-            *_handed_over_notes(setting, monitor),
+            *handed_over_notes(setting, monitor),
         ),
         warnings=(*prepared.warnings, *prepared.left_out),
         interrupted=interrupted,
@@ -297,24 +298,6 @@ def _uneven_notes(recorder: Recorder) -> list[str]:
     more = "" if least > 2 else " (take more steps)"
     made = f"worker {steps.index(most)} made {most} steps while worker {steps.index(least)} made {least}{more}"
     return [f"{made}: throughput and what is learned are mostly those of the fast workers"]
-
-
-def _handed_over_notes(setting: Setting, monitor: Monitor | None) -> list[str]:
-    """Return what a training run's model mixes, where workers are at different steps, and what statistics cost."""
-    task = setting.learner.task
-    if monitor is None or task is None:
-        return []
-    notes, steps = [], monitor.evaluated_steps
-    if steps and min(steps) < max(steps):
-        notes.append(f"the model handed over is {setting.mixture} that are at their steps {min(steps)} to {max(steps)}")
-    if task.network.state_slots:
-        nbytes = task.network.initial_state.nbytes
-        share = nbytes / task.network.initial_params.nbytes
-        notes.append(
-            f"running statistics of batch normalisation go where the parameters go; their {nbytes / 1e3:.4g} kB "
-            f"({share:.2%} of the parameters) are not counted among the bytes sent"
-        )
-    return notes
 
 
 def _learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None) -> list[str]:

@@ -22,6 +22,7 @@ from test_learning_conformance import CASES, each
 import ddlsim
 from ddlsim.data import BatchStream, iid, load_digits, split
 from ddlsim.errors import DdlsimError
+from ddlsim.learning.evaluation import DivergedError, evaluation
 from ddlsim.learning.values import Plane
 from ddlsim.nn.network import build_network
 
@@ -244,16 +245,13 @@ def test_a_cancelled_gradient_leaves_no_trace_in_the_statistics(strategy, normal
 
 
 def model_of(plane, params, statistics):
-    value = plane.constant(np.array(params, np.float32))
-    value.statistics = plane.constant(np.array(statistics, np.float32))
-    return value
+    return plane.constant(np.array(params, np.float32), plane.constant(np.array(statistics, np.float32)))
 
 
 def gradient_of(plane, values, batch, momentum=0.1):
-    value = plane.constant(np.array(values, np.float32))
     fresh = np.array(batch, np.float32) * np.float32(momentum)
-    value.batch_statistics = (plane.constant((fresh, np.full(len(batch), 1.0 - momentum, np.float32))),)
-    return value
+    batches = (plane.constant((fresh, np.full(len(batch), 1.0 - momentum, np.float32))),)
+    return plane.apply(lambda: np.array(values, np.float32), batch_statistics=batches)
 
 
 def test_statistics_follow_what_is_done_with_parameters():
@@ -296,6 +294,15 @@ def test_statistics_that_are_lost_are_an_error(normalised):
     a, b = model_of(plane, [1.0], [4.0]), model_of(plane, [1.0], [4.0])
     with pytest.raises(DdlsimError, match="2 models and 1 other values are mixed at once"):
         plane.mix(lambda x, y, z: x + y + z, a, b, plane.constant(np.ones(1)))
+
+
+def test_a_variance_that_overshoots_below_zero_has_diverged(normalised):
+    network = build_network(normalised, 0)
+    state = network.initial_state.copy()
+    state[network.state_slots[1].start] = -1e-3
+    assert network.state_slots[1].name.endswith("running_var")
+    with pytest.raises(DivergedError, match="running_var of the model is negative: its moving average overshoots"):
+        evaluation(network, load_digits(), network.initial_params, state)
 
 
 def test_networks_without_batch_normalisation_have_none():

@@ -1,0 +1,63 @@
+"""How good a model is on samples that it has not learned from."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ddlsim.data.dataset import DataSet, Ints
+from ddlsim.errors import DdlsimError
+from ddlsim.learning.values import Array
+from ddlsim.nn.network import Network
+
+__all__ = ["DivergedError", "evaluation", "targets"]
+
+#: samples that are evaluated at once
+CHUNK = 1024
+
+
+class DivergedError(DdlsimError):
+    """A loss is NaN or infinite; the message says when and at which worker."""
+
+
+def evaluation(network: Network, data: DataSet, params: Array, state: Array | None) -> tuple[float, float]:
+    """Return (mean loss, accuracy) of the samples.
+
+    params  (n_params,)
+    state   (n_state,) the running statistics that belong to them; None where the network normalises no batches
+
+    Raises DivergedError if a running variance is negative.
+    """
+    _check_variances(network, state)
+    loss, right = 0.0, 0
+    for start in range(0, data.n_samples, CHUNK):
+        part = slice(start, start + CHUNK)
+        outputs, labels = network.predict(params, data.x[part], state).astype(np.float64), data.labels[part]
+        loss += _loss(network, outputs, labels)
+        right += int(np.count_nonzero(outputs.argmax(axis=1) == labels))
+    return loss / data.n_samples, right / data.n_samples
+
+
+def targets(network: Network, labels: Ints) -> Ints | Array:
+    """Return what the network should answer: the classes, or for the squared error 1 for the class, else 0."""
+    if network.loss == "cross_entropy":
+        return labels
+    return np.eye(network.n_outputs, dtype=network.dtype)[labels]
+
+
+def _loss(network: Network, outputs: Array, labels: Ints) -> float:
+    """Return the sum over the samples of their losses."""
+    if network.loss != "cross_entropy":
+        return float(np.square(outputs - targets(network, labels)).mean(axis=1).sum())
+    shifted = outputs - outputs.max(axis=1, keepdims=True)
+    return float((np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels]).sum())
+
+
+def _check_variances(network: Network, state: Array | None) -> None:
+    if state is None:
+        return
+    for slot in network.state_slots:
+        if slot.name.endswith("running_var") and slot.of(state).min() < 0.0:
+            raise DivergedError(
+                f"diverged: {slot.name} of the model is negative: its moving average overshoots, as that of a center "
+                "does which elastic springs move by alpha N > 1; move it by less"
+            )
