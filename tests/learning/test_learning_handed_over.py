@@ -221,6 +221,45 @@ def test_local_sgd_averages_statistics_with_parameters(normalised):
     check(equally_fast(normalised, ddlsim.LocalSGD(4), 3, 10), team)
 
 
+def without_learning(model, strategy, n, updates):
+    """With a rate of 0 the parameters stay as they are, and what becomes of the statistics is easily written out."""
+    training = ddlsim.Training("digits", rate=ThenNothing(-1.0), updates=updates, evaluate_every=5)
+    return ddlsim.simulate(STAR, model, strategy, BATCH, n, training=training).statistics
+
+
+def test_block_momentum_does_not_move_statistics(normalised):
+    local, block = (without_learning(normalised, strategy, 3, 16) for strategy in (ddlsim.LocalSGD(4), ddlsim.BMUF(4)))
+    np.testing.assert_allclose(block, local, rtol=0, atol=2e-6)
+
+
+def test_an_anchor_has_the_statistics_of_the_average_of_a_period_before(normalised):
+    team, coming = Team(normalised, 2), None
+    anchor = team.s[0]
+    for k in range(1, 18):
+        for rank, batch in enumerate(team.draw(range(2))[1]):
+            team.s[rank] = team.s[rank] + team.momentum * (batch - team.s[rank])
+        if k % 4 == 0:
+            anchor = anchor if coming is None else coming
+            team.s = [0.4 * s + 0.6 * anchor for s in team.s]
+            coming = np.mean(team.s, axis=0)
+    found = without_learning(normalised, ddlsim.OverlapLocalSGD(4, alpha=0.6), 2, 17)
+    np.testing.assert_allclose(found, np.mean(team.s, axis=0), rtol=0, atol=5e-6)
+
+
+def test_cocod_adds_to_the_average_what_has_happened_meanwhile(normalised):
+    team = Team(normalised, 2)
+    begun = list(team.s)
+    for k in range(1, 13):
+        for rank, batch in enumerate(team.draw(range(2))[1]):
+            team.s[rank] = team.s[rank] + team.momentum * (batch - team.s[rank])
+        if k % 4 == 0:
+            mean = np.mean(begun, axis=0)
+            team.s = [mean + (s - before) for s, before in zip(team.s, begun, strict=True)]
+            begun = list(team.s)
+    found = without_learning(normalised, ddlsim.CoCoDSGD(4), 2, 12)
+    np.testing.assert_allclose(found, np.mean(team.s, axis=0), rtol=0, atol=5e-6)
+
+
 def test_dpsgd_mixes_statistics_with_parameters(normalised):
     weights = np.array([[0.5, 0.5, 0.0], [0.5, 0.25, 0.25], [0.0, 0.25, 0.75]])
     team = Team(normalised, 3)
