@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[1] / "ddlsim"
 #: low to high; a module imports only from its own package and those above it in this list
 ORDER = [
     ("errors",),
-    ("units", "bundled"),
+    ("units", "bundled", "ties"),
     ("arguments",),
     ("cluster",),
     ("collectives",),

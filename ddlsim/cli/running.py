@@ -53,6 +53,9 @@ def run(
     steps: Steps = None,
     precision: Precision = None,
     seed: Seed = None,
+    stability: Annotated[
+        bool, typer.Option("--stability", help="Say how far the throughput moves with inputs moved by 1e-12.")
+    ] = False,
     as_json: Json = False,
     trace: Annotated[Path | None, typer.Option("--trace", help="Write a trace for Perfetto.")] = None,
     timeline: Annotated[Path | None, typer.Option("--timeline", help="Draw a timeline (png, pdf, svg).")] = None,
@@ -74,9 +77,9 @@ def run(
     for path in (timeline, plot_cluster, plot_learning):
         check_picture(path)
     if resume is None:
-        result = ddlsim.simulate(experiment, checkpoint=save)
+        result = ddlsim.simulate(experiment, stability=stability, checkpoint=save)
     else:
-        result = ddlsim.resume(resume, experiment, checkpoint=save)
+        result = ddlsim.resume(resume, experiment, stability=stability, checkpoint=save)
     result = _with_sensitivities(result)
     typer.echo(result.to_json() if as_json else str(result))
     outputs: list[tuple[Path | None, Callable[[Path], object]]] = [
@@ -102,7 +105,7 @@ def _check_training(experiment: Experiment, given: dict[str, Path | None]) -> No
 def _with_sensitivities(result: Result) -> Result:
     """Work out what the output shows besides the run itself; an interrupt meanwhile leaves the run's own numbers."""
     try:
-        _ = result.sensitivities
+        _ = result.sensitivities, result.known_stability
     except KeyboardInterrupt:
         return dataclasses.replace(result, interrupted=True)
     return result

@@ -32,6 +32,9 @@ def sweep(
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw throughput over workers (png, pdf, svg).")] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Simulate failed points again.")] = False,
     add: Annotated[bool, typer.Option("--add", help="Put the study into a store of another one.")] = False,
+    stability: Annotated[
+        bool, typer.Option("--stability", help="Three more runs of each point say how stable it is.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Simulate all configurations of a study; with --out, what is there already is not simulated again.
@@ -50,6 +53,8 @@ def sweep(
     if dask is not None and jobs is not None:
         raise ConfigError("--jobs has no effect with --dask: the Dask cluster has its own number of workers")
     loaded = load_study(study)
+    if stability:
+        loaded = loaded.with_(stability=True)
     with ExitStack() as stack:
         client = None if dask is None else stack.enter_context(_client(dask))
         found = loaded.run(out, executor=client, jobs=jobs, retry_failed=retry_failed, add=add)

@@ -238,6 +238,13 @@ class Cluster:
             link_latency=np.where(chosen, self.link_latency * latency, self.link_latency),
         )
 
+    def with_links(self, bandwidth: Floats, latency: Floats) -> Cluster:
+        """Return this cluster with other link bandwidths (bytes/s) and latencies (s), each of shape (n_links,), and the
+        routes of this one: even where two ways that were equally long no longer are."""
+        made = dataclasses.replace(self, link_bandwidth=bandwidth, link_latency=latency)
+        vars(made)["_router"] = self._router  # its cached property, with the tables that are known already
+        return made
+
     def with_costs(
         self,
         *,

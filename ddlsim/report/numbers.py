@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["count", "percent", "rate", "seconds", "si", "size"]
+__all__ = ["count", "percent", "rate", "seconds", "si", "size", "spread"]
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -36,6 +36,11 @@ def rate(value: float, unit: str = "samples/s") -> str:
 def percent(share: float) -> str:
     """Return a share as "93.1 %"."""
     return f"{100.0 * share:.1f} %"
+
+
+def spread(share: float) -> str:
+    """Return a share that may be tiny as "0.83 %" or "3e-13"."""
+    return f"{100.0 * share:.2g} %" if share >= 1e-5 or share == 0.0 else f"{share:.0e}"
 
 
 def count(n: int, noun: str) -> str:

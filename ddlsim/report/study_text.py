@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ddlsim.report.numbers import count, percent, seconds
+from ddlsim.report.numbers import count, percent, seconds, spread
 from ddlsim.report.study_words import plain, varied
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def study_text(table: Table) -> str:
     # metric -> what the column is called, and how a number in it is written
     columns: dict[str, tuple[str, Callable[[float], str]]] = {
         "throughput": ("samples/s", lambda v: f"{v:,.1f}"),
+        "throughput_spread": ("stable to", spread),
         "efficiency": ("efficiency", percent),
         "step_time": ("step time", seconds),
         "accuracy": ("accuracy", percent),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddlsim.errors import ConfigError
-from ddlsim.report.numbers import percent, rate, seconds, si, size
+from ddlsim.report.numbers import percent, rate, seconds, si, size, spread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,6 +30,7 @@ class Column:
 #: metrics in the order in which a report shows them
 COLUMNS = {
     "throughput": Column("throughput", rate, True),
+    "throughput_spread": Column("stable to", spread),
     "step_time": Column("step time", seconds),
     "speedup": Column("speed-up", lambda v: f"{v:.4g}", True),
     "efficiency": Column("efficiency", percent, True),
@@ -132,9 +133,12 @@ def _runner_up(table: Table, ranked: pd.DataFrame, metric: str) -> str:
         return ""
     first, second = ranked.iloc[0], ranked.iloc[1]
     best = float(first[metric])
+    tied = table.places(ranked, metric)[1] == 0
     text = f"{label_of(second, varied(table))}, {COLUMNS[metric].write(second[metric])}"
     if best:
         text += f" ({100.0 * (float(second[metric]) - best) / abs(best):+,.1f} %)"
+    if tied:
+        return f"{text}; a tie: they differ by no more than they are stable to"
     # the seeds are common random numbers, so what counts is the difference that each of them makes
     gap = (_of_seeds(table, second, metric) - _of_seeds(table, first, metric)).dropna()
     if len(gap) > 1:

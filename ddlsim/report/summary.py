@@ -30,6 +30,7 @@ def summary(result: Result) -> str:
         ("strategy", experiment.strategy.label),
         ("model", _model(result)),
         ("throughput", rate(result.throughput)),
+        *_stability(result),
         ("step time", _step_time(result)),
         *_interval(result),
         ("speed-up", f"{result.speedup:.4g} over one worker, efficiency {percent(result.efficiency)}"),
@@ -64,6 +65,12 @@ def _step_time(result: Result) -> str:
         low, high = np.percentile(times, [5, 95])
         text += f" (5 % to 95 %: {seconds(low)} to {seconds(high)})"
     return text
+
+
+def _stability(result: Result) -> list[tuple[str, str]]:
+    """Return how stable the throughput is, where it is not or somebody asked."""
+    found = result.known_stability
+    return [("stability", str(found))] if found is not None and (result.wants_stability or not found.is_stable) else []
 
 
 def _interval(result: Result) -> list[tuple[str, str]]:

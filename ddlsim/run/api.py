@@ -59,13 +59,19 @@ def simulate(
     training: Training | None = None,
     time_model: str | Path | Model | None = None,
     compression: Compression | AnyCompressor | None = None,
+    stability: bool = False,
     progress: bool | Progress | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: float | str = 60.0,
 ) -> Result:
     """Simulate a training run and return what it predicts.
 
-    Takes the fields of :class:`~ddlsim.Experiment`, or an experiment, and for runs that learn:
+    Takes the fields of :class:`~ddlsim.Experiment`, or an experiment, and
+
+    stability         whether what is printed and written of the result says how stable it is (small runs say it anyway):
+                      three more runs with inputs moved by 1e-12, see :meth:`ddlsim.Result.stability`
+
+    For runs that learn:
 
     progress          show how far it is (default: on a terminal, after a second), or a function that is called
                       after every update (:data:`ddlsim.learning.monitor.Progress`)
@@ -97,20 +103,21 @@ def simulate(
         compression=compression,
     )
     if not isinstance(cluster, Experiment):
-        return _run(given, progress, checkpoint, checkpoint_every)
+        return _run(given, progress, checkpoint, checkpoint_every, stability=stability)
     default = Experiment(cluster="", model="resnet50")
     for field in dataclasses.fields(Experiment):
         if getattr(given, field.name) != getattr(default, field.name):
             raise ConfigError(
                 f"simulate: {field.name} has no effect beside an experiment; use experiment.with_({field.name}=...)"
             )
-    return _run(cluster, progress, checkpoint, checkpoint_every)
+    return _run(cluster, progress, checkpoint, checkpoint_every, stability=stability)
 
 
 def resume(
     path: str | Path,
     experiment: Experiment,
     *,
+    stability: bool = False,
     progress: bool | Progress | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: float | str = 60.0,
@@ -122,7 +129,7 @@ def resume(
     runs again from the start, which takes little time, the arithmetic from where it was. Raises ConfigError for a
     file that is damaged, an experiment that differs, and an end that the saved run is beyond.
     """
-    return _run(experiment, progress, checkpoint, checkpoint_every, load(path))
+    return _run(experiment, progress, checkpoint, checkpoint_every, load(path), stability=stability)
 
 
 def _run(
@@ -131,12 +138,18 @@ def _run(
     checkpoint: str | Path | None,
     checkpoint_every: float | str,
     saved: Saved | None = None,
+    *,
+    stability: bool = False,
 ) -> Result:
+    if not isinstance(stability, bool):
+        raise ConfigError(f"stability = {stability!r}: must be True or False")
     given = checkpoint_every
     every = parse(given, "time", "checkpoint_every") if isinstance(given, str) else float(given)
     if not every > 0.0:
         raise ConfigError(f"checkpoint_every = {checkpoint_every!r}: must be above 0 s")
-    go_on = functools.partial(run, experiment, saved=saved, checkpoint=checkpoint, checkpoint_every=every)
+    go_on = functools.partial(
+        run, experiment, saved=saved, checkpoint=checkpoint, checkpoint_every=every, stability=stability
+    )
     if callable(progress):
         return go_on(progress=progress)
     if experiment.training is None or not (sys.stderr.isatty() if progress is None else progress):

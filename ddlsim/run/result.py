@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ddlsim.run.sensitivity import Sensitivity
+    from ddlsim.run.stability import Stability
     from ddlsim.validation.intervals import RunInterval
 
 __all__ = ["Result"]
@@ -36,6 +37,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 #: messages and steps of workers up to which a run is so short that printing it simulates it 20 times more
 QUICK_MESSAGES, QUICK_STEPS = 100_000, 500
+#: messages up to which it is simulated 3 times more to see how stable it is, where nobody has asked
+STABILITY_MESSAGES = 20_000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -65,6 +68,8 @@ class Result:
     monitor: Monitor | None = None
     #: the experiment as it was asked for; `experiment` has what a calibrated cluster knows about it put in
     given: Experiment | None = None
+    #: how stable the run is was asked for: what is printed and written says it, however long it takes
+    wants_stability: bool = False
 
     # ------------------------------------------------------------ headline numbers
 
@@ -342,11 +347,35 @@ class Result:
     @cached_property
     def quick_interval(self) -> RunInterval | None:
         """The :meth:`interval` where it is known soon, for printing; None for large or certain runs."""
-        n_steps = self.n_workers * (self.experiment.steps + self.experiment.warmup)
-        large = self.n_messages > QUICK_MESSAGES or n_steps > QUICK_STEPS
-        if self.interrupted or self.monitor is not None or large or not self.uncertain:
+        if not self._is_quick(QUICK_MESSAGES) or not self.uncertain:
             return None
         return self.interval()
+
+    def _is_quick(self, n_messages: int) -> bool:
+        """Whether to simulate it again some times takes little: a rule on what it did, not on how long that took."""
+        n_steps = self.n_workers * (self.experiment.steps + self.experiment.warmup)
+        small = self.n_messages <= n_messages and n_steps <= QUICK_STEPS
+        return small and not self.interrupted and self.monitor is None
+
+    def stability(self, *, runs: int = 3, size: float = 1e-12, seed: int = 0) -> Stability:
+        """Return how far throughput and step time move when the inputs do: the run is simulated `runs` times more, with
+        every link's capacity and latency and every worker's compute time moved by its own factor within 1 +- `size`.
+
+        Where messages contend over several links the answer may be far more than `size`; no later digit of this result
+        means anything then. Of a run that learns only the clock is moved. The random numbers of the moves, addressed by
+        `seed`, are not those of the run. Raises ConfigError for arguments that make no sense.
+        """
+        from ddlsim.run.stability import stability_of
+
+        return stability_of(self, runs=runs, size=size, seed=seed)
+
+    @cached_property
+    def known_stability(self) -> Stability | None:
+        """The :meth:`stability` where it was asked for (``simulate(..., stability=True)``) or is cheap: at most 20,000
+        messages and 500 steps of workers, of a run that learns nothing. None where nothing is claimed."""
+        if self.interrupted or not (self.wants_stability or self._is_quick(STABILITY_MESSAGES)):
+            return None
+        return self.stability()
 
     # ------------------------------------------------------------ output
 
@@ -365,6 +394,7 @@ class Result:
             "staleness": {str(k): v for k, v in self.staleness_histogram.items()},
             "step_times": self.step_times.tolist(),
             "interval": None if self.quick_interval is None else self.quick_interval.to_dict(),
+            "stability": None if self.known_stability is None else self.known_stability.to_dict(),
             "simulated_time": self.end_time,
             "n_messages": self.n_messages,
             "compute": self.workloads[0].basis,

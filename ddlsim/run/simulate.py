@@ -220,11 +220,13 @@ def run(
     saved: Saved | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: float = 60.0,
+    stability: bool = False,
 ) -> Result:
     """Simulate the experiment and return its result.
 
     With ``keep_spans`` everything needed for a timeline is recorded; ``progress`` is called as a training run
     goes on; a ``saved`` one is continued; every ``checkpoint_every`` s of real time it is saved at ``checkpoint``.
+    With ``stability`` the result says how stable it is, also where that takes long.
     On Ctrl-C the result of what has been simulated so far is returned, marked as interrupted.
     """
     prepared = prepare(experiment)
@@ -284,6 +286,7 @@ def run(
         stop_reason=reason,
         monitor=monitor,
         given=dataclasses.replace(given, cluster=prepared.cluster, model=prepared.model),
+        wants_stability=stability,
     )
 
 

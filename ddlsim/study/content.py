@@ -43,13 +43,15 @@ class Digests:
         return known[1]
 
 
-def text_of(experiment: Experiment, digests: Digests) -> str:
-    """Return the experiment as canonical JSON: all fields, digests of contents, the version of ddlsim.
+def text_of(experiment: Experiment, digests: Digests, *, stability: bool = False) -> str:
+    """Return the experiment as canonical JSON: all fields, digests of contents, the version of ddlsim, and whether its
+    `stability` is a part of the result.
 
     Cluster, models and data must have been loaded.
     """
     fields = {f.name: canonical(getattr(experiment, f.name), digests) for f in dataclasses.fields(experiment)}
-    return json.dumps({"ddlsim": ddlsim.__version__, **fields}, sort_keys=True)
+    wanted = {"stability": True} if stability else {}
+    return json.dumps({"ddlsim": ddlsim.__version__, **fields, **wanted}, sort_keys=True)
 
 
 def key_of(text: str) -> str:

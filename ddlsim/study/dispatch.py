@@ -13,6 +13,7 @@ from typing import TypeAlias
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.run.experiment import Experiment
 from ddlsim.study.executors import Pool
+from ddlsim.study.parcels import Job
 from ddlsim.study.store import LEASE, Store
 from ddlsim.study.work import FAILED, HAND_IN, Answer, Outcome
 
@@ -29,11 +30,13 @@ _LOOK = 0.25
 
 @dataclass(frozen=True)
 class Task:
-    """A point to be simulated: its key, the text that this is the digest of, and the experiment."""
+    """A point to be simulated: its key, the text that this is the digest of, the experiment, and whether it is to be
+    found out how stable it is."""
 
     key: str
     text: str
     experiment: Experiment
+    stability: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class _Dispatcher:
 
     def send(self, tasks: list[Task], missing: Sequence[str] = ()) -> None:
         try:
-            self.running[self.pool.submit([task.experiment for task in tasks], missing)] = tasks
+            self.running[self.pool.submit([Job(task.experiment, task.stability) for task in tasks], missing)] = tasks
         except BrokenExecutor:
             self.broken(tasks)
         except DdlsimError:

@@ -15,7 +15,7 @@ from typing import Protocol
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.seeds import one_thread_each
-from ddlsim.study.parcels import Packer
+from ddlsim.study.parcels import Job, Packer
 from ddlsim.study.work import Answer, simulate_all, simulate_some, warm_up
 
 __all__ = ["DaskClient", "Pool", "open_pool"]
@@ -42,8 +42,8 @@ class Pool(Protocol):
     def n_workers(self) -> int:
         """How many points it simulates at once."""
 
-    def submit(self, experiments: Sequence[Experiment], missing: Sequence[str] = ()) -> Future[Answer]:
-        """Let a worker simulate the experiments; `missing` parts of them have been asked for."""
+    def submit(self, jobs: Sequence[Job], missing: Sequence[str] = ()) -> Future[Answer]:
+        """Let a worker do the jobs; `missing` parts of them have been asked for."""
 
     def restart(self) -> None:
         """Start again after the executor has broken; what was submitted is lost."""
@@ -87,9 +87,9 @@ class _Inline:
     restarts = False
     n_workers = 1
 
-    def submit(self, experiments: Sequence[Experiment], missing: Sequence[str] = ()) -> Future[Answer]:
+    def submit(self, jobs: Sequence[Job], missing: Sequence[str] = ()) -> Future[Answer]:
         done: Future[Answer] = Future()
-        done.set_result(simulate_all(experiments))
+        done.set_result(simulate_all(jobs))
         return done
 
     def restart(self) -> None:
@@ -115,8 +115,8 @@ class _Given:
                 return n
         return os.cpu_count() or 1
 
-    def submit(self, experiments: Sequence[Experiment], missing: Sequence[str] = ()) -> Future[Answer]:
-        return self._executor.submit(simulate_some, self._packer.pack(experiments, missing))
+    def submit(self, jobs: Sequence[Job], missing: Sequence[str] = ()) -> Future[Answer]:
+        return self._executor.submit(simulate_some, self._packer.pack(jobs, missing))
 
     def restart(self) -> None:
         raise DdlsimError("the executor has broken; give a new one: the study goes on from its store")
@@ -174,8 +174,8 @@ class _Processes:
                 "'__main__':? Otherwise use jobs=1, which also shows the error"
             ) from None
 
-    def submit(self, experiments: Sequence[Experiment], missing: Sequence[str] = ()) -> Future[Answer]:
-        parcel = self._packer.pack(experiments, missing)
+    def submit(self, jobs: Sequence[Job], missing: Sequence[str] = ()) -> Future[Answer]:
+        parcel = self._packer.pack(jobs, missing)
         with one_thread_each(), _deaf_to_ctrl_c():
             return self._executor.submit(simulate_some, parcel)
 

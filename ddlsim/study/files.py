@@ -4,6 +4,7 @@
 
     seeds = 3                            # how many, or which: [0, 7]
     design = "grid"                      # or "list"; "random" and "latin-hypercube" with n_points = 100
+    stability = true                     # three more runs of each point say how stable it is (default: false)
 
     [base]                               # or base = "experiment.toml", a file beside this one
     cluster = "cloud-25g-16x8-v100"
@@ -60,6 +61,7 @@ class _File(Table):
     design: str = "grid"
     n_points: int | None = None
     design_seed: int = 0
+    stability: bool = False
 
 
 class _Range(Table):
@@ -80,7 +82,7 @@ def load_study(source: str | Path, *, allow_code: bool = False) -> Study:
     base = _base(path, file.base, allow_code)
     vary = {field: _values(path, field, values, allow_code) for field, values in file.vary.items()}
     try:
-        return Study(base, vary, file.seeds, file.design, file.n_points, file.design_seed)
+        return Study(base, vary, file.seeds, file.design, file.n_points, file.design_seed, file.stability)
     except DdlsimError as error:
         raise type(error)(f"{path}: {error}") from None
 

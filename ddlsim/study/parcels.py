@@ -25,7 +25,7 @@ from ddlsim.run.experiment import Experiment
 from ddlsim.study.content import Digests
 from ddlsim.workload.model import Model
 
-__all__ = ["Packer", "Parcel", "opened"]
+__all__ = ["Job", "Packer", "Parcel", "opened"]
 
 _PARTS = (Cluster, Model, DataSet)
 #: bytes of (pickled) parts that a process keeps, the last used ones
@@ -33,8 +33,16 @@ KEPT_NBYTES = 1e9
 
 
 @dataclass(frozen=True)
+class Job:
+    """What a process is to do: simulate an experiment, and three times more if its `stability` is wanted."""
+
+    experiment: Experiment
+    stability: bool = False
+
+
+@dataclass(frozen=True)
 class Parcel:
-    """Experiments as a pickle, and those parts of it that the receiver may not have yet: digest -> pickle."""
+    """Jobs as a pickle, and those parts of it that the receiver may not have yet: digest -> pickle."""
 
     content: bytes
     parts: Mapping[str, bytes]
@@ -66,7 +74,7 @@ class Packer:
         self._digests = digests
         self._pickles: dict[str, bytes] = {}
 
-    def pack(self, experiments: Sequence[Experiment], wanted: Sequence[str] = ()) -> Parcel:
+    def pack(self, jobs: Sequence[Job], wanted: Sequence[str] = ()) -> Parcel:
         """Return a parcel with the parts that no parcel has had before, and those that are `wanted`.
 
         Raises ConfigError if an experiment holds what cannot be pickled.
@@ -74,7 +82,7 @@ class Packer:
         file = io.BytesIO()
         pickler = _Pickler(file, self._digests)
         try:
-            pickler.dump(list(experiments))
+            pickler.dump(list(jobs))
         except Exception as error:  # whatever a class raises that cannot be pickled
             raise ConfigError(
                 f"an experiment cannot be sent to other processes ({error}); define its functions and classes in a "
@@ -133,8 +141,8 @@ class _Unpickler(pickle.Unpickler):
             return None
 
 
-def opened(parcel: Parcel) -> list[Experiment] | tuple[str, ...]:
-    """Return the experiments in a parcel, or else the digests of the parts that this process needs for them."""
+def opened(parcel: Parcel) -> list[Job] | tuple[str, ...]:
+    """Return the jobs in a parcel, or else the digests of the parts that this process needs for them."""
     _KEPT.put(parcel.parts)
     unpickler = _Unpickler(io.BytesIO(parcel.content))
     made = unpickler.load()

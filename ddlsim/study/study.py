@@ -70,6 +70,8 @@ class Study:
     design       "grid": all combinations; "list": the first values of all fields, then the second, ...; "random" and
                  "latin-hypercube": a sample of `n_points`
     design_seed  of the sampling
+    stability    whether each point is simulated three times more, with its inputs moved by 1e-12, so that the table says
+                 how stable its throughput is (column throughput_spread) and ranks nothing below that
 
     Raises ConfigError for a path that leads nowhere in any configuration, an empty design and values given twice.
     """
@@ -80,11 +82,14 @@ class Study:
     design: str = "grid"
     n_points: int | None = None
     design_seed: int = 0
+    stability: bool = False
     _finished: dict[str, Table] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.base, Experiment):
             raise ConfigError(f"base = {self.base!r}: must be a ddlsim.Experiment")
+        if not isinstance(self.stability, bool):
+            raise ConfigError(f"stability = {self.stability!r}: must be True or False")
         for path, values in self.vary.items():
             if isinstance(values, str) or not isinstance(values, Sequence | Mapping | Range):
                 raise ConfigError(f"vary[{path!r}] = {values!r}: must be a list of values, also if it is only one")
@@ -176,7 +181,7 @@ class Study:
         for seed in self._seeds:
             if made is not None:
                 experiment = made.with_(seed=seed)
-                text = text_of(experiment, loader.digests)
+                text = text_of(experiment, loader.digests, stability=self.stability)
             else:
                 experiment = None
                 bared = {path: bare(value) for path, value in row.items()}
@@ -246,7 +251,7 @@ class Study:
 
         finished({})
         tasks = [
-            Task(p.key, p.text, p.experiment)
+            Task(p.key, p.text, p.experiment, self.stability)
             for p in unique.values()
             if p.key not in states and p.experiment is not None
         ]

@@ -10,16 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.study.store import Member, Store
 from ddlsim.study.work import DONE, FAILED, SKIPPED, Outcome
+from ddlsim.ties import places
 
 if TYPE_CHECKING:
     import matplotlib.axes
     import pandas as pd
 
 __all__ = ["HIGHER_IS_BETTER", "METRICS", "MISSING", "Table", "load_table"]
+
+Ints = npt.NDArray[np.int64]
 
 #: status of a point that has not been simulated (yet)
 MISSING = "missing"
@@ -35,7 +39,15 @@ LEARNING_METRICS = {
     "accuracy": "", "loss": "", "updates": "", "epochs": "", "time_to_accuracy": "s", "cost_to_accuracy": "USD",
     "energy_to_accuracy": "J",
 }  # fmt: skip
+#: of studies that look how stable their points are: the share by which the throughput moves with its inputs
+STABILITY_METRICS = {"throughput_spread": ""}
+#: metrics that are as stable as the throughput: times, rates and what is worked out from them
+_OF_THE_CLOCK = frozenset({
+    "throughput", "step_time", "speedup", "efficiency", "simulated_time", "cost", "energy", "cost_per_sample",
+    "energy_per_sample", "time_to_accuracy", "cost_to_accuracy", "energy_to_accuracy",
+})  # fmt: skip
 HIGHER_IS_BETTER = frozenset({"throughput", "speedup", "efficiency", "compute_share", "accuracy"})
+ALL_METRICS = {**METRICS, **LEARNING_METRICS, **STABILITY_METRICS}
 #: of the intervals of means over seeds
 CONFIDENCE = 0.95
 
@@ -78,7 +90,8 @@ class Table:
                 {**member.settings, "seed": member.seed, "status": outcome.status, "stop_reason": "", **record, **lists,
                  "error": outcome.error}
             )  # fmt: skip
-        numbers = list(METRICS) + [name for name in LEARNING_METRICS if any(name in row for row in rows)]
+        some = (*LEARNING_METRICS, *STABILITY_METRICS)
+        numbers = list(METRICS) + [name for name in some if any(name in row for row in rows)]
         texts = ["stop_reason", "notes", "warnings", "error"]
         frame = pd.DataFrame(rows, columns=[*self.axes, "seed", "status", "n_workers", *numbers, *texts])
         frame[numbers] = frame[numbers].astype(np.float64)
@@ -108,7 +121,7 @@ class Table:
         import pandas as pd
 
         frame = self.frame
-        metrics = [name for name in (*METRICS, *LEARNING_METRICS) if name in frame]
+        metrics = [name for name in ALL_METRICS if name in frame]
         rows = []
         for start in range(0, len(frame), self._n_seeds):  # the seeds of a configuration are together
             part = frame.iloc[start : start + self._n_seeds]
@@ -132,32 +145,45 @@ class Table:
     @property
     def units(self) -> dict[str, str]:
         """Metric -> unit ("" for shares and counts)."""
-        return {**METRICS, **LEARNING_METRICS}
+        return dict(ALL_METRICS)
 
     # ------------------------------------------------------------ answers
 
     def best(self, metric: str = "throughput", n: int = 1) -> pd.DataFrame:
         """Return the `n` configurations with the best mean of a metric, the best first, as rows of the summary.
 
-        Higher is better for throughput, speedup, efficiency, compute_share and accuracy, lower for all others.
+        Higher is better for throughput, speedup, efficiency, compute_share and accuracy, lower for all others. Those
+        that tie (see :meth:`places`) stay in the order of the design.
         """
         known = self.known(metric)
-        return known.sort_values(metric, ascending=metric not in HIGHER_IS_BETTER, kind="stable").head(n)
+        order = np.argsort(self.places(known, metric), kind="stable")
+        return known.iloc[order[:n]]
+
+    def places(self, rows: pd.DataFrame, metric: str) -> Ints:
+        """Return the place of each of some rows of the summary by a metric, 0 for the best, shape (n_rows,).
+
+        Rows tie, and share a place, where they differ by less than the larger of their throughput_spread (for what
+        the clock says; of studies with ``stability=True``), and by less than 1e-9 in any case: :mod:`ddlsim.ties`.
+        """
+        sign = -1.0 if metric in HIGHER_IS_BETTER else 1.0
+        spreads = None
+        if metric in _OF_THE_CLOCK and "throughput_spread" in rows:
+            spreads = np.nan_to_num(rows["throughput_spread"].to_numpy(np.float64)).tolist()
+        return np.array(places((sign * rows[metric].to_numpy(np.float64)).tolist(), spreads), dtype=np.int64)
 
     def pareto(self, *metrics: str) -> pd.DataFrame:
         """Return the configurations that no other one beats in one of the metrics without being worse in another,
-        by means over seeds, in the order of the first metric.
+        by means over seeds, in the order of the first metric. Those that tie in a metric do not beat each other in it.
 
         Raises ConfigError for a metric that there is not, or that no configuration has (a cost without prices).
         """
         if len(metrics) < 2:
             raise ConfigError(f"pareto{metrics!r}: give at least two metrics, e.g. 'time_to_accuracy', 'cost'")
         known = self.known(*metrics)
-        signs = np.array([-1.0 if name in HIGHER_IS_BETTER else 1.0 for name in metrics])
-        values = known[list(metrics)].to_numpy() * signs
+        values = np.stack([self.places(known, name) for name in metrics], axis=1)
         beaten = [bool(((values <= row).all(axis=1) & (values < row).any(axis=1)).any()) for row in values]
         front = known[~np.array(beaten, dtype=bool)]
-        return front.sort_values(metrics[0], ascending=metrics[0] not in HIGHER_IS_BETTER, kind="stable")
+        return front.iloc[np.argsort(values[~np.array(beaten, dtype=bool), 0], kind="stable")]
 
     def known(self, *metrics: str) -> pd.DataFrame:
         """Return the rows of the summary in which all these metrics are known and finite.
@@ -166,8 +192,8 @@ class Table:
         """
         summary = self.summary
         for metric in metrics:
-            if metric not in METRICS and metric not in LEARNING_METRICS:
-                raise unknown_name("metric", metric, [*METRICS, *LEARNING_METRICS])
+            if metric not in ALL_METRICS:
+                raise unknown_name("metric", metric, ALL_METRICS)
             if metric not in summary or not np.isfinite(summary[metric].to_numpy(np.float64)).any():
                 raise ConfigError(f"{metric} is not known for any configuration{_remedy(metric)}")
         finite = np.isfinite(summary[list(metrics)].to_numpy(np.float64)).all(axis=1)
@@ -250,6 +276,8 @@ def _remedy(metric: str) -> str:
         return ": give prices, cluster.with_costs(price='3.06 USD/h'), or vary 'cluster.price': ['3.06 USD/h']"
     if "energy" in metric:
         return ": name the workers' device, device='v100' in the experiment"
+    if metric in STABILITY_METRICS:
+        return ": give the study stability=True (--stability)"
     if metric in LEARNING_METRICS:
         return ": give the base experiment a training (with a target_accuracy that is reached)"
     return ""

@@ -14,7 +14,7 @@ import numpy as np
 from ddlsim.errors import ConfigError
 from ddlsim.run.experiment import Experiment
 from ddlsim.strategies import AllReduce, ParameterServer
-from ddlsim.study.parcels import Parcel, opened
+from ddlsim.study.parcels import Job, Parcel, opened
 from ddlsim.workload.model import load_model
 
 if TYPE_CHECKING:
@@ -54,29 +54,31 @@ class Answer:
 
 
 def simulate_some(work: Parcel) -> Answer:
-    """Simulate the experiments in a parcel, as :func:`simulate_all` does."""
-    experiments = opened(work)
-    return Answer(missing=experiments) if isinstance(experiments, tuple) else simulate_all(experiments)
+    """Do the jobs in a parcel, as :func:`simulate_all` does."""
+    jobs = opened(work)
+    return Answer(missing=jobs) if isinstance(jobs, tuple) else simulate_all(jobs)
 
 
-def simulate_all(experiments: Sequence[Experiment]) -> Answer:
+def simulate_all(jobs: Sequence[Job]) -> Answer:
     """Simulate experiments, one after the other, and hand in after about :data:`HAND_IN` s."""
     started = time.perf_counter()
     outcomes: list[Outcome] = []
-    for experiment in experiments:
-        outcomes.append(simulate_one(experiment))
+    for job in jobs:
+        outcomes.append(simulate_one(job.experiment, stability=job.stability))
         if time.perf_counter() - started > HAND_IN:
             break
     return Answer(tuple(outcomes))
 
 
-def simulate_one(experiment: Experiment) -> Outcome:
-    """Return how an experiment ends, whatever happens: what does not fit is skipped, any other error a failure."""
+def simulate_one(experiment: Experiment, *, stability: bool = False) -> Outcome:
+    """Return how an experiment ends, whatever happens: what does not fit is skipped, any other error a failure.
+
+    With `stability` the record says how stable its throughput is, after three more runs."""
     from ddlsim.run.simulate import run
 
     started = time.perf_counter()
     try:
-        result = run(experiment)
+        result = run(experiment, stability=stability)
         if result.interrupted:
             raise KeyboardInterrupt
         outcome = Outcome(DONE, record=record_of(result))
@@ -124,6 +126,7 @@ def record_of(result: Result) -> dict[str, object]:
         "simulated_time": result.end_time,
         "n_messages": result.n_messages,
         **_costs(result),
+        **_stability(result),
         "stop_reason": result.stop_reason,
         "notes": [*result.notes, *_assumed(result)],
         "warnings": list(result.warnings),
@@ -138,6 +141,13 @@ def record_of(result: Result) -> dict[str, object]:
             for name, rate in (("cost", result.known("cost_rate")), ("energy", result.known("power"))):
                 record[f"{name}_to_accuracy"] = None if rate is None else rate * seconds
     return record
+
+
+def _stability(result: Result) -> dict[str, object]:
+    """Return the spread of the throughput where it was asked for: otherwise nothing is claimed."""
+    if not result.wants_stability or result.known_stability is None:
+        return {}
+    return {"throughput_spread": result.known_stability.throughput_spread}
 
 
 def _assumed(result: Result) -> list[str]:

@@ -1,0 +1,77 @@
+"""When two numbers are the same for all that is known: whoever puts results in order asks here first.
+
+Two results that differ by less than they are stable to (:meth:`ddlsim.Result.stability`) *tie*; where nobody has looked
+how stable they are, by less than :data:`FLOOR`, which is rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+__all__ = ["FLOOR", "in_order", "places", "tie"]
+
+#: relative difference below which two simulated numbers are never told apart
+FLOOR = 1e-9
+
+T = TypeVar("T")
+
+
+def tie(a: float, b: float, spread: float = 0.0) -> bool:
+    """Return whether two numbers are not to be told apart: they differ by no more than the relative `spread`, or
+    :data:`FLOOR` if that is larger. Infinity ties with itself only."""
+    if a == b:
+        return True
+    if math.isinf(a) or math.isinf(b):
+        return False
+    return abs(a - b) <= max(spread, FLOOR) * max(abs(a), abs(b))
+
+
+def places(values: Sequence[float], spreads: Sequence[float] | None = None) -> list[int]:
+    """Return the place of each of n values, 0 for the smallest; those that tie share a place.
+
+    To tie is not transitive, so there is a written rule: the smallest value leads, and all that tie with it, by the
+    larger of the two `spreads` (n,), have its place; then the smallest of the rest leads, and so on.
+    """
+    given = [0.0] * len(values) if spreads is None else list(spreads)
+    widest = max(given, default=0.0)
+    ascending = sorted(range(len(values)), key=lambda i: values[i])
+    found = [-1] * len(values)
+    n_places = 0
+    for start, leader in enumerate(ascending):
+        if found[leader] >= 0:
+            continue
+        for i in _near(values, ascending, start, widest):
+            if found[i] < 0 and tie(values[leader], values[i], max(given[leader], given[i])):
+                found[i] = n_places
+        n_places += 1
+    return found
+
+
+def _near(values: Sequence[float], ascending: Sequence[int], start: int, widest: float) -> list[int]:
+    """Return the one at `start` in ascending order and those after it that may tie with it."""
+    end = start + 1
+    while end < len(ascending) and tie(values[ascending[start]], values[ascending[end]], widest):
+        end += 1
+    return list(ascending[start:end])
+
+
+def in_order(items: Sequence[T], keys: Callable[[T], Sequence[float]], spread: Callable[[T], float]) -> list[T]:
+    """Return the items, the smallest first by their first key; those that tie in it by the next key, and so on.
+
+    Items that tie in all keys stay in the order in which they are given. `spread` is what an item's keys are stable to.
+    """
+    return _by_key(list(items), {id(item): keys(item) for item in items}, spread, 0)
+
+
+def _by_key(
+    items: list[T], keys: dict[int, Sequence[float]], spread: Callable[[T], float], level: int
+) -> list[T]:
+    if len(items) < 2 or level == len(keys[id(items[0])]):
+        return items
+    own = places([keys[id(item)][level] for item in items], [spread(item) for item in items])
+    groups: dict[int, list[T]] = {}
+    for place, item in zip(own, items, strict=True):
+        groups.setdefault(place, []).append(item)
+    return [item for place in sorted(groups) for item in _by_key(groups[place], keys, spread, level + 1)]
