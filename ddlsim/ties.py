@@ -32,11 +32,12 @@ def places(values: Sequence[float], spreads: Sequence[float] | None = None) -> l
     """Return the place of each of n values, 0 for the smallest; those that tie share a place.
 
     To tie is not transitive, so there is a written rule: the smallest value leads, and all that tie with it, by the
-    larger of the two `spreads` (n,), have its place; then the smallest of the rest leads, and so on.
+    larger of the two `spreads` (n,), have its place; then the smallest of the rest leads, and so on. Of equal ones the
+    one with the largest spread leads.
     """
     given = [0.0] * len(values) if spreads is None else list(spreads)
     widest = max(given, default=0.0)
-    ascending = sorted(range(len(values)), key=lambda i: values[i])
+    ascending = sorted(range(len(values)), key=lambda i: (values[i], -given[i]))
     found = [-1] * len(values)
     n_places = 0
     for start, leader in enumerate(ascending):

@@ -34,6 +34,9 @@ def recommend(
     ] = None,
     precision: Annotated[str, typer.Option("--precision", help="fp32, tf32, fp16 or bf16.")] = "fp32",
     n_best: Annotated[int, typer.Option("--best", help="How many configurations to show.")] = 3,
+    stability: Annotated[
+        bool, typer.Option("--stability", help="Three more runs of each say what is not to be told apart.")
+    ] = False,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Processes (default: a core each).")] = None,
     as_json: Json = False,
     csv: Annotated[Path | None, typer.Option("--csv", help="Write the table of all configurations.")] = None,
@@ -47,7 +50,8 @@ def recommend(
     plan = ddlsim.recommend(
         priced, model, ddlsim.Target(deadline, budget, efficiency, throughput, aim=aim), samples=samples,
         workers=_counts("--workers", workers), batch_sizes=_counts("--batch-size", batch_size),
-        base=ddlsim.Experiment(priced[0], model, precision=precision), n_best=n_best, jobs=jobs,
+        base=ddlsim.Experiment(priced[0], model, precision=precision), n_best=n_best, stability=stability,
+        jobs=jobs,
     )  # fmt: skip
     typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
     if csv is not None:

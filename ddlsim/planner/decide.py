@@ -20,6 +20,7 @@ from ddlsim.planner.crossovers import crossovers
 from ddlsim.planner.evaluate import Evaluator
 from ddlsim.planner.learned import Lesson, learning_group, lesson, trained
 from ddlsim.planner.plan import Choice, Plan, choices_of
+from ddlsim.planner.preference import tie_reason
 from ddlsim.planner.reasons import reasons
 from ddlsim.planner.search import Found, Search
 from ddlsim.planner.target import Target
@@ -54,6 +55,7 @@ def recommend(
     batch_sizes: Sequence[int] | None = None,
     base: Experiment | None = None,
     n_best: int = 3,
+    stability: bool = False,
     jobs: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Plan:
@@ -72,6 +74,8 @@ def recommend(
     batch_sizes     per worker; None: 32, 64 and 128
     base            an experiment with everything else: precision, jitter, compute, accumulation, seed, ...
     n_best          how many configurations to return
+    stability       whether to look how stable each throughput is, by three more runs; what differs by less than that
+                    ties, and what ties in time or cost is decided by the rest (docs/planning.md)
     jobs            processes (None: a core each; a script must then do its work under ``if __name__ == "__main__":``)
     progress        called with the number of simulations that have ended
 
@@ -82,12 +86,14 @@ def recommend(
     what = _lesson(target, training, learning_model, base, samples)
     template = _template(base, load_model(model), loaded[0])
     packed = _compressions(compressions, strategies)
+    if not isinstance(stability, bool):
+        raise ConfigError(f"recommend: stability = {stability!r}: must be True or False")
     if n_best < 1:
         raise ConfigError(f"recommend: n_best = {n_best!r}: must be at least 1")
     options, n_left_out = candidates(template, loaded, workers, strategies, packed, batch_sizes or BATCH_SIZES)
     priced, notes = _priced(options, target)
     with Evaluator(jobs, progress) as evaluator:
-        search = Search(target, evaluator, n_best if what is None else 1, priced, samples)
+        search = Search(target, evaluator, n_best if what is None else 1, priced, samples, stability=stability)
         if what is not None:
             search = dataclasses.replace(search, group=learning_group)
         found = search.run(options)
@@ -190,14 +196,21 @@ def _choices(
     def simulate(candidate: Candidate) -> Found:
         return search.simulate([candidate])[0]
 
-    return [
+    choices = [
         dataclasses.replace(choice, reasons=reasons(by_candidate[choice.candidate], found, target, simulate))
         for choice in choices_of(found, target, n_best)
-    ], []
+    ]
+    if tied := tie_reason(by_candidate[choices[0].candidate], found, target):
+        choices[0] = dataclasses.replace(choices[0], reasons=(*choices[0].reasons, tied))
+    return choices, []
 
 
 def _notes(choices: list[Choice], options: Sequence[Candidate], n_left_out: int, what: Lesson | None) -> list[str]:
     notes = []
+    best = choices[0]
+    near = [miss.what for miss in best.misses if miss.share == 0.0 and abs(miss.value / miss.limit - 1.0) < best.spread]
+    if near:
+        notes.append(f"the best keeps the {' and the '.join(near)} by less than its throughput is stable to")
     if what is None and not all(choice.exact for choice in choices):
         notes.append(
             "* learns otherwise than plain SGD (compressed, local steps, ...) and may need more samples; give an "

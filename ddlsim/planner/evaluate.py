@@ -39,13 +39,16 @@ class Evaluator:
             self._pool.close(at_once=kind is not None)
         self._store.close()
 
-    def outcomes(self, experiments: Sequence[Experiment]) -> list[Outcome]:
-        """Return how each experiment ends; their clusters and models must have been loaded."""
-        texts = [text_of(experiment, self._digests) for experiment in experiments]
+    def outcomes(self, experiments: Sequence[Experiment], *, stability: bool = False) -> list[Outcome]:
+        """Return how each experiment ends; their clusters and models must have been loaded.
+
+        With `stability` also how stable its throughput is: "throughput_spread" in the record.
+        """
+        texts = [text_of(experiment, self._digests, stability=stability) for experiment in experiments]
         keys = [key_of(text) for text in texts]
         known = self._store.statuses(keys)
         tasks = {
-            key: Task(key, text, experiment)
+            key: Task(key, text, experiment, stability)
             for key, text, experiment in zip(keys, texts, experiments, strict=True)
             if key not in known
         }

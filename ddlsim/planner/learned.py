@@ -15,10 +15,12 @@ from ddlsim.learning.monitor import Row
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.evaluate import Evaluator
 from ddlsim.planner.plan import Choice
+from ddlsim.planner.preference import levels, spread_of
 from ddlsim.planner.search import Found
 from ddlsim.planner.target import Figures, Miss, Target
 from ddlsim.run.experiment import Experiment
 from ddlsim.study.work import DONE, Outcome
+from ddlsim.ties import in_order
 from ddlsim.workload.model import Model
 
 __all__ = ["Lesson", "learning_group", "lesson", "trained"]
@@ -97,7 +99,7 @@ def trained(
             choices.append(choice)
     if not choices:
         raise ConfigError(f"recommend: no finalist can be trained; {notes[0]}")
-    choices.sort(key=lambda choice: (_rank(choice, target), choice.candidate.number))
+    choices = in_order(choices, lambda choice: _levels(choice, target), lambda choice: spread_of(choice.figures))
     n_groups = len({learning_group(one.candidate) for one in found if one.figures is not None})
     if n_groups > len(chosen):
         notes.append(
@@ -126,10 +128,10 @@ def _choice(one: Found, experiment: Experiment, outcome: Outcome, target: Target
     return Choice(one.candidate, experiment, figures, misses, accuracy=best)
 
 
-def _rank(choice: Choice, target: Target) -> tuple[float, float, float]:
-    worst, value = target.rank(choice.figures)
+def _levels(choice: Choice, target: Target) -> tuple[float, ...]:
     accuracy = next(miss.share for miss in choice.misses if miss.what == "accuracy")
-    return max(worst, accuracy), value, accuracy
+    worst = max(miss.share for miss in choice.misses)
+    return levels(target, choice.candidate, choice.figures, miss=worst, accuracy_miss=accuracy)
 
 
 def _reasons(choice: Choice, others: dict[Candidate, str]) -> tuple[str, ...]:

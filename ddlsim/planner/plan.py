@@ -66,6 +66,11 @@ class Choice:
         """Share of what the workers would do without communication."""
         return self.figures.efficiency
 
+    @property
+    def spread(self) -> float:
+        """Share by which the throughput moves with its inputs, where that was looked at; else 0."""
+        return self.figures.spread
+
     def __str__(self) -> str:
         return str(self.candidate)
 
@@ -161,7 +166,8 @@ class Plan:
         cost = self.cost(figures)
         return {
             **choice.candidate.settings, "exact": choice.exact, "throughput": figures.throughput,
-            "efficiency": figures.efficiency, "time": figures.total_time if finite else None,
+            "throughput_spread": figures.spread, "efficiency": figures.efficiency,
+            "time": figures.total_time if finite else None,
             "cost": cost if math.isfinite(cost) else None, "accuracy": choice.accuracy,
             "missed": {miss.what: miss.share for miss in choice.misses if 0.0 < miss.share < math.inf},
             "reasons": list(choice.reasons),

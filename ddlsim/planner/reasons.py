@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from ddlsim.planner.candidates import Candidate
+from ddlsim.planner.preference import SAME, beats_bound, preferred, spread_of
 from ddlsim.planner.search import Found
 from ddlsim.planner.target import Figures, Target
 from ddlsim.report.numbers import percent
@@ -14,8 +15,6 @@ __all__ = ["reasons"]
 
 _DIMENSIONS = ("cluster", "workers", "strategy", "compression", "batch_size")
 _NAMES = {"batch_size": "batch"}
-#: shares below which differences are not worth a word
-SAME = 0.0005
 
 
 def reasons(
@@ -42,16 +41,15 @@ def reasons(
 def _best_of(near: Sequence[Found], target: Target, simulate: Callable[[Candidate], Found]) -> Found | None:
     """Return the best of some configurations; those that were left out are simulated as long as one may be it."""
 
-    def rank(figures: Figures | None) -> tuple[float, float]:
-        return (math.inf, math.inf) if figures is None else target.rank(figures)
-
-    done = [other for other in near if other.figures is not None]
-    for other in sorted((other for other in near if other.bound is not None), key=lambda one: rank(one.bound)):
-        if done and min(rank(one.figures) for one in done) <= rank(other.bound):
-            break
-        tried = simulate(other.candidate)
-        done += [tried] if tried.figures is not None else []
-    return min(done, key=lambda one: rank(one.figures), default=None)
+    done = [(other, other.figures) for other in near if other.figures is not None]
+    open_ = [(target.rank(other.bound), other.candidate, other.bound) for other in near if other.bound is not None]
+    for _, candidate, bound in sorted(open_, key=lambda item: (item[0], item[1].number)):
+        spread = max((spread_of(figures) for _, figures in done), default=0.0)
+        if any(beats_bound(figures, bound, target, spread) for _, figures in done):
+            continue
+        tried = simulate(candidate)
+        done += [(tried, tried.figures)] if tried.figures is not None else []
+    return next(iter(preferred([other for other, _ in done], target)), None)
 
 
 def _differs_in(one: Found, other: Found, dimension: str) -> bool:
@@ -69,13 +67,14 @@ def _consequence(best: Figures | None, other: Figures | None, target: Target) ->
         return f"misses the {worst.what} by {percent(worst.share)}"
     if missed > misses:  # nearer to the target: a better choice that is listed before
         return f"misses the target by {percent(misses)} only"
-    if target.wants_cheapest:
-        text = _change(its / mine, "costs", "as much", "more", "less")
-        time = other.throughput / best.throughput
-        if abs(its / mine - 1.0) < SAME and abs(time - 1.0) >= SAME:
-            text += f", {_change(1.0 / time, 'takes', 'as long', 'longer', 'less time')}"
-        return text
-    return _change(its / mine, "takes", "as long", "longer", "less time")
+    takes, costs = ("takes", "as long", "longer", "less time"), ("costs", "as much", "more", "less")
+    asked, rest = (costs, takes) if target.wants_cheapest else (takes, costs)
+    time = best.throughput / other.throughput
+    second = time if target.wants_cheapest else time * other.cost_rate / best.cost_rate
+    text = _change(its / mine, *asked)
+    if abs(its / mine - 1.0) < SAME and math.isfinite(second) and abs(second - 1.0) >= SAME:
+        text += f", {_change(second, *rest)}"
+    return text
 
 
 def _change(ratio: float, verb: str, same: str, more: str, less: str) -> str:

@@ -16,6 +16,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.planner.bounds import Bound, bound
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.evaluate import Evaluator
+from ddlsim.planner.preference import beats_bound, preferred, spread_of
 from ddlsim.planner.target import Figures, Target
 from ddlsim.study.work import DONE, Outcome
 
@@ -52,7 +53,10 @@ def figures_of(candidate: Candidate, outcome: Outcome, *, priced: bool, samples:
         per_sample = outcome.record["cost_per_sample"]
         rate = math.inf if per_sample is None else _number(outcome, "cost_per_sample") * throughput
     total = None if samples is None else samples / throughput
-    return Figures(throughput, _number(outcome, "efficiency"), rate, total)
+    joules = outcome.record.get("energy_per_sample")
+    power = joules * throughput if isinstance(joules, float) else None
+    spread = _number(outcome, "throughput_spread") if "throughput_spread" in outcome.record else 0.0
+    return Figures(throughput, _number(outcome, "efficiency"), rate, total, power, spread)
 
 
 def _number(outcome: Outcome, name: str) -> float:
@@ -68,6 +72,7 @@ class Search:
     priced   costs are in USD, not in devices
     samples  that the training has to process, where that is known
     group    which candidates compete with each other: the `n_best` of each group are found
+    stability  whether it is looked how stable each throughput is; what differs by less than that ties
     """
 
     target: Target
@@ -76,6 +81,7 @@ class Search:
     priced: bool
     samples: float | None
     group: Callable[[Candidate], Hashable] = lambda candidate: None
+    stability: bool = False
 
     def run(self, candidates: Sequence[Candidate]) -> list[Found]:
         """Return what became of each candidate, the simulated ones first, best first."""
@@ -93,19 +99,21 @@ class Search:
             else:
                 ready.append((self.target.rank(best.figures), candidate, best))
         ready.sort(key=lambda item: (item[0], item[1].number))
-        while ready:
-            wave, ready = ready[:WAVE], ready[WAVE:]
+        pruned: list[Found] = []
+        open_ = ready
+        while open_:
+            wave = open_[:WAVE]
             for found in self.simulate([candidate for _, candidate, _ in wave]):
                 (done if found.status == SIMULATED else rest).append(found)
-            left, pruned = self._pruned(ready, done)
-            ready = left
-            rest += pruned
-        done.sort(key=self.key)
-        return done + sorted(rest, key=lambda found: found.candidate.number)
+            tried = {candidate for _, candidate, _ in wave}
+            ready = [item for item in ready if item[1] not in tried]
+            open_, pruned = self._pruned(ready, done)  # of all: what is less stable than thought lets some in again
+        return preferred(done, self.target) + sorted(rest + pruned, key=lambda found: found.candidate.number)
 
     def simulate(self, candidates: Sequence[Candidate]) -> list[Found]:
         """Simulate candidates, whatever their bounds say."""
-        outcomes = self.evaluator.outcomes([candidate.experiment for candidate in candidates])
+        experiments = [candidate.experiment for candidate in candidates]
+        outcomes = self.evaluator.outcomes(experiments, stability=self.stability)
         return [self._found(*pair) for pair in zip(candidates, outcomes, strict=True)]
 
     def _found(self, candidate: Candidate, outcome: Outcome) -> Found:
@@ -118,27 +126,23 @@ class Search:
         assert isinstance(notes, list)
         return Found(candidate, SIMULATED, "", figures, shares, tuple(notes))
 
-    def key(self, found: Found) -> tuple[float, float, int]:
-        """Return what orders simulated candidates, the best first; of equal ones that which was named first."""
-        assert found.figures is not None
-        return (*self.target.rank(found.figures), found.candidate.number)
-
     def _pruned(
         self, ready: list[tuple[tuple[float, float], Candidate, Bound]], done: list[Found]
     ) -> tuple[list[tuple[tuple[float, float], Candidate, Bound]], list[Found]]:
-        """Return the candidates that may still be among the best, and those that cannot."""
-        ranks: dict[Hashable, list[tuple[float, float]]] = defaultdict(list)
-        exact: dict[Hashable, tuple[float, float]] = {}
-        for found in sorted(done, key=self.key):
-            ranks[self.group(found.candidate)].append(self.key(found)[:2])
-            if found.candidate.exact:
-                exact.setdefault(self.group(found.candidate), self.key(found)[:2])
+        """Return the candidates that may still be among the best, and those that cannot: what ties may be preferred."""
+        groups: dict[Hashable, list[Found]] = defaultdict(list)
+        for found in done:
+            groups[self.group(found.candidate)].append(found)
+        spread = max((spread_of(found.figures) for found in done if found.figures is not None), default=0.0)
         left, pruned = [], []
         for item in ready:
-            rank, candidate, best = item
-            group = self.group(candidate)
-            better = sum(other < rank for other in ranks[group])
-            if better < self.n_best or (candidate.exact and not (group in exact and exact[group] < rank)):
+            _, candidate, best = item
+            before = [
+                found.candidate for found in groups[self.group(candidate)]
+                if found.figures is not None and beats_bound(found.figures, best.figures, self.target, spread)
+            ]  # fmt: skip
+            better = len(before)
+            if better < self.n_best or (candidate.exact and not any(other.exact for other in before)):
                 left.append(item)
             else:
                 at_most = f"at most {best.figures.throughput:.4g} samples/s ({best.limit})"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ddlsim.errors import ConfigError
+from ddlsim.ties import FLOOR
 from ddlsim.units import parse
 
 __all__ = ["Figures", "Miss", "Target"]
@@ -22,12 +23,21 @@ class Figures:
     efficiency   share of what all workers would do if each were alone
     cost_rate    USD/s, or devices where machines have no price
     total_time   s of the whole training, where it is known how much that is (inf: it does not get there)
+    power        W, where it is known
+    spread       share by which the throughput moves with its inputs, where that was looked at; 0: nobody has looked
     """
 
     throughput: float
     efficiency: float
     cost_rate: float
     total_time: float | None = None
+    power: float | None = None
+    spread: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """s of the whole training where they are known, else of a sample."""
+        return 1.0 / self.throughput if self.total_time is None else self.total_time
 
     @property
     def total_cost(self) -> float | None:
@@ -96,7 +106,8 @@ class Target:
         return self.deadline is not None or self.budget is not None
 
     def misses(self, figures: Figures) -> list[Miss]:
-        """Return all limits with what the figures say about them."""
+        """Return all limits with what the figures say about them. One that is missed by rounding only (1e-9 of it) is
+        kept."""
         upper: Mapping[str, tuple[object, float | None]] = {
             "deadline": (self.deadline, figures.total_time), "budget": (self.budget, figures.total_cost),
         }  # fmt: skip
@@ -107,7 +118,8 @@ class Target:
         for limits, sign in ((upper, 1.0), (lower, -1.0)):
             for what, (limit, value) in limits.items():
                 if isinstance(limit, int | float) and value is not None:
-                    share = max(0.0, sign * (value / limit - 1.0))
+                    share = sign * (value / limit - 1.0)
+                    share = share if share > FLOOR else 0.0
                     found.append(Miss(what, float(limit), value, share))
         return found
 
@@ -118,5 +130,4 @@ class Target:
         rank lower, so the rank of a bound is a bound of the rank.
         """
         worst = max((miss.share for miss in self.misses(figures)), default=0.0)
-        seconds = 1.0 / figures.throughput if figures.total_time is None else figures.total_time
-        return worst, seconds * figures.cost_rate if self.wants_cheapest else seconds
+        return worst, figures.seconds * figures.cost_rate if self.wants_cheapest else figures.seconds

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from ddlsim.planner.plan import Choice, Plan
 from ddlsim.planner.search import OUT, PRUNED, SIMULATED
 from ddlsim.planner.target import Miss, Target
-from ddlsim.report.numbers import count, percent, rate, seconds
+from ddlsim.report.numbers import count, percent, rate, seconds, spread
+from ddlsim.ties import FLOOR
 
 __all__ = ["text"]
 
@@ -125,7 +126,8 @@ def _title(i: int, choice: Choice) -> str:
 
 def _figures(plan: Plan, choice: Choice) -> str:
     figures = choice.figures
-    parts = [rate(figures.throughput), f"efficiency {percent(figures.efficiency)}"]
+    stable = f" (stable to {spread(figures.spread)})" if figures.spread > FLOOR else ""
+    parts = [rate(figures.throughput) + stable, f"efficiency {percent(figures.efficiency)}"]
     whole = figures.total_time is not None
     if figures.total_time is not None:
         parts.append(f"done in {_long(figures.total_time)}" if math.isfinite(figures.total_time) else "never done")

@@ -68,8 +68,8 @@ def simulate(
 
     Takes the fields of :class:`~ddlsim.Experiment`, or an experiment, and
 
-    stability         whether what is printed and written of the result says how stable it is (small runs say it anyway):
-                      three more runs with inputs moved by 1e-12, see :meth:`ddlsim.Result.stability`
+    stability         whether what is printed and written of the result says how stable it is (small runs say it
+                      anyway): three more runs with inputs moved by 1e-12, see :meth:`ddlsim.Result.stability`
 
     For runs that learn:
 

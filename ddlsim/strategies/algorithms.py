@@ -15,6 +15,7 @@ from ddlsim.collectives.find import find, n_segments_for
 from ddlsim.errors import ConfigError, shown
 from ddlsim.network import Network
 from ddlsim.strategies.setting import Setting
+from ddlsim.ties import tie
 
 __all__ = [
     "AllReduceAlgorithm", "RankOrder", "algorithm_of", "fastest", "name_of", "order_of", "schedule_time",
@@ -108,7 +109,10 @@ def schedule_time(
 
 
 def fastest(setting: Setting, order: npt.NDArray[np.int64], nbytes: float) -> str:
-    """Return the name of the all-reduce that is fastest for `nbytes` on the idle cluster, and note it."""
+    """Return the name of the all-reduce that is fastest for `nbytes` on the idle cluster, and note it.
+
+    Of those that tie with the fastest (:mod:`ddlsim.ties`), that whose name comes first.
+    """
     hosts = setting.hosts(setting.nodes)[order].tolist()
     times: dict[str, float] = {}
     for name in algorithm_names():
@@ -119,6 +123,7 @@ def fastest(setting: Setting, order: npt.NDArray[np.int64], nbytes: float) -> st
         except ConfigError:  # not for this number or placement of ranks
             continue
         times[name] = schedule_time(setting.cluster, schedule, setting.nodes, nbytes)
-    best = min(times, key=lambda name: (times[name], name))
+    least = min(times.values())
+    best = min(name for name, seconds in times.items() if tie(seconds, least))
     setting.notes.append(f"auto: {best} for {nbytes / 1e6:.3g} MB ({times[best] * 1e3:.4g} ms)")
     return best

@@ -70,8 +70,8 @@ class Study:
     design       "grid": all combinations; "list": the first values of all fields, then the second, ...; "random" and
                  "latin-hypercube": a sample of `n_points`
     design_seed  of the sampling
-    stability    whether each point is simulated three times more, with its inputs moved by 1e-12, so that the table says
-                 how stable its throughput is (column throughput_spread) and ranks nothing below that
+    stability    whether each point is simulated three times more, with its inputs moved by 1e-12, so that the table
+                 says how stable its throughput is (column throughput_spread) and ranks nothing below that
 
     Raises ConfigError for a path that leads nowhere in any configuration, an empty design and values given twice.
     """
