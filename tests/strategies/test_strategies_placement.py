@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 from strategies_reference import uniform_star
 
-from ddlsim import AllReduce, Measured, Result, algorithm_names, load_cluster, simulate
-from ddlsim.cluster import racks
+from ddlsim import AllReduce, Measured, Result, algorithm_names, collective_time, load_cluster, simulate
+from ddlsim.cluster import racks, star
+from ddlsim.strategies.algorithms import fastest
 from ddlsim.strategies.servers import server_nodes
 
 B = 1.25e9
@@ -62,3 +66,14 @@ def test_auto_takes_the_fastest(model: str, n: int) -> None:
     times = {name: step(name).step_time for name in algorithm_names() if name != "parameter_server"}
     assert auto.step_time == times[chosen] == min(times.values())
     assert max(times.values()) - 0.01 > 1.2 * (auto.step_time - 0.01)  # there was something to choose
+
+
+def test_auto_takes_the_first_by_name_of_those_that_tie() -> None:
+    """Between two ranks a ring in pieces takes as long as recursive doubling, but for the last bit of a sum."""
+    cluster = load_cluster(star(4, bandwidth="1 Gbit/s", latency="3 us"))
+    nodes, nbytes = cluster.workers[:2].tolist(), 1e7 / 3.0
+    times = {name: collective_time(cluster, name, nbytes, ranks=2) for name in ("pipelined_ring", "recursive_doubling")}
+    assert times["pipelined_ring"] > times["recursive_doubling"]
+    assert times["pipelined_ring"] == pytest.approx(times["recursive_doubling"], rel=1e-14)
+    setting = SimpleNamespace(cluster=cluster, nodes=nodes, hosts=lambda n: cluster.host_of[n], notes=[])
+    assert fastest(setting, np.arange(2), nbytes) == "pipelined_ring"  # type: ignore[arg-type]
