@@ -1,6 +1,8 @@
 """The house rules: who may import whom, and which libraries stay in their room."""
 
 import ast
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,8 +49,17 @@ ROOMS = {
     "torch": {"measure"},
     "distributed": set(),
 }
-#: lazy imports upwards, inside functions: a result knows how to show itself, and how sure it is
-LAZY = {("run", "report"), ("run", "validation")}
+#: imports upwards, inside functions: file -> packages. A result knows how to show itself, and how sure it is.
+LAZY = {
+    "run/result.py": {"report", "validation"},
+    "run/api.py": {"report"},
+    "run/seeds.py": {"report"},
+}
+#: what is installed under one name and imported under another
+INSTALLED = {"PIL": "pillow", "llvmlite": "numba", "pydantic_core": "pydantic", "yaml": "pyyaml"}
+#: used everywhere
+COMMON = {"ddlsim", "numpy"}
+PAGE = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -84,7 +95,8 @@ def test_a_module_imports_only_from_below(path):
     for module, at_top in imports(path):
         parts = module.split(".")
         if parts[0] == "ddlsim" and len(parts) > 1 and parts[1] != here:
-            allowed = LEVEL[parts[1]] < LEVEL[here] or (not at_top and (here, parts[1]) in LAZY)
+            lazy = LAZY.get(path.relative_to(PACKAGE).as_posix(), ())
+            allowed = LEVEL[parts[1]] < LEVEL[here] or (not at_top and parts[1] in lazy)
             assert allowed, f"{path.name} imports {module}, which is above it"
         elif parts[0] in ROOMS and here not in ROOMS[parts[0]]:
             # a command may use a library for one thing, but only when it runs
@@ -94,3 +106,38 @@ def test_a_module_imports_only_from_below(path):
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_modules_stay_short(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 500
+
+
+def rows():
+    """Return the rows of the page's table: (packages, third-party libraries)."""
+    table = PAGE[PAGE.index("| package |") :].split("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
+    without_remarks = [(first, re.sub(r"\([^)]*\)", "", last)) for first, _, last in cells]
+    return [
+        (re.findall(r"`(\w+)/?`", first), set(re.findall(r"\w+", last.replace("inside one command:", ""))))
+        for first, last in without_remarks
+    ]
+
+
+def test_the_page_has_the_packages_in_this_order():
+    listed = [name for packages, _ in rows() for name in packages]
+    assert sorted(listed, key=lambda name: LEVEL[name]) == listed
+    assert set(listed) == {name for name in LEVEL if name != "__main__"}
+
+
+@pytest.mark.parametrize(("packages", "libraries"), rows(), ids=lambda value: ",".join(sorted(value)))
+def test_the_page_names_the_libraries_that_a_package_imports(packages, libraries):
+    used = {
+        module.split(".")[0] for path in MODULES if room(path) in packages for module, _ in imports(path)
+    } - COMMON
+    assert {INSTALLED.get(name, name) for name in used - sys.stdlib_module_names} == libraries
+
+
+def test_the_page_names_the_files_that_import_upwards():
+    """Those of LAZY do, as the page says, and no others are named."""
+    paragraph = next(text for text in PAGE.split("\n\n") if text.startswith("A `Result` shows itself"))
+    assert set(re.findall(r"`(\w+/\w+\.py)`", paragraph)) == LAZY.keys()
+    for file, packages in LAZY.items():
+        path = PACKAGE / file
+        upwards = {module.split(".")[1] for module, _ in imports(path) if module.startswith("ddlsim.")}
+        assert {name for name in upwards if LEVEL[name] > LEVEL[room(path)]} == packages

@@ -38,7 +38,7 @@ MAX_NPUS = 100_000  # a runaway exponent is a slip of the keyboard, not a cluste
 def read_astra(path: str | Path) -> Cluster:
     """Return the cluster of the YAML file `path`: one host per NPU, called npu0, npu1, ...
 
-    Raises :class:`ConfigError` with file, key and reason: lists of unequal length, unknown building blocks, numbers
+    Raises ConfigError with file, key and reason: lists of unequal length, unknown building blocks, numbers
     that make no sense, keys that would have no effect.
     """
     source = read_text(path)

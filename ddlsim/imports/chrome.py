@@ -48,7 +48,7 @@ class Event:
 def read_events(source: SourceText) -> tuple[dict[str, object], list[Event]]:
     """Return the object around the events (empty for a bare list), and the events in the order of the file.
 
-    Raises :class:`ConfigError` with file, line or index and reason for what is no trace.
+    Raises ConfigError with file, line or index and reason for what is no trace.
     """
     text = source.text.strip()
     if text.startswith("["):

@@ -75,7 +75,7 @@ class _Open:
 def read_horovod(path: str | Path) -> HorovodTimeline:
     """Return what the timeline in `path` holds; an operation that did not end is left out.
 
-    Raises :class:`ConfigError` with file, event and reason: an end without a beginning, a file that is no timeline.
+    Raises ConfigError with file, event and reason: an end without a beginning, a file that is no timeline.
     """
     source = read_text(path)
     _, events = read_events(source)

@@ -70,7 +70,7 @@ def read_mllog(path: str | Path, *, n_ranks: int = 0) -> MlperfRun:
 
     n_ranks   accelerators, which the log does not say (0: unknown)
 
-    Raises :class:`ConfigError` with file, line and reason: a broken entry, several runs in one file, a file without
+    Raises ConfigError with file, line and reason: a broken entry, several runs in one file, a file without
     entries, times that run backwards.
     """
     source = read_text(path)

@@ -41,7 +41,7 @@ def read_nccl_topology(
     device   key of the device catalogue for the GPUs, if compute times are to be predicted
 
     Nodes are called node0.gpu0 (the NVML number), node0.cpu0 (the NUMA node), node0.pcie-BUSID, node0.nic-NAME. A file
-    fused over several hosts gives them all. Raises :class:`ConfigError` with file, line and reason.
+    fused over several hosts gives them all. Raises ConfigError with file, line and reason.
     """
     source = read_text(path)
     root = parse_xml(source)

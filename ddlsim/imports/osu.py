@@ -54,7 +54,7 @@ def read_osu(path: str | Path, *, n_ranks: int | None = None) -> tuple[Timing, .
 
     n_ranks   processes of the collectives, which OSU does not print (point-to-point tests have two per pair)
 
-    Raises :class:`ConfigError` with file, line and reason: an unknown test, a failed validation, a missing n_ranks,
+    Raises ConfigError with file, line and reason: an unknown test, a failed validation, a missing n_ranks,
     non-blocking tests (their latency includes the computation they overlap).
     """
     source = read_text(path)

@@ -28,7 +28,7 @@ def read_simgrid(path: str | Path) -> Cluster:
     zones, becomes that topology; anything else a graph with SimGrid's own routes (up to 300 hosts). Host speeds
     are relative to the fastest host.
 
-    Raises :class:`ConfigError` with file, line and reason for what is not supported (FATPIPE, limiter_link, peers,
+    Raises ConfigError with file, line and reason for what is not supported (FATPIPE, limiter_link, peers,
     cabinets, Vivaldi, profiles) and for what is wrong.
     """
     source = read_text(path)

@@ -71,7 +71,7 @@ class _Platform:
 def zones_graph(outer: Element, name: str) -> Graph:
     """Return the graph of everything in the zone `outer`, with every route fixed.
 
-    Raises :class:`ConfigError` with file, line and reason: elements and routings that are not supported, links,
+    Raises ConfigError with file, line and reason: elements and routings that are not supported, links,
     hosts and gateways that do not exist, a pair of hosts without a route.
     """
     platform = _Platform()

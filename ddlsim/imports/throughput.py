@@ -65,7 +65,7 @@ def read_throughput(path: str | Path, *, batch_size: int | None = None) -> tuple
     batch_size   samples per rank and step, where the table has no such column; without either, the time of one sample
                  (``n_samples`` = 1) is given, which has the same throughput
 
-    Raises :class:`ConfigError` with file, line and reason: no column of ranks, cells that are no numbers, rows of
+    Raises ConfigError with file, line and reason: no column of ranks, cells that are no numbers, rows of
     another length, a batch size given twice.
     """
     source = read_text(path)

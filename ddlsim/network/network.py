@@ -122,7 +122,7 @@ class Network:
 
         nbytes  bytes of the buffer per rank; or the size of every message, as one table of shape (repeat, m)
                 per round (of all lanes, one after the other).
-        Ids are used again after all ranks have ended. Raises :class:`ConfigError` for sizes that do not fit.
+        Ids are used again after all ranks have ended. Raises ConfigError for sizes that do not fit.
         """
         sizes = None if isinstance(nbytes, (int, float)) else nbytes
         scale = 1.0 if sizes is not None else float(cast(float, nbytes))

@@ -4,9 +4,9 @@ Activations are flat arrays of shape (n_blocks, channels, plane): LANES samples 
 that every convolution, whatever its sizes, is a sum of vectors times one weight each, without copying windows
 into a matrix. A tile of output channels stays in registers while all taps of a window pass.
 
-The input gradient is the same sum over other neighbours, so both take them from tables (:class:`Taps` in
-:mod:`ddlsim.nn.taps`): for output row y, entries ``row_at[y] .. row_at[y + 1]`` of ``row_tap`` (kernel row)
-and ``row_in`` (input row); the same for columns.
+The input gradient is the same sum over other neighbours, so both take them from tables
+(:class:`ddlsim.nn.conv_layer.Taps`): for output row y, entries ``row_at[y] .. row_at[y + 1]`` of ``row_tap``
+(kernel row) and ``row_in`` (input row); the same for columns.
 """
 
 # mypy: disable-error-code="misc,untyped-decorator"

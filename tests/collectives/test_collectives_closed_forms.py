@@ -7,7 +7,7 @@ import pytest
 from collectives_reference import execute
 
 from ddlsim.collectives import KINDS, algorithm_names, build, cost
-from ddlsim.collectives.all_reduce import double_binary_tree, halving_doubling, recursive_doubling
+from ddlsim.collectives.all_reduce import double_binary_tree, halving_doubling, pipelined_ring, recursive_doubling
 from ddlsim.collectives.trees import double_tree
 from ddlsim.errors import ConfigError
 
@@ -63,7 +63,7 @@ def test_the_time_is_the_closed_form(kind, name, power_of_two):
                 formula(n_ranks, nbytes, alpha, beta)
             continue
         for gamma in (0.0, 0.3 * beta)[: 1 + takes_gamma]:
-            more = (gamma,) if takes_gamma else ()
+            more = (gamma,) if gamma else ()  # reducing takes no time unless it is said
             # 1 byte: one segment, as the formulas assume by default
             schedule = build(name, n_ranks, kind=kind, nbytes=1)
             took = max(execute(schedule, nbytes, alpha, beta, gamma))
@@ -92,6 +92,27 @@ def test_two_levels_add_up(n_inside, n_groups):
     torus = build(f"torus_2d({n_groups}, {n_inside})", n_ranks)
     assert max(execute(torus, 4e6, *model)) == pytest.approx(expected, rel=1e-9)
     assert cost.torus_2d(n_ranks, 4e6, *model, rows=n_groups, columns=n_inside) == expected
+
+
+def test_reducing_takes_no_time_unless_it_is_said():
+    """On two levels of rings as well: 2 (p-1) a + 2 (p-1)/p S b inside 4, then between 2 for a quarter."""
+    took = cost.torus_2d(8, 4e6, 1e-5, 1e-9, rows=2, columns=4)
+    assert took == pytest.approx(6e-5 + 6 / 4 * 4e-3 + 2e-5 + 1e-3, rel=1e-12)
+
+
+@pytest.mark.parametrize("n_lanes", [1, 2, 3, 4])
+@pytest.mark.parametrize("n_ranks", [2, 3, 5])
+def test_lanes_of_a_pipelined_ring_carry_equal_shares(n_ranks, n_lanes):
+    """Each lane's message is S/(p L) bytes; lane i cuts its first one in i + 1 equal pieces."""
+    share = 1.0 / (n_ranks * n_lanes)
+    schedule = pipelined_ring(n_ranks, n_lanes)
+    for i, lane in enumerate(schedule.lanes):
+        for k, round in enumerate(lane):
+            for repetition in range(round.repeat):
+                expected = share / (i + 1) if k <= i else share
+                sizes = schedule.message_bytes(1.0, round, repetition)
+                np.testing.assert_allclose(sizes, np.full(n_ranks, expected), rtol=1e-12)
+        assert sum(round.repeat for round in lane) == i + 1 + (n_ranks - 2) + (n_ranks - 1)
 
 
 def test_servers_share_the_work():

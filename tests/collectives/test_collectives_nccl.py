@@ -2,9 +2,13 @@
 
 import math
 
+import networkx as nx
 import pytest
 
-from ddlsim.collectives.nccl import nccl_time
+from ddlsim.cluster import load_cluster
+from ddlsim.cluster.generators import star
+from ddlsim.cluster.nodes import MultiGpu
+from ddlsim.collectives.nccl import bus_bandwidth, nccl_time
 from ddlsim.errors import ConfigError
 
 
@@ -38,6 +42,33 @@ def test_the_network_card_is_the_bus_between_nodes():
     found = nccl_time("office-1gbe", 1e9, ranks=2)
     assert found.seconds == pytest.approx(1e9 / 117.6875e6, rel=1e-2)
     assert nccl_time("office-1gbe", "1 GB", ranks=8).seconds == pytest.approx(1e9 * 14 / 8 / 117.6875e6, rel=1e-2)
+
+
+@pytest.mark.parametrize(("pcie", "ranks", "expected"), [
+    ("2 GB/s", 2, 2e9),  # one machine: what is inside, whatever the network is
+    ("50 GB/s", 2, 50e9),
+    ("2 GB/s", 4, 2e9),  # two machines: the narrower of both
+    ("50 GB/s", 4, 12.5e9),
+])  # fmt: skip
+def test_the_bus_is_the_narrowest_link_that_the_ranks_use(pcie, ranks, expected):
+    machines = star(2, bandwidth="100 Gbit/s", latency="5 us", host=MultiGpu(n_gpus=2, pcie_bandwidth=pcie))
+    assert bus_bandwidth(load_cluster(machines), ranks) == (expected, "pcie")
+
+
+def test_a_machine_with_one_rank_has_no_bus_inside():
+    """The card is 12.5 GB/s wide; the GPU's 2 GB/s to its CPU is no link between two ranks of a machine."""
+    machines = star(3, bandwidth="100 Gbit/s", latency="5 us", host=MultiGpu(n_gpus=1, pcie_bandwidth="2 GB/s"))
+    assert bus_bandwidth(load_cluster(machines), 3) == (12.5e9, "pcie")
+
+
+def test_workers_of_a_machine_without_links_inside_use_the_network():
+    """Two processors of one machine, each with a cable of its own to the switch: nothing joins them inside."""
+    graph = nx.Graph()
+    for node, machine in (("a", "one"), ("b", "one"), ("c", "two"), ("d", "two")):
+        graph.add_node(node, kind="host", host=machine)
+        graph.add_edge(node, "switch", bandwidth="8 Gbit/s", latency="1 us")
+    graph.add_node("switch", kind="switch")
+    assert bus_bandwidth(load_cluster(graph), 4) == (2e9, "pcie")  # the two cables of the first machine
 
 
 def test_other_collectives_move_half():

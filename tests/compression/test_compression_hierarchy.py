@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 
 from ddlsim.compression import ErrorFeedback, MSTopK, NoCompression, TopK, exchange
-from ddlsim.compression.cost import FREE, SORT_V100, CodecCost, measure_cost
+from ddlsim.compression.contract import Traits
+from ddlsim.compression.cost import (
+    FREE,
+    SORT_V100,
+    CodecCost,
+    decode_launches,
+    decode_traffic,
+    encode_launches,
+    encode_traffic,
+    measure_cost,
+)
 from ddlsim.compression.hierarchy import hierarchical_exchange, shard_sizes
 from ddlsim.compression.sketch import CountSketch
 from ddlsim.errors import ConfigError
@@ -93,6 +103,22 @@ def test_cost_by_hand():
     assert cost.encode_seconds(1000) == pytest.approx(1.1e-5)
     assert cost.decode_seconds(1000, n_payloads=4) == pytest.approx(4 * 1.2e-5)
     assert SORT_V100.encode_seconds(1) == SORT_V100.encode_seconds(0) == 0.0
+
+
+def test_traffic_by_hand():
+    """1,000 elements are 4,000 bytes. Encoding passes 2.5 times over them and writes the 800 bytes of the payload;
+    decoding reads five payloads, 4,000 bytes in all, passes 3 times over the gradient for each and writes the mean."""
+    traits = Traits("all_gather", encode_passes=2.5, decode_passes=3.0, encode_kernels=7)
+    assert encode_traffic(traits, 1000, 800.0) == 2.5 * 4000 + 800
+    assert decode_traffic(traits, 1000, 4000.0, n_payloads=5) == 5 * 3 * 4000 + 4000 + 4000
+    assert decode_traffic(traits, 1000, 800.0) == 3 * 4000 + 800 + 4000
+    assert (encode_launches(traits), decode_launches(traits), decode_launches(traits, 5)) == (7, 1, 5)
+
+
+def test_what_is_sent_as_it_lies_there_costs_nothing():
+    plain = NoCompression().traits
+    assert (encode_traffic(plain, 1000, 4000.0), decode_traffic(plain, 1000, 4000.0, 5)) == (0.0, 0.0)
+    assert (encode_launches(plain), decode_launches(plain, 5)) == (0, 0)
 
 
 @pytest.mark.parametrize("compressor", [TopK(0.01), CountSketch(0.01, 3, 100)])

@@ -253,7 +253,10 @@ def test_power_sgd_names_a_wrong_total():
         (lambda: TernGrad(clip_sigmas=0.0), "TernGrad: clip_sigmas = 0.0"),
         (lambda: DGC(0), "DGC: steps_per_stage = 0"),
         (lambda: DGC(1, momentum=1.0), "DGC: momentum = 1.0"),
+        (lambda: DGC(1, momentum=-0.1), "DGC: momentum = -0.1"),
         (lambda: DGC(1, sparsities=(1.0,)), "DGC: sparsities[0] = 1.0"),
+        (lambda: DGC(1, sparsities=(0.5, -0.1)), "DGC: sparsities[1] = -0.1"),
+        (lambda: DGC(1, sparsities=()), "DGC: sparsities = ()"),
         (lambda: PowerSGD(0, {}), "PowerSGD: rank = 0"),
         (lambda: PowerSGD(1, {"w": (0, 3)}), "PowerSGD: shapes"),
     ],
@@ -263,6 +266,38 @@ def test_fields_out_of_range_are_named(build, message):
         build()
     assert message in str(caught.value)
     assert "must be" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("compressor", "n_sent"),
+    [
+        (TopK(1e-9), 1),
+        (TopK(1.0), 40),
+        (MSTopK(0.1, n_searches=1), 4),
+        (DGC(1, momentum=0.0), 10),
+        (DGC(1, momentum=0.999, sparsities=(0.0,)), 40),
+        (DGC(1, sparsities=(0.999,)), 1),
+        (Threshold(0.0), 40),
+        (CountSketch(0.5, 1, 1), 20),
+        (QSGD(1, bucket_size=1), 40),
+        (QSGD(2**31 - 1), 40),
+        (TernGrad(clip_sigmas=1e-3), 40),
+        (PowerSGD(1, {"w": (40, 1)}), 40),
+    ],
+    ids=repr,
+)
+def test_fields_at_their_limits_are_taken(compressor, n_sent):
+    """... and the gradient (1, 2, ..., 40) arrives with as many elements as may."""
+    gradient = np.arange(1, 41, dtype=np.float32)
+    assert np.count_nonzero(once(compressor, gradient)) <= n_sent
+    if isinstance(compressor, TopK | MSTopK | DGC | Threshold | CountSketch):
+        assert np.count_nonzero(once(compressor, gradient)) == n_sent
+
+
+def test_a_gradient_whose_sum_is_too_large_for_its_type_is_finite():
+    """2 x 3e38 is above the largest float32, 3.4e38; the elements are not."""
+    vector = np.array([3e38, 3e38, 1.0], np.float32)
+    np.testing.assert_array_equal(once(TopK(1.0), vector), vector)
 
 
 def test_gradient_of_another_size_than_the_state():

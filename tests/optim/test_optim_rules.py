@@ -68,6 +68,27 @@ def test_lars_by_hand():
     np.testing.assert_allclose(got, [3.0 - 0.06, 4.0 - 0.28, -0.6])
 
 
+def test_lamb_by_hand():
+    """Adam's first step is g / (|g| + eps): (0, 1) for g = (0, 2), eps = 0. With |w| = 5 the step is 5 eta (0, 1).
+    Decay 0.1 adds 0.1 w before the norm is taken: u = (0.3, 1.4). The second tensor is 0, so its ratio is 1."""
+    start, gradient = np.array([3.0, 4.0, 0.0]), np.array([0.0, 2.0, -1.0])
+    got = run(LAMB((0, 2, 3), eps=1e-300), start, [gradient], 0.1)
+    np.testing.assert_allclose(got, [3.0, 4.0 - 0.5, 0.1])
+    got = run(LAMB((0, 2, 3), eps=1e-300, weight_decay=0.1), start, [gradient], 0.1)
+    ratio = 0.1 * 5.0 / math.hypot(0.3, 1.4)
+    np.testing.assert_allclose(got, [3.0 - 0.3 * ratio, 4.0 - 1.4 * ratio, 0.1])
+
+
+def test_settings_that_are_not_given_are_the_papers():
+    """No decay anywhere; Adam, algorithm 1: 0.9, 0.999, 1e-8; LAMB, section 4: 0.9, 0.999, 1e-6; LARS, algorithm 1 and
+    section 5: momentum 0.9, trust 0.001; momentum 0.9, not Nesterov's."""
+    assert SGD() == SGD(weight_decay=0.0)
+    assert Momentum() == Momentum(0.9, False, 0.0)
+    assert Adam() == Adam(0.9, 0.999, 1e-8, 0.0)
+    assert LAMB() == LAMB((), 0.9, 0.999, 1e-6, 0.0)
+    assert LARS() == LARS((), 0.9, 0.0, 0.001)
+
+
 @given(VECTORS, VECTORS)
 def test_lars_does_not_see_the_scale_of_a_tensors_gradient(params, gradient):
     scale = np.repeat([1e3, 1e-2], [2, 4])

@@ -24,6 +24,7 @@ from ddlsim.optim import (
         (Steps(1.0, (30, 60)), 29.99, 1.0),
         (Steps(1.0, (30, 60)), 30, 0.1),
         (Steps(1.0, (30, 60), 0.5), 99, 0.25),
+        (Steps(1.0, (0.25, 0.5)), 0.25, 0.1),  # in the first epoch
         (Cosine(1.0, 10), 0, 1.0),
         (Cosine(1.0, 10), 5, 0.5),
         (Cosine(1.0, 9, 0.1), 3, 0.1 + 0.9 * 0.75),  # cos(pi / 3) = 1/2
@@ -59,6 +60,9 @@ def test_growing_batch_keeps_the_noise_scale_of_a_falling_rate():
     ("make", "words"),
     [
         (lambda: Steps(0.1, (3, 2)), "milestones"),
+        (lambda: Steps(0.1, (3, 3)), "milestones"),
+        (lambda: Steps(0.1, (0, 3)), "milestones"),
+        (lambda: Steps(0.1, (-1,)), "milestones"),
         (lambda: Steps(0.1, ()), "milestones"),
         (lambda: Cosine(0.1, 0), "n_epochs = 0"),
         (lambda: WarmUp(Constant(1), -1), "n_epochs = -1"),

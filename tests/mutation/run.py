@@ -1,0 +1,290 @@
+"""How many wrong programs do the tests notice? A sample of mutants, and the tests that reach each of them.
+
+    pip install cosmic-ray coverage
+    python tests/mutation/run.py                      # about an hour and a half on two cores; goes on where it stopped
+    python tests/mutation/run.py --packages collectives --seed 2 --sample 20
+    python tests/mutation/run.py --again              # what has survived, once more (after tests were added)
+
+See README.md beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import importlib
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+from mutants import Mutant, sample
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+#: package -> (mutants in the sample, tests that guard it). A mutant of the kernel costs a minute of compiling.
+PACKAGES = {
+    "collectives": (45, ["tests/collectives"]),
+    "compression": (45, ["tests/compression", "tests/learning"]),
+    "strategies": (50, ["tests/strategies", "tests/learning", "tests/golden"]),
+    "nn": (35, ["tests/nn"]),
+    "network": (25, ["tests/network", "tests/strategies"]),
+}
+#: what a process has loaded before it forks; nothing of the package itself
+PRELOADED = ["numpy", "numba", "hypothesis.extra.numpy", "simpy", "networkx", "pydantic", "scipy.stats"]
+#: CPU seconds after which a mutant counts as one that hangs, beside three times what its tests take
+PATIENCE = 240.0
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Which tests reach which line (`lines[module][line]`, numbers of tests), and the seconds that they take."""
+
+    tests: list[tuple[str, float]]
+    lines: dict[str, dict[str, list[int]]]
+
+    def of(self, source: str, module: str, line: int, folders: list[str]) -> list[str]:
+        """Return the tests for a line, quickest first and no two of one function among the first.
+
+        Where none is known (compiled code, or what happens at import) it is those that reach the module, or all.
+        """
+        reached = self.lines.get(module, {})
+        numbers = {n for covered in _statement(source, line) for n in reached.get(str(covered), ())}
+        numbers = numbers or {n for tests in reached.values() for n in tests}
+        compiled = "numba" in source or "network.compiled" in source
+        if compiled or not numbers:
+            numbers |= set(range(len(self.tests)))
+        kept = [self.tests[n] for n in sorted(numbers) if self.tests[n][0].startswith(tuple(folders))]
+        place: dict[str, int] = defaultdict(int)
+        keys = {}
+        for test, seconds in sorted(kept, key=lambda item: item[1]):
+            function = test.partition("[")[0]
+            home = not test.startswith(folders[0])
+            keys[test] = (home, place[function] > 0, seconds)
+            place[function] += 1
+        return sorted(keys, key=lambda test: keys[test])
+
+
+def _statement(source: str, line: int) -> range:
+    """Return the lines of the smallest statement around a line; of one with a body, its head."""
+    best = range(line, line + 1)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0):
+            body = getattr(node, "body", None)
+            last = body[0].lineno - 1 if isinstance(body, list) and body else node.end_lineno or 0
+            if node.lineno <= line <= max(last, node.lineno):
+                best = range(node.lineno, max(last, node.lineno) + 1)
+    return best
+
+
+def measure_reach(copy: Path, file: Path, folders: list[str]) -> Reach:
+    """Run the tests once, unmutated, and note what reaches what; only files that are not known yet, as they are."""
+    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"stamps": {}, "tests": [], "lines": {}}
+    paths = [str(p.relative_to(copy)) for folder in folders for p in sorted((copy / folder).glob("test_*.py"))]
+    stamps = {path: hashlib.sha256((copy / path).read_bytes()).hexdigest() for path in paths}
+    new = [path for path in paths if known["stamps"].get(path) != stamps[path]]
+    if new:
+        part = file.with_suffix(".part.json")
+        print(f"what {len(new)} test files reach", flush=True)
+        done = _tests(copy, ["-p", "tests.mutation.reach", *new], 36000.0, {"MUTATION_REACH": str(part)})
+        if done.state != "survived":
+            raise SystemExit(f"without a mutant, {done.state} ({done.words}): mend that first\n{done.output}")
+        _merge(known, json.loads(part.read_text(encoding="utf-8")), new)
+        known["stamps"] |= {path: stamps[path] for path in new}
+        file.write_text(json.dumps(known), encoding="utf-8")
+    return Reach([(test, seconds) for test, seconds in known["tests"]], known["lines"])
+
+
+def _merge(known: dict[str, Any], part: dict[str, Any], new: list[str]) -> None:
+    """Put what was measured now beside what was known; tests of the same files are forgotten (no name)."""
+    old = [["", 0.0] if test.partition("::")[0] in new else [test, seconds] for test, seconds in known["tests"]]
+    known["tests"] = [*old, *part["tests"]]
+    for module, lines in part["lines"].items():
+        into = known["lines"].setdefault(module, {})
+        for line, numbers in lines.items():
+            into[line] = [*into.get(line, []), *(number + len(old) for number in numbers)]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    state: str  # "killed", "survived" or "hung", which counts as killed
+    words: str
+    output: str = ""
+
+
+def _tests(copy: Path, arguments: list[str], cpu_seconds: float, variables: dict[str, str] | None = None) -> Outcome:
+    """Run pytest in a forked process, whose session is its own, on the copy."""
+    with tempfile.TemporaryFile("w+") as output:
+        child = os.fork()
+        if child == 0:
+            _run_pytest(copy, arguments, cpu_seconds, variables or {}, output.fileno())
+        deadline = time.monotonic() + 60.0 + 8.0 * cpu_seconds
+        while True:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        if not pid:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return Outcome("hung", "waits")
+        output.seek(0)
+        text = output.read()
+    failed = [line for line in text.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if os.WIFSIGNALED(status):
+        name = signal.Signals(os.WTERMSIG(status)).name
+        return Outcome("hung" if name in ("SIGXCPU", "SIGKILL") else "killed", name)
+    code = os.waitstatus_to_exitcode(status)
+    if code == pytest.ExitCode.OK:
+        return Outcome("survived", "", text)
+    if code in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED) and failed:
+        return Outcome("killed", failed[0][:300], text)
+    raise SystemExit(f"pytest ended with {code}, which says nothing about a mutant\n{text}")
+
+
+def _run_pytest(copy: Path, arguments: list[str], cpu_seconds: float, variables: dict[str, str], output: int) -> None:
+    """Be the child: never returns."""
+    os.setsid()
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_seconds), int(cpu_seconds) + 5))
+    os.chdir(copy)
+    os.environ.update(variables, PYTHONPATH=str(copy), PYTHONDONTWRITEBYTECODE="1")
+    sys.dont_write_bytecode = True
+    sys.path[:] = [str(copy), *(p for p in sys.path if p not in (str(HERE), str(ROOT), ""))]
+    code = 70
+    try:
+        # the same examples each time, and no failure because the machine is busy
+        hypothesis.settings.register_profile("mutation", deadline=None, derandomize=True, database=None)
+        hypothesis.settings.load_profile("mutation")
+        code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=line", "--assert=plain", *arguments]))
+    except BaseException:
+        traceback.print_exc(file=sys.stdout)
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def try_mutant(copy: Path, mutant: Mutant, reach: Reach, folders: list[str]) -> Outcome:
+    """Put the mutant in place, run its tests, and put everything back, times of change included."""
+    path = copy / mutant.module
+    source, times = path.read_text(encoding="utf-8"), path.stat()
+    code = mutant.code(source)
+    assert code is not None
+    tests = reach.of(source, mutant.module, mutant.place[0], folders)
+    seconds = dict(reach.tests)
+    listed = copy / "tests.txt"
+    listed.write_text("\n".join(tests), encoding="utf-8")
+    # numba looks only at the file of a cached function, not at those that are inlined into it
+    caches, aside = path.parent / "__pycache__", path.parent / "__pycache__.aside"
+    compiled = "numba" in source and path.parent.name == "nn"
+    if compiled:
+        caches.rename(aside)
+    try:
+        path.write_text(code, encoding="utf-8")
+        return _tests(copy, [f"@{listed}"], PATIENCE + 3.0 * sum(seconds[test] for test in tests))
+    finally:
+        path.write_text(source, encoding="utf-8")
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        if compiled:
+            shutil.rmtree(caches, ignore_errors=True)
+            aside.rename(caches)
+
+
+def _shown(source: str, code: str) -> list[str]:
+    """Return the first line that differs, before and after."""
+    before, after = source.splitlines(), code.splitlines()
+    pairs = zip([*before, ""], [*after, ""], strict=False)
+    return next([a.strip(), b.strip()] for a, b in pairs if a != b)
+
+
+def _records(file: Path) -> dict[tuple[str, str, int], dict[str, object]]:
+    """Return the last outcome of every mutant tried."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    found = [json.loads(line) for line in lines]
+    return {(r["module"], r["operator"], r["occurrence"]): r for r in found}
+
+
+def report(records: list[dict[str, object]], equivalent: dict[str, str]) -> str:
+    """Return a table per package, and what survived."""
+    lines = [f"{'package':<14}{'mutants':>8}{'equivalent':>12}{'killed':>8}{'hung':>6}{'survived':>10}{'score':>8}"]
+    survivors = []
+    total = [0, 0]
+    for package in PACKAGES:
+        own = [r for r in records if str(r["module"]).split("/")[1] == package]
+        alive = [r for r in own if r["state"] == "survived"]
+        same = [r for r in alive if key(r) in equivalent]
+        hung = sum(r["state"] == "hung" for r in own)
+        n, killed = len(own) - len(same), len(own) - len(alive)
+        total[0] += killed
+        total[1] += n
+        score = f"{killed / n:.1%}" if n else "-"
+        lines.append(
+            f"{package:<14}{len(own):>8}{len(same):>12}{killed - hung:>8}{hung:>6}{n - killed:>10}{score:>8}"
+        )
+        survivors += [f"  {key(r)}" for r in alive if key(r) not in equivalent]
+    lines.append(f"killed {total[0]} of {total[1]}: {total[0] / max(total[1], 1):.1%}")
+    return "\n".join([*lines, *(["survived:", *survivors] if survivors else [])])
+
+
+def key(record: dict[str, object]) -> str:
+    """Return how a mutant is named in equivalent.json: it survives changes elsewhere in the file."""
+    return f"{record['module']}: {record['before']} -> {record['after']}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--packages", nargs="+", choices=PACKAGES, default=list(PACKAGES))
+    parser.add_argument("--sample", type=int, help="mutants per package (default: 200 in all)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--again", action="store_true", help="try once more what has survived")
+    parser.add_argument("--work", type=Path, default=ROOT / ".mutation", help="where the copy and the outcomes are")
+    arguments = parser.parse_args()
+    copy, file = arguments.work / "copy", arguments.work / f"outcomes-{arguments.seed}.jsonl"
+    ignored = shutil.ignore_patterns(".git", ".venv", ".mutation", ".hypothesis", "out")
+    if not copy.exists():
+        shutil.copytree(ROOT, copy, ignore=ignored)
+    elif arguments.again:  # the same mutants, of the same sources
+        shutil.rmtree(copy / "tests")
+        shutil.copytree(ROOT / "tests", copy / "tests", ignore=ignored)
+    for name in PRELOADED:
+        importlib.import_module(name)
+    folders = sorted({folder for package in arguments.packages for folder in PACKAGES[package][1]})
+    reach = measure_reach(copy, arguments.work / "reach.json", folders)
+    before = _records(file)
+    for package in arguments.packages:
+        n, own = PACKAGES[package]
+        chosen, n_places = sample(copy, package, arguments.sample or n, arguments.seed)
+        print(f"{package}: {len(chosen)} of {n_places} places", flush=True)
+        for mutant in chosen:
+            known = before.get((mutant.module, mutant.operator, mutant.occurrence))
+            if known and not (arguments.again and known["state"] == "survived"):
+                continue
+            source = (copy / mutant.module).read_text(encoding="utf-8")
+            first, then = _shown(source, mutant.code(source) or source)
+            begin = time.monotonic()
+            outcome = try_mutant(copy, mutant, reach, own)
+            seconds = round(time.monotonic() - begin, 1)
+            record = asdict(mutant) | {"before": first, "after": then, "state": outcome.state}
+            record |= {"words": outcome.words, "seconds": seconds}
+            with file.open("a", encoding="utf-8") as out:
+                out.write(json.dumps(record) + "\n")
+            print(f"{outcome.state:9}{seconds:6.0f} s  {key(record)}", flush=True)
+    equivalent = json.loads((HERE / "equivalent.json").read_text(encoding="utf-8"))
+    print(report(list(_records(file).values()), equivalent))
+
+
+if __name__ == "__main__":
+    main()
