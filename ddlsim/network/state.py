@@ -1,7 +1,7 @@
 """The arrays that the compiled event kernel works on.
 
-One :class:`Net` holds everything as flat NumPy arrays; compiled functions see it through :mod:`ddlsim.network.view`. Python
-makes the arrays longer when the kernel asks for it (:mod:`ddlsim.network.build`); the kernel never allocates.
+One :class:`Net` holds everything as flat NumPy arrays; compiled functions see it through :mod:`ddlsim.network.view`.
+Python makes the arrays longer when the kernel asks for it (:mod:`ddlsim.network.build`); the kernel never allocates.
 
 Words: a *channel* has capacity (bytes/s); a *slot* is one message on its way; a *flow* is one that now uses
 bandwidth; a *program* is a compiled

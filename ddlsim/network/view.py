@@ -8,6 +8,7 @@ addresses in registers, because nobody else can see that copy.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +43,8 @@ class Table:
     def of(self, net: Net) -> Ints:
         """Return the table of `net`, shape (2 * fields,); valid as long as `net` lives and is not replaced."""
         if net is not self._net:
-            for place, (array, before) in enumerate(zip(net, self._net, strict=True)):
+            arrays: Sequence[Any] = net
+            for place, (array, before) in enumerate(zip(arrays, self._net, strict=True)):
                 if array is not before:
                     self.values[2 * place] = array.ctypes.data
                     self.values[2 * place + 1] = len(array)

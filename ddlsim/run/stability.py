@@ -68,15 +68,13 @@ class Stability:
         }
 
     def __str__(self) -> str:
-        from ddlsim.report.numbers import spread
-
         n = len(self.throughputs) - 1
         inputs = f"with inputs moved by {self.size:g} ({n} run{'' if n == 1 else 's'})"
         clock = "; its clock alone, not what it learns" if self.clock_only else ""
         if self.is_stable:
             return f"throughput stays the same {inputs}{clock}"
         return (
-            f"throughput is stable to {spread(self.throughput_spread)} only, {inputs}: the order in which messages "
+            f"throughput is stable to {100.0 * self.throughput_spread:.2g} % only, {inputs}: the order in which messages "
             f"contend hangs on rounding{clock}"
         )
 
