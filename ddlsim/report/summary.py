@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddlsim.report.numbers import count, percent, rate, seconds, si, size
+from ddlsim.report.numbers import count, percent, rate, seconds, si, size, spread
 from ddlsim.run.costs import energy_assumptions
 from ddlsim.workload.jitter import NoJitter
 
@@ -149,9 +149,12 @@ def _bottleneck(result: Result) -> list[str]:
     found = result.sensitivities
     if not found:
         return ["not worked out, as the run was interrupted"]
-    if found[0].gain < 0.001:
-        return ["none that is worth it: no single part made 10 % better gives 0.1 %"]
-    return [str(s) for s in found[:N_SENSITIVITIES] if s is found[0] or s.gain >= 0.001]
+    stability = result.known_stability
+    least = max(0.001, 0.0 if stability is None else stability.throughput_spread)
+    if found[0].gain < least:
+        unsure = "" if least == 0.001 else ", which is what the throughput is stable to"
+        return [f"none that is worth it: no single part made 10 % better gives {spread(least)}{unsure}"]
+    return [str(s) for s in found[:N_SENSITIVITIES] if s is found[0] or s.gain >= least]
 
 
 def scaling_rows(results: Sequence[Result]) -> list[dict[str, float | int]]:

@@ -9,7 +9,6 @@ compute time of every worker, each by its own factor within 1 +- `size`.
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -127,6 +126,6 @@ def _complete(experiment: Experiment) -> Result:
     from ddlsim.run.simulate import run
 
     result = run(experiment)
-    if result.interrupted or not math.isfinite(result.throughput):
+    if result.interrupted:
         raise KeyboardInterrupt
     return result

@@ -77,6 +77,14 @@ def test_a_stable_run_moves_no_more_than_its_inputs(cluster: ddlsim.Cluster, str
     assert json.loads(result.to_json())["stability"]["throughput_spread"] == found.throughput_spread
 
 
+def test_no_bottleneck_is_named_below_it() -> None:
+    result = run(STAR, AsyncParameterServer(3, "colocated"), steps=20)
+    assert "bottleneck    +10% " in str(result)
+    unsure = run(STAR, AsyncParameterServer(3, "colocated"), steps=20)
+    vars(unsure)["known_stability"] = Stability(1e-12, (100.0, 120.0), (1.0, 1.0))
+    assert "no single part made 10 % better gives 20 %, which is what the throughput is stable to" in str(unsure)
+
+
 def test_asking_shows_it_where_it_is_stable_too() -> None:
     result = simulate(Experiment(STAR, "lenet5", compute=Measured("5 ms", 32)), stability=True)
     assert "stability     throughput stays the same with inputs moved by 1e-12 (3 runs)" in str(result)
