@@ -12,11 +12,16 @@ import reprlib
 from collections.abc import Iterable
 from typing import Any
 
+from ddlsim import printable
+
 __all__ = ["ConfigError", "DdlsimError", "DeadlockError", "UnitError", "nearest", "shown", "unknown_name"]
 
 
 class DdlsimError(Exception):
-    """Base of every error that ddlsim raises on purpose."""
+    """Base of every error that ddlsim raises on purpose. Control characters in its text are shown, not obeyed."""
+
+    def __str__(self) -> str:
+        return printable.shown(super().__str__())
 
 
 class ConfigError(DdlsimError, ValueError):

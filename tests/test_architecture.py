@@ -10,8 +10,9 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "ddlsim"
 #: low to high; a module imports only from its own package and those above it in this list
 ORDER = [
+    ("printable",),
     ("errors",),
-    ("units", "bundled", "ties"),
+    ("units", "bundled", "ties", "output_files", "csv_cells"),
     ("arguments",),
     ("cluster",),
     ("collectives",),

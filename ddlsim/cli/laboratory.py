@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +14,7 @@ from ddlsim.cli.application import app
 from ddlsim.cli.options import Json
 from ddlsim.cli.output import check_folder, print_table
 from ddlsim.errors import ConfigError, UnitError
+from ddlsim.output_files import write_text
 from ddlsim.units import parse
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ def lab(
     fabric = plan(loaded)
     check_folder(out)
     check_computer()
+    if left := remove():
+        typer.echo(f"note: removed {len(left)} network namespaces that killed runs have left", err=True)
     from ddlsim.lab import compare, parse_operations
 
     wanted, buffers, waiting = parse_operations(operations), _sizes(sizes), _bytes("--queue", queue)
@@ -108,11 +110,7 @@ def _begin(out: Path) -> None:
     """Begin a table of measurements with the names of its columns."""
     from ddlsim.measure.reading import COLUMNS
 
-    try:
-        with out.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerow(COLUMNS)
-    except OSError as error:
-        raise ConfigError(f"{out}: cannot be written: {error}") from None
+    write_text(out, ",".join(COLUMNS) + "\n")
 
 
 def _cells(comparison: Comparison, as_json: bool) -> dict[str, object]:

@@ -10,6 +10,8 @@ from pathlib import Path
 import typer
 
 from ddlsim.errors import ConfigError
+from ddlsim.output_files import check_place
+from ddlsim.printable import shown
 
 __all__ = ["check_folder", "check_picture", "print_table", "write_file"]
 
@@ -19,8 +21,8 @@ PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".eps")
 
 def check_folder(path: Path | None) -> None:
     """Find out before a long simulation that its output has nowhere to go."""
-    if path is not None and not path.parent.is_dir():
-        raise ConfigError(f"{path}: cannot be written: there is no folder {str(path.parent)!r}; create it first")
+    if path is not None:
+        check_place(path)
 
 
 def check_picture(path: Path | None) -> None:
@@ -48,6 +50,7 @@ def print_table(rows: Sequence[dict[str, object]], as_json: bool) -> None:
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="")
     for column in rows[0]:
@@ -56,6 +59,7 @@ def print_table(rows: Sequence[dict[str, object]], as_json: bool) -> None:
         wraps = column in ("title", "algorithms")
         table.add_column(column, justify="right" if right else "left", no_wrap=not wraps, overflow="fold")
     for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
+        # a Text is shown as it is: a str may hold what rich takes for markup, "[red]"
+        table.add_row(*(Text(shown(str(value))) for value in row.values()))
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     console.print(table)

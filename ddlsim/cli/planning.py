@@ -55,7 +55,9 @@ def recommend(
     )  # fmt: skip
     typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
     if csv is not None:
-        write_file(csv, lambda path: plan.table.to_csv(path, index=False))
+        from ddlsim.report.csv_table import save_csv
+
+        write_file(csv, lambda path: save_csv(plan.table, path))
 
 
 def _priced(clusters: list[str], prices: list[str]) -> list[ddlsim.Cluster]:

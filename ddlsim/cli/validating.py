@@ -54,7 +54,9 @@ def validate(
     if plot is not None:
         write_file(plot, found.plot)
     if table is not None:
-        write_file(table, lambda path: found.table.to_csv(path, index=False))
+        from ddlsim.report.csv_table import save_csv
+
+        write_file(table, lambda path: save_csv(found.table, path))
     if limit is not None and not found.within(limit):
         typer.echo(f"mean absolute error {found.error:.1%} is beyond the tolerance of {limit:.1%}", err=True)
         raise typer.Exit(1)

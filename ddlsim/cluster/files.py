@@ -23,6 +23,7 @@ from ddlsim.cluster.details import with_detail
 from ddlsim.cluster.graphs import from_graph, to_graph
 from ddlsim.cluster.nodes import Graph, Host, add_host, connect
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.output_files import replacing, write_text
 
 __all__ = ["read_cluster", "write_cluster"]
 
@@ -49,10 +50,11 @@ def write_cluster(cluster: Cluster, path: Path) -> None:
     graph = to_graph(cluster)
     if path.suffix == ".json":
         data = nx.node_link_data(graph, edges="edges")
-        path.write_text(json.dumps(data, indent=1), encoding="utf-8")
+        write_text(path, json.dumps(data, indent=1))
     elif path.suffix == ".graphml":
         graph.graph.update({key: json.dumps(graph.graph[key]) for key in _LISTS if key in graph.graph})
-        nx.write_graphml(graph, path)
+        with replacing(path) as file:
+            nx.write_graphml(graph, file)
     else:
         raise ConfigError(f"{path}: cannot write the format {path.suffix!r}; use .json or .graphml")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from ddlsim.data.dataset import DataSet, images_to_floats
 from ddlsim.errors import ConfigError
+from ddlsim.output_files import replacing
 
 __all__ = ["read_images"]
 
@@ -95,13 +97,10 @@ def _cached(files: Sequence[Path], size: int, folder: Path) -> npt.NDArray[np.ui
 
 def _write(place: Path, images: npt.NDArray[np.uint8]) -> None:
     """Write the cache entry whole or not at all; a cache that cannot be written is only slower."""
-    partial = place.with_name(f"{place.stem}.{os.getpid()}.partial.npy")
-    try:
+    with suppress(OSError, ConfigError):
         place.parent.mkdir(parents=True, exist_ok=True)
-        np.save(partial, images, allow_pickle=False)
-        partial.replace(place)
-    except OSError:
-        partial.unlink(missing_ok=True)
+        with replacing(place) as file:
+            np.save(file, images, allow_pickle=False)
 
 
 def _decode(file: Path, size: int) -> npt.NDArray[np.uint8]:

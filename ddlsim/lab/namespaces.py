@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -85,9 +85,10 @@ def _probe(discipline: str) -> None:
 def built(fabric: Fabric, queue: int = QUEUE) -> Iterator[Built]:
     """Build `fabric` for as long as the context lasts; `queue` bytes may wait at a port before frames are dropped.
 
-    Everything is removed at the end, also after an error, SIGINT, SIGTERM or SIGHUP. Raises
-    :class:`ConfigError` when the kernel refuses, naming what it lacks.
+    Everything is removed at the end, also after an error, SIGINT, SIGTERM or SIGHUP; what a run left that was killed is
+    removed before (:func:`clean`). Raises :class:`ConfigError` when the kernel refuses, naming what it lacks.
     """
+    clean()
     prefix = _prefix()
     spaces = [f"{prefix}{'host' if i < fabric.n_hosts else 'switch'}{i}" for i in range(len(fabric.place_names))]
     atexit.register(_remove, spaces)
@@ -103,14 +104,22 @@ def built(fabric: Fabric, queue: int = QUEUE) -> Iterator[Built]:
 
 
 def clean() -> list[str]:
-    """Remove the namespaces of runs that are no more, and return their names."""
+    """Remove the namespaces of runs that are no more, with what runs in them, and return their names."""
     left = []
     for name in _existing():
         match = _NAME.fullmatch(name)
         if match and _started(int(match[1])) != int(match[2]):
             left.append(name)
+            _kill_inside(name)  # a namespace lasts, without its name, as long as a process is in it
     _remove(left)
     return left
+
+
+def _kill_inside(space: str) -> None:
+    done = subprocess.run([_tool("ip"), "netns", "pids", space], text=True, capture_output=True, check=False)
+    for pid in done.stdout.split():
+        with suppress(OSError, ValueError):
+            os.kill(int(pid), signal.SIGKILL)
 
 
 @contextmanager

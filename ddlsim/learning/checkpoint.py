@@ -11,8 +11,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ import numpy.typing as npt
 
 from ddlsim.errors import ConfigError
 from ddlsim.learning.values import Replay
+from ddlsim.output_files import replacing
 
 __all__ = ["Checkpoint", "read", "write"]
 
@@ -65,23 +64,8 @@ def write(path: str | Path, checkpoint: Checkpoint, manifest: Mapping[str, objec
     parts["scalars"] = np.array(replay.scalars, np.float64)
     parts["losses"] = np.array(checkpoint.losses, np.float64)
     parts["times"] = np.array(checkpoint.times, np.float64)
-    _replace(Path(path), parts)
-
-
-def _replace(path: Path, parts: Mapping[str, npt.NDArray[np.generic]]) -> None:
-    """Write beside `path`, then put the file in its place: who looks sees the old one or the new one."""
-    try:
-        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}; choose another folder") from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, **parts)  # type: ignore[arg-type]  # its stub takes the arrays for allow_pickle
-        Path(beside).replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}; choose another place") from None
-    finally:
-        Path(beside).unlink(missing_ok=True)
+    with replacing(path) as file:
+        np.savez(file, **parts)  # type: ignore[arg-type]  # its stub takes the arrays for allow_pickle
 
 
 def read(path: str | Path) -> tuple[Checkpoint, dict[str, object]]:

@@ -13,6 +13,7 @@ from typing import TextIO
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from ddlsim.csv_cells import unguarded
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure.table import Measurement
 
@@ -67,7 +68,7 @@ def _csv_rows(file: TextIO, path: Path) -> Rows:
             raise ConfigError(
                 f"{where}: {len(cells)} cells for {len(header)} columns; put quotes round text that has commas"
             )
-        yield reader.line_num, {name: cell for name, cell in zip(header, cells, strict=False) if cell}
+        yield reader.line_num, {name: unguarded(cell) for name, cell in zip(header, cells, strict=False) if cell}
 
 
 def _checked_header(names: list[str], where: str) -> list[str]:

@@ -7,9 +7,11 @@ import io
 from dataclasses import asdict
 from pathlib import Path
 
+from ddlsim.csv_cells import guarded
 from ddlsim.errors import ConfigError
 from ddlsim.measure.reading import COLUMNS, read_measurements
 from ddlsim.measure.table import Measurement
+from ddlsim.output_files import cannot_be_written, write_text
 
 __all__ = ["append", "open_table"]
 
@@ -25,12 +27,12 @@ def open_table(folder: str | Path) -> tuple[Path, list[Measurement]]:
         path.parent.mkdir(parents=True, exist_ok=True)
         text = path.read_bytes() if path.exists() else b""
         if header.startswith(text):  # new, or interrupted at once
-            path.write_bytes(header)
+            write_text(path, header.decode())
             return path, []
         if not text.startswith(header):
             raise ConfigError(f"{path}: has other columns than the benchmarks write; choose another --out")
         if not text.endswith(b"\n"):
-            path.write_bytes(_mended(text))
+            write_text(path, _mended(text).decode())
     except OSError as error:
         raise ConfigError(f"--out {folder}: cannot be written: {error}; choose another folder") from None
     return path, read_measurements(path) if path.stat().st_size > len(header) else []
@@ -45,16 +47,29 @@ def _mended(text: bytes) -> bytes:
 def append(path: Path, row: Measurement) -> None:
     """Add `row` to the table. Raises ConfigError if it cannot be written."""
     cells = asdict(row)
+    line = _line([cells[name] for name in COLUMNS]).encode()
     try:
-        with path.open("a", encoding="utf-8", newline="") as file:
-            file.write(_line([cells[name] for name in COLUMNS]))
+        with path.open("ab", buffering=0) as file:
+            whole = file.seek(0, io.SEEK_END) if file.seekable() else None
+            try:
+                while line:
+                    line = line[file.write(line) :]
+            except BaseException:
+                if whole is not None:
+                    file.truncate(whole)  # no half rows
+                raise
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error}; make room, then start again to go on") from None
+        raise ConfigError(f"{cannot_be_written(path, error)}; then start again to go on") from None
 
 
 def _line(cells: list[object]) -> str:
     """Return the cells as a line of CSV: empty for what does not apply, times in six digits."""
     written = io.StringIO()
-    texts = [f"{cell:.6g}" if isinstance(cell, float) else "" if cell in (None, 0) else cell for cell in cells]
-    csv.writer(written, lineterminator="\n").writerow(texts)
+    csv.writer(written, lineterminator="\n").writerow([_cell(cell) for cell in cells])
     return written.getvalue()
+
+
+def _cell(cell: object) -> object:
+    if isinstance(cell, float):
+        return f"{cell:.6g}"
+    return guarded(cell) if isinstance(cell, str) else "" if cell in (None, 0) else cell

@@ -48,7 +48,7 @@ class Evaluator:
         keys = [key_of(text) for text in texts]
         known = self._store.statuses(keys)
         tasks = {
-            key: Task(key, text, experiment, stability)
+            key: Task(key, text, experiment, _name(experiment), stability)
             for key, text, experiment in zip(keys, texts, experiments, strict=True)
             if key not in known
         }
@@ -65,3 +65,7 @@ class Evaluator:
         self.n_done += len(ended)
         if self._report is not None:
             self._report(self.n_done)
+
+
+def _name(experiment: Experiment) -> str:
+    return f"{experiment.strategy.label}, {experiment.workers} workers, batch {experiment.batch_size}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import ddlsim
 from ddlsim.errors import ConfigError
+from ddlsim.output_files import write_text
 from ddlsim.report.html_pictures import pictures
 from ddlsim.report.numbers import count
 from ddlsim.report.study_tables import configurations, manifests_of, reasons, runs
@@ -41,10 +42,7 @@ def save_html(
     Raises ConfigError if the file cannot be written.
     """
     text = html_report(table, title=title, question=question, metric=metric, sensitivities=sensitivities)
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+    write_text(path, text)
 
 
 def sensitivities_of_best(study: Study, table: Table, metric: str = "") -> list[Sensitivity]:

@@ -17,6 +17,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from ddlsim.errors import ConfigError
+from ddlsim.output_files import replacing
 from ddlsim.report.numbers import percent, seconds
 from ddlsim.strategies.recorder import COMMUNICATION, COMPUTE, TRANSFER, WAITING
 
@@ -46,9 +48,16 @@ def figure(width: float, height: float) -> Figure:
 
 
 def save(made: Figure, path: str | Path | None) -> None:
-    """Write the figure if a path is given."""
+    """Write the figure if a path is given. Raises ConfigError if it cannot be written, or is no kind of picture."""
     if path is not None:
-        made.savefig(path)
+        path = Path(path)
+        kind, known = path.suffix[1:].lower(), made.canvas.get_supported_filetypes()
+        if not kind:  # as in matplotlib: a picture without a kind is a PNG
+            kind, path = "png", path.with_name(f"{path.name}.png") if path.is_file() or not path.exists() else path
+        if kind not in known:
+            raise ConfigError(f"{path}: no kind of picture; end the name in one of .{', .'.join(sorted(known))}")
+        with replacing(path) as file:
+            made.savefig(file, format=kind)
 
 
 def scaling(

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.output_files import write_text
+from ddlsim.printable import shown
 from ddlsim.strategies.recorder import TRANSFER, Span
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ Floats = npt.NDArray[np.float64]
 def save_trace(result: Result, path: str | Path) -> None:
     """Write the timeline of a result that was recorded with its busy intervals (``result.traced``)."""
     document = {"traceEvents": trace_events(result), "displayTimeUnit": "ms", "otherData": {"made by": "ddlsim"}}
-    Path(path).write_text(json.dumps(document), encoding="utf-8")
+    write_text(path, json.dumps(document))
 
 
 def trace_events(result: Result) -> list[Event]:
@@ -49,7 +51,7 @@ def trace_events(result: Result) -> list[Event]:
     for pid, tracks in ((WORKERS, own), (NETWORK, background), (LINKS, _links(result))):
         for tid, (name, track) in enumerate(tracks.items()):
             place = {"pid": pid, "tid": tid}
-            events.append({"ph": "M", "name": "thread_name", "args": {"name": name}, **place})
+            events.append({"ph": "M", "name": "thread_name", "args": {"name": shown(name)}, **place})
             events.append({"ph": "M", "name": "thread_sort_index", "args": {"sort_index": tid}, **place})
             events += [_event(span, place) for span in track]
     return events
@@ -58,7 +60,8 @@ def trace_events(result: Result) -> list[Event]:
 def _event(span: Span, place: dict[str, int]) -> Event:
     name = span.kind if span.kind == span.name else f"{span.kind}: {span.name}"
     begin = span.start * 1e6
-    return {"ph": "X", "name": name, "cat": span.kind, "ts": begin, "dur": (span.end - span.start) * 1e6, **place}
+    duration = (span.end - span.start) * 1e6
+    return {"ph": "X", "name": shown(name), "cat": span.kind, "ts": begin, "dur": duration, **place}
 
 
 def _tracks(spans: Iterable[Span]) -> dict[str, list[Span]]:

@@ -17,6 +17,7 @@ from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Array, Value
 from ddlsim.learning.monitor import Monitor, Row, first_reaching
 from ddlsim.network import BusyIntervals
+from ddlsim.output_files import write_text
 from ddlsim.run.costs import energy_assumptions
 from ddlsim.run.experiment import Experiment
 from ddlsim.strategies.recorder import COMMUNICATION, COMPUTE, WAITING, Recorder
@@ -419,7 +420,7 @@ class Result:
         """Return the result as JSON text, and write it to `path` if given."""
         text = json.dumps(self.to_dict(), indent=2)
         if path is not None:
-            Path(path).write_text(text + "\n", encoding="utf-8")
+            write_text(path, text + "\n")
         return text
 
     def __str__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -10,10 +11,12 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, 
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ddlsim.errors import ConfigError, DdlsimError
+from ddlsim.errors import DdlsimError
+from ddlsim.printable import shown
 from ddlsim.run.experiment import Experiment
 from ddlsim.study.executors import Pool
 from ddlsim.study.parcels import Job
+from ddlsim.study.processes import ProcessDied
 from ddlsim.study.store import LEASE, Store
 from ddlsim.study.work import FAILED, HAND_IN, Answer, Outcome
 
@@ -24,18 +27,21 @@ _SINGLE, _ALONE, _GUILTY = 1, 2, 4
 #: points that are sent at once, at most
 _MANY = 256
 _DIED = "its process died each time (out of memory, or killed)"
+#: points that are named in a line
+_NAMED = 3
 #: s between two looks at what others have finished
 _LOOK = 0.25
 
 
 @dataclass(frozen=True)
 class Task:
-    """A point to be simulated: its key, the text that this is the digest of, the experiment, and whether it is to be
-    found out how stable it is."""
+    """A point to be simulated: its key, the text that this is the digest of, the experiment, a name for people, and
+    whether it is to be found out how stable it is."""
 
     key: str
     text: str
     experiment: Experiment
+    name: str = ""
     stability: bool = False
 
 
@@ -61,8 +67,9 @@ Progress: TypeAlias = Callable[[Count], None]
 def dispatch(tasks: Iterable[Task], pool: Pool, store: Store, finished: Callable[[dict[str, str]], None]) -> None:
     """Simulate the tasks, each one once, and store the outcomes; `finished` is told keys and their status.
 
-    Points that another process simulates for the same store are waited for. Raises DdlsimError if an executor breaks
-    that cannot be started again; what is stored by then stays.
+    Points that another process simulates for the same store are waited for. Where a process of the pool dies, a line on
+    stderr says which points are tried again. Raises DdlsimError if an executor of the user's breaks; what is stored by
+    then stays.
     """
     work = _Dispatcher(pool, store, finished, deque(tasks))
     try:
@@ -92,8 +99,7 @@ class _Dispatcher:
             if self.running:
                 done, _ = wait(self.running, timeout=_LOOK, return_when=FIRST_COMPLETED)
                 for future in done:
-                    if future in self.running:  # not yet given up with a broken executor
-                        self.take(future)
+                    self.take(future)
             else:
                 time.sleep(_LOOK if self.elsewhere else 0.0)
             self.look_around()
@@ -124,7 +130,7 @@ class _Dispatcher:
         try:
             self.running[self.pool.submit([Job(task.experiment, task.stability) for task in tasks], missing)] = tasks
         except BrokenExecutor:
-            self.broken(tasks)
+            raise _broken() from None
         except DdlsimError:
             raise
         except Exception as error:  # whatever an executor raises that has been shut down
@@ -135,11 +141,13 @@ class _Dispatcher:
         tasks = self.running.pop(future)
         try:
             answer = future.result()
+        except ProcessDied as death:
+            return self.died(tasks, str(death))
         except BrokenExecutor:
-            return self.broken(tasks)
+            raise _broken() from None
         except CancelledError:
             raise DdlsimError("the executor has given up its work; run the study again to go on") from None
-        except ConfigError:
+        except DdlsimError:
             raise
         except Exception as error:  # the worker could not do it: died several times, lacks a module, ...
             return self.refused(tasks, error)
@@ -155,18 +163,16 @@ class _Dispatcher:
         self.store.save((task.key, task.text, outcome) for task, outcome in ended)
         self.finished({task.key: outcome.status for task, outcome in ended})
 
-    def broken(self, tasks: list[Task]) -> None:
-        """A process has died: start new ones, and find out which point it is that kills them, if any does."""
-        if not self.pool.restarts:
-            raise DdlsimError("the executor has broken: a worker has died; run the study again with a new one")
-        lost = [*tasks, *(task for others in self.running.values() for task in others)]
-        self.running.clear()
-        self.strikes.update(task.key for task in lost)
-        guilty = [task for task in lost if self.strikes[task.key] >= _GUILTY]
+    def died(self, tasks: list[Task], how: str) -> None:
+        """A process has died: find out which of its points it is that kills, if any does."""
+        self.strikes.update(task.key for task in tasks)
+        guilty = [task for task in tasks if self.strikes[task.key] >= _GUILTY]
         if guilty:
             self.save([(task, Outcome(FAILED, _DIED)) for task in guilty])
-        self.pending.extendleft(task for task in reversed(lost) if task not in guilty)
-        self.pool.restart()
+        again = [task for task in tasks if task not in guilty]
+        if again:
+            _say(f"a worker process has died ({how}); {_listed(again)}")
+        self.pending.extendleft(reversed(again))
 
     def refused(self, tasks: list[Task], error: Exception) -> None:
         if len(tasks) == 1:
@@ -191,3 +197,20 @@ class _Dispatcher:
             self.looked = now
             # claimed still or again free: whoever claims next will see
             self.pending.extend(rest) if not self.pending else self.elsewhere.extend(rest)
+
+
+def _broken() -> DdlsimError:
+    return DdlsimError("the executor has broken: a worker has died; run the study again with a new one")
+
+
+def _listed(tasks: Sequence[Task]) -> str:
+    """Return which points are tried again."""
+    names = [task.name or task.key for task in tasks]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    are = f"{len(names)} points are" if len(names) > 1 else "1 point is"
+    return f"{are} tried again: {'; '.join(names[:_NAMED])}{more}"
+
+
+def _say(line: str) -> None:
+    """Tell people, on stderr, what they need not do anything about."""
+    print(shown(line), file=sys.stderr, flush=True)

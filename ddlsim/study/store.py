@@ -14,13 +14,14 @@ import platform
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ddlsim.errors import ConfigError
+from ddlsim.study.reading import connected
 from ddlsim.study.work import Outcome
 
 __all__ = ["LEASE", "Member", "Store"]
@@ -80,25 +81,35 @@ class Member:
 class Store:
     """An open store. Raises ConfigError, naming the file, for all that is wrong with it."""
 
-    def __init__(self, path: str | Path | None) -> None:
-        """Open the store at `path`, or make it; None: one in memory, which is gone afterwards."""
+    def __init__(self, path: str | Path | None, *, only_read: bool = False) -> None:
+        """Open the store at `path`, or make it; None: one in memory, which is gone afterwards.
+
+        With `only_read` it must be there, nothing is claimed or changed in it, and it may lie where nothing can be
+        written (:func:`ddlsim.study.reading.connected`).
+        """
         self.path = ":memory:" if path is None else str(path)
+        self._only_read = only_read
+        self._close: Callable[[], None] = lambda: None
         self._owner = f"{platform.node()} {os.getpid()} {uuid.uuid4().hex}"
         if path is not None and not Path(path).parent.is_dir():
             raise ConfigError(f"{path}: cannot be written: there is no folder {str(Path(path).parent)!r}; create it")
         with self._named():
-            self._db = sqlite3.connect(self.path, timeout=BUSY, isolation_level=None)
+            if only_read:
+                self._db, self._close = connected(self.path, BUSY)
+            else:
+                self._db = sqlite3.connect(self.path, timeout=BUSY, isolation_level=None)
         try:
             self._open()
         except BaseException:
             self._db.close()
+            self._close()
             raise
 
     def _open(self) -> None:
         with self._named():
             application = self._number("PRAGMA application_id")
             if application != APPLICATION_ID:
-                if self._number("SELECT count(*) FROM sqlite_master"):
+                if self._only_read or self._number("SELECT count(*) FROM sqlite_master"):
                     raise ConfigError(f"{self.path}: is a database, but no store of a study; give another file")
                 self._make()
             version = self._number("PRAGMA user_version")
@@ -110,8 +121,9 @@ class Store:
             damage = " ".join(str(self._db.execute("PRAGMA quick_check(1)").fetchone()[0]).split())
             if damage != "ok":
                 raise ConfigError(f"{self.path}: is damaged ({damage}); restore a copy, or give another file")
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = NORMAL")
+            if not self._only_read:
+                self._db.execute("PRAGMA journal_mode = WAL")
+                self._db.execute("PRAGMA synchronous = NORMAL")
 
     def _make(self) -> None:
         with self._writing():
@@ -126,9 +138,11 @@ class Store:
     def close(self) -> None:
         """Give up what is claimed, and close the file."""
         try:
-            self.release(None)
+            if not self._only_read:
+                self.release(None)
         finally:
             self._db.close()
+            self._close()
 
     def __enter__(self) -> Store:
         return self
@@ -268,7 +282,9 @@ class Store:
         try:
             yield
         except sqlite3.OperationalError as error:
-            raise ConfigError(f"{self.path}: cannot be written or read as a store: {error}") from None
+            full = "full" in str(error)
+            remedy = "; free some space, then run the study again: what is stored stays" if full else ""
+            raise ConfigError(f"{self.path}: cannot be written or read as a store: {error}{remedy}") from None
         except sqlite3.DatabaseError as error:
             raise ConfigError(f"{self.path}: is no store of a study, or damaged: {error}; give another file") from None
 

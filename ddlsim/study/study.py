@@ -251,7 +251,7 @@ class Study:
 
         finished({})
         tasks = [
-            Task(p.key, p.text, p.experiment, self.stability)
+            Task(p.key, p.text, p.experiment, _name(p), self.stability)
             for p in unique.values()
             if p.key not in states and p.experiment is not None
         ]
@@ -339,6 +339,10 @@ class Study:
     def with_(self, **changes: object) -> Study:
         """Return the study with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _name(point: Point) -> str:
+    return ", ".join([*(f"{path} {value}" for path, value in point.settings.items()), f"seed {point.seed}"])
 
 
 def _shown(progress: bool | Progress | None) -> AbstractContextManager[Progress | None]:

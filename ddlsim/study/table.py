@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.output_files import replacing, write_text
+from ddlsim.report.csv_table import save_csv
 from ddlsim.study.store import Member, Store
 from ddlsim.study.work import DONE, FAILED, SKIPPED, Outcome
 from ddlsim.ties import places
@@ -202,17 +204,24 @@ class Table:
     # ------------------------------------------------------------ output
 
     def save(self, path: str | Path) -> None:
-        """Write the frame as ``.csv``, ``.parquet`` (needs pyarrow) or ``.json`` (a list of rows), by the suffix."""
+        """Write the frame as ``.csv``, ``.parquet`` (needs pyarrow) or ``.json`` (a list of rows), by the suffix.
+
+        In CSV, texts that a spreadsheet would run as formulas begin with an apostrophe (:mod:`ddlsim.csv_cells`).
+        Raises ConfigError for other formats, and if the file cannot be written.
+        """
         path = Path(path)
         if path.suffix == ".csv":
-            self.frame.to_csv(path, index=False)
+            save_csv(self.frame, path)
         elif path.suffix == ".parquet":
-            try:
-                self.frame.to_parquet(path, index=False)
-            except ImportError:
-                raise ConfigError(f"{path}: writing Parquet needs pyarrow: pip install pyarrow; or use .csv") from None
+            with replacing(path) as file:
+                try:
+                    file.write(self.frame.to_parquet(None, index=False))
+                except ImportError:
+                    raise ConfigError(
+                        f"{path}: writing Parquet needs pyarrow: pip install pyarrow; or use .csv"
+                    ) from None
         elif path.suffix == ".json":
-            self.frame.to_json(path, orient="records", indent=1)
+            write_text(path, self.frame.to_json(orient="records", indent=1))
         else:
             raise ConfigError(f"{path}: cannot write the format {path.suffix!r}; use .csv, .parquet or .json")
 
@@ -290,7 +299,7 @@ def load_table(store: str | Path) -> Table:
     """
     if not Path(store).is_file():
         raise ConfigError(f"{store}: no such file; a study writes it: study.run(store={str(store)!r})")
-    with Store(store) as opened:
+    with Store(store, only_read=True) as opened:
         studies = opened.studies()
         if not studies:
             raise ConfigError(f"{store}: has no study in it yet; run one: study.run(store={str(store)!r})")

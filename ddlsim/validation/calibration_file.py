@@ -17,6 +17,7 @@ from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.calibrated import PARAMETERS
 from ddlsim.cluster.calibration_table import CalibrationTable, ParameterTable, parse_calibration, value_of
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.output_files import write_text
 from ddlsim.validation.calibration import Calibration, Parameter, Residual
 from ddlsim.validation.compute_fit import ComputeFit
 from ddlsim.validation.curves import Curve
@@ -49,7 +50,7 @@ def write_calibration(calibration: Calibration, path: Path, source: str | Path) 
         raise ConfigError(f"{source}: has a [calibration] that was not written by ddlsim calibrate; remove it")
     if "name" not in table:  # the name is that of the file, which changes
         text = f"name = {_text(calibration.cluster.name)}\n{text}"
-    path.write_text("\n".join([text, "", MARK, *_lines(calibration), ""]), encoding="utf-8")
+    write_text(path, "\n".join([text, "", MARK, *_lines(calibration), ""]))
 
 
 def attached(calibration: Calibration) -> Calibration:

@@ -168,3 +168,30 @@ def test_what_a_killed_laboratory_leaves_is_removed_by_clean(start):
     done = subprocess.run(command, text=True, capture_output=True, env=environment, check=True)
     assert done.stdout.startswith("removed ")
     assert namespaces_of(process) == []
+
+
+def test_what_a_killed_laboratory_leaves_is_removed_when_the_next_one_starts(start):
+    """That of one which still runs is left alone, and so are other namespaces."""
+    running, ranks = started(start)
+    killed, _ = started(start)
+    name = f"{namespaces_of(killed)[0]}x"  # with a process in it, which does not end with its laboratory
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    subprocess.run(["ip", "netns", "add", "ddlsim-others"], check=True)
+    with subprocess.Popen(["ip", "netns", "exec", name, "sleep", "600"]) as sleeper:
+        try:
+            killed.kill()
+            killed.communicate()
+            assert len(namespaces_of(killed)) == 5
+            next_one = start("--operations", "all_reduce:ring", "--sizes", "64 KiB", "--repetitions", "1")
+            _, errors = next_one.communicate(timeout=60)
+            assert next_one.returncode == 0, errors
+            assert "note: removed 5 network namespaces that killed runs have left\n" in errors
+            assert namespaces_of(killed) == []
+            assert sleeper.wait(timeout=30) == -signal.SIGKILL
+            assert len(namespaces_of(running)) == 4
+            assert all(alive(rank) for rank in ranks)
+            listed = subprocess.run(["ip", "netns", "list"], text=True, capture_output=True, check=True).stdout
+            assert "ddlsim-others" in listed.split()
+        finally:
+            sleeper.kill()
+            subprocess.run(["ip", "netns", "delete", "ddlsim-others"], check=True)

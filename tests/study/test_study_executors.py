@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -19,7 +20,7 @@ from study_parts import BASE, VARY, Kills, Notes
 
 import ddlsim
 from ddlsim.study import Study, load_table
-from ddlsim.study.executors import _deaf_to_ctrl_c
+from ddlsim.study.processes import _deaf_to_ctrl_c
 
 HERE = Path(__file__).parent
 
@@ -116,7 +117,7 @@ if __name__ == "__main__":
 def start(store, notes, seconds):
     script = SCRIPT.format(here=str(HERE), notes=str(notes), store=str(store), seconds=seconds)
     environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
-    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def runs(notes):
@@ -126,7 +127,7 @@ def runs(notes):
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
 def test_nothing_finished_is_lost_when_processes_are_killed(tmp_path):
-    """Two studies share a store. One is killed; then a worker of the other, which simulates what is left: also what
+    """Two studies share a store. One is killed; then the workers of the other, which simulates what is left: also what
     the first one had claimed, and again only what was under way in the killed ones."""
     store, notes, others = (tmp_path / name for name in ("study.sqlite", "notes", "others"))
     with start(store, notes, 0.1) as killed, start(store, notes, 0.1) as other:
@@ -138,9 +139,14 @@ def test_nothing_finished_is_lost_when_processes_are_killed(tmp_path):
         killed.kill()
         killed.wait()
         shutil.copytree(tmp_path, others, ignore=shutil.ignore_patterns("others"))
-        os.kill(next(pid for pid in workers if parent(pid) == other.pid), signal.SIGKILL)
-        other.communicate()
+        for pid in workers:
+            if parent(pid) == other.pid:
+                os.kill(pid, signal.SIGKILL)
+        _, errors = other.communicate()
     assert other.returncode == 0
+    for line in errors.splitlines():  # and nothing else is on the screen
+        assert re.fullmatch(r"a worker process has died \(killed by SIGKILL\); .* tried again: workers \d, seed \d.*", line)
+    assert errors.count("\n") >= 1
     with closing(sqlite3.connect(others / store.name)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         before = connection.execute("SELECT count(*) FROM points WHERE status = 'done'").fetchone()[0]

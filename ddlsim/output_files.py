@@ -1,0 +1,141 @@
+"""Files that are written whole or not at all: beside their place first, then moved into it.
+
+Whoever looks sees the old file or the new one. On a full disk, after Ctrl-C or a crash the old file is still there (or
+none, as before), and nothing lies beside it. Everything that ddlsim writes goes this way; rows that are appended to a
+table of measurements are the one exception (:mod:`ddlsim.measure.store`).
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from ddlsim.errors import ConfigError
+
+__all__ = ["cannot_be_written", "check_place", "replacing", "write_text"]
+
+#: what can be done about it
+_REMEDIES = {
+    errno.ENOSPC: "free some or choose another folder",
+    errno.EDQUOT: "free some or choose another folder",
+    errno.EFBIG: "raise the limit (ulimit -f), or choose another folder",
+    errno.EISDIR: "name a file in it",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOENT: "create the folder first",
+    errno.ENOTDIR: "choose another folder",
+}
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write `text` as UTF-8; see :func:`replacing`."""
+    with replacing(path) as file:
+        # a lone half of a surrogate pair, which JSON may hold, has no UTF-8
+        file.write(text.encode("utf-8", "backslashreplace"))
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[BinaryIO]:
+    """Yield a file to write to, which takes the place of `path` when the block ends without an error.
+
+    A symbolic link stays, and what it leads to is replaced; the permissions and, where possible, the owner of the old
+    file stay. What is no file on a disk (``/dev/stdout``, a named pipe) is written to when the block has ended. Raises
+    :class:`ConfigError` in one line with the path, the reason and what to do; BrokenPipeError if nobody reads a pipe.
+    """
+    path = Path(path)
+    try:
+        stream = _stream(path)
+        with _beside(Path(os.path.realpath(path))) if stream is None else _into(stream) as file:
+            yield file
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise cannot_be_written(path, error) from None
+
+
+def check_place(path: str | Path) -> None:
+    """Find out before long work that its output cannot be written at `path`. Raises :class:`ConfigError`."""
+    path = Path(path)
+    folder = Path(os.path.realpath(path)).parent
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path}: cannot be written: there is no folder {str(path.parent)!r}; create it first")
+    try:
+        stream = _stream(path, just_look=True)
+    except OSError as error:
+        raise cannot_be_written(path, error) from None
+    if stream is None and not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{path}: cannot be written: no file can be made in {str(folder)!r}; choose another folder")
+
+
+def cannot_be_written(path: str | Path, error: OSError) -> ConfigError:
+    """Return the error for a file that could not be written, with the reason and what to do about it."""
+    remedy = _REMEDIES.get(error.errno or 0, "choose another place")
+    return ConfigError(f"{path}: cannot be written: {error.strerror or error}: {remedy}")
+
+
+def _stream(path: Path, *, just_look: bool = False) -> int | None:
+    """Return a descriptor of what is no file on a disk, or is where our own output goes; None for other files.
+
+    Raises OSError for folders and files that are write-protected. With `just_look`, nothing is opened (0).
+    """
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(there.st_mode):
+        raise OSError(errno.EISDIR, "Is a folder")
+    for descriptor in (1, 2):
+        with suppress(OSError):
+            if os.path.samestat(there, os.fstat(descriptor)):
+                return 0 if just_look else os.dup(descriptor)
+    if stat.S_ISREG(there.st_mode):
+        os.close(os.open(path, os.O_WRONLY))  # a file that is write-protected is not replaced either
+        return None
+    return 0 if just_look else os.open(path, os.O_WRONLY | getattr(os, "O_CLOEXEC", 0))
+
+
+@contextmanager
+def _into(stream: int) -> Iterator[BinaryIO]:
+    """Yield a buffer, which goes to the stream at the end: pictures and archives go back in what they write."""
+    with os.fdopen(stream, "wb") as out:
+        buffer = io.BytesIO()
+        yield buffer
+        out.write(buffer.getbuffer())
+
+
+@contextmanager
+def _beside(target: Path) -> Iterator[BinaryIO]:
+    """Yield a new file in the folder of `target`, which is moved there at the end, or removed."""
+    partial = target.with_name(f".{target.name[:40]}.{os.getpid()}-{secrets.token_hex(4)}.partial")
+    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            _keep_permissions(file.fileno(), target)
+            os.fsync(file.fileno())  # a crash of the computer must not leave the new name with nothing in it
+        partial.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def _keep_permissions(handle: int, target: Path) -> None:
+    """Give a new file the owner and the permissions of the one that it takes the place of."""
+    if not hasattr(os, "fchown"):
+        return
+    try:
+        old = target.stat()
+    except FileNotFoundError:
+        return
+    with suppress(OSError):  # only root may give files away
+        os.fchown(handle, old.st_uid, old.st_gid)
+    with suppress(OSError):
+        os.fchmod(handle, stat.S_IMODE(old.st_mode))

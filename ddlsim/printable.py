@@ -1,0 +1,28 @@
+"""Text from elsewhere made harmless to show: control characters are written out, not obeyed.
+
+A name from a file may hold escape sequences, which a terminal obeys (colours, the title of the window, going back over
+what was printed), or marks that reverse the order of the text after them (Unicode's bidirectional controls, "Trojan
+Source", CVE-2021-42574).
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["shown"]
+
+#: all but line feed and tabulator of C0; DEL and C1; the marks, embeddings, overrides and isolates of Unicode's
+#: bidirectional algorithm (UAX 9); line and paragraph separators; byte order mark; halves of surrogate pairs
+_OBEYED = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
+
+
+def shown(text: str) -> str:
+    """Return `text` with its control characters as escapes (``\\x1b``, ``\\u202e``); lines and tabs stay."""
+    return _OBEYED.sub(_escape, text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    number = ord(match[0])
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"

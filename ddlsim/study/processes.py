@@ -1,0 +1,235 @@
+"""Processes on this machine that simulate, each with a pipe of its own.
+
+A process that is killed takes nothing with it but the work that it had: the others share no pipe or lock with it, and
+another one takes its place.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Future
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from queue import SimpleQueue
+
+from ddlsim.errors import ConfigError, DdlsimError
+from ddlsim.run.experiment import Experiment
+from ddlsim.run.seeds import one_thread_each
+from ddlsim.study.parcels import Job, Packer, Parcel
+from ddlsim.study.work import Answer, simulate_some, warm_up
+
+__all__ = ["ProcessDied", "Processes"]
+
+#: times that a process may be killed as it starts, one after the other
+_STARTS = 5
+
+
+class ProcessDied(BrokenExecutor):
+    """The process that had some work has died; another one takes its place."""
+
+
+class Processes:
+    """Processes on this machine, started afresh, with one thread each.
+
+    They end with this one, however it ends, and leave Ctrl-C to it.
+    """
+
+    def __init__(self, n_workers: int, packer: Packer, experiments: Sequence[Experiment]) -> None:
+        self.n_workers = n_workers
+        self._packer = packer
+        self._orders: SimpleQueue[tuple[Future[Answer], Parcel] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._running: set[SpawnProcess] = set()
+        self._closing = False
+        ready: list[Future[None]] = [Future() for _ in range(n_workers)]
+        self._threads = [threading.Thread(target=self._serve, args=(first,), daemon=True) for first in ready]
+        try:
+            with _deaf_to_ctrl_c():
+                for thread in self._threads:
+                    thread.start()
+            warm_up(experiments)  # meanwhile; what has to be compiled is in the cache when they want it
+            ready[0].result()
+        except BaseException:
+            self.close(at_once=True)
+            raise
+
+    def submit(self, jobs: Sequence[Job], missing: Sequence[str] = ()) -> Future[Answer]:
+        """Let a process do the jobs; raises ProcessDied, as the future's exception, if it dies."""
+        future: Future[Answer] = Future()
+        self._orders.put((future, self._packer.pack(jobs, missing)))
+        return future
+
+    def close(self, *, at_once: bool) -> None:
+        """End the processes; with `at_once` without waiting for what runs."""
+        with self._lock:
+            self._closing = True
+            for process in self._running if at_once else ():
+                process.terminate()
+        for _ in self._threads:
+            self._orders.put(None)
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+
+    # ------------------------------------------------------------ a thread for each process
+
+    def _serve(self, ready: Future[None]) -> None:
+        """Hand orders to a process, one after the other, and take what it answers."""
+        worker, problem = self._started()
+        if problem is None:
+            ready.set_result(None)
+        else:
+            ready.set_exception(problem)
+        while (order := self._orders.get()) is not None:
+            future, parcel = order
+            if not future.set_running_or_notify_cancel():
+                continue
+            if worker is None:
+                future.set_exception(problem)
+                continue
+            answer = worker.ask(parcel)
+            if isinstance(answer, Answer):
+                future.set_result(answer)
+            elif isinstance(answer, EOFError):
+                future.set_exception(ProcessDied(_cause(self._ended(worker))))
+                worker, problem = self._started()
+            else:
+                future.set_exception(answer)
+        if worker is not None:
+            worker.pipe.close()  # which ends it
+            self._ended(worker)
+
+    def _started(self) -> tuple[_Worker | None, Exception | None]:
+        """Return a process that is ready for work, or else why there is none."""
+        for _ in range(_STARTS):
+            with self._lock:
+                if self._closing:
+                    return None, ProcessDied("the pool is closed")
+                try:
+                    worker = _start()
+                except OSError as error:  # too many processes, no memory; or killed before it had begun to read
+                    return None, DdlsimError(f"jobs: a process cannot be started: {error}; use fewer")
+                self._running.add(worker.process)
+            if worker.is_ready():
+                return worker, None
+            code = self._ended(worker)
+            if code is None or code >= 0:
+                return None, ConfigError(
+                    "jobs: a process has died as it started. Does your script do its work under if __name__ == "
+                    "'__main__':? Otherwise use jobs=1, which also shows the error"
+                )
+        return None, DdlsimError("jobs: processes are killed as they start (is there too little memory?); use fewer")
+
+    def _ended(self, worker: _Worker) -> int | None:
+        """Wait for the end of a process, and return its exit code: the negative signal, if it was killed."""
+        with self._lock:  # starting a process asks for the ends of all others: they must not be waited for meanwhile
+            worker.process.join()
+            self._running.discard(worker.process)
+        worker.pipe.close()
+        return worker.process.exitcode
+
+
+class _Worker:
+    """A process, and our end of the pipe to it."""
+
+    def __init__(self, process: SpawnProcess, pipe: Connection) -> None:
+        self.process = process
+        self.pipe = pipe
+
+    def is_ready(self) -> bool:
+        """Wait until it has begun; False if it has died before."""
+        try:
+            self.pipe.recv()
+        except (EOFError, OSError):
+            return False
+        return True
+
+    def ask(self, parcel: Parcel) -> Answer | Exception:
+        """Return what it makes of the parcel, the exception that it raises, or EOFError if it has died."""
+        try:
+            self.pipe.send(parcel)
+            answer = self.pipe.recv()
+        except (EOFError, OSError):
+            return EOFError("the process has died")
+        except Exception as error:  # what it sent cannot be read here
+            return error
+        assert isinstance(answer, Answer | Exception)
+        return answer
+
+
+def _cause(code: int | None) -> str:
+    """Return how a process ended, for people."""
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def _start() -> _Worker:
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_work, args=(theirs,))
+    try:
+        with one_thread_each(), _deaf_to_ctrl_c():
+            process.start()
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()  # only the process has it now: its end is the pipe's
+    return _Worker(process, ours)
+
+
+# ---------------------------------------------------------------- in the process
+
+
+def _work(pipe: Connection) -> None:
+    """Simulate what comes through the pipe, until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(EOFError, OSError):
+        pipe.send(None)
+        while True:
+            parcel = pipe.recv()
+            try:
+                answer: Answer | Exception = simulate_some(parcel)
+            except Exception as error:
+                answer = _sendable(error)
+            pipe.send(answer)
+
+
+def _sendable(error: Exception) -> Exception:
+    """Return the error, or one that says the same, if it does not survive a pipe."""
+    from multiprocessing.reduction import ForkingPickler
+
+    try:
+        ForkingPickler.loads(ForkingPickler.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Start processes that Ctrl-C does not reach before :func:`_work` has run; here it is heard a moment later."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
