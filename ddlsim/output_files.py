@@ -76,7 +76,7 @@ def check_place(path: str | Path) -> None:
 def cannot_be_written(path: str | Path, error: OSError) -> ConfigError:
     """Return the error for a file that could not be written, with the reason and what to do about it."""
     remedy = _REMEDIES.get(error.errno or 0, "choose another place")
-    return ConfigError(f"{path}: cannot be written: {error.strerror or error}: {remedy}")
+    return ConfigError(f"{path}: cannot be written: {error.strerror or error}; {remedy}")
 
 
 def _stream(path: Path, *, just_look: bool = False) -> int | None:

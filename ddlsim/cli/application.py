@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
+from contextlib import suppress
 from typing import Annotated, NoReturn
 
 import typer
 
 import ddlsim
 from ddlsim.errors import DdlsimError
+from ddlsim.printable import shown
 
 __all__ = ["app", "main", "show"]
 
@@ -39,17 +43,38 @@ def _options(
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(message, file=sys.stderr)
+    with suppress(OSError):  # nobody reads it, or it is full, too
+        print(shown(message), file=sys.stderr, flush=True)
     sys.exit(code)
 
 
+def _forget_stdout() -> None:
+    """Let what is still to be written to stdout go nowhere, so that the interpreter does not try again as it ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main() -> None:
-    """Run the command line: errors are one line on stderr and exit code 2, an interrupt is 130."""
+    """Run the command line: errors are one line on stderr and exit code 2, an interrupt is 130.
+
+    Where nobody reads on (``ddlsim models | head -1``), it ends without a word.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that has no place in its encoding is no reason to fail
+            stream.reconfigure(errors="backslashreplace")
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except DdlsimError as error:
         _fail(f"error: {error}", 2)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except BrokenPipeError:
+        _forget_stdout()
         sys.exit(0)
+    except OSError as error:
+        _forget_stdout()
+        what = "the output" if error.filename is None else error.filename
+        _fail(f"error: {what}: {error.strerror or error}", 2)

@@ -15,6 +15,7 @@ from ddlsim.cli.options import Json
 from ddlsim.cli.output import check_folder, print_table
 from ddlsim.errors import ConfigError, UnitError
 from ddlsim.output_files import write_text
+from ddlsim.printable import shown
 from ddlsim.units import parse
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def lab(
     notes = list(fabric.notes)
     notes += [f"{n_busy} rows{BUSY}"] if n_busy else []
     for note in notes:
-        typer.echo(f"note: {note}", err=True)
+        typer.echo(shown(f"note: {note}"), err=True)
     if interrupted:
         raise typer.Exit(130)
 

@@ -12,6 +12,7 @@ import ddlsim
 from ddlsim.cli.application import app, show
 from ddlsim.cli.options import Json
 from ddlsim.cli.output import print_table, write_file
+from ddlsim.printable import shown
 
 __all__ = ["algorithms", "devices", "models", "show_model", "show_topology", "topologies"]
 
@@ -127,7 +128,7 @@ def show_model(
         totals = {"parameters": model.n_params, "flops": model.flops, "gradient_nbytes": model.gradient_nbytes()}
         typer.echo(json.dumps({"name": model.name, "title": model.title, **totals, "layers": rows}, indent=2))
         return
-    typer.echo(f"{model.name}: {model.title}")
+    typer.echo(shown(f"{model.name}: {model.title}"))
     typer.echo(
         f"{model.n_params:,} parameters, {size(model.gradient_nbytes())} of fp32 gradients, "
         f"{si(model.flops, 'FLOP')} forward per sample, activations {size(model.activation_nbytes)} per sample\n"

@@ -40,7 +40,7 @@ def write_file(path: Path, write: Callable[[Path], object]) -> None:
         raise
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be written: {error}") from None
-    typer.echo(f"wrote {path}", err=True)
+    typer.echo(shown(f"wrote {path}"), err=True)
 
 
 def print_table(rows: Sequence[dict[str, object]], as_json: bool) -> None:

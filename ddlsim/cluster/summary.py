@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 
 from ddlsim.cluster.cluster import Bools, Cluster, Floats
+from ddlsim.printable import shown
 
 __all__ = ["summary"]
 
@@ -34,7 +35,7 @@ def summary(cluster: Cluster) -> str:
         lines.append(f"  {kind}: {of_kind.sum()} links of {rate}, {delay}, efficiency {share}".rstrip() + more)
     lines += [f"  note: {note}" for note in cluster.notes]
     lines += [f"  source: {source}" for source in cluster.sources]
-    return "\n".join(lines)
+    return shown("\n".join(lines))
 
 
 def _details(cluster: Cluster, of_kind: Bools) -> str:

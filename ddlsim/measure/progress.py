@@ -7,11 +7,13 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ddlsim.measure.plan import Task
 from ddlsim.measure.runner import Event
 from ddlsim.measure.table import Measurement
+from ddlsim.printable import shown
 
 __all__ = ["follow", "summary"]
 
@@ -28,7 +30,7 @@ def follow(events: Iterable[Event], tasks: Sequence[Task], budget: float) -> Ite
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=sum(len(task.sizes) for task in tasks))
         for task, of_task in itertools.groupby(events, key=lambda event: event.task):
-            progress.update(bar, description=str(task))
+            progress.update(bar, description=escape(shown(str(task))))
             rows, n_left = [], 0
             for event in of_task:
                 progress.advance(bar, event.n_left or 1)
@@ -37,7 +39,8 @@ def follow(events: Iterable[Event], tasks: Sequence[Task], budget: float) -> Ite
                     rows.append(event.row)
                     yield event.row
             elapsed = time.perf_counter() - start
-            progress.console.print(f"[{elapsed:4.0f} of {budget:.0f} s] {summary(task, rows, n_left)}", markup=False)
+            line = f"[{elapsed:4.0f} of {budget:.0f} s] {summary(task, rows, n_left)}"
+            progress.console.print(shown(line), markup=False, emoji=False)
 
 
 def summary(task: Task, rows: Sequence[Measurement], n_left: int) -> str:

@@ -11,6 +11,7 @@ from ddlsim.cluster import Cluster
 from ddlsim.compression import FP16, Compression, ErrorFeedback, TopK
 from ddlsim.compression.choice import compression_of
 from ddlsim.errors import ConfigError
+from ddlsim.printable import shown
 from ddlsim.run.experiment import Experiment
 from ddlsim.strategies import AllReduce, LocalSGD, ParameterServer, ShardedUpdate, Strategy
 from ddlsim.study.labels import labels_of
@@ -60,7 +61,7 @@ class Candidate:
     def __str__(self) -> str:
         packed = "" if self.compression == "none" else f", {self.compression}"
         workers = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
-        return f"{workers} of {self.place}, {self.strategy}{packed}, batch {self.batch_size}"
+        return shown(f"{workers} of {self.place}, {self.strategy}{packed}, batch {self.batch_size}")
 
     def at(self, workers: int) -> Experiment:
         """Return the experiment with another number of workers."""

@@ -11,6 +11,7 @@ import numpy as np
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.evaluate import Evaluator
 from ddlsim.planner.search import Found
+from ddlsim.printable import shown
 from ddlsim.study.work import DONE, Outcome
 
 __all__ = ["Crossover", "crossovers"]
@@ -38,7 +39,7 @@ class Crossover:
 
     def __str__(self) -> str:
         since = f"from {self.workers} workers on" if self.exact else f"from between {self.before} and {self.workers} on"
-        return f"{self.faster} beats {self.slower} {since} ({self.cluster}, batch {self.batch_size})"
+        return shown(f"{self.faster} beats {self.slower} {since} ({self.cluster}, batch {self.batch_size})")
 
 
 def crossovers(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from ddlsim.planner.plan import Choice, Plan
 from ddlsim.planner.search import OUT, PRUNED, SIMULATED
 from ddlsim.planner.target import Miss, Target
+from ddlsim.printable import shown
 from ddlsim.report.numbers import count, percent, rate, seconds, spread
 from ddlsim.ties import FLOOR
 
@@ -39,7 +40,7 @@ def text(plan: Plan) -> str:
         rows += [("rule", f"{guideline.name} ({guideline.source}): {guideline.says}")]
         rows += [("", f"simulated: {guideline.simulated}")]
     rows += [("", ""), *_skipped(plan), *(("note", note) for note in plan.notes)]
-    return "\n".join(line for row in rows for line in _lines(*row))
+    return shown("\n".join(line for row in rows for line in _lines(*row)))
 
 
 def _sensitivities(plan: Plan) -> list[str]:

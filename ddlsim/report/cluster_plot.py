@@ -12,6 +12,7 @@ from matplotlib.collections import LineCollection
 
 from ddlsim.cluster import Cluster
 from ddlsim.report.numbers import si
+from ddlsim.report.picture_text import drawn
 from ddlsim.report.plots import figure, save
 
 if TYPE_CHECKING:
@@ -42,9 +43,9 @@ def cluster_plot(result: Result | Cluster, path: str | Path | None = None) -> Ax
     _draw_links(cluster, utilisation, x, y, shown, axes)
     _draw_nodes(cluster, x, y, shown, axes)
     if utilisation is None:
-        axes.set_title(f"{cluster.name}: {cluster.title}" if cluster.title else cluster.name, fontsize=10)
+        axes.set_title(drawn(f"{cluster.name}: {cluster.title}" if cluster.title else cluster.name), fontsize=10)
     else:
-        axes.set_title(f"Use of the links of {cluster.name}", fontsize=10)
+        axes.set_title(drawn(f"Use of the links of {cluster.name}"), fontsize=10)
     axes.set_axis_off()
     axes.margins(0.04)
     made.legend(loc="outside lower center", ncols=4, fontsize=8)
@@ -186,7 +187,7 @@ def _draw_nodes(cluster: Cluster, x: Floats, y: Floats, shown: npt.NDArray[np.bo
     if n_shown <= MANY_HOSTS:
         for node in np.flatnonzero(shown):
             name = cluster.node_names[node]
-            label = name.rpartition(".")[2] if kind[node] == "gpu" else name
+            label = drawn(name.rpartition(".")[2] if kind[node] == "gpu" else name)
             above = -1.0 if kind[node] != "switch" else 1.0  # links leave a switch downwards
             axes.annotate(label, (x[node], y[node]), fontsize=6, ha="center", va="top" if above < 0.0 else "bottom",
                           xytext=(0, above * (0.55 * size**0.5 + 1)), textcoords="offset points")  # fmt: skip

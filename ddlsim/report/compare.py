@@ -12,6 +12,7 @@ import pandas as pd
 
 from ddlsim.errors import ConfigError
 from ddlsim.learning.monitor import Row, first_reaching
+from ddlsim.printable import shown
 from ddlsim.report.numbers import percent, rate, seconds, size
 from ddlsim.run.result import Result
 from ddlsim.run.seeds import Seeds
@@ -38,8 +39,8 @@ class Comparison:
         until = f"time to {percent(self.target)}"
         rows = [("run", until, "updates", "bytes sent", "accuracy", "throughput", "staleness")]
         for name, row in self.table.iterrows():
-            rows.append((str(name), *self._reached(str(name), row), percent(row["accuracy"]), rate(row["throughput"]),
-                         f"{row['staleness']:.3g}"))  # fmt: skip
+            rows.append((shown(str(name)), *self._reached(str(name), row), percent(row["accuracy"]),
+                         rate(row["throughput"]), f"{row['staleness']:.3g}"))  # fmt: skip
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         return "\n".join(
             "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])

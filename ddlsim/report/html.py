@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import ddlsim
 from ddlsim.errors import ConfigError
 from ddlsim.output_files import write_text
+from ddlsim.printable import shown
 from ddlsim.report.html_pictures import pictures
 from ddlsim.report.numbers import count
 from ddlsim.report.study_tables import configurations, manifests_of, reasons, runs
@@ -89,7 +90,7 @@ def html_report(
 
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
+        lstrip_blocks=True, finalize=_shown,
     )  # fmt: skip
     summary, fields = table.summary, varied(table)
     if metric and len(summary):
@@ -124,6 +125,11 @@ def html_report(
         reasons=reasons(table),
         remarks=[(kind, _remarks(table, kind)) for kind in ("warnings", "notes")],
     )
+
+
+def _shown(value: object) -> object:
+    """Return a text with its control characters written out; what is HTML already is left as it is."""
+    return shown(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _main_metric(table: Table) -> str:

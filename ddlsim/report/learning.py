@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.report.picture_text import drawn
 from ddlsim.report.plots import COLOURS, MARKERS, STYLES, figure, save
 from ddlsim.run.result import Result
 from ddlsim.run.seeds import AXES, Seeds
@@ -86,7 +87,7 @@ def _line(axes: Axes, curve: pd.DataFrame, scale: float, number: int, label: str
     colour, at = COLOURS[number % len(COLOURS)], curve.index.to_numpy(dtype=float) / scale
     every = max(1, len(curve) // N_MARKERS)
     axes.plot(
-        at, curve["mean"], color=colour, linestyle=STYLES[number % len(STYLES)], linewidth=1.4, label=label,
+        at, curve["mean"], color=colour, linestyle=STYLES[number % len(STYLES)], linewidth=1.4, label=drawn(label),
         marker=MARKERS[number % len(MARKERS)], markersize=4.5, markevery=(number % every, every),
     )  # fmt: skip
     if "low" in curve and curve["low"].notna().any():
@@ -105,4 +106,4 @@ def _title(series: Mapping[str, Result | Seeds]) -> str:
     counts = {len(result.runs) for result in series.values() if isinstance(result, Seeds)}
     seeds = f"; mean of {counts.pop()} seeds, 95 % interval" if len(counts) == 1 else ""
     own = f"{next(iter(series))}: " if len(series) == 1 else ""
-    return own + (titles[0] if len(set(titles)) == 1 else "") + seeds
+    return drawn(own + (titles[0] if len(set(titles)) == 1 else "") + seeds)

@@ -20,6 +20,7 @@ from matplotlib.patches import Patch
 from ddlsim.errors import ConfigError
 from ddlsim.output_files import replacing
 from ddlsim.report.numbers import percent, seconds
+from ddlsim.report.picture_text import drawn
 from ddlsim.strategies.recorder import COMMUNICATION, COMPUTE, TRANSFER, WAITING
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def scaling(
             "linestyle": STYLES[i % len(STYLES)],
         }  # fmt: skip
         n = [r.n_workers for r in rs]
-        left.plot(n, [r.throughput for r in rs], label=label, **style)
+        left.plot(n, [r.throughput for r in rs], label=drawn(label), **style)
         right.plot(n, [100.0 * r.efficiency for r in rs], label=label, **style)
     for axes in (left, right):
         axes.set_xscale("log", base=2)
@@ -101,7 +102,9 @@ def scaling(
 
 def _title(result: Result) -> str:
     experiment = result.experiment
-    return f"{result.workloads[0].model.name}, batch {experiment.batch_size} per worker, on {result.cluster.name}"
+    return drawn(
+        f"{result.workloads[0].model.name}, batch {experiment.batch_size} per worker, on {result.cluster.name}"
+    )
 
 
 def timeline(
@@ -147,7 +150,7 @@ def timeline(
         if kind != "idle"
     ]
     made.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8)
-    axes.set_title(f"{_title(result)}: {result.experiment.strategy.label}", fontsize=9)
+    axes.set_title(f"{_title(result)}: {drawn(result.experiment.strategy.label)}", fontsize=9)
     save(made, path)
     return axes
 
@@ -174,7 +177,7 @@ def breakdown(results: Mapping[str, Result], path: str | Path | None = None) -> 
         bottom += height
     for i, result in enumerate(results.values()):
         axes.annotate(percent(result.efficiency), (i, 101.0), ha="center", fontsize=8)
-    axes.set_xticks(at, [textwrap.fill(label, 16) for label in results], fontsize=8)
+    axes.set_xticks(at, [drawn(textwrap.fill(label, 16)) for label in results], fontsize=8)
     axes.set_ylabel("time of the workers (%); efficiency on top")
     axes.set_ylim(0.0, 110.0)
     made.legend(loc="outside lower center", ncols=2, fontsize=8)

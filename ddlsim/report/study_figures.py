@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.report.numbers import seconds
+from ddlsim.report.picture_text import drawn
 from ddlsim.report.plots import COLOURS, KINDS, MARKERS, STYLES, figure, save
 from ddlsim.report.study_words import COLUMNS, label_of, plain, varied
 
@@ -55,16 +56,16 @@ def heat_map(table: Table, x: str, y: str, path: str | Path | None = None, *, me
     axes.patch.set(hatch="///", facecolor="#ffffff", edgecolor="#bbbbbb")
     axes.pcolormesh(cells, cmap="cividis", edgecolors="white", linewidth=1.0)
     unit = _write_cells(axes, cells, metric)
-    axes.set_xticks(np.arange(len(columns)) + 0.5, [textwrap.fill(text, 14) for text in columns], fontsize=8)
-    axes.set_yticks(np.arange(len(rows)) + 0.5, [textwrap.fill(text, 22) for text in rows], fontsize=8)
+    axes.set_xticks(np.arange(len(columns)) + 0.5, [drawn(textwrap.fill(text, 14)) for text in columns], fontsize=8)
+    axes.set_yticks(np.arange(len(rows)) + 0.5, [drawn(textwrap.fill(text, 22)) for text in rows], fontsize=8)
     axes.tick_params(length=0)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
+    axes.set_xlabel(drawn(x))
+    axes.set_ylabel(drawn(y))
     title = COLUMNS[metric].heading + (f" ({unit})" if unit else "")
     others = [axis for axis in varied(table) if axis not in (x, y)]
     title += f", the best over {', '.join(others)}" if others else ""
     title += "; hatched: there is none" if np.isnan(cells).any() else ""
-    made.suptitle(textwrap.fill(title, int(11.0 * made.get_figwidth())), fontsize=9)
+    made.suptitle(drawn(textwrap.fill(title, int(11.0 * made.get_figwidth()))), fontsize=9)
     save(made, path)
     return axes
 
@@ -110,7 +111,7 @@ def breakdown(
         left += width
     for i, value in enumerate(best[metric]):
         axes.annotate(COLUMNS[metric].write(value), (101.5, i), va="center", fontsize=8, annotation_clip=False)
-    labels = [_two_lines(label_of(row, fields)) for _, row in best.iterrows()]
+    labels = [drawn(_two_lines(label_of(row, fields))) for _, row in best.iterrows()]
     axes.set_yticks(at, labels, fontsize=8)
     axes.set_ylim(len(best) - 0.4, -0.6)
     axes.set_xlim(0.0, 100.0)
@@ -153,17 +154,17 @@ def one_change(table: Table, path: str | Path | None = None, *, metric: str = "t
         axes.barh(i, high - low, left=low, color="#cfdceb", edgecolor=COLOURS[0], height=0.45)
         axes.plot([x for x, _ in changes], [i] * len(changes), linestyle="", marker="o", markersize=4, color="#223344")
         for x, text, side, offset in ((low, low_text, "right", -6), (high, high_text, "left", 6)):
-            axes.annotate(textwrap.shorten(text, 30, placeholder=" ..."), (x, i), xytext=(offset, 0), fontsize=8,
-                          textcoords="offset points", ha=side, va="center")  # fmt: skip
+            axes.annotate(drawn(textwrap.shorten(text, 30, placeholder=" ...")), (x, i), xytext=(offset, 0),
+                          fontsize=8, textcoords="offset points", ha=side, va="center")  # fmt: skip
     axes.axvline(0.0, color="#222222", linewidth=1.0)
-    axes.set_yticks(range(len(found)), [field for field, _ in found], fontsize=8)
+    axes.set_yticks(range(len(found)), [drawn(field) for field, _ in found], fontsize=8)
     axes.set_ylim(len(found) - 0.4, -0.6)
     left, right = min(c[0][0] for _, c in found), max(c[-1][0] for _, c in found)
     space = 0.6 * max(right - left, 1e-6)  # for the texts beside the bars
     axes.set_xlim(left - space, right + space)
     axes.set_xticks([tick for tick in axes.get_xticks() if left <= tick <= right])
     axes.set_xlabel(f"{COLUMNS[metric].heading} against that of the best configuration (%)")
-    axes.set_title(textwrap.fill(f"best: {label_of(best, varied(table))}", 90), fontsize=9)
+    axes.set_title(drawn(textwrap.fill(f"best: {label_of(best, varied(table))}", 90)), fontsize=9)
     axes.grid(alpha=0.3, axis="x")
     save(made, path)
     return axes
@@ -182,11 +183,11 @@ def tornado(sensitivities: Sequence[Sensitivity], path: str | Path | None = None
                       ha="right" if gain < 0.0 else "left", va="center", fontsize=8)  # fmt: skip
     axes.axvline(0.0, color="#222222", linewidth=1.0)
     names = [f"{'-' if s.what.startswith('latency') else '+'}{s.change:.0%} {s.what}" for s in sensitivities]
-    axes.set_yticks(range(len(gains)), names, fontsize=8)
+    axes.set_yticks(range(len(gains)), [drawn(name) for name in names], fontsize=8)
     axes.set_ylim(len(gains) - 0.4, -0.6)
     axes.margins(x=0.15)
     axes.set_xlabel("change of throughput (%)")
-    axes.set_title(textwrap.fill(title, 90), fontsize=9)
+    axes.set_title(drawn(textwrap.fill(title, 90)), fontsize=9)
     axes.grid(alpha=0.3, axis="x")
     save(made, path)
     return axes
@@ -210,7 +211,7 @@ def learning(table: Table, path: str | Path | None = None, *, n: int = N_LINES) 
             rows = rows[rows[axis] == settings[axis]]
         at, mean, half = _mean_curve(rows)
         colour, every = COLOURS[i % len(COLOURS)], max(1, len(at) // 8)
-        label = textwrap.fill(label_of(settings, varied(table)), 34)
+        label = drawn(textwrap.fill(label_of(settings, varied(table)), 34))
         axes.plot(at, mean, color=colour, linestyle=STYLES[i % len(STYLES)], marker=MARKERS[i % len(MARKERS)],
                   markersize=4.5, markevery=(i % every, every), label=label)  # fmt: skip
         if half is not None:

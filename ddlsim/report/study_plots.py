@@ -19,6 +19,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from ddlsim.errors import ConfigError, UnitError, unknown_name
 from ddlsim.report.numbers import percent
+from ddlsim.report.picture_text import drawn
 from ddlsim.report.plots import COLOURS, MARKERS, STYLES, figure, save
 from ddlsim.report.study_words import COLUMNS, plain, varied
 from ddlsim.units import DIMENSIONS, parse
@@ -85,9 +86,9 @@ def lines(table: Table, field: str, path: str | Path | None = None, *, metric: s
     elif is_wide(list(places.values())):
         axes.set_xscale("log")
     texts, unit = _without_unit([plain(value) for value in places])
-    axes.set_xticks(list(places.values()), texts, fontsize=8)
+    axes.set_xticks(list(places.values()), [drawn(text) for text in texts], fontsize=8)
     axes.minorticks_off()
-    axes.set_xlabel(field + unit)
+    axes.set_xlabel(drawn(field + unit))
     if table.units[metric] and is_wide(known[metric].tolist()):  # shares and counts have no unit, and begin at 0
         axes.set_yscale("log")
     else:
@@ -107,7 +108,7 @@ def _lines(
         mean = rows[metric].to_numpy(float)
         half = mean - rows[f"{metric}_low"].to_numpy(float)
         axes.errorbar(
-            x[order], mean[order], half[order] if np.isfinite(half).any() else None, label=label, markersize=5,
+            x[order], mean[order], half[order] if np.isfinite(half).any() else None, label=drawn(label), markersize=5,
             color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], capsize=3, elinewidth=0.8,
             linestyle=STYLES[i // len(COLOURS) % len(STYLES)] if joined else "",
         )  # fmt: skip
@@ -176,7 +177,7 @@ def pareto(table: Table, x: str, y: str, path: str | Path | None = None) -> Axes
         axes.annotate(str(i + 1), place, textcoords="offset points", xytext=(5, 5), fontsize=8)
         for _, row in rows.head(N_EQUAL).iterrows():
             label = ", ".join(_named(axis, row[axis]) for axis in varied(table))
-            axes.plot([], [], linestyle="", label=textwrap.fill(f"{i + 1}: {label}", 44))
+            axes.plot([], [], linestyle="", label=drawn(textwrap.fill(f"{i + 1}: {label}", 44)))
         if len(rows) > N_EQUAL:
             axes.plot([], [], linestyle="", label=f"{i + 1}: and {len(rows) - N_EQUAL} more")
     for axis, metric in ((axes.xaxis, x), (axes.yaxis, y)):

@@ -14,6 +14,7 @@ from matplotlib.ticker import LogLocator
 
 from ddlsim.errors import ConfigError, UnitError
 from ddlsim.report.numbers import seconds, si, size
+from ddlsim.report.picture_text import drawn
 from ddlsim.report.plots import COLOURS, figure, save
 from ddlsim.report.study_plots import describe, is_wide, log_axis, numbers_of
 from ddlsim.report.study_words import plain, varied
@@ -89,7 +90,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, field: str, metric: str) -> None:
         texts = list(dict.fromkeys(map(plain, values)))
         x = rows[field].map(plain).map(texts.index)
         shown = [_short(text) if len(texts) <= N_TEXTS else "" for text in texts]
-        axes.set_xticks(range(len(texts)), shown, fontsize=7, rotation=30, ha="right")
+        axes.set_xticks(range(len(texts)), [drawn(text) for text in shown], fontsize=7, rotation=30, ha="right")
         axes.set_xlim(-0.5, len(texts) - 0.5)
     else:
         dimension = _dimension(values[0])
@@ -101,12 +102,12 @@ def _panel(axes: Axes, rows: pd.DataFrame, field: str, metric: str) -> None:
             wide = max(places.values()) > 30.0 * min(places.values())
             axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 3.0)))
         if len(places) <= N_TEXTS:
-            axes.set_xticks([factor * place for place in places.values()], [plain(value) for value in places])
+            axes.set_xticks([factor * place for place in places.values()], [drawn(plain(value)) for value in places])
         else:
             axes.xaxis.set_major_formatter(lambda number, _: write(number))
         axes.tick_params(labelsize=8)
     axes.plot(x, rows[metric], linestyle="", marker="o", markersize=4, color=COLOURS[0], alpha=0.6)
-    axes.set_xlabel(field, fontsize=8)
+    axes.set_xlabel(drawn(field), fontsize=8)
     axes.grid(alpha=0.3)
 
 

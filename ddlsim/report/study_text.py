@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ddlsim import printable
 from ddlsim.report.numbers import count, percent, seconds, spread
 from ddlsim.report.study_words import plain, varied
 
@@ -60,7 +61,7 @@ def study_text(table: Table) -> str:
     if "energy_per_sample" in shown:
         notes = (note for outcome in table.outcomes.values() for note in _notes(outcome.record.get("notes")))
         text += dict.fromkeys(note for note in notes if note.startswith("energy: "))
-    return "\n".join([*text, *_ends(table)])
+    return printable.shown("\n".join([*text, *_ends(table)]))
 
 
 def _nothing_random(table: Table) -> list[str]:

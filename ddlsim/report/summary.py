@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddlsim.printable import shown
 from ddlsim.report.numbers import count, percent, rate, seconds, si, size, spread
 from ddlsim.run.costs import energy_assumptions
 from ddlsim.workload.jitter import NoJitter
@@ -47,7 +48,7 @@ def summary(result: Result) -> str:
     ]
     if result.interrupted:
         rows.insert(0, ("interrupted", f"after {count(len(result.recorder.updates), 'update')}"))
-    return "\n".join(f"{label:<13} {text}" for label, text in rows)
+    return shown("\n".join(f"{label:<13} {text}" for label, text in rows))
 
 
 def _model(result: Result) -> str:

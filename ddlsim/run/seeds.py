@@ -21,6 +21,7 @@ import numpy.typing as npt
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.learning import Training
 from ddlsim.learning.monitor import Row, first_reaching
+from ddlsim.printable import shown
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.simulate import run
 
@@ -146,7 +147,7 @@ class Seeds:
         lines.append(f"throughput  {self.throughput()} samples/s")
         if len(self.runs) > 1 and len({run.throughput for run in self.runs}) == 1:
             lines.append("            the same with all seeds: nothing in the clock is random; give jitter=...")
-        return "\n".join(lines)
+        return shown("\n".join(lines))
 
 
 def _half_width(values: Floats, confidence: float) -> Floats:

@@ -1,7 +1,7 @@
 """Opening a store to read it, also where nothing can be written: a DVD, a snapshot, somebody else's folder.
 
-A file with a write-ahead log is read through an index in shared memory, a file beside it, which SQLite has to make. Where
-it cannot: a store whose log is empty is all in its one file, which nobody can change meanwhile
+A file with a write-ahead log is read through an index in shared memory, a file beside it, which SQLite has to make.
+Where it cannot: a store whose log is empty is all in its one file, which nobody can change meanwhile
 (https://www.sqlite.org/uri.html#uriimmutable); one that a killed sweep has left with a log is read in a copy.
 """
 

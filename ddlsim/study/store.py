@@ -36,6 +36,14 @@ LEASE = 60.0
 BUSY = 60.0
 #: variables in a statement that every SQLite allows
 _MANY = 500
+_ELSEWHERE = "copy it to a folder that can be written, or give another file"
+#: what can be done when SQLite says
+_REMEDIES = {
+    sqlite3.SQLITE_FULL: "free some space, then run the study again: what is stored stays",
+    sqlite3.SQLITE_CANTOPEN: _ELSEWHERE,
+    sqlite3.SQLITE_READONLY: _ELSEWHERE,
+    sqlite3.SQLITE_BUSY: "another process has been writing for long; try again",
+}
 
 _TABLES = """
 CREATE TABLE studies (
@@ -282,9 +290,8 @@ class Store:
         try:
             yield
         except sqlite3.OperationalError as error:
-            full = "full" in str(error)
-            remedy = "; free some space, then run the study again: what is stored stays" if full else ""
-            raise ConfigError(f"{self.path}: cannot be written or read as a store: {error}{remedy}") from None
+            remedy = _REMEDIES.get(error.sqlite_errorcode & 0xFF, "choose another place")
+            raise ConfigError(f"{self.path}: cannot be written or read as a store: {error}; {remedy}") from None
         except sqlite3.DatabaseError as error:
             raise ConfigError(f"{self.path}: is no store of a study, or damaged: {error}; give another file") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ddlsim import printable
 from ddlsim.cluster.calibrated import PARAMETERS
 from ddlsim.report.numbers import percent, seconds, si, size
 
@@ -64,7 +65,7 @@ def summary(calibration: Calibration) -> str:
     if calibration.jitter is not None:
         lines.append(f"  jitter: {calibration.jitter}")
     lines += [f"  note: {note}" for note in calibration.notes]
-    return "\n".join(lines)
+    return printable.shown("\n".join(lines))
 
 
 def _named(row: Residual) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddlsim import printable
 from ddlsim.cluster.calibrated import PARAMETERS
 from ddlsim.report.numbers import percent, rate, seconds
 from ddlsim.validation.calibration_text import shown
@@ -34,7 +35,7 @@ def text(validation: Validation) -> str:
     for row in validation.rows:
         if row.causes:
             lines.append(f"{row.label}: off by {100.0 * row.error:+.1f} %; right with {_causes(row)}")
-    return "\n".join(lines)
+    return printable.shown("\n".join(lines))
 
 
 def _row(row: Compared, width: int) -> str:

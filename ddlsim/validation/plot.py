@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddlsim.report.picture_text import drawn
 from ddlsim.report.plots import COLOURS, figure, save
 
 if TYPE_CHECKING:
@@ -46,6 +47,6 @@ def measured_against_predicted(validation: Validation, path: str | Path | None =
     axes.set_ylabel("predicted throughput (samples/s)")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    axes.set_title(f"Measured and predicted runs on {validation.cluster.name}", fontsize=9)
+    axes.set_title(drawn(f"Measured and predicted runs on {validation.cluster.name}"), fontsize=9)
     save(made, path)
     return axes

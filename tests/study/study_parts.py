@@ -45,15 +45,19 @@ class Kills(ddlsim.AllReduce):
 
 @dataclass(frozen=True)
 class Notes(ddlsim.AllReduce):
-    """Adds a line to a file for each time that it is simulated, and takes `seconds` of real time."""
+    """Adds a line to a file for each time that it is simulated, waits until `together` processes have, and takes
+    `seconds` of real time."""
 
     notes: str = ""
     seconds: float = 0.0
+    together: int = 0
 
     def start(self, setting):
         import time
 
         with Path(self.notes).open("a") as file:
             file.write(f"{len(setting.workers)} {os.getpid()}\n")
+        while len({line.split()[1] for line in Path(self.notes).read_text().splitlines()}) < self.together:
+            time.sleep(0.02)
         time.sleep(self.seconds)
         super().start(setting)
