@@ -10,6 +10,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from accuracy.families import FAMILIES, Family
 from accuracy.rows import Row, mean_error
+from ddlsim.output_files import write_text
 from ddlsim.report.plots import COLOURS, MARKERS, figure, save
 
 __all__ = ["main", "page", "picture"]
@@ -202,7 +203,7 @@ def main() -> None:
     for family, rows in measured:
         same_unit = [row for row in rows if row.unit == rows[0].unit]
         picture(family, same_unit, DOCS / "pictures" / f"accuracy_{family.key}.png")
-    (DOCS / "accuracy.md").write_text(page(measured), encoding="utf-8")
+    write_text(DOCS / "accuracy.md", page(measured))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ import ddlsim
 from ddlsim.cluster import Cluster, MultiGpu, fat_tree, star
 from ddlsim.collectives import Schedule, all_reduce, all_to_all
 from ddlsim.network import Network
+from ddlsim.output_files import write_text
 
 LINK = {"bandwidth": "10 Gbit/s", "latency": "10 us"}
 MIB = 2**20
@@ -196,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = json.dumps(reports, indent=2)
     print(text)
     if args.json is not None:
-        args.json.write_text(text + "\n", encoding="utf-8")
+        write_text(args.json, text + "\n")
     return 0 if all(report["reached"] for report in reports) else 1
 
 

@@ -17,6 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 import ddlsim
+from ddlsim.output_files import write_text
 
 CLUSTER = "cloud-25g-16x8-v100"
 WORKERS = [8, 16, 24, 32, 48, 64, 96, 112, 128]
@@ -59,7 +60,7 @@ def main() -> None:
     text = json.dumps({"ddlsim": ddlsim.__version__, "plans": plans}, indent=2)
     print(text)
     if options.json is not None:
-        options.json.write_text(text + "\n", encoding="utf-8")
+        write_text(options.json, text + "\n")
 
 
 if __name__ == "__main__":
