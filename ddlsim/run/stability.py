@@ -73,8 +73,8 @@ class Stability:
         if self.is_stable:
             return f"throughput stays the same {inputs}{clock}"
         return (
-            f"throughput is stable to {100.0 * self.throughput_spread:.2g} % only, {inputs}: the order in which messages "
-            f"contend hangs on rounding{clock}"
+            f"throughput is stable to {100.0 * self.throughput_spread:.2g} % only, {inputs}: the order in which "
+            f"messages contend hangs on rounding{clock}"
         )
 
 
