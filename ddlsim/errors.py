@@ -14,7 +14,16 @@ from typing import Any
 
 from ddlsim import printable
 
-__all__ = ["ConfigError", "DdlsimError", "DeadlockError", "UnitError", "nearest", "shown", "unknown_name"]
+__all__ = [
+    "ConfigError",
+    "ConservationError",
+    "DdlsimError",
+    "DeadlockError",
+    "UnitError",
+    "nearest",
+    "shown",
+    "unknown_name",
+]
 
 
 class DdlsimError(Exception):
@@ -34,6 +43,10 @@ class UnitError(ConfigError):
 
 class DeadlockError(DdlsimError, RuntimeError):
     """The simulation can make no progress while processes still wait."""
+
+
+class ConservationError(DdlsimError, RuntimeError):
+    """A run that does not add up: its bytes, its seconds or its updates contradict each other, so it has no result."""
 
 
 class _Short(reprlib.Repr):

@@ -12,7 +12,8 @@ later): for each algorithm (ring, tree) and protocol (LL, LL128, Simple)
 
 and the least of them counts. LL sends a flag with every 4 bytes, LL128 with every 120. The bus bandwidth, which NCCL
 finds by searching for rings, is the caller's, or read off the cluster: what the links of a worker to its neighbours
-carry, and between nodes what a node's network cards carry together.
+carry, and between nodes what a node's network cards carry together; the least over all workers and nodes. (Links
+beyond, those between switches, are not looked at here; a run does, see :mod:`ddlsim.strategies.charges`.)
 
 What is left out: NVLS and CollNet, channels and their limits, the correction of trees for medium sizes, and whether
 LL128 is switched on. The estimate ranks algorithms for the tuner; as a prediction it is rough (docs/calibration.md).
@@ -20,12 +21,14 @@ LL128 is switched on. The estimate ranks algorithms for the tuner; as a predicti
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.calibrated import inside_hosts, payload_rate
@@ -65,31 +68,42 @@ class NcclTime:
     protocol: str
 
 
+@functools.lru_cache(maxsize=16)
 def bus_bandwidth(cluster: Cluster, n_ranks: int) -> tuple[float, str]:
     """Return the bytes/s at which rings over the first workers can run, and what joins workers of a node ("nvlink" or
-    "pcie").
+    "pcie", the slower one if there are both).
 
-    Inside a node, what the first worker's links carry outwards (its NVLinks if it has any); over several nodes at most
-    what the first node's links to the outside carry.
+    Inside nodes, what the links of a worker carry outwards (its NVLinks if it has any); over several nodes at most what
+    a node's links to the outside carry: the least of all, as a ring passes through every worker and every node.
     """
     nodes = cluster.workers[:n_ranks]
     hosts = cluster.host_of[nodes]
     inside = inside_hosts(cluster)
-    own = inside & (cluster.link_src == nodes[0])
-    kinds = np.array(cluster.link_kind)
-    hardware = "nvlink" if (own & (kinds == "nvlink")).any() else "pcie"
-    if hardware == "nvlink":
-        own &= kinds == "nvlink"
-    several = len(np.unique(hosts)) > 1
-    limits = []
-    if own.any() and (hosts == hosts[0]).sum() > 1:
-        limits.append(float(payload_rate(cluster, np.flatnonzero(own)).sum()))
-    if several:
-        outwards = ~inside & (cluster.host_of[cluster.link_src] == hosts[0])
-        limits.append(float(payload_rate(cluster, np.flatnonzero(outwards)).sum()))
+    nvlink = np.array([kind == "nvlink" for kind in cluster.link_kind], dtype=bool)
+    members = dict(zip(*(a.tolist() for a in np.unique(hosts, return_counts=True)), strict=True))
+    own = _grouped(cluster.link_src, np.flatnonzero(inside))
+    outwards = _grouped(cluster.host_of[cluster.link_src], np.flatnonzero(~inside))
+    limits, hardware = [], set()
+    for node, host in zip(nodes.tolist(), hosts.tolist(), strict=True):
+        links = own.get(node, np.zeros(0, dtype=np.int64))
+        if len(links) and members[host] > 1:
+            joined = links[nvlink[links]] if nvlink[links].any() else links
+            hardware.add("nvlink" if nvlink[joined].any() else "pcie")
+            limits.append(float(payload_rate(cluster, joined).sum()))
+    if len(members) > 1:
+        limits += [float(payload_rate(cluster, outwards[h]).sum()) if h in outwards else 0.0 for h in members]
     if not limits or min(limits) <= 0.0:
         raise ConfigError(f"cluster {cluster.name!r}: the first {n_ranks} workers have no links; give bandwidth")
-    return min(limits), hardware
+    return min(limits), "nvlink" if hardware == {"nvlink"} else "pcie"
+
+
+def _grouped(key: npt.NDArray[np.int64], links: npt.NDArray[np.int64]) -> dict[int, npt.NDArray[np.int64]]:
+    """Return the `links` by ``key[link]``."""
+    if not len(links):
+        return {}
+    order = links[np.argsort(key[links], kind="stable")]
+    labels, first = np.unique(key[order], return_index=True)
+    return dict(zip(labels.tolist(), np.split(order, first[1:]), strict=True))
 
 
 def nccl_time(

@@ -1,5 +1,6 @@
 """The fluid network: max-min fair flows and message-level collectives in a compiled event kernel."""
 
-from ddlsim.network.network import BusyIntervals, Completions, Fabric, Network
+from ddlsim.network.accounts import Accounts, BusyIntervals
+from ddlsim.network.network import Completions, Fabric, Network
 
-__all__ = ["BusyIntervals", "Completions", "Fabric", "Network"]
+__all__ = ["Accounts", "BusyIntervals", "Completions", "Fabric", "Network"]

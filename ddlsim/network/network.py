@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlsim.collectives import Schedule
-from ddlsim.network import kernel
+from ddlsim.network import accounts, kernel
 from ddlsim.network import state as st
+from ddlsim.network.accounts import Accounts, BusyIntervals
 from ddlsim.network.build import Details, empty_net, grow_hops, grow_slots, with_shaping
 from ddlsim.network.program import (
     Program,
@@ -23,7 +24,7 @@ from ddlsim.network.program import (
 from ddlsim.network.state import Floats, Ints, grown
 from ddlsim.network.view import Table
 
-__all__ = ["BusyIntervals", "Completions", "Fabric", "Network"]
+__all__ = ["Completions", "Fabric", "Network"]
 
 
 _FIRST = 1 << 62  # puts messages before collectives
@@ -71,14 +72,6 @@ class Completions(NamedTuple):
     ranks: Ints
 
 
-class BusyIntervals(NamedTuple):
-    """When channels carried something: ``channel``, ``start`` and ``end`` in s, each (n,)."""
-
-    channel: Ints
-    start: Floats
-    end: Floats
-
-
 class Network:
     """Messages and collectives on the channels of a cluster, under max-min fair sharing.
 
@@ -112,6 +105,7 @@ class Network:
         self._n_sent = 0
         self._n_waiting = 0  # completions that may still be shown
         self._next_instant = -np.inf  # before it, nothing happens by itself
+        self._now = 0.0
 
     # ------------------------------------------------------------ starting things
 
@@ -149,6 +143,7 @@ class Network:
         """Let rank ``ranks[i]`` enter collective ``ids[i]`` at time `now`, for all i in order."""
         self._next_instant = -np.inf
         instances, joining = np.asarray(ids, dtype=np.int64), np.asarray(ranks, dtype=np.int64)
+        self._now = now
         kernel.join(self._table.of(self._net), instances, joining, float(now))
 
     def send(self, src: Sequence[int] | Ints, dst: Sequence[int] | Ints, nbytes: Floats, now: float) -> Ints:
@@ -159,6 +154,7 @@ class Network:
         n, handle = len(src), self._n_sent
         self._n_sent += n
         self._next_instant = -np.inf
+        self._now = now
         self._expect(n)
         self._ensure_slots(extra=n)
         if n == 1:
@@ -180,12 +176,15 @@ class Network:
     def advance(self, until: float = np.inf) -> Completions | None:
         """Let time pass up to `until`; return the first completions, or None if there are none by then."""
         if until < self._next_instant:
+            self._now = max(self._now, until)
             return None
         while (status := kernel.advance(self._table.of(self._net), float(until))) == st.FULL:
             if self._net.counts[st.LOG_ON]:
                 self._grow_log()
             self._ensure_slots()
         self._next_instant = float(self._net.reals[st.NEXT])
+        reached = until if status == st.IDLE and until < np.inf else float(self._net.reals[st.NOW])
+        self._now = max(self._now, reached)
         return self._take() if status == st.VISIBLE else None
 
     @property
@@ -198,14 +197,43 @@ class Network:
     # ------------------------------------------------------------ reading
 
     @property
+    def now(self) -> float:
+        """The time (s) up to which the network has run, which is that of all that can be read."""
+        return self._now
+
+    @property
     def channel_nbytes(self) -> Floats:
-        """Bytes that each channel has carried, (n_channels,)."""
-        return self._net.channels["nbytes"].copy()
+        """Bytes that each channel has carried, those of messages under way included, (n_channels,)."""
+        return accounts.channel_nbytes(self._net, self._now)
 
     @property
     def channel_busy(self) -> Floats:
         """Seconds during which each channel carried something, (n_channels,)."""
-        return self._net.channels["busy"].copy()
+        return accounts.channel_busy(self._net, self._now)
+
+    @property
+    def nbytes_sent(self) -> float:
+        """Bytes of the messages that senders have issued so far."""
+        return float(self._net.reals[st.ISSUED])
+
+    @property
+    def n_channels(self) -> int:
+        """Number of channels."""
+        return len(self._net.channels)
+
+    @property
+    def recording(self) -> bool:
+        """Whether busy intervals are kept."""
+        return bool(self._net.counts[st.LOG_ON])
+
+    @property
+    def n_live(self) -> int:
+        """Collectives that have been prepared and have not ended."""
+        return int(self._net.counts[st.N_LIVE])
+
+    def accounts(self) -> Accounts:
+        """Return what has been issued, delivered and carried, counted more than once so that it can be compared."""
+        return accounts.accounts(self._net, self._now)
 
     @property
     def n_messages(self) -> int:
@@ -218,10 +246,8 @@ class Network:
         return int(self._net.counts[st.FAST_FORWARDED])
 
     def busy_intervals(self) -> BusyIntervals:
-        """The recorded busy intervals (``record=True``)."""
-        n = int(self._net.counts[st.LOG_USED])
-        log = self._net.log[:n]
-        return BusyIntervals(log["channel"].copy(), log["start"].copy(), log["end"].copy())
+        """The recorded busy intervals (``record=True``), in no order; open ones end now."""
+        return accounts.busy_intervals(self._net, self._now)
 
     def rates(self) -> tuple[list[list[int]], Floats]:
         """The flows now under way: (channels of each, rate of each in bytes/s)."""

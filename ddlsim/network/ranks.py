@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from ddlsim.network.compiled import inlined
 from ddlsim.network.state import (
+    DELIVERED,
     DELIVERING,
     ENDED,
     FREE,
     HEADERS,
+    ISSUED,
+    ISSUED_HOPS,
     LIVE_SENDS,
     LIVE_SINGLE,
     LIVE_THREADS,
@@ -46,6 +49,8 @@ def issue(net: Net, instance, message, nbytes, route, source):  # type: ignore[n
     net.slots[slot].message = message
     net.slots[slot].route = route
     net.slots[slot].nbytes = nbytes
+    net.reals[ISSUED] += nbytes
+    net.reals[ISSUED_HOPS] += nbytes * (net.routes[route].last - net.routes[route].first)
     start = net.reals[NOW]
     overhead = net.nodes[source].send_overhead
     if overhead > 0.0:
@@ -98,6 +103,7 @@ def deliver(net: Net, slot):  # type: ignore[no-untyped-def]
     net.free_slots[net.counts[N_FREE]] = slot
     net.counts[N_FREE] += 1
     net.counts[N_MESSAGES] += 1
+    net.reals[DELIVERED] += net.slots[slot].nbytes
     if instance < 0:
         net.counts[LIVE_SINGLE] -= 1
         net.counts[LIVE_SENDS] -= 1

@@ -14,11 +14,14 @@ import numpy as np
 from ddlsim.network.compiled import inlined, merged
 from ddlsim.network.flows import log_busy
 from ddlsim.network.state import (
+    DELIVERED,
     DELIVERING,
     EPOCH,
     FAST_FORWARDED,
     FIFO_HEAD,
     FIFO_TAIL,
+    ISSUED,
+    ISSUED_HOPS,
     LIVE_SINGLE,
     LIVE_THREADS,
     LOG_ON,
@@ -219,10 +222,14 @@ def book(net: Net, done, transfer, start):  # type: ignore[no-untyped-def]
         slot = net.fifo[i & mask].item
         net.fifo[i & mask].time = start
         net.counters[table.counters + net.messages[net.slots[slot].message].counter] += done
+        nbytes = done * net.slots[slot].nbytes
         route = net.slots[slot].route
+        net.reals[ISSUED] += nbytes
+        net.reals[ISSUED_HOPS] += nbytes * (net.routes[route].last - net.routes[route].first)
+        net.reals[DELIVERED] += nbytes
         for h in range(net.routes[route].first, net.routes[route].last):
             channel = net.hops[h]
-            net.channels[channel].nbytes += done * net.slots[slot].nbytes
+            net.channels[channel].nbytes += nbytes
             if net.channels[channel].mark != epoch:  # once, however many flows cross it
                 net.channels[channel].mark = epoch
                 net.channels[channel].busy += done * transfer

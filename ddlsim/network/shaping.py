@@ -26,6 +26,7 @@ def start_shaped(net: Net, slot):  # type: ignore[no-untyped-def]
     if saved > 0.0:
         for h in range(first, last):
             net.buckets[net.hops[h]].tokens -= saved
+            net.buckets[net.hops[h]].passed += saved
     if saved < wire:
         net.wire[slot] = wire - saved
         add_flow(net, slot)

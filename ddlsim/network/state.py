@@ -64,7 +64,10 @@ ROUND_TRANSFER_MAX = 3
 ROUND_DELIVERY_MIN = 4  # s from arrival to delivery, over the messages since then for which these differ
 ROUND_DELIVERY_MAX = 5
 NEXT = 6  # the next instant, as of the last return of `advance`; nothing happens before
-N_REALS = 7
+ISSUED = 7  # bytes of all messages issued so far, and
+ISSUED_HOPS = 8  # the sum of each one's bytes times the channels of its route
+DELIVERED = 9  # bytes of those that have been delivered
+N_REALS = 10
 
 MANY = 1 << 62
 LAST = (1 << 32) - 1  # ends the list of a flow's channels
@@ -99,8 +102,8 @@ FILL = record(key="f", channel="n", component="n")
 NODE = record(send_overhead="f", recv_overhead="f", reduce_time="f", send_free="f", recv_free="f")
 #: what shaping knows of a channel. burst, tokens: of its bucket, bytes; since: when `tokens` were counted, the channel
 #: being idle; free, loaded: its capacity, bytes/s, while nothing and while something flows the other way, on `reverse`
-#: (-1: there is no such channel, or it does not matter)
-BUCKET = record(burst="f", tokens="f", since="f", free="f", loaded="f", reverse="n")
+#: (-1: there is no such channel, or it does not matter); passed: bytes on the wire that have passed at once
+BUCKET = record(burst="f", tokens="f", since="f", free="f", loaded="f", passed="f", reverse="n")
 #: bytes of a frame's headers and of its payload on a route; header 0: no frames
 FRAME = record(header="f", payload="f")
 #: hops[first:last] are the channels of the route

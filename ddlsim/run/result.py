@@ -145,7 +145,7 @@ class Result:
     def _seconds(self) -> dict[str, Floats]:
         kinds = (COMPUTE, COMMUNICATION, WAITING)
         table = {kind: np.array([seconds[kind] for seconds in self.recorder.seconds]) for kind in kinds}
-        table["idle"] = np.maximum(self.end_time - np.sum(list(table.values()), axis=0), 0.0)  # rounding
+        table["idle"] = np.array(self.recorder.idle)
         return table
 
     @property

@@ -20,6 +20,7 @@ from ddlsim.learning.learner import DivergedError, Task
 from ddlsim.learning.monitor import Monitor, Progress
 from ddlsim.network import Network
 from ddlsim.run.calibrated import as_measured
+from ddlsim.run.conservation import check_result
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.notes import handed_over_notes
 from ddlsim.run.pauses import Pauses, guarded
@@ -228,6 +229,8 @@ def run(
     goes on; a ``saved`` one is continued; every ``checkpoint_every`` s of real time it is saved at ``checkpoint``.
     With ``stability`` the result says how stable it is, also where that takes long.
     On Ctrl-C the result of what has been simulated so far is returned, marked as interrupted.
+
+    Raises :class:`ConservationError` if the result does not add up (:mod:`ddlsim.run.conservation`).
     """
     prepared = prepare(experiment)
     given, experiment = experiment, prepared.experiment
@@ -247,7 +250,7 @@ def run(
     experiment.strategy.start(setting)
     monitor = stop.monitor = _monitor(setting, experiment, progress, saved.checkpoint if saved is not None else None)
     pauses = _pauses(monitor, loaded, loop, checkpoint, checkpoint_every)
-    interrupted, reason = False, ""
+    interrupted, reason, halfway = False, "", False
     try:
         if monitor is None or pauses is None:
             loop.run(stop.ended, experiment.max_time)
@@ -255,7 +258,8 @@ def run(
             interrupted = _learn(monitor, pauses, stop, experiment.max_time)
         reason = "interrupted" if interrupted else stop.reason or "max_time"
     except KeyboardInterrupt:
-        interrupted, reason = True, "interrupted"
+        interrupted, reason, halfway = True, "interrupted", True
+        loop.catch_up()
     except DivergedError as error:
         reason = str(error)
     recorder.close(loop.now)
@@ -264,7 +268,7 @@ def run(
             raise KeyboardInterrupt
         raise DdlsimError(f"max_time = {experiment.max_time!r} s is over before the first update; allow more time")
     traffic = loop.traffic
-    return Result(
+    result = Result(
         experiment=loaded,
         cluster=prepared.cluster,
         workloads=prepared.workloads,
@@ -273,9 +277,9 @@ def run(
         end_time=loop.now,
         channel_nbytes=traffic.nbytes,
         channel_busy=traffic.busy,
-        busy=network.busy_intervals() if keep_spans else None,
+        busy=loop.busy_intervals() if keep_spans else None,
         n_messages=traffic.n_messages,
-        nbytes_sent=loop.nbytes_sent,
+        nbytes_sent=traffic.sent,
         notes=(
             *prepared.notes, *setting.notes, *_uneven_notes(recorder), *_learning_notes(experiment, reason, monitor),
             *handed_over_notes(setting, monitor),
@@ -288,6 +292,9 @@ def run(
         given=dataclasses.replace(given, cluster=prepared.cluster, model=prepared.model),
         wants_stability=stability,
     )
+    if not halfway:  # where somebody stopped it in the middle of an event, that is booked in parts only
+        check_result(result, loop, stop.n_samples)
+    return result
 
 
 def _uneven_notes(recorder: Recorder) -> list[str]:

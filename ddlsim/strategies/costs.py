@@ -2,8 +2,9 @@
 
 Where the time of a whole collective is known, nothing is left to simulate: it starts when its last rank has joined and
 takes that time for all ranks, and the collectives of one group run one after the other, as on NCCL's stream. Stragglers
-hold it up as ever. What this leaves out: other traffic on the same links does not slow it, ranks do not leave at
-different times, and two groups do not share the links.
+hold it up as ever. It never takes less time than the tightest link on its way needs for its bytes
+(:mod:`ddlsim.strategies.charges`). What this leaves out: other traffic on the same links does not slow it, and ranks do
+not leave at different times.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import simpy
 
 from ddlsim.arguments import one_of
 from ddlsim.cluster.calibration_table import CurveTable
-from ddlsim.collectives import Collective, Schedule
+from ddlsim.collectives import Collective
 from ddlsim.collectives.nccl import nccl_time
 from ddlsim.errors import ConfigError
-from ddlsim.network import Network
 from ddlsim.strategies.algorithms import name_of, schedule_time, schedules
+from ddlsim.strategies.charges import Charge, by_schedule, spread
 from ddlsim.strategies.curve_cost import curve_seconds, parts_of
 from ddlsim.strategies.loop import Loop, Traffic
 from ddlsim.strategies.setting import Setting
@@ -40,7 +41,6 @@ class Known:
     """A collective whose time is known: `seconds`, and the bytes that it puts on the channels."""
 
     seconds: float
-    schedule: Schedule
     traffic: Traffic
 
 
@@ -54,8 +54,6 @@ class Stream:
         self.loop = loop
         self.n_ranks = n_ranks
         self.known = known
-        #: s at which the last collective that has started ends
-        self.free = 0.0
         self._known: dict[float, Known] = {}
         self._joined: dict[tuple[int, int], list[simpy.Event]] = {}
 
@@ -69,10 +67,9 @@ class Stream:
             if nbytes not in self._known:
                 self._known[nbytes] = self.known(nbytes)
             found = self._known[nbytes]
-            self.free = max(self.loop.now, self.free) + found.seconds
-            self.loop.account(found.schedule, nbytes, found.traffic)
+            end = self.loop.known(found.seconds, found.traffic)
             for each in joined:
-                self.loop.trigger_at(each, self.free)
+                self.loop.trigger_at(each, end)
         return event
 
 
@@ -94,16 +91,22 @@ def stream_of(
     return Stream(setting.loop, len(setting.workers), make(setting, where, algorithm, rank_order, kind))
 
 
-def _traffic(setting: Setting, schedule: Schedule, nbytes: float, seconds: float) -> Traffic:
-    """Return what a collective puts on the channels: what it does alone, all of them being busy as long as it runs."""
-    network = Network(setting.cluster)
-    number = network.collective(schedule, setting.nodes, nbytes)
-    ranks = np.arange(len(setting.nodes))
-    network.join(np.full(len(ranks), number), ranks, 0.0)
-    while network.advance() is not None:
-        pass
-    carried = network.channel_nbytes
-    return Traffic(carried, np.where(carried > 0.0, seconds, 0.0), network.n_messages)
+def _known(setting: Setting, what: str, nbytes: float, seconds: float, charge: Charge, n_messages: int) -> Known:
+    """Return a collective that takes `seconds`, or as long as the tightest link needs for what is charged to it.
+
+    Notes it, once for `what`, if that is longer. All links that it uses are busy as long as it runs.
+    """
+    cluster, least = setting.cluster, charge.seconds
+    if least > seconds * (1.0 + 1e-9) and not any(note.startswith(f"{what}: link ") for note in setting.notes):
+        link = int(np.flatnonzero(cluster.link_channel == charge.tightest)[0])
+        source, target = (cluster.node_names[ends[link]] for ends in (cluster.link_src, cluster.link_dst))
+        setting.notes.append(
+            f"{what}: link {source} -> {target} ({cluster.link_kind[link]}) needs {least * 1e3:.4g} ms for its part of "
+            f"{nbytes / 1e6:.3g} MB, not {seconds * 1e3:.4g} ms: the link's time counts"
+        )
+    seconds = max(seconds, least)
+    busy = np.where(charge.nbytes > 0.0, seconds, 0.0)
+    return Known(seconds, Traffic(charge.nbytes, busy, charge.sent, n_messages))
 
 
 # ---------------------------------------------------------------- by a measured curve
@@ -134,7 +137,11 @@ def _by_curve(
         plan = schedule(nbytes)
         parts = parts_of(lambda cluster: schedule_time(cluster, plan, nodes, nbytes), setting.cluster, nbytes)
         seconds = curve_seconds(parts, curve.per_message, curve.sizes, curve.per_byte)
-        return Known(seconds, plan, _traffic(setting, plan, nbytes, seconds))
+        charge = by_schedule(setting.cluster, plan, nodes, nbytes)
+        if charge.seconds > seconds and _NCCL.get(curve.algorithm) is not None:  # it must have used more links
+            wide = spread(setting.cluster, nodes, nbytes, str(_NCCL[curve.algorithm]), kind)
+            charge = min(charge, wide, key=lambda c: c.seconds)
+        return _known(setting, "cost = 'calibrated'", nbytes, seconds, charge, plan.n_messages)
 
     return known
 
@@ -189,7 +196,8 @@ def _by_nccl(
         if (choice.algorithm, choice.protocol) not in seen:
             seen.add((choice.algorithm, choice.protocol))
             setting.notes.append(f"nccl: {choice.algorithm} by {choice.protocol} for {nbytes / 1e6:.3g} MB")
-        plan = plans[_SCHEDULE[choice.algorithm]](nbytes)
-        return Known(choice.seconds, plan, _traffic(setting, plan, nbytes, choice.seconds))
+        charge = spread(cluster, setting.nodes, nbytes, choice.algorithm, kind)
+        n_messages = plans[_SCHEDULE[choice.algorithm]](nbytes).n_messages
+        return _known(setting, "cost = 'nccl'", nbytes, choice.seconds, charge, n_messages)
 
     return known

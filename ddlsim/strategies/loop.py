@@ -8,6 +8,7 @@ waits for, or to simpy's next event, whichever is earlier.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,17 +19,37 @@ from simpy.events import NORMAL
 
 from ddlsim.collectives import Schedule
 from ddlsim.errors import DeadlockError
-from ddlsim.network import Network
+from ddlsim.network import BusyIntervals, Network
 
 __all__ = ["Loop", "Traffic"]
 
 
 class Traffic(NamedTuple):
-    """What went over the channels: bytes and busy s, (n_channels,), and the number of messages."""
+    """What went over the channels: bytes and busy s, (n_channels,), bytes that were sent, and the number of messages."""
 
     nbytes: npt.NDArray[np.float64]
     busy: npt.NDArray[np.float64]
+    sent: float
     n_messages: int
+
+    def plus(self, other: Traffic, share: float) -> Traffic:
+        """Return this and a `share` of another's."""
+        return Traffic(
+            self.nbytes + share * other.nbytes, self.busy + share * other.busy, self.sent + share * other.sent,
+            self.n_messages + int(share * other.n_messages),
+        )  # fmt: skip
+
+
+class _Known(NamedTuple):
+    """A collective whose time is known: when it runs (s), and what it puts on the channels, evenly."""
+
+    start: float
+    end: float
+    traffic: Traffic
+
+    def share(self, now: float) -> float:
+        """Return how much of it has passed."""
+        return 1.0 if now >= self.end else max(now - self.start, 0.0) / (self.end - self.start)
 
 
 class _Environment(simpy.Environment):
@@ -54,10 +75,13 @@ class Loop:
         self._events: dict[tuple[int, int], simpy.Event] = {}
         self._joins: list[tuple[int, int]] = []
         self._sends: list[tuple[int, int, float, simpy.Event]] = []
-        #: bytes that messages and collectives have put on the wire, counted when they start
-        self.nbytes_sent = 0.0
-        self._volume: dict[int, tuple[Schedule, float]] = {}
-        self._beside: Traffic | None = None
+        #: bytes of the messages and collectives that processes have asked the network for
+        self.nbytes_asked = 0.0
+        self._volume: dict[int, tuple[Schedule, float, float]] = {}
+        #: collectives of known time: those that have not ended, how often each that has ran, all of them if recorded
+        self._known: deque[_Known] = deque()
+        self._ended: dict[int, tuple[Traffic, int]] = {}
+        self._recorded: list[_Known] = []
         #: who waits for what, for the report of a deadlock
         self.waiting: dict[str, str] = {}
         #: asked before time goes on whether the run should stop there
@@ -72,30 +96,68 @@ class Loop:
 
     def collective(self, schedule: Schedule, nodes: Sequence[int], nbytes: float) -> int:
         """Prepare a collective over `nbytes` with rank r at node ``nodes[r]``; return its id."""
-        self._count(schedule, nbytes)
+        if id(schedule) not in self._volume:  # bytes sent per byte of the buffer, and the headers of the messages
+            headers = sum(r.header * r.repeat * len(r.src) for lane in schedule.lanes for r in lane)
+            self._volume[id(schedule)] = schedule, float(schedule.bytes_sent(1.0).sum()), headers
+        _, volume, headers = self._volume[id(schedule)]
+        self.nbytes_asked += nbytes * volume + headers
         return self.network.collective(schedule, nodes, nbytes)
 
-    def _count(self, schedule: Schedule, nbytes: float) -> None:
-        if id(schedule) not in self._volume:  # bytes sent per byte of the buffer
-            self._volume[id(schedule)] = schedule, float(schedule.bytes_sent(1.0).sum())
-        self.nbytes_sent += nbytes * self._volume[id(schedule)][1]
+    def known(self, seconds: float, traffic: Traffic) -> float:
+        """Let a collective of known `seconds` and `traffic` run, after those before it; return when it ends (s).
 
-    def account(self, schedule: Schedule, nbytes: float, traffic: Traffic) -> None:
-        """Count a collective over `nbytes` whose time is known, so that the network does not see it."""
-        self._count(schedule, nbytes)
-        before = self._beside
-        self._beside = traffic if before is None else Traffic(
-            before.nbytes + traffic.nbytes, before.busy + traffic.busy, before.n_messages + traffic.n_messages
-        )  # fmt: skip
+        The network does not see it.
+        """
+        self._settle()
+        start = max(self.now, self._known[-1].end) if self._known else self.now
+        self._known.append(_Known(start, start + seconds, traffic))
+        if self.network.recording:
+            self._recorded.append(self._known[-1])
+        return start + seconds
+
+    def _settle(self) -> None:
+        while self._known and self._known[0].end <= self.now:
+            traffic = self._known.popleft().traffic
+            self._ended[id(traffic)] = traffic, self._ended.get(id(traffic), (traffic, 0))[1] + 1
+
+    @property
+    def beside(self) -> Traffic:
+        """What collectives of known time have put on the channels by now, without the network."""
+        self._settle()
+        none = np.zeros(self.network.n_channels)
+        total = Traffic(none, none, 0.0, 0)
+        for traffic, times in self._ended.values():
+            total = total.plus(traffic, times)
+        for known in self._known:
+            total = total.plus(known.traffic, known.share(self.now))
+        return total
 
     @property
     def traffic(self) -> Traffic:
         """What has gone over the channels: simulated, and as part of collectives whose time is known."""
-        network, beside = self.network, self._beside
-        seen = Traffic(network.channel_nbytes, network.channel_busy, network.n_messages)
-        if beside is None:
-            return seen
-        return Traffic(seen.nbytes + beside.nbytes, seen.busy + beside.busy, seen.n_messages + beside.n_messages)
+        network = self.network
+        seen = Traffic(network.channel_nbytes, network.channel_busy, network.nbytes_sent, network.n_messages)
+        return seen.plus(self.beside, 1.0)
+
+    @property
+    def nbytes_sent(self) -> float:
+        """Bytes of the messages that have been issued so far, and what has passed of known collectives."""
+        known = self.beside.sent if self._known or self._ended else 0.0
+        return self.network.nbytes_sent + known
+
+    def busy_intervals(self) -> BusyIntervals:
+        """Return when channels carried something, as recorded by the network and by collectives of known time."""
+        parts = [self.network.busy_intervals()]
+        for known in self._recorded:
+            channel = np.flatnonzero(known.traffic.busy)
+            end = min(known.end, self.now)
+            if end > known.start:
+                parts.append(BusyIntervals(channel, np.full(len(channel), known.start), np.full(len(channel), end)))
+        return BusyIntervals(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+    def catch_up(self) -> None:
+        """Set the clock to where the network has got, where a run was stopped between the two."""
+        self.env.pass_time(max(self.now, self.network.now))
 
     def join(self, collective: int, rank: int) -> simpy.Event:
         """Enter a collective now; the event returned is triggered when it has ended for this rank."""
@@ -113,7 +175,6 @@ class Loop:
     def send(self, src: int, dst: int, nbytes: float) -> simpy.Event:
         """Send a message between nodes now; the event returned is triggered when it is delivered."""
         event = self.env.event()
-        self.nbytes_sent += nbytes
         self._sends.append((src, dst, nbytes, event))
         return event
 
@@ -157,6 +218,7 @@ class Loop:
         if self._sends:
             sends, self._sends = self._sends, []
             src, dst, nbytes, events = zip(*sends, strict=True)
+            self.nbytes_asked += sum(nbytes)
             ids = self.network.send(src, dst, np.array(nbytes), now)
             for number, event in zip(ids.tolist(), events, strict=True):
                 self._events[number, 0] = event

@@ -1,0 +1,148 @@
+"""What the network has carried at any moment, what is still on its way, and two counts of the same bytes.
+
+The kernel books a message on its channels when it ends, and busy seconds when a channel falls idle. Nothing here runs
+while it works: the part that is still open is added when somebody reads.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ddlsim.network import state as st
+from ddlsim.network.state import Floats, Ints, Net, Places
+
+__all__ = ["Accounts", "BusyIntervals", "accounts", "busy_intervals", "channel_busy", "channel_nbytes"]
+
+
+class BusyIntervals(NamedTuple):
+    """When channels carried something: ``channel``, ``start`` and ``end`` in s, each (n,)."""
+
+    channel: Ints
+    start: Floats
+    end: Floats
+
+
+class Accounts(NamedTuple):
+    """Totals that must agree with each other and with the channels, all in bytes.
+
+    issued           of all messages that senders have issued
+    delivered        of those that their receivers have
+    in_flight        of those that are waiting, flowing or being received
+    issued_crossings sum over the messages issued of bytes times channels on the route
+    left_crossings   what of that has not passed yet
+    passed           (n_channels,) on the wire, through buckets at once; it takes no busy time
+    capacity         (n_channels,) bytes/s while nothing flows the other way
+    burst            (n_channels,) that the channel's bucket holds, 0 where there is none
+    """
+
+    issued: float
+    delivered: float
+    in_flight: float
+    issued_crossings: float
+    left_crossings: float
+    passed: Floats
+    capacity: Floats
+    burst: Floats
+
+
+class _UnderWay(NamedTuple):
+    """Messages that use bandwidth: their slots, when they started to (NaN: booked on the channels), bytes carried."""
+
+    slot: Places
+    start: Floats
+    carried: Floats
+
+
+def channel_nbytes(net: Net, now: float) -> Floats:
+    """Return the bytes that each channel has carried by `now`, those of messages under way included, (n_channels,)."""
+    moving = _under_way(net, now)
+    channel, of = _crossed(net, moving.slot)
+    return net.channels["nbytes"] + np.bincount(channel, moving.carried[of], len(net.channels))
+
+
+def channel_busy(net: Net, now: float) -> Floats:
+    """Return the s during which each channel carried something by `now`, (n_channels,)."""
+    channel, start = _open_intervals(net, now)
+    return net.channels["busy"] + np.bincount(channel, now - start, len(net.channels))
+
+
+def busy_intervals(net: Net, now: float) -> BusyIntervals:
+    """Return the busy intervals logged, and those that are open, up to `now`."""
+    log = net.log[: int(net.counts[st.LOG_USED])]
+    channel, start = _open_intervals(net, now)
+    return BusyIntervals(
+        np.concatenate([log["channel"], channel]),
+        np.concatenate([log["start"], start]),
+        np.concatenate([log["end"], np.full(len(start), now)]),
+    )
+
+
+def accounts(net: Net, now: float) -> Accounts:
+    """Return the totals as of `now`."""
+    slots = net.slots
+    live = np.flatnonzero(slots["state"] != st.FREE)
+    nbytes = slots["nbytes"][live]
+    routes = net.routes[slots["route"][live]]
+    ahead = np.where(slots["state"][live] == st.DELIVERING, 0.0, nbytes)  # what has arrived has crossed everything
+    moving = _under_way(net, now)
+    ahead[np.searchsorted(live, moving.slot)] -= moving.carried
+    shaped = bool(net.counts[st.SHAPED])
+    none = np.zeros(len(net.channels))
+    return Accounts(
+        issued=float(net.reals[st.ISSUED]),
+        delivered=float(net.reals[st.DELIVERED]),
+        in_flight=float(nbytes.sum()),
+        issued_crossings=float(net.reals[st.ISSUED_HOPS]),
+        left_crossings=float(ahead @ (routes["last"] - routes["first"])),
+        passed=net.buckets["passed"].copy() if shaped else none,
+        capacity=net.buckets["free"].copy() if shaped else net.channels["capacity"].copy(),
+        burst=net.buckets["burst"].copy() if shaped else none,
+    )
+
+
+def _under_way(net: Net, now: float) -> _UnderWay:
+    """Return the messages that use bandwidth at `now`.
+
+    Either there are flows, or there is a plain round (:mod:`ddlsim.network.replay`) that has begun and that the kernel
+    will book as a whole: its messages have a channel each for themselves, and their timers still stand at its start.
+    """
+    n = int(net.counts[st.N_ACTIVE])
+    if n:
+        slot = net.flows["slot"][:n].copy()
+        nbytes = net.slots["nbytes"][slot]
+        wire = nbytes
+        if net.counts[st.SHAPED]:
+            frames = net.frames[net.slots["route"][slot]]
+            wire = nbytes + frames["header"] * np.ceil(nbytes / frames["payload"])
+        left = np.maximum(net.flow_end[:n] - now, 0.0) * net.flow_rate[:n]
+        return _UnderWay(slot, np.full(n, np.nan), nbytes * np.clip(1.0 - left / wire, 0.0, 1.0))
+    places = np.arange(net.counts[st.FIFO_HEAD], net.counts[st.FIFO_TAIL]) & (len(net.fifo) - 1)
+    timers = net.fifo[places]
+    begun = (timers["time"] < now) & (net.slots["state"][timers["item"]] == st.WAITING)
+    slot, start = timers["item"][begun].astype(np.int32), timers["time"][begun]
+    channel, of = _crossed(net, slot)
+    rate = np.full(len(slot), np.inf)
+    np.minimum.at(rate, of, net.channels["capacity"][channel])
+    nbytes = net.slots["nbytes"][slot]
+    return _UnderWay(slot, start, np.minimum(rate * (now - start), nbytes))
+
+
+def _crossed(net: Net, slot: Places) -> tuple[Ints, Ints]:
+    """Return (channel, which of the slots) for every channel on the routes of the messages in the slots."""
+    routes = net.routes[net.slots["route"][slot]]
+    n_hops = routes["last"] - routes["first"]
+    of = np.repeat(np.arange(len(slot)), n_hops)
+    place = np.arange(len(of)) - np.repeat(np.cumsum(n_hops) - n_hops, n_hops) + routes["first"][of]
+    return net.hops[place].astype(np.int64), of
+
+
+def _open_intervals(net: Net, now: float) -> tuple[Ints, Floats]:
+    """Return (channel, start) of the busy intervals that are open at `now`."""
+    used = np.flatnonzero((net.channels["used"] > 0) & (net.channels["since"] < now))
+    if len(used) or net.counts[st.N_ACTIVE]:
+        return used, net.channels["since"][used]
+    moving = _under_way(net, now)
+    channel, of = _crossed(net, moving.slot)
+    return channel, moving.start[of]

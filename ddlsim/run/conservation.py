@@ -1,0 +1,148 @@
+"""What every run must fulfil before it has a result: bytes, seconds and updates that add up.
+
+Each law compares numbers that different parts of the program have counted:
+
+links     bytes <= capacity x busy seconds + bytes let through at once by token buckets; busy seconds <= the run's time;
+          and a bucket lets through at most what it holds and what comes in while the link is idle
+bytes     issued = delivered + in flight; issued x channels on the way = bytes on all channels + what is still ahead;
+          issued <= what the strategy asked for, and equal where no collective is under way
+workers   compute + communication + waiting + idle = the run's time, where idle is the sum of the gaps between bookings:
+          what is booked twice makes the sum too large
+updates   in order, within the run, as many samples as the rule that ends the run has counted, and a throughput that
+          says the same
+
+docs/models/network.md explains why utilisation never exceeds the busy share, nor that 1, but for token buckets.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.cluster import Cluster
+from ddlsim.errors import ConservationError
+from ddlsim.network import Accounts
+from ddlsim.strategies.loop import Loop
+from ddlsim.strategies.recorder import Recorder
+
+if TYPE_CHECKING:
+    from ddlsim.run.result import Result
+
+__all__ = ["check_bytes", "check_links", "check_result", "check_workers"]
+
+Floats = npt.NDArray[np.float64]
+
+#: relative; sums of some million numbers differ by less because of rounding
+ROUNDING = 1e-9
+
+
+def check_result(result: Result, loop: Loop, n_samples: int) -> None:
+    """Raise :class:`ConservationError` unless the `result` of a run of `loop` adds up.
+
+    `n_samples` is what the updates have learned from, as counted by the rule that ends the run.
+    """
+    accounts = loop.network.accounts()
+    check_bytes(accounts, loop)
+    check_links(result.cluster, accounts, result.channel_nbytes, result.channel_busy, result.end_time)
+    check_workers(result.recorder, result.end_time)
+    _check_updates(result, n_samples)
+    if result.busy is not None:
+        seconds = np.bincount(result.busy.channel, result.busy.end - result.busy.start, len(result.channel_busy))
+        off = np.abs(seconds - result.channel_busy)
+        _links(result.cluster, off > ROUNDING * result.end_time, "busy in its timeline", seconds, "in all",
+               result.channel_busy, "s")  # fmt: skip
+
+
+def check_bytes(accounts: Accounts, loop: Loop) -> None:
+    """Raise :class:`ConservationError` unless every byte sent is delivered, on a link, or on its way."""
+    sent, asked = accounts.issued, loop.nbytes_asked
+    arrived = accounts.delivered + accounts.in_flight
+    _equal("the network: bytes sent", sent, "delivered and in flight", arrived, "bytes")
+    carried = float(loop.network.channel_nbytes.sum()) + accounts.left_crossings
+    _equal("all links: bytes sent x links", accounts.issued_crossings, "carried and still ahead", carried, "bytes")
+    if loop.network.n_live == 0 or sent > asked:  # a collective under way has more to send
+        _equal("the network: bytes sent", sent, "asked for", asked, "bytes")
+
+
+def check_links(cluster: Cluster, accounts: Accounts, nbytes: Floats, busy: Floats, seconds: float) -> None:
+    """Raise :class:`ConservationError` unless every channel has carried what it can, in a run of `seconds`.
+
+    nbytes, busy  (n_channels,) bytes carried and s during which each carried something
+    """
+    slack = ROUNDING * seconds
+    _links(cluster, ~((busy >= 0.0) & (busy <= seconds + slack)), "busy", busy, "in a run of", seconds, "s")
+    room = accounts.capacity * busy + accounts.passed
+    over = nbytes - room > accounts.capacity * slack + ROUNDING * accounts.passed
+    _links(cluster, over | ~(nbytes >= 0.0), "carried", nbytes, "but had room for", room, "bytes")
+    idle = np.maximum(seconds - busy, 0.0)
+    bucket = accounts.burst > 0.0
+    filled = np.where(bucket, accounts.burst + accounts.capacity * (idle + slack), 0.0)
+    # a link without a bucket passes on what buckets before or behind it let through
+    held = np.where(bucket, filled, float(accounts.passed[bucket].sum())) * (1.0 + ROUNDING)
+    _links(cluster, accounts.passed > held, "passed at once", accounts.passed, "but its bucket had", held, "bytes")
+
+
+def check_workers(recorder: Recorder, seconds: float) -> None:
+    """Raise :class:`ConservationError` unless the time of every worker adds up to the `seconds` of the run."""
+    if not recorder.seconds:
+        return
+    kinds = list(recorder.seconds[0])
+    booked = np.array([list(own.values()) for own in recorder.seconds])
+    total = booked.sum(axis=1) + np.array(recorder.idle)
+    wrong = ~(np.abs(total - seconds) <= ROUNDING * seconds) | (booked < 0.0).any(axis=1)
+    if wrong.any():
+        rank = int(np.argmax(wrong))
+        parts = ", ".join(f"{kind} {own:.9g}" for kind, own in zip(kinds, booked[rank].tolist(), strict=True))
+        raise ConservationError(
+            f"worker {rank}: {parts} and idle {recorder.idle[rank]:.9g} s add up to {total[rank]:.12g} s "
+            f"in a run of {seconds:.12g} s{_REPORT}"
+        )
+    for rank, ends in enumerate(recorder.step_end):
+        if ends and not _ordered(np.array(ends), seconds):
+            raise ConservationError(f"worker {rank}: its steps do not end in order, before {seconds:.12g} s{_REPORT}")
+
+
+def _check_updates(result: Result, n_samples: int) -> None:
+    times, samples = np.array(result.recorder.updates).T
+    if not _ordered(times, result.end_time):
+        raise ConservationError(
+            f"updates: the last of {len(times)} at {times[-1]:.12g} s; they are not in order, before the end at "
+            f"{result.end_time:.12g} s{_REPORT}"
+        )
+    _equal("updates: samples", float(samples.sum()), "learned from", n_samples, "samples")
+    (first, _), *measured = result.measured_updates
+    span = measured[-1][0] - first
+    if span > 0.0:
+        learned = float(samples[len(samples) - len(measured) :].sum())
+        _equal("throughput: samples", result.throughput * span, "of the updates", learned, "samples")
+
+
+def _ordered(times: Floats, end: float) -> bool:
+    return bool(times[0] >= 0.0 and times[-1] <= end and (np.diff(times) >= 0.0).all())
+
+
+_REPORT = "; this is an error in ddlsim: please report it with the experiment"
+
+
+def _equal(what: str, left: float, than: str, right: float, unit: str) -> None:
+    if not math.isclose(left, right, rel_tol=ROUNDING, abs_tol=ROUNDING):
+        raise ConservationError(f"{what} {left:.12g}, but {than} {right:.12g} {unit}{_REPORT}")
+
+
+def _links(
+    cluster: Cluster, wrong: npt.NDArray[np.bool_], what: str, value: Floats, than: str, limit: Floats | float, unit: str
+) -> None:
+    """Raise the error of the first channel that is `wrong`, if any is: its `value` and the `limit` that it breaks."""
+    if not wrong.any():
+        return
+    channel = int(np.argmax(wrong))
+    link = int(np.flatnonzero(cluster.link_channel == channel)[0])
+    source, target = (cluster.node_names[ends[link]] for ends in (cluster.link_src, cluster.link_dst))
+    bound = float(np.broadcast_to(limit, value.shape)[channel])
+    raise ConservationError(
+        f"link {source} -> {target} ({cluster.link_kind[link]}): {what} {value[channel]:.12g} {unit}, {than} "
+        f"{bound:.12g} {unit}{_REPORT}"
+    )

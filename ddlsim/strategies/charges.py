@@ -1,0 +1,188 @@
+"""What a collective whose time is known puts on which links, and the least time in which they can carry it.
+
+A link cannot carry more than its capacity, so no shortcut may take less than the bytes of any link over its capacity
+(`Charge.seconds`). Which bytes a link carries is a matter of the routes:
+
+* those of the collective's own schedule (:func:`by_schedule`), which has one ring, say, and so one network card of
+  each machine in use;
+* those of a library that spreads its rings or trees over all links, as NCCL's channels do (:func:`spread`). Inside a
+  machine whose GPUs are joined directly, the rings are found as NCCL finds them, by search: the widest first, as long
+  as links are left. Elsewhere there is one order, that of the locality. Each ring is cut at each of its GPUs in turn, so
+  that all of them, and the cards nearest to them, carry the same between machines: of m GPUs each sends 1/m to the GPU
+  at its own place in the next machine.
+
+With V bytes over every hop of a ring (2 (n-1)/n of the buffer for an all-reduce), a hop inside a machine of m among
+several carries V (m-1)/m of its ring's share, and a machine sends V to the next one. NCCL's trees are a chain through
+each machine and a double binary tree over the machines (``src/graph/trees.cc``): S up and S down each chain, S/2 up and
+down each edge of the two trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.cluster import Cluster
+from ddlsim.collectives import Schedule
+from ddlsim.collectives.nccl import KINDS
+from ddlsim.collectives.trees import double_tree
+from ddlsim.network import Network
+
+__all__ = ["Charge", "Load", "by_schedule", "spread"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: machines with more GPUs joined directly than this are not searched for rings
+SEARCHED = 16
+
+
+@dataclass(frozen=True)
+class Charge:
+    """Bytes on every channel, (n_channels,), their sum over the messages (`sent`), and the least s that they take, on
+    channel `tightest`."""
+
+    nbytes: Floats
+    sent: float
+    seconds: float
+    tightest: int
+
+
+class Load:
+    """Bytes from node to node, to be put on the links of `cluster`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._parts: list[tuple[Ints, Ints, Floats]] = []
+
+    def add(self, src: npt.ArrayLike, dst: npt.ArrayLike, nbytes: npt.ArrayLike) -> None:
+        """Send ``nbytes[i]`` from node ``src[i]`` to node ``dst[i]``, (n,)."""
+        source, target = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
+        self._parts.append((source, target, np.broadcast_to(np.asarray(nbytes, dtype=np.float64), source.shape)))
+
+    def charge(self) -> Charge:
+        """Return what this puts on the channels; where there are frames, their headers take time as well."""
+        cluster = self.cluster
+        source, target, nbytes = (np.concatenate(column) for column in zip(*self._parts, strict=True))
+        routes = cluster.routes(source, target)
+        n_hops = np.diff(routes.offsets)
+        of = np.repeat(np.arange(len(source)), n_hops)
+        wire = nbytes.copy()
+        details = cluster.details
+        if details is not None:
+            header, payload = np.zeros(len(source)), np.full(len(source), np.inf)
+            framed = details.frame_header[routes.links] > 0.0
+            np.maximum.at(header, of[framed], details.frame_header[routes.links[framed]])
+            np.minimum.at(payload, of[framed], details.frame_payload[routes.links[framed]])
+            wire += nbytes * header / payload
+        channel = cluster.link_channel[routes.links]
+        carried = np.bincount(channel, nbytes[of], cluster.n_channels)
+        if not len(channel):
+            return Charge(carried, float(nbytes.sum()), 0.0, 0)
+        seconds = np.bincount(channel, wire[of], cluster.n_channels) / Network(cluster).accounts().capacity
+        return Charge(carried, float(nbytes.sum()), float(seconds.max()), int(seconds.argmax()))
+
+
+def by_schedule(cluster: Cluster, schedule: Schedule, nodes: Sequence[int], nbytes: float) -> Charge:
+    """Return what `schedule` over `nbytes` puts on the links, rank r being at ``nodes[r]``."""
+    place = np.asarray(nodes, dtype=np.int64)
+    load = Load(cluster)
+    for round_ in (r for lane in schedule.lanes for r in lane):
+        n_distinct = 1 if schedule.chunk_weight is None or round_.shift == 0 else round_.repeat
+        for repetition in range(n_distinct):
+            size = schedule.message_bytes(nbytes, round_, repetition) + round_.header
+            load.add(place[round_.src], place[round_.dst], size * (round_.repeat / n_distinct))
+    return load.charge()
+
+
+def spread(cluster: Cluster, nodes: Sequence[int], nbytes: float, algorithm: str, kind: str = "all_reduce") -> Charge:
+    """Return what NCCL's "ring" or "tree" over `nbytes` among workers at `nodes` puts on the links."""
+    place = np.asarray(nodes, dtype=np.int64)
+    place = place[cluster.locality_order(place)]
+    machine = np.where(cluster.host_of[place] >= 0, cluster.host_of[place], len(cluster.host_names) + place)
+    first = np.sort(np.unique(machine, return_index=True)[1])
+    machines = np.split(place, first[1:])
+    n, load = len(place), Load(cluster)
+    tree = algorithm == "tree"
+    hop = nbytes if tree else KINDS[kind] * (n - 1) / n * nbytes
+    for members in machines:
+        m = len(members)
+        if m == 1:
+            continue
+        share = (m - 1) / m if tree or len(machines) > 1 else 1.0
+        for cycle, weight in _rings(cluster, members):
+            following = np.roll(cycle, -1)
+            load.add(cycle, following, hop * weight * share)
+            if tree:
+                load.add(following, cycle, hop * weight * share)
+    if len(machines) == 1:
+        return load.charge()
+    if tree:
+        for parent, depth in double_tree(len(machines)):
+            for child in np.flatnonzero(depth).tolist():
+                above = int(parent[child])
+                for a, b in ((child, above), (above, child)):
+                    _between(load, machines[a], machines[b], nbytes / 2.0)
+    else:
+        for i, members in enumerate(machines):
+            _between(load, members, machines[(i + 1) % len(machines)], hop)
+    return load.charge()
+
+
+def _between(load: Load, source: Ints, target: Ints, nbytes: float) -> None:
+    """Send `nbytes` from one machine to another: all GPUs send the same, all receive the same, in order."""
+    cuts = np.unique(np.concatenate([np.arange(len(a) + 1) / len(a) for a in (source, target)]))
+    middle = (cuts[1:] + cuts[:-1]) / 2.0
+    at = [a[(middle * len(a)).astype(np.int64)] for a in (source, target)]
+    load.add(at[0], at[1], nbytes * np.diff(cuts))
+
+
+def _rings(cluster: Cluster, members: Ints) -> list[tuple[Ints, float]]:
+    """Return rings through the `members` of a machine and the share of each, which add up to 1."""
+    m = len(members)
+    free = np.zeros((m, m))
+    place = {node: i for i, node in enumerate(members.tolist())}
+    inside = np.flatnonzero(np.isin(cluster.link_src, members) & np.isin(cluster.link_dst, members))
+    for link in inside.tolist():
+        pair = place[int(cluster.link_src[link])], place[int(cluster.link_dst[link])]
+        free[pair] += cluster.channel_capacity[cluster.link_channel[link]]
+    found: list[tuple[Ints, float]] = []
+    while 2 <= m <= SEARCHED and (ring := _widest_ring(free)) is not None:
+        following = np.roll(ring, -1)
+        width = float(free[ring, following].min())
+        free[ring, following] -= width
+        found.append((members[ring], width))
+    total = sum(width for _, width in found)
+    return [(ring, width / total) for ring, width in found] or [(members, 1.0)]
+
+
+def _widest_ring(free: Floats) -> Ints | None:
+    """Return the order of a ring whose narrowest hop is as wide as possible, or None if there is no ring."""
+    widths = np.unique(free[free > 1e-9 * free.max(initial=0.0)])
+    for width in widths[::-1].tolist():
+        ring = _ring([np.flatnonzero(row >= width * (1.0 - 1e-9)).tolist() for row in free])
+        if ring is not None:
+            return ring
+    return None
+
+
+def _ring(following: list[list[int]]) -> Ints | None:
+    """Return a ring from 0 through all places, each followed by one of its `following` ones, by depth-first search."""
+    n = len(following)
+    path, ahead = [0], [iter(following[0])]
+    for _ in range(100_000):  # enough for machines as they are built; a search without end would not be
+        if len(path) == n and 0 in following[path[-1]]:
+            return np.array(path)
+        step = next((place for place in ahead[-1] if place not in path), None) if len(path) < n else None
+        if step is not None:
+            path.append(step)
+            ahead.append(iter(following[step]))
+            continue
+        path.pop()
+        ahead.pop()
+        if not path:
+            return None
+    return None

@@ -1,0 +1,33 @@
+"""Make many random worlds: ``python -m tests.worlds --worlds 1000 --seed 0``."""
+
+import argparse
+import sys
+import traceback
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from worlds_generator import world
+from worlds_invariants import check_world
+
+
+def main() -> int:
+    """Make the worlds of the seeds `seed`, `seed` + 1, ...; the exit status is 1 if any of them does not add up."""
+    parser = argparse.ArgumentParser(prog="python -m tests.worlds", description=__doc__.splitlines()[0])
+    parser.add_argument("--worlds", type=int, default=1000, help="how many (default 1000)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first one (default 0)")
+    args = parser.parse_args()
+    refused, failed = 0, []
+    for seed in range(args.seed, args.seed + args.worlds):
+        try:
+            refused += check_world(world(seed)) is None
+        except Exception:  # whatever it is, the others shall be made as well
+            failed.append(seed)
+            print(f"world {seed}:", flush=True)
+            traceback.print_exc(limit=-3)
+    print(f"{args.worlds} worlds: {args.worlds - refused - len(failed)} add up, {refused} are refused by ddlsim, "
+          f"{len(failed)} fail{': ' + ', '.join(map(str, failed)) if failed else ''}")  # fmt: skip
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,230 @@
+"""Random worlds: a cluster, a model, a strategy and all that can be varied about a run, drawn from a seed.
+
+`world(seed)` is a :class:`World` whose experiment is accepted by ddlsim, whatever its parts do to each other; a part that
+nothing here can draw is missing from the guarantees that `worlds_invariants` checks, so a test counts them.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ddlsim
+from ddlsim import compression as cp
+from ddlsim import strategies as sg
+from ddlsim.bundled import bundled_files
+from ddlsim.cluster import Cluster, Host, MultiGpu, dragonfly, fat_tree, leaf_spine, racks, star, torus, with_detail
+from ddlsim.workload.compute import Affine, Measured
+from ddlsim.workload.jitter import Exponential, Gamma, Lognormal, NoJitter, Pareto, ShiftedExponential, SlowDown, Uniform
+
+__all__ = ["World", "world"]
+
+Draw = random.Random
+
+
+@dataclass(frozen=True)
+class World:
+    """A run to be made: `cut` is where it is made again with an earlier end, as a share of its time (None: not)."""
+
+    seed: int
+    experiment: ddlsim.Experiment
+    cut: float | None
+
+
+# ------------------------------------------------------------ clusters
+
+RATES = ("100 Mbit/s", "1 Gbit/s", "10 Gbit/s", "25 Gbit/s")
+LATENCIES = ("0 s", "5 us", "50 us", "2 ms")
+TCP = {"frame_header": "66 B", "frame_payload": "1448 B", "burst": "4542 B", "reverse_load": 0.0218}
+
+
+def interior(draw: Draw) -> Host | MultiGpu:
+    if draw.random() < 0.6:
+        overhead = draw.choice((0.0, 0.0, 2e-6, 2e-4))
+        reduction = draw.choice((None, None, "1 GB/s"))
+        return Host(send_overhead=overhead, recv_overhead=overhead, reduce_bandwidth=reduction)
+    inside = draw.choice(("nvswitch", "nvlink_mesh", "pcie_tree"))
+    n_gpus = draw.choice((2, 3, 4))
+    switches = draw.choice((1, n_gpus))
+    return MultiGpu(
+        n_gpus, inside, nvlink_bandwidth=None if inside == "pcie_tree" else "25 GB/s",
+        n_pcie_switches=switches, n_nics=draw.choice((1, switches)),
+    )  # fmt: skip
+
+
+def generated(draw: Draw) -> Cluster:
+    link: dict[str, Any] = {"bandwidth": draw.choice(RATES), "latency": draw.choice(LATENCIES), "host": interior(draw)}
+    kind = draw.choice(("star", "shared star", "lopsided star", "racks", "leaf-spine", "fat tree", "dragonfly", "torus"))
+    if kind == "shared star":
+        graph = star(draw.randint(4, 9), shared=True, **link)
+    elif kind == "lopsided star":
+        graph = star(draw.randint(4, 9), reverse_bandwidth="300 Mbit/s", **link)
+    elif kind == "racks":
+        graph = racks(2, draw.randint(3, 5), oversubscription=draw.choice((1.0, 4.0)), **link)
+    elif kind == "leaf-spine":
+        graph = leaf_spine(2, 4, 2, routing=draw.choice(("d-mod-k", "ecmp")), **link)
+    elif kind == "fat tree":
+        graph = fat_tree(4, **link)
+    elif kind == "dragonfly":
+        graph = dragonfly(3, (2,), 2, global_links=1, **link)
+    elif kind == "torus":
+        graph = torus((3, draw.choice((2, 3))), **link)
+    else:
+        graph = star(draw.randint(4, 9), **link)
+    if draw.random() < 0.4:  # every link as it comes
+        for _, _, data in graph.edges(data=True):
+            if not data.get("shared"):
+                data["bandwidth"] *= draw.choice((0.05, 0.5, 1.0, 1.0, 3.0))
+    return Cluster.from_graph(graph)
+
+
+@functools.lru_cache(maxsize=4)
+def bundled(name: str) -> Cluster:
+    return ddlsim.load_cluster(name)
+
+
+def cluster(draw: Draw) -> Cluster:
+    found = bundled(draw.choice(BUNDLED)) if draw.random() < 0.35 else generated(draw)
+    if draw.random() < 0.2:
+        chosen = {key: value for key, value in TCP.items() if draw.random() < 0.7}
+        if "frame_header" in chosen or "frame_payload" in chosen:
+            chosen |= {key: TCP[key] for key in ("frame_header", "frame_payload")}
+        found = with_detail(found, **chosen, kinds=[draw.choice(sorted(set(found.link_kind)))])
+    return found
+
+
+BUNDLED = tuple(bundled_files("topologies"))
+
+# ------------------------------------------------------------ strategies
+
+
+def overlap(draw: Draw) -> Any:
+    return draw.choice((
+        sg.NoOverlap(), sg.PerLayer(), sg.DdpBuckets(2e5, 3e4), sg.HorovodFusion(draw.choice((1e5, 1e8)), "0.7 ms"),
+        sg.Priority(draw.choice((1e5, 4e6)), draw.choice((1, 2, 4))),
+    ))  # fmt: skip
+
+
+def all_reduce(draw: Draw) -> Any:
+    cost = draw.choice(("simulated", "simulated", "nccl"))
+    names = ("ring", "double_binary_tree", "auto") if cost == "nccl" else (*ddlsim.algorithm_names(), "auto")
+    return sg.AllReduce(draw.choice(names), overlap(draw), draw.choice(("topology", "given")), cost)
+
+
+def served(draw: Draw) -> dict[str, Any]:
+    placement = draw.choice(("own", "colocated"))
+    return {"servers": draw.choice((1, 1, 2, 3)), "placement": placement, "apply_time": draw.choice((0.0, "1 ms"))}
+
+
+def parameter_server(draw: Draw) -> Any:
+    where = served(draw)
+    del where["apply_time"]
+    work = draw.choice((None, None, sg.ServerWork("2 GB/s"), sg.ServerWork(update=5, whole_below="100 KB")))
+    return sg.ParameterServer(**where, overlap=overlap(draw), local_reduction=draw.random() < 0.3, work=work)
+
+
+def asynchronous(draw: Draw) -> Any:
+    scaling = draw.choice((None, "inverse", sg.ExponentialPenalty(0.8), sg.InverseStaleness()))
+    compensation = draw.choice((None, None, sg.DelayCompensation(0.04), sg.DelayCompensation(2.0, adaptive=0.95)))
+    accumulate = 1 if compensation else draw.choice((1, 1, 3))
+    return sg.AsyncParameterServer(
+        **served(draw), staleness_scaling=scaling, delay_compensation=compensation, accumulate=accumulate
+    )
+
+
+def local(draw: Draw) -> Any:
+    return sg.LocalSGD(draw.choice((1, 2, 4)), cost=draw.choice(("simulated", "nccl")))
+
+
+def backup(draw: Draw) -> Any:
+    return sg.BackupWorkers(1, draw.random() < 0.5, **served(draw))
+
+
+def elastic(draw: Draw) -> Any:
+    return sg.ElasticAveraging(0.2, draw.choice((1, 3)), synchronous=draw.random() < 0.5, **served(draw))
+
+
+STRATEGIES: tuple[Callable[[Draw], Any], ...] = (
+    all_reduce, all_reduce, all_reduce, parameter_server, parameter_server, asynchronous, local, backup, elastic,
+    lambda draw: sg.ShardedUpdate(cost=draw.choice(("simulated", "nccl"))),
+    lambda draw: sg.AdaComm(draw.choice((2, 8)), 2),
+    lambda draw: sg.BMUF(draw.choice((1, 4))),
+    lambda draw: sg.DaSGD(4, draw.choice((1, 2)), 0.25),
+    lambda draw: sg.OverlapLocalSGD(draw.choice((1, 3))),
+    lambda draw: sg.CoCoDSGD(draw.choice((1, 3))),
+    lambda draw: sg.DPSGD(draw.choice(("ring", "complete"))),
+    lambda draw: sg.ADPSGD("bipartite"),
+    lambda draw: sg.GossipSGD(draw.choice((0.1, 0.5, 1.0))),
+    lambda draw: sg.SoftSync(2, **served(draw)),
+    lambda draw: sg.StaleSynchronous(draw.choice((0, 1, 3)), **served(draw)),
+    lambda draw: sg.KSync(2, **served(draw)),
+    lambda draw: sg.KBatchSync(2, **served(draw)),
+    lambda draw: sg.KAsync(2, **served(draw)),
+    lambda draw: sg.KBatchAsync(2, **served(draw)),
+)  # fmt: skip
+
+# ------------------------------------------------------------ the rest of a run
+
+PLAIN = (
+    cp.NoCompression(), cp.FP16(), cp.BF16(), cp.TopK(0.05), cp.MSTopK(0.05), cp.RandomK(0.05), cp.Threshold(0.5),
+    cp.DGC(steps_per_stage=2), cp.GTopK(0.05), cp.CountSketch(0.05, rows=3, columns=2000), cp.QSGD(4), cp.TernGrad(),
+    cp.Natural(), cp.SignSGD(), cp.OneBit(), cp.PowerSGD(2),
+)  # fmt: skip
+
+
+def compression(draw: Draw, learns: bool) -> Any:
+    plain = draw.choice([c for c in PLAIN if learns or not isinstance(c, cp.Threshold)])  # its bytes depend on values
+    if not plain.traits.no_feedback and draw.random() < 0.5:
+        plain = cp.ErrorFeedback(plain)
+    down = draw.choice((None, None, cp.FP16()))
+    return cp.Compression(plain, down, draw.choice((None, cp.CodecCost(encode=1e-10, decode=1e-10))))
+
+
+def jitter(draw: Draw) -> Any:
+    return draw.choice((
+        NoJitter(), NoJitter(), Lognormal(0.2), Gamma(0.5), Exponential(), ShiftedExponential(0.5), Pareto(3.0),
+        Uniform(0.5, 1.5),
+    ))  # fmt: skip
+
+
+def experiment(draw: Draw) -> ddlsim.Experiment:
+    chosen = cluster(draw)
+    strategy = draw.choice(STRATEGIES)(draw)
+    n = draw.randint(1, min(8, len(chosen.workers))) if draw.random() < 0.9 else min(16, len(chosen.workers))
+    learns = draw.random() < 0.3
+    training = None
+    model = draw.choice(("lenet5", "digits-cnn", "ffn", "resnet18-cifar", "googlenet", "resnet50"))
+    if learns:
+        model = "digits-cnn"
+        every = draw.choice((3, 7, "5 ms"))
+        growing = ddlsim.GrowingBatch(4, (0.01,)) if draw.random() < 0.1 else None
+        optimizer = draw.choice((ddlsim.SGD(), ddlsim.Momentum(0.9), ddlsim.Adam()))
+        training = ddlsim.Training(
+            "digits", rate=0.05, updates=draw.randint(2, 14), evaluate_every=every, optimizer=optimizer,
+            sharding=draw.choice(("iid", "shared", "by_class")), charge_evaluation=draw.random() < 0.3,
+            growing_batch=growing,
+        )  # fmt: skip
+    compress = getattr(strategy, "takes_compression", False) and draw.random() < 0.4
+    seconds = draw.choice((1e-4, 4e-3, 0.05))
+    return ddlsim.Experiment(
+        chosen, model, strategy, draw.choice((1, 8)), n,
+        steps=draw.randint(1, 5),
+        warmup=draw.randint(0, 2),
+        accumulation=draw.choice((1, 1, 3)),
+        compute=draw.choice((Measured(seconds, 8), Affine(seconds, seconds / 8))),
+        jitter=jitter(draw),
+        slow_downs=tuple(SlowDown(draw.randrange(n), draw.random() * seconds, 3 * seconds, 5.0) for _ in range(draw.choice((0, 0, 2)))),
+        speed=tuple(draw.choice((0.3, 1.0, 1.0, 2.0)) for _ in range(n)) if draw.random() < 0.3 else None,
+        seed=draw.randrange(100),
+        training=training,
+        compression=compression(draw, learns) if compress else None,
+    )  # fmt: skip
+
+
+def world(seed: int) -> World:
+    """Return the world of a seed."""
+    draw = Draw(seed)
+    return World(seed, experiment(draw), draw.random() if draw.random() < 0.5 else None)

@@ -1,0 +1,115 @@
+"""What must hold in every world, besides what :mod:`ddlsim.run.conservation` checks in every run."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from unittest import mock
+
+import numpy as np
+from worlds_generator import World
+
+from ddlsim import ConfigError, DdlsimError, Result
+from ddlsim.report.trace import trace_events
+from ddlsim.run import run
+from ddlsim.strategies.worker import Worker
+
+__all__ = ["check_world"]
+
+
+def check_world(world: World) -> Result | None:
+    """Make the run twice, perhaps a third time with an earlier end; return its result, None if ddlsim refuses it.
+
+    Raises AssertionError, or whatever the run raises, if anything does not hold.
+    """
+    drawn = 0
+    original = Worker.draw
+
+    def draw(worker):
+        nonlocal drawn
+        drawn += worker.samples_per_step
+        return original(worker)
+
+    try:
+        with mock.patch.object(Worker, "draw", draw):
+            result = run(world.experiment)
+    except ConfigError as error:
+        assert "\n" not in str(error)
+        return None
+    learned = sum(n for _, n in result.recorder.updates)
+    assert learned <= drawn, f"updates learned from {learned} samples, but {drawn} were drawn"
+    _check_tables(result)
+    _check_repeated(result, run(world.experiment, keep_spans=True))
+    if world.cut is not None:
+        _check_cut(world, result)
+    return result
+
+
+def _check_tables(result):
+    assert math.isfinite(result.throughput)
+    assert result.throughput > 0.0
+    links = result.links
+    burst = 0.0 if result.cluster.details is None else result.cluster.details.burst.max()
+    capacity = result.cluster.channel_capacity.min()
+    assert (links["utilisation"] <= links["busy"] + 1e-9 + burst / (capacity * result.end_time) * 1e3 * (burst > 0)).all()
+    assert ((links["busy"] >= 0.0) & (links["busy"] <= 1.0 + 1e-9)).all()
+    assert sum(result.shares.values()) == 1.0 or abs(sum(result.shares.values()) - 1.0) < 1e-9
+    assert min(result.recorder.staleness, default=0) >= 0
+    if result.n_workers > 1 and links["nbytes"].sum() > 0.0:
+        assert result.nbytes_sent > 0.0
+    history = result.evaluations if result.monitor is not None else []
+    for before, after in itertools.pairwise(history):
+        assert before.nbytes <= after.nbytes
+        assert before.time <= after.time
+    if history:
+        assert history[-1].nbytes <= result.nbytes_sent * (1.0 + 1e-12)
+
+
+def _check_repeated(result, again):
+    """The same run, recorded for a timeline: the same to the last bit, and the timeline shows it."""
+    for name in ("updates", "step_end", "seconds", "idle", "staleness"):
+        assert getattr(again.recorder, name) == getattr(result.recorder, name), name
+    assert again.end_time == result.end_time
+    assert again.n_messages == result.n_messages
+    np.testing.assert_allclose(again.channel_nbytes, result.channel_nbytes, rtol=1e-12)
+    if result.monitor is not None:
+        assert result.params.tobytes() == again.params.tobytes()
+        assert [row[:8] for row in map(repr, result.evaluations)] == [row[:8] for row in map(repr, again.evaluations)]
+    tracks = defaultdict(list)
+    for span in again.recorder.spans:
+        tracks[span.track].append(span)
+        assert 0.0 <= span.start < span.end <= again.end_time * (1.0 + 1e-12), span
+    for rank, seconds in enumerate(again.recorder.seconds):
+        own = sorted(tracks[f"worker {rank}"], key=lambda s: s.start)
+        for left, right in itertools.pairwise(own):
+            assert left.end <= right.start * (1.0 + 1e-12), (left, right)
+        for kind, booked in seconds.items():
+            assert math.isclose(sum(s.end - s.start for s in own if s.kind == kind), booked, rel_tol=1e-9, abs_tol=1e-12)
+    ends = defaultdict(float)
+    for event in trace_events(again):
+        if event["ph"] == "X":
+            place = event["pid"], event["tid"]
+            assert event["ts"] >= ends[place] * (1.0 - 1e-12) - 1e-6, event
+            ends[place] = event["ts"] + event["dur"]
+    assert max(ends.values()) <= again.end_time * 1e6 * (1.0 + 1e-9)
+
+
+def _check_cut(world, result):
+    """A run that ends earlier has made the same updates until then."""
+    time = world.cut * result.end_time
+    if not time > 0.0:
+        return
+    try:
+        part = run(world.experiment.with_(max_time=time))
+    except DdlsimError as error:
+        assert "before the first update" in str(error), error
+        assert time < result.recorder.updates[0][0] * (1.0 + 1e-12)
+        return
+    assert part.end_time <= time
+    wanted = [update for update in result.recorder.updates if update[0] <= part.end_time]
+    assert part.recorder.updates == wanted
+    for whole, cut in zip(result.recorder.step_end, part.recorder.step_end, strict=True):
+        assert whole[: len(cut)] == cut
+    assert part.nbytes_sent <= result.nbytes_sent * (1.0 + 1e-12)
+    assert (part.channel_nbytes <= result.channel_nbytes * (1.0 + 1e-9) + 1e-6).all()
