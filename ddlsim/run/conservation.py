@@ -50,7 +50,8 @@ def check_result(result: Result, loop: Loop, n_samples: int) -> None:
     check_workers(result.recorder, result.end_time)
     _check_updates(result, n_samples)
     if result.busy is not None:
-        seconds = np.bincount(result.busy.channel, result.busy.end - result.busy.start, len(result.channel_busy))
+        log = result.busy
+        seconds = np.bincount(log.channel, log.end - log.start, result.cluster.n_channels).astype(np.float64)
         off = np.abs(seconds - result.channel_busy)
         _links(result.cluster, off > ROUNDING * result.end_time, "busy in its timeline", seconds, "in all",
                result.channel_busy, "s")  # fmt: skip
@@ -133,8 +134,9 @@ def _equal(what: str, left: float, than: str, right: float, unit: str) -> None:
 
 
 def _links(
-    cluster: Cluster, wrong: npt.NDArray[np.bool_], what: str, value: Floats, than: str, limit: Floats | float, unit: str
-) -> None:
+    cluster: Cluster, wrong: npt.NDArray[np.bool_], what: str, value: Floats, than: str, limit: Floats | float,
+    unit: str,
+) -> None:  # fmt: skip
     """Raise the error of the first channel that is `wrong`, if any is: its `value` and the `limit` that it breaks."""
     if not wrong.any():
         return

@@ -7,9 +7,9 @@ A link cannot carry more than its capacity, so no shortcut may take less than th
   each machine in use;
 * those of a library that spreads its rings or trees over all links, as NCCL's channels do (:func:`spread`). Inside a
   machine whose GPUs are joined directly, the rings are found as NCCL finds them, by search: the widest first, as long
-  as links are left. Elsewhere there is one order, that of the locality. Each ring is cut at each of its GPUs in turn, so
-  that all of them, and the cards nearest to them, carry the same between machines: of m GPUs each sends 1/m to the GPU
-  at its own place in the next machine.
+  as links are left. Elsewhere there is one order, that of the locality. Each ring is cut at each of its GPUs in turn,
+  so that all of them, and the cards nearest to them, carry the same between machines: of m GPUs each sends 1/m to the
+  GPU at its own place in the next machine.
 
 With V bytes over every hop of a ring (2 (n-1)/n of the buffer for an all-reduce), a hop inside a machine of m among
 several carries V (m-1)/m of its ring's share, and a machine sends V to the next one. NCCL's trees are a chain through
@@ -79,7 +79,7 @@ class Load:
             np.minimum.at(payload, of[framed], details.frame_payload[routes.links[framed]])
             wire += nbytes * header / payload
         channel = cluster.link_channel[routes.links]
-        carried = np.bincount(channel, nbytes[of], cluster.n_channels)
+        carried = np.bincount(channel, nbytes[of], cluster.n_channels).astype(np.float64)
         if not len(channel):
             return Charge(carried, float(nbytes.sum()), 0.0, 0)
         seconds = np.bincount(channel, wire[of], cluster.n_channels) / Network(cluster).accounts().capacity

@@ -25,7 +25,7 @@ __all__ = ["Loop", "Traffic"]
 
 
 class Traffic(NamedTuple):
-    """What went over the channels: bytes and busy s, (n_channels,), bytes that were sent, and the number of messages."""
+    """What went over the channels: bytes and busy s, (n_channels,), bytes sent, and the number of messages."""
 
     nbytes: npt.NDArray[np.float64]
     busy: npt.NDArray[np.float64]

@@ -159,8 +159,8 @@ FABRICS = {
     "racks": Cluster.from_graph(racks(2, 4, bandwidth="10 Gbit/s", latency="10 us", oversubscription=4)),
     "half duplex": Cluster.from_graph(star(8, bandwidth="10 Gbit/s", latency="10 us", shared=True)),
     "shaped": with_detail(
-        Cluster.from_graph(star(8, bandwidth="10 Gbit/s", latency="10 us")), frame_header="66 B", frame_payload="1448 B",
-        burst="4542 B", reverse_load=0.0218,
+        Cluster.from_graph(star(8, bandwidth="10 Gbit/s", latency="10 us")), frame_header="66 B",
+        frame_payload="1448 B", burst="4542 B", reverse_load=0.0218,
     ),
 }  # fmt: skip
 

@@ -1,11 +1,12 @@
 """Random worlds: a cluster, a model, a strategy and all that can be varied about a run, drawn from a seed.
 
-`world(seed)` is a :class:`World` whose experiment is accepted by ddlsim, whatever its parts do to each other; a part that
-nothing here can draw is missing from the guarantees that `worlds_invariants` checks, so a test counts them.
+`world(seed)` is a :class:`World`; some of them ddlsim refuses, as their parts do not fit together. What nothing here
+can draw is missing from the guarantees that `worlds_invariants` checks, so a test asks for every part.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
 from collections.abc import Callable
@@ -17,8 +18,18 @@ from ddlsim import compression as cp
 from ddlsim import strategies as sg
 from ddlsim.bundled import bundled_files
 from ddlsim.cluster import Cluster, Host, MultiGpu, dragonfly, fat_tree, leaf_spine, racks, star, torus, with_detail
+from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.workload.compute import Affine, Measured
-from ddlsim.workload.jitter import Exponential, Gamma, Lognormal, NoJitter, Pareto, ShiftedExponential, SlowDown, Uniform
+from ddlsim.workload.jitter import (
+    Exponential,
+    Gamma,
+    Lognormal,
+    NoJitter,
+    Pareto,
+    ShiftedExponential,
+    SlowDown,
+    Uniform,
+)
 
 __all__ = ["World", "world"]
 
@@ -57,7 +68,8 @@ def interior(draw: Draw) -> Host | MultiGpu:
 
 def generated(draw: Draw) -> Cluster:
     link: dict[str, Any] = {"bandwidth": draw.choice(RATES), "latency": draw.choice(LATENCIES), "host": interior(draw)}
-    kind = draw.choice(("star", "shared star", "lopsided star", "racks", "leaf-spine", "fat tree", "dragonfly", "torus"))
+    kinds = ("star", "shared star", "lopsided star", "racks", "leaf-spine", "fat tree", "dragonfly", "torus")
+    kind = draw.choice(kinds)
     if kind == "shared star":
         graph = star(draw.randint(4, 9), shared=True, **link)
     elif kind == "lopsided star":
@@ -93,7 +105,16 @@ def cluster(draw: Draw) -> Cluster:
         if "frame_header" in chosen or "frame_payload" in chosen:
             chosen |= {key: TCP[key] for key in ("frame_header", "frame_payload")}
         found = with_detail(found, **chosen, kinds=[draw.choice(sorted(set(found.link_kind)))])
-    return found
+    return dataclasses.replace(found, calibration=CalibrationTable(curves=[curve(draw, inside) for inside in (0, 1)]))
+
+
+def curve(draw: Draw, inside: int) -> CurveTable:
+    """Return a measured curve, of a library that may be slower or faster than one ring over the cluster's links."""
+    return CurveTable(
+        operation="all_reduce", algorithm="ring", per_message=draw.choice((0.5, 2.0)), sizes=[65536], dof=5.0,
+        per_byte=[draw.choice((0.1, 1.5)), draw.choice((0.2, 1.1))], covariance=[[0.0] * 3] * 3, spread=0.03,
+        nbytes=[64, 2**24], ranks=[2, 64], inside=bool(inside),
+    )  # fmt: skip
 
 
 BUNDLED = tuple(bundled_files("topologies"))
@@ -109,9 +130,12 @@ def overlap(draw: Draw) -> Any:
 
 
 def all_reduce(draw: Draw) -> Any:
-    cost = draw.choice(("simulated", "simulated", "nccl"))
-    names = ("ring", "double_binary_tree", "auto") if cost == "nccl" else (*ddlsim.algorithm_names(), "auto")
-    return sg.AllReduce(draw.choice(names), overlap(draw), draw.choice(("topology", "given")), cost)
+    cost = draw.choice(("simulated", "simulated", "nccl", "calibrated"))
+    names = {
+        "simulated": (*ddlsim.algorithm_names(), "auto"), "nccl": ("ring", "double_binary_tree", "auto"),
+        "calibrated": ("ring",),
+    }  # fmt: skip
+    return sg.AllReduce(draw.choice(names[cost]), overlap(draw), draw.choice(("topology", "given")), cost)
 
 
 def served(draw: Draw) -> dict[str, Any]:
@@ -193,14 +217,16 @@ def jitter(draw: Draw) -> Any:
 def experiment(draw: Draw) -> ddlsim.Experiment:
     chosen = cluster(draw)
     strategy = draw.choice(STRATEGIES)(draw)
-    n = draw.randint(1, min(8, len(chosen.workers))) if draw.random() < 0.9 else min(16, len(chosen.workers))
-    learns = draw.random() < 0.3
+    most = len(chosen.workers)
+    n = 1 if draw.random() < 0.05 else draw.randint(2, min(8, most)) if draw.random() < 0.9 else min(16, most)
+    learns = draw.random() < 0.3 or isinstance(strategy, sg.AdaComm)
+    seconds, batch_size = draw.choice((1e-4, 4e-3, 0.05)), draw.choice((1, 8))
     training = None
     model = draw.choice(("lenet5", "digits-cnn", "ffn", "resnet18-cifar", "googlenet", "resnet50"))
     if learns:
         model = "digits-cnn"
         every = draw.choice((3, 7, "5 ms"))
-        growing = ddlsim.GrowingBatch(4, (0.01,)) if draw.random() < 0.1 else None
+        growing = ddlsim.GrowingBatch(batch_size, (0.01,)) if draw.random() < 0.1 else None
         optimizer = draw.choice((ddlsim.SGD(), ddlsim.Momentum(0.9), ddlsim.Adam()))
         training = ddlsim.Training(
             "digits", rate=0.05, updates=draw.randint(2, 14), evaluate_every=every, optimizer=optimizer,
@@ -208,15 +234,17 @@ def experiment(draw: Draw) -> ddlsim.Experiment:
             growing_batch=growing,
         )  # fmt: skip
     compress = getattr(strategy, "takes_compression", False) and draw.random() < 0.4
-    seconds = draw.choice((1e-4, 4e-3, 0.05))
     return ddlsim.Experiment(
-        chosen, model, strategy, draw.choice((1, 8)), n,
+        chosen, model, strategy, batch_size, n,
         steps=draw.randint(1, 5),
         warmup=draw.randint(0, 2),
         accumulation=draw.choice((1, 1, 3)),
-        compute=draw.choice((Measured(seconds, 8), Affine(seconds, seconds / 8))),
+        compute=draw.choice((Measured(seconds, batch_size), Affine(seconds, seconds / 8))),
         jitter=jitter(draw),
-        slow_downs=tuple(SlowDown(draw.randrange(n), draw.random() * seconds, 3 * seconds, 5.0) for _ in range(draw.choice((0, 0, 2)))),
+        slow_downs=tuple(
+            SlowDown(draw.randrange(n), draw.random() * seconds, 3 * seconds, 5.0)
+            for _ in range(draw.choice((0, 0, 2)))
+        ),
         speed=tuple(draw.choice((0.3, 1.0, 1.0, 2.0)) for _ in range(n)) if draw.random() < 0.3 else None,
         seed=draw.randrange(100),
         training=training,

@@ -11,11 +11,14 @@ import numpy as np
 from worlds_generator import World
 
 from ddlsim import ConfigError, DdlsimError, Result
+from ddlsim.learning.monitor import Row
 from ddlsim.report.trace import trace_events
 from ddlsim.run import run
 from ddlsim.strategies.worker import Worker
 
 __all__ = ["check_world"]
+
+NBYTES = Row._fields.index("nbytes")
 
 
 def check_world(world: World) -> Result | None:
@@ -34,8 +37,7 @@ def check_world(world: World) -> Result | None:
     try:
         with mock.patch.object(Worker, "draw", draw):
             result = run(world.experiment)
-    except ConfigError as error:
-        assert "\n" not in str(error)
+    except ConfigError:
         return None
     learned = sum(n for _, n in result.recorder.updates)
     assert learned <= drawn, f"updates learned from {learned} samples, but {drawn} were drawn"
@@ -50,11 +52,10 @@ def _check_tables(result):
     assert math.isfinite(result.throughput)
     assert result.throughput > 0.0
     links = result.links
-    burst = 0.0 if result.cluster.details is None else result.cluster.details.burst.max()
-    capacity = result.cluster.channel_capacity.min()
-    assert (links["utilisation"] <= links["busy"] + 1e-9 + burst / (capacity * result.end_time) * 1e3 * (burst > 0)).all()
+    if result.cluster.details is None or result.cluster.details.burst.max() == 0.0:
+        assert (links["utilisation"] <= links["busy"] + 1e-9).all()
     assert ((links["busy"] >= 0.0) & (links["busy"] <= 1.0 + 1e-9)).all()
-    assert sum(result.shares.values()) == 1.0 or abs(sum(result.shares.values()) - 1.0) < 1e-9
+    assert math.isclose(sum(result.shares.values()), 1.0, rel_tol=1e-9)
     assert min(result.recorder.staleness, default=0) >= 0
     if result.n_workers > 1 and links["nbytes"].sum() > 0.0:
         assert result.nbytes_sent > 0.0
@@ -75,7 +76,9 @@ def _check_repeated(result, again):
     np.testing.assert_allclose(again.channel_nbytes, result.channel_nbytes, rtol=1e-12)
     if result.monitor is not None:
         assert result.params.tobytes() == again.params.tobytes()
-        assert [row[:8] for row in map(repr, result.evaluations)] == [row[:8] for row in map(repr, again.evaluations)]
+        rows, others = (np.array(one.evaluations, dtype=float) for one in (result, again))
+        np.testing.assert_allclose(rows[:, NBYTES], others[:, NBYTES], rtol=1e-12)  # added up in another order
+        np.testing.assert_array_equal(np.delete(rows, NBYTES, 1), np.delete(others, NBYTES, 1))
     tracks = defaultdict(list)
     for span in again.recorder.spans:
         tracks[span.track].append(span)
@@ -85,7 +88,8 @@ def _check_repeated(result, again):
         for left, right in itertools.pairwise(own):
             assert left.end <= right.start * (1.0 + 1e-12), (left, right)
         for kind, booked in seconds.items():
-            assert math.isclose(sum(s.end - s.start for s in own if s.kind == kind), booked, rel_tol=1e-9, abs_tol=1e-12)
+            shown = sum(span.end - span.start for span in own if span.kind == kind)
+            assert math.isclose(shown, booked, rel_tol=1e-9, abs_tol=1e-12), (rank, kind)
     ends = defaultdict(float)
     for event in trace_events(again):
         if event["ph"] == "X":
@@ -103,9 +107,9 @@ def _check_cut(world, result):
     try:
         part = run(world.experiment.with_(max_time=time))
     except DdlsimError as error:
-        assert "before the first update" in str(error), error
-        assert time < result.recorder.updates[0][0] * (1.0 + 1e-12)
-        return
+        if "before the first update" in str(error) and time < result.recorder.updates[0][0] * (1.0 + 1e-12):
+            return
+        raise
     assert part.end_time <= time
     wanted = [update for update in result.recorder.updates if update[0] <= part.end_time]
     assert part.recorder.updates == wanted
