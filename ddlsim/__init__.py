@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         load_digits,
         shapes,
     )
-    from ddlsim.errors import ConfigError, DdlsimError, DeadlockError, UnitError
+    from ddlsim.errors import ConfigError, ConservationError, DdlsimError, DeadlockError, UnitError
     from ddlsim.learning import (
         Dirichlet,
         Training,
@@ -160,7 +160,7 @@ _HOMES = {
         "LAMB", "LARS", "SGD", "Adam", "Constant", "Cosine", "GrowingBatch", "Momentum", "Polynomial", "Steps",
         "WarmUp", "linear_scaling", "square_root_scaling",
     ),
-    "errors": ("ConfigError", "DdlsimError", "DeadlockError", "UnitError"),
+    "errors": ("ConfigError", "ConservationError", "DdlsimError", "DeadlockError", "UnitError"),
     "run.api": ("load_experiment", "resume", "scaling", "simulate"),
     "run.collective": ("collective_time",),
     "run.experiment": ("Experiment",),
@@ -213,6 +213,7 @@ __all__ = [
     "CodecCost",
     "Compression",
     "ConfigError",
+    "ConservationError",
     "Constant",
     "Cosine",
     "CountSketch",

@@ -25,8 +25,9 @@ class BusyIntervals(NamedTuple):
 
 
 class Accounts(NamedTuple):
-    """Totals that must agree with each other and with the channels, all in bytes.
+    """Totals that must agree with each other and with the channels: bytes, and s.
 
+    nbytes, busy     (n_channels,) carried, and s during which each channel carried something
     issued           of all messages that senders have issued
     delivered        of those that their receivers have
     in_flight        of those that are waiting, flowing or being received
@@ -37,6 +38,8 @@ class Accounts(NamedTuple):
     burst            (n_channels,) that the channel's bucket holds, 0 where there is none
     """
 
+    nbytes: Floats
+    busy: Floats
     issued: float
     delivered: float
     in_flight: float
@@ -48,7 +51,7 @@ class Accounts(NamedTuple):
 
 
 class _UnderWay(NamedTuple):
-    """Messages that use bandwidth: their slots, when they started to (NaN: booked on the channels), bytes carried."""
+    """Messages that use bandwidth: their slots, when they started to (NaN: the channels know), and bytes carried."""
 
     slot: Places
     start: Floats
@@ -64,14 +67,14 @@ def channel_nbytes(net: Net, now: float) -> Floats:
 
 def channel_busy(net: Net, now: float) -> Floats:
     """Return the s during which each channel carried something by `now`, (n_channels,)."""
-    channel, start = _open_intervals(net, now)
+    channel, start = _open_intervals(net, now, None)
     return net.channels["busy"] + np.bincount(channel, now - start, len(net.channels))
 
 
 def busy_intervals(net: Net, now: float) -> BusyIntervals:
     """Return the busy intervals logged, and those that are open, up to `now`."""
     log = net.log[: int(net.counts[st.LOG_USED])]
-    channel, start = _open_intervals(net, now)
+    channel, start = _open_intervals(net, now, None)
     return BusyIntervals(
         np.concatenate([log["channel"], channel]),
         np.concatenate([log["start"], start]),
@@ -88,9 +91,14 @@ def accounts(net: Net, now: float) -> Accounts:
     ahead = np.where(slots["state"][live] == st.DELIVERING, 0.0, nbytes)  # what has arrived has crossed everything
     moving = _under_way(net, now)
     ahead[np.searchsorted(live, moving.slot)] -= moving.carried
+    channel, of = _crossed(net, moving.slot)
+    opened, start = _open_intervals(net, now, moving)
+    n = len(net.channels)
     shaped = bool(net.counts[st.SHAPED])
-    none = np.zeros(len(net.channels))
+    none = np.zeros(n)
     return Accounts(
+        nbytes=net.channels["nbytes"] + np.bincount(channel, moving.carried[of], n),
+        busy=net.channels["busy"] + np.bincount(opened, now - start, n),
         issued=float(net.reals[st.ISSUED]),
         delivered=float(net.reals[st.DELIVERED]),
         in_flight=float(nbytes.sum()),
@@ -138,11 +146,11 @@ def _crossed(net: Net, slot: Places) -> tuple[Ints, Ints]:
     return net.hops[place].astype(np.int64), of
 
 
-def _open_intervals(net: Net, now: float) -> tuple[Ints, Floats]:
-    """Return (channel, start) of the busy intervals that are open at `now`."""
+def _open_intervals(net: Net, now: float, moving: _UnderWay | None) -> tuple[Ints, Floats]:
+    """Return (channel, start) of the busy intervals that are open at `now`; `moving` is what is under way, if known."""
     used = np.flatnonzero((net.channels["used"] > 0) & (net.channels["since"] < now))
     if len(used) or net.counts[st.N_ACTIVE]:
         return used, net.channels["since"][used]
-    moving = _under_way(net, now)
+    moving = moving or _under_way(net, now)
     channel, of = _crossed(net, moving.slot)
     return channel, moving.start[of]

@@ -16,6 +16,7 @@ docs/models/network.md explains why utilisation never exceeds the busy share, no
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -39,12 +40,12 @@ Floats = npt.NDArray[np.float64]
 ROUNDING = 1e-9
 
 
-def check_result(result: Result, loop: Loop, n_samples: int) -> None:
+def check_result(result: Result, loop: Loop, accounts: Accounts, n_samples: int) -> None:
     """Raise :class:`ConservationError` unless the `result` of a run of `loop` adds up.
 
-    `n_samples` is what the updates have learned from, as counted by the rule that ends the run.
+    accounts   the network's
+    n_samples  what the updates have learned from, as counted by the rule that ends the run
     """
-    accounts = loop.network.accounts()
     check_bytes(accounts, loop)
     check_links(result.cluster, accounts, result.channel_nbytes, result.channel_busy, result.end_time)
     check_workers(result.recorder, result.end_time)
@@ -62,7 +63,7 @@ def check_bytes(accounts: Accounts, loop: Loop) -> None:
     sent, asked = accounts.issued, loop.nbytes_asked
     arrived = accounts.delivered + accounts.in_flight
     _equal("the network: bytes sent", sent, "delivered and in flight", arrived, "bytes")
-    carried = float(loop.network.channel_nbytes.sum()) + accounts.left_crossings
+    carried = float(accounts.nbytes.sum()) + accounts.left_crossings
     _equal("all links: bytes sent x links", accounts.issued_crossings, "carried and still ahead", carried, "bytes")
     if loop.network.n_live == 0 or sent > asked:  # a collective under way has more to send
         _equal("the network: bytes sent", sent, "asked for", asked, "bytes")
@@ -88,22 +89,29 @@ def check_links(cluster: Cluster, accounts: Accounts, nbytes: Floats, busy: Floa
 
 def check_workers(recorder: Recorder, seconds: float) -> None:
     """Raise :class:`ConservationError` unless the time of every worker adds up to the `seconds` of the run."""
-    if not recorder.seconds:
-        return
-    kinds = list(recorder.seconds[0])
-    booked = np.array([list(own.values()) for own in recorder.seconds])
+    n = recorder.n_workers
+    flat = [booked for own in recorder.seconds for booked in own.values()]
+    booked = np.array(flat).reshape(n, -1)
     total = booked.sum(axis=1) + np.array(recorder.idle)
-    wrong = ~(np.abs(total - seconds) <= ROUNDING * seconds) | (booked < 0.0).any(axis=1)
-    if wrong.any():
-        rank = int(np.argmax(wrong))
-        parts = ", ".join(f"{kind} {own:.9g}" for kind, own in zip(kinds, booked[rank].tolist(), strict=True))
+    right = (np.abs(total - seconds) <= ROUNDING * seconds) & (booked >= 0.0).all(axis=1)
+    if not right.all():
+        rank = int(np.argmin(right))
+        parts = ", ".join(f"{kind} {own:.9g}" for kind, own in recorder.seconds[rank].items())
         raise ConservationError(
             f"worker {rank}: {parts} and idle {recorder.idle[rank]:.9g} s add up to {total[rank]:.12g} s "
             f"in a run of {seconds:.12g} s{_REPORT}"
         )
-    for rank, ends in enumerate(recorder.step_end):
-        if ends and not _ordered(np.array(ends), seconds):
-            raise ConservationError(f"worker {rank}: its steps do not end in order, before {seconds:.12g} s{_REPORT}")
+    n_steps = [len(ends) for ends in recorder.step_end]
+    ends = np.fromiter(itertools.chain.from_iterable(recorder.step_end), np.float64, sum(n_steps))
+    rank_of = np.repeat(np.arange(n), n_steps)
+    wrong = ~((ends >= 0.0) & (ends <= seconds))
+    wrong[1:] |= (np.diff(ends) < 0.0) & (np.diff(rank_of) == 0)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise ConservationError(
+            f"worker {rank_of[at]}: a step ends at {ends[at]:.12g} s, after a later one or the end of the run at "
+            f"{seconds:.12g} s{_REPORT}"
+        )
 
 
 def _check_updates(result: Result, n_samples: int) -> None:

@@ -267,7 +267,8 @@ def run(
         if interrupted:
             raise KeyboardInterrupt
         raise DdlsimError(f"max_time = {experiment.max_time!r} s is over before the first update; allow more time")
-    traffic = loop.traffic
+    accounts = network.accounts()
+    traffic = loop.traffic(accounts)
     result = Result(
         experiment=loaded,
         cluster=prepared.cluster,
@@ -293,7 +294,7 @@ def run(
         wants_stability=stability,
     )
     if not halfway:  # where somebody stopped it in the middle of an event, that is booked in parts only
-        check_result(result, loop, stop.n_samples)
+        check_result(result, loop, accounts, stop.n_samples)
     return result
 
 

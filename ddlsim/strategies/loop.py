@@ -19,7 +19,7 @@ from simpy.events import NORMAL
 
 from ddlsim.collectives import Schedule
 from ddlsim.errors import DeadlockError
-from ddlsim.network import BusyIntervals, Network
+from ddlsim.network import Accounts, BusyIntervals, Network
 
 __all__ = ["Loop", "Traffic"]
 
@@ -132,12 +132,10 @@ class Loop:
             total = total.plus(known.traffic, known.share(self.now))
         return total
 
-    @property
-    def traffic(self) -> Traffic:
-        """What has gone over the channels: simulated, and as part of collectives whose time is known."""
-        network = self.network
-        seen = Traffic(network.channel_nbytes, network.channel_busy, network.nbytes_sent, network.n_messages)
-        return seen.plus(self.beside, 1.0)
+    def traffic(self, accounts: Accounts) -> Traffic:
+        """Return what has gone over the channels: simulated (the network's `accounts`), and by known collectives."""
+        seen = Traffic(accounts.nbytes, accounts.busy, accounts.issued, self.network.n_messages)
+        return seen.plus(self.beside, 1.0) if self._known or self._ended else seen
 
     @property
     def nbytes_sent(self) -> float:

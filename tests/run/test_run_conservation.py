@@ -219,7 +219,7 @@ def test_steps_that_end_out_of_order(monkeypatch):
     from ddlsim.strategies.worker import Worker
 
     monkeypatch.setattr(Worker, "end_step", lambda self: self.recorder.step_end[self.rank].insert(0, self.loop.now))
-    assert message().startswith("worker 0: its steps do not end in order")
+    assert message().startswith("worker 0: a step ends at ")
 
 
 def test_an_interrupt_in_the_middle_of_an_event_still_has_a_result(monkeypatch):
