@@ -271,7 +271,7 @@ def test_what_is_simulated_otherwise_has_another_text():
     other = dataclasses.replace(data, x=data.x + np.float32(1e-6))
     texts = [
         key(), key(seed=1), key(batch_size=16), key(model="alexnet"), key(jitter=ddlsim.Lognormal(0.2)),
-        key(cluster=BASE.cluster.scaled("nic", bandwidth=1.0 + 1e-12)), key(strategy=ddlsim.AllReduce("tree")),
+        key(cluster=BASE.cluster.scaled("nic", bandwidth=1.0 + 1e-12)), key(strategy=ddlsim.AllReduce("binomial_tree")),
         key(strategy=ddlsim.AllReduce(lambda n: n)), key(strategy=ddlsim.AllReduce(lambda n: n + 1)),
         key(strategy=ddlsim.AllReduce(lambda n: halved(n))), key(training=ddlsim.Training(data, epochs=1)),
         key(training=ddlsim.Training(other, epochs=1)), key(compression=ddlsim.TopK(0.1)),
@@ -290,7 +290,7 @@ batch_size = 32
 steps = 2
 [vary]
 workers = [2, 4]
-strategy = [{ type = "all-reduce", algorithm = "tree" }, { type = "local-sgd", period = 4 }]
+strategy = [{ type = "all-reduce", algorithm = "binomial_tree" }, { type = "local-sgd", period = 4 }]
 compression = ["none", { type = "error-feedback", inner = { type = "top-k", density = 0.01 } }]
 "cluster.nic.bandwidth" = ["1 Gbit/s", "10 Gbit/s"]
 """
@@ -302,7 +302,7 @@ def test_a_file_says_the_same_as_python(tmp_path):
     base = ddlsim.Experiment("office-1gbe", "lenet5", batch_size=32, steps=2)
     vary = {
         "workers": [2, 4],
-        "strategy": [ddlsim.AllReduce("tree"), ddlsim.LocalSGD(4)],
+        "strategy": [ddlsim.AllReduce("binomial_tree"), ddlsim.LocalSGD(4)],
         "compression": [None, ddlsim.ErrorFeedback(ddlsim.TopK(0.01))],
         "cluster.nic.bandwidth": ["1 Gbit/s", "10 Gbit/s"],
     }
@@ -336,7 +336,7 @@ def test_a_file_may_name_its_base_and_sample(tmp_path):
     [
         ("seeds = 2", "seds = 2", "unknown key 'seds'; did you mean 'seeds'?"),
         ("workers =", "worker =", "did you mean 'workers'?"),
-        ('"tree"', '"mine:tree"', "vary.strategy[0] = 'mine:tree' would import code"),
+        ('"binomial_tree"', '"mine:tree"', "vary.strategy[0] = 'mine:tree' would import code"),
         ("density", "dense", "did you mean 'density'?"),
         ("steps = 2", "stesp = 2", "base: unknown key 'stesp'; did you mean 'steps'?"),
         ("[2, 4]", "2", "vary = "),
