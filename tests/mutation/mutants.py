@@ -88,6 +88,7 @@ def mutants_of(root: Path, module: Path) -> Iterator[tuple[tuple[Place, Place], 
     source = module.read_text(encoding="utf-8")
     spans = silent(source)
     nodes = list(ast_nodes(get_ast(source)))
+    rows = source.splitlines()
     for name in filter(sensible, operator_names()):
         operator_class = get_operator(name)
         if operator_class.arguments():
@@ -95,7 +96,8 @@ def mutants_of(root: Path, module: Path) -> Iterator[tuple[tuple[Place, Place], 
         operator = operator_class()
         places = (place for node in nodes for place in operator.mutation_positions(node))
         for occurrence, (begin, end) in enumerate(places):
-            if not any(first <= begin < last for first, last in spans):
+            alone = rows[end[0] - 1][end[1] :].lstrip().startswith((",", ")"))  # the * before keyword arguments
+            if not (alone and "BinaryOperator" in name) and not any(first <= begin < last for first, last in spans):
                 yield (begin, end), Mutant(str(module.relative_to(root)), name, occurrence, begin)
 
 

@@ -14,6 +14,7 @@ import argparse
 import ast
 import hashlib
 import importlib
+import itertools
 import json
 import os
 import resource
@@ -23,7 +24,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,10 +40,12 @@ PACKAGES = {
     "compression": (45, ["tests/compression", "tests/learning"]),
     "strategies": (50, ["tests/strategies", "tests/learning", "tests/golden"]),
     "nn": (35, ["tests/nn"]),
-    "network": (25, ["tests/network", "tests/strategies"]),
+    "network": (25, ["tests/network"]),
 }
 #: what a process has loaded before it forks; nothing of the package itself
 PRELOADED = ["numpy", "numba", "hypothesis.extra.numpy", "simpy", "networkx", "pydantic", "scipy.stats"]
+#: seconds of tests that a mutant has to survive (as they were when reach was measured, which slows them down)
+ENOUGH = 100.0
 #: CPU seconds after which a mutant counts as one that hangs, beside three times what its tests take
 PATIENCE = 240.0
 
@@ -56,7 +58,7 @@ class Reach:
     lines: dict[str, dict[str, list[int]]]
 
     def of(self, source: str, module: str, line: int, folders: list[str]) -> list[str]:
-        """Return the tests for a line, quickest first and no two of one function among the first.
+        """Return the tests for a line, the package's own before others, quickest first.
 
         Where none is known (compiled code, or what happens at import) it is those that reach the module, or all.
         """
@@ -67,14 +69,9 @@ class Reach:
         if compiled or not numbers:
             numbers |= set(range(len(self.tests)))
         kept = [self.tests[n] for n in sorted(numbers) if self.tests[n][0].startswith(tuple(folders))]
-        place: dict[str, int] = defaultdict(int)
-        keys = {}
-        for test, seconds in sorted(kept, key=lambda item: item[1]):
-            function = test.partition("[")[0]
-            home = not test.startswith(folders[0])
-            keys[test] = (home, place[function] > 0, seconds)
-            place[function] += 1
-        return sorted(keys, key=lambda test: keys[test])
+        kept.sort(key=lambda item: (not item[0].startswith(folders[0]), item[1]))
+        passed = itertools.accumulate((seconds for _, seconds in kept), initial=0.0)
+        return [test for (test, _), before in zip(kept, passed, strict=False) if before < ENOUGH]
 
 
 def _statement(source: str, line: int) -> range:
@@ -124,12 +121,29 @@ class Outcome:
     output: str = ""
 
 
-def _tests(copy: Path, arguments: list[str], cpu_seconds: float, variables: dict[str, str] | None = None) -> Outcome:
+class Selection:
+    """A pytest plugin that runs the tests of a list, in its order. (Some names cannot be given as arguments.)"""
+
+    def __init__(self, tests: list[str]) -> None:
+        self.places = {test: i for i, test in enumerate(tests)}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = sorted((i for i in items if i.nodeid in self.places), key=lambda item: self.places[item.nodeid])
+
+
+def _tests(
+    copy: Path,
+    arguments: list[str],
+    cpu_seconds: float,
+    variables: dict[str, str] | None = None,
+    selection: Selection | None = None,
+) -> Outcome:
     """Run pytest in a forked process, whose session is its own, on the copy."""
     with tempfile.TemporaryFile("w+") as output:
         child = os.fork()
         if child == 0:
-            _run_pytest(copy, arguments, cpu_seconds, variables or {}, output.fileno())
+            _become_pytest(copy, arguments, cpu_seconds, variables or {}, selection, output.fileno())
         deadline = time.monotonic() + 60.0 + 8.0 * cpu_seconds
         while True:
             pid, status = os.waitpid(child, os.WNOHANG)
@@ -147,14 +161,21 @@ def _tests(copy: Path, arguments: list[str], cpu_seconds: float, variables: dict
         name = signal.Signals(os.WTERMSIG(status)).name
         return Outcome("hung" if name in ("SIGXCPU", "SIGKILL") else "killed", name)
     code = os.waitstatus_to_exitcode(status)
-    if code == pytest.ExitCode.OK:
+    if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         return Outcome("survived", "", text)
     if code in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED) and failed:
         return Outcome("killed", failed[0][:300], text)
     raise SystemExit(f"pytest ended with {code}, which says nothing about a mutant\n{text}")
 
 
-def _run_pytest(copy: Path, arguments: list[str], cpu_seconds: float, variables: dict[str, str], output: int) -> None:
+def _become_pytest(
+    copy: Path,
+    arguments: list[str],
+    cpu_seconds: float,
+    variables: dict[str, str],
+    selection: Selection | None,
+    output: int,
+) -> None:
     """Be the child: never returns."""
     os.setsid()
     os.dup2(output, 1)
@@ -169,7 +190,8 @@ def _run_pytest(copy: Path, arguments: list[str], cpu_seconds: float, variables:
         # the same examples each time, and no failure because the machine is busy
         hypothesis.settings.register_profile("mutation", deadline=None, derandomize=True, database=None)
         hypothesis.settings.load_profile("mutation")
-        code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=line", "--assert=plain", *arguments]))
+        options = ["-x", "-q", "-p", "no:cacheprovider", "--tb=line", "--assert=plain"]
+        code = int(pytest.main([*options, *arguments], [selection] if selection else []))
     except BaseException:
         traceback.print_exc(file=sys.stdout)
     finally:
@@ -185,8 +207,7 @@ def try_mutant(copy: Path, mutant: Mutant, reach: Reach, folders: list[str]) -> 
     assert code is not None
     tests = reach.of(source, mutant.module, mutant.place[0], folders)
     seconds = dict(reach.tests)
-    listed = copy / "tests.txt"
-    listed.write_text("\n".join(tests), encoding="utf-8")
+    files = sorted({test.partition("::")[0] for test in tests})
     # numba looks only at the file of a cached function, not at those that are inlined into it
     caches, aside = path.parent / "__pycache__", path.parent / "__pycache__.aside"
     compiled = "numba" in source and path.parent.name == "nn"
@@ -194,7 +215,8 @@ def try_mutant(copy: Path, mutant: Mutant, reach: Reach, folders: list[str]) -> 
         caches.rename(aside)
     try:
         path.write_text(code, encoding="utf-8")
-        return _tests(copy, [f"@{listed}"], PATIENCE + 3.0 * sum(seconds[test] for test in tests))
+        patience = PATIENCE + 3.0 * sum(seconds[test] for test in tests)
+        return _tests(copy, files, patience, selection=Selection(tests))
     finally:
         path.write_text(source, encoding="utf-8")
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
