@@ -1,5 +1,7 @@
 """The package as a whole: cheap to import, complete, alone."""
 
+import dataclasses
+import importlib
 import os
 import re
 import subprocess
@@ -32,6 +34,20 @@ def test_every_public_name_exists_and_is_documented():
     for name in ddlsim.__all__:
         value = getattr(ddlsim, name)
         assert isinstance(value, str) or (value.__doc__ or "").strip(), name
+
+
+def test_what_users_hold_cannot_be_changed_in_place():
+    """A run prints its inputs as its manifest, and shares parts of them; so nothing may change behind its back."""
+    packages = ("cluster", "collectives", "compression", "learning", "optim", "strategies", "study", "validation")
+    names = {("ddlsim", name) for name in ddlsim.__all__}
+    for package in packages:
+        module = f"ddlsim.{package}"
+        names |= {(module, name) for name in importlib.import_module(module).__all__}
+    values = [getattr(importlib.import_module(module), name) for module, name in sorted(names)]
+    classes = [v for v in values if isinstance(v, type) and dataclasses.is_dataclass(v)]
+    assert len(classes) > 100
+    changing = [c.__name__ for c in classes if not c.__dataclass_params__.frozen]
+    assert changing == ["Setting"]  # what a strategy is given to start with, put together step by step
 
 
 def test_version_is_that_of_the_project_file():

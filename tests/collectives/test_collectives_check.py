@@ -135,6 +135,21 @@ def test_sequences_and_splits(n_ranks):
     check(split(all_reduce.halving_doubling(n_ranks), all_reduce.double_binary_tree(n_ranks, n_segments=2)))
 
 
+def test_weighted_schedules_go_together_if_they_cut_alike():
+    """Chunks of 1, 2 and 5 parts, once finer; the same as 2, 4 and 10. Chunks of 1, 2 and 6 are something else."""
+    def weighted(*weight):
+        return dataclasses.replace(all_reduce.ring(3), chunk_weight=np.array(weight, dtype=float))
+
+    for schedule in (sequence(weighted(1, 2, 5), kind="all_reduce"), parallel(weighted(1, 2, 5))):
+        assert schedule.bytes_sent(8.0) == pytest.approx(weighted(1, 2, 5).bytes_sent(8.0))
+    both = sequence(weighted(1, 2, 5), weighted(2, 4, 10), kind="all_reduce")
+    assert both.bytes_sent(8.0) == pytest.approx(2 * weighted(1, 2, 5).bytes_sent(8.0))
+    for other in (weighted(1, 2, 6), weighted(1, 2, 5.001)):
+        for pair in ((weighted(1, 2, 5), other), (other, weighted(1, 2, 5))):
+            with pytest.raises(ConfigError, match="cut the buffer differently"):
+                sequence(*pair, kind="all_reduce")
+
+
 def test_combinations_that_cannot_work_say_why():
     ring = all_reduce.ring(4)
     with pytest.raises(ConfigError, match="rank 0 is in several"):
@@ -236,8 +251,16 @@ RING = all_reduce.ring(4)
         (dataclasses.replace(RING, chunk_weight=np.ones(3)), "chunk_weight must hold 4 positive numbers"),
         (dataclasses.replace(RING, chunk_weight=np.zeros(4)), "chunk_weight must hold 4 positive numbers"),
         (dataclasses.replace(RING, groups=(np.array([0, 0]),)), "groups must hold distinct ranks of 0..3"),
+        (dataclasses.replace(RING, groups=(np.array([-1, 0]),)), "groups must hold distinct ranks of 0..3"),
+        (dataclasses.replace(RING, groups=(np.array([3, 4]),)), "groups must hold distinct ranks of 0..3"),
+        (dataclasses.replace(RING, groups=(np.array([0, 1]), np.array([1, 2]))), "groups must hold distinct ranks"),
         (dataclasses.replace(all_gather.ring(4), groups=(np.arange(3),)), "4 chunks are not 3 equal blocks"),
         (dataclasses.replace(RING, copies=3), "copies=3 needs"),
+        *[
+            (dataclasses.replace(RING, copies=2, kind=kind), "copies=2 needs an all_reduce")
+            for kind in KINDS
+            if kind != "all_reduce"
+        ],
         (dataclasses.replace(RING, root=4), "root 4 is not a rank"),
     ],
 )
@@ -295,6 +318,8 @@ def test_races_are_refused():
         ("ring)", "is not a name"),
         ("hierarchical", "'hierarchical' must know which ranks share a machine; give hosts"),
         ("parameter_server(9)", "n_servers is 9; give 1 to 4"),
+        ("parameter_server(5)", "n_servers is 5; give 1 to 4"),
+        ("parameter_server(0)", "n_servers is 0; give 1 to 4"),
         ("ring(3)", "too many positional arguments"),
         ("torus_2d(3, 2)", "3 rows x 2 columns are not 4 ranks"),
         ("torus_2d(0)", "0 rows"),
@@ -331,3 +356,4 @@ def test_segments_follow_the_bytes_unless_given():
     assert build("double_binary_tree", 4, nbytes=2.1 * 2**20).n_chunks == 2 * 5
     assert build("double_binary_tree(3)", 4, nbytes=2.1 * 2**20).n_chunks == 2 * 3
     assert build("chain", 4, nbytes=1e12, kind="broadcast").n_chunks == 1024
+    assert build("chain", 4, kind="broadcast").n_chunks == 50  # of 25 MiB, a bucket of PyTorch's DDP

@@ -55,6 +55,11 @@ def test_the_bus_is_the_narrowest_link_that_the_ranks_use(pcie, ranks, expected)
     assert bus_bandwidth(load_cluster(machines), ranks) == (expected, "pcie")
 
 
+def test_where_there_are_nvlinks_pcie_does_not_count():
+    """Each GPU of a DGX-1 has six NVLinks of 25 GB/s, and PCIe beside them."""
+    assert bus_bandwidth(load_cluster("dgx1-v100"), 8) == (150e9, "nvlink")
+
+
 def test_a_machine_with_one_rank_has_no_bus_inside():
     """The card is 12.5 GB/s wide; the GPU's 2 GB/s to its CPU is no link between two ranks of a machine."""
     machines = star(3, bandwidth="100 Gbit/s", latency="5 us", host=MultiGpu(n_gpus=1, pcie_bandwidth="2 GB/s"))
