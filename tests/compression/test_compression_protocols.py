@@ -25,7 +25,7 @@ from ddlsim.compression import (
 )
 from ddlsim.compression.payloads import SparsePayload
 from ddlsim.compression.select import top_k
-from ddlsim.compression.sketch import _median
+from ddlsim.compression.sketch import _hashes, _median
 from ddlsim.compression.sparse import merge_top_k
 from ddlsim.errors import ConfigError
 from ddlsim.workload.jitter import stream
@@ -164,6 +164,14 @@ def test_sketch_is_linear_and_finds_the_heavy_hitters_of_the_sum():
     assert done.nbytes[1].tolist() == [4.0 * 20] * 4
 
 
+def test_hashes_are_shared_so_nobody_can_change_them():
+    hashes = _hashes(50, rows=3, columns=7, seed=1)
+    assert all(a is b for a, b in zip(hashes, _hashes(50, rows=3, columns=7, seed=1), strict=True))
+    for array in hashes:
+        with pytest.raises(ValueError, match="read-only"):
+            array[0, 0] = 0
+
+
 @given(hnp.arrays(np.float32, st.tuples(st.integers(1, 9), st.just(6)), elements=finite))
 def test_median_of_rows(rows):
     np.testing.assert_array_equal(_median(list(rows)), np.median(rows, axis=0))
@@ -249,6 +257,7 @@ def test_power_sgd_names_a_wrong_total():
         (lambda: CountSketch(0.1, 0, 5), "CountSketch: rows = 0"),
         (lambda: CountSketch(0.1, 5, 0), "CountSketch: columns = 0"),
         (lambda: QSGD(0), "QSGD: n_levels = 0"),
+        (lambda: QSGD(2**31), "QSGD: n_levels = 2147483648"),
         (lambda: QSGD(1, bucket_size=0), "QSGD: bucket_size = 0"),
         (lambda: TernGrad(clip_sigmas=0.0), "TernGrad: clip_sigmas = 0.0"),
         (lambda: DGC(0), "DGC: steps_per_stage = 0"),
