@@ -50,6 +50,7 @@ def test_dgc_warm_up_stages():
     compressor = DGC(steps_per_stage=2)
     sizes = [compressor.expected_nbytes(100_000, step)[0] // 8 for step in range(12)]
     assert sizes == [25000, 25000, 6250, 6250, 1562, 1562, 400, 400, 100, 100, 100, 100]
+    assert compressor.expected_nbytes(100_000) == (8 * 25000,)  # the first, unless it is said
 
 
 def test_dgc_by_hand():

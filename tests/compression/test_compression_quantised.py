@@ -120,6 +120,13 @@ def test_one_bit_levels_are_the_best_for_their_signs(values):
     assert abs(error[values < 0].sum()) <= 1e-6 * scale + 1e-30
 
 
+def test_a_level_of_no_elements_is_zero():
+    """The mean of 1, 2, 6 is 3; nothing is below zero, so that level is never read."""
+    for sign in (1.0, -1.0):
+        payload, _ = OneBit().encode(np.array([1, 2, 6], np.float32) * np.float32(sign), None, stream(0, 0, "x"))
+        assert payload.levels.tolist() == ([0.0, 3.0] if sign > 0 else [-3.0, 0.0])
+
+
 def test_error_feedback_refuses_what_it_would_spoil():
     for inner, why in [
         (SignSGD(), "bare signs carry no magnitude"),

@@ -109,11 +109,13 @@ def test_threshold_sends_what_reaches_it():
 def test_random_k_takes_the_same_new_coordinates_on_every_worker():
     compressor, states = RandomK(0.1), [RandomK(0.1).init(100, seed=3)] * 2
     seen = []
+    assert [state.step for state in states] == [0, 0]
     for step in range(3):
         pairs = [compressor.encode(normal(r, 100), states[r], stream(step, r, "x")) for r in range(2)]
         (a, b), states = [p for p, _ in pairs], [s for _, s in pairs]
         np.testing.assert_array_equal(a.indices, b.indices)
         seen.append(tuple(a.indices))
+        assert [state.step for state in states] == [step + 1] * 2
     assert len(set(seen)) == 3
 
 

@@ -33,9 +33,13 @@ class Mutant:
     place: Place
 
     def code(self, source: str) -> str | None:
-        """Return the mutated source, None where nothing is changed."""
+        """Return the mutated source, None where nothing is changed (1e38 + 1 is 1e38)."""
         changed = mutate_code(source, get_operator(self.operator)(), self.occurrence)
-        return None if changed == source else changed
+        return None if changed is None or _same(changed, source) else changed
+
+
+def _same(one: str, other: str) -> bool:
+    return ast.dump(ast.parse(one)) == ast.dump(ast.parse(other))
 
 
 def sensible(operator: str) -> bool:
