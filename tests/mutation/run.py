@@ -213,21 +213,35 @@ def try_mutant(copy: Path, mutant: Mutant, reach: Reach, folders: list[str]) -> 
     tests = reach.of(source, mutant.module, mutant.place[0], folders)
     seconds = dict(reach.tests)
     files = sorted({test.partition("::")[0] for test in tests})
-    # numba looks only at the file of a cached function, not at those that are inlined into it
     caches, aside = path.parent / "__pycache__", path.parent / "__pycache__.aside"
-    compiled = "numba" in source and path.parent.name == "nn"
-    if compiled:
-        caches.rename(aside)
+    caches.mkdir(exist_ok=True)
+    caches.rename(aside)
     try:
         path.write_text(code, encoding="utf-8")
+        shutil.copytree(aside, caches, ignore=shutil.ignore_patterns(*(f"{name}.*" for name in _users(path))))
         patience = PATIENCE + 3.0 * sum(seconds[test] for test in tests)
         return _tests(copy, files, patience, selection=Selection(tests))
     finally:
         path.write_text(source, encoding="utf-8")
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-        if compiled:
-            shutil.rmtree(caches, ignore_errors=True)
-            aside.rename(caches)
+        shutil.rmtree(caches, ignore_errors=True)
+        aside.rename(caches)
+
+
+def _users(path: Path) -> set[str]:
+    """Return the modules of a file's package that import it, itself included.
+
+    numba looks only at the file of a cached function, not at those that are inlined into it: these caches are too old.
+    """
+    users = {path.stem}
+    texts = {other.stem: other.read_text(encoding="utf-8") for other in path.parent.glob("*.py")}
+    for _ in texts:  # once for each step of a chain
+        users |= {
+            name
+            for name, text in texts.items()
+            if any(f"from ddlsim.{path.parent.name}.{user} import" in text for user in users)
+        }
+    return users
 
 
 def _shown(source: str, code: str) -> list[str]:
