@@ -48,8 +48,8 @@ PACKAGES = {
 PRELOADED = ["numpy", "numba", "hypothesis.extra.numpy", "simpy", "networkx", "pydantic", "scipy.stats"]
 #: seconds of tests that a mutant has to survive (as they were when reach was measured, which slows them down)
 ENOUGH = 100.0
-#: CPU seconds after which a mutant counts as one that hangs, beside three times what its tests take
-PATIENCE = 240.0
+#: CPU seconds after which a mutant counts as one that hangs, beside what its tests take: to load, and to compile
+PATIENCE, COMPILING = 40.0, 150.0
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,18 @@ class Reach:
         reached = self.lines.get(module, {})
         numbers = {n for covered in _statement(source, line) for n in reached.get(str(covered), ())}
         numbers = numbers or {n for tests in reached.values() for n in tests}
-        compiled = "numba" in source or "network.compiled" in source
-        if compiled or not numbers:
+        if _compiled(source) or not numbers:
             numbers = set(range(len(self.tests)))
         numbers |= {n for n, (test, _) in enumerate(self.tests) if test.startswith(READING)}
         kept = [self.tests[n] for n in sorted(numbers) if self.tests[n][0].startswith(tuple(folders))]
         kept.sort(key=lambda item: (not item[0].startswith(folders[0]), item[1]))
         passed = itertools.accumulate((seconds for _, seconds in kept), initial=0.0)
         return [test for (test, _), before in zip(kept, passed, strict=False) if before < ENOUGH]
+
+
+def _compiled(source: str) -> bool:
+    """Whether a module's code is compiled, so that no tracer sees it."""
+    return "numba" in source or "network.compiled" in source or "ddlsim.nn.simd" in source
 
 
 def _statement(source: str, line: int) -> range:
@@ -219,7 +223,7 @@ def try_mutant(copy: Path, mutant: Mutant, reach: Reach, folders: list[str]) -> 
     try:
         path.write_text(code, encoding="utf-8")
         shutil.copytree(aside, caches, ignore=shutil.ignore_patterns(*(f"{name}.*" for name in _users(path))))
-        patience = PATIENCE + 3.0 * sum(seconds[test] for test in tests)
+        patience = (COMPILING if _compiled(source) else PATIENCE) + sum(seconds[test] for test in tests)
         return _tests(copy, files, patience, selection=Selection(tests))
     finally:
         path.write_text(source, encoding="utf-8")
