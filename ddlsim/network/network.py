@@ -129,6 +129,7 @@ class Network:
         threads = net.threads[row["threads"] : row["threads"] + shape.n_ranks * shape.n_lanes]
         threads[:] = np.array((-1, st.NOT_JOINED, 0, 0, 0), dtype=st.THREAD)
         net.counters[row["counters"] : row["ranks"]] = 0
+        net.delivered[row["counters"] : row["ranks"]] = 0.0
         net.counters[row["ranks"] : row["ranks"] + shape.n_ranks] = shape.n_lanes
         row["ranks_left"] = shape.n_ranks
         row["nbytes"] = scale
@@ -360,5 +361,7 @@ class Network:
         threads, _ = self._extend("threads", n_threads)
         counters, _ = self._extend("counters", shape.n_messages + shape.n_ranks)
         self._net = self._net._replace(ready=grown(self._net.ready, len(self._net.threads)))
+        if (shape.stride * shape.reduce).any():  # a repetition can be reduced sooner than the one before
+            self._net = self._net._replace(delivered=grown(self._net.delivered, counters + shape.n_messages))
         self._instance_program.append(program)
         return self._append("instances", (0.0, program, threads, counters, counters + shape.n_messages, 0))

@@ -70,13 +70,15 @@ def finished(net: Net, slot):  # type: ignore[no-untyped-def]
         target = net.messages[message].target
         reduce_time = net.messages[message].reduce * net.nodes[target].reduce_time * net.slots[slot].nbytes
     overhead = net.nodes[target].recv_overhead
-    if overhead + reduce_time > 0.0:
-        now = net.reals[NOW]
-        done = now
-        if overhead > 0.0:
-            done = max(now, net.nodes[target].recv_free) + overhead
-            net.nodes[target].recv_free = done
-        done += reduce_time
+    now = net.reals[NOW]
+    done = now
+    if overhead > 0.0:
+        done = max(now, net.nodes[target].recv_free) + overhead
+        net.nodes[target].recv_free = done
+    done += reduce_time
+    if instance >= 0 and net.messages[message].stride * net.messages[message].reduce > 0:
+        done = in_turn(net, net.instances[instance].counters + net.messages[message].counter, done)
+    if overhead + reduce_time > 0.0 or done > now:
         net.slots[slot].state = DELIVERING
         net.counts[N_DELIVERING] += 1
         net.reals[ROUND_DELIVERY_MIN] = min(net.reals[ROUND_DELIVERY_MIN], done - now)
@@ -90,6 +92,18 @@ def finished(net: Net, slot):  # type: ignore[no-untyped-def]
         net.threads[state].sends_left -= 1
         if net.threads[state].sends_left == 0 and net.threads[state].recvs_missing == 0:
             make_ready(net, instance, thread)
+
+
+@inlined
+def in_turn(net: Net, place, done):  # type: ignore[no-untyped-def]
+    """Return when a message that would be done at `done` counts as delivered: not before its last repetition.
+
+    A repetition that is reduced sooner, being smaller, may overtake the one before. Arrivals are counted, so it must
+    not be taken for that one; and nobody waits for it before that one has come.
+    """
+    done = max(done, net.delivered[place])
+    net.delivered[place] = done
+    return done
 
 
 @inlined

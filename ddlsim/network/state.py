@@ -184,6 +184,7 @@ class Net(NamedTuple):
     instances: Records  # INSTANCE
     threads: Records  # THREAD
     counters: Places
+    delivered: Floats  # as `counters`: when the last arrival is; only as far as repetitions can overtake each other
     ready: Records  # READY
     out: Records  # OUT, completions waiting to be read
     log: Records  # BUSY

@@ -1,0 +1,111 @@
+"""A round that repeats is the same rounds written out, whatever overtakes what."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddlsim.cluster import Cluster, star
+from ddlsim.collectives import Schedule, messages
+from ddlsim.network import Network
+
+
+def written_out(schedule):
+    """The schedule with every repetition as a round of its own."""
+    lanes = tuple(
+        tuple(
+            dataclasses.replace(r, repeat=1, shift=0, start=(r.start + k * r.shift) % schedule.n_chunks)
+            for r in lane
+            for k in range(r.repeat)
+        )
+        for lane in schedule.lanes
+    )
+    return dataclasses.replace(schedule, lanes=lanes)
+
+
+def ends(cluster, schedule, nbytes, joins, times=1):
+    """When each rank ends, in the last of `times` executions one after the other on one network, (n_ranks,)."""
+    network, now = Network(cluster), 0.0
+    for _ in range(times):
+        collective = network.collective(schedule, cluster.workers[: schedule.n_ranks], nbytes)
+        end = np.full(schedule.n_ranks, np.nan)
+
+        def until(time, end=end):
+            while (done := network.advance(time)) is not None:
+                end[done.ranks] = done.time
+
+        for rank in np.argsort(joins, kind="stable").tolist():
+            until(now + joins[rank])
+            network.join([collective], [rank], now + joins[rank])
+        until(np.inf)
+        assert not np.isnan(end).any()
+        began, now = now, float(end.max())
+    return end - began
+
+
+def machines(n_hosts, **columns):
+    cluster = Cluster.from_graph(star(n_hosts, bandwidth="8 Gbit/s", latency=0.0))
+    return dataclasses.replace(cluster, **columns)
+
+
+CHAIN = messages([0, 1], [1, 2], [0, 0], reduce=True, repeat=2, shift=1)  # chunk 0, then chunk 1
+SLOW = {"reduce_time": np.array([0.0, 4e-9, 0.0, 0.0])}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_later_message_does_not_stand_for_an_earlier_one_that_is_still_reduced(times):
+    """0 sends to 1 and 1 to 2: 1 MB, then 0.1 MB (1 ms and 0.1 ms on the way; rank 1 reduces for 4 ms and 0.4 ms).
+
+    Rank 1 has the second message at 1.1 + 0.4 ms, the first at 1 + 4 ms. Only then may it send its second.
+    """
+    schedule = Schedule(3, 2, ((CHAIN,),), chunk_weight=np.array([10.0, 1.0]))
+    for each in (schedule, written_out(schedule)):
+        end = ends(machines(3, **SLOW), each, 1.1e6, [0.0, 0.0, 0.0], times)
+        assert end == pytest.approx([1.1e-3, 5.1e-3, 5.1e-3], rel=1e-9)
+
+
+def test_an_empty_message_waits_for_the_reduction_before_it():
+    """As above with sizes of 1 MB and 0: what is not reduced at all cannot overtake either."""
+    schedule = Schedule(3, 2, ((CHAIN,),), chunk_weight=np.array([1.0, 0.0]))
+    for each in (schedule, written_out(schedule)):
+        end = ends(machines(3, **SLOW), each, 1e6, [0.0, 0.0, 0.0])
+        assert end == pytest.approx([1e-3, 5e-3, 5e-3], rel=1e-9)
+
+
+@st.composite
+def cases(draw):
+    """(cluster, schedule, joins): any messages of any sizes, between machines of which each takes its own time."""
+    n = draw(st.integers(2, 4))
+    n_chunks = draw(st.integers(2, 4))
+    rank, chunk = st.integers(0, n - 1), st.integers(0, n_chunks - 1)
+
+    def a_round():
+        m = draw(st.integers(1, 4))
+        lists = [draw(st.lists(part, min_size=m, max_size=m)) for part in (rank, rank, chunk, st.integers(1, n_chunks))]
+        reduce, repeat, shift = draw(st.sampled_from([True, True, False])), draw(st.integers(1, 5)), draw(chunk)
+        return messages(*lists, reduce=reduce, repeat=repeat, shift=shift, header=draw(st.sampled_from([0.0, 3e4])))
+
+    lanes = tuple(
+        tuple(a_round() for _ in range(draw(st.integers(1, 3)))) for _ in range(draw(st.integers(1, 2)))
+    )
+    weight = draw(st.lists(st.sampled_from([0.0, 0.1, 1.0, 3.0]), min_size=n_chunks, max_size=n_chunks))
+    weight = [1.0] * n_chunks if sum(weight) == 0.0 else weight
+    schedule = Schedule(n, n_chunks, lanes, chunk_weight=np.array(weight))
+
+    def column(*values):
+        return np.array(draw(st.lists(st.sampled_from(values), min_size=n + 1, max_size=n + 1)))
+
+    cluster = machines(
+        n, send_overhead=column(0.0, 2e-5), recv_overhead=column(0.0, 1e-4), reduce_time=column(0.0, 1e-9, 5e-9, 2e-8)
+    )
+    return cluster, schedule, draw(st.lists(st.sampled_from([0.0, 0.7e-3]), min_size=n, max_size=n))
+
+
+@settings(max_examples=300, deadline=None)
+@given(cases())
+def test_repeated_rounds_are_the_rounds_written_out(case):
+    cluster, schedule, joins = case
+    repeated = ends(cluster, schedule, 1e6, joins)
+    np.testing.assert_allclose(repeated, ends(cluster, written_out(schedule), 1e6, joins), rtol=1e-9)
