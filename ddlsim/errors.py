@@ -25,9 +25,20 @@ __all__ = [
     "unknown_name",
 ]
 
+#: characters of a message, and of a word in it (a path, say)
+_LONGEST, _LONGEST_WORD = 1200, 300
+
 
 class DdlsimError(Exception):
-    """Base of every error that ddlsim raises on purpose. Control characters in its text are shown, not obeyed."""
+    """Base of every error that ddlsim raises on purpose. Its message is one line, cut where something in it is long;
+    control characters in it are shown, not obeyed."""
+
+    def __init__(self, message: str = "") -> None:
+        text = " ".join(message.splitlines())
+        if len(text) > _LONGEST_WORD:
+            text = re.sub(rf"\S{{{_LONGEST_WORD},}}", lambda word: f"{word[0][:60]}...", text)
+        half = _LONGEST // 2
+        super().__init__(text if len(text) <= _LONGEST else f"{text[:half]} ... {text[-half:]}")
 
     def __str__(self) -> str:
         return printable.shown(super().__str__())

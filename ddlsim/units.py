@@ -12,11 +12,15 @@ import math
 import re
 from decimal import Decimal, InvalidOperation
 
-from ddlsim.errors import UnitError
+from ddlsim.errors import UnitError, shown
 
-__all__ = ["DIMENSIONS", "parse", "si"]
+__all__ = ["DIMENSIONS", "LARGEST", "SMALLEST", "in_range", "parse", "si"]
+
+#: no number besides 0 that somebody means is smaller or larger in size: products and quotients of two stay finite
+SMALLEST, LARGEST = 1e-100, 1e100
 
 _NUMBER = re.compile(r"^[-+]?[\d.,_]*([eE][-+]?\d+)?\s*")
+_LONGEST = 100  # characters
 _NOUN = {"bytes": "size", "flops": "compute rate"}
 
 #: dimension -> (SI unit, {base unit: factor to the SI unit}, an example for error messages)
@@ -33,6 +37,11 @@ DIMENSIONS: dict[str, tuple[str, dict[str, float], str]] = {
     "power": ("W", {"W": 1.0}, "300 W"),
     "price": ("USD/s", {"USD/h": 1.0 / 3600.0, "USD/s": 1.0}, "3.06 USD/h"),
 }
+
+
+def in_range(number: float) -> bool:
+    """Return whether `number` is 0, or from :data:`SMALLEST` to :data:`LARGEST` in size (so it is finite)."""
+    return number == 0.0 or SMALLEST <= abs(number) <= LARGEST
 
 
 @functools.cache
@@ -62,13 +71,15 @@ def parse(text: str, dimension: str, where: str = "") -> float:
     """Return `text` as an SI float of the given `dimension` (a key of :data:`DIMENSIONS`).
 
     Raises :class:`UnitError` when the unit is missing, unknown or of another dimension, or when the number
-    is not finite; `where` names the field in it.
+    is not :func:`in_range`; `where` names the field in it.
     """
     from quantiphy import InvalidNumber
 
     si_unit, factors, example = DIMENSIONS[dimension]
     noun = _NOUN.get(dimension, dimension)
-    at = f"{where}: {text!r}" if where else repr(text)
+    at = f"{where}: {shown(text)}" if where else shown(text)
+    if len(text) > _LONGEST:
+        raise UnitError(f"{at} is too long for a {noun}; write it like {example!r}")
     try:
         quantity = _quantity_type()(_without_exponent(text.strip()), binary=True)
     except InvalidNumber:
@@ -77,6 +88,8 @@ def parse(text: str, dimension: str, where: str = "") -> float:
     if not math.isfinite(float(quantity)):
         raise UnitError(f"{at} is not finite; write a {noun} like {example!r}")
     if unit in factors:
+        if not in_range(float(quantity) * factors[unit]):
+            raise UnitError(f"{at} is out of range ({SMALLEST:g} to {LARGEST:g} {si_unit}); write it like {example!r}")
         return float(quantity) * factors[unit]
     if not unit:
         raise UnitError(f"{at} has no unit; write a {noun} like {example!r} (meaning {si_unit})")

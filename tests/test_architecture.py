@@ -13,6 +13,7 @@ ORDER = [
     ("printable",),
     ("errors",),
     ("units", "bundled", "ties", "output_files", "csv_cells"),
+    ("plain",),
     ("arguments",),
     ("cluster",),
     ("collectives",),

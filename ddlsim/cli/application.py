@@ -69,6 +69,8 @@ def main() -> None:
             sys.stdout.flush()
     except DdlsimError as error:
         _fail(f"error: {error}", 2)
+    except MemoryError:
+        _fail("error: not enough memory; simulate fewer workers, smaller data or a smaller model", 2)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except BrokenPipeError:

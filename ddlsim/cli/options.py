@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
 
+from ddlsim.errors import ConfigError, shown
+
 __all__ = [
     "Algorithm", "Batch", "Cost", "Json", "Model", "Overlap", "Placement", "Precision", "Seed", "Servers", "Source",
-    "Steps", "Strat",
+    "Steps", "Strat", "counts",
 ]  # fmt: skip
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -30,3 +33,11 @@ Batch = Annotated[int | None, typer.Option("--batch-size", "-b", help="Samples p
 Steps = Annotated[int | None, typer.Option("--steps", help="Steps to measure.")]
 Precision = Annotated[str | None, typer.Option("--precision", help="fp32, tf32, fp16 or bf16.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of all random streams.")]
+
+
+def counts(option: str, text: str) -> list[int]:
+    """Return "8,16" as numbers. Raises ConfigError, naming the option, for anything else."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(re.fullmatch("[0-9]{1,9}", part) and int(part) > 0 for part in parts):
+        raise ConfigError(f"{option} = {shown(text)}: must be numbers such as 8,16,32")
+    return [int(part) for part in parts]

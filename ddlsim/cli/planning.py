@@ -10,7 +10,7 @@ import typer
 
 import ddlsim
 from ddlsim.cli.application import app
-from ddlsim.cli.options import Json
+from ddlsim.cli.options import Json, counts
 from ddlsim.cli.output import check_folder, write_file
 from ddlsim.errors import ConfigError
 
@@ -78,7 +78,4 @@ def _priced(clusters: list[str], prices: list[str]) -> list[ddlsim.Cluster]:
 def _counts(option: str, text: str | None) -> list[int] | None:
     if text is None:
         return None
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise ConfigError(f"{option} = {text!r}: must be numbers such as 8,16,32")
-    return [int(part) for part in parts]
+    return counts(option, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,6 +27,7 @@ from ddlsim.cli.options import (
     Source,
     Steps,
     Strat,
+    counts,
 )
 from ddlsim.cli.output import check_folder, check_picture, write_file
 from ddlsim.errors import ConfigError, unknown_name
@@ -135,13 +137,13 @@ def scaling(
     """
     from ddlsim.report.summary import scaling_rows, scaling_table
 
-    counts = _counts(workers)
+    numbers = counts("--workers", workers)
     check_picture(plot)
     experiment = _experiment(
         what, strategy=_strategy(strategy, algorithm, cost, overlap, servers, placement), model=model,
         batch_size=batch_size, steps=steps, precision=precision, seed=seed, workers=None,
     )  # fmt: skip
-    results, interrupted = _each(experiment, counts)
+    results, interrupted = _each(experiment, numbers)
     typer.echo(json.dumps(scaling_rows(results), indent=2) if as_json else scaling_table(results))
     if plot is not None and results:
         from ddlsim.report.plots import scaling as draw
@@ -168,13 +170,6 @@ def _each(experiment: Experiment, counts: list[int]) -> tuple[list[Result], bool
     return results, False
 
 
-def _counts(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--workers = {text!r}: must be numbers of workers such as 1,8,16,32")
-    return [int(part) for part in parts]
-
-
 def _experiment(
     what: str,
     *,
@@ -199,17 +194,14 @@ def _experiment(
 
 def _is_experiment(what: str) -> bool:
     """Tell an experiment file from a topology, which has a generator or lists of hosts and links."""
-    import tomllib
+    from ddlsim.plain import decoded, parse_toml, read_bytes
 
     path = Path(what)
     if path.suffix != ".toml":
         return False
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ConfigError(f"{what}: no such file; give a path or a bundled cluster (see: ddlsim topologies)")
-    try:
-        return not {"generator", "hosts", "links"} & tomllib.loads(path.read_text(encoding="utf-8")).keys()
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
-        return False  # the reader of topologies says what is wrong
+    return not {"generator", "hosts", "links"} & parse_toml(decoded(read_bytes(path), what), what).keys()
 
 
 def _strategy(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddlsim.bundled import bundled_files
 from ddlsim.cluster.cluster import Cluster
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.plain import decoded, read_bytes
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -38,7 +40,7 @@ def load_cluster(source: str | Path | nx.Graph[Any] | Cluster) -> Cluster:
             raise ConfigError(f"{source!r} is no cluster; pass a bundled name, a path or a networkx graph")
         return Cluster.from_graph(source)
     path = Path(source)
-    if path.suffix in _SUFFIXES or path.is_file():
+    if path.suffix in _SUFFIXES or os.path.isfile(path):
         return _load_file(path)
     bundled = bundled_files("topologies")
     if str(source) in bundled:
@@ -53,10 +55,5 @@ def _load_file(path: Path) -> Cluster:
         raise ConfigError(f"{path}: the format {path.suffix!r} is unknown; use one of {', '.join(_SUFFIXES)}")
     from ddlsim.cluster import files
 
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; give a path or a bundled cluster (see: ddlsim topologies)") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    return files.read_cluster(path, text)
+    data = read_bytes(path, "no such file; give a path or a bundled cluster (see: ddlsim topologies)")
+    return files.read_cluster(path, decoded(data, str(path)))

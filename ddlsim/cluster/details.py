@@ -13,7 +13,7 @@ import numpy as np
 
 from ddlsim.cluster.cluster import Cluster, Floats, Ints
 from ddlsim.cluster.quantity import Quantity, nonnegative
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.errors import ConfigError, shown, unknown_name
 
 __all__ = ["DETAIL_KEYS", "LinkDetail", "LinkDetails", "checked_detail", "collected", "reverse_links", "with_detail"]
 
@@ -74,11 +74,11 @@ def checked_detail(
     payload = nonnegative(frame_payload, "bytes", f"{where}frame_payload")
     if bool(header) != bool(payload):
         raise ConfigError(
-            f"{where}frame_header = {frame_header!r} and frame_payload = {frame_payload!r} say together what a frame "
-            f"is; give both, like '66 B' and '1448 B'"
+            f"{where}frame_header = {shown(frame_header)} and frame_payload = {shown(frame_payload)} say together what "
+            f"a frame is; give both, like '66 B' and '1448 B'"
         )
     if isinstance(reverse_load, bool) or not isinstance(reverse_load, int | float) or not 0 <= reverse_load < 1:
-        raise ConfigError(f"{where}reverse_load = {reverse_load!r} must be a share in [0, 1), like 0.022")
+        raise ConfigError(f"{where}reverse_load = {shown(reverse_load)} must be a share in [0, 1), like 0.022")
     return LinkDetail(header, payload, nonnegative(burst, "bytes", f"{where}burst"), float(reverse_load))
 
 

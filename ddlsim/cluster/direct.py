@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ddlsim.cluster.nodes import Graph, Host, Interior
 from ddlsim.cluster.parts import PLAIN, Link, checked_link, start
-from ddlsim.cluster.quantity import Quantity, count
-from ddlsim.errors import ConfigError
+from ddlsim.cluster.quantity import MAX_NODES, Quantity, count
+from ddlsim.errors import ConfigError, shown
 
 __all__ = ["fully_connected", "hypercube", "line", "ring", "torus"]
 
+MAX_DIMS = 20  # of a torus: with more, all but a few have size 1
+
 
 def _direct(
-    kind: str, sizes: Sequence[int], pairs: list[tuple[int, int]], link: Link, host: Interior, *, grid: bool
-) -> Graph:
+    kind: str, sizes: Sequence[int], pairs: Iterable[tuple[int, int]], n_pairs: int, link: Link, host: Interior,
+    *, grid: bool,
+) -> Graph:  # fmt: skip
     """Return machines joined without switches; machines with several NICs use them in turn."""
     n_hosts = math.prod(sizes)
-    graph, hosts = start(kind, "shortest", n_hosts, host)
+    graph, hosts = start(kind, "shortest", n_hosts, host, n_links=2 * n_pairs)
     if grid and isinstance(host, Host):  # one node per place: routes follow by formula
         graph.graph.update(routing="dimension-order", grid=list(sizes))
     used = [0] * n_hosts
@@ -31,18 +34,22 @@ def _direct(
     return graph
 
 
-def _grid_pairs(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the neighbours on a torus, one dimension after the other; nodes in row-major order."""
-    pairs = []
+def _grid_pairs(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the neighbours on a torus, one dimension after the other; nodes in row-major order."""
     for dim, size in enumerate(sizes):
         stride = math.prod(sizes[dim + 1 :])
         for node in range(math.prod(sizes)):
             place = node // stride % size
             if place + 1 < size:
-                pairs.append((node, node + stride))
+                yield node, node + stride
             elif size > 2:  # the way round; with two, it would be the same link again
-                pairs.append((node, node - place * stride))
-    return pairs
+                yield node, node - place * stride
+
+
+def _n_pairs(sizes: Sequence[int]) -> int:
+    """Return how many neighbours `_grid_pairs` yields."""
+    n = math.prod(sizes)
+    return sum(0 if size == 1 else n // 2 if size == 2 else n for size in sizes)
 
 
 def ring(
@@ -58,7 +65,7 @@ def ring(
     """Return machines joined in a circle, forwarding. `reverse_bandwidth` is that from i + 1 to i."""
     link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
     sizes = [count(n_hosts, "n_hosts")]
-    return _direct("ring", sizes, _grid_pairs(sizes), link, host, grid=True)
+    return _direct("ring", sizes, _grid_pairs(sizes), _n_pairs(sizes), link, host, grid=True)
 
 
 def line(
@@ -73,8 +80,8 @@ def line(
 ) -> Graph:
     """Return machines joined in a row, forwarding. `reverse_bandwidth` is that from i + 1 to i."""
     link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
-    pairs = list(itertools.pairwise(range(count(n_hosts, "n_hosts"))))
-    return _direct("line", [n_hosts], pairs, link, host, grid=False)
+    n = count(n_hosts, "n_hosts")
+    return _direct("line", [n], itertools.pairwise(range(n)), n - 1, link, host, grid=False)
 
 
 def fully_connected(
@@ -89,8 +96,9 @@ def fully_connected(
 ) -> Graph:
     """Return machines with a link between any two. `reverse_bandwidth` is that towards the lower number."""
     link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
-    pairs = list(itertools.combinations(range(count(n_hosts, "n_hosts")), 2))
-    return _direct("fully-connected", [n_hosts], pairs, link, host, grid=False)
+    n = count(n_hosts, "n_hosts")
+    pairs = itertools.combinations(range(n), 2)
+    return _direct("fully-connected", [n], pairs, n * (n - 1) // 2, link, host, grid=False)
 
 
 def torus(
@@ -106,16 +114,18 @@ def torus(
     Routes go one dimension after the other, the first one first. A dimension of size 2 has one link, not two.
     """
     link = checked_link(bandwidth, latency, efficiency)
-    if isinstance(sizes, int) or not sizes:
-        raise ConfigError(f"sizes = {sizes!r} must be a list of sizes like [8, 8]")
+    if not isinstance(sizes, list | tuple) or not 1 <= len(sizes) <= MAX_DIMS:
+        raise ConfigError(f"sizes = {shown(sizes)} must be a list of 1 to {MAX_DIMS} sizes like [8, 8]")
     checked = [count(size, "sizes") for size in sizes]
-    return _direct("torus", checked, _grid_pairs(checked), link, host, grid=True)
+    return _direct("torus", checked, _grid_pairs(checked), _n_pairs(checked), link, host, grid=True)
 
 
 def hypercube(
     n_dims: int, *, bandwidth: Quantity, latency: Quantity, efficiency: float = 1.0, host: Interior = PLAIN
 ) -> Graph:
     """Return 2 ** n_dims machines, joined where their numbers differ in one bit (highest routed first)."""
-    sizes = [2] * count(n_dims, "n_dims")
+    if count(n_dims, "n_dims") > MAX_NODES.bit_length():
+        raise ConfigError(f"n_dims = {n_dims} makes 2 ** {n_dims} machines, more than {MAX_NODES}; lower it")
+    sizes = [2] * n_dims
     link = checked_link(bandwidth, latency, efficiency)
-    return _direct("hypercube", sizes, _grid_pairs(sizes), link, host, grid=True)
+    return _direct("hypercube", sizes, _grid_pairs(sizes), _n_pairs(sizes), link, host, grid=True)

@@ -10,19 +10,21 @@ import dataclasses
 import fnmatch
 import itertools
 import json
-import tomllib
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import networkx as nx
 
+from ddlsim import plain
 from ddlsim.cluster import calibration_table, schema
 from ddlsim.cluster.cluster import Cluster
 from ddlsim.cluster.details import with_detail
 from ddlsim.cluster.graphs import from_graph, to_graph
-from ddlsim.cluster.nodes import Graph, Host, add_host, connect
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.cluster.nodes import Graph, Host, add_host, connect, size_of
+from ddlsim.cluster.quantity import check_size
+from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.output_files import replacing, write_text
 
 __all__ = ["read_cluster", "write_cluster"]
@@ -60,11 +62,7 @@ def write_cluster(cluster: Cluster, path: Path) -> None:
 
 
 def _read_toml(stem: str, text: str) -> Cluster:
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"is not valid TOML: {error}; correct that line (is the file complete?)") from None
-    file = schema.parse_file(table)
+    file = schema.parse_file(plain.parse_toml(text))
     sources: list[str] = list(file.sources)
     if file.generator is not None:
         host, host_sources = schema.interior(file.host, "host") if file.host is not None else (Host(), [])
@@ -110,6 +108,8 @@ def _add_explicit(graph: Graph, file: schema.ClusterFile) -> list[str]:
         rest = {key: value for key, value in row.items() if key not in ("name", "count")}
         interior, found = schema.interior(rest, place)
         sources += found
+        n_hosts, (nodes, links) = head.count or 1, size_of(interior)
+        check_size(len(graph) + n_hosts * nodes, graph.number_of_edges() + n_hosts * links, place)
         for name in _numbered(head.name, head.count):
             _check_new(name, ports, place)
             try:
@@ -119,6 +119,7 @@ def _add_explicit(graph: Graph, file: schema.ClusterFile) -> list[str]:
     for i, row in enumerate(file.switches):
         switch = schema.check_table(schema.SwitchTable, row, f"switches.{i}")
         sources += [switch.source] if switch.source else []
+        check_size(len(graph) + (switch.count or 1), 0, f"switches.{i}")
         for name in _numbered(switch.name, switch.count):
             _check_new(name, ports, f"switches.{i}")
             graph.add_node(name, kind="switch", **({} if switch.power is None else {"power": switch.power}))
@@ -142,6 +143,9 @@ def _add_links(graph: Graph, ports: dict[str, list[str]], link: schema.LinkTable
             f"{place}.reverse_bandwidth = {link.reverse_bandwidth!r} has no effect on a shared link; "
             f"remove one"
         )
+    n_ports = [sum(len(ports[name]) for name in names) for names in ends]
+    n_cables = max(n_ports[0] * len(ends[1]), n_ports[1] * len(ends[0]))  # at most: each pair has one for each NIC
+    check_size(0, graph.number_of_edges() + 2 * n_cables, f"{place}.between = {link.between!r}")
     for a, b in itertools.product(*ends):
         if a == b:
             raise ConfigError(f"{place}.between = {link.between!r} joins {a!r} to itself; name two nodes")
@@ -166,15 +170,17 @@ def _matching(pattern: str, names: Iterable[str], place: str) -> list[str]:
 
 
 def _read_json(stem: str, text: str) -> Cluster:
-    try:
-        data: Any = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"is not valid JSON: {error}; correct it (is the file complete?)") from None
+    data: Any = plain.parse_json(text)
     edges = next((key for key in ("edges", "links") if isinstance(data, dict) and key in data), None)
     if edges is None or not isinstance(data.get("nodes"), list) or not isinstance(data[edges], list):
         raise ConfigError(
             "has no lists 'nodes' and 'edges' (or 'links'); write it with networkx.node_link_data"
         )
+    for key in ("directed", "multigraph"):
+        if not isinstance(data.get(key, True), bool):
+            raise ConfigError(f"{key} = {shown(data[key])} must be true or false")
+    if not isinstance(data.get("graph", {}), dict):
+        raise ConfigError(f"graph = {shown(data['graph'])} must be an object: the attributes of the whole")
     try:
         ids = [node["id"] for node in data["nodes"]]
         _check_references(ids, [end for edge in data[edges] for end in (edge["source"], edge["target"])])
@@ -182,9 +188,9 @@ def _read_json(stem: str, text: str) -> Cluster:
     except ConfigError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, nx.NetworkXException) as error:
+        what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise ConfigError(
-            f"is no node-link graph ({type(error).__name__}: {error}); "
-            f"nodes need 'id', {edges} 'source' and 'target'"
+            f"is no node-link graph ({what}); nodes need 'id', {edges} 'source' and 'target'"
         ) from None
     return from_graph(graph, None if "name" in graph.graph else stem)
 
@@ -193,11 +199,11 @@ def _check_references(nodes: list[Any], ends: list[Any]) -> None:
     known = set(nodes)
     if len(known) < len(nodes):
         repeated = next(node for node in known if nodes.count(node) > 1)
-        raise ConfigError(f"the node id {repeated!r} appears twice; rename one")
+        raise ConfigError(f"the node id {shown(repeated)} appears twice; rename one")
     for end in ends:
         if end not in known:
             raise ConfigError(
-                f"an edge ends at {end!r}, which is not among the nodes; add the node or correct the edge"
+                f"an edge ends at {shown(end)}, which is not among the nodes; add the node or correct the edge"
             )
 
 
@@ -209,12 +215,12 @@ def _read_graphml(stem: str, text: str) -> Cluster:
 
     try:
         root = fromstring(text, forbid_dtd=True)
-    except ParseError as error:
-        raise ConfigError(f"is not valid XML: {error}; correct it (is the file complete?)") from None
     except DefusedXmlException as error:
         raise ConfigError(
             f"declares a DTD or an entity, which is refused ({type(error).__name__}); remove it"
         ) from None
+    except (ParseError, ValueError) as error:  # ValueError: characters that XML does not have
+        raise ConfigError(f"is not valid XML: {error}; correct it (is the file complete?)") from None
     elements = [(element.tag.rpartition("}")[2], element.attrib) for element in root.iter()]
     try:
         _check_references(
@@ -226,21 +232,22 @@ def _read_graphml(stem: str, text: str) -> Cluster:
                 for end in ("source", "target")
             ],
         )
-        graph: nx.Graph[Any] = nx.parse_graphml(text, force_multigraph=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # networkx warns of keys without a type, and guesses
+            graph: nx.Graph[Any] = nx.parse_graphml(text, force_multigraph=True)
     except ConfigError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, nx.NetworkXException) as error:
-        raise ConfigError(
-            f"is no GraphML graph ({type(error).__name__}: {error}); write it with networkx"
-        ) from None
+    except (KeyError, TypeError, ValueError, AttributeError, nx.NetworkXException, Warning) as error:
+        what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ConfigError(f"is no GraphML graph ({what}); write it with networkx") from None
     for *_, edge in graph.edges(data=True):
         edge.pop("id", None)
     for key in _LISTS:
         if isinstance(graph.graph.get(key), str):
             try:
-                graph.graph[key] = json.loads(graph.graph[key])
-            except json.JSONDecodeError:
+                graph.graph[key] = plain.parse_json(graph.graph[key])
+            except ConfigError:
                 raise ConfigError(
-                    f"{key} = {graph.graph[key]!r} must be a list as JSON text, like '[8, 8]'"
+                    f"{key} = {shown(graph.graph[key])} must be a list as JSON text, like '[8, 8]'"
                 ) from None
     return from_graph(graph, None if "name" in graph.graph else stem)

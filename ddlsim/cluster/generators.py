@@ -38,6 +38,10 @@ __all__ = [
 ]
 
 
+def _n_nics(host: Interior) -> int:
+    return 1 if isinstance(host, Host) else count(host.n_nics, "host: n_nics")
+
+
 def star(
     n_hosts: int,
     *,
@@ -54,7 +58,9 @@ def star(
     duplex.
     """
     link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
-    graph, hosts = start("star", "shortest", count(n_hosts, "n_hosts"), host)
+    n_hosts = count(n_hosts, "n_hosts")
+    n_nics = _n_nics(host)
+    graph, hosts = start("star", "shortest", n_hosts, host, n_switches=1, n_links=2 * n_hosts * n_nics)
     switch = add_switch(graph, "switch")
     for port in itertools.chain(*hosts):
         link.join(graph, port, switch, "nic")
@@ -85,7 +91,7 @@ def leaf_spine(
     n_leaves, n_spines = count(n_leaves, "n_leaves"), count(n_spines, "n_spines")
     hosts_per_leaf = count(hosts_per_leaf, "hosts_per_leaf")
     link = checked_link(bandwidth, latency, efficiency)
-    n_nics = 1 if isinstance(host, Host) else count(host.n_nics, "host: n_nics")
+    n_nics = _n_nics(host)
     rails = n_nics if rail_optimised else 1
     if n_leaves % rails:
         raise ConfigError(
@@ -93,7 +99,9 @@ def leaf_spine(
         )
     n_down = hosts_per_leaf * n_nics // rails
     trunk = oversubscribed(link, n_down, n_spines, oversubscription, trunk_bandwidth, trunk_latency)
-    graph, hosts = start("leaf-spine", routing, n_leaves // rails * hosts_per_leaf, host)
+    n_hosts = n_leaves // rails * hosts_per_leaf
+    n_links = 2 * (n_hosts * n_nics + n_leaves * n_spines)
+    graph, hosts = start("leaf-spine", routing, n_hosts, host, n_switches=n_leaves + n_spines, n_links=n_links)
     leaves = [add_switch(graph, f"leaf{i}") for i in range(n_leaves)]
     spines = [add_switch(graph, f"spine{i}") for i in range(n_spines)]
     for i, ports in enumerate(hosts):
@@ -125,7 +133,9 @@ def fat_tree(
     half = k // 2
     link = checked_link(bandwidth, latency, efficiency)
     trunk = trunk_of(link, trunk_bandwidth, trunk_latency)
-    graph, hosts = start("fat-tree", routing, k * half * half, host)
+    n_nics = _n_nics(host)
+    n_hosts, n_links = k * half * half, 2 * k * half * half * (n_nics + 2)
+    graph, hosts = start("fat-tree", routing, n_hosts, host, n_switches=2 * k * half + half * half, n_links=n_links)
     edges = [add_switch(graph, f"edge{pod}_{i}") for pod in range(k) for i in range(half)]
     middles = [add_switch(graph, f"agg{pod}_{i}") for pod in range(k) for i in range(half)]
     cores = [add_switch(graph, f"core{i}_{j}") for i in range(half) for j in range(half)]
@@ -158,9 +168,11 @@ def racks(
     """
     n_racks, hosts_per_rack = count(n_racks, "n_racks"), count(hosts_per_rack, "hosts_per_rack")
     link = checked_link(bandwidth, latency, efficiency)
-    n_nics = 1 if isinstance(host, Host) else count(host.n_nics, "host: n_nics")
+    n_nics = _n_nics(host)
     trunk = oversubscribed(link, hosts_per_rack * n_nics, 1, oversubscription, trunk_bandwidth, trunk_latency)
-    graph, hosts = start("racks", "shortest", n_racks * hosts_per_rack, host)
+    n_hosts = n_racks * hosts_per_rack
+    n_links = 2 * (n_hosts * n_nics + n_racks)
+    graph, hosts = start("racks", "shortest", n_hosts, host, n_switches=n_racks + 1, n_links=n_links)
     tops = [add_switch(graph, f"rack{i}") for i in range(n_racks)]
     for i, ports in enumerate(hosts):
         for port in ports:
@@ -236,7 +248,11 @@ def dragonfly(
     link = checked_link(bandwidth, latency, efficiency)
     local = trunk_of(link, local_bandwidth, local_latency, "local_")
     between = trunk_of(link, global_bandwidth, global_latency, "global_")
-    graph, hosts = start("dragonfly", routing, n_hosts, host)
+    n_nics = _n_nics(host)
+    n_routers, n_between = n_groups * per_group, n_groups * (n_groups - 1) // 2 * count(global_links, "global_links")
+    n_local = n_routers * sum(size - 1 for size in shape) // 2
+    n_links = 2 * (n_hosts * n_nics + n_local + n_between)
+    graph, hosts = start("dragonfly", routing, n_hosts, host, n_switches=n_routers, n_links=n_links)
     routers = [add_switch(graph, f"group{g}.router{i}") for g in range(n_groups) for i in range(per_group)]
     for i, ports in enumerate(hosts):
         for port in ports:

@@ -9,16 +9,18 @@ node    kind "gpu", "host" (also when missing) or "switch"; host: the machine it
         recv_overhead (s per message), reduce_time (s per reduced byte); price of its machine (on one of its
         endpoints) and device_price of the endpoint (USD/s), power of a switch (W)
 edge    bandwidth (required), latency (0 when missing), efficiency (1 when missing), kind ("link" when
-        missing), shared (half duplex with the edge of the same key the other way); reverse_bandwidth, on
-        undirected edges; frame_header, frame_payload, burst, reverse_load (see `details.LinkDetail`)
+        missing), shared (half duplex with the edge of the same key the other way); frame_header,
+        frame_payload, burst, reverse_load (see `details.LinkDetail`)
 
-Bandwidths, latencies, overheads and sizes are SI floats or text with a unit. An undirected edge is a pair of links.
+Bandwidths, latencies, overheads and sizes are SI floats or text with a unit. An undirected edge is a pair of links
+that are equal: networkx forgets which end of it was named first, so what differs by direction needs a directed graph.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
@@ -29,7 +31,7 @@ from ddlsim.cluster.cluster import Cluster
 from ddlsim.cluster.details import DETAIL_KEYS, LinkDetail, checked_detail, collected
 from ddlsim.cluster.quantity import fraction, nonnegative, positive
 from ddlsim.cluster.routing import check_policy
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.errors import ConfigError, shown, unknown_name
 
 __all__ = ["from_graph", "to_graph"]
 
@@ -39,7 +41,7 @@ GRAPH_KEYS = {"name", "title", "sources", "notes", "routing", "grid", "routes"}
 _FOREIGN_GRAPH_KEYS = {"node_default", "edge_default"}
 NODE_KEYS = {"kind", "host", "device", "speed", "send_overhead", "recv_overhead", "reduce_time"}
 NODE_KEYS |= {"price", "device_price", "power"}
-EDGE_KEYS = {"bandwidth", "latency", "efficiency", "kind", "shared", "reverse_bandwidth", *DETAIL_KEYS}
+EDGE_KEYS = {"bandwidth", "latency", "efficiency", "kind", "shared", *DETAIL_KEYS}
 
 Attributes = dict[str, Any]  # networkx promises nothing about values; every one is checked below
 #: source, destination, what identifies the other direction, attributes
@@ -55,7 +57,7 @@ def _reject_unknown(attributes: Iterable[str], known: set[str], where: str) -> N
 def _text(attributes: Attributes, key: str, default: str | None, where: str) -> str | None:
     value = attributes.get(key, default)
     if value is not None and not isinstance(value, str):
-        raise ConfigError(f"{where}: {key} = {value!r} must be a text")
+        raise ConfigError(f"{where}: {key} = {shown(value)} must be a text")
     return value
 
 
@@ -63,7 +65,7 @@ def _texts(value: object, where: str) -> tuple[str, ...]:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-        raise ConfigError(f"{where} = {value!r} must be a list of texts")
+        raise ConfigError(f"{where} = {shown(value)} must be a list of texts")
     return tuple(value)
 
 
@@ -76,21 +78,16 @@ def _directed_links(graph: nx.Graph[Any], where: str) -> Iterator[_Link]:
     for u, v, key, data in edges:
         if u == v:
             raise ConfigError(f"{where}: edge {u!r} - {v!r} joins a node to itself; remove it")
-        if graph.is_directed():
-            if "reverse_bandwidth" in data:
-                raise ConfigError(
-                    f"{where}: edge {u!r} -> {v!r}: reverse_bandwidth = {data['reverse_bandwidth']!r} is for "
-                    f"undirected graphs; set bandwidth on the edge {v!r} -> {u!r}"
-                )
-            yield u, v, key, data
-        else:
-            back = dict(data)
-            back["bandwidth"] = back.pop("reverse_bandwidth", back.get("bandwidth"))
-            forth = {name: value for name, value in data.items() if name != "reverse_bandwidth"}
-            if back["bandwidth"] is None:
-                back.pop("bandwidth")
-            yield u, v, key, forth
-            yield v, u, key, back
+        if "reverse_bandwidth" in data:
+            remedy = f"set bandwidth on the edge {v!r} -> {u!r}"
+            if not graph.is_directed():
+                remedy = "an undirected graph forgets the direction of its edges; pass a directed one, with two edges"
+            raise ConfigError(
+                f"{where}: edge {u!r} - {v!r}: reverse_bandwidth = {shown(data['reverse_bandwidth'])}: {remedy}"
+            )
+        yield u, v, key, data
+        if not graph.is_directed():
+            yield v, u, key, data
 
 
 def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
@@ -109,10 +106,10 @@ def from_graph(graph: nx.Graph[Any], name: str | None = None) -> Cluster:
     if len(set(names)) < len(names):
         raise ConfigError(f"{where}: two nodes print as the same name; rename one")
     grid = graph.graph.get("grid", ())
-    if not isinstance(grid, list | tuple) or not all(isinstance(size, int) and size > 0 for size in grid):
-        raise ConfigError(f"{where}: grid = {grid!r} must be a list of sizes like [8, 8]")
+    if not isinstance(grid, list | tuple) or not all(type(size) is int and size > 0 for size in grid):
+        raise ConfigError(f"{where}: grid = {shown(grid)} must be a list of sizes like [8, 8]")
     routing = check_policy(str(graph.graph.get("routing", "shortest")), where)
-    if routing == "dimension-order" and int(np.prod(grid)) != len(index):
+    if routing == "dimension-order" and math.prod(grid) != len(index):
         raise ConfigError(
             f"{where}: routing = 'dimension-order' needs grid = [sizes] that number the {len(index)} nodes"
         )
@@ -210,7 +207,7 @@ def _link_columns(graph: nx.Graph[Any], index: dict[Hashable, int], where: str) 
             )
         shared = data.get("shared", False)
         if not isinstance(shared, bool):
-            raise ConfigError(f"{place}: shared = {shared!r} must be true or false")
+            raise ConfigError(f"{place}: shared = {shown(shared)} must be true or false")
         pair: Hashable = (frozenset((u, v)), key) if shared else number
         ends.append((index[u], index[v], channels.setdefault(pair, len(channels))))
         kinds.append(_text(data, "kind", "link", place) or "link")
@@ -255,7 +252,7 @@ def _check_shared(channel: Any, columns: Any, kinds: list[str], listed: list[_Li
 
 def _with_fixed_routes(cluster: Cluster, routes: object, where: str) -> Cluster:
     if not isinstance(routes, list | tuple):
-        raise ConfigError(f"{where}: routes = {routes!r} must be a list of paths (lists of node names)")
+        raise ConfigError(f"{where}: routes = {shown(routes)} must be a list of paths (lists of node names)")
     if not routes:
         return cluster
     pairs = list(zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), strict=True))
@@ -265,15 +262,15 @@ def _with_fixed_routes(cluster: Cluster, routes: object, where: str) -> Cluster:
         place = f"{where}: routes[{number}]"
         nodes = [cluster.node(str(name)) for name in _texts(path, place)]
         if len(nodes) < 2 or nodes[0] == nodes[-1]:
-            raise ConfigError(f"{place} = {path!r} must lead from one node to another one")
+            raise ConfigError(f"{place} = {shown(path)} must lead from one node to another one")
         for hop in itertools.pairwise(nodes):
             if hop not in link_of:
                 u, v = (cluster.node_names[node] for node in hop)
                 raise ConfigError(
-                    f"{place} = {path!r}: no link leads from {u!r} to {v!r}; add it or correct the path"
+                    f"{place} = {shown(path)}: no link leads from {u!r} to {v!r}; add it or correct the path"
                 )
         if (nodes[0], nodes[-1]) in fixed:
-            raise ConfigError(f"{place} = {path!r} repeats a pair of nodes; remove one of the two routes")
+            raise ConfigError(f"{place} = {shown(path)} repeats a pair of nodes; remove one of the two routes")
         fixed[nodes[0], nodes[-1]] = tuple(link_of[hop] for hop in itertools.pairwise(nodes))
     return dataclasses.replace(cluster, fixed_routes=fixed)
 

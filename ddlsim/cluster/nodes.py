@@ -16,7 +16,7 @@ from ddlsim.cluster.details import LinkDetail
 from ddlsim.cluster.quantity import Quantity, count, fraction, nonnegative, positive
 from ddlsim.errors import ConfigError, unknown_name
 
-__all__ = ["INTERIORS", "Host", "Interior", "MultiGpu", "add_host", "connect"]
+__all__ = ["INTERIORS", "Host", "Interior", "MultiGpu", "add_host", "connect", "size_of"]
 
 if TYPE_CHECKING:
     Graph: TypeAlias = nx.MultiDiGraph[str]
@@ -144,6 +144,19 @@ def add_host(graph: Graph, name: str, interior: Interior) -> list[str]:
         graph.add_node(name, kind="host", **data)
         return [name]
     return _add_multi_gpu(graph, name, interior)
+
+
+def size_of(interior: Interior) -> tuple[int, int]:
+    """Return how many nodes and (directed) links a machine has inside. Raises ConfigError as :func:`add_host`."""
+    if isinstance(interior, Host):
+        return 1, 0
+    _check(interior)
+    n, n_switches = interior.n_gpus, interior.n_pcie_switches
+    crossbar = interior.inside == "nvswitch"
+    nvlinks = {
+        "pcie_tree": 0, "nvswitch": n, "hybrid_cube_mesh": len(HYBRID_CUBE_MESH), "nvlink_mesh": n * (n - 1) // 2,
+    }[interior.inside]  # fmt: skip
+    return n + n_switches + 1 + crossbar, 2 * (n + n_switches + nvlinks)
 
 
 def _endpoint(interior: Interior, host: str, device: str | None) -> dict[str, Any]:

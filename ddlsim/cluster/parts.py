@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 import networkx as nx
 
-from ddlsim.cluster.nodes import Graph, Host, Interior, add_host, connect
-from ddlsim.cluster.quantity import Quantity, fraction, nonnegative, positive
+from ddlsim.cluster.nodes import Graph, Host, Interior, add_host, connect, size_of
+from ddlsim.cluster.quantity import Quantity, check_size, fraction, nonnegative, positive
 from ddlsim.errors import ConfigError
 
 __all__ = ["PLAIN", "Link", "Ports", "add_switch", "checked_link", "oversubscribed", "start", "trunk_of"]
@@ -91,8 +91,15 @@ def oversubscribed(
     )
 
 
-def start(kind: str, routing: str, n_hosts: int, host: Interior) -> tuple[Graph, list[Ports]]:
-    """Return a graph with the machines h0, h1, ... in it, and their ports."""
+def start(
+    kind: str, routing: str, n_hosts: int, host: Interior, *, n_switches: int = 0, n_links: int = 0
+) -> tuple[Graph, list[Ports]]:
+    """Return a graph with the machines h0, h1, ... in it, and their ports.
+
+    Raises ConfigError if these and `n_switches` and `n_links` more are too many to be built.
+    """
+    nodes, links = size_of(host)
+    check_size(n_hosts * nodes + n_switches, n_hosts * links + n_links, f"{kind} of {n_hosts} machines")
     graph: Graph = nx.MultiDiGraph(name=f"{kind}-{n_hosts}", routing=routing)
     return graph, [add_host(graph, f"h{i}", host) for i in range(n_hosts)]
 

@@ -7,9 +7,12 @@ import numbers
 from typing import TypeAlias
 
 from ddlsim import units
-from ddlsim.errors import ConfigError, UnitError
+from ddlsim.errors import ConfigError, UnitError, shown
 
-__all__ = ["Quantity", "count", "fraction", "nonnegative", "positive"]
+__all__ = ["MAX_LINKS", "MAX_NODES", "Quantity", "check_size", "count", "fraction", "nonnegative", "positive"]
+
+#: a cluster is built in memory, node by node and link by link (about 3 kB each); larger ones are slips of the keyboard
+MAX_NODES, MAX_LINKS = 1_000_000, 4_000_000
 
 #: What a Python caller may pass for a bandwidth or a time: SI float or text with a unit.
 Quantity: TypeAlias = float | str
@@ -23,8 +26,17 @@ def _number(value: object, dimension: str | None, where: str, rule: str) -> floa
         except UnitError as error:
             raise UnitError(f"{where}: {error}") from None
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ConfigError(f"{where} = {value!r} is not a number; write {rule} like {example!r}")
-    return float(value)
+        raise ConfigError(f"{where} = {shown(value)} is not a number; write {rule} like {example!r}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if math.isfinite(number) and not units.in_range(number):
+        raise ConfigError(
+            f"{where} = {shown(value)} is out of range ({units.SMALLEST:g} to {units.LARGEST:g}); "
+            f"write {rule} like {example!r}"
+        )
+    return number
 
 
 def positive(value: object, dimension: str | None, where: str) -> float:
@@ -32,7 +44,7 @@ def positive(value: object, dimension: str | None, where: str) -> float:
     example = units.DIMENSIONS[dimension][2] if dimension else "1.0"
     number = _number(value, dimension, where, "a value")
     if not (math.isfinite(number) and number > 0):
-        raise ConfigError(f"{where} = {value!r} must be finite and greater than 0; write it like {example!r}")
+        raise ConfigError(f"{where} = {shown(value)} must be finite and greater than 0; write it like {example!r}")
     return number
 
 
@@ -41,7 +53,7 @@ def nonnegative(value: object, dimension: str, where: str) -> float:
     number = _number(value, dimension, where, "a value")
     if not (math.isfinite(number) and number >= 0):
         example = units.DIMENSIONS[dimension][2]
-        raise ConfigError(f"{where} = {value!r} must be finite and not negative; write it like {example!r}")
+        raise ConfigError(f"{where} = {shown(value)} must be finite and not negative; write it like {example!r}")
     return number
 
 
@@ -49,12 +61,24 @@ def fraction(value: object, where: str) -> float:
     """Return `value` as a float in (0, 1], or raise :class:`ConfigError` naming `where`."""
     number = _number(value, None, where, "a share")
     if not 0 < number <= 1:
-        raise ConfigError(f"{where} = {value!r} must lie in (0, 1]; write the usable share like 0.94")
+        raise ConfigError(f"{where} = {shown(value)} must lie in (0, 1]; write the usable share like 0.94")
     return number
 
 
 def count(value: object, where: str, *, least: int = 1) -> int:
-    """Return `value` as an int of at least `least`, or raise :class:`ConfigError` naming `where`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-        raise ConfigError(f"{where} = {value!r} must be a whole number of at least {least}")
+    """Return `value` as an int from `least` to MAX_NODES, or raise :class:`ConfigError` naming `where`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < least:
+        raise ConfigError(f"{where} = {shown(value)} must be a whole number of at least {least}")
+    if int(value) > MAX_NODES:
+        raise ConfigError(f"{where} = {shown(value)} must be at most {MAX_NODES}: every node is built in memory")
     return int(value)
+
+
+def check_size(n_nodes: int, n_links: int, where: str) -> None:
+    """Raise :class:`ConfigError` if a cluster of so many nodes and (directed) links is larger than can be built."""
+    for n, most, what in ((n_nodes, MAX_NODES, "nodes"), (n_links, MAX_LINKS, "links")):
+        if n > most:
+            raise ConfigError(
+                f"{where}: {shown(n)} {what} are more than {most}, the most that are built in memory; "
+                f"simulate a part of the cluster"
+            )

@@ -21,8 +21,8 @@ from pydantic_core import ErrorDetails
 from ddlsim.cluster import generators
 from ddlsim.cluster.details import LinkDetail, checked_detail
 from ddlsim.cluster.nodes import Graph, Host, Interior, MultiGpu
-from ddlsim.cluster.quantity import nonnegative, positive
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.cluster.quantity import MAX_NODES, nonnegative, positive
+from ddlsim.errors import ConfigError, shown, unknown_name
 
 __all__ = ["GENERATORS", "AllLinksTable", "ClusterFile", "HostTable", "LinkTable", "RouteTable"]
 __all__ += ["SwitchTable", "check_table", "generate", "interior", "parse_file"]
@@ -70,14 +70,14 @@ class HostTable(_Strict):
     """`[[hosts]]`: one machine, or `count` of them called name0, name1, ... (besides the interior's keys)."""
 
     name: str
-    count: Annotated[int, Field(ge=1)] | None = None
+    count: Annotated[int, Field(ge=1, le=MAX_NODES)] | None = None
 
 
 class SwitchTable(_Strict):
     """`[[switches]]`: one switch, or `count` of them called name0, name1, ..."""
 
     name: str
-    count: Annotated[int, Field(ge=1)] | None = None
+    count: Annotated[int, Field(ge=1, le=MAX_NODES)] | None = None
     power: Power | None = None
     source: str | None = None
 
@@ -155,9 +155,9 @@ def _one_line(error: ErrorDetails, model: type[BaseModel], place: str) -> Config
         ]
         return unknown_name(str(error["loc"][-1]), str(value), choices, place)
     text = str(context.get("error", error["msg"])).removeprefix(":").strip().replace(" after validation", "")
-    if repr(value) in text:
+    if shown(value) in text:
         return ConfigError(f"{where}: {text}")
-    return ConfigError(f"{where} = {value!r}: {text[:1].lower()}{text[1:]}")
+    return ConfigError(f"{where} = {shown(value)}: {text[:1].lower()}{text[1:]}")
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -213,7 +213,7 @@ def interior(table: Table, place: str) -> tuple[Interior, list[str]]:
     only_gpu = {field.name for field in fields(MultiGpu)} - {field.name for field in fields(Host)}
     for key in sorted(table.keys() & only_gpu):
         raise ConfigError(
-            f"{place}.{key} = {table[key]!r} is for machines with GPUs; add n_gpus or remove it"
+            f"{place}.{key} = {shown(table[key])} is for machines with GPUs; add n_gpus or remove it"
         )
     arguments, sources = _arguments(Host, table, place)
     return Host(**arguments), sources
@@ -225,7 +225,7 @@ def generate(table: Table, host: Interior) -> tuple[Graph, list[str]]:
     kind = parameters.pop("type", None)
     if kind is None:
         raise ConfigError(f"generator.type is missing; add one of {', '.join(sorted(GENERATORS))}")
-    if kind not in GENERATORS:
+    if not isinstance(kind, str) or kind not in GENERATORS:
         raise unknown_name("type", str(kind), GENERATORS, "generator")
     function = GENERATORS[kind]
     arguments, sources = _arguments(function, parameters, "generator")

@@ -34,7 +34,7 @@ def read_images(
     user's cache folder). Raises ConfigError for a folder without images or a file that cannot be decoded.
     """
     root = Path(folder)
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise ConfigError(f"{root}: is not a folder; give one with a sub-folder per class, or cat.1.jpg names")
     if size < 1 or (n_per_class is not None and n_per_class < 1):
         raise ConfigError(f"{root}: size = {size}, n_per_class = {n_per_class}: must be at least 1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ddlsim.data.cifar import read_cifar
@@ -34,13 +35,13 @@ def load_data(source: str | Path) -> DataSet:
     if source == "shapes":
         return shapes(_N_SHAPES, _SHAPES_SIZE)
     path = Path(source)
-    if path.is_dir():
+    if os.path.isdir(path):
         return read_images(path, size=_SHAPES_SIZE)
     if path.suffix == ".npz":
         return read_npz(path)
     if path.suffix == ".bin":
         return read_cifar(path)
-    if path.exists():
+    if os.path.exists(path):
         raise ConfigError(f"data = {str(source)!r}: must end in .npz or .bin, or be a folder of images")
     if path.suffix or len(path.parts) != 1:
         raise ConfigError(f"data = {str(source)!r}: no such file or folder; give a path, 'digits' or 'shapes'")

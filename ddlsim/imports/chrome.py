@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-import reprlib
 from dataclasses import dataclass
 
+from ddlsim.errors import shown
 from ddlsim.imports.json_values import finite, parse_json
 from ddlsim.imports.text import SourceText
 
@@ -92,6 +92,6 @@ def _event(source: SourceText, index: int, item: object) -> Event:
 def _seconds(source: SourceText, index: int, item: dict[str, object], key: str) -> float:
     number = finite(item.get(key, 0.0))
     if number is None or number < 0:
-        value = reprlib.repr(item[key])
+        value = shown(item[key])
         raise source.error(None, f"traceEvents[{index}].{key} = {value} must be a number of microseconds")
     return number * 1e-6

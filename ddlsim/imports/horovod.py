@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddlsim.imports.chrome import Event, read_events
-from ddlsim.imports.json_values import finite
 from ddlsim.imports.text import SourceText, read_text
 from ddlsim.imports.timing import Timing
 
@@ -129,7 +128,7 @@ def _size(event: Event) -> tuple[str, float]:
     sizes = [word.strip() for word in shape.strip("[]").split(",") if word.strip()]
     if dtype not in _WIDTHS or shape[:1] != "[" or not all(re.fullmatch("[0-9]{1,12}", size) for size in sizes):
         return dtype, 0.0
-    return dtype, (finite(math.prod(int(size) for size in sizes)) or 0.0) * _WIDTHS[dtype]
+    return dtype, float(math.prod(int(size) for size in sizes[:8])) * _WIDTHS[dtype]
 
 
 def _transfers(operations: list[HorovodOperation], n_ranks: int) -> list[Timing]:

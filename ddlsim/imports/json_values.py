@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, shown
 from ddlsim.imports.text import SourceText
+from ddlsim.units import in_range
 
 __all__ = ["Node", "finite", "parse_json"]
 
+MAX_COUNT = 2**53  # whole numbers up to here are exact in JSON
+
 
 def finite(value: object) -> float | None:
-    """Return a JSON number as a finite float; None for anything else (also for integers beyond a float)."""
+    """Return a JSON number as a float; None for anything else, and for numbers that are not :func:`in_range`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) else None
+    return number if in_range(number) else None
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Node:
 
     def __getitem__(self, key: str) -> Node:
         if not isinstance(self.value, dict):
-            raise self.error(f"must be an object with the key {key!r}, not {_short(self.value)}")
+            raise self.error(f"must be an object with the key {key!r}, not {shown(self.value)}")
         if key not in self.value:
             raise self.error(f"the key {key!r} is missing; is the file complete?")
         return Node(self.value[key], f"{self.place}{'.' if self.place[-1:] not in ' :' else ''}{key}")
@@ -48,13 +50,13 @@ class Node:
     def items(self) -> list[Node]:
         """Return the elements of a list."""
         if not isinstance(self.value, list):
-            raise self.error(f"must be a list, not {_short(self.value)}")
+            raise self.error(f"must be a list, not {shown(self.value)}")
         return [Node(value, f"{self.place}[{i}]") for i, value in enumerate(self.value)]
 
     def text(self) -> str:
         """Return a string."""
         if not isinstance(self.value, str):
-            raise self.error(f"must be a text, not {_short(self.value)}")
+            raise self.error(f"must be a text, not {shown(self.value)}")
         return self.value
 
     def number(self) -> float:
@@ -64,33 +66,32 @@ class Node:
             try:
                 value = float(value)
             except ValueError:
-                raise self.error(f"{_short(value)} is not a number") from None
+                raise self.error(f"{shown(value)} is not a number") from None
         number = finite(value)
         if number is None:
-            raise self.error(f"must be a finite number, not {_short(value)}")
+            raise self.error(f"must be a finite number, not {shown(value)}")
+        return number
+
+    def nonnegative(self) -> float:
+        """Return a number of at least 0."""
+        number = self.number()
+        if number < 0:
+            raise self.error(f"{shown(self.value)} must not be negative; leave this entry out")
         return number
 
     def positive(self) -> float:
         """Return a number above 0."""
-        number = self.number()
-        if number <= 0:
-            raise self.error(f"{_short(self.value)} must be above 0; leave this entry out")
+        number = self.nonnegative()
+        if number == 0:
+            raise self.error(f"{shown(self.value)} must be above 0; leave this entry out")
         return number
 
     def count(self) -> int:
         """Return a whole number of at least 1."""
         number = self.number()
-        if number < 1 or number != int(number):
-            raise self.error(f"{_short(self.value)} must be a whole number of at least 1")
+        if not 1 <= number <= MAX_COUNT or number != int(number):
+            raise self.error(f"{shown(self.value)} must be a whole number from 1 to {MAX_COUNT}")
         return int(number)
-
-
-def _short(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # Python refuses to print integers of thousands of digits
-        return "a huge integer"
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def parse_json(source: SourceText, text: str | None = None) -> Node:

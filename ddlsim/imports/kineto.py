@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, shown
 from ddlsim.imports.chrome import Event, read_events
 from ddlsim.imports.json_values import finite
 from ddlsim.imports.kineto_layers import LayerTime, input_samples, layer_times
@@ -99,7 +99,9 @@ def _distributed(source: SourceText, top: dict[str, object]) -> tuple[int, int]:
         return 0, 1
     rank, n_ranks = info.get("rank", 0), info.get("world_size", 1)
     if not (isinstance(rank, int) and isinstance(n_ranks, int) and 0 <= rank < n_ranks):
-        raise source.error(None, f"distributedInfo: rank = {rank!r} of world_size = {n_ranks!r} makes no sense")
+        raise source.error(
+            None, f"distributedInfo: rank = {shown(rank)} of world_size = {shown(n_ranks)} makes no sense"
+        )
     return rank, n_ranks
 
 
@@ -157,19 +159,20 @@ def _what(event: Event, described: dict[int, Event]) -> tuple[str | None, dict[s
 def _collective(source: SourceText, event: Event, operation: str, args: dict[str, object], n_ranks: int) -> Timing:
     group = args.get("Group size")
     ranks = group if isinstance(group, int) and group > 0 else n_ranks
-    dtype, nbytes = _size(operation, args, ranks)
+    place = f"{source.path}: traceEvents[{event.index}]"
+    dtype, nbytes = _size(operation, args, ranks, place)
     return Timing(
         tool="kineto", operation=operation, n_ranks=ranks, nbytes=nbytes, seconds=event.dur, statistic="single",
-        n_reps=1, dtype=dtype, variant=event.name.split("(")[0], place=f"{source.path}: traceEvents[{event.index}]",
+        n_reps=1, dtype=dtype, variant=event.name.split("(")[0], place=place,
     )  # fmt: skip
 
 
-def _size(operation: str, args: dict[str, object], n_ranks: int) -> tuple[str, float]:
+def _size(operation: str, args: dict[str, object], n_ranks: int, place: str) -> tuple[str, float]:
     """Return type and bytes of the whole buffer; "", 0 where the trace does not say."""
     if "In msg nelems" in args:
         dtype, width = _DTYPES.get(str(args.get("dtype", "")).lower(), ("", 0))
-        elements = args.get("Out msg nelems" if operation in ("all_gather", "gather") else "In msg nelems")
-        return dtype, (finite(elements) or 0.0) * width
+        key = "Out msg nelems" if operation in ("all_gather", "gather") else "In msg nelems"
+        return dtype, _elements(args.get(key, 0), f"{place}: {key}") * width
     dims, types = args.get("Input Dims"), args.get("Input type")
     if not isinstance(dims, list) or not isinstance(types, list):
         return "", 0.0
@@ -177,8 +180,16 @@ def _size(operation: str, args: dict[str, object], n_ranks: int) -> tuple[str, f
     for shape, kind in zip(dims, types, strict=False):
         name, width = _DTYPES.get(str(kind).lower(), ("", 0))
         if isinstance(shape, list) and width and all(isinstance(size, int) for size in shape):
-            dtype, nbytes = dtype or name, nbytes + (finite(math.prod(shape)) or 0.0) * width
+            sizes = [_elements(size, f"{place}: Input Dims") for size in shape]
+            dtype, nbytes = dtype or name, nbytes + math.prod(sizes) * width
     return dtype, nbytes * (n_ranks if operation in ("all_gather", "gather") else 1)
+
+
+def _elements(value: object, place: str) -> float:
+    number = finite(value)
+    if number is None or number < 0 or number != int(number):
+        raise ConfigError(f"{place} = {shown(value)} must be a whole number, not negative; is the trace damaged?")
+    return number
 
 
 def fastest_over_ranks(traces: Sequence[KinetoTrace]) -> tuple[Timing, ...]:

@@ -35,6 +35,7 @@ class MlperfRun:
     global_batch_size, train_samples   0 where the log does not say
     accuracies  (s since run_start, epoch or sample as the log counts, value)
     epochs      (number, s): from epoch_start to epoch_stop, or blocks of several, per epoch
+    notes       broken characters of the log that were replaced
     timings     operation "step" from every logged throughput; "epoch" from every epoch if train_samples is known
     """
 
@@ -46,6 +47,7 @@ class MlperfRun:
     accuracies: tuple[tuple[float, float, float], ...]
     epochs: tuple[tuple[float, float], ...]
     timings: tuple[Timing, ...]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def read_mllog(path: str | Path, *, n_ranks: int = 0) -> MlperfRun:
     Raises ConfigError with file, line and reason: a broken entry, several runs in one file, a file without
     entries, times that run backwards.
     """
-    source = read_text(path)
+    source = read_text(path, log=True)
     entries = [entry for number, line in source.lines() if (entry := _entry(source, number, line)) is not None]
     if not entries:
         raise source.error(None, "has no ':::MLLOG {...}' line; is it a log of MLPerf training?")
@@ -96,6 +98,7 @@ def read_mllog(path: str | Path, *, n_ranks: int = 0) -> MlperfRun:
         global_batch_size=batch, train_samples=samples, accuracies=tuple(_accuracies(entries, begin)),
         epochs=tuple((number, seconds) for number, seconds, _ in epochs),
         timings=tuple(_steps(source, entries, batch, n_ranks) + _epoch_timings(source, epochs, samples, n_ranks)),
+        notes=source.notes,
     )  # fmt: skip
 
 

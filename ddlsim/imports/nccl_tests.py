@@ -60,9 +60,9 @@ def read_nccl_tests(
     """
     if operation is not None and operation not in _OPERATIONS:
         raise unknown_name("operation", operation, _OPERATIONS, "read_nccl_tests")
-    source = read_text(path)
+    source = read_text(path, log=True)
     if source.text.lstrip().startswith("{"):
-        return _read_json(source, operation, n_ranks)
+        return _read_json(read_text(path) if source.notes else source, operation, n_ranks)
     return _read_table(source, operation, n_ranks)
 
 
@@ -235,7 +235,7 @@ def _json_rows(result: Node, run: _Run) -> Iterator[Timing]:
             low, high = each["min_us"].positive() * 1e-6, each["max_us"].positive() * 1e-6
         timing = Timing(
             tool="nccl-tests", operation=run.operation, n_ranks=run.n_ranks, n_hosts=run.n_hosts,
-            nbytes=result["size"].number(), seconds=seconds, statistic="mean" if low is None else "median",
+            nbytes=result["size"].nonnegative(), seconds=seconds, statistic="mean" if low is None else "median",
             min_s=low, max_s=high, n_reps=run.n_reps,
             dtype=_DTYPES.get(result["type"].text(), result["type"].text()), variant=variant, place=body.place,
         )  # fmt: skip

@@ -59,7 +59,7 @@ def _iperf3_row(end: Node, suffix: str, direction: str, n_streams: int) -> Timin
         lost = total["lost_percent"].number() / 100 if total.has("lost_percent") else 0.0
     else:
         raise end.error(f"has neither 'sum_received{suffix}' nor 'sum{suffix}'; is the file complete?")
-    nbytes = total["bytes"].number() * (1 - lost)
+    nbytes = total["bytes"].nonnegative() * (1 - lost)
     if nbytes <= 0:
         raise total.error("says that nothing was received; repeat the measurement")
     return Timing(
@@ -76,7 +76,7 @@ def read_ping(path: str | Path) -> tuple[Timing, ...]:
 
     Raises :class:`ConfigError` with file, line and reason when no reply came back or nothing looks like ping.
     """
-    source = read_text(path)
+    source = read_text(path, log=True)
     rows: list[Timing] = []
     host, nbytes = "", 0.0
     replies: list[float] = []

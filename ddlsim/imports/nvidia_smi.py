@@ -65,7 +65,7 @@ def read_nvidia_smi(
     Raises :class:`ConfigError` with file, line and reason: a cut or asymmetric matrix, an unknown entry, a missing
     bandwidth.
     """
-    matrix = _read(read_text(path))
+    matrix = _read(read_text(path, log=True))
     machine = Machine(gpus=[name.lower() for name in matrix.gpus()])
     pcie = positive(pcie_bandwidth, "bandwidth", "pcie_bandwidth")
     latency = nonnegative(pcie_latency, "time", "pcie_latency")
@@ -80,7 +80,7 @@ def read_nvidia_smi(
         raise ConfigError(f"nic_bandwidth = {nic_bandwidth!r} has no effect on one machine; give n_hosts or remove it")
     if n_hosts != 1:
         machine.ports = [(_label(nic), positive(nic_bandwidth, "bandwidth", "nic_bandwidth")) for nic in nics]
-    return assemble(matrix.source.path, copies(machine, n_hosts), device, network_latency)
+    return assemble(matrix.source.path, copies(machine, n_hosts), device, network_latency, matrix.source.notes)
 
 
 # -------------------------------------------------------------------------------------------------- the matrix

@@ -57,7 +57,7 @@ def read_osu(path: str | Path, *, n_ranks: int | None = None) -> tuple[Timing, .
     Raises ConfigError with file, line and reason: an unknown test, a failed validation, a missing n_ranks,
     non-blocking tests (their latency includes the computation they overlap).
     """
-    source = read_text(path)
+    source = read_text(path, log=True)
     section: _Section | None = None
     rows: list[Timing] = []
     for number, line in source.lines():

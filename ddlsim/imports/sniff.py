@@ -57,7 +57,7 @@ def kind_of(path: str | Path) -> str:
 
     Raises :class:`ConfigError` naming the file, its beginning, and what was looked for, when nothing fits.
     """
-    return _kind(read_text(path))
+    return _kind(read_text(path, log=True))
 
 
 def _kind(source: SourceText) -> str:
@@ -67,7 +67,7 @@ def _kind(source: SourceText) -> str:
             return kind
     if source.text.strip() and is_throughput_table(source):
         return "throughput"
-    start = " ".join(source.text.split())[:60]
+    start = " ".join(source.text[:200].split())[:60]
     raise source.error(None, f"begins with {start!r}, which is none of {', '.join(KINDS)}; is it the right file?")
 
 

@@ -13,12 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, shown
+from ddlsim.units import LARGEST, in_range
 
 __all__ = ["MAX_NBYTES", "SourceText", "nonnegative_number", "positive_number", "read_text"]
 
 #: larger files (also after decompression) are refused: a mistake, or an attempt to fill the memory
 MAX_NBYTES = 2**30
+#: characters of a log that may be broken: a few, and this share of all
+FEW, MOST_BROKEN = 10, 0.01
 
 _PREFIX = re.compile(
     r"""\x1b\[[0-9;]*m                                  # colours and underlining
@@ -36,10 +39,11 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 @dataclass(frozen=True)
 class SourceText:
-    """A file's text, and where it came from."""
+    """A file's text, and where it came from. `notes` are what the reader of a result should know."""
 
     path: Path
     text: str
+    notes: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """Yield (line number from 1, the line without the launcher's prefix and without trailing space)."""
@@ -62,8 +66,11 @@ def _without_prefix(line: str) -> str:
     return line
 
 
-def read_text(path: str | Path) -> SourceText:
+def read_text(path: str | Path, *, log: bool = False) -> SourceText:
     """Return the text of the file `path`, decompressed if it is gzip.
+
+    log   the file is what programs printed, line by line: a few bytes that are no UTF-8 (cut, or of another encoding)
+          are replaced, and the text says so. Without it they are an error: in XML or JSON they change what is meant.
 
     Raises :class:`ConfigError` when it cannot be read, is not text, or exceeds :data:`MAX_NBYTES`.
     """
@@ -75,25 +82,44 @@ def read_text(path: str | Path) -> SourceText:
             data = gzip.GzipFile(fileobj=raw).read(MAX_NBYTES + 1) if packed else raw.read(MAX_NBYTES + 1)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; check the path") from None
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise ConfigError(f"{path}: cannot be read: {error}; is the file complete?") from None
     if len(data) > MAX_NBYTES:
         raise ConfigError(f"{path}: is larger than {MAX_NBYTES >> 20} MiB; cut out the part to read")
-    encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-    try:
-        text = data.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not text ({error.reason}, byte {error.start}); is it the right file?") from None
+    notes: tuple[str, ...] = ()
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        try:
+            text = data.decode("utf-16")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path}: is not text ({error.reason}, byte {error.start}); is it complete?") from None
+    else:
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            text, notes = _replaced(path, data, error, log)
     if "\0" in text:
         raise ConfigError(f"{path}: is not text (it has zero bytes); is it the right file?")
-    return SourceText(path, text)
+    return SourceText(path, text, notes)
+
+
+def _replaced(path: Path, data: bytes, error: UnicodeDecodeError, log: bool) -> tuple[str, tuple[str, ...]]:
+    """Return the text of a log with U+FFFD for what is none, and the note that says so."""
+    at = len(data) - len(error.object) + error.start  # the decoder does not count a byte order mark
+    line = data.count(b"\n", 0, at) + 1
+    text = data.decode("utf-8-sig", errors="replace")
+    n = text.count("\ufffd")
+    if not log or n > FEW + MOST_BROKEN * len(text):
+        raise ConfigError(
+            f"{path}: line {line}: is not text in UTF-8 (byte {at}, 0x{data[at]:02x}); is it the right file?"
+        )
+    return text, (f"{path}: {n} broken characters replaced, the first in line {line} (byte {at})",)
 
 
 def positive_number(source: SourceText, line: int, word: str, what: str) -> float:
     """Return `word` as a finite float above 0, or raise the error that names line, column and value."""
     number = nonnegative_number(source, line, word, what)
     if number == 0.0:
-        raise source.error(line, f"{what} = {word!r} must be above 0; leave this row out")
+        raise source.error(line, f"{what} = {shown(word)} must be above 0; leave this row out")
     return number
 
 
@@ -102,7 +128,9 @@ def nonnegative_number(source: SourceText, line: int, word: str, what: str) -> f
     try:
         number = float(word)
     except ValueError:
-        raise source.error(line, f"{what} = {word!r} is not a number; is the line complete?") from None
-    if not 0.0 <= number < float("inf"):
-        raise source.error(line, f"{what} = {word!r} must be finite and not negative; leave this row out")
+        raise source.error(line, f"{what} = {shown(word)} is not a number; is the line complete?") from None
+    if not (number >= 0.0 and in_range(number)):
+        raise source.error(
+            line, f"{what} = {shown(word)} must be finite and not negative (at most {LARGEST:g}); leave this row out"
+        )
     return number

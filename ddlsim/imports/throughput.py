@@ -68,7 +68,7 @@ def read_throughput(path: str | Path, *, batch_size: int | None = None) -> tuple
     Raises ConfigError with file, line and reason: no column of ranks, cells that are no numbers, rows of
     another length, a batch size given twice.
     """
-    source = read_text(path)
+    source = read_text(path, log=True)
     (head_line, heading), *rows = _rows(source)
     plain = [_plain(name) for name in heading]
     ranks = [i for i, name in enumerate(plain) if name in _RANKS]

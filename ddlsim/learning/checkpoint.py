@@ -9,6 +9,7 @@ as "module:Class", and any other class is refused.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
 import json
 from collections.abc import Mapping, Sequence
@@ -19,13 +20,14 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, shown
 from ddlsim.learning.values import Replay
 from ddlsim.output_files import replacing
 
 __all__ = ["Checkpoint", "read", "write"]
 
-FORMAT = 1
+#: 2: with a digest
+FORMAT = 2
 #: packages whose dataclasses may be parts of values
 PACKAGES = ("ddlsim.compression", "ddlsim.learning", "ddlsim.optim", "ddlsim.strategies")
 
@@ -64,6 +66,7 @@ def write(path: str | Path, checkpoint: Checkpoint, manifest: Mapping[str, objec
     parts["scalars"] = np.array(replay.scalars, np.float64)
     parts["losses"] = np.array(checkpoint.losses, np.float64)
     parts["times"] = np.array(checkpoint.times, np.float64)
+    parts["digest"] = np.frombuffer(_digest(parts), np.uint8)
     with replacing(path) as file:
         np.savez(file, **parts)  # type: ignore[arg-type]  # its stub takes the arrays for allow_pickle
 
@@ -77,7 +80,7 @@ def read(path: str | Path) -> tuple[Checkpoint, dict[str, object]]:
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; result.save({str(path)!r}) writes one") from None
     except Exception as error:  # whatever a damaged file does to zipfile, numpy, json and us
-        what = " ".join(str(error).split()) or type(error).__name__
+        what = " ".join(str(error).split())[:200] or type(error).__name__
         what = "not an archive of arrays" if "pickle" in what else what  # never NumPy's advice to allow that
         raise ConfigError(f"{path}: is not a saved run, or damaged: {what}; save the run again") from None
 
@@ -85,15 +88,46 @@ def read(path: str | Path) -> tuple[Checkpoint, dict[str, object]]:
 def _read(path: Path) -> tuple[Checkpoint, dict[str, object]]:
     with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         text = json.loads(file["run"].tobytes())
-        if text["format"] > FORMAT:
+        if _whole(text["format"]) > FORMAT:
             raise ConfigError(
                 f"{path}: format = {text['format']}: this ddlsim reads saved runs up to format {FORMAT}; update ddlsim"
             )
-        arrays = [file[f"array {i}"] for i in range(sum(name.startswith("array ") for name in file.files))]
-        scalars, losses, times = (tuple(file[name].tolist()) for name in ("scalars", "losses", "times"))
-    results = {int(number): _decode(code, arrays) for number, code in text["results"]}
-    replay = Replay(int(text["n_values"]), results, frozenset(text["pending"]), scalars)
-    return Checkpoint(replay, losses, times), text["manifest"]
+        parts = {name: file[name] for name in file.files if name != "digest"}
+        is_whole = "digest" in file.files and file["digest"].tobytes() == _digest(parts)
+    arrays = [parts[f"array {i}"] for i in range(sum(name.startswith("array ") for name in parts))]
+    scalars, losses, times = (_numbers(parts[name], name) for name in ("scalars", "losses", "times"))
+    if not (np.isfinite(losses).all() and np.isfinite(times).all() and (np.diff(times, prepend=0.0) >= 0.0).all()):
+        raise ValueError("a loss or a time that is not finite, or times that run backwards")
+    results = {_whole(number): _decode(code, arrays) for number, code in text["results"]}
+    pending = frozenset(_whole(number) for number in text["pending"])
+    if not isinstance(text["manifest"], dict):
+        raise ValueError("its manifest is no object")
+    if not is_whole:  # last, as the other checks say more
+        raise ValueError("its contents are not those that were written")
+    replay = Replay(_whole(text["n_values"]), results, pending, tuple(scalars.tolist()))
+    return Checkpoint(replay, tuple(losses.tolist()), tuple(times.tolist())), text["manifest"]
+
+
+def _digest(parts: Mapping[str, npt.NDArray[np.generic]]) -> bytes:
+    """Return what tells these parts from any others."""
+    content = hashlib.sha256()
+    for name in sorted(parts):
+        array = parts[name]
+        content.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        content.update(array.tobytes())
+    return content.digest()
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{shown(value)} is no number of a value")
+    return value
+
+
+def _numbers(array: npt.NDArray[np.generic], name: str) -> npt.NDArray[np.float64]:
+    if array.dtype != np.float64 or array.ndim != 1:
+        raise ValueError(f"{name}: no list of numbers")
+    return cast("npt.NDArray[np.float64]", array)
 
 
 # ---------------------------------------------------------------- values as JSON and arrays
@@ -147,9 +181,9 @@ def _decode(code: object, arrays: list[npt.NDArray[np.generic]]) -> object:
         return code
     kind, *parts = code
     if kind == "array":
-        return arrays[parts[0]]
+        return arrays[_whole(parts[0])]
     if kind == "scalar":
-        return arrays[parts[0]][()]
+        return arrays[_whole(parts[0])][()]
     if kind == "class":
         return _decode_dataclass(parts[0], parts[1], arrays)
     if kind == "dict":

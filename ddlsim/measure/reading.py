@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import cache
@@ -14,8 +15,9 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from ddlsim.csv_cells import unguarded
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.measure.table import Measurement
+from ddlsim.plain import decoded, read_bytes
 
 __all__ = ["COLUMNS", "read_measurements"]
 
@@ -34,7 +36,7 @@ def read_measurements(path: str | Path) -> list[Measurement]:
     with file, line, field, value and remedy; also for a file without any measurement.
     """
     path = Path(path)
-    if path.is_dir():
+    if os.path.isdir(path):
         files = sorted(file for file in path.iterdir() if file.suffix in _FORMATS)
         if not files:
             raise ConfigError(f"{path}: holds no .csv or .jsonl file; name the folder that was given as --out")
@@ -46,7 +48,10 @@ def read_measurements(path: str | Path) -> list[Measurement]:
             rows = [_measurement(cells, f"{path}: line {line}") for line, cells in _FORMATS[path.suffix](file, path)]
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; write it with python -m ddlsim.measure or by hand") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError:
+        decoded(read_bytes(path), str(path))  # raises, with line and byte
+        raise
+    except (OSError, csv.Error) as error:
         raise ConfigError(f"{path}: cannot be read as text: {error}; is it the right file?") from None
     if not rows:
         raise ConfigError(f"{path}: holds no measurement; add a row, or leave the file out")
@@ -86,7 +91,7 @@ def _json_rows(file: TextIO, path: Path) -> Rows:
             continue
         try:
             cells = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # ValueError: also integers of thousands of digits
             raise ConfigError(f"{path}: line {number}: not valid JSON: {error}; one object on each line") from None
         if not isinstance(cells, dict):
             raise ConfigError(f'{path}: line {number}: is no object; write one like {{"experiment": ...}}')
@@ -121,8 +126,8 @@ def _one_line(errors: list[ErrorDetails], where: str) -> ConfigError:
         return ConfigError(f"{where}: {cause}")
     rule = str(cause or error["msg"]).removeprefix("Input ").replace("should be", "must be")
     value = error["input"]
-    if repr(value) in rule:  # the text is that of the unit parser, remedy included
+    if shown(value) in rule:  # the text is that of the unit parser, remedy included
         return ConfigError(f"{where}: {field}: {rule}")
     suffix = "_s" if field.endswith("_s") else field
     remedy = _REMEDIES.get(suffix, f"correct {field}")
-    return ConfigError(f"{where}: {field} = {value!r}: {rule}; {remedy}")
+    return ConfigError(f"{where}: {field} = {shown(value)}: {rule}; {remedy}")

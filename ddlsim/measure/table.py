@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.units import parse
+from ddlsim.units import LARGEST, SMALLEST, in_range, parse
 
 __all__ = ["OPERATIONS", "Measurement"]
 
@@ -43,9 +43,19 @@ def _number(dimension: str | None) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-Seconds = Annotated[float, _number("time"), Field(gt=0, allow_inf_nan=False)]
-Nbytes = Annotated[int, _number("bytes"), Field(ge=0)]
-Count = Annotated[int, _number(None), Field(ge=0)]
+def _in_range(number: float) -> float:
+    if not in_range(number):
+        raise ValueError(f"must be from {SMALLEST:g} to {LARGEST:g}")
+    return number
+
+
+#: more of anything than these is a slip of the keyboard: bytes of a message, and ranks, hosts, repetitions, samples
+MAX_NBYTES, MAX_COUNT = 10**18, 10**9
+
+Seconds = Annotated[float, _number("time"), Field(gt=0, allow_inf_nan=False), AfterValidator(_in_range)]
+Nbytes = Annotated[int, _number("bytes"), Field(ge=0, le=MAX_NBYTES)]
+Count = Annotated[int, _number(None), Field(ge=0, le=MAX_COUNT)]
+Some = Annotated[int, _number(None), Field(ge=1, le=MAX_COUNT)]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -72,15 +82,15 @@ class Measurement:
 
     experiment: str
     operation: str
-    n_ranks: Annotated[int, _number(None), Field(ge=1)]
-    n_hosts: Annotated[int, _number(None), Field(ge=1)]
+    n_ranks: Some
+    n_hosts: Some
     median_s: Seconds
     nbytes: Nbytes = 0
     min_s: Seconds | None = None
     max_s: Seconds | None = None
     p25_s: Seconds | None = None
     p75_s: Seconds | None = None
-    n_repetitions: Annotated[int, _number(None), Field(ge=1)] = 1
+    n_repetitions: Some = 1
     backend: str = ""
     dtype: str = "float32"
     batch_size: Count = 0

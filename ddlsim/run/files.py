@@ -30,6 +30,7 @@ The keys of a table are the fields of the class that it describes, e.g. :class:`
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
@@ -252,7 +253,7 @@ def experiment_from(table: dict[str, object], path: Path, *, allow_code: bool = 
 def beside(path: Path, name: str) -> str | Path:
     """Return the file or folder `name` beside `path` if there is one, else the name."""
     file = path.parent / name
-    return file if (file.suffix and file.is_file()) or ("/" in name and file.is_dir()) else name
+    return file if (file.suffix and os.path.isfile(file)) or ("/" in name and os.path.isdir(file)) else name
 
 
 def _chosen(table: Mapping[str, object] | None, kinds: Kinds, where: str) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +91,7 @@ def _flat(value: object, name: str = "") -> dict[str, object]:
 def saving(path: str | Path, experiment: Experiment, task: Task) -> Callable[[Checkpoint], None]:
     """Return what writes saved runs of `experiment` at `path`. Raises ConfigError if there is no such folder."""
     folder = Path(path).parent
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise ConfigError(f"checkpoint = {str(path)!r}: there is no folder {str(folder)!r}; create it first")
     about = manifest(experiment, task)
     return lambda made: files.write(path, made, about)

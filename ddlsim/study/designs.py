@@ -17,12 +17,14 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.errors import ConfigError, UnitError, unknown_name
+from ddlsim.errors import ConfigError, UnitError, shown, unknown_name
 from ddlsim.units import DIMENSIONS, parse
 
-__all__ = ["DESIGNS", "Range", "Vary", "paths_of", "rows_of", "spread"]
+__all__ = ["DESIGNS", "MAX_POINTS", "Range", "Vary", "paths_of", "rows_of", "spread"]
 
 DESIGNS = ("grid", "list", "random", "latin-hypercube")
+#: every point of a study is simulated, which takes a millisecond at best; more are a slip of the keyboard
+MAX_POINTS = 100_000
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,9 @@ class Range:
     def __post_init__(self) -> None:
         low, high = self._bounds()
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            raise ConfigError(f"Range({self.low!r}, {self.high!r}): low must be below high, both finite")
+            raise ConfigError(f"Range({shown(self.low)}, {shown(self.high)}): low must be below high, both finite")
         if self.log and low <= 0.0:
-            raise ConfigError(f"Range({self.low!r}, {self.high!r}, log=True): low must be above 0")
+            raise ConfigError(f"Range({shown(self.low)}, {shown(self.high)}, log=True): low must be above 0")
 
     def _bounds(self) -> tuple[float, float]:
         return _si(self.low), _si(self.high)
@@ -90,19 +92,24 @@ def rows_of(
         raise unknown_name("design", design, DESIGNS)
     sampled = design in ("random", "latin-hypercube")
     if sampled and (isinstance(n_points, bool) or not isinstance(n_points, int) or n_points < 1):
-        raise ConfigError(f"n_points = {n_points!r}: design = {design!r} needs how many to draw, at least 1")
+        raise ConfigError(f"n_points = {shown(n_points)}: design = {design!r} needs how many to draw, at least 1")
+    if n_points is not None and n_points > MAX_POINTS:
+        raise ConfigError(f"n_points = {shown(n_points)}: a study has at most {MAX_POINTS} points; draw fewer")
     if not sampled and n_points is not None:
-        raise ConfigError(f"n_points = {n_points!r} has no effect with design = {design!r}; remove it")
+        raise ConfigError(f"n_points = {shown(n_points)} has no effect with design = {design!r}; remove it")
     for path, values in vary.items():
         if isinstance(values, Range):
             if not sampled:
-                raise ConfigError(f"vary[{path!r}] = {values!r}: design = {design!r} needs single values: a list")
+                raise ConfigError(f"vary[{path!r}] = {shown(values)}: design = {design!r} needs single values: a list")
         elif len(values) == 0:
             raise ConfigError(f"vary[{path!r}] is empty; give at least one value, or leave the field out")
     if sampled:
         assert n_points is not None
         return _sample(vary, _shares(design, n_points, len(vary), seed))
     listed = {path: list(values) for path, values in vary.items() if not isinstance(values, Range)}
+    if design == "grid" and math.prod(len(values) for values in listed.values()) > MAX_POINTS:
+        n = " x ".join(str(len(values)) for values in listed.values())
+        raise ConfigError(f"design = 'grid' has {n} points, more than {MAX_POINTS}; sample them: design = 'random'")
     if design == "grid":
         return [dict(zip(listed, row, strict=True)) for row in itertools.product(*listed.values())]
     if len({len(values) for values in listed.values()}) > 1:
@@ -126,7 +133,8 @@ def spread(row: Mapping[str, object]) -> dict[str, object]:
         paths = paths_of(key)
         values = [value] if len(paths) == 1 else value
         if not isinstance(values, tuple | list) or len(values) != len(paths):
-            raise ConfigError(f"vary[{key!r}]: {value!r} must be {len(paths)} values, one for each of these fields")
+            rule = f"must be {len(paths)} values, one for each of these fields"
+            raise ConfigError(f"vary[{shown(key)}]: {shown(value)} {rule}")
         found |= zip(paths, values, strict=True)
     return found
 
@@ -165,4 +173,4 @@ def _si(value: float | str) -> float:
             return parse(value, dimension)
         except UnitError:
             continue
-    raise UnitError(f"Range: {value!r} is no number with a known unit; write it like '25 Gbit/s' or '10 us'")
+    raise UnitError(f"Range: {shown(value)} is no number with a known unit; write it like '25 Gbit/s' or '10 us'")

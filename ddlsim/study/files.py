@@ -28,7 +28,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from ddlsim.errors import ConfigError, DdlsimError
+from ddlsim.errors import ConfigError, DdlsimError, shown
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import (
     COMPUTE,
@@ -89,7 +89,10 @@ def load_study(source: str | Path, *, allow_code: bool = False) -> Study:
 
 def _base(path: Path, base: Mapping[str, object] | str, allow_code: bool) -> Experiment:
     if isinstance(base, str):
-        return load_experiment(path.parent / base, allow_code=allow_code)
+        try:
+            return load_experiment(path.parent / base, allow_code=allow_code)
+        except DdlsimError as error:
+            raise type(error)(f"{path}: base: {error}") from None
     try:
         return experiment_from(dict(base), path, allow_code=allow_code)
     except DdlsimError as error:
@@ -99,7 +102,7 @@ def _base(path: Path, base: Mapping[str, object] | str, allow_code: bool) -> Exp
 def _values(
     path: Path, field: str, values: Sequence[object] | Mapping[str, object], allow_code: bool
 ) -> list[object] | dict[str, object] | Range:
-    where = f"{path}: vary.{field}"
+    where = f"{path}: vary.{field if len(field) <= 80 else f'{field[:77]}...'}"
     if isinstance(values, Mapping) and not {"low", "high"} & set(values):
         return {name: _value(path, field, value, f"{where}.{name}", allow_code) for name, value in values.items()}
     if isinstance(values, Mapping):
@@ -119,7 +122,7 @@ def _value(path: Path, field: str, value: object, where: str, allow_code: bool) 
     if not allow_code and field.startswith("strategy"):
         for text in value.values() if isinstance(value, dict) else [value]:
             if isinstance(text, str) and ":" in text:
-                raise ConfigError(f"{where} = {text!r} would import code; use load_study(path, allow_code=True)")
+                raise ConfigError(f"{where} = {shown(text)} would import code; use load_study(path, allow_code=True)")
     if value == "none" and field in _OPTIONAL:
         return None
     if isinstance(value, dict):
@@ -131,7 +134,7 @@ def _value(path: Path, field: str, value: object, where: str, allow_code: bool) 
             return compression_from(value, where)
         kinds = _KINDS.get(field.rpartition(".")[2])
         if kinds is None:
-            raise ConfigError(f"{where} = {value!r}: a table cannot stand here; write a number or a text")
+            raise ConfigError(f"{where} = {shown(value)}: a table cannot stand here; write a number or a text")
         return chosen(value, kinds, PARTS, where)
     if isinstance(value, str) and field in ("cluster", "model", "time_model", "training.data"):
         return beside(path, value)

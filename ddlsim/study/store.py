@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlsim.errors import ConfigError
+from ddlsim.study import cells
 from ddlsim.study.reading import connected
 from ddlsim.study.work import Outcome
 
@@ -99,7 +100,7 @@ class Store:
         self._only_read = only_read
         self._close: Callable[[], None] = lambda: None
         self._owner = f"{platform.node()} {os.getpid()} {uuid.uuid4().hex}"
-        if path is not None and not Path(path).parent.is_dir():
+        if path is not None and not os.path.isdir(Path(path).parent):
             raise ConfigError(f"{path}: cannot be written: there is no folder {str(Path(path).parent)!r}; create it")
         with self._named():
             if only_read:
@@ -163,7 +164,9 @@ class Store:
     def bases(self) -> list[dict[str, object]]:
         """Return the base experiments of the studies in the file, as manifests."""
         with self._named():
-            return [json.loads(row[0]) for row in self._db.execute("SELECT DISTINCT base FROM studies")]
+            rows = self._db.execute("SELECT DISTINCT base FROM studies").fetchall()
+        with self._checked():
+            return [cells.fields_of(row[0], "base") for row in rows]
 
     def register(self, study: str, base: Mapping[str, object], axes: Sequence[str], members: list[Member]) -> None:
         """Write down which points make up a study, over what it may have been before."""
@@ -180,14 +183,21 @@ class Store:
         """Return digest, base manifest and varied paths of each study, the one run last at the end."""
         with self._named():
             rows = self._db.execute("SELECT study, base, axes FROM studies ORDER BY created, rowid").fetchall()
-        return [(study, json.loads(base), json.loads(axes)) for study, base, axes in rows]
+        with self._checked():
+            return [(study, cells.fields_of(base, "base"), cells.paths_in(axes)) for study, base, axes in rows]
 
-    def members(self, study: str) -> list[Member]:
-        """Return the points of a study, in the order of its design."""
+    def members(self, study: str, axes: Sequence[str]) -> list[Member]:
+        """Return the points of a study that varies `axes`, in the order of its design."""
         query = "SELECT key, settings, seed FROM members WHERE study = ? ORDER BY position"
         with self._named():
             rows = self._db.execute(query, (study,)).fetchall()
-        return [Member(key, json.loads(settings), seed) for key, settings, seed in rows]
+        if not rows:
+            raise ConfigError(f"{self.path}: is damaged: its study has no points; restore a copy, or give another file")
+        with self._checked():
+            return [
+                Member(str(key), cells.settings_of(settings, axes), int(cells.number_of(seed, "seed")))
+                for key, settings, seed in rows
+            ]
 
     # ------------------------------------------------------------ points
 
@@ -209,15 +219,28 @@ class Store:
     def outcomes(self, keys: Iterable[str]) -> dict[str, Outcome]:
         """Return the outcomes of those points that are stored."""
         query = "SELECT key, status, error, record, seconds FROM points WHERE key IN ({})"
-        return {k: Outcome(s, e, json.loads(r), t) for k, s, e, r, t in self._select(query, keys)}
+        rows = self._select(query, keys)
+        with self._checked():
+            return {
+                key: Outcome(
+                    cells.status_of(s), str(e), cells.checked_record(r), cells.number_of(t, "seconds")
+                )
+                for key, s, e, r, t in rows
+            }  # fmt: skip
 
     def experiments(self, keys: Iterable[str]) -> dict[str, str]:
         """Return what those points that are stored simulate: manifests as JSON."""
-        return dict(self._select("SELECT key, experiment FROM points WHERE key IN ({})", keys))
+        rows = self._select("SELECT key, experiment FROM points WHERE key IN ({})", keys)
+        with self._checked():
+            for _, text in rows:
+                cells.fields_of(text, "experiment")
+        return dict(rows)
 
     def statuses(self, keys: Iterable[str]) -> dict[str, str]:
         """Return the status of those points that are stored."""
-        return dict(self._select("SELECT key, status FROM points WHERE key IN ({})", keys))
+        rows = self._select("SELECT key, status FROM points WHERE key IN ({})", keys)
+        with self._checked():
+            return {key: cells.status_of(status) for key, status in rows}
 
     def forget_failed(self, keys: Iterable[str]) -> None:
         """Remove failed points, so that they are simulated again."""
@@ -252,10 +275,10 @@ class Store:
                 self._db.executemany("DELETE FROM claims WHERE key = ?", [(key,) for key in keys])
 
     def _alive(self, owner: str, until: float) -> bool:
-        machine, process, _ = owner.rsplit(" ", 2)
-        if machine == platform.node() and not _is_running(int(process)):
+        machine, process, *_ = [*str(owner).rsplit(" ", 2), ""]
+        if machine == platform.node() and process.isascii() and process.isdecimal() and not _is_running(int(process)):
             return False
-        return until > time.time()
+        return isinstance(until, float) and until > time.time()
 
     # ------------------------------------------------------------ SQLite
 
@@ -286,6 +309,14 @@ class Store:
                 raise
 
     @contextmanager
+    def _checked(self) -> Iterator[None]:
+        """Put the file's name before what is wrong with a cell."""
+        try:
+            yield
+        except ConfigError as error:
+            raise ConfigError(f"{self.path}: {error}") from None
+
+    @contextmanager
     def _named(self) -> Iterator[None]:
         try:
             yield
@@ -304,4 +335,6 @@ def _is_running(process: int) -> bool:
         return False
     except PermissionError:
         return True
+    except OverflowError:  # no number of a process
+        return False
     return True

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import ddlsim
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, shown
 from ddlsim.run.experiment import Experiment
 from ddlsim.study.changes import UnknownPathError, changed
 from ddlsim.study.content import Digests, canonical, key_of, text_of
-from ddlsim.study.designs import Range, Vary, paths_of, rows_of, spread
+from ddlsim.study.designs import MAX_POINTS, Range, Vary, paths_of, rows_of, spread
 from ddlsim.study.dispatch import Count, Progress, Task, dispatch
 from ddlsim.study.executors import DaskClient, open_pool
 from ddlsim.study.labels import bare, labels_of
@@ -101,9 +101,12 @@ class Study:
             raise ConfigError(f"vary: {twice[0]!r} stands there twice; keep one")
         if "seed" in paths:
             raise ConfigError("vary['seed']: give the seeds as seeds=..., so that all configurations have the same")
+        n_seeds = self.seeds if isinstance(self.seeds, int) else len(self.seeds)
+        if n_seeds > MAX_POINTS:
+            raise ConfigError(f"seeds = {shown(self.seeds)}: a study has at most {MAX_POINTS} points; take fewer seeds")
         seeds = self._seeds
         if not seeds or len(set(seeds)) < len(seeds) or not all(isinstance(s, int) and s >= 0 for s in seeds):
-            raise ConfigError(f"seeds = {self.seeds!r}: must be how many, at least 1, or different whole numbers")
+            raise ConfigError(f"seeds = {shown(self.seeds)}: must be how many, at least 1, or different whole numbers")
         self._check_paths()
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -297,13 +298,13 @@ def load_table(store: str | Path) -> Table:
 
     Raises ConfigError if there is no such store, or no study in it.
     """
-    if not Path(store).is_file():
+    if not os.path.isfile(store):
         raise ConfigError(f"{store}: no such file; a study writes it: study.run(store={str(store)!r})")
     with Store(store, only_read=True) as opened:
         studies = opened.studies()
         if not studies:
             raise ConfigError(f"{store}: has no study in it yet; run one: study.run(store={str(store)!r})")
         study, _, axes = studies[-1]
-        members = opened.members(study)
+        members = opened.members(study, axes)
         keys = {member.key for member in members}
         return Table(axes, members, opened.outcomes(keys), experiments=opened.experiments(keys))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from ddlsim.cluster.calibrated import PARAMETERS
 from ddlsim.cluster.calibration_table import CalibrationTable, ParameterTable, parse_calibration, value_of
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.output_files import write_text
+from ddlsim.plain import decoded, parse_toml, read_bytes
 from ddlsim.validation.calibration import Calibration, Parameter, Residual
 from ddlsim.validation.compute_fit import ComputeFit
 from ddlsim.validation.curves import Curve
@@ -36,16 +38,13 @@ def write_calibration(calibration: Calibration, path: Path, source: str | Path) 
     Raises ConfigError if `source` is no TOML file, or has a `[calibration]` that was not written here.
     """
     bundled = bundled_files("topologies")
-    origin = Path(source) if Path(source).is_file() else bundled.get(str(source), Path(source))
+    origin = Path(source) if os.path.isfile(source) else bundled.get(str(source), Path(source))
     if origin.suffix != ".toml":
         raise ConfigError(f"{source}: calibrations are written into TOML cluster files only; name one as the cluster")
-    try:
-        text = origin.read_text(encoding="utf-8").partition(MARK)[0].rstrip()
-        table = tomllib.loads(text)
-    except FileNotFoundError:
-        raise unknown_name("cluster file", str(source), bundled) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{source}: cannot be read: {error}") from None
+    if not os.path.exists(origin):
+        raise unknown_name("cluster file", str(source), bundled)
+    text = decoded(read_bytes(origin), str(source)).partition(MARK)[0].rstrip()
+    table = parse_toml(text, str(source))
     if "calibration" in table:
         raise ConfigError(f"{source}: has a [calibration] that was not written by ddlsim calibrate; remove it")
     if "name" not in table:  # the name is that of the file, which changes

@@ -62,6 +62,11 @@ def make_case(row: Measurement, cluster: Cluster, algorithms: Mapping[str, str])
 
     Raises ConfigError for more hosts, or more ranks on a host, than the cluster has.
     """
+    if row.n_hosts > len(cluster.host_names) or row.n_ranks > len(cluster.workers):
+        raise ConfigError(
+            f"{row.n_ranks} ranks on {row.n_hosts} hosts: cluster {cluster.name!r} has {len(cluster.workers)} workers "
+            f"on {len(cluster.host_names)} hosts; describe the cluster that was measured (n_gpus: ranks inside a host)"
+        )
     if row.experiment == "collective":
         algorithm = algorithms[row.operation]
         return collective_case(cluster, row.operation, row.nbytes, row.n_ranks, row.n_hosts, algorithm, row.backend)

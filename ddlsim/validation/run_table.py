@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from ddlsim.errors import ConfigError, UnitError, unknown_name
-from ddlsim.units import parse
+from ddlsim.errors import ConfigError, UnitError, shown, unknown_name
+from ddlsim.plain import decoded, read_bytes
+from ddlsim.units import LARGEST, SMALLEST, in_range, parse
 
 __all__ = ["COLUMNS", "NUMBERS", "TEXTS", "MeasuredRun", "read_runs"]
 
@@ -47,8 +48,9 @@ class MeasuredRun:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{self.place}: {name} = {value!r}: must be a whole number of at least 1")
-        if not (math.isfinite(self.throughput) and self.throughput > 0.0):
-            raise ConfigError(f"{self.place}: throughput = {self.throughput!r}: must be finite and above 0")
+        if not (self.throughput > 0.0 and in_range(self.throughput)):
+            rule = f"must be finite and above 0 ({SMALLEST:g} to {LARGEST:g})"
+            raise ConfigError(f"{self.place}: throughput = {self.throughput!r}: {rule}")
         if self.nodes is not None and self.nodes > self.workers:
             raise ConfigError(f"{self.place}: nodes = {self.nodes}: more than its {self.workers} workers; correct one")
 
@@ -75,7 +77,10 @@ def read_runs(path: str | Path) -> list[MeasuredRun]:
             lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader]
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; name a CSV file of measured runs") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError:
+        decoded(read_bytes(path), str(path))  # raises, with line and byte
+        raise
+    except (OSError, ValueError, csv.Error) as error:
         raise ConfigError(f"{path}: cannot be read as CSV: {error}; is it the right file?") from None
     lines = [(number, cells) for number, cells in lines if any(cells) and not cells[0].startswith("#")]
     if len(lines) < 2:
@@ -93,7 +98,7 @@ def _columns(head: list[str], place: str) -> list[tuple[str, str]]:
             raise unknown_name("column", match[1] if match else text, COLUMNS, place)
         name, unit = match[1], match[2] or match[3] or ""
         if unit and name not in ("throughput", "step_time"):
-            raise ConfigError(f"{place}: column {text!r}: {name} has no unit; remove it")
+            raise ConfigError(f"{place}: column {shown(text)}: {name} has no unit; remove it")
         if any(name == other for other, _ in found):
             raise ConfigError(f"{place}: column {name!r} is there twice; remove one")
         found.append((name, unit))
@@ -132,10 +137,9 @@ def _run(columns: list[tuple[str, str]], cells: list[str], place: str) -> Measur
 
 
 def _whole(cell: str, where: str) -> int:
-    try:
-        return int(cell)
-    except ValueError:
-        raise ConfigError(f"{where}: {cell!r} is no whole number; correct it") from None
+    if not re.fullmatch(r"[-+]?[0-9]{1,9}", cell):
+        raise ConfigError(f"{where}: {shown(cell)} is no whole number of at most nine digits; correct it")
+    return int(cell)
 
 
 def _quantity(cell: str, unit: str, name: str, where: str) -> float:
@@ -150,12 +154,13 @@ def _quantity(cell: str, unit: str, name: str, where: str) -> float:
         pass
     else:
         if not unit:
-            raise ConfigError(f"{where}: {cell!r} has no unit; write it in the head of the column, like {example!r}")
-        cell = f"{value!r} {unit}"
+            remedy = f"write it in the head of the column, like {example!r}"
+            raise ConfigError(f"{where}: {shown(cell)} has no unit; {remedy}")
+        cell = f"{value!r} {unit}" if math.isfinite(value) else cell
     try:
         value = parse(cell, dimension)
     except UnitError as error:
         raise UnitError(f"{where}: {error}") from None
     if not value > 0.0:
-        raise ConfigError(f"{where}: {cell!r}: must be above 0")
+        raise ConfigError(f"{where}: {shown(cell)}: must be above 0")
     return value

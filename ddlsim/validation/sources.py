@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddlsim.errors import ConfigError
 from ddlsim.imports import KinetoTrace, read_any, to_measurements
+from ddlsim.imports.text import read_text
 from ddlsim.measure import Measurement, read_measurements
 
 __all__ = ["Sources", "read_sources"]
@@ -39,7 +41,7 @@ def read_sources(
             continue
         path = Path(item)
         found.sources.append(str(item))
-        if not path.exists():
+        if not os.path.exists(path):
             raise ConfigError(f"{path}: no such file; give a folder of python -m ddlsim.measure, or a log")
         if path.is_dir() or path.suffix == ".jsonl" or _is_table(path):
             found.rows += read_measurements(path)
@@ -54,16 +56,14 @@ def _is_table(path: Path) -> bool:
     """Return whether a file is a table of measurements: the first line without # has the column experiment."""
     if path.suffix != ".csv":
         return False
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as text: {error}; is it the right file?") from None
+    lines = read_text(path, log=True).text.splitlines()
     head = next((line for line in lines if line.strip() and not line.startswith("#")), "")
     return "experiment" in [cell.strip() for cell in head.split(",")]
 
 
 def _read_other(path: Path, found: Sources, n_hosts: int | None, model: str | None) -> None:
     content = read_any(path)
+    found.notes += read_text(path, log=True).notes
     if isinstance(content, KinetoTrace):
         found.step_times += [step.seconds for step in content.steps]
         content = content.collectives

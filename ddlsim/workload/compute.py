@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.units import parse
+from ddlsim.units import LARGEST, SMALLEST, in_range, parse
 from ddlsim.workload.devices import Curve, Device
 from ddlsim.workload.layer_times import Floats, Ints, roofline_times, scaled
 from ddlsim.workload.model import Layer, Model, load_model
@@ -38,8 +38,8 @@ OPTIMIZER_TRAFFIC = 20.0
 def _quantity(value: float | str, dimension: str, name: str) -> float:
     """Return `value`, in SI units or a text with unit, as a float that is finite and not negative."""
     number = parse(value, dimension, name) if isinstance(value, str) else float(value)
-    if not (math.isfinite(number) and number >= 0.0):
-        raise ConfigError(f"{name} = {value!r}: must be finite and not negative")
+    if not (in_range(number) and number >= 0.0):
+        raise ConfigError(f"{name} = {value!r}: must be finite and not negative (0, or {SMALLEST:g} to {LARGEST:g})")
     return number
 
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from ddlsim.errors import ConfigError
 
 __all__ = [
+    "MAX_DIMS",
+    "MAX_ELEMENTS",
+    "MAX_PARAMETERS",
     "MAX_SIZE",
     "STRICT",
     "Cost",
@@ -24,6 +27,10 @@ __all__ = [
 Shape = tuple[int, ...]
 Size = int | tuple[int, ...]
 MAX_SIZE = 10**9  # of any one number; products of a few still fit a float
+MAX_DIMS = 6  # of what a layer takes
+#: of one sample at any place, and of the parameters of a model: far above the largest models (an hour of 4K video has
+#: 2e12 pixel values, the largest published models have 1e13 parameters), so more is a slip of the keyboard
+MAX_ELEMENTS, MAX_PARAMETERS = 10**13, 10**14
 #: read by pydantic when a file is validated: unknown keys and loose types (true for 1) are errors
 STRICT: dict[str, object] = {"extra": "forbid", "strict": True}
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.workload.layer_rules import Cost, Shape
+from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.workload.layer_rules import MAX_ELEMENTS, MAX_PARAMETERS, Cost, Shape
 from ddlsim.workload.layers import LAYER_TYPES, EmbeddingBag, LayerSpec
 from ddlsim.workload.model import Concat, Layer, Leaf, Node, Residual, Side
 from ddlsim.workload.toml_files import validate
@@ -20,6 +20,7 @@ __all__ = ["Block", "Builder", "Entry", "Flow"]
 
 Entry = dict[str, object]
 MAX_LAYERS = 10_000  # a runaway `repeat` is a slip of the keyboard, not a model
+MAX_ENTRIES = 10 * MAX_LAYERS
 MAX_DEPTH = 20  # so is a block that contains itself
 GRAPH_KEYS = {"residual": ("body", "shortcut"), "concat": ("branches",), "side": ("body",)}
 
@@ -71,6 +72,8 @@ class Builder:
     counts: Counter[str] = field(default_factory=Counter)  # instances so far, by name
     leaf_names: set[str] = field(default_factory=set)
     n_expanded: int = 0  # block instances so far
+    n_walked: int = 0  # entries
+    n_params: int = 0
 
     def sequence(self, entries: object, where: str, scope: str, flow: Flow, depth: int) -> Walked:
         """Return the nodes of a list of entries and what leaves the last.
@@ -80,12 +83,15 @@ class Builder:
         if depth > MAX_DEPTH:
             raise self.error(where, "is nested too deeply; does a block contain itself?")
         if not isinstance(entries, list):
-            raise self.error(where, f"must be a list of layers, not {entries!r}")
+            raise self.error(where, f"must be a list of layers, not {shown(entries)}")
+        self.n_walked += len(entries)
+        if self.n_walked > MAX_ENTRIES:  # also those that an option leaves out
+            raise self.error(where, f"the model has more than {MAX_ENTRIES} entries; check every repeat")
         nodes: list[Node] = []
         for i, raw in enumerate(entries):
             place = f"{where}[{i}]"
             if not isinstance(raw, dict):
-                raise self.error(place, f'must be a table like {{type = "relu"}}, not {raw!r}')
+                raise self.error(place, f'must be a table like {{type = "relu"}}, not {shown(raw)}')
             entry = dict(raw)
             if not self._wanted(entry, place):
                 continue
@@ -101,7 +107,7 @@ class Builder:
         if option is None:
             return True
         if not isinstance(option, str) or not option:
-            raise self.error(place, f"option = {option!r}: must be a name")
+            raise self.error(place, f"option = {shown(option)}: must be a name")
         self.seen_options.add(option)
         return option in self.options
 
@@ -130,7 +136,7 @@ class Builder:
             self.counts[f"{scope}{kind}#"] += 1
             name = f"{kind}{self.counts[f'{scope}{kind}#']}"
         if not isinstance(name, str) or not name:
-            raise self.error(place, f"name = {name!r}: must be a text that is not empty")
+            raise self.error(place, f"name = {shown(name)}: must be a text that is not empty")
         return f"{scope}{name}"
 
     def _block(self, entry: Entry, place: str, scope: str, flow: Flow, depth: int) -> Walked:
@@ -140,7 +146,7 @@ class Builder:
             raise unknown_name("block", str(kind), self.blocks, f"{self.path}: {place}")
         repeat = entry.pop("repeat", None)
         if repeat is not None and (type(repeat) is not int or not 1 <= repeat <= MAX_LAYERS):
-            raise self.error(place, f"repeat = {repeat!r}: must be a whole number from 1 to {MAX_LAYERS}")
+            raise self.error(place, f"repeat = {shown(repeat)}: must be a whole number from 1 to {MAX_LAYERS}")
         named = "name" in entry or repeat is not None
         name = self._name(entry, kind, place, scope) if "name" in entry else f"{scope}{kind}"
         block, used = self.blocks[kind], set[str]()
@@ -182,12 +188,20 @@ class Builder:
         if name in self.leaf_names:
             raise self.error(name, "the name occurs twice; give one of the layers another name")
         self.leaf_names.add(name)
+        n_params = sum(n for _, n in cost.tensors)
+        self.n_params += n_params
+        for n, most, what in (
+            (math.prod(cost.out_shape), MAX_ELEMENTS, "outputs per sample"),
+            (self.n_params, MAX_PARAMETERS, "parameters up to here"),
+        ):
+            if n > most:
+                raise self.error(name, f"{n:.3g} {what} are more than {most:.0e}; correct the sizes")
         layer = Layer(
             name=name,
             type=kind,
             in_shape=flow.shape,
             out_shape=cost.out_shape,
-            n_params=sum(n for _, n in cost.tensors),
+            n_params=n_params,
             macs=cost.macs,
             flops=2.0 * cost.macs,
             activation_nbytes=4.0 * math.prod(cost.out_shape),

@@ -12,13 +12,15 @@ with the same name and a ``repeat`` count on. Without a name there is no prefix.
 
 from __future__ import annotations
 
+import math
+import os
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from ddlsim.bundled import bundled_files
-from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.workload.layer_rules import MAX_SIZE
+from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.workload.layer_rules import MAX_DIMS, MAX_ELEMENTS, MAX_SIZE
 from ddlsim.workload.model import Model
 from ddlsim.workload.model_build import Block, Builder, Entry, Flow
 from ddlsim.workload.toml_files import read_toml, validate
@@ -41,7 +43,7 @@ class _File(BaseModel):
 def find_model_file(source: str | Path) -> tuple[Path, tuple[str, ...]]:
     """Return the path that ``name``, ``path``, ``name+option`` or ``path+option`` means, and the options."""
     text = str(source)
-    stem, *options = text.split("+") if not Path(text).is_file() else [text]
+    stem, *options = text.split("+") if not os.path.isfile(text) else [text]
     if isinstance(source, Path) or stem.endswith(".toml") or "/" in stem:
         return Path(stem), tuple(options)
     files = bundled_files("models")
@@ -62,9 +64,14 @@ def read_model(path: Path, options: tuple[str, ...] = ()) -> Model:
         name: validate(TypeAdapter(Block), block, f"{path}: blocks.{name}", Block.model_fields)
         for name, block in file.blocks.items()
     }
-    if not file.input or not all(1 <= size <= MAX_SIZE for size in file.input):
+    if not 1 <= len(file.input) <= MAX_DIMS or not all(1 <= size <= MAX_SIZE for size in file.input):
         raise ConfigError(
-            f"{path}: input = {list(file.input)}: must be one or more sizes from 1 to {MAX_SIZE}"
+            f"{path}: input = {shown(list(file.input))}: must be 1 to {MAX_DIMS} sizes from 1 to {MAX_SIZE}"
+        )
+    if math.prod(file.input) > MAX_ELEMENTS:
+        raise ConfigError(
+            f"{path}: input = {list(file.input)}: has {math.prod(file.input):.3g} elements, more than "
+            f"{MAX_ELEMENTS:.0e}; correct the sizes of one sample"
         )
     builder = Builder(str(path), blocks, frozenset(options))
     structure, _ = builder.sequence(file.layers, "layers", "", Flow(file.input, learned=False), 0)

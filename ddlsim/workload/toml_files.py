@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.plain import decoded, parse_toml, read_bytes
 
 __all__ = ["read_toml", "validate"]
 
@@ -20,17 +20,7 @@ T = TypeVar("T")
 
 def read_toml(path: Path) -> dict[str, object]:
     """Return the table in the file `path`. Raises ConfigError if it is missing, unreadable or not TOML."""
-    try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as text: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: not usable TOML: nested too deeply") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    return parse_toml(decoded(read_bytes(path), str(path)), str(path))
 
 
 def validate(adapter: TypeAdapter[T], table: dict[str, object], where: str, keys: Iterable[str]) -> T:
@@ -65,4 +55,5 @@ def _first_error(errors: list[ErrorDetails], where: str, keys: Iterable[str]) ->
     same_field = [e for e in errors if e["loc"][:1] == error["loc"][:1]]
     rules = [_RULES.get(e["type"], e["msg"].removeprefix("Input should be ")) for e in same_field]
     rule = " or ".join(dict.fromkeys(rules))
-    return ConfigError(f"{where}: {field} = {json.dumps(error['input'])}: must be {rule}")
+    value = json.dumps(error["input"])
+    return ConfigError(f"{where}: {field} = {value if len(value) <= 80 else f'{value[:77]}...'}: must be {rule}")

@@ -140,7 +140,7 @@ def test_show_topology(tmp_path):
         (["run", "office-1gbe", "--servers", "9", "--placement", "colocated"], ["servers = 9", "8 machines"]),
         (["run", "office-1gbe", "--batch-size", "0"], ["batch_size = 0", "at least 1"]),
         (["run", "office-1gbe", "--precision", "fp61"], ["unknown precision 'fp61'", "fp"]),
-        (["scaling", "office-1gbe", "-n", "1,x"], ["--workers = '1,x'", "such as 1,8,16,32"]),
+        (["scaling", "office-1gbe", "-n", "1,x"], ["--workers = '1,x'", "such as 8,16,32"]),
         (["run", "nothing.toml"], ["nothing.toml"]),
         (["show", "model", "vgg61"], ["unknown model 'vgg61'", "did you mean 'vgg16'?"]),
         (["show", "topology", "dgx1", "--plot", "x.png"], ["unknown cluster 'dgx1'"]),

@@ -275,3 +275,69 @@ def test_senseless_parameters_are_named(call, words):
     assert "\n" not in message
     for word in words:
         assert word in message
+
+
+# ---------------------------------------------------------------- sizes
+
+BIG = 10**12
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: star(BIG, **RATE), "n_hosts = 1000000000000 must be at most 1000000: every node is built in memory"),
+        (lambda: ring(BIG, **RATE), "n_hosts"),
+        (lambda: line(BIG, **RATE), "n_hosts"),
+        (lambda: fully_connected(100_000, **RATE), "9999900000 links are more than 4000000"),
+        (lambda: torus([10**4, 10**4], **RATE), "100000000 nodes are more than 1000000"),
+        (lambda: torus([1] * 1000, **RATE), "must be a list of 1 to 20 sizes"),
+        (lambda: hypercube(BIG, **RATE), "n_dims"),
+        (lambda: hypercube(40, **RATE), "n_dims = 40 makes 2 \\*\\* 40 machines"),
+        (lambda: fat_tree(10**6, **RATE), "nodes are more than"),
+        (lambda: leaf_spine(10**5, 1, 10**5, **RATE), "20000200000 links are more than"),
+        (lambda: racks(10**6, 10**6, **RATE), "nodes are more than"),
+        (lambda: dragonfly(10**6, [10**6], 10**6, global_links=1, **RATE), "nodes are more than"),
+        (lambda: dragonfly(2, [2], 1, global_links=10**6, **RATE), None),
+        (lambda: star(2, host=MultiGpu(BIG), **RATE), "host: n_gpus = 1000000000000"),
+        (lambda: star(10**6, host=MultiGpu(8), **RATE), "10000001 nodes are more than"),
+        (lambda: star(1, host=MultiGpu(5000, "nvlink_mesh", nvlink_bandwidth=1e9), **RATE), "links are more than"),
+        (lambda: star(10**400, **RATE), "n_hosts = .* must be at most 1000000"),
+    ],
+)
+def test_sizes_are_limited_before_anything_is_built(make, words, monkeypatch):
+    """None: within the limits, so it would be built."""
+    def built(*arguments, **others):
+        raise RuntimeError("built")
+
+    monkeypatch.setattr("ddlsim.cluster.parts.add_host", built)
+    if words is None:
+        with pytest.raises(RuntimeError, match="built"):
+            make()
+        return
+    with pytest.raises(ConfigError, match=words):
+        make()
+
+
+@pytest.mark.parametrize("host", [Host(), MultiGpu(4), MultiGpu(4, "nvswitch", nvlink_bandwidth=1e9, n_pcie_switches=2,
+                         n_nics=2), MultiGpu(3, "nvlink_mesh", nvlink_bandwidth=1e9)], ids=repr)  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **more: star(3, **more),
+        lambda **more: ring(5, **more),
+        lambda **more: ring(2, **more),
+        lambda **more: line(4, **more),
+        lambda **more: fully_connected(4, **more),
+        lambda **more: torus([1, 2, 3], **more),
+        lambda **more: hypercube(3, **more),
+        lambda **more: leaf_spine(4, 3, 2, **more),
+        lambda **more: fat_tree(4, **more),
+        lambda **more: racks(3, 2, **more),
+        lambda **more: dragonfly(3, [2, 3], 2, global_links=2, **more),
+    ],
+)  # fmt: skip
+def test_the_sizes_that_are_checked_are_those_of_the_graph(make, host, monkeypatch):
+    checked = []
+    monkeypatch.setattr("ddlsim.cluster.parts.check_size", lambda nodes, links, where: checked.append((nodes, links)))
+    graph = make(host=host, **RATE)
+    assert checked == [(graph.number_of_nodes(), graph.number_of_edges())]

@@ -6,6 +6,7 @@ import pytest
 
 from ddlsim.errors import ConfigError
 from ddlsim.imports.convert import to_measurements
+from ddlsim.imports.mllog import read_mllog
 from ddlsim.imports.osu import read_osu
 from ddlsim.imports.text import read_text
 from ddlsim.imports.timing import Timing
@@ -91,3 +92,34 @@ def test_timings_become_rows_of_the_projects_table():
 def test_what_the_table_does_not_hold_is_refused(row, message):
     with pytest.raises(ConfigError, match=message):
         to_measurements([row])
+
+
+def test_a_broken_byte_in_a_log_is_replaced_and_said(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(LATENCY.replace("v5.6", "v5.6\n# Größe").encode("latin-1"))
+    assert read_osu(path)[0].nbytes == 8
+    assert read_text(path, log=True).notes == (f"{path}: 2 broken characters replaced, the first in line 2 (byte 32)",)
+    with pytest.raises(ConfigError, match=r"log: line 2: is not text in UTF-8 \(byte 32, 0xf6\)"):
+        read_text(path)
+
+
+def test_notes_of_a_log_reach_the_result(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(b'\xff\n:::MLLOG {"time_ms": 1, "key": "run_start", "value": null}\n')
+    assert "1 broken characters replaced, the first in line 1" in read_mllog(path).notes[0]
+
+
+def test_many_broken_bytes_are_no_log(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(LATENCY.encode() + b"\xff" * 50)
+    with pytest.raises(ConfigError, match="is not text in UTF-8"):
+        read_text(path, log=True)
+
+
+@pytest.mark.parametrize("change", [
+    {"nbytes": -1.0}, {"nbytes": float("nan")}, {"seconds": 0.0}, {"seconds": 1e-320}, {"seconds": float("inf")},
+    {"n_ranks": -1}, {"min_s": -1.0}, {"n_samples": float("nan")},
+], ids=str)  # fmt: skip
+def test_no_reader_can_return_what_cannot_be(change):
+    with pytest.raises(ConfigError, match=r"a.txt:3: .*leave this entry out"):
+        timing(place="a.txt:3", **change)

@@ -190,3 +190,11 @@ def test_what_is_refused_is_named(tmp_path, text, message):
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
         read_kineto(path)
+
+
+@pytest.mark.parametrize("size", [-1, 0.5, float("nan"), 10**400, "x"], ids=["negative", "half", "nan", "huge", "text"])
+def test_sizes_that_no_message_has(tmp_path, size):
+    events = gpu_events()
+    events[2]["args"]["In msg nelems"] = size
+    with pytest.raises(ConfigError, match=r"traceEvents\[4\]: In msg nelems = .* must be a whole number, not negative"):
+        read_kineto(write(tmp_path, events))

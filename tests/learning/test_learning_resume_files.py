@@ -109,16 +109,46 @@ def test_a_file_cannot_bring_pickled_objects(tmp_path):
 @pytest.mark.parametrize("change", [
     lambda text: text.pop("manifest"), lambda text: text.update(results=[[0, ["array", 99]]]),
     lambda text: text.update(results=[[0, ["set", 1]]]), lambda text: text.update(n_values="many"),
+    lambda text: text.update(results=[[0, ["array", -1]]]), lambda text: text.update(results=[[0, ["scalar", True]]]),
+    lambda text: text.update(results=[[-1, None]]), lambda text: text.update(pending=[0.5]),
+    lambda text: text.update(manifest=[]), lambda text: text.update(format="1"), lambda text: text.update(n_values=101),
     lambda text: text["results"][0][1][2].update(more=1), lambda text: text["results"][0][1][2].pop("moments"),
-], ids=["no-manifest", "no-array", "no-such-kind", "no-number", "more-fields", "fewer-fields"])  # fmt: skip
+], ids=[
+    "no-manifest", "no-array", "no-such-kind", "no-number", "array-from-the-end", "array-of-truth", "value-below-0",
+    "half-a-value", "list-manifest", "format-text", "another-count", "more-fields", "fewer-fields",
+])  # fmt: skip
 def test_other_contents_are_damaged_files(change, tmp_path):
     with pytest.raises(ConfigError, match="is not a saved run, or damaged"):
         read(rewritten(tmp_path, change))
 
 
+@pytest.mark.parametrize(("losses", "times"), [
+    ((0.5, float("nan")), (1.0,)), ((float("inf"),), (1.0,)), ((0.5,), (2.0, 1.0)), ((0.5,), (-1.0,)),
+    ((0.5,), (float("nan"),)),
+], ids=["nan-loss", "inf-loss", "backwards", "negative", "nan-time"])  # fmt: skip
+def test_losses_and_times_that_no_run_has(losses, times, tmp_path):
+    """A run whose loss is not finite has ended as diverged; one whose file says otherwise has been changed."""
+    write(tmp_path / "run.npz", Checkpoint(Replay(), losses, times), {})
+    with pytest.raises(ConfigError, match=r"run.npz: is not a saved run, or damaged: a loss or a time"):
+        read(tmp_path / "run.npz")
+
+
+def test_a_number_changed_in_place_is_noticed(tmp_path):
+    """The archive is whole and all kinds are right: only the digest tells."""
+    path = tmp_path / "run.npz"
+    write(path, checkpoint(np.arange(50.0)), {"a": 1})
+    with np.load(path) as file:
+        parts = dict(file)
+    np.savez(path, **{**parts, "array 0": np.arange(50.0) + 1e-9})
+    with pytest.raises(ConfigError, match="its contents are not those that were written"):
+        read(path)
+    np.savez(path, **parts)
+    assert read(path)[1] == {"a": 1}
+
+
 def test_a_newer_format_is_said(tmp_path):
-    with pytest.raises(ConfigError, match=r"format = 2: .* up to format 1; update ddlsim"):
-        read(rewritten(tmp_path, lambda text: text.update(format=2)))
+    with pytest.raises(ConfigError, match=r"format = 3: .* up to format 2; update ddlsim"):
+        read(rewritten(tmp_path, lambda text: text.update(format=3)))
 
 
 def test_damage_anywhere_is_noticed(tmp_path):

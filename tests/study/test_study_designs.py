@@ -353,3 +353,18 @@ def test_files_that_cannot_be_used(tmp_path, old, new, message):
     assert str(path) in str(error.value)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("vary", "more", "words"), [
+    ({f"a{i}": [1, 2] * 5 for i in range(12)}, {"design": "grid", "n_points": None},
+     r"design = 'grid' has 10 x 10 x .* points, more than 100000; sample them"),
+    ({"a": [1]}, {"design": "random", "n_points": 10**12}, "n_points = 1000000000000: a study has at most 100000"),
+], ids=["grid", "random"])  # fmt: skip
+def test_designs_have_a_limit(vary, more, words):
+    with pytest.raises(ddlsim.ConfigError, match=words):
+        rows_of(vary, seed=0, **more)
+
+
+def test_seeds_have_a_limit():
+    with pytest.raises(ddlsim.ConfigError, match=r"seeds = 1000000000000: a study has at most 100000 points"):
+        ddlsim.Study(BASE, {"workers": [2]}, seeds=10**12)

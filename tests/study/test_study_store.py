@@ -14,7 +14,7 @@ from study_parts import BASE, VARY, Notes, Raises
 
 import ddlsim
 from ddlsim.study import Study, load_table
-from ddlsim.study.store import SCHEMA_VERSION, Store
+from ddlsim.study.store import SCHEMA_VERSION, Member, Store
 from ddlsim.study.table import Table
 from ddlsim.study.work import Outcome
 
@@ -162,6 +162,32 @@ def test_places_that_cannot_be_written(tmp_path):
         load_table(tmp_path / "empty.sqlite")
 
 
+@pytest.mark.parametrize(("table", "column", "cell", "words"), [
+    ("studies", "axes", '{"a": 1}', "axes = {'a': 1} must be a list of different texts"),
+    ("studies", "axes", "null", "axes = None must be"),
+    ("studies", "base", "[]", r"base = \[\] must be an object"),
+    ("members", "settings", "[1]", "settings = .* must be an object"),
+    ("members", "settings", '{"workers": []}', "settings of 'workers' = .* must be a text or a number"),
+    ("members", "settings", "{}", "settings = {} must be an object with the keys"),
+    ("members", "seed", "x", "seed = 'x' must be a number"),
+    ("points", "status", "fine", "status = 'fine' must be one of done, skipped, failed"),
+    ("points", "record", "[" * 5000, "record = .* must be a text of JSON"),
+    ("points", "record", '{"throughput": NaN}', "record: 'throughput' = nan must be finite"),
+    ("points", "record", '{"throughput": -1}', "record: 'throughput' = -1 must be finite and at least 0"),
+    ("points", "record", '{"n_workers": 1.5}', "record: 'n_workers' = 1.5 must be a whole number"),
+    ("points", "record", '{"notes": [1]}', "record: 'notes' = .* must be a list of texts"),
+    ("points", "record", '{"history": [[1, 2]]}', "record: history = .* must be a list of"),
+])  # fmt: skip
+def test_cells_of_the_wrong_kind_are_named(table, column, cell, words, tmp_path):
+    path = tmp_path / "study.sqlite"
+    with Store(path) as store:
+        store.register("study", {"steps": 1}, ["workers"], [Member("a", {"workers": 2}, 0)])
+        store.save([("a", "{}", Outcome("done", record={"throughput": 1.0}))])
+        store._db.execute(f"UPDATE {table} SET {column} = ?", (cell,))
+    with pytest.raises(ddlsim.ConfigError, match=f"study.sqlite: is damaged: {words}"):
+        load_table(path)
+
+
 # ---------------------------------------------------------------- sharing
 
 
@@ -171,11 +197,11 @@ def test_claims_keep_others_off_until_they_end(tmp_path):
         assert one.claim(["a", "b"]) == ["a", "b"]
         assert one.claim(["a"]) == ["a"]
         assert two.claim(["a", "b", "c"]) == ["c"]
-        one.save([("a", "text of a", Outcome("done", record={"throughput": math.inf}))])
+        one.save([("a", "text of a", Outcome("done", record={"time_to_accuracy": math.inf}))])
         assert two.claim(["a", "b"]) == []
         one.release(["b"])
         assert two.claim(["a", "b"]) == ["b"]
-        assert two.outcomes(["a", "b"])["a"].record == {"throughput": math.inf}
+        assert two.outcomes(["a", "b"])["a"].record == {"time_to_accuracy": math.inf}
 
 
 def test_claims_of_dead_processes_are_void(tmp_path):

@@ -1,0 +1,34 @@
+"""The quick part of the fuzz over files: some mutations of every document. All of them: python tests/fuzz."""
+
+import random
+
+import fuzz_commands
+import pytest
+from fuzz_archives import store
+from fuzz_attempt import Report
+from fuzz_files import fuzz
+from fuzz_targets import targets
+
+#: commands that start processes, or need root: only in the whole run
+SLOW = ("sweep", "recommend", "lab")
+
+
+@pytest.mark.parametrize("target", targets(), ids=lambda target: target.title)
+def test_malformed_files_are_one_error_or_something_sane(target, tmp_path):
+    report = fuzz(target, tmp_path, seed=1, n_mutations=12, n_damages=4)
+    assert not report.failures, str(report)
+    assert report.counts["refused"]
+
+
+def test_malformed_options_are_one_error(tmp_path):
+    fuzz_commands.prepare(tmp_path, store())
+    lines = [line for line in fuzz_commands.lines(tmp_path) if line[0] not in SLOW]
+    report = Report()
+    for name, words in random.Random(1).sample(lines, 60):
+        fuzz_commands.attempt(report, name, words)
+    assert not report.failures, str(report)
+    assert report.counts["exit 2"]
+
+
+def test_every_command_has_a_line():
+    assert {name for name, _ in fuzz_commands.commands()} == set(fuzz_commands.LINES)
