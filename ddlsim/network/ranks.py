@@ -96,7 +96,7 @@ def finished(net: Net, slot):  # type: ignore[no-untyped-def]
 
 @inlined
 def in_turn(net: Net, place, done):  # type: ignore[no-untyped-def]
-    """Return when a message that would be done at `done` counts as delivered: not before its last repetition.
+    """Return when a message that would be done at `done` counts as delivered: not before the last repetition is.
 
     A repetition that is reduced sooner, being smaller, may overtake the one before. Arrivals are counted, so it must
     not be taken for that one; and nobody waits for it before that one has come.
