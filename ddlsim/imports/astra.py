@@ -23,6 +23,8 @@ from pathlib import Path
 
 from ddlsim.cluster import Cluster, Host
 from ddlsim.cluster.nodes import Graph, add_host, connect
+from ddlsim.cluster.quantity import check_size
+from ddlsim.errors import ConfigError, shown
 from ddlsim.imports.json_values import finite
 from ddlsim.imports.machines import named_cluster
 from ddlsim.imports.text import SourceText, read_text
@@ -32,7 +34,6 @@ __all__ = ["read_astra"]
 _GB = float(2**30)
 _BLOCKS = ("Ring", "FullyConnected", "Switch")
 _KEYS = ("topology", "npus_count", "bandwidth", "latency")
-MAX_NPUS = 100_000  # a runaway exponent is a slip of the keyboard, not a cluster
 
 
 def read_astra(path: str | Path) -> Cluster:
@@ -44,8 +45,12 @@ def read_astra(path: str | Path) -> Cluster:
     source = read_text(path)
     blocks, counts, bandwidths, latencies = _read(source)
     n_npus = math.prod(counts)
-    if n_npus > MAX_NPUS:
-        raise source.error(_line(source, "npus_count"), f"npus_count gives {n_npus} NPUs, more than {MAX_NPUS}")
+    n_links = 2 * sum(n_npus // n * _n_cables(block, n) for block, n in zip(blocks, counts, strict=True))
+    n_switches = sum(n_npus // n for block, n in zip(blocks, counts, strict=True) if block == "Switch")
+    try:
+        check_size(n_npus + n_switches, n_links, f"npus_count gives {shown(n_npus)} NPUs")
+    except ConfigError as error:
+        raise source.error(_line(source, "npus_count"), str(error)) from None
     graph: Graph = Graph(name=source.path.stem, title=f"ASTRA-sim: {' x '.join(blocks)}", sources=[source.path.name])
     npus = [add_host(graph, f"npu{i}", Host())[0] for i in range(n_npus)]
     stride = 1
@@ -61,6 +66,11 @@ def read_astra(path: str | Path) -> Cluster:
 def _firsts(n_npus: int, stride: int, count: int) -> Iterator[int]:
     """Yield the first NPU of each group that differs only in the dimension with this stride."""
     return (i for i in range(n_npus) if i // stride % count == 0)
+
+
+def _n_cables(block: str, n: int) -> int:
+    """Return how many cables :func:`_join` adds."""
+    return {"Switch": n, "FullyConnected": n * (n - 1) // 2, "Ring": n if n > 2 else 1}[block]
 
 
 def _join(graph: Graph, block: str, group: list[str], switch: str, bandwidth: float, latency: float) -> None:

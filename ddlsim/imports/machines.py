@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ddlsim.cluster import Cluster, Host
 from ddlsim.cluster.nodes import Graph, add_host, connect
-from ddlsim.cluster.quantity import Quantity, count, nonnegative
+from ddlsim.cluster.quantity import Quantity, check_size, count, nonnegative
 from ddlsim.errors import ConfigError
 
 __all__ = ["Machine", "assemble", "copies", "named_cluster"]
@@ -44,6 +44,9 @@ def assemble(
     """
     graph: Graph = Graph(name=source.stem, sources=[source.name], notes=list(notes))
     latency = nonnegative(network_latency, "time", "network_latency")
+    n_nodes = sum(len(machine.gpus) + len(machine.cpus) + len(machine.switches) for machine in machines)
+    n_links = sum(2 * len(machine.links) + len(machine.one_way) + 2 * len(machine.ports) for machine in machines)
+    check_size(n_nodes, n_links, f"{source}: {len(machines)} machines")
     for i, machine in enumerate(machines):
         _add(graph, f"node{i}", machine, device)
         if len(machines) > 1:

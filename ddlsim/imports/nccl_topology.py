@@ -200,9 +200,9 @@ def _socket_bandwidth(cpu: Element) -> float:
         return _OTHER[arch] * 1e9
     if vendor == "AuthenticAMD":
         family = cpu.integer("familyid", 0)
-        return next(bandwidth for least, bandwidth in _AMD if family >= least) * 1e9
+        return next((bandwidth for least, bandwidth in _AMD if family >= least), _AMD[-1][1]) * 1e9
     model = cpu.integer("modelid", 0) if cpu.integer("familyid", 6) == 6 else 0
-    return next(bandwidth for least, bandwidth in _INTEL if model >= least) * 1e9
+    return next((bandwidth for least, bandwidth in _INTEL if model >= least), _INTEL[-1][1]) * 1e9
 
 
 def _net_speed(net: Element) -> float:

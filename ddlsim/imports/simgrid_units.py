@@ -6,13 +6,14 @@ bit, B a byte. Numbers without a unit, from before version 4, are bytes/s, secon
 
 from __future__ import annotations
 
-import math
 import re
 
 from ddlsim.imports.xml_tree import Element
+from ddlsim.units import LARGEST, in_range
 
 __all__ = ["bandwidth", "latency", "speed"]
 
+FASTEST = 1e30
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z": 1e21, "Y": 1e24}
 _BINARY = {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE", start=1)}
 _WORDS = {"kilo": 1e3, "mega": 1e6, "giga": 1e9, "tera": 1e12, "peta": 1e15, "exa": 1e18, "zetta": 1e21, "yotta": 1e24}
@@ -38,8 +39,9 @@ def _quantity(element: Element, name: str, text: str, units: dict[str, float], d
     if unit not in units:
         raise element.error(f"{name} = {text!r} has the unknown unit {unit!r}; write it like {example!r}")
     value = float(match[1]) * units[unit]
-    if not (math.isfinite(value) and value >= 0):
-        raise element.error(f"{name} = {text!r} must not be negative; write it like {example!r}")
+    if not (in_range(value) and value >= 0):
+        rule = f"must not be negative, nor beyond {LARGEST:g} in SI units"
+        raise element.error(f"{name} = {text!r} {rule}; write it like {example!r}")
     return value
 
 
@@ -62,6 +64,6 @@ def speed(element: Element, name: str = "speed") -> float:
         name = "power"
     text = element[name]
     value = _quantity(element, name, text.split(",")[0], _SPEEDS, "f", "1Gf")
-    if value == 0:
-        raise element.error(f"{name} = {text!r} must be above 0; write it like '1Gf'")
+    if not 1 <= value <= FASTEST:  # speeds are divided by each other
+        raise element.error(f"{name} = {text!r} must be from 1 to {FASTEST:g} flop/s; write it like '1Gf'")
     return value

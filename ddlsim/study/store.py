@@ -323,6 +323,8 @@ class Store:
         except sqlite3.OperationalError as error:
             remedy = _REMEDIES.get(error.sqlite_errorcode & 0xFF, "choose another place")
             raise ConfigError(f"{self.path}: cannot be written or read as a store: {error}; {remedy}") from None
+        except UnicodeDecodeError:  # SQLite shows what is damaged
+            raise ConfigError(f"{self.path}: is damaged; restore a copy, or give another file") from None
         except sqlite3.DatabaseError as error:
             raise ConfigError(f"{self.path}: is no store of a study, or damaged: {error}; give another file") from None
 
