@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numba as nb
+from numba.core import event
 
-__all__ = ["called", "entry", "inlined", "merged", "source_stamp"]
+__all__ = ["announced", "called", "entry", "inlined", "merged", "source_stamp"]
 
 #: A compiled function takes a view of a `Net` and numbers; numba infers the types.
 _Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -45,3 +48,23 @@ def source_stamp() -> int:
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
     return int.from_bytes(digest.digest()[:7], "big")
+
+
+class _Announcer(event.Listener):
+    """Says on stderr that numba compiles the function that takes longest, when it does: not when it is in the cache."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def on_start(self, event: Any) -> None:
+        if event.data["dispatcher"].py_func.__qualname__ == self.name and multiprocessing.parent_process() is None:
+            text = "ddlsim: compiling the event kernel, once; this takes about half a minute"
+            print(text, file=sys.stderr, flush=True)
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+def announced(function: Callable[..., Any]) -> None:
+    """Let the compilation of an entry point be announced to people who wait for it."""
+    event.register("numba:compile", _Announcer(function.__qualname__))

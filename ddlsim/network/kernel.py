@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ddlsim.network.compiled import entry, inlined, merged, source_stamp
+from ddlsim.network.compiled import announced, entry, inlined, merged, source_stamp
 from ddlsim.network.filling import ONE, ZERO, least
 from ddlsim.network.flows import add_flow, end_flow
 from ddlsim.network.maxmin import next_end, solve
@@ -213,3 +213,4 @@ def _entry_points(stamp: int) -> tuple[Callable[..., int], _Call, _Call, _Call]:
 
 
 advance, join, send, send_one = _entry_points(source_stamp())
+announced(advance)
