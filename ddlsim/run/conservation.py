@@ -46,6 +46,7 @@ def check_result(result: Result, loop: Loop, accounts: Accounts, n_samples: int)
     accounts   the network's
     n_samples  what the updates have learned from, as counted by the rule that ends the run
     """
+    _equal("clock: the network has run until", loop.network.now, "the run until", result.end_time, "s")
     check_bytes(accounts, loop)
     check_links(result.cluster, accounts, result.channel_nbytes, result.channel_busy, result.end_time)
     check_workers(result.recorder, result.end_time)
@@ -133,7 +134,7 @@ def _ordered(times: Floats, end: float) -> bool:
     return bool(times[0] >= 0.0 and times[-1] <= end and (np.diff(times) >= 0.0).all())
 
 
-_REPORT = "; this is an error in ddlsim: please report it with the experiment"
+_REPORT = "; this is an error in ddlsim, or in a strategy of your own: please report it with the experiment"
 
 
 def _equal(what: str, left: float, than: str, right: float, unit: str) -> None:

@@ -144,14 +144,16 @@ class Loop:
         return self.network.nbytes_sent + known
 
     def busy_intervals(self) -> BusyIntervals:
-        """Return when channels carried something, as recorded by the network and by collectives of known time."""
+        """Return when channels carried something, simulated and by known collectives, in order of channel and time."""
         parts = [self.network.busy_intervals()]
         for known in self._recorded:
             channel = np.flatnonzero(known.traffic.busy)
             end = min(known.end, self.now)
             if end > known.start:
                 parts.append(BusyIntervals(channel, np.full(len(channel), known.start), np.full(len(channel), end)))
-        return BusyIntervals(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        channel, start, end = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        order = np.lexsort((start, channel))
+        return BusyIntervals(channel[order], start[order], end[order])
 
     def catch_up(self) -> None:
         """Set the clock to where the network has got, where a run was stopped between the two."""

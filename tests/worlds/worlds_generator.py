@@ -93,7 +93,7 @@ def generated(draw: Draw) -> Cluster:
     return Cluster.from_graph(graph)
 
 
-@functools.lru_cache(maxsize=4)
+@functools.cache
 def bundled(name: str) -> Cluster:
     return ddlsim.load_cluster(name)
 
