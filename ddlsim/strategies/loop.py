@@ -151,9 +151,11 @@ class Loop:
             end = min(known.end, self.now)
             if end > known.start:
                 parts.append(BusyIntervals(channel, np.full(len(channel), known.start), np.full(len(channel), end)))
-        channel, start, end = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        order = np.lexsort((start, channel))
-        return BusyIntervals(channel[order], start[order], end[order])
+        channels = np.concatenate([part.channel for part in parts])
+        starts = np.concatenate([part.start for part in parts])
+        ends = np.concatenate([part.end for part in parts])
+        order = np.lexsort((starts, channels))
+        return BusyIntervals(channels[order], starts[order], ends[order])
 
     def catch_up(self) -> None:
         """Set the clock to where the network has got, where a run was stopped between the two."""
@@ -191,6 +193,7 @@ class Loop:
             next_event = env.peek()
             if next_event > env.now:  # nothing is left to happen, nor to fail, at this instant
                 if self.pause is not None and self.pause():
+                    self.catch_up()  # the network may have got to a completion that nobody has been told of
                     return
                 if self._start_queued():
                     quiet_until = -np.inf

@@ -23,7 +23,8 @@ def test_every_part_can_be_drawn():
         one = world(seed).experiment
         used = [one.strategy, getattr(one.strategy, "overlap", None), getattr(one.strategy, "work", None)]
         if one.compression is not None:
-            used += [one.compression.compressor, getattr(one.compression.compressor, "inner", None)]
+            compressor = one.compression.compressor
+            used += [compressor, getattr(compressor, "inner", None), one.compression.cost]
         missing -= {one.cluster.name, *(type(part).__name__ for part in used)}
         if not missing:
             return
