@@ -11,8 +11,8 @@ from ddlsim.errors import ConfigError, UnitError, shown
 
 __all__ = ["MAX_LINKS", "MAX_NODES", "Quantity", "check_size", "count", "fraction", "nonnegative", "positive"]
 
-#: a cluster is built in memory, node by node and link by link (about 3 kB each); larger ones are slips of the keyboard
-MAX_NODES, MAX_LINKS = 1_000_000, 4_000_000
+#: a cluster is built in memory, node by node and link by link (half a minute and 1.5 GB at these sizes); more is a slip
+MAX_NODES, MAX_LINKS = 500_000, 2_000_000
 
 #: What a Python caller may pass for a bandwidth or a time: SI float or text with a unit.
 Quantity: TypeAlias = float | str

@@ -51,7 +51,7 @@ def commands(options):
         lines = [line for line in fuzz_commands.lines(Path(folder)) if options.only in f"command {line[0]}"]
         for name, words in random.Random(options.seed).sample(lines, min(len(lines), options.commands)):
             start = time.perf_counter()
-            fuzz_commands.attempt(report, name, words)
+            fuzz_commands.attempt(report, name, words, folder)
             if time.perf_counter() - start > 10:
                 print(f"slow ({time.perf_counter() - start:.0f} s): {' '.join(words)[:200]}", flush=True)
     return report

@@ -107,11 +107,12 @@ def lines(folder):
         yield name, line[:n_words]
 
 
-def call(words):
-    """Return (exit code, output, errors) of a command."""
+def call(words, folder):
+    """Return (exit code, output, errors) of a command in a folder, where it may write whatever an option names."""
     out, err = io.StringIO(), io.StringIO()
     before, sys.argv = sys.argv, ["ddlsim", *words]
     here = os.getcwd()
+    os.chdir(folder)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
@@ -125,12 +126,12 @@ def call(words):
     return code, out.getvalue(), err.getvalue()
 
 
-def attempt(report, name, words):
-    """Run a command; count how it ends."""
+def attempt(report, name, words, folder):
+    """Run a command in a folder; count how it ends."""
     what = " ".join(word if len(word) < 60 else f"{word[:57]}..." for word in words)
     try:
         with alarm(60):
-            code, out, err = call(words)
+            code, out, err = call(words, folder)
     except Hang:
         report.failures.append((name, what, "hangs"))
         return

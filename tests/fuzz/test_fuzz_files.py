@@ -25,7 +25,7 @@ def test_malformed_options_are_one_error(tmp_path):
     lines = [line for line in fuzz_commands.lines(tmp_path) if line[0] not in SLOW]
     report = Report()
     for name, words in random.Random(1).sample(lines, 60):
-        fuzz_commands.attempt(report, name, words)
+        fuzz_commands.attempt(report, name, words, tmp_path)
     assert not report.failures, str(report)
     assert report.counts["exit 2"]
 
