@@ -25,7 +25,7 @@ Relations between arguments stay in ``__post_init__``. Texts with units are kept
 from typing import Annotated
 
 from ddlsim.arguments.checked import checked
-from ddlsim.arguments.rules import Rule, by, number, one_of, quantity, whole
+from ddlsim.arguments.rules import Rule, by, having, number, one_of, quantity, whole
 
 __all__ = [
     "Bandwidth",
@@ -42,6 +42,7 @@ __all__ = [
     "Share",
     "by",
     "checked",
+    "having",
     "number",
     "one_of",
     "quantity",

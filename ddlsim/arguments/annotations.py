@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments.rules import PATH, TEXT, Rule, number, one_of, whole, wrong
+from ddlsim.arguments.rules import PATH, TEXT, Rule, having, number, one_of, whole, wrong
 from ddlsim.errors import ConfigError, shown
 
-__all__ = ["alternatives", "checked_items", "rule_of"]
+__all__ = ["alternatives", "array_of", "checked_items", "rule_of"]
 
 MAX_LENGTH = 10**7  # of a sequence
 _PLAIN = {
@@ -51,7 +51,7 @@ def rule_of(annotation: Any) -> Rule | None:
     if origin in (dict, collections.abc.Mapping):
         return _table(rule_of(inner[0]), rule_of(inner[1]))
     if origin is np.ndarray:
-        return _array(typing.get_args(inner[1])[0])
+        return array_of(typing.get_args(inner[1])[0])
     if origin is collections.abc.Callable:
         return Rule("a function", callable, lambda value, _: value)
     kind = origin or annotation
@@ -84,10 +84,11 @@ def _then(first: Callable[[Any, str], object], second: Callable[[Any, str], obje
     return lambda value, where: second(first(value, where), where)
 
 
-def _any_of(alternatives: tuple[Any, ...]) -> Rule | None:
+def _any_of(members: tuple[Any, ...]) -> Rule | None:
     order = [type(None), bool, int]  # a whole number stays one where a float is welcome, too
-    ordered = sorted(alternatives, key=lambda each: order.index(each) if each in order else len(order))
-    rules = [PATH if each is str and Path in alternatives else rule_of(each) for each in ordered]
+    kinds = [(alternatives(each)[0], each) for each in members]
+    ordered = [each for _, each in sorted(kinds, key=lambda pair: order.index(pair[0]) if pair[0] in order else 3)]
+    rules = [PATH if each is str and Path in members else rule_of(each) for each in ordered]
     known = [rule for rule in rules if rule is not None]
     if len(known) < len(rules):
         return None
@@ -95,7 +96,10 @@ def _any_of(alternatives: tuple[Any, ...]) -> Rule | None:
     text = f"{', '.join(texts)} or {last}" if texts else last
 
     def keep(value: object, where: str) -> object:
-        return next(rule for rule in known if rule.takes(value)).keep(value, where)
+        for rule in known:
+            if rule.takes(value):
+                return rule.keep(value, where)
+        raise wrong(value, where, text)
 
     return Rule(text, lambda value: any(rule.takes(value) for rule in known), keep)
 
@@ -151,37 +155,43 @@ def _table(key: Rule | None, item: Rule | None) -> Rule:
     return Rule("a mapping such as {'name': value}", lambda value: isinstance(value, Mapping), keep)
 
 
-def _array(kind: Any) -> Rule:
+def array_of(kind: Any, *, scalar: bool = False) -> Rule:
     """Arrays, and lists that numpy reads as such; whether their shape fits is for the caller to say."""
+    float_rule = _PLAIN[float]
     is_int = isinstance(kind, type) and issubclass(kind, np.integer)
     text = f"an array of {'whole ' if is_int else ''}numbers"
 
     def keep(value: Any, where: str) -> object:
+        if is_int and type(value) is np.ndarray and value.dtype == kind and value.ndim:
+            return value
         try:
             array = np.asarray(value)
         except (TypeError, ValueError, OverflowError):
             raise wrong(value, where, text) from None
+        if not scalar and array.ndim == 0:
+            raise wrong(value, where, text)
         if array.dtype.kind not in ("iu" if is_int else "iuf") and array.size:
             raise wrong(value, where, text)
+        if not is_int and not np.isfinite(array).all():
+            raise wrong(value, where, "an array of finite numbers")
         try:
             return array.astype(kind, copy=False)
         except TypeError:  # an abstract kind, such as np.floating
             return array
 
-    return Rule(text, lambda value: isinstance(value, np.ndarray) or _is_list(value), keep)
+    return Rule(
+        text,
+        lambda value: isinstance(value, np.ndarray) or _is_list(value) or (scalar and float_rule.takes(value)),
+        keep,
+    )
 
 
 def _like(protocol: type) -> Rule:
-    """Objects that have what a protocol names (a class has it, too, but is no object of that kind)."""
+    """Objects that have what a protocol names."""
     bases = [base for base in protocol.__mro__ if getattr(base, "_is_protocol", False)]
     names = {name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", ()))}
     names = {name for name in names if not name.startswith("_")}
-    text = f"an object with {', '.join(sorted(names))}"
-    return Rule(
-        text,
-        lambda value: not isinstance(value, type) and all(hasattr(value, name) for name in names),
-        lambda value, _: value,
-    )
+    return having(f"an object with {', '.join(sorted(names))}", *names)
 
 
 def alternatives(annotation: Any) -> list[Any]:

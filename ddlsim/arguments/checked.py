@@ -8,48 +8,80 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ddlsim.arguments.annotations import checked_items, rule_of
+from ddlsim.arguments.rules import Rule
 from ddlsim.errors import ConfigError, unknown_name
 
 __all__ = ["checked"]
 
 T = TypeVar("T", bound=Callable[..., Any])
+_EMPTY = inspect.Parameter.empty
+_PLAIN, _NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+_SEVERAL, _MORE = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+
+
+def _read(annotation: object, function: Callable[..., object]) -> object:
+    """Return an annotation as an object: modules here postpone their evaluation."""
+    scope = inspect.unwrap(function).__globals__
+    return eval(annotation, scope) if isinstance(annotation, str) else annotation
 
 
 class _Signature:
-    """What a function asks of its arguments."""
+    """What a function asks of its arguments; `owner` is what messages call it."""
 
-    def __init__(self, function: Callable[..., object]) -> None:
+    def __init__(self, function: Callable[..., object], owner: str) -> None:
+        self.owner = owner
         self.signature = inspect.signature(function)
-        annotations = inspect.get_annotations(function, eval_str=True)
-        annotations.pop("return", None)
-        self.rules = {name: rule for name, each in annotations.items() if (rule := rule_of(each)) is not None}
-        self.kinds = {name: parameter.kind for name, parameter in self.signature.parameters.items()}
+        self.rules = {
+            name: rule
+            for name, written in inspect.get_annotations(inspect.unwrap(function)).items()
+            if name != "return" and (rule := rule_of(_read(written, function))) is not None
+        }
+        kinds = {name: parameter.kind for name, parameter in self.signature.parameters.items()}
+        #: those that can stand without their names, and those that can stand with it: where, and the rule
+        self.places = [self._of(name) for name, kind in kinds.items() if kind is _PLAIN]
+        self.named = {name: self._of(name) for name, kind in kinds.items() if kind in (_PLAIN, _NAMED)}
+        self.needed = [name for name in self.named if self.signature.parameters[name].default is _EMPTY]
+        self.several = next((self._of(name) for name, kind in kinds.items() if kind is _SEVERAL), None)
+        self.more = next((self._of(name) for name, kind in kinds.items() if kind is _MORE), None)
 
-    def bind(self, owner: str, args: tuple[object, ...], kwargs: dict[str, object]) -> inspect.BoundArguments:
-        """Return the arguments as the function takes them."""
-        try:
-            bound = self.signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise self._misfit(owner, kwargs, str(error)) from None
-        for name, value in bound.arguments.items():
-            rule = self.rules.get(name)
-            if rule is None:
-                continue
-            where = f"{owner}: {name}"
-            if self.kinds[name] is inspect.Parameter.VAR_POSITIONAL:
-                bound.arguments[name] = tuple(checked_items(rule, value, where))
-            elif self.kinds[name] is inspect.Parameter.VAR_KEYWORD:
-                bound.arguments[name] = {key: rule(each, f"{owner}: {key}") for key, each in value.items()}
-            else:
-                bound.arguments[name] = rule(value, where)
-        return bound
+    def _of(self, name: str) -> tuple[str, Rule | None]:
+        return f"{self.owner}: {name}", self.rules.get(name)
 
-    def _misfit(self, owner: str, kwargs: dict[str, object], reason: str) -> ConfigError:
-        names = [name for name in self.kinds if name != "self"]
+    def checked(
+        self, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[list[object], dict[str, object]]:
+        """Return the arguments as the function gets them. Raises ConfigError for those that do not fit."""
+        n = len(args)
+        kept = [value if rule is None else rule(value, where) for (where, rule), value in zip(self.places, args)]  # noqa: B905
+        if n > len(kept):
+            if self.several is None:
+                raise self._misfit(args, kwargs)
+            where, rule = self.several
+            kept += checked_items(rule, args[len(kept) :], where)
+        named = {}
+        for name, value in kwargs.items():
+            place = self.named.get(name)
+            if place is None:
+                if self.more is None:
+                    raise self._misfit(args, kwargs)
+                place = f"{self.owner}: {name}", self.more[1]
+            named[name] = value if place[1] is None else place[1](value, place[0])
+        for i, name in enumerate(self.named):
+            if (i < n and i < len(self.places)) == (name in kwargs) and (name in kwargs or name in self.needed):
+                raise self._misfit(args, kwargs)  # given twice, or not at all
+        return kept, named
+
+    def _misfit(self, args: tuple[object, ...], kwargs: dict[str, object]) -> ConfigError:
+        names = [name for name in self.signature.parameters if name != "self"]
         for name in kwargs:
             if name not in names:
-                return unknown_name("argument", name, names, owner)
-        return ConfigError(f"{owner}: {reason}; it takes {', '.join(names) or 'no arguments'}")
+                return unknown_name("argument", name, names, self.owner)
+        reason = "wrong arguments"
+        try:
+            self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            reason = str(error)
+        return ConfigError(f"{self.owner}: {reason}; it takes {', '.join(names) or 'no arguments'}")
 
 
 def checked(target: T) -> T:
@@ -61,14 +93,16 @@ def checked(target: T) -> T:
 
 
 def _guarded(function: T, *, of_class: bool) -> T:
-    known: list[_Signature] = []  # one, once it is needed: annotations may name what is defined later
     name = function.__qualname__.rpartition("<locals>.")[2]
+    known: dict[str, _Signature] = {}  # made when it is needed: annotations may name what is defined later
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not known:
-            known.append(_Signature(function))
-        bound = known[0].bind(type(args[0]).__name__ if of_class else name, args, kwargs)
-        return function(*bound.args, **bound.kwargs)
+        owner = type(args[0]).__name__ if of_class else name
+        signature = known.get(owner)
+        if signature is None:
+            signature = known[owner] = _Signature(function, owner)
+        kept, named = signature.checked(args, kwargs)
+        return function(*kept, **named)
 
     return call  # type: ignore[return-value]

@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddlsim.errors import ConfigError, nearest, shown
-from ddlsim.units import DIMENSIONS, parse
+from ddlsim.units import DIMENSIONS, LARGEST, SMALLEST, parse
 
-__all__ = ["PATH", "TEXT", "Rule", "by", "number", "one_of", "quantity", "whole", "wrong"]
+__all__ = ["PATH", "TEXT", "Rule", "by", "having", "number", "one_of", "quantity", "whole", "wrong"]
 
 #: of any whole number that nothing else limits: what is counted must fit into memory, and into a lifetime
-LARGEST = 10**9
-#: sizes of numbers whose products and inverses are numbers still
-SMALL, LARGE = 1e-100, 1e100
+MOST = 10**9
 MAX_TEXT = 10**6  # characters
 MAX_PATH = 4096  # bytes
 
@@ -45,26 +43,35 @@ def by(check: Callable[[Any, str], object]) -> Rule:
     return Rule("", lambda value: True, check)
 
 
+def having(text: str, *attributes: str) -> Rule:
+    """Objects with these attributes (a class has its methods, too, but is no object of that kind)."""
+    return Rule(
+        text,
+        lambda value: not isinstance(value, type) and all(hasattr(value, name) for name in attributes),
+        lambda value, _: value,
+    )
+
+
 def _is_whole(value: object) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return type(value) is int or (isinstance(value, numbers.Integral) and not isinstance(value, bool))
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return type(value) in (int, float) or (isinstance(value, numbers.Real) and not isinstance(value, bool))
 
 
-def whole(least: int | None = None, most: int = LARGEST) -> Rule:
+def whole(least: int | None = None, most: int = MOST) -> Rule:
     """Whole numbers from `least` to `most`."""
     text = "a whole number" if least is None else f"a whole number of at least {least}"
-    if most != LARGEST:
+    if most != MOST:
         text = f"a whole number from {least} to {most}"
-    low = -LARGEST if least is None else least
+    low = -MOST if least is None else least
 
     def keep(value: Any, where: str) -> int:
         kept = int(value)
         if low <= kept <= most:
             return kept
-        raise wrong(value, where, text if kept < low or most != LARGEST else f"at most {most}")
+        raise wrong(value, where, text if kept < low or most != MOST else f"at most {most}")
 
     return Rule(text, _is_whole, keep)
 
@@ -95,10 +102,10 @@ class _Interval:
         under = value < self.high if self.below else value <= self.high
         if not over or not under or not (math.isfinite(value) or self.infinite):
             return str(self)
-        if math.isfinite(value) and abs(value) > LARGE:
-            return f"at most {LARGE:g} in size"
-        if self.low == 0.0 and self.above and value < SMALL:
-            return f"at least {SMALL:g}, so that it can be divided by"
+        if math.isfinite(value) and abs(value) > LARGEST:
+            return f"at most {LARGEST:g} in size"
+        if self.low == 0.0 and self.above and value < SMALLEST:
+            return f"at least {SMALLEST:g}, so that it can be divided by"
         return ""
 
 
@@ -106,7 +113,7 @@ def _float(value: Any) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.inf if value > 0 else -math.inf
+        return math.nan  # as wrong as it gets, also where infinite numbers are welcome
 
 
 def number(
@@ -120,7 +127,8 @@ def number(
         problem = interval.problem(_float(value))
         if problem:
             raise wrong(value, where, problem)
-        return int(value) if isinstance(value, numbers.Integral) else float(value)
+        exact = isinstance(value, numbers.Integral) and abs(int(value)) <= 2**53
+        return int(value) if exact else float(value)
 
     return Rule(f"a number, {interval}", _is_number, keep)
 
@@ -163,8 +171,11 @@ def _keep_text(value: str, where: str) -> str:
         raise wrong(value, where, f"a text of at most {MAX_TEXT} characters")
     try:
         value.encode()
+        writable = "\0" not in value
     except UnicodeEncodeError:
-        raise wrong(value, where, "a text whose characters can be written") from None
+        writable = False
+    if not writable:
+        raise wrong(value, where, "a text whose characters can be written")
     return value
 
 

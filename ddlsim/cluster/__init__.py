@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from ddlsim.cluster.cluster import Cluster, Routes
+from ddlsim.cluster.cluster import Cluster, ClusterLike, Routes
 
 if TYPE_CHECKING:
     from ddlsim.cluster.catalogue import cluster_names, load_cluster
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cluster",
+    "ClusterLike",
     "Host",
     "LinkDetail",
     "LinkDetails",

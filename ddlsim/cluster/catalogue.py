@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ddlsim.arguments import checked
 from ddlsim.bundled import bundled_files
-from ddlsim.cluster.cluster import Cluster
+from ddlsim.cluster.cluster import Cluster, ClusterLike
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.plain import decoded, read_bytes
 
 if TYPE_CHECKING:
-    import networkx as nx
+    pass
 
 __all__ = ["cluster_names", "load_cluster"]
 
@@ -24,7 +25,8 @@ def cluster_names() -> list[str]:
     return sorted(bundled_files("topologies"))
 
 
-def load_cluster(source: str | Path | nx.Graph[Any] | Cluster) -> Cluster:
+@checked
+def load_cluster(source: ClusterLike) -> Cluster:
     """Return the cluster that `source` names.
 
     source  a bundled name (see :func:`cluster_names`); the path of a ``.toml`` file, or of a networkx graph
@@ -36,8 +38,6 @@ def load_cluster(source: str | Path | nx.Graph[Any] | Cluster) -> Cluster:
     if isinstance(source, Cluster):
         return source
     if not isinstance(source, str | Path):
-        if not hasattr(source, "nodes") or not hasattr(source, "edges"):
-            raise ConfigError(f"{source!r} is no cluster; pass a bundled name, a path or a networkx graph")
         return Cluster.from_graph(source)
     path = Path(source)
     if path.suffix in _SUFFIXES or os.path.isfile(path):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.arguments import NotNegative, Positive, Rule, checked, having
+from ddlsim.arguments.annotations import array_of
+from ddlsim.arguments.rules import PATH
 from ddlsim.cluster.quantity import Quantity, nonnegative
 from ddlsim.errors import ConfigError, unknown_name
 
@@ -23,11 +25,30 @@ if TYPE_CHECKING:
     from ddlsim.cluster.details import LinkDetails
     from ddlsim.cluster.routing import GridRouter, TableRouter
 
-__all__ = ["Bools", "Cluster", "Floats", "Ints", "Routes"]
+__all__ = ["Bools", "Cluster", "ClusterLike", "Floats", "Ints", "Routes"]
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
+
+
+def _is_cluster(value: object) -> bool:
+    graph = hasattr(value, "nodes") and hasattr(value, "edges") and not isinstance(value, type)
+    return isinstance(value, str | Path | Cluster) or graph
+
+
+#: places of nodes
+NodesLike = Annotated[npt.ArrayLike, array_of(np.int64, scalar=True)]
+GraphLike = Annotated["nx.Graph[Any]", having("a networkx graph", "nodes", "edges", "is_directed")]
+#: what :func:`ddlsim.load_cluster` takes (networkx is not imported to look at it)
+ClusterLike = Annotated[
+    "str | Path | nx.Graph[Any] | Cluster",
+    Rule(
+        "the name of a bundled cluster, a path, a networkx graph or a Cluster",
+        _is_cluster,
+        lambda value, where: PATH(value, where) if isinstance(value, str) else value,
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -163,26 +184,25 @@ class Cluster:
     def _node_index(self) -> dict[str, int]:
         return {name: node for node, name in enumerate(self.node_names)}
 
+    @checked
     def node(self, name: str) -> int:
         """Return the index of the node called `name`; raises :class:`ConfigError` if there is none."""
         if name not in self._node_index:
             raise unknown_name("node", name, self.node_names, f"cluster {self.name!r}")
         return self._node_index[name]
 
-    def routes(self, src: npt.ArrayLike, dst: npt.ArrayLike) -> Routes:
+    @checked
+    def routes(self, src: NodesLike, dst: NodesLike) -> Routes:
         """Return the routes src[i] -> dst[i] (node indices, shape (n_routes,)); empty where they are equal.
 
-        Raises :class:`ConfigError` naming both nodes when no path leads from one to the other, and
-        :class:`IndexError` for an index that is no node.
+        Raises :class:`ConfigError` naming both nodes when no path leads from one to the other, and for an index
+        that is no node.
         """
         # The compiled walk would be compiled anew for each memory layout (read-only, strided) that it sees.
-        src = np.require(np.atleast_1d(src), np.int64, ["C", "W"])
-        dst = np.require(np.atleast_1d(dst), np.int64, ["C", "W"])
-        if src.shape != dst.shape or src.ndim != 1:
-            raise ValueError(f"src and dst must be flat and equally long, not {src.shape} and {dst.shape}")
-        for nodes in (src, dst):
-            if len(nodes) and not (nodes.min() >= 0 and nodes.max() < self.n_nodes):
-                raise IndexError(f"node indices must lie in 0..{self.n_nodes - 1}")
+        src = np.require(self._nodes(src), np.int64, ["C", "W"])
+        dst = np.require(self._nodes(dst), np.int64, ["C", "W"])
+        if src.shape != dst.shape:
+            raise ConfigError(f"routes: src and dst must be equally long, not {src.shape} and {dst.shape}")
         if self.fixed_routes:
             return self._routes_with_fixed(src, dst)
         return Routes(*self._router.route(src, dst))
@@ -207,9 +227,20 @@ class Cluster:
             f"add a link or leave one of them out"
         )
 
-    def check_connected(self, nodes: npt.ArrayLike) -> None:
+    def _nodes(self, nodes: npt.ArrayLike) -> Ints:
+        """Return places of nodes as an array. Raises ConfigError for what is the place of none."""
+        places = np.atleast_1d(np.asarray(nodes, dtype=np.int64))
+        if places.ndim > 1:
+            raise ConfigError(f"nodes are an array of shape {places.shape}; give a flat list")
+        wrong = places[(places < 0) | (places >= self.n_nodes)]
+        if len(wrong):
+            raise ConfigError(f"cluster {self.name!r} has the nodes 0..{self.n_nodes - 1}, and no node {wrong[0]}")
+        return places
+
+    @checked
+    def check_connected(self, nodes: NodesLike) -> None:
         """Raise :class:`ConfigError`, naming two nodes, unless every one of `nodes` reaches every other."""
-        members = np.atleast_1d(np.asarray(nodes, dtype=np.int64))
+        members = self._nodes(nodes)
         if not len(members):
             return
         root = int(members[0])
@@ -218,19 +249,14 @@ class Cluster:
             if len(lost):
                 raise self.no_route(*((int(lost[0]), root) if swap else (root, int(lost[0]))))
 
-    def scaled(self, kind: str, *, bandwidth: float = 1.0, latency: float = 1.0) -> Cluster:
+    @checked
+    def scaled(self, kind: str, *, bandwidth: Positive = 1.0, latency: NotNegative = 1.0) -> Cluster:
         """Return this cluster with all links of one `kind` scaled by the factors `bandwidth` and `latency`.
 
         Raises :class:`ConfigError` for a kind that no link has, or a factor that makes no sense.
         """
         if kind not in self.link_kind:
             raise unknown_name("link kind", kind, set(self.link_kind), f"cluster {self.name!r}")
-        if not (math.isfinite(bandwidth) and bandwidth > 0):
-            raise ConfigError(f"scaled: bandwidth = {bandwidth!r} must be a finite factor above 0, e.g. 1.1")
-        if not (math.isfinite(latency) and latency >= 0):
-            raise ConfigError(
-                f"scaled: latency = {latency!r} must be a finite factor of at least 0, e.g. 0.5"
-            )
         chosen = np.array([link_kind == kind for link_kind in self.link_kind])
         return dataclasses.replace(
             self,
@@ -245,6 +271,7 @@ class Cluster:
         vars(made)["_router"] = self._router  # its cached property, with the tables that are known already
         return made
 
+    @checked
     def with_costs(
         self,
         *,
@@ -275,7 +302,8 @@ class Cluster:
         switches = np.array([kind == "switch" for kind in self.node_kind], dtype=bool)
         return _frozen(switches & (self.host_of < 0))
 
-    def locality_order(self, nodes: npt.ArrayLike) -> Ints:
+    @checked
+    def locality_order(self, nodes: NodesLike) -> Ints:
         """Return a permutation of ``range(len(nodes))`` in which a ring keeps its hops local.
 
         Nodes of one machine stay together, machines of one rack too: on a tree of switches, such a ring
@@ -283,7 +311,7 @@ class Cluster:
         """
         from ddlsim.cluster.order import locality_order
 
-        return locality_order(self, np.asarray(nodes, dtype=np.int64))
+        return locality_order(self, self._nodes(nodes))
 
     def to_graph(self) -> nx.MultiDiGraph[str]:
         """Return the cluster as a networkx graph, the inverse of :meth:`from_graph`."""
@@ -292,7 +320,8 @@ class Cluster:
         return to_graph(self)
 
     @classmethod
-    def from_graph(cls, graph: nx.Graph[Any], name: str | None = None) -> Cluster:
+    @checked
+    def from_graph(cls, graph: GraphLike, name: str | None = None) -> Cluster:
         """Return the cluster that a networkx graph describes; the attributes read are listed in `graphs`.
 
         Raises :class:`ConfigError` naming the node or edge and the attribute that cannot be used.
@@ -301,6 +330,7 @@ class Cluster:
 
         return from_graph(graph, name)
 
+    @checked
     def save(self, path: str | Path) -> None:
         """Write the cluster as node-link JSON (``.json``) or GraphML (``.graphml``)."""
         from ddlsim.cluster.files import write_cluster

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ddlsim.arguments import Decay, NotNegative, checked
 from ddlsim.cluster.cluster import Cluster, Floats, Ints
 from ddlsim.cluster.quantity import Quantity, nonnegative
 from ddlsim.errors import ConfigError, shown, unknown_name
@@ -18,6 +19,7 @@ from ddlsim.errors import ConfigError, shown, unknown_name
 __all__ = ["DETAIL_KEYS", "LinkDetail", "LinkDetails", "checked_detail", "collected", "reverse_links", "with_detail"]
 
 
+@checked
 @dataclass(frozen=True)
 class LinkDetail:
     """The details of one link, SI floats; 0 is what a link does without them.
@@ -27,10 +29,10 @@ class LinkDetail:
     reverse_load                 share of its rate that traffic takes of the other direction (acknowledgements)
     """
 
-    frame_header: float = 0.0
-    frame_payload: float = 0.0
-    burst: float = 0.0
-    reverse_load: float = 0.0
+    frame_header: NotNegative = 0.0
+    frame_payload: NotNegative = 0.0
+    burst: NotNegative = 0.0
+    reverse_load: Decay = 0.0
 
     def __bool__(self) -> bool:
         """Whether the link does anything besides carrying bytes."""
@@ -90,6 +92,7 @@ def collected(details: Collection[LinkDetail]) -> LinkDetails | None:
     return LinkDetails(*(column.copy() for column in columns))
 
 
+@checked
 def with_detail(
     cluster: Cluster,
     *,

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
+from ddlsim.arguments import checked
 from ddlsim.cluster.nodes import Graph, Host, Interior
 from ddlsim.cluster.parts import PLAIN, Link, checked_link, start
 from ddlsim.cluster.quantity import MAX_NODES, Quantity, count
@@ -52,6 +53,7 @@ def _n_pairs(sizes: Sequence[int]) -> int:
     return sum(0 if size == 1 else n // 2 if size == 2 else n for size in sizes)
 
 
+@checked
 def ring(
     n_hosts: int,
     *,
@@ -68,6 +70,7 @@ def ring(
     return _direct("ring", sizes, _grid_pairs(sizes), _n_pairs(sizes), link, host, grid=True)
 
 
+@checked
 def line(
     n_hosts: int,
     *,
@@ -84,6 +87,7 @@ def line(
     return _direct("line", [n], itertools.pairwise(range(n)), n - 1, link, host, grid=False)
 
 
+@checked
 def fully_connected(
     n_hosts: int,
     *,
@@ -101,6 +105,7 @@ def fully_connected(
     return _direct("fully-connected", [n], pairs, n * (n - 1) // 2, link, host, grid=False)
 
 
+@checked
 def torus(
     sizes: Sequence[int],
     *,
@@ -120,6 +125,7 @@ def torus(
     return _direct("torus", checked, _grid_pairs(checked), _n_pairs(checked), link, host, grid=True)
 
 
+@checked
 def hypercube(
     n_dims: int, *, bandwidth: Quantity, latency: Quantity, efficiency: float = 1.0, host: Interior = PLAIN
 ) -> Graph:

@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ddlsim.arguments import checked
 from ddlsim.cluster.direct import fully_connected, hypercube, line, ring, torus
 from ddlsim.cluster.nodes import Graph, Host, Interior
 from ddlsim.cluster.parts import PLAIN, Link, add_switch, checked_link, oversubscribed, start, trunk_of
@@ -42,6 +43,7 @@ def _n_nics(host: Interior) -> int:
     return 1 if isinstance(host, Host) else count(host.n_nics, "host: n_nics")
 
 
+@checked
 def star(
     n_hosts: int,
     *,
@@ -67,6 +69,7 @@ def star(
     return graph
 
 
+@checked
 def leaf_spine(
     n_leaves: int,
     hosts_per_leaf: int,
@@ -112,6 +115,7 @@ def leaf_spine(
     return graph
 
 
+@checked
 def fat_tree(
     k: int,
     *,
@@ -149,6 +153,7 @@ def fat_tree(
     return graph
 
 
+@checked
 def racks(
     n_racks: int,
     hosts_per_rack: int,
@@ -186,6 +191,7 @@ def racks(
     return graph
 
 
+@checked
 def two_racks(
     hosts_per_rack: int,
     *,
@@ -205,6 +211,7 @@ def two_racks(
     )  # fmt: skip
 
 
+@checked
 def dragonfly(
     n_groups: int,
     group_shape: Sequence[int],

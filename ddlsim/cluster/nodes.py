@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import networkx as nx
 
+from ddlsim.arguments import Bandwidth, Count, Density, Positive, checked, one_of, quantity
 from ddlsim.cluster.details import LinkDetail
 from ddlsim.cluster.quantity import Quantity, count, fraction, nonnegative, positive
 from ddlsim.errors import ConfigError, unknown_name
@@ -49,6 +50,12 @@ HYBRID_CUBE_MESH: dict[tuple[int, int], int] = {
 }
 
 
+Latency = Annotated[Quantity, quantity("time", zero=True)]
+Overhead = Latency
+Price = Annotated[Quantity, quantity("price", zero=True)]
+
+
+@checked
 @dataclass(frozen=True)
 class Host:
     """A machine with one endpoint, its processor. (A machine with one GPU is a :class:`MultiGpu`, too.)
@@ -62,14 +69,15 @@ class Host:
     """
 
     device: str | None = None
-    speed: float = 1.0
-    send_overhead: Quantity = 0.0
-    recv_overhead: Quantity = 0.0
-    reduce_bandwidth: Quantity | None = None
-    price: Quantity | None = None
-    device_price: Quantity | None = None
+    speed: Positive = 1.0
+    send_overhead: Overhead = 0.0
+    recv_overhead: Overhead = 0.0
+    reduce_bandwidth: Bandwidth | None = None
+    price: Price | None = None
+    device_price: Price | None = None
 
 
+@checked
 @dataclass(frozen=True)
 class MultiGpu:
     """A machine with several GPUs. Bandwidths are per direction.
@@ -85,24 +93,24 @@ class MultiGpu:
     the whole machine).
     """
 
-    n_gpus: int
-    inside: str = "pcie_tree"
+    n_gpus: Count
+    inside: Annotated[str, one_of(*INTERIORS)] = "pcie_tree"
     device: str | None = None
     cpu: str | None = None
-    pcie_bandwidth: Quantity = "12 GB/s"  # PCIe 3.0 x16, payload rate that device-to-host copies reach
-    pcie_latency: Quantity = "1 us"
-    cpu_bandwidth: Quantity | None = None  # PCIe switch to CPU; None: as pcie_bandwidth
-    nvlink_bandwidth: Quantity | None = None
-    nvlink_latency: Quantity = "0.7 us"
-    nvlink_efficiency: float = 1.0
-    n_pcie_switches: int = 1
-    n_nics: int = 1
-    speed: float = 1.0
-    send_overhead: Quantity = 0.0
-    recv_overhead: Quantity = 0.0
-    reduce_bandwidth: Quantity | None = None
-    price: Quantity | None = None
-    device_price: Quantity | None = None
+    pcie_bandwidth: Bandwidth = "12 GB/s"  # PCIe 3.0 x16, payload rate that device-to-host copies reach
+    pcie_latency: Latency = "1 us"
+    cpu_bandwidth: Bandwidth | None = None  # PCIe switch to CPU; None: as pcie_bandwidth
+    nvlink_bandwidth: Bandwidth | None = None
+    nvlink_latency: Latency = "0.7 us"
+    nvlink_efficiency: Density = 1.0
+    n_pcie_switches: Count = 1
+    n_nics: Count = 1
+    speed: Positive = 1.0
+    send_overhead: Overhead = 0.0
+    recv_overhead: Overhead = 0.0
+    reduce_bandwidth: Bandwidth | None = None
+    price: Price | None = None
+    device_price: Price | None = None
 
 
 Interior: TypeAlias = Host | MultiGpu

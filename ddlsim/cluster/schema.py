@@ -208,15 +208,21 @@ def _arguments(target: Callable[..., object], table: Table, place: str) -> tuple
 def interior(table: Table, place: str) -> tuple[Interior, list[str]]:
     """Return the machine that a `[host]` table describes (GPUs if it has `n_gpus`), and its source."""
     if "n_gpus" in table:
-        arguments, sources = _arguments(MultiGpu, table, place)
-        return MultiGpu(**arguments), sources
+        return _machine(MultiGpu, table, place)
     only_gpu = {field.name for field in fields(MultiGpu)} - {field.name for field in fields(Host)}
     for key in sorted(table.keys() & only_gpu):
         raise ConfigError(
             f"{place}.{key} = {shown(table[key])} is for machines with GPUs; add n_gpus or remove it"
         )
-    arguments, sources = _arguments(Host, table, place)
-    return Host(**arguments), sources
+    return _machine(Host, table, place)
+
+
+def _machine(kind: type[Host] | type[MultiGpu], table: Table, place: str) -> tuple[Interior, list[str]]:
+    arguments, sources = _arguments(kind, table, place)
+    try:
+        return kind(**arguments), sources
+    except ConfigError as error:
+        raise type(error)(f"{place}: {error}") from None
 
 
 def generate(table: Table, host: Interior) -> tuple[Graph, list[str]]:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
+from ddlsim.arguments import checked
 from ddlsim.collectives import reduce_scatter
 from ddlsim.collectives.combine import reverse
 from ddlsim.collectives.gloo import gloo_all_gather
-from ddlsim.collectives.schedule import Schedule, messages
+from ddlsim.collectives.schedule import Ranks, Schedule, messages
 
 __all__ = ["bruck", "direct", "gloo_all_gather", "recursive_doubling", "ring"]
 
 
-def ring(n_ranks: int) -> Schedule:
+@checked
+def ring(n_ranks: Ranks) -> Schedule:
     """One lap of a ring (Patarasuk and Yuan 2009, sec. 3): (p-1) (alpha + S/p beta)."""
     rank = np.arange(n_ranks)
     step = messages(rank, (rank + 1) % n_ranks, rank, reduce=False, repeat=n_ranks - 1, shift=-1)
     return Schedule(n_ranks, n_ranks, ((step,),) if n_ranks > 1 else (), kind="all_gather")
 
 
-def recursive_doubling(n_ranks: int) -> Schedule:
+@checked
+def recursive_doubling(n_ranks: Ranks) -> Schedule:
     """Recursive doubling (Thakur, Rabenseifner and Gropp 2005, sec. 4.1): log2 p alpha + (p-1)/p S beta.
 
     Recursive halving run backwards; two steps more if p is not a power of two.
@@ -27,7 +30,8 @@ def recursive_doubling(n_ranks: int) -> Schedule:
     return reverse(reduce_scatter.recursive_halving(n_ranks), "all_gather")
 
 
-def bruck(n_ranks: int) -> Schedule:
+@checked
+def bruck(n_ranks: Ranks) -> Schedule:
     """Bruck et al. 1997: ceil(log2 p) alpha + (p-1)/p S beta for every number of ranks.
 
     In step k rank r sends the blocks that it has, r and up, to rank r - 2^k (no more than are missing there).
@@ -40,6 +44,7 @@ def bruck(n_ranks: int) -> Schedule:
     return Schedule(n_ranks, n_ranks, (rounds,) if rounds else (), kind="all_gather")
 
 
-def direct(n_ranks: int) -> Schedule:
+@checked
+def direct(n_ranks: Ranks) -> Schedule:
     """Every rank sends its block to every other rank at once: alpha + (p-1)/p S beta."""
     return reverse(reduce_scatter.direct(n_ranks), "all_gather")

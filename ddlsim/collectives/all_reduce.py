@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Annotated
 
 import numpy as np
 
+from ddlsim.arguments import Count, Index, checked, one_of, whole
 from ddlsim.collectives import all_gather, broadcast, reduce, reduce_scatter
 from ddlsim.collectives.combine import sequence
 from ddlsim.collectives.gloo import gloo_ring
 from ddlsim.collectives.halving import fold_pairs, halving
 from ddlsim.collectives.hierarchy import hierarchical, torus_2d
-from ddlsim.collectives.schedule import Round, Schedule, messages
+from ddlsim.collectives.schedule import Ranks, Round, Schedule, messages
 from ddlsim.collectives.trees import double_binary_tree
 from ddlsim.errors import ConfigError
 
@@ -30,7 +32,8 @@ __all__ = [
 ]
 
 
-def ring(n_ranks: int) -> Schedule:
+@checked
+def ring(n_ranks: Ranks) -> Schedule:
     """Bandwidth-optimal ring (Patarasuk and Yuan 2009): one lap reduces, one lap gathers.
 
     2 (p-1) alpha + 2 (p-1)/p S beta + (p-1)/p S gamma.
@@ -38,12 +41,14 @@ def ring(n_ranks: int) -> Schedule:
     return sequence(reduce_scatter.ring(n_ranks), all_gather.ring(n_ranks), kind="all_reduce")
 
 
-def naive_ring(n_ranks: int) -> Schedule:
+@checked
+def naive_ring(n_ranks: Ranks) -> Schedule:
     """Whole buffers go round and are added up locally (Gloo's ``allreduce_ring``): (p-1) (alpha + S beta)."""
     return dataclasses.replace(all_gather.ring(n_ranks), kind="all_reduce", copies=n_ranks)
 
 
-def pipelined_ring(n_ranks: int, n_lanes: int = 2) -> Schedule:
+@checked
+def pipelined_ring(n_ranks: Ranks, n_lanes: Annotated[int, whole(1, 1024)] = 2) -> Schedule:
     """Ring whose chunks are cut in `n_lanes` slices that travel independently, so that latency is hidden.
 
     While a slice is under way the port sends another one, as in Gloo's ``allreduce_ring_chunked`` (two chunks
@@ -73,7 +78,8 @@ def pipelined_ring(n_ranks: int, n_lanes: int = 2) -> Schedule:
     return Schedule(n_ranks, n_chunks, tuple(lanes) if n_ranks > 1 else (), np.tile(weight, n_ranks))
 
 
-def recursive_doubling(n_ranks: int) -> Schedule:
+@checked
+def recursive_doubling(n_ranks: Ranks) -> Schedule:
     """Whole buffers to partners at distance 1, 2, 4, ... : log2 p (alpha + S (beta + gamma)) if p = 2^q.
 
     Thakur, Rabenseifner and Gropp 2005, sec. 4.5. If p is not a power of two, see :func:`halving_doubling`.
@@ -86,7 +92,8 @@ def recursive_doubling(n_ranks: int) -> Schedule:
     return _folded(n_ranks, 1, exchange)
 
 
-def halving_doubling(n_ranks: int, first: str = "near") -> Schedule:
+@checked
+def halving_doubling(n_ranks: Ranks, first: Annotated[str, one_of("near", "far")] = "near") -> Schedule:
     """Reduce-scatter by halving, all-gather by doubling (Rabenseifner 2004; Thakur et al. 2005, sec. 4.5).
 
     2 log2 p alpha + 2 (p-1)/p S beta + (p-1)/p S gamma if p = 2^q. Otherwise the lowest p - 2^q pairs fold: a
@@ -96,8 +103,6 @@ def halving_doubling(n_ranks: int, first: str = "near") -> Schedule:
     first  the partner of the first, largest exchange: "near" (large messages stay in a rack) or "far", as most
            implementations have it
     """
-    if first not in ("near", "far"):
-        raise ConfigError(f"halving_doubling: first is {first!r}; give 'near' or 'far'")
     _, active = fold_pairs(n_ranks)
     distances = [1 << k for k in range(len(active).bit_length() - 1)]
     if first == "far":
@@ -116,7 +121,8 @@ def _folded(n_ranks: int, n_chunks: int, exchange: list[Round]) -> Schedule:
     return Schedule(n_ranks, n_chunks, (rounds,) if rounds else ())
 
 
-def binomial_tree(n_ranks: int, answer: int = 0) -> Schedule:
+@checked
+def binomial_tree(n_ranks: Ranks, answer: Index = 0) -> Schedule:
     """Binomial reduce to rank 0, then binomial broadcast, children answering with `answer` bytes if any.
 
     2 log2 p (alpha + S beta) + log2 p S gamma if p = 2^q; with ceil(log2 p), an upper bound for any p.
@@ -124,7 +130,8 @@ def binomial_tree(n_ranks: int, answer: int = 0) -> Schedule:
     return sequence(reduce.binomial(n_ranks), broadcast.binomial(n_ranks, answer=answer), kind="all_reduce")
 
 
-def parameter_server(n_ranks: int, n_servers: int = 1) -> Schedule:
+@checked
+def parameter_server(n_ranks: Ranks, n_servers: Count = 1) -> Schedule:
     """Ranks 0..k-1 each add up one of k shards and send it back: 2 alpha + 2 (p-1)/k S beta + S/k gamma.
 
     One server is the star; as many as ranks are co-located shards, with the bytes of a ring (Li et al. 2014).

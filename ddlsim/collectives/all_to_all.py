@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from ddlsim.arguments import checked
 from ddlsim.collectives.gloo import gloo_all_to_all
-from ddlsim.collectives.schedule import Schedule, messages
+from ddlsim.collectives.schedule import Ranks, Schedule, messages
 
 __all__ = ["bruck", "direct", "gloo_all_to_all", "pairwise"]
 
 
-def pairwise(n_ranks: int) -> Schedule:
+@checked
+def pairwise(n_ranks: Ranks) -> Schedule:
     """One partner at a time (Thakur, Rabenseifner and Gropp 2005, sec. 4.4): (p-1) (alpha + S/p beta)."""
     rank = np.arange(n_ranks)
     twice = np.concatenate([rank, rank])
@@ -22,7 +24,8 @@ def pairwise(n_ranks: int) -> Schedule:
     return Schedule(n_ranks, n_ranks, (rounds,) if rounds else (), kind="all_to_all")
 
 
-def bruck(n_ranks: int) -> Schedule:
+@checked
+def bruck(n_ranks: Ranks) -> Schedule:
     """Bruck et al. 1997: ceil(log2 p) messages per rank; log2 p (alpha + S/2 beta) if p = 2^q.
 
     In step k all slots with bit k set move 2^k ranks on, so slot j moves j ranks in all.
@@ -35,7 +38,8 @@ def bruck(n_ranks: int) -> Schedule:
     return Schedule(n_ranks, n_ranks, (rounds,) if rounds else (), kind="all_to_all")
 
 
-def direct(n_ranks: int) -> Schedule:
+@checked
+def direct(n_ranks: Ranks) -> Schedule:
     """Everything at once, as a plain loop of non-blocking sends does: alpha + (p-1)/p S beta."""
     rank, step = (a.ravel() for a in np.indices((n_ranks, n_ranks - 1)))
     lanes = ((messages(rank, (rank + 1 + step) % n_ranks, 1 + step, reduce=False),),) if n_ranks > 1 else ()

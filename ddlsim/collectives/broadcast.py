@@ -6,16 +6,18 @@ import dataclasses
 
 import numpy as np
 
+from ddlsim.arguments import Index, checked
 from ddlsim.collectives import all_gather, reduce
 from ddlsim.collectives.combine import reverse, sequence, with_root
 from ddlsim.collectives.gloo import gloo_broadcast
-from ddlsim.collectives.schedule import Schedule, messages
+from ddlsim.collectives.schedule import Ranks, Schedule, Segments, messages
 from ddlsim.errors import ConfigError
 
 __all__ = ["binomial", "chain", "gloo_broadcast", "scatter_all_gather"]
 
 
-def binomial(n_ranks: int, root: int = 0, *, answer: int = 0) -> Schedule:
+@checked
+def binomial(n_ranks: Ranks, root: Index = 0, *, answer: Index = 0) -> Schedule:
     """Binomial tree, farthest rank first: ceil(log2 p) (alpha + S beta), for every number of ranks.
 
     answer  if above 0, bytes with which a child tells its parent that it has everything, and without which the
@@ -33,12 +35,14 @@ def binomial(n_ranks: int, root: int = 0, *, answer: int = 0) -> Schedule:
     return dataclasses.replace(silent, lanes=lanes)
 
 
-def chain(n_ranks: int, root: int = 0, *, n_segments: int = 1) -> Schedule:
+@checked
+def chain(n_ranks: Ranks, root: Index = 0, *, n_segments: Segments = 1) -> Schedule:
     """Pipelined chain root, root+1, ...: (p - 2 + c) (alpha + S/c beta) with c segments."""
     return reverse(reduce.chain(n_ranks, root, n_segments=n_segments), "broadcast")
 
 
-def scatter_all_gather(n_ranks: int, root: int = 0) -> Schedule:
+@checked
+def scatter_all_gather(n_ranks: Ranks, root: Index = 0) -> Schedule:
     """Binomial scatter, then a ring all-gather (van de Geijn; Thakur, Rabenseifner and Gropp 2005, sec. 4.2).
 
     (log2 p + p - 1) alpha + 2 (p-1)/p S beta if p = 2^q.

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ddlsim.arguments import Index, NotNegative, checked
 from ddlsim.collectives.check import check, validate
-from ddlsim.collectives.find import algorithm_names, find, given, n_segments_for
-from ddlsim.collectives.schedule import Collective, Ints, Schedule
+from ddlsim.collectives.find import algorithm_names, called, find, given, n_segments_for, parameters_of
+from ddlsim.collectives.schedule import Collective, Ints, Kind, Ranks, Schedule
 from ddlsim.errors import ConfigError
 
 __all__ = ["algorithm_names", "build", "groups_of"]
@@ -25,12 +26,13 @@ def groups_of(hosts: Sequence[int]) -> tuple[Ints, ...]:
     return tuple(np.flatnonzero(which == i) for i in np.argsort(first))
 
 
+@checked
 def build(
     algorithm: str | Collective,
-    n_ranks: int,
-    nbytes: float = 25 * 2**20,
-    hosts: Sequence[int] | None = None,
-    kind: str = "all_reduce",
+    n_ranks: Ranks,
+    nbytes: NotNegative = 25 * 2**20,
+    hosts: Sequence[Index] | None = None,
+    kind: Kind = "all_reduce",
 ) -> Schedule:
     """Return the schedule of a collective on `n_ranks` ranks.
 
@@ -43,8 +45,6 @@ def build(
     if the whole schedule moves more than 4 million chunks). Raises ConfigError, naming the algorithm and
     what is wrong with it.
     """
-    if n_ranks < 1:
-        raise ConfigError(f"n_ranks is {n_ranks}; a collective needs 1 or more")
     if hosts is not None and len(hosts) != n_ranks:
         raise ConfigError(f"hosts has {len(hosts)} entries for {n_ranks} ranks; give one per rank")
     function = find(algorithm, kind)
@@ -62,7 +62,7 @@ def _call(
     function: Collective, name: str, n_ranks: int, nbytes: float, hosts: Sequence[int] | None
 ) -> Schedule:
     """Call a collective with those of `n_segments` and `groups` that it takes."""
-    parameters = inspect.signature(function).parameters
+    parameters = parameters_of(function)
     wanted = set(parameters) - set(given(function))
     more: dict[str, int | tuple[Ints, ...]] = {}
     if "n_segments" in wanted:
@@ -71,7 +71,7 @@ def _call(
         more["groups"] = groups_of(hosts)
     elif "groups" in wanted and parameters["groups"].default is inspect.Parameter.empty:
         raise ConfigError(f"collective {name!r} must know which ranks share a machine; give hosts")
-    return function(n_ranks, **more)
+    return called(function, n_ranks, **more)
 
 
 def _n_moves(schedule: Schedule) -> int:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.arguments import checked
 from ddlsim.collectives.schedule import KINDS, Ints, Round, Schedule
 from ddlsim.errors import ConfigError, unknown_name
 
@@ -38,6 +39,7 @@ Flags = npt.NDArray[np.bool_]
 _EXACT_LIMIT = 4_000_000
 
 
+@checked
 def check(schedule: Schedule) -> None:
     """Raise ConfigError, naming round, rank and chunk, unless `schedule` is well formed and does its kind.
 
@@ -97,8 +99,6 @@ def _validate_round(schedule: Schedule, round: Round, where: str) -> None:
             )
     if len(round.src) == 0 or round.repeat < 1:
         raise ConfigError(f"{where}: no messages (or repeat < 1); leave the round out")
-    if not (np.isfinite(round.header) and round.header >= 0):
-        raise ConfigError(f"{where}: header is {round.header} bytes; must be a finite number of at least 0")
     least = 0 if round.header > 0 and not round.count.any() else 1
     limits = (("src", 0, n_ranks), ("dst", 0, n_ranks), ("start", 0, n_chunks), ("count", least, n_chunks + 1))
     for name, low, high in limits:

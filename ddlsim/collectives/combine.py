@@ -8,16 +8,17 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from ddlsim.collectives.schedule import Floats, Ints, Round, Schedule
+from ddlsim.arguments import Positive, checked
+from ddlsim.collectives.schedule import Floats, Ints, Kind, Ranks, Round, Schedule, Wholes
 from ddlsim.errors import ConfigError
 
 __all__ = ["on_ranks", "parallel", "refine", "reorder", "reverse", "sequence", "split", "strided", "uniform"]
 __all__ += ["with_root"]
 
 
-def on_ranks(schedule: Schedule, ranks: npt.ArrayLike, n_ranks: int) -> Schedule:
+@checked
+def on_ranks(schedule: Schedule, ranks: Wholes, n_ranks: Ranks) -> Schedule:
     """Run `schedule` on a sub-group: its rank i becomes `ranks[i]` of a communicator of `n_ranks`.
 
     Raises ConfigError unless `ranks` are distinct ranks, as many as the schedule has.
@@ -34,7 +35,8 @@ def on_ranks(schedule: Schedule, ranks: npt.ArrayLike, n_ranks: int) -> Schedule
     return dataclasses.replace(relabelled, n_ranks=n_ranks, groups=groups)
 
 
-def reorder(schedule: Schedule, order: npt.ArrayLike) -> Schedule:
+@checked
+def reorder(schedule: Schedule, order: Wholes) -> Schedule:
     """Let rank `order[i]` take the place of rank i, e.g. so that a ring crosses each rack boundary once.
 
     Blocks of a reduce-scatter, all-gather or all-to-all follow the order: block i belongs to `order[i]`.
@@ -42,7 +44,7 @@ def reorder(schedule: Schedule, order: npt.ArrayLike) -> Schedule:
     return on_ranks(schedule, order, schedule.n_ranks)
 
 
-def reverse(schedule: Schedule, kind: str) -> Schedule:
+def reverse(schedule: Schedule, kind: Kind) -> Schedule:
     """Return the schedule run backwards in time, every message returned as a copy.
 
     What a reduce or reduce-scatter brought together is so spread again (broadcast, all-gather).
@@ -56,7 +58,8 @@ def reverse(schedule: Schedule, kind: str) -> Schedule:
     return dataclasses.replace(schedule, lanes=lanes, kind=kind)
 
 
-def sequence(*schedules: Schedule, kind: str) -> Schedule:
+@checked
+def sequence(*schedules: Schedule, kind: Kind) -> Schedule:
     """Run schedules of the same ranks one after the other; together they are a `kind`.
 
     Chunks are cut finer where the schedules disagree. There is no barrier between the parts: each rank goes
@@ -70,6 +73,7 @@ def sequence(*schedules: Schedule, kind: str) -> Schedule:
     return dataclasses.replace(parts[0], lanes=(rounds,) if rounds else (), kind=kind)
 
 
+@checked
 def parallel(*schedules: Schedule) -> Schedule:
     """Run schedules of disjoint sets of ranks (see :func:`on_ranks`) side by side, in shared rounds.
 
@@ -89,7 +93,8 @@ def parallel(*schedules: Schedule) -> Schedule:
     return dataclasses.replace(first, lanes=lanes, groups=groups)
 
 
-def split(*schedules: Schedule, shares: Sequence[float] | None = None) -> Schedule:
+@checked
+def split(*schedules: Schedule, shares: Sequence[Positive] | None = None) -> Schedule:
     """Cut the buffer in parts and run each schedule on its own part, all at the same time (as lanes).
 
     `shares` are the relative sizes of the parts (equal by default). Part i gets every i-th chunk, which keeps

@@ -16,6 +16,7 @@ Every function returns seconds, 0 for one rank.
 
 from __future__ import annotations
 
+from ddlsim.arguments import Count, NotNegative, checked
 from ddlsim.errors import ConfigError
 
 __all__ = [
@@ -48,18 +49,27 @@ __all__ = [
 ]
 
 
-def ring(n_ranks: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0) -> float:
+#: bytes, s, s per byte
+Real = NotNegative
+#: alpha, beta and gamma of one of the two networks of a hierarchy
+Link = tuple[Real, Real, Real]
+
+
+@checked
+def ring(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0) -> float:
     """2 (p-1) alpha + 2 (p-1)/p S beta + (p-1)/p S gamma."""
     gathered = all_gather_ring(n_ranks, nbytes, alpha, beta)
     return reduce_scatter_ring(n_ranks, nbytes, alpha, beta, gamma) + gathered
 
 
-def naive_ring(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+@checked
+def naive_ring(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
     """(p-1) (alpha + S beta)."""
     return (n_ranks - 1) * (alpha + nbytes * beta)
 
 
-def pipelined_ring(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+@checked
+def pipelined_ring(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
     """2 (p-1) u + max(alpha, 2 alpha - u/4) + (2p-3) max(0, alpha - u/2), with u = S/p beta.
 
     For two lanes and gamma = 0. The lanes take turns at the port. If a latency fits in half a chunk's time,
@@ -73,24 +83,28 @@ def pipelined_ring(n_ranks: int, nbytes: float, alpha: float, beta: float) -> fl
     return 2 * (n_ranks - 1) * chunk + start + (2 * n_ranks - 3) * max(0.0, alpha - chunk / 2)
 
 
-def recursive_doubling(n_ranks: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0) -> float:
+@checked
+def recursive_doubling(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0) -> float:
     """log2 p (alpha + S (beta + gamma)), p = 2^q."""
     return _log2("recursive_doubling", n_ranks) * (alpha + nbytes * (beta + gamma))
 
 
-def halving_doubling(n_ranks: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0) -> float:
+@checked
+def halving_doubling(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0) -> float:
     """2 log2 p alpha + 2 (p-1)/p S beta + (p-1)/p S gamma, p = 2^q."""
     return 2 * _log2("halving_doubling", n_ranks) * alpha + _others(n_ranks, nbytes) * (2 * beta + gamma)
 
 
-def binomial_tree(n_ranks: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0) -> float:
+@checked
+def binomial_tree(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0) -> float:
     """2 log2 p (alpha + S beta) + log2 p S gamma, p = 2^q."""
     spread = broadcast_binomial(n_ranks, nbytes, alpha, beta)
     return reduce_binomial(n_ranks, nbytes, alpha, beta, gamma) + spread
 
 
+@checked
 def parameter_server(
-    n_ranks: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0, n_servers: int = 1
+    n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0, n_servers: Count = 1
 ) -> float:
     """2 alpha + 2 (p-1)/k S beta + S/k gamma with k of the ranks as servers.
 
@@ -103,8 +117,9 @@ def parameter_server(
     return 2 * alpha + 2 * (n_ranks - 1) * shard * beta + shard * gamma
 
 
+@checked
 def torus_2d(
-    n_ranks: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0, *, rows: int, columns: int
+    n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0, *, rows: Count, columns: Count
 ) -> float:
     """The ring's time along rows of X = `columns` ranks for S bytes, plus along Y = `rows` for S/X bytes."""
     if rows * columns != n_ranks:
@@ -112,12 +127,13 @@ def torus_2d(
     return hierarchical(columns, rows, nbytes, (alpha, beta, gamma), (alpha, beta, gamma))
 
 
+@checked
 def hierarchical(
-    n_inside: int,
-    n_groups: int,
-    nbytes: float,
-    inside: tuple[float, float, float],
-    between: tuple[float, float, float],
+    n_inside: Count,
+    n_groups: Count,
+    nbytes: Real,
+    inside: Link,
+    between: Link,
 ) -> float:
     """Rings inside and between: 2(n-1) a1 + 2 (n-1)/n S b1 + 2(m-1) a2 + 2 (m-1)/m S/n b2 (+ gamma terms).
 
@@ -127,29 +143,34 @@ def hierarchical(
     return ring(n_inside, nbytes, *inside) + ring(n_groups, nbytes / n_inside, *between)
 
 
-def broadcast_binomial(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+@checked
+def broadcast_binomial(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
     """ceil(log2 p) (alpha + S beta)."""
     return (n_ranks - 1).bit_length() * (alpha + nbytes * beta)
 
 
-def broadcast_chain(n_ranks: int, nbytes: float, alpha: float, beta: float, n_segments: int = 1) -> float:
+@checked
+def broadcast_chain(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, n_segments: Count = 1) -> float:
     """(p - 2 + c) (alpha + S/c beta) with c segments."""
     return reduce_chain(n_ranks, nbytes, alpha, beta, 0.0, n_segments)
 
 
-def broadcast_scatter_all_gather(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+@checked
+def broadcast_scatter_all_gather(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
     """(log2 p + p - 1) alpha + 2 (p-1)/p S beta, p = 2^q."""
     n_steps = _log2("broadcast_scatter_all_gather", n_ranks) + n_ranks - 1
     return n_steps * alpha + 2 * _others(n_ranks, nbytes) * beta
 
 
-def reduce_binomial(n_ranks: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0) -> float:
+@checked
+def reduce_binomial(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0) -> float:
     """log2 p (alpha + S (beta + gamma)), p = 2^q."""
     return _log2("reduce_binomial", n_ranks) * (alpha + nbytes * (beta + gamma))
 
 
+@checked
 def reduce_chain(
-    n_ranks: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0, n_segments: int = 1
+    n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0, n_segments: Count = 1
 ) -> float:
     """(p - 2 + c) (alpha + S/c (beta + gamma)) with c segments."""
     if n_ranks == 1:
@@ -157,52 +178,61 @@ def reduce_chain(
     return (n_ranks - 2 + n_segments) * (alpha + nbytes / n_segments * (beta + gamma))
 
 
-def reduce_scatter_ring(n_ranks: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0) -> float:
+@checked
+def reduce_scatter_ring(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0) -> float:
     """(p-1) alpha + (p-1)/p S (beta + gamma)."""
     return (n_ranks - 1) * alpha + _others(n_ranks, nbytes) * (beta + gamma)
 
 
+@checked
 def reduce_scatter_recursive_halving(
-    n_ranks: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0
+    n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0
 ) -> float:
     """log2 p alpha + (p-1)/p S (beta + gamma), p = 2^q."""
     n_steps = _log2("reduce_scatter_recursive_halving", n_ranks)
     return n_steps * alpha + _others(n_ranks, nbytes) * (beta + gamma)
 
 
+@checked
 def reduce_scatter_direct(
-    n_ranks: int, nbytes: float, alpha: float, beta: float, gamma: float = 0.0
+    n_ranks: Count, nbytes: Real, alpha: Real, beta: Real, gamma: Real = 0.0
 ) -> float:
     """alpha + (p-1)/p S beta + S/p gamma (all messages arrive together, see :func:`parameter_server`)."""
     return all_to_all_direct(n_ranks, nbytes, alpha, beta) + (n_ranks > 1) * nbytes / n_ranks * gamma
 
 
-def all_gather_ring(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+@checked
+def all_gather_ring(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
     """(p-1) alpha + (p-1)/p S beta."""
     return reduce_scatter_ring(n_ranks, nbytes, alpha, beta)
 
 
-def all_gather_recursive_doubling(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+@checked
+def all_gather_recursive_doubling(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
     """log2 p alpha + (p-1)/p S beta, p = 2^q."""
     return _log2("all_gather_recursive_doubling", n_ranks) * alpha + _others(n_ranks, nbytes) * beta
 
 
-def all_gather_bruck(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+@checked
+def all_gather_bruck(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
     """ceil(log2 p) alpha + (p-1)/p S beta."""
     return (n_ranks - 1).bit_length() * alpha + _others(n_ranks, nbytes) * beta
 
 
-def all_gather_direct(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+@checked
+def all_gather_direct(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
     """alpha + (p-1)/p S beta."""
     return all_to_all_direct(n_ranks, nbytes, alpha, beta)
 
 
-def all_to_all_pairwise(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+@checked
+def all_to_all_pairwise(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
     """(p-1) alpha + (p-1)/p S beta."""
     return reduce_scatter_ring(n_ranks, nbytes, alpha, beta)
 
 
-def all_to_all_bruck(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+@checked
+def all_to_all_bruck(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
     """Sum over the bits k of p-1 of alpha + n_k/p S beta; n_k of the numbers 0..p-1 have bit k set.
 
     For p = 2^q that is log2 p (alpha + S/2 beta).
@@ -211,27 +241,30 @@ def all_to_all_bruck(n_ranks: int, nbytes: float, alpha: float, beta: float) -> 
     return (n_ranks - 1).bit_length() * alpha + n_moved / n_ranks * nbytes * beta
 
 
-def all_to_all_direct(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+@checked
+def all_to_all_direct(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
     """alpha + (p-1)/p S beta."""
     return (n_ranks > 1) * alpha + _others(n_ranks, nbytes) * beta
 
 
-def gather_direct(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+@checked
+def gather_direct(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
     """alpha + (p-1)/p S beta; S is what the root ends with."""
     return all_to_all_direct(n_ranks, nbytes, alpha, beta)
 
 
-def scatter_direct(n_ranks: int, nbytes: float, alpha: float, beta: float) -> float:
+@checked
+def scatter_direct(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
     """alpha + (p-1)/p S beta; S is what the root starts with."""
     return all_to_all_direct(n_ranks, nbytes, alpha, beta)
 
 
-def _others(n_ranks: int, nbytes: float) -> float:
+def _others(n_ranks: Count, nbytes: Real) -> float:
     """What belongs to the other ranks, (p-1)/p S."""
     return (n_ranks - 1) / n_ranks * nbytes
 
 
-def _log2(name: str, n_ranks: int) -> int:
+def _log2(name: str, n_ranks: Count) -> int:
     if n_ranks < 1 or n_ranks & (n_ranks - 1):
         raise ConfigError(
             f"cost.{name}: n_ranks is {n_ranks}, but the closed form is exact only for powers of two; "

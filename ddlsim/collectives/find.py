@@ -6,11 +6,13 @@ import functools
 import importlib
 import inspect
 import re
+from collections.abc import Mapping
 
-from ddlsim.collectives.schedule import KINDS, Collective
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.arguments import checked
+from ddlsim.collectives.schedule import Collective, Kind, Schedule
+from ddlsim.errors import ConfigError, shown, unknown_name
 
-__all__ = ["SEGMENT_BYTES", "algorithm_names", "find", "given", "n_segments_for"]
+__all__ = ["SEGMENT_BYTES", "algorithm_names", "called", "find", "given", "n_segments_for", "parameters_of"]
 
 SEGMENT_BYTES = 512 * 1024
 MAX_SEGMENTS = 1024
@@ -18,10 +20,9 @@ MAX_SEGMENTS = 1024
 _CALL = re.compile(r"\s*(?P<name>[\w.:]+)\s*(?:\((?P<arguments>[\w\s,.:]*)\))?\s*")
 
 
-def algorithm_names(kind: str = "all_reduce") -> list[str]:
+@checked
+def algorithm_names(kind: Kind = "all_reduce") -> list[str]:
     """Return the names of the algorithms for `kind`, sorted. Raises ConfigError for an unknown kind."""
-    if kind not in KINDS:
-        raise unknown_name("kind of collective", kind, KINDS)
     return sorted(importlib.import_module(f"ddlsim.collectives.{kind}").__all__)
 
 
@@ -34,10 +35,12 @@ def find(algorithm: str | Collective, kind: str = "all_reduce") -> Collective:
     known = algorithm_names(kind)
     if not isinstance(algorithm, str):
         return algorithm
+    if len(algorithm) > 1000:
+        raise ConfigError(f"collective {shown(algorithm)} is not a name; write 'ring' or 'hierarchical(ring, ring)'")
     match = _CALL.fullmatch(algorithm)
     if match is None:
         raise ConfigError(
-            f"collective {algorithm!r} is not a name; write 'ring' or 'hierarchical(ring, ring)'"
+            f"collective {shown(algorithm)} is not a name; write 'ring' or 'hierarchical(ring, ring)'"
         )
     name = match["name"]
     if ":" in name:
@@ -49,12 +52,37 @@ def find(algorithm: str | Collective, kind: str = "all_reduce") -> Collective:
     if match["arguments"] is None:
         return function
     words = [word.strip() for word in match["arguments"].split(",") if word.strip()]
-    return _with_arguments(function, algorithm, [int(w) if w.isdigit() else w for w in words])
+    return _with_arguments(function, algorithm, [int(w) if w.isdecimal() and len(w) < 19 else w for w in words])
 
 
 def given(function: Collective) -> dict[str, object]:
     """Return the keyword arguments that are bound already (by :func:`functools.partial`)."""
     return dict(function.keywords) if isinstance(function, functools.partial) else {}
+
+
+def parameters_of(function: Collective) -> Mapping[str, inspect.Parameter]:
+    """Return what a collective takes. Raises ConfigError for what is no function of Python."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of some that are written in C
+        raise _no_collective(function, "its parameters are not known") from None
+
+
+def called(function: Collective, n_ranks: int, **more: object) -> Schedule:
+    """Return the schedule that a user's function makes. Raises ConfigError if it cannot be called, or makes none."""
+    try:
+        inspect.signature(function).bind(n_ranks, **more)
+    except TypeError as error:
+        raise _no_collective(function, str(error)) from None
+    schedule = function(n_ranks, **more)
+    if not isinstance(schedule, Schedule):
+        raise _no_collective(function, f"it returned {shown(schedule)}")
+    return schedule
+
+
+def _no_collective(function: Collective, reason: str) -> ConfigError:
+    name = getattr(function, "__name__", shown(function))
+    return ConfigError(f"collective {name!r} cannot be called as n_ranks -> Schedule: {reason}")
 
 
 def n_segments_for(nbytes: float) -> int:
@@ -76,9 +104,11 @@ def _imported(name: str) -> Collective:
 
 
 def _with_arguments(function: Collective, text: str, arguments: list[int | str]) -> Collective:
-    signature = inspect.signature(function)
-    try:
-        bound = signature.bind_partial(0, *arguments)
-    except TypeError as error:
-        raise ConfigError(f"collective {text!r}: {error}; it is {function.__name__}{signature}") from None
-    return functools.partial(function, **dict(list(bound.arguments.items())[1:]))
+    """Bind arguments in the order of the parameters, those by keyword after the others; "groups" are never written."""
+    names = [name for name in list(parameters_of(function))[1:] if name != "groups"]
+    if len(arguments) > len(names):
+        raise ConfigError(
+            f"collective {text!r}: {function.__name__} takes {len(names)} arguments at most; it is "
+            f"{function.__name__}{inspect.signature(function)}"
+        )
+    return functools.partial(function, **dict(zip(names, arguments, strict=False)))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from ddlsim.arguments import Index, checked
 from ddlsim.collectives.combine import with_root
 from ddlsim.collectives.gloo import gloo_gather
-from ddlsim.collectives.schedule import Schedule, messages
+from ddlsim.collectives.schedule import Ranks, Schedule, messages
 
 __all__ = ["direct", "gloo_gather"]
 
 
-def direct(n_ranks: int, root: int = 0) -> Schedule:
+@checked
+def direct(n_ranks: Ranks, root: Index = 0) -> Schedule:
     """Every rank sends its block to the root at once: alpha + (p-1)/p S beta."""
     rank = np.arange(1, n_ranks)
     lanes = ((messages(rank, 0, rank, reduce=False),),) if n_ranks > 1 else ()

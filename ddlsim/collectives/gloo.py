@@ -17,8 +17,9 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.arguments import Index, checked
 from ddlsim.collectives.combine import with_root
-from ddlsim.collectives.schedule import Ints, Round, Schedule, messages
+from ddlsim.collectives.schedule import Ints, Ranks, Round, Schedule, Segments, messages
 from ddlsim.errors import ConfigError
 
 __all__ = ["gloo_all_gather", "gloo_all_to_all", "gloo_broadcast", "gloo_gather", "gloo_reduce"]
@@ -46,18 +47,18 @@ def _transfer(
     return _ready(source, target), data
 
 
-def _lane_slots(lane: int, n_segments: int) -> Ints:
+def _lane_slots(lane: int, n_segments: Segments) -> Ints:
     """Return the segments of a chunk that a lane works on: every other one."""
     return np.arange(lane, n_segments, IN_FLIGHT)
 
 
-def _late(n_ranks: int, n_transfers: int) -> tuple[Round, ...]:
+def _late(n_ranks: Ranks, n_transfers: int) -> tuple[Round, ...]:
     """Return handshakes without data: a lane waits as long as `n_transfers` transfers of nothing take."""
     rank = np.arange(n_ranks)
     return (_ready(rank, (rank - 1) % n_ranks),) * (2 * n_transfers)
 
 
-def _lap(n_ranks: int, n_segments: int, lane: int, first: int, *, reduce: bool) -> Iterable[Round]:
+def _lap(n_ranks: Ranks, n_segments: Segments, lane: int, first: int, *, reduce: bool) -> Iterable[Round]:
     """One lap of the ring r -> r-1, segment by segment; rank r begins with chunk r + `first`."""
     rank = np.arange(n_ranks)
     for step in range(n_ranks - 1):
@@ -66,7 +67,7 @@ def _lap(n_ranks: int, n_segments: int, lane: int, first: int, *, reduce: bool) 
             yield from _transfer(rank, (rank - 1) % n_ranks, chunk, np.array([slot]), reduce=reduce)
 
 
-def _segments_per_chunk(n_ranks: int, n_segments: int) -> int:
+def _segments_per_chunk(n_ranks: Ranks, n_segments: Segments) -> int:
     """Return how many segments of at most 1 MiB a chunk has, two at least, given the number of 512 KiB pieces."""
     if n_segments < 1:
         raise ConfigError(f"gloo: n_segments is {n_segments}; give 1 or more")
@@ -74,12 +75,13 @@ def _segments_per_chunk(n_ranks: int, n_segments: int) -> int:
     return IN_FLIGHT * -(-pairs // (IN_FLIGHT * n_ranks))
 
 
-def _lanes(n_ranks: int, n_segments: int, rounds: Iterable[Iterable[Round]], kind: str) -> Schedule:
+def _lanes(n_ranks: Ranks, n_segments: Segments, rounds: Iterable[Iterable[Round]], kind: str) -> Schedule:
     lanes = tuple(tuple(lane) for lane in rounds) if n_ranks > 1 else ()
     return Schedule(n_ranks, n_ranks * n_segments, lanes, kind=kind)
 
 
-def gloo_ring(n_ranks: int, n_segments: int = 1) -> Schedule:
+@checked
+def gloo_ring(n_ranks: Ranks, n_segments: Segments = 1) -> Schedule:
     """Ring in segments, two in flight (``gloo/allreduce.cc``, ``ring``).
 
     n_segments  512 KiB pieces of the buffer; segments have up to two of them, and a chunk has two segments or more
@@ -100,12 +102,14 @@ def gloo_ring(n_ranks: int, n_segments: int = 1) -> Schedule:
     return _lanes(n_ranks, each, lanes, "all_reduce")
 
 
-def gloo_reduce_scatter(n_ranks: int, n_segments: int = 1) -> Schedule:
+@checked
+def gloo_reduce_scatter(n_ranks: Ranks, n_segments: Segments = 1) -> Schedule:
     """The whole all-reduce, of which every rank keeps its block (PyTorch's ``ProcessGroupGloo``)."""
     return dataclasses.replace(gloo_ring(n_ranks, n_segments), kind="reduce_scatter")
 
 
-def gloo_all_gather(n_ranks: int) -> Schedule:
+@checked
+def gloo_all_gather(n_ranks: Ranks) -> Schedule:
     """One lap of a ring, blocks in two halves (``gloo/allgather.cc``): 2 alpha + (p-1)/p S beta."""
     lanes = (
         (*_late(n_ranks, lane), *_lap(n_ranks, IN_FLIGHT, lane, 0, reduce=False)) for lane in range(IN_FLIGHT)
@@ -113,7 +117,8 @@ def gloo_all_gather(n_ranks: int) -> Schedule:
     return _lanes(n_ranks, IN_FLIGHT, lanes, "all_gather")
 
 
-def gloo_reduce(n_ranks: int, root: int = 0, *, n_segments: int = 1) -> Schedule:
+@checked
+def gloo_reduce(n_ranks: Ranks, root: Index = 0, *, n_segments: Segments = 1) -> Schedule:
     """Ring reduce-scatter, then everybody sends its chunk to the root (``gloo/reduce.cc``).
 
     4 alpha + 2 (p-1)/p S beta as long as a segment takes longer than 2 alpha.
@@ -131,7 +136,8 @@ def gloo_reduce(n_ranks: int, root: int = 0, *, n_segments: int = 1) -> Schedule
     return with_root(_lanes(n_ranks, each, lanes, "reduce"), root)
 
 
-def gloo_broadcast(n_ranks: int, root: int = 0) -> Schedule:
+@checked
+def gloo_broadcast(n_ranks: Ranks, root: Index = 0) -> Schedule:
     """Binomial tree in which a parent sends to all its children at once (``gloo/broadcast.cc``).
 
     Counted from the root, a rank's parent has its number in binary without the highest bit. With p = 2^q, the
@@ -147,24 +153,27 @@ def gloo_broadcast(n_ranks: int, root: int = 0) -> Schedule:
     return with_root(Schedule(n_ranks, 1, (tuple(rounds),) if rounds else (), kind="broadcast"), root)
 
 
-def gloo_gather(n_ranks: int, root: int = 0) -> Schedule:
+@checked
+def gloo_gather(n_ranks: Ranks, root: Index = 0) -> Schedule:
     """All send their blocks to the root at once (``gloo/gather.cc``): 2 alpha + (p-1)/p S beta."""
     others = np.arange(1, n_ranks)
     return with_root(_once(n_ranks, others, np.zeros_like(others), others, "gather"), root)
 
 
-def gloo_scatter(n_ranks: int, root: int = 0) -> Schedule:
+@checked
+def gloo_scatter(n_ranks: Ranks, root: Index = 0) -> Schedule:
     """The root sends all blocks at once (``gloo/scatter.cc``): 2 alpha + (p-1)/p S beta."""
     others = np.arange(1, n_ranks)
     return with_root(_once(n_ranks, np.zeros_like(others), others, others, "scatter"), root)
 
 
-def gloo_all_to_all(n_ranks: int) -> Schedule:
+@checked
+def gloo_all_to_all(n_ranks: Ranks) -> Schedule:
     """Everything at once (``gloo/alltoall.cc``): 2 alpha + (p-1)/p S beta."""
     rank, step = (a.ravel() for a in np.indices((n_ranks, n_ranks - 1)))
     return _once(n_ranks, rank, (rank + 1 + step) % n_ranks, 1 + step, "all_to_all")
 
 
-def _once(n_ranks: int, src: Ints, dst: Ints, start: Ints, kind: str) -> Schedule:
+def _once(n_ranks: Ranks, src: Ints, dst: Ints, start: Ints, kind: str) -> Schedule:
     lanes = (_transfer(src, dst, start, np.array([0])),) if n_ranks > 1 else ()
     return Schedule(n_ranks, n_ranks, lanes, kind=kind)

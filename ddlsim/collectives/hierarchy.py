@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from ddlsim.arguments import Count, checked
 from ddlsim.collectives.combine import on_ranks, parallel, sequence, strided, uniform
-from ddlsim.collectives.find import find, given
-from ddlsim.collectives.schedule import Collective, Ints, Round, Schedule
+from ddlsim.collectives.find import called, find, given, parameters_of
+from ddlsim.collectives.schedule import Collective, Ints, Ranks, Round, Schedule, Segments
 from ddlsim.errors import ConfigError, unknown_name
 
 __all__ = ["hierarchical", "torus_2d"]
@@ -27,13 +27,14 @@ _SHARED = {
 _LEADER = {"binomial_tree": ("binomial", "binomial"), "chain": ("chain", "chain")}
 
 
+@checked
 def hierarchical(
-    n_ranks: int,
+    n_ranks: Ranks,
     inside: str | tuple[Collective, Collective] | None = None,
     between: str | Collective = "ring",
     *,
     groups: Sequence[Ints],
-    n_segments: int = 1,
+    n_segments: Segments = 1,
 ) -> Schedule:
     """Reduce inside each group, all-reduce between the groups, spread inside (Cho et al. 2017; BlueConnect).
 
@@ -70,8 +71,9 @@ def hierarchical(
     return _shared_work(np.stack(groups), down, exchange, up)
 
 
+@checked
 def torus_2d(
-    n_ranks: int, rows: int | None = None, columns: int | None = None, *, groups: Sequence[Ints] | None = None
+    n_ranks: Ranks, rows: Count | None = None, columns: Count | None = None, *, groups: Sequence[Ints] | None = None
 ) -> Schedule:
     """Rings along the rows, then along the columns, then along the rows (Mikami et al. 2018).
 
@@ -79,7 +81,7 @@ def torus_2d(
     given (consecutive ranks form a row); else a row is a machine (`groups`), if machines hold several ranks;
     else the most nearly square one. Raises ConfigError for a shape that does not hold n_ranks.
     """
-    if groups is None or rows is not None or max(len(g) for g in groups) == 1:
+    if groups is None or rows is not None or max((np.size(g) for g in groups), default=1) == 1:
         if rows is None:
             rows = next(y for y in range(math.isqrt(n_ranks), 0, -1) if n_ranks % y == 0)
         columns = n_ranks // max(rows, 1) if columns is None else columns
@@ -93,8 +95,8 @@ def torus_2d(
 
 def _checked_groups(groups: Sequence[Ints], n_ranks: int) -> tuple[Ints, ...]:
     arrays = tuple(np.asarray(g, dtype=np.int64) for g in groups)
-    if any(len(g) == 0 for g in arrays):
-        raise ConfigError("hierarchical: a group is empty; leave it out")
+    if not arrays or any(g.ndim != 1 or len(g) == 0 for g in arrays):
+        raise ConfigError("hierarchical: groups must be lists of ranks, one or more; leave an empty one out")
     if not np.array_equal(np.sort(np.concatenate(arrays)), np.arange(n_ranks)):
         raise ConfigError(f"hierarchical: the groups must hold each rank of 0..{n_ranks - 1} exactly once")
     return arrays
@@ -102,9 +104,13 @@ def _checked_groups(groups: Sequence[Ints], n_ranks: int) -> tuple[Ints, ...]:
 
 def _bound(function: Collective, n_segments: int) -> Collective:
     """Give the function its number of segments, if it takes one that is not given yet."""
-    if "n_segments" in inspect.signature(function).parameters and "n_segments" not in given(function):
-        return functools.partial(function, n_segments=n_segments)
-    return function
+    if "n_segments" in parameters_of(function) and "n_segments" not in given(function):
+        function = functools.partial(function, n_segments=n_segments)
+
+    def checked_call(n_ranks: int) -> Schedule:
+        return called(function, n_ranks)
+
+    return checked_call
 
 
 def _through_leaders(

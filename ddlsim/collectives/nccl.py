@@ -24,19 +24,20 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.arguments import Bandwidth, Count, checked, quantity
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.calibrated import inside_hosts, payload_rate
+from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.units import parse
+from ddlsim.units import si
 
 if TYPE_CHECKING:
-    import networkx as nx
+    pass
 
 __all__ = ["KINDS", "NcclTime", "bus_bandwidth", "nccl_time"]
 
@@ -68,8 +69,9 @@ class NcclTime:
     protocol: str
 
 
+@checked
 @functools.lru_cache(maxsize=16)
-def bus_bandwidth(cluster: Cluster, n_ranks: int) -> tuple[float, str]:
+def bus_bandwidth(cluster: Cluster, n_ranks: Count) -> tuple[float, str]:
     """Return the bytes/s at which rings over the first workers can run, and what joins workers of a node ("nvlink" or
     "pcie", the slower one if there are both).
 
@@ -106,13 +108,14 @@ def _grouped(key: npt.NDArray[np.int64], links: npt.NDArray[np.int64]) -> dict[i
     return dict(zip(labels.tolist(), np.split(order, first[1:]), strict=True))
 
 
+@checked
 def nccl_time(
-    cluster: str | Path | nx.Graph[str] | Cluster,
-    nbytes: float | str,
+    cluster: ClusterLike,
+    nbytes: Annotated[float | str, quantity("bytes", zero=True)],
     *,
     kind: str = "all_reduce",
-    ranks: int | None = None,
-    bandwidth: float | str | None = None,
+    ranks: Count | None = None,
+    bandwidth: Bandwidth | None = None,
     algorithm: str | None = None,
     protocol: str | None = None,
 ) -> NcclTime:
@@ -127,18 +130,14 @@ def nccl_time(
     Raises ConfigError for unknown names, fewer than 2 ranks or more than there are, and sizes that make no sense.
     """
     loaded = load_cluster(cluster)
-    size = parse(nbytes, "bytes") if isinstance(nbytes, str) else float(nbytes)
-    if not (math.isfinite(size) and size >= 0.0):
-        raise ConfigError(f"nbytes = {nbytes!r}: must be a finite number of bytes, at least 0")
+    size = si(nbytes, "bytes")
     n_ranks = len(loaded.workers) if ranks is None else ranks
     if not 2 <= n_ranks <= len(loaded.workers):
         raise ConfigError(f"ranks = {n_ranks}: must be 2 to {len(loaded.workers)}, the workers of {loaded.name!r}")
     _check(kind, algorithm, protocol)
     bus, hardware = bus_bandwidth(loaded, n_ranks) if bandwidth is None else (0.0, _hardware(loaded))
     if bandwidth is not None:
-        bus = parse(bandwidth, "bandwidth") if isinstance(bandwidth, str) else float(bandwidth)
-        if not (math.isfinite(bus) and bus > 0.0):
-            raise ConfigError(f"bandwidth = {bandwidth!r}: must be finite and above 0")
+        bus = si(bandwidth, "bandwidth")
     n_nodes = len(np.unique(loaded.host_of[loaded.workers[:n_ranks]]))
     found = [
         NcclTime(_estimate(kind, name, p, size, n_ranks, n_nodes, bus, hardware), name, p)

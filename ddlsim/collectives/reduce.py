@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from ddlsim.arguments import Index, checked
 from ddlsim.collectives.combine import with_root
 from ddlsim.collectives.gloo import gloo_reduce
 from ddlsim.collectives.pipeline import pipeline
-from ddlsim.collectives.schedule import Schedule, messages
+from ddlsim.collectives.schedule import Ranks, Schedule, Segments, messages
 
 __all__ = ["binomial", "chain", "gloo_reduce"]
 
 
-def binomial(n_ranks: int, root: int = 0) -> Schedule:
+@checked
+def binomial(n_ranks: Ranks, root: Index = 0) -> Schedule:
     """Binomial tree, nearest rank first: log2 p (alpha + S (beta + gamma)) if p = 2^q.
 
     For other rank counts that is an upper bound: ranks whose subtree is smaller send early.
@@ -25,7 +27,8 @@ def binomial(n_ranks: int, root: int = 0) -> Schedule:
     return with_root(Schedule(n_ranks, 1, (tuple(rounds),) if rounds else (), kind="reduce"), root)
 
 
-def chain(n_ranks: int, root: int = 0, *, n_segments: int = 1) -> Schedule:
+@checked
+def chain(n_ranks: Ranks, root: Index = 0, *, n_segments: Segments = 1) -> Schedule:
     """Pipelined chain .., root+1, root: (p - 2 + c) (alpha + S/c (beta + gamma)) with c segments."""
     sender = np.arange(n_ranks - 1, 0, -1)
     rounds = pipeline(sender, sender - 1, n_ranks - 1 - sender, n_segments, reduce=True)

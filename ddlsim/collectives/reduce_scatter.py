@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from ddlsim.arguments import checked
 from ddlsim.collectives.gloo import gloo_reduce_scatter
 from ddlsim.collectives.halving import fold_pairs, halving
-from ddlsim.collectives.schedule import Schedule, messages
+from ddlsim.collectives.schedule import Ranks, Schedule, messages
 
 __all__ = ["direct", "gloo_reduce_scatter", "recursive_halving", "ring"]
 
 
-def ring(n_ranks: int) -> Schedule:
+@checked
+def ring(n_ranks: Ranks) -> Schedule:
     """One lap of a ring (Patarasuk and Yuan 2009, sec. 3): (p-1) (alpha + S/p (beta + gamma)).
 
     In step t rank r sends block r-1-t to the right, so the last block it receives is its own.
@@ -23,7 +25,8 @@ def ring(n_ranks: int) -> Schedule:
     return Schedule(n_ranks, n_ranks, ((step,),) if n_ranks > 1 else (), kind="reduce_scatter")
 
 
-def recursive_halving(n_ranks: int) -> Schedule:
+@checked
+def recursive_halving(n_ranks: Ranks) -> Schedule:
     """Recursive halving (Thakur et al. 2005, sec. 4.3): log2 p alpha + (p-1)/p S (beta + gamma) if p = 2^q.
 
     If p is not a power of two, rank 2i first hands everything to rank 2i+1 and gets its block at the end (for
@@ -42,7 +45,8 @@ def recursive_halving(n_ranks: int) -> Schedule:
     return Schedule(n_ranks, n_ranks, (tuple(rounds),) if rounds else (), kind="reduce_scatter")
 
 
-def direct(n_ranks: int) -> Schedule:
+@checked
+def direct(n_ranks: Ranks) -> Schedule:
     """Every rank sends every other rank its block at once: alpha + (p-1)/p S beta + S/p gamma."""
     rank, step = (a.ravel() for a in np.indices((n_ranks, n_ranks - 1)))
     other = (rank + 1 + step) % n_ranks

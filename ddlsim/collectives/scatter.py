@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from ddlsim.arguments import Index, checked
 from ddlsim.collectives import gather
 from ddlsim.collectives.combine import reverse
 from ddlsim.collectives.gloo import gloo_scatter
-from ddlsim.collectives.schedule import Schedule
+from ddlsim.collectives.schedule import Ranks, Schedule
 
 __all__ = ["direct", "gloo_scatter"]
 
 
-def direct(n_ranks: int, root: int = 0) -> Schedule:
+@checked
+def direct(n_ranks: Ranks, root: Index = 0) -> Schedule:
     """The root sends every rank its block at once: alpha + (p-1)/p S beta."""
     return reverse(gather.direct(n_ranks, root), "scatter")

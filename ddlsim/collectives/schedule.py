@@ -10,20 +10,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["KINDS", "Collective", "Floats", "Ints", "Round", "Schedule", "messages"]
+from ddlsim.arguments import Count, Index, NotNegative, checked, one_of, whole
+from ddlsim.arguments.annotations import array_of
+
+__all__ = [
+    "KINDS", "Collective", "Floats", "Ints", "Kind", "Ranks", "Round", "Schedule", "Segments", "Wholes", "messages",
+]  # fmt: skip
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 #: what a schedule can promise; `ddlsim.collectives.check` says exactly what each one means
 KINDS = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")
+Kind = Annotated[str, one_of(*KINDS)]
+#: ranks or chunks as callers may write them
+Wholes = Annotated[npt.ArrayLike, array_of(np.int64, scalar=True)]
+#: of a collective; rounds list messages, and some algorithms send one from each rank to each other one
+Ranks = Annotated[int, whole(1, 10**6)]
+#: that pipelined algorithms cut the buffer into
+Segments = Annotated[int, whole(1, 10**6)]
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Round:
     """`m` messages that may flow together, executed `repeat` times.
@@ -43,12 +56,13 @@ class Round:
     start: Ints
     count: Ints
     reduce: bool
-    repeat: int = 1
+    repeat: Index = 1
     shift: int = 0
     slots: Ints | None = None
-    header: float = 0.0
+    header: NotNegative = 0.0
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Schedule:
     """A collective operation on `n_ranks` ranks.
@@ -63,14 +77,14 @@ class Schedule:
                   starts with its own in copy i mod `copies`)
     """
 
-    n_ranks: int
-    n_chunks: int
+    n_ranks: Ranks
+    n_chunks: Count
     lanes: tuple[tuple[Round, ...], ...]
     chunk_weight: Floats | None = None
     kind: str = "all_reduce"
-    root: int = 0
+    root: Index = 0
     groups: tuple[Ints, ...] | None = None
-    copies: int = 1
+    copies: Count = 1
 
     @property
     def n_rounds(self) -> int:
@@ -107,7 +121,8 @@ class Schedule:
         weight = np.add.reduceat(self.chunk_weight[chunk], first)
         return np.asarray(weight * (nbytes * self.copies / self.chunk_weight.sum()), dtype=np.float64)
 
-    def bytes_sent(self, nbytes: float) -> Floats:
+    @checked
+    def bytes_sent(self, nbytes: NotNegative) -> Floats:
         """Return how many bytes of the buffer each rank sends in all, headers left out, shape (n_ranks,)."""
         total = np.zeros(self.n_ranks)
         for lane in self.lanes:
@@ -123,20 +138,22 @@ class Schedule:
 Collective: TypeAlias = Callable[..., Schedule]
 
 
+@checked
 def messages(
-    src: npt.ArrayLike,
-    dst: npt.ArrayLike,
-    start: npt.ArrayLike = 0,
-    count: npt.ArrayLike = 1,
+    src: Wholes,
+    dst: Wholes,
+    start: Wholes = 0,
+    count: Wholes = 1,
     *,
     reduce: bool,
-    repeat: int = 1,
+    repeat: Index = 1,
     shift: int = 0,
     slots: Ints | None = None,
-    header: float = 0.0,
+    header: NotNegative = 0.0,
 ) -> Round:
     """Return a :class:`Round` from lists, arrays or (for all but `src`) single numbers for all messages."""
     src = np.array(src, dtype=np.int64, ndmin=1)
+    slots = None if slots is None else np.atleast_1d(slots)
     if slots is not None:
         count = len(slots)
 

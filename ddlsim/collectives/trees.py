@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ddlsim.arguments import checked
 from ddlsim.collectives.pipeline import pipeline
-from ddlsim.collectives.schedule import Ints, Schedule
+from ddlsim.collectives.schedule import Ints, Ranks, Schedule, Segments
 from ddlsim.errors import ConfigError
 
 __all__ = ["double_binary_tree", "double_tree"]
@@ -32,7 +33,8 @@ def double_tree(n_ranks: int) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
     return (parent, depth), (np.roll((parent + 1) % n_ranks, 1), np.roll(depth, 1))
 
 
-def double_binary_tree(n_ranks: int, n_segments: int = 1) -> Schedule:
+@checked
+def double_binary_tree(n_ranks: Ranks, n_segments: Segments = 1) -> Schedule:
     """Two trees, each reducing and broadcasting one half of the buffer in `n_segments` pipelined segments.
 
     Sanders, Speck and Traff 2009; NCCL since 2.4. About 2 log2 p alpha + 2 S beta + O(sqrt(S alpha beta

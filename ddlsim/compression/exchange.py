@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar, cast
+from typing import Annotated, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import checked
+from ddlsim.arguments import checked, having
 from ddlsim.compression.contract import Collective, Combines, Compressor, Payload, Settles, TwoRounds, Vector
 from ddlsim.compression.payloads import SparsePayload
 from ddlsim.errors import ConfigError
@@ -57,7 +57,9 @@ def aggregate(compressor: Compressor[S, P], payloads: Sequence[P]) -> Vector:
 
 
 @checked
-def settle(compressor: Compressor[S, P], payload: P, mean: Vector, state: S) -> S:
+def settle(
+    compressor: Compressor[S, P], payload: P, mean: Annotated[Vector, having("an array", "shape", "dtype")], state: S
+) -> S:
     """Return a worker's state after the exchange of its `payload` gave `mean`, shape (n,).
 
     Call it once per exchange: PowerSGD takes its next Q from the mean, and error feedback around gTop-k takes
@@ -93,6 +95,11 @@ def exchange(
 
     With one worker this is what a parameter server (or a worker, of the server's answer) receives.
     """
+    if not len(gradients) == len(states) == len(rngs):
+        raise ConfigError(
+            f"exchange: {len(gradients)} gradients, {len(states)} states and {len(rngs)} random streams: give one of "
+            "each for every worker"
+        )
     sizes = sorted({gradient.size for gradient in gradients})
     if len(sizes) != 1:
         raise ConfigError(
@@ -127,6 +134,8 @@ def sent_nbytes(
     majority_vote  2 (N - 1)/N S: each worker counts the votes of one N-th of the coordinates
     gtopk_tree     S per edge of the binomial tree, once up and once down: rank 0 sends ceil(log2 N) S
     """
+    if len(nbytes) == 0:
+        raise ConfigError("sent_nbytes: nbytes = (): give the size of one worker's message or more")
     sizes = np.asarray(nbytes, np.float64)
     n_workers = sizes.size
     if collective == "all_gather":

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import checked
+from ddlsim.arguments import Count, checked
 from ddlsim.compression.contract import Compressor, Payload, Vector, check_gradient
 from ddlsim.compression.exchange import Exchange, exchange
 from ddlsim.compression.payloads import mean
@@ -46,7 +46,7 @@ def hierarchical_exchange(
     gradients: Sequence[Vector],
     states: Sequence[S],
     rngs: Sequence[np.random.Generator],
-    n_local: int,
+    n_local: Count,
 ) -> HierarchicalExchange[S]:
     """Exchange the gradients of machines with `n_local` workers each (Shi et al. 2021, HiTopKComm, algorithm 2).
 
@@ -61,6 +61,11 @@ def hierarchical_exchange(
     Raises ConfigError when the workers do not fill their machines.
     """
     n_workers, n = len(gradients), gradients[0].size if gradients else 0
+    if not n_workers == len(states) == len(rngs):
+        raise ConfigError(
+            f"hierarchical_exchange: {n_workers} gradients, {len(states)} states and {len(rngs)} random streams: give "
+            "one of each for every worker"
+        )
     if n_workers == 0 or n_local < 1 or n_workers % n_local:
         raise ConfigError(
             f"n_local = {n_local}: must divide the number of workers, {n_workers}; every machine has as many"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ddlsim.arguments import Index, Seed, checked
 from ddlsim.data.dataset import Ints
 from ddlsim.errors import ConfigError
 from ddlsim.workload.jitter import stream
@@ -21,6 +22,7 @@ class _Draws:
     next_pass: int = 0
 
 
+@checked
 @dataclass(eq=False)
 class BatchStream:
     """Sample indices by position: pass e over the shard is shuffled by draw e of the stream (seed, rank, "batches").
@@ -31,8 +33,8 @@ class BatchStream:
     """
 
     shard: Ints
-    seed: int
-    rank: int = 0
+    seed: Seed
+    rank: Index = 0
     _passes: dict[int, Ints] = field(default_factory=dict, init=False, repr=False)
     _drawn: _Draws | None = field(default=None, init=False, repr=False)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ddlsim.arguments import checked
 from ddlsim.data.dataset import DataSet, images_to_floats
 from ddlsim.data.files_common import read_bytes
 from ddlsim.errors import ConfigError
@@ -20,6 +21,7 @@ _PIXELS = 3 * 32 * 32
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
+@checked
 def read_cifar(paths: str | Path | Sequence[str | Path], n_classes: int = 10) -> DataSet:
     """Return the images (n, 3, 32, 32) in 0..1 of one or more binary files, in the order given.
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.arguments import Seed, checked, number, whole
 from ddlsim.errors import ConfigError
 from ddlsim.workload.jitter import stream
 
@@ -16,6 +18,7 @@ Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class DataSet:
     """Samples `x` (n_samples, *sample_shape) float32 and `labels` (n_samples,), the class of each.
@@ -36,6 +39,7 @@ class DataSet:
                 f"data {self.name!r}: samples {self.x.shape} and labels {self.labels.shape} do not fit; "
                 "give (n, ...) samples and (n,) labels with n at least 1"
             )
+        check_finite(self.name, self.x)
         if self.labels.min() < 0 or self.labels.max() >= self.n_classes:
             bad = self.labels[(self.labels < 0) | (self.labels >= self.n_classes)][0]
             raise ConfigError(f"data {self.name!r}: label {bad} is not one of the {self.n_classes} classes from 0 on")
@@ -56,25 +60,39 @@ class DataSet:
     def sample_shape(self) -> tuple[int, ...]:
         return self.x.shape[1:]
 
+    @checked
     def take(self, indices: Ints) -> DataSet:
         """Return the data set of the samples at `indices`, in that order."""
+        if indices.size and not 0 <= indices.min() <= indices.max() < self.n_samples:
+            raise ConfigError(f"data {self.name!r}: indices must be from 0 to {self.n_samples - 1}")
         return replace(self, x=self.x[indices], labels=self.labels[indices])
 
 
+def check_finite(name: str, samples: Floats) -> None:
+    """Raise ConfigError, naming the sample, if any number is NaN or infinite."""
+    # A sum is finite unless a number is not, or it overflows: then look closer.
+    if not np.isfinite(samples.sum(dtype=np.float64)) and not np.isfinite(samples).all():
+        bad = int(np.argwhere(~np.isfinite(samples))[0, 0])
+        raise ConfigError(f"data {name!r}: sample {bad} holds NaN or infinity; remove it")
+
+
+@checked
 def from_arrays(x: npt.ArrayLike, labels: npt.ArrayLike, name: str = "arrays", source: str = "") -> DataSet:
     """Return a data set of the caller's arrays: samples (n, ...), classes (n,) as whole numbers from 0 on.
 
     Classes are named "0", "1", ... up to the largest label. Raises ConfigError for arrays that do not fit or
     hold numbers that are not finite.
     """
-    samples, classes = np.ascontiguousarray(x, np.float32), np.asarray(labels)
+    try:
+        with np.errstate(over="ignore"):  # what float32 cannot hold is told below
+            samples, classes = np.ascontiguousarray(x, np.float32), np.asarray(labels)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(f"data {name!r}: samples or labels are no array of numbers") from None
     if classes.dtype.kind not in "iu" or classes.ndim != 1 or not classes.size:
         raise ConfigError(
             f"data {name!r}: labels of shape {classes.shape} and type {classes.dtype}: must be (n,) whole numbers"
         )
-    if not np.isfinite(samples).all():
-        bad = int(np.argwhere(~np.isfinite(samples))[0, 0])
-        raise ConfigError(f"data {name!r}: sample {bad} holds NaN or infinity; remove it")
+    check_finite(name, samples)
     names = tuple(str(i) for i in range(int(classes.max()) + 1))
     return DataSet(name, samples, classes.astype(np.int64), names, source)
 
@@ -84,7 +102,12 @@ def images_to_floats(images: npt.NDArray[np.uint8]) -> Floats:
     return images.astype(np.float32) / np.float32(255.0)
 
 
-def split(data: DataSet, held_out: float | int, seed: int) -> tuple[DataSet, DataSet]:
+#: a share of the samples, or a number of them
+HeldOut = Annotated[float, number(0.0, above=True)] | Annotated[int, whole(1)]
+
+
+@checked
+def split(data: DataSet, held_out: HeldOut, seed: Seed) -> tuple[DataSet, DataSet]:
     """Return (training set, held-out set): a random part of the samples, the same for the same seed.
 
     `held_out` is a share (float below 1) or a number of samples (int). Every class is divided alike, to within
@@ -104,6 +127,7 @@ def split(data: DataSet, held_out: float | int, seed: int) -> tuple[DataSet, Dat
     return data.take(np.sort(chosen[count:])), data.take(np.sort(chosen[:count]))
 
 
+@checked
 def standardize(data: DataSet, like: DataSet | None = None) -> DataSet:
     """Return the data with mean 0 and deviation 1 per channel, by the statistics of `like` (default: itself).
 

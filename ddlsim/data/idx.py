@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.arguments import checked
 from ddlsim.data.dataset import DataSet, images_to_floats
 from ddlsim.data.files_common import read_bytes
 from ddlsim.errors import ConfigError
@@ -20,6 +21,7 @@ __all__ = ["read_idx"]
 _UNSIGNED_BYTE = 8
 
 
+@checked
 def read_idx(images: str | Path, labels: str | Path, name: str = "idx") -> DataSet:
     """Return the images (n, 1, height, width) in 0..1 of an IDX file with the labels of another.
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.arguments import checked
 from ddlsim.data.dataset import DataSet, images_to_floats
 from ddlsim.errors import ConfigError
 from ddlsim.output_files import replacing
@@ -24,6 +25,7 @@ _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _MOST_NBYTES = 2 * 10**9  # of decoded bytes; four times as many as floats
 
 
+@checked
 def read_images(
     folder: str | Path, size: int = 32, n_per_class: int | None = None, cache: str | Path | None = None
 ) -> DataSet:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ddlsim.arguments import checked
 from ddlsim.data.cifar import read_cifar
 from ddlsim.data.dataset import DataSet
 from ddlsim.data.digits import load_digits
@@ -20,6 +21,7 @@ DATA_NAMES = ("digits", "shapes")
 _N_SHAPES, _SHAPES_SIZE = 2000, 32
 
 
+@checked
 def load_data(source: str | Path) -> DataSet:
     """Return a data set by name ("digits", "shapes") or from a file or folder.
 

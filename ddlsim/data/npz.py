@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.arguments import checked
 from ddlsim.data.dataset import DataSet, from_arrays, images_to_floats
 from ddlsim.errors import ConfigError, unknown_name
 
 __all__ = ["read_npz"]
 
 
+@checked
 def read_npz(path: str | Path, part: str = "train") -> DataSet:
     """Return one part ("train", "val" or "test") of an archive; a plain one has ``images`` and ``labels``.
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
+from ddlsim.arguments import Count, Positive, Seed, checked
 from ddlsim.data.dataset import Ints
 from ddlsim.errors import ConfigError
 from ddlsim.workload.jitter import stream
@@ -16,25 +15,28 @@ _TRIES = 1000
 
 
 def _check(n_samples: int, n_workers: int) -> None:
-    if not 1 <= n_workers <= n_samples:
+    if n_workers > n_samples:
         raise ConfigError(f"n_workers = {n_workers}: must be from 1 to the {n_samples} samples")
 
 
-def iid(labels: Ints, n_workers: int, seed: int) -> list[Ints]:
+@checked
+def iid(labels: Ints, n_workers: Count, seed: Seed) -> list[Ints]:
     """Return a random partition of the samples into equal parts, sizes differing by one at most."""
     _check(len(labels), n_workers)
     order = stream(seed, 0, "iid shards").permutation(len(labels))
     return [np.sort(part) for part in np.array_split(order, n_workers)]
 
 
-def by_class(labels: Ints, n_workers: int) -> list[Ints]:
+@checked
+def by_class(labels: Ints, n_workers: Count) -> list[Ints]:
     """Return the samples sorted by class and cut into equal parts: each worker sees as few classes as possible
     (McMahan et al. 2017, arXiv:1602.05629, section 3, with one shard a client)."""
     _check(len(labels), n_workers)
     return np.array_split(np.argsort(labels, kind="stable"), n_workers)
 
 
-def dirichlet(labels: Ints, n_workers: int, alpha: float, seed: int, least: int = 1) -> list[Ints]:
+@checked
+def dirichlet(labels: Ints, n_workers: Count, alpha: Positive, seed: Seed, least: Count = 1) -> list[Ints]:
     """Return shards in which each class is divided among the workers by shares drawn from Dirichlet(alpha).
 
     Small alpha: few classes a worker; large alpha: like :func:`iid` (Hsu, Qi and Brown 2019, arXiv:1909.06335,
@@ -42,9 +44,7 @@ def dirichlet(labels: Ints, n_workers: int, alpha: float, seed: int, least: int 
     worker has `least` samples. Raises ConfigError when that does not happen.
     """
     _check(len(labels), n_workers)
-    if not (math.isfinite(alpha) and alpha > 0.0):
-        raise ConfigError(f"alpha = {alpha}: must be finite and above 0")
-    if least < 1 or least * n_workers > len(labels):
+    if least * n_workers > len(labels):
         raise ConfigError(
             f"least = {least}: must be at least 1 and leave {n_workers} workers that many of {len(labels)}"
         )

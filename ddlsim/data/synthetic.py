@@ -7,29 +7,33 @@ single pixel tells the classes apart, while outline and texture do.
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import numpy as np
 
+from ddlsim.arguments import Count, Seed, Share, checked, whole
 from ddlsim.data.dataset import DataSet, Floats, Ints
 from ddlsim.errors import ConfigError
 from ddlsim.workload.jitter import stream
 
 __all__ = ["shapes"]
 
+MAX_PIXELS = 10**10
 _CHUNK = 256  # images of one random stream: the first n images of a seed do not depend on how many follow
 
 
-def shapes(n_samples: int, size: int = 32, difficulty: float = 0.3, seed: int = 0) -> DataSet:
+@checked
+def shapes(
+    n_samples: Count, size: Annotated[int, whole(8, 4096)] = 32, difficulty: Share = 0.3, seed: Seed = 0
+) -> DataSet:
     """Return `n_samples` colour images, shape (n_samples, 3, size, size), values 0..1, classes in turn.
 
     Class 0 is a striped disc, class 1 a square with a checkerboard of the same area. `difficulty` from 0 to 1
     raises the noise (deviation 0.02 + 0.5 difficulty) and fades the texture (contrast 1 - difficulty).
     Raises ConfigError for sizes below 8 and difficulties outside 0..1.
     """
-    if n_samples < 1 or size < 8:
-        raise ConfigError(f"n_samples = {n_samples}, size = {size}: must be at least 1 and 8")
-    if not 0.0 <= difficulty <= 1.0:
-        raise ConfigError(f"difficulty = {difficulty}: must be from 0 (easy) to 1 (hard)")
+    if n_samples * size * size > MAX_PIXELS:
+        raise ConfigError(f"shapes: {n_samples} images of {size} x {size} do not fit into memory; make fewer")
     labels = np.arange(n_samples, dtype=np.int64) % 2
     x = np.empty((n_samples, 3, size, size), np.float32)
     for start in range(0, n_samples, _CHUNK):

@@ -21,6 +21,7 @@ import reprlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster, Host
 from ddlsim.cluster.nodes import Graph, add_host, connect
 from ddlsim.cluster.quantity import check_size
@@ -36,6 +37,7 @@ _BLOCKS = ("Ring", "FullyConnected", "Switch")
 _KEYS = ("topology", "npus_count", "bandwidth", "latency")
 
 
+@checked
 def read_astra(path: str | Path) -> Cluster:
     """Return the cluster of the YAML file `path`: one host per NPU, called npu0, npu1, ...
 

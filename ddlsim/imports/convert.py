@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
 from ddlsim.imports.timing import Timing
 from ddlsim.measure.table import OPERATIONS, Measurement
@@ -14,8 +15,9 @@ __all__ = ["to_measurements"]
 _BACKENDS = {"nccl-tests": "nccl", "osu": "mpi", "iperf3": "tcp", "ping": "icmp"}
 
 
+@checked
 def to_measurements(
-    timings: Iterable[Timing], *, n_hosts: int | None = None, model: str | None = None
+    timings: Iterable[Timing], *, n_hosts: Count | None = None, model: str | None = None
 ) -> list[Measurement]:
     """Return the timings as rows of the table that :func:`ddlsim.measure.read_measurements` reads.
 

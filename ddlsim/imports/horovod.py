@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddlsim.arguments import checked
 from ddlsim.imports.chrome import Event, read_events
 from ddlsim.imports.text import SourceText, read_text
 from ddlsim.imports.timing import Timing
@@ -71,6 +72,7 @@ class _Open:
     transfer: tuple[float, float] = (0.0, 0.0)  # begin, seconds
 
 
+@checked
 def read_horovod(path: str | Path) -> HorovodTimeline:
     """Return what the timeline in `path` holds; an operation that did not end is left out.
 

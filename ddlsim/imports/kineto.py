@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError, shown
 from ddlsim.imports.chrome import Event, read_events
 from ddlsim.imports.json_values import finite
@@ -70,7 +71,8 @@ class KinetoTrace:
     batch_size: int = 0
 
 
-def read_kineto(path: str | Path, *, batch_size: int | None = None) -> KinetoTrace:
+@checked
+def read_kineto(path: str | Path, *, batch_size: Count | None = None) -> KinetoTrace:
     """Return steps, collectives and layer times of the trace in `path`.
 
     batch_size   samples per rank and step; sets the steps' ``n_samples``
@@ -192,6 +194,7 @@ def _elements(value: object, place: str) -> float:
     return number
 
 
+@checked
 def fastest_over_ranks(traces: Sequence[KinetoTrace]) -> tuple[Timing, ...]:
     """Return the collectives of several ranks' traces of one run, each with the least time that any rank saw.
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError
 from ddlsim.imports.kineto_layers import LayerTime
 from ddlsim.workload.compute import Workload
@@ -24,6 +25,7 @@ _TYPES = {
 _LEARNED = ("conv", "dense", "batch_norm", "layer_norm", "embedding", "embedding_bag")
 
 
+@checked
 def profile_workload(workload: Workload, layers: Sequence[LayerTime]) -> Workload:
     """Return `workload` with the forward and backward times that a trace measured.
 

@@ -16,6 +16,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddlsim.arguments import Index, checked
 from ddlsim.imports.json_values import Node
 from ddlsim.imports.text import SourceText, read_text
 from ddlsim.imports.timing import Timing
@@ -67,7 +68,8 @@ class _Entry:
         return self.value.number() if isinstance(self.value.value, int | float) and self.key.startswith("ep") else 0.0
 
 
-def read_mllog(path: str | Path, *, n_ranks: int = 0) -> MlperfRun:
+@checked
+def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
     """Return the run that the log in `path` tells of.
 
     n_ranks   accelerators, which the log does not say (0: unknown)

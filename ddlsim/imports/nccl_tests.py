@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.imports.json_values import Node, parse_json
 from ddlsim.imports.text import SourceText, nonnegative_number, positive_number, read_text
@@ -48,8 +49,9 @@ class _Run:
     n_reps: int | None
 
 
+@checked
 def read_nccl_tests(
-    path: str | Path, *, operation: str | None = None, n_ranks: int | None = None
+    path: str | Path, *, operation: str | None = None, n_ranks: Count | None = None
 ) -> tuple[Timing, ...]:
     """Return one row for every size, out-of-place and in-place, of the output in the file `path`.
 

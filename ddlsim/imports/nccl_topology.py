@@ -13,6 +13,7 @@ import itertools
 import re
 from pathlib import Path
 
+from ddlsim.arguments import Count, checked
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.quantity import Quantity, nonnegative
 from ddlsim.imports.machines import Machine, assemble, copies
@@ -32,8 +33,9 @@ _AMD = ((26, 32.0), (25, 24.0), (0, 16.0))
 _OTHER = {"arm64": 6.0, "ppc64": 32.0}
 
 
+@checked
 def read_nccl_topology(
-    path: str | Path, *, n_hosts: int = 1, device: str | None = None, pcie_latency: Quantity = "1 us",
+    path: str | Path, *, n_hosts: Count = 1, device: str | None = None, pcie_latency: Quantity = "1 us",
     nvlink_latency: Quantity = "0.7 us", network_latency: Quantity = "1 us",
 ) -> Cluster:  # fmt: skip
     """Return the machine in `path` as a cluster, or `n_hosts` of them joined by one switch at their NICs' speed.

@@ -10,6 +10,7 @@ import re
 import statistics
 from pathlib import Path
 
+from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError
 from ddlsim.imports.json_values import Node, parse_json
 from ddlsim.imports.text import SourceText, positive_number, read_text
@@ -27,6 +28,7 @@ _ICMP_HEADER = 8  # bytes; "56 data bytes" travel as "64 bytes from"
 _UNITS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
 
 
+@checked
 def read_iperf3(path: str | Path) -> tuple[Timing, ...]:
     """Return one row per direction: all bytes received by all parallel streams, in the time that they took.
 
@@ -69,6 +71,7 @@ def _iperf3_row(end: Node, suffix: str, direction: str, n_streams: int) -> Timin
     )  # fmt: skip
 
 
+@checked
 def read_ping(path: str | Path) -> tuple[Timing, ...]:
     """Return one row per host pinged: the median of the replies printed, or the average of the summary (``ping -q``).
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddlsim.arguments import Count, checked
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.quantity import Quantity, nonnegative, positive
 from ddlsim.errors import ConfigError
@@ -47,9 +48,10 @@ class _Matrix:
         return int(cell[2:]) if cell.startswith("NV") else 0
 
 
+@checked
 def read_nvidia_smi(
     path: str | Path, *, nvlink_bandwidth: Quantity | None = None, pcie_bandwidth: Quantity = "12 GB/s",
-    smp_bandwidth: Quantity = "10 GB/s", nic_bandwidth: Quantity | None = None, n_hosts: int = 1,
+    smp_bandwidth: Quantity = "10 GB/s", nic_bandwidth: Quantity | None = None, n_hosts: Count = 1,
     device: str | None = None, nvswitch: bool | None = None, pcie_latency: Quantity = "1 us",
     nvlink_latency: Quantity = "0.7 us", network_latency: Quantity = "1 us",
 ) -> Cluster:  # fmt: skip

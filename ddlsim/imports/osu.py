@@ -17,6 +17,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddlsim.arguments import Count, checked
 from ddlsim.imports.text import SourceText, nonnegative_number, positive_number, read_text
 from ddlsim.imports.timing import Timing
 
@@ -49,7 +50,8 @@ class _Section:
     columns: tuple[str, ...] = ()
 
 
-def read_osu(path: str | Path, *, n_ranks: int | None = None) -> tuple[Timing, ...]:
+@checked
+def read_osu(path: str | Path, *, n_ranks: Count | None = None) -> tuple[Timing, ...]:
     """Return one row for every size; the file may hold several tests.
 
     n_ranks   processes of the collectives, which OSU does not print (point-to-point tests have two per pair)

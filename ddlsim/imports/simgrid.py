@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
 from ddlsim.imports.machines import named_cluster
 from ddlsim.imports.simgrid_cluster import cluster_graph
@@ -21,6 +22,7 @@ __all__ = ["read_simgrid"]
 _QUIET = ("config", "prop", "random", "process", "actor", "trace", "trace_connect")  # no part of the network
 
 
+@checked
 def read_simgrid(path: str | Path) -> Cluster:
     """Return the cluster of the platform file `path`.
 

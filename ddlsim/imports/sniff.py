@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.imports.astra import read_astra
@@ -52,6 +53,7 @@ _MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
 _LOOK = 2**24  # characters
 
 
+@checked
 def kind_of(path: str | Path) -> str:
     """Return which of :data:`KINDS` the file `path` is, by its content.
 
@@ -71,6 +73,7 @@ def _kind(source: SourceText) -> str:
     raise source.error(None, f"begins with {start!r}, which is none of {', '.join(KINDS)}; is it the right file?")
 
 
+@checked
 def read_any(path: str | Path, *, kind: str | None = None) -> Imported:
     """Return what is in the file `path`, whatever it is; the readers' arguments keep their defaults.
 

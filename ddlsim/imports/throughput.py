@@ -18,6 +18,7 @@ import csv
 import re
 from pathlib import Path
 
+from ddlsim.arguments import Count, checked
 from ddlsim.imports.text import SourceText, positive_number, read_text
 from ddlsim.imports.timing import Timing
 
@@ -59,7 +60,8 @@ def is_throughput_table(source: SourceText) -> bool:
     return len(heading) > 1 and any(name in _RANKS for name in heading)
 
 
-def read_throughput(path: str | Path, *, batch_size: int | None = None) -> tuple[Timing, ...]:
+@checked
+def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tuple[Timing, ...]:
     """Return one row for every throughput in the table: a step of ``ranks * batch_size`` samples.
 
     batch_size   samples per rank and step, where the table has no such column; without either, the time of one sample

@@ -11,9 +11,11 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
+from ddlsim.arguments import Count, Seed, checked, whole
 from ddlsim.data import load_data
 from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError
@@ -43,7 +45,7 @@ class NoiseScale:
         return self.variance / self.gradient_square if self.gradient_square > 0.0 else math.inf
 
 
-def noise_scale(gradients: Iterable[Array], batch_size: int) -> NoiseScale:
+def noise_scale(gradients: Iterable[Array], batch_size: Count) -> NoiseScale:
     """Return the estimates from mean gradients, each of `batch_size` independent samples (e.g. the workers').
 
     Appendix A.1 of the paper with B_small = b = `batch_size` and B_big = n b, whose gradient is their mean:
@@ -56,20 +58,21 @@ def noise_scale(gradients: Iterable[Array], batch_size: int) -> NoiseScale:
         total = wide if n == 0 else total + wide
         squares += float(wide @ wide)
         n += 1
-    if n < 2 or batch_size < 1:
+    if n < 2:
         raise ConfigError(f"noise_scale: {n} gradients of {batch_size} samples: give at least 2, of at least 1 sample")
     small, big = squares / n, float(total @ total) / n**2
     return NoiseScale((n * big - small) / (n - 1), batch_size * n * (small - big) / (n - 1), n)
 
 
+@checked
 def gradient_noise_scale(
     model: str | Path | Model,
     data: str | Path | DataSet,
     params: Array | None = None,
     *,
-    batch_size: int = 16,
-    n_batches: int = 100,
-    seed: int = 0,
+    batch_size: Count = 16,
+    n_batches: Annotated[int, whole(2)] = 100,
+    seed: Seed = 0,
 ) -> NoiseScale:
     """Return the noise scale of a model's gradient on `data` at `params`, e.g. ``result.params``.
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from ddlsim.arguments import Count, NotNegative, Positive, checked, number, one_of, quantity
 from ddlsim.data import BatchStream, by_class, dirichlet, iid, load_data, split
-from ddlsim.data.dataset import DataSet
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.data.dataset import DataSet, HeldOut
+from ddlsim.errors import ConfigError
 from ddlsim.learning.learner import Task
-from ddlsim.nn.loss import LOSSES, Loss
+from ddlsim.nn.loss import Loss
 from ddlsim.nn.network import build_network
 from ddlsim.optim import SGD, Constant, GrowingBatch, Schedule
 from ddlsim.optim.layerwise import bounds_of
@@ -22,13 +24,15 @@ __all__ = ["Dirichlet", "Training"]
 SHARDINGS = ("iid", "by_class", "shared")
 
 
+@checked
 @dataclass(frozen=True)
 class Dirichlet:
     """Shards whose class shares are drawn from Dirichlet(alpha); see :func:`ddlsim.data.dirichlet`."""
 
-    alpha: float
+    alpha: Positive
 
 
+@checked
 @dataclass(frozen=True)
 class Training:
     """Makes a run learn: ``simulate(..., training=Training("digits", rate=0.1, epochs=5))``.
@@ -50,55 +54,25 @@ class Training:
     """
 
     data: str | Path | DataSet = "digits"
-    held_out: float | int | DataSet = 0.2
-    optimizer: Optimizer = SGD()
-    rate: float | Schedule = 0.1
-    sharding: str | Dirichlet = "iid"
+    held_out: HeldOut | DataSet = 0.2
+    optimizer: Annotated[Optimizer, "an object such as Momentum(0.9)"] = SGD()
+    rate: NotNegative | Schedule = 0.1
+    sharding: Annotated[str, one_of(*SHARDINGS, also="Dirichlet(alpha), ")] | Dirichlet = "iid"
     loss: Loss = "cross_entropy"
-    epochs: float | None = None
-    updates: int | None = None
-    target_accuracy: float | None = None
-    target_loss: float | None = None
-    moving_average: int = 1
-    evaluate_every: int | str = 50
+    epochs: Annotated[float, number(0.0, 1e9, above=True)] | None = None
+    updates: Count | None = None
+    target_accuracy: Annotated[float, number(0.0, 1.0, above=True, hint=" (0.95 is 95 %)")] | None = None
+    target_loss: Positive | None = None
+    moving_average: Count = 1
+    evaluate_every: Count | Annotated[str, quantity("time", "0.5 s")] = 50
     charge_evaluation: bool = False
     growing_batch: GrowingBatch | None = None
     batching: bool = True
 
-    def __post_init__(self) -> None:
-        if isinstance(self.sharding, str) and self.sharding not in SHARDINGS:
-            raise unknown_name("sharding", self.sharding, SHARDINGS)
-        if self.loss not in LOSSES:
-            raise unknown_name("loss", str(self.loss), LOSSES)
-        for name in ("epochs", "updates", "target_loss"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and value > 0.0):
-                raise ConfigError(f"Training: {name} = {value!r}: must be above 0")
-        if self.target_accuracy is not None and not 0.0 < self.target_accuracy <= 1.0:
-            raise ConfigError(
-                f"Training: target_accuracy = {self.target_accuracy!r}: must be above 0 and at most 1 (0.95 is 95 %)"
-            )
-        if self.moving_average < 1:
-            raise ConfigError(f"Training: moving_average = {self.moving_average!r}: must be at least 1 evaluation")
-        if not hasattr(self.optimizer, "update") or isinstance(self.optimizer, type):
-            raise ConfigError(f"Training: optimizer = {self.optimizer!r}: must be an object such as Momentum(0.9)")
-        self._interval()
-
-    def _interval(self) -> float:
-        every = self.evaluate_every
-        if isinstance(every, bool) or not isinstance(every, int | str):
-            raise ConfigError(
-                f"Training: evaluate_every = {every!r}: must be a whole number of updates or a time such as '0.5 s'"
-            )
-        number = parse(every, "time", "Training: evaluate_every") if isinstance(every, str) else float(every)
-        if not number > 0.0:
-            raise ConfigError(f"Training: evaluate_every = {every!r}: must be above 0")
-        return number
-
     @property
     def evaluate_seconds(self) -> float | None:
         """Simulated seconds between evaluations; None if updates are counted."""
-        return self._interval() if isinstance(self.evaluate_every, str) else None
+        return parse(self.evaluate_every, "time") if isinstance(self.evaluate_every, str) else None
 
     @property
     def schedule(self) -> Schedule:

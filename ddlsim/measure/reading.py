@@ -14,6 +14,7 @@ from typing import TextIO
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from ddlsim.arguments import checked
 from ddlsim.csv_cells import unguarded
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.measure.table import Measurement
@@ -28,6 +29,7 @@ _REMEDIES = {"nbytes": "write bytes like 1048576 or '1 MiB'", "_s": "write secon
 Rows = Iterator[tuple[int, dict[str, object]]]
 
 
+@checked
 def read_measurements(path: str | Path) -> list[Measurement]:
     """Return the measurements in `path`, in order: a .csv or .jsonl file, or a folder of such files.
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Strict, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.arguments.rules import TEXT
+from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.units import LARGEST, SMALLEST, in_range, parse
 
 __all__ = ["OPERATIONS", "Measurement"]
+
+T = TypeVar("T")
 
 #: experiment -> what it can time
 OPERATIONS = {
@@ -58,6 +62,30 @@ Count = Annotated[int, _number(None), Field(ge=0, le=MAX_COUNT)]
 Some = Annotated[int, _number(None), Field(ge=1, le=MAX_COUNT)]
 
 
+def _told(kind: type[T]) -> type[T]:
+    """Let a row that makes no sense be a ConfigError of one line. (Readers of tables ask pydantic themselves.)"""
+    checked_init = kind.__init__
+
+    @functools.wraps(checked_init)
+    def init(self: object, *args: object, **kwargs: object) -> None:
+        try:
+            checked_init(self, *args, **kwargs)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            cause = first.get("ctx", {}).get("error")
+            place = "".join(f": {part}" for part in first["loc"])
+            value = "" if cause and not place else f" = {shown(first['input'])}"
+            rule = str(cause or first["msg"]).replace("Input should be", "must be")
+            raise ConfigError(f"Measurement{place}{value}: {rule}") from None
+
+    kind.__init__ = init  # type: ignore[method-assign]
+    return kind
+
+
+Text = Annotated[str, Strict(), AfterValidator(lambda text: TEXT.keep(text, "text"))]
+
+
+@_told
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Measurement:
     """One measured time. Everything after `median_s` may be left out where it does not apply or is not known.
@@ -77,11 +105,11 @@ class Measurement:
     version        of ddlsim and of the backend
     note           anything else, one line
 
-    Raises pydantic's ValidationError, a ValueError, for a row that makes no sense.
+    Raises ConfigError for a row that makes no sense.
     """
 
-    experiment: str
-    operation: str
+    experiment: Text
+    operation: Text
     n_ranks: Some
     n_hosts: Some
     median_s: Seconds
@@ -91,12 +119,12 @@ class Measurement:
     p25_s: Seconds | None = None
     p75_s: Seconds | None = None
     n_repetitions: Some = 1
-    backend: str = ""
-    dtype: str = "float32"
+    backend: Text = ""
+    dtype: Text = "float32"
     batch_size: Count = 0
-    model: str = ""
-    version: str = ""
-    note: str = ""
+    model: Text = ""
+    version: Text = ""
+    note: Text = ""
 
     @property
     def bandwidth(self) -> float:

@@ -10,19 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.arguments import Seed, by, checked
+from ddlsim.errors import ConfigError, shown
 from ddlsim.nn.build import Builder, Parameter
 from ddlsim.nn.layers import Chain
-from ddlsim.nn.loss import LOSSES, Loss, check_labels, loss_of
+from ddlsim.nn.loss import Loss, check_labels, loss_of
 from ddlsim.nn.pass_state import Array, Buffers, Pass, Slot
 from ddlsim.workload.jitter import stream
-from ddlsim.workload.model import Model, load_model
+from ddlsim.workload.model import Model, ModelLike, load_model
 
 __all__ = ["Network", "build_network"]
 
@@ -140,8 +140,23 @@ class Network:
         return (slice(start, min(start + step, n)) for start in range(0, n, step))
 
 
+def _float_type(value: Any, where: str) -> np.dtype[np.floating]:
+    try:
+        kind = np.dtype(value) if isinstance(value, str | type | np.dtype) else None
+    except (TypeError, ValueError):
+        kind = None
+    for known in (np.dtype(np.float32), np.dtype(np.float64)):
+        if kind is not None and kind == known:
+            return known
+    raise ConfigError(f"{where} = {shown(value)}: networks compute in float32 or float64; choose one of them")
+
+
+@checked
 def build_network(
-    model: str | Path | Model, seed: int, dtype: npt.DTypeLike = np.float32, loss: Loss = "cross_entropy"
+    model: ModelLike,
+    seed: Seed,
+    dtype: Annotated[npt.DTypeLike, by(_float_type)] = np.float32,
+    loss: Loss = "cross_entropy",
 ) -> Network:
     """Return the network of a model (name, file or :class:`Model`) with parameters drawn for `seed`.
 
@@ -150,15 +165,7 @@ def build_network(
     biases start at 0. Each tensor has a random stream of its own. Raises ConfigError for a model that cannot
     be trained here, a type other than float32 and float64, and an unknown loss.
     """
-    kinds: dict[np.dtype[np.generic], np.dtype[np.floating]] = {
-        np.dtype(np.float32): np.dtype(np.float32),
-        np.dtype(np.float64): np.dtype(np.float64),
-    }
-    kind = kinds.get(np.dtype(dtype))
-    if kind is None:
-        raise ConfigError(f"dtype = {np.dtype(dtype)}: networks compute in float32 or float64; choose one of them")
-    if loss not in LOSSES:
-        raise unknown_name("loss", str(loss), LOSSES)
+    kind = cast("np.dtype[np.floating]", np.dtype(dtype))  # one of the two, see _float_type
     description = load_model(model)
     builder = Builder(description, kind)
     chain = builder.whole()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from ddlsim.arguments import NotNegative, Positive, checked
+from ddlsim.arguments import Count, NotNegative, Positive, checked
 from ddlsim.errors import ConfigError
 
 __all__ = [
@@ -38,7 +38,7 @@ def _check_workers(n_workers: int) -> None:
 
 
 @checked
-def linear_scaling(rate: float, n_workers: int) -> float:
+def linear_scaling(rate: NotNegative, n_workers: Count) -> float:
     """Return n_workers * rate: the batch grows n-fold, so should the rate (Goyal et al. 2017,
     arXiv:1706.02677, section 2.1)."""
     _check_workers(n_workers)
@@ -46,7 +46,7 @@ def linear_scaling(rate: float, n_workers: int) -> float:
 
 
 @checked
-def square_root_scaling(rate: float, n_workers: int) -> float:
+def square_root_scaling(rate: NotNegative, n_workers: Count) -> float:
     """Return sqrt(n_workers) * rate, which keeps the variance of the step (Krizhevsky 2014, arXiv:1404.5997,
     section 5)."""
     _check_workers(n_workers)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
 
-from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.arguments import Count, Positive, checked
+from ddlsim.cluster import Cluster, ClusterLike, load_cluster
 from ddlsim.compression import Compression
 from ddlsim.compression.choice import compression_of
 from ddlsim.compression.contract import AnyCompressor
@@ -24,16 +24,11 @@ from ddlsim.planner.preference import tie_reason
 from ddlsim.planner.reasons import reasons
 from ddlsim.planner.search import Found, Search
 from ddlsim.planner.target import Target
-from ddlsim.run.experiment import Experiment
+from ddlsim.run.experiment import CompressionLike, Experiment, StrategyLike, TrainingLike
 from ddlsim.run.sensitivity import sensitivities
 from ddlsim.run.simulate import prepare
 from ddlsim.strategies import Strategy
-from ddlsim.workload.model import Model, load_model
-
-if TYPE_CHECKING:
-    import networkx as nx
-
-    _Source: TypeAlias = str | Path | nx.Graph[str] | Cluster
+from ddlsim.workload.model import Model, ModelLike, load_model
 
 __all__ = ["recommend"]
 
@@ -41,22 +36,23 @@ __all__ = ["recommend"]
 EFFICIENCY = 0.9
 
 
+@checked
 def recommend(
-    clusters: _Source | Sequence[_Source],
-    model: str | Path | Model = "resnet50",
+    clusters: ClusterLike | Sequence[ClusterLike],
+    model: ModelLike = "resnet50",
     target: Target = Target(),  # noqa: B008  (frozen)
     *,
-    samples: float | None = None,
-    training: Training | None = None,
-    learning_model: str | Path | Model | None = None,
-    workers: Sequence[int] | None = None,
-    strategies: Sequence[Strategy] | None = None,
-    compressions: Sequence[Compression | AnyCompressor | None] | None = None,
-    batch_sizes: Sequence[int] | None = None,
+    samples: Positive | None = None,
+    training: TrainingLike | None = None,
+    learning_model: ModelLike | None = None,
+    workers: Sequence[Count] | None = None,
+    strategies: Sequence[StrategyLike] | None = None,
+    compressions: Sequence[CompressionLike | None] | None = None,
+    batch_sizes: Sequence[Count] | None = None,
     base: Experiment | None = None,
-    n_best: int = 3,
+    n_best: Count = 3,
     stability: bool = False,
-    jobs: int | None = None,
+    jobs: Count | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Plan:
     """Search clusters, numbers of workers, strategies, compressors and batch sizes for what meets a target best.
@@ -86,10 +82,6 @@ def recommend(
     what = _lesson(target, training, learning_model, base, samples)
     template = _template(base, load_model(model), loaded[0])
     packed = _compressions(compressions, strategies)
-    if not isinstance(stability, bool):
-        raise ConfigError(f"recommend: stability = {stability!r}: must be True or False")
-    if n_best < 1:
-        raise ConfigError(f"recommend: n_best = {n_best!r}: must be at least 1")
     options, n_left_out = candidates(template, loaded, workers, strategies, packed, batch_sizes or BATCH_SIZES)
     priced, notes = _priced(options, target)
     with Evaluator(jobs, progress) as evaluator:
@@ -107,7 +99,7 @@ def recommend(
     return Plan(target, tuple(choices), tuple(found), tuple(crossings), gains, rules, tuple(notes), priced)
 
 
-def _clusters(given: _Source | Sequence[_Source]) -> list[Cluster]:
+def _clusters(given: ClusterLike | Sequence[ClusterLike]) -> list[Cluster]:
     several = [given] if isinstance(given, str) or not isinstance(given, Sequence) else list(given)
     if not several:
         raise ConfigError("recommend: clusters is empty; give at least one to choose from")
@@ -132,8 +124,6 @@ def _lesson(
     samples: float | None,
 ) -> Lesson | None:
     """Return what is to be learned. Raises ConfigError where what is given does not fit the target."""
-    if samples is not None and not 0.0 < samples < float("inf"):
-        raise ConfigError(f"recommend: samples = {samples!r}: must be finite and above 0")
     if target.accuracy is None:
         for name, value in (("training", training), ("learning_model", model)):
             if value is not None:

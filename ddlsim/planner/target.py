@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-from ddlsim.errors import ConfigError
+from ddlsim.arguments import Positive, checked, number, one_of, quantity
 from ddlsim.ties import FLOOR
 from ddlsim.units import parse
 
 __all__ = ["Figures", "Miss", "Target"]
 
 AIMS = ("time", "cost")
+_Least = Annotated[float, number(0.0, 1.0, above=True, hint=" (0.9 is 90 %)")]
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Miss:
     share: float
 
 
+@checked
 @dataclass(frozen=True)
 class Target:
     """What is wanted. Everything that is given has to be met.
@@ -70,28 +72,18 @@ class Target:
     Raises ConfigError for limits that make no sense.
     """
 
-    deadline: float | str | None = None
-    budget: float | None = None
-    efficiency: float | None = None
-    throughput: float | str | None = None
-    accuracy: float | None = None
-    aim: str | None = None
+    deadline: Annotated[float | str, quantity("time", "36 h")] | None = None
+    budget: Positive | None = None
+    efficiency: _Least | None = None
+    throughput: Annotated[float | str, quantity("rate")] | None = None
+    accuracy: _Least | None = None
+    aim: Annotated[str, one_of(*AIMS)] | None = None
 
     def __post_init__(self) -> None:
         for name, dimension in (("deadline", "time"), ("throughput", "rate")):
             value = getattr(self, name)
             if isinstance(value, str):
-                object.__setattr__(self, name, parse(value, dimension, f"Target: {name}"))
-        for name in ("deadline", "budget", "throughput"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and math.isfinite(value) and value > 0.0):
-                raise ConfigError(f"Target: {name} = {value!r}: must be finite and above 0")
-        for name in ("efficiency", "accuracy"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and 0.0 < value <= 1.0):
-                raise ConfigError(f"Target: {name} = {value!r}: must be above 0 and at most 1 (0.9 is 90 %)")
-        if self.aim is not None and self.aim not in AIMS:
-            raise ConfigError(f"Target: aim = {self.aim!r}: must be 'time' (fastest first) or 'cost' (cheapest first)")
+                object.__setattr__(self, name, parse(value, dimension))
 
     @property
     def wants_cheapest(self) -> bool:

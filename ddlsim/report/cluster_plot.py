@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
+from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
 from ddlsim.report.numbers import si
 from ddlsim.report.picture_text import drawn
 from ddlsim.report.plots import figure, save
-
-if TYPE_CHECKING:
-    from ddlsim.run.result import Result
+from ddlsim.run.result import Result
 
 __all__ = ["cluster_plot"]
 
@@ -28,6 +26,7 @@ MANY_HOSTS = 40
 _MARKS = {"gpu": ("s", "#88bb88", "GPU"), "host": ("o", "#99aadd", "host (CPU)"), "switch": ("D", "#bbbbbb", "switch")}
 
 
+@checked
 def cluster_plot(result: Result | Cluster, path: str | Path | None = None) -> Axes:
     """Draw a cluster, or a result's cluster with its links coloured by utilisation (%).
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from ddlsim.arguments import Share, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning.monitor import Row, first_reaching
 from ddlsim.printable import shown
@@ -60,7 +61,8 @@ class Comparison:
         return time, f"{row['updates']:,.0f}", size(row["nbytes"])
 
 
-def compare(results: Mapping[str, Result | Seeds], target: float) -> Comparison:
+@checked
+def compare(results: Mapping[str, Result | Seeds], target: Share) -> Comparison:
     """Return when each of the labelled runs reached the held-out accuracy `target` (0.95 is 95 %), and the rest.
 
     Of runs with several seeds the means; a time is that of the seeds that reached the target, with its 95 %

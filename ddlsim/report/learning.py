@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from matplotlib.axes import Axes
 
+from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.report.picture_text import drawn
 from ddlsim.report.plots import COLOURS, MARKERS, STYLES, figure, save
@@ -32,6 +33,7 @@ _UNITS: dict[str, Sequence[tuple[float, float, str]]] = {
 _NAMES = {"time": "simulated time", "updates": "updates", "epoch": "epochs", "nbytes": "bytes sent"}
 
 
+@checked
 def plot_learning(
     results: Mapping[str, Result | Seeds] | Result | Seeds, path: str | Path | None = None, *, x: str = "time"
 ) -> tuple[Axes, Axes]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,14 +16,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from ddlsim.arguments import Count, NotNegative, checked
 from ddlsim.errors import ConfigError
 from ddlsim.output_files import replacing
 from ddlsim.report.numbers import percent, seconds
 from ddlsim.report.picture_text import drawn
+from ddlsim.run.result import Result
 from ddlsim.strategies.recorder import COMMUNICATION, COMPUTE, TRANSFER, WAITING
-
-if TYPE_CHECKING:
-    from ddlsim.run.result import Result
 
 __all__ = ["breakdown", "scaling", "step_times", "timeline"]
 
@@ -61,6 +59,7 @@ def save(made: Figure, path: str | Path | None) -> None:
             made.savefig(file, format=kind)
 
 
+@checked
 def scaling(
     results: Sequence[Result] | Mapping[str, Sequence[Result]], path: str | Path | None = None
 ) -> tuple[Axes, Axes]:
@@ -68,6 +67,8 @@ def scaling(
 
     `results` is a series of results with different numbers of workers, or several series by label.
     """
+    if not results or (isinstance(results, Mapping) and not all(results.values())):
+        raise ConfigError("scaling: results is empty; give a result for each number of workers")
     series = results if isinstance(results, Mapping) else {results[0].experiment.strategy.label: results}
     made = figure(9.0, 3.8)
     left, right = made.subplots(1, 2)
@@ -107,13 +108,14 @@ def _title(result: Result) -> str:
     )
 
 
+@checked
 def timeline(
     result: Result,
     path: str | Path | None = None,
     *,
-    start: float | None = None,
-    end: float | None = None,
-    n_workers: int = 16,
+    start: NotNegative | None = None,
+    end: NotNegative | None = None,
+    n_workers: Count = 16,
 ) -> Axes:
     """Draw what the workers (and servers) did between `start` and `end`, in s; by default two steps.
 
@@ -121,6 +123,11 @@ def timeline(
     spread.
     """
     begin, stop = _window(result, start, end)
+    if not begin < stop or (start is not None and start >= result.end_time):
+        raise ConfigError(
+            f"timeline: start = {begin:.6g}, end = {stop:.6g}: must be in order and begin within the run's "
+            f"{result.end_time:.6g} s"
+        )
     shown = np.unique(np.linspace(0, result.n_workers - 1, min(n_workers, result.n_workers)).astype(int)).tolist()
     rows = [f"worker {rank}" for rank in shown]
     rows += sorted({s.track for s in result.recorder.spans if s.track.startswith("server")})
@@ -165,6 +172,7 @@ def _window(result: Result, start: float | None, end: float | None) -> tuple[flo
     return begin, max(stop, begin + 1e-12)
 
 
+@checked
 def breakdown(results: Mapping[str, Result], path: str | Path | None = None) -> Axes:
     """Draw how the workers of each labelled result spent their time, as stacked bars (% of the wall time)."""
     made = figure(1.5 + 1.3 * len(results), 3.8)
@@ -185,6 +193,7 @@ def breakdown(results: Mapping[str, Result], path: str | Path | None = None) -> 
     return axes
 
 
+@checked
 def step_times(result: Result, path: str | Path | None = None) -> Axes:
     """Draw the distribution of the step times, with mean and 95th percentile."""
     made = figure(5.0, 3.4)

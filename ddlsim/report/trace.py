@@ -9,17 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.arguments import checked
 from ddlsim.output_files import write_text
 from ddlsim.printable import shown
+from ddlsim.run.result import Result
 from ddlsim.strategies.recorder import TRANSFER, Span
-
-if TYPE_CHECKING:
-    from ddlsim.run.result import Result
 
 __all__ = ["N_LINKS", "save_trace", "trace_events"]
 
@@ -33,12 +31,14 @@ Event = dict[str, object]
 Floats = npt.NDArray[np.float64]
 
 
+@checked
 def save_trace(result: Result, path: str | Path) -> None:
     """Write the timeline of a result that was recorded with its busy intervals (``result.traced``)."""
     document = {"traceEvents": trace_events(result), "displayTimeUnit": "ms", "otherData": {"made by": "ddlsim"}}
     write_text(path, json.dumps(document))
 
 
+@checked
 def trace_events(result: Result) -> list[Event]:
     """Return the events: metadata first, then spans track by track."""
     spans = result.recorder.spans

@@ -7,62 +7,70 @@ import functools
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from ddlsim.cluster import Cluster, load_cluster
-from ddlsim.compression import Compression
-from ddlsim.compression.contract import AnyCompressor
+from ddlsim.arguments import Count, Index, Positive, Seed, checked, quantity
+from ddlsim.cluster import load_cluster
+from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.errors import ConfigError
-from ddlsim.learning import Training
 from ddlsim.learning.monitor import Progress
-from ddlsim.run.experiment import Experiment
+from ddlsim.run.experiment import (
+    CompressionLike,
+    ComputeLike,
+    Experiment,
+    GradientType,
+    JitterLike,
+    StrategyLike,
+    TrainingLike,
+)  # fmt: skip
 from ddlsim.run.files import load_experiment
 from ddlsim.run.result import Result
 from ddlsim.run.resume import Saved, load
 from ddlsim.run.simulate import run
-from ddlsim.run.traced import Traced
-from ddlsim.strategies import AllReduce, Strategy
-from ddlsim.units import parse
-from ddlsim.workload.compute import Affine, Measured, Roofline
-from ddlsim.workload.devices import Device
-from ddlsim.workload.jitter import Jitter, NoJitter, SlowDown
-from ddlsim.workload.model import Model
+from ddlsim.strategies import AllReduce
+from ddlsim.units import si
+from ddlsim.workload.devices import DeviceLike
+from ddlsim.workload.jitter import NoJitter, SlowDown
+from ddlsim.workload.model import ModelLike
 
 if TYPE_CHECKING:
-    import networkx as nx
+    pass
 
 __all__ = ["load_experiment", "resume", "scaling", "simulate"]
 
 _DEFAULT_STRATEGY = AllReduce()
 _NO_JITTER = NoJitter()
+#: real time between two files that a run is saved in
+Pause = Annotated[float | str, quantity("time", "5 min", infinite=True)]
 
 
+@checked
 def simulate(
-    cluster: str | Path | nx.Graph[str] | Cluster | Experiment,
-    model: str | Path | Model = "resnet50",
-    strategy: Strategy = _DEFAULT_STRATEGY,
-    batch_size: int = 32,
-    workers: int | None = None,
+    cluster: ClusterLike | Experiment,
+    model: ModelLike = "resnet50",
+    strategy: StrategyLike = _DEFAULT_STRATEGY,
+    batch_size: Count = 32,
+    workers: Count | None = None,
     *,
-    steps: int = 10,
-    warmup: int = 2,
-    accumulation: int = 1,
+    steps: Count = 10,
+    warmup: Index = 2,
+    accumulation: Count = 1,
     precision: str = "fp32",
-    gradient_dtype: str = "fp32",
-    compute: Measured | Affine | Roofline | Traced | None = None,
-    device: str | Device | None = None,
-    jitter: Jitter = _NO_JITTER,
+    gradient_dtype: GradientType = "fp32",
+    compute: ComputeLike | None = None,
+    device: DeviceLike | None = None,
+    jitter: JitterLike = _NO_JITTER,
     slow_downs: SlowDown | Iterable[SlowDown] = (),
-    speed: Iterable[float] | None = None,
-    seed: int = 0,
-    max_time: float | str = float("inf"),
-    training: Training | None = None,
-    time_model: str | Path | Model | None = None,
-    compression: Compression | AnyCompressor | None = None,
+    speed: Iterable[Positive] | None = None,
+    seed: Seed = 0,
+    max_time: Annotated[float | str, quantity("time", "8 h", infinite=True)] = float("inf"),
+    training: TrainingLike | None = None,
+    time_model: ModelLike | None = None,
+    compression: CompressionLike | None = None,
     stability: bool = False,
     progress: bool | Progress | None = None,
     checkpoint: str | Path | None = None,
-    checkpoint_every: float | str = 60.0,
+    checkpoint_every: Pause = 60.0,
 ) -> Result:
     """Simulate a training run and return what it predicts.
 
@@ -113,6 +121,7 @@ def simulate(
     return _run(cluster, progress, checkpoint, checkpoint_every, stability=stability)
 
 
+@checked
 def resume(
     path: str | Path,
     experiment: Experiment,
@@ -120,7 +129,7 @@ def resume(
     stability: bool = False,
     progress: bool | Progress | None = None,
     checkpoint: str | Path | None = None,
-    checkpoint_every: float | str = 60.0,
+    checkpoint_every: Pause = 60.0,
 ) -> Result:
     """Continue the run saved at `path` (:meth:`ddlsim.Result.save`) and return the whole of it, bit for bit what
     it would have been without the break.
@@ -141,12 +150,7 @@ def _run(
     *,
     stability: bool = False,
 ) -> Result:
-    if not isinstance(stability, bool):
-        raise ConfigError(f"stability = {stability!r}: must be True or False")
-    given = checkpoint_every
-    every = parse(given, "time", "checkpoint_every") if isinstance(given, str) else float(given)
-    if not every > 0.0:
-        raise ConfigError(f"checkpoint_every = {checkpoint_every!r}: must be above 0 s")
+    every = si(checkpoint_every, "time")
     go_on = functools.partial(
         run, experiment, saved=saved, checkpoint=checkpoint, checkpoint_every=every, stability=stability
     )
@@ -160,7 +164,8 @@ def _run(
         return go_on(progress=report)
 
 
-def scaling(experiment: Experiment, workers: Iterable[int]) -> list[Result]:
+@checked
+def scaling(experiment: Experiment, workers: Iterable[Count]) -> list[Result]:
     """Simulate the experiment with each number of workers; the cluster is loaded once."""
     loaded = dataclasses.replace(experiment, cluster=load_cluster(experiment.cluster))
     return [run(dataclasses.replace(loaded, workers=n)) for n in workers]

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
+from ddlsim.arguments import Count, Index, NotNegative, checked, one_of, quantity
 from ddlsim.cluster import Cluster, load_cluster
-from ddlsim.collectives import Collective, Schedule, build, reorder
-from ddlsim.errors import ConfigError
+from ddlsim.cluster.cluster import ClusterLike
+from ddlsim.collectives import KINDS, Collective, Schedule, build, reorder
+from ddlsim.collectives.check import validate
+from ddlsim.errors import ConfigError, shown
 from ddlsim.strategies import schedule_time
-from ddlsim.units import parse
+from ddlsim.units import si
 
 if TYPE_CHECKING:
-    import networkx as nx
+    pass
 
 __all__ = ["collective_time"]
 
 
+@checked
 def collective_time(
-    cluster: str | Path | nx.Graph[str] | Cluster,
-    algorithm: str | Collective | Schedule,
-    nbytes: float | str,
+    cluster: ClusterLike,
+    algorithm: str | Schedule | Collective,
+    nbytes: Annotated[float | str, quantity("bytes", zero=True)],
     *,
-    kind: str = "all_reduce",
-    ranks: int | Sequence[int] | None = None,
-    rank_order: str = "given",
-    entry_times: Sequence[float] | None = None,
+    kind: Annotated[str, one_of(*KINDS)] = "all_reduce",
+    ranks: Count | Sequence[Index] | None = None,
+    rank_order: Annotated[str, one_of("given", "topology")] = "given",
+    entry_times: Sequence[NotNegative] | None = None,
 ) -> float:
     """Return the seconds until the last rank has finished a collective on the otherwise idle cluster.
 
@@ -45,17 +47,14 @@ def collective_time(
     Raises ConfigError for an unknown algorithm, ranks that the cluster does not have, or a negative size.
     """
     loaded = load_cluster(cluster)
-    size = parse(nbytes, "bytes", "nbytes") if isinstance(nbytes, str) else float(nbytes)
-    if not (math.isfinite(size) and size >= 0.0):
-        raise ConfigError(f"nbytes = {nbytes!r}: must be a finite number of bytes, at least 0")
+    size = si(nbytes, "bytes")
     nodes = loaded.workers[_places(ranks, loaded)]
-    if rank_order not in ("given", "topology"):
-        raise ConfigError(f"rank_order = {rank_order!r}: must be 'given' or 'topology'")
     order = np.arange(len(nodes)) if rank_order == "given" else loaded.locality_order(nodes)
     if entry_times is not None and len(entry_times) != len(nodes):
         raise ConfigError(f"entry_times has {len(entry_times)} entries for {len(nodes)} ranks; give one per rank")
     if isinstance(algorithm, Schedule):
         schedule = algorithm
+        validate(schedule)
         if schedule.n_ranks != len(nodes):
             raise ConfigError(f"the schedule is for {schedule.n_ranks} ranks, not for {len(nodes)}; set ranks")
     else:
@@ -68,9 +67,10 @@ def collective_time(
 
 def _places(ranks: int | Sequence[int] | None, cluster: Cluster) -> list[int]:
     available = len(cluster.workers)
-    places = list(range(available)) if ranks is None else list(range(ranks)) if isinstance(ranks, int) else list(ranks)
+    count = available if ranks is None else ranks
+    places = list(range(min(count, available + 1))) if isinstance(count, int) else list(count)
     if not places or min(places) < 0 or max(places) >= available or len(set(places)) != len(places):
         raise ConfigError(
-            f"ranks = {ranks!r}: must be distinct places among the {available} workers of {cluster.name!r}"
+            f"ranks = {shown(ranks)}: must be distinct places among the {available} workers of {cluster.name!r}"
         )
     return places

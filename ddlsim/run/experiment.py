@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, cast
 
-import numpy as np
-
+from ddlsim.arguments import Count, Index, Positive, Rule, Seed, by, checked, having, one_of, quantity
+from ddlsim.arguments.annotations import rule_of
 from ddlsim.cluster import Cluster
+from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.compression import Compression
 from ddlsim.compression.choice import compression_of
 from ddlsim.compression.contract import AnyCompressor
@@ -20,18 +20,40 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Training
 from ddlsim.run.traced import Traced
 from ddlsim.strategies import AllReduce, Strategy
-from ddlsim.units import parse
-from ddlsim.workload.compute import Affine, Measured, Roofline
-from ddlsim.workload.devices import Device
+from ddlsim.units import si
+from ddlsim.workload.compute import GRADIENT_NBYTES, Affine, Measured, Roofline
+from ddlsim.workload.devices import Device, DeviceLike
 from ddlsim.workload.jitter import Jitter, NoJitter, SlowDown
-from ddlsim.workload.model import Model
+from ddlsim.workload.model import Model, ModelLike
 
 if TYPE_CHECKING:
-    import networkx as nx
+    pass
 
 __all__ = ["Experiment"]
 
 
+def _slow_downs(value: object, where: str) -> object:
+    return _SLOW_DOWNS((value,) if isinstance(value, SlowDown) else value, where)
+
+
+_SLOW_DOWNS = cast(
+    Rule, rule_of(tuple[Annotated[SlowDown, "a SlowDown(ranks, start, duration, factor)"], ...])
+)
+StrategyLike = Annotated[Strategy, "an object such as ddlsim.AllReduce('ring')"]
+GradientType = Annotated[str, one_of(*GRADIENT_NBYTES)]
+ComputeLike = Annotated[
+    Measured | Affine | Roofline | Traced,
+    "a Measured, Affine, Roofline or Traced, such as Measured('97 ms', 32)",
+]
+JitterLike = Annotated[Jitter, having("an object such as ddlsim.Lognormal(0.1)", "sample", "mean")]
+SlowDowns = Annotated[tuple[SlowDown, ...], by(_slow_downs)]
+TrainingLike = Annotated[Training, "a ddlsim.Training, e.g. Training('digits', rate=0.1, epochs=5)"]
+CompressionLike = Annotated[
+    Compression | AnyCompressor, "a compressor such as ddlsim.TopK(0.01), or a ddlsim.Compression"
+]
+
+
+@checked
 @dataclass(frozen=True)
 class Experiment:
     """A training run to be simulated.
@@ -60,63 +82,39 @@ class Experiment:
     compression     what workers compress gradients with: a compressor such as TopK(0.01), or a Compression
     """
 
-    cluster: str | Path | nx.Graph[str] | Cluster
-    model: str | Path | Model
-    strategy: Strategy = AllReduce()
-    batch_size: int = 32
-    workers: int | None = None
-    steps: int = 10
-    warmup: int = 2
-    accumulation: int = 1
+    cluster: ClusterLike
+    model: ModelLike
+    strategy: StrategyLike = AllReduce()
+    batch_size: Count = 32
+    workers: Count | None = None
+    steps: Count = 10
+    warmup: Index = 2
+    accumulation: Count = 1
     precision: str = "fp32"
-    gradient_dtype: str = "fp32"
-    compute: Measured | Affine | Roofline | Traced | None = None
-    device: str | Device | None = None
-    jitter: Jitter = NoJitter()
-    slow_downs: tuple[SlowDown, ...] = ()
-    speed: tuple[float, ...] | None = None
-    seed: int = 0
-    max_time: float = math.inf
-    training: Training | None = None
-    time_model: str | Path | Model | None = None
-    compression: Compression | AnyCompressor | None = None
+    gradient_dtype: GradientType = "fp32"
+    compute: ComputeLike | None = None
+    device: DeviceLike | None = None
+    jitter: JitterLike = NoJitter()
+    slow_downs: SlowDowns = ()
+    speed: Annotated[tuple[Positive, ...], "a list of one factor above 0 per worker"] | None = None
+    seed: Seed = 0
+    max_time: Annotated[float, quantity("time", "8 h", infinite=True)] = math.inf
+    training: TrainingLike | None = None
+    time_model: ModelLike | None = None
+    compression: CompressionLike | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("steps", 1), ("warmup", 0), ("accumulation", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name} = {value!r}: must be a whole number of at least {least}")
-        workers = self.workers
-        if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-            raise ConfigError(f"workers = {workers!r}: must be a whole number of at least 1")
-        if isinstance(self.max_time, str):
-            object.__setattr__(self, "max_time", parse(self.max_time, "time", "max_time"))
-        if not (isinstance(self.max_time, int | float) and self.max_time > 0.0):
-            raise ConfigError(f"max_time = {self.max_time!r}: must be above 0 s")
-        _require(self.strategy, ("start", "label", "updates"), "strategy", "ddlsim.AllReduce('ring')")
-        _require(self.jitter, ("sample", "mean"), "jitter", "ddlsim.Lognormal(0.1)")
-        if self.compute is not None and not isinstance(self.compute, Measured | Affine | Roofline | Traced):
-            raise ConfigError(
-                f"compute = {self.compute!r}: must be a Measured, Affine, Roofline or Traced, such as "
-                "Measured('97 ms', 32)"
-            )
-        if self.device is not None and not isinstance(self.device, str | Device):
-            raise ConfigError(f"device = {self.device!r}: must be a name such as 'v100', or a Device")
-        if self.training is not None and not isinstance(self.training, Training):
-            raise ConfigError(
-                f"training = {self.training!r}: must be a ddlsim.Training, e.g. Training('digits', rate=0.1, epochs=5)"
-            )
+        object.__setattr__(self, "max_time", si(self.max_time, "time"))
         if self.training is not None and not self.training.has_end and math.isinf(self.max_time):
             raise ConfigError(
                 "training has no end: give it epochs, updates, target_accuracy or target_loss, or the run a max_time"
             )
         if self.training is None and self.time_model is not None:
             raise ConfigError("time_model has no effect without training; give the model that takes the time as model")
+        if self.speed is not None and not self.speed:
+            raise ConfigError("Experiment: speed = (): must be a list of one factor above 0 per worker, or None")
         object.__setattr__(self, "compression", compression_of(self.compression))
         self._check_compression()
-        object.__setattr__(self, "slow_downs", _slow_downs(self.slow_downs))
-        if self.speed is not None:
-            object.__setattr__(self, "speed", _factors(self.speed))
 
     def _check_compression(self) -> None:
         if self.compression is None:
@@ -139,27 +137,6 @@ class Experiment:
     def manifest(self) -> dict[str, object]:
         """Return all fields as plain values, for printing and storing."""
         return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
-
-
-def _require(value: object, attributes: tuple[str, ...], name: str, example: str) -> None:
-    if isinstance(value, type) or not all(hasattr(value, attribute) for attribute in attributes):
-        raise ConfigError(f"{name} = {value!r}: must be an object such as {example}")
-
-
-def _slow_downs(value: SlowDown | Iterable[SlowDown]) -> tuple[SlowDown, ...]:
-    found = (value,) if isinstance(value, SlowDown) else tuple(value) if isinstance(value, Iterable) else (value,)
-    for i, slow in enumerate(found):
-        if not isinstance(slow, SlowDown):
-            raise ConfigError(f"slow_downs[{i}] = {slow!r}: must be a SlowDown(ranks, start, duration, factor)")
-    return found
-
-
-def _factors(value: object) -> tuple[float, ...]:
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        factors = tuple(value)
-        if all(isinstance(f, int | float | np.floating | np.integer) and math.isfinite(f) and f > 0 for f in factors):
-            return tuple(float(f) for f in factors)
-    raise ConfigError(f"speed = {value!r}: must be a list of one factor above 0 per worker")
 
 
 def _plain(value: object) -> object:

@@ -40,6 +40,7 @@ from pydantic import TypeAdapter
 import ddlsim.compression as compression
 import ddlsim.optim as optim
 import ddlsim.strategies as strategies
+from ddlsim.arguments import checked
 from ddlsim.compression.choice import Compression, compression_of
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Dirichlet, Training
@@ -198,6 +199,7 @@ _OTHER_FILES = {
 }
 
 
+@checked
 def load_experiment(source: str | Path, *, allow_code: bool = False) -> Experiment:
     """Return the experiment that the TOML file `source` describes.
 

@@ -6,12 +6,13 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import numpy.typing as npt
 
 import ddlsim
+from ddlsim.arguments import Count, NotNegative, Seed, Share, checked, one_of
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Array, Value
@@ -192,7 +193,8 @@ class Result:
         """Mean power in W. Raises ConfigError where the workers' devices are not known."""
         return self.energy / self.end_time
 
-    def known(self, quantity: str) -> float | None:
+    @checked
+    def known(self, quantity: Annotated[str, one_of("cost_rate", "cost", "energy", "power")]) -> float | None:
         """Return "cost_rate", "cost", "energy" or "power", or None where nobody has given prices or powers."""
         try:
             return float(getattr(self, quantity))
@@ -227,7 +229,8 @@ class Result:
         n = training.moving_average if training is not None else 1
         return float(np.mean([row.accuracy for row in self._monitor.history[-n:]]))
 
-    def time_to_accuracy(self, target: float) -> float:
+    @checked
+    def time_to_accuracy(self, target: Share) -> float:
         """Return the simulated s until the held-out accuracy (by its moving average) reached `target`, or inf."""
         training = self.experiment.training
         row = first_reaching(self._monitor.history, target, training.moving_average if training is not None else 1)
@@ -256,6 +259,7 @@ class Result:
         """Whether :meth:`save` can write it: a training run that has not diverged and was not stopped at once."""
         return self.monitor is not None and self.monitor.checkpoint is not None
 
+    @checked
     def save(self, path: str | Path) -> None:
         """Write the run as it is now to a file that ``ddlsim.resume(path, experiment)`` continues, bit for bit.
 
@@ -333,7 +337,8 @@ class Result:
         """Whether anything says how far off the prediction may be: the cluster's calibration, or jitter."""
         return self.cluster.calibration is not None or not isinstance(self.experiment.jitter, NoJitter)
 
-    def interval(self, *, n_draws: int = 20, level: float = 0.95, seed: int = 0) -> RunInterval:
+    @checked
+    def interval(self, *, n_draws: Count = 20, level: float = 0.95, seed: Seed = 0) -> RunInterval:
         """Return intervals of throughput and step time: the run is simulated `n_draws` times more, with values drawn
         from the uncertainty of the cluster's calibration and other seeds of its jitter.
 
@@ -416,6 +421,7 @@ class Result:
         rows = self.monitor.history if self.monitor is not None else []
         return [{name: None if value != value else value for name, value in row._asdict().items()} for row in rows]
 
+    @checked
     def to_json(self, path: str | Path | None = None) -> str:
         """Return the result as JSON text, and write it to `path` if given."""
         text = json.dumps(self.to_dict(), indent=2)
@@ -440,25 +446,28 @@ class Result:
 
         return run(self.experiment, keep_spans=True)
 
+    @checked
     def save_trace(self, path: str | Path) -> None:
         """Write a trace that Perfetto and chrome://tracing open: a track per worker, server and busy link."""
         from ddlsim.report.trace import save_trace
 
         save_trace(self.traced, path)
 
+    @checked
     def plot_timeline(
         self,
         path: str | Path | None = None,
         *,
-        start: float | None = None,
-        end: float | None = None,
-        n_workers: int = 16,
+        start: NotNegative | None = None,
+        end: NotNegative | None = None,
+        n_workers: Count = 16,
     ) -> matplotlib.axes.Axes:
         """Draw what the workers did when; see :func:`ddlsim.report.plots.timeline`."""
         from ddlsim.report.plots import timeline
 
         return timeline(self.traced, path, start=start, end=end, n_workers=n_workers)
 
+    @checked
     def plot_learning(
         self, path: str | Path | None = None, *, x: str = "time"
     ) -> tuple[matplotlib.axes.Axes, matplotlib.axes.Axes]:
@@ -468,12 +477,14 @@ class Result:
 
         return plot_learning({self.experiment.strategy.label: self}, path, x=x)
 
+    @checked
     def plot_cluster(self, path: str | Path | None = None) -> matplotlib.axes.Axes:
         """Draw the cluster with its links coloured by use; see :mod:`ddlsim.report.cluster_plot`."""
         from ddlsim.report.cluster_plot import cluster_plot
 
         return cluster_plot(self, path)
 
+    @checked
     def plot_step_times(self, path: str | Path | None = None) -> matplotlib.axes.Axes:
         """Draw the distribution of the step times; see :func:`ddlsim.report.plots.step_times`."""
         from ddlsim.report.plots import step_times

@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing import get_context
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.arguments import Count, Seed, checked, number, one_of, whole
+from ddlsim.errors import ConfigError
 from ddlsim.learning import Training
 from ddlsim.learning.monitor import Row, first_reaching
 from ddlsim.printable import shown
@@ -33,8 +34,17 @@ __all__ = ["Interval", "SeedRun", "Seeds", "one_thread_each", "simulate_seeds"]
 Floats = npt.NDArray[np.float64]
 #: columns of the history that others can be drawn against
 AXES = ("time", "updates", "epoch", "nbytes")
+Axis = Annotated[str, one_of(*AXES)]
+Column = Annotated[str, one_of(*Row._fields)]
 #: one thread for each process: seeds are what runs side by side
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+Confidence = Annotated[float, number(0.0, 1.0, above=True, below=True, hint=" (0.95 is 95 %)")]
+#: a run for each
+#: an accuracy
+Target = Annotated[float, number(0.0, 1.0)]
+Many = Annotated[int, whole(1, 100_000)]
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,8 @@ class Seeds:
         rows = [(run.seed, *row) for run in self.runs for row in run.history]
         return pd.DataFrame(rows, columns=["seed", *Row._fields])
 
-    def curve(self, column: str = "accuracy", x: str = "time", confidence: float = 0.95) -> pd.DataFrame:
+    @checked
+    def curve(self, column: Column = "accuracy", x: Axis = "time", confidence: Confidence = 0.95) -> pd.DataFrame:
         """Return mean, low and high of a column of the history over `x`: time, updates, epoch or nbytes.
 
         Every seed's values are joined by straight lines between its evaluations; the curve goes as far as all
@@ -97,10 +108,6 @@ class Seeds:
         """
         import pandas as pd
 
-        if x not in AXES:
-            raise unknown_name("x", x, AXES)
-        if column not in Row._fields:
-            raise unknown_name("column", column, Row._fields)
         lines = [np.array([(getattr(row, x), getattr(row, column)) for row in run.history]).T for run in self.runs]
         lines = [line[:, np.isfinite(line[1])] for line in lines]
         if not all(line.size for line in lines):
@@ -112,22 +119,26 @@ class Seeds:
         mean, half = values.mean(axis=0), _half_width(values, confidence)
         return pd.DataFrame({"mean": mean, "low": mean - half, "high": mean + half}, index=pd.Index(at, name=x))
 
-    def accuracy(self, confidence: float = 0.95) -> Interval:
+    @checked
+    def accuracy(self, confidence: Confidence = 0.95) -> Interval:
         """Return the held-out accuracy at the end, by the moving average of the training."""
         n = self._training.moving_average
         ends = [float(np.mean([row.accuracy for row in run.history[-n:]])) for run in self.runs]
         return _interval(ends, confidence, most=1.0)
 
-    def times_to_accuracy(self, target: float) -> list[float]:
+    @checked
+    def times_to_accuracy(self, target: Target) -> list[float]:
         """Return each seed's simulated s until `target` was reached, inf where it never was."""
         rows = [first_reaching(run.history, target, self._training.moving_average) for run in self.runs]
         return [math.inf if row is None else row.time for row in rows]
 
-    def time_to_accuracy(self, target: float, confidence: float = 0.95) -> Interval:
+    @checked
+    def time_to_accuracy(self, target: Target, confidence: Confidence = 0.95) -> Interval:
         """Return the simulated s until `target` was reached. Seeds that never reached it are counted apart."""
         return _interval(self.times_to_accuracy(target), confidence)
 
-    def throughput(self, confidence: float = 0.95) -> Interval:
+    @checked
+    def throughput(self, confidence: Confidence = 0.95) -> Interval:
         """Return samples/s of all workers together."""
         return _interval([run.throughput for run in self.runs], confidence)
 
@@ -154,8 +165,6 @@ def _half_width(values: Floats, confidence: float) -> Floats:
     """Return half the width of the interval of the mean over the first axis."""
     from scipy.special import stdtrit
 
-    if not 0.0 < confidence < 1.0:
-        raise ConfigError(f"confidence = {confidence!r}: must be between 0 and 1 (0.95 is 95 %)")
     n = len(values)
     if n < 2:
         return np.full(values.shape[1:], math.nan)
@@ -182,7 +191,8 @@ def _median(values: Sequence[float]) -> float:
 # ---------------------------------------------------------------- running
 
 
-def simulate_seeds(experiment: Experiment, seeds: int | Sequence[int] = 5, processes: int | None = None) -> Seeds:
+@checked
+def simulate_seeds(experiment: Experiment, seeds: Many | Sequence[Seed] = 5, processes: Count | None = None) -> Seeds:
     """Simulate a training run with several seeds, side by side.
 
     seeds      the seeds; or how many, from the experiment's own on
@@ -197,8 +207,6 @@ def simulate_seeds(experiment: Experiment, seeds: int | Sequence[int] = 5, proce
     chosen = range(experiment.seed, experiment.seed + seeds) if isinstance(seeds, int) else tuple(seeds)
     if not chosen or len(set(chosen)) < len(chosen):
         raise ConfigError(f"seeds = {seeds!r}: must be at least one, and all different")
-    if processes is not None and processes < 1:
-        raise ConfigError(f"processes = {processes!r}: must be at least 1")
     n_processes = min(len(chosen), os.cpu_count() or 1 if processes is None else processes)
     wanted = [experiment.with_(seed=seed) for seed in chosen]
     made = map(_one, wanted) if n_processes == 1 else _in_processes(wanted, n_processes)

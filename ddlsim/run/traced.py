@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
 from ddlsim.imports import LayerTime, profile_workload, read_kineto
 from ddlsim.workload.compute import Roofline, Workload, make_workload
@@ -14,6 +15,7 @@ from ddlsim.workload.model import Model
 __all__ = ["Traced", "traced_workload"]
 
 
+@checked
 @dataclass(frozen=True)
 class Traced:
     """Forward and backward time of every layer as a trace measured it: ``Traced("trace.json")``.
@@ -31,13 +33,11 @@ class Traced:
     """
 
     path: str | Path
-    batch_size: int | None = None
+    batch_size: Count | None = None
     layers: tuple[LayerTime, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         size = self.batch_size
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise ConfigError(f"Traced: batch_size = {size!r}: must be a whole number of at least 1")
         trace = read_kineto(self.path)
         if not trace.layers:
             raise ConfigError(

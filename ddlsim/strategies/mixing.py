@@ -69,7 +69,7 @@ def _check_weights(where: str, graph: object) -> Weights:
     """Return a matrix as tuples if its rows and columns sum to 1 and nothing is negative."""
     try:
         matrix = np.array(graph, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(
             f"{where} = {type(graph).__name__}: must be one of {', '.join(NAMES)}, a networkx graph of ranks, or a "
             "matrix of weights"

@@ -45,7 +45,7 @@ class _Clocks:
 
 
 def _slack(value: object, where: str) -> object:
-    if value == math.inf:
+    if isinstance(value, float) and value == math.inf:
         return value
     try:
         return whole(0)(value, where)

@@ -17,6 +17,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, UnitError, shown, unknown_name
 from ddlsim.units import DIMENSIONS, parse
 
@@ -27,6 +28,7 @@ DESIGNS = ("grid", "list", "random", "latin-hypercube")
 MAX_POINTS = 100_000
 
 
+@checked
 @dataclass(frozen=True)
 class Range:
     """All numbers from `low` to `high`, for the designs that sample: ``Range("1 Gbit/s", "100 Gbit/s", log=True)``.

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, DdlsimError, shown
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import (
@@ -71,6 +72,7 @@ class _Range(Table):
     whole: bool = False
 
 
+@checked
 def load_study(source: str | Path, *, allow_code: bool = False) -> Study:
     """Return the study that the TOML file `source` describes.
 

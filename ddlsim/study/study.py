@@ -11,14 +11,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import ddlsim
+from ddlsim.arguments import Rule, Seed, checked, one_of, whole
 from ddlsim.errors import ConfigError, shown
 from ddlsim.run.experiment import Experiment
 from ddlsim.study.changes import UnknownPathError, changed
 from ddlsim.study.content import Digests, canonical, key_of, text_of
-from ddlsim.study.designs import MAX_POINTS, Range, Vary, paths_of, rows_of, spread
+from ddlsim.study.designs import DESIGNS, MAX_POINTS, Range, Vary, paths_of, rows_of, spread
 from ddlsim.study.dispatch import Count, Progress, Task, dispatch
 from ddlsim.study.executors import DaskClient, open_pool
 from ddlsim.study.labels import bare, labels_of
@@ -55,6 +56,18 @@ class Point:
     text: str
 
 
+AN_EXECUTOR = "a concurrent.futures.Executor, or a dask.distributed.Client"
+_Points = Annotated[int, whole(1, MAX_POINTS)]
+_Whole = Annotated[int, whole(1)]
+#: what a study varies is looked at field by field when the study is made
+A_VARY = Rule(
+    "a mapping such as {'workers': [8, 16]}",
+    lambda value: isinstance(value, Mapping) and all(isinstance(path, str) for path in value),
+    lambda value, _: value,
+)
+
+
+@checked
 @dataclass(frozen=True, eq=False)
 class Study:
     """A base experiment, and the values that some of its fields take.
@@ -77,19 +90,15 @@ class Study:
     """
 
     base: Experiment
-    vary: Vary
-    seeds: int | Sequence[int] = 1
-    design: str = "grid"
-    n_points: int | None = None
-    design_seed: int = 0
+    vary: Annotated[Vary, A_VARY]
+    seeds: _Points | Sequence[Seed] = 1
+    design: Annotated[str, one_of(*DESIGNS)] = "grid"
+    n_points: _Points | None = None
+    design_seed: Seed = 0
     stability: bool = False
     _finished: dict[str, Table] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.base, Experiment):
-            raise ConfigError(f"base = {self.base!r}: must be a ddlsim.Experiment")
-        if not isinstance(self.stability, bool):
-            raise ConfigError(f"stability = {self.stability!r}: must be True or False")
         for path, values in self.vary.items():
             if isinstance(values, str) or not isinstance(values, Sequence | Mapping | Range):
                 raise ConfigError(f"vary[{path!r}] = {values!r}: must be a list of values, also if it is only one")
@@ -101,11 +110,8 @@ class Study:
             raise ConfigError(f"vary: {twice[0]!r} stands there twice; keep one")
         if "seed" in paths:
             raise ConfigError("vary['seed']: give the seeds as seeds=..., so that all configurations have the same")
-        n_seeds = self.seeds if isinstance(self.seeds, int) else len(self.seeds)
-        if n_seeds > MAX_POINTS:
-            raise ConfigError(f"seeds = {shown(self.seeds)}: a study has at most {MAX_POINTS} points; take fewer seeds")
         seeds = self._seeds
-        if not seeds or len(set(seeds)) < len(seeds) or not all(isinstance(s, int) and s >= 0 for s in seeds):
+        if not seeds or len(set(seeds)) < len(seeds) or len(seeds) > MAX_POINTS:
             raise ConfigError(f"seeds = {shown(self.seeds)}: must be how many, at least 1, or different whole numbers")
         self._check_paths()
 
@@ -193,12 +199,13 @@ class Study:
 
     # ------------------------------------------------------------ running
 
+    @checked
     def run(
         self,
         store: str | Path | None = None,
         *,
-        executor: Executor | DaskClient | None = None,
-        jobs: int | None = None,
+        executor: Annotated[Executor | DaskClient, AN_EXECUTOR] | None = None,
+        jobs: _Whole | None = None,
         retry_failed: bool = False,
         add: bool = False,
         progress: bool | Progress | None = None,
@@ -240,7 +247,7 @@ class Study:
         store: Store,
         states: dict[str, str],
         executor: Executor | DaskClient | None,
-        jobs: int | None,
+        jobs: _Whole | None,
         progress: Progress | None,
     ) -> bool:
         """Simulate what has no state yet; return whether it was interrupted."""
@@ -305,28 +312,34 @@ class Study:
             raise ConfigError("the study has not been run: table = study.run(store='study.sqlite')")
         return self._finished["table"]
 
-    def best(self, metric: str = "throughput", n: int = 1) -> pd.DataFrame:
+    @checked
+    def best(self, metric: str = "throughput", n: _Whole = 1) -> pd.DataFrame:
         """Return the `n` best configurations by a metric; see :meth:`ddlsim.study.Table.best`."""
         return self.table.best(metric, n)
 
+    @checked
     def pareto(self, *metrics: str) -> pd.DataFrame:
         """Return the configurations that no other one beats in all metrics; see :meth:`ddlsim.study.Table.pareto`."""
         return self.table.pareto(*metrics)
 
+    @checked
     def plot_scaling(self, path: str | Path | None = None, *, metric: str = "throughput") -> matplotlib.axes.Axes:
         """Draw a metric over the number of workers; see :func:`ddlsim.report.study_plots.scaling`."""
         return self.table.plot_scaling(path, metric=metric)
 
+    @checked
     def plot_lines(
         self, field: str, path: str | Path | None = None, *, metric: str = "throughput"
     ) -> matplotlib.axes.Axes:
         """Draw a metric over any varied field; see :func:`ddlsim.report.study_plots.lines`."""
         return self.table.plot_lines(field, path, metric=metric)
 
+    @checked
     def plot_pareto(self, x: str, y: str, path: str | Path | None = None) -> matplotlib.axes.Axes:
         """Draw two metrics of all configurations; see :func:`ddlsim.report.study_plots.pareto`."""
         return self.table.plot_pareto(x, y, path)
 
+    @checked
     def save_html(self, path: str | Path, *, title: str = "", question: str = "", metric: str = "") -> None:
         """Write the report of the last run as one HTML file, with the sensitivities of its best configuration.
 

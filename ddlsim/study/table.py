@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.output_files import replacing, write_text
 from ddlsim.report.csv_table import save_csv
@@ -152,7 +153,8 @@ class Table:
 
     # ------------------------------------------------------------ answers
 
-    def best(self, metric: str = "throughput", n: int = 1) -> pd.DataFrame:
+    @checked
+    def best(self, metric: str = "throughput", n: Count = 1) -> pd.DataFrame:
         """Return the `n` configurations with the best mean of a metric, the best first, as rows of the summary.
 
         Higher is better for throughput, speedup, efficiency, compute_share and accuracy, lower for all others. Those
@@ -174,6 +176,7 @@ class Table:
             spreads = np.nan_to_num(rows["throughput_spread"].to_numpy(np.float64)).tolist()
         return np.array(places((sign * rows[metric].to_numpy(np.float64)).tolist(), spreads), dtype=np.int64)
 
+    @checked
     def pareto(self, *metrics: str) -> pd.DataFrame:
         """Return the configurations that no other one beats in one of the metrics without being worse in another,
         by means over seeds, in the order of the first metric. Those that tie in a metric do not beat each other in it.
@@ -188,6 +191,7 @@ class Table:
         front = known[~np.array(beaten, dtype=bool)]
         return front.iloc[np.argsort(values[~np.array(beaten, dtype=bool), 0], kind="stable")]
 
+    @checked
     def known(self, *metrics: str) -> pd.DataFrame:
         """Return the rows of the summary in which all these metrics are known and finite.
 
@@ -204,6 +208,7 @@ class Table:
 
     # ------------------------------------------------------------ output
 
+    @checked
     def save(self, path: str | Path) -> None:
         """Write the frame as ``.csv``, ``.parquet`` (needs pyarrow) or ``.json`` (a list of rows), by the suffix.
 
@@ -226,6 +231,7 @@ class Table:
         else:
             raise ConfigError(f"{path}: cannot write the format {path.suffix!r}; use .csv, .parquet or .json")
 
+    @checked
     def save_html(self, path: str | Path, *, title: str = "", question: str = "", metric: str = "") -> None:
         """Write the report as one HTML file: answer, pictures, sortable tables, the manifest of every run; see
         :func:`ddlsim.report.html.html_report`.
@@ -236,12 +242,14 @@ class Table:
 
         save_html(self, path, title=title, question=question, metric=metric)
 
+    @checked
     def plot_scaling(self, path: str | Path | None = None, *, metric: str = "throughput") -> matplotlib.axes.Axes:
         """Draw a metric over the number of workers; see :func:`ddlsim.report.study_plots.scaling`."""
         from ddlsim.report.study_plots import scaling
 
         return scaling(self, path, metric=metric)
 
+    @checked
     def plot_lines(
         self, field: str, path: str | Path | None = None, *, metric: str = "throughput"
     ) -> matplotlib.axes.Axes:
@@ -250,6 +258,7 @@ class Table:
 
         return lines(self, field, path, metric=metric)
 
+    @checked
     def plot_pareto(self, x: str, y: str, path: str | Path | None = None) -> matplotlib.axes.Axes:
         """Draw two metrics of all configurations; see :func:`ddlsim.report.study_plots.pareto`."""
         from ddlsim.report.study_plots import pareto
@@ -293,6 +302,7 @@ def _remedy(metric: str) -> str:
     return ""
 
 
+@checked
 def load_table(store: str | Path) -> Table:
     """Return the table of the study that was run last with a store, as far as it has got.
 

@@ -7,11 +7,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
-from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.arguments import Count, Positive, checked, number
+from ddlsim.cluster import Cluster, ClusterLike, load_cluster
 from ddlsim.cluster.calibrated import PARAMETERS, current_parameters, with_parameters
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure import Measurement
@@ -25,7 +26,7 @@ from ddlsim.validation.log_fit import Floats, LogFit, t_quantile
 from ddlsim.validation.sources import read_sources
 
 if TYPE_CHECKING:
-    import networkx as nx
+    pass
 
 __all__ = ["Calibration", "Parameter", "Residual", "calibrate"]
 
@@ -99,9 +100,10 @@ class Calibration:
     sources: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @checked
     def time(
-        self, operation: str, nbytes: float, n_ranks: int = 2, n_hosts: int | None = None, *,
-        backend: str = "", algorithm: str | None = None,
+        self, operation: str, nbytes: Annotated[float, number(1.0)], n_ranks: Count = 2,
+        n_hosts: Count | None = None, *, backend: str = "", algorithm: str | None = None,
     ) -> Interval:  # fmt: skip
         """Return the seconds of an operation of :data:`ddlsim.measure.OPERATIONS`, with the interval (95 %) in which
         one more measurement of it would lie.
@@ -116,8 +118,6 @@ class Calibration:
         known = [*OPERATIONS["point_to_point"], *OPERATIONS["collective"]]
         if operation not in known:
             raise unknown_name("operation", operation, known)
-        if not (math.isfinite(nbytes) and nbytes >= 1.0):
-            raise ConfigError(f"nbytes = {nbytes!r}: must be a finite number of bytes, at least 1")
         experiment = "point_to_point" if operation in OPERATIONS["point_to_point"] else "collective"
         row = Measurement(
             experiment=experiment, operation=operation, n_ranks=n_ranks, n_hosts=n_hosts or n_ranks, median_s=1.0,
@@ -172,10 +172,12 @@ class Calibration:
             found[p.name] = now[p.name] * math.exp(move + slower)
         return with_parameters(self.cluster, found)
 
+    @checked
     def compute_of(self, model: str) -> ComputeFit | None:
         """Return the step times of the model called `model`, or None if they were not measured."""
         return next((fit for fit in self.compute if fit.model == model), None)
 
+    @checked
     def save(self, path: str | Path, source: str | Path) -> None:
         """Write the cluster file `source` (a path or bundled name, TOML) to `path`, with the calibration in it."""
         from ddlsim.validation.calibration_file import write_calibration
@@ -188,15 +190,16 @@ class Calibration:
         return summary(self)
 
 
+@checked
 def calibrate(
     measurements: str | Path | Sequence[str | Path | Measurement],
-    cluster: str | Path | nx.Graph[str] | Cluster,
+    cluster: ClusterLike,
     *,
     algorithms: Mapping[str, str] | None = None,
     backend: str | None = None,
-    n_hosts: int | None = None,
+    n_hosts: Count | None = None,
     model: str | None = None,
-    step_times: Iterable[float] = (),
+    step_times: Iterable[Positive] = (),
 ) -> Calibration:
     """Fit the cluster to measurements: latency and bandwidth of the links between and inside hosts, overhead, speed of
     adding up, cost curves over the size, compute time over the batch size, and the distribution of step times.

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import ddlsim
+from ddlsim.arguments import checked
 from ddlsim.bundled import bundled_files
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.calibrated import PARAMETERS
@@ -59,6 +60,7 @@ def attached(calibration: Calibration) -> Calibration:
     return dataclasses.replace(calibration, cluster=dataclasses.replace(calibration.cluster, calibration=table))
 
 
+@checked
 def load_calibration(source: str | Path | Cluster) -> Calibration:
     """Return the calibration of a cluster, or of a cluster file (a path or bundled name).
 

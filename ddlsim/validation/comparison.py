@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
+from ddlsim.arguments import Index, NotNegative, checked, one_of
 from ddlsim.cluster import Cluster, load_cluster
-from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.strategies import Strategy
+from ddlsim.cluster.cluster import ClusterLike
+from ddlsim.errors import ConfigError
+from ddlsim.run.experiment import StrategyLike
 from ddlsim.validation.attribution import Cause, causes
 from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.calibration_file import load_calibration
@@ -23,11 +25,10 @@ from ddlsim.validation.curves import Interval
 from ddlsim.validation.run_fit import FITTABLE, Knowledge, fit_runs, interval_of
 from ddlsim.validation.run_model import DEFAULT_STRATEGY, RunModel, make_run_model
 from ddlsim.validation.run_table import NUMBERS, TEXTS, MeasuredRun, read_runs
-from ddlsim.workload.model import Model, load_model
+from ddlsim.workload.model import ModelLike, load_model
 
 if TYPE_CHECKING:
     import matplotlib.axes
-    import networkx as nx
     import pandas as pd
 
 __all__ = ["Compared", "Summary", "Validation", "validate"]
@@ -106,6 +107,7 @@ class Validation:
             )  # fmt: skip
         return pd.DataFrame(rows)
 
+    @checked
     def summary(self, *, fitted: bool) -> Summary | None:
         """Return the errors of the runs that were used in the fit, or of those held out; None if there are none."""
         rows = [row for row in self.rows if row.fitted == fitted]
@@ -118,10 +120,12 @@ class Validation:
         assert found is not None  # there is at least one run
         return found.mean_absolute
 
-    def within(self, tolerance: float) -> bool:
+    @checked
+    def within(self, tolerance: NotNegative) -> bool:
         """Return whether the mean absolute error of the runs held out is at most `tolerance` (0.1: 10 %)."""
         return self.error <= tolerance
 
+    @checked
     def plot(self, path: str | Path | None = None) -> matplotlib.axes.Axes:
         """Draw measured against predicted throughput; see :func:`ddlsim.validation.plot.measured_against_predicted`."""
         from ddlsim.validation.plot import measured_against_predicted
@@ -134,16 +138,17 @@ class Validation:
         return text(self)
 
 
+@checked
 def validate(
     runs: str | Path | Sequence[MeasuredRun],
-    cluster: str | Path | nx.Graph[str] | Cluster,
-    model: str | Path | Model | None = None,
+    cluster: ClusterLike,
+    model: ModelLike | None = None,
     *,
     fit_on: str | None = None,
-    fit: Sequence[str] = FITTABLE,
-    strategy: Strategy = DEFAULT_STRATEGY,
+    fit: Sequence[Annotated[str, one_of(*FITTABLE)]] = FITTABLE,
+    strategy: StrategyLike = DEFAULT_STRATEGY,
     calibration: Calibration | None = None,
-    explain: int = N_EXPLAINED,
+    explain: Index = N_EXPLAINED,
 ) -> Validation:
     """Simulate measured training runs and compare.
 
@@ -162,9 +167,6 @@ def validate(
     measured = read_runs(runs) if isinstance(runs, str | Path) else list(runs)
     if not measured:
         raise ConfigError("validate: there are no measured runs; give at least one")
-    for name in fit:
-        if name not in FITTABLE:
-            raise unknown_name("quantity", name, FITTABLE, "fit")
     condition = None if fit_on is None else parse_condition(fit_on, NUMBERS, TEXTS)
     loaded = load_cluster(cluster)
     known = calibration if calibration is not None else _own(cluster)

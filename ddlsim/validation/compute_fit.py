@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import nnls
 
+from ddlsim.arguments import Count, Positive, checked
+from ddlsim.errors import ConfigError
 from ddlsim.validation.log_fit import Floats, spread_of, t_quantile
 from ddlsim.workload.compute import Affine, Measured
 
@@ -37,7 +39,8 @@ class ComputeFit:
         """What an experiment takes as its ``compute``."""
         return self.times(1.0)
 
-    def times(self, factor: float) -> Affine | Measured:
+    @checked
+    def times(self, factor: Positive) -> Affine | Measured:
         """Return the compute time multiplied by `factor`."""
         if len(self.batch_sizes) == 1:
             batch = self.batch_sizes[0]
@@ -53,7 +56,8 @@ class ComputeFit:
         error = math.exp(wider * self.spread * random.standard_normal())
         return dataclasses.replace(self, c0=c0 * error, c1=c1 * error)
 
-    def interval(self, batch_size: int) -> tuple[float, float, float]:
+    @checked
+    def interval(self, batch_size: Count) -> tuple[float, float, float]:
         """Return (low, value, high) of the seconds of a step, for one more measurement (95 %)."""
         row = np.array([1.0, batch_size])
         value = self.c0 + self.c1 * batch_size
@@ -62,8 +66,14 @@ class ComputeFit:
         return value / factor, value, value * factor
 
 
-def fit_compute(model: str, batch_sizes: Sequence[int], seconds: Sequence[float]) -> ComputeFit:
+@checked
+def fit_compute(model: str, batch_sizes: Sequence[Count], seconds: Sequence[Positive]) -> ComputeFit:
     """Return the line through step times (s) that has the least relative errors; neither coefficient is negative."""
+    if not batch_sizes or len(batch_sizes) != len(seconds):
+        raise ConfigError(
+            f"fit_compute: {len(batch_sizes)} batch sizes and {len(seconds)} step times: give one or more, as many "
+            "of each"
+        )
     batch, times = np.asarray(batch_sizes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
     known = tuple(sorted(set(np.asarray(batch_sizes).tolist())))
     columns = np.column_stack([np.ones_like(batch), batch]) / times[:, None]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.errors import ConfigError, shown, unknown_name
 
 __all__ = ["Condition", "parse_condition"]
 
@@ -46,7 +46,7 @@ def parse_condition(text: str, numbers: Sequence[str], texts: Sequence[str]) -> 
         match = _COMPARISON.fullmatch(part)
         if match is None:
             raise ConfigError(
-                f"condition {text!r}: {part.strip()!r} is no comparison; write it like "
+                f"condition {shown(text)}: {shown(part.strip())} is no comparison; write it like "
                 "'workers <= 4 and batch_size == 32'"
             )
         column, sign = match[1], match[2]
@@ -55,13 +55,15 @@ def parse_condition(text: str, numbers: Sequence[str], texts: Sequence[str]) -> 
             try:
                 found.append((column, sign, float(value)))
             except ValueError:
-                raise ConfigError(f"condition {text!r}: {column} is a number, not {value!r}; correct it") from None
+                raise ConfigError(
+                    f"condition {shown(text)}: {column} is a number, not {shown(value)}; correct it"
+                ) from None
         elif column in texts:
             if sign not in ("==", "=", "!="):
-                raise ConfigError(f"condition {text!r}: {column} is a text; compare it by == or !=")
+                raise ConfigError(f"condition {shown(text)}: {column} is a text; compare it by == or !=")
             found.append((column, sign, value))
         else:
-            raise unknown_name("column", column, [*numbers, *texts], f"condition {text!r}")
+            raise unknown_name("column", column, [*numbers, *texts], f"condition {shown(text)}")
     return Condition(text, tuple(found))
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
+from ddlsim.arguments import Seed, checked, number, whole
 from ddlsim.cluster import load_cluster
 from ddlsim.errors import ConfigError
 from ddlsim.run.calibrated import measured_steps
@@ -61,13 +63,18 @@ def calibrated(experiment: Experiment, calibration: Calibration) -> Experiment:
     )  # fmt: skip
 
 
+Draws = Annotated[int, whole(2, 100_000)]
+Level = Annotated[float, number(0.0, 1.0, above=True, below=True, hint=", such as 0.95")]
+
+
+@checked
 def predict_interval(
     experiment: Experiment,
     calibration: Calibration | str | Path | None = None,
     *,
-    n_draws: int = 20,
-    level: float = 0.95,
-    seed: int = 0,
+    n_draws: Draws = 20,
+    level: Level = 0.95,
+    seed: Seed = 0,
 ) -> RunInterval:
     """Simulate the experiment with values drawn from the uncertainty of a calibration; return quantiles.
 
@@ -78,10 +85,6 @@ def predict_interval(
 
     Raises ConfigError where nothing varies (neither a calibration nor jitter).
     """
-    if isinstance(n_draws, bool) or not isinstance(n_draws, int) or n_draws < 2:
-        raise ConfigError(f"n_draws = {n_draws!r}: must be a whole number of at least 2")
-    if not 0.0 < level < 1.0:
-        raise ConfigError(f"level = {level!r}: must be between 0 and 1, such as 0.95")
     if isinstance(calibration, str | Path):
         calibration = load_calibration(calibration)
     elif calibration is None:
@@ -102,7 +105,8 @@ def predict_interval(
     )  # fmt: skip
 
 
-def interval_of(result: Result, *, n_draws: int = 20, level: float = 0.95, seed: int = 0) -> RunInterval:
+@checked
+def interval_of(result: Result, *, n_draws: Draws = 20, level: Level = 0.95, seed: Seed = 0) -> RunInterval:
     """Return the interval of a run that has been simulated; see :meth:`ddlsim.Result.interval`."""
     experiment = result.given if result.given is not None else result.experiment
     if experiment.training is not None:  # the clock does not need the values

@@ -10,6 +10,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import digamma, gammainc, gammaincinv, gammaln, ndtr
 
+from ddlsim.arguments import Positive, Seed, checked
 from ddlsim.errors import ConfigError
 from ddlsim.validation.log_fit import Floats
 from ddlsim.workload.jitter import Gamma, Lognormal, ShiftedExponential, stream
@@ -115,7 +116,8 @@ def _distance(jitter: Fitted, base: float, x: Floats) -> float:
     return float(max((np.arange(1, n + 1) / n - cdf).max(), (cdf - np.arange(n) / n).max()))
 
 
-def fit_jitter(step_times: Sequence[float], *, seed: int = 0) -> JitterFit | None:
+@checked
+def fit_jitter(step_times: Sequence[Positive], *, seed: Seed = 0) -> JitterFit | None:
     """Return the most likely of lognormal, gamma and shifted exponential for `step_times` (s), None if constant.
 
     `seed` is of the bootstrap behind the p-value. Raises ConfigError for fewer than 20 times, or times that are not

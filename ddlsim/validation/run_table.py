@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from ddlsim.arguments import Count, Positive, checked
 from ddlsim.errors import ConfigError, UnitError, shown, unknown_name
 from ddlsim.plain import decoded, read_bytes
-from ddlsim.units import LARGEST, SMALLEST, in_range, parse
+from ddlsim.units import parse
 
 __all__ = ["COLUMNS", "NUMBERS", "TEXTS", "MeasuredRun", "read_runs"]
 
@@ -22,6 +23,7 @@ COLUMNS = (*NUMBERS, *TEXTS)
 _HEAD = re.compile(r"\s*(\w+)\s*(?:\(([^)]*)\)|\[([^\]]*)\])?\s*")
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
     """A run that was measured. `throughput` is of all workers together, samples/s; `place` is "file: line".
@@ -29,11 +31,11 @@ class MeasuredRun:
     What is None (or 1, for accumulation) was not said.
     """
 
-    workers: int
-    batch_size: int
-    throughput: float
-    accumulation: int = 1
-    nodes: int | None = None
+    workers: Count
+    batch_size: Count
+    throughput: Positive
+    accumulation: Count = 1
+    nodes: Count | None = None
     model: str | None = None
     strategy: str | None = None
     algorithm: str | None = None
@@ -44,13 +46,6 @@ class MeasuredRun:
     place: str = "runs"
 
     def __post_init__(self) -> None:
-        for name in ("workers", "batch_size", "accumulation", "nodes"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ConfigError(f"{self.place}: {name} = {value!r}: must be a whole number of at least 1")
-        if not (self.throughput > 0.0 and in_range(self.throughput)):
-            rule = f"must be finite and above 0 ({SMALLEST:g} to {LARGEST:g})"
-            raise ConfigError(f"{self.place}: throughput = {self.throughput!r}: {rule}")
         if self.nodes is not None and self.nodes > self.workers:
             raise ConfigError(f"{self.place}: nodes = {self.nodes}: more than its {self.workers} workers; correct one")
 
@@ -65,6 +60,7 @@ class MeasuredRun:
         return {**found, "step_time": self.step_time}
 
 
+@checked
 def read_runs(path: str | Path) -> list[MeasuredRun]:
     """Return the measured runs in the CSV file `path`, in order.
 
@@ -133,7 +129,10 @@ def _run(columns: list[tuple[str, str]], cells: list[str], place: str) -> Measur
         rates = {"throughput": samples / rates["step_time"]}
     make: Callable[..., MeasuredRun] = MeasuredRun
     given: Mapping[str, object] = {**whole, **rates, **words}
-    return make(**given, place=place)
+    try:
+        return make(**given, place=place)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {str(error).removeprefix('MeasuredRun: ').removeprefix(f'{place}: ')}") from None
 
 
 def _whole(cell: str, where: str) -> int:

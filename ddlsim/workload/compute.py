@@ -18,11 +18,13 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
+from ddlsim.arguments import Density, Index, checked, quantity
 from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.units import LARGEST, SMALLEST, in_range, parse
+from ddlsim.units import si
 from ddlsim.workload.devices import Curve, Device
 from ddlsim.workload.layer_times import Floats, Ints, roofline_times, scaled
 from ddlsim.workload.model import Layer, Model, load_model
@@ -35,14 +37,7 @@ GRADIENT_NBYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0}
 OPTIMIZER_TRAFFIC = 20.0
 
 
-def _quantity(value: float | str, dimension: str, name: str) -> float:
-    """Return `value`, in SI units or a text with unit, as a float that is finite and not negative."""
-    number = parse(value, dimension, name) if isinstance(value, str) else float(value)
-    if not (in_range(number) and number >= 0.0):
-        raise ConfigError(f"{name} = {value!r}: must be finite and not negative (0, or {SMALLEST:g} to {LARGEST:g})")
-    return number
-
-
+@checked
 @dataclass(frozen=True, init=False)
 class Measured:
     """A step of one device as measured: ``Measured(step_time="97 ms", batch_size=32)`` or with a throughput.
@@ -56,26 +51,29 @@ class Measured:
 
     def __init__(
         self,
-        step_time: float | str | None = None,
-        batch_size: int = 0,
+        step_time: Annotated[float | str, quantity("time", "97 ms")] | None = None,
+        batch_size: Index = 0,
         *,
-        throughput: float | str | None = None,
+        throughput: Annotated[float | str, quantity("rate")] | None = None,
     ) -> None:
         if (step_time is None) == (throughput is None):
             raise ConfigError("Measured: give either step_time or throughput")
         if batch_size < 1:
             raise ConfigError(f"Measured: batch_size = {batch_size}: must be the measured batch, at least 1")
         if step_time is not None:
-            seconds = _quantity(step_time, "time", "Measured: step_time")
+            seconds = si(step_time, "time")
         else:
-            rate = _quantity(throughput or 0.0, "rate", "Measured: throughput")
-            seconds = batch_size / rate if rate else 0.0
-        if seconds <= 0.0:
-            raise ConfigError("Measured: the step time must be above 0")
+            assert throughput is not None
+            seconds = batch_size / si(throughput, "rate")
         object.__setattr__(self, "step_time", seconds)
         object.__setattr__(self, "batch_size", batch_size)
 
 
+#: of the time of a step
+_Part = Annotated[float | str, quantity("time", "2.5 ms", zero=True)]
+
+
+@checked
 @dataclass(frozen=True, init=False)
 class Affine:
     """Seconds of a step as ``c0 + c1 * batch_size``: ``Affine("25.8 ms", "2.51 ms")``."""
@@ -83,9 +81,9 @@ class Affine:
     c0: float
     c1: float
 
-    def __init__(self, c0: float | str, c1: float | str) -> None:
-        object.__setattr__(self, "c0", _quantity(c0, "time", "Affine: c0"))
-        object.__setattr__(self, "c1", _quantity(c1, "time", "Affine: c1"))
+    def __init__(self, c0: _Part, c1: _Part) -> None:
+        object.__setattr__(self, "c0", si(c0, "time"))
+        object.__setattr__(self, "c1", si(c1, "time"))
         if self.c0 + self.c1 <= 0.0:
             raise ConfigError("Affine: c0 + c1 must be above 0")
 
@@ -94,6 +92,7 @@ class Affine:
         return self.c0 + self.c1 * batch_size
 
 
+@checked
 @dataclass(frozen=True)
 class Roofline:
     """Per layer the larger of arithmetic and memory time.
@@ -108,13 +107,8 @@ class Roofline:
     8 times too fast. Where there is a measurement, give Measured or Affine.
     """
 
-    efficiency: float | None = None
-    memory_efficiency: float = 0.8
-
-    def __post_init__(self) -> None:
-        for name, value in (("efficiency", self.efficiency), ("memory_efficiency", self.memory_efficiency)):
-            if value is not None and not 0.0 < value <= 1.0:
-                raise ConfigError(f"Roofline: {name} = {value!r}: must be above 0 and at most 1")
+    efficiency: Density | None = None
+    memory_efficiency: Density = 0.8
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import NotRequired, TypedDict, cast
+from typing import Annotated, NotRequired, TypedDict, cast
 
+from ddlsim.arguments import Count, Density, NotNegative, Positive, checked
 from ddlsim.errors import unknown_name
 from ddlsim.units import parse
 
@@ -21,17 +22,19 @@ __all__ = ["Curve", "Device", "device_names", "load_device"]
 _CATALOGUE = Path(__file__).with_name("devices.toml")
 
 
+@checked
 @dataclass(frozen=True)
 class Curve:
     """Measured training throughput (samples/s) of a device over the batch size, for one model."""
 
     model: str
     precision: str
-    batch_size: tuple[int, ...]
-    throughput: tuple[float, ...]
+    batch_size: tuple[Count, ...]
+    throughput: tuple[Positive, ...]
     source: str
 
 
+@checked
 @dataclass(frozen=True)
 class Device:
     """A processor that a worker computes on.
@@ -47,17 +50,17 @@ class Device:
 
     name: str
     title: str
-    peak_flops: Mapping[str, float]
-    memory_nbytes: float
-    memory_bandwidth: float
-    power_w: float
-    efficiency: Mapping[str, float]
+    peak_flops: Mapping[str, Positive]
+    memory_nbytes: Positive
+    memory_bandwidth: Positive
+    power_w: NotNegative
+    efficiency: Mapping[str, Density]
     efficiency_basis: str
     sources: tuple[str, ...]
     curves: tuple[Curve, ...] = ()
-    idle_power_w: float | None = None
-    price: float | None = None
-    launch_time: float = 0.0
+    idle_power_w: NotNegative | None = None
+    price: NotNegative | None = None
+    launch_time: NotNegative = 0.0
 
 
 class _DeviceTable(TypedDict):
@@ -83,7 +86,11 @@ class _CurveTable(TypedDict):
     source: str
 
 
-def load_device(name: str | Device) -> Device:
+DeviceLike = Annotated[str | Device, "a name such as 'v100', or a Device"]
+
+
+@checked
+def load_device(name: DeviceLike) -> Device:
     """Return the device called `name` in the catalogue (or `name` itself if it is a device).
 
     Raises :class:`~ddlsim.errors.ConfigError` with the nearest name when there is none.

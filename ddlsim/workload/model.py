@@ -6,9 +6,14 @@ are marked ``option = "aux"`` are left out unless they are asked for by name: ``
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from ddlsim.arguments import Count, checked
+from ddlsim.errors import ConfigError
+from ddlsim.workload.layer_rules import MAX_ELEMENTS
 from ddlsim.workload.layers import LayerSpec, Shape
 
 __all__ = ["Concat", "Layer", "Leaf", "Model", "Node", "Residual", "Side", "load_model", "model_names"]
@@ -77,6 +82,7 @@ class Side:
 Node = Leaf | Residual | Concat | Side
 
 
+@checked
 @dataclass(frozen=True)
 class Model:
     """A network. ``layers`` are its leaves in forward order, ``structure`` how they are connected.
@@ -87,12 +93,19 @@ class Model:
 
     name: str
     title: str
-    input_shape: Shape
+    input_shape: tuple[Count, ...]
     layers: tuple[Layer, ...]
     trainable: bool
     sources: tuple[str, ...]
     structure: tuple[Node, ...] = ()
     options: tuple[str, ...] = ()  # the optional parts that were included
+
+    def __post_init__(self) -> None:
+        if not self.input_shape or math.prod(self.input_shape) > MAX_ELEMENTS:
+            raise ConfigError(
+                f"model {self.name!r}: input_shape = {self.input_shape}: must be one size or more, of at most "
+                f"{MAX_ELEMENTS:.0e} elements together"
+            )
 
     def __repr__(self) -> str:
         return f"<Model {self.name!r}: {self.n_params:,} parameters, {len(self.layers)} layers>"
@@ -124,7 +137,11 @@ class Model:
         )
 
 
-def load_model(source: str | Path | Model) -> Model:
+ModelLike = Annotated[str | Path | Model, "the name of a bundled model, a path or a Model"]
+
+
+@checked
+def load_model(source: ModelLike) -> Model:
     """Return the model of a bundled name, of a file, or `source` itself if it is a model.
 
     ``"name+option"`` includes the parts of the file that are marked with that option. Raises

@@ -9,15 +9,23 @@ statistics, chapters 3 to 5.
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.arguments import Count, NotNegative, Positive, checked, number, whole
 from ddlsim.errors import ConfigError
 
 __all__ = ["exponential", "lognormal", "normal", "pareto", "shifted_exponential", "uniform", "weibull"]
 
 Floats = npt.NDArray[np.float64]
+
+
+#: of a Weibull distribution, within which the quadrature below is exact
+Shape = Annotated[float, number(0.05, 1000.0)]
+#: that are ordered; some of the sums below have as many terms
+Samples = Annotated[int, whole(1, 10**7)]
 
 
 def _rank(n: int, k: int | None) -> int:
@@ -28,22 +36,28 @@ def _rank(n: int, k: int | None) -> int:
     return chosen
 
 
-def exponential(n: int, k: int | None = None, mean: float = 1.0) -> float:
+@checked
+def exponential(n: Samples, k: Count | None = None, mean: NotNegative = 1.0) -> float:
     """Return mean * (H_n - H_(n-k)), with H the harmonic numbers (Renyi's representation)."""
     return mean * math.fsum(1.0 / i for i in range(n - _rank(n, k) + 1, n + 1))
 
 
-def shifted_exponential(n: int, k: int | None = None, shift: float = 1.0, mean_extra: float = 1.0) -> float:
+@checked
+def shifted_exponential(
+    n: Samples, k: Count | None = None, shift: NotNegative = 1.0, mean_extra: NotNegative = 1.0
+) -> float:
     """Return the same for shift + Exp(mean_extra)."""
     return shift + exponential(n, k, mean_extra)
 
 
-def uniform(n: int, k: int | None = None, low: float = 0.0, high: float = 1.0) -> float:
+@checked
+def uniform(n: Samples, k: Count | None = None, low: float = 0.0, high: float = 1.0) -> float:
     """Return low + (high - low) * k / (n + 1)."""
     return low + (high - low) * _rank(n, k) / (n + 1)
 
 
-def pareto(n: int, k: int | None = None, a: float = 2.0, minimum: float = 1.0) -> float:
+@checked
+def pareto(n: Samples, k: Count | None = None, a: Positive = 2.0, minimum: NotNegative = 1.0) -> float:
     """Return minimum * G(n+1) G(n-k+1-1/a) / (G(n-k+1) G(n+1-1/a)), G the gamma function.
 
     `a` is the tail exponent; it must exceed 1 / (n - k + 1), or the expectation is infinite.
@@ -57,7 +71,8 @@ def pareto(n: int, k: int | None = None, a: float = 2.0, minimum: float = 1.0) -
     return minimum * math.exp(log)
 
 
-def weibull(n: int, k: int | None = None, shape: float = 1.0, scale: float = 1.0) -> float:
+@checked
+def weibull(n: Samples, k: Count | None = None, shape: Shape = 1.0, scale: NotNegative = 1.0) -> float:
     """Return the k-th of n Weibull samples, by quadrature (relative error below 1e-6).
 
     For the maximum this is scale * G(1 + 1/shape) * sum_i (-1)^(i+1) C(n, i) i^(-1/shape), a sum that floats
@@ -71,13 +86,15 @@ def weibull(n: int, k: int | None = None, shape: float = 1.0, scale: float = 1.0
     return scale * _expectation(n, _rank(n, k), log_x, np.exp(log_x), log_density, log_cdf, -z)
 
 
-def normal(n: int, k: int | None = None, mean: float = 0.0, sd: float = 1.0) -> float:
+@checked
+def normal(n: Samples, k: Count | None = None, mean: float = 0.0, sd: NotNegative = 1.0) -> float:
     """Return the k-th of n Gaussian samples, by quadrature (error below 1e-9 sd for n up to 1e6)."""
     z, log_density, log_cdf, log_survival = _gaussian()
     return mean + sd * _expectation(n, _rank(n, k), z, z, log_density, log_cdf, log_survival)
 
 
-def lognormal(n: int, k: int | None = None, cv: float = 0.1, mean: float = 1.0) -> float:
+@checked
+def lognormal(n: Samples, k: Count | None = None, cv: NotNegative = 0.1, mean: NotNegative = 1.0) -> float:
     """Return the k-th of n lognormal samples of this mean and coefficient of variation (quadrature)."""
     variance = math.log1p(cv * cv)
     z, log_density, log_cdf, log_survival = _gaussian()

@@ -127,7 +127,7 @@ def test_mistakes_are_named(tmp_path, old, new, error):
 @pytest.mark.parametrize(
     ("detail", "error"),
     [
-        ({"reverse_load": True}, r"reverse_load = True must be a share in \[0, 1\)"),
+        ({"reverse_load": True}, r"with_detail: reverse_load = True: must be a number"),
         ({"reverse_load": 1.0}, r"reverse_load = 1\.0 must be a share"),
         ({"burst": "1 s"}, r"burst: '1 s' is a time, not a size"),
         ({"frame_payload": "9 kB"}, r"give both, like '66 B' and '1448 B'"),

@@ -195,7 +195,7 @@ def _edit(text, old, new):
         (_edit(PAIR, "count = 2", "count = 0"), ["hosts.1.count = 0", "greater than or equal to 1"]),
         (_edit(PAIR, '"a", "s", "b1"', '"a", "b1"'), ["routes[0]", "from 'a' to 'b1'"]),
         (_edit(PAIR, '"a", "s", "b1"', '"a", "s", "c"'), ["'c'", "unknown node"]),
-        (_edit(PAIR, "speed = 0.5", "speed = -1.0"), ["hosts.0", "speed = -1.0", "greater than 0"]),
+        (_edit(PAIR, "speed = 0.5", "speed = -1.0"), ["hosts.0", "speed = -1.0", "above 0"]),
         ("[host]\n" + PAIR, ["[host]", "[generator]"]),
     ],
 )

@@ -241,7 +241,7 @@ def test_overheads_reach_the_arrays():
         (lambda: star(2, efficiency=1.5, **RATE), ["efficiency = 1.5", "(0, 1]"]),
         (lambda: star(2, shared=True, reverse_bandwidth=1.0, **RATE), ["reverse_bandwidth = 1.0", "shared"]),
         (lambda: fat_tree(5, **RATE), ["k = 5", "even"]),
-        (lambda: torus([], **RATE), ["sizes = []", "[8, 8]"]),
+        (lambda: torus([], **RATE), ["sizes = ()", "[8, 8]"]),
         (lambda: torus([4, 0], **RATE), ["sizes = 0", "at least 1"]),
         (lambda: leaf_spine(2, 2, 1, oversubscription=0.0, **RATE), ["oversubscription = 0.0"]),
         (

@@ -319,14 +319,14 @@ def test_races_are_refused():
         ("hierarchical", "'hierarchical' must know which ranks share a machine; give hosts"),
         ("parameter_server(9)", "n_servers is 9; give 1 to 4"),
         ("parameter_server(5)", "n_servers is 5; give 1 to 4"),
-        ("parameter_server(0)", "n_servers is 0; give 1 to 4"),
-        ("ring(3)", "too many positional arguments"),
+        ("parameter_server(0)", "n_servers = 0: must be a whole number of at least 1"),
+        ("ring(3)", "ring takes 0 arguments at most"),
         ("torus_2d(3, 2)", "3 rows x 2 columns are not 4 ranks"),
-        ("torus_2d(0)", "0 rows"),
+        ("torus_2d(0)", "torus_2d: rows = 0: must be a whole number of at least 1"),
         ("no_such_package:ring", "No module named 'no_such_package'"),
         ("test_collectives_check:nothing", "has no attribute 'nothing'"),
         ("test_collectives_check:RING", "is a Schedule; name a function"),
-        (lambda n: 42, "returned a int; return a Schedule"),
+        (lambda n: 42, "n_ranks -> Schedule: it returned 42"),
         (lambda n: all_reduce.ring(n + 1), "returned one for 5 ranks of kind 'all_reduce'"),
         (lambda n: reduce.binomial(n), "of kind 'reduce', not 'all_reduce'"),
         (lambda n: first_round(all_reduce.ring(n), repeat=2), "counted 0 times instead of 1"),
@@ -339,8 +339,24 @@ def test_build_says_what_is_wrong(algorithm, message):
     assert "\n" not in str(caught.value)
 
 
+def test_arguments_by_keyword_can_be_written_in_a_text_too():
+    """The second argument of a chain is the number of segments, which Python takes by keyword only."""
+    (lane,) = build("chain(1, 64)", 4, kind="broadcast").lanes
+    (same,) = broadcast.chain(4, 1, n_segments=64).lanes
+    assert [(r.src.tolist(), r.repeat, r.shift) for r in lane] == [(r.src.tolist(), r.repeat, r.shift) for r in same]
+    assert build("chain(1, 64)", 4, kind="broadcast").n_chunks == 64
+    with pytest.raises(ConfigError, match="chain takes 2 arguments at most"):
+        build("chain(1, 64, 2)", 4, kind="broadcast")
+
+
+@pytest.mark.parametrize("function", [lambda: RING, lambda n, more: RING, max])
+def test_a_function_that_cannot_be_called_with_a_number_of_ranks_is_refused(function):
+    with pytest.raises(ConfigError, match="cannot be called as n_ranks -> Schedule"):
+        build(function, 4)
+
+
 def test_build_refuses_wrong_sizes_and_names():
-    with pytest.raises(ConfigError, match="n_ranks is 0"):
+    with pytest.raises(ConfigError, match="n_ranks = 0: must be a whole number from 1 to 1000000"):
         build("ring", 0)
     with pytest.raises(ConfigError, match="hosts has 2 entries for 3 ranks"):
         build("ring", 3, hosts=[0, 1])

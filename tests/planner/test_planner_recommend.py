@@ -287,7 +287,7 @@ def test_output() -> None:
         (Target(), {"training": Training(epochs=1)}, "training has no effect without an accuracy"),
         (Target(), {"workers": [9]}, "no configuration fits together"),
         (Target(), {"clusters": []}, "clusters is empty"),
-        (Target(), {"n_best": 0}, "n_best = 0: must be at least 1"),
+        (Target(), {"n_best": 0}, "n_best = 0: must be a whole number of at least 1"),
         (Target(), {"clusters": "office-1gb"}, "did you mean 'office-1gbe'"),
         (Target(accuracy=0.9), {"samples": None, "training": Training(target_loss=0.1)}, "the training has no end"),
     ],

@@ -170,11 +170,13 @@ def test_collective_time_places_ranks_as_told() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"nbytes": -1.0}, "nbytes = -1.0: must be a finite number of bytes, at least 0"),
+        ({"nbytes": -1.0}, "nbytes = -1.0: must be finite and not negative, e.g. '100 MB'"),
         ({"nbytes": "3 s"}, "'3 s' is a time, not a size"),
         ({"ranks": 9}, "ranks = 9: must be distinct places among the 8 workers"),
-        ({"ranks": [0, 0]}, "ranks = [0, 0]: must be distinct places"),
+        ({"ranks": [0, 0]}, "ranks = (0, 0): must be distinct places"),
         ({"rank_order": "best"}, "rank_order = 'best': must be 'given' or 'topology'"),
+        ({"entry_times": [float("nan"), *[0.0] * 7]}, "entry_times[0] = nan: must be finite and not negative"),
+        ({"entry_times": [-1.0, *[0.0] * 7]}, "entry_times[0] = -1.0: must be finite and not negative"),
         ({"entry_times": [0.0]}, "entry_times has 1 entries for 8 ranks; give one per rank"),
         ({"algorithm": build("ring", 3)}, "the schedule is for 3 ranks, not for 8; set ranks"),
         ({"algorithm": "rings"}, "did you mean 'ring'?"),

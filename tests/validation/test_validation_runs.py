@@ -279,7 +279,7 @@ def test_a_wrong_file_is_refused_in_one_line(tmp_path, text, message):
         ("9,32,resnet18,,5", "line 2: column workers: 9, but cluster 'office-1gbe' has 8 devices"),
         ("2,32,,,5", "line 2: column model: is missing"),
         ("2,32,resnet81,,5", "line 2: unknown model 'resnet81'; did you mean 'resnet18'"),
-        ("2,32,resnet18,ringg,5", "line 2: unknown all_reduce algorithm 'ringg'; did you mean 'ring'"),
+        ("2,32,resnet18,ringg,5", "line 2: AllReduce: unknown all_reduce algorithm 'ringg'; did you mean 'ring'"),
         ("2,900000,resnet18,,5", "line 2: column batch_size: resnet18 .* needs about .* GB"),
     ],
     ids=["workers", "no-model", "model", "algorithm", "memory"],
