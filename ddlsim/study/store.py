@@ -321,7 +321,8 @@ class Store:
         try:
             yield
         except sqlite3.OperationalError as error:
-            remedy = _REMEDIES.get(error.sqlite_errorcode & 0xFF, "choose another place")
+            code = getattr(error, "sqlite_errorcode", 0)  # Python's own, for a text that is none, have no code
+            remedy = _REMEDIES.get(code & 0xFF, "choose another place")
             raise ConfigError(f"{self.path}: cannot be written or read as a store: {error}; {remedy}") from None
         except UnicodeDecodeError:  # SQLite shows what is damaged
             raise ConfigError(f"{self.path}: is damaged; restore a copy, or give another file") from None

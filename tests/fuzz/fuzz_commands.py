@@ -48,7 +48,7 @@ FILES = {
 VALUES = [
     "", " ", "x", "-1", "0", "1", "2", "3", "0.5", "-0.5", "nan", "inf", "1e400", "1e-320", "1000000000000", "9" * 5000,
     "\u00b2", "\u0661", "1,2", ",", "1,,x", "1;2", "x=y", "=", "all_reduce=ring", "auto", "none", "25 Gbit/s", "1 s",
-    "-5 h", "1e300 h", "10%", "-10%", "5000 images/s", "3 USD/h", "os:system", "a" * 100_000, "\u202e", "\udcff", "\n",
+    "-5 h", "1e300 h", "10%", "-10%", "5000 images/s", "3 USD/h", "os:nothing", "a" * 100_000, "\u202e", "\udcff", "\n",
     "--", "-", "..", "/", "/dev/null", "/nowhere/x", "FOLDER", "FOLDER/no.toml", "FOLDER/no.png", "FOLDER/x.svg",
     "FOLDER/c.toml", "FOLDER/e.toml", "FOLDER/g.toml", "FOLDER/m.toml", "FOLDER/m.csv", "FOLDER/r.csv", "FOLDER/s.toml",
     "FOLDER/study.toml", "FOLDER/s.sqlite", "FOLDER/binary.toml", "FOLDER/binary.json", "FOLDER/empty.toml",
