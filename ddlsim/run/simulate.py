@@ -230,7 +230,7 @@ def run(
     With ``stability`` the result says how stable it is, also where that takes long.
     On Ctrl-C the result of what has been simulated so far is returned, marked as interrupted.
 
-    Raises :class:`ConservationError` if the result does not add up (:mod:`ddlsim.run.conservation`).
+    Raises :class:`~ddlsim.errors.ConservationError` if the result does not add up (:mod:`ddlsim.run.conservation`).
     """
     prepared = prepare(experiment)
     given, experiment = experiment, prepared.experiment
