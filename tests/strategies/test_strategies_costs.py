@@ -4,14 +4,17 @@ import dataclasses
 import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 import ddlsim
+from ddlsim.cluster import generators
 from ddlsim.collectives.nccl import nccl_time
 from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement
 from ddlsim.strategies.costs import COSTS
+from ddlsim.strategies.curve_cost import Parts, columns, curve_seconds, parts_of
 from ddlsim.strategies.overlap import buckets_of, overlap_named
 from ddlsim.validation import calibrate, load_calibration, predict_interval
 from ddlsim.workload.buckets import per_layer
@@ -206,6 +209,35 @@ def test_what_has_no_curve_is_told_what_to_measure(a100):
     )
     refused("has no curve of all_reduce between hosts; measure all_reduce .* on 16 ranks", a100.cluster, workers=16)
     refused("has curves of all_reduce inside a host for 8 to 8 ranks, not for 4; .* 4 ranks", a100.cluster, workers=4)
+    cluster = ddlsim.load_cluster(a100.cluster)
+    (curve,) = cluster.calibration.curves
+    table = cluster.calibration.model_copy(update={"curves": [curve.model_copy(update={"ranks": [5, 8]})]})
+    refused("for 5 to 8 ranks, not for 4;", dataclasses.replace(cluster, calibration=table), workers=4)
+
+
+def test_the_parts_of_a_time_by_hand():
+    """Three latencies of 2 us and two overheads of 1 us are 8 us; 5 MB at 1 GB/s are 5 ms; 0.25 s are neither."""
+    star = ddlsim.load_cluster(generators.star(2, bandwidth="8 Gbit/s", latency="2 us"))
+    overhead = np.full_like(star.send_overhead, 1e-6)
+    cluster = dataclasses.replace(star, send_overhead=overhead, recv_overhead=overhead)
+
+    def seconds(c):
+        messages = 3 * c.link_latency[0] + c.send_overhead[0] + c.recv_overhead[0]
+        return messages + 5e6 / c.link_bandwidth[0] + 0.25
+
+    parts = parts_of(seconds, cluster, 5e6)
+    assert parts.nbytes == 5e6
+    assert (parts.per_message, parts.per_byte, parts.reduction) == pytest.approx((8e-6, 5e-3, 0.25), rel=1e-9)
+
+
+def test_a_curve_by_hand():
+    """Of 5 MB, 1 MB lies in the first piece and 4 MB in the second, at 1 ns a byte: 8 us x 2 + 1 ms x 3 + 4 ms x 0.5 +
+    0.25 s. A million bytes end with the first piece."""
+    parts = Parts(5e6, per_message=8e-6, per_byte=5e-3, reduction=0.25)
+    assert columns([parts], [1_000_000])[0].tolist() == pytest.approx([8e-6, 1e-3, 4e-3])
+    assert curve_seconds(parts, 2.0, [1_000_000], [3.0, 0.5]) == pytest.approx(16e-6 + 3e-3 + 2e-3 + 0.25)
+    small = Parts(1e6, per_message=8e-6, per_byte=1e-3, reduction=0.0)
+    assert curve_seconds(small, 1.0, [1_000_000], [3.0, 0.5]) == pytest.approx(8e-6 + 3e-3)
 
 
 def test_what_the_curve_does_not_know_is_refused(a100):

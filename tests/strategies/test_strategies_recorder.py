@@ -1,0 +1,27 @@
+"""What a run writes down, by hand."""
+
+import pytest
+
+from ddlsim.strategies.recorder import COMPUTE, TRANSFER, WAITING, Recorder, Span
+
+
+@pytest.mark.parametrize("keep_spans", [True, False])
+def test_spans_are_kept_only_if_asked_for_and_seconds_always(keep_spans):
+    """Worker 1 computes from 1 s to 3 s and waits from 3 s until the run ends at 4.5 s; a transfer goes on beside it.
+    What takes no time is nothing to show."""
+    recorder = Recorder(2, keep_spans)
+    recorder.worker(1, COMPUTE, "forward", 1.0, 3.0)
+    recorder.worker(1, COMPUTE, "nothing", 3.0, 3.0)
+    recorder.background("links", "bucket 0", 2.0, 2.5)
+    recorder.background("links", "bucket 1", 2.5, 2.5)
+    recorder.begin(1, WAITING, "barrier", 3.0)
+    recorder.close(4.5)
+    assert [of_worker[COMPUTE] for of_worker in recorder.seconds] == [0.0, 2.0]
+    assert [of_worker[WAITING] for of_worker in recorder.seconds] == [0.0, 1.5]
+    assert not recorder.open
+    spans = [
+        Span("worker 1", COMPUTE, "forward", 1.0, 3.0),
+        Span("links", TRANSFER, "bucket 0", 2.0, 2.5),
+        Span("worker 1", WAITING, "barrier", 3.0, 4.5),
+    ]
+    assert recorder.spans == (spans if keep_spans else [])
