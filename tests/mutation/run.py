@@ -312,12 +312,15 @@ def main() -> None:
     folders = sorted({folder for package in arguments.packages for folder in PACKAGES[package][1]})
     reach = measure_reach(copy, arguments.work / "reach.json", folders)
     before = _records(file)
+    places = set()
     for package in arguments.packages:
         n, own = PACKAGES[package]
         chosen, n_places = sample(copy, package, arguments.sample or n, arguments.seed)
         print(f"{package}: {len(chosen)} of {n_places} places", flush=True)
         for mutant in chosen:
-            known = before.get((mutant.module, mutant.operator, mutant.occurrence))
+            place = (mutant.module, mutant.operator, mutant.occurrence)
+            places.add(place)
+            known = before.get(place)
             if known and not (arguments.again and known["state"] == "survived"):
                 continue
             source = (copy / mutant.module).read_text(encoding="utf-8")
@@ -331,7 +334,7 @@ def main() -> None:
                 out.write(json.dumps(record) + "\n")
             print(f"{outcome.state:9}{seconds:6.0f} s  {key(record)}", flush=True)
     equivalent = json.loads((HERE / "equivalent.json").read_text(encoding="utf-8"))
-    print(report(list(_records(file).values()), equivalent))
+    print(report([record for place, record in _records(file).items() if place in places], equivalent))
 
 
 if __name__ == "__main__":

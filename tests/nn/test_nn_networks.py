@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,6 +130,24 @@ def test_initial_parameters_follow_he_and_glorot_and_their_seed():
     np.testing.assert_array_equal(build_network("cifar-cnn", 1).initial_params, network.initial_params)
     assert not np.array_equal(build_network("cifar-cnn", 2).initial_params, network.initial_params)
     assert build_network("lenet5", 0).initial_params.dtype == np.float32
+
+
+def test_running_statistics_by_hand(tmp_path: Path):
+    """Momentum 0.1. Channel 0 holds 1, 2, 3, 6 in two samples: mean 3, variance with 3 below it (4 + 1 + 0 + 9) / 3.
+    Channel 1 holds 5 everywhere. They begin at 0 and 1, so they become 0.3 and 0.9 + 1.4 / 3, 0.5 and 0.9. Predictions
+    use them: with all of the dense layer's weights 1, an input of ones gives the sum of 2 pixels of each channel."""
+    layers = '{ type = "batch_norm" }, { type = "flatten" }, { type = "dense", units = 2 }'
+    (tmp_path / "net.toml").write_text(f'title = "t"\ntrainable = true\ninput = [2, 1, 2]\nlayers = [{layers}]\n')
+    network = build_network(tmp_path / "net.toml", 0, np.float64)
+    x = np.array([[[[1.0, 2.0]], [[5.0, 5.0]]], [[[3.0, 6.0]], [[5.0, 5.0]]]])
+    params, state = network.initial_params.copy(), network.initial_state.copy()
+    network.loss_and_gradient(params, x, np.array([0, 1]), None, state)
+    np.testing.assert_allclose(state, [0.3, 0.5, 0.9 + 0.1 * 14 / 3, 0.9], rtol=1e-12)
+    dense = {name: view for name, view in network.views(params).items() if view.shape == (2, 4)}
+    for view in dense.values():
+        view[...] = 1.0
+    ones = 2 * (1 - 0.3) / math.sqrt(state[2] + 1e-5) + 2 * (1 - 0.5) / math.sqrt(state[3] + 1e-5)
+    assert network.predict(params, np.ones((1, 2, 1, 2)), state)[0] == pytest.approx([ones, ones], rel=1e-9)
 
 
 def test_dropout_needs_a_stream_and_leaves_predictions_alone(tmp_path: Path):
