@@ -63,7 +63,7 @@ def _is_number(value: object) -> bool:
 def whole(least: int | None = None, most: int = MOST) -> Rule:
     """Whole numbers from `least` to `most`."""
     text = "a whole number" if least is None else f"a whole number of at least {least}"
-    if most != MOST:
+    if most < MOST:
         text = f"a whole number from {least} to {most}"
     low = -MOST if least is None else least
 
@@ -71,7 +71,7 @@ def whole(least: int | None = None, most: int = MOST) -> Rule:
         kept = int(value)
         if low <= kept <= most:
             return kept
-        raise wrong(value, where, text if kept < low or most != MOST else f"at most {most}")
+        raise wrong(value, where, text if kept < low or most < MOST else f"at most {most}")
 
     return Rule(text, _is_whole, keep)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ddlsim.arguments import checked
 from ddlsim.cluster.nodes import Graph, Host, Interior
 from ddlsim.cluster.parts import PLAIN, Link, checked_link, start
-from ddlsim.cluster.quantity import MAX_NODES, Quantity, count
+from ddlsim.cluster.quantity import MAX_NODES, Places, Quantity
 from ddlsim.errors import ConfigError, shown
 
 __all__ = ["fully_connected", "hypercube", "line", "ring", "torus"]
@@ -18,7 +18,7 @@ MAX_DIMS = 20  # of a torus: with more, all but a few have size 1
 
 
 def _direct(
-    kind: str, sizes: Sequence[int], pairs: Iterable[tuple[int, int]], n_pairs: int, link: Link, host: Interior,
+    kind: str, sizes: Sequence[Places], pairs: Iterable[tuple[int, int]], n_pairs: int, link: Link, host: Interior,
     *, grid: bool,
 ) -> Graph:  # fmt: skip
     """Return machines joined without switches; machines with several NICs use them in turn."""
@@ -35,7 +35,7 @@ def _direct(
     return graph
 
 
-def _grid_pairs(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _grid_pairs(sizes: Sequence[Places]) -> Iterator[tuple[int, int]]:
     """Yield the neighbours on a torus, one dimension after the other; nodes in row-major order."""
     for dim, size in enumerate(sizes):
         stride = math.prod(sizes[dim + 1 :])
@@ -47,7 +47,7 @@ def _grid_pairs(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
                 yield node, node - place * stride
 
 
-def _n_pairs(sizes: Sequence[int]) -> int:
+def _n_pairs(sizes: Sequence[Places]) -> int:
     """Return how many neighbours `_grid_pairs` yields."""
     n = math.prod(sizes)
     return sum(0 if size == 1 else n // 2 if size == 2 else n for size in sizes)
@@ -55,7 +55,7 @@ def _n_pairs(sizes: Sequence[int]) -> int:
 
 @checked
 def ring(
-    n_hosts: int,
+    n_hosts: Places,
     *,
     bandwidth: Quantity,
     latency: Quantity,
@@ -66,13 +66,13 @@ def ring(
 ) -> Graph:
     """Return machines joined in a circle, forwarding. `reverse_bandwidth` is that from i + 1 to i."""
     link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
-    sizes = [count(n_hosts, "n_hosts")]
+    sizes = [n_hosts]
     return _direct("ring", sizes, _grid_pairs(sizes), _n_pairs(sizes), link, host, grid=True)
 
 
 @checked
 def line(
-    n_hosts: int,
+    n_hosts: Places,
     *,
     bandwidth: Quantity,
     latency: Quantity,
@@ -83,13 +83,13 @@ def line(
 ) -> Graph:
     """Return machines joined in a row, forwarding. `reverse_bandwidth` is that from i + 1 to i."""
     link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
-    n = count(n_hosts, "n_hosts")
+    n = n_hosts
     return _direct("line", [n], itertools.pairwise(range(n)), n - 1, link, host, grid=False)
 
 
 @checked
 def fully_connected(
-    n_hosts: int,
+    n_hosts: Places,
     *,
     bandwidth: Quantity,
     latency: Quantity,
@@ -100,14 +100,14 @@ def fully_connected(
 ) -> Graph:
     """Return machines with a link between any two. `reverse_bandwidth` is that towards the lower number."""
     link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
-    n = count(n_hosts, "n_hosts")
+    n = n_hosts
     pairs = itertools.combinations(range(n), 2)
     return _direct("fully-connected", [n], pairs, n * (n - 1) // 2, link, host, grid=False)
 
 
 @checked
 def torus(
-    sizes: Sequence[int],
+    sizes: Sequence[Places],
     *,
     bandwidth: Quantity,
     latency: Quantity,
@@ -121,16 +121,16 @@ def torus(
     link = checked_link(bandwidth, latency, efficiency)
     if not isinstance(sizes, list | tuple) or not 1 <= len(sizes) <= MAX_DIMS:
         raise ConfigError(f"sizes = {shown(sizes)} must be a list of 1 to {MAX_DIMS} sizes like [8, 8]")
-    checked = [count(size, "sizes") for size in sizes]
+    checked = list(sizes)
     return _direct("torus", checked, _grid_pairs(checked), _n_pairs(checked), link, host, grid=True)
 
 
 @checked
 def hypercube(
-    n_dims: int, *, bandwidth: Quantity, latency: Quantity, efficiency: float = 1.0, host: Interior = PLAIN
+    n_dims: Places, *, bandwidth: Quantity, latency: Quantity, efficiency: float = 1.0, host: Interior = PLAIN
 ) -> Graph:
     """Return 2 ** n_dims machines, joined where their numbers differ in one bit (highest routed first)."""
-    if count(n_dims, "n_dims") > MAX_NODES.bit_length():
+    if n_dims > MAX_NODES.bit_length():
         raise ConfigError(f"n_dims = {n_dims} makes 2 ** {n_dims} machines, more than {MAX_NODES}; lower it")
     sizes = [2] * n_dims
     link = checked_link(bandwidth, latency, efficiency)

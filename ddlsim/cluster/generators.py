@@ -16,12 +16,13 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Annotated
 
-from ddlsim.arguments import checked
+from ddlsim.arguments import checked, whole
 from ddlsim.cluster.direct import fully_connected, hypercube, line, ring, torus
 from ddlsim.cluster.nodes import Graph, Host, Interior
 from ddlsim.cluster.parts import PLAIN, Link, add_switch, checked_link, oversubscribed, start, trunk_of
-from ddlsim.cluster.quantity import Quantity, count
+from ddlsim.cluster.quantity import MAX_NODES, Places, Quantity
 from ddlsim.errors import ConfigError
 
 __all__ = [
@@ -40,12 +41,12 @@ __all__ = [
 
 
 def _n_nics(host: Interior) -> int:
-    return 1 if isinstance(host, Host) else count(host.n_nics, "host: n_nics")
+    return 1 if isinstance(host, Host) else host.n_nics
 
 
 @checked
 def star(
-    n_hosts: int,
+    n_hosts: Places,
     *,
     bandwidth: Quantity,
     latency: Quantity,
@@ -60,7 +61,6 @@ def star(
     duplex.
     """
     link = checked_link(bandwidth, latency, efficiency, reverse_bandwidth, shared)
-    n_hosts = count(n_hosts, "n_hosts")
     n_nics = _n_nics(host)
     graph, hosts = start("star", "shortest", n_hosts, host, n_switches=1, n_links=2 * n_hosts * n_nics)
     switch = add_switch(graph, "switch")
@@ -71,9 +71,9 @@ def star(
 
 @checked
 def leaf_spine(
-    n_leaves: int,
-    hosts_per_leaf: int,
-    n_spines: int,
+    n_leaves: Places,
+    hosts_per_leaf: Places,
+    n_spines: Places,
     *,
     bandwidth: Quantity,
     latency: Quantity,
@@ -91,8 +91,6 @@ def leaf_spine(
     through all spines together. With `rail_optimised`, NIC j of each machine of a group of `hosts_per_leaf`
     goes to the group's leaf j (so `n_leaves` must be a multiple of the number of NICs).
     """
-    n_leaves, n_spines = count(n_leaves, "n_leaves"), count(n_spines, "n_spines")
-    hosts_per_leaf = count(hosts_per_leaf, "hosts_per_leaf")
     link = checked_link(bandwidth, latency, efficiency)
     n_nics = _n_nics(host)
     rails = n_nics if rail_optimised else 1
@@ -117,7 +115,7 @@ def leaf_spine(
 
 @checked
 def fat_tree(
-    k: int,
+    k: Annotated[int, whole(2, MAX_NODES)],
     *,
     bandwidth: Quantity,
     latency: Quantity,
@@ -132,7 +130,7 @@ def fat_tree(
     k pods of k/2 edge and k/2 aggregation switches; aggregation switch j of every pod reaches the core
     switches j*k/2 ... j*k/2 + k/2 - 1.
     """
-    if count(k, "k", least=2) % 2:
+    if k % 2:
         raise ConfigError(f"k = {k} must be even: half of a switch's ports go up")
     half = k // 2
     link = checked_link(bandwidth, latency, efficiency)
@@ -155,8 +153,8 @@ def fat_tree(
 
 @checked
 def racks(
-    n_racks: int,
-    hosts_per_rack: int,
+    n_racks: Places,
+    hosts_per_rack: Places,
     *,
     bandwidth: Quantity,
     latency: Quantity,
@@ -171,7 +169,6 @@ def racks(
 
     The trunk has `trunk_bandwidth`, or 1/oversubscription of what the rack's machines have together.
     """
-    n_racks, hosts_per_rack = count(n_racks, "n_racks"), count(hosts_per_rack, "hosts_per_rack")
     link = checked_link(bandwidth, latency, efficiency)
     n_nics = _n_nics(host)
     trunk = oversubscribed(link, hosts_per_rack * n_nics, 1, oversubscription, trunk_bandwidth, trunk_latency)
@@ -193,7 +190,7 @@ def racks(
 
 @checked
 def two_racks(
-    hosts_per_rack: int,
+    hosts_per_rack: Places,
     *,
     bandwidth: Quantity,
     latency: Quantity,
@@ -213,20 +210,20 @@ def two_racks(
 
 @checked
 def dragonfly(
-    n_groups: int,
-    group_shape: Sequence[int],
-    hosts_per_router: int,
+    n_groups: Places,
+    group_shape: Sequence[Places],
+    hosts_per_router: Places,
     *,
     bandwidth: Quantity,
     latency: Quantity,
-    global_links: int,
+    global_links: Places,
     efficiency: float = 1.0,
     local_bandwidth: Quantity | None = None,
     local_latency: Quantity | None = None,
-    local_cables: Sequence[int] | None = None,
+    local_cables: Sequence[Places] | None = None,
     global_bandwidth: Quantity | None = None,
     global_latency: Quantity | None = None,
-    n_hosts: int | None = None,
+    n_hosts: Places | None = None,
     routing: str = "ecmp",
     host: Interior = PLAIN,
 ) -> Graph:
@@ -240,23 +237,22 @@ def dragonfly(
 
     Links inside a group are of kind "trunk", those between groups of kind "global".
     """
-    n_groups, hosts_per_router = count(n_groups, "n_groups"), count(hosts_per_router, "hosts_per_router")
-    shape = [count(size, "group_shape") for size in group_shape]
-    cables = [1] * len(shape) if local_cables is None else [count(n, "local_cables") for n in local_cables]
+    shape = list(group_shape)
+    cables = [1] * len(shape) if local_cables is None else list(local_cables)
     if not shape or len(cables) != len(shape):
         raise ConfigError(
             f"local_cables = {cables} must have one number per dimension of group_shape = {shape}"
         )
     per_group = math.prod(shape)
     places = n_groups * per_group * hosts_per_router
-    n_hosts = places if n_hosts is None else count(n_hosts, "n_hosts")
+    n_hosts = places if n_hosts is None else n_hosts
     if n_hosts > places:
         raise ConfigError(f"n_hosts = {n_hosts} exceeds the {places} places of this dragonfly; lower it")
     link = checked_link(bandwidth, latency, efficiency)
     local = trunk_of(link, local_bandwidth, local_latency, "local_")
     between = trunk_of(link, global_bandwidth, global_latency, "global_")
     n_nics = _n_nics(host)
-    n_routers, n_between = n_groups * per_group, n_groups * (n_groups - 1) // 2 * count(global_links, "global_links")
+    n_routers, n_between = n_groups * per_group, n_groups * (n_groups - 1) // 2 * global_links
     n_local = n_routers * sum(size - 1 for size in shape) // 2
     n_links = 2 * (n_hosts * n_nics + n_local + n_between)
     graph, hosts = start("dragonfly", routing, n_hosts, host, n_switches=n_routers, n_links=n_links)
@@ -268,7 +264,7 @@ def dragonfly(
         _join_group(graph, routers[group * per_group : (group + 1) * per_group], shape, cables, local)
     used = [0] * n_groups
     for a, b in itertools.combinations(range(n_groups), 2):
-        for _ in range(count(global_links, "global_links")):
+        for _ in range(global_links):
             ends = [routers[g * per_group + used[g] % per_group] for g in (a, b)]
             between.join(graph, ends[0], ends[1], "global")
             used[a] += 1

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import networkx as nx
 
-from ddlsim.arguments import Bandwidth, Count, Density, Positive, checked, one_of, quantity
+from ddlsim.arguments import Bandwidth, Density, Positive, checked, one_of, quantity
 from ddlsim.cluster.details import LinkDetail
-from ddlsim.cluster.quantity import Quantity, count, fraction, nonnegative, positive
+from ddlsim.cluster.quantity import Places, Quantity, fraction, nonnegative, positive
 from ddlsim.errors import ConfigError, unknown_name
 
 __all__ = ["INTERIORS", "Host", "Interior", "MultiGpu", "add_host", "connect", "size_of"]
@@ -93,7 +93,7 @@ class MultiGpu:
     the whole machine).
     """
 
-    n_gpus: Count
+    n_gpus: Places
     inside: Annotated[str, one_of(*INTERIORS)] = "pcie_tree"
     device: str | None = None
     cpu: str | None = None
@@ -103,8 +103,8 @@ class MultiGpu:
     nvlink_bandwidth: Bandwidth | None = None
     nvlink_latency: Latency = "0.7 us"
     nvlink_efficiency: Density = 1.0
-    n_pcie_switches: Count = 1
-    n_nics: Count = 1
+    n_pcie_switches: Places = 1
+    n_nics: Places = 1
     speed: Positive = 1.0
     send_overhead: Overhead = 0.0
     recv_overhead: Overhead = 0.0
@@ -186,9 +186,8 @@ def _endpoint(interior: Interior, host: str, device: str | None) -> dict[str, An
 
 
 def _check(host: MultiGpu) -> None:
-    count(host.n_gpus, "host: n_gpus")
-    n_switches = count(host.n_pcie_switches, "host: n_pcie_switches")
-    n_nics = count(host.n_nics, "host: n_nics")
+    n_switches = host.n_pcie_switches
+    n_nics = host.n_nics
     if host.inside not in INTERIORS:
         raise unknown_name("inside", host.inside, INTERIORS, "host")
     if host.inside == "hybrid_cube_mesh" and host.n_gpus != 8:

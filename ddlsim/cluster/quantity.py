@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 from ddlsim import units
+from ddlsim.arguments import whole
 from ddlsim.errors import ConfigError, UnitError, shown
 
-__all__ = ["MAX_LINKS", "MAX_NODES", "Quantity", "check_size", "count", "fraction", "nonnegative", "positive"]
+__all__ = ["MAX_LINKS", "MAX_NODES", "Places", "Quantity", "check_size", "fraction", "nonnegative", "positive"]
 
 #: a cluster is built in memory, node by node and link by link (half a minute and 1.5 GB at these sizes); more is a slip
 MAX_NODES, MAX_LINKS = 500_000, 2_000_000
 
+#: how many of something there are: every node is built in memory
+Places = Annotated[int, whole(1, MAX_NODES)]
 #: What a Python caller may pass for a bandwidth or a time: SI float or text with a unit.
 Quantity: TypeAlias = float | str
 
@@ -63,15 +66,6 @@ def fraction(value: object, where: str) -> float:
     if not 0 < number <= 1:
         raise ConfigError(f"{where} = {shown(value)} must lie in (0, 1]; write the usable share like 0.94")
     return number
-
-
-def count(value: object, where: str, *, least: int = 1) -> int:
-    """Return `value` as an int from `least` to MAX_NODES, or raise :class:`ConfigError` naming `where`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < least:
-        raise ConfigError(f"{where} = {shown(value)} must be a whole number of at least {least}")
-    if int(value) > MAX_NODES:
-        raise ConfigError(f"{where} = {shown(value)} must be at most {MAX_NODES}: every node is built in memory")
-    return int(value)
 
 
 def check_size(n_nodes: int, n_links: int, where: str) -> None:

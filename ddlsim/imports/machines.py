@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ddlsim.cluster import Cluster, Host
 from ddlsim.cluster.nodes import Graph, add_host, connect
-from ddlsim.cluster.quantity import Quantity, check_size, count, nonnegative
+from ddlsim.cluster.quantity import Quantity, check_size, nonnegative
 from ddlsim.errors import ConfigError
 
 __all__ = ["Machine", "assemble", "copies", "named_cluster"]
@@ -68,7 +68,7 @@ def named_cluster(graph: Graph, source: Path) -> Cluster:
 
 def copies(machine: Machine, n_hosts: int) -> list[Machine]:
     """Return `machine` as often as there are hosts."""
-    return [machine] * count(n_hosts, "n_hosts")
+    return [machine] * n_hosts
 
 
 def _add(graph: Graph, host: str, machine: Machine, device: str | None) -> None:

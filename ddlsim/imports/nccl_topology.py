@@ -13,9 +13,9 @@ import itertools
 import re
 from pathlib import Path
 
-from ddlsim.arguments import Count, checked
+from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
-from ddlsim.cluster.quantity import Quantity, nonnegative
+from ddlsim.cluster.quantity import Places, Quantity, nonnegative
 from ddlsim.imports.machines import Machine, assemble, copies
 from ddlsim.imports.text import read_text
 from ddlsim.imports.xml_tree import Element, parse_xml
@@ -35,7 +35,7 @@ _OTHER = {"arm64": 6.0, "ppc64": 32.0}
 
 @checked
 def read_nccl_topology(
-    path: str | Path, *, n_hosts: Count = 1, device: str | None = None, pcie_latency: Quantity = "1 us",
+    path: str | Path, *, n_hosts: Places = 1, device: str | None = None, pcie_latency: Quantity = "1 us",
     nvlink_latency: Quantity = "0.7 us", network_latency: Quantity = "1 us",
 ) -> Cluster:  # fmt: skip
     """Return the machine in `path` as a cluster, or `n_hosts` of them joined by one switch at their NICs' speed.

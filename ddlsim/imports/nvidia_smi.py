@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddlsim.arguments import Count, checked
+from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
-from ddlsim.cluster.quantity import Quantity, nonnegative, positive
+from ddlsim.cluster.quantity import Places, Quantity, nonnegative, positive
 from ddlsim.errors import ConfigError
 from ddlsim.imports.machines import Machine, assemble, copies
 from ddlsim.imports.text import SourceText, read_text
@@ -51,7 +51,7 @@ class _Matrix:
 @checked
 def read_nvidia_smi(
     path: str | Path, *, nvlink_bandwidth: Quantity | None = None, pcie_bandwidth: Quantity = "12 GB/s",
-    smp_bandwidth: Quantity = "10 GB/s", nic_bandwidth: Quantity | None = None, n_hosts: Count = 1,
+    smp_bandwidth: Quantity = "10 GB/s", nic_bandwidth: Quantity | None = None, n_hosts: Places = 1,
     device: str | None = None, nvswitch: bool | None = None, pcie_latency: Quantity = "1 us",
     nvlink_latency: Quantity = "0.7 us", network_latency: Quantity = "1 us",
 ) -> Cluster:  # fmt: skip

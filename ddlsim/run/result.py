@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 import ddlsim
-from ddlsim.arguments import Count, NotNegative, Seed, Share, checked, one_of
+from ddlsim.arguments import Count, NotNegative, Seed, Share, checked, number, one_of, whole
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Array, Value
@@ -363,7 +363,14 @@ class Result:
         small = self.n_messages <= n_messages and n_steps <= QUICK_STEPS
         return small and not self.interrupted and self.monitor is None
 
-    def stability(self, *, runs: int = 3, size: float = 1e-12, seed: int = 0) -> Stability:
+    @checked
+    def stability(
+        self,
+        *,
+        runs: Annotated[int, whole(1, 1000)] = 3,
+        size: Annotated[float, number(1e-15, 0.01, hint=", such as 1e-12")] = 1e-12,
+        seed: Seed = 0,
+    ) -> Stability:
         """Return how far throughput and step time move when the inputs do: the run is simulated `runs` times more, with
         every link's capacity and latency and every worker's compute time moved by its own factor within 1 +- `size`.
 

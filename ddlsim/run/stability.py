@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddlsim.cluster import Cluster, load_cluster
-from ddlsim.errors import ConfigError
 from ddlsim.run.experiment import Experiment
 from ddlsim.ties import FLOOR
 from ddlsim.workload.jitter import stream
@@ -22,10 +21,6 @@ if TYPE_CHECKING:
     from ddlsim.run.result import Result
 
 __all__ = ["Stability", "moved", "stability_of"]
-
-#: the largest relative move that makes sense: beyond it the runs are of another cluster
-LARGEST = 0.01
-
 
 @dataclass(frozen=True)
 class Stability:
@@ -84,12 +79,6 @@ def _spread(values: tuple[float, ...]) -> float:
 
 def stability_of(result: Result, *, runs: int = 3, size: float = 1e-12, seed: int = 0) -> Stability:
     """Simulate a run `runs` times with moved inputs; see :meth:`ddlsim.Result.stability`."""
-    if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
-        raise ConfigError(f"stability: runs = {runs!r}: must be a whole number of at least 1")
-    if isinstance(size, bool) or not isinstance(size, int | float) or not 1e-15 <= size <= LARGEST:
-        raise ConfigError(f"stability: size = {size!r}: must be a share from 1e-15 to {LARGEST:g}, such as 1e-12")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ConfigError(f"stability: seed = {seed!r}: must be a whole number of at least 0")
     experiment, learns = result.experiment, result.experiment.training is not None
     if learns:  # the clock does not need the values
         model = experiment.model if experiment.time_model is None else experiment.time_model

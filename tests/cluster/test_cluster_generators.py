@@ -233,7 +233,7 @@ def test_overheads_reach_the_arrays():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: star(0, **RATE), ["n_hosts = 0", "at least 1"]),
+        (lambda: star(0, **RATE), ["n_hosts = 0", "from 1 to"]),
         (lambda: star(2, bandwidth=-1.0, latency=0.0), ["bandwidth = -1.0", "greater than 0"]),
         (lambda: star(2, bandwidth=math.nan, latency=0.0), ["bandwidth = nan", "finite"]),
         (lambda: star(2, bandwidth="25 GB", latency=0.0), ["'25 GB'", "bandwidth", "25 Gbit/s"]),
@@ -242,7 +242,7 @@ def test_overheads_reach_the_arrays():
         (lambda: star(2, shared=True, reverse_bandwidth=1.0, **RATE), ["reverse_bandwidth = 1.0", "shared"]),
         (lambda: fat_tree(5, **RATE), ["k = 5", "even"]),
         (lambda: torus([], **RATE), ["sizes = ()", "[8, 8]"]),
-        (lambda: torus([4, 0], **RATE), ["sizes = 0", "at least 1"]),
+        (lambda: torus([4, 0], **RATE), ["sizes[1] = 0", "from 1 to"]),
         (lambda: leaf_spine(2, 2, 1, oversubscription=0.0, **RATE), ["oversubscription = 0.0"]),
         (
             lambda: leaf_spine(2, 2, 1, oversubscription=2.0, trunk_bandwidth=1.0, **RATE),
@@ -285,7 +285,7 @@ BIG = 10**12
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: star(BIG, **RATE), "n_hosts = 1000000000000 must be at most 500000: every node is built in memory"),
+        (lambda: star(BIG, **RATE), "n_hosts = 1000000000000: must be a whole number from 1 to 500000"),
         (lambda: ring(BIG, **RATE), "n_hosts"),
         (lambda: line(BIG, **RATE), "n_hosts"),
         (lambda: fully_connected(100_000, **RATE), "9999900000 links are more than 2000000"),
@@ -298,10 +298,10 @@ BIG = 10**12
         (lambda: racks(10**5, 10**5, **RATE), "nodes are more than"),
         (lambda: dragonfly(10**5, [10**5], 10**5, global_links=1, **RATE), "nodes are more than"),
         (lambda: dragonfly(2, [2], 1, global_links=10**5, **RATE), None),
-        (lambda: star(2, host=MultiGpu(BIG), **RATE), "host: n_gpus = 1000000000000"),
+        (lambda: star(2, host=MultiGpu(BIG), **RATE), "n_gpus = 1000000000000: must be"),
         (lambda: star(10**5, host=MultiGpu(8), **RATE), "1000001 nodes are more than"),
         (lambda: star(1, host=MultiGpu(5000, "nvlink_mesh", nvlink_bandwidth=1e9), **RATE), "links are more than"),
-        (lambda: star(10**400, **RATE), "n_hosts = .* must be at most 500000"),
+        (lambda: star(10**400, **RATE), "n_hosts = 10..400 or so: must be a whole number from 1 to 500000"),
     ],
 )
 def test_sizes_are_limited_before_anything_is_built(make, words, monkeypatch):

@@ -69,7 +69,7 @@ def test_halving_can_begin_with_the_far_partner():
     assert (far.lanes[0][0].dst - far.lanes[0][0].src).tolist() == [4] * 4 + [-4] * 4
     assert far.lanes[0][0].count.tolist() == [4] * 8
     assert np.array_equal(far.bytes_sent(8.0), halving_doubling(8).bytes_sent(8.0))
-    with pytest.raises(ConfigError, match=r"halving_doubling: first is 'middle'; give 'near' or 'far'"):
+    with pytest.raises(ConfigError, match=r"halving_doubling: first = 'middle': must be 'near' or 'far'"):
         halving_doubling(8, "middle")
 
 

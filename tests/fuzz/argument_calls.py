@@ -33,7 +33,7 @@ MADE_HERE = {
 #: protocols, types of functions, and errors
 NO_CALLS = {
     "Collective", "Compressor", "Payload", "Optimizer", "Schedule of optim", "ConfigError", "DdlsimError",
-    "DeadlockError", "UnitError",
+    "DeadlockError", "UnitError", "ConservationError",
 }  # fmt: skip
 #: methods that the library calls (a schedule's for every round), and one that has a line of its own
 INSIDE = {"Calibration.drawn", "Cluster.no_route", "Result.interval", "Schedule.chunks", "Schedule.message_bytes"}
@@ -330,6 +330,7 @@ METHODS = {
     "Experiment.with_": lambda: {"steps": 2, "strategy": ddlsim.AllReduce(), "seed": 1},
     "Result.known": lambda: {"quantity": "cost"},
     "Result.time_to_accuracy": lambda: {"target": 0.5},
+    "Result.stability": lambda: {"runs": 1},
     "Result.save": lambda: {"path": "r.npz"},
     "Result.save_trace": lambda: {"path": "t.json"},
     "Schedule.bytes_sent": lambda: {"nbytes": 1e6},

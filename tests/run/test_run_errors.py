@@ -66,7 +66,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"steps": "10"}, "steps = '10': must be a whole number of at least 1"),
     ({"warmup": -1}, "warmup = -1: must be a whole number of at least 0"),
     ({"accumulation": 0}, "accumulation = 0: must be a whole number of at least 1"),
-    ({"seed": -1}, "seed = -1: must be a whole number from 0 to"),
+    ({"seed": -1}, "seed = -1: must be a whole number of at least 0"),
     ({"max_time": 0.0}, "max_time = 0.0: must be above 0, e.g. '8 h'"),
     ({"max_time": float("nan")}, "max_time = nan: must be above 0, e.g. '8 h'"),
     ({"max_time": "3 GB"}, "'3 GB' is a size, not a time"),

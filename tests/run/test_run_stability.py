@@ -163,9 +163,9 @@ def test_the_interval_stands_beside_it() -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"runs": 0}, "stability: runs = 0: must be a whole number of at least 1"),
+        ({"runs": 0}, "stability: runs = 0: must be a whole number from 1 to 1000"),
         ({"runs": True}, "stability: runs = True"),
-        ({"size": 0.0}, "stability: size = 0.0: must be a share from 1e-15 to 0.01"),
+        ({"size": 0.0}, "stability: size = 0.0: must be between 1e-15 and 0.01"),
         ({"size": float("nan")}, "stability: size = nan"),
         ({"size": "1e-12"}, "stability: size = '1e-12'"),
         ({"seed": -1}, "stability: seed = -1: must be a whole number of at least 0"),

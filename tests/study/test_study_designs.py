@@ -154,7 +154,7 @@ def test_paths_and_values_that_cannot_be_used(vary, message):
         ({"design": "random"}, "needs how many to draw"),
         ({"n_points": 3}, "has no effect with design = 'grid'"),
         ({"design": "list", "vary": {"workers": [1, 2], "steps": [1]}}, r"as many of each \(workers: 2, steps: 1\)"),
-        ({"seeds": 0}, "seeds = 0: must be a whole number of at least 1"),
+        ({"seeds": 0}, "seeds = 0: must be a whole number from 1 to 100000"),
         ({"seeds": [1, 1]}, "different whole numbers"),
         ({"vary": {"workers": {2: 2}}}, r"vary\['workers'\]: the name 2 must be a text"),
         ({"vary": {"workers": {}}}, "is empty; give at least one value"),
