@@ -34,7 +34,7 @@ class DdlsimError(Exception):
     control characters in it are shown, not obeyed."""
 
     def __init__(self, message: str = "") -> None:
-        text = " ".join(message.splitlines())
+        text = message.replace("\n", " ")  # other ends of lines are shown
         if len(text) > _LONGEST_WORD:
             text = re.sub(rf"\S{{{_LONGEST_WORD},}}", lambda word: f"{word[0][:60]}...", text)
         half = _LONGEST // 2

@@ -14,7 +14,6 @@ import re
 import signal
 import sys
 import tempfile
-import time
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,7 +65,6 @@ class Report:
 
     counts: collections.Counter = field(default_factory=collections.Counter)
     failures: list = field(default_factory=list)
-    seconds: collections.Counter = field(default_factory=collections.Counter)
 
     def __str__(self):
         lines = [f"{call} = {value}: {what}" for call, value, what in self.failures[:40]]
@@ -112,7 +110,6 @@ def call(target, arguments):
 def attempt(report, name, target, arguments, parameter, value):
     """Call with one argument replaced; count how it ends."""
     where = f"{name.rpartition('.')[2]}.{parameter}"
-    begin = time.perf_counter()
     try:
         with alarm(), warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -141,7 +138,6 @@ def attempt(report, name, target, arguments, parameter, value):
         import matplotlib.pyplot as plt
 
         plt.close("all")
-        report.seconds[name] += time.perf_counter() - begin
 
 
 def _is_a_number(value, target, arguments, parameter):
@@ -209,7 +205,6 @@ def main():
     options = parser.parse_args()
     report = fuzz(options.only, options.share, options.seed, show=True)
     print(report)
-    print("slowest:", *(f"{name} {seconds:.1f} s" for name, seconds in report.seconds.most_common(8)), sep="\n  ")
     return 1 if report.failures else 0
 
 
