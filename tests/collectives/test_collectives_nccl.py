@@ -28,6 +28,11 @@ def test_small_buffers_go_by_ll():
     assert tree.seconds == pytest.approx(15.2e-6, rel=1e-4)
 
 
+def test_nothing_to_send_takes_the_latency():
+    found = nccl_time("dgx-a100-pod", 0, ranks=8, bandwidth=235e9, algorithm="ring", protocol="LL")
+    assert found.seconds == pytest.approx(15.0e-6, rel=1e-12)
+
+
 def test_many_nodes_prefer_trees_for_small_buffers():
     """16 nodes of 8, tree LL: 6.8 + 2 (7 x 0.6 + 4 x 5) = 55.2 us; a ring has 224 + 30 hops."""
     found = nccl_time("cloud-25g-16x8-v100", 8)

@@ -103,6 +103,7 @@ def test_cost_by_hand():
     assert cost.encode_seconds(1000) == pytest.approx(1.1e-5)
     assert cost.decode_seconds(1000, n_payloads=4) == pytest.approx(4 * 1.2e-5)
     assert SORT_V100.encode_seconds(1) == SORT_V100.encode_seconds(0) == 0.0
+    assert SORT_V100.encode_seconds(2) == pytest.approx(5e-10 * 2)
 
 
 def test_traffic_by_hand():

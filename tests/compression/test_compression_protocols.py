@@ -328,6 +328,14 @@ def test_payloads_of_different_steps_do_not_average():
         average(compressor, payloads)
 
 
+@pytest.mark.parametrize("missing", ["states", "rngs"])
+def test_every_worker_needs_a_state_and_a_stream(missing):
+    given_ = {"states": [None] * 2, "rngs": [stream(0, 0, "x")] * 2}
+    given_[missing] = given_[missing][:1]
+    with pytest.raises(ValueError, match="shorter than"):
+        exchange(TopK(0.5), [normal(0, 4)] * 2, **given_)
+
+
 @pytest.mark.parametrize("sizes", [[], [4, 5]])
 def test_workers_must_have_gradients_of_one_size(sizes):
     gradients = [normal(0, n) for n in sizes]

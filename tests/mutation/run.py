@@ -65,13 +65,16 @@ class Reach:
     def of(self, source: str, module: str, line: int, folders: list[str]) -> list[str]:
         """Return the tests for a line, the package's own before others, quickest first.
 
-        Where none is known (compiled code, or what happens at import) it is those that reach the module, or all.
+        Where none is known it is all (compiled code), or those that reach the module and the package's own (imports).
         """
         reached = self.lines.get(module, {})
-        numbers = {n for covered in _statement(source, line) for n in reached.get(str(covered), ())}
-        numbers = numbers or {n for tests in reached.values() for n in tests}
-        if _compiled(source) or not numbers:
+        tests_of = ({n for at in lines for n in reached.get(str(at), ())} for lines in _around(source, line))
+        numbers = next(filter(None, tests_of), set())
+        if _compiled(source) or not reached:
             numbers = set(range(len(self.tests)))
+        elif not numbers:  # what happens at import may be seen by a test that runs nothing of the module
+            numbers = {n for tests in reached.values() for n in tests}
+            numbers |= {n for n, (test, _) in enumerate(self.tests) if test.startswith(folders[0])}
         numbers |= {n for n, (test, _) in enumerate(self.tests) if test.startswith(READING)}
         kept = [self.tests[n] for n in sorted(numbers) if self.tests[n][0].startswith(tuple(folders))]
         kept.sort(key=lambda item: (not item[0].startswith(folders[0]), item[1]))
@@ -84,16 +87,22 @@ def _compiled(source: str) -> bool:
     return "numba" in source or "network.compiled" in source or "ddlsim.nn.simd" in source
 
 
-def _statement(source: str, line: int) -> range:
-    """Return the lines of the smallest statement around a line; of one with a body, its head."""
-    best = range(line, line + 1)
+def _around(source: str, line: int) -> list[range]:
+    """Return the lines of what stands around a line, the smallest first: statements, functions, classes.
+
+    Of what has a body, for a line inside it, only functions and classes count: what happens at import is seen by tests
+    that reach the function or class.
+    """
+    found = [range(line, line + 1)]
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0):
-            body = getattr(node, "body", None)
-            last = body[0].lineno - 1 if isinstance(body, list) and body else node.end_lineno or 0
-            if node.lineno <= line <= max(last, node.lineno):
-                best = range(node.lineno, max(last, node.lineno) + 1)
-    return best
+        if isinstance(node, ast.stmt):
+            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+            body, last = getattr(node, "body", None), node.end_lineno or 0
+            if isinstance(body, list) and body and not isinstance(node, ast.FunctionDef | ast.ClassDef):
+                last = max(body[0].lineno - 1, first)
+            if first <= line <= last:
+                found.append(range(first, last + 1))
+    return sorted(found, key=len)
 
 
 def measure_reach(copy: Path, file: Path, folders: list[str]) -> Reach:
