@@ -332,7 +332,7 @@ def test_payloads_of_different_steps_do_not_average():
 def test_every_worker_needs_a_state_and_a_stream(missing):
     given_ = {"states": [None] * 2, "rngs": [stream(0, 0, "x")] * 2}
     given_[missing] = given_[missing][:1]
-    with pytest.raises(ValueError, match="shorter than"):
+    with pytest.raises(ConfigError, match=r"2 gradients, . states and . random streams: give one of each"):
         exchange(TopK(0.5), [normal(0, 4)] * 2, **given_)
 
 
