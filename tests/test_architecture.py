@@ -23,6 +23,7 @@ ORDER = [
     ("learning",),
     ("measure",),
     ("imports",),
+    ("plan",),
     ("strategies",),
     ("run",),
     ("report",),
@@ -53,6 +54,7 @@ ROOMS = {
 }
 #: imports upwards, inside functions: file -> packages. A result knows how to show itself, and how sure it is.
 LAZY = {
+    "plan/execute.py": {"report"},
     "run/result.py": {"report", "validation"},
     "run/api.py": {"report"},
     "run/seeds.py": {"report"},

@@ -16,6 +16,7 @@ WITH_CASES = [
     "local_sgd",
     "overlap",
     "parameter_servers",
+    "plans",
     "tcp",
     "variability",
 ]

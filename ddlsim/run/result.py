@@ -19,8 +19,10 @@ from ddlsim.learning import Array, Value
 from ddlsim.learning.monitor import Monitor, Row, first_reaching
 from ddlsim.network import BusyIntervals
 from ddlsim.output_files import write_text
+from ddlsim.plan import Plan
 from ddlsim.run.costs import energy_assumptions
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.plans import plan_of_run
 from ddlsim.strategies.recorder import COMMUNICATION, COMPUTE, WAITING, Recorder
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.jitter import NoJitter
@@ -72,6 +74,16 @@ class Result:
     given: Experiment | None = None
     #: how stable the run is was asked for: what is printed and written says it, however long it takes
     wants_stability: bool = False
+
+    # ------------------------------------------------------------ the step
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The first step as a table of undisturbed tasks: ``print`` it, ``check`` it, ``execute`` it on a cluster.
+
+        Raises ConfigError where the step is not a table yet: see docs/models/plans.md.
+        """
+        return plan_of_run(self.experiment, self.workloads)
 
     # ------------------------------------------------------------ headline numbers
 

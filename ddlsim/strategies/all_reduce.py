@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from ddlsim.arguments import checked
 from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError
+from ddlsim.plan import Plan
 from ddlsim.strategies.algorithms import AllReduceAlgorithm, RankOrder, name_of, order_of, schedules
 from ddlsim.strategies.compressed_all_reduce import CompressedAllReduce
 from ddlsim.strategies.costs import Cost, stream_of
 from ddlsim.strategies.group import Carrier, Group
 from ddlsim.strategies.overlap import HorovodFusion, Overlap, OverlapChoice, Priority, buckets_of, overlap_named
+from ddlsim.strategies.plans import tells_plan
 from ddlsim.strategies.setting import Setting
 from ddlsim.workload.buckets import Bucket
+from ddlsim.workload.compute import Workload
 
 __all__ = ["AllReduce", "start_group"]
 
@@ -62,6 +65,20 @@ class AllReduce:
         stream = stream_of(setting, "AllReduce", self.cost, self.algorithm, self.rank_order)
         group = start_group(setting, overlap_named(self.overlap), schedule, [], self._compressed(setting, schedule))
         group.servers = stream
+
+    def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
+        """Return what workers with these workloads do in `steps` steps, gradients uncompressed.
+
+        What their collectives cost, `algorithm`, `rank_order` and `cost`, is not part of it. Raises ConfigError for an
+        overlap that decides as it goes what travels next.
+        """
+        overlap = overlap_named(self.overlap)
+        if not tells_plan(overlap, "work"):
+            raise ConfigError(
+                f"plan: the step of overlap = {type(overlap).__name__} is not a table yet; that of 'none', 'layer' or "
+                "'ddp' is"
+            )
+        return overlap.plan(workloads, steps, accumulation)  # type: ignore[union-attr]  # it has one
 
     def _compressed(self, setting: Setting, schedule: Callable[[float], Schedule]) -> NewCarrier | None:
         if setting.compression is None:

@@ -6,7 +6,9 @@ the backward pass has gone through its layers (:mod:`ddlsim.workload.buckets`).
 
 from __future__ import annotations
 
+import abc
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -14,6 +16,7 @@ import simpy
 
 from ddlsim.arguments import Bytes, Count, Duration, by, checked
 from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.plan import Plan, data_parallel
 from ddlsim.strategies.coordinator import Coordinator, Fused, MostUrgent
 from ddlsim.strategies.group import Group
 from ddlsim.strategies.worker import Process, Worker
@@ -27,34 +30,43 @@ __all__ = [
 ]  # fmt: skip
 
 
+class _InOrder(abc.ABC):
+    """Buckets that are exchanged in the order in which they become ready, which the plan of a step can say."""
+
+    @abc.abstractmethod
+    def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
+        """Return what travels together, in the order in which it is ready."""
+
+    def work(self, worker: Worker, group: Group) -> Process:
+        yield from in_order(worker, group, buckets_of(self, worker.workload))
+
+    def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
+        """Return what workers with these workloads do in `steps` steps, as a table."""
+        return data_parallel(workloads, None, self.buckets, steps=steps, accumulation=accumulation)
+
+
 @checked
 @dataclass(frozen=True)
-class NoOverlap:
+class NoOverlap(_InOrder):
     """Exchange all gradients at once, after the backward pass."""
 
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
         return one_bucket(workload)
 
-    def work(self, worker: Worker, group: Group) -> Process:
-        yield from in_order(worker, group, buckets_of(self, worker.workload))
-
 
 @checked
 @dataclass(frozen=True)
-class PerLayer:
+class PerLayer(_InOrder):
     """Wait-free backpropagation: each layer's gradients leave as soon as they are ready (Zhang et al. 2017,
     Poseidon, section 3.1); one wire, first come first served."""
 
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
         return per_layer(workload)
 
-    def work(self, worker: Worker, group: Group) -> Process:
-        yield from in_order(worker, group, buckets_of(self, worker.workload))
-
 
 @checked
 @dataclass(frozen=True)
-class DdpBuckets:
+class DdpBuckets(_InOrder):
     """PyTorch DistributedDataParallel: buckets of at least `cap` bytes, the first of `first` (Li et al. 2020,
     VLDB 13(12), section 3.2), exchanged in order beside the backward pass."""
 
@@ -63,9 +75,6 @@ class DdpBuckets:
 
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
         return ddp_buckets(workload, si(self.cap, "bytes"), si(self.first, "bytes"))
-
-    def work(self, worker: Worker, group: Group) -> Process:
-        yield from in_order(worker, group, buckets_of(self, worker.workload))
 
 
 @checked
@@ -140,7 +149,7 @@ OverlapChoice = Annotated[str | Overlap, by(_choice)]
 
 
 @functools.lru_cache(maxsize=16)
-def buckets_of(overlap: Overlap, workload: Workload) -> tuple[Bucket, ...]:
+def buckets_of(overlap: Overlap | _InOrder, workload: Workload) -> tuple[Bucket, ...]:
     """Make the buckets once for all workers of the same workload."""
     return overlap.buckets(workload)
 

@@ -1,0 +1,29 @@
+"""The step of a training run as a table of tasks: read it, prove it, bound it, execute it.
+
+:class:`Plan` is the table; :class:`Draft` writes one row by row, :func:`data_parallel` that of data parallelism.
+:func:`check` proves a plan, :func:`critical_path`, :func:`cut` and :func:`peak_memory` bound it without a network,
+:func:`execute` gives every task its start and end on a cluster.
+"""
+
+from ddlsim.plan.bounds import Cut, critical_path, cut, peak_memory
+from ddlsim.plan.check import check
+from ddlsim.plan.data_parallel import data_parallel
+from ddlsim.plan.draft import Draft
+from ddlsim.plan.execute import Execution, execute
+from ddlsim.plan.plan import KINDS, Lane, Part, Plan
+
+__all__ = [
+    "KINDS",
+    "Cut",
+    "Draft",
+    "Execution",
+    "Lane",
+    "Part",
+    "Plan",
+    "check",
+    "critical_path",
+    "cut",
+    "data_parallel",
+    "execute",
+    "peak_memory",
+]

@@ -1,0 +1,154 @@
+"""What no network can beat: the longest chain of work, and what must cross the narrowest interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ddlsim.cluster import Cluster
+from ddlsim.errors import ConfigError
+from ddlsim.plan.exchanges import check_exchanges
+from ddlsim.plan.order import Order
+from ddlsim.plan.plan import ALL_REDUCE, SEND, Bools, Floats, Ints, Plan
+
+__all__ = ["Cut", "critical_path", "cut", "nodes_of", "peak_memory"]
+
+
+class Cut(NamedTuple):
+    """What must cross an interface: seconds at least, which interface, and the bytes out of it and into it."""
+
+    seconds: float
+    interface: str
+    out: float
+    into: float
+
+
+def critical_path(plan: Plan, least: float | Floats = 0.0) -> float:
+    """Return the seconds that a plan takes at least: of its longest chain of needs and lanes.
+
+    Messages and collectives take no time, or the `least` that is given: s for each of them, or per row, (n,).
+    Raises ConfigError for a plan that can never end.
+    """
+    check_exchanges(plan)
+    order = Order(plan)
+    beside = np.broadcast_to(np.asarray(least, dtype=np.float64), len(plan))
+    if not bool((beside >= 0.0).all()):
+        raise ConfigError("critical_path: least must be seconds of at least 0")
+    seconds = np.where(plan.kind >= SEND, beside, plan.seconds)
+    per_event = np.zeros(order.n_events)
+    np.maximum.at(per_event, order.event, seconds)
+    return max(order.ends(per_event.tolist()), default=0.0)
+
+
+def peak_memory(plan: Plan) -> Floats:
+    """Return the bytes that the tasks of each rank hold at most, (n_ranks,).
+
+    Each lane of a rank is taken at its own worst moment: exact where one lane takes and gives back, never too little.
+    """
+    order = np.argsort(plan.lane, kind="stable")
+    taken = np.maximum(plan.holds[order], 0.0)
+    after = np.cumsum(plan.holds[order])
+    lane = plan.lane[order]
+    sizes = np.bincount(lane, minlength=len(plan.lanes))
+    start = np.concatenate([[0.0], after])[np.cumsum(sizes) - sizes]
+    level = after - plan.holds[order] + taken - np.repeat(start, sizes)
+    worst = np.zeros(len(plan.lanes))
+    np.maximum.at(worst, lane, level)
+    peak = np.zeros(plan.n_ranks)
+    np.add.at(peak, plan.lane_rank, worst)
+    return peak
+
+
+# ---------------------------------------------------------------- what must cross
+
+
+def nodes_of(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None) -> Ints:
+    """Return the node of every rank: as given, or the cluster's first workers, (n_ranks,)."""
+    if nodes is None:
+        if plan.n_ranks > len(cluster.workers):
+            raise ConfigError(
+                f"nodes = None: the plan has {plan.n_ranks} ranks, cluster {cluster.name!r} {len(cluster.workers)} "
+                "devices; give a larger cluster, or the node of every rank"
+            )
+        return cluster.workers[: plan.n_ranks]
+    places = np.array(nodes, dtype=np.int64)
+    if places.shape != (plan.n_ranks,) or not ((places >= 0) & (places < cluster.n_nodes)).all():
+        raise ConfigError(f"nodes: must be {plan.n_ranks} nodes of cluster {cluster.name!r}, one per rank")
+    return places
+
+
+def cut(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut:
+    """Return the interface (of a device, a machine, or all of them together) that needs the longest for its bytes.
+
+    nodes  (n_ranks,) where the ranks are; by default the cluster's first workers
+
+    Messages cross where their ends are apart. An all-reduce of m bytes over members in k places brings at least m
+    bytes out of each and m into each, and 2 (k - 1) m into all together: k - 1 receptions make a sum, and k - 1 more
+    tell it to all (Patarasuk and Yuan 2009, JPDC 69(2), theorem 1). What a token bucket lets through at once
+    (docs/models/tcp.md) takes no time. No schedule of messages is faster.
+    """
+    places = nodes_of(plan, cluster, nodes)
+    hosts = np.where(cluster.host_of >= 0, cluster.host_of, len(cluster.host_names) + np.arange(cluster.n_nodes))
+    best = Cut(0.0, "none", 0.0, 0.0)
+    for inside, what in ((np.arange(cluster.n_nodes), "device"), (hosts, "machine")):
+        best = max(best, _narrowest(plan, cluster, inside[places], inside, what), key=lambda each: each.seconds)
+    return best
+
+
+def _narrowest(plan: Plan, cluster: Cluster, place: Ints, inside: Ints, what: str) -> Cut:
+    """Return the cut of the slowest place; rank r is in ``place[r]``, node v in ``inside[v]``."""
+    n = int(inside.max()) + 1
+    out, into = np.zeros(n), np.zeros(n)
+    sends = plan.rows(SEND)
+    src, dst, nbytes = place[plan.rank[sends]], place[plan.peer[sends]], plan.nbytes[sends]
+    apart = src != dst
+    out += np.bincount(src[apart], weights=nbytes[apart], minlength=n)
+    into += np.bincount(dst[apart], weights=nbytes[apart], minlength=n)
+    together = float(nbytes[apart].sum())  # into all places
+    rows = plan.rows(ALL_REDUCE)
+    rows = rows[np.unique(plan.key[rows], return_index=True)[1]]
+    summed = np.bincount(plan.peer[rows], weights=plan.nbytes[rows], minlength=len(plan.groups))
+    for group, total in zip(plan.groups, summed.tolist(), strict=True):
+        members = np.unique(place[list(group)])
+        if len(members) > 1:
+            out[members] += total
+            into[members] += total
+            together += 2.0 * (len(members) - 1) * total
+    best = Cut(0.0, "none", 0.0, 0.0)
+    used = np.unique(place)
+    for each in used.tolist():
+        leaves = _channels(cluster, inside[cluster.link_src] == each, inside[cluster.link_dst] != each)
+        enters = _channels(cluster, inside[cluster.link_dst] == each, inside[cluster.link_src] != each)
+        both = np.union1d(leaves, enters)
+        seconds = max(
+            _seconds(cluster, out[each], leaves), _seconds(cluster, into[each], enters),
+            _seconds(cluster, out[each] + into[each], both),
+        )  # fmt: skip
+        if seconds > best.seconds:
+            best = Cut(seconds, f"{what} {_name(cluster, inside, each)}", float(out[each]), float(into[each]))
+    everywhere = np.isin(inside[cluster.link_dst], used) & (inside[cluster.link_src] != inside[cluster.link_dst])
+    seconds = _seconds(cluster, together, _channels(cluster, everywhere, everywhere))
+    if seconds > best.seconds:
+        best = Cut(seconds, f"all {len(used)} {what}s together", together, together)
+    return best
+
+
+def _channels(cluster: Cluster, here: Bools, there: Bools) -> Ints:
+    return np.unique(cluster.link_channel[here & there])
+
+
+def _seconds(cluster: Cluster, nbytes: float, channels: Ints) -> float:
+    """Return how long these channels need for some bytes, at least."""
+    if nbytes <= 0.0 or not len(channels):
+        return 0.0
+    mine = np.isin(cluster.link_channel, channels)
+    free = 0.0 if cluster.details is None else float(cluster.details.burst[mine].sum())
+    return max(nbytes - free, 0.0) / float(cluster.channel_capacity[channels].sum())
+
+
+def _name(cluster: Cluster, inside: Ints, each: int) -> str:
+    host = cluster.host_of[np.flatnonzero(inside == each)[0]]
+    nodes = np.flatnonzero(inside == each)
+    return repr(cluster.host_names[host] if len(nodes) > 1 and host >= 0 else cluster.node_names[nodes[0]])

@@ -1,0 +1,113 @@
+"""`Draft`: write a plan row by row, as one would on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.plan.plan import KINDS, Lane, Part, Plan
+
+__all__ = ["Draft"]
+
+_COLUMNS = (
+    "lane", "kind", "name", "seconds", "nbytes", "peer", "key", "step", "batch", "first", "end", "part", "holds",
+)  # fmt: skip
+
+
+class Draft:
+    """A plan in the making, for a model of `n_layers` layers whose gradients are exchanged in `parts`.
+
+    >>> from ddlsim.plan import Draft
+    >>> draft = Draft()
+    >>> ready = draft.work(0, 0.003, "load")
+    >>> draft.message(0, 1, 1e6, needs=[ready])
+    (1, 2)
+    >>> len(draft.plan())
+    3
+    """
+
+    def __init__(self, n_layers: int = 0, parts: Iterable[Part] = ()) -> None:
+        self.n_layers = n_layers
+        self.parts = tuple(parts)
+        self._lanes: dict[Lane, int] = {}
+        self._groups: dict[tuple[int, ...], int] = {}
+        self._names: dict[str, int] = {}
+        self._rows: list[tuple[float, ...]] = []
+        self._needs: list[tuple[int, ...]] = []
+        self._n_keys = 0
+
+    def work(
+        self, rank: int, seconds: float, name: str = "", *, kind: str = "compute", lane: str = "compute", step: int = 0,
+        batch: int = -1, layers: tuple[int, int] = (0, 0), needs: Iterable[int] = (), holds: float = 0.0,
+    ) -> int:  # fmt: skip
+        """Add work of a rank, on the layers ``layers[0]`` to ``layers[1] - 1`` where it is forward, backward or update.
+
+        Returns its row.
+        """
+        if kind not in KINDS[:4]:
+            raise unknown_name("kind of work", kind, KINDS[:4])
+        number = KINDS.index(kind)
+        return self._add(
+            rank, lane, number, name, needs, seconds=seconds, step=step, batch=batch, layers=layers, holds=holds
+        )
+
+    def message(
+        self, src: int, dst: int, nbytes: float, name: str = "", *, step: int = 0, needs: Iterable[int] = (),
+        lanes: tuple[str, str] = ("stream", "stream"),
+    ) -> tuple[int, int]:  # fmt: skip
+        """Add a message between ranks, sent when the rows that it `needs` have ended; return the rows of both ends."""
+        key = self._new_key()
+        send = self._add(src, lanes[0], KINDS.index("send"), name, needs, nbytes=nbytes, peer=dst, key=key, step=step)
+        receive = self._add(
+            dst, lanes[1], KINDS.index("receive"), name, (), nbytes=nbytes, peer=src, key=key, step=step
+        )
+        return send, receive
+
+    def all_reduce(
+        self, group: Sequence[int], nbytes: float, needs: Sequence[Iterable[int]] = (), name: str = "", *,
+        step: int = 0, part: int = -1, lane: str = "stream",
+    ) -> list[int]:  # fmt: skip
+        """Add an all-reduce of a group of ranks, each of which enters after the rows that it `needs`; return its rows.
+
+        `part` says which gradients it sums.
+        """
+        members = tuple(group)
+        if needs and len(needs) != len(members):
+            raise ConfigError(f"needs has {len(needs)} entries for a group of {len(members)}; give one per member")
+        key, number = self._new_key(), self._groups.setdefault(members, len(self._groups))
+        return [
+            self._add(
+                rank, lane, KINDS.index("all_reduce"), name, needs[i] if needs else (), nbytes=nbytes, peer=number,
+                key=key, step=step, part=part,
+            )
+            for i, rank in enumerate(members)
+        ]  # fmt: skip
+
+    def plan(self) -> Plan:
+        """Return the plan so far. It has not been checked."""
+        columns = np.array(self._rows, dtype=np.float64).reshape(len(self._rows), len(_COLUMNS)).T
+        lengths = [len(needs) for needs in self._needs]
+        return Plan(
+            lanes=tuple(self._lanes), groups=tuple(self._groups), parts=self.parts, names=tuple(self._names),
+            n_layers=self.n_layers, need_offsets=np.cumsum([0, *lengths]),
+            needs=np.array([row for needs in self._needs for row in needs], dtype=np.int64),
+            **dict(zip(_COLUMNS, columns, strict=True)),  # type: ignore[arg-type]  # the plan converts them
+        )  # fmt: skip
+
+    def _new_key(self) -> int:
+        self._n_keys += 1
+        return self._n_keys - 1
+
+    def _add(
+        self, rank: int, lane: str, kind: int, name: str, needs: Iterable[int], *, seconds: float = 0.0,
+        nbytes: float = 0.0, peer: int = -1, key: int = -1, step: int = 0, batch: int = -1,
+        layers: tuple[int, int] = (0, 0), part: int = -1, holds: float = 0.0,
+    ) -> int:  # fmt: skip
+        place = self._lanes.setdefault(Lane(rank, lane), len(self._lanes))
+        called = self._names.setdefault(name, len(self._names)) if name else -1
+        row = (place, kind, called, seconds, nbytes, peer, key, step, batch, *layers, part, holds)
+        self._rows.append(row)
+        self._needs.append(tuple(needs))
+        return len(self._rows) - 1

@@ -1,0 +1,169 @@
+"""The order in which tasks can run: what comes before what, and the proof that everything runs at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ddlsim.errors import ConfigError
+from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND, Bools, Ints, Plan
+
+__all__ = ["Order"]
+
+#: tasks of a cycle that an error names
+N_SHOWN = 6
+
+
+@dataclass(frozen=True)
+class Order:
+    """What comes before what in a plan whose messages and collectives are complete.
+
+    A task comes after those that it needs, the one before it on its lane, and a receive after its send. The rows of a
+    collective are one *event*: none has ended before all have started.
+    """
+
+    plan: Plan
+
+    @cached_property
+    def event(self) -> Ints:
+        """Which event each row is part of, (n,)."""
+        plan = self.plan
+        own = np.arange(len(plan))
+        rows = plan.rows(ALL_REDUCE)
+        if len(rows):
+            _, first, which = np.unique(plan.key[rows], return_index=True, return_inverse=True)
+            own[rows] = rows[first][which]
+        return np.unique(own, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+    @cached_property
+    def pairs(self) -> tuple[Ints, Ints]:
+        """Rows (before, after), (n_pairs,) each: needs, then lanes, then messages."""
+        plan = self.plan
+        needing = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
+        second = np.flatnonzero(plan.previous >= 0)
+        send, receive = plan.rows(SEND), plan.rows(RECEIVE)
+        send, receive = send[np.argsort(plan.key[send])], receive[np.argsort(plan.key[receive])]
+        before = np.concatenate([plan.needs, plan.previous[second], send])
+        return before, np.concatenate([needing, second, receive])
+
+    @cached_property
+    def following(self) -> tuple[list[int], list[int]]:
+        """The events that come after each, as a CSR of plain lists."""
+        before, after = (self.event[rows] for rows in self.pairs)
+        order = np.argsort(before, kind="stable")
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(before, minlength=self.n_events))])
+        return offsets.tolist(), after[order].tolist()
+
+    @cached_property
+    def n_events(self) -> int:
+        """Number of events."""
+        return int(self.event.max()) + 1 if len(self.plan) else 0
+
+    @cached_property
+    def events(self) -> list[int]:
+        """All events, each after those before it. Raises ConfigError, naming the tasks, for a cycle."""
+        offsets, following = self.following
+        missing = np.bincount(np.array(following, dtype=np.int64), minlength=self.n_events).tolist()
+        ready = [event for event in range(self.n_events) if not missing[event]]
+        for event in ready:  # grows on the way
+            for after in following[offsets[event] : offsets[event + 1]]:
+                missing[after] -= 1
+                if not missing[after]:
+                    ready.append(after)
+        if len(ready) < self.n_events:
+            raise ConfigError(self._cycle({event for event in range(self.n_events) if missing[event]}))
+        return ready
+
+    def ends(self, seconds: list[float]) -> list[float]:
+        """Return when each event ends if it takes ``seconds[event]`` and starts as soon as it can, in s."""
+        offsets, following = self.following
+        end = [0.0] * self.n_events  # the start, until the event comes
+        for event in self.events:
+            end[event] += seconds[event]
+            for after in following[offsets[event] : offsets[event + 1]]:
+                if end[event] > end[after]:
+                    end[after] = end[event]
+        return end
+
+    @cached_property
+    def rows(self) -> Ints:
+        """All rows, those of an event after those of events before it, (n,)."""
+        place = np.empty(self.n_events, dtype=np.int64)
+        place[self.events] = np.arange(self.n_events)
+        return np.argsort(place[self.event], kind="stable")
+
+    @cached_property
+    def _known(self) -> tuple[Ints, Ints, Ints]:
+        """Return how much of its rank's lanes every row knows to be over.
+
+        Lane of each row among those of its rank, (n,); place of each row in its lane, (n,); for every lane of the rank
+        and every row, how many rows of the lane have ended when the row starts, (n_lanes of a rank, n).
+        """
+        plan, n = self.plan, len(self.plan)
+        ranks = plan.lane_rank
+        local = np.array([int((ranks[:i] == rank).sum()) for i, rank in enumerate(ranks)], dtype=np.int64)[plan.lane]
+        by_lane = np.argsort(plan.lane, kind="stable")
+        sizes = np.bincount(plan.lane, minlength=len(plan.lanes))
+        place = np.empty(n, dtype=np.int64)
+        place[by_lane] = np.arange(n) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        before, after = self.pairs
+        inside = plan.rank[before] == plan.rank[after]
+        before, after = before[inside], after[inside]
+        rank_of_row = np.empty(n, dtype=np.int64)
+        rank_of_row[self.rows] = np.arange(n)
+        turn = np.argsort(rank_of_row[after], kind="stable")
+        pairs = list(zip(before[turn].tolist(), after[turn].tolist(), strict=True))
+        known = np.zeros((int(local.max(initial=0)) + 1, n), dtype=np.int64)
+        for lane in range(len(known)):
+            over, counts = [0] * n, np.where(local == lane, place + 1, 0).tolist()
+            for first, second in pairs:
+                value = counts[first] or over[first]
+                if value > over[second]:
+                    over[second] = value
+            known[lane] = over
+        return local, place, known
+
+    def proved(self, before: Ints, after: Ints) -> Bools:
+        """Return whether each row of `before` has surely ended when that of `after` starts, (n_pairs,).
+
+        What counts are the needs and lanes of one rank; between ranks nothing is proved, except that a rank has
+        received what it waits for.
+        """
+        local, place, known = self._known
+        same = self.plan.rank[before] == self.plan.rank[after]
+        return np.asarray(same & (known[local[before], after] > place[before]))
+
+    def demand(self, before: Ints, after: Ints, why: str) -> None:
+        """Raise ConfigError unless each row of `before` has surely ended when that of `after` starts."""
+        wrong = np.flatnonzero(~self.proved(before, after))
+        if len(wrong):
+            a, b = (self.plan.task(int(rows[wrong[0]])) for rows in (before, after))
+            raise ConfigError(f"plan: {b} may start before the end of {a}, {why}")
+
+    def _cycle(self, stuck: set[int]) -> str:
+        """Say which tasks wait for each other."""
+        plan = self.plan
+        before, after = (rows.tolist() for rows in self.pairs)
+        event = self.event.tolist()
+        waits: dict[int, tuple[int, int, int]] = {}  # event -> (its row that waits, for which, number of the pair)
+        for number, (first, second) in enumerate(zip(before, after, strict=True)):
+            if event[first] in stuck and event[second] in stuck:
+                waits.setdefault(event[second], (second, first, number))
+        at, path = next(iter(waits)), []
+        while at not in path:
+            path.append(at)
+            at = event[waits[at][1]]
+        cycle = path[path.index(at) :]
+        texts = []
+        for i, each in enumerate(cycle[:N_SHOWN]):
+            row, needed, number = waits[each]
+            n_needs, n_lanes = len(plan.needs), int((plan.previous >= 0).sum())
+            why = "which it needs" if number < n_needs else "before it on its lane"
+            why = why if number < n_needs + n_lanes else "which sends to it"
+            entered = waits[cycle[i - 1]][1]  # the row of this event by which we came
+            also = f", like {plan.task(entered)} of the same collective," if entered != row else ""
+            texts.append(f"{plan.task(row)}{also} waits for {plan.task(needed)}, {why}")
+        more = f"; and {len(cycle) - N_SHOWN} more" if len(cycle) > N_SHOWN else ""
+        return f"plan: tasks wait for each other in a circle: {'; '.join(texts)}{more}"

@@ -1,0 +1,231 @@
+"""`Plan`: what every rank does in a step, one row per task. Pure data, no clock, no network and no values.
+
+**When a task runs.** A lane does one task at a time, in the order of its rows. A task starts when the one before it on
+its lane and all that it needs have ended. Work takes its seconds. The rows of a collective, one per member, start by
+themselves and end as the collective does for each. A message flows when its send starts; the send ends when it has
+been delivered, and so does the receive, unless that starts later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ddlsim.cluster import Cluster
+    from ddlsim.collectives import Collective
+    from ddlsim.plan.bounds import Cut
+    from ddlsim.plan.execute import Execution
+
+__all__ = [
+    "ALL_REDUCE", "BACKWARD", "COMPUTE", "FORWARD", "KINDS", "RECEIVE", "SEND", "UPDATE", "Bools", "Floats", "Ints",
+    "Lane", "Part", "Plan",
+]  # fmt: skip
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+#: what a task can be; ``Plan.kind`` holds places in this list
+KINDS = ("forward", "backward", "update", "compute", "send", "receive", "all_reduce")
+FORWARD, BACKWARD, UPDATE, COMPUTE, SEND, RECEIVE, ALL_REDUCE = range(len(KINDS))
+
+
+class Lane(NamedTuple):
+    """What does one task at a time, in the order of its rows: a rank's device, or its communication stream."""
+
+    rank: int
+    name: str
+
+
+class Part(NamedTuple):
+    """Gradients that are summed together, `nbytes` of them: of (tensors in) the layers `first` to `end` - 1."""
+
+    nbytes: float
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Plan:
+    """Tasks of the ranks 0..n_ranks-1, as columns of shape (n,) if nothing else is said.
+
+    lanes         what the rows of ``lane`` point to
+    groups        the ranks of each communicator, which the rows of ``peer`` of collectives point to
+    parts         the gradients that are exchanged, which the rows of ``part`` point to
+    names         texts that the rows of ``name`` point to
+    n_layers      layers of the model, 0..n_layers-1 in forward order
+
+    lane          the lane that does the task; rows of one lane are in its order
+    kind          place in :data:`KINDS`
+    name          what the task is called; -1: nothing but its kind
+    seconds       of undisturbed work (forward, backward, update, compute); 0 for others
+    nbytes        of a message, or of a collective's buffer at each rank
+    peer          send: the rank that receives; receive: the rank that sends; collective: its group; others: -1
+    key           number below n that a send and its receive, or the rows of a collective, have in common; others: -1
+    step          number of the training step
+    batch         forward, backward: the micro-batch, numbered over all ranks; others: -1
+    first, end    forward, backward, update: of the layers `first` to `end` - 1; others: 0 and 0
+    part          collective: which gradients it sums, -1 if none
+    holds         bytes of memory that the rank takes when the task starts (above 0) or gives back at its end (below)
+    need_offsets  (n + 1,) row i starts after the rows ``needs[need_offsets[i]:need_offsets[i + 1]]`` have ended
+    needs         (n_needs,) rows
+
+    Raises ConfigError where columns have other shapes or point to what is not there. What else a plan must fulfil is
+    proved by :meth:`check`.
+    """
+
+    lanes: tuple[Lane, ...]
+    groups: tuple[tuple[int, ...], ...]
+    parts: tuple[Part, ...]
+    names: tuple[str, ...]
+    n_layers: int
+    lane: Ints
+    kind: Ints
+    name: Ints
+    seconds: Floats
+    nbytes: Floats
+    peer: Ints
+    key: Ints
+    step: Ints
+    batch: Ints
+    first: Ints
+    end: Ints
+    part: Ints
+    holds: Floats
+    need_offsets: Ints
+    needs: Ints
+
+    def __post_init__(self) -> None:
+        n = len(self.lane)
+        for field in dataclasses.fields(self)[5:]:
+            dtype = np.float64 if field.name in ("seconds", "nbytes", "holds") else np.int64
+            column = np.ascontiguousarray(getattr(self, field.name), dtype=dtype)
+            shape = {"need_offsets": (n + 1,), "needs": (int(self.need_offsets[-1]),)}.get(field.name, (n,))
+            if column.shape != shape:
+                raise ConfigError(f"plan: {field.name} has the shape {column.shape}; must be {shape}")
+            column.setflags(write=False)
+            object.__setattr__(self, field.name, column)
+        self._check_ranges()
+
+    def _check_ranges(self) -> None:
+        n, grouped = len(self), self.kind >= ALL_REDUCE
+        limits: list[tuple[str, npt.NDArray[np.number], float, float | Ints]] = [
+            ("lane", self.lane, 0, len(self.lanes)), ("kind", self.kind, 0, len(KINDS)),
+            ("name", self.name, -1, len(self.names)), ("seconds", self.seconds, 0.0, np.inf),
+            ("nbytes", self.nbytes, 0.0, np.inf),
+            ("holds", self.holds, -np.inf, np.inf), ("key", self.key, -1, n), ("step", self.step, 0, n),
+            ("batch", self.batch, -1, n),
+            ("first", self.first, 0, self.n_layers + 1), ("end", self.end, 0, self.n_layers + 1),
+            ("part", self.part, -1, len(self.parts)),
+            ("peer", self.peer, -1, np.where(grouped, len(self.groups), self.n_ranks)),
+        ]  # fmt: skip
+        for name, column, low, high in limits:
+            bad = np.flatnonzero(~((column >= low) & (column < high)))
+            if len(bad):
+                raise ConfigError(f"plan: {name}[{bad[0]}] = {column[bad[0]]} is out of range")
+        bad = np.flatnonzero((self.needs < 0) | (self.needs >= n))
+        if len(bad):
+            raise ConfigError(f"plan: needs[{bad[0]}] = {self.needs[bad[0]]} is no row of {n}")
+        for i, group in enumerate(self.groups):
+            if len(set(group)) != len(group) or not all(0 <= rank < self.n_ranks for rank in group):
+                raise ConfigError(f"plan: groups[{i}] = {group}: must list ranks below {self.n_ranks} once each")
+
+    def __len__(self) -> int:
+        return len(self.lane)
+
+    def __repr__(self) -> str:
+        return f"<Plan: {len(self)} tasks on {len(self.lanes)} lanes of {self.n_ranks} ranks, {self.n_steps} steps>"
+
+    def __str__(self) -> str:
+        from ddlsim.plan.text import table
+
+        return table(self)
+
+    # ------------------------------------------------------------ what follows from the columns
+
+    @cached_property
+    def lane_rank(self) -> Ints:
+        """The rank of each lane, (n_lanes,)."""
+        return np.array([lane.rank for lane in self.lanes], dtype=np.int64)
+
+    @cached_property
+    def rank(self) -> Ints:
+        """The rank of each task, (n,)."""
+        return self.lane_rank[self.lane]
+
+    @cached_property
+    def n_ranks(self) -> int:
+        """Number of ranks."""
+        return max((lane.rank for lane in self.lanes), default=-1) + 1
+
+    @cached_property
+    def n_steps(self) -> int:
+        """Number of training steps."""
+        return int(self.step.max()) + 1 if len(self) else 0
+
+    @cached_property
+    def previous(self) -> Ints:
+        """The row before each on its lane, -1 for the first, (n,)."""
+        order = np.argsort(self.lane, kind="stable")
+        before = np.full(len(self), -1, dtype=np.int64)
+        same = self.lane[order[1:]] == self.lane[order[:-1]]
+        before[order[1:][same]] = order[:-1][same]
+        return before
+
+    def rows(self, *kinds: int) -> Ints:
+        """Return the rows of these kinds, in order."""
+        return np.flatnonzero(np.isin(self.kind, kinds))
+
+    def task(self, row: int) -> str:
+        """Return a row in words."""
+        from ddlsim.plan.text import task
+
+        return task(self, row)
+
+    # ------------------------------------------------------------ what can be done with it
+
+    def check(self) -> None:
+        """Prove the plan, see :func:`ddlsim.plan.check.check`. Raises ConfigError, naming the task."""
+        from ddlsim.plan.check import check
+
+        check(self)
+
+    def critical_path(self, least: float | Floats = 0.0) -> float:
+        """Return what no network can beat, in s: see :func:`ddlsim.plan.bounds.critical_path`."""
+        from ddlsim.plan.bounds import critical_path
+
+        return critical_path(self, least)
+
+    def cut(self, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut:
+        """Return what must cross the narrowest interface: see :func:`ddlsim.plan.bounds.cut`."""
+        from ddlsim.plan.bounds import cut
+
+        return cut(self, cluster, nodes)
+
+    def peak_memory(self) -> Floats:
+        """Return the bytes that each rank's tasks hold at most, (n_ranks,)."""
+        from ddlsim.plan.bounds import peak_memory
+
+        return peak_memory(self)
+
+    def execute(
+        self,
+        cluster: Cluster,
+        algorithm: str | Collective = "ring",
+        *,
+        nodes: Sequence[int] | None = None,
+        rank_order: str | Sequence[int] = "topology",
+    ) -> Execution:
+        """Return when each task starts and ends: see :func:`ddlsim.plan.execute.execute`."""
+        from ddlsim.plan.execute import execute
+
+        return execute(self, cluster, algorithm, nodes=nodes, rank_order=rank_order)

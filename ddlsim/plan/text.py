@@ -1,0 +1,78 @@
+"""A plan in words: one task, and the table as one can read it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ddlsim.plan.plan import ALL_REDUCE, BACKWARD, FORWARD, KINDS, RECEIVE, SEND, UPDATE, Plan
+
+__all__ = ["table", "task", "what"]
+
+#: rows of the table that are printed
+N_ROWS = 24
+
+
+def what(plan: Plan, row: int) -> str:
+    """Return what a task does: "backward of layers 3..7, batch 0, step 2"."""
+    kind, name = int(plan.kind[row]), int(plan.name[row])
+    text = plan.names[name] if name >= 0 else KINDS[kind].replace("_", "-")
+    if kind in (FORWARD, BACKWARD, UPDATE):
+        first, last = int(plan.first[row]), int(plan.end[row]) - 1
+        text += f" of layer {first}" if first == last else f" of layers {first}..{last}"
+    if kind in (FORWARD, BACKWARD):
+        text += f", batch {plan.batch[row]}"
+    if kind == SEND:
+        text += f" to rank {plan.peer[row]}"
+    if kind == RECEIVE:
+        text += f" from rank {plan.peer[row]}"
+    if kind >= ALL_REDUCE and plan.part[row] >= 0:
+        text += f" of part {plan.part[row]}"
+    return f"{text}, step {plan.step[row]}"
+
+
+def task(plan: Plan, row: int) -> str:
+    """Return a task in words, with its row and lane."""
+    lane = plan.lanes[plan.lane[row]]
+    return f"row {row} (rank {lane.rank} {lane.name}: {what(plan, row)})"
+
+
+def table(plan: Plan, n_rows: int = N_ROWS) -> str:
+    """Return the first rows of a plan, and what it holds in all."""
+    head = ["row", "lane", "task", "ms", "MB", "needs", "holds MB"]
+    cells = [head]
+    for row in range(min(n_rows, len(plan))):
+        lane = plan.lanes[plan.lane[row]]
+        needs = plan.needs[plan.need_offsets[row] : plan.need_offsets[row + 1]].tolist()
+        shown = " ".join(map(str, needs[:4])) + (f" +{len(needs) - 4}" if len(needs) > 4 else "")
+        cells.append([
+            str(row), f"{lane.rank} {lane.name}", what(plan, row), _number(1e3 * plan.seconds[row]),
+            _number(plan.nbytes[row] / 1e6), shown, _number(plan.holds[row] / 1e6),
+        ])  # fmt: skip
+    widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
+    left = (False, True, True, False, False, False, False)
+    lines = [
+        "  ".join(c.ljust(w) if to_left else c.rjust(w) for c, w, to_left in zip(row, widths, left, strict=True))
+        for row in cells
+    ]
+    if len(plan) > n_rows:
+        lines.append(f"... and {len(plan) - n_rows} more")
+    return "\n".join([_summary(plan), "", *(line.rstrip() for line in lines)])
+
+
+def _number(value: float) -> str:
+    return "" if value == 0.0 else f"{value:.4g}"
+
+
+def _summary(plan: Plan) -> str:
+    counts = np.bincount(plan.kind, minlength=len(KINDS))
+    kinds = ", ".join(f"{n} {name.replace('_', '-')}" for name, n in zip(KINDS, counts.tolist(), strict=True) if n)
+    names: dict[str, int] = {}
+    for lane, n in zip(plan.lanes, np.bincount(plan.lane, minlength=len(plan.lanes)).tolist(), strict=True):
+        names[lane.name] = names.get(lane.name, 0) + n
+    lanes = ", ".join(f"{n} on {name!r}" for name, n in names.items())
+    ranks, steps = _plural(plan.n_ranks, "rank"), _plural(plan.n_steps, "step")
+    return f"{_plural(len(plan), 'task')} of {ranks} in {steps}: {kinds or 'nothing'}\nlanes: {lanes or 'none'}"
+
+
+def _plural(n: int, word: str) -> str:
+    return f"{n:,} {word}{'' if n == 1 else 's'}"

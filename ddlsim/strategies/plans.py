@@ -1,0 +1,37 @@
+"""Strategies whose step is a table: who has a plan, and what to say of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddlsim.errors import ConfigError
+from ddlsim.plan import Plan
+from ddlsim.strategies.setting import Strategy
+from ddlsim.workload.compute import Workload
+
+__all__ = ["plan_of", "tells_plan"]
+
+
+def plan_of(strategy: Strategy, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
+    """Return what workers with these workloads do in `steps` steps of a strategy that can tell.
+
+    Raises ConfigError for a strategy whose step is no plan yet.
+    """
+    if not tells_plan(strategy, "start"):
+        raise ConfigError(
+            f"plan: the step of {strategy.label} is not a table yet; that of AllReduce with overlap 'none', 'layer' or "
+            "'ddp' is"
+        )
+    plan: Plan = strategy.plan(workloads, steps, accumulation)  # type: ignore[attr-defined]  # it has one
+    return plan
+
+
+def tells_plan(rule: object, beside: str) -> bool:
+    """Return whether a strategy (or an overlap) has a method `plan` that is true of its method `beside`.
+
+    A subclass that runs in another way than its parent has to say its plan anew.
+    """
+    order = type(rule).__mro__
+    home = {name: next((i for i, c in enumerate(order) if name in vars(c)), None) for name in ("plan", beside)}
+    plan, runs = home["plan"], home[beside]
+    return plan is not None and (runs is None or plan <= runs)

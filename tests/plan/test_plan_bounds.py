@@ -1,0 +1,147 @@
+"""Bounds of plans: against networkx, by hand, and against what the network takes."""
+
+import networkx as nx
+import numpy as np
+import pytest
+from plan_examples import hand_made, random_plan, two_ranks, with_value, workload
+
+import ddlsim
+from ddlsim import ConfigError
+from ddlsim.cluster import star, with_detail
+from ddlsim.plan import Draft, data_parallel
+from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND
+from ddlsim.workload.buckets import one_bucket
+
+
+def longest_path(plan, least):
+    """Return the longest path of the graph of starts and ends of all tasks, made row by row from the definition."""
+    graph = nx.DiGraph()
+    kind, key, seconds = plan.kind.tolist(), plan.key.tolist(), plan.seconds.tolist()
+    ends = []
+    latest = {}
+    for row in range(len(plan)):
+        exchanges = kind[row] in (SEND, RECEIVE, ALL_REDUCE)
+        end = ("all", key[row]) if kind[row] == ALL_REDUCE else ("end", row)
+        ends.append(end)
+        graph.add_edge(("start", row), end, weight=least if exchanges else seconds[row])
+        if plan.lane[row] in latest:
+            graph.add_edge(("end of", latest[plan.lane[row]]), ("start", row), weight=0.0)
+        latest[plan.lane[row]] = row
+        graph.add_edge(end, ("end of", row), weight=0.0)
+        for need in plan.needs[plan.need_offsets[row] : plan.need_offsets[row + 1]].tolist():
+            graph.add_edge(("end of", need), ("start", row), weight=0.0)
+        if kind[row] == RECEIVE:
+            (sender,) = np.flatnonzero((plan.kind == SEND) & (plan.key == key[row])).tolist()
+            graph.add_edge(("end of", sender), ("start", row), weight=0.0)
+    return nx.dag_longest_path_length(graph)
+
+
+@pytest.mark.parametrize("least", [0.0, 0.3])
+@pytest.mark.parametrize("seed", range(25))
+def test_the_critical_path_is_the_longest_path(seed, least):
+    plan = random_plan(np.random.default_rng(seed))
+    assert plan.critical_path(least) == pytest.approx(longest_path(plan, least), rel=1e-12)
+
+
+def test_the_critical_path_by_hand():
+    assert hand_made().critical_path() == 1.0 + 2.0 + 0.5 + 0.25
+    assert hand_made().critical_path(least=1.0) == 1.0 + 2.0 + 1.0 + 0.25  # the all-reduce beside other work of 0.5 s
+    with pytest.raises(ConfigError, match="least must be seconds of at least 0"):
+        hand_made().critical_path(least=-1.0)
+    assert Draft().plan().critical_path() == 0.0
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_bounds_are_never_above_what_is_simulated(seed):
+    rng = np.random.default_rng(seed)
+    plan = random_plan(rng, n_ranks=6)
+    name = ("dgx1-v100", "two-racks-oversubscribed", "star-1024-10g", "minicluster")[seed % 4]
+    cluster = ddlsim.load_cluster(name)
+    n = min(len(cluster.workers), 6)
+    if n < 6:
+        plan = random_plan(rng, n_ranks=n)
+    seconds = plan.execute(cluster, ("ring", "hierarchical", "double_binary_tree")[seed % 3]).seconds
+    bound = max(plan.critical_path(), plan.cut(cluster).seconds)
+    assert 0.0 < bound <= seconds * (1.0 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_an_infinitely_fast_network_takes_the_critical_path(seed):
+    plan = random_plan(np.random.default_rng(seed))
+    cluster = star(plan.n_ranks, bandwidth=1e30, latency=0.0)
+    assert plan.execute(ddlsim.load_cluster(cluster)).seconds == pytest.approx(plan.critical_path(), rel=1e-12)
+
+
+def test_a_cycle_has_no_critical_path():
+    draft = Draft()
+    draft.work(0, 1.0, "a", needs=[1])
+    draft.work(0, 1.0, "b")
+    with pytest.raises(ConfigError, match="wait for each other in a circle"):
+        draft.plan().critical_path()
+
+
+# ---------------------------------------------------------------- cuts
+
+
+def network(n=4, **details):
+    cluster = ddlsim.load_cluster(star(n, bandwidth=1e9, latency=0.0))
+    return with_detail(cluster, **details) if details else cluster
+
+
+def test_a_message_crosses_two_interfaces():
+    draft = Draft()
+    draft.message(0, 1, 2e9)
+    draft.message(2, 1, 3e9)
+    found = draft.plan().cut(network())
+    assert found.seconds == 5.0
+    assert (found.out, found.into) == (0.0, 5e9)
+    assert "'h1'" in found.interface
+
+
+def test_an_all_reduce_needs_as_long_as_the_best_one():
+    """2 (n - 1) / n of the bytes over each link: what a ring does without latency (Patarasuk and Yuan 2009)."""
+    plan = data_parallel(workload(), 4, one_bucket)
+    nbytes = workload().gradient_nbytes
+    found = plan.cut(network())
+    assert found.seconds == pytest.approx(2 * 3 / 4 * nbytes / 1e9, rel=1e-12)
+    assert found.interface == "all 4 devices together"
+    lonely = with_value(plan, "seconds", slice(None), 0.0)
+    assert lonely.execute(network(), "ring").seconds == pytest.approx(found.seconds, rel=1e-9)
+
+
+def test_what_a_bucket_lets_through_at_once_takes_no_time():
+    draft = Draft()
+    draft.message(0, 1, 2e9)
+    cluster = network(burst=5e8)
+    assert draft.plan().cut(cluster).seconds == 1.5
+    assert draft.plan().execute(cluster).seconds >= 1.5 * (1.0 - 1e-12)
+
+
+def test_ranks_of_one_machine_cross_nothing():
+    draft = Draft()
+    draft.message(0, 1, 1e9)
+    plan = draft.plan()
+    assert plan.cut(network(), nodes=[1, 1]).seconds == 0.0
+    with pytest.raises(ConfigError, match="must be 2 nodes"):
+        plan.cut(network(), nodes=[1])
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_memory_by_hand():
+    draft = Draft()
+    for holds in (5.0, 7.0, -5.0, 4.0, -11.0):
+        draft.work(0, 1.0, holds=holds)
+    draft.work(0, 1.0, lane="other", holds=100.0)
+    draft.work(1, 1.0, holds=-3.0)
+    draft.work(1, 1.0, holds=2.0)
+    assert draft.plan().peak_memory().tolist() == [112.0, 0.0]
+
+
+def test_a_rank_holds_all_activations_of_one_micro_batch():
+    one = workload()
+    expected = one.model.activation_nbytes * one.batch_size
+    for accumulation in (1, 4):
+        assert two_ranks(accumulation=accumulation).peak_memory() == pytest.approx([expected] * 2, rel=1e-6)
+    assert abs(two_ranks().holds.sum()) == 0.0

@@ -1,0 +1,316 @@
+"""Every rule of `check`: a good plan passes, and one in which it is broken is rejected, with the task named."""
+
+import numpy as np
+import pytest
+from plan_examples import changed, hand_made, random_plan, reordered, swapped, two_ranks, with_value, without, workload
+
+from ddlsim import ConfigError
+from ddlsim.plan import Draft, Part, data_parallel
+from ddlsim.plan.plan import ALL_REDUCE, BACKWARD, FORWARD, UPDATE
+from ddlsim.workload.buckets import one_bucket, partitioned, per_layer
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("buckets", [one_bucket, per_layer, None])
+@pytest.mark.parametrize("n_ranks", [1, 2, 5])
+def test_data_parallelism_is_proved(n_ranks, buckets, accumulation):
+    more = {} if buckets is None else {"buckets": buckets}
+    data_parallel(workload(), n_ranks, **more, steps=3, accumulation=accumulation).check()
+
+
+def test_plans_written_by_hand_are_proved():
+    hand_made().check()
+    for seed in range(20):
+        random_plan(np.random.default_rng(seed)).check()
+    Draft().plan().check()
+
+
+def test_slices_of_tensors_are_parts_too():
+    data_parallel(workload(), 2, lambda w: partitioned(w, 4e6), steps=2).check()
+
+
+def refuses(plan, *texts):
+    with pytest.raises(ConfigError) as error:
+        plan.check()
+    for text in texts:
+        assert text in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def rows(plan, kind, rank=0, step=0):
+    return np.flatnonzero((plan.kind == kind) & (plan.rank == rank) & (plan.step == step))
+
+
+# ---------------------------------------------------------------- messages and collectives
+
+
+def a_message():
+    draft = Draft()
+    draft.message(0, 1, 1e6, "activations", needs=[draft.work(0, 1.0)])
+    return draft.plan()
+
+
+def test_a_message_nobody_receives():
+    refuses(without(a_message(), [2]), "row 1 (rank 0 stream: activations to rank 1, step 0): nobody receives it")
+
+
+def test_a_receive_without_a_send():
+    refuses(without(a_message(), [1]), "row 1 (rank 1 stream: activations from rank 0, step 0): nobody sends it")
+
+
+def test_a_message_to_a_rank_that_does_not_receive_it():
+    refuses(with_value(a_message(), "peer", 1, 0), "nobody receives it: the other end is row 2")
+
+
+def test_a_message_whose_ends_differ_in_size():
+    refuses(with_value(a_message(), "nbytes", 2, 5.0), "has 1000000 bytes, row 2", " 5")
+
+
+def test_two_messages_with_one_key():
+    draft = Draft()
+    draft.message(0, 1, 1e6)
+    draft.message(0, 1, 1e6)
+    refuses(with_value(draft.plan(), "key", slice(None), 0), "row 2", "another row has the same key")
+
+
+def test_a_collective_that_a_member_never_enters():
+    plan = two_ranks(3)
+    gone = rows(plan, ALL_REDUCE, rank=1, step=1)[2]
+    refuses(without(plan, [gone]), "all-reduce of part 2, step 1", "rank 1 of its group never enters")
+
+
+def test_a_collective_that_a_member_enters_twice():
+    plan = hand_made()
+    refuses(with_value(plan, "lane", 7, plan.lane[6]), "row 7", "enters the same collective twice")
+
+
+def test_a_collective_of_a_stranger():
+    plan = hand_made()
+    refuses(changed(plan, groups=((0,),)), "row 7", "not in the collective's group")
+
+
+def test_a_collective_whose_members_disagree():
+    plan = hand_made()
+    refuses(with_value(plan, "nbytes", 7, 5.0), "row 7", "row 6", "differ in bytes: 5, 1e+06")
+
+
+# ---------------------------------------------------------------- circles
+
+
+def test_needs_in_a_circle():
+    draft = Draft()
+    first = draft.work(0, 1.0, "a", lane="x", needs=[1])
+    draft.work(0, 1.0, "b", lane="y", needs=[first])
+    refuses(draft.plan(), "row 0 (rank 0 x: a, step 0) waits for row 1 (rank 0 y: b, step 0), which it needs", "circle")
+
+
+def test_a_lane_that_waits_for_what_stands_behind():
+    draft = Draft()
+    draft.work(0, 1.0, "a", needs=[1])
+    draft.work(0, 1.0, "b")
+    refuses(draft.plan(), "waits for row 0 (rank 0 compute: a, step 0), before it on its lane", "row 1")
+
+
+def test_collectives_entered_in_conflicting_orders():
+    plan = two_ranks()
+    first, second = rows(plan, ALL_REDUCE, rank=1)[:2]
+    refuses(swapped(plan, first, second), "circle", "all-reduce of part 0", "all-reduce of part 1", "same collective")
+
+
+def test_two_ranks_that_wait_for_each_others_message():
+    draft = Draft()
+    draft.message(0, 1, 1.0, "there")
+    draft.message(1, 0, 1.0, "back")
+    plan = draft.plan()  # each rank now receives before it sends
+    refuses(reordered(plan, [3, 0, 1, 2]), "circle", "which sends to it", "before it on its lane")
+
+
+# ---------------------------------------------------------------- passes
+
+
+def test_a_micro_batch_that_never_goes_backward():
+    plan = two_ranks()
+    gone = rows(plan, BACKWARD, rank=1, step=1)
+    refuses(without(plan, gone), "batch 1 of step 1 never goes backward")
+
+
+def test_a_layer_that_never_goes_backward():
+    plan = two_ranks()
+    gone = rows(plan, BACKWARD)[1]
+    first = plan.first[gone]
+    refuses(without(plan, [gone]), f"layer {first} never goes backward for this batch")
+
+
+def test_a_layer_that_goes_backward_twice():
+    plan = two_ranks()
+    row = rows(plan, BACKWARD)[1]
+    refuses(with_value(plan, "end", row, plan.end[row] + 1), "a second time", "goes backward")
+
+
+def test_a_layer_that_never_goes_forward():
+    plan = two_ranks()
+    row = rows(plan, FORWARD)[0]
+    short = with_value(plan, "end", row, 3)
+    refuses(short, f"row {row} (rank 0 compute: forward of layers 0..2", "layer 3 never goes forward")
+    refuses(with_value(plan, "first", row, 3), "layer 0 never goes forward")
+
+
+def test_a_pass_without_a_micro_batch():
+    plan = two_ranks()
+    refuses(with_value(plan, "batch", rows(plan, FORWARD)[0], -1), "has no micro-batch")
+
+
+def test_backward_before_forward():
+    refuses(swapped(hand_made(), 0, 1), "row 0 (rank 0 compute: backward", "whose activations it uses")
+
+
+def test_backward_in_the_order_of_the_forward_pass():
+    plan = two_ranks()
+    first, second = rows(plan, BACKWARD)[1:3]
+    refuses(swapped(plan, first, second), "backward", "may start before", "comes before it in the model")
+
+
+def test_backward_on_another_rank():
+    plan = hand_made()
+    a, b = plan.lane[1], plan.lane[4]
+    moved = with_value(with_value(plan, "lane", 1, b), "lane", 4, a)
+    refuses(moved, "activations are on another rank")
+
+
+# ---------------------------------------------------------------- gradients
+
+
+def test_a_gradient_summed_twice():
+    """The same part is exchanged once more: afterwards it holds every micro-batch twice."""
+    draft = Draft(1, [Part(1e6, 0, 1)])
+    needs = []
+    for rank in (0, 1):
+        draft.work(rank, 1.0, kind="forward", batch=rank, layers=(0, 1))
+        needs.append([draft.work(rank, 2.0, kind="backward", batch=rank, layers=(0, 1))])
+    draft.all_reduce([0, 1], 1e6, needs, part=0)
+    again = draft.all_reduce([0, 1], 1e6, needs, part=0)
+    for rank in (0, 1):
+        draft.work(rank, 0.25, kind="update", layers=(0, 1), needs=[again[rank]])
+    refuses(draft.plan(), "row 8 (rank 0 compute: update of layer 0", "gradient of batch 0 is summed twice in part 0")
+
+
+def test_a_gradient_summed_never():
+    plan = two_ranks()
+    gone = np.flatnonzero((plan.kind == ALL_REDUCE) & (plan.part == 3) & (plan.step == 1))
+    refuses(without(plan, gone), "update", "step 1", "the gradient of batch 1 is never summed in part 3")
+
+
+def test_a_part_summed_in_the_place_of_another():
+    plan = two_ranks()
+    wrong = np.flatnonzero((plan.kind == ALL_REDUCE) & (plan.part == 1) & (plan.step == 0))
+    refuses(with_value(plan, "part", wrong, 2), "all-reduce of part 2, step 0", "may start before", "which it sums")
+
+
+def test_groups_of_groups_sum_once():
+    """Sums in pairs, then across the pairs; leaving out the second level is found."""
+    for levels, text in (([[(0, 1), (2, 3)], [(0, 2), (1, 3)]], None), ([[(0, 1), (2, 3)]], "never summed"),
+                         ([[(0, 1), (2, 3)], [(0, 1, 2, 3)]], "summed twice")):  # fmt: skip
+        draft = Draft(1, [Part(1e6, 0, 1)])
+        latest = {}
+        for rank in range(4):
+            draft.work(rank, 1.0, kind="forward", batch=rank, layers=(0, 1))
+            latest[rank] = draft.work(rank, 2.0, kind="backward", batch=rank, layers=(0, 1))
+        for groups in levels:
+            for group in groups:
+                made = draft.all_reduce(group, 1e6, [[latest[rank]] for rank in group], part=0)
+                latest.update(zip(group, made, strict=True))
+        for rank in range(4):
+            draft.work(rank, 0.0, kind="update", layers=(0, 1), needs=[latest[rank]])
+        draft.plan().check() if text is None else refuses(draft.plan(), f"is {text} in part 0; it must be once")
+
+
+def test_a_bucket_that_leaves_before_it_is_full():
+    plan = two_ranks()
+    row = rows(plan, ALL_REDUCE)[2]
+    need = plan.need_offsets[row]
+    early = with_value(plan, "needs", need, rows(plan, BACKWARD)[0])
+    refuses(early, f"row {row} (rank 0 stream: all-reduce of part 2", "may start before", "which it sums")
+
+
+# ---------------------------------------------------------------- weights
+
+
+def test_an_update_before_its_gradients_are_whole():
+    plan = two_ranks()
+    row = rows(plan, UPDATE)[0]
+    early = with_value(plan, "needs", plan.need_offsets[row], rows(plan, ALL_REDUCE)[-2])
+    refuses(early, f"row {row} (rank 0 compute: update", "may start before", "whose gradients it uses")
+
+
+def test_a_forward_pass_before_the_update():
+    plan = two_ranks()
+    update, forward = rows(plan, UPDATE)[0], rows(plan, FORWARD, step=1)[0]
+    refuses(swapped(plan, update, forward), f"row {update} (rank 0 compute: forward", "whose weights it uses")
+
+
+def test_a_step_without_an_update():
+    plan = two_ranks()
+    refuses(without(plan, rows(plan, UPDATE)), "is never used: no update follows")
+
+
+def test_an_update_of_a_few_layers_only():
+    plan = two_ranks()
+    row = rows(plan, UPDATE)[0]
+    refuses(with_value(plan, "first", row, 100), "is never used: no update follows")
+
+
+def test_a_second_update():
+    plan = hand_made()
+    refuses(with_value(with_value(plan, "kind", 2, UPDATE), "end", 2, 1), "is updated a second time")
+
+
+def test_weights_of_a_rank_that_does_not_update_them():
+    """A rank that only goes forward in step 1 uses what nobody has updated there."""
+    plan = two_ranks(steps=2)
+    moved = rows(plan, FORWARD, rank=0, step=1)
+    refuses(with_value(plan, "lane", moved, 2), "activations are on another rank")
+
+
+# ---------------------------------------------------------------- columns
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "text"),
+    [
+        ("kind", 9, r"kind\[0\] = 9 is out of range"),
+        ("seconds", -1.0, r"seconds\[0\] = -1"),
+        ("seconds", np.nan, r"seconds\[0\] = nan"),
+        ("nbytes", np.inf, r"nbytes\[0\] = inf"),
+        ("lane", 77, r"lane\[0\] = 77"),
+        ("end", 2, r"end\[0\] = 2"),
+        ("step", 100, r"step\[0\] = 100"),
+        ("needs", 99, r"needs\[0\] = 99 is no row"),
+    ],
+)
+def test_columns_that_point_to_nothing(column, value, text):
+    with pytest.raises(ConfigError, match=text):
+        with_value(hand_made(), column, 0, value)
+
+
+def test_columns_of_other_lengths():
+    with pytest.raises(ConfigError, match=r"seconds has the shape \(3,\); must be \(10,\)"):
+        changed(hand_made(), seconds=np.zeros(3))
+    with pytest.raises(ConfigError, match=r"groups\[0\]"):
+        changed(hand_made(), groups=((0, 5),))
+
+
+def test_columns_cannot_be_written():
+    with pytest.raises(ValueError, match="read-only"):
+        hand_made().seconds[0] = 3.0
+
+
+def test_a_table_that_one_can_read():
+    text = str(hand_made())
+    kinds = "2 forward, 2 backward, 2 update, 2 compute, 2 all-reduce"
+    assert text.splitlines()[0] == f"10 tasks of 2 ranks in 1 step: {kinds}"
+    assert text.splitlines()[1] == "lanes: 8 on 'compute', 2 on 'stream'"
+    assert text.splitlines()[3] == "row  lane       task                                    ms  MB  needs  holds MB"
+    assert text.splitlines()[5] == "  1  0 compute  backward of layer 0, batch 0, step 0  2000              -0.0001"
+    assert text.splitlines()[10] == "  6  0 stream   all-reduce of part 0, step 0                 1      1"
+    assert "... and 72 more" in str(two_ranks(4))
+    assert repr(hand_made()) == "<Plan: 10 tasks on 4 lanes of 2 ranks, 1 steps>"

@@ -1,0 +1,189 @@
+"""Executing a plan gives the times of the run whose step it is."""
+
+import numpy as np
+import pytest
+from plan_examples import hand_made, random_plan, two_ranks, workload
+
+import ddlsim
+from ddlsim import AllReduce, ConfigError, DdpBuckets, NoOverlap, PerLayer
+from ddlsim.cluster import star
+from ddlsim.plan import Draft, data_parallel
+from ddlsim.strategies.plans import plan_of
+from ddlsim.workload.buckets import per_layer
+
+CASES = [
+    # cluster, workers, model, algorithm, overlap
+    ("cloud-25g-16x8-v100", 16, "resnet50", "hierarchical", "ddp"),
+    ("cloud-25g-16x8-v100", 12, "alexnet", "ring", "layer"),
+    ("dgx1-v100", 8, "vgg16", "double_binary_tree", "ddp"),
+    ("two-racks-oversubscribed", 6, "resnet50", "ring", "none"),
+    ("lab-heterogeneous", 4, "resnet50", "halving_doubling", "layer"),
+    ("minicluster", 4, "alexnet", "ring", DdpBuckets("5 MB", "1 MB")),
+    ("torus-2d", 9, "alexnet", "parameter_server", NoOverlap()),
+    ("three-regions-wan", 5, "alexnet", "ring", PerLayer()),
+]
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("uneven", [False, True])
+@pytest.mark.parametrize(("name", "workers", "model", "algorithm", "overlap"), CASES)
+def test_a_plan_takes_as_long_as_the_run(name, workers, model, algorithm, overlap, uneven, accumulation):
+    cluster = ddlsim.load_cluster(name)
+    workers = min(workers, len(cluster.workers))
+    strategy = AllReduce(algorithm, overlap)
+    speed = [1.0 + 0.1 * (3 * rank % 5) for rank in range(workers)] if uneven else None
+    result = ddlsim.simulate(
+        cluster, model, strategy, batch_size=8, workers=workers, steps=3, warmup=0, speed=speed,
+        accumulation=accumulation,
+    )  # fmt: skip
+    plan = plan_of(strategy, result.workloads, steps=3, accumulation=accumulation)
+    plan.check()
+    run = plan.execute(cluster, algorithm)
+    simulated = [time for time, _ in result.recorder.updates]
+    assert run.step_ends.max(axis=0) == pytest.approx(simulated, rel=1e-12)
+    assert run.step_times == pytest.approx(result.step_times, rel=1e-9)
+    for rank, ends in enumerate(result.recorder.step_end):  # the run stops when the last has updated
+        assert run.step_ends[rank, : len(ends)] == pytest.approx(ends, rel=1e-12)
+    bound = max(plan.critical_path(), plan.cut(cluster).seconds)
+    assert bound <= run.seconds * (1.0 + 1e-12)
+
+
+def test_the_order_of_ranks_is_that_of_the_strategy():
+    cluster = ddlsim.load_cluster("two-racks-oversubscribed")
+    n = len(cluster.workers)
+    order = [rank for pair in zip(range(n // 2), range(n // 2, n), strict=True) for rank in pair]
+    seconds = {}
+    for name, rank_order in (("given", "given"), ("other", order), ("topology", "topology")):
+        result = ddlsim.simulate(cluster, "alexnet", AllReduce("ring", "none", rank_order), steps=1, warmup=0)
+        seconds[name] = result.plan.execute(cluster, rank_order=rank_order).seconds
+        assert seconds[name] == pytest.approx(result.end_time, rel=1e-12)
+    assert seconds["other"] > 1.1 * seconds["topology"]
+    with pytest.raises(ConfigError, match="must list each of the ranks"):
+        result.plan.execute(cluster, rank_order=[0, 0])
+    with pytest.raises(ConfigError, match="rank_order = 'x': must be 'given', 'topology' or a list"):
+        result.plan.execute(cluster, rank_order="x")
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_columns_keep_the_rules_of_the_table(seed):
+    """What was asked: needs and lanes are over when a task starts, work takes its time, a collective waits for all."""
+    plan = random_plan(np.random.default_rng(seed), n_ranks=5, n_tasks=60)
+    run = plan.execute("star-1024-10g")
+    start, end = run.start, run.end
+    for row in range(len(plan)):
+        before = [*plan.needs[plan.need_offsets[row] : plan.need_offsets[row + 1]].tolist()]
+        before += [int(plan.previous[row])] if plan.previous[row] >= 0 else []
+        assert start[row] == max((end[need] for need in before), default=0.0)
+    work = plan.rows(0, 1, 2, 3)
+    assert (end[work] == start[work] + plan.seconds[work]).all()
+    for key in np.unique(plan.key[plan.rows(6)]):
+        members = np.flatnonzero((plan.key == key) & (plan.kind == 6))
+        assert end[members].min() > start[members].max()
+    for key in np.unique(plan.key[plan.rows(4)]):
+        (send,), (receive,) = (np.flatnonzero((plan.key == key) & (plan.kind == kind)) for kind in (4, 5))
+        assert end[receive] == max(end[send], start[receive])
+
+
+def test_by_hand():
+    """1 MB at 1 GB/s: an all-reduce of two takes 1 ms without latency, in its step of 3 s + 0.25 s."""
+    cluster = star(2, bandwidth=1e9, latency=0.0)
+    run = hand_made().execute(cluster)
+    assert run.end.tolist() == pytest.approx([1.0, 3.0, 3.5, 1.0, 3.0, 3.5, 3.001, 3.001, 3.75, 3.75])
+    assert run.start.tolist() == pytest.approx([0.0, 1.0, 3.0, 0.0, 1.0, 3.0, 3.0, 3.0, 3.5, 3.5])
+    assert run.seconds == 3.75
+    assert run.step_ends.tolist() == [[3.75], [3.75]]
+    assert repr(run) == "<Execution of <Plan: 10 tasks on 4 lanes of 2 ranks, 1 steps>: 3.75 s>"
+
+
+def test_groups_of_their_own_run_beside_each_other():
+    """Two pairs on four machines do not disturb each other; each pair is done when alone."""
+    cluster = ddlsim.load_cluster(star(4, bandwidth=1e9, latency=0.0))
+    draft = Draft()
+    draft.all_reduce([0, 2], 1e9)
+    draft.all_reduce([3, 1], 2e9)
+    run = draft.plan().execute(cluster)
+    assert run.end.tolist() == pytest.approx([1.0, 1.0, 2.0, 2.0])
+
+
+def test_ranks_can_be_anywhere():
+    cluster = ddlsim.load_cluster("two-racks-oversubscribed")
+    near, far = cluster.workers[:2].tolist(), cluster.workers[[0, -1]].tolist()
+    draft = Draft()
+    draft.message(0, 1, 1e9)
+    times = [draft.plan().execute(cluster, nodes=nodes).seconds for nodes in (near, far)]
+    assert times[0] == pytest.approx(draft.plan().execute(cluster).seconds)
+    assert times[1] > times[0]
+
+
+def test_a_plan_that_does_not_fit():
+    with pytest.raises(ConfigError, match=r"the plan has 2000 ranks, cluster .star-1024-10g. 1024 devices"):
+        data_parallel(workload(), 2000, per_layer).execute("star-1024-10g")
+    with pytest.raises(ConfigError, match="did you mean 'ring'"):
+        two_ranks().execute("minicluster", "rng")
+
+
+def test_a_circle_is_named():
+    draft = Draft()
+    draft.work(0, 1.0, "first", lane="x", needs=[1])
+    draft.work(0, 1.0, "second", lane="y", needs=[0])
+    with pytest.raises(ConfigError, match=r"row 0 .*first.* waits for row 1"):
+        draft.plan().execute("minicluster")
+
+
+def test_workloads_must_fit_each_other():
+    with pytest.raises(ConfigError, match="the gradients of rank 1"):
+        data_parallel([workload(), workload("alexnet")])
+    with pytest.raises(ConfigError, match="n_ranks = None"):
+        data_parallel(workload())
+    with pytest.raises(ConfigError, match="steps = 0"):
+        data_parallel(workload(), 2, steps=0)
+    with pytest.raises(ConfigError, match=r"the buckets carry \d+ of \d+ bytes"):
+        data_parallel(workload(), 2, lambda w: per_layer(w)[1:])
+    with pytest.raises(ConfigError, match="list buckets as they become ready"):
+        data_parallel(workload(), 2, lambda w: per_layer(w)[::-1])
+
+
+# ---------------------------------------------------------------- the plan of a result
+
+
+def test_a_result_shows_its_step():
+    result = ddlsim.simulate("minicluster", "alexnet", AllReduce(overlap="layer"), steps=1, warmup=0)
+    plan = result.plan
+    plan.check()
+    assert plan.n_steps == 1
+    assert plan.n_ranks == result.n_workers
+    assert plan.execute(result.cluster).seconds == pytest.approx(result.end_time, rel=1e-12)
+    assert plan.critical_path() == pytest.approx(max(w.step_time for w in result.workloads), rel=1e-12)
+
+
+class Later(AllReduce):
+    """Starts in a way of its own, so that its parent's plan is not its."""
+
+    def start(self, setting):
+        super().start(setting)
+
+
+class Renamed(AllReduce):
+    label = "mine"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "more", "text"),
+    [
+        (ddlsim.ParameterServer(placement="colocated"), {}, "the step of parameter server.* is not a table yet"),
+        (ddlsim.LocalSGD(), {}, "the step of .* is not a table yet"),
+        (Later(), {}, "is not a table yet"),
+        (AllReduce(overlap="priority"), {}, "the step of overlap = Priority is not a table yet; that of 'none'"),
+        (AllReduce(overlap="horovod"), {}, "the step of overlap = HorovodFusion is not a table yet"),
+        (AllReduce(), {"compression": ddlsim.TopK(0.1)}, "the step with compression is not a table yet"),
+    ],
+)
+def test_steps_that_are_no_table_yet(strategy, more, text):
+    result = ddlsim.simulate("minicluster", "alexnet", strategy, steps=1, warmup=0, **more)
+    with pytest.raises(ConfigError, match=text):
+        _ = result.plan
+
+
+def test_a_subclass_that_runs_like_its_parent_has_its_plan():
+    result = ddlsim.simulate("minicluster", "alexnet", Renamed(), steps=1, warmup=0)
+    assert len(result.plan) > 0
