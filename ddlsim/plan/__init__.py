@@ -11,15 +11,18 @@ from ddlsim.plan.data_parallel import data_parallel
 from ddlsim.plan.draft import Draft
 from ddlsim.plan.execute import Execution, execute
 from ddlsim.plan.plan import KINDS, Lane, Part, Plan
+from ddlsim.plan.queues import FusedQueue, UrgentQueue
 
 __all__ = [
     "KINDS",
     "Cut",
     "Draft",
     "Execution",
+    "FusedQueue",
     "Lane",
     "Part",
     "Plan",
+    "UrgentQueue",
     "check",
     "critical_path",
     "cut",

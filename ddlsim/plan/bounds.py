@@ -45,15 +45,17 @@ def critical_path(plan: Plan, least: float | Floats = 0.0) -> float:
 def peak_memory(plan: Plan) -> Floats:
     """Return the bytes that the tasks of each rank hold at most, (n_ranks,).
 
-    Each lane of a rank is taken at its own worst moment: exact where one lane takes and gives back, never too little.
+    Each lane of a rank is taken at its own worst moment, one without an order as if nothing were given back: exact
+    where one lane takes and gives back, never too little.
     """
     order = np.argsort(plan.lane, kind="stable")
     taken = np.maximum(plan.holds[order], 0.0)
-    after = np.cumsum(plan.holds[order])
+    holds = np.where(plan.queue[order] >= 0, taken, plan.holds[order])
+    after = np.cumsum(holds)
     lane = plan.lane[order]
     sizes = np.bincount(lane, minlength=len(plan.lanes))
     start = np.concatenate([[0.0], after])[np.cumsum(sizes) - sizes]
-    level = after - plan.holds[order] + taken - np.repeat(start, sizes)
+    level = after - holds + taken - np.repeat(start, sizes)
     worst = np.zeros(len(plan.lanes))
     np.maximum.at(worst, lane, level)
     peak = np.zeros(plan.n_ranks)

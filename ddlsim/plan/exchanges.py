@@ -40,7 +40,8 @@ def _collectives(plan: Plan) -> None:
     _refuse(plan, rows, plan.peer[rows] < 0, "it has no group")
     _, first, which = np.unique(plan.key[rows], return_index=True, return_inverse=True)
     leader = rows[first][which.reshape(-1)]  # the first row of the same collective
-    for name, text in (("kind", "kind"), ("peer", "group"), ("nbytes", "bytes"), ("part", "part"), ("step", "step")):
+    for name, text in (("kind", "kind"), ("peer", "group"), ("nbytes", "bytes"), ("part", "part"), ("step", "step"),
+                       ("queue", "queue")):  # fmt: skip
         column = getattr(plan, name)
         wrong = column[rows] != column[leader]
         for row, other in zip(rows[wrong].tolist(), leader[wrong].tolist(), strict=True):
@@ -56,6 +57,10 @@ def _collectives(plan: Plan) -> None:
     again = np.ones(len(rows), dtype=np.bool_)
     again[np.unique(member, return_index=True)[1]] = False
     _refuse(plan, rows, again, "its rank enters the same collective twice")
+    queued = rows[plan.queue[rows] >= 0]
+    group_of = np.full(len(plan.queues), -1, dtype=np.int64)
+    group_of[plan.queue[queued]] = plan.peer[queued]
+    _refuse(plan, queued, plan.peer[queued] != group_of[plan.queue[queued]], "its queue serves another group too")
     sizes = belongs.sum(axis=1)
     lacking = np.bincount(which.reshape(-1)) < sizes[plan.peer[rows[first]]]
     for row in rows[first][lacking].tolist():

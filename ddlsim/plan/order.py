@@ -99,7 +99,8 @@ class Order:
         """Return how much of its rank's lanes every row knows to be over.
 
         Lane of each row among those of its rank, (n,); place of each row in its lane, (n,); for every lane of the rank
-        and every row, how many rows of the lane have ended when the row starts, (n_lanes of a rank, n).
+        and every row, how many rows of the lane have ended when the row starts, (n_lanes of a rank, n), which means
+        nothing where the lane has no order.
         """
         plan, n = self.plan, len(self.plan)
         ranks = plan.lane_rank
@@ -128,12 +129,14 @@ class Order:
     def proved(self, before: Ints, after: Ints) -> Bools:
         """Return whether each row of `before` has surely ended when that of `after` starts, (n_pairs,).
 
-        What counts are the needs and lanes of one rank; between ranks nothing is proved, except that a rank has
-        received what it waits for.
+        What counts are the needs and lanes of one rank, and of tasks on a lane without an order only that they are
+        needed by themselves. Between ranks nothing is proved, except that a rank has received what it waits for.
         """
-        local, place, known = self._known
-        same = self.plan.rank[before] == self.plan.rank[after]
-        return np.asarray(same & (known[local[before], after] > place[before]))
+        plan, (local, place, known) = self.plan, self._known
+        listed = (plan.rank[before] == plan.rank[after]) & (plan.queue[before] < 0)
+        needing = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
+        needed = np.isin(before * len(plan) + after, plan.needs * len(plan) + needing)
+        return np.asarray(needed | (listed & (known[local[before], after] > place[before])))
 
     def demand(self, before: Ints, after: Ints, why: str) -> None:
         """Raise ConfigError unless each row of `before` has surely ended when that of `after` starts."""

@@ -1,9 +1,10 @@
 """`Plan`: what every rank does in a step, one row per task. Pure data, no clock, no network and no values.
 
 **When a task runs.** A lane does one task at a time, in the order of its rows. A task starts when the one before it on
-its lane and all that it needs have ended. Work takes its seconds. The rows of a collective, one per member, start by
-themselves and end as the collective does for each. A message flows when its send starts; the send ends when it has
-been delivered, and so does the receive, unless that starts later.
+its lane and all that it needs have ended. A lane with a queue has no order: its tasks start when all that they need
+has ended, its collectives when, besides, the queue launches them. Work takes its seconds. The rows of a collective,
+one per member, start by themselves and end as the collective does for each. A message flows when its send starts; the
+send ends when it has been delivered, and so does the receive, unless that starts later.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ddlsim.collectives import Collective
     from ddlsim.plan.bounds import Cut
     from ddlsim.plan.execute import Execution
+    from ddlsim.plan.queues import Queue
 
 __all__ = [
     "ALL_REDUCE", "BACKWARD", "COMPUTE", "FORWARD", "KINDS", "RECEIVE", "SEND", "UPDATE", "Bools", "Floats", "Ints",
@@ -40,10 +42,14 @@ FORWARD, BACKWARD, UPDATE, COMPUTE, SEND, RECEIVE, ALL_REDUCE = range(len(KINDS)
 
 
 class Lane(NamedTuple):
-    """What does one task at a time, in the order of its rows: a rank's device, or its communication stream."""
+    """What does one task at a time, in the order of its rows: a rank's device, or its communication stream.
+
+    With a `queue` (place in ``Plan.queues``; -1: none) it has no order, and the queue launches its collectives.
+    """
 
     rank: int
     name: str
+    queue: int = -1
 
 
 class Part(NamedTuple):
@@ -59,6 +65,7 @@ class Plan:
     """Tasks of the ranks 0..n_ranks-1, as columns of shape (n,) if nothing else is said.
 
     lanes         what the rows of ``lane`` point to
+    queues        what decides which collectives of lanes without an order go next (:mod:`ddlsim.plan.queues`)
     groups        the ranks of each communicator, which the rows of ``peer`` of collectives point to
     parts         the gradients that are exchanged, which the rows of ``part`` point to
     names         texts that the rows of ``name`` point to
@@ -84,6 +91,7 @@ class Plan:
     """
 
     lanes: tuple[Lane, ...]
+    queues: tuple[Queue, ...] = ()
     groups: tuple[tuple[int, ...], ...]
     parts: tuple[Part, ...]
     names: tuple[str, ...]
@@ -106,7 +114,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         n = len(self.lane)
-        for field in dataclasses.fields(self)[5:]:
+        for field in dataclasses.fields(self)[6:]:
             dtype = np.float64 if field.name in ("seconds", "nbytes", "holds") else np.int64
             column = np.ascontiguousarray(getattr(self, field.name), dtype=dtype)
             shape = {"need_offsets": (n + 1,), "needs": (int(self.need_offsets[-1]),)}.get(field.name, (n,))
@@ -118,6 +126,9 @@ class Plan:
 
     def _check_ranges(self) -> None:
         n, grouped = len(self), self.kind >= ALL_REDUCE
+        for lane in self.lanes:
+            if lane.rank < 0 or not -1 <= lane.queue < len(self.queues):
+                raise ConfigError(f"plan: {lane}: must have a rank of at least 0 and a queue below {len(self.queues)}")
         limits: list[tuple[str, npt.NDArray[np.number], float, float | Ints]] = [
             ("lane", self.lane, 0, len(self.lanes)), ("kind", self.kind, 0, len(KINDS)),
             ("name", self.name, -1, len(self.names)), ("seconds", self.seconds, 0.0, np.inf),
@@ -173,11 +184,16 @@ class Plan:
         return int(self.step.max()) + 1 if len(self) else 0
 
     @cached_property
+    def queue(self) -> Ints:
+        """The queue of each task's lane, -1 if it has none, (n,)."""
+        return np.array([lane.queue for lane in self.lanes], dtype=np.int64)[self.lane]
+
+    @cached_property
     def previous(self) -> Ints:
-        """The row before each on its lane, -1 for the first, (n,)."""
+        """The row before each on its lane, -1 for the first and on lanes without an order, (n,)."""
         order = np.argsort(self.lane, kind="stable")
         before = np.full(len(self), -1, dtype=np.int64)
-        same = self.lane[order[1:]] == self.lane[order[:-1]]
+        same = (self.lane[order[1:]] == self.lane[order[:-1]]) & (self.queue[order[1:]] < 0)
         before[order[1:][same]] = order[:-1][same]
         return before
 

@@ -75,14 +75,9 @@ class Result:
     #: how stable the run is was asked for: what is printed and written says it, however long it takes
     wants_stability: bool = False
 
-    # ------------------------------------------------------------ the step
-
     @cached_property
     def plan(self) -> Plan:
-        """The first step as a table of undisturbed tasks: ``print`` it, ``check`` it, ``execute`` it on a cluster.
-
-        Raises ConfigError where the step is not a table yet: see docs/models/plans.md.
-        """
+        """The first step as a table of undisturbed tasks (docs/models/plans.md); ConfigError where it is none yet."""
         return plan_of_run(self.experiment, self.workloads)
 
     # ------------------------------------------------------------ headline numbers

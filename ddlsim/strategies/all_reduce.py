@@ -70,15 +70,15 @@ class AllReduce:
         """Return what workers with these workloads do in `steps` steps, gradients uncompressed.
 
         What their collectives cost, `algorithm`, `rank_order` and `cost`, is not part of it. Raises ConfigError for an
-        overlap that decides as it goes what travels next.
+        overlap that does not tell its plan.
         """
         overlap = overlap_named(self.overlap)
         if not tells_plan(overlap, "work"):
             raise ConfigError(
-                f"plan: the step of overlap = {type(overlap).__name__} is not a table yet; that of 'none', 'layer' or "
-                "'ddp' is"
+                f"plan: the step of overlap = {type(overlap).__name__} is not a table; give it a method "
+                "plan(workloads, steps, accumulation) that is true of its method work"
             )
-        return overlap.plan(workloads, steps, accumulation)  # type: ignore[union-attr]  # it has one
+        return overlap.plan(workloads, steps, accumulation)
 
     def _compressed(self, setting: Setting, schedule: Callable[[float], Schedule]) -> NewCarrier | None:
         if setting.compression is None:

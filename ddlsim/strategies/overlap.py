@@ -16,7 +16,7 @@ import simpy
 
 from ddlsim.arguments import Bytes, Count, Duration, by, checked
 from ddlsim.errors import ConfigError, shown, unknown_name
-from ddlsim.plan import Plan, data_parallel
+from ddlsim.plan import FusedQueue, Plan, UrgentQueue, data_parallel
 from ddlsim.strategies.coordinator import Coordinator, Fused, MostUrgent
 from ddlsim.strategies.group import Group
 from ddlsim.strategies.worker import Process, Worker
@@ -96,6 +96,11 @@ class HorovodFusion:
     def work(self, worker: Worker, group: Group) -> Process:
         yield from coordinated(worker, group, buckets_of(self, worker.workload), pipelined=False)
 
+    def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
+        """Return what workers with these workloads do in `steps` steps, as a table."""
+        queue = FusedQueue(self.threshold, self.cycle_time)
+        return data_parallel(workloads, None, self.buckets, steps=steps, accumulation=accumulation, queue=queue)
+
 
 @checked
 @dataclass(frozen=True)
@@ -114,6 +119,13 @@ class Priority:
 
     def work(self, worker: Worker, group: Group) -> Process:
         yield from coordinated(worker, group, buckets_of(self, worker.workload), pipelined=True)
+
+    def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
+        """Return what workers with these workloads do in `steps` steps, as a table."""
+        return data_parallel(
+            workloads, None, self.buckets, steps=steps, accumulation=accumulation, queue=UrgentQueue(self.in_flight),
+            layer_by_layer=True,
+        )  # fmt: skip
 
 
 Overlap = NoOverlap | PerLayer | DdpBuckets | HorovodFusion | Priority

@@ -48,7 +48,7 @@ def without(plan, rows):
     lists = [list(needed(row)) for row in np.flatnonzero(keep).tolist()]
     columns = {
         field.name: getattr(plan, field.name)[keep]
-        for field in dataclasses.fields(plan)[5:]
+        for field in dataclasses.fields(plan)[6:]
         if field.name not in ("need_offsets", "needs")
     }
     needs = np.array([need for each in lists for need in each], dtype=np.int64)
@@ -63,7 +63,7 @@ def reordered(plan, order):
     lists = [number[plan.needs[plan.need_offsets[row] : plan.need_offsets[row + 1]]] for row in order.tolist()]
     columns = {
         field.name: getattr(plan, field.name)[order]
-        for field in dataclasses.fields(plan)[5:]
+        for field in dataclasses.fields(plan)[6:]
         if field.name not in ("need_offsets", "needs")
     }
     return changed(plan, **columns, need_offsets=np.cumsum([0, *map(len, lists)]), needs=np.concatenate(lists))

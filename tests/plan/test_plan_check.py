@@ -5,7 +5,7 @@ import pytest
 from plan_examples import changed, hand_made, random_plan, reordered, swapped, two_ranks, with_value, without, workload
 
 from ddlsim import ConfigError
-from ddlsim.plan import Draft, Part, data_parallel
+from ddlsim.plan import Draft, FusedQueue, Part, UrgentQueue, data_parallel
 from ddlsim.plan.plan import ALL_REDUCE, BACKWARD, FORWARD, UPDATE
 from ddlsim.workload.buckets import one_bucket, partitioned, per_layer
 
@@ -92,6 +92,50 @@ def test_a_collective_of_a_stranger():
 def test_a_collective_whose_members_disagree():
     plan = hand_made()
     refuses(with_value(plan, "nbytes", 7, 5.0), "row 7", "row 6", "differ in bytes: 5, 1e+06")
+
+
+def queued(queue, **more):
+    return data_parallel(workload(), 3, per_layer, steps=2, queue=queue, **more)
+
+
+def test_queues_are_proved():
+    for accumulation in (1, 2):
+        queued(FusedQueue(), accumulation=accumulation).check()
+        queued(UrgentQueue(), accumulation=accumulation).check()
+        queued(UrgentQueue(), accumulation=accumulation, layer_by_layer=True).check()
+
+
+def test_a_collective_in_two_queues():
+    plan = queued(UrgentQueue())
+    lanes = [lane if lane.rank != 1 else lane._replace(queue=-1) for lane in plan.lanes]
+    refuses(changed(plan, lanes=tuple(lanes)), "differ in queue: -1, 0")
+
+
+def test_a_queue_of_two_groups():
+    draft = Draft()
+    for group in ([0, 1], [1, 2]):
+        draft.all_reduce(group, 1.0)
+    plan = draft.plan()
+    lanes = tuple(lane._replace(queue=0) for lane in plan.lanes)
+    refuses(changed(plan, lanes=lanes, queues=(UrgentQueue(),)), "its queue serves another group too")
+    with pytest.raises(ConfigError, match="a queue below 0"):
+        changed(plan, lanes=lanes)
+
+
+def test_a_layer_that_goes_forward_before_its_own_update():
+    """With updates layer by layer, every need of a forward pass counts."""
+    plan = queued(UrgentQueue(), layer_by_layer=True)
+    row = rows(plan, FORWARD, step=1)[5]
+    need = plan.need_offsets[row]
+    assert plan.kind[plan.needs[need]] == UPDATE
+    refuses(with_value(plan, "needs", need, plan.needs[need] - 1), f"row {row} ", "forward", "whose weights it uses")
+
+
+def test_an_update_that_does_not_wait_for_its_own_sum():
+    plan = queued(UrgentQueue(), layer_by_layer=True)
+    row = rows(plan, UPDATE)[5]
+    need = plan.need_offsets[row]
+    refuses(with_value(plan, "needs", need, plan.needs[need] - 2), f"row {row} ", "update", "whose gradients it uses")
 
 
 # ---------------------------------------------------------------- circles

@@ -1,14 +1,17 @@
 """Executing a plan gives the times of the run whose step it is."""
 
+import itertools
+
 import numpy as np
 import pytest
-from plan_examples import hand_made, random_plan, two_ranks, workload
+from plan_examples import changed, hand_made, random_plan, two_ranks, workload
 
 import ddlsim
-from ddlsim import AllReduce, ConfigError, DdpBuckets, NoOverlap, PerLayer
+from ddlsim import AllReduce, ConfigError, DdpBuckets, HorovodFusion, NoOverlap, PerLayer, Priority
 from ddlsim.cluster import star
-from ddlsim.plan import Draft, data_parallel
+from ddlsim.plan import Draft, FusedQueue, Lane, UrgentQueue, data_parallel
 from ddlsim.strategies.plans import plan_of
+from ddlsim.strategies.worker import factors
 from ddlsim.workload.buckets import per_layer
 
 CASES = [
@@ -21,6 +24,10 @@ CASES = [
     ("minicluster", 4, "alexnet", "ring", DdpBuckets("5 MB", "1 MB")),
     ("torus-2d", 9, "alexnet", "parameter_server", NoOverlap()),
     ("three-regions-wan", 5, "alexnet", "ring", PerLayer()),
+    ("cloud-25g-16x8-v100", 10, "resnet50", "hierarchical", "priority"),
+    ("two-racks-oversubscribed", 6, "alexnet", "ring", Priority("1 MB", in_flight=1)),
+    ("dgx1-v100", 8, "resnet50", "ring", "horovod"),
+    ("minicluster", 4, "alexnet", "halving_doubling", HorovodFusion("10 MB", "5 ms")),
 ]
 
 
@@ -95,6 +102,30 @@ def test_by_hand():
     assert repr(run) == "<Execution of <Plan: 10 tasks on 4 lanes of 2 ranks, 1 steps>: 3.75 s>"
 
 
+def test_the_most_urgent_goes_first_and_fused_ones_together():
+    """Three all-reduces of 1, 2 and 3 s, ready at 0, 0.5 and 0.5 s: by urgency, in cycles of 2 s, and fused."""
+    cluster = ddlsim.load_cluster(star(2, bandwidth=1e9, latency=0.0))
+    draft = Draft()
+    for rank in (0, 1):
+        draft.work(rank, 0.5)
+    for nbytes, needs in ((1e9, ()), (2e9, ([0], [1])), (3e9, ([0], [1]))):
+        draft.all_reduce([0, 1], nbytes, needs)
+    plan = draft.plan()
+    lanes = tuple(Lane(lane.rank, lane.name, 0 if lane.name == "stream" else -1) for lane in plan.lanes)
+
+    def ends(queue, keys=(0, 1, 2)):
+        key = np.where(plan.key >= 0, np.array(keys)[plan.key], -1)
+        run = changed(plan, lanes=lanes, queues=(queue,), key=key).execute(cluster)
+        assert (run.end[2::2] == run.end[3::2]).all()
+        return run.end[2::2].tolist()
+
+    assert ends(UrgentQueue(1)) == pytest.approx([1.0, 3.0, 6.0])
+    assert ends(UrgentQueue(1), keys=(2, 1, 0)) == pytest.approx([1.0, 6.0, 4.0])
+    assert ends(UrgentQueue(2)) == pytest.approx([1.5, 4.5, 6.0])  # two share the links
+    assert ends(FusedQueue("1 GB", "2 s")) == pytest.approx([1.0, 4.0, 7.0])
+    assert ends(FusedQueue("5 GB", "2 s")) == pytest.approx([1.0, 7.0, 7.0])
+
+
 def test_groups_of_their_own_run_beside_each_other():
     """Two pairs on four machines do not disturb each other; each pair is done when alone."""
     cluster = ddlsim.load_cluster(star(4, bandwidth=1e9, latency=0.0))
@@ -139,6 +170,10 @@ def test_workloads_must_fit_each_other():
         data_parallel(workload(), 2, steps=0)
     with pytest.raises(ConfigError, match=r"the buckets carry \d+ of \d+ bytes"):
         data_parallel(workload(), 2, lambda w: per_layer(w)[1:])
+    with pytest.raises(ConfigError, match=r"layer_by_layer: bucket \d+ is of layers \d+ to \d+; use buckets of one"):
+        data_parallel(workload(), 2, queue=UrgentQueue(), layer_by_layer=True)
+    with pytest.raises(ConfigError, match="layer_by_layer needs a queue"):
+        data_parallel(workload(), 2, per_layer, layer_by_layer=True)
     with pytest.raises(ConfigError, match="list buckets as they become ready"):
         data_parallel(workload(), 2, lambda w: per_layer(w)[::-1])
 
@@ -156,6 +191,27 @@ def test_a_result_shows_its_step():
     assert plan.critical_path() == pytest.approx(max(w.step_time for w in result.workloads), rel=1e-12)
 
 
+def test_jitter_is_a_factor_of_each_micro_batch():
+    """With the factors that the workers have drawn, the plan is the run with jitter."""
+    cluster, jitter = ddlsim.load_cluster("minicluster"), ddlsim.Lognormal(0.3)
+    for overlap in ("ddp", "priority"):
+        strategy = AllReduce(overlap=overlap)
+        result = ddlsim.simulate(
+            cluster, "alexnet", strategy, workers=4, steps=3, warmup=0, accumulation=2, jitter=jitter, seed=7
+        )
+        drawn = [list(itertools.islice(factors(jitter, 7, rank), 6)) for rank in range(4)]
+        plan = plan_of(strategy, result.workloads, 3, 2)
+        times = with_factors(plan, np.array(drawn).reshape(4, 3, 2)).execute(cluster).step_ends.max(axis=0)
+        assert times == pytest.approx([time for time, _ in result.recorder.updates], rel=1e-12)
+        assert plan.execute(cluster).seconds != pytest.approx(times[-1], rel=1e-3)
+
+
+def with_factors(plan, drawn):
+    """Return the plan with factors (n_ranks, n_steps, micro-batches of a rank in a step) on its seconds."""
+    micro = np.where(plan.batch >= 0, plan.batch % drawn.shape[2], drawn.shape[2] - 1)
+    return changed(plan, seconds=plan.seconds * drawn[plan.rank, plan.step, micro])
+
+
 class Later(AllReduce):
     """Starts in a way of its own, so that its parent's plan is not its."""
 
@@ -167,14 +223,30 @@ class Renamed(AllReduce):
     label = "mine"
 
 
+class Mine:
+    """An overlap of one's own that tells no plan."""
+
+    buckets = NoOverlap().buckets
+
+    def work(self, worker, group):
+        return NoOverlap().work(worker, group)
+
+
+class Eager(PerLayer):
+    """Runs in a way of its own, so that its parent's plan is not its."""
+
+    def work(self, worker, group):
+        return super().work(worker, group)
+
+
 @pytest.mark.parametrize(
     ("strategy", "more", "text"),
     [
         (ddlsim.ParameterServer(placement="colocated"), {}, "the step of parameter server.* is not a table yet"),
         (ddlsim.LocalSGD(), {}, "the step of .* is not a table yet"),
         (Later(), {}, "is not a table yet"),
-        (AllReduce(overlap="priority"), {}, "the step of overlap = Priority is not a table yet; that of 'none'"),
-        (AllReduce(overlap="horovod"), {}, "the step of overlap = HorovodFusion is not a table yet"),
+        (AllReduce(overlap=Mine()), {}, "the step of overlap = Mine is not a table; give it a method plan"),
+        (AllReduce(overlap=Eager()), {}, "the step of overlap = Eager is not a table"),
         (AllReduce(), {"compression": ddlsim.TopK(0.1)}, "the step with compression is not a table yet"),
     ],
 )

@@ -1,0 +1,131 @@
+"""Queues: which of the collectives that all members are ready for goes next, as a run goes on.
+
+A queue sits behind lanes that have no order of their own. It launches a collective, for all members at once, after
+all that any of them needs has ended.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ddlsim.arguments import Bytes, Count, Duration, checked
+from ddlsim.units import si
+
+__all__ = ["Dispatcher", "FusedQueue", "Queue", "UrgentQueue"]
+
+
+class Dispatcher(Protocol):
+    """A queue at work. Collectives have the numbers (keys) that the plan gives them."""
+
+    def ready(self, key: int, nbytes: float, now: float) -> None:
+        """All members are ready for a collective."""
+
+    def ended(self, now: float) -> None:
+        """A launched buffer has arrived everywhere."""
+
+    def tick(self, now: float) -> None:
+        """The time that was asked for has come."""
+
+
+#: launches collectives as one buffer
+Launch = Callable[[list[int]], None]
+#: asks for a tick at a time, s
+Wake = Callable[[float], None]
+
+
+class Queue(Protocol):
+    """What can sit behind lanes; frozen, like everything in a plan."""
+
+    def dispatcher(self, launch: Launch, wake: Wake) -> Dispatcher:
+        """Return this queue at work."""
+
+
+@checked
+@dataclass(frozen=True)
+class UrgentQueue:
+    """The ready collective with the lowest key goes next, at most `in_flight` at a time (Peng et al. 2019,
+    ByteScheduler, section 4)."""
+
+    in_flight: Count = 4
+
+    def dispatcher(self, launch: Launch, wake: Wake) -> Dispatcher:
+        return _MostUrgent(self.in_flight, launch)
+
+
+@checked
+@dataclass(frozen=True)
+class FusedQueue:
+    """Every `cycle_time` what is ready is fused, in this order, into buffers of at most `threshold` bytes, which travel
+    one after the other (Sergeev and Del Balso 2018, arXiv:1802.05799, section 4)."""
+
+    threshold: Bytes = 128 * 2**20
+    cycle_time: Duration = 1e-3
+
+    def dispatcher(self, launch: Launch, wake: Wake) -> Dispatcher:
+        return _InCycles(si(self.threshold, "bytes"), si(self.cycle_time, "time"), launch, wake)
+
+
+class _MostUrgent:
+    def __init__(self, credit: int, launch: Launch) -> None:
+        self.credit, self.launch = credit, launch
+        self.waiting: list[int] = []
+
+    def ready(self, key: int, nbytes: float, now: float) -> None:
+        heapq.heappush(self.waiting, key)
+        self._go_on()
+
+    def ended(self, now: float) -> None:
+        self.credit += 1
+        self._go_on()
+
+    def tick(self, now: float) -> None:
+        raise AssertionError("no tick was asked for")
+
+    def _go_on(self) -> None:
+        while self.credit and self.waiting:
+            self.credit -= 1
+            self.launch([heapq.heappop(self.waiting)])
+
+
+class _InCycles:
+    def __init__(self, threshold: float, cycle_time: float, launch: Launch, wake: Wake) -> None:
+        self.threshold, self.cycle_time, self.launch, self.wake = threshold, cycle_time, launch, wake
+        self.waiting: list[tuple[int, float]] = []
+        self.batch: list[tuple[int, float]] = []  # what this cycle takes
+        self.running = False
+
+    def ready(self, key: int, nbytes: float, now: float) -> None:
+        self.waiting.append((key, nbytes))
+        if not self.running:
+            self.running = True
+            self._next_cycle(now)
+
+    def tick(self, now: float) -> None:
+        self.batch, self.waiting = self.waiting, []
+        self._launch_next()
+
+    def ended(self, now: float) -> None:
+        if self.batch:
+            self._launch_next()
+        elif self.waiting:
+            self._next_cycle(now)
+        else:
+            self.running = False
+
+    def _next_cycle(self, now: float) -> None:
+        cycles = now / self.cycle_time
+        tick = math.ceil(cycles - 1e-9 * max(cycles, 1.0)) * self.cycle_time  # on a tick, up to rounding
+        self.wake(now + max(tick - now, 0.0))
+
+    def _launch_next(self) -> None:
+        keys: list[int] = []
+        nbytes = 0.0
+        while self.batch and (not keys or nbytes + self.batch[0][1] <= self.threshold):
+            key, size = self.batch.pop(0)
+            keys.append(key)
+            nbytes += size
+        self.launch(keys)

@@ -1,0 +1,92 @@
+"""What one rank of data parallelism does in a step: a few rows, which `data_parallel` repeats for ranks and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ddlsim.errors import ConfigError
+from ddlsim.plan.plan import ALL_REDUCE, BACKWARD, COMPUTE, FORWARD, UPDATE, Part
+from ddlsim.workload.buckets import Bucket
+
+__all__ = ["Row", "in_order", "pipelined"]
+
+
+class Row(NamedTuple):
+    """A task of one rank in one step.
+
+    ``micro`` is the micro-batch within the step, ``stream`` whether the communication stream does it. ``needs`` are
+    rows of the same rank and step, ``updates`` rows of its step before: of the updates, the nth.
+    """
+
+    kind: int
+    stream: bool = False
+    micro: int = -1
+    first: int = 0
+    end: int = 0
+    part: int = -1
+    needs: tuple[int, ...] = ()
+    updates: tuple[int, ...] = ()
+
+
+def in_order(buckets: Sequence[Bucket], n_layers: int, accumulation: int, *, queued: bool) -> list[Row]:
+    """Return the rows of a step that updates all layers at its end, when its last bucket has arrived.
+
+    With `queued` that can be any of them.
+    """
+    rows: list[Row] = []
+    for micro in range(accumulation - 1):
+        rows += [Row(FORWARD, micro=micro, end=n_layers), Row(BACKWARD, micro=micro, end=n_layers)]
+    rows.append(Row(FORWARD, micro=accumulation - 1, end=n_layers))
+    sums = _backward(rows, buckets, n_layers, accumulation - 1)
+    rows.append(Row(UPDATE, end=n_layers, needs=tuple(sums) if queued else (sums[-1],)))
+    return rows
+
+
+def pipelined(
+    buckets: Sequence[Bucket], parts: Sequence[Part], n_layers: int, accumulation: int, *, first: bool
+) -> list[Row]:
+    """Return the rows of a step in which each layer is updated as soon as its own gradients have arrived.
+
+    The next forward pass goes on as layers are updated; its rank then spends the optimizer's time. Before the `first`
+    step there is nothing to wait for.
+    """
+    updated = sorted({part.first for part in parts})
+    everything = () if first else tuple(range(len(updated)))
+    rows: list[Row] = []
+    for micro in range(accumulation - 1):
+        rows += [Row(FORWARD, micro=micro, end=n_layers, updates=everything), Row(BACKWARD, micro=micro, end=n_layers)]
+    last = accumulation - 1
+    if first:
+        rows.append(Row(FORWARD, micro=last, end=n_layers))
+    else:
+        if updated[0] > 0:
+            rows.append(Row(FORWARD, micro=last, end=updated[0]))
+        for nth, (layer, end) in enumerate(zip(updated, [*updated[1:], n_layers], strict=True)):
+            rows.append(Row(FORWARD, micro=last, first=layer, end=end, updates=(nth,)))
+        rows.append(Row(COMPUTE))
+    sums = _backward(rows, buckets, n_layers, last)
+    for layer in updated:
+        needs = tuple(row for row, part in zip(sums, parts, strict=True) if part.first == layer)
+        rows.append(Row(UPDATE, stream=True, first=layer, end=layer + 1, needs=needs))
+    return rows
+
+
+def _backward(rows: list[Row], buckets: Sequence[Bucket], n_layers: int, micro: int) -> list[int]:
+    """Append a backward pass, beside which each bucket leaves when it is ready; return the rows of their sums."""
+    latest, layer = len(rows) - 1, n_layers  # the backward pass has come down to `layer`
+    sums = []
+    for part, bucket in enumerate(buckets):
+        if bucket.ready_layer > layer:
+            raise ConfigError(
+                f"data_parallel: bucket {part} is ready at layer {bucket.ready_layer}, those before it at layer "
+                f"{layer}; list buckets as they become ready"
+            )
+        if bucket.ready_layer < layer:
+            rows.append(Row(BACKWARD, micro=micro, first=bucket.ready_layer, end=layer))
+            latest, layer = len(rows) - 1, bucket.ready_layer
+        sums.append(len(rows))
+        rows.append(Row(ALL_REDUCE, stream=True, part=part, needs=(latest,)))
+    if layer > 0:
+        rows.append(Row(BACKWARD, micro=micro, end=layer))
+    return sums
