@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections import defaultdict
@@ -14,7 +15,9 @@ from ddlsim import ConfigError, DdlsimError, Result
 from ddlsim.learning.monitor import Row
 from ddlsim.report.trace import trace_events
 from ddlsim.run import run
-from ddlsim.strategies.worker import Worker
+from ddlsim.strategies import AllReduce
+from ddlsim.strategies.plans import plan_of
+from ddlsim.strategies.worker import Worker, factors
 
 __all__ = ["check_world"]
 
@@ -43,9 +46,37 @@ def check_world(world: World) -> Result | None:
     assert learned <= drawn, f"updates learned from {learned} samples, but {drawn} were drawn"
     _check_tables(result)
     _check_repeated(result, run(world.experiment, keep_spans=True))
+    _check_plan(result)
     if world.cut is not None:
         _check_cut(world, result)
     return result
+
+
+def _check_plan(result):
+    """The step as a table is proved, takes as long as the run, and its bounds are not above that."""
+    experiment, strategy = result.experiment, result.experiment.strategy
+    if not isinstance(strategy, AllReduce) or experiment.compression or experiment.slow_downs or experiment.training:
+        return
+    if strategy.cost != "simulated" or strategy.algorithm == "auto":
+        return
+    # one step more: a worker that is early goes on, and its messages meet those of workers that are late
+    steps, micro_steps = len(result.recorder.updates) + 1, experiment.accumulation
+    plan = plan_of(strategy, result.workloads, steps, micro_steps)
+    plan.check()
+    drawn = [
+        list(itertools.islice(factors(experiment.jitter, experiment.seed, rank), steps * micro_steps))
+        for rank in range(result.n_workers)
+    ]
+    micro_step = np.where(plan.batch >= 0, plan.batch % micro_steps, micro_steps - 1)
+    factor = np.array(drawn).reshape(-1, steps, micro_steps)[plan.rank, plan.step, micro_step]
+    plan = dataclasses.replace(plan, seconds=plan.seconds * factor)
+    executed = plan.execute(
+        result.cluster, strategy.algorithm, nodes=result.nodes.tolist(), rank_order=strategy.rank_order
+    )
+    times = np.array([time for time, _ in result.recorder.updates])
+    np.testing.assert_allclose(executed.step_ends.max(axis=0)[:-1], times, rtol=1e-12)
+    bounds = plan.critical_path(), plan.cut(result.cluster, result.nodes.tolist()).seconds
+    assert max(bounds) <= executed.seconds * (1.0 + 1e-12), f"bounds {bounds} s, but it takes {executed.seconds} s"
 
 
 def _check_tables(result):
