@@ -36,7 +36,10 @@ NO_CALLS = {
     "DeadlockError", "UnitError", "ConservationError",
 }  # fmt: skip
 #: methods that the library calls (a schedule's for every round), and one that has a line of its own
-INSIDE = {"Calibration.drawn", "Cluster.no_route", "Cluster.with_links", "Table.places", "Result.interval", "Schedule.chunks", "Schedule.message_bytes"}
+INSIDE = {
+    "Calibration.drawn", "Cluster.no_route", "Cluster.with_links", "Table.places", "Result.interval", "Schedule.chunks",
+    "Schedule.message_bytes",
+}  # fmt: skip
 FUNCTIONS = (types.FunctionType, classmethod, staticmethod)
 LINK = {"bandwidth": "10 Gbit/s", "latency": "10 us"}
 
