@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import numpy.typing as npt
 
-import ddlsim
 from ddlsim.arguments import Count, NotNegative, Seed, Share, checked, number, one_of, whole
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError, DdlsimError
@@ -20,8 +19,8 @@ from ddlsim.learning.monitor import Monitor, Row, first_reaching
 from ddlsim.network import BusyIntervals
 from ddlsim.output_files import write_text
 from ddlsim.plan import Plan
-from ddlsim.run.costs import energy_assumptions
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.plain_result import plain_result
 from ddlsim.run.plans import plan_of_run
 from ddlsim.strategies.recorder import COMMUNICATION, COMPUTE, WAITING, Recorder
 from ddlsim.workload.compute import Workload
@@ -77,7 +76,10 @@ class Result:
 
     @cached_property
     def plan(self) -> Plan:
-        """The first step as a table of undisturbed tasks (docs/models/plans.md); ConfigError where it is none yet."""
+        """The first step as a table of undisturbed tasks: ``print`` it, ``check`` it, ``execute`` it on a cluster.
+
+        Raises ConfigError where the step is not a table yet: see docs/models/plans.md.
+        """
         return plan_of_run(self.experiment, self.workloads)
 
     # ------------------------------------------------------------ headline numbers
@@ -401,39 +403,7 @@ class Result:
 
     def to_dict(self) -> dict[str, object]:
         """Return the numbers and the manifest as plain values."""
-        return {
-            "ddlsim": ddlsim.__version__,
-            "experiment": self.experiment.manifest(),
-            "workers": self.n_workers,
-            "throughput": self.throughput,
-            "step_time": self.step_time,
-            "speedup": self.speedup,
-            "efficiency": self.efficiency,
-            "shares": self.shares,
-            "mean_staleness": self.mean_staleness,
-            "staleness": {str(k): v for k, v in self.staleness_histogram.items()},
-            "step_times": self.step_times.tolist(),
-            "interval": None if self.quick_interval is None else self.quick_interval.to_dict(),
-            "stability": None if self.known_stability is None else self.known_stability.to_dict(),
-            "simulated_time": self.end_time,
-            "n_messages": self.n_messages,
-            "compute": self.workloads[0].basis,
-            "bottleneck": [s.to_dict() for s in self.sensitivities],
-            "notes": list(self.notes),
-            "warnings": list(self.warnings),
-            "interrupted": self.interrupted,
-            "nbytes_sent": self.nbytes_sent,
-            "cost": self.known("cost"),
-            "energy": self.known("energy"),
-            "energy_assumptions": energy_assumptions(self),
-            "stop_reason": self.stop_reason,
-            "history": self._rows(),
-        }
-
-    def _rows(self) -> list[dict[str, float | None]]:
-        """The history as plain values; what there is not (a loss before the first gradient) is None, not NaN."""
-        rows = self.monitor.history if self.monitor is not None else []
-        return [{name: None if value != value else value for name, value in row._asdict().items()} for row in rows]
+        return plain_result(self)
 
     @checked
     def to_json(self, path: str | Path | None = None) -> str:
