@@ -75,6 +75,8 @@ LAYERS = {
     "layer norm of tokens": ("[3, 4]", f"{{ type = 'dense', units = 5 }}, {{ type = 'layer_norm' }}, {TANH}, {FLAT}"),
     "layer norm of maps": ("[2, 4, 5]", f"{conv(channels=3, kernel=2)}, {{ type = 'layer_norm' }}, "
                            f"{conv(channels=2, kernel=2)}, {FLAT}"),
+    "residual first": ("[3, 4, 5]", f"{{ type = 'residual', body = [{conv(channels=3, kernel=3, padding=1)}] }}, "
+                       f"{TANH}, {FLAT}"),
     "relu": ("[6]", f"{{ type = 'dense', units = 9 }}, {{ type = 'relu' }}, {FLAT}"),
     "relu after tanh": ("[6]", f"{{ type = 'dense', units = 9 }}, {TANH}, {{ type = 'relu' }}, {FLAT}"),
     "gelu": ("[6]", f"{{ type = 'dense', units = 9 }}, {{ type = 'gelu' }}, {FLAT}"),
