@@ -237,15 +237,15 @@ def test_ssp_keeps_everybody_within_its_slack() -> None:
     assert rates[-1] == pytest.approx(8 * 6, rel=0.1)
 
 
+@pytest.mark.parametrize("apply_time", [0.0, 7e-3])
 @pytest.mark.parametrize("period", [1, 4])
-def test_elastic_averaging_is_synchronous_every_period(period: int) -> None:
-    """t + (push + pull)/period, the pushes of all together."""
-    n = 4
-    result = run(
-        ElasticAveraging(0.2, period), n, NoJitter(), updates=8 * period + 1, cluster=uniform_star(n + 1), compute=0.1
-    )
+def test_elastic_averaging_is_synchronous_every_period(period: int, apply_time: float) -> None:
+    """t + (push + move + pull)/period, the pushes of all together."""
+    n, cluster = 4, uniform_star(5)
+    strategy = ElasticAveraging(0.2, period, apply_time=apply_time)
+    result = run(strategy, n, NoJitter(), updates=8 * period + 1, cluster=cluster, compute=0.1)
     direction = 40e-6 + n * 4.0 * result.workloads[0].model.n_params / 1.25e9
-    assert result.end_time == pytest.approx((8 * period + 1) * 0.1 + 8 * 2 * direction, rel=1e-9)
+    assert result.end_time == pytest.approx((8 * period + 1) * 0.1 + 8 * (2 * direction + apply_time), rel=1e-9)
 
 
 def test_asynchronous_elastic_averaging_waits_for_nobody() -> None:
