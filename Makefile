@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: install test demo lint bench clean
+.PHONY: install test test-slow demo lint bench clean
 
 install: $(VENV)/.installed
 
@@ -13,7 +13,10 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 test: install
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+
+test-slow: install
+	$(BIN)/python -m pytest -n auto --dist worksteal -m slow
 
 demo: install
 	$(BIN)/python examples/scaling_demo.py

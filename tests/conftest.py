@@ -19,6 +19,10 @@ WITHOUT_KERNEL = (
 )
 
 
+#: whole programs, reports and clusters: the second part of the tests, `make test-slow`
+SLOW = ("accuracy", "lab", "measure", "published", "test_examples.py", "test_study_executors.py", "test_study_page.py")
+
+
 def pytest_configure():
     """Take SIGINT again where a shell has started the tests in the background.
 
@@ -34,6 +38,9 @@ def pytest_collection_modifyitems(items):
     pytest-xdist gives each of two processes a half: the first compiles the kernel, the second finds it in the cache
     when it comes to need it, instead of compiling it at the same time.
     """
+    for item in items:
+        if any(part in SLOW for part in item.path.relative_to(HERE).parts):
+            item.add_marker("slow")
     without = [item for item in items if item.path.relative_to(HERE).parts[0] in WITHOUT_KERNEL]
     others = [item for item in items if item.path.relative_to(HERE).parts[0] not in WITHOUT_KERNEL]
     middle = len(items) // 2

@@ -146,7 +146,7 @@ def _is_a_number(value, target, arguments, parameter):
         return False
     try:
         call(target, {**arguments, parameter: 1.5})
-    except DdlsimError:
+    except Exception:
         return False
     return True
 

@@ -167,7 +167,7 @@ def test_what_does_not_fit_is_said(change, message):
 
 @pytest.mark.parametrize(("fields", "message"), [
     ({"data": "digit"}, "did you mean 'digits'"), ({"sharding": "idd"}, "did you mean 'iid'"),
-    ({"target_accuracy": 95}, "at most 1"), ({"evaluate_every": "5 MB"}, "MB"), ({"evaluate_every": 0}, "above 0"),
+    ({"target_accuracy": 95}, "at most 1"), ({"evaluate_every": "5 MB"}, "MB"), ({"evaluate_every": 0}, "at least 1"),
     ({"optimizer": ddlsim.SGD}, "must be an object"), ({"epochs": -1}, "above 0"),
     ({"moving_average": 0}, "at least 1"),
 ])  # fmt: skip
