@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import networkx as nx
+import numpy as np
 import pytest
 
 from ddlsim import (
@@ -13,6 +14,7 @@ from ddlsim import (
     AsyncParameterServer,
     BackupWorkers,
     ConfigError,
+    DataSet,
     DdlsimError,
     DdpBuckets,
     Experiment,
@@ -23,6 +25,7 @@ from ddlsim import (
     Priority,
     ShardedUpdate,
     SlowDown,
+    Training,
     simulate,
 )
 from ddlsim.cluster import MultiGpu, star
@@ -115,6 +118,8 @@ def test_simulate_refuses(changes: dict[str, Any], text: str) -> None:
 
 PARTS: list[tuple[Callable[[], object], str]] = [
     (lambda: AllReduce("rings"), "AllReduce: unknown all_reduce algorithm 'rings'; did you mean 'ring'?"),
+    (lambda: Training("digits", rate=0.1, updates=10**29), "must be at most 1000000000"),
+    (lambda: DataSet("d", np.full((2, 1, 2, 2), np.nan, np.float32), np.array([0, 1]), ("a", "b")), "finite numbers"),
     (lambda: LocalSGD(4, algorithm="rign"), "LocalSGD: unknown all_reduce algorithm 'rign'; did you mean 'ring'?"),
     (lambda: ShardedUpdate(all_gather="auto"), "ShardedUpdate: unknown all_gather algorithm 'auto'"),
     (lambda: AllReduce("no_such_module:f"), "'no_such_module'; write it 'package.module:function'"),
