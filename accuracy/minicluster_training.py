@@ -18,6 +18,7 @@ import numpy as np
 from accuracy.minicluster import DATA, Measurement, cluster_of, predicted, read
 from accuracy.rows import Row, show
 from ddlsim.run import Experiment, Result, run
+from ddlsim.runtime.setting import Setting
 from ddlsim.strategies import (
     AllReduce,
     AsyncParameterServer,
@@ -27,7 +28,6 @@ from ddlsim.strategies import (
     StaleSynchronous,
     Strategy,
 )
-from ddlsim.strategies.setting import Setting
 from ddlsim.workload.compute import Workload, make_workload
 from ddlsim.workload.devices import load_device
 from ddlsim.workload.model import load_model

@@ -29,10 +29,10 @@ from accuracy.rows import Row, show
 from ddlsim import AllReduce, Cluster, DdpBuckets, Measured, ParameterServer, load_cluster, simulate
 from ddlsim.cluster import star
 from ddlsim.cluster.nodes import Graph
+from ddlsim.runtime.group import Group
+from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies import Strategy
-from ddlsim.strategies.group import Group
 from ddlsim.strategies.overlap import in_order
-from ddlsim.strategies.worker import Process, Worker
 from ddlsim.units import parse
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload

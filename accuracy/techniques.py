@@ -34,10 +34,10 @@ from ddlsim import (
 from ddlsim.cluster import MultiGpu, star
 from ddlsim.compression import Compression
 from ddlsim.compression.cost import FREE
+from ddlsim.runtime.group import Group
+from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies import Strategy
-from ddlsim.strategies.group import Group
 from ddlsim.strategies.overlap import in_order
-from ddlsim.strategies.worker import Process, Worker
 from ddlsim.units import parse
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload

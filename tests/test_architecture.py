@@ -24,6 +24,7 @@ ORDER = [
     ("measure",),
     ("imports",),
     ("plan",),
+    ("runtime",),
     ("strategies",),
     ("run",),
     ("report",),
@@ -37,7 +38,7 @@ ORDER = [
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 #: third-party library -> the packages that may import it
 ROOMS = {
-    "simpy": {"strategies", "run"},
+    "simpy": {"runtime", "strategies", "run"},
     "networkx": {"cluster", "imports"},
     "defusedxml": {"cluster", "imports"},
     "yaml": {"imports"},

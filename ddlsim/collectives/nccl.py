@@ -13,7 +13,7 @@ later): for each algorithm (ring, tree) and protocol (LL, LL128, Simple)
 and the least of them counts. LL sends a flag with every 4 bytes, LL128 with every 120. The bus bandwidth, which NCCL
 finds by searching for rings, is the caller's, or read off the cluster: what the links of a worker to its neighbours
 carry, and between nodes what a node's network cards carry together; the least over all workers and nodes. (Links
-beyond, those between switches, are not looked at here; a run does, see :mod:`ddlsim.strategies.charges`.)
+beyond, those between switches, are not looked at here; a run does, see :mod:`ddlsim.runtime.charges`.)
 
 What is left out: NVLS and CollNet, channels and their limits, the correction of trees for medium sizes, and whether
 LL128 is switched on. The estimate ranks algorithms for the tuner; as a prediction it is rough (docs/calibration.md).

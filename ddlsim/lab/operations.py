@@ -14,8 +14,8 @@ from ddlsim.collectives.broadcast import binomial
 from ddlsim.collectives.combine import on_ranks
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure.table import OPERATIONS
-from ddlsim.strategies import schedule_time
-from ddlsim.strategies.servers import push_pull
+from ddlsim.runtime import schedule_time
+from ddlsim.runtime.servers import push_pull
 
 __all__ = ["Operation", "parse_operations", "predicted", "schedule_of"]
 

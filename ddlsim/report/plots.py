@@ -22,7 +22,7 @@ from ddlsim.output_files import replacing
 from ddlsim.report.numbers import percent, seconds
 from ddlsim.report.picture_text import drawn
 from ddlsim.run.result import Result
-from ddlsim.strategies.recorder import COMMUNICATION, COMPUTE, TRANSFER, WAITING
+from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, TRANSFER, WAITING
 
 __all__ = ["breakdown", "scaling", "step_times", "timeline"]
 

@@ -17,7 +17,7 @@ from ddlsim.arguments import checked
 from ddlsim.output_files import write_text
 from ddlsim.printable import shown
 from ddlsim.run.result import Result
-from ddlsim.strategies.recorder import TRANSFER, Span
+from ddlsim.runtime.recorder import TRANSFER, Span
 
 __all__ = ["N_LINKS", "save_trace", "trace_events"]
 

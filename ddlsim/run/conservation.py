@@ -26,8 +26,8 @@ import numpy.typing as npt
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConservationError
 from ddlsim.network import Accounts
-from ddlsim.strategies.loop import Loop
-from ddlsim.strategies.recorder import Recorder
+from ddlsim.runtime.loop import Loop
+from ddlsim.runtime.recorder import Recorder
 
 if TYPE_CHECKING:
     from ddlsim.run.result import Result

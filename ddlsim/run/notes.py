@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddlsim.learning.monitor import Monitor
-from ddlsim.strategies.setting import Setting
+from ddlsim.runtime.setting import Setting
 
 __all__ = ["handed_over_notes"]
 

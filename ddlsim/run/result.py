@@ -22,7 +22,7 @@ from ddlsim.plan import Plan
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.plain_result import plain_result
 from ddlsim.run.plans import plan_of_run
-from ddlsim.strategies.recorder import COMMUNICATION, COMPUTE, WAITING, Recorder
+from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, WAITING, Recorder
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.jitter import NoJitter
 

@@ -27,10 +27,10 @@ from ddlsim.run.pauses import Pauses, guarded
 from ddlsim.run.result import Result
 from ddlsim.run.resume import Saved, manifest, saving
 from ddlsim.run.traced import Traced, traced_workload
-from ddlsim.strategies.loop import Loop
-from ddlsim.strategies.recorder import Recorder
-from ddlsim.strategies.setting import Setting
-from ddlsim.strategies.worker import StopRule, Worker, factors
+from ddlsim.runtime.loop import Loop
+from ddlsim.runtime.recorder import Recorder
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import StopRule, Worker, factors
 from ddlsim.workload.compute import Affine, Measured, Workload, make_workload
 from ddlsim.workload.devices import Device, load_device
 from ddlsim.workload.memory import check_memory

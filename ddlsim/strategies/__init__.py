@@ -1,6 +1,7 @@
 """The distributed training algorithms. A strategy is a frozen dataclass with `label`, `updates` and `start`."""
 
-from ddlsim.strategies.algorithms import schedule_time
+from ddlsim.runtime import Setting, Strategy
+from ddlsim.runtime.server_work import ServerWork
 from ddlsim.strategies.all_reduce import AllReduce
 from ddlsim.strategies.asynchronous import AsyncParameterServer
 from ddlsim.strategies.asynchronous_gossip import ADPSGD, GossipSGD
@@ -12,8 +13,6 @@ from ddlsim.strategies.k_sync import BackupWorkers, KBatchSync, KSync
 from ddlsim.strategies.local_sgd import BMUF, AdaComm, LocalSGD
 from ddlsim.strategies.overlap import DdpBuckets, HorovodFusion, NoOverlap, PerLayer, Priority
 from ddlsim.strategies.parameter_server import ParameterServer
-from ddlsim.strategies.server_work import ServerWork
-from ddlsim.strategies.setting import Setting, Strategy
 from ddlsim.strategies.sharded_update import ShardedUpdate
 from ddlsim.strategies.soft_sync import SoftSync
 from ddlsim.strategies.stale_synchronous import StaleSynchronous
@@ -52,5 +51,4 @@ __all__ = [
     "SoftSync",
     "StaleSynchronous",
     "Strategy",
-    "schedule_time",
 ]

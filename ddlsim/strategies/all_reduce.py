@@ -10,13 +10,13 @@ from ddlsim.arguments import checked
 from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan
-from ddlsim.strategies.algorithms import AllReduceAlgorithm, RankOrder, name_of, order_of, schedules
-from ddlsim.strategies.compressed_all_reduce import CompressedAllReduce
-from ddlsim.strategies.costs import Cost, stream_of
-from ddlsim.strategies.group import Carrier, Group
+from ddlsim.runtime.algorithms import AllReduceAlgorithm, RankOrder, name_of, order_of, schedules
+from ddlsim.runtime.compressed_all_reduce import CompressedAllReduce
+from ddlsim.runtime.costs import Cost, stream_of
+from ddlsim.runtime.group import Carrier, Group
+from ddlsim.runtime.setting import Setting
 from ddlsim.strategies.overlap import HorovodFusion, Overlap, OverlapChoice, Priority, buckets_of, overlap_named
 from ddlsim.strategies.plans import tells_plan
-from ddlsim.strategies.setting import Setting
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
 

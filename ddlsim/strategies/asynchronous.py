@@ -11,8 +11,8 @@ from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.learning.learner import State
-from ddlsim.strategies.compressed_pushes import Message, Pushes, pushes_of
-from ddlsim.strategies.servers import (
+from ddlsim.runtime.compressed_pushes import Message, Pushes, pushes_of
+from ddlsim.runtime.servers import (
     ApplyTime,
     Placement,
     apply_seconds,
@@ -20,9 +20,9 @@ from ddlsim.strategies.servers import (
     note_lock_step,
     server_nodes,
 )
-from ddlsim.strategies.setting import Setting
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies.staleness import DelayCompensation, Scaling, ScalingChoice, scaled, scaling_named
-from ddlsim.strategies.worker import Process, Worker
 
 __all__ = ["AsyncParameterServer"]
 

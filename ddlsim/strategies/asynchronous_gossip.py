@@ -10,11 +10,11 @@ import simpy
 
 from ddlsim.arguments import by, checked, number
 from ddlsim.learning import Array, Value
+from ddlsim.runtime.replica import Replica, start_replicas
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies.gossip import weighted_sum
 from ddlsim.strategies.mixing import Graph, bipartition, check_graph, describe, neighbours
-from ddlsim.strategies.replica import Replica, start_replicas
-from ddlsim.strategies.setting import Setting
-from ddlsim.strategies.worker import Process, Worker
 from ddlsim.workload.jitter import stream
 
 __all__ = ["ADPSGD", "GossipSGD", "Peer"]

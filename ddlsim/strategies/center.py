@@ -13,10 +13,10 @@ from typing import NamedTuple
 import simpy
 
 from ddlsim.learning import ABSENT, Array, Value
-from ddlsim.strategies.servers import Served, apply_seconds, check_layers, server_nodes
-from ddlsim.strategies.setting import Setting
+from ddlsim.runtime.servers import Served, apply_seconds, check_layers, server_nodes
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import Process, Worker, all_of
 from ddlsim.strategies.staleness import Scaling, scaled
-from ddlsim.strategies.worker import Process, Worker, all_of
 
 __all__ = ["Batch", "Center", "Gradient", "Shards", "communicate", "wait"]
 

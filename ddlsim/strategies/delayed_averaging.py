@@ -12,11 +12,11 @@ import numpy as np
 from ddlsim.arguments import Count, Decay, Index, Share, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
-from ddlsim.strategies.algorithms import AllReduceAlgorithm, RankOrder, name_of
-from ddlsim.strategies.exchange import Exchange, averaging
-from ddlsim.strategies.replica import Replica, start_replicas
-from ddlsim.strategies.setting import Setting
-from ddlsim.strategies.worker import Process
+from ddlsim.runtime.algorithms import AllReduceAlgorithm, RankOrder, name_of
+from ddlsim.runtime.exchange import Exchange, averaging
+from ddlsim.runtime.replica import Replica, start_replicas
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import Process
 
 __all__ = ["CoCoDSGD", "DaSGD", "OverlapLocalSGD"]
 

@@ -9,11 +9,11 @@ import simpy
 
 from ddlsim.arguments import Count, checked, number
 from ddlsim.learning import ABSENT, Array, Value
+from ddlsim.runtime.replica import Replica, start_replicas
+from ddlsim.runtime.servers import ApplyTime, Placement, note_lock_step
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import Computation, Process, Worker
 from ddlsim.strategies.center import Shards, communicate, wait
-from ddlsim.strategies.replica import Replica, start_replicas
-from ddlsim.strategies.servers import ApplyTime, Placement, note_lock_step
-from ddlsim.strategies.setting import Setting
-from ddlsim.strategies.worker import Computation, Process, Worker
 
 __all__ = ["ElasticAveraging"]
 

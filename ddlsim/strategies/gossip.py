@@ -13,10 +13,10 @@ import simpy
 
 from ddlsim.arguments import by, checked
 from ddlsim.learning import ABSENT, Array, Plane, Value
+from ddlsim.runtime.replica import Replica, start_replicas
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import Process, Worker, all_of
 from ddlsim.strategies.mixing import Graph, Weights, agreement, check_graph, describe, mixing_matrix
-from ddlsim.strategies.replica import Replica, start_replicas
-from ddlsim.strategies.setting import Setting
-from ddlsim.strategies.worker import Process, Worker, all_of
 
 __all__ = ["DPSGD", "weighted_sum"]
 

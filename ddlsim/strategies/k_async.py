@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
+from ddlsim.runtime.servers import ApplyTime, Placement, note_lock_step
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies.center import Center, wait
-from ddlsim.strategies.servers import ApplyTime, Placement, note_lock_step
-from ddlsim.strategies.setting import Setting
 from ddlsim.strategies.soft_sync import freely
-from ddlsim.strategies.worker import Process, Worker
 
 __all__ = ["KAsync", "KBatchAsync", "check_k", "until_applied"]
 

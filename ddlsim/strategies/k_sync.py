@@ -11,11 +11,11 @@ import simpy
 from ddlsim.arguments import Count, Index, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning import ABSENT, Array, Value
+from ddlsim.runtime.servers import ApplyTime, Placement
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies.center import Center, Gradient, communicate
 from ddlsim.strategies.k_async import check_k, until_applied
-from ddlsim.strategies.servers import ApplyTime, Placement
-from ddlsim.strategies.setting import Setting
-from ddlsim.strategies.worker import Process, Worker
 
 __all__ = ["BackupWorkers", "KBatchSync", "KSync"]
 

@@ -17,12 +17,12 @@ import numpy as np
 from ddlsim.arguments import Count, Decay, NotNegative, Positive, checked, quantity
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.learning.learner import State
-from ddlsim.strategies.algorithms import AllReduceAlgorithm, RankOrder, name_of, schedules
-from ddlsim.strategies.costs import Cost, stream_of
-from ddlsim.strategies.exchange import Exchange
-from ddlsim.strategies.replica import Replica, need_values, start_replicas
-from ddlsim.strategies.setting import Setting
-from ddlsim.strategies.worker import Process
+from ddlsim.runtime.algorithms import AllReduceAlgorithm, RankOrder, name_of, schedules
+from ddlsim.runtime.costs import Cost, stream_of
+from ddlsim.runtime.exchange import Exchange
+from ddlsim.runtime.replica import Replica, need_values, start_replicas
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import Process
 from ddlsim.units import si
 
 __all__ = ["BMUF", "AdaComm", "LocalSGD"]

@@ -17,9 +17,9 @@ import simpy
 from ddlsim.arguments import Bytes, Count, Duration, by, checked
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.plan import FusedQueue, Plan, UrgentQueue, data_parallel
-from ddlsim.strategies.coordinator import Coordinator, Fused, MostUrgent
-from ddlsim.strategies.group import Group
-from ddlsim.strategies.worker import Process, Worker
+from ddlsim.runtime.coordinator import Coordinator, Fused, MostUrgent
+from ddlsim.runtime.group import Group
+from ddlsim.runtime.worker import Process, Worker
 from ddlsim.units import si
 from ddlsim.workload.buckets import Bucket, ddp_buckets, one_bucket, partitioned, per_layer
 from ddlsim.workload.compute import Workload

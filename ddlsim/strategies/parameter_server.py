@@ -9,12 +9,12 @@ from typing import Annotated
 from ddlsim.arguments import Count, checked, one_of
 from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError
+from ddlsim.runtime.compressed_servers import CompressedServers
+from ddlsim.runtime.server_work import ServerWork, WorkingServers
+from ddlsim.runtime.servers import Placement, memory_nodes, push_pull, server_nodes
+from ddlsim.runtime.setting import Setting
 from ddlsim.strategies.all_reduce import start_group
-from ddlsim.strategies.compressed_servers import CompressedServers
 from ddlsim.strategies.overlap import OverlapChoice, overlap_named
-from ddlsim.strategies.server_work import ServerWork, WorkingServers
-from ddlsim.strategies.servers import Placement, memory_nodes, push_pull, server_nodes
-from ddlsim.strategies.setting import Setting
 
 __all__ = ["ParameterServer"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan
-from ddlsim.strategies.setting import Strategy
+from ddlsim.runtime.setting import Strategy
 from ddlsim.workload.compute import Workload
 
 __all__ = ["plan_of", "tells_plan"]

@@ -10,12 +10,12 @@ from ddlsim.arguments import checked
 from ddlsim.collectives import Collective
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
-from ddlsim.strategies.algorithms import RankOrder, algorithm_of, name_of, schedules
-from ddlsim.strategies.costs import Cost, stream_of
-from ddlsim.strategies.exchange import Exchange
-from ddlsim.strategies.replica import Replica, start_replicas
-from ddlsim.strategies.setting import Setting
-from ddlsim.strategies.worker import Process
+from ddlsim.runtime.algorithms import RankOrder, algorithm_of, name_of, schedules
+from ddlsim.runtime.costs import Cost, stream_of
+from ddlsim.runtime.exchange import Exchange
+from ddlsim.runtime.replica import Replica, start_replicas
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import Process
 
 __all__ = ["ShardedUpdate"]
 

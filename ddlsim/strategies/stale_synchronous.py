@@ -10,11 +10,11 @@ import simpy
 
 from ddlsim.arguments import Count, by, checked, whole
 from ddlsim.errors import ConfigError
+from ddlsim.runtime.loop import Loop
+from ddlsim.runtime.servers import ApplyTime, Placement, note_lock_step
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies.center import Center, wait
-from ddlsim.strategies.loop import Loop
-from ddlsim.strategies.servers import ApplyTime, Placement, note_lock_step
-from ddlsim.strategies.setting import Setting
-from ddlsim.strategies.worker import Process, Worker
 
 __all__ = ["StaleSynchronous"]
 

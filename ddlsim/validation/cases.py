@@ -12,7 +12,7 @@ from ddlsim.collectives import KINDS, Schedule, build, reorder
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure import Measurement
 from ddlsim.network import Network
-from ddlsim.strategies import schedule_time
+from ddlsim.runtime import schedule_time
 
 __all__ = ["ALGORITHMS", "Case", "chosen_algorithms", "collective_case", "make_case"]
 

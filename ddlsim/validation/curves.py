@@ -1,6 +1,6 @@
 """Cost curves: how one operation deviates from the simulation by size, where libraries switch protocols.
 
-:mod:`ddlsim.strategies.curve_cost` has the formula. Curves are continuous, with at most three pieces;
+:mod:`ddlsim.runtime.curve_cost` has the formula. Curves are continuous, with at most three pieces;
 their number and where they meet (at measured sizes) is the choice with the least Akaike criterion
 chi^2 + 2 (number of parameters). The scatter in chi^2 is taken as known: as far as the repetitions of a row scatter, at
 least :data:`~ddlsim.validation.log_fit.NOISE`. The plain simulation, all factors 1, is one of the choices.
@@ -19,9 +19,9 @@ import numpy as np
 from scipy.optimize import nnls
 
 from ddlsim.cluster import Cluster
-from ddlsim.strategies.curve_cost import Parts
-from ddlsim.strategies.curve_cost import columns as columns_of
-from ddlsim.strategies.curve_cost import parts_of as simulated_parts
+from ddlsim.runtime.curve_cost import Parts
+from ddlsim.runtime.curve_cost import columns as columns_of
+from ddlsim.runtime.curve_cost import parts_of as simulated_parts
 from ddlsim.validation.links import LinkRow
 from ddlsim.validation.log_fit import NOISE, Floats, spread_of, t_quantile
 

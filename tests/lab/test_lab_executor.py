@@ -17,7 +17,7 @@ from ddlsim.lab.program import boundaries, program_of
 from ddlsim.lab.rank import Prepare, serve
 from ddlsim.lab.values import problem, promises
 from ddlsim.measure import OPERATIONS
-from ddlsim.strategies.servers import push_pull
+from ddlsim.runtime.servers import push_pull
 
 CASES = [(kind, name) for kind in OPERATIONS["collective"] for name in algorithm_names(kind)]
 

@@ -10,8 +10,8 @@ import ddlsim
 from ddlsim import AllReduce, ConfigError, DdpBuckets, HorovodFusion, NoOverlap, PerLayer, Priority
 from ddlsim.cluster import star
 from ddlsim.plan import Draft, FusedQueue, Lane, UrgentQueue, data_parallel
+from ddlsim.runtime.worker import factors
 from ddlsim.strategies.plans import plan_of
-from ddlsim.strategies.worker import factors
 from ddlsim.workload.buckets import per_layer
 
 CASES = [

@@ -11,8 +11,8 @@ from ddlsim.cluster import Cluster, star, with_detail
 from ddlsim.errors import ConservationError
 from ddlsim.run import conservation, run
 from ddlsim.run import simulate as simulate_module
-from ddlsim.strategies.loop import Loop
-from ddlsim.strategies.recorder import COMMUNICATION, COMPUTE, WAITING, Recorder
+from ddlsim.runtime.loop import Loop
+from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, WAITING, Recorder
 
 STAR = Cluster.from_graph(star(4, bandwidth="1 Gbit/s", latency="10 us"))
 
@@ -216,7 +216,7 @@ def test_a_throughput_that_contradicts_the_updates(monkeypatch):
 
 
 def test_steps_that_end_out_of_order(monkeypatch):
-    from ddlsim.strategies.worker import Worker
+    from ddlsim.runtime.worker import Worker
 
     monkeypatch.setattr(Worker, "end_step", lambda self: self.recorder.step_end[self.rank].insert(0, self.loop.now))
     assert message().startswith("worker 0: a step ends at ")

@@ -13,7 +13,7 @@ from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.collectives import build
 from ddlsim.collectives.nccl import bus_bandwidth, nccl_time
 from ddlsim.network import Network
-from ddlsim.strategies.charges import by_schedule, spread
+from ddlsim.runtime.charges import by_schedule, spread
 
 
 def hosts(rates, latency=1e-5):

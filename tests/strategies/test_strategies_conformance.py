@@ -41,11 +41,11 @@ from ddlsim.cluster import racks
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.collectives import build, reorder
 from ddlsim.run import run
+from ddlsim.runtime import loop as loop_module
+from ddlsim.runtime.group import Group
+from ddlsim.runtime.servers import push_pull, server_nodes
 from ddlsim.strategies import Setting, Strategy
-from ddlsim.strategies import loop as loop_module
-from ddlsim.strategies.group import Group
 from ddlsim.strategies.overlap import NoOverlap, Overlap, overlap_named
-from ddlsim.strategies.servers import push_pull, server_nodes
 from ddlsim.workload.compute import Workload
 
 OVERLAPS: dict[str, Overlap | str] = {

@@ -13,8 +13,8 @@ from ddlsim.cluster import generators
 from ddlsim.collectives.nccl import nccl_time
 from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement
-from ddlsim.strategies.costs import COSTS
-from ddlsim.strategies.curve_cost import Parts, columns, curve_seconds, parts_of
+from ddlsim.runtime.costs import COSTS
+from ddlsim.runtime.curve_cost import Parts, columns, curve_seconds, parts_of
 from ddlsim.strategies.overlap import buckets_of, overlap_named
 from ddlsim.validation import calibrate, load_calibration, predict_interval
 from ddlsim.workload.buckets import per_layer

@@ -10,8 +10,8 @@ from strategies_reference import uniform_star
 
 from ddlsim import AllReduce, Measured, Result, algorithm_names, collective_time, load_cluster, simulate
 from ddlsim.cluster import racks, star
-from ddlsim.strategies.algorithms import fastest
-from ddlsim.strategies.servers import server_nodes
+from ddlsim.runtime.algorithms import fastest
+from ddlsim.runtime.servers import server_nodes
 
 B = 1.25e9
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddlsim.strategies.recorder import COMPUTE, TRANSFER, WAITING, Recorder, Span
+from ddlsim.runtime.recorder import COMPUTE, TRANSFER, WAITING, Recorder, Span
 
 
 @pytest.mark.parametrize("keep_spans", [True, False])

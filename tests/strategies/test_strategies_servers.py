@@ -24,7 +24,7 @@ from ddlsim import (
 )
 from ddlsim.cluster import MultiGpu, star
 from ddlsim.errors import ConfigError
-from ddlsim.strategies.servers import push_pull
+from ddlsim.runtime.servers import push_pull
 from ddlsim.workload.jitter import Jitter
 
 EXACT = {"rel": 1e-9, "abs": 0.0}

@@ -15,9 +15,9 @@ from ddlsim import ConfigError, DdlsimError, Result
 from ddlsim.learning.monitor import Row
 from ddlsim.report.trace import trace_events
 from ddlsim.run import run
+from ddlsim.runtime.worker import Worker, factors
 from ddlsim.strategies import AllReduce
 from ddlsim.strategies.plans import plan_of
-from ddlsim.strategies.worker import Worker, factors
 
 __all__ = ["check_world"]
 

@@ -16,8 +16,8 @@ import simpy
 
 from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.learning.monitor import Monitor
-from ddlsim.strategies.loop import Loop
-from ddlsim.strategies.recorder import COMMUNICATION, COMPUTE, WAITING, Recorder
+from ddlsim.runtime.loop import Loop
+from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, WAITING, Recorder
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.jitter import Jitter, NoJitter, SlowDown, slowed_duration, stream
 

@@ -3,7 +3,7 @@
 Where the time of a whole collective is known, nothing is left to simulate: it starts when its last rank has joined and
 takes that time for all ranks, and the collectives of one group run one after the other, as on NCCL's stream. Stragglers
 hold it up as ever. It never takes less time than the tightest link on its way needs for its bytes
-(:mod:`ddlsim.strategies.charges`). What this leaves out: other traffic on the same links does not slow it, and ranks do
+(:mod:`ddlsim.runtime.charges`). What this leaves out: other traffic on the same links does not slow it, and ranks do
 not leave at different times.
 """
 
@@ -21,11 +21,11 @@ from ddlsim.cluster.calibration_table import CurveTable
 from ddlsim.collectives import Collective
 from ddlsim.collectives.nccl import nccl_time
 from ddlsim.errors import ConfigError
-from ddlsim.strategies.algorithms import name_of, schedule_time, schedules
-from ddlsim.strategies.charges import Charge, by_schedule, spread
-from ddlsim.strategies.curve_cost import curve_seconds, parts_of
-from ddlsim.strategies.loop import Loop, Traffic
-from ddlsim.strategies.setting import Setting
+from ddlsim.runtime.algorithms import name_of, schedule_time, schedules
+from ddlsim.runtime.charges import Charge, by_schedule, spread
+from ddlsim.runtime.curve_cost import curve_seconds, parts_of
+from ddlsim.runtime.loop import Loop, Traffic
+from ddlsim.runtime.setting import Setting
 
 __all__ = ["COSTS", "Cost", "Stream", "stream_of"]
 

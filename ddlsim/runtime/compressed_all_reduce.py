@@ -24,12 +24,12 @@ from ddlsim.compression.exchange import title
 from ddlsim.compression.hierarchy import shard_sizes
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
-from ddlsim.strategies.compressed import GRADIENT_NBYTES, Codec, backwards, chosen
-from ddlsim.strategies.compressed_values import Averaging, Flat, Machines
-from ddlsim.strategies.group import Group
-from ddlsim.strategies.loop import Loop
-from ddlsim.strategies.setting import Setting
-from ddlsim.strategies.worker import Process, Worker
+from ddlsim.runtime.compressed import GRADIENT_NBYTES, Codec, backwards, chosen
+from ddlsim.runtime.compressed_values import Averaging, Flat, Machines
+from ddlsim.runtime.group import Group
+from ddlsim.runtime.loop import Loop
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import Process, Worker
 from ddlsim.workload.buckets import Bucket
 
 __all__ = ["CompressedAllReduce"]
@@ -69,7 +69,7 @@ class _Meetings:
 
 
 class CompressedAllReduce:
-    """The :class:`~ddlsim.strategies.group.Carrier` of an all-reduce strategy.
+    """The :class:`~ddlsim.runtime.group.Carrier` of an all-reduce strategy.
 
     algorithm  the strategy's
     schedule   bytes -> its schedule

@@ -14,7 +14,7 @@ from ddlsim.collectives import Collective, Schedule, algorithm_names, build, reo
 from ddlsim.collectives.find import find, n_segments_for
 from ddlsim.errors import ConfigError, shown
 from ddlsim.network import Network
-from ddlsim.strategies.setting import Setting
+from ddlsim.runtime.setting import Setting
 from ddlsim.ties import tie
 
 __all__ = [

@@ -12,7 +12,7 @@ from ddlsim.collectives import Schedule, messages
 from ddlsim.collectives.schedule import Ints, Round
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Learner
-from ddlsim.strategies.setting import Setting
+from ddlsim.runtime.setting import Setting
 from ddlsim.units import si
 from ddlsim.workload.jitter import NoJitter
 

@@ -20,9 +20,9 @@ from ddlsim.compression.cost import decode_launches, decode_traffic, encode_laun
 from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError
 from ddlsim.learning import ABSENT, Array, Learner, Value
-from ddlsim.strategies.compressed_values import Averaging, Encoded, Outcome, diverging
-from ddlsim.strategies.setting import Setting
-from ddlsim.strategies.worker import Worker
+from ddlsim.runtime.compressed_values import Averaging, Encoded, Outcome, diverging
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import Worker
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.jitter import stream
 from ddlsim.workload.tensors import tensor_shapes

@@ -17,10 +17,10 @@ from ddlsim.compression.contract import AnyCompressor
 from ddlsim.compression.exchange import Exchange, exchange, title
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
-from ddlsim.strategies.compressed import GRADIENT_NBYTES, Seconds, chosen, cut, known_nbytes, one_model, rounded
-from ddlsim.strategies.compressed_values import diverging
-from ddlsim.strategies.setting import Setting
-from ddlsim.strategies.worker import Worker
+from ddlsim.runtime.compressed import GRADIENT_NBYTES, Seconds, chosen, cut, known_nbytes, one_model, rounded
+from ddlsim.runtime.compressed_values import diverging
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import Worker
 from ddlsim.workload.jitter import stream
 from ddlsim.workload.tensors import tensor_shapes
 

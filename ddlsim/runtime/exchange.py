@@ -10,10 +10,10 @@ import simpy
 
 from ddlsim.collectives import Collective, Schedule
 from ddlsim.learning import Array, Value
-from ddlsim.strategies.algorithms import schedules
-from ddlsim.strategies.costs import Stream
-from ddlsim.strategies.setting import Setting
-from ddlsim.strategies.worker import Process, Worker
+from ddlsim.runtime.algorithms import schedules
+from ddlsim.runtime.costs import Stream
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import Process, Worker
 
 __all__ = ["Exchange", "averaging"]
 

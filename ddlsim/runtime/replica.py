@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.learning.learner import State
-from ddlsim.strategies.setting import Setting
-from ddlsim.strategies.worker import Process, Worker
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import Process, Worker
 
 __all__ = ["Replica", "need_values", "start_replicas"]
 

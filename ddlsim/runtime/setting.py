@@ -12,9 +12,9 @@ import numpy.typing as npt
 from ddlsim.cluster import Cluster
 from ddlsim.compression import Compression
 from ddlsim.learning import ABSENT, Array, Learner, Value
-from ddlsim.strategies.loop import Loop
-from ddlsim.strategies.recorder import Recorder
-from ddlsim.strategies.worker import StopRule, Worker
+from ddlsim.runtime.loop import Loop
+from ddlsim.runtime.recorder import Recorder
+from ddlsim.runtime.worker import StopRule, Worker
 from ddlsim.workload.jitter import Jitter, NoJitter
 
 __all__ = ["Setting", "Strategy"]

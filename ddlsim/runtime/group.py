@@ -10,12 +10,12 @@ import simpy
 
 from ddlsim.collectives import Schedule
 from ddlsim.learning import Array, Learner, Value
-from ddlsim.strategies.loop import Loop
-from ddlsim.strategies.recorder import Recorder
+from ddlsim.runtime.loop import Loop
+from ddlsim.runtime.recorder import Recorder
 
 if TYPE_CHECKING:
-    from ddlsim.strategies.coordinator import Coordinator
-    from ddlsim.strategies.worker import Worker
+    from ddlsim.runtime.coordinator import Coordinator
+    from ddlsim.runtime.worker import Worker
 
 __all__ = ["Carrier", "Group", "Operation", "Servers"]
 

@@ -18,9 +18,9 @@ import simpy
 
 from ddlsim.arguments import checked, number, quantity
 from ddlsim.collectives import Schedule
-from ddlsim.strategies.group import Group
-from ddlsim.strategies.servers import inside
-from ddlsim.strategies.worker import Process, all_of
+from ddlsim.runtime.group import Group
+from ddlsim.runtime.servers import inside
+from ddlsim.runtime.worker import Process, all_of
 from ddlsim.units import si
 
 __all__ = ["ServerWork", "WorkingServers"]
@@ -90,7 +90,7 @@ class WorkingServers:
     """Exchanges the buckets of a `group` through servers at the nodes behind its workers.
 
     memory  node of the memory of each worker's machine: the machine's CPU, or the worker where there is no other
-    hosts   the machine of each worker, as in :func:`~ddlsim.strategies.servers.push_pull`: given, only the first
+    hosts   the machine of each worker, as in :func:`~ddlsim.runtime.servers.push_pull`: given, only the first
             worker of each machine pushes and pulls
     """
 

@@ -17,11 +17,11 @@ import simpy
 from ddlsim.collectives import Schedule, messages
 from ddlsim.compression.contract import AnyCompressor
 from ddlsim.learning import Array, Value
-from ddlsim.strategies.compressed import Codec, backwards, chosen, cut
-from ddlsim.strategies.compressed_values import Averaging, Served
-from ddlsim.strategies.group import Group
-from ddlsim.strategies.setting import Setting
-from ddlsim.strategies.worker import Process, Worker
+from ddlsim.runtime.compressed import Codec, backwards, chosen, cut
+from ddlsim.runtime.compressed_values import Averaging, Served
+from ddlsim.runtime.group import Group
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import Process, Worker
 from ddlsim.workload.buckets import Bucket
 
 __all__ = ["CompressedServers"]
@@ -45,7 +45,7 @@ class _Exchange:
 
 
 class CompressedServers:
-    """The :class:`~ddlsim.strategies.group.Carrier` of synchronous parameter servers at `nodes`."""
+    """The :class:`~ddlsim.runtime.group.Carrier` of synchronous parameter servers at `nodes`."""
 
     what = "push and pull"
 

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import simpy
 
-from ddlsim.strategies.group import Group
-from ddlsim.strategies.worker import Process
+from ddlsim.runtime.group import Group
+from ddlsim.runtime.worker import Process
 from ddlsim.workload.buckets import Bucket
 
 __all__ = ["Coordinator", "Fused", "MostUrgent"]
