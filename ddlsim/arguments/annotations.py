@@ -203,6 +203,6 @@ def alternatives(annotation: Any) -> list[Any]:
         return alternatives(inner[0])
     if origin is Literal:
         return [str]
-    if inner and origin in (tuple, collections.abc.Sequence):
+    if inner and origin in (tuple, collections.abc.Sequence, collections.abc.Iterable):
         return [origin[tuple(each if each is Ellipsis else alternatives(each)[0] for each in inner)]]
     return [annotation]

@@ -70,10 +70,10 @@ def run(
 
     Example: ddlsim run cloud-25g-16x8-v100 --model resnet50 --batch-size 64 --workers 128
     """
-    experiment = _experiment(
-        what, strategy=_strategy(strategy, algorithm, cost, overlap, servers, placement), model=model,
-        batch_size=batch_size, workers=workers, steps=steps, precision=precision, seed=seed,
-    )  # fmt: skip
+    experiment = _experiment(what, {
+        "strategy": _strategy(strategy, algorithm, cost, overlap, servers, placement), "model": model,
+        "batch_size": batch_size, "workers": workers, "steps": steps, "precision": precision, "seed": seed,
+    })  # fmt: skip
     _check_training(experiment, {"--plot-learning": plot_learning, "--save": save, "--resume": resume})
     check_folder(trace)
     for path in (timeline, plot_cluster, plot_learning):
@@ -139,10 +139,10 @@ def scaling(
 
     numbers = counts("--workers", workers)
     check_picture(plot)
-    experiment = _experiment(
-        what, strategy=_strategy(strategy, algorithm, cost, overlap, servers, placement), model=model,
-        batch_size=batch_size, steps=steps, precision=precision, seed=seed, workers=None,
-    )  # fmt: skip
+    experiment = _experiment(what, {
+        "strategy": _strategy(strategy, algorithm, cost, overlap, servers, placement), "model": model,
+        "batch_size": batch_size, "steps": steps, "precision": precision, "seed": seed,
+    })  # fmt: skip
     results, interrupted = _each(experiment, numbers)
     typer.echo(json.dumps(scaling_rows(results), indent=2) if as_json else scaling_table(results))
     if plot is not None and results:
@@ -170,26 +170,10 @@ def _each(experiment: Experiment, counts: list[int]) -> tuple[list[Result], bool
     return results, False
 
 
-def _experiment(
-    what: str,
-    *,
-    strategy: Strategy | None,
-    model: str | None,
-    batch_size: int | None,
-    workers: int | None,
-    steps: int | None,
-    precision: str | None,
-    seed: int | None,
-) -> Experiment:
-    """Return the experiment of a file, or one on a cluster, with the given options put in."""
-    given = {
-        "strategy": strategy, "model": model, "batch_size": batch_size, "workers": workers, "steps": steps,
-        "precision": precision, "seed": seed,
-    }  # fmt: skip
-    options = {name: value for name, value in given.items() if value is not None}
-    if _is_experiment(what):
-        return ddlsim.load_experiment(what).with_(**options)
-    return ddlsim.Experiment(cluster=what, model=model or "resnet50").with_(**options)
+def _experiment(what: str, options: dict[str, object]) -> Experiment:
+    """Return the experiment of a file, or one on a cluster, with those of its fields put in that are given."""
+    experiment = ddlsim.load_experiment(what) if _is_experiment(what) else ddlsim.Experiment(cluster=what)
+    return experiment.with_(**{field: value for field, value in options.items() if value is not None})
 
 
 def _is_experiment(what: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,7 @@ NodesLike = Annotated[npt.ArrayLike, array_of(np.int64, scalar=True)]
 GraphLike = Annotated["nx.Graph[Any]", having("a networkx graph", "nodes", "edges", "is_directed")]
 #: what :func:`ddlsim.load_cluster` takes (networkx is not imported to look at it)
 ClusterLike = Annotated[
-    "str | Path | nx.Graph[Any] | Cluster",
+    Union[str, Path, "nx.Graph[Any]", "Cluster"],  # networkx is slow to import
     Rule(
         "the name of a bundled cluster, a path, a networkx graph or a Cluster",
         _is_cluster,

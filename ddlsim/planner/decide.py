@@ -28,6 +28,7 @@ from ddlsim.run.experiment import CompressionLike, Experiment, StrategyLike, Tra
 from ddlsim.run.sensitivity import sensitivities
 from ddlsim.run.simulate import prepare
 from ddlsim.strategies import Strategy
+from ddlsim.units import si
 from ddlsim.workload.model import Model, ModelLike, load_model
 
 __all__ = ["recommend"]
@@ -139,7 +140,7 @@ def _lesson(
     if samples is not None:
         raise ConfigError("recommend: samples has no effect beside an accuracy: the training ends when it is reached")
     learns = None if model is None else load_model(model)
-    return lesson(training, learns, target, float("inf") if base is None else base.max_time)
+    return lesson(training, learns, target, float("inf") if base is None else si(base.max_time, "time"))
 
 
 def _compressions(

@@ -6,72 +6,55 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from ddlsim.arguments import Count, Index, Positive, Seed, checked, quantity
+from ddlsim.arguments import Count, checked, quantity, takes_fields_of
 from ddlsim.cluster import load_cluster
 from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.errors import ConfigError
 from ddlsim.learning.monitor import Progress
-from ddlsim.run.experiment import (
-    CompressionLike,
-    ComputeLike,
-    Experiment,
-    GradientType,
-    JitterLike,
-    StrategyLike,
-    TrainingLike,
-)  # fmt: skip
+from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import load_experiment
 from ddlsim.run.result import Result
 from ddlsim.run.resume import Saved, load
 from ddlsim.run.simulate import run
-from ddlsim.strategies import AllReduce
 from ddlsim.units import si
-from ddlsim.workload.devices import DeviceLike
-from ddlsim.workload.jitter import NoJitter, SlowDown
-from ddlsim.workload.model import ModelLike
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["load_experiment", "resume", "scaling", "simulate"]
 
-_DEFAULT_STRATEGY = AllReduce()
-_NO_JITTER = NoJitter()
 #: real time between two files that a run is saved in
 Pause = Annotated[float | str, quantity("time", "5 min", infinite=True)]
 
 
-@checked
-def simulate(
-    cluster: ClusterLike | Experiment,
-    model: ModelLike = "resnet50",
-    strategy: StrategyLike = _DEFAULT_STRATEGY,
-    batch_size: Count = 32,
-    workers: Count | None = None,
-    *,
-    steps: Count = 10,
-    warmup: Index = 2,
-    accumulation: Count = 1,
-    precision: str = "fp32",
-    gradient_dtype: GradientType = "fp32",
-    compute: ComputeLike | None = None,
-    device: DeviceLike | None = None,
-    jitter: JitterLike = _NO_JITTER,
-    slow_downs: SlowDown | Iterable[SlowDown] = (),
-    speed: Iterable[Positive] | None = None,
-    seed: Seed = 0,
-    max_time: Annotated[float | str, quantity("time", "8 h", infinite=True)] = float("inf"),
-    training: TrainingLike | None = None,
-    time_model: ModelLike | None = None,
-    compression: CompressionLike | None = None,
-    stability: bool = False,
-    progress: bool | Progress | None = None,
-    checkpoint: str | Path | None = None,
-    checkpoint_every: Pause = 60.0,
-) -> Result:
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """What does not change the run."""
+
+    stability: bool = False
+    progress: bool | Progress | None = None
+    checkpoint: str | Path | None = None
+    checkpoint_every: Pause = 60.0
+
+
+@dataclass(frozen=True)
+class _Simulation(Experiment, _Options):
+    """What :func:`simulate` takes."""
+
+    cluster: ClusterLike | Experiment  # type: ignore[assignment]  # more than in an experiment
+
+
+@dataclass(frozen=True)
+class _Continuation(_Options):
+    """What :func:`resume` takes."""
+
+    path: str | Path
+    experiment: Experiment
+
+
+@takes_fields_of(_Simulation)
+def simulate(wanted: _Simulation) -> Result:
     """Simulate a training run and return what it predicts.
 
     Takes the fields of :class:`~ddlsim.Experiment`, or an experiment, and
@@ -88,49 +71,19 @@ def simulate(
 
     Raises :class:`~ddlsim.errors.ConfigError` for anything that does not fit, naming the field and the remedy.
     """
-    given = Experiment(
-        cluster="" if isinstance(cluster, Experiment) else cluster,
-        model=model,
-        strategy=strategy,
-        batch_size=batch_size,
-        workers=workers,
-        steps=steps,
-        warmup=warmup,
-        accumulation=accumulation,
-        precision=precision,
-        gradient_dtype=gradient_dtype,
-        compute=compute,
-        device=device,
-        jitter=jitter,
-        slow_downs=slow_downs,  # type: ignore[arg-type]  # an experiment makes tuples of these
-        speed=speed,  # type: ignore[arg-type]
-        seed=seed,
-        max_time=max_time,  # type: ignore[arg-type]
-        training=training,
-        time_model=time_model,
-        compression=compression,
-    )
-    if not isinstance(cluster, Experiment):
-        return _run(given, progress, checkpoint, checkpoint_every, stability=stability)
-    default = Experiment(cluster="", model="resnet50")
+    fields = {field.name: getattr(wanted, field.name) for field in dataclasses.fields(Experiment)}
+    if not isinstance(wanted.cluster, Experiment):
+        return _run(Experiment(**fields), wanted)
     for field in dataclasses.fields(Experiment):
-        if getattr(given, field.name) != getattr(default, field.name):
+        if field.name != "cluster" and fields[field.name] != field.default:
             raise ConfigError(
                 f"simulate: {field.name} has no effect beside an experiment; use experiment.with_({field.name}=...)"
             )
-    return _run(cluster, progress, checkpoint, checkpoint_every, stability=stability)
+    return _run(wanted.cluster, wanted)
 
 
-@checked
-def resume(
-    path: str | Path,
-    experiment: Experiment,
-    *,
-    stability: bool = False,
-    progress: bool | Progress | None = None,
-    checkpoint: str | Path | None = None,
-    checkpoint_every: Pause = 60.0,
-) -> Result:
+@takes_fields_of(_Continuation)
+def resume(wanted: _Continuation) -> Result:
     """Continue the run saved at `path` (:meth:`ddlsim.Result.save`) and return the whole of it, bit for bit what
     it would have been without the break.
 
@@ -138,29 +91,22 @@ def resume(
     runs again from the start, which takes little time, the arithmetic from where it was. Raises ConfigError for a
     file that is damaged, an experiment that differs, and an end that the saved run is beyond.
     """
-    return _run(experiment, progress, checkpoint, checkpoint_every, load(path), stability=stability)
+    return _run(wanted.experiment, wanted, load(wanted.path))
 
 
-def _run(
-    experiment: Experiment,
-    progress: bool | Progress | None,
-    checkpoint: str | Path | None,
-    checkpoint_every: float | str,
-    saved: Saved | None = None,
-    *,
-    stability: bool = False,
-) -> Result:
-    every = si(checkpoint_every, "time")
+def _run(experiment: Experiment, options: _Options, saved: Saved | None = None) -> Result:
     go_on = functools.partial(
-        run, experiment, saved=saved, checkpoint=checkpoint, checkpoint_every=every, stability=stability
-    )
+        run, experiment, saved=saved, checkpoint=options.checkpoint,
+        checkpoint_every=si(options.checkpoint_every, "time"), stability=options.stability,
+    )  # fmt: skip
+    progress = options.progress
     if callable(progress):
         return go_on(progress=progress)
     if experiment.training is None or not (sys.stderr.isatty() if progress is None else progress):
         return go_on()
     from ddlsim.report.progress import bar
 
-    with bar(experiment.training, experiment.max_time) as report:
+    with bar(experiment.training, si(experiment.max_time, "time")) as report:
         return go_on(progress=report)
 
 

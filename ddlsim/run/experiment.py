@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated, cast
 
 from ddlsim.arguments import Count, Index, Positive, Rule, Seed, by, checked, having, one_of, quantity
 from ddlsim.arguments.annotations import rule_of
@@ -26,9 +27,6 @@ from ddlsim.workload.devices import Device, DeviceLike
 from ddlsim.workload.jitter import Jitter, NoJitter, SlowDown
 from ddlsim.workload.model import Model, ModelLike
 
-if TYPE_CHECKING:
-    pass
-
 __all__ = ["Experiment"]
 
 
@@ -46,7 +44,7 @@ ComputeLike = Annotated[
     "a Measured, Affine, Roofline or Traced, such as Measured('97 ms', 32)",
 ]
 JitterLike = Annotated[Jitter, having("an object such as ddlsim.Lognormal(0.1)", "sample", "mean")]
-SlowDowns = Annotated[tuple[SlowDown, ...], by(_slow_downs)]
+SlowDowns = Annotated[Sequence[SlowDown], by(_slow_downs)]
 TrainingLike = Annotated[Training, "a ddlsim.Training, e.g. Training('digits', rate=0.1, epochs=5)"]
 CompressionLike = Annotated[
     Compression | AnyCompressor, "a compressor such as ddlsim.TopK(0.01), or a ddlsim.Compression"
@@ -83,10 +81,11 @@ class Experiment:
     """
 
     cluster: ClusterLike
-    model: ModelLike
+    model: ModelLike = "resnet50"
     strategy: StrategyLike = AllReduce()
     batch_size: Count = 32
     workers: Count | None = None
+    _: KW_ONLY
     steps: Count = 10
     warmup: Index = 2
     accumulation: Count = 1
@@ -96,16 +95,17 @@ class Experiment:
     device: DeviceLike | None = None
     jitter: JitterLike = NoJitter()
     slow_downs: SlowDowns = ()
-    speed: Annotated[tuple[Positive, ...], "a list of one factor above 0 per worker"] | None = None
+    speed: Annotated[Sequence[Positive], "a list of one factor above 0 per worker"] | None = None
     seed: Seed = 0
-    max_time: Annotated[float, quantity("time", "8 h", infinite=True)] = math.inf
+    max_time: Annotated[float | str, quantity("time", "8 h", infinite=True)] = math.inf
     training: TrainingLike | None = None
     time_model: ModelLike | None = None
     compression: CompressionLike | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "max_time", si(self.max_time, "time"))
-        if self.training is not None and not self.training.has_end and math.isinf(self.max_time):
+        max_time = si(self.max_time, "time")
+        object.__setattr__(self, "max_time", max_time)
+        if self.training is not None and not self.training.has_end and math.isinf(max_time):
             raise ConfigError(
                 "training has no end: give it epochs, updates, target_accuracy or target_loss, or the run a max_time"
             )

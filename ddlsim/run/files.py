@@ -31,9 +31,8 @@ The keys of a table are the fields of the class that it describes, e.g. :class:`
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
 
 from pydantic import TypeAdapter
 
@@ -41,61 +40,18 @@ import ddlsim.compression as compression
 import ddlsim.optim as optim
 import ddlsim.strategies as strategies
 from ddlsim.arguments import checked
-from ddlsim.compression.choice import Compression, compression_of
-from ddlsim.errors import ConfigError, DdlsimError
+from ddlsim.compression.choice import Compression
+from ddlsim.errors import ConfigError, DdlsimError, shown
 from ddlsim.learning import Dirichlet, Training
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.tables import Kinds, Table, build, chosen
+from ddlsim.run.tables import Kinds, build, chosen, schema_of
 from ddlsim.run.traced import Traced
 from ddlsim.strategies import Strategy
-from ddlsim.units import parse
 from ddlsim.workload import jitter as jitters
 from ddlsim.workload.compute import Affine, Measured, Roofline
 from ddlsim.workload.toml_files import read_toml, validate
 
-__all__ = ["COMPUTE", "JITTER", "PARTS", "STRATEGIES", "beside", "compression_from", "experiment_from"]
-__all__ += ["compute_from", "load_experiment", "training_from"]
-
-
-class _File(Table):
-    cluster: str
-    model: str = "resnet50"
-    workers: int | None = None
-    batch_size: int = 32
-    steps: int = 10
-    warmup: int = 2
-    accumulation: int = 1
-    precision: str = "fp32"
-    gradient_dtype: str = "fp32"
-    device: str | None = None
-    speed: tuple[float, ...] | None = None
-    seed: int = 0
-    max_time: str | None = None
-    time_model: str | None = None
-    strategy: dict[str, object] | None = None
-    compute: dict[str, object] | None = None
-    jitter: dict[str, object] | None = None
-    training: dict[str, object] | None = None
-    compression: dict[str, object] | None = None
-    slow_downs: tuple[dict[str, object], ...] = ()
-
-
-class _Measured(Table):
-    batch_size: int
-    step_time: str | None = None
-    throughput: str | None = None
-
-
-class _Affine(Table):
-    c0: str
-    c1: str
-
-
-class _SlowDown(Table):
-    ranks: int | list[int]
-    start: str
-    duration: str
-    factor: float
+__all__ = ["STRATEGIES", "experiment_from", "load_experiment", "value_of"]
 
 
 STRATEGIES: Mapping[str, type[Strategy]] = {
@@ -128,9 +84,7 @@ OVERLAPS: Kinds = {
     "horovod": strategies.HorovodFusion,
     "priority": strategies.Priority,
 }
-COMPUTE: Kinds = {
-    "measured": (_Measured, Measured), "affine": (_Affine, Affine), "roofline": Roofline, "traced": Traced,
-}  # fmt: skip
+COMPUTE: Kinds = {"measured": Measured, "affine": Affine, "roofline": Roofline, "traced": Traced}
 JITTER: Kinds = {
     "none": jitters.NoJitter,
     "lognormal": jitters.Lognormal,
@@ -190,7 +144,16 @@ PARTS: Mapping[str, Kinds] = {
     "cost": {"codec-cost": compression.CodecCost},
     "work": {"server-work": strategies.ServerWork},
 }
-
+#: field of an experiment -> what a table in it may describe
+FIELDS: Mapping[str, Kinds] = {
+    **PARTS,
+    "strategy": STRATEGIES,
+    "compute": COMPUTE,
+    "jitter": JITTER,
+    "slow_downs": {"slow-down": jitters.SlowDown},
+    "training": {"training": Training},
+    "compression": COMPRESSORS,
+}
 
 #: keys that tell other files -> what these are, and where they go
 _OTHER_FILES = {
@@ -216,40 +179,20 @@ def experiment_from(table: dict[str, object], path: Path, *, allow_code: bool = 
     for key, remedy in _OTHER_FILES.items():
         if key in table:
             raise ConfigError(f"{path}: has the key {key!r}, so it is no experiment but {remedy}")
-    file = validate(TypeAdapter(_File), table, str(path), _File.model_fields)
-    strategy = file.strategy or {"type": "all-reduce"}
-    for name, value in strategy.items():
+    schema = schema_of(Experiment, FIELDS)
+    validate(TypeAdapter(schema), table, str(path), schema.model_fields)
+    strategy = table.get("strategy")
+    for name, value in strategy.items() if isinstance(strategy, dict) else ():
         if isinstance(value, str) and ":" in value and not allow_code:
             raise ConfigError(
                 f"{path}: strategy.{name} = {value!r} would import code; if you trust the file, use "
                 f"load_experiment(path, allow_code=True), or give --algorithm on the command line"
             )
+    fields = {field: value_of(path, field, value, f"{path}: {field}") for field, value in table.items()}
     try:
-        return Experiment(
-            cluster=beside(path, file.cluster),
-            model=beside(path, file.model),
-            strategy=chosen(strategy, STRATEGIES, PARTS, f"{path}: strategy"),  # type: ignore[arg-type]
-            workers=file.workers,
-            batch_size=file.batch_size,
-            steps=file.steps,
-            warmup=file.warmup,
-            accumulation=file.accumulation,
-            precision=file.precision,
-            gradient_dtype=file.gradient_dtype,
-            device=file.device,
-            speed=file.speed,
-            seed=file.seed,
-            max_time=float("inf") if file.max_time is None else parse(file.max_time, "time", "max_time"),
-            time_model=None if file.time_model is None else beside(path, file.time_model),
-            training=training_from(path, file.training, f"{path}: training"),
-            compression=compression_from(file.compression, f"{path}: compression"),
-            compute=compute_from(path, file.compute, f"{path}: compute"),  # type: ignore[arg-type]
-            jitter=_chosen(file.jitter, JITTER, f"{path}: jitter") or jitters.NoJitter(),  # type: ignore[arg-type]
-            slow_downs=tuple(_slow_downs(file.slow_downs, f"{path}: slow_downs")),
-        )
+        return Experiment(**fields)  # type: ignore[arg-type]
     except DdlsimError as error:
-        text = str(error)
-        raise type(error)(text if text.startswith(str(path)) else f"{path}: {text}") from None
+        raise type(error)(f"{path}: {error}") from None
 
 
 def beside(path: Path, name: str) -> str | Path:
@@ -258,35 +201,26 @@ def beside(path: Path, name: str) -> str | Path:
     return file if (file.suffix and os.path.isfile(file)) or ("/" in name and os.path.isdir(file)) else name
 
 
-def _chosen(table: Mapping[str, object] | None, kinds: Kinds, where: str) -> object:
-    return None if table is None else chosen(table, kinds, PARTS, where)
+def value_of(path: Path, field: str, value: object, where: str) -> object:
+    """Return what `value` stands for in a field of an experiment in the file `path`.
 
-
-def training_from(path: Path, table: Mapping[str, object] | None, where: str) -> Training | None:
-    """Return what the table of the file `path` describes."""
-    if table is None:
-        return None
-    data = table.get("data")
-    near = {"data": str(beside(path, data))} if isinstance(data, str) else {}
-    return build(Training, {**table, **near}, PARTS, where)
-
-
-def compute_from(path: Path, table: Mapping[str, object] | None, where: str) -> object:
-    """Return what the table of the file `path` describes; a trace's path is relative to the file."""
-    trace = None if table is None else table.get("path")
-    if table is None or not isinstance(trace, str):
-        return _chosen(table, COMPUTE, where)
-    return _chosen({**table, "path": str(path.parent / trace)}, COMPUTE, where)
-
-
-def compression_from(table: Mapping[str, object] | None, where: str) -> Compression | None:
-    """Return what the table describes: a compressor, or with the key "compressor" more than that."""
-    if table is not None and "compressor" in table:
-        return build(Compression, table, PARTS, where)
-    return compression_of(_chosen(table, COMPRESSORS, where))
-
-
-def _slow_downs(tables: tuple[dict[str, object], ...], where: str) -> Iterator[jitters.SlowDown]:
-    kinds: Kinds = {"slow-down": (_SlowDown, jitters.SlowDown)}
-    for i, table in enumerate(tables):
-        yield cast(jitters.SlowDown, chosen(table, kinds, {}, f"{where}[{i}]"))
+    A table stands for an object, the name of a file or folder beside `path` for that.
+    """
+    if isinstance(value, list):
+        return tuple(value_of(path, field, each, f"{where}[{i}]") for i, each in enumerate(value))
+    if isinstance(value, str) and field in ("cluster", "model", "time_model", "training.data"):
+        return beside(path, value)
+    if not isinstance(value, dict):
+        return value
+    kinds = FIELDS.get(field.rpartition(".")[2])
+    if kinds is None:
+        raise ConfigError(f"{where} = {shown(value)}: a table cannot stand here; write a number or a text")
+    if field == "compute" and isinstance(value.get("path"), str):
+        value = {**value, "path": str(path.parent / value["path"])}  # of a trace
+    if field == "training":
+        data = value.get("data")
+        near = {"data": str(beside(path, data))} if isinstance(data, str) else {}
+        return build(Training, {**value, **near}, PARTS, where)
+    if field == "compression" and "compressor" in value:
+        return build(Compression, value, PARTS, where)
+    return chosen(value, kinds, PARTS, where)

@@ -31,6 +31,7 @@ from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import StopRule, Worker, factors
+from ddlsim.units import si
 from ddlsim.workload.compute import Affine, Measured, Workload, make_workload
 from ddlsim.workload.devices import Device, load_device
 from ddlsim.workload.memory import check_memory
@@ -143,7 +144,7 @@ def _workers(prepared: Prepared, loop: Loop, recorder: Recorder, stop: StopRule,
         workers.append(
             Worker(
                 rank, node, loop, workload, recorder, stop, factors(experiment.jitter, experiment.seed, rank),
-                experiment.slow_downs, experiment.accumulation, learner,
+                tuple(experiment.slow_downs), experiment.accumulation, learner,
                 growing.batch_size if growing is not None else None, resize,
             )
         )  # fmt: skip
@@ -251,11 +252,12 @@ def run(
     monitor = stop.monitor = _monitor(setting, experiment, progress, saved.checkpoint if saved is not None else None)
     pauses = _pauses(monitor, loaded, loop, checkpoint, checkpoint_every)
     interrupted, reason, halfway = False, "", False
+    max_time = si(experiment.max_time, "time")
     try:
         if monitor is None or pauses is None:
-            loop.run(stop.ended, experiment.max_time)
+            loop.run(stop.ended, max_time)
         else:
-            interrupted = _learn(monitor, pauses, stop, experiment.max_time)
+            interrupted = _learn(monitor, pauses, stop, max_time)
         reason = "interrupted" if interrupted else stop.reason or "max_time"
     except KeyboardInterrupt:
         interrupted, reason, halfway = True, "interrupted", True
@@ -266,7 +268,7 @@ def run(
     if not recorder.updates:
         if interrupted:
             raise KeyboardInterrupt
-        raise DdlsimError(f"max_time = {experiment.max_time!r} s is over before the first update; allow more time")
+        raise DdlsimError(f"max_time = {max_time!r} s is over before the first update; allow more time")
     accounts = network.accounts()
     traffic = loop.traffic(accounts)
     result = Result(

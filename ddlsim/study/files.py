@@ -31,19 +31,8 @@ from pydantic import TypeAdapter
 from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, DdlsimError, shown
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.files import (
-    COMPUTE,
-    JITTER,
-    PARTS,
-    STRATEGIES,
-    beside,
-    compression_from,
-    compute_from,
-    experiment_from,
-    load_experiment,
-    training_from,
-)
-from ddlsim.run.tables import Kinds, Table, chosen
+from ddlsim.run.files import experiment_from, load_experiment, value_of
+from ddlsim.run.tables import Table
 from ddlsim.study.designs import Range, paths_of
 from ddlsim.study.study import Study
 from ddlsim.workload.toml_files import read_toml, validate
@@ -52,7 +41,6 @@ __all__ = ["load_study"]
 
 #: fields that "none" may stand for nothing in
 _OPTIONAL = frozenset({"compression", "compute", "device", "speed", "time_model", "training", "workers"})
-_KINDS: Mapping[str, Kinds] = {**PARTS, "strategy": STRATEGIES, "compute": COMPUTE, "jitter": JITTER}
 
 
 class _File(Table):
@@ -127,17 +115,4 @@ def _value(path: Path, field: str, value: object, where: str, allow_code: bool) 
                 raise ConfigError(f"{where} = {shown(text)} would import code; use load_study(path, allow_code=True)")
     if value == "none" and field in _OPTIONAL:
         return None
-    if isinstance(value, dict):
-        if field == "training":
-            return training_from(path, value, where)
-        if field == "compute":
-            return compute_from(path, value, where)
-        if field == "compression":
-            return compression_from(value, where)
-        kinds = _KINDS.get(field.rpartition(".")[2])
-        if kinds is None:
-            raise ConfigError(f"{where} = {shown(value)}: a table cannot stand here; write a number or a text")
-        return chosen(value, kinds, PARTS, where)
-    if isinstance(value, str) and field in ("cluster", "model", "time_model", "training.data"):
-        return beside(path, value)
-    return tuple(value) if isinstance(value, list) else value
+    return value_of(path, field, value, where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from ddlsim import (
     ShardedUpdate,
     SlowDown,
     Training,
+    resume,
     simulate,
 )
 from ddlsim.cluster import MultiGpu, star
@@ -164,6 +166,18 @@ def test_an_experiment_takes_no_second_set_of_arguments(changes: dict[str, Any],
     with pytest.raises(ConfigError, match=f"{field} has no effect beside an experiment; use experiment.with_"):
         simulate(experiment, **changes)
     assert simulate(experiment.with_(**changes)).experiment.manifest()[field] == changes[field]
+
+
+def test_simulate_takes_the_fields_of_an_experiment_and_four_options() -> None:
+    arguments, fields = (inspect.signature(each).parameters for each in (simulate, Experiment))
+    assert [name for name in arguments if name not in fields] == [
+        "stability", "progress", "checkpoint", "checkpoint_every"
+    ]  # fmt: skip
+    for name, field in fields.items():
+        assert (arguments[name].default, arguments[name].kind) == (field.default, field.kind)
+    for name in ("stability", "checkpoint_every"):
+        assert arguments[name] == inspect.signature(resume).parameters[name]
+        assert arguments[name].kind is inspect.Parameter.KEYWORD_ONLY
 
 
 def test_a_batch_that_does_not_fit_is_a_warning() -> None:

@@ -9,7 +9,7 @@ import ddlsim
 from ddlsim import compression, optim, strategies
 from ddlsim.arguments.annotations import alternatives
 from ddlsim.errors import ConfigError
-from ddlsim.run import files
+from ddlsim.run import files, tables
 from ddlsim.workload import jitter
 
 TRAINING = """
@@ -114,6 +114,19 @@ def test_mistakes_are_named_in_one_line(old, new, words, tmp_path):
     assert "\n" not in str(error.value)
     assert str(error.value).startswith(str(tmp_path / "e.toml"))
     assert all(word in str(error.value) for word in words), error.value
+
+
+def test_a_file_can_have_every_field_of_an_experiment():
+    fields = {field.name for field in dataclasses.fields(ddlsim.Experiment)}
+    assert tables.schema_of(ddlsim.Experiment, files.FIELDS).model_fields.keys() == fields
+
+
+def test_slow_downs_are_a_list_of_tables(tmp_path):
+    slow = '{ ranks = [0, 2], start = "1 s", duration = "500 ms", factor = 3 }, { ranks = 1, start = "0 s", '
+    experiment = load(tmp_path, f'cluster = "office-1gbe"\nslow_downs = [{slow}duration = "1 s", factor = 2.5 }}]')
+    assert experiment.slow_downs == (ddlsim.SlowDown((0, 2), 1.0, 0.5, 3.0), ddlsim.SlowDown(1, 0.0, 1.0, 2.5))
+    with pytest.raises(ConfigError, match=r"e.toml: slow_downs\[0\]: unknown key 'rank'; did you mean 'ranks'"):
+        load(tmp_path, 'cluster = "office-1gbe"\nslow_downs = [{ rank = 1 }]')
 
 
 def test_files_know_every_strategy_optimizer_schedule_and_jitter():
