@@ -40,8 +40,19 @@ def module_file(dotted: str) -> Path | None:
 
 @functools.cache
 def names_in(path: Path) -> dict[str, ast.AST]:
-    """Return what stands at the top of a file, imports for type checking included."""
-    return dict(_bound(tree_of(path).body))
+    """Return what stands at the top of a file, imports for type checking and of the stub beside it included."""
+    names = dict(_bound(tree_of(path).body))
+    stub = path.with_suffix(".pyi")
+    return {**names, **_public(stub)} if stub.exists() else names
+
+
+def _public(stub: Path) -> dict[str, ast.AST]:
+    """Return the imports of a stub, which are relative to its package, as absolute ones."""
+    package = ".".join(stub.parent.relative_to(ROOT).parts)
+    imports = (node for node in tree_of(stub).body if isinstance(node, ast.ImportFrom))
+    return {
+        alias.name: ast.ImportFrom(f"{package}.{node.module}", [alias], 0) for node in imports for alias in node.names
+    }
 
 
 def _bound(body: list[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:

@@ -63,7 +63,7 @@ LAZY = {
 #: what is installed under one name and imported under another
 INSTALLED = {"PIL": "pillow", "llvmlite": "numba", "pydantic_core": "pydantic", "yaml": "pyyaml"}
 #: used everywhere
-COMMON = {"ddlsim", "numpy"}
+COMMON = {"ddlsim", "numpy", "lazy_loader"}
 PAGE = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
 #: packages without objects that change, but for these
 VALUES: dict[str, set[str]] = {

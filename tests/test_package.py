@@ -1,5 +1,6 @@
 """The package as a whole: cheap to import, complete, alone."""
 
+import ast
 import dataclasses
 import importlib
 import os
@@ -8,6 +9,8 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 import ddlsim
 
@@ -31,9 +34,34 @@ def test_help_loads_nothing_heavy():
 
 
 def test_every_public_name_exists_and_is_documented():
+    assert len(ddlsim.__all__) > 100
+    assert set(ddlsim.__all__) == set(dir(ddlsim))
     for name in ddlsim.__all__:
         value = getattr(ddlsim, name)
         assert isinstance(value, str) or (value.__doc__ or "").strip(), name
+
+
+STUBS = sorted((ROOT / "ddlsim").rglob("*.pyi"))
+
+
+@pytest.mark.parametrize("stub", STUBS, ids=lambda path: path.parent.name)
+def test_the_names_of_a_stub_are_those_of_its_package(stub):
+    """What type checkers see is what there is; names that are not written "X as X" would be hidden from them."""
+    package = importlib.import_module(".".join(stub.parent.relative_to(ROOT).parts))
+    imports = [node for node in ast.parse(stub.read_text(encoding="utf-8")).body if isinstance(node, ast.ImportFrom)]
+    names = [alias.name for node in imports for alias in node.names]
+    assert [alias.asname for node in imports for alias in node.names] == names
+    assert len(names) == len(set(names))
+    assert set(names) == set(package.__all__) - {"__version__"}
+    for name in names:
+        getattr(package, name)
+
+
+def test_a_misspelt_name_is_met_with_the_right_one():
+    done = subprocess.run(
+        [sys.executable, "-c", "import ddlsim; ddlsim.simulte"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert "Did you mean: 'simulate'?" in done.stderr
 
 
 def test_what_users_hold_cannot_be_changed_in_place():

@@ -24,7 +24,7 @@ Relations between arguments stay in ``__post_init__``. Texts with units are kept
 
 from typing import Annotated
 
-from ddlsim.arguments.checked import checked
+from ddlsim.arguments.checking import checked
 from ddlsim.arguments.fields import takes_fields_of
 from ddlsim.arguments.rules import Rule, by, having, number, one_of, quantity, whole
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from ddlsim.arguments.checked import checked
+from ddlsim.arguments.checking import checked
 
 __all__ = ["takes_fields_of"]
 

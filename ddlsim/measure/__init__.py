@@ -4,21 +4,6 @@
 also one written by hand (docs/formats/measurements.md). Names are loaded when first used.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-import importlib
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ddlsim.measure.reading import read_measurements
-    from ddlsim.measure.table import OPERATIONS, Measurement
-
-_HOME = {"Measurement": "table", "OPERATIONS": "table", "read_measurements": "reading"}
-
-__all__ = ["OPERATIONS", "Measurement", "read_measurements"]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'ddlsim.measure' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"ddlsim.measure.{_HOME[name]}"), name)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

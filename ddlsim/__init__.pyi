@@ -1,0 +1,111 @@
+"""The public names, and where they live: read by type checkers, and by the package when it is imported."""
+
+from .cluster import Cluster as Cluster, cluster_names as cluster_names, load_cluster as load_cluster
+from .collectives import Round as Round, Schedule as Schedule, algorithm_names as algorithm_names
+from .compression import (
+    BF16 as BF16,
+    DGC as DGC,
+    FP16 as FP16,
+    QSGD as QSGD,
+    CodecCost as CodecCost,
+    Compression as Compression,
+    CountSketch as CountSketch,
+    ErrorFeedback as ErrorFeedback,
+    GTopK as GTopK,
+    MSTopK as MSTopK,
+    Natural as Natural,
+    OneBit as OneBit,
+    PowerSGD as PowerSGD,
+    RandomK as RandomK,
+    SignSGD as SignSGD,
+    TernGrad as TernGrad,
+    Threshold as Threshold,
+    TopK as TopK,
+)
+from .data import DataSet as DataSet, load_data as load_data, load_digits as load_digits, shapes as shapes
+from .errors import (
+    ConfigError as ConfigError,
+    ConservationError as ConservationError,
+    DdlsimError as DdlsimError,
+    DeadlockError as DeadlockError,
+    UnitError as UnitError,
+)
+from .learning import Dirichlet as Dirichlet, Training as Training
+from .learning.noise import gradient_noise_scale as gradient_noise_scale
+from .nn.network import build_network as build_network
+from .optim import (
+    LAMB as LAMB,
+    LARS as LARS,
+    SGD as SGD,
+    Adam as Adam,
+    Constant as Constant,
+    Cosine as Cosine,
+    GrowingBatch as GrowingBatch,
+    Momentum as Momentum,
+    Polynomial as Polynomial,
+    Steps as Steps,
+    WarmUp as WarmUp,
+    linear_scaling as linear_scaling,
+    square_root_scaling as square_root_scaling,
+)
+from .planner import Target as Target, recommend as recommend
+from .report.compare import compare as compare
+from .report.learning import plot_learning as plot_learning
+from .run.api import load_experiment as load_experiment, resume as resume, scaling as scaling, simulate as simulate
+from .run.collective import collective_time as collective_time
+from .run.experiment import Experiment as Experiment
+from .run.result import Result as Result
+from .run.seeds import Seeds as Seeds, simulate_seeds as simulate_seeds
+from .run.traced import Traced as Traced
+from .strategies import (
+    ADPSGD as ADPSGD,
+    BMUF as BMUF,
+    DPSGD as DPSGD,
+    AdaComm as AdaComm,
+    AllReduce as AllReduce,
+    AsyncParameterServer as AsyncParameterServer,
+    BackupWorkers as BackupWorkers,
+    CoCoDSGD as CoCoDSGD,
+    DaSGD as DaSGD,
+    DdpBuckets as DdpBuckets,
+    DelayCompensation as DelayCompensation,
+    ElasticAveraging as ElasticAveraging,
+    ExponentialPenalty as ExponentialPenalty,
+    GossipSGD as GossipSGD,
+    HorovodFusion as HorovodFusion,
+    InverseStaleness as InverseStaleness,
+    KAsync as KAsync,
+    KBatchAsync as KBatchAsync,
+    KBatchSync as KBatchSync,
+    KSync as KSync,
+    LocalSGD as LocalSGD,
+    NoOverlap as NoOverlap,
+    OverlapLocalSGD as OverlapLocalSGD,
+    ParameterServer as ParameterServer,
+    PerLayer as PerLayer,
+    Priority as Priority,
+    ServerWork as ServerWork,
+    ShardedUpdate as ShardedUpdate,
+    SoftSync as SoftSync,
+    StaleSynchronous as StaleSynchronous,
+)
+from .study import Study as Study
+from .validation.calibration import calibrate as calibrate
+from .validation.comparison import validate as validate
+from .validation.intervals import predict_interval as predict_interval
+from .workload.compute import Affine as Affine, Measured as Measured, Roofline as Roofline
+from .workload.devices import Device as Device, device_names as device_names, load_device as load_device
+from .workload.jitter import (
+    Exponential as Exponential,
+    Gamma as Gamma,
+    Lognormal as Lognormal,
+    NoJitter as NoJitter,
+    Pareto as Pareto,
+    ShiftedExponential as ShiftedExponential,
+    SlowDown as SlowDown,
+    Trace as Trace,
+    Uniform as Uniform,
+)
+from .workload.model import Model as Model, load_model as load_model, model_names as model_names
+
+__version__: str

@@ -1,0 +1,7 @@
+"""The public names, and where they live: read by type checkers, and by the package when it is imported."""
+
+from .designs import Range as Range
+from .dispatch import Count as Count
+from .files import load_study as load_study
+from .study import Point as Point, Study as Study
+from .table import Table as Table, load_table as load_table
