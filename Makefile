@@ -31,6 +31,7 @@ bench: install
 	$(BIN)/python benchmarks/cosimulation.py
 	$(BIN)/python benchmarks/study.py
 	$(BIN)/python benchmarks/planner.py
+	$(BIN)/python benchmarks/workloads.py
 
 clean:
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,56 @@
+"""The workloads of benchmarks/workloads.py work, with few workers and steps; how fast they are is not tested."""
+
+import importlib
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def workloads():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        yield importlib.import_module("workloads")
+
+
+RELATIVE = {"co-simulation", "timeline"}
+ABSOLUTE = {
+    "ddp-ring-1024", "hierarchical-1024", "servers-256", "async-1024", "gossip-256", "long-128", "kernel-call",
+    "first-result",
+}  # fmt: skip
+
+
+def test_all_workloads_are_run_here(workloads):
+    assert set(workloads.NAMES) == RELATIVE | ABSOLUTE
+
+
+@pytest.mark.parametrize("name", sorted(RELATIVE | ABSOLUTE))
+def test_a_workload_runs(workloads, name):
+    measured = workloads.once(name, tiny=True)
+    assert set(measured) == ({"seconds", "relative"} if name in RELATIVE else {"seconds"})
+    assert all(math.isfinite(value) and value > 0.0 for value in measured.values())
+
+
+def test_the_report_compares_with_another_checkout(workloads, tmp_path, capsys):
+    path = tmp_path / "report.json"
+    argv = ["--tiny", "--workload", "kernel-call", "--repeat", "1", "--against", str(ROOT), "--json", str(path)]
+    status = workloads.main(argv)
+    report = json.loads(path.read_text())
+    assert json.loads(capsys.readouterr().out) == report
+    (row,) = report["workloads"]
+    assert row["workload"] == "kernel-call"
+    assert len(row["runs"]) == 1
+    assert row["ratio"] == row["seconds"] / row["target"]
+    assert status == int(row["ratio"] > 1.0)
+    assert min(row["before"], row["speed_up"]) > 0.0
+    assert report["machine"]["cores"] >= 1
+
+
+def test_what_is_no_checkout_is_refused(workloads, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        workloads.main(["--tiny", "--against", str(tmp_path)])
+    assert "no checkout of ddlsim is there" in capsys.readouterr().err
