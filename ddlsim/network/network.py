@@ -180,13 +180,33 @@ class Network:
             self._now = max(self._now, until)
             return None
         while (status := kernel.advance(self._table.of(self._net), float(until))) == st.FULL:
-            if self._net.counts[st.LOG_ON]:
-                self._grow_log()
-            self._ensure_slots()
+            self.make_room()
         self._next_instant = float(self._net.reals[st.NEXT])
         reached = until if status == st.IDLE and until < np.inf else float(self._net.reals[st.NOW])
         self._now = max(self._now, reached)
         return self._take() if status == st.VISIBLE else None
+
+    # ------------------------------------------------------------ for compiled callers (ddlsim.network.executor)
+
+    @property
+    def table(self) -> Ints:
+        """The addresses of the kernel's arrays, valid until something is prepared, sent or made longer."""
+        return self._table.of(self._net)
+
+    def has_run(self, now: float, n_taken: int, freed: Sequence[int]) -> None:
+        """Note that others have let the kernel run up to `now`, and have taken completions and instances that ended."""
+        self._now, self._next_instant = max(self._now, now), -np.inf
+        self._n_waiting -= n_taken
+        for instance in freed:
+            self._free_instances[self._instance_program[instance]].append(instance)
+
+    def make_room(self) -> None:
+        """Make the arrays longer that the kernel has said are full."""
+        if self._net.counts[st.LOG_ON]:
+            self._grow_log()
+        self._ensure_slots()
+
+    # ------------------------------------------------------------ reading
 
     @property
     def pending(self) -> bool:
@@ -194,8 +214,6 @@ class Network:
         counts = self._net.counts
         timers = counts[st.FIFO_TAIL] - counts[st.FIFO_HEAD] + counts[st.N_TIMER_HEAP]
         return bool(counts[st.N_ACTIVE] + timers + counts[st.N_OUT])
-
-    # ------------------------------------------------------------ reading
 
     @property
     def now(self) -> float:

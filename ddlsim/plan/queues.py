@@ -8,40 +8,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from ddlsim.arguments import Bytes, Count, Duration, checked
+from ddlsim.network.executor import Dispatcher, Launch, Queue, Wake
 from ddlsim.units import si
 
 __all__ = ["Dispatcher", "FusedQueue", "Queue", "UrgentQueue"]
-
-
-class Dispatcher(Protocol):
-    """A queue at work. Collectives have the numbers (keys) that the plan gives them."""
-
-    def ready(self, key: int, nbytes: float, now: float) -> None:
-        """All members are ready for a collective."""
-
-    def ended(self, now: float) -> None:
-        """A launched buffer has arrived everywhere."""
-
-    def tick(self, now: float) -> None:
-        """The time that was asked for has come."""
-
-
-#: launches collectives as one buffer
-Launch = Callable[[list[int]], None]
-#: asks for a tick at a time, s
-Wake = Callable[[float], None]
-
-
-class Queue(Protocol):
-    """What can sit behind lanes; frozen, like everything in a plan."""
-
-    def dispatcher(self, launch: Launch, wake: Wake) -> Dispatcher:
-        """Return this queue at work."""
 
 
 @checked

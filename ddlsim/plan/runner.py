@@ -1,20 +1,19 @@
-"""The event loop of an execution: rows become ready, start and end; the network does what travels."""
+"""The execution of a plan: its rows as tasks that the network's kernel starts and ends."""
 
 from __future__ import annotations
 
-import functools
-import heapq
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ddlsim.collectives import Schedule
 from ddlsim.errors import DeadlockError
-from ddlsim.network import Network
+from ddlsim.network import Network, tasks
+from ddlsim.network.executor import Executor, TaskColumns
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND, Floats, Ints, Plan
 
-__all__ = ["Run"]
+__all__ = ["Run", "columns", "key_sizes"]
 
 
 class Run:
@@ -23,172 +22,58 @@ class Run:
     def __init__(
         self, plan: Plan, network: Network, nodes: Ints, schedules: Sequence[Callable[[float], Schedule]]
     ) -> None:
-        self.plan = plan
-        self.network = network
-        self.nodes = nodes
-        self.schedules = schedules
-        self.start = [np.nan] * len(plan)
-        self.end = [np.nan] * len(plan)
-        self._list_followers()
-        self.queue = plan.queue.tolist()
-        self.kind, self.seconds, self.key = plan.kind.tolist(), plan.seconds.tolist(), plan.key.tolist()
-        self.rank, self.peer, self.nbytes = plan.rank.tolist(), plan.peer.tolist(), plan.nbytes.tolist()
-        self.place = [{rank: i for i, rank in enumerate(group)} for group in plan.groups]
-        self.calendar: list[tuple[float, int, int]] = []  # (s, number, row): when work ends
-        self.n_started = 0
-        self.collectives: dict[int, int] = {}  # key -> the network's id
-        self.under_way: dict[tuple[int, int], int] = {}  # the network's id and rank -> row
-        self.delivered: set[int] = set()  # keys
-        self.receiving: dict[int, int] = {}  # key -> row that waits for it
-        self.joins: list[tuple[int, int]] = []
-        self.sends: list[int] = []
-        self._open_queues()
+        self.plan, self.network, self.nodes, self.schedules = plan, network, nodes, schedules
+        self.sizes, self.group = key_sizes(plan)
+        self.executor = Executor(columns(plan), network, self._collective, self.sizes, plan.queues, self._messages)
 
-    def _list_followers(self) -> None:
-        """Note which rows may start after each, and for how many others a row waits (its lane's and its needs)."""
+    def _collective(self, keys: list[int]) -> int:
+        nbytes = float(np.cumsum(self.sizes[keys])[-1])  # one after the other, as buffers are filled
+        group = int(self.group[keys[0]])
+        return self.network.collective(self.schedules[group](nbytes), self.nodes[list(self.plan.groups[group])], nbytes)
+
+    def _messages(self, rows: Ints) -> tuple[Ints, Ints, Floats]:
         plan = self.plan
-        first, second = Order(plan).pairs
-        own = plan.kind[first] != SEND
-        own |= plan.kind[second] != RECEIVE
-        own |= plan.key[first] != plan.key[second]  # a receive waits for its message, but not to begin to wait
-        first, second = first[own], second[own]
-        order = np.argsort(first, kind="stable")
-        self.offsets = np.concatenate([[0], np.cumsum(np.bincount(first, minlength=len(plan)))]).tolist()
-        self.following = second[order].tolist()
-        self.missing = np.bincount(second, minlength=len(plan)).tolist()
-
-    def _open_queues(self) -> None:
-        plan = self.plan
-        rows = plan.rows(ALL_REDUCE)
-        rows = rows[plan.queue[rows] >= 0]
-        self.members: dict[int, list[int]] = {}  # key -> rows of a collective that a queue launches, by place in group
-        for row in rows.tolist():
-            places = self.place[self.peer[row]]
-            self.members.setdefault(self.key[row], [-1] * len(places))[places[self.rank[row]]] = row
-        self.not_ready = {key: len(members) for key, members in self.members.items()}
-        self.now = 0.0
-        self.buffers: dict[int, tuple[int, list[int], int]] = {}  # network's id -> queue, keys, ranks under way
-        self.dispatchers = [
-            queue.dispatcher(functools.partial(self._launch, i), functools.partial(self._wake, i))
-            for i, queue in enumerate(plan.queues)
-        ]
-
-    def _launch(self, queue: int, keys: list[int]) -> None:
-        """Let all members enter collectives of a queue as one buffer."""
-        group = self.peer[self.members[keys[0]][0]]
-        nbytes = 0.0
-        for key in keys:
-            nbytes += self.nbytes[self.members[key][0]]
-        nodes = self.nodes[list(self.plan.groups[group])]
-        number = self.network.collective(self.schedules[group](nbytes), nodes, nbytes)
-        self.buffers[number] = queue, keys, len(nodes)
-        for key in keys:
-            for row in self.members[key]:
-                self.start[row] = self.now
-        self.joins += [(number, place) for place in range(len(nodes))]
-
-    def _take(self, number: int, rank: int) -> tuple[list[int], int | None]:
-        """Return the rows that the network has ended, and the queue whose buffer has now arrived everywhere."""
-        if number not in self.buffers:
-            return [self.under_way.pop((number, rank))], None
-        queue, keys, left = self.buffers.pop(number)
-        if left > 1:
-            self.buffers[number] = queue, keys, left - 1
-        return [self.members[key][rank] for key in keys], queue if left == 1 else None
-
-    def _wake(self, queue: int, time: float) -> None:
-        self.n_started += 1
-        heapq.heappush(self.calendar, (time, self.n_started, -1 - queue))
+        return self.nodes[plan.rank[rows]], self.nodes[plan.peer[rows]], plan.nbytes[rows]
 
     def to_end(self) -> tuple[Floats, Floats]:
         """Let everything run; return the start and end of every row, s, (n,) each."""
-        for row in [row for row, n in enumerate(self.missing) if n == 0]:
-            self._begin([row], 0.0)
-        now, calendar = 0.0, self.calendar
-        while True:
-            after = calendar[0][0] if calendar else np.inf
-            if after > now:
-                self._start_queued(now)
-            done = self.network.advance(after)
-            if done is not None:
-                self.now = now = done.time
-                # all ends of the instant are told apart before anything new starts, which may get an id that is free
-                ended = zip(done.ids.tolist(), done.ranks.tolist(), strict=True)
-                for rows, queue in [self._take(number, rank) for number, rank in ended]:
-                    for row in rows:
-                        self._finish(row, now)
-                    if queue is not None:
-                        self.dispatchers[queue].ended(now)
-            elif calendar:
-                now, _, row = heapq.heappop(calendar)
-                self.now = now
-                if row < 0:
-                    self.dispatchers[-1 - row].tick(now)
-                else:
-                    self._finish(row, now)
-            else:
-                break
-        start, end = np.array(self.start), np.array(self.end)
+        while self.executor.run() is not None:
+            pass
+        start, end = self.executor.tasks["start"].copy(), self.executor.tasks["end"].copy()
         if np.isnan(end).any():
             stuck = int(np.flatnonzero(np.isnan(end))[0])
             _ = Order(self.plan).events  # raises, naming the circle that it is in
             raise DeadlockError(f"plan: {self.plan.task(stuck)} never ends")
         return start, end
 
-    def _finish(self, row: int, now: float) -> None:
-        """End a row, and begin those that waited only for it."""
-        if self.kind[row] == SEND:
-            self.delivered.add(self.key[row])
-        ended = [row]
-        if self.kind[row] == SEND and self.key[row] in self.receiving:
-            ended.append(self.receiving.pop(self.key[row]))
-        for each in ended:
-            self.end[each] = now
-            ready = []
-            for after in self.following[self.offsets[each] : self.offsets[each + 1]]:
-                self.missing[after] -= 1
-                if not self.missing[after]:
-                    ready.append(after)
-            self._begin(ready, now)
 
-    def _begin(self, rows: list[int], now: float) -> None:
-        for row in rows:
-            self.start[row] = now
-            kind = self.kind[row]
-            if kind >= ALL_REDUCE and self.queue[row] >= 0:
-                key = self.key[row]
-                self.not_ready[key] -= 1
-                if not self.not_ready[key]:
-                    self.dispatchers[self.queue[row]].ready(key, self.nbytes[row], now)
-            elif kind >= ALL_REDUCE:
-                self._join(row)
-            elif kind == SEND:
-                self.sends.append(row)
-            elif kind == RECEIVE and self.key[row] not in self.delivered:
-                self.receiving[self.key[row]] = row
-            else:  # a receive of what is here already takes no time
-                seconds = self.seconds[row] if kind < SEND else 0.0
-                self.n_started += 1
-                heapq.heappush(self.calendar, (now + seconds, self.n_started, row))
+def columns(plan: Plan) -> TaskColumns:
+    """Return the tasks of a plan."""
+    first, second = Order(plan).pairs
+    own = plan.kind[first] != SEND
+    own |= plan.kind[second] != RECEIVE
+    own |= plan.key[first] != plan.key[second]  # a receive waits for its message, but not to begin to wait
+    first, second = first[own], second[own]
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(first, minlength=len(plan)))])
+    missing = np.bincount(second, minlength=len(plan))
+    kind = np.full(len(plan), tasks.WORK)
+    kind[plan.kind == SEND], kind[plan.kind == RECEIVE] = tasks.SEND, tasks.RECEIVE
+    grouped = plan.kind >= ALL_REDUCE
+    kind[grouped] = np.where(plan.queue[grouped] >= 0, tasks.QUEUED, tasks.JOIN)
+    place = np.zeros((len(plan.groups), plan.n_ranks), dtype=np.int64)
+    for number, group in enumerate(plan.groups):
+        place[number, list(group)] = np.arange(len(group))
+    return TaskColumns(
+        kind=kind, seconds=plan.seconds, key=plan.key, queue=plan.queue, step=plan.step, offsets=offsets,
+        place=np.where(grouped, place[np.where(grouped, plan.peer, 0), plan.rank], 0) if len(plan.groups) else kind * 0,
+        following=second[np.argsort(first, kind="stable")], missing=missing, waits=missing,
+    )  # fmt: skip
 
-    def _join(self, row: int) -> None:
-        key, group = self.key[row], self.peer[row]
-        if key not in self.collectives:
-            nbytes = self.nbytes[row]
-            nodes = self.nodes[list(self.plan.groups[group])]
-            self.collectives[key] = self.network.collective(self.schedules[group](nbytes), nodes, nbytes)
-        number, rank = self.collectives[key], self.place[group][self.rank[row]]
-        self.under_way[number, rank] = row
-        self.joins.append((number, rank))
 
-    def _start_queued(self, now: float) -> None:
-        """Hand over what has begun at this instant, all at once."""
-        if self.joins:
-            joins, self.joins = self.joins, []
-            self.network.join([number for number, _ in joins], [rank for _, rank in joins], now)
-        if self.sends:
-            rows, self.sends = self.sends, []
-            src, dst = (self.nodes[[column[row] for row in rows]] for column in (self.rank, self.peer))
-            ids = self.network.send(src, dst, np.array([self.nbytes[row] for row in rows]), now)
-            for number, row in zip(ids.tolist(), rows, strict=True):
-                self.under_way[number, 0] = row
+def key_sizes(plan: Plan) -> tuple[Floats, Ints]:
+    """Return the bytes of the buffer and the group of each key's collective, (n_keys,) each."""
+    rows = np.flatnonzero(plan.kind >= ALL_REDUCE)
+    n_keys = int(plan.key.max(initial=-1)) + 1
+    sizes, group = np.zeros(n_keys), np.full(n_keys, -1, dtype=np.int64)
+    sizes[plan.key[rows]], group[plan.key[rows]] = plan.nbytes[rows], plan.peer[rows]
+    return sizes, group

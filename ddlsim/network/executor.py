@@ -1,0 +1,217 @@
+"""The Python side of what executes tasks: it makes collectives and messages when their time has come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from ddlsim.network import tasks as ts
+from ddlsim.network.network import Network
+from ddlsim.network.pointers import addresses
+from ddlsim.network.state import Floats, Ints, Records, grown
+
+__all__ = ["Dispatcher", "Executor", "Launch", "Queue", "TaskColumns", "Wake"]
+
+
+class Dispatcher(Protocol):
+    """A queue at work. Collectives have the numbers (keys) that the tasks give them."""
+
+    def ready(self, key: int, nbytes: float, now: float) -> None:
+        """All members are ready for a collective."""
+
+    def ended(self, now: float) -> None:
+        """A launched buffer has arrived everywhere."""
+
+    def tick(self, now: float) -> None:
+        """The time that was asked for has come."""
+
+
+#: launches collectives as one buffer
+Launch = Callable[[list[int]], None]
+#: asks for a tick at a time, s
+Wake = Callable[[float], None]
+
+
+class Queue(Protocol):
+    """What decides which collectives that all members are ready for go next."""
+
+    def dispatcher(self, launch: Launch, wake: Wake) -> Dispatcher:
+        """Return this queue at work."""
+
+
+class TaskColumns(NamedTuple):
+    """Tasks, one per row, (n,) if nothing else is said.
+
+    kind       what it is (:mod:`ddlsim.network.tasks`)
+    seconds    of work
+    key        what the rows of a collective, or a message's two ends, have in common; -1 if nothing
+    place      in the group of its collective
+    queue      that launches its collective (place in the list of queues), -1 if none
+    step       in which it is counted
+    offsets    (n + 1,) row i is followed by following[offsets[i]:offsets[i + 1]], which start after it
+    following  rows
+    missing    how many rows it starts after
+    waits      how many it starts after when it starts anew
+    """
+
+    kind: Ints
+    seconds: Floats
+    key: Ints
+    place: Ints
+    queue: Ints
+    step: Ints
+    offsets: Ints
+    following: Ints
+    missing: Ints
+    waits: Ints
+
+
+class Executor:
+    """Tasks under way on a network, whose clock they share.
+
+    collective  keys -> what they carry together, prepared by :meth:`Network.collective`: its id
+    nbytes      (n_keys,) of the buffer of each key
+    send        rows -> the source and target nodes and the bytes of these messages
+    """
+
+    def __init__(
+        self, columns: TaskColumns, network: Network, collective: Callable[[list[int]], int], nbytes: Floats,
+        queues: Sequence[Queue] = (), send: Callable[[Ints], tuple[Ints, Ints, Floats]] | None = None,
+    ) -> None:  # fmt: skip
+        self.network, self.collective, self.nbytes, self.send = network, collective, nbytes, send
+        self._queue_of = np.full(len(nbytes), -1, dtype=np.int64)
+        self._queue_of[columns.key[columns.kind == ts.QUEUED]] = columns.queue[columns.kind == ts.QUEUED]
+        self.tables = _tables(columns, len(nbytes), len(queues))
+        self.tables.counts[ts.ADVANCE], self.tables.counts[ts.JOINING] = addresses()
+        self.dispatchers = [queue.dispatcher(self._launch, self._waker(i)) for i, queue in enumerate(queues)]
+
+    @property
+    def tasks(self) -> Records:
+        """All tasks, with their ``start`` and ``end`` in s."""
+        return self.tables.tasks
+
+    @property
+    def now(self) -> float:
+        """The time (s) of the last event."""
+        return float(self.tables.now[0])
+
+    def run(self, limit: float = np.inf) -> int | None:
+        """Go on up to `limit` (s); return the next step whose tasks have all ended by then, None if there is none."""
+        counts = self.tables.counts
+        while True:
+            status = ts.execute(self.network.table, float(limit), *self.tables)
+            self._settle(limit if status == ts.LIMIT else self.now)
+            argument = int(counts[ts.ARGUMENT])
+            if status == ts.PREPARE:
+                self._start([argument], -1)
+            elif status == ts.STEP:
+                return argument
+            elif status in (ts.END, ts.LIMIT):
+                return None
+            elif status == ts.FULL:
+                self.network.make_room()
+            elif status == ts.READY:
+                self.dispatchers[self._queue_of[argument]].ready(argument, float(self.nbytes[argument]), self.now)
+            elif status == ts.LAUNCHED:
+                self.dispatchers[argument].ended(self.now)
+            elif status == ts.TICK:
+                self.dispatchers[argument].tick(self.now)
+            elif status == ts.SENDING:
+                self._send()
+            else:
+                raise AssertionError(f"task {argument} would start anew before its step has been read")
+
+    def arm(self, step: int, rows: slice, keys: slice, seconds: Floats) -> None:
+        """Let the tasks of a step that has ended, `rows` with these `keys`, happen once more, with other `seconds`."""
+        tasks, exchanges = self.tables.tasks[rows], self.tables.exchanges[keys]
+        tasks["start"] = tasks["end"] = np.nan
+        tasks["seconds"] = seconds
+        exchanges["instance"] = exchanges["next"] = exchanges["waiting"] = -1
+        exchanges["not_ready"] = exchanges["size"]
+        exchanges["delivered"] = 0
+        self.tables.left[step] = len(tasks)
+
+    # ------------------------------------------------------------ inside
+
+    def _settle(self, now: float) -> None:
+        """Tell the network what has been taken from it."""
+        counts = self.tables.counts
+        n = int(counts[ts.N_FREED])
+        self.network.has_run(now, int(counts[ts.N_TAKEN]), self.tables.freed[:n].tolist())
+        counts[ts.N_FREED] = counts[ts.N_TAKEN] = 0
+
+    def _start(self, keys: list[int], queue: int) -> int:
+        """Prepare the collective that carries `keys`; return its id."""
+        instance = self.collective(keys)
+        exchanges = self.tables.exchanges
+        if instance >= len(self.tables.launches):
+            longer = grown(self.tables.launches, instance + 1)
+            self.tables = self.tables._replace(launches=longer, freed=grown(self.tables.freed, len(longer) + 1))
+        exchanges["instance"][keys] = instance
+        exchanges["next"][keys] = [*keys[1:], -1]
+        self.tables.launches[instance] = (keys[0], exchanges["size"][keys[0]], queue)
+        return instance
+
+    def _launch(self, keys: list[int]) -> None:
+        """Let all members enter collectives of a queue as one buffer, now."""
+        instance = self._start(keys, int(self._queue_of[keys[0]]))
+        tables = self.tables
+        first, size = tables.exchanges["first"], int(tables.exchanges["size"][keys[0]])
+        rows = np.concatenate([tables.members[first[key] : first[key] + size] for key in keys])
+        tables.tasks["start"][rows] = self.now
+        n = int(tables.counts[ts.N_JOINS])
+        tables.join_instances[n : n + size] = instance
+        tables.join_ranks[n : n + size] = np.arange(size)
+        tables.counts[ts.N_JOINS] = n + size
+
+    def _waker(self, queue: int) -> Wake:
+        def wake(time: float) -> None:
+            counts = self.tables.counts
+            self.tables.calendar[counts[ts.N_CALENDAR] + counts[ts.N_WOKEN]] = (time, 0, -1 - queue)
+            counts[ts.N_WOKEN] += 1
+
+        return wake
+
+    def _send(self) -> None:
+        """Issue the messages that start now."""
+        counts, n = self.tables.counts, int(self.tables.counts[ts.N_SENDS])
+        counts[ts.N_SENDS] = 0
+        assert self.send is not None
+        rows = self.tables.sends[:n]
+        ids = self.network.send(*self.send(rows), self.now)
+        self.tables.messages[(-1 - ids) % len(self.tables.messages)] = rows
+
+
+def _tables(columns: TaskColumns, n_keys: int, n_queues: int) -> ts.Tables:
+    n = len(columns.kind)
+    tasks = np.zeros(n, dtype=ts.TASK)
+    tasks["start"] = tasks["end"] = np.nan
+    tasks["first"], tasks["last"] = columns.offsets[:-1], columns.offsets[1:]
+    for name in ("seconds", "missing", "waits", "kind", "key", "place", "step"):
+        tasks[name] = getattr(columns, name)
+    rows = np.flatnonzero(columns.kind >= ts.JOIN)
+    rows = rows[np.lexsort((columns.place[rows], columns.key[rows]))]
+    exchanges = np.zeros(n_keys, dtype=ts.EXCHANGE)
+    sizes = np.bincount(columns.key[rows], minlength=n_keys)
+    exchanges["size"] = exchanges["not_ready"] = sizes
+    exchanges["first"] = np.cumsum(sizes) - sizes
+    exchanges["instance"] = exchanges["next"] = exchanges["waiting"] = -1
+    ready = np.zeros(n + 1, dtype=np.int64)
+    first = np.flatnonzero(columns.missing == 0)
+    ready[: len(first)] = first
+    counts = np.zeros(ts.N_COUNTS, dtype=np.int64)
+    counts[ts.N_READY] = len(first)
+    n_sends = int((columns.kind == ts.SEND).sum())
+
+    def places(size: int) -> Ints:
+        return np.zeros(size, dtype=np.int64)
+
+    return ts.Tables(
+        counts=counts, now=np.zeros(1), tasks=tasks, following=np.ascontiguousarray(columns.following),
+        exchanges=exchanges, members=rows, launches=np.zeros(16, dtype=ts.LAUNCH),
+        left=np.bincount(columns.step).astype(np.int64), calendar=np.zeros(n + n_queues + 1, dtype=ts.EVENT),
+        ended=places(2 * n + n_queues + 16), ready=ready, join_instances=places(n), join_ranks=places(n),
+        sends=places(n_sends + 1), messages=places(n_sends + 1), freed=places(17),
+    )  # fmt: skip

@@ -1,0 +1,68 @@
+"""How compiled code calls entry points of the kernel that are compiled apart from it: by their addresses.
+
+Inlining the kernel a second time would compile it a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from ddlsim.network import kernel
+from ddlsim.network.state import Ints
+
+__all__ = ["addresses", "call_advance", "call_join"]
+
+_INTS = types.Array(types.int64, 1, "C")
+_ADVANCE = (_INTS, types.float64)
+_JOIN = (_INTS, _INTS, _INTS, types.float64)
+
+
+def addresses() -> tuple[int, int]:
+    """Return the addresses of `kernel.advance` and `kernel.join`, compiled or loaded first if they are not yet."""
+    return _address(kernel.advance, _ADVANCE), _address(kernel.join, _JOIN)
+
+
+def _address(function: Any, arguments: tuple[types.Type, ...]) -> int:
+    function.compile(arguments)
+    compiled = function.overloads[arguments]
+    return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cfunc_wrapper_name))
+
+
+_Generate: TypeAlias = Callable[[Any, Any, Any, Any], Any]
+
+
+def _calling(returned: types.Type, arguments: tuple[types.Type, ...]) -> tuple[Any, _Generate]:
+    """Return the signature of a call by address, and what generates its code."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kinds = [context.get_value_type(argument) for argument in arguments]
+        kind = ir.FunctionType(context.get_value_type(returned), kinds)
+        result = builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
+        return context.get_dummy_value() if returned is types.none else result
+
+    return returned(types.int64, *arguments), generate
+
+
+def _advance(typing: Any, address: Any, table: Any, until: Any) -> Any:
+    return _calling(types.int64, _ADVANCE)
+
+
+def _join(typing: Any, address: Any, table: Any, instances: Any, ranks: Any, now: Any) -> Any:
+    return _calling(types.none, _JOIN)
+
+
+if TYPE_CHECKING:
+
+    def call_advance(address: int, table: Ints, until: float) -> int:
+        """Call :func:`ddlsim.network.kernel.advance` at its address."""
+
+    def call_join(address: int, table: Ints, instances: Ints, ranks: Ints, now: float) -> None:
+        """Call :func:`ddlsim.network.kernel.join` at its address."""
+else:
+    call_advance = intrinsic(_advance)
+    call_join = intrinsic(_join)

@@ -1,0 +1,332 @@
+"""Tasks that start after others and take their time or a collective's, compiled: what executes plans.
+
+A *task* starts when none of those that it waits for is left. Work then takes its seconds; a member of a collective
+joins the network's *instance* of it, or announces itself to the *queue* that launches it. All that ends at one instant
+is handled together, and so is all that then joins. The table can be gone through over and over: once it has started, a
+task waits anew.
+
+:func:`execute` goes on until it needs something from Python (the values of ``status`` below).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ddlsim.network.compiled import entry, inlined, merged, source_stamp
+from ddlsim.network.pointers import call_advance, call_join
+from ddlsim.network.state import FULL as NETWORK_FULL
+from ddlsim.network.state import IDLE, N_OUT, Floats, Ints, Records, record
+from ddlsim.network.state import NOW as NETWORK_NOW
+from ddlsim.network.view import attach
+
+# What a task can be
+WORK, SEND, RECEIVE, JOIN, QUEUED = range(5)
+
+# What `execute` returns; ARGUMENT is in `counts`
+END = 0  # nothing is left to happen
+FULL = 1  # arrays of the network must be made longer
+PREPARE = 2  # the collective ARGUMENT is entered and has no instance yet
+READY = 3  # all members of the collective ARGUMENT, which a queue launches, are ready for it
+LAUNCHED = 4  # what the queue ARGUMENT had launched has arrived everywhere
+TICK = 5  # the time has come for which the queue ARGUMENT has asked
+SENDING = 6  # the tasks of `sends` are messages that start now
+STEP = 7  # all tasks of the step ARGUMENT have ended
+LIMIT = 8  # nothing more happens up to the limit
+OVERRUN = 9  # the task ARGUMENT would start anew, but its step has not been read
+
+# Places in `counts` (int64)
+N_CALENDAR = 0
+N_WOKEN = 1  # events behind those of the calendar that have not been put in order
+SEQUENCE = 2  # number of the next event
+FIRST_ENDED, N_ENDED = 3, 4  # what is left of the list of what has ended
+FIRST_READY, N_READY = 5, 6
+N_JOINS, N_SENDS = 7, 8  # at this instant
+N_TAKEN, N_FREED = 9, 10  # completions, and instances that have ended, that the network has not been told of
+ARGUMENT = 11
+ADVANCE, JOINING = 12, 13  # addresses in the kernel
+N_COUNTS = 14
+
+#: start, end: s, NaN where it has not come; first:last of `following` start after it; missing: of those that it waits
+#: for, `waits` altogether; place: in the group of its collective
+TASK = record(
+    seconds="f", start="f", end="f", first="n", last="n", missing="n", waits="n", kind="n", key="n", place="n", step="n"
+)
+#: what the tasks of a key have in common. instance: the network's, -1 if none; members[first:first + size] are its
+#: tasks; not_ready: how many have not started; next: the key that travels with it, -1 if none; waiting: the receive
+#: that has started, -1 if none; delivered: 1 if the message is
+EXCHANGE = record(instance="n", first="n", size="n", not_ready="n", next="n", waiting="n", delivered="n")
+#: what runs as an instance of the network: its first key, ranks under way, the queue that launched it (-1: none)
+LAUNCH = record(key="n", left="n", queue="n")
+#: item: a task, or -1 - queue for a tick
+EVENT = record(time="f", sequence="i", item="i")
+
+
+class Tables(NamedTuple):
+    """What :func:`execute` works on; Python makes all of it."""
+
+    counts: Ints
+    now: Floats  # (1,) s
+    tasks: Records  # TASK
+    following: Ints
+    exchanges: Records  # EXCHANGE
+    members: Ints
+    launches: Records  # LAUNCH, by instance
+    left: Ints  # tasks of each step that have not ended
+    calendar: Records  # EVENT, a heap
+    ended: Ints  # tasks that have ended now, -1 - queue for what a queue has launched
+    ready: Ints  # tasks that may start now
+    join_instances: Ints
+    join_ranks: Ints
+    sends: Ints
+    messages: Ints  # the task of each message sent, by the order of sending
+    freed: Ints  # instances that have ended
+
+
+# ---------------------------------------------------------------- the calendar
+
+
+@inlined
+def _earlier(heap, i, time, sequence):  # type: ignore[no-untyped-def]
+    return heap[i].time < time or (heap[i].time == time and heap[i].sequence < sequence)
+
+
+@inlined
+def _put(heap, i, time, sequence, item):  # type: ignore[no-untyped-def]
+    heap[i].time = time
+    heap[i].sequence = sequence
+    heap[i].item = item
+
+
+@inlined
+def push(counts, heap, time, item):  # type: ignore[no-untyped-def]
+    """Let an item come at `time`, after those of the same time that are there."""
+    i = counts[N_CALENDAR]
+    sequence = counts[SEQUENCE]
+    counts[N_CALENDAR] = i + 1
+    counts[SEQUENCE] = sequence + 1
+    while i > 0:
+        parent = (i - 1) >> 1
+        if _earlier(heap, parent, time, sequence):
+            break
+        _put(heap, i, heap[parent].time, heap[parent].sequence, heap[parent].item)
+        i = parent
+    _put(heap, i, time, sequence, item)
+
+
+@merged
+def pop(counts, heap):  # type: ignore[no-untyped-def]
+    """Return the item that comes first."""
+    first = heap[0].item
+    n = counts[N_CALENDAR] - 1
+    counts[N_CALENDAR] = n
+    time = heap[n].time
+    sequence = heap[n].sequence
+    item = heap[n].item
+    i = 0
+    while True:
+        child = 2 * i + 1
+        if child >= n:
+            break
+        if child + 1 < n and _earlier(heap, child + 1, heap[child].time, heap[child].sequence):
+            child += 1
+        if not _earlier(heap, child, time, sequence):
+            break
+        _put(heap, i, heap[child].time, heap[child].sequence, heap[child].item)
+        i = child
+    _put(heap, i, time, sequence, item)
+    return first
+
+
+# ---------------------------------------------------------------- tasks
+
+
+@merged
+def finish(counts, tasks, following, exchanges, ended, ready, left, row, now):  # type: ignore[no-untyped-def]
+    """End a task; return whether it was the last of its step."""
+    tasks[row].end = now
+    if tasks[row].kind == SEND:
+        exchange = tasks[row].key
+        exchanges[exchange].delivered = 1
+        receive = exchanges[exchange].waiting
+        if receive >= 0:
+            exchanges[exchange].waiting = -1
+            counts[FIRST_ENDED] -= 1  # it ends next, before others
+            ended[counts[FIRST_ENDED]] = receive
+    n = counts[N_READY]
+    for i in range(tasks[row].first, tasks[row].last):
+        after = following[i]
+        missing = tasks[after].missing - 1
+        tasks[after].missing = missing
+        if missing == 0:
+            ready[n] = after
+            n += 1
+    counts[N_READY] = n
+    step = tasks[row].step
+    left[step] -= 1
+    if left[step] == 0:
+        counts[ARGUMENT] = step
+        return True
+    return False
+
+
+@merged
+def begin(counts, tasks, exchanges, calendar, instances, ranks, sends, row, now):  # type: ignore[no-untyped-def]
+    """Start a task that is ready; return END, or what Python must do: before it starts (PREPARE, OVERRUN), or after."""
+    kind = tasks[row].kind
+    exchange = tasks[row].key
+    counts[ARGUMENT] = exchange
+    if not np.isnan(tasks[row].end):
+        counts[ARGUMENT] = row
+        return OVERRUN
+    if kind == JOIN and exchanges[exchange].instance < 0:
+        return PREPARE
+    counts[FIRST_READY] += 1
+    tasks[row].start = now
+    tasks[row].missing = tasks[row].waits
+    if kind == WORK:
+        push(counts, calendar, now + tasks[row].seconds, row)
+    elif kind == JOIN:
+        n = counts[N_JOINS]
+        instances[n] = exchanges[exchange].instance
+        ranks[n] = tasks[row].place
+        counts[N_JOINS] = n + 1
+    elif kind == QUEUED:
+        exchanges[exchange].not_ready -= 1
+        if exchanges[exchange].not_ready == 0:
+            return READY
+    elif kind == SEND:
+        sends[counts[N_SENDS]] = row
+        counts[N_SENDS] += 1
+    elif exchanges[exchange].delivered == 1:
+        push(counts, calendar, now, row)
+    else:
+        exchanges[exchange].waiting = row
+    return END
+
+
+# ---------------------------------------------------------------- what the network has ended
+
+
+@inlined
+def _after(out, i, turn, rank):  # type: ignore[no-untyped-def]
+    other = -1 - out[i].id - (1 << 62) if out[i].id < 0 else out[i].id
+    return other > turn or (other == turn and out[i].rank > rank)
+
+
+@merged
+def sort(out, n):  # type: ignore[no-untyped-def]
+    """Sort completions as :class:`~ddlsim.network.network.Completions` are: messages first, as they were sent."""
+    gap = n >> 1
+    while gap > 0:
+        for k in range(gap, n):
+            identity = out[k].id
+            rank = out[k].rank
+            turn = -1 - identity - (1 << 62) if identity < 0 else identity
+            i = k
+            while i >= gap and _after(out, i - gap, turn, rank):
+                out[i].id = out[i - gap].id
+                out[i].rank = out[i - gap].rank
+                i -= gap
+            out[i].id = identity
+            out[i].rank = rank
+        gap >>= 1
+
+
+@merged
+def take(counts, out, n, state, exchanges, members, launches, messages, ended, freed):  # type: ignore[no-untyped-def]
+    """Note the tasks that the network has ended, all before anything starts and gets an instance that is free again."""
+    sort(out, n)
+    at = counts[N_ENDED]
+    for i in range(n):
+        instance = out[i].id
+        if instance < 0:
+            ended[at] = messages[(-1 - instance) % messages.size]
+            at += 1
+            continue
+        key = launches[instance].key
+        while key >= 0:
+            ended[at] = members[exchanges[key].first + out[i].rank]
+            at += 1
+            key = exchanges[key].next
+        launches[instance].left -= 1
+        if launches[instance].left == 0 and launches[instance].queue >= 0:
+            ended[at] = -1 - launches[instance].queue
+            at += 1
+        if state[instance].ranks_left == 0 and (i + 1 == n or out[i + 1].id != instance):
+            freed[counts[N_FREED]] = instance
+            counts[N_FREED] += 1
+    counts[N_ENDED] = at
+    counts[N_TAKEN] += n
+
+
+def _entry_point(stamp: int) -> Any:
+    """Return what Python calls; `stamp` stands for the sources of all that is inlined here."""
+
+    @entry
+    def execute(  # type: ignore[no-untyped-def]
+        table: Ints, limit, counts, clock, tasks, following, exchanges, members, launches, left, calendar, ended, ready,
+        join_instances, join_ranks, sends, messages, freed,
+    ):  # fmt: skip
+        """Let tasks start and end up to and including `limit` (s), or until Python must do something; return what."""
+        stamp  # noqa: B018
+        net = attach(table)
+        while counts[N_WOKEN] > 0:
+            counts[N_WOKEN] -= 1
+            push(counts, calendar, calendar[counts[N_CALENDAR]].time, calendar[counts[N_CALENDAR]].item)
+        while True:
+            while True:
+                now = clock[0]
+                if counts[FIRST_READY] < counts[N_READY]:
+                    row = ready[counts[FIRST_READY]]
+                    status = begin(counts, tasks, exchanges, calendar, join_instances, join_ranks, sends, row, now)
+                    if status != END:
+                        return status
+                elif counts[FIRST_ENDED] < counts[N_ENDED]:
+                    row = ended[counts[FIRST_ENDED]]
+                    counts[FIRST_ENDED] += 1
+                    counts[FIRST_READY] = 0
+                    counts[N_READY] = 0
+                    if row < 0:
+                        counts[ARGUMENT] = -1 - row
+                        return LAUNCHED
+                    if finish(counts, tasks, following, exchanges, ended, ready, left, row, now):
+                        return STEP
+                else:
+                    break
+            counts[FIRST_READY] = 0
+            counts[N_READY] = 0
+            counts[FIRST_ENDED] = 0
+            counts[N_ENDED] = 0
+            after = calendar[0].time if counts[N_CALENDAR] > 0 else np.inf
+            if after > now:
+                n = counts[N_JOINS]
+                if n > 0:
+                    counts[N_JOINS] = 0
+                    call_join(counts[JOINING], table, join_instances[:n], join_ranks[:n], now)
+                if counts[N_SENDS] > 0:
+                    return SENDING
+            status = call_advance(counts[ADVANCE], table, min(after, limit))
+            if status == NETWORK_FULL:
+                return FULL
+            if status != IDLE:
+                clock[0] = net.reals[NETWORK_NOW]
+                n = net.counts[N_OUT]
+                net.counts[N_OUT] = 0
+                take(counts, net.out, n, net.instances, exchanges, members, launches, messages, ended, freed)
+            elif after <= limit and after < np.inf:
+                clock[0] = after
+                item = pop(counts, calendar)
+                if item < 0:
+                    counts[ARGUMENT] = -1 - item
+                    return TICK
+                ended[0] = item
+                counts[N_ENDED] = 1
+            else:
+                return LIMIT if limit < np.inf else END
+
+    return execute
+
+
+execute = _entry_point(source_stamp())

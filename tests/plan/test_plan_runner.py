@@ -1,0 +1,102 @@
+"""The compiled execution of plans is a plain loop's, to the last bit."""
+
+import dataclasses
+import importlib
+
+import numpy as np
+import pytest
+from plan_examples import random_plan, workload
+from reference_runner import ReferenceRun
+
+import ddlsim
+from ddlsim.cluster import star
+from ddlsim.collectives import build
+from ddlsim.network import Network
+from ddlsim.plan import Draft, FusedQueue, Lane, UrgentQueue, data_parallel
+from ddlsim.plan.runner import Run
+from ddlsim.workload.buckets import ddp_buckets, per_layer
+
+SWITCH = ddlsim.load_cluster(star(6, bandwidth="10 Gbit/s", latency="5 us"))
+execution = importlib.import_module("ddlsim.plan.execute")
+
+
+def same(plan, monkeypatch, cluster=SWITCH, algorithm="ring", **more):
+    compiled = plan.execute(cluster, algorithm, **more)
+    monkeypatch.setattr(execution, "Run", ReferenceRun)
+    expected = plan.execute(cluster, algorithm, **more)
+    assert expected.seconds > 0.0
+    assert compiled.start.tolist() == expected.start.tolist()
+    assert compiled.end.tolist() == expected.end.tolist()
+
+
+def jittered(plan, seed):
+    """Return a plan whose seconds vary, many of them by one of four factors, so that some tasks end together."""
+    rng = np.random.default_rng(seed)
+    factor = np.where(rng.random(len(plan)) < 0.5, rng.choice([0.5, 1.0, 1.5, 2.0], len(plan)), rng.random(len(plan)))
+    return dataclasses.replace(plan, seconds=plan.seconds * factor)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seconds", [True, False])
+def test_any_tasks_messages_and_collectives(seed, seconds, monkeypatch):
+    plan = random_plan(np.random.default_rng(seed), n_ranks=6, n_tasks=120, seconds=seconds)
+    same(jittered(plan, seed), monkeypatch)
+
+
+@pytest.mark.parametrize("cluster", ["cloud-25g-16x8-v100", "lab-heterogeneous", "three-regions-wan"])
+@pytest.mark.parametrize("algorithm", ["ring", "hierarchical", "halving_doubling"])
+def test_buckets_in_order(cluster, algorithm, monkeypatch):
+    plan = data_parallel(workload(), 4, ddp_buckets, steps=4, accumulation=2)
+    same(plan, monkeypatch, cluster, algorithm)
+    monkeypatch.undo()
+    same(jittered(plan, 1), monkeypatch, cluster, algorithm)
+
+
+@pytest.mark.parametrize(
+    ("queue", "more"),
+    [(UrgentQueue(1), {}), (UrgentQueue(3), {"layer_by_layer": True}), (FusedQueue("2 MB", "3 ms"), {}),
+     (FusedQueue(), {})],
+)  # fmt: skip
+@pytest.mark.parametrize("model", ["resnet50", "alexnet"])
+def test_buckets_of_queues(queue, more, model, monkeypatch):
+    plan = jittered(data_parallel(workload(model), 5, per_layer, steps=3, queue=queue, **more), 2)
+    same(plan, monkeypatch, "two-racks-oversubscribed")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_queues_of_groups_beside_each_other(seed, monkeypatch):
+    """Two halves with a queue each, whose collectives become ready in any order, share the links with a third group."""
+    rng, draft = np.random.default_rng(seed), Draft()
+    work = {rank: [] for rank in range(6)}
+    for _ in range(40):
+        rank = int(rng.integers(6))
+        work[rank].append(draft.work(rank, float(rng.exponential())))
+        group = [[0, 1, 2], [3, 4, 5], [0, 3, 5]][rng.integers(3)]
+        lane = "stream" if len({rank < 3 for rank in group}) == 1 else "other"
+        needs = [work[rank][-1:] for rank in group]
+        draft.all_reduce(group, float(rng.integers(1, 10**9)), needs, lane=lane)
+    plan = draft.plan()
+    place = {("stream", True): 0, ("stream", False): 1}
+    lanes = tuple(Lane(rank, name, place.get((name, rank < 3), -1)) for rank, name, _ in plan.lanes)
+    queues = (UrgentQueue(2), FusedQueue("1 GB", "0.1 s"))
+    same(dataclasses.replace(plan, lanes=lanes, queues=queues), monkeypatch)
+
+
+def test_the_network_has_carried_the_same():
+    """Busy intervals are logged, for which the kernel asks for longer arrays; channels and messages are the same."""
+    cluster = ddlsim.load_cluster("cloud-25g-16x8-v100")
+    plan = jittered(data_parallel(workload(), 24, per_layer, steps=2), 3)
+    nodes = cluster.workers[:24]
+    schedule = build("hierarchical", 24, 1e6, cluster.host_of[nodes].tolist())
+    networks = []
+    for runner in (Run, ReferenceRun):
+        networks.append(Network(cluster, record=True))
+        runner(plan, networks[-1], nodes, [lambda _: schedule]).to_end()
+    compiled, expected = networks
+    assert compiled.n_messages == expected.n_messages > 0
+    assert compiled.now == expected.now
+    assert compiled.n_live == expected.n_live == 0
+    assert compiled.channel_busy.tolist() == expected.channel_busy.tolist()
+    for mine, its in zip(compiled.busy_intervals(), expected.busy_intervals(), strict=True):
+        assert len(mine) > 4096 + 2 * compiled.n_channels
+        assert mine.tolist() == its.tolist()
