@@ -57,6 +57,7 @@ from .run.experiment import Experiment as Experiment
 from .run.result import Result as Result
 from .run.seeds import Seeds as Seeds, simulate_seeds as simulate_seeds
 from .run.traced import Traced as Traced
+from .runtime.fabric import Fabric as Fabric, WithFabric as WithFabric
 from .strategies import (
     ADPSGD as ADPSGD,
     BMUF as BMUF,

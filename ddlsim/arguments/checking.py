@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,7 +13,7 @@ from ddlsim.arguments.annotations import checked_items, rule_of
 from ddlsim.arguments.rules import Rule
 from ddlsim.errors import ConfigError, unknown_name
 
-__all__ = ["checked"]
+__all__ = ["annotations_of", "checked"]
 
 T = TypeVar("T", bound=Callable[..., Any])
 _EMPTY = inspect.Parameter.empty
@@ -19,22 +21,38 @@ _PLAIN, _NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYW
 _SEVERAL, _MORE = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 
-def _read(annotation: object, function: Callable[..., object]) -> object:
-    """Return an annotation as an object: modules here postpone their evaluation."""
+def _read(annotation: object, name: str, function: Callable[..., object], made: type | None) -> object:
+    """Return an annotation as an object: modules here postpone their evaluation.
+
+    The names in it are those of the module that it is written in: a dataclass inherits fields from other modules.
+    """
+    if not isinstance(annotation, str):
+        return annotation
     scope = inspect.unwrap(function).__globals__
-    return eval(annotation, scope) if isinstance(annotation, str) else annotation
+    if made is not None and dataclasses.is_dataclass(made):
+        bases = (base for base in made.__mro__ if name in vars(base).get("__annotations__", ()))
+        scope = next((vars(sys.modules[base.__module__]) for base in bases), scope)
+    return eval(annotation, scope)
+
+
+def annotations_of(make: Callable[..., object]) -> dict[str, object]:
+    """Return the annotations of a function's, or a class's, arguments as objects."""
+    made = make if isinstance(make, type) else None
+    function: Callable[..., object] = make if made is None else made.__init__  # type: ignore[misc]  # of this very class
+    written = inspect.get_annotations(inspect.unwrap(function)).items()
+    return {name: _read(annotation, name, function, made) for name, annotation in written if name != "return"}
 
 
 class _Signature:
-    """What a function asks of its arguments; `owner` is what messages call it."""
+    """What a function (the constructor of the class `made`) asks of its arguments; messages call it `owner`."""
 
-    def __init__(self, function: Callable[..., object], owner: str) -> None:
+    def __init__(self, function: Callable[..., object], owner: str, made: type | None) -> None:
         self.owner = owner
         self.signature = inspect.signature(function)
         self.rules = {
             name: rule
-            for name, written in inspect.get_annotations(inspect.unwrap(function)).items()
-            if name != "return" and (rule := rule_of(_read(written, function))) is not None
+            for name, annotation in annotations_of(function if made is None else made).items()
+            if (rule := rule_of(annotation)) is not None
         }
         kinds = {name: parameter.kind for name, parameter in self.signature.parameters.items()}
         #: those that can stand without their names, and those that can stand with it: where, and the rule
@@ -87,21 +105,21 @@ class _Signature:
 def checked(target: T) -> T:
     """Decorate a function, or a class with annotated arguments, so that wrong ones raise ConfigError."""
     if isinstance(target, type):
-        target.__init__ = _guarded(target.__init__, of_class=True)  # type: ignore[misc]
+        target.__init__ = _guarded(target.__init__, target)  # type: ignore[misc]
         return target
-    return _guarded(target, of_class=False)
+    return _guarded(target, None)
 
 
-def _guarded(function: T, *, of_class: bool) -> T:
+def _guarded(function: T, made: type | None) -> T:
     name = function.__qualname__.rpartition("<locals>.")[2]
     known: dict[str, _Signature] = {}  # made when it is needed: annotations may name what is defined later
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        owner = type(args[0]).__name__ if of_class else name
+        owner = name if made is None else type(args[0]).__name__
         signature = known.get(owner)
         if signature is None:
-            signature = known[owner] = _Signature(function, owner)
+            signature = known[owner] = _Signature(function, owner, made)
         kept, named = signature.checked(args, kwargs)
         return function(*kept, **named)
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Bandwidth, Count, checked, quantity
+from ddlsim.arguments import Bandwidth, Count, Index, checked, quantity
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.calibrated import inside_hosts, payload_rate
 from ddlsim.cluster.cluster import ClusterLike
@@ -70,15 +70,15 @@ class NcclTime:
 
 
 @checked
-@functools.lru_cache(maxsize=16)
-def bus_bandwidth(cluster: Cluster, n_ranks: Count) -> tuple[float, str]:
+@functools.lru_cache(maxsize=256)
+def bus_bandwidth(cluster: Cluster, n_ranks: Count, places: tuple[int, ...] | None = None) -> tuple[float, str]:
     """Return the bytes/s at which rings over the first workers can run, and what joins workers of a node ("nvlink" or
-    "pcie", the slower one if there are both).
+    "pcie", the slower one if there are both). With `places` the ranks are at these nodes.
 
     Inside nodes, what the links of a worker carry outwards (its NVLinks if it has any); over several nodes at most what
     a node's links to the outside carry: the least of all, as a ring passes through every worker and every node.
     """
-    nodes = cluster.workers[:n_ranks]
+    nodes = cluster.workers[:n_ranks] if places is None else np.array(places, dtype=np.int64)
     hosts = cluster.host_of[nodes]
     inside = inside_hosts(cluster)
     nvlink = np.array([kind == "nvlink" for kind in cluster.link_kind], dtype=bool)
@@ -115,6 +115,7 @@ def nccl_time(
     *,
     kind: str = "all_reduce",
     ranks: Count | None = None,
+    nodes: tuple[Index, ...] | None = None,
     bandwidth: Bandwidth | None = None,
     algorithm: str | None = None,
     protocol: str | None = None,
@@ -124,6 +125,7 @@ def nccl_time(
     nbytes     buffer per rank, bytes or text such as "100 MB"
     kind       "all_reduce", "reduce_scatter" or "all_gather" (a tree only for all-reduce)
     ranks      number of workers; None: all
+    nodes      numbers of the nodes that the ranks are at, instead of the first workers
     bandwidth  of the bus, bytes/s or text such as "230 GB/s"; None: :func:`bus_bandwidth`
     algorithm, protocol   only this one ("ring", "tree"; "LL", "LL128", "Simple")
 
@@ -131,14 +133,19 @@ def nccl_time(
     """
     loaded = load_cluster(cluster)
     size = si(nbytes, "bytes")
-    n_ranks = len(loaded.workers) if ranks is None else ranks
+    if nodes is not None and ranks is not None:
+        raise ConfigError(f"nccl_time: ranks = {ranks} beside nodes: the nodes say how many ranks there are")
+    if nodes is not None and not (len(set(nodes)) == len(nodes) and np.isin(nodes, loaded.workers).all()):
+        raise ConfigError(f"nccl_time: nodes = {nodes}: must be different workers of {loaded.name!r}")
+    n_ranks = len(nodes) if nodes is not None else len(loaded.workers) if ranks is None else ranks
     if not 2 <= n_ranks <= len(loaded.workers):
         raise ConfigError(f"ranks = {n_ranks}: must be 2 to {len(loaded.workers)}, the workers of {loaded.name!r}")
     _check(kind, algorithm, protocol)
-    bus, hardware = bus_bandwidth(loaded, n_ranks) if bandwidth is None else (0.0, _hardware(loaded))
+    bus, hardware = bus_bandwidth(loaded, n_ranks, nodes) if bandwidth is None else (0.0, _hardware(loaded))
     if bandwidth is not None:
         bus = si(bandwidth, "bandwidth")
-    n_nodes = len(np.unique(loaded.host_of[loaded.workers[:n_ranks]]))
+    at = loaded.workers[:n_ranks] if nodes is None else np.array(nodes, dtype=np.int64)
+    n_nodes = len(np.unique(loaded.host_of[at]))
     found = [
         NcclTime(_estimate(kind, name, p, size, n_ranks, n_nodes, bus, hardware), name, p)
         for name in ("ring", "tree")

@@ -29,7 +29,7 @@ __all__ = ["Checkpoint", "read", "write"]
 #: 2: with a digest
 FORMAT = 2
 #: packages whose dataclasses may be parts of values
-PACKAGES = ("ddlsim.compression", "ddlsim.learning", "ddlsim.optim", "ddlsim.strategies")
+PACKAGES = ("ddlsim.compression", "ddlsim.learning", "ddlsim.optim", "ddlsim.runtime", "ddlsim.strategies")
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,8 +34,8 @@ from ddlsim.planner.candidates import Candidate, is_synchronous
 from ddlsim.planner.target import Figures
 from ddlsim.run.costs import host_price
 from ddlsim.run.simulate import prepare
-from ddlsim.runtime.algorithms import name_of
-from ddlsim.runtime.compressed import rounded
+from ddlsim.runtime.codec import rounded
+from ddlsim.runtime.fabric import name_of
 from ddlsim.runtime.servers import server_nodes
 from ddlsim.strategies import AllReduce, LocalSGD, ParameterServer
 from ddlsim.strategies.overlap import DdpBuckets, NoOverlap, PerLayer, buckets_of, overlap_named

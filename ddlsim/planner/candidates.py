@@ -102,7 +102,7 @@ def candidates(
     Raises ConfigError for values that are none, and if nothing is left.
     """
     rows = list(_rows(clusters, workers, strategies, compressions, batch_sizes))
-    made = [row for row in rows if row[1] <= len(row[0].workers) and _compresses(row[2], row[3])]
+    made = [row for row in rows if row[1] <= len(row[0].workers)]
     if not made:
         devices = ", ".join(f"{cluster.name!r} has {len(cluster.workers)} devices" for cluster in clusters)
         raise ConfigError(
@@ -154,10 +154,6 @@ def _rows(
                 for compression in packed if n > 1 else packed[:1]:  # one worker sends nothing
                     for batch_size in batch_sizes:
                         yield cluster, n, strategy, compression, batch_size
-
-
-def _compresses(strategy: Strategy, compression: Compression | None) -> bool:
-    return compression is None or bool(getattr(strategy, "takes_compression", False))
 
 
 def is_exact(strategy: Strategy) -> bool:

@@ -56,7 +56,7 @@ class Evaluator:
             if self._pool is None:
                 self._pool = open_pool(None, self._jobs, Packer(self._digests), experiments)
             # the long ones first: the last ones then end at about the same time
-            order = sorted(tasks.values(), key=lambda task: -(task.experiment.workers or 0))
+            order = sorted(tasks.values(), key=lambda task: -(task.experiment.n_workers or 0))
             dispatch(order, self._pool, self._store, self._count)
         found = self._store.outcomes(keys)
         return [found[key] for key in keys]
@@ -68,4 +68,4 @@ class Evaluator:
 
 
 def _name(experiment: Experiment) -> str:
-    return f"{experiment.strategy.label}, {experiment.workers} workers, batch {experiment.batch_size}"
+    return f"{experiment.strategy.label}, {experiment.n_workers} workers, batch {experiment.batch_size}"

@@ -20,6 +20,7 @@ from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Training
 from ddlsim.run.traced import Traced
+from ddlsim.runtime.fabric import Fabric, on_fabric
 from ddlsim.strategies import AllReduce, Strategy
 from ddlsim.units import si
 from ddlsim.workload.compute import GRADIENT_NBYTES, Affine, Measured, Roofline
@@ -34,9 +35,18 @@ def _slow_downs(value: object, where: str) -> object:
     return _SLOW_DOWNS((value,) if isinstance(value, SlowDown) else value, where)
 
 
+def _places(value: object, where: str) -> object:
+    places = tuple(cast("Sequence[int]", value))
+    if not places or len(set(places)) < len(places):
+        raise ConfigError(f"{where} = {list(places)}: must list one place or more, each once")
+    return places
+
+
 _SLOW_DOWNS = cast(
     Rule, rule_of(tuple[Annotated[SlowDown, "a SlowDown(ranks, start, duration, factor)"], ...])
 )
+#: how many workers, or where
+WorkersLike = Count | Annotated[Sequence[Index], "a number, or a list of places such as [0, 1, 2, 3]", by(_places)]
 StrategyLike = Annotated[Strategy, "an object such as ddlsim.AllReduce('ring')"]
 GradientType = Annotated[str, one_of(*GRADIENT_NBYTES)]
 ComputeLike = Annotated[
@@ -60,7 +70,8 @@ class Experiment:
     model           bundled name, path or :class:`Model`
     strategy        how workers exchange gradients
     batch_size      samples per worker and (micro-)step
-    workers         number of workers, placed on the cluster's first devices; None: on all of them
+    workers         number of workers, placed on the cluster's first devices, or the places of a part of them in
+                    ``cluster.workers``, such as [4, 5, 6, 7]; None: on all of them
     steps           steps per worker that are measured (asynchronous: on average)
     warmup          steps before those, simulated but not measured
     accumulation    micro-steps per exchange
@@ -77,14 +88,15 @@ class Experiment:
     training        what the workers learn, and when that is enough (``steps`` has no effect then); None: the run
                     is about time only
     time_model      model whose sizes and compute times the clock uses, where `model` is a small one that learns
-    compression     what workers compress gradients with: a compressor such as TopK(0.01), or a Compression
+    compression     what workers compress what they send with: a compressor such as TopK(0.01), or a Compression
+    fabric          how groups of workers execute their collectives, a Fabric: becomes the strategy's own
     """
 
     cluster: ClusterLike
     model: ModelLike = "resnet50"
     strategy: StrategyLike = AllReduce()
     batch_size: Count = 32
-    workers: Count | None = None
+    workers: WorkersLike | None = None
     _: KW_ONLY
     steps: Count = 10
     warmup: Index = 2
@@ -101,6 +113,7 @@ class Experiment:
     training: TrainingLike | None = None
     time_model: ModelLike | None = None
     compression: CompressionLike | None = None
+    fabric: Fabric | None = None
 
     def __post_init__(self) -> None:
         max_time = si(self.max_time, "time")
@@ -114,21 +127,24 @@ class Experiment:
         if self.speed is not None and not self.speed:
             raise ConfigError("Experiment: speed = (): must be a list of one factor above 0 per worker, or None")
         object.__setattr__(self, "compression", compression_of(self.compression))
+        if self.fabric is not None:  # one truth: it becomes the strategy's own
+            object.__setattr__(self, "strategy", on_fabric(self.strategy, self.fabric))
+            object.__setattr__(self, "fabric", None)
         self._check_compression()
 
     def _check_compression(self) -> None:
         if self.compression is None:
             return
-        if not getattr(self.strategy, "takes_compression", False):
-            raise ConfigError(
-                f"compression has no effect with {self.strategy.label}; AllReduce, ParameterServer and "
-                "AsyncParameterServer take it"
-            )
         if self.gradient_dtype != "fp32":
             raise ConfigError(
                 f"gradient_dtype = {self.gradient_dtype!r} beside compression: compressors take fp32 and say what "
                 "travels; leave it out (compression=ddlsim.FP16() halves the bytes)"
             )
+
+    @property
+    def n_workers(self) -> int | None:
+        """How many workers are asked for, None for as many as the cluster has devices."""
+        return self.workers if self.workers is None or isinstance(self.workers, int) else len(self.workers)
 
     def with_(self, **changes: object) -> Experiment:
         """Return the experiment with some fields changed."""

@@ -46,6 +46,7 @@ from ddlsim.learning import Dirichlet, Training
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.tables import Kinds, build, chosen, schema_of
 from ddlsim.run.traced import Traced
+from ddlsim.runtime.fabric import Fabric
 from ddlsim.strategies import Strategy
 from ddlsim.workload import jitter as jitters
 from ddlsim.workload.compute import Affine, Measured, Roofline
@@ -153,6 +154,7 @@ FIELDS: Mapping[str, Kinds] = {
     "slow_downs": {"slow-down": jitters.SlowDown},
     "training": {"training": Training},
     "compression": COMPRESSORS,
+    "fabric": {"fabric": Fabric},
 }
 
 #: keys that tell other files -> what these are, and where they go

@@ -72,15 +72,8 @@ def prepare(experiment: Experiment) -> Prepared:
     model = load_model(experiment.model)
     time_model = model if experiment.time_model is None else load_model(experiment.time_model)
     experiment, notes = as_measured(experiment, cluster, time_model.name)
-    n_workers = experiment.workers if experiment.workers is not None else len(cluster.workers)
-    if n_workers > len(cluster.workers):
-        raise ConfigError(
-            f"workers = {n_workers}: cluster {cluster.name!r} has {len(cluster.workers)} devices; "
-            f"use at most {len(cluster.workers)}"
-        )
-    if n_workers < 1:
-        raise ConfigError(f"cluster {cluster.name!r} has no device to place a worker on")
-    nodes = cluster.workers[:n_workers].tolist()
+    nodes = _nodes(experiment, cluster)
+    n_workers = len(nodes)
     if n_workers > 1:
         cluster.check_connected(nodes)
     for slow in experiment.slow_downs:
@@ -98,6 +91,20 @@ def prepare(experiment: Experiment) -> Prepared:
         experiment, cluster, model, time_model, task, nodes, made, tuple(dict.fromkeys(texts)), notes,
         () if missing is None else (missing,),
     )  # fmt: skip
+
+
+def _nodes(experiment: Experiment, cluster: Cluster) -> list[int]:
+    """Return the node of each worker."""
+    n_devices, wanted = len(cluster.workers), experiment.workers
+    if not n_devices:
+        raise ConfigError(f"cluster {cluster.name!r} has no device to place a worker on")
+    places = range(n_devices if wanted is None else wanted) if wanted is None or isinstance(wanted, int) else wanted
+    if max(places) >= n_devices:
+        many = f"workers = {wanted}" if isinstance(wanted, int) else f"workers = {list(places)}: place {max(places)}"
+        hint = f"use at most {n_devices}" if isinstance(wanted, int) else f"places go from 0 to {n_devices - 1}"
+        raise ConfigError(f"{many}: cluster {cluster.name!r} has {n_devices} devices; {hint}")
+    nodes: list[int] = cluster.workers[list(places)].tolist()
+    return nodes
 
 
 def _workloads(
@@ -249,6 +256,11 @@ def run(
         compression=compression_of(experiment.compression), jitter=experiment.jitter,
     )  # fmt: skip
     experiment.strategy.start(setting)
+    if setting.compression is not None and not setting.compresses:
+        raise ConfigError(
+            f"compression has no effect with {experiment.strategy.label}: nothing that it sends goes through an "
+            "Exchange, a Group or Wires (ddlsim.runtime), which compress; leave it out"
+        )
     monitor = stop.monitor = _monitor(setting, experiment, progress, saved.checkpoint if saved is not None else None)
     pauses = _pauses(monitor, loaded, loop, checkpoint, checkpoint_every)
     interrupted, reason, halfway = False, "", False

@@ -16,6 +16,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 
 from ddlsim.arguments.annotations import alternatives
+from ddlsim.arguments.checking import annotations_of
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.workload.toml_files import validate
 
@@ -74,7 +75,7 @@ def build(make: Callable[..., T], table: Mapping[str, object], parts: Mapping[st
 def schema_of(make: Callable[..., object], parts: Mapping[str, Kinds]) -> type[Table]:
     """Return what a table of a class's arguments must look like."""
     fields: dict[str, object] = {}
-    types = inspect.get_annotations(make.__init__, eval_str=True)
+    types = annotations_of(make)
     for name, argument in inspect.signature(make).parameters.items():
         annotation = _annotation(alternatives(types[name]), name in parts)
         if annotation is not None and name not in _HIDDEN:

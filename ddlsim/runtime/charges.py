@@ -58,6 +58,11 @@ class Load:
         self.cluster = cluster
         self._parts: list[tuple[Ints, Ints, Floats]] = []
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has been put on it."""
+        return not self._parts
+
     def add(self, src: npt.ArrayLike, dst: npt.ArrayLike, nbytes: npt.ArrayLike) -> None:
         """Send ``nbytes[i]`` from node ``src[i]`` to node ``dst[i]``, (n,)."""
         source, target = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
@@ -66,6 +71,8 @@ class Load:
     def charge(self) -> Charge:
         """Return what this puts on the channels; where there are frames, their headers take time as well."""
         cluster = self.cluster
+        if self.empty:
+            return Charge(np.zeros(cluster.n_channels), 0.0, 0.0, 0)
         source, target, nbytes = (np.concatenate(column) for column in zip(*self._parts, strict=True))
         routes = cluster.routes(source, target)
         n_hops = np.diff(routes.offsets)
@@ -86,26 +93,24 @@ class Load:
         return Charge(carried, float(nbytes.sum()), float(seconds.max()), int(seconds.argmax()))
 
 
-def by_schedule(cluster: Cluster, schedule: Schedule, nodes: Sequence[int], nbytes: float) -> Charge:
-    """Return what `schedule` over `nbytes` puts on the links, rank r being at ``nodes[r]``."""
+def by_schedule(load: Load, schedule: Schedule, nodes: Sequence[int], nbytes: float) -> None:
+    """Put on the links what `schedule` over `nbytes` does, rank r being at ``nodes[r]``."""
     place = np.asarray(nodes, dtype=np.int64)
-    load = Load(cluster)
     for round_ in (r for lane in schedule.lanes for r in lane):
         n_distinct = 1 if schedule.chunk_weight is None or round_.shift == 0 else round_.repeat
         for repetition in range(n_distinct):
             size = schedule.message_bytes(nbytes, round_, repetition) + round_.header
             load.add(place[round_.src], place[round_.dst], size * (round_.repeat / n_distinct))
-    return load.charge()
 
 
-def spread(cluster: Cluster, nodes: Sequence[int], nbytes: float, algorithm: str, kind: str = "all_reduce") -> Charge:
-    """Return what NCCL's "ring" or "tree" over `nbytes` among workers at `nodes` puts on the links."""
-    place = np.asarray(nodes, dtype=np.int64)
+def spread(load: Load, nodes: Sequence[int], nbytes: float, algorithm: str, kind: str = "all_reduce") -> None:
+    """Put on the links what NCCL's "ring" or "tree" over `nbytes` among workers at `nodes` does."""
+    cluster, place = load.cluster, np.asarray(nodes, dtype=np.int64)
     place = place[cluster.locality_order(place)]
     machine = np.where(cluster.host_of[place] >= 0, cluster.host_of[place], len(cluster.host_names) + place)
     first = np.sort(np.unique(machine, return_index=True)[1])
     machines = np.split(place, first[1:])
-    n, load = len(place), Load(cluster)
+    n = len(place)
     tree = algorithm == "tree"
     hop = nbytes if tree else KINDS[kind] * (n - 1) / n * nbytes
     for members in machines:
@@ -119,7 +124,7 @@ def spread(cluster: Cluster, nodes: Sequence[int], nbytes: float, algorithm: str
             if tree:
                 load.add(following, cycle, hop * weight * share)
     if len(machines) == 1:
-        return load.charge()
+        return
     if tree:
         for parent, depth in double_tree(len(machines)):
             for child in np.flatnonzero(depth).tolist():
@@ -129,7 +134,6 @@ def spread(cluster: Cluster, nodes: Sequence[int], nbytes: float, algorithm: str
     else:
         for i, members in enumerate(machines):
             _between(load, members, machines[(i + 1) % len(machines)], hop)
-    return load.charge()
 
 
 def _between(load: Load, source: Ints, target: Ints, nbytes: float) -> None:

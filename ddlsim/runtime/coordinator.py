@@ -54,7 +54,7 @@ class _Base:
         key = (step, index)
         arrivals = self._arrival.setdefault(key, [None] * self.group.n_workers)
         event = self.env.event()
-        arrivals[rank] = event
+        arrivals[self.group.communicator.place[rank]] = event
         everywhere = self.group.ready(step, index)
         if everywhere:
             self.latest_ready = self._ready_at[step] = self.group.loop.now
@@ -66,26 +66,25 @@ class _Base:
         number = self._n_launched
         self._n_launched += 1
         tensor = parts[0][1]
-        ends = [self.group.join(-1, number, nbytes, rank, tensor) for rank in range(self.group.n_workers)]
+        ends = [self.group.carrier.carry(worker, -1, number, nbytes, tensor) for worker in self.group.workers]
         start = self.env.now
-        for rank, end in enumerate(ends):
-            _after(end, functools.partial(self._arrived, parts, rank, start))
+        for place, end in enumerate(ends):
+            _after(end, functools.partial(self._arrived, parts, place, start))
         finished = self.env.all_of(ends)
-        _after(finished, functools.partial(self._forget, parts, number))
+        _after(finished, functools.partial(self._forget, parts))
         return finished
 
-    def _arrived(self, parts: list[tuple[int, int]], rank: int, start: float, _: simpy.Event) -> None:
+    def _arrived(self, parts: list[tuple[int, int]], place: int, start: float, _: simpy.Event) -> None:
         for key in parts:
-            event = self._arrival[key][rank]
+            event = self._arrival[key][place]
             assert event is not None
             event.succeed()
         name = f"{len(parts)} buckets of step {parts[0][0]}"
-        self.group.recorder.background(f"worker {rank} network", name, start, self.env.now)
+        self.group.recorder.background(f"{self.group.workers[place].name} network", name, start, self.env.now)
 
-    def _forget(self, parts: list[tuple[int, int]], number: int, _: simpy.Event) -> None:
+    def _forget(self, parts: list[tuple[int, int]], _: simpy.Event) -> None:
         for key in parts:
             del self._arrival[key]
-        del self.group.operations[-1, number]
 
 
 class Fused(_Base):

@@ -1,94 +1,77 @@
 """What collectives cost in a run: simulated message by message, by a measured curve, or as NCCL's tuner expects.
 
 Where the time of a whole collective is known, nothing is left to simulate: it starts when its last rank has joined and
-takes that time for all ranks, and the collectives of one group run one after the other, as on NCCL's stream. Stragglers
-hold it up as ever. It never takes less time than the tightest link on its way needs for its bytes
+takes that time for all ranks, and the collectives of one communicator run one after the other, as on NCCL's stream.
+Stragglers hold it up as ever. It never takes less time than the tightest link on its way needs for its bytes
 (:mod:`ddlsim.runtime.charges`). What this leaves out: other traffic on the same links does not slow it, and ranks do
 not leave at different times.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import NamedTuple
 
 import numpy as np
-import simpy
 
-from ddlsim.arguments import one_of
+from ddlsim.cluster import Cluster
 from ddlsim.cluster.calibration_table import CurveTable
-from ddlsim.collectives import Collective
-from ddlsim.collectives.nccl import nccl_time
+from ddlsim.collectives import Collective, Schedule, build
+from ddlsim.collectives.nccl import bus_bandwidth, nccl_time
 from ddlsim.errors import ConfigError
-from ddlsim.runtime.algorithms import name_of, schedule_time, schedules
-from ddlsim.runtime.charges import Charge, by_schedule, spread
+from ddlsim.runtime.algorithms import schedule_time
+from ddlsim.runtime.charges import Charge, Load, by_schedule, spread
 from ddlsim.runtime.curve_cost import curve_seconds, parts_of
-from ddlsim.runtime.loop import Loop, Traffic
+from ddlsim.runtime.fabric import name_of
+from ddlsim.runtime.loop import Traffic
 from ddlsim.runtime.setting import Setting
 
-__all__ = ["COSTS", "Cost", "Stream", "stream_of"]
+__all__ = ["Known", "Phase", "known_cost"]
 
-COSTS = ("simulated", "calibrated", "nccl")
-Cost = Annotated[str, one_of(*COSTS)]
 #: our names of what NCCL's tuner chooses among; None: whatever is fastest
 _NCCL = {"ring": "ring", "double_binary_tree": "tree", "auto": None}
 _SCHEDULE = {"ring": "ring", "tree": "double_binary_tree"}
 
 
+class Phase(NamedTuple):
+    """Collectives of one `kind` over `nbytes` each, side by side; ``groups`` are the nodes of each, by rank."""
+
+    kind: str
+    groups: tuple[tuple[int, ...], ...]
+    nbytes: float
+
+
 @dataclass(frozen=True)
 class Known:
-    """A collective whose time is known: `seconds`, and the bytes that it puts on the channels."""
+    """Collectives whose time is known: `seconds`, and what they put on the channels."""
 
     seconds: float
     traffic: Traffic
 
+    @classmethod
+    def none(cls, cluster: Cluster) -> Known:
+        """Return what takes no time."""
+        return cls(0.0, Traffic(np.zeros(cluster.n_channels), np.zeros(cluster.n_channels), 0.0, 0))
 
-class Stream:
-    """Collectives of one group of ranks, one after the other, that take a known time.
+    def then(self, other: Known) -> Known:
+        """Return this and another after it."""
+        return Known(self.seconds + other.seconds, self.traffic.plus(other.traffic, 1.0))
 
-    ``known``  bytes -> what a collective over them takes
+
+def known_cost(
+    setting: Setting, cost: str, owner: str, algorithm: str | Collective, nodes: Sequence[int], kind: str
+) -> Callable[[Phase], Known]:
+    """Return what a phase of a `kind` among the workers at `nodes` takes by a measured curve or by NCCL's tuner.
+
+    Raises ConfigError, saying what to measure or to change, where the cluster has no curve for it, and for an
+    algorithm that the curve or NCCL does not know.
     """
-
-    def __init__(self, loop: Loop, n_ranks: int, known: Callable[[float], Known]) -> None:
-        self.loop = loop
-        self.n_ranks = n_ranks
-        self.known = known
-        self._known: dict[float, Known] = {}
-        self._joined: dict[tuple[int, int], list[simpy.Event]] = {}
-
-    def join(self, operation: tuple[int, int], tensor: int, nbytes: float, rank: int) -> simpy.Event:
-        """A rank enters a collective over `nbytes` now; the event returned is triggered when it has ended."""
-        event = self.loop.env.event()
-        joined = self._joined.setdefault(operation, [])
-        joined.append(event)
-        if len(joined) == self.n_ranks:
-            del self._joined[operation]
-            if nbytes not in self._known:
-                self._known[nbytes] = self.known(nbytes)
-            found = self._known[nbytes]
-            end = self.loop.known(found.seconds, found.traffic)
-            for each in joined:
-                self.loop.trigger_at(each, end)
-        return event
-
-
-def stream_of(
-    setting: Setting, owner: str, cost: str, algorithm: str | Collective, rank_order: str | Sequence[int],
-    kind: str = "all_reduce",
-) -> Stream | None:  # fmt: skip
-    """Return the stream on which the workers' collectives of a `kind` run, or None where they are simulated.
-
-    Raises ConfigError, saying what to measure or to change, where the cluster has no curve for them, for an algorithm
-    that the curve or NCCL does not know, and beside compression, whose payloads are other collectives.
-    """
-    if cost == "simulated" or len(setting.workers) == 1:
-        return None
     where = f"{owner}: cost = {cost!r}"
-    if setting.compression is not None:
-        raise ConfigError(f"{where} is that of dense gradients; with compression use cost = 'simulated'")
-    make = _by_curve if cost == "calibrated" else _by_nccl
-    return Stream(setting.loop, len(setting.workers), make(setting, where, algorithm, rank_order, kind))
+    if cost == "calibrated":
+        return _by_curve(setting, where, algorithm, nodes, kind)
+    return _by_nccl(setting, where, algorithm, kind)
 
 
 def _known(setting: Setting, what: str, nbytes: float, seconds: float, charge: Charge, n_messages: int) -> Known:
@@ -109,20 +92,25 @@ def _known(setting: Setting, what: str, nbytes: float, seconds: float, charge: C
     return Known(seconds, Traffic(charge.nbytes, busy, charge.sent, n_messages))
 
 
+def _schedule(
+    setting: Setting, algorithm: str | Collective, group: Sequence[int], nbytes: float, kind: str
+) -> Schedule:
+    """Return the schedule of a collective among a group, rank r being at ``group[r]``."""
+    return build(algorithm, len(group), nbytes, setting.hosts(list(group)).tolist(), kind)
+
+
 # ---------------------------------------------------------------- by a measured curve
 
 
 def _by_curve(
-    setting: Setting, where: str, algorithm: str | Collective, rank_order: str | Sequence[int], kind: str
-) -> Callable[[float], Known]:
-    curve = _curve(setting, where, kind)
+    setting: Setting, where: str, algorithm: str | Collective, nodes: Sequence[int], kind: str
+) -> Callable[[Phase], Known]:
+    curve = _curve(setting, where, nodes, kind)
     if name_of(algorithm) != curve.algorithm:
         raise ConfigError(
             f"{where}: the curve of {kind} was fitted to {curve.algorithm!r}, not to {name_of(algorithm)!r}; use "
             f"algorithm = {curve.algorithm!r}, or calibrate with --algorithm {kind}={name_of(algorithm)}"
         )
-    schedule = schedules(setting, algorithm, rank_order, kind)
-    nodes = setting.nodes
     (least, most), backend = curve.nbytes, f" by {curve.backend}" if curve.backend else ""
     setting.notes.append(
         f"cost = 'calibrated': collectives take the time of the measured curve of {kind}{backend}; other traffic does "
@@ -130,26 +118,32 @@ def _by_curve(
     )
     warned: list[str] = []
 
-    def known(nbytes: float) -> Known:
+    def known(phase: Phase) -> Known:
+        cluster, nbytes = setting.cluster, phase.nbytes
         if not least <= nbytes <= most and not warned:
             warned.append(f"the curve was measured from {least} to {most} bytes; {nbytes:.0f} lie beyond: extrapolated")
             setting.notes.append(warned[0])
-        plan = schedule(nbytes)
-        parts = parts_of(lambda cluster: schedule_time(cluster, plan, nodes, nbytes), setting.cluster, nbytes)
-        seconds = curve_seconds(parts, curve.per_message, curve.sizes, curve.per_byte)
-        charge = by_schedule(setting.cluster, plan, nodes, nbytes)
-        if charge.seconds > seconds and _NCCL.get(curve.algorithm) is not None:  # it must have used more links
-            wide = spread(setting.cluster, nodes, nbytes, str(_NCCL[curve.algorithm]), kind)
-            charge = min(charge, wide, key=lambda c: c.seconds)
-        return _known(setting, "cost = 'calibrated'", nbytes, seconds, charge, plan.n_messages)
+        plans = [_schedule(setting, algorithm, group, nbytes, kind) for group in phase.groups]
+        seconds, own, wide = 0.0, Load(cluster), Load(cluster)
+        for group, plan in zip(phase.groups, plans, strict=True):
+            parts = parts_of(lambda c, g=group, p=plan: schedule_time(c, p, g, nbytes), cluster, nbytes)  # type: ignore[misc]
+            seconds = max(seconds, curve_seconds(parts, curve.per_message, curve.sizes, curve.per_byte))
+            by_schedule(own, plan, group, nbytes)
+            if _NCCL.get(curve.algorithm) is not None:
+                spread(wide, group, nbytes, str(_NCCL[curve.algorithm]), kind)
+        charge = own.charge()
+        if charge.seconds > seconds and not wide.empty:  # it must have used more links
+            charge = min(charge, wide.charge(), key=lambda c: c.seconds)
+        n_messages = sum(plan.n_messages for plan in plans)
+        return _known(setting, "cost = 'calibrated'", nbytes, seconds, charge, n_messages)
 
     return known
 
 
-def _curve(setting: Setting, where: str, kind: str) -> CurveTable:
-    """Return the cluster's curve for as many ranks as there are workers, placed as they are."""
-    cluster, n = setting.cluster, len(setting.workers)
-    inside = len(set(setting.hosts(setting.nodes).tolist())) == 1
+def _curve(setting: Setting, where: str, nodes: Sequence[int], kind: str) -> CurveTable:
+    """Return the cluster's curve for as many ranks as there are nodes, placed as they are."""
+    cluster, n = setting.cluster, len(nodes)
+    inside = len(set(setting.hosts(list(nodes)).tolist())) == 1
     place = "inside a host" if inside else "between hosts"
     remedy = (
         f"measure {kind} of at least 3 sizes on {n} ranks {place} (python -m ddlsim.measure --only collective), then "
@@ -176,28 +170,43 @@ def _curve(setting: Setting, where: str, kind: str) -> CurveTable:
 # ---------------------------------------------------------------- by NCCL's tuner
 
 
-def _by_nccl(
-    setting: Setting, where: str, algorithm: str | Collective, rank_order: str | Sequence[int], kind: str
-) -> Callable[[float], Known]:
+def _by_nccl(setting: Setting, where: str, algorithm: str | Collective, kind: str) -> Callable[[Phase], Known]:
     name = name_of(algorithm)
     if name not in _NCCL:
         raise ConfigError(
             f"{where}: NCCL has no {name!r}; use algorithm = 'ring', 'double_binary_tree', or 'auto' for what its "
             "tuner chooses"
         )
-    n, cluster = len(setting.workers), setting.cluster
-    plans = {ours: schedules(setting, ours, rank_order, kind) for ours in dict.fromkeys(_SCHEDULE.values())}
-    setting.notes.append("cost = 'nccl': collectives take the time that NCCL's tuner expects; other traffic does not "
-                         "slow them")  # fmt: skip
+    cluster = setting.cluster
+    said = "cost = 'nccl': collectives take the time that NCCL's tuner expects; other traffic does not slow them"
+    if said not in setting.notes:
+        setting.notes.append(said)
     seen: set[tuple[str, str]] = set()
 
-    def known(nbytes: float) -> Known:
-        choice = nccl_time(cluster, nbytes, kind=kind, ranks=n, algorithm=_NCCL[name])
-        if (choice.algorithm, choice.protocol) not in seen:
-            seen.add((choice.algorithm, choice.protocol))
-            setting.notes.append(f"nccl: {choice.algorithm} by {choice.protocol} for {nbytes / 1e6:.3g} MB")
-        charge = spread(cluster, setting.nodes, nbytes, choice.algorithm, kind)
-        n_messages = plans[_SCHEDULE[choice.algorithm]](nbytes).n_messages
-        return _known(setting, "cost = 'nccl'", nbytes, choice.seconds, charge, n_messages)
+    def known(phase: Phase) -> Known:
+        nbytes, seconds, n_messages, load = phase.nbytes, 0.0, 0, Load(cluster)
+        beside = _side_by_side(setting, phase)
+        for group in phase.groups:
+            if len(group) == 1:
+                continue
+            bus = bus_bandwidth(cluster, len(group), group)[0] / beside if beside > 1 else None
+            choice = nccl_time(cluster, nbytes, kind=kind, nodes=group, algorithm=_NCCL[name], bandwidth=bus)
+            if (choice.algorithm, choice.protocol) not in seen:
+                seen.add((choice.algorithm, choice.protocol))
+                setting.notes.append(f"nccl: {choice.algorithm} by {choice.protocol} for {nbytes / 1e6:.3g} MB")
+            spread(load, group, nbytes, choice.algorithm, kind)
+            n_messages += _schedule(setting, _SCHEDULE[choice.algorithm], group, nbytes, kind).n_messages
+            seconds = max(seconds, choice.seconds)
+        return _known(setting, "cost = 'nccl'", nbytes, seconds, load.charge(), n_messages)
 
     return known
+
+
+def _side_by_side(setting: Setting, phase: Phase) -> int:
+    """Return how many of a phase's groups share the links of a machine to the others, at most."""
+    shared: Counter[int] = Counter()
+    for group in phase.groups:
+        machines = set(setting.hosts(list(group)).tolist())
+        if len(machines) > 1:
+            shared.update(machines)
+    return max(shared.values(), default=1)

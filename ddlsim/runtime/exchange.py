@@ -1,4 +1,10 @@
-"""Collectives among all workers, round after round: waited for at once, or in the background while they compute."""
+"""Collectives over whole vectors, round after round: waited for at once, or in the background while workers compute.
+
+**Compressed models.** What a compressor keeps of a model is little; what it keeps of the difference to a model that all
+members know already loses nothing for ever. So of models the difference to the mean of the latest round that has ended
+is encoded, and what all have then is that mean plus the mean of the differences (Basu et al. 2019, Qsparse-local-SGD,
+arXiv:1906.02367, algorithm 1). Gradients, and what else is small by itself, are encoded as they are.
+"""
 
 from __future__ import annotations
 
@@ -6,94 +12,162 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+import numpy as np
 import simpy
 
-from ddlsim.collectives import Collective, Schedule
+from ddlsim.collectives import Collective
 from ddlsim.learning import Array, Value
-from ddlsim.runtime.algorithms import schedules
-from ddlsim.runtime.costs import Stream
-from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.worker import Process, Worker
+from ddlsim.runtime.coded import Coded
+from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.group import Carrier, Dense
+from ddlsim.runtime.worker import Computation, Process, Worker
+from ddlsim.workload.buckets import one_bucket
 
-__all__ = ["Exchange", "averaging"]
+__all__ = ["Averaging", "Exchange", "carrier_of"]
 
 T = TypeVar("T")
 
 
 @dataclass
 class _Round(Generic[T]):
-    """One collective, None where its time is known: what each rank has brought, when the last did (s), the results."""
+    """One exchange: its number among all, what members have brought, when the last did (s), what has come of it."""
 
-    collective: int | None
+    sequence: int
+    common: Value[Array]
     brought: list[Value[Array] | None]
     arrived: dict[int, simpy.Event] = field(default_factory=dict)
     last_ready: float = 0.0
     n_done: int = 0
     results: list[T] = field(default_factory=list)
 
+    def values(self) -> list[Value[Array]]:
+        """Return what all have brought."""
+        brought = [value for value in self.brought if value is not None]
+        assert len(brought) == len(self.brought), "a collective ended before all ranks had entered it"
+        return brought
 
-@dataclass
+
 class Exchange(Generic[T]):
-    """A collective over a vector of the parameters' size that all workers take part in, round after round.
+    """A collective over vectors of the parameters' size that all members take part in, round after round.
 
-    Everything that the workers have brought to a round, in rank order, becomes one result by ``combine``, once for
-    all of them. No worker has a result before all have brought something: the schedules see to that. ``what``
-    is the name under which time is booked. On a ``stream`` the time of the collectives is known.
+    What they have brought, by place, becomes one vector by ``combine`` (the mean, if nothing is said), and that one
+    result by ``then``, once for all of them. No member has a result before all have brought something.
+
+    models     compressed as differences to the latest mean; otherwise as they are
+    carrier    dense or compressed collectives
     """
 
-    setting: Setting
-    schedule: Callable[[float], Schedule]
-    combine: Callable[[Sequence[Value[Array]]], T]
-    what: str = "all-reduce"
-    stream: Stream | None = None
-    _rounds: dict[int, _Round[T]] = field(default_factory=dict)
+    def __init__(
+        self, communicator: Communicator, carrier: Callable[[Callable[[int, int], Value[Array]]], Carrier],
+        then: Callable[[Value[Array]], T], *, models: bool,
+        combine: Callable[[Sequence[Value[Array]]], Value[Array]] | None = None,
+    ) -> None:  # fmt: skip
+        setting = communicator.setting
+        self.communicator = communicator
+        self.learner = setting.learner
+        self.then = then
+        self.models = models
+        self.combine = combine
+        self.carrier = carrier(self._vector)
+        self._common = self.learner.initial
+        self._rounds: dict[object, _Round[T]] = {}
+        self._by_sequence: dict[int, _Round[T]] = {}
+        self._n_rounds = 0
 
-    def start(self, worker: Worker, number: int, value: Value[Array]) -> None:
-        """Enter round `number` with `value` in the background; every worker enters the rounds in the same order."""
-        loop, nbytes = worker.loop, worker.workload.gradient_nbytes
-        if number not in self._rounds:
-            nodes = self.setting.nodes
-            collective = None if self.stream is not None else loop.collective(self.schedule(nbytes), nodes, nbytes)
-            self._rounds[number] = _Round(collective, [None] * len(nodes))
-        current = self._rounds[number]
-        current.brought[worker.rank] = value
+    def start(self, worker: Worker, key: object, value: Value[Array]) -> Process:
+        """Enter round `key` with `value`, which then travels in the background.
+
+        Every member enters the rounds in the same order.
+        """
+        loop, place = worker.loop, self.communicator.place[worker.rank]
+        if key not in self._rounds:
+            opened: _Round[T] = _Round(self._n_rounds, self._common, [None] * self.communicator.n_ranks)
+            self._rounds[key] = self._by_sequence[self._n_rounds] = opened
+            self._n_rounds += 1
+        current = self._rounds[key]
+        current.brought[place] = value
+        yield from worker.compute(self.carrier.encode_seconds(worker, current.sequence, 0), "encode")
         current.last_ready = loop.now
-        current.arrived[worker.rank] = loop.env.process(self._travel(worker, number, current.collective))
+        current.arrived[place] = loop.env.process(self._travel(worker, current.sequence))
 
-    def finish(self, worker: Worker, number: int) -> Generator[simpy.Event, object, T]:
+    def finish(self, worker: Worker, key: object) -> Generator[simpy.Event, object, T]:
         """Wait for the end of a round, if it has not ended yet for this worker, and return its result.
 
         The wait is booked as waiting until the last worker had entered, as communication from then on.
         """
-        current, start = self._rounds[number], worker.loop.now
-        if not current.arrived[worker.rank].processed:
-            yield from worker.block(current.arrived[worker.rank], f"the {self.what} of step {number}")
-            worker.book(start, current.last_ready, self.what)
+        current, start = self._rounds[key], worker.loop.now
+        arrived = current.arrived[self.communicator.place[worker.rank]]
+        if not arrived.processed:
+            yield from worker.block(arrived, f"the {self.carrier.what} of step {key}")
+            worker.book(start, current.last_ready, self.carrier.what)
+        yield from worker.compute(self.carrier.decode_seconds(worker, current.sequence, 0), "decode")
         if not current.results:
-            brought = [value for value in current.brought if value is not None]
-            assert len(brought) == len(current.brought), "a collective ended before all ranks had entered it"
-            current.results.append(self.combine(brought))
+            current.results.append(self.then(self._combined(current)))
         current.n_done += 1
         if current.n_done == len(current.brought):
-            del self._rounds[number]
+            del self._rounds[key], self._by_sequence[current.sequence]
         return current.results[0]
 
-    def exchange(self, worker: Worker, number: int, value: Value[Array]) -> Generator[simpy.Event, object, T]:
+    def exchange(self, worker: Worker, key: object, value: Value[Array]) -> Generator[simpy.Event, object, T]:
         """Enter a round and wait for its end."""
-        self.start(worker, number, value)
-        return (yield from self.finish(worker, number))
+        yield from self.start(worker, key, value)
+        return (yield from self.finish(worker, key))
 
-    def _travel(self, worker: Worker, number: int, collective: int | None) -> Process:
+    # ------------------------------------------------------------ values
+
+    def _vector(self, sequence: int, place: int) -> Value[Array]:
+        """Return what a member's part of a round is compressed from."""
+        current = self._by_sequence[sequence]
+        value = current.brought[place]
+        assert value is not None
+        if not self.models:
+            return value
+        return self.learner.plane.apply(np.subtract, value, current.common)
+
+    def _combined(self, current: _Round[T]) -> Value[Array]:
+        values = current.values()
+        if self.combine is not None:
+            return self.combine(values)
+        mean = self.carrier.mean(current.sequence, values)
+        if self.models:
+            if isinstance(self.carrier, Coded):
+                mean = self.learner.plane.apply(np.add, current.common, mean).carrying(self.learner.mean(values))
+            self._common = mean
+        return mean
+
+    def _travel(self, worker: Worker, sequence: int) -> Process:
         start = worker.loop.now
-        if collective is not None:
-            yield worker.loop.join(collective, worker.rank)
-        elif self.stream is not None:
-            yield self.stream.join((number, 0), 0, worker.workload.gradient_nbytes, worker.rank)
-        worker.recorder.background(f"{worker.name} network", self.what, start, worker.loop.now)
+        yield self.carrier.carry(worker, sequence, 0, worker.workload.gradient_nbytes)
+        worker.recorder.background(f"{worker.name} network", self.carrier.what, start, worker.loop.now)
 
 
-def averaging(
-    setting: Setting, algorithm: str | Collective, rank_order: str | Sequence[int]
-) -> Exchange[Value[Array]]:
-    """Return the all-reduce that gives every worker the mean of what all have brought."""
-    return Exchange(setting, schedules(setting, algorithm, rank_order), setting.learner.mean)
+def _itself(mean: Value[Array]) -> Value[Array]:
+    return mean
+
+
+class Averaging(Exchange[Value[Array]]):
+    """The all-reduce that gives every member the mean of what all have brought, compressed if the run compresses."""
+
+    def __init__(
+        self, communicator: Communicator, *, models: bool = True, kind: str = "all_reduce",
+        algorithm: str | Collective | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(communicator, carrier_of(communicator, kind, algorithm), _itself, models=models)
+
+    def mean(self, worker: Worker, key: object, value: Value[Array]) -> Computation:
+        """Return the mean of what all members bring to the round `key`, and wait for it."""
+        return (yield from self.exchange(worker, key, value))
+
+
+def carrier_of(
+    communicator: Communicator, kind: str = "all_reduce", algorithm: str | Collective | None = None
+) -> Callable[[Callable[[int, int], Value[Array]]], Carrier]:
+    """Return what makes the carrier of whole vectors: compressed ones if the run compresses."""
+
+    def make(vector: Callable[[int, int], Value[Array]]) -> Carrier:
+        if communicator.setting.compression is None:
+            return Dense(communicator, kind, algorithm)
+        whole = one_bucket(communicator.workers[0].workload)
+        return Coded(communicator, whole, vector, kind)
+
+    return make

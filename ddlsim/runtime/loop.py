@@ -8,7 +8,7 @@ waits for, or to simpy's next event, whichever is earlier.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -79,7 +79,8 @@ class Loop:
         self.nbytes_asked = 0.0
         self._volume: dict[int, tuple[Schedule, float, float]] = {}
         #: collectives of known time: those that have not ended, how often each that has ran, all of them if recorded
-        self._known: deque[_Known] = deque()
+        self._known: list[tuple[float, int, _Known]] = []
+        self._n_known = itertools.count()
         self._ended: dict[int, tuple[Traffic, int]] = {}
         self._recorded: list[_Known] = []
         #: who waits for what, for the report of a deadlock
@@ -103,21 +104,21 @@ class Loop:
         self.nbytes_asked += nbytes * volume + headers
         return self.network.collective(schedule, nodes, nbytes)
 
-    def known(self, seconds: float, traffic: Traffic) -> float:
-        """Let a collective of known `seconds` and `traffic` run, after those before it; return when it ends (s).
+    def known(self, start: float, seconds: float, traffic: Traffic) -> float:
+        """Let a collective of known `seconds` and `traffic` run from `start` (s, not before now); return its end (s).
 
         The network does not see it.
         """
         self._settle()
-        start = max(self.now, self._known[-1].end) if self._known else self.now
-        self._known.append(_Known(start, start + seconds, traffic))
+        collective = _Known(start, start + seconds, traffic)
+        heapq.heappush(self._known, (collective.end, next(self._n_known), collective))
         if self.network.recording:
-            self._recorded.append(self._known[-1])
-        return start + seconds
+            self._recorded.append(collective)
+        return collective.end
 
     def _settle(self) -> None:
-        while self._known and self._known[0].end <= self.now:
-            traffic = self._known.popleft().traffic
+        while self._known and self._known[0][0] <= self.now:
+            traffic = heapq.heappop(self._known)[2].traffic
             self._ended[id(traffic)] = traffic, self._ended.get(id(traffic), (traffic, 0))[1] + 1
 
     @property
@@ -128,7 +129,7 @@ class Loop:
         total = Traffic(none, none, 0.0, 0)
         for traffic, times in self._ended.values():
             total = total.plus(traffic, times)
-        for known in self._known:
+        for _, _, known in sorted(self._known):
             total = total.plus(known.traffic, known.share(self.now))
         return total
 

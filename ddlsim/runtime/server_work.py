@@ -11,16 +11,17 @@ while the network goes on with others. What a request costs is memory traffic ov
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 import simpy
 
 from ddlsim.arguments import checked, number, quantity
 from ddlsim.collectives import Schedule
-from ddlsim.runtime.group import Group
+from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.group import Dense
 from ddlsim.runtime.servers import inside
-from ddlsim.runtime.worker import Process, all_of
+from ddlsim.runtime.worker import Process, Worker, all_of
 from ddlsim.units import si
 
 __all__ = ["ServerWork", "WorkingServers"]
@@ -85,64 +86,60 @@ class _Exchange:
     n_missing: int
 
 
-@dataclass
-class WorkingServers:
-    """Exchanges the buckets of a `group` through servers at the nodes behind its workers.
+class WorkingServers(Dense):
+    """Exchanges dense buckets of the members of a `communicator` through servers at `nodes`.
 
     memory  node of the memory of each worker's machine: the machine's CPU, or the worker where there is no other
     hosts   the machine of each worker, as in :func:`~ddlsim.runtime.servers.push_pull`: given, only the first
             worker of each machine pushes and pulls
     """
 
-    group: Group
-    work: ServerWork
-    memory: list[int]
-    hosts: list[int] | None = None
-    star: bool = False
-    _exchanges: dict[tuple[int, int], _Exchange] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        n, env = self.group.n_workers, self.group.loop.env
-        self._loop = self.group.loop
-        self._nodes = self.group.nodes[n:]
-        self._turns = [simpy.Resource(env) for _ in self._nodes]
-        self._deliveries = {node: simpy.Resource(env) for node in self.memory}
-        leaders, before, after = inside(self.hosts, n, 1, star=self.star)
+    def __init__(
+        self, communicator: Communicator, nodes: list[int], work: ServerWork, memory: list[int],
+        hosts: list[int] | None = None, *, star: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(communicator)
+        n, self._loop = communicator.n_ranks, communicator.setting.loop
+        self._recorder = communicator.setting.recorder
+        self.work, self.memory, self._nodes = work, memory, nodes
+        self._exchanges: dict[tuple[int, int], _Exchange] = {}
+        self._turns = [simpy.Resource(self._loop.env) for _ in nodes]
+        self._deliveries = {node: simpy.Resource(self._loop.env) for node in memory}
+        leaders, before, after = inside(hosts, n, 1, star=star)
         self._leaders = set(leaders.tolist())
         self._gather, self._scatter = (Schedule(n, 1, (r,)) if r else None for r in (before, after))
-        self._pace = self.work.seconds_per_byte()
+        self._pace = work.seconds_per_byte()
 
-    def join(self, operation: tuple[int, int], tensor: int, nbytes: float, rank: int) -> simpy.Event:
-        """Enter the exchange of the tensor number `tensor`; return the event of the parameters' arrival at `rank`."""
-        if operation not in self._exchanges:
-            self._exchanges[operation] = self._begun(tensor, nbytes)
-        exchange = self._exchanges[operation]
+    def carry(self, worker: Worker, step: int, index: int, nbytes: float, tensor: int | None = None) -> simpy.Event:
+        place = self.communicator.place[worker.rank]
+        if (step, index) not in self._exchanges:
+            self._exchanges[step, index] = self._begun(index if tensor is None else tensor, nbytes)
+        exchange = self._exchanges[step, index]
         exchange.n_missing -= 1
         if exchange.n_missing == 0:
-            del self._exchanges[operation]
-        if rank in self._leaders:
-            return self._loop.env.process(self._lead(exchange, rank))
+            del self._exchanges[step, index]
+        if place in self._leaders:
+            return self._loop.env.process(self._lead(exchange, place))
         assert exchange.gather is not None
         assert exchange.scatter is not None
-        self._loop.join(exchange.gather, rank)
-        return self._loop.join(exchange.scatter, rank)
+        self._loop.join(exchange.gather, place)
+        return self._loop.join(exchange.scatter, place)
 
     def _begun(self, tensor: int, nbytes: float) -> _Exchange:
         n, env = len(self._nodes), self._loop.env
         servers = [tensor % n] if nbytes < self.work.bound() else range(n)
         parts = [_Part(server, nbytes / len(servers), env.event()) for server in servers]
-        workers = self.group.nodes[: self.group.n_workers]
         gather, scatter = (
-            None if schedule is None else self._loop.collective(schedule, workers, nbytes)
+            None if schedule is None else self._loop.collective(schedule, self.communicator.nodes, nbytes)
             for schedule in (self._gather, self._scatter)
         )
-        return _Exchange(nbytes, parts, gather, scatter, self.group.n_workers)
+        return _Exchange(nbytes, parts, gather, scatter, self.communicator.n_ranks)
 
-    def _lead(self, exchange: _Exchange, rank: int) -> Process:
+    def _lead(self, exchange: _Exchange, place: int) -> Process:
         """Push the machine's sum, and pull when all servers have acknowledged it."""
-        node, memory = self.group.nodes[rank], self.memory[rank]
+        node, memory = self.communicator.nodes[place], self.memory[place]
         if exchange.gather is not None:
-            yield self._loop.join(exchange.gather, rank)
+            yield self._loop.join(exchange.gather, place)
         if memory != node:
             yield self._loop.send(node, memory, exchange.nbytes)
         for half in (self._push, self._pull):
@@ -151,7 +148,7 @@ class WorkingServers:
         if memory != node:
             yield self._loop.send(memory, node, exchange.nbytes)
         if exchange.scatter is not None:
-            yield self._loop.join(exchange.scatter, rank)
+            yield self._loop.join(exchange.scatter, place)
 
     def _push(self, node: int, part: _Part) -> Process:
         server = self._nodes[part.server]
@@ -176,7 +173,7 @@ class WorkingServers:
         if passes > 0.0:
             now = self._loop.now
             start = now - passes * part.nbytes * self._pace
-            self.group.recorder.background(f"server {part.server}", what, start, now)
+            self._recorder.background(f"server {part.server}", what, start, now)
 
     def _worked(self, thread: simpy.Resource, nbytes: float) -> Process:
         """Wait for the thread's turn and let it read or write `nbytes`; it serves in the order of arrival."""

@@ -27,8 +27,8 @@ class Setting:
     When it starts, a strategy sets ``model`` to what tells the parameters that would be handed over if the run
     ended now, and where workers have models of their own ``replicas`` to what tells all their parameters, ``steps`` to
     what tells the local steps that each has made, and ``mixture`` to what the model is in terms of them. ``seed`` is
-    that of all random streams. A strategy with the attribute ``takes_compression = True`` compresses if ``compression``
-    is given. Where compute times do not vary by chance, ``jitter`` is NoJitter.
+    that of all random streams. What is sent by exchanges and wires is compressed if ``compression`` is given; they say
+    so in ``compresses``. Where compute times do not vary by chance, ``jitter`` is NoJitter.
     """
 
     cluster: Cluster
@@ -44,6 +44,7 @@ class Setting:
     mixture: str = ""
     seed: int = 0
     compression: Compression | None = None
+    compresses: bool = False
     jitter: Jitter = NoJitter()
 
     @property

@@ -11,7 +11,6 @@ from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.learning.learner import State
-from ddlsim.runtime.compressed_pushes import Message, Pushes, pushes_of
 from ddlsim.runtime.servers import (
     ApplyTime,
     Placement,
@@ -21,6 +20,7 @@ from ddlsim.runtime.servers import (
     server_nodes,
 )
 from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.wires import Parcel, Wires
 from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies.staleness import DelayCompensation, Scaling, ScalingChoice, scaled, scaling_named
 
@@ -70,12 +70,12 @@ class _Push:
     then what the worker holds; ``queued`` the time spent in each server's queue, in s.
     """
 
-    parts: list[Message]
+    parts: list[Parcel]
     n_samples: int
     pulled: list[_Pulled]
     shards_left: int = field(init=False)
     queued: list[float] = field(init=False)
-    answers: list[Message] = field(init=False)
+    answers: list[Parcel] = field(init=False)
 
     def __post_init__(self) -> None:
         self.answers = list(self.parts)
@@ -105,7 +105,6 @@ class AsyncParameterServer:
     accumulate: Count = 1
     staleness_scaling: ScalingChoice = None
     delay_compensation: DelayCompensation | None = None
-    takes_compression = True
 
     def __post_init__(self) -> None:
         if self.delay_compensation is not None and self.accumulate > 1:
@@ -147,12 +146,12 @@ class AsyncParameterServer:
             for node, params in zip(nodes, parts, strict=True)
         ]  # fmt: skip
         setting.model = lambda: learner.concatenate([server.params for server in servers])
-        pushes = pushes_of(setting, self.servers)
+        wires = Wires(setting, self.servers, owner="AsyncParameterServer")
         note_lock_step(setting)
         for worker in setting.workers:
-            env.process(self.work(worker, servers, pushes))
+            env.process(self.work(worker, servers, wires))
 
-    def work(self, worker: Worker, servers: list[_Server], pushes: Pushes) -> Process:
+    def work(self, worker: Worker, servers: list[_Server], wires: Wires) -> Process:
         """Compute a gradient (or several), push it, pull the parameters, for ever."""
         loop = worker.loop
         pulled = [_Pulled(server.params, server.version) for server in servers]
@@ -165,34 +164,34 @@ class AsyncParameterServer:
                 worker.end_step()
                 latest = yield from worker.gradient()
                 gradient, n_samples = gradient + latest, n_samples + worker.samples_per_step
-            push = _Push([pushes.up(worker, i, gradient) for i in range(len(servers))], n_samples, pulled)
-            yield from worker.compute(pushes.encode_seconds(worker, push.parts), "encode")
+            push = _Push([wires.gradient(worker, gradient, i) for i in range(len(servers))], n_samples, pulled)
+            yield from worker.compute(sum(part.seconds for part in push.parts), "encode")
             start = loop.now
-            shards = [loop.env.process(self._push_pull(worker, s, i, push, pushes)) for i, s in enumerate(servers)]
+            shards = [loop.env.process(self._push_pull(worker, s, i, push, wires)) for i, s in enumerate(servers)]
             yield from worker.block(loop.env.all_of(shards), "its parameter servers")
             worker.book(start, start + max(push.queued), "push and pull")
-            yield from worker.compute(pushes.decode_seconds(worker, push.answers), "decode")
+            yield from worker.compute(sum(answer.seconds for answer in push.answers), "decode")
             worker.params = worker.learner.concatenate([each.params for each in pulled])
             worker.end_step()
 
-    def _push_pull(self, worker: Worker, server: _Server, shard: int, push: _Push, pushes: Pushes) -> Process:
+    def _push_pull(self, worker: Worker, server: _Server, shard: int, push: _Push, wires: Wires) -> Process:
         """Push one shard and pull it back."""
         loop, pulled, part = worker.loop, push.pulled[shard], push.parts[shard]
-        yield loop.send(worker.node, server.node, part.nbytes)
+        yield loop.send(worker.node, server.node, part.sizes[0])
         arrived = loop.now
         with server.lock.request() as turn:
             yield turn
             begin = loop.now
             push.queued[shard] = begin - arrived
-            if (seconds := apply_seconds(self) + pushes.server_seconds(shard)) > 0.0:
+            if (seconds := apply_seconds(self) + wires.server_seconds(shard)) > 0.0:
                 yield loop.env.timeout(seconds)
             staleness = server.version - pulled.version
             worker.recorder.staleness.append(staleness)
             server.apply(part.value, pulled.params, staleness, worker.stop.n_samples)
-            answer = push.answers[shard] = pushes.down(worker, shard, server.params, pulled.params)
+            answer = push.answers[shard] = wires.answer(worker, server.params, shard)
             pulled.params, pulled.version = answer.value, server.version
             push.shards_left -= 1
             if push.shards_left == 0:
                 worker.stop.updated(push.n_samples)
         worker.recorder.background(f"server {shard}", f"update from {worker.name}", begin, loop.now)
-        yield loop.send(server.node, worker.node, answer.nbytes)
+        yield loop.send(server.node, worker.node, answer.sizes[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -9,15 +10,20 @@ import numpy as np
 import simpy
 
 from ddlsim.arguments import by, checked, number
-from ddlsim.learning import Array, Value
 from ddlsim.runtime.replica import Replica, start_replicas
 from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.wires import Parcel, Wires
 from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies.gossip import weighted_sum
 from ddlsim.strategies.mixing import Graph, bipartition, check_graph, describe, neighbours
 from ddlsim.workload.jitter import stream
 
 __all__ = ["ADPSGD", "GossipSGD", "Peer"]
+
+#: a process that ends with what a partner has sent back
+Averaged = Generator[simpy.Event, object, Parcel]
+#: a process that ends with the event of a push's arrival
+Pushed = Generator[simpy.Event, object, simpy.Process]
 
 
 @checked
@@ -54,24 +60,30 @@ class ADPSGD:
         def work(replica: Replica) -> Process:
             rank = replica.worker.rank
             partners = [setting.workers[j] for j in near[rank]] if asks[rank] else []
-            return self.work(replica, partners, stream(setting.seed, rank, "gossip"))
+            return self.work(replica, partners, wires, stream(setting.seed, rank, "gossip"))
 
+        wires = Wires(setting, owner="ADPSGD", peers=True)
         start_replicas(setting, work)
 
-    def work(self, replica: Replica, partners: list[Worker], draws: np.random.Generator) -> Process:
+    def work(self, replica: Replica, partners: list[Worker], wires: Wires, draws: np.random.Generator) -> Process:
         """One worker's life; it asks one of `partners` in every step, if it has any."""
         worker, recorder = replica.worker, replica.worker.recorder
         while True:
             begun = len(recorder.updates)
-            averaged: simpy.Event | None = None
+            averaged: simpy.Process | None = None
             if partners:
                 partner = partners[int(draws.integers(len(partners)))]
-                averaged = worker.loop.env.process(self._average(worker, partner))
+                parcel = wires.model(worker, worker.params, name=f"to {partner.rank}")
+                yield from worker.compute(parcel.seconds, "encode")
+                averaged = worker.loop.env.process(self._average(worker, partner, parcel, wires))
             gradient = yield from worker.gradient()
             if averaged is not None and not averaged.processed:
                 start = worker.loop.now
                 yield from worker.block(averaged, "the average with its neighbour")
                 worker.book(start, start, "averaging")
+            if averaged is not None:
+                back: Parcel = averaged.value  # type: ignore[assignment]  # it has ended
+                yield from worker.compute(wires.decode_seconds(worker, back), "decode")
             yield from worker.optimizer_step()
             replica.n_samples = worker.stop.n_samples
             worker.params, replica.state = replica.after(worker.params, gradient)
@@ -80,23 +92,29 @@ class ADPSGD:
             worker.end_step()
             worker.stop.updated(worker.samples_per_step)
 
-    def _average(self, worker: Worker, partner: Worker) -> Process:
-        """Send the parameters, average where they arrive, send the average back.
+    def _average(self, worker: Worker, partner: Worker, parcel: Parcel, wires: Wires) -> Averaged:
+        """Send the parameters, average where they arrive, send the partner's back (compressing them on the way is not
+        the partner's own time); return what has come back.
 
         Nobody else changes the parameters of a worker that asks, so both can have the average at once.
         """
-        loop, nbytes, start = worker.loop, worker.workload.gradient_nbytes, worker.loop.now
-        yield loop.send(worker.node, partner.node, nbytes)
-        worker.params = partner.params = 0.5 * (worker.params + partner.params)
-        yield loop.send(partner.node, worker.node, nbytes)
+        loop, start, mine = worker.loop, worker.loop.now, worker.params
+        yield loop.send(worker.node, partner.node, parcel.sizes[0])
+        back, theirs = wires.model(partner, partner.params, name=f"to {worker.rank}"), partner.params
+        partner.params = 0.5 * (parcel.value + theirs)
+        worker.params = partner.params if back.value is theirs else 0.5 * (mine + back.value)
+        if back.seconds > 0.0:
+            yield loop.env.timeout(back.seconds)
+        yield loop.send(partner.node, worker.node, back.sizes[0])
         worker.recorder.background(f"{worker.name} network", f"average with {partner.name}", start, loop.now)
+        return back
 
 
 @dataclass
 class _Push:
     """Parameters and their weight on their way."""
 
-    params: Value[Array]
+    parcel: Parcel
     weight: float
 
 
@@ -106,28 +124,34 @@ class Peer:
 
     replica: Replica
     weight: float
+    wires: Wires
     inbox: list[_Push] = field(default_factory=list)
     outgoing: _Push | None = None
 
-    def merge(self) -> None:
+    def merge(self) -> Process:
         """x <- (w x + w_s x_s) / (w + w_s);  w <- w + w_s   for all that has come in."""
         worker = self.replica.worker
-        for push in self.inbox:
+        pushes = list(self.inbox)
+        self.inbox.clear()
+        for push in pushes:
+            yield from worker.compute(self.wires.decode_seconds(worker, push.parcel), "decode")
             total = self.weight + push.weight
             shares = [self.weight / total, push.weight / total]
-            worker.params = weighted_sum(worker.learner.plane, shares, [worker.params, push.params])
+            worker.params = weighted_sum(worker.learner.plane, shares, [worker.params, push.parcel.value])
             self.weight = total
-        self.inbox.clear()
 
-    def push(self, other: Peer) -> simpy.Event:
+    def push(self, other: Peer) -> Pushed:
         """w <- w / 2;  send (x, w), as they are now, to another. The event returned is their arrival."""
+        worker = self.replica.worker
         self.weight /= 2.0
-        self.outgoing = _Push(self.replica.worker.params, self.weight)
-        return self.replica.worker.loop.env.process(self._carry(self.outgoing, other))
+        parcel = self.wires.model(worker, worker.params, name=f"to {other.replica.worker.rank}")
+        self.outgoing = _Push(parcel, self.weight)
+        yield from worker.compute(parcel.seconds, "encode")
+        return worker.loop.env.process(self._carry(self.outgoing, other))
 
     def _carry(self, push: _Push, other: Peer) -> Process:
         worker, receiver, start = self.replica.worker, other.replica.worker, self.replica.worker.loop.now
-        yield worker.loop.send(worker.node, receiver.node, worker.workload.gradient_nbytes)
+        yield worker.loop.send(worker.node, receiver.node, push.parcel.sizes[0])
         other.inbox.append(push)
         self.outgoing = None
         worker.recorder.background(f"{worker.name} network", f"push to {receiver.name}", start, worker.loop.now)
@@ -163,10 +187,11 @@ class GossipSGD:
         n_workers = len(setting.workers)
         near = neighbours("GossipSGD", self.graph, n_workers)
         peers: list[Peer] = []
+        wires = Wires(setting, owner="GossipSGD", peers=True)
 
         def work(replica: Replica) -> Process:
             rank = replica.worker.rank
-            peers.append(Peer(replica, 1.0 / n_workers))
+            peers.append(Peer(replica, 1.0 / n_workers, wires))
             return self.work(peers[rank], peers, near[rank], stream(setting.seed, rank, "gossip"))
 
         start_replicas(setting, work)
@@ -174,9 +199,9 @@ class GossipSGD:
     def work(self, peer: Peer, peers: list[Peer], near: list[int], draws: np.random.Generator) -> Process:
         """One worker's life."""
         replica, worker = peer.replica, peer.replica.worker
-        pushed: simpy.Event | None = None
+        pushed: simpy.Process | None = None
         while True:
-            peer.merge()
+            yield from peer.merge()
             gradient = yield from worker.gradient()
             yield from worker.optimizer_step()
             replica.n_samples = worker.stop.n_samples
@@ -190,4 +215,4 @@ class GossipSGD:
                     yield from worker.block(pushed, "its last push")
                     worker.book(start, start, "push")
                 other = peers[near[int(draws.integers(len(near)))]]
-                pushed = peer.push(other)
+                pushed = yield from peer.push(other)

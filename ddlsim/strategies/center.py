@@ -15,6 +15,7 @@ import simpy
 from ddlsim.learning import ABSENT, Array, Value
 from ddlsim.runtime.servers import Served, apply_seconds, check_layers, server_nodes
 from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.wires import Parcel, Wires
 from ddlsim.runtime.worker import Process, Worker, all_of
 from ddlsim.strategies.staleness import Scaling, scaled
 
@@ -42,26 +43,42 @@ class Shards:
     setting: Setting
     nodes: list[int]
     apply_time: float
+    owner: str
+    models: bool = False
     turn: simpy.Resource = field(init=False)
+    wires: Wires = field(init=False)
 
     def __post_init__(self) -> None:
         self.turn = simpy.Resource(self.setting.loop.env)
+        self.wires = Wires(self.setting, len(self.nodes), owner=self.owner, models=self.models)
 
     @classmethod
-    def of(cls, strategy: Served, setting: Setting) -> Shards:
-        """Place the strategy's servers. Raises ConfigError if there are not enough machines."""
+    def of(cls, strategy: Served, setting: Setting, *, models: bool = False) -> Shards:
+        """Place the strategy's servers, to which workers send gradients or `models`.
+
+        Raises ConfigError if there are not enough machines."""
         nodes = server_nodes(setting.cluster, setting.nodes, strategy.servers, strategy.placement)
-        return cls(setting, nodes, apply_seconds(strategy))
+        return cls(setting, nodes, apply_seconds(strategy), type(strategy).__name__, models)
 
-    def up(self, worker: Worker) -> simpy.Event:
-        """Send as many bytes as the gradient has; the event is when all servers have their part."""
-        nbytes = worker.workload.gradient_nbytes / len(self.nodes)
-        return all_of(worker.loop, [worker.loop.send(worker.node, node, nbytes) for node in self.nodes])
+    def up(self, worker: Worker, parcel: Parcel) -> simpy.Event:
+        """Send what a worker has packed; the event is when all servers have their part."""
+        sends = zip(self.nodes, parcel.sizes, strict=True)
+        return all_of(worker.loop, [worker.loop.send(worker.node, node, nbytes) for node, nbytes in sends])
 
-    def down(self, worker: Worker) -> simpy.Event:
-        """Send the parameters; the event is when the worker has all of them."""
-        nbytes = worker.workload.gradient_nbytes / len(self.nodes)
-        return all_of(worker.loop, [worker.loop.send(node, worker.node, nbytes) for node in self.nodes])
+    def down(self, worker: Worker, parcel: Parcel) -> simpy.Event:
+        """Send an answer; the event is when the worker has all of it."""
+        sends = zip(self.nodes, parcel.sizes, strict=True)
+        return all_of(worker.loop, [worker.loop.send(node, worker.node, nbytes) for node, nbytes in sends])
+
+    def push(self, worker: Worker, parcel: Parcel) -> Process:
+        """Encode and send what a worker has packed, and wait until all servers have it."""
+        yield from worker.compute(parcel.seconds, "encode")
+        yield from communicate(worker, self.up(worker, parcel), "push")
+
+    def pull(self, worker: Worker, parcel: Parcel) -> Process:
+        """Send an answer to a worker, who waits for it and decodes it."""
+        yield from communicate(worker, self.down(worker, parcel), "pull")
+        yield from worker.compute(parcel.seconds, "decode")
 
     def show_update(self, begin: float) -> None:
         """Show an update that began at `begin` and ends now, on every server's track."""
@@ -126,21 +143,26 @@ class Center:
     def push(self, worker: Worker, gradient: Value[Array], version: int) -> Pushing:
         """Send a gradient computed with the parameters of `version`, queue, and make the update if it is the last
         one that is needed. Return the batch that it is part of, None if it was dropped."""
-        yield from communicate(worker, self.shards.up(worker), "push")
+        parcel = self.shards.wires.gradient(worker, gradient)
+        yield from self.shards.push(worker, parcel)
         with self.shards.turn.request() as turn:
             yield from wait(worker, turn, "the servers' queue")
+            if (seconds := self.shards.wires.server_seconds()) > 0.0:
+                yield from communicate(worker, worker.loop.env.timeout(seconds), "decode")
             staleness = self.version - version
             if self.drop_late and staleness > 0:
                 return None
             batch = self._batch
-            batch.gradients.append(Gradient(worker.rank, gradient, staleness, worker.samples_per_step))
+            batch.gradients.append(Gradient(worker.rank, parcel.value, staleness, worker.samples_per_step))
             if len(batch.gradients) == self.count:
                 yield from self._apply(worker, batch)
         return batch
 
-    def pull(self, worker: Worker) -> Process:
-        """Send the parameters to the worker."""
-        yield from communicate(worker, self.shards.down(worker), "pull")
+    def pull(self, worker: Worker, params: Value[Array]) -> Process:
+        """Send parameters to the worker, which are what it works with then."""
+        parcel = self.shards.wires.answer(worker, params)
+        worker.params = parcel.value
+        yield from self.shards.pull(worker, parcel)
 
     def _apply(self, worker: Worker, batch: Batch) -> Process:
         """Make the update of a complete batch, for which the worker waits."""

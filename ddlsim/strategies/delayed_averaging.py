@@ -12,8 +12,9 @@ import numpy as np
 from ddlsim.arguments import Count, Decay, Index, Share, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
-from ddlsim.runtime.algorithms import AllReduceAlgorithm, RankOrder, name_of
-from ddlsim.runtime.exchange import Exchange, averaging
+from ddlsim.runtime.communicator import communicator
+from ddlsim.runtime.exchange import Averaging
+from ddlsim.runtime.fabric import WithFabric, cost_said, name_of
 from ddlsim.runtime.replica import Replica, start_replicas
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process
@@ -28,7 +29,7 @@ def _continued(mean: Array, params: Array, begun: Array) -> Array:
 
 @checked
 @dataclass(frozen=True)
-class DaSGD:
+class DaSGD(WithFabric):
     """Local SGD with delayed averaging (Zhou et al. 2020, arXiv:2006.00441): the average of the models is merged
     in `delay` d local steps after the all-reduce began.
 
@@ -43,8 +44,6 @@ class DaSGD:
     period: Count = 4
     delay: Index = 1
     merge: Share = 0.5
-    algorithm: AllReduceAlgorithm = "ring"
-    rank_order: RankOrder = "topology"
 
     def __post_init__(self) -> None:
         if self.delay > self.period:
@@ -53,7 +52,7 @@ class DaSGD:
     @property
     def label(self) -> str:
         """Period, delay and algorithm."""
-        return f"DaSGD ({self.period} steps, {self.delay} late, {name_of(self.algorithm)})"
+        return f"DaSGD ({self.period} steps, {self.delay} late, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
         """A local step of all workers is an update."""
@@ -61,28 +60,28 @@ class DaSGD:
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
-        average = averaging(setting, self.algorithm, self.rank_order)
+        average = Averaging(communicator(setting, self))
         start_replicas(setting, lambda replica: self.work(replica, average))
 
-    def work(self, replica: Replica, average: Exchange[Value[Array]]) -> Process:
+    def work(self, replica: Replica, average: Averaging) -> Process:
         """One worker's life."""
         worker, xi = replica.worker, self.merge
         while True:
             yield from replica.local_step()
             k = replica.step
             if k % self.period == 0 and self.delay == 0:
-                average.start(worker, k, worker.params)
+                yield from average.start(worker, k, worker.params)
             if k > self.delay and (k - self.delay) % self.period == 0:
                 mean = yield from average.finish(worker, k - self.delay)
                 worker.params = xi * worker.params + (1.0 - xi) * mean
             if k % self.period == 0 and self.delay > 0:
-                average.start(worker, k, worker.params)
+                yield from average.start(worker, k, worker.params)
             replica.end_step()
 
 
 @checked
 @dataclass(frozen=True)
-class OverlapLocalSGD:
+class OverlapLocalSGD(WithFabric):
     """Overlap-Local-SGD (Wang, Liang and Joshi 2020, arXiv:2002.09539): every `period` steps the models are
     pulled towards an anchor z, which is the average of one period before and has arrived meanwhile.
 
@@ -97,13 +96,11 @@ class OverlapLocalSGD:
     period: Count = 4
     alpha: Share = 0.6
     momentum: Decay = 0.7
-    algorithm: AllReduceAlgorithm = "ring"
-    rank_order: RankOrder = "topology"
 
     @property
     def label(self) -> str:
         """Period and algorithm."""
-        return f"overlap local SGD ({self.period} steps, {name_of(self.algorithm)})"
+        return f"overlap local SGD ({self.period} steps, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
         """A local step of all workers is an update."""
@@ -111,10 +108,10 @@ class OverlapLocalSGD:
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
-        average = averaging(setting, self.algorithm, self.rank_order)
+        average = Averaging(communicator(setting, self))
         start_replicas(setting, lambda replica: self.work(replica, average))
 
-    def work(self, replica: Replica, average: Exchange[Value[Array]]) -> Process:
+    def work(self, replica: Replica, average: Averaging) -> Process:
         """One worker's life."""
         worker, tau, alpha = replica.worker, self.period, self.alpha
         anchor = worker.params
@@ -128,13 +125,13 @@ class OverlapLocalSGD:
                 worker.params = (1.0 - alpha) * worker.params + alpha * anchor
                 ahead = worker.learner.plane.apply(np.subtract, worker.params, anchor)
                 velocity = ahead if velocity is None else self.momentum * velocity + ahead
-                average.start(worker, k, (anchor + velocity).carrying(worker.params))
+                yield from average.start(worker, k, (anchor + velocity).carrying(worker.params))
             replica.end_step()
 
 
 @checked
 @dataclass(frozen=True)
-class CoCoDSGD:
+class CoCoDSGD(WithFabric):
     """Computation and communication decoupled SGD (Shen et al. 2019, IJCAI, algorithm 1): the models are averaged
     while the workers make the next `period` local steps, and the steps are added to the average.
 
@@ -142,13 +139,11 @@ class CoCoDSGD:
     """
 
     period: Count = 4
-    algorithm: AllReduceAlgorithm = "ring"
-    rank_order: RankOrder = "topology"
 
     @property
     def label(self) -> str:
         """Period and algorithm."""
-        return f"CoCoD-SGD ({self.period} steps, {name_of(self.algorithm)})"
+        return f"CoCoD-SGD ({self.period} steps, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
         """A local step of all workers is an update."""
@@ -156,15 +151,15 @@ class CoCoDSGD:
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
-        average = averaging(setting, self.algorithm, self.rank_order)
+        average = Averaging(communicator(setting, self))
         start_replicas(setting, lambda replica: self.work(replica, average))
 
-    def work(self, replica: Replica, average: Exchange[Value[Array]]) -> Process:
+    def work(self, replica: Replica, average: Averaging) -> Process:
         """One worker's life."""
         worker = replica.worker
         while True:
             first, begun = replica.step, worker.params
-            average.start(worker, first, begun)
+            yield from average.start(worker, first, begun)
             for left in reversed(range(self.period)):
                 yield from replica.local_step()
                 if left == 0:

@@ -45,16 +45,21 @@ class _Spring:
 
     def exchange(self, worker: Worker) -> Computation:
         """Send x_i, move the center, pull what it was before; return x_i - alpha (x_i - z)."""
-        yield from communicate(worker, self.shards.up(worker), "push")
-        with self.shards.turn.request() as turn:
+        shards = self.shards
+        model = shards.wires.model(worker, worker.params)
+        yield from shards.push(worker, model)
+        with shards.turn.request() as turn:
             yield from wait(worker, turn, "the servers' queue")
+            if (seconds := shards.wires.server_seconds()) > 0.0:
+                yield from communicate(worker, worker.loop.env.timeout(seconds), "decode")
             meeting = self._meeting
-            meeting.visitors[worker.rank] = worker.params
+            meeting.visitors[worker.rank] = model.value
             if len(meeting.visitors) == self.n_visitors:
                 yield from self._move(worker, meeting)
         yield from wait(worker, meeting.moved, "the other workers")
-        yield from communicate(worker, self.shards.down(worker), "pull")
-        return worker.params - self.alpha * (worker.params - meeting.center)
+        center = shards.wires.answer(worker, meeting.center)
+        yield from shards.pull(worker, center)
+        return worker.params - self.alpha * (worker.params - center.value)
 
     def _move(self, worker: Worker, meeting: _Meeting) -> Process:
         """Move the center, for which the worker waits."""
@@ -109,7 +114,8 @@ class ElasticAveraging:
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
-        spring = _Spring(Shards.of(self, setting), self.alpha, len(setting.workers) if self.synchronous else 1)
+        n_visitors = len(setting.workers) if self.synchronous else 1
+        spring = _Spring(Shards.of(self, setting, models=True), self.alpha, n_visitors)
         if not self.synchronous:
             note_lock_step(setting)
         start_replicas(setting, lambda replica: self.work(replica, spring))

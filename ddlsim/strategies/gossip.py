@@ -12,9 +12,10 @@ import numpy.typing as npt
 import simpy
 
 from ddlsim.arguments import by, checked
-from ddlsim.learning import ABSENT, Array, Plane, Value
+from ddlsim.learning import Array, Plane, Value
 from ddlsim.runtime.replica import Replica, start_replicas
 from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.wires import Parcel, Wires
 from ddlsim.runtime.worker import Process, Worker, all_of
 from ddlsim.strategies.mixing import Graph, Weights, agreement, check_graph, describe, mixing_matrix
 
@@ -38,7 +39,7 @@ class _Letter:
     """Parameters under way from one worker to another; ``sent`` (s) is when they left."""
 
     delivered: simpy.Event
-    params: Value[Array] = ABSENT
+    parcel: Parcel | None = None
     sent: float = 0.0
 
 
@@ -52,18 +53,21 @@ class _Mail:
     def letter(self, step: int, src: int, dst: int) -> _Letter:
         return self.letters.setdefault((step, src, dst), _Letter(self.workers[src].loop.env.event()))
 
-    def send(self, step: int, src: int, dst: int) -> simpy.Event:
-        """Send a worker's parameters as they are now; the event returned is their arrival."""
+    def send(self, step: int, src: int, dst: int, parcel: Parcel) -> simpy.Event:
+        """Send what a worker has packed; the event returned is its arrival."""
         letter, worker = self.letter(step, src, dst), self.workers[src]
-        letter.params, letter.sent = worker.params, worker.loop.now
-        return worker.loop.env.process(self._carry(letter, worker, self.workers[dst].node))
+        letter.parcel, letter.sent = parcel, worker.loop.now
+        return worker.loop.env.process(self._carry(letter, parcel, worker, self.workers[dst].node))
 
-    def _carry(self, letter: _Letter, worker: Worker, dst: int) -> Process:
-        yield worker.loop.send(worker.node, dst, worker.workload.gradient_nbytes)
+    def _carry(self, letter: _Letter, parcel: Parcel, worker: Worker, dst: int) -> Process:
+        yield worker.loop.send(worker.node, dst, parcel.sizes[0])
         letter.delivered.succeed()
 
-    def take(self, step: int, src: int, dst: int) -> _Letter:
-        return self.letters.pop((step, src, dst))
+    def take(self, step: int, src: int, dst: int) -> tuple[Parcel, float]:
+        """Return what has come, and when it was sent (s)."""
+        letter = self.letters.pop((step, src, dst))
+        assert letter.parcel is not None
+        return letter.parcel, letter.sent
 
 
 @checked
@@ -104,9 +108,10 @@ class DPSGD:
         if said := agreement(matrix):
             setting.notes.append(said)
         mail = _Mail(setting.workers)
-        start_replicas(setting, lambda replica: self.work(replica, matrix, mail))
+        wires = Wires(setting, owner="DPSGD", peers=True)
+        start_replicas(setting, lambda replica: self.work(replica, matrix, mail, wires))
 
-    def work(self, replica: Replica, matrix: npt.NDArray[np.float64], mail: _Mail) -> Process:
+    def work(self, replica: Replica, matrix: npt.NDArray[np.float64], mail: _Mail, wires: Wires) -> Process:
         """One worker's life."""
         worker, me = replica.worker, replica.worker.rank
         sources = np.flatnonzero(matrix[me]).tolist()
@@ -115,15 +120,18 @@ class DPSGD:
         weights = matrix[me, sources].tolist()
         while True:
             step, before = replica.step, worker.params
-            travels = [mail.send(step, me, j) for j in receivers]
+            parcel = wires.model(worker, before)
+            yield from worker.compute(parcel.seconds, "encode")
+            travels = [mail.send(step, me, j, parcel) for j in receivers]
             travels += [mail.letter(step, j, me).delivered for j in senders]
             gradient = yield from worker.gradient()
             start = worker.loop.now
             yield from worker.block(all_of(worker.loop, travels), f"its neighbours' parameters of step {step}")
             letters = {j: mail.take(step, j, me) for j in senders}
-            worker.book(start, max((letter.sent for letter in letters.values()), default=start), "neighbours")
+            worker.book(start, max((sent for _, sent in letters.values()), default=start), "neighbours")
+            yield from worker.compute(sum(wires.decode_seconds(worker, each) for each, _ in letters.values()), "decode")
             yield from worker.optimizer_step()
-            params = [before if j == me else letters[j].params for j in sources]
+            params = [before if j == me else letters[j][0].value for j in sources]
             mixed = weighted_sum(worker.learner.plane, weights, params)
             worker.params, replica.state = replica.after(mixed, gradient)
             replica.count()

@@ -29,11 +29,11 @@ def until_applied(worker: Worker, center: Center) -> Process:
         gradient = yield from worker.gradient()
         batch = yield from center.push(worker, gradient, version)
         if batch is None:  # too late
-            worker.params, version = center.params, center.version
+            params, version = center.params, center.version
         else:
             yield from wait(worker, batch.applied, "the gradients of others")
-            worker.params, version = batch.params, batch.version
-        yield from center.pull(worker)
+            params, version = batch.params, batch.version
+        yield from center.pull(worker, params)
         worker.end_step()
 
 

@@ -10,9 +10,10 @@ import simpy
 
 from ddlsim.arguments import Count, Index, checked
 from ddlsim.errors import ConfigError
-from ddlsim.learning import ABSENT, Array, Value
+from ddlsim.learning import Array, Value
 from ddlsim.runtime.servers import ApplyTime, Placement
 from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.wires import Parcel
 from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies.center import Center, Gradient, communicate
 from ddlsim.strategies.k_async import check_k, until_applied
@@ -49,7 +50,7 @@ class _Arrival:
     """The parameters of a step reach a worker; ``updated`` is when the update was made, in s."""
 
     event: simpy.Event
-    params: Value[Array] = ABSENT
+    answer: Parcel | None = None
     updated: float = 0.0
 
 
@@ -65,10 +66,10 @@ class _Rounds:
         """Return when and what reaches a worker as the parameters of a version."""
         return self._arrivals.setdefault((worker.rank, version), _Arrival(worker.loop.env.event()))
 
-    def push(self, worker: Worker, gradient: Value[Array], version: int) -> simpy.Event:
+    def push(self, worker: Worker, parcel: Parcel, version: int) -> simpy.Event:
         """Send a gradient computed with the parameters of `version`; the event is when it has arrived."""
-        arrived = self.center.shards.up(worker)
-        found = Gradient(worker.rank, gradient, 0, worker.samples_per_step)
+        arrived = self.center.shards.up(worker, parcel)
+        found = Gradient(worker.rank, parcel.value, 0, worker.samples_per_step)
         worker.loop.env.process(self._receive(arrived, found, version))
         return arrived
 
@@ -77,6 +78,8 @@ class _Rounds:
         center, shards = self.center, self.center.shards
         env = shards.setting.loop.env
         yield arrived
+        if (seconds := shards.wires.server_seconds()) > 0.0:
+            yield env.timeout(seconds)
         if version != center.version or len(self.gathered) == center.count:
             return
         self.gathered.append(gradient)
@@ -93,8 +96,9 @@ class _Rounds:
 
     def _send(self, worker: Worker, version: int, params: Value[Array]) -> Process:
         arrival = self.arrival(worker, version)
-        arrival.params, arrival.updated = params, worker.loop.now
-        yield self.center.shards.down(worker)
+        shards = self.center.shards
+        arrival.answer, arrival.updated = shards.wires.answer(worker, params), worker.loop.now
+        yield shards.down(worker, arrival.answer)
         arrival.event.succeed()
 
     def work(self, worker: Worker, *, again: bool) -> Process:
@@ -107,14 +111,18 @@ class _Rounds:
             while not fresh.triggered:
                 gradient = yield from gradient_unless(worker, fresh)
                 if gradient is not None:
-                    arrived = self.push(worker, gradient, version - 1)
+                    parcel = self.center.shards.wires.gradient(worker, gradient)
+                    yield from worker.compute(parcel.seconds, "encode")
+                    arrived = self.push(worker, parcel, version - 1)
                     yield from communicate(worker, arrived | fresh, "push")
                     if not again:
                         break
             start = worker.loop.now
             yield from worker.block(fresh, f"the parameters of step {version}")
             worker.book(start, arrival.updated, "pull")
-            worker.params = arrival.params
+            assert arrival.answer is not None
+            yield from worker.compute(arrival.answer.seconds, "decode")
+            worker.params = arrival.answer.value
             del self._arrivals[worker.rank, version]
             worker.end_step()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -17,9 +16,9 @@ import numpy as np
 from ddlsim.arguments import Count, Decay, NotNegative, Positive, checked, quantity
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.learning.learner import State
-from ddlsim.runtime.algorithms import AllReduceAlgorithm, RankOrder, name_of, schedules
-from ddlsim.runtime.costs import Cost, stream_of
-from ddlsim.runtime.exchange import Exchange
+from ddlsim.runtime.communicator import communicator
+from ddlsim.runtime.exchange import Averaging, Exchange, carrier_of
+from ddlsim.runtime.fabric import WithFabric, cost_said, name_of
 from ddlsim.runtime.replica import Replica, need_values, start_replicas
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process
@@ -30,7 +29,7 @@ __all__ = ["BMUF", "AdaComm", "LocalSGD"]
 
 @checked
 @dataclass(frozen=True)
-class LocalSGD:
+class LocalSGD(WithFabric):
     """Average the parameters after every `period` local steps (Stich 2019, arXiv:1805.09767, algorithm 1):
 
     x_i <- x_i - eta g_i(x_i);   every tau steps   x_i <- (1/N) sum_j x_j
@@ -41,16 +40,12 @@ class LocalSGD:
 
     period: Count = 8
     start_epoch: NotNegative = 0.0
-    algorithm: AllReduceAlgorithm = "ring"
-    rank_order: RankOrder = "topology"
-    cost: Cost = "simulated"
 
     @property
     def label(self) -> str:
         """Period and algorithm, and what it costs unless that is simulated."""
-        cost = "" if self.cost == "simulated" else f", {self.cost} cost"
         after = f" after epoch {self.start_epoch:g}" if self.start_epoch else ""
-        return f"local SGD ({self.period} steps{after}, {name_of(self.algorithm)}{cost})"
+        return f"local SGD ({self.period} steps{after}, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
         """A local step of all workers is an update."""
@@ -60,23 +55,22 @@ class LocalSGD:
         """Start all workers. Raises ConfigError for a `start_epoch` where there is no data to count epochs of."""
         if self.start_epoch:
             need_values(setting, f"LocalSGD: start_epoch = {self.start_epoch:g}", "epochs are passes over data")
-        schedule = schedules(setting, self.algorithm, self.rank_order)
-        stream = stream_of(setting, "LocalSGD", self.cost, self.algorithm, self.rank_order)
-        average = Exchange(setting, schedule, setting.learner.mean, stream=stream)
+        members = communicator(setting, self)
+        average = Averaging(members)
 
-        def update(gradients: Sequence[Value[Array]]) -> tuple[Value[Array], State]:
+        def update(mean: Value[Array]) -> tuple[Value[Array], State]:
             first = replicas[0]  # all are alike until they go on alone
-            return first.after(first.worker.params, setting.learner.mean(gradients))
+            return first.after(first.worker.params, mean)
 
-        together = Exchange(setting, schedule, update, stream=stream)
+        together = Exchange(members, carrier_of(members), update, models=False) if self.start_epoch else None
         replicas = start_replicas(setting, lambda replica: self.work(replica, average, together))
 
     def work(
-        self, replica: Replica, average: Exchange[Value[Array]], together: Exchange[tuple[Value[Array], State]]
+        self, replica: Replica, average: Averaging, together: Exchange[tuple[Value[Array], State]] | None
     ) -> Process:
         """One worker's life."""
         worker = replica.worker
-        while worker.learner.epoch(replica.n_samples) < self.start_epoch:
+        while together is not None and worker.learner.epoch(replica.n_samples) < self.start_epoch:
             gradient = yield from worker.gradient()
             params, state = yield from together.exchange(worker, replica.step, gradient)
             yield from worker.optimizer_step()
@@ -87,7 +81,7 @@ class LocalSGD:
         while True:
             yield from replica.local_step()
             if (replica.step - first) % self.period == 0:
-                worker.params = yield from average.exchange(worker, replica.step, worker.params)
+                worker.params = yield from average.mean(worker, replica.step, worker.params)
             replica.end_step()
 
 
@@ -105,9 +99,8 @@ class _AdaptivePeriod:
     n_rounds: int = 0
     n_intervals: int = 1
 
-    def average(self, values: Sequence[Value[Array]]) -> tuple[Value[Array], int]:
+    def average(self, mean: Value[Array]) -> tuple[Value[Array], int]:
         """Return the mean and how many local steps to make with it."""
-        mean = self.setting.learner.mean(values)
         self.n_rounds += 1
         passed = self.setting.loop.now if isinstance(self.strategy.interval, str) else self.n_rounds
         if passed >= self.n_intervals * self.strategy.between():
@@ -120,7 +113,7 @@ class _AdaptivePeriod:
 
 @checked
 @dataclass(frozen=True)
-class AdaComm:
+class AdaComm(WithFabric):
     """Local SGD that averages more often as the loss falls (Wang and Joshi 2019, arXiv:1810.08313, section 4):
 
     tau_l = ceil( sqrt(F_l / F_0) tau_0 )
@@ -132,8 +125,6 @@ class AdaComm:
 
     period: Count = 16
     interval: Count | Annotated[str, quantity("time", "60 s")] = 10
-    algorithm: AllReduceAlgorithm = "ring"
-    rank_order: RankOrder = "topology"
 
     def between(self) -> float:
         """Return the interval: rounds, or s."""
@@ -142,7 +133,7 @@ class AdaComm:
     @property
     def label(self) -> str:
         """First period and algorithm."""
-        return f"AdaComm (from {self.period} steps, {name_of(self.algorithm)})"
+        return f"AdaComm (from {self.period} steps, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
         """A local step of all workers is an update."""
@@ -153,7 +144,8 @@ class AdaComm:
         need_values(setting, "AdaComm", "it averages as often as the loss says")
         first_loss = setting.learner.evaluate(setting.learner.initial)[0]
         rule = _AdaptivePeriod(self, setting, self.period, first_loss)
-        average = Exchange(setting, schedules(setting, self.algorithm, self.rank_order), rule.average)
+        members = communicator(setting, self)
+        average = Exchange(members, carrier_of(members), rule.average, models=True)
         start_replicas(setting, lambda replica: self.work(replica, average))
 
     def work(self, replica: Replica, average: Exchange[tuple[Value[Array], int]]) -> Process:
@@ -176,10 +168,10 @@ class _Block:
     params: Value[Array]
     delta: Value[Array]
 
-    def filtered(self, replicas: Sequence[Value[Array]]) -> Value[Array]:
+    def filtered(self, mean: Value[Array]) -> Value[Array]:
         """Return the next global model."""
         plane, strategy = self.learner.plane, self.strategy
-        momentum, rate = strategy.momentum(len(replicas)), strategy.block_rate
+        momentum, rate = strategy.momentum(self.learner.n_workers), strategy.block_rate
 
         def move(mean: Array, params: Array, delta: Array) -> Array:
             return momentum * delta + rate * (mean.astype(np.float64) - params)
@@ -187,7 +179,6 @@ class _Block:
         def moved(params: Array, delta: Array) -> Array:
             return (params + delta).astype(params.dtype)
 
-        mean = self.learner.mean(replicas)
         self.delta = plane.apply(move, mean, self.params, self.delta)
         self.params = plane.apply(moved, self.params, self.delta).carrying(mean)
         return self.params
@@ -195,7 +186,7 @@ class _Block:
 
 @checked
 @dataclass(frozen=True)
-class BMUF:
+class BMUF(WithFabric):
     """Blockwise model-update filtering (Chen and Huo 2016, ICASSP): momentum on top of local SGD.
 
     Every `period` local steps, with the mean x of the workers' models and the global model W:
@@ -210,8 +201,6 @@ class BMUF:
     period: Count = 8
     block_momentum: Decay | None = None
     block_rate: Positive = 1.0
-    algorithm: AllReduceAlgorithm = "ring"
-    rank_order: RankOrder = "topology"
 
     def momentum(self, n_workers: int) -> float:
         """Return the block momentum among `n_workers`."""
@@ -220,7 +209,7 @@ class BMUF:
     @property
     def label(self) -> str:
         """Period and algorithm."""
-        return f"BMUF ({self.period} steps, {name_of(self.algorithm)})"
+        return f"BMUF ({self.period} steps, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
         """A local step of all workers is an update."""
@@ -231,7 +220,8 @@ class BMUF:
         learner = setting.learner
         still = learner.plane.apply(lambda params: np.zeros(params.shape), learner.initial)
         block = _Block(self, learner, learner.initial, still)
-        average = Exchange(setting, schedules(setting, self.algorithm, self.rank_order), block.filtered)
+        members = communicator(setting, self)
+        average = Exchange(members, carrier_of(members), block.filtered, models=True)
         start_replicas(setting, lambda replica: self.work(replica, average))
 
     def work(self, replica: Replica, average: Exchange[Value[Array]]) -> Process:

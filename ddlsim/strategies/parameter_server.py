@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Annotated
 
 from ddlsim.arguments import Count, checked, one_of
-from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError
-from ddlsim.runtime.compressed_servers import CompressedServers
+from ddlsim.runtime.coded_servers import CodedServers
+from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.fabric import Fabric
+from ddlsim.runtime.group import Carrier, Dense, Group
 from ddlsim.runtime.server_work import ServerWork, WorkingServers
 from ddlsim.runtime.servers import Placement, memory_nodes, push_pull, server_nodes
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies.all_reduce import start_group
-from ddlsim.strategies.overlap import OverlapChoice, overlap_named
+from ddlsim.strategies.overlap import OverlapChoice, buckets_of, overlap_named
 
 __all__ = ["ParameterServer"]
 
@@ -38,7 +39,6 @@ class ParameterServer:
     overlap: OverlapChoice = "layer"
     local_reduction: bool | Annotated[str, one_of("tree", "star", also="False, True, ")] = False
     work: ServerWork | None = None
-    takes_compression = True
 
     @property
     def label(self) -> str:
@@ -53,20 +53,20 @@ class ParameterServer:
         """Start all workers; the servers only react."""
         nodes = server_nodes(setting.cluster, setting.nodes, self.servers, self.placement)
         hosts = setting.hosts(setting.nodes).tolist() if self.local_reduction else None
-        star = self.local_reduction == "star"
-        exchange = push_pull(len(setting.workers), self.servers, hosts, star=star)
-
-        def schedule(nbytes: float) -> Schedule:
-            return exchange
-
-        carrier = None
+        star, overlap = self.local_reduction == "star", overlap_named(self.overlap)
+        members = Communicator(setting, Fabric(rank_order="given"), bystanders=nodes, owner="ParameterServer")
         if setting.compression is not None:
             self._check_compression()
-            carrier = functools.partial(CompressedServers, setting, nodes)
-        group = start_group(setting, overlap_named(self.overlap), schedule, nodes, carrier)
-        if self.work is not None:
-            memory = memory_nodes(setting.cluster, setting.nodes)
-            group.servers = WorkingServers(group, self.work, memory, hosts, star)
+
+        def carrier(group: Group) -> Carrier:
+            if setting.compression is not None:
+                return CodedServers(members, nodes, buckets_of(overlap, setting.workers[0].workload), group.gradient)
+            if self.work is not None:
+                memory = memory_nodes(setting.cluster, setting.nodes)
+                return WorkingServers(members, nodes, self.work, memory, hosts, star=star)
+            return Dense(members, schedule=push_pull(len(setting.workers), self.servers, hosts, star=star))
+
+        start_group(setting, overlap, members, carrier)
 
     def _check_compression(self) -> None:
         if self.local_reduction:

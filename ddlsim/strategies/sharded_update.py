@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -10,9 +9,10 @@ from ddlsim.arguments import checked
 from ddlsim.collectives import Collective
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
-from ddlsim.runtime.algorithms import RankOrder, algorithm_of, name_of, schedules
-from ddlsim.runtime.costs import Cost, stream_of
-from ddlsim.runtime.exchange import Exchange
+from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.exchange import Averaging, Exchange
+from ddlsim.runtime.fabric import Cost, Fabric, RankOrder, algorithm_of, cost_said, name_of
+from ddlsim.runtime.group import Dense
 from ddlsim.runtime.replica import Replica, start_replicas
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process
@@ -43,8 +43,7 @@ class ShardedUpdate:
     @property
     def label(self) -> str:
         """The algorithms, and what they cost unless that is simulated."""
-        cost = "" if self.cost == "simulated" else f", {self.cost} cost"
-        return f"sharded update ({name_of(self.reduce_scatter)}, {name_of(self.all_gather)}{cost})"
+        return f"sharded update ({name_of(self.reduce_scatter)}, {name_of(self.all_gather)}{cost_said(self.cost)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
         """One update a step."""
@@ -58,22 +57,16 @@ class ShardedUpdate:
                 f"ShardedUpdate: optimizer = {type(learner.task.optimizer).__name__} needs whole layers; use "
                 "AllReduce, or an element-wise optimizer such as Momentum(0.9)"
             )
-        scatter = self._exchange(setting, self.reduce_scatter, "reduce_scatter", learner.mean)
-        gather = self._exchange(setting, self.all_gather, "all_gather", learner.concatenate)
+        members = Communicator(setting, Fabric("ring", self.rank_order, self.cost), owner="ShardedUpdate")
+        scatter = Averaging(members, models=False, kind="reduce_scatter", algorithm=self.reduce_scatter)
+        shards_together = Dense(members, "all_gather", self.all_gather)
+        gather = Exchange(members, lambda _: shards_together, _itself, models=False, combine=learner.concatenate)
         shards = learner.parts(len(setting.workers))
         start_replicas(setting, lambda replica: self.work(replica, shards[replica.worker.rank], scatter, gather))
         setting.model, setting.replicas, setting.steps = lambda: setting.workers[0].params, None, None  # all are alike
 
-    def _exchange(
-        self, setting: Setting, algorithm: str | Collective, kind: str,
-        combine: Callable[[Sequence[Value[Array]]], Value[Array]],
-    ) -> Exchange[Value[Array]]:  # fmt: skip
-        stream = stream_of(setting, "ShardedUpdate", self.cost, algorithm, self.rank_order, kind)
-        schedule = schedules(setting, algorithm, self.rank_order, kind)
-        return Exchange(setting, schedule, combine, kind.replace("_", "-"), stream)
-
     def work(
-        self, replica: Replica, shard: slice, scatter: Exchange[Value[Array]], gather: Exchange[Value[Array]]
+        self, replica: Replica, shard: slice, scatter: Averaging, gather: Exchange[Value[Array]]
     ) -> Process:
         """One worker's life; it keeps the optimizer state of its shard only."""
         worker = replica.worker
@@ -86,3 +79,7 @@ class ShardedUpdate:
             worker.params = yield from gather.exchange(worker, replica.step, updated)
             replica.count()
             replica.end_step()
+
+
+def _itself(params: Value[Array]) -> Value[Array]:
+    return params

@@ -22,8 +22,8 @@ def freely(worker: Worker, center: Center) -> Process:
     while True:
         gradient = yield from worker.gradient()
         yield from center.push(worker, gradient, version)
-        worker.params, version = center.params, center.version
-        yield from center.pull(worker)
+        version = center.version
+        yield from center.pull(worker, center.params)
         worker.end_step()
 
 

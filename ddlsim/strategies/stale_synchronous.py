@@ -95,6 +95,6 @@ class StaleSynchronous:
             yield from center.push(worker, gradient, version)
             if not (may_go := clocks.tick(worker.rank)).triggered:
                 yield from wait(worker, may_go, "the slowest worker")
-            worker.params, version = center.params, center.version
-            yield from center.pull(worker)
+            version = center.version
+            yield from center.pull(worker, center.params)
             worker.end_step()

@@ -52,7 +52,7 @@ class Loader:
     def n_workers(self, experiment: Experiment) -> int:
         """Return the number of workers of a loaded experiment."""
         assert isinstance(experiment.cluster, Cluster)
-        return experiment.workers or len(experiment.cluster.workers)
+        return experiment.n_workers or len(experiment.cluster.workers)
 
     def _part(self, path: str, value: object) -> object:
         if path == "cluster" and not isinstance(value, Cluster):

@@ -268,7 +268,7 @@ class Study:
         if not tasks:
             return False
         # the long ones first: the last ones then end at about the same time
-        tasks.sort(key=lambda task: -(task.experiment.workers or self._loader.n_workers(task.experiment)))
+        tasks.sort(key=lambda task: -(task.experiment.n_workers or self._loader.n_workers(task.experiment)))
         pool = open_pool(executor, jobs, Packer(self._loader.digests), [task.experiment for task in tasks])
         done = False
         try:

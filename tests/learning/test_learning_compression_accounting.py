@@ -319,11 +319,28 @@ def test_sizes_that_depend_on_values_scale_with_the_other_model():
 # ---------------------------------------------------------------- what does not fit
 
 
+class Computing:
+    """A user's strategy that sends nothing."""
+
+    label = "computing"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        return steps
+
+    def start(self, setting):
+        for worker in setting.workers:
+            setting.loop.env.process(worker.gradient())
+
+
 @pytest.mark.parametrize(("change", "message"), [
     ({"strategy": ddlsim.AllReduce(overlap="horovod")}, "HorovodFusion fuses or cuts.*'none', 'layer' or 'ddp'"),
     ({"strategy": ddlsim.ParameterServer(overlap="priority")}, "Priority fuses or cuts"),
     ({"strategy": ddlsim.ParameterServer(local_reduction=True)}, "local_reduction adds up gradients"),
-    ({"strategy": ddlsim.LocalSGD(4)}, "AllReduce, ParameterServer and AsyncParameterServer take it"),
+    ({"strategy": Computing()}, "no effect with computing: nothing that it sends goes through an Exchange"),
+    ({"strategy": ddlsim.DPSGD(), "compression": ErrorFeedback(ddlsim.TopK(0.1))}, "error feedback already"),
+    ({"strategy": ddlsim.ElasticAveraging(0.2), "compression": ErrorFeedback(ddlsim.TopK(0.1))}, "error feedback alre"),
+    ({"strategy": ddlsim.DPSGD(), "compression": ddlsim.Compression(ddlsim.TopK(0.1), down=ddlsim.FP16())},
+     "down = FP16 has no effect with DPSGD"),
     ({"compression": ddlsim.Compression(ddlsim.TopK(0.1), down=ddlsim.FP16())}, "down = FP16 has no effect"),
     ({"compression": "top-k"}, "must be a compressor such as ddlsim.TopK"),
     ({"compression": ddlsim.TopK}, "must be a compressor such as ddlsim.TopK"),

@@ -114,9 +114,9 @@ def test_sum_weight_gossip_preserves_the_weighted_sum():
     def look(time, updates, epoch, row):
         if row is not None and row.rate == 0.0 and updates > 40:
             held = [(peer.weight, peer.replica.worker.params) for peer in Watched.peers]
-            held += [(push.weight, push.params) for peer in Watched.peers for push in peer.inbox]
+            held += [(push.weight, push.parcel.value) for peer in Watched.peers for push in peer.inbox]
             flying = [peer.outgoing for peer in Watched.peers if peer.outgoing is not None]
-            held += [(push.weight, push.params) for push in flying]
+            held += [(push.weight, push.parcel.value) for push in flying]
             sums.append(sum(weight * params.read().astype(np.float64) for weight, params in held))
             weights.append([weight for weight, _ in held])
             under_way.append(len(flying))

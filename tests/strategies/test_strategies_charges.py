@@ -13,7 +13,13 @@ from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.collectives import build
 from ddlsim.collectives.nccl import bus_bandwidth, nccl_time
 from ddlsim.network import Network
-from ddlsim.runtime.charges import by_schedule, spread
+from ddlsim.runtime.charges import Charge, Load, by_schedule, spread
+
+
+def spread_alone(cluster, nodes, nbytes, algorithm, kind="all_reduce") -> Charge:
+    load = Load(cluster)
+    spread(load, nodes, nbytes, algorithm, kind)
+    return load.charge()
 
 
 def hosts(rates, latency=1e-5):
@@ -94,7 +100,7 @@ def test_nccl_uses_the_links_that_it_claims(name, n, algorithm):
     theirs = {"ring": "ring", "double_binary_tree": "tree"}[algorithm]
     for nbytes in (1e4, 1e6, 1e9):
         wanted = nccl_time(cluster, nbytes, ranks=n, algorithm=theirs).seconds
-        charge = spread(cluster, cluster.workers[:n].tolist(), nbytes, theirs)
+        charge = spread_alone(cluster, cluster.workers[:n].tolist(), nbytes, theirs)
         assert charge.seconds <= wanted * (1 + 1e-9)
     result = one_step(cluster, "nccl", n, "resnet50", algorithm)
     assert not [note for note in result.notes if "the link's time counts" in note]
@@ -103,7 +109,7 @@ def test_nccl_uses_the_links_that_it_claims(name, n, algorithm):
 
 def test_all_network_cards_of_a_machine_are_charged_alike():
     cluster = ddlsim.load_cluster("dgx-a100-pod")
-    charge = spread(cluster, cluster.workers[:16].tolist(), 16e6, "ring")
+    charge = spread_alone(cluster, cluster.workers[:16].tolist(), 16e6, "ring")
     host = cluster.host_of
     out = (host[cluster.link_src] >= 0) & (host[cluster.link_dst] < 0)
     carried = charge.nbytes[cluster.link_channel[out]]
@@ -114,7 +120,7 @@ def test_all_network_cards_of_a_machine_are_charged_alike():
 def test_rings_use_all_nvlinks_of_a_hybrid_cube_mesh():
     """Eight GPUs with six NVLinks each: rings along double and single links, both ways, carry six links' worth."""
     cluster = ddlsim.load_cluster("dgx1-v100")
-    charge = spread(cluster, cluster.workers.tolist(), 1e9, "ring")
+    charge = spread_alone(cluster, cluster.workers.tolist(), 1e9, "ring")
     bus, hardware = bus_bandwidth(cluster, 8)
     assert hardware == "nvlink"
     assert charge.seconds == pytest.approx(2 * 7 / 8 * 1e9 / bus, rel=1e-9)
@@ -131,8 +137,10 @@ def test_a_spread_collective_sends_the_bytes_of_its_schedule(algorithm, kind):
         cluster = Cluster.from_graph(graph)
         for n in (2, 3, 5, 7, 9):
             nodes = cluster.workers[:n].tolist()
-            wide = spread(cluster, nodes, 1e6, algorithm, kind)
-            own = by_schedule(cluster, build(ours, n, 1e6, None, kind), nodes, 1e6)
+            wide = spread_alone(cluster, nodes, 1e6, algorithm, kind)
+            load = Load(cluster)
+            by_schedule(load, build(ours, n, 1e6, None, kind), nodes, 1e6)
+            own = load.charge()
             assert wide.sent == pytest.approx(own.sent, rel=1e-9)
             assert own.sent == pytest.approx(build(ours, n, 1e6, None, kind).bytes_sent(1e6).sum(), rel=1e-9)
 

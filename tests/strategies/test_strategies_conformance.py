@@ -42,6 +42,8 @@ from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.collectives import build, reorder
 from ddlsim.run import run
 from ddlsim.runtime import loop as loop_module
+from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.fabric import Fabric
 from ddlsim.runtime.group import Group
 from ddlsim.runtime.servers import push_pull, server_nodes
 from ddlsim.strategies import Setting, Strategy
@@ -309,9 +311,7 @@ class OneStaysAway:
         return steps
 
     def start(self, setting: Setting) -> None:
-        ring = build("ring", len(setting.workers))
-        n, learner = len(setting.workers), setting.learner
-        group = Group(setting.loop, setting.recorder, setting.nodes, n, lambda nbytes: ring, learner)
+        group = Group(Communicator(setting, Fabric()))
         for worker in setting.workers[:-1]:
             setting.loop.env.process(NoOverlap().work(worker, group))
 

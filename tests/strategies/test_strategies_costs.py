@@ -13,8 +13,8 @@ from ddlsim.cluster import generators
 from ddlsim.collectives.nccl import nccl_time
 from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement
-from ddlsim.runtime.costs import COSTS
 from ddlsim.runtime.curve_cost import Parts, columns, curve_seconds, parts_of
+from ddlsim.runtime.fabric import COSTS
 from ddlsim.strategies.overlap import buckets_of, overlap_named
 from ddlsim.validation import calibrate, load_calibration, predict_interval
 from ddlsim.workload.buckets import per_layer
@@ -245,8 +245,8 @@ def test_what_the_curve_does_not_know_is_refused(a100):
         "was fitted to 'ring', not to 'double_binary_tree'; use algorithm = 'ring', or calibrate with --algorithm",
         a100.cluster, ddlsim.AllReduce("double_binary_tree", cost="calibrated"),
     )  # fmt: skip
-    refused("that of dense gradients; with compression", a100.cluster, compression=ddlsim.TopK(0.01))
-    refused("NCCL has no 'hierarchical'", "dgx-a100-pod", ddlsim.AllReduce("hierarchical", cost="nccl"))
+    refused("has no curve of all_gather inside a host; measure all_gather", a100.cluster, compression=ddlsim.TopK(0.01))
+    refused("NCCL has no 'halving_doubling'", "dgx-a100-pod", ddlsim.AllReduce("halving_doubling", cost="nccl"))
     with pytest.raises(ConfigError, match=r"AllReduce: cost = 'calibrate': must be .*; did you mean 'calibrated'"):
         ddlsim.AllReduce(cost="calibrate")
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from strategies_reference import uniform_star
 
 from ddlsim import AllReduce, Measured, Result, algorithm_names, collective_time, load_cluster, simulate
 from ddlsim.cluster import racks, star
-from ddlsim.runtime.algorithms import fastest
+from ddlsim.runtime.communicator import fastest
 from ddlsim.runtime.servers import server_nodes
 
 B = 1.25e9
@@ -75,5 +73,4 @@ def test_auto_takes_the_first_by_name_of_those_that_tie() -> None:
     times = {name: collective_time(cluster, name, nbytes, ranks=2) for name in ("pipelined_ring", "recursive_doubling")}
     assert times["pipelined_ring"] > times["recursive_doubling"]
     assert times["pipelined_ring"] == pytest.approx(times["recursive_doubling"], rel=1e-14)
-    setting = SimpleNamespace(cluster=cluster, nodes=nodes, hosts=lambda n: cluster.host_of[n], notes=[])
-    assert fastest(setting, np.arange(2), nbytes) == "pipelined_ring"  # type: ignore[arg-type]
+    assert fastest(cluster, nodes, np.arange(2), [0, 1], nbytes, []) == "pipelined_ring"

@@ -19,6 +19,7 @@ from ddlsim import strategies as sg
 from ddlsim.bundled import bundled_files
 from ddlsim.cluster import Cluster, Host, MultiGpu, dragonfly, fat_tree, leaf_spine, racks, star, torus, with_detail
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
+from ddlsim.strategies.overlap import overlap_named
 from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import (
     Exponential,
@@ -199,12 +200,19 @@ PLAIN = (
 )  # fmt: skip
 
 
-def compression(draw: Draw, learns: bool) -> Any:
+def compression(draw: Draw, learns: bool, served: bool) -> Any:
     plain = draw.choice([c for c in PLAIN if learns or not isinstance(c, cp.Threshold)])  # its bytes depend on values
     if not plain.traits.no_feedback and draw.random() < 0.5:
         plain = cp.ErrorFeedback(plain)
-    down = draw.choice((None, None, cp.FP16()))
+    down = draw.choice((None, None, cp.FP16())) if served else None
     return cp.Compression(plain, down, draw.choice((None, cp.CodecCost(encode=1e-10, decode=1e-10))))
+
+
+def may_compress(strategy: Any) -> bool:
+    """Whether what a run sends may be compressed: queues fuse and cut buckets, servers' work is that of dense ones."""
+    overlap = overlap_named(getattr(strategy, "overlap", "none"))
+    served = getattr(strategy, "work", None) is not None or getattr(strategy, "local_reduction", False)
+    return not served and not isinstance(overlap, ddlsim.HorovodFusion | ddlsim.Priority)
 
 
 def jitter(draw: Draw) -> Any:
@@ -233,7 +241,7 @@ def experiment(draw: Draw) -> ddlsim.Experiment:
             sharding=draw.choice(("iid", "shared", "by_class")), charge_evaluation=draw.random() < 0.3,
             growing_batch=growing,
         )  # fmt: skip
-    compress = getattr(strategy, "takes_compression", False) and draw.random() < 0.4
+    compress = may_compress(strategy) and draw.random() < 0.4
     return ddlsim.Experiment(
         chosen, model, strategy, batch_size, n,
         steps=draw.randint(1, 5),
@@ -248,7 +256,7 @@ def experiment(draw: Draw) -> ddlsim.Experiment:
         speed=tuple(draw.choice((0.3, 1.0, 1.0, 2.0)) for _ in range(n)) if draw.random() < 0.3 else None,
         seed=draw.randrange(100),
         training=training,
-        compression=compression(draw, learns) if compress else None,
+        compression=compression(draw, learns, hasattr(strategy, "servers")) if compress else None,
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from ddlsim.compression.cost import decode_launches, decode_traffic, encode_laun
 from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError
 from ddlsim.learning import ABSENT, Array, Learner, Value
-from ddlsim.runtime.compressed_values import Averaging, Encoded, Outcome, diverging
+from ddlsim.runtime.averaging import Averaging, Encoded, Outcome, diverging
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.workload.buckets import Bucket
@@ -39,6 +39,9 @@ def chosen(setting: Setting, *, servers: bool) -> Compression:
     """Return the compression of a run that compresses, after checks that do not depend on the strategy."""
     choice = setting.compression
     assert choice is not None
+    if setting.compresses:
+        return choice
+    setting.compresses = True
     estimate = "their memory traffic" + (" on the workers; the servers' work is free" if servers else "")
     time = "as given" if choice.cost is not None else f"that of {estimate}"
     setting.notes.append(f"compression: {choice.label}; the time to encode and decode is {time}")
@@ -144,24 +147,26 @@ class _Step:
 
 
 class Codec:
-    """The pieces of a group of synchronous workers, and their values.
+    """The pieces of what some workers exchange step after step, and their values.
 
+    ranks      of the workers
     parts      elements of each piece, of the clock's model
     averaging  makes what computes the values of a piece, from its compressors
-    gradient   of a step and a rank
+    vector     what is encoded, of a step and a worker's place among the ranks
     """
 
     def __init__(
-        self, setting: Setting, choice: Compression, parts: Sequence[slice],
+        self, setting: Setting, ranks: Sequence[int], choice: Compression, parts: Sequence[slice],
         averaging: Callable[[AnyCompressor, AnyCompressor | None], Averaging],
-        gradient: Callable[[int, int], Value[Array]],
+        vector: Callable[[int, int], Value[Array]],
     ) -> None:  # fmt: skip
         self.choice = choice
+        self.ranks = ranks
         self.seconds = Seconds(choice)
         self.learner: Learner = setting.learner
         self.seed = setting.seed
-        self.n_workers = len(setting.workers)
-        self.gradient = gradient
+        self.n_workers = len(ranks)
+        self.vector = vector
         self.pieces = self._pieces(setting, parts)
         self.one_model = one_model(setting)
         self._steps: dict[int, _Step] = {}
@@ -193,18 +198,18 @@ class Codec:
 
     # ------------------------------------------------------------ bytes
 
-    def nbytes(self, step: int, piece: int, rank: int) -> tuple[float, ...]:
+    def nbytes(self, step: int, piece: int, place: int) -> tuple[float, ...]:
         """Return the bytes of a worker's messages for a piece, one per round."""
         known = known_nbytes(self.pieces[piece].compressor, self.pieces[piece].n, step)
         if known is not None:
             return known
         sizes = self._at(step).nbytes
-        if (piece, rank) not in sizes:
+        if (piece, place) not in sizes:
             unit = piece if self.one_model else 0
-            message = self._encoded(step, unit, rank)
+            message = self._encoded(step, unit, place)
             size: float = self.learner.scalar(lambda: _payload_nbytes(message.read()))
-            sizes[piece, rank] = (size * self._share(piece),)
-        return sizes[piece, rank]
+            sizes[piece, place] = (size * self._share(piece),)
+        return sizes[piece, place]
 
     def answer_nbytes(self, step: int, piece: int) -> float:
         """Return the bytes of the server's answer to each worker."""
@@ -235,7 +240,7 @@ class Codec:
         self._at(step).encoded.clear()  # all sizes that anybody will ask for are known
         forwards = sorted(range(len(outcomes)), key=lambda i: self._units[i].part.start)
         joined: Value[Array] = self.learner.plane.apply(_joined, *[outcomes[i] for i in forwards])
-        return joined.carrying(*[self.gradient(step, rank) for rank in range(self.n_workers)])
+        return joined.carrying(*[self.vector(step, place) for place in range(self.n_workers)])
 
     def _at(self, step: int) -> _Step:
         if step not in self._steps:
@@ -243,18 +248,18 @@ class Codec:
             self._steps.pop(step - 2, None)  # all have what came of it, or they could not be so far
         return self._steps[step]
 
-    def _encoded(self, step: int, unit: int, rank: int) -> Value[Encoded]:
+    def _encoded(self, step: int, unit: int, place: int) -> Value[Encoded]:
         made = self._at(step).encoded
-        if (unit, rank) not in made:
+        if (unit, place) not in made:
             this = self._units[unit]
 
-            def encode(gradient: Array, before: Outcome) -> Encoded:
-                part = np.asarray(gradient[this.part], np.float32)
-                with diverging(f"worker {rank} cannot compress its gradient of step {step}"):
-                    return this.averaging.encode(part, before.states[rank], self._stream(rank, step, unit))
+            def encode(vector: Array, before: Outcome) -> Encoded:
+                part = np.asarray(vector[this.part], np.float32)
+                with diverging(f"worker {self.ranks[place]} cannot compress what it sends in step {step}"):
+                    return this.averaging.encode(part, before.states[place], self._stream(place, step, unit))
 
-            made[unit, rank] = self.learner.plane.apply(encode, self.gradient(step, rank), this.before)
-        return made[unit, rank]
+            made[unit, place] = self.learner.plane.apply(encode, self.vector(step, place), this.before)
+        return made[unit, place]
 
     def _outcome(self, step: int, unit: int) -> Value[Outcome]:
         made = self._at(step).outcome
@@ -262,15 +267,17 @@ class Codec:
             this = self._units[unit]
 
             def finish(before: Outcome, *encoded: Encoded) -> Outcome:
-                rngs = [self._stream(rank, step, unit) for rank in range(self.n_workers + 1)]
+                rngs = [self._stream(place, step, unit) for place in range(self.n_workers + 1)]
                 with diverging(f"the mean of step {step} cannot be compressed"):
                     return this.averaging.finish(encoded, before, rngs)
 
-            messages = [self._encoded(step, unit, rank) for rank in range(self.n_workers)]
+            messages = [self._encoded(step, unit, place) for place in range(self.n_workers)]
             made[unit] = self.learner.plane.apply(finish, this.before, *messages)
         return made[unit]
 
-    def _stream(self, rank: int, step: int, unit: int) -> np.random.Generator:
+    def _stream(self, place: int, step: int, unit: int) -> np.random.Generator:
+        """Return the random numbers of a worker; beyond the last place, those of the server."""
+        rank = self.ranks[place] if place < self.n_workers else len(self.ranks)
         return stream(self.seed, rank, f"compression {step} {unit}")
 
 

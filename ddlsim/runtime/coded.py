@@ -1,0 +1,261 @@
+"""How compressed vectors travel between workers: each compressor by the collective that it needs.
+
+``all_reduce``     the fabric's own algorithm, over the payload; once per round of the compressor
+``all_gather``     a ring all-gather of everybody's payload; with "hierarchical", only between the machines
+``majority_vote``  every worker counts the votes of an N-th of the signs, then a ring all-gather of the majority
+``gtopk_tree``     a binomial tree, up to rank 0 of the order and down again
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import simpy
+
+from ddlsim.collectives import Schedule, build, reorder, sequence
+from ddlsim.compression.contract import AnyCompressor
+from ddlsim.compression.exchange import title
+from ddlsim.compression.hierarchy import shard_sizes
+from ddlsim.errors import ConfigError
+from ddlsim.learning import Array, Value
+from ddlsim.runtime.averaging import Averaging, Flat, Machines
+from ddlsim.runtime.codec import GRADIENT_NBYTES, Codec, backwards, chosen
+from ddlsim.runtime.communicator import Communicator, hierarchical
+from ddlsim.runtime.costs import Phase
+from ddlsim.runtime.fabric import Fabric, name_of
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import Process, Worker
+from ddlsim.workload.buckets import Bucket
+
+__all__ = ["Coded"]
+
+
+class Coded:
+    """The :class:`~ddlsim.runtime.group.Carrier` of compressed vectors among the members of a communicator.
+
+    buckets  parts of the vector that are compressed by themselves
+    vector   what a member (by its place) brings to a step
+    kind     "all_reduce", or "reduce_scatter" where a member needs no more than its shard of the mean
+    """
+
+    def __init__(
+        self, communicator: Communicator, buckets: Sequence[Bucket], vector: Callable[[int, int], Value[Array]],
+        kind: str = "all_reduce",
+    ) -> None:  # fmt: skip
+        setting = communicator.setting
+        choice = chosen(setting, servers=False)
+        if choice.down is not None:
+            raise ConfigError(
+                f"compression: down = {title(choice.down)} has no effect with {communicator.owner}, whose workers all "
+                "end with the mean; leave it out, or use ParameterServer"
+            )
+        self.loop = setting.loop
+        self.communicator = communicator
+        self.kind = kind
+        self.collective = choice.compressor.traits.collective
+        self.machines = self._machines(choice.compressor)
+        self.decodes = choice.compressor.traits.encode_passes > 0.0 or choice.cost is not None
+        self.what = kind.replace("_", "-") if self.collective == "all_reduce" else self.collective.replace("_", " ")
+        self._note(setting, choice.compressor)
+        self._prepare(choice.compressor)
+        ranks = [worker.rank for worker in communicator.workers]
+        self.codec = Codec(setting, ranks, choice, backwards(buckets), self._averaging, vector)
+        seats = enumerate(self.machines)
+        self._seats = {place: (m, local) for m, places in seats for local, place in enumerate(places)}
+        self._inbox: dict[tuple[int, ...], simpy.Event] = {}
+
+    def _machines(self, compressor: AnyCompressor) -> list[list[int]]:
+        """Return the places on each machine if only machines exchange compressed vectors."""
+        algorithm = self.communicator.fabric.algorithm
+        if not hierarchical(algorithm) or self.collective != "all_gather":
+            return []
+        if compressor.expected_nbytes(1) is None:
+            raise ConfigError(
+                f"{self.communicator.owner}: algorithm = {algorithm!r} with {title(compressor)}: the size of what it "
+                "sends depends on values; use 'ring', or a compressor of known size such as TopK"
+            )
+        assert self.communicator.n_local  # says if machines have unequally many
+        return [places.tolist() for places in self.communicator.machines]
+
+    def _prepare(self, compressor: AnyCompressor) -> None:
+        """Say before the run if payloads travel by collectives whose time is wanted and not known."""
+        communicator = self.communicator
+        if communicator.simulated:
+            return
+        if self.collective in ("majority_vote", "gtopk_tree"):
+            raise ConfigError(
+                f"{communicator.owner}: cost = {communicator.fabric.cost!r} with {title(compressor)}: no library has "
+                f"the collective {self.collective!r}, so nobody knows its time; use cost = 'simulated'"
+            )
+        for kind in ("reduce_scatter", "all_gather") if self.machines else (self._kind,):
+            communicator.prepare(kind)
+
+    @property
+    def _kind(self) -> str:
+        return self.kind if self.collective == "all_reduce" else "all_gather"
+
+    def _averaging(self, compressor: AnyCompressor, down: AnyCompressor | None) -> Averaging:
+        if self.machines:
+            members = tuple(place for places in self.machines for place in places)
+            return Machines(compressor, members, len(self.machines[0]))
+        return Flat(compressor, tuple(self.communicator.order.tolist()))
+
+    def _note(self, setting: Setting, compressor: AnyCompressor) -> None:
+        traits = compressor.traits
+        if traits.collective == "all_reduce":
+            return
+        way = {
+            "all_gather": "a ring all-gather",
+            "majority_vote": "a majority vote (shards of bits to their counters, ring all-gather)",
+            "gtopk_tree": "a binomial tree that merges on the way",
+        }[traits.collective]
+        if self.machines:
+            text = f"dense inside machines, by {way} between them (HiTopKComm)"
+        else:
+            name = name_of(self.communicator.fabric.algorithm)
+            text = f"by {way} instead of the {self.kind.replace('_', '-')} {name!r}: {traits.not_summable}"
+        setting.notes.append(f"compression: {title(compressor)} travels {text}")
+
+    # ------------------------------------------------------------ as a carrier
+
+    def encode_seconds(self, worker: Worker, step: int, index: int) -> float:
+        place = self.communicator.place[worker.rank]
+        nbytes = sum(self._nbytes(step, index, place))
+        return self.codec.seconds.encode(worker, self._n(index, place), nbytes)
+
+    def decode_seconds(self, worker: Worker, step: int, index: int) -> float:
+        place = self.communicator.place[worker.rank]
+        compressor, n = self.codec.pieces[index].compressor, self._n(index, place)
+        n_payloads, nbytes = 1, sum(self._nbytes(step, index, place))
+        if self.collective == "all_gather":
+            n_payloads = len(self.machines) or self.communicator.n_ranks
+            nbytes *= n_payloads
+        if not self._known(index):
+            nbytes = self._gathered(step, index)
+        return self.codec.seconds.decode(worker, compressor, n, nbytes, n_payloads)
+
+    def carry(self, worker: Worker, step: int, index: int, nbytes: float, tensor: int | None = None) -> simpy.Event:
+        travel = self._travel if self._known(index) else self._pass_on
+        return self.loop.env.process(travel(worker, step, index))
+
+    def mean(self, step: int, vectors: Sequence[Value[Array]]) -> Value[Array]:
+        return self.codec.mean(step)
+
+    def _known(self, index: int) -> bool:
+        return self.codec.pieces[index].compressor.expected_nbytes(1) is not None
+
+    def _n(self, index: int, place: int) -> int:
+        """Return how many elements of a bucket a worker encodes."""
+        n = self.codec.pieces[index].n
+        return self._shards(n)[self._seats[place][1]] if self.machines else n
+
+    def _nbytes(self, step: int, index: int, place: int) -> tuple[float, ...]:
+        if not self.machines:
+            return self.codec.nbytes(step, index, place)
+        sizes = self.codec.pieces[index].compressor.expected_nbytes(self._n(index, place), step)
+        assert sizes is not None
+        return tuple(float(size) for size in sizes)
+
+    def _gathered(self, step: int, index: int) -> float:
+        """Return the bytes of all members' payloads together."""
+        return sum(sum(self._nbytes(step, index, place)) for place in range(self.communicator.n_ranks))
+
+    # ------------------------------------------------------------ ways
+
+    def _travel(self, worker: Worker, step: int, index: int) -> Process:
+        communicator, place = self.communicator, self.communicator.place[worker.rank]
+        sizes = self._nbytes(step, index, place)
+        if self.machines:
+            yield from self._between_machines(worker, step, index, sizes[0])
+        elif self.collective in ("all_reduce", "all_gather"):
+            gathers = self.collective == "all_gather"
+            for number, size in enumerate(sizes):
+                nbytes, key = size * (communicator.n_ranks if gathers else 1), (self, step, index, number)
+                yield communicator.enter(key, worker, nbytes, self._kind, "ring" if gathers else None)
+        else:
+            vote = self.collective == "majority_vote"
+            yield communicator.follow((self, step, index), worker, sizes[0], lambda: self._vote if vote else self._tree)
+
+    @functools.cached_property
+    def _vote(self) -> Schedule:
+        n = self.communicator.n_ranks
+        up, down = build("direct", n, kind="reduce_scatter"), build("ring", n, kind="all_gather")
+        return reorder(sequence(up, down, kind="all_reduce"), self.communicator.order)
+
+    @functools.cached_property
+    def _tree(self) -> Schedule:
+        return reorder(build("binomial_tree", self.communicator.n_ranks), self.communicator.order)
+
+    # ------------------------------------------------------------ between machines
+
+    @functools.cached_property
+    def _inside(self) -> list[Communicator]:
+        return [self._part(places) for places in self.machines]
+
+    @functools.cached_property
+    def _among(self) -> list[Communicator]:
+        return [self._part(places) for places in zip(*self.machines, strict=True)]
+
+    def _part(self, places: Sequence[int]) -> Communicator:
+        communicator = self.communicator
+        workers = [communicator.workers[place] for place in places]
+        return Communicator(communicator.setting, Fabric(rank_order="given"), workers, owner=communicator.owner)
+
+    @functools.cache  # noqa: B019  # lives as long as the run
+    def _shards(self, n: int) -> list[int]:
+        return shard_sizes(n, len(self.machines[0]))
+
+    @functools.cache  # noqa: B019
+    def _ring(self, n: int, kind: str) -> Schedule:
+        schedule = build("ring", len(self.machines[0]), kind=kind)
+        sizes = self._shards(n)
+        return schedule if sizes[0] == sizes[-1] else dataclasses.replace(schedule, chunk_weight=np.array(sizes, float))
+
+    def _between_machines(self, worker: Worker, step: int, index: int, nbytes: float) -> Process:
+        """Reduce-scatter inside, all-gather of one's shard among the machines, all-gather inside."""
+        communicator = self.communicator
+        machine, local = self._seats[communicator.place[worker.rank]]
+        n = self.codec.pieces[index].n
+        dense, payloads = GRADIENT_NBYTES * n, len(self.machines) * nbytes
+        if not communicator.simulated:
+            between = Phase("all_gather", (), payloads)
+            yield communicator.take((self, step, index), lambda: communicator.by_machine(dense, between))
+            return
+        inside, among = self._inside[machine], self._among[local]
+        yield inside.follow((step, index, "in"), worker, dense, lambda: self._ring(n, "reduce_scatter"))
+        yield among.enter((step, index), worker, payloads, "all_gather", "ring")
+        yield inside.follow((step, index, "out"), worker, dense, lambda: self._ring(n, "all_gather"))
+
+    # ------------------------------------------------------------ payloads whose sizes depend on values
+
+    def _pass_on(self, worker: Worker, step: int, index: int) -> Process:
+        """A ring all-gather, message by message: pass on what has come, the own payload first."""
+        communicator = self.communicator
+        if not communicator.simulated:  # the sum of all sizes is known when the last one enters
+            key = self, step, index
+            yield communicator.take(key, lambda: communicator.phases("all_gather", self._gathered(step, index)))
+            return
+        order, n = communicator.order, communicator.n_ranks
+        seat = int(np.flatnonzero(order == communicator.place[worker.rank])[0])
+        right = (seat + 1) % n
+        target = communicator.nodes[int(order[right])]
+        for t in range(n - 1):
+            owner = int(order[(seat - t) % n])
+            sent = self.loop.send(worker.node, target, sum(self.codec.nbytes(step, index, owner)))
+            arrival = self._mail(step, index, t, right)
+            assert sent.callbacks is not None
+            sent.callbacks.append(functools.partial(_deliver, arrival))
+            yield self.loop.env.all_of([sent, self._mail(step, index, t, seat)])
+            del self._inbox[step, index, t, seat]
+
+    def _mail(self, *key: int) -> simpy.Event:
+        if key not in self._inbox:
+            self._inbox[key] = self.loop.env.event()
+        return self._inbox[key]
+
+
+def _deliver(arrival: simpy.Event, _: simpy.Event) -> None:
+    arrival.succeed()

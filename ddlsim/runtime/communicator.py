@@ -1,0 +1,251 @@
+"""`Communicator`: workers that execute collectives together. The one place where the bytes of a collective travel."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import simpy
+
+from ddlsim.cluster import Cluster
+from ddlsim.collectives import Collective, Schedule, algorithm_names, build, reorder
+from ddlsim.collectives.build import groups_of
+from ddlsim.collectives.find import n_segments_for
+from ddlsim.errors import ConfigError
+from ddlsim.runtime.algorithms import schedule_time
+from ddlsim.runtime.costs import Known, Phase, known_cost
+from ddlsim.runtime.fabric import Fabric, HasFabric, fabric_of
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import Worker
+from ddlsim.ties import tie
+
+__all__ = ["Communicator", "communicator", "fastest", "hierarchical"]
+
+Ints = npt.NDArray[np.int64]
+
+#: algorithms that "auto" does not try: never the fastest, or the same as another at these settings
+NOT_TRIED = ("gloo_ring", "naive_ring", "parameter_server")
+
+
+@dataclass
+class _Operation:
+    """A collective under way: its number in the network, or who has joined where its time is known."""
+
+    number: int | None
+    n_missing: int
+    joined: list[simpy.Event] = field(default_factory=list)
+
+
+class Communicator:
+    """Workers that execute collectives together, entered by their places 0..n_ranks-1 in it.
+
+    fabric     how they exchange
+    workers    the members; all workers of the run if nothing is given
+    bystanders nodes of ranks n_ranks.. that enter every collective by themselves (parameter servers)
+    owner      who asks for it, for messages
+
+    Raises ConfigError where the fabric does not fit the members.
+    """
+
+    def __init__(
+        self, setting: Setting, fabric: Fabric, workers: Sequence[Worker] | None = None, *,
+        bystanders: Sequence[int] = (), owner: str = "Fabric",
+    ) -> None:  # fmt: skip
+        self.setting = setting
+        self.fabric = fabric
+        self.owner = owner
+        self.workers = list(setting.workers if workers is None else workers)
+        self.n_ranks = len(self.workers)
+        self.nodes = [worker.node for worker in self.workers]
+        self.place = {worker.rank: place for place, worker in enumerate(self.workers)}
+        self.order = self._ordered(fabric.rank_order)
+        self._n_bystanders = len(bystanders)
+        self._all_nodes = [*self.nodes, *bystanders]
+        self._open: dict[Hashable, _Operation] = {}
+        self._schedules: dict[tuple[str, str | Collective, float], Schedule] = {}
+        self._costs: dict[str, Callable[[Phase], Known]] = {}
+        self._known: dict[tuple[Phase, ...], Known] = {}
+        self._stream_end = 0.0
+
+    def _ordered(self, rank_order: str | Sequence[int]) -> Ints:
+        """Return the places of the members in the order in which they follow each other."""
+        if isinstance(rank_order, str):
+            if rank_order == "given":
+                return np.arange(self.n_ranks)
+            return self.setting.cluster.locality_order(self.nodes)
+        n_workers = len(self.setting.workers)
+        if not np.array_equal(np.sort(np.asarray(rank_order, dtype=np.int64)), np.arange(n_workers)):
+            raise ConfigError(f"rank_order = {list(rank_order)}: must list each of the ranks 0..{n_workers - 1} once")
+        return np.array([self.place[rank] for rank in rank_order if rank in self.place], dtype=np.int64)
+
+    # ------------------------------------------------------------ who is where
+
+    @functools.cached_property
+    def machines(self) -> list[Ints]:
+        """Return the places of the members on each machine, in their order."""
+        return [self.order[members] for members in groups_of(self.hosts)]
+
+    @functools.cached_property
+    def hosts(self) -> list[int]:
+        """Return the machine of each member, in their order."""
+        hosts: list[int] = self.setting.hosts(self.nodes)[self.order].tolist()
+        return hosts
+
+    @property
+    def simulated(self) -> bool:
+        """Whether collectives are simulated message by message; otherwise their time is known."""
+        return self.fabric.cost == "simulated" or self.n_ranks == 1
+
+    # ------------------------------------------------------------ schedules
+
+    def schedule(self, nbytes: float, kind: str = "all_reduce", algorithm: str | Collective | None = None) -> Schedule:
+        """Return the schedule of a collective over `nbytes`, by the fabric's algorithm if no other is given."""
+        chosen = self.fabric.algorithm if algorithm is None else algorithm
+        automatic = chosen == "auto" and kind == "all_reduce"
+        key = kind, chosen, nbytes if automatic else float(n_segments_for(nbytes))
+        if key not in self._schedules:
+            if automatic:
+                cluster, notes = self.setting.cluster, self.setting.notes
+                chosen = fastest(cluster, self.nodes, self.order, self.hosts, nbytes, notes)
+            self._schedules[key] = reorder(build(chosen, self.n_ranks, nbytes, self.hosts, kind), self.order)
+        return self._schedules[key]
+
+    # ------------------------------------------------------------ collectives
+
+    def prepare(self, kind: str, algorithm: str | Collective | None = None) -> None:
+        """Say before the run what does not fit: raise ConfigError where the time of collectives of a `kind` (by an
+        algorithm other than the fabric's) is wanted and not known."""
+        if self.simulated:
+            return
+        for phase in self.phases(kind, 1.0):
+            if phase.kind not in self._costs:
+                inside = self._by_machine or (phase.kind != "all_reduce" and algorithm is None)
+                chosen = self.fabric.algorithm if algorithm is None else algorithm
+                chosen = "auto" if inside and phase.kind == "all_reduce" else "ring" if inside else chosen
+                setting, cost = self.setting, self.fabric.cost
+                self._costs[phase.kind] = known_cost(setting, cost, self.owner, chosen, phase.groups[0], phase.kind)
+
+    def enter(
+        self, key: Hashable, worker: Worker, nbytes: float, kind: str = "all_reduce",
+        algorithm: str | Collective | None = None,
+    ) -> simpy.Event:  # fmt: skip
+        """A member enters a collective over `nbytes` now, by the fabric's algorithm if no other is given; the event
+        returned is that of its end for this member.
+
+        All that give the same `key` take part in the same one; the key may be used again when all have.
+        """
+        if self.simulated:
+            return self.follow(key, worker, nbytes, lambda: self.schedule(nbytes, kind, algorithm))
+        return self.take(key, lambda: self.phases(kind, nbytes))
+
+    def follow(
+        self, key: Hashable, worker: Worker, nbytes: float, schedule: Callable[[], Schedule]
+    ) -> simpy.Event:
+        """Enter a collective that goes by a `schedule` of its own, message by message."""
+        loop, place = self.setting.loop, self.place[worker.rank]
+        operation = self._open.get(key)
+        if operation is None:
+            number = loop.collective(schedule(), self._all_nodes, nbytes)
+            operation = self._open[key] = _Operation(number, self.n_ranks)
+            for bystander in range(self.n_ranks, len(self._all_nodes)):
+                loop.join(number, bystander)
+        operation.n_missing -= 1
+        if not operation.n_missing:
+            del self._open[key]
+        assert operation.number is not None
+        return loop.join(operation.number, place)
+
+    def take(self, key: Hashable, phases: Callable[[], tuple[Phase, ...]]) -> simpy.Event:
+        """Enter a collective of known time, which consists of `phases` one after the other.
+
+        It starts when all members have entered it and those before it have ended, and ends for all at once.
+        """
+        loop = self.setting.loop
+        operation = self._open.setdefault(key, _Operation(None, self.n_ranks))
+        event = loop.env.event()
+        operation.joined.append(event)
+        operation.n_missing -= 1
+        if not operation.n_missing:
+            del self._open[key]
+            known = self._known_of(phases())
+            self._stream_end = loop.known(max(loop.now, self._stream_end), known.seconds, known.traffic)
+            for each in operation.joined:
+                loop.trigger_at(each, self._stream_end)
+        return event
+
+    def _known_of(self, phases: tuple[Phase, ...]) -> Known:
+        if phases not in self._known:
+            total = Known.none(self.setting.cluster)
+            for phase in phases:
+                total = total.then(self._costs[phase.kind](phase))
+            self._known[phases] = total
+        return self._known[phases]
+
+    def phases(self, kind: str, nbytes: float) -> tuple[Phase, ...]:
+        """Return what a collective of known time consists of."""
+        if kind == "all_reduce" and self._by_machine:
+            return self.by_machine(nbytes, Phase("all_reduce", (), nbytes / self.n_local))
+        return (Phase(kind, (tuple(self.nodes[place] for place in self.order.tolist()),), nbytes),)
+
+    def by_machine(self, nbytes: float, between: Phase) -> tuple[Phase, ...]:
+        """Return the phases of an exchange that sums up inside machines, each member a part of the `nbytes`, goes on
+        `between` those that have the same part, and ends inside the machines."""
+        machines = [tuple(self.nodes[place] for place in members.tolist()) for members in self.machines]
+        across = Phase(between.kind, tuple(zip(*machines, strict=True)), between.nbytes)
+        if len(machines[0]) == 1:
+            return (across,)
+        inside = tuple(machines)
+        phases = Phase("reduce_scatter", inside, nbytes), across, Phase("all_gather", inside, nbytes)
+        return phases if len(machines) > 1 else (phases[0], phases[2])
+
+    @functools.cached_property
+    def _by_machine(self) -> bool:
+        """Whether all-reduces of known time go machine by machine."""
+        return self.fabric.cost == "nccl" and hierarchical(self.fabric.algorithm) and self.n_local > 0
+
+    @functools.cached_property
+    def n_local(self) -> int:
+        """How many members every machine has. Raises ConfigError if not all have as many."""
+        sizes = sorted({len(members) for members in self.machines})
+        if len(sizes) > 1:
+            raise ConfigError(
+                f"{self.owner}: algorithm = {self.fabric.algorithm!r} needs equally many workers on every "
+                f"machine, not {sizes}; use another number of workers, or 'ring'"
+            )
+        return sizes[0]
+
+
+def communicator(setting: Setting, strategy: HasFabric) -> Communicator:
+    """Return the communicator of all workers on a strategy's fabric."""
+    return Communicator(setting, fabric_of(strategy), owner=type(strategy).__name__)
+
+
+def hierarchical(algorithm: str | Collective) -> bool:
+    """Return whether an algorithm goes machine by machine."""
+    return isinstance(algorithm, str) and algorithm.split("(")[0].strip() == "hierarchical"
+
+
+def fastest(
+    cluster: Cluster, nodes: Sequence[int], order: Ints, hosts: Sequence[int], nbytes: float, notes: list[str]
+) -> str:
+    """Return the name of the all-reduce that is fastest for `nbytes` on the idle cluster, and note it.
+
+    ``order`` and ``hosts`` are the ranks and their machines as they follow each other. Of those that tie with the
+    fastest (:mod:`ddlsim.ties`), that whose name comes first.
+    """
+    times: dict[str, float] = {}
+    for name in algorithm_names():
+        if name in NOT_TRIED:
+            continue
+        try:
+            schedule = reorder(build(name, len(order), nbytes, hosts), order)
+        except ConfigError:  # not for this number or placement of ranks
+            continue
+        times[name] = schedule_time(cluster, schedule, nodes, nbytes)
+    least = min(times.values())
+    best = min(name for name, seconds in times.items() if tie(seconds, least))
+    notes.append(f"auto: {best} for {nbytes / 1e6:.3g} MB ({times[best] * 1e3:.4g} ms)")
+    return best

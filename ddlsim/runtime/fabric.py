@@ -1,0 +1,120 @@
+"""`Fabric`: how the members of a group exchange. A property of the exchange, whatever the strategy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Protocol, TypeVar, cast, runtime_checkable
+
+from ddlsim.arguments import Index, Rule, by, checked, one_of
+from ddlsim.collectives import Collective
+from ddlsim.collectives.find import find
+from ddlsim.errors import ConfigError, shown
+
+__all__ = [
+    "COSTS", "AllReduceAlgorithm", "Cost", "Fabric", "HasFabric", "RankOrder", "WithFabric", "algorithm_of",
+    "cost_said", "fabric_of", "name_of", "on_fabric",
+]  # fmt: skip
+
+S = TypeVar("S")
+COSTS = ("simulated", "calibrated", "nccl")
+
+
+def algorithm_of(kind: str) -> Rule:
+    """Names (looked up at once, so that a wrong one is told before anything runs) and functions."""
+
+    def check(algorithm: object, where: str) -> object:
+        if isinstance(algorithm, str) and (algorithm != "auto" or kind != "all_reduce"):
+            try:
+                find(algorithm, kind)
+            except ConfigError as error:
+                raise ConfigError(f"{where.partition(':')[0]}: {error}") from None
+        elif isinstance(algorithm, type) or not (isinstance(algorithm, str) or callable(algorithm)):
+            raise ConfigError(f"{where} = {shown(algorithm)}: must be a name such as 'ring', or a function")
+        return algorithm
+
+    return by(check)
+
+
+#: the order in which the ranks of a collective follow each other
+RankOrder = Annotated[str, one_of("given", "topology", also="a list of ranks, ")] | Sequence[Index]
+AllReduceAlgorithm = Annotated[str | Collective, algorithm_of("all_reduce")]
+Cost = Annotated[str, one_of(*COSTS)]
+
+
+@checked
+@dataclass(frozen=True)
+class Fabric:
+    """How the members of a group execute their collectives: ``simulate(..., fabric=Fabric("hierarchical"))``.
+
+    algorithm   name of an all-reduce ("ring", "hierarchical", "double_binary_tree", ...), a function
+                ``n_ranks -> Schedule``, ``"package.module:function"``, or "auto": the fastest by simulation,
+                for each size
+    rank_order  "topology" (neighbours in the network are neighbours in the ring, as NCCL arranges them),
+                "given" (the cluster's order, as MPI ranks), or the ranks in the order wanted
+    cost        what a collective costs: "simulated" message by message; "calibrated": by the curve that was
+                measured on this cluster (see docs/calibration.md); "nccl": what NCCL's tuner expects of `algorithm`,
+                "ring" or "double_binary_tree" ("auto": of the faster one), or of its three calls for "hierarchical"
+    """
+
+    algorithm: AllReduceAlgorithm = "ring"
+    rank_order: RankOrder = "topology"
+    cost: Cost = "simulated"
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class WithFabric:
+    """The fields of a :class:`Fabric`, for strategies to inherit; ``simulate(..., fabric=...)`` sets them."""
+
+    algorithm: AllReduceAlgorithm = "ring"
+    rank_order: RankOrder = "topology"
+    cost: Cost = "simulated"
+
+
+@runtime_checkable
+class HasFabric(Protocol):
+    """A strategy whose collectives go by a fabric."""
+
+    @property
+    def algorithm(self) -> str | Collective: ...
+    @property
+    def rank_order(self) -> str | Sequence[int]: ...
+    @property
+    def cost(self) -> str: ...
+
+
+def fabric_of(strategy: HasFabric) -> Fabric:
+    """Return the fabric that a strategy's fields are."""
+    return Fabric(strategy.algorithm, strategy.rank_order, strategy.cost)
+
+
+def on_fabric(strategy: S, fabric: Fabric) -> S:
+    """Return the strategy with a fabric instead of its own.
+
+    Raises ConfigError for one that has no collectives, or that says something else already.
+    """
+    label = getattr(strategy, "label", type(strategy).__name__)
+    if not isinstance(strategy, HasFabric) or not dataclasses.is_dataclass(strategy):
+        raise ConfigError(
+            f"fabric has no effect with {label}, which has no collectives: its workers send messages to servers or to "
+            "each other; leave it out (a strategy of your own with collectives inherits ddlsim.WithFabric)"
+        )
+    before = fabric_of(strategy)
+    if before not in (Fabric(), fabric):
+        raise ConfigError(f"fabric = {fabric}: the strategy {label} says {before} already; say it once")
+    changed = dataclasses.replace(
+        strategy, algorithm=fabric.algorithm, rank_order=fabric.rank_order, cost=fabric.cost
+    )
+    return cast(S, changed)
+
+
+def name_of(algorithm: str | Collective) -> str:
+    """Return an algorithm's name, for labels."""
+    return algorithm if isinstance(algorithm, str) else getattr(algorithm, "__name__", "function")
+
+
+def cost_said(cost: str) -> str:
+    """Return what a label says of a cost, nothing where it is simulated."""
+    return "" if cost == "simulated" else f", {cost} cost"
