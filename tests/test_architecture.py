@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "ddlsim"
 ORDER = [
     ("printable",),
     ("errors",),
-    ("units", "bundled", "ties", "output_files", "csv_cells"),
+    ("units", "readable", "bundled", "ties", "output_files", "csv_cells"),
     ("plain",),
     ("arguments",),
     ("cluster",),

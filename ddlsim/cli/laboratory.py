@@ -115,7 +115,7 @@ def _begin(out: Path) -> None:
 
 
 def _cells(comparison: Comparison, as_json: bool) -> dict[str, object]:
-    from ddlsim.report.numbers import seconds, size
+    from ddlsim.readable import seconds, size
 
     row = comparison.row
     if as_json:

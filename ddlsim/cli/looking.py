@@ -31,7 +31,7 @@ def topologies(as_json: Json = False) -> None:
 @app.command()
 def models(as_json: Json = False) -> None:
     """List the bundled models."""
-    from ddlsim.report.numbers import si, size
+    from ddlsim.readable import si, size
 
     rows: list[dict[str, object]] = []
     for name in ddlsim.model_names():
@@ -48,7 +48,7 @@ def models(as_json: Json = False) -> None:
 @app.command()
 def devices(as_json: Json = False) -> None:
     """List the device catalogue."""
-    from ddlsim.report.numbers import si, size
+    from ddlsim.readable import si, size
 
     rows: list[dict[str, object]] = []
     for name in ddlsim.device_names():
@@ -108,7 +108,7 @@ def show_model(
 
     Example: ddlsim show model resnet50
     """
-    from ddlsim.report.numbers import si, size
+    from ddlsim.readable import si, size
 
     model = ddlsim.load_model(name)
     rows: list[dict[str, object]] = []

@@ -10,7 +10,7 @@ from ddlsim.planner import guidelines
 from ddlsim.planner.bounds import machine_rates
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.evaluate import Evaluator
-from ddlsim.report.numbers import count, percent, seconds, size
+from ddlsim.readable import count, percent, seconds, size
 from ddlsim.run.collective import collective_time
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.simulate import DEFAULT_DEVICE, prepare

@@ -9,7 +9,7 @@ from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.preference import SAME, beats_bound, preferred, spread_of
 from ddlsim.planner.search import Found
 from ddlsim.planner.target import Figures, Target
-from ddlsim.report.numbers import percent
+from ddlsim.readable import percent
 
 __all__ = ["reasons"]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ddlsim.arguments import Positive, checked, number, one_of, quantity
+from ddlsim.run.metrics import METRICS
 from ddlsim.ties import FLOOR
 from ddlsim.units import parse
 
@@ -100,19 +101,16 @@ class Target:
     def misses(self, figures: Figures) -> list[Miss]:
         """Return all limits with what the figures say about them. One that is missed by rounding only (1e-9 of it) is
         kept."""
-        upper: Mapping[str, tuple[object, float | None]] = {
+        limits: Mapping[str, tuple[object, float | None]] = {
             "deadline": (self.deadline, figures.total_time), "budget": (self.budget, figures.total_cost),
-        }  # fmt: skip
-        lower: Mapping[str, tuple[object, float | None]] = {
             "efficiency": (self.efficiency, figures.efficiency), "throughput": (self.throughput, figures.throughput),
         }  # fmt: skip
         found = []
-        for limits, sign in ((upper, 1.0), (lower, -1.0)):
-            for what, (limit, value) in limits.items():
-                if isinstance(limit, int | float) and value is not None:
-                    share = sign * (value / limit - 1.0)
-                    share = share if share > FLOOR else 0.0
-                    found.append(Miss(what, float(limit), value, share))
+        for what, (limit, value) in limits.items():
+            if isinstance(limit, int | float) and value is not None:
+                at_least = what in METRICS and METRICS[what].larger_is_better
+                share = (-1.0 if at_least else 1.0) * (value / limit - 1.0)
+                found.append(Miss(what, float(limit), value, share if share > FLOOR else 0.0))
         return found
 
     def rank(self, figures: Figures) -> tuple[float, float]:

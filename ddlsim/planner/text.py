@@ -11,7 +11,8 @@ from ddlsim.planner.plan import Choice, Plan
 from ddlsim.planner.search import OUT, PRUNED, SIMULATED
 from ddlsim.planner.target import Miss, Target
 from ddlsim.printable import shown
-from ddlsim.report.numbers import count, percent, rate, seconds, spread
+from ddlsim.readable import count, percent, rate, seconds, spread
+from ddlsim.run.metrics import METRICS
 from ddlsim.ties import FLOOR
 
 __all__ = ["text"]
@@ -112,10 +113,9 @@ def _missed(miss: Miss) -> str:
         values = _long(miss.value), _long(miss.limit)
     elif miss.what == "budget":
         values = f"{miss.value:,.4g} USD", f"{miss.limit:,.4g} USD"
-    elif miss.what == "throughput":
-        values = rate(miss.value), rate(miss.limit)
     else:
-        values = percent(miss.value), percent(miss.limit)
+        write = METRICS[miss.what].write
+        values = write(miss.value), write(miss.limit)
     share = f" by {percent(miss.share)}" if math.isfinite(miss.share) else ""
     return f"the {miss.what}{share}: {values[0]} instead of {values[1]}"
 

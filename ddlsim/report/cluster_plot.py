@@ -11,7 +11,7 @@ from matplotlib.collections import LineCollection
 
 from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
-from ddlsim.report.numbers import si
+from ddlsim.readable import si
 from ddlsim.report.picture_text import drawn
 from ddlsim.report.plots import figure, save
 from ddlsim.run.result import Result

@@ -14,7 +14,8 @@ from ddlsim.arguments import Share, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning.monitor import Row, first_reaching
 from ddlsim.printable import shown
-from ddlsim.report.numbers import percent, rate, seconds, size
+from ddlsim.readable import percent, seconds, size
+from ddlsim.run.metrics import METRICS
 from ddlsim.run.result import Result
 from ddlsim.run.seeds import Seeds
 
@@ -40,8 +41,9 @@ class Comparison:
         until = f"time to {percent(self.target)}"
         rows = [("run", until, "updates", "bytes sent", "accuracy", "throughput", "staleness")]
         for name, row in self.table.iterrows():
-            rows.append((shown(str(name)), *self._reached(str(name), row), percent(row["accuracy"]),
-                         rate(row["throughput"]), f"{row['staleness']:.3g}"))  # fmt: skip
+            accuracy, throughput = (METRICS[metric].write(row[metric]) for metric in ("accuracy", "throughput"))
+            until_then = self._reached(str(name), row)
+            rows.append((shown(str(name)), *until_then, accuracy, throughput, f"{row['staleness']:.3g}"))
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         return "\n".join(
             "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])

@@ -11,10 +11,11 @@ import ddlsim
 from ddlsim.errors import ConfigError
 from ddlsim.output_files import write_text
 from ddlsim.printable import shown
+from ddlsim.readable import count
 from ddlsim.report.html_pictures import pictures
-from ddlsim.report.numbers import count
 from ddlsim.report.study_tables import configurations, manifests_of, reasons, runs
-from ddlsim.report.study_words import COLUMNS, answers, front_of, label_of, plain, varied
+from ddlsim.report.study_words import answers, front_of, label_of, plain, varied
+from ddlsim.run.metrics import METRICS
 
 if TYPE_CHECKING:
     from ddlsim.run.sensitivity import Sensitivity
@@ -109,9 +110,9 @@ def html_report(
         names=names,
         front=front[:N_FRONT],
         n_front_more=max(0, len(front) - N_FRONT),
-        front_of=[COLUMNS[name].heading for name in axes or ()],
+        front_of=[METRICS[name].heading for name in axes or ()],
         front_values=[
-            ", ".join(COLUMNS[name].write(float(summary[name].loc[i])) for name in axes or ()) for i in front[:N_FRONT]
+            ", ".join(METRICS[name].write(float(summary[name].loc[i])) for name in axes or ()) for i in front[:N_FRONT]
         ],
         counts={status: n for status, n in table.counts.items() if n},
         n_points=count(len(table.members), "point"),

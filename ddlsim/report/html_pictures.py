@@ -18,7 +18,8 @@ from ddlsim.errors import ConfigError
 from ddlsim.report.study_figures import N_CELLS, N_LINES, breakdown, heat_map, learning, one_change, tornado
 from ddlsim.report.study_plots import pareto, scaling
 from ddlsim.report.study_samples import scatter
-from ddlsim.report.study_words import COLUMNS, front_of, plain, varied
+from ddlsim.report.study_words import front_of, plain, varied
+from ddlsim.run.metrics import METRICS
 
 if TYPE_CHECKING:
     from ddlsim.run.sensitivity import Sensitivity
@@ -51,12 +52,12 @@ def pictures(table: Table, metric: str, sensitivities: Sequence[Sensitivity], be
     found = [*_scaling(table, metric), *_heat_maps(table, metric)]
     front = front_of(table)
     if front is not None and len(table.known(*front)) > 1:
-        x, y = (COLUMNS[name].heading for name in front)
+        x, y = (METRICS[name].heading for name in front)
         caption = f"Every configuration by {x} and {y}; the dashed line joins those that no other one beats in both."
         found.append(_picture(f"{x.capitalize()} against {y}", caption, pareto(table, *front)))
     found += _samples(table, metric)
     which = "Every configuration" if len(table.known(metric)) <= N_BARS else f"The {N_BARS} best configurations"
-    caption = f"{which} by {COLUMNS[metric].heading}, the best on top, and where the time of their workers went."
+    caption = f"{which} by {METRICS[metric].heading}, the best on top, and where the time of their workers went."
     found.append(_picture("Where the time goes", caption, breakdown(table, metric=metric, n=N_BARS)))
     found += _one_change(table, metric)
     if sensitivities:
@@ -76,7 +77,7 @@ def _scaling(table: Table, metric: str) -> Iterator[Picture]:
         return
     where = f" Of the other fields the best values: {fixed}." if fixed else ""
     for name in ("throughput", "efficiency"):
-        heading = COLUMNS[name].heading
+        heading = METRICS[name].heading
         caption = f"{heading.capitalize()} over the number of workers; bars are 95 % intervals over seeds.{where}"
         yield _picture(f"Scaling: {heading}", caption, scaling(few, metric=name))
 
@@ -117,7 +118,7 @@ def _heat_maps(table: Table, metric: str) -> Iterator[Picture]:
         ][:2]  # fmt: skip
         if len(fields) == 2:
             x, y = sorted(fields, key=lambda field: field != "workers")
-            heading = COLUMNS[name].heading
+            heading = METRICS[name].heading
             caption = f"The fields that make most of {heading}; where others vary too, the best of each cell."
             yield _picture(f"{heading.capitalize()} by {x} and {y}", caption, heat_map(table, x, y, metric=name))
 
@@ -127,7 +128,7 @@ def _samples(table: Table, metric: str) -> list[Picture]:
     summary = table.summary
     if not any(summary[field].map(plain).nunique() > N_CELLS for field in varied(table)):
         return []
-    heading = COLUMNS[metric].heading
+    heading = METRICS[metric].heading
     caption = (
         f"Every configuration, {heading} over each field; rho is Spearman's rank correlation, the field that orders "
         "the configurations most comes first."
@@ -140,7 +141,7 @@ def _one_change(table: Table, metric: str) -> list[Picture]:
         axes = one_change(table, metric=metric)
     except ConfigError:  # a sample: no two configurations differ in one field only
         return []
-    caption = f"What {COLUMNS[metric].heading} becomes if only one field of the best configuration takes other values."
+    caption = f"What {METRICS[metric].heading} becomes if only one field of the best configuration takes other values."
     return [_picture("One change to the best", caption, axes)]
 
 

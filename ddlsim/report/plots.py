@@ -19,8 +19,9 @@ from matplotlib.patches import Patch
 from ddlsim.arguments import Count, NotNegative, checked
 from ddlsim.errors import ConfigError
 from ddlsim.output_files import replacing
-from ddlsim.report.numbers import percent, seconds
+from ddlsim.readable import percent, seconds
 from ddlsim.report.picture_text import drawn
+from ddlsim.run.metrics import METRICS
 from ddlsim.run.result import Result
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, TRANSFER, WAITING
 
@@ -91,7 +92,7 @@ def scaling(
         axes.set_xlabel("workers")
         axes.grid(alpha=0.3)
     left.set_yscale("log", base=10)
-    left.set_ylabel("throughput (samples/s)")
+    left.set_ylabel(METRICS["throughput"].axis)
     left.legend(fontsize=8)
     right.set_ylabel("scaling efficiency (%)")
     right.set_ylim(0.0, 105.0)

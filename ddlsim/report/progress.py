@@ -14,7 +14,7 @@ from rich.progress import Progress as Bars
 
 from ddlsim.learning import Training
 from ddlsim.learning.monitor import Progress, Row
-from ddlsim.report.numbers import percent, seconds
+from ddlsim.readable import percent, seconds
 
 __all__ = ["bar", "counted", "share_done", "status"]
 

@@ -17,10 +17,11 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 
 from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.report.numbers import seconds
+from ddlsim.readable import seconds
 from ddlsim.report.picture_text import drawn
 from ddlsim.report.plots import COLOURS, KINDS, MARKERS, STYLES, figure, save
-from ddlsim.report.study_words import COLUMNS, label_of, plain, varied
+from ddlsim.report.study_words import label_of, plain, varied
+from ddlsim.run.metrics import METRICS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,7 +62,7 @@ def heat_map(table: Table, x: str, y: str, path: str | Path | None = None, *, me
     axes.tick_params(length=0)
     axes.set_xlabel(drawn(x))
     axes.set_ylabel(drawn(y))
-    title = COLUMNS[metric].heading + (f" ({unit})" if unit else "")
+    title = METRICS[metric].heading + (f" ({unit})" if unit else "")
     others = [axis for axis in varied(table) if axis not in (x, y)]
     title += f", the best over {', '.join(others)}" if others else ""
     title += "; hatched: there is none" if np.isnan(cells).any() else ""
@@ -84,7 +85,7 @@ def _values(table: Table, axis: str) -> list[str]:
 
 def _write_cells(axes: Axes, cells: Floats, metric: str) -> str:
     """Write the numbers into the cells, and return their unit if it is the same everywhere."""
-    texts = {place: COLUMNS[metric].write(value) for place, value in np.ndenumerate(cells) if not math.isnan(value)}
+    texts = {place: METRICS[metric].write(value) for place, value in np.ndenumerate(cells) if not math.isnan(value)}
     units = {text.partition(" ")[2] for text in texts.values()}
     low, high = np.nanmin(cells), np.nanmax(cells)
     for (row, column), text in texts.items():
@@ -110,13 +111,13 @@ def breakdown(
         axes.barh(at, width, left=left, color=colour, hatch=hatch, edgecolor="white", label=label, height=0.7)
         left += width
     for i, value in enumerate(best[metric]):
-        axes.annotate(COLUMNS[metric].write(value), (101.5, i), va="center", fontsize=8, annotation_clip=False)
+        axes.annotate(METRICS[metric].write(value), (101.5, i), va="center", fontsize=8, annotation_clip=False)
     labels = [drawn(_two_lines(label_of(row, fields))) for _, row in best.iterrows()]
     axes.set_yticks(at, labels, fontsize=8)
     axes.set_ylim(len(best) - 0.4, -0.6)
     axes.set_xlim(0.0, 100.0)
     axes.set_xlabel("time of the workers (%)")
-    axes.set_title(f"{COLUMNS[metric].heading} on the right", fontsize=9, loc="right")
+    axes.set_title(f"{METRICS[metric].heading} on the right", fontsize=9, loc="right")
     made.legend(loc="outside lower center", ncols=4, fontsize=8)
     save(made, path)
     return axes
@@ -163,7 +164,7 @@ def one_change(table: Table, path: str | Path | None = None, *, metric: str = "t
     space = 0.6 * max(right - left, 1e-6)  # for the texts beside the bars
     axes.set_xlim(left - space, right + space)
     axes.set_xticks([tick for tick in axes.get_xticks() if left <= tick <= right])
-    axes.set_xlabel(f"{COLUMNS[metric].heading} against that of the best configuration (%)")
+    axes.set_xlabel(f"{METRICS[metric].heading} against that of the best configuration (%)")
     axes.set_title(drawn(textwrap.fill(f"best: {label_of(best, varied(table))}", 90)), fontsize=9)
     axes.grid(alpha=0.3, axis="x")
     save(made, path)

@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from ddlsim.errors import ConfigError, UnitError, unknown_name
-from ddlsim.report.numbers import percent
 from ddlsim.report.picture_text import drawn
 from ddlsim.report.plots import COLOURS, MARKERS, STYLES, figure, save
-from ddlsim.report.study_words import COLUMNS, plain, varied
+from ddlsim.report.study_words import plain, varied
+from ddlsim.run.metrics import METRICS
 from ddlsim.units import DIMENSIONS, parse
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def lines(table: Table, field: str, path: str | Path | None = None, *, metric: s
     axes.set_xticks(list(places.values()), [drawn(text) for text in texts], fontsize=8)
     axes.minorticks_off()
     axes.set_xlabel(drawn(field + unit))
-    if table.units[metric] and is_wide(known[metric].tolist()):  # shares and counts have no unit, and begin at 0
+    if METRICS[metric].unit and is_wide(known[metric].tolist()):  # shares and counts have no unit, and begin at 0
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0.0)
@@ -122,7 +122,7 @@ def _finished(axes: Axes, path: str | Path | None, table: Table, metric: str, *,
     assert isinstance(made, Figure)
     if axes.get_yscale() == "log":
         log_axis(axes.yaxis)
-    describe(axes.yaxis, table, metric)
+    describe(axes.yaxis, metric)
     axes.grid(alpha=0.3)
     if legend:
         made.legend(loc="outside right upper", fontsize=8)
@@ -181,10 +181,10 @@ def pareto(table: Table, x: str, y: str, path: str | Path | None = None) -> Axes
         if len(rows) > N_EQUAL:
             axes.plot([], [], linestyle="", label=f"{i + 1}: and {len(rows) - N_EQUAL} more")
     for axis, metric in ((axes.xaxis, x), (axes.yaxis, y)):
-        if table.units[metric] and is_wide(known[metric].tolist()):
+        if METRICS[metric].unit and is_wide(known[metric].tolist()):
             log_axis(axis)
-    describe(axes.xaxis, table, x)
-    describe(axes.yaxis, table, y)
+    describe(axes.xaxis, x)
+    describe(axes.yaxis, y)
     axes.grid(alpha=0.3)
     made.legend(loc="outside right upper", fontsize=8)
     save(made, path)
@@ -217,14 +217,8 @@ def _named(field: str, value: object) -> str:
     return f"{text} {name}" if name == "workers" else f"no {name}" if value == "none" else f"{name} {text}"
 
 
-def describe(axis: Axis, table: Table, metric: str) -> None:
+def describe(axis: Axis, metric: str) -> None:
     """Name an axis, and write its numbers as people do: shares in %, what a sample takes for a million of them."""
-    factor, name, unit = 1.0, metric.replace("_", " "), table.units[metric]
-    if COLUMNS[metric].write is percent:
-        factor, unit = 100.0, "%"
-    elif metric == "cost_per_sample":
-        factor, name = 1e6, COLUMNS[metric].heading
-    elif metric == "energy_per_sample":
-        factor, name, unit = 1e6 / 3.6e6, COLUMNS[metric].heading, "kWh"
-    axis.set_label_text(name + (f" ({unit})" if unit else ""))
+    factor = METRICS[metric].factor
+    axis.set_label_text(METRICS[metric].axis)
     axis.set_major_formatter(lambda value, _: f"{factor * value:,.6g}")

@@ -13,11 +13,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
 from ddlsim.errors import ConfigError, UnitError
-from ddlsim.report.numbers import seconds, si, size
+from ddlsim.readable import seconds, si, size
 from ddlsim.report.picture_text import drawn
 from ddlsim.report.plots import COLOURS, figure, save
 from ddlsim.report.study_plots import describe, is_wide, log_axis, numbers_of
 from ddlsim.report.study_words import plain, varied
+from ddlsim.run.metrics import METRICS
 from ddlsim.units import DIMENSIONS, parse
 
 if TYPE_CHECKING:
@@ -64,12 +65,12 @@ def scatter(table: Table, path: str | Path | None = None, *, metric: str = "thro
     for axes in panels[len(order) :]:
         axes.set_axis_off()
     first = panels[0]
-    if table.units[metric] and is_wide(known[metric].tolist()):
+    if METRICS[metric].unit and is_wide(known[metric].tolist()):
         log_axis(first.yaxis)
     else:
         first.set_ylim(bottom=0.0)
     for axes in panels[::n_columns]:
-        describe(axes.yaxis, table, metric)
+        describe(axes.yaxis, metric)
     save(made, path)
     assert isinstance(first, Axes)
     return first

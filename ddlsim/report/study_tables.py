@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddlsim.report.numbers import percent, seconds
-from ddlsim.report.study_words import COLUMNS, label_of, plain, varied
+from ddlsim.readable import percent, seconds
+from ddlsim.report.study_words import label_of, plain, varied
+from ddlsim.run.metrics import METRICS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cell", "Heading", "Manifests", "Reason", "Row", "configurations", "manifests_of", "reasons", "runs"]
 
-#: columns of :data:`COLUMNS` that describe single runs, and that means over seeds do not need
+#: columns of :data:`ddlsim.run.metrics.METRICS` that describe single runs, and that means over seeds do not need
 _OF_RUNS = ("speedup", "loss", "updates", "epochs", "simulated_time", "cost", "energy", "n_messages")
 #: columns that are left out where they are 0 everywhere
 _OFTEN_ZERO = ("mean_staleness", "idle_share", "waiting_share")
@@ -84,7 +85,7 @@ def configurations(table: Table, front: Sequence[int]) -> tuple[list[Heading], l
     summary = table.summary
     about = varied(table)
     about += [] if "workers" in about else ["n_workers"]
-    metrics = [name for name in COLUMNS if name not in _OF_RUNS and _is_worth(summary, name)]
+    metrics = [name for name in METRICS if name not in _OF_RUNS and _is_worth(summary, name)]
     headings = [_about_heading(table, name) for name in about] + [_heading(name) for name in metrics]
     rows = []
     for i, (index, row) in enumerate(summary.iterrows()):
@@ -96,7 +97,7 @@ def configurations(table: Table, front: Sequence[int]) -> tuple[list[Heading], l
 def runs(table: Table, manifests: Manifests) -> tuple[list[Heading], list[Row]]:
     """Return a row for each point of the study, with its manifest."""
     frame = table.frame
-    metrics = [name for name in COLUMNS if _is_worth(frame, name) and not name.endswith("_share")]
+    metrics = [name for name in METRICS if _is_worth(frame, name) and not name.endswith("_share")]
     about = [*varied(table), "seed"]
     headings = [_about_heading(table, name) for name in about]
     headings += [Heading("status", False), *[_heading(name) for name in metrics], Heading("took", True)]
@@ -163,7 +164,7 @@ def _is_worth(rows: pd.DataFrame, name: str) -> bool:
 
 
 def _heading(metric: str) -> Heading:
-    return Heading(COLUMNS[metric].heading, True, COLUMNS[metric].largest_first)
+    return Heading(METRICS[metric].heading, True, METRICS[metric].larger_is_better)
 
 
 def _about_heading(table: Table, name: str) -> Heading:
@@ -189,7 +190,7 @@ def _about(table: Table, name: str, value: object) -> Cell:
 def _number(value: float, metric: str) -> Cell:
     if math.isnan(value):
         return Cell("–", "")
-    return Cell("never", "") if math.isinf(value) else Cell(COLUMNS[metric].write(value), repr(float(value)))
+    return Cell("never", "") if math.isinf(value) else Cell(METRICS[metric].write(value), repr(float(value)))
 
 
 def _mean(row: pd.Series[float], metric: str) -> Cell:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ddlsim import printable
-from ddlsim.report.numbers import count, percent, seconds, spread
+from ddlsim.readable import count, percent
 from ddlsim.report.study_words import plain, varied
+from ddlsim.run.metrics import METRICS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,33 +22,26 @@ __all__ = ["study_text"]
 #: rows that are shown; the frame has all
 N_ROWS = 40
 N_REASONS = 5
+#: metrics that are shown
+_COLUMNS = (
+    "throughput", "throughput_spread", "efficiency", "step_time", "accuracy", "time_to_accuracy", "cost_to_accuracy",
+    "cost_per_sample", "energy_per_sample",
+)  # fmt: skip
 
 
 def study_text(table: Table) -> str:
     """Return what ``print(table)`` shows: a line per configuration with means over the seeds."""
     summary = table.summary
     seeds = summary["n"].max() if len(summary) else 0
-    # metric -> what the column is called, and how a number in it is written
-    columns: dict[str, tuple[str, Callable[[float], str]]] = {
-        "throughput": ("samples/s", lambda v: f"{v:,.1f}"),
-        "throughput_spread": ("stable to", spread),
-        "efficiency": ("efficiency", percent),
-        "step_time": ("step time", seconds),
-        "accuracy": ("accuracy", percent),
-        "time_to_accuracy": ("to target", seconds),
-        "cost_to_accuracy": ("USD to target", lambda v: f"{v:.4g}"),
-        "cost_per_sample": ("USD/million", lambda v: f"{1e6 * v:.4g}"),
-        "energy_per_sample": ("kWh/million", lambda v: f"{1e6 * v / 3.6e6:.4g}"),
-    }
-    shown = {name: how for name, how in columns.items() if name in summary and summary[name].notna().any()}
+    shown = [METRICS[name] for name in _COLUMNS if name in summary and summary[name].notna().any()]
     axes = varied(table) or ["n_workers"]
     fixed = [f"{axis} {plain(table.members[0].settings[axis])}" for axis in table.axes if axis not in axes]
-    lines = [[*axes, *(title for title, _ in shown.values())]]
+    lines = [[*axes, *(metric.column[0] for metric in shown)]]
     for _, row in summary.head(N_ROWS).iterrows():
         cells = [row[axis] for axis in axes]
         lines.append(
             [f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in cells]
-            + [_with_interval(row, name, write) for name, (_, write) in shown.items()]
+            + [_with_interval(row, metric.name, metric.column[1]) for metric in shown]
         )
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     text = ["  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
@@ -58,7 +52,7 @@ def study_text(table: Table) -> str:
     if seeds > 1:
         text.append(f"means over {seeds} seeds, +- 95 % intervals (Student's t)")
         text += _nothing_random(table)
-    if "energy_per_sample" in shown:
+    if METRICS["energy_per_sample"] in shown:
         notes = (note for outcome in table.outcomes.values() for note in _notes(outcome.record.get("notes")))
         text += dict.fromkeys(note for note in notes if note.startswith("energy: "))
     return printable.shown("\n".join([*text, *_ends(table)]))

@@ -3,57 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddlsim.errors import ConfigError
-from ddlsim.report.numbers import percent, rate, seconds, si, size, spread
+from ddlsim.run.metrics import METRICS
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from ddlsim.study.table import Table
 
-__all__ = ["COLUMNS", "Answer", "Column", "answers", "front_of", "label_of", "plain", "varied"]
+__all__ = ["Answer", "answers", "front_of", "label_of", "plain", "varied"]
 
 
-@dataclass(frozen=True)
-class Column:
-    """A metric in a table for people: its name, how a value is written with its unit, and whether more is better."""
-
-    heading: str
-    write: Callable[[float], str]
-    largest_first: bool = False
-
-
-#: metrics in the order in which a report shows them
-COLUMNS = {
-    "throughput": Column("throughput", rate, True),
-    "throughput_spread": Column("stable to", spread),
-    "step_time": Column("step time", seconds),
-    "speedup": Column("speed-up", lambda v: f"{v:.4g}", True),
-    "efficiency": Column("efficiency", percent, True),
-    "accuracy": Column("accuracy", percent, True),
-    "time_to_accuracy": Column("time to target", seconds),
-    "cost_to_accuracy": Column("cost to target", lambda v: f"{v:.4g} USD"),
-    "energy_to_accuracy": Column("energy to target", lambda v: f"{v / 3.6e6:.4g} kWh"),
-    "cost_per_sample": Column("cost per million samples", lambda v: f"{1e6 * v:.4g} USD"),
-    "energy_per_sample": Column("energy per million samples", lambda v: f"{1e6 * v / 3.6e6:.4g} kWh"),
-    "compute_share": Column("compute", percent, True),
-    "communication_share": Column("exposed communication", percent),
-    "waiting_share": Column("waiting", percent),
-    "idle_share": Column("idle", percent),
-    "mean_staleness": Column("mean staleness", lambda v: f"{v:.3g} updates"),
-    "nbytes_per_step": Column("bytes sent per worker and step", size),
-    "loss": Column("loss", lambda v: f"{v:.4g}"),
-    "updates": Column("updates", lambda v: f"{v:,.0f}"),
-    "epochs": Column("epochs", lambda v: f"{v:.4g}"),
-    "simulated_time": Column("simulated time", seconds),
-    "cost": Column("cost of the run", lambda v: f"{v:.4g} USD"),
-    "energy": Column("energy of the run", lambda v: si(v, "J")),
-    "n_messages": Column("messages", lambda v: f"{v:,.0f}"),
-}
 #: what may be the best about a configuration, and what the answer calls the one that has it
 _BEST = {
     "time_to_accuracy": "First to the target accuracy",
@@ -119,7 +83,7 @@ def answers(table: Table) -> list[Answer]:
         except ConfigError:  # the metric is not known
             continue
         first = ranked.iloc[0]
-        write = COLUMNS[metric].write
+        write = METRICS[metric].write
         low, high = first[f"{metric}_low"], first[f"{metric}_high"]
         interval = f"95 % interval {write(low)} to {write(high)}" if math.isfinite(low) else ""
         row = int(ranked.index[0])
@@ -134,7 +98,7 @@ def _runner_up(table: Table, ranked: pd.DataFrame, metric: str) -> str:
     first, second = ranked.iloc[0], ranked.iloc[1]
     best = float(first[metric])
     tied = table.places(ranked, metric)[1] == 0
-    text = f"{label_of(second, varied(table))}, {COLUMNS[metric].write(second[metric])}"
+    text = f"{label_of(second, varied(table))}, {METRICS[metric].write(second[metric])}"
     if best:
         text += f" ({100.0 * (float(second[metric]) - best) / abs(best):+,.1f} %)"
     if tied:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddlsim.printable import shown
-from ddlsim.report.numbers import count, percent, rate, seconds, si, size, spread
+from ddlsim.readable import count, percent, rate, seconds, si, size, spread
 from ddlsim.run.costs import energy_assumptions
+from ddlsim.run.metrics import METRICS
 from ddlsim.workload.jitter import NoJitter
 
 if TYPE_CHECKING:
@@ -158,30 +159,20 @@ def _bottleneck(result: Result) -> list[str]:
     return [str(s) for s in found[:N_SENSITIVITIES] if s is found[0] or s.gain >= least]
 
 
-def scaling_rows(results: Sequence[Result]) -> list[dict[str, float | int]]:
+#: metrics of a table of several results; the rows have all shares of time
+_SCALING = ("throughput", "step_time", "speedup", "efficiency")
+_SHARES = ("compute_share", "communication_share", "waiting_share")
+
+
+def scaling_rows(results: Sequence[Result]) -> list[dict[str, float | None]]:
     """Return one row per result: workers, throughput, step time, speed-up, efficiency and shares of time."""
-    return [
-        {
-            "workers": r.n_workers,
-            "throughput": r.throughput,
-            "step_time": r.step_time,
-            "speedup": r.speedup,
-            "efficiency": r.efficiency,
-            **r.shares,
-        }
-        for r in results
-    ]
+    return [{"workers": r.n_workers, **{name: METRICS[name].of(r) for name in _SCALING}, **r.shares} for r in results]
 
 
 def scaling_table(results: Sequence[Result]) -> str:
     """Return the results as an aligned table, a line each."""
-    header = ("workers", "samples/s", "step time", "speed-up", "efficiency", "compute", "communication", "waiting")
-    rows = [
-        (
-            str(r.n_workers), f"{r.throughput:,.1f}", seconds(r.step_time), f"{r.speedup:.2f}", percent(r.efficiency),
-            percent(r.shares["compute"]), percent(r.shares["communication"]), percent(r.shares["waiting"]),
-        )
-        for r in results
-    ]  # fmt: skip
+    metrics = [METRICS[name] for name in (*_SCALING, *_SHARES)]
+    header = ("workers", *(metric.column[0] for metric in metrics))
+    rows = [(str(r.n_workers), *(metric.column[1](metric.of(r) or 0.0) for metric in metrics)) for r in results]
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in (header, *rows))

@@ -24,6 +24,7 @@ from ddlsim.learning import Training
 from ddlsim.learning.monitor import Row, first_reaching
 from ddlsim.printable import shown
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.metrics import METRICS
 from ddlsim.run.simulate import run
 
 if TYPE_CHECKING:
@@ -154,8 +155,8 @@ class Seeds:
         lines = [f"{len(self.runs)} seeds of {self.experiment.strategy.label}", f"accuracy    {self.accuracy()}"]
         target = self._training.target_accuracy
         if target is not None:
-            lines.append(f"time to {target:g}  {self.time_to_accuracy(target)} s")
-        lines.append(f"throughput  {self.throughput()} samples/s")
+            lines.append(f"time to {target:g}  {self.time_to_accuracy(target)} {METRICS['time_to_accuracy'].unit}")
+        lines.append(f"throughput  {self.throughput()} {METRICS['throughput'].unit}")
         if len(self.runs) > 1 and len({run.throughput for run in self.runs}) == 1:
             lines.append("            the same with all seeds: nothing in the clock is random; give jitter=...")
         return shown("\n".join(lines))

@@ -17,6 +17,7 @@ from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.output_files import replacing, write_text
 from ddlsim.report.csv_table import save_csv
+from ddlsim.run.metrics import METRICS
 from ddlsim.study.store import Member, Store
 from ddlsim.study.work import DONE, FAILED, SKIPPED, Outcome
 from ddlsim.ties import places
@@ -25,33 +26,14 @@ if TYPE_CHECKING:
     import matplotlib.axes
     import pandas as pd
 
-__all__ = ["HIGHER_IS_BETTER", "METRICS", "MISSING", "Table", "load_table"]
+__all__ = ["MISSING", "OF_RUNS", "Table", "load_table"]
 
 Ints = npt.NDArray[np.int64]
 
 #: status of a point that has not been simulated (yet)
 MISSING = "missing"
-#: columns of numbers that every result has -> unit
-METRICS = {
-    "throughput": "samples/s", "step_time": "s", "speedup": "", "efficiency": "", "compute_share": "",
-    "communication_share": "", "waiting_share": "", "idle_share": "", "mean_staleness": "updates",
-    "nbytes_per_step": "bytes", "simulated_time": "s", "n_messages": "", "cost": "USD", "energy": "J",
-    "cost_per_sample": "USD", "energy_per_sample": "J",
-}  # fmt: skip
-#: and those of runs that learn; the last three only if they have a target accuracy
-LEARNING_METRICS = {
-    "accuracy": "", "loss": "", "updates": "", "epochs": "", "time_to_accuracy": "s", "cost_to_accuracy": "USD",
-    "energy_to_accuracy": "J",
-}  # fmt: skip
-#: of studies that look how stable their points are: the share by which the throughput moves with its inputs
-STABILITY_METRICS = {"throughput_spread": ""}
-#: metrics that are as stable as the throughput: times, rates and what is worked out from them
-_OF_THE_CLOCK = frozenset({
-    "throughput", "step_time", "speedup", "efficiency", "simulated_time", "cost", "energy", "cost_per_sample",
-    "energy_per_sample", "time_to_accuracy", "cost_to_accuracy", "energy_to_accuracy",
-})  # fmt: skip
-HIGHER_IS_BETTER = frozenset({"throughput", "speedup", "efficiency", "compute_share", "accuracy"})
-ALL_METRICS = {**METRICS, **LEARNING_METRICS, **STABILITY_METRICS}
+#: metrics of every result; all others are in a table if some result has them
+OF_RUNS = tuple(name for name, metric in METRICS.items() if metric.kind == "run")
 #: of the intervals of means over seeds
 CONFIDENCE = 0.95
 
@@ -78,8 +60,8 @@ class Table:
     @cached_property
     def frame(self) -> pd.DataFrame:
         """One row per point: the varied fields, seed, status ("done", "skipped", "failed", "missing"), the workers,
-        numbers of the result (:data:`METRICS` has their units), stop_reason, notes and warnings, and error: why it was
-        skipped or has failed.
+        numbers of the result (:data:`ddlsim.run.metrics.METRICS`), stop_reason, notes and warnings, and error: why it
+        was skipped or has failed.
 
         A number that is not known (a cost without prices) is NaN; a target that was never reached is inf.
         """
@@ -94,8 +76,8 @@ class Table:
                 {**member.settings, "seed": member.seed, "status": outcome.status, "stop_reason": "", **record, **lists,
                  "error": outcome.error}
             )  # fmt: skip
-        some = (*LEARNING_METRICS, *STABILITY_METRICS)
-        numbers = list(METRICS) + [name for name in some if any(name in row for row in rows)]
+        some = (name for name in METRICS if name not in OF_RUNS)
+        numbers = [*OF_RUNS, *(name for name in some if any(name in row for row in rows))]
         texts = ["stop_reason", "notes", "warnings", "error"]
         frame = pd.DataFrame(rows, columns=[*self.axes, "seed", "status", "n_workers", *numbers, *texts])
         frame[numbers] = frame[numbers].astype(np.float64)
@@ -125,7 +107,7 @@ class Table:
         import pandas as pd
 
         frame = self.frame
-        metrics = [name for name in ALL_METRICS if name in frame]
+        metrics = [name for name in METRICS if name in frame]
         rows = []
         for start in range(0, len(frame), self._n_seeds):  # the seeds of a configuration are together
             part = frame.iloc[start : start + self._n_seeds]
@@ -149,7 +131,7 @@ class Table:
     @property
     def units(self) -> dict[str, str]:
         """Metric -> unit ("" for shares and counts)."""
-        return dict(ALL_METRICS)
+        return {name: metric.unit for name, metric in METRICS.items()}
 
     # ------------------------------------------------------------ answers
 
@@ -170,9 +152,9 @@ class Table:
         Rows tie, and share a place, where they differ by less than the larger of their throughput_spread (for what
         the clock says; of studies with ``stability=True``), and by less than 1e-9 in any case: :mod:`ddlsim.ties`.
         """
-        sign = -1.0 if metric in HIGHER_IS_BETTER else 1.0
+        sign = -1.0 if METRICS[metric].larger_is_better else 1.0
         spreads = None
-        if metric in _OF_THE_CLOCK and "throughput_spread" in rows:
+        if METRICS[metric].of_clock and "throughput_spread" in rows:
             spreads = np.nan_to_num(rows["throughput_spread"].to_numpy(np.float64)).tolist()
         return np.array(places((sign * rows[metric].to_numpy(np.float64)).tolist(), spreads), dtype=np.int64)
 
@@ -199,8 +181,8 @@ class Table:
         """
         summary = self.summary
         for metric in metrics:
-            if metric not in ALL_METRICS:
-                raise unknown_name("metric", metric, ALL_METRICS)
+            if metric not in METRICS:
+                raise unknown_name("metric", metric, METRICS)
             if metric not in summary or not np.isfinite(summary[metric].to_numpy(np.float64)).any():
                 raise ConfigError(f"{metric} is not known for any configuration{_remedy(metric)}")
         finite = np.isfinite(summary[list(metrics)].to_numpy(np.float64)).all(axis=1)
@@ -295,9 +277,9 @@ def _remedy(metric: str) -> str:
         return ": give prices, cluster.with_costs(price='3.06 USD/h'), or vary 'cluster.price': ['3.06 USD/h']"
     if "energy" in metric:
         return ": name the workers' device, device='v100' in the experiment"
-    if metric in STABILITY_METRICS:
+    if METRICS[metric].kind == "stability":
         return ": give the study stability=True (--stability)"
-    if metric in LEARNING_METRICS:
+    if METRICS[metric].kind != "run":
         return ": give the base experiment a training (with a target_accuracy that is reached)"
     return ""
 

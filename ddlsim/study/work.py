@@ -13,6 +13,7 @@ import numpy as np
 
 from ddlsim.errors import ConfigError
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.metrics import record
 from ddlsim.strategies import AllReduce, ParameterServer
 from ddlsim.study.parcels import Job, Parcel, opened
 from ddlsim.workload.model import load_model
@@ -113,41 +114,15 @@ def warm_up(experiments: Sequence[Experiment]) -> None:
 
 def record_of(result: Result) -> dict[str, object]:
     """Return the numbers of a result that a study keeps, as plain values; a target that was not reached is inf."""
-    training = result.experiment.training
-    record: dict[str, object] = {
+    rows = result.monitor.history if result.monitor is not None else []
+    return {
         "n_workers": result.n_workers,
-        "throughput": result.throughput,
-        "step_time": result.step_time,
-        "speedup": result.speedup,
-        "efficiency": result.efficiency,
-        **{f"{name}_share": share for name, share in result.shares.items()},
-        "mean_staleness": result.mean_staleness,
-        "nbytes_per_step": result.nbytes_per_step,
-        "simulated_time": result.end_time,
-        "n_messages": result.n_messages,
-        **_costs(result),
-        **_stability(result),
+        **record(result),
         "stop_reason": result.stop_reason,
         "notes": [*result.notes, *_assumed(result)],
         "warnings": list(result.warnings),
+        **({"history": [list(row) for row in rows]} if rows else {}),
     }
-    if training is not None and result.monitor is not None and result.monitor.history:
-        last = result.monitor.history[-1]
-        record |= {"accuracy": result.accuracy, "loss": last.loss, "updates": last.updates, "epochs": last.epoch}
-        record["history"] = [list(row) for row in result.monitor.history]
-        if training.target_accuracy is not None:
-            seconds = result.time_to_accuracy(training.target_accuracy)
-            record["time_to_accuracy"] = seconds
-            for name, rate in (("cost", result.known("cost_rate")), ("energy", result.known("power"))):
-                record[f"{name}_to_accuracy"] = None if rate is None else rate * seconds
-    return record
-
-
-def _stability(result: Result) -> dict[str, object]:
-    """Return the spread of the throughput where it was asked for: otherwise nothing is claimed."""
-    if not result.wants_stability or result.known_stability is None:
-        return {}
-    return {"throughput_spread": result.known_stability.throughput_spread}
 
 
 def _assumed(result: Result) -> list[str]:
@@ -155,12 +130,3 @@ def _assumed(result: Result) -> list[str]:
 
     text = ", ".join(energy_assumptions(result))
     return [f"energy: {text}"] if text and result.known("energy") is not None else []
-
-
-def _costs(result: Result) -> dict[str, object]:
-    """Return USD and J of the run, and per sample; None where prices or powers are not known."""
-    found: dict[str, object] = {}
-    for name, rate in (("cost", result.known("cost_rate")), ("energy", result.known("power"))):
-        found[name] = None if rate is None else rate * result.end_time
-        found[f"{name}_per_sample"] = None if rate is None else rate / result.throughput
-    return found

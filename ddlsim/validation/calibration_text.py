@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddlsim import printable
 from ddlsim.cluster.calibrated import PARAMETERS
-from ddlsim.report.numbers import percent, seconds, si, size
+from ddlsim.readable import percent, seconds, si, size
 
 if TYPE_CHECKING:
     from ddlsim.validation.calibration import Calibration, Residual

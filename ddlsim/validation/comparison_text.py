@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddlsim import printable
 from ddlsim.cluster.calibrated import PARAMETERS
-from ddlsim.report.numbers import percent, rate, seconds
+from ddlsim.readable import percent, rate, seconds
 from ddlsim.validation.calibration_text import shown
 
 if TYPE_CHECKING:

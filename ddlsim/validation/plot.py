@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddlsim.report.picture_text import drawn
 from ddlsim.report.plots import COLOURS, figure, save
+from ddlsim.run.metrics import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,8 +44,8 @@ def measured_against_predicted(validation: Validation, path: str | Path | None =
     axes.set_xlim(*ends)
     axes.set_ylim(*ends)
     axes.set_aspect("equal")
-    axes.set_xlabel("measured throughput (samples/s)")
-    axes.set_ylabel("predicted throughput (samples/s)")
+    axes.set_xlabel(f"measured {METRICS['throughput'].axis}")
+    axes.set_ylabel(f"predicted {METRICS['throughput'].axis}")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     axes.set_title(drawn(f"Measured and predicted runs on {validation.cluster.name}"), fontsize=9)

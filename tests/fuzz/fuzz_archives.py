@@ -14,7 +14,7 @@ from ddlsim.learning import checkpoint as saved_runs
 from ddlsim.learning.values import Replay
 from ddlsim.optim import OptimizerState
 from ddlsim.study.store import APPLICATION_ID, SCHEMA_VERSION, Member, Store
-from ddlsim.study.table import METRICS
+from ddlsim.study.table import OF_RUNS
 from ddlsim.study.work import Outcome
 
 CELLS = [None, "", "x", b"\0\xff", -1, 10**12, 2**63 - 1, 1.5, float("inf"), "null", "[]", "{}", "1", '"x"', "NaN",
@@ -30,7 +30,7 @@ def store():
             base = {"cluster": {"name": "c"}, "model": {"name": "m"}, "steps": 2}
             opened.register("study", base, ["workers", "x"], members)
             row = [1.0] * 11
-            record = dict.fromkeys(METRICS, 1.0) | {
+            record = dict.fromkeys(OF_RUNS, 1.0) | {
                 "n_workers": 2, "stop_reason": "steps", "notes": ["a note"], "warnings": [], "cost": None, "loss": 0.5,
                 "accuracy": 0.5, "updates": 4, "epochs": 1.0, "history": [row, row], "time_to_accuracy": 1.0,
             }  # fmt: skip

@@ -39,7 +39,7 @@ from ddlsim.report.study_tables import manifests_of
 from ddlsim.run.files import load_experiment
 from ddlsim.study import load_study, load_table
 from ddlsim.study.store import Store
-from ddlsim.study.table import METRICS
+from ddlsim.study.table import OF_RUNS
 from ddlsim.validation import load_calibration
 from ddlsim.validation.run_table import read_runs
 from ddlsim.validation.sources import read_sources
@@ -151,7 +151,7 @@ def store(path):
     table = load_table(path)
     assert str(table)
     for frame in (table.frame, table.summary):
-        for name in METRICS:
+        for name in OF_RUNS:
             known = frame[name].dropna()
             sane(name, known, -1e-6)
     assert len(table.history) < 10**6

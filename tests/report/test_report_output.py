@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import ddlsim
+from ddlsim.readable import percent, rate, seconds, si, size
 from ddlsim.report import plots
 from ddlsim.report.cluster_plot import cluster_plot
-from ddlsim.report.numbers import percent, rate, seconds, si, size
 from ddlsim.report.trace import _merged
 
 STRATEGIES = {

@@ -1,0 +1,153 @@
+"""What a result says about a run in one number each: the one list that studies, reports, plots and the planner show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter, methodcaller
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from ddlsim.readable import percent, rate, seconds, si, size, spread
+
+if TYPE_CHECKING:
+    from ddlsim.run.result import Result
+
+__all__ = ["METRICS", "Metric", "record"]
+
+Write: TypeAlias = Callable[[float], str]
+_Of: TypeAlias = "Callable[[Result], float | None]"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that describes a run.
+
+    name              what it is called in tables and JSON
+    unit              of the number, "" of shares and counts
+    of                the number in a result; None where nobody has given what it takes (prices, powers)
+    heading, write    what people call it, and how they write a value, with its unit
+    larger_is_better  whether the largest value is the best
+    of_clock          whether it is as stable as the throughput: a time, a rate, or worked out from these
+    kind              which runs have it: all ("run"), those that learn ("learning"), and do so up to a target accuracy
+                      ("target"), those that somebody asked how stable they are ("stability")
+    factor, drawn_in  what a value is multiplied with for an axis, and the unit that it has then
+    narrow            heading and way to write in tables of text, where space is scarce
+    """
+
+    name: str
+    unit: str
+    of: _Of
+    heading: str
+    write: Write
+    larger_is_better: bool = False
+    of_clock: bool = False
+    kind: Literal["run", "learning", "target", "stability"] = "run"
+    factor: float = 1.0
+    drawn_in: str = ""
+    narrow: tuple[str, Write] | None = None
+
+    @property
+    def column(self) -> tuple[str, Write]:
+        """Heading and way to write where space is scarce."""
+        return self.narrow or (self.heading, self.write)
+
+    @property
+    def axis(self) -> str:
+        """What an axis is called; what a sample takes is drawn for a million of them."""
+        unit = self.drawn_in or self.unit
+        name = self.heading if self.name.endswith("_per_sample") else self.name.replace("_", " ")
+        return f"{name} ({unit})" if unit else name
+
+
+def record(result: Result) -> dict[str, float | None]:
+    """Return all numbers that there are of a result, by name; a target that was not reached is inf."""
+    monitor, training = result.monitor, result.experiment.training
+    learns = training is not None and monitor is not None and bool(monitor.history)
+    kinds = {
+        "run": True,
+        "learning": learns,
+        "target": learns and training is not None and training.target_accuracy is not None,
+        "stability": result.wants_stability and result.known_stability is not None,
+    }
+    return {name: metric.of(result) for name, metric in METRICS.items() if kinds[metric.kind]}
+
+
+def _number(digits: str, unit: str = "", factor: float = 1.0) -> Write:
+    return lambda value: f"{factor * value:{digits}} {unit}".rstrip()
+
+
+def _share(kind: str, heading: str, *, larger_is_better: bool = False, narrow: str = "") -> Metric:
+    """Return the share of the workers' time that goes to one kind of doing."""
+    return Metric(
+        f"{kind}_share", "", lambda result: result.shares[kind], heading, percent, larger_is_better=larger_is_better,
+        factor=100.0, drawn_in="%", narrow=(narrow or heading, percent),
+    )  # fmt: skip
+
+
+def _each(quantity: Literal["cost_rate", "power"], seconds: Callable[[Result], float]) -> _Of:
+    """Return what a run costs or takes in those seconds."""
+    return lambda result: None if (rate := result.known(quantity)) is None else rate * seconds(result)
+
+
+def _of_sample(result: Result) -> float:
+    return 1.0 / result.throughput
+
+
+def _to_accuracy(result: Result) -> float:
+    assert result.experiment.training is not None
+    assert result.experiment.training.target_accuracy is not None
+    return result.time_to_accuracy(result.experiment.training.target_accuracy)
+
+
+def _last(column: str) -> _Of:
+    return lambda result: getattr(result.evaluations[-1], column)
+
+
+def _spread(result: Result) -> float | None:
+    return None if result.known_stability is None else result.known_stability.throughput_spread
+
+
+_KWH = 1.0 / 3.6e6
+#: name -> metric, in the order in which reports show them
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("throughput", "samples/s", attrgetter("throughput"), "throughput", rate,
+               larger_is_better=True, of_clock=True, narrow=("samples/s", _number(",.1f"))),
+        Metric("throughput_spread", "", _spread, "stable to", spread, kind="stability"),
+        Metric("step_time", "s", attrgetter("step_time"), "step time", seconds, of_clock=True),
+        Metric("speedup", "", attrgetter("speedup"), "speed-up", _number(".4g"),
+               larger_is_better=True, of_clock=True, narrow=("speed-up", _number(".2f"))),
+        Metric("efficiency", "", attrgetter("efficiency"), "efficiency", percent,
+               larger_is_better=True, of_clock=True, factor=100.0, drawn_in="%"),
+        Metric("accuracy", "", attrgetter("accuracy"), "accuracy", percent,
+               larger_is_better=True, kind="learning", factor=100.0, drawn_in="%"),
+        Metric("time_to_accuracy", "s", _to_accuracy, "time to target", seconds,
+               of_clock=True, kind="target", narrow=("to target", seconds)),
+        Metric("cost_to_accuracy", "USD", _each("cost_rate", _to_accuracy), "cost to target", _number(".4g", "USD"),
+               of_clock=True, kind="target", narrow=("USD to target", _number(".4g"))),
+        Metric("energy_to_accuracy", "J", _each("power", _to_accuracy), "energy to target", _number(".4g", "kWh", _KWH),
+               of_clock=True, kind="target"),
+        Metric("cost_per_sample", "USD", _each("cost_rate", _of_sample), "cost per million samples",
+               _number(".4g", "USD", 1e6), of_clock=True, factor=1e6, drawn_in="USD",
+               narrow=("USD/million", _number(".4g", "", 1e6))),
+        Metric("energy_per_sample", "J", _each("power", _of_sample), "energy per million samples",
+               _number(".4g", "kWh", 1e6 * _KWH), of_clock=True, factor=1e6 * _KWH, drawn_in="kWh",
+               narrow=("kWh/million", _number(".4g", "", 1e6 * _KWH))),
+        _share("compute", "compute", larger_is_better=True),
+        _share("communication", "exposed communication", narrow="communication"),
+        _share("waiting", "waiting"),
+        _share("idle", "idle"),
+        Metric("mean_staleness", "updates", attrgetter("mean_staleness"), "mean staleness", _number(".3g", "updates")),
+        Metric("nbytes_per_step", "bytes", attrgetter("nbytes_per_step"), "bytes sent per worker and step", size),
+        Metric("loss", "", _last("loss"), "loss", _number(".4g"), kind="learning"),
+        Metric("updates", "", _last("updates"), "updates", _number(",.0f"), kind="learning"),
+        Metric("epochs", "", _last("epoch"), "epochs", _number(".4g"), kind="learning"),
+        Metric("simulated_time", "s", attrgetter("end_time"), "simulated time", seconds, of_clock=True),
+        Metric("cost", "USD", methodcaller("known", "cost"), "cost of the run", _number(".4g", "USD"), of_clock=True),
+        Metric("energy", "J", methodcaller("known", "energy"), "energy of the run", partial(si, unit="J"),
+               of_clock=True),
+        Metric("n_messages", "", attrgetter("n_messages"), "messages", _number(",.0f")),
+    )
+}  # fmt: skip
