@@ -166,7 +166,7 @@ def timeline(
 def _window(result: Result, start: float | None, end: float | None) -> tuple[float, float]:
     times = [0.0, *(t for t, _ in result.recorder.updates)]
     steps = max(1, len(times) - 1)
-    per_step = 1 if not result.recorder.staleness else result.n_workers
+    per_step = max(1, round(result.updates_per_step))
     first = min(per_step, steps - 1) if steps > per_step else 0
     begin = times[first] if start is None else start
     stop = times[min(first + 2 * per_step, steps)] if end is None else end

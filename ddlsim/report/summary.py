@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -57,6 +58,9 @@ def _model(result: Result) -> str:
     micro = f" x {experiment.accumulation} micro-steps" if experiment.accumulation > 1 else ""
     gradients = f"{size(workload.gradient_nbytes)} of {experiment.gradient_dtype} gradients"
     batch = f"batch {experiment.batch_size}{micro} per worker"
+    samples = result.updates_per_step * result.samples_per_update
+    if not math.isclose(samples, experiment.batch_size * experiment.accumulation * result.n_workers, rel_tol=0.01):
+        batch = f"batch {experiment.batch_size}{micro}, {samples:,.4g} samples a step"
     return f"{workload.model.name}, {batch}, {experiment.precision}, {gradients}"
 
 

@@ -19,12 +19,14 @@ from ddlsim.learning.monitor import Monitor, Row, first_reaching
 from ddlsim.network import BusyIntervals
 from ddlsim.output_files import write_text
 from ddlsim.plan import Plan
+from ddlsim.run.alone import alone, batches_alone
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.plain_result import plain_result
 from ddlsim.run.plans import plan_of_run
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, WAITING, Recorder
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.jitter import NoJitter
+from ddlsim.workload.stage import stages_of
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -42,11 +44,16 @@ Ints = npt.NDArray[np.int64]
 QUICK_MESSAGES, QUICK_STEPS = 100_000, 500
 #: messages up to which it is simulated 3 times more to see how stable it is, where nobody has asked
 STABILITY_MESSAGES = 20_000
+#: steps whose updates are counted to know those of one: strategies round up, and this has many divisors
+MANY_STEPS = 232_792_560
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
     """The outcome of a simulated run. Times in s, sizes in bytes, rates per s.
+
+    ``workloads`` are what each worker would compute if it had the whole model (a strategy may give it a part of that,
+    see :class:`ddlsim.workload.stage.Stage`).
 
     ``print(result)`` shows the summary with the bottleneck; the properties have the numbers, ``workers``,
     ``links`` and ``steps`` are pandas tables, ``to_json`` everything that a program would read.
@@ -107,6 +114,14 @@ class Result:
         return sum(n for _, n in updates[1:]) / (updates[-1][0] - updates[0][0])
 
     @cached_property
+    def updates_per_step(self) -> float:
+        """Updates that make a step of the run: 1, but where workers update on their own (asynchronous: the staleness of
+        updates is counted) as many as the strategy says that one step of all workers makes."""
+        if not self.recorder.staleness:
+            return 1.0
+        return self.experiment.strategy.updates(MANY_STEPS, self.n_workers) / MANY_STEPS
+
+    @cached_property
     def step_times(self) -> Floats:
         """Times between successive updates after the warm-up, in s; an asynchronous worker's own step times."""
         if self.recorder.staleness:
@@ -116,25 +131,31 @@ class Result:
 
     @property
     def step_time(self) -> float:
-        """Mean time of a step of one worker, in s: its samples over its share of the throughput.
+        """Mean time of a step after the warm-up, in s: the time between updates, times :attr:`updates_per_step`.
 
-        Where gradients are dropped (KSync, KBatchSync, BackupWorkers: k of N make an update) only samples that got
-        into an update count, so this is N / k times the time between updates, which is in ``step_times``.
+        Of asynchronous workers it is thus the time in which they make one step each, on average. Nothing is said of how
+        many samples an update has: those are counted (``steps``), and ``throughput`` is of them.
         """
-        samples = self.experiment.batch_size * self.experiment.accumulation
-        return samples * self.n_workers / self.throughput
+        updates = self.measured_updates
+        return self.updates_per_step * (updates[-1][0] - updates[0][0]) / (len(updates) - 1)
 
-    def _alone(self, workload: Workload) -> float:
-        """Samples per second of a worker alone, without any communication."""
-        passes = workload.forward_time + workload.backward_time
-        steps = self.experiment.accumulation * passes + workload.optimizer
-        samples = self.experiment.batch_size * self.experiment.accumulation
-        return samples / (steps * self.experiment.jitter.mean)
+    @cached_property
+    def samples_per_update(self) -> float:
+        """Samples that an update after the warm-up is made from, on average."""
+        updates = self.measured_updates[1:]
+        return sum(n for _, n in updates) / len(updates)
+
+    @cached_property
+    def _alone(self) -> list[float]:
+        """Samples per second of each worker with the whole model, alone, without any communication."""
+        batches = batches_alone(self, stages_of(self.experiment.strategy, self.workloads))
+        return [alone(self.experiment, workload, batches) for workload in self.workloads]
 
     @cached_property
     def single_throughput(self) -> float:
-        """Samples per second of the first worker alone, without any communication."""
-        return self._alone(self.workloads[0])
+        """Samples per second of the first worker alone, with the whole model, without any communication (and were its
+        memory large enough)."""
+        return self._alone[0]
 
     @property
     def speedup(self) -> float:
@@ -143,8 +164,8 @@ class Result:
 
     @cached_property
     def efficiency(self) -> float:
-        """Throughput over what all workers would reach together if each were alone."""
-        return self.throughput / sum(self._alone(workload) for workload in self.workloads)
+        """Throughput over what all workers would reach together if each were alone with the whole model."""
+        return self.throughput / sum(self._alone)
 
     @cached_property
     def shares(self) -> dict[str, float]:
@@ -172,8 +193,8 @@ class Result:
     @property
     def nbytes_per_step(self) -> float:
         """Bytes that a worker (or a server for it) puts on the wire in a step, on average."""
-        samples = self.experiment.batch_size * self.experiment.accumulation
-        return self.nbytes_sent / max(sum(n for _, n in self.recorder.updates) / samples, 1.0)
+        steps = len(self.recorder.updates) / self.updates_per_step
+        return self.nbytes_sent / max(steps * self.n_workers, 1.0)
 
     # ------------------------------------------------------------ cost and energy
 

@@ -41,12 +41,16 @@ def sensitivities(experiment: Experiment) -> list[Sensitivity]:
 
     KeyboardInterrupt ends it without a result: a variant that was cut short has nothing to compare.
     """
-    steps = max(STEPS, getattr(experiment.strategy, "period", 1))  # workers that seldom talk have to talk once
-    base = dataclasses.replace(experiment, steps=min(experiment.steps, steps), warmup=min(experiment.warmup, 1))
+    steps = min(experiment.steps, max(STEPS, getattr(experiment.strategy, "period", 1)))
+    base = dataclasses.replace(experiment, steps=steps, warmup=min(experiment.warmup, 1))
     if base.training is not None:  # the clock does not need the values
         model = base.model if base.time_model is None else base.time_model
         base = dataclasses.replace(base, training=None, time_model=None, model=model)
     reference = _complete(base)
+    # workers that seldom talk have to talk once
+    while reference.n_workers > 1 and not reference.nbytes_sent and base.steps < experiment.steps:
+        base = dataclasses.replace(base, steps=min(experiment.steps, 2 * base.steps))
+        reference = _complete(base)
     cluster = load_cluster(base.cluster)
     n = reference.n_workers
     speed = tuple((1.0 + CHANGE) * s for s in (base.speed or (1.0,) * n))

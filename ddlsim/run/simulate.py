@@ -36,6 +36,7 @@ from ddlsim.workload.compute import Affine, Measured, Workload, make_workload
 from ddlsim.workload.devices import Device, load_device
 from ddlsim.workload.memory import check_memory
 from ddlsim.workload.model import Model, load_model
+from ddlsim.workload.stage import Stage, stages_of
 from ddlsim.workload.tables import exchange_left_out
 
 __all__ = ["prepare", "run"]
@@ -45,7 +46,9 @@ DEFAULT_DEVICE = "desktop-cpu"
 
 @dataclass(frozen=True)
 class Prepared:
-    """An experiment with its parts loaded: one workload and node per worker, and what they learn, if anything.
+    """An experiment with its parts loaded: one workload, stage and node per worker, and what they learn, if anything.
+
+    ``workloads`` are of workers that have the whole model, ``stages`` what they have of it under the strategy.
 
     Where the cluster is calibrated, the `experiment` has the compute time that was measured on it. ``warnings`` are of
     devices whose memory is too small, ``left_out`` says which parts of the model's work no run simulates.
@@ -58,6 +61,7 @@ class Prepared:
     task: Task | None
     nodes: list[int]
     workloads: list[Workload]
+    stages: list[Stage]
     warnings: tuple[str, ...]
     notes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -80,7 +84,9 @@ def prepare(experiment: Experiment) -> Prepared:
         if max(slow.ranks) >= n_workers:
             raise ConfigError(f"slow_downs: rank {max(slow.ranks)} of {slow} is not among the {n_workers} workers")
     workloads = _workloads(experiment, cluster, time_model, nodes)
-    texts = [text for w, d in {id(w): (w, d) for w, d in workloads}.values() if (text := check_memory(w, d, n_workers))]
+    stages = stages_of(experiment.strategy, [workload for workload, _ in workloads])
+    devices_of = {id(stage): (stage, device) for stage, (_, device) in zip(stages, workloads, strict=True)}
+    texts = [text for stage, device in devices_of.values() if (text := check_memory(stage, device, n_workers))]
     task = experiment.training.task(model, n_workers, experiment.seed) if experiment.training is not None else None
     made = [workload for workload, _ in workloads]
     devices = sorted({device.name for _, device in workloads})
@@ -88,7 +94,7 @@ def prepare(experiment: Experiment) -> Prepared:
         notes = (*notes, f"the compute time given counts for {' and '.join(devices)} alike; give speed=[...] if not so")
     missing = exchange_left_out(made[0], n_workers, experiment.accumulation)
     return Prepared(
-        experiment, cluster, model, time_model, task, nodes, made, tuple(dict.fromkeys(texts)), notes,
+        experiment, cluster, model, time_model, task, nodes, made, stages, tuple(dict.fromkeys(texts)), notes,
         () if missing is None else (missing,),
     )  # fmt: skip
 
@@ -137,20 +143,29 @@ def _workload(experiment: Experiment, model: Model, device: Device, speed: float
     )
 
 
+def _resized(
+    experiment: Experiment, prepared: Prepared, rank: int, device: Device, speed: float, batch_size: int
+) -> Workload:
+    """Return a worker's workload with another batch size."""
+    whole = list(prepared.workloads)
+    whole[rank] = _workload(experiment, prepared.time_model, device, speed, batch_size)
+    return stages_of(experiment.strategy, whole)[rank].workload
+
+
 def _workers(prepared: Prepared, loop: Loop, recorder: Recorder, stop: StopRule, learner: Learner) -> list[Worker]:
     experiment = prepared.experiment
     training = experiment.training
     growing = training.growing_batch if training is not None else None
     workers = []
-    for rank, (node, workload) in enumerate(zip(prepared.nodes, prepared.workloads, strict=True)):
+    for rank, (node, stage) in enumerate(zip(prepared.nodes, prepared.stages, strict=True)):
         resize = None
         if growing is not None:
             device = load_device(experiment.device or prepared.cluster.device_of[node] or DEFAULT_DEVICE)
             speed = (experiment.speed or (1.0,) * len(prepared.nodes))[rank] * float(prepared.cluster.speed[node])
-            resize = functools.partial(_workload, experiment, prepared.time_model, device, speed)
+            resize = functools.partial(_resized, experiment, prepared, rank, device, speed)
         workers.append(
             Worker(
-                rank, node, loop, workload, recorder, stop, factors(experiment.jitter, experiment.seed, rank),
+                rank, node, loop, stage.workload, recorder, stop, factors(experiment.jitter, experiment.seed, rank),
                 tuple(experiment.slow_downs), experiment.accumulation, learner,
                 growing.batch_size if growing is not None else None, resize,
             )

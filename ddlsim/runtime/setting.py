@@ -60,7 +60,13 @@ class Setting:
 
 
 class Strategy(Protocol):
-    """A distributed training algorithm."""
+    """A distributed training algorithm.
+
+    It may also have the methods ``stage(workload, rank, n_workers) -> Stage``, where a worker has a part of the model
+    only (:mod:`ddlsim.workload.stage`: its ``workload`` then is that part, and its memory is looked at for that), and
+    ``plan(workloads, steps, accumulation) -> Plan``, what the workers do in so many steps as a table
+    (:mod:`ddlsim.strategies.plans`). An update carries its samples: ``worker.stop.updated(n_samples)``.
+    """
 
     @property
     def label(self) -> str:

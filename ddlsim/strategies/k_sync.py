@@ -129,11 +129,9 @@ class _Rounds:
 
 def _note_dropped(setting: Setting, label: str, count: int) -> None:
     """Note whose samples count where an update takes `count` gradients and others are dropped."""
-    n_workers = len(setting.workers)
     setting.notes.append(
         f"{label}: throughput counts the samples of the {count} gradients that make an update, not those of dropped "
-        f"work; the step time is that in which {n_workers} batches get into updates, {n_workers / count:.4g} times the "
-        "time between two updates"
+        "work"
     )
 
 

@@ -53,7 +53,7 @@ class RunModel:
         self, fitted: Fitted, *, compute: float = 1.0, latency: float = 1.0, bandwidth: float = 1.0,
         jitter: float | None = None,
     ) -> float:  # fmt: skip
-        """Return the simulated seconds of a step.
+        """Return the simulated seconds in which the samples of a measured step are learned from.
 
         compute, latency, bandwidth   factors on the compute time, on latencies and overheads, on the links' rates
         jitter                        coefficient of variation of the compute time, instead of the experiment's
@@ -82,7 +82,7 @@ class RunModel:
             raise type(error)(f"{self.measured.place}: {error}") from None
         if result.interrupted:
             raise KeyboardInterrupt
-        return result.step_time
+        return self.measured.samples / result.throughput
 
     @property
     def parameters(self) -> dict[str, float]:

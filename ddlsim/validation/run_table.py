@@ -50,9 +50,14 @@ class MeasuredRun:
             raise ConfigError(f"{self.place}: nodes = {self.nodes}: more than its {self.workers} workers; correct one")
 
     @property
+    def samples(self) -> int:
+        """Samples of a step of all workers."""
+        return self.workers * self.batch_size * self.accumulation
+
+    @property
     def step_time(self) -> float:
         """Seconds of a step of all workers."""
-        return self.workers * self.batch_size * self.accumulation / self.throughput
+        return self.samples / self.throughput
 
     def cells(self) -> dict[str, float | int | str | None]:
         """Return the row by column, for conditions."""

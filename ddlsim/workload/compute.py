@@ -14,6 +14,7 @@ backward times together are the measured step exactly.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from typing import Annotated
 
 import numpy as np
 
-from ddlsim.arguments import Density, Index, checked, quantity
+from ddlsim.arguments import Count, Density, Index, checked, quantity
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.units import si
 from ddlsim.workload.devices import Curve, Device
@@ -152,6 +153,32 @@ class Workload:
     def gradient_nbytes(self) -> float:
         """Gradient bytes that the worker exchanges in a step."""
         return float(self.grad_nbytes.sum())
+
+    @checked
+    def cut(self, first: Index, end: Count) -> Workload:
+        """Return what a worker computes that has the layers `first` to `end` - 1 and no others.
+
+        Its optimizer takes the share of the time that its exchanged parameters are of all. Raises ConfigError for
+        layers that there are not.
+        """
+        layers = self.model.layers[first:end]
+        if not first < end <= len(self.model.layers):
+            raise ConfigError(
+                f"cut: layers {first} to {end - 1} of {self.model.name}: must be some of 0 to "
+                f"{len(self.model.layers) - 1}"
+            )
+        own = (self.tensor_layer >= first) & (self.tensor_layer < end)
+        total, grad_nbytes = self.gradient_nbytes, self.grad_nbytes[first:end]
+        name = f"{self.model.name}, layers {first} to {end - 1}"
+        return dataclasses.replace(
+            self, model=dataclasses.replace(
+                self.model, name=name, input_shape=layers[0].in_shape, layers=layers, structure=(), trainable=False
+            ),
+            forward=self.forward[first:end], backward=self.backward[first:end],
+            optimizer=self.optimizer * float(grad_nbytes.sum()) / total if total > 0.0 else 0.0,
+            grad_nbytes=grad_nbytes, tensor_layer=self.tensor_layer[own] - first,
+            tensor_nbytes=self.tensor_nbytes[own],
+        )  # fmt: skip
 
 
 def make_workload(

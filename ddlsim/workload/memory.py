@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from ddlsim.workload.devices import Device
 from ddlsim.workload.layer_times import ELEMENT_NBYTES
 from ddlsim.workload.model import Model
+from ddlsim.workload.stage import Stage
 from ddlsim.workload.tables import held_params
-
-if TYPE_CHECKING:  # compute needs this module
-    from ddlsim.workload.compute import Workload
 
 __all__ = ["check_memory", "training_nbytes"]
 
@@ -21,10 +18,11 @@ PARAMETER_NBYTES = 12.0
 
 
 def training_nbytes(model: Model, batch_size: int, precision: str = "fp32", n_workers: int = 1) -> float:
-    """Return the bytes of parameters, gradients, momentum and the batch's stored activations.
+    """Return the bytes of parameters, gradients, momentum and the stored activations of `batch_size` samples.
 
     Embedding tables, whose gradients are not exchanged, are shared out over the workers: those of the device that holds
-    most of them count (:mod:`ddlsim.workload.tables`). Everything else is on every device.
+    most of them count (:mod:`ddlsim.workload.tables`). Everything else (of a part of a model, where it is one) is on
+    the device.
 
     Every layer that does not work in place keeps its output until the backward pass. Convolution workspaces,
     the framework's own memory and the allocator's waste are not counted (0.5 to 2 GB on a GPU).
@@ -33,21 +31,23 @@ def training_nbytes(model: Model, batch_size: int, precision: str = "fp32", n_wo
     return PARAMETER_NBYTES * held_params(model, n_workers) + activation * batch_size
 
 
-def check_memory(workload: Workload, device: Device, n_workers: int = 1) -> str | None:
-    """Return None if the step of one of `n_workers` fits `device`'s memory, else a line with the numbers and the
+def check_memory(stage: Stage, device: Device, n_workers: int = 1) -> str | None:
+    """Return None if what one of `n_workers` holds fits `device`'s memory, else a line with the numbers and the
     largest batch."""
+    workload = stage.workload
     model, precision = workload.model, workload.precision
-    needed = training_nbytes(model, workload.batch_size, precision, n_workers)
+    needed = training_nbytes(model, stage.batches * workload.batch_size, precision, n_workers)
     if needed <= device.memory_nbytes:
         return None
     fixed = training_nbytes(model, 0, precision, n_workers)
-    per_sample = training_nbytes(model, 1, precision, n_workers) - fixed
+    per_sample = training_nbytes(model, stage.batches, precision, n_workers) - fixed
     largest = math.floor((device.memory_nbytes - fixed) / per_sample) if per_sample > 0.0 else 0
     remedy = f"the largest batch that fits is {largest}" if largest > 0 else "no batch fits"
     need, have = needed / 1e9, device.memory_nbytes / 1e9
     apart = held_params(model, n_workers) < model.n_params
     shared = f" with its tables shared out over {n_workers} workers" if apart else ""
+    several = f"{stage.batches} x " if stage.batches > 1 else ""
     return (
-        f"{model.name} with batch size {workload.batch_size} in {precision} needs about "
+        f"{model.name} with batch size {several}{workload.batch_size} in {precision} needs about "
         f"{need:.1f} GB{shared} but {device.name} has {have:.1f} GB; {remedy}"
     )

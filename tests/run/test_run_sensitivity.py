@@ -8,6 +8,7 @@ from ddlsim import AllReduce, Experiment, LocalSGD, Lognormal, Measured, NoOverl
 from ddlsim.cluster import MultiGpu, star
 from ddlsim.collectives import cost
 from ddlsim.run import run
+from ddlsim.runtime import Setting
 
 BANDWIDTH, LATENCY, N = 1.25e9, 20e-6, 8
 
@@ -96,3 +97,21 @@ def test_gains_count_what_is_seldom_sent() -> None:
         return 8 * 0.01 + cost.ring(N, nbytes, 2 * LATENCY, 1 / (BANDWIDTH * bandwidth))
 
     assert gains(result)["bandwidth of nic"] == pytest.approx(seconds() / seconds(1.1) - 1, rel=1e-6)
+
+
+def test_workers_of_ones_own_that_seldom_talk_are_simulated_until_they_do() -> None:
+    """A strategy that does not say its period: eight steps of 1 us and an average of 0.35 s are all network."""
+
+    class Seldom:
+        label = "seldom"
+
+        def updates(self, steps: int, n_workers: int) -> int:
+            return steps
+
+        def start(self, setting: Setting) -> None:
+            LocalSGD(8).start(setting)
+
+    result = simulate(
+        star(N, bandwidth=BANDWIDTH, latency=LATENCY), "alexnet", Seldom(), 8, steps=16, compute=Measured(1e-6, 8)
+    )
+    assert result.bottleneck.what == "bandwidth of nic"

@@ -13,6 +13,7 @@ from ddlsim.workload.compute import Affine, Measured, Roofline, fit_affine, make
 from ddlsim.workload.devices import Device, device_names, load_device
 from ddlsim.workload.memory import check_memory, training_nbytes
 from ddlsim.workload.model import load_model, model_names
+from ddlsim.workload.stage import Stage
 
 RESNET50 = load_model("resnet50")
 V100 = load_device("v100")
@@ -209,7 +210,7 @@ def test_memory_by_hand():
 
 
 def _memory_warning(batch_size: int, device: Device = V100, precision: str = "fp32") -> str | None:
-    return check_memory(make_workload(RESNET50, V100, batch_size, precision=precision), device)
+    return check_memory(Stage(make_workload(RESNET50, V100, batch_size, precision=precision)), device)
 
 
 def test_check_memory():

@@ -1,0 +1,62 @@
+"""What a worker computes and holds of the model: all of it, or the part that its strategy gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddlsim.arguments import Count, checked
+from ddlsim.errors import ConfigError
+from ddlsim.workload.compute import Workload
+
+__all__ = ["Stage", "n_copies", "stages_of"]
+
+
+@checked
+@dataclass(frozen=True)
+class Stage:
+    """What one worker does in a (micro-)step, as :meth:`ddlsim.workload.compute.Workload.cut` returns it.
+
+    workload  what it computes of a (micro-)batch, with its times, gradients and layers
+    batches   (micro-)batches whose activations it keeps at the same time: those that have gone forward and not yet
+              back. With p stages, GPipe keeps all of a step (Huang et al. 2019), 1F1B p - i at most on stage i,
+              counted from 0 (Narayanan et al. 2019, PipeDream)
+    """
+
+    workload: Workload
+    batches: Count = 1
+
+
+def stages_of(strategy: object, workloads: Sequence[Workload]) -> list[Stage]:
+    """Return what each worker does under a strategy.
+
+    workloads  of each worker, were it to compute the whole model
+
+    A strategy says so with a method ``stage(workload, rank, n_workers) -> Stage``; without one every worker is a full
+    replica. Raises ConfigError for a method that returns something else.
+    """
+    n_workers = len(workloads)
+    stage = getattr(strategy, "stage", None)
+    if stage is None:
+        whole = {id(workload): Stage(workload) for workload in workloads}
+        return [whole[id(workload)] for workload in workloads]
+    stages = [stage(workload, rank, n_workers) for rank, workload in enumerate(workloads)]
+    for rank, each in enumerate(stages):
+        if not isinstance(each, Stage):
+            raise ConfigError(
+                f"{type(strategy).__name__}.stage: returned {each!r} for rank {rank}; must return a Stage, such as "
+                "Stage(workload.cut(first, end))"
+            )
+    return stages
+
+
+def n_copies(stages: Sequence[Stage], workloads: Sequence[Workload]) -> float:
+    """Return how many copies of the model the workers are together, by the seconds of the passes that they compute."""
+    return sum(
+        1.0 if stage.workload is whole else _passes(stage.workload) / _passes(whole)
+        for stage, whole in zip(stages, workloads, strict=True)
+    )
+
+
+def _passes(workload: Workload) -> float:
+    return workload.forward_time + workload.backward_time
