@@ -1,6 +1,30 @@
 """What strategies are written with: the event loop, workers, groups, and what carries bytes and values between them."""
 
 from ddlsim.runtime.algorithms import schedule_time
+from ddlsim.runtime.communicator import Communicator, communicator
+from ddlsim.runtime.exchange import Averaging, Exchange
+from ddlsim.runtime.fabric import Fabric, WithFabric
+from ddlsim.runtime.group import Group
+from ddlsim.runtime.replica import Replica, start_replicas
 from ddlsim.runtime.setting import Setting, Strategy
+from ddlsim.runtime.wires import Parcel, Wires
+from ddlsim.runtime.worker import Process, Worker
 
-__all__ = ["Setting", "Strategy", "schedule_time"]
+__all__ = [
+    "Averaging",
+    "Communicator",
+    "Exchange",
+    "Fabric",
+    "Group",
+    "Parcel",
+    "Process",
+    "Replica",
+    "Setting",
+    "Strategy",
+    "Wires",
+    "WithFabric",
+    "Worker",
+    "communicator",
+    "schedule_time",
+    "start_replicas",
+]

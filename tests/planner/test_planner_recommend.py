@@ -34,7 +34,7 @@ def exhaustive(target: Target) -> list[tuple[tuple[float, float], int, str]]:
     for workers in (1, 2, 4, 6, 8):
         for strategy in STRATEGIES:
             for compression in (None, TopK(0.01)):
-                if compression is not None and (workers == 1 or isinstance(strategy, LocalSGD)):
+                if compression is not None and workers == 1:
                     continue
                 result = ddlsim.simulate(
                     BASE.with_(workers=workers, strategy=strategy, compression=compression, warmup=4, steps=4)

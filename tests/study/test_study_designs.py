@@ -190,11 +190,11 @@ def test_a_path_may_lead_somewhere_in_some_configurations_only():
 
 
 def test_what_does_not_fit_is_skipped_with_the_reason():
-    strategies = [ddlsim.AllReduce(), ddlsim.LocalSGD(2)]
-    vary = {"workers": [4, 9], "strategy": strategies, "compression": [None, ddlsim.FP16()]}
+    strategies = [ddlsim.AllReduce(), ddlsim.DPSGD()]
+    vary = {"workers": [4, 9], "strategy": strategies, "fabric": [None, ddlsim.Fabric("ring", cost="nccl")]}
     table = Study(BASE, vary).run(jobs=1)
     assert table.frame["status"].tolist() == ["done", "done", "done", "skipped"] + ["skipped"] * 4
-    assert "compression has no effect with local SGD" in table.frame["error"][3]
+    assert "fabric has no effect with D-PSGD" in table.frame["error"][3]
     assert "workers = 9: cluster 'eight' has 8 devices" in table.frame["error"][4]
     assert "skipped 3: workers = 9" in str(table)
 
