@@ -12,10 +12,10 @@ from ddlsim.collectives import Schedule, build
 from ddlsim.collectives.all_gather import ring as exchange
 from ddlsim.collectives.broadcast import binomial
 from ddlsim.collectives.combine import on_ranks
+from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure.table import OPERATIONS
 from ddlsim.runtime import schedule_time
-from ddlsim.runtime.servers import push_pull
 
 __all__ = ["Operation", "parse_operations", "predicted", "schedule_of"]
 

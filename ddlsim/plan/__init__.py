@@ -9,11 +9,13 @@ from ddlsim.plan.bounds import Cut, critical_path, cut, peak_memory
 from ddlsim.plan.check import check
 from ddlsim.plan.data_parallel import data_parallel
 from ddlsim.plan.draft import Draft
-from ddlsim.plan.execute import Execution, execute
+from ddlsim.plan.execute import ALGORITHMS, Execution, execute
 from ddlsim.plan.plan import KINDS, Lane, Part, Plan
 from ddlsim.plan.queues import FusedQueue, UrgentQueue
+from ddlsim.plan.servers import through_servers
 
 __all__ = [
+    "ALGORITHMS",
     "KINDS",
     "Cut",
     "Draft",
@@ -29,4 +31,5 @@ __all__ = [
     "data_parallel",
     "execute",
     "peak_memory",
+    "through_servers",
 ]

@@ -10,8 +10,9 @@ import numpy as np
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 from ddlsim.plan.exchanges import check_exchanges
+from ddlsim.plan.least import least_crossing
 from ddlsim.plan.order import Order
-from ddlsim.plan.plan import ALL_REDUCE, SEND, Bools, Floats, Ints, Plan
+from ddlsim.plan.plan import KINDS, SEND, Bools, Floats, Ints, Plan
 
 __all__ = ["Cut", "critical_path", "cut", "nodes_of", "peak_memory"]
 
@@ -68,6 +69,8 @@ def peak_memory(plan: Plan) -> Floats:
 
 def nodes_of(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None) -> Ints:
     """Return the node of every rank: as given, or the cluster's first workers, (n_ranks,)."""
+    if nodes is None and plan.servers:
+        raise ConfigError("nodes = None: the plan has servers; give the node of every rank")
     if nodes is None:
         if plan.n_ranks > len(cluster.workers):
             raise ConfigError(
@@ -86,10 +89,10 @@ def cut(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut
 
     nodes  (n_ranks,) where the ranks are; by default the cluster's first workers
 
-    Messages cross where their ends are apart. An all-reduce of m bytes over members in k places brings at least m
-    bytes out of each and m into each, and 2 (k - 1) m into all together: k - 1 receptions make a sum, and k - 1 more
-    tell it to all (Patarasuk and Yuan 2009, JPDC 69(2), theorem 1). What a token bucket lets through at once
-    (docs/models/tcp.md) takes no time. No schedule of messages is faster.
+    Messages cross where their ends are apart, and collectives bring what :func:`ddlsim.plan.least.least_crossing`
+    says: an all-reduce of m bytes over members in k places at least m bytes out of each and m into each, and
+    2 (k - 1) m into all together. What a token bucket lets through at once (docs/models/tcp.md) takes no time. No
+    schedule of messages is faster.
     """
     places = nodes_of(plan, cluster, nodes)
     hosts = np.where(cluster.host_of >= 0, cluster.host_of, len(cluster.host_names) + np.arange(cluster.n_nodes))
@@ -109,15 +112,16 @@ def _narrowest(plan: Plan, cluster: Cluster, place: Ints, inside: Ints, what: st
     out += np.bincount(src[apart], weights=nbytes[apart], minlength=n)
     into += np.bincount(dst[apart], weights=nbytes[apart], minlength=n)
     together = float(nbytes[apart].sum())  # into all places
-    rows = plan.rows(ALL_REDUCE)
+    rows = plan.collectives
     rows = rows[np.unique(plan.key[rows], return_index=True)[1]]
-    summed = np.bincount(plan.peer[rows], weights=plan.nbytes[rows], minlength=len(plan.groups))
-    for group, total in zip(plan.groups, summed.tolist(), strict=True):
-        members = np.unique(place[list(group)])
-        if len(members) > 1:
-            out[members] += total
-            into[members] += total
-            together += 2.0 * (len(members) - 1) * total
+    alike, which = np.unique(np.stack([plan.kind[rows], plan.peer[rows]]), axis=1, return_inverse=True)
+    totals = np.bincount(which.reshape(-1), weights=plan.nbytes[rows], minlength=alike.shape[1])
+    for kind, number, total in zip(*alike.tolist(), totals.tolist(), strict=True):
+        group = np.array(plan.groups[number], dtype=np.int64)
+        least = least_crossing(KINDS[kind], place[group], np.isin(group, plan.servers))
+        out[least.place] += least.out * total
+        into[least.place] += least.into * total
+        together += least.together * total
     best = Cut(0.0, "none", 0.0, 0.0)
     used = np.unique(place)
     for each in used.tolist():

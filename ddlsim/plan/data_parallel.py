@@ -62,7 +62,7 @@ def data_parallel(
     else:
         templates = [in_order(chosen, n_layers, accumulation, queued=queue is not None)] * 2
     blocks = [_block(templates[0], each, 1, accumulation), _block(templates[1], each, steps - 1, accumulation)]
-    columns = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    columns: dict[str, Any] = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
     columns["step"][len(blocks[0]["step"]) :] += 1
     bucket_of, step = columns["part"], columns["step"]
     urgency = np.empty(len(chosen), dtype=np.int64)
@@ -76,7 +76,7 @@ def data_parallel(
         queues=() if queue is None else (queue,), name=np.full(len(step), -1),
         nbytes=np.where(bucket_of >= 0, sizes[bucket_of], 0.0), peer=np.where(bucket_of >= 0, 0, -1),
         key=np.where(bucket_of >= 0, step * len(chosen) + order[bucket_of], -1),
-        **columns, **_needs(templates, len(each), steps),
+        **columns, **_needs(templates, len(each), steps),  # type: ignore[arg-type]  # columns only
     )  # fmt: skip
 
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.plan.plan import KINDS, Lane, Part, Plan
+from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, KINDS, Lane, Part, Plan
 
 __all__ = ["Draft"]
-
-_COLUMNS = (
-    "lane", "kind", "name", "seconds", "nbytes", "peer", "key", "step", "batch", "first", "end", "part", "holds",
-)  # fmt: skip
 
 
 class Draft:
     """A plan in the making, for a model of `n_layers` layers whose gradients are exchanged in `parts`.
+
+    `servers` are the ranks that are parameter servers.
 
     >>> from ddlsim.plan import Draft
     >>> draft = Draft()
@@ -28,8 +27,9 @@ class Draft:
     3
     """
 
-    def __init__(self, n_layers: int = 0, parts: Iterable[Part] = ()) -> None:
+    def __init__(self, n_layers: int = 0, parts: Iterable[Part] = (), servers: Iterable[int] = ()) -> None:
         self.n_layers = n_layers
+        self.servers = tuple(servers)
         self.parts = tuple(parts)
         self._lanes: dict[Lane, int] = {}
         self._groups: dict[tuple[int, ...], int] = {}
@@ -65,35 +65,40 @@ class Draft:
         )
         return send, receive
 
-    def all_reduce(
-        self, group: Sequence[int], nbytes: float, needs: Sequence[Iterable[int]] = (), name: str = "", *,
+    def collective(
+        self, kind: str, group: Sequence[int], nbytes: float, needs: Sequence[Iterable[int]] = (), name: str = "", *,
         step: int = 0, part: int = -1, lane: str = "stream",
     ) -> list[int]:  # fmt: skip
-        """Add an all-reduce of a group of ranks, each of which enters after the rows that it `needs`; return its rows.
+        """Add a collective of a group of ranks, each of which enters after the rows that it `needs`; return its rows.
 
-        `part` says which gradients it sums.
+        `part` says which gradients it sums, or of which the updated weights it brings.
         """
+        if kind not in KINDS[ALL_REDUCE:]:
+            raise unknown_name("kind of collective", kind, KINDS[ALL_REDUCE:])
         members = tuple(group)
         if needs and len(needs) != len(members):
             raise ConfigError(f"needs has {len(needs)} entries for a group of {len(members)}; give one per member")
         key, number = self._new_key(), self._groups.setdefault(members, len(self._groups))
         return [
             self._add(
-                rank, lane, KINDS.index("all_reduce"), name, needs[i] if needs else (), nbytes=nbytes, peer=number,
+                rank, lane, KINDS.index(kind), name, needs[i] if needs else (), nbytes=nbytes, peer=number,
                 key=key, step=step, part=part,
             )
             for i, rank in enumerate(members)
         ]  # fmt: skip
 
+    #: :meth:`collective` of this kind
+    all_reduce = functools.partialmethod(collective, "all_reduce")
+
     def plan(self) -> Plan:
         """Return the plan so far. It has not been checked."""
-        columns = np.array(self._rows, dtype=np.float64).reshape(len(self._rows), len(_COLUMNS)).T
+        columns = np.array(self._rows, dtype=np.float64).reshape(len(self._rows), len(COLUMNS)).T
         lengths = [len(needs) for needs in self._needs]
         return Plan(
             lanes=tuple(self._lanes), groups=tuple(self._groups), parts=self.parts, names=tuple(self._names),
-            n_layers=self.n_layers, need_offsets=np.cumsum([0, *lengths]),
+            n_layers=self.n_layers, servers=self.servers, need_offsets=np.cumsum([0, *lengths]),
             needs=np.array([row for needs in self._needs for row in needs], dtype=np.int64),
-            **dict(zip(_COLUMNS, columns, strict=True)),  # type: ignore[arg-type]  # the plan converts them
+            **dict(zip(COLUMNS, columns, strict=True)),  # type: ignore[arg-type]  # the plan converts them
         )  # fmt: skip
 
     def _new_key(self) -> int:

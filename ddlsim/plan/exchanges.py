@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.errors import ConfigError
-from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND, Bools, Ints, Plan
+from ddlsim.plan.plan import PUSH_PULL, RECEIVE, SEND, Bools, Ints, Plan
 
 __all__ = ["check_exchanges"]
 
@@ -34,7 +34,7 @@ def _messages(plan: Plan) -> None:
 
 
 def _collectives(plan: Plan) -> None:
-    rows = plan.rows(ALL_REDUCE)
+    rows = plan.collectives
     if not len(rows):
         return
     _refuse(plan, rows, plan.peer[rows] < 0, "it has no group")
@@ -58,15 +58,25 @@ def _collectives(plan: Plan) -> None:
     again[np.unique(member, return_index=True)[1]] = False
     _refuse(plan, rows, again, "its rank enters the same collective twice")
     queued = rows[plan.queue[rows] >= 0]
-    group_of = np.full(len(plan.queues), -1, dtype=np.int64)
-    group_of[plan.queue[queued]] = plan.peer[queued]
-    _refuse(plan, queued, plan.peer[queued] != group_of[plan.queue[queued]], "its queue serves another group too")
+    for name, column in (("group", plan.peer), ("kind", plan.kind)):
+        served = np.full(len(plan.queues), -1, dtype=np.int64)
+        served[plan.queue[queued]] = column[queued]
+        _refuse(plan, queued, column[queued] != served[plan.queue[queued]], f"its queue serves another {name} too")
+    is_server = np.isin(np.arange(plan.n_ranks), plan.servers)
+    behind = np.array([_servers_behind(is_server[list(group)]) for group in plan.groups], dtype=np.bool_)
+    wrong = (plan.kind[rows] == PUSH_PULL) & ~behind[plan.peer[rows]]
+    _refuse(plan, rows, wrong, "its group must be workers and, behind them, servers (Plan.servers)")
     sizes = belongs.sum(axis=1)
     lacking = np.bincount(which.reshape(-1)) < sizes[plan.peer[rows[first]]]
     for row in rows[first][lacking].tolist():
         present = plan.rank[rows[plan.key[rows] == plan.key[row]]]
         absent = sorted(set(plan.groups[plan.peer[row]]) - set(present.tolist()))
         raise ConfigError(f"plan: {plan.task(row)}: rank {absent[0]} of its group never enters this collective")
+
+
+def _servers_behind(is_server: Bools) -> bool:
+    """Return whether a group's members are workers, then servers."""
+    return len(is_server) > 1 and not is_server[0] and bool(is_server[-1]) and bool((np.diff(is_server * 1) >= 0).all())
 
 
 def _refuse(plan: Plan, rows: Ints, wrong: Bools, problem: str) -> None:

@@ -8,7 +8,8 @@ from functools import cached_property
 import numpy as np
 
 from ddlsim.errors import ConfigError
-from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND, Bools, Ints, Plan
+from ddlsim.plan.overlaps import joined
+from ddlsim.plan.plan import BROADCAST, GATHER, PUSH_PULL, RECEIVE, REDUCE, ROOTED, SCATTER, SEND, Bools, Ints, Plan
 
 __all__ = ["Order"]
 
@@ -21,7 +22,9 @@ class Order:
     """What comes before what in a plan whose messages and collectives are complete.
 
     A task comes after those that it needs, the one before it on its lane, and a receive after its send. The rows of a
-    collective are one *event*: none has ended before all have started.
+    collective are one *event*: none has ended before all have started. Where that is not so, because bytes only come
+    from a root or only go to it, or because servers do not wait for each other, a row is an event by itself, and comes
+    after what must be over before its bytes can start.
     """
 
     plan: Plan
@@ -31,7 +34,7 @@ class Order:
         """Which event each row is part of, (n,)."""
         plan = self.plan
         own = np.arange(len(plan))
-        rows = plan.rows(ALL_REDUCE)
+        rows = plan.collectives[~np.isin(plan.kind[plan.collectives], ROOTED) & ~self._serves[plan.collectives]]
         if len(rows):
             _, first, which = np.unique(plan.key[rows], return_index=True, return_inverse=True)
             own[rows] = rows[first][which]
@@ -49,9 +52,38 @@ class Order:
         return before, np.concatenate([needing, second, receive])
 
     @cached_property
+    def ends_after(self) -> tuple[Ints, Ints]:
+        """Rows (before, after), (n_pairs,) each: all pairs, and those of which the second can start but not end
+        before, because a member of its collective whose bytes it needs waits for the first."""
+        plan, (before, after) = self.plan, self.pairs
+        rows = plan.rows(*ROOTED, PUSH_PULL)
+        if not len(rows):
+            return self.pairs
+        firsts = np.array([group[0] if group else -1 for group in plan.groups], dtype=np.int64)
+        is_first, kind, key = plan.rank[rows] == firsts[plan.peer[rows]], plan.kind[rows], plan.key[rows]
+        spreads, serves = np.isin(kind, (BROADCAST, SCATTER)), self._serves[rows]
+        waited, waiting = [], []
+        for left, right in (
+            (spreads & is_first, spreads & ~is_first),  # from a root
+            (np.isin(kind, (REDUCE, GATHER)) & ~is_first, np.isin(kind, (REDUCE, GATHER)) & is_first),  # to a root
+            ((kind == PUSH_PULL) & ~serves, serves),
+            (serves, (kind == PUSH_PULL) & is_first),
+        ):
+            i, j = joined(key[left], key[right])
+            waited.append(rows[left][i])
+            waiting.append(rows[right][j])
+        i, j = joined(np.concatenate(waited), after)
+        return np.concatenate([before, before[j]]), np.concatenate([after, np.concatenate(waiting)[i]])
+
+    @cached_property
+    def _serves(self) -> Bools:
+        """Whether each row is that of a server in a push_pull, (n,)."""
+        return np.asarray((self.plan.kind == PUSH_PULL) & np.isin(self.plan.rank, self.plan.servers))
+
+    @cached_property
     def following(self) -> tuple[list[int], list[int]]:
         """The events that come after each, as a CSR of plain lists."""
-        before, after = (self.event[rows] for rows in self.pairs)
+        before, after = (self.event[rows] for rows in self.ends_after)
         order = np.argsort(before, kind="stable")
         offsets = np.concatenate([[0], np.cumsum(np.bincount(before, minlength=self.n_events))])
         return offsets.tolist(), after[order].tolist()
@@ -148,7 +180,7 @@ class Order:
     def _cycle(self, stuck: set[int]) -> str:
         """Say which tasks wait for each other."""
         plan = self.plan
-        before, after = (rows.tolist() for rows in self.pairs)
+        before, after = (rows.tolist() for rows in self.ends_after)
         event = self.event.tolist()
         waits: dict[int, tuple[int, int, int]] = {}  # event -> (its row that waits, for which, number of the pair)
         for number, (first, second) in enumerate(zip(before, after, strict=True)):
@@ -165,6 +197,7 @@ class Order:
             n_needs, n_lanes = len(plan.needs), int((plan.previous >= 0).sum())
             why = "which it needs" if number < n_needs else "before it on its lane"
             why = why if number < n_needs + n_lanes else "which sends to it"
+            why = why if number < len(self.pairs[0]) else "which comes before another member of its collective"
             entered = waits[cycle[i - 1]][1]  # the row of this event by which we came
             also = f", like {plan.task(entered)} of the same collective," if entered != row else ""
             texts.append(f"{plan.task(row)}{also} waits for {plan.task(needed)}, {why}")

@@ -9,8 +9,7 @@ send ends when it has been delivered, and so does the receive, unless that start
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,17 +27,30 @@ if TYPE_CHECKING:
     from ddlsim.plan.queues import Queue
 
 __all__ = [
-    "ALL_REDUCE", "BACKWARD", "COMPUTE", "FORWARD", "KINDS", "RECEIVE", "SEND", "UPDATE", "Bools", "Floats", "Ints",
-    "Lane", "Part", "Plan",
+    "ALL_GATHER", "ALL_REDUCE", "BACKWARD", "BROADCAST", "COLUMNS", "COMPUTE", "FORWARD", "KINDS", "PUSH_PULL",
+    "RECEIVE", "REDUCE", "REDUCE_SCATTER", "ROOTED", "SCATTER", "SEND", "UPDATE", "Bools", "Floats", "Ints", "Lane",
+    "Part", "Plan",
 ]  # fmt: skip
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-#: what a task can be; ``Plan.kind`` holds places in this list
-KINDS = ("forward", "backward", "update", "compute", "send", "receive", "all_reduce")
-FORWARD, BACKWARD, UPDATE, COMPUTE, SEND, RECEIVE, ALL_REDUCE = range(len(KINDS))
+#: the columns of a plan with one entry per row
+COLUMNS = (
+    "lane", "kind", "name", "seconds", "nbytes", "peer", "key", "step", "batch", "first", "end", "part", "holds",
+)  # fmt: skip
+#: what a task can be; ``Plan.kind`` holds places in this list. From all_reduce on they are collectives
+KINDS = (
+    "forward", "backward", "update", "compute", "send", "receive",
+    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all", "push_pull",
+)  # fmt: skip
+(
+    FORWARD, BACKWARD, UPDATE, COMPUTE, SEND, RECEIVE,
+    ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, REDUCE, GATHER, SCATTER, ALL_TO_ALL, PUSH_PULL,
+) = range(len(KINDS))  # fmt: skip
+#: collectives from or to the first member of their group, which others need not wait for
+ROOTED = (BROADCAST, REDUCE, GATHER, SCATTER)
 
 
 class Lane(NamedTuple):
@@ -66,22 +78,26 @@ class Plan:
 
     lanes         what the rows of ``lane`` point to
     queues        what decides which collectives of lanes without an order go next (:mod:`ddlsim.plan.queues`)
-    groups        the ranks of each communicator, which the rows of ``peer`` of collectives point to
+    groups        the ranks of each communicator, which the rows of ``peer`` of collectives point to; the first is the
+                  root of a broadcast, reduce, gather or scatter, and member i owns block i of what is scattered
     parts         the gradients that are exchanged, which the rows of ``part`` point to
     names         texts that the rows of ``name`` point to
     n_layers      layers of the model, 0..n_layers-1 in forward order
+    servers       ranks that are parameter servers: the last members of the groups of push_pulls, in which the other
+                  members give gradients and get their sum; server i has the i-th part of the bytes
 
     lane          the lane that does the task; rows of one lane are in its order
     kind          place in :data:`KINDS`
     name          what the task is called; -1: nothing but its kind
     seconds       of undisturbed work (forward, backward, update, compute); 0 for others
-    nbytes        of a message, or of a collective's buffer at each rank
+    nbytes        of a message, or of a collective's whole buffer: of an all-gather what each rank ends with, of a
+                  reduce-scatter what it starts with
     peer          send: the rank that receives; receive: the rank that sends; collective: its group; others: -1
     key           number below n that a send and its receive, or the rows of a collective, have in common; others: -1
     step          number of the training step
     batch         forward, backward: the micro-batch, numbered over all ranks; others: -1
     first, end    forward, backward, update: of the layers `first` to `end` - 1; others: 0 and 0
-    part          collective: which gradients it sums, -1 if none
+    part          collective: which gradients it sums, or of which the updated weights it brings; -1 if none
     holds         bytes of memory that the rank takes when the task starts (above 0) or gives back at its end (below)
     need_offsets  (n + 1,) row i starts after the rows ``needs[need_offsets[i]:need_offsets[i + 1]]`` have ended
     needs         (n_needs,) rows
@@ -96,6 +112,7 @@ class Plan:
     parts: tuple[Part, ...]
     names: tuple[str, ...]
     n_layers: int
+    servers: tuple[int, ...] = ()
     lane: Ints
     kind: Ints
     name: Ints
@@ -114,14 +131,14 @@ class Plan:
 
     def __post_init__(self) -> None:
         n = len(self.lane)
-        for field in dataclasses.fields(self)[6:]:
-            dtype = np.float64 if field.name in ("seconds", "nbytes", "holds") else np.int64
-            column = np.ascontiguousarray(getattr(self, field.name), dtype=dtype)
-            shape = {"need_offsets": (n + 1,), "needs": (int(self.need_offsets[-1]),)}.get(field.name, (n,))
+        for name in (*COLUMNS, "need_offsets", "needs"):
+            dtype = np.float64 if name in ("seconds", "nbytes", "holds") else np.int64
+            column = np.ascontiguousarray(getattr(self, name), dtype=dtype)
+            shape = {"need_offsets": (n + 1,), "needs": (int(self.need_offsets[-1]),)}.get(name, (n,))
             if column.shape != shape:
-                raise ConfigError(f"plan: {field.name} has the shape {column.shape}; must be {shape}")
+                raise ConfigError(f"plan: {name} has the shape {column.shape}; must be {shape}")
             column.setflags(write=False)
-            object.__setattr__(self, field.name, column)
+            object.__setattr__(self, name, column)
         self._check_ranges()
 
     def _check_ranges(self) -> None:
@@ -149,6 +166,8 @@ class Plan:
         for i, group in enumerate(self.groups):
             if len(set(group)) != len(group) or not all(0 <= rank < self.n_ranks for rank in group):
                 raise ConfigError(f"plan: groups[{i}] = {group}: must list ranks below {self.n_ranks} once each")
+        if not set(self.servers) <= set(range(self.n_ranks)):
+            raise ConfigError(f"plan: servers = {self.servers}: must be ranks below {self.n_ranks}")
 
     def __len__(self) -> int:
         return len(self.lane)
@@ -201,6 +220,11 @@ class Plan:
         """Return the rows of these kinds, in order."""
         return np.flatnonzero(np.isin(self.kind, kinds))
 
+    @cached_property
+    def collectives(self) -> Ints:
+        """The rows of collectives, in order."""
+        return np.flatnonzero(self.kind >= ALL_REDUCE)
+
     def task(self, row: int) -> str:
         """Return a row in words."""
         from ddlsim.plan.text import task
@@ -236,7 +260,7 @@ class Plan:
     def execute(
         self,
         cluster: Cluster,
-        algorithm: str | Collective = "ring",
+        algorithm: str | Collective | Mapping[str, str | Collective] = "ring",
         *,
         nodes: Sequence[int] | None = None,
         rank_order: str | Sequence[int] = "topology",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -17,19 +17,23 @@ __all__ = ["Run", "columns", "key_sizes"]
 
 
 class Run:
-    """An execution under way: rows become ready, start and end; the network does what travels."""
+    """An execution under way: rows become ready, start and end; the network does what travels.
+
+    ``schedules``  kind of collective, group, bytes -> its schedule
+    """
 
     def __init__(
-        self, plan: Plan, network: Network, nodes: Ints, schedules: Sequence[Callable[[float], Schedule]]
+        self, plan: Plan, network: Network, nodes: Ints, schedules: Callable[[int, int, float], Schedule]
     ) -> None:
         self.plan, self.network, self.nodes, self.schedules = plan, network, nodes, schedules
-        self.sizes, self.group = key_sizes(plan)
+        self.sizes, self.group, self.kind = key_sizes(plan)
         self.executor = Executor(columns(plan), network, self._collective, self.sizes, plan.queues, self._messages)
 
     def _collective(self, keys: list[int]) -> int:
         nbytes = float(np.cumsum(self.sizes[keys])[-1])  # one after the other, as buffers are filled
         group = int(self.group[keys[0]])
-        return self.network.collective(self.schedules[group](nbytes), self.nodes[list(self.plan.groups[group])], nbytes)
+        schedule = self.schedules(int(self.kind[keys[0]]), group, nbytes)
+        return self.network.collective(schedule, self.nodes[list(self.plan.groups[group])], nbytes)
 
     def _messages(self, rows: Ints) -> tuple[Ints, Ints, Floats]:
         plan = self.plan
@@ -70,10 +74,12 @@ def columns(plan: Plan) -> TaskColumns:
     )  # fmt: skip
 
 
-def key_sizes(plan: Plan) -> tuple[Floats, Ints]:
-    """Return the bytes of the buffer and the group of each key's collective, (n_keys,) each."""
-    rows = np.flatnonzero(plan.kind >= ALL_REDUCE)
+def key_sizes(plan: Plan) -> tuple[Floats, Ints, Ints]:
+    """Return the bytes of the buffer, the group and the kind of each key's collective, (n_keys,) each."""
+    rows = plan.collectives
     n_keys = int(plan.key.max(initial=-1)) + 1
-    sizes, group = np.zeros(n_keys), np.full(n_keys, -1, dtype=np.int64)
-    sizes[plan.key[rows]], group[plan.key[rows]] = plan.nbytes[rows], plan.peer[rows]
-    return sizes, group
+    sizes, group, kind = np.zeros(n_keys), np.full(n_keys, -1, dtype=np.int64), np.full(n_keys, -1, dtype=np.int64)
+    sizes[plan.key[rows]], group[plan.key[rows]], kind[plan.key[rows]] = (
+        plan.nbytes[rows], plan.peer[rows], plan.kind[rows],
+    )  # fmt: skip
+    return sizes, group, kind

@@ -28,6 +28,14 @@ STYLES = {
     "send": ("#ccbb44", "//"),
     "receive": ("#ddcc88", "\\\\"),
     "all_reduce": ("#ee9944", "//"),
+    "reduce_scatter": ("#ee7733", "//"),
+    "all_gather": ("#ccaa33", "\\\\"),
+    "broadcast": ("#cc6677", "\\\\"),
+    "reduce": ("#aa4499", "//"),
+    "gather": ("#998833", "//"),
+    "scatter": ("#bb8866", "\\\\"),
+    "all_to_all": ("#882255", "xx"),
+    "push_pull": ("#ee9944", "xx"),
 }
 
 

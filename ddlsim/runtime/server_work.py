@@ -18,9 +18,9 @@ import simpy
 
 from ddlsim.arguments import checked, number, quantity
 from ddlsim.collectives import Schedule
+from ddlsim.collectives.push_pull import inside
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.group import Dense
-from ddlsim.runtime.servers import inside
 from ddlsim.runtime.worker import Process, Worker, all_of
 from ddlsim.units import si
 
@@ -90,7 +90,7 @@ class WorkingServers(Dense):
     """Exchanges dense buckets of the members of a `communicator` through servers at `nodes`.
 
     memory  node of the memory of each worker's machine: the machine's CPU, or the worker where there is no other
-    hosts   the machine of each worker, as in :func:`~ddlsim.runtime.servers.push_pull`: given, only the first
+    hosts   the machine of each worker, as in :func:`~ddlsim.collectives.push_pull.push_pull`: given, only the first
             worker of each machine pushes and pulls
     """
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ddlsim.arguments import Count, checked, one_of
+from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError
 from ddlsim.runtime.coded_servers import CodedServers
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.fabric import Fabric
 from ddlsim.runtime.group import Carrier, Dense, Group
 from ddlsim.runtime.server_work import ServerWork, WorkingServers
-from ddlsim.runtime.servers import Placement, memory_nodes, push_pull, server_nodes
+from ddlsim.runtime.servers import Placement, memory_nodes, server_nodes
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies.all_reduce import start_group
 from ddlsim.strategies.overlap import OverlapChoice, buckets_of, overlap_named

@@ -11,13 +11,13 @@ import pytest
 
 from ddlsim.collectives import Schedule, algorithm_names, build, messages
 from ddlsim.collectives.all_reduce import binomial_tree, ring
+from ddlsim.collectives.push_pull import push_pull
 from ddlsim.lab.executor import Executor, LabError
 from ddlsim.lab.laboratory import Ranks
 from ddlsim.lab.program import boundaries, program_of
 from ddlsim.lab.rank import Prepare, serve
 from ddlsim.lab.values import problem, promises
 from ddlsim.measure import OPERATIONS
-from ddlsim.runtime.servers import push_pull
 
 CASES = [(kind, name) for kind in OPERATIONS["collective"] for name in algorithm_names(kind)]
 

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from ddlsim.plan import Draft, Part, data_parallel
+from ddlsim.plan.plan import COLUMNS
 from ddlsim.workload.buckets import ddp_buckets
 from ddlsim.workload.compute import make_workload
 from ddlsim.workload.devices import load_device
@@ -47,9 +48,8 @@ def without(plan, rows):
 
     lists = [list(needed(row)) for row in np.flatnonzero(keep).tolist()]
     columns = {
-        field.name: getattr(plan, field.name)[keep]
-        for field in dataclasses.fields(plan)[6:]
-        if field.name not in ("need_offsets", "needs")
+        name: getattr(plan, name)[keep]
+        for name in COLUMNS
     }
     needs = np.array([need for each in lists for need in each], dtype=np.int64)
     return changed(plan, **columns, need_offsets=np.cumsum([0, *map(len, lists)]), needs=needs)
@@ -62,9 +62,8 @@ def reordered(plan, order):
     number[order] = np.arange(len(plan))
     lists = [number[plan.needs[plan.need_offsets[row] : plan.need_offsets[row + 1]]] for row in order.tolist()]
     columns = {
-        field.name: getattr(plan, field.name)[order]
-        for field in dataclasses.fields(plan)[6:]
-        if field.name not in ("need_offsets", "needs")
+        name: getattr(plan, name)[order]
+        for name in COLUMNS
     }
     return changed(plan, **columns, need_offsets=np.cumsum([0, *map(len, lists)]), needs=np.concatenate(lists))
 
@@ -91,9 +90,17 @@ def hand_made():
     return draft.plan()
 
 
-def random_plan(rng, n_ranks=4, n_tasks=40, *, seconds=True):
-    """Return a plan of work, messages and collectives that need what was written before them."""
-    draft = Draft()
+#: of which no member ends before all have started, whatever the algorithm
+TOGETHER = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "push_pull")
+
+
+def random_plan(rng, n_ranks=4, n_tasks=40, *, kinds=("all_reduce",)):
+    """Return a plan of work, messages and collectives that need what was written before them.
+
+    The last two ranks are servers, where one of the collectives is a push_pull.
+    """
+    n_servers = 2 if "push_pull" in kinds else 0
+    draft = Draft(servers=range(n_ranks - n_servers, n_ranks))
     written = {rank: [] for rank in range(n_ranks)}
 
     def needs(rank):
@@ -104,7 +111,7 @@ def random_plan(rng, n_ranks=4, n_tasks=40, *, seconds=True):
         what = rng.integers(4)
         if what < 2:
             lane = f"lane {rng.integers(2)}"
-            time = float(rng.exponential()) if seconds else 0.0
+            time = float(rng.exponential())
             written[rank].append(draft.work(rank, time, lane=lane, needs=needs(rank), holds=float(rng.normal())))
         elif what == 2:
             lanes = ("lane 0", "inbox")
@@ -112,8 +119,11 @@ def random_plan(rng, n_ranks=4, n_tasks=40, *, seconds=True):
             written[rank].append(send)
             written[other].append(receive)
         else:
-            group = sorted(rng.choice(n_ranks, rng.integers(2, n_ranks + 1), replace=False).tolist())
-            rows = draft.all_reduce(group, float(rng.integers(1, 10**6)), [needs(rank) for rank in group])
+            kind = str(rng.choice(kinds))
+            group = rng.choice(n_ranks - n_servers, rng.integers(2, n_ranks - n_servers + 1), replace=False).tolist()
+            if kind == "push_pull":
+                group += range(n_ranks - n_servers, n_ranks)
+            rows = draft.collective(kind, group, float(rng.integers(1, 10**6)), [needs(rank) for rank in group])
             for rank, row in zip(group, rows, strict=True):
                 written[rank].append(row)
     return draft.plan()

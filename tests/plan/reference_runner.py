@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,7 +21,7 @@ class ReferenceRun:
     """An execution under way: rows become ready, start and end; the network does what travels."""
 
     def __init__(
-        self, plan: Plan, network: Network, nodes: Ints, schedules: Sequence[Callable[[float], Schedule]]
+        self, plan: Plan, network: Network, nodes: Ints, schedules: Callable[[int, int, float], Schedule]
     ) -> None:
         self.plan = plan
         self.network = network
@@ -59,7 +59,7 @@ class ReferenceRun:
 
     def _open_queues(self) -> None:
         plan = self.plan
-        rows = plan.rows(ALL_REDUCE)
+        rows = plan.collectives
         rows = rows[plan.queue[rows] >= 0]
         self.members: dict[int, list[int]] = {}  # key -> rows of a collective that a queue launches, by place in group
         for row in rows.tolist():
@@ -80,7 +80,8 @@ class ReferenceRun:
         for key in keys:
             nbytes += self.nbytes[self.members[key][0]]
         nodes = self.nodes[list(self.plan.groups[group])]
-        number = self.network.collective(self.schedules[group](nbytes), nodes, nbytes)
+        kind = self.kind[self.members[keys[0]][0]]
+        number = self.network.collective(self.schedules(kind, group, nbytes), nodes, nbytes)
         self.buffers[number] = queue, keys, len(nodes)
         for key in keys:
             for row in self.members[key]:
@@ -176,7 +177,7 @@ class ReferenceRun:
         if key not in self.collectives:
             nbytes = self.nbytes[row]
             nodes = self.nodes[list(self.plan.groups[group])]
-            self.collectives[key] = self.network.collective(self.schedules[group](nbytes), nodes, nbytes)
+            self.collectives[key] = self.network.collective(self.schedules(self.kind[row], group, nbytes), nodes, nbytes)
         number, rank = self.collectives[key], self.place[group][self.rank[row]]
         self.under_way[number, rank] = row
         self.joins.append((number, rank))

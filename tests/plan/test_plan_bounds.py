@@ -3,13 +3,14 @@
 import networkx as nx
 import numpy as np
 import pytest
-from plan_examples import hand_made, random_plan, two_ranks, with_value, workload
+from plan_examples import TOGETHER, hand_made, random_plan, two_ranks, with_value, workload
 
 import ddlsim
-from ddlsim import ConfigError
+from ddlsim import ConfigError, algorithm_names
 from ddlsim.cluster import star, with_detail
-from ddlsim.plan import Draft, data_parallel
-from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND
+from ddlsim.plan import KINDS, Draft, data_parallel
+from ddlsim.plan.least import least_crossing
+from ddlsim.plan.plan import RECEIVE, SEND
 from ddlsim.workload.buckets import one_bucket
 
 
@@ -20,8 +21,8 @@ def longest_path(plan, least):
     ends = []
     latest = {}
     for row in range(len(plan)):
-        exchanges = kind[row] in (SEND, RECEIVE, ALL_REDUCE)
-        end = ("all", key[row]) if kind[row] == ALL_REDUCE else ("end", row)
+        exchanges = kind[row] >= SEND
+        end = ("all", key[row]) if KINDS[kind[row]] in TOGETHER[:-1] else ("end", row)
         ends.append(end)
         graph.add_edge(("start", row), end, weight=least if exchanges else seconds[row])
         if plan.lane[row] in latest:
@@ -33,13 +34,23 @@ def longest_path(plan, least):
         if kind[row] == RECEIVE:
             (sender,) = np.flatnonzero((plan.kind == SEND) & (plan.key == key[row])).tolist()
             graph.add_edge(("end of", sender), ("start", row), weight=0.0)
+        if KINDS[kind[row]] == "push_pull":  # servers do not wait for each other
+            members = np.flatnonzero((plan.key == key[row]) & (plan.kind == kind[row])).tolist()
+            for member in members:
+                if not (plan.rank[row] in plan.servers and plan.rank[member] in plan.servers):
+                    graph.add_edge(("start", member), ("end", row), weight=least)
+        if KINDS[kind[row]] in ("broadcast", "scatter", "reduce", "gather"):
+            members = np.flatnonzero((plan.key == key[row]) & (plan.kind == kind[row])).tolist()
+            (root,) = [member for member in members if plan.rank[member] == plan.groups[plan.peer[row]][0]]
+            source, sink = (root, row) if KINDS[kind[row]] in ("broadcast", "scatter") else (row, root)
+            graph.add_edge(("start", source), ("end", sink), weight=least)
     return nx.dag_longest_path_length(graph)
 
 
 @pytest.mark.parametrize("least", [0.0, 0.3])
 @pytest.mark.parametrize("seed", range(25))
 def test_the_critical_path_is_the_longest_path(seed, least):
-    plan = random_plan(np.random.default_rng(seed))
+    plan = random_plan(np.random.default_rng(seed), 6, kinds=KINDS[6:])
     assert plan.critical_path(least) == pytest.approx(longest_path(plan, least), rel=1e-12)
 
 
@@ -54,22 +65,29 @@ def test_the_critical_path_by_hand():
 @pytest.mark.parametrize("seed", range(25))
 def test_bounds_are_never_above_what_is_simulated(seed):
     rng = np.random.default_rng(seed)
-    plan = random_plan(rng, n_ranks=6)
     name = ("dgx1-v100", "two-racks-oversubscribed", "star-1024-10g", "minicluster")[seed % 4]
     cluster = ddlsim.load_cluster(name)
-    n = min(len(cluster.workers), 6)
-    if n < 6:
-        plan = random_plan(rng, n_ranks=n)
-    seconds = plan.execute(cluster, ("ring", "hierarchical", "double_binary_tree")[seed % 3]).seconds
-    bound = max(plan.critical_path(), plan.cut(cluster).seconds)
+    plan = random_plan(rng, min(len(cluster.workers), 6), kinds=KINDS[6:])
+    if seed % 2:  # all bytes, no work
+        plan = with_value(plan, "seconds", slice(None), 0.0)
+    algorithms = {
+        "all_reduce": ("ring", "hierarchical", "double_binary_tree")[seed % 3],
+        **{kind: str(rng.choice(algorithm_names(kind))) for kind in ("broadcast", "reduce", "gather", "scatter")},
+        **dict.fromkeys(("reduce_scatter", "all_gather"), ("direct", "ring")[seed % 2]),
+        "all_to_all": str(rng.choice(algorithm_names("all_to_all"))), "push_pull": ("direct", "tree", "star")[seed % 3],
+    }  # fmt: skip
+    nodes = cluster.workers[: plan.n_ranks].tolist()
+    seconds = plan.execute(cluster, algorithms, nodes=nodes).seconds
+    bound = max(plan.critical_path(), plan.cut(cluster, nodes).seconds)
     assert 0.0 < bound <= seconds * (1.0 + 1e-12)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_an_infinitely_fast_network_takes_the_critical_path(seed):
-    plan = random_plan(np.random.default_rng(seed))
-    cluster = star(plan.n_ranks, bandwidth=1e30, latency=0.0)
-    assert plan.execute(ddlsim.load_cluster(cluster)).seconds == pytest.approx(plan.critical_path(), rel=1e-12)
+    plan = random_plan(np.random.default_rng(seed), 6, kinds=(*TOGETHER, "gather", "scatter"))
+    cluster = ddlsim.load_cluster(star(plan.n_ranks, bandwidth=1e30, latency=0.0))
+    nodes = cluster.workers.tolist()
+    assert plan.execute(cluster, nodes=nodes).seconds == pytest.approx(plan.critical_path(), rel=1e-12)
 
 
 def test_a_cycle_has_no_critical_path():
@@ -107,6 +125,50 @@ def test_an_all_reduce_needs_as_long_as_the_best_one():
     assert found.interface == "all 4 devices together"
     lonely = with_value(plan, "seconds", slice(None), 0.0)
     assert lonely.execute(network(), "ring").seconds == pytest.approx(found.seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "out", "into", "together", "algorithm", "tight"),
+    [
+        ("reduce_scatter", 3 / 4, 1 / 4, 3.0, "ring", True),
+        ("all_gather", 1 / 4, 3 / 4, 3.0, "ring", True),
+        ("broadcast", [1, 0, 0, 0], [0, 1, 1, 1], 3.0, "scatter_all_gather", False),
+        ("reduce", [0, 1, 1, 1], [1, 0, 0, 0], 3.0, "binomial", False),
+        ("gather", [0, 1 / 4, 1 / 4, 1 / 4], [3 / 4, 0, 0, 0], 3 / 4, "direct", True),
+        ("scatter", [3 / 4, 0, 0, 0], [0, 1 / 4, 1 / 4, 1 / 4], 3 / 4, "direct", True),
+        ("all_to_all", 3 / 4, 3 / 4, 3.0, "direct", True),
+        ("push_pull", [1, 1, 1, 1], [1, 1, 1, 1], 6.0, "direct", False),
+    ],
+)
+def test_what_every_kind_brings_across_borders(kind, out, into, together, algorithm, tight):
+    """Four ranks on a machine each; of the push_pull, the last is a server. Some algorithms need no more than that."""
+    servers = np.array([False, False, False, kind == "push_pull"])
+    least = least_crossing(kind, np.arange(4), servers)
+    assert least.out.tolist() == np.broadcast_to(out, 4).tolist()
+    assert least.into.tolist() == np.broadcast_to(into, 4).tolist()
+    assert least.together == together
+    assert least_crossing(kind, np.zeros(4, dtype=np.int64), servers).together == 0.0  # all on one machine
+    draft = Draft(servers=[3] if kind == "push_pull" else [])
+    draft.collective(kind, range(4), 4e9)
+    plan = draft.plan()
+    seconds = plan.execute(network(), {kind: algorithm}, nodes=network().workers.tolist()).seconds
+    bound = plan.cut(network(), network().workers.tolist()).seconds
+    assert 0.0 < bound <= seconds * (1.0 + 1e-12)
+    assert not tight or seconds == pytest.approx(bound, rel=1e-9)
+
+
+def test_ranks_of_a_machine_share_what_crosses():
+    """Three of four ranks in one place: their pieces do not cross, and what all need crosses once."""
+    place = np.array([0, 0, 0, 1])
+    none = np.zeros(4, dtype=np.bool_)
+    assert least_crossing("all_gather", place, none).into.tolist() == [1 / 4, 3 / 4]
+    assert least_crossing("reduce_scatter", place, none).into.tolist() == [3 / 4, 1 / 4]
+    assert least_crossing("all_to_all", place, none).out.tolist() == [3 / 4, 3 / 4]
+    assert least_crossing("broadcast", place, none).together == 1.0
+    server = np.array([False, False, True, True])  # one beside both workers, one elsewhere: half of all crosses, twice
+    least = least_crossing("push_pull", place, server)
+    assert least.out.tolist() == [1 / 2, 1 / 2]
+    assert least.together == 1.0
 
 
 def test_what_a_bucket_lets_through_at_once_takes_no_time():

@@ -5,7 +5,7 @@ import pytest
 from plan_examples import changed, hand_made, random_plan, reordered, swapped, two_ranks, with_value, without, workload
 
 from ddlsim import ConfigError
-from ddlsim.plan import Draft, FusedQueue, Part, UrgentQueue, data_parallel
+from ddlsim.plan import KINDS, Draft, FusedQueue, Part, UrgentQueue, data_parallel, through_servers
 from ddlsim.plan.plan import ALL_REDUCE, BACKWARD, FORWARD, UPDATE
 from ddlsim.workload.buckets import one_bucket, partitioned, per_layer
 
@@ -276,6 +276,152 @@ def test_a_bucket_that_leaves_before_it_is_full():
     refuses(early, f"row {row} (rank 0 stream: all-reduce of part 2", "may start before", "which it sums")
 
 
+# ---------------------------------------------------------------- shards and servers
+
+
+def exchanged(*levels, n_ranks=4, updates=None, steps=1):
+    """Return a plan of one part in which ranks do this after their backward pass, in this order: "update", or a kind
+    of collective with its groups. `updates` are the ranks that update."""
+    draft = Draft(1, [Part(1e6, 0, 1)])
+    latest = {rank: [] for rank in range(n_ranks)}
+    for step in range(steps):
+        for rank in range(n_ranks):
+            work = {"batch": rank, "layers": (0, 1), "step": step}
+            draft.work(rank, 1.0, kind="forward", needs=latest[rank], **work)
+            latest[rank] = [draft.work(rank, 2.0, kind="backward", **work)]
+        for level in levels:
+            if level == "update":
+                for rank in updates or range(n_ranks):
+                    latest[rank] = [draft.work(rank, 0.1, kind=level, layers=(0, 1), needs=latest[rank], step=step)]
+                continue
+            kind, *groups = level
+            for group in groups:
+                made = draft.collective(kind, group, 1e6, [latest[rank] for rank in group], part=0, step=step)
+                latest.update((rank, [row]) for rank, row in zip(group, made, strict=True))
+    return draft.plan()
+
+
+SCATTER, GATHER = ("reduce_scatter", (0, 1, 2, 3)), ("all_gather", (0, 1, 2, 3))
+PAIRS, ACROSS = [(0, 1), (2, 3)], [(0, 2), (1, 3)]
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        [SCATTER, "update", GATHER],  # ZeRO
+        [SCATTER, GATHER, "update"],  # an all-reduce in two parts
+        [("reduce_scatter", *PAIRS), ("all_reduce", *ACROSS), "update", ("all_gather", *PAIRS)],  # hybrid sharding
+        [("reduce_scatter", *PAIRS), ("reduce_scatter", *ACROSS), "update", ("all_gather", *ACROSS),
+         ("all_gather", *PAIRS)],
+        [("reduce", (2, 0, 1, 3)), ("broadcast", (2, 0, 1, 3)), "update"],
+        [("reduce", *PAIRS), ("all_reduce", (0, 2)), ("broadcast", *PAIRS), "update"],
+    ],
+)  # fmt: skip
+def test_shards_are_proved(levels):
+    for steps in (1, 3):
+        exchanged(*levels, steps=steps).check()
+
+
+def test_one_rank_updates_for_all():
+    exchanged(("reduce", (2, 0, 1, 3)), "update", ("broadcast", (2, 0, 1, 3)), updates=[2], steps=2).check()
+    refuses(exchanged(("reduce", (2, 0, 1, 3)), "update", updates=[2]), "rank 0", "no update follows")
+    refuses(exchanged(("reduce", (2, 0, 1, 3)), "update", ("broadcast", (0, 1, 2, 3)), updates=[2]),
+            "row 13 (rank 0 stream: broadcast of part 0", "part 0 is not updated afterwards")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("levels", "texts"),
+    [
+        ([SCATTER, "update"], ["row 12 (rank 0", "afterwards its rank has 0.25 of the updated weights"]),
+        ([SCATTER, "update", ("all_gather", *PAIRS)], ["rank 0", "has 0.5 of the updated weights of part 0"]),
+        ([SCATTER, "update", ("all_gather", (1, 0, 2, 3))], ["does not begin where that of the member before it ends"]),
+        ([("reduce_scatter", *PAIRS), "update", ("all_gather", *PAIRS)], ["batch 2 is never summed in part 0"]),
+        ([SCATTER, ("all_reduce", (0, 1, 2, 3)), "update", GATHER], ["another range of the part than the first"]),
+        ([("all_reduce", *PAIRS), "update", ("all_reduce", *ACROSS)], ["may start before", "whose gradients it uses"]),
+        ([("reduce_scatter", *PAIRS), ("all_gather", *ACROSS), "update"], ["does not begin where that of the member"]),
+        ([("reduce_scatter", *PAIRS), "update", ("all_gather", *PAIRS)], ["row 12", "batch 2 is never summed"]),
+        ([("all_to_all", (0, 1, 2, 3)), "update"], ["row 8", "all-to-all of part 0", "nothing of a part is summed"]),
+        ([("reduce_scatter", *PAIRS), ("reduce_scatter", *ACROSS), "update", ("all_gather", *PAIRS)],
+         ["row 21 (rank 1", "does not begin where"]),
+    ],
+)  # fmt: skip
+def test_what_is_never_whole(levels, texts):
+    refuses(exchanged(*levels), *texts)
+
+
+def test_shards_of_shards_of_shards():
+    """Of eight ranks, in pairs of pairs of pairs."""
+    pairs = [[(rank, rank | bit) for rank in range(8) if not rank & bit] for bit in (1, 2, 4)]
+    levels = [*(("reduce_scatter", *each) for each in pairs), "update"]
+    refuses(exchanged(*levels, n_ranks=8), "reduce-scatter", "a part that has been scattered twice already")
+
+
+def test_weights_that_are_used_before_they_are_gathered():
+    plan = exchanged(SCATTER, "update", GATHER, steps=2)
+    forward = rows(plan, FORWARD, step=1)[0]
+    update = rows(plan, UPDATE)[0]
+    early = with_value(plan, "needs", plan.need_offsets[forward], update)
+    refuses(early, f"row {forward} (rank 0 compute: forward", "all-gather of part 0", "whose weights it uses")
+    gather = rows(plan, KINDS.index("all_gather"))[0]
+    scattered = rows(plan, KINDS.index("reduce_scatter"))[0]
+    early = with_value(plan, "needs", plan.need_offsets[gather], scattered)
+    refuses(early, f"row {gather} (rank 0 stream: all-gather", "may start before", "update", "whose weights it brings")
+
+
+def test_sums_of_different_gradients_are_not_put_together():
+    """Each pair gathers shards of sums of other ranks' gradients."""
+    levels = [("reduce_scatter", (0, 2), (3, 1)), ("all_gather", (0, 1), (3, 2)), "update"]
+    refuses(exchanged(*levels), "brings another sum than the first member of its group")
+
+
+def test_ranks_that_do_it_in_another_order():
+    """Rank 0 gathers before it updates, rank 1 after."""
+    draft = Draft(1, [Part(1e6, 0, 1)])
+    ready = []
+    for rank in (0, 1):
+        draft.work(rank, 1.0, kind="forward", batch=rank, layers=(0, 1))
+        ready.append([draft.work(rank, 1.0, kind="backward", batch=rank, layers=(0, 1))])
+    scattered = draft.collective("reduce_scatter", (0, 1), 1e6, ready, part=0)
+    after = draft.work(1, 0.1, kind="update", layers=(0, 1), needs=[scattered[1]])
+    gathered = draft.collective("all_gather", (0, 1), 1e6, [[], [after]], part=0)
+    draft.work(0, 0.1, kind="update", layers=(0, 1), needs=[gathered[0]])
+    refuses(draft.plan(), "row 8 (rank 1 stream: all-gather", "brings another sum than the first member")
+
+
+def test_servers_are_proved():
+    plan = through_servers(two_ranks(3, steps=2), 2)
+    plan.check()
+    assert plan.servers == (3, 4)
+    gone = np.flatnonzero((plan.kind == KINDS.index("push_pull")) & (plan.part == 3) & (plan.step == 1))
+    refuses(without(plan, gone), "update", "step 1", "is never summed in part 3")
+    refuses(without(plan, gone[-1:]), "push-pull of part 3, step 1", "rank 4 of its group never enters")
+    for servers in ((), (3,), (0, 4), (0, 1, 2, 3, 4)):
+        refuses(changed(plan, servers=servers), "push-pull", "its group must be workers and, behind them, servers")
+    with pytest.raises(ConfigError, match=r"servers = \(9,\): must be ranks below 5"):
+        changed(plan, servers=(9,))
+
+
+def test_a_queue_of_two_kinds():
+    plan = queued(UrgentQueue())
+    one = np.flatnonzero(plan.key == plan.key[rows(plan, ALL_REDUCE)[3]])
+    refuses(with_value(plan, "kind", one, KINDS.index("all_gather")), "its queue serves another kind too")
+
+
+def test_a_broadcast_is_no_barrier_for_its_root():
+    """The root goes on, and sends what the others wait for before they enter; the other way round is a circle."""
+    for root, works in ((0, True), (1, False)):
+        draft = Draft()
+        draft.collective("broadcast", (root, 1 - root), 1e6)
+        draft.message(0, 1, 1.0)
+        plan = draft.plan()  # rank 1 receives before it enters
+        own = [row for row in range(4) if plan.rank[row] == 1]
+        order = [row for row in range(4) if plan.rank[row] == 0] + own[::-1]
+        if works:
+            reordered(plan, order).check()
+        else:
+            refuses(reordered(plan, order), "circle", "which comes before another member of its collective")
+
+
 # ---------------------------------------------------------------- weights
 
 
@@ -321,7 +467,7 @@ def test_weights_of_a_rank_that_does_not_update_them():
 @pytest.mark.parametrize(
     ("column", "value", "text"),
     [
-        ("kind", 9, r"kind\[0\] = 9 is out of range"),
+        ("kind", 15, r"kind\[0\] = 15 is out of range"),
         ("seconds", -1.0, r"seconds\[0\] = -1"),
         ("seconds", np.nan, r"seconds\[0\] = nan"),
         ("nbytes", np.inf, r"nbytes\[0\] = inf"),

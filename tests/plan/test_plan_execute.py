@@ -7,9 +7,12 @@ import pytest
 from plan_examples import changed, hand_made, random_plan, two_ranks, workload
 
 import ddlsim
-from ddlsim import AllReduce, ConfigError, DdpBuckets, HorovodFusion, NoOverlap, PerLayer, Priority
+from ddlsim import AllReduce, ConfigError, DdpBuckets, HorovodFusion, NoOverlap, PerLayer, Priority, algorithm_names
 from ddlsim.cluster import star
-from ddlsim.plan import Draft, FusedQueue, Lane, UrgentQueue, data_parallel
+from ddlsim.collectives import build
+from ddlsim.plan import ALGORITHMS, KINDS, Draft, FusedQueue, Lane, UrgentQueue, data_parallel, through_servers
+from ddlsim.runtime import schedule_time
+from ddlsim.runtime.servers import server_nodes
 from ddlsim.runtime.worker import factors
 from ddlsim.strategies.plans import plan_of
 from ddlsim.workload.buckets import per_layer
@@ -134,6 +137,68 @@ def test_groups_of_their_own_run_beside_each_other():
     draft.all_reduce([3, 1], 2e9)
     run = draft.plan().execute(cluster)
     assert run.end.tolist() == pytest.approx([1.0, 1.0, 2.0, 2.0])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS[6:] if kind != "push_pull"])
+def test_collectives_take_what_they_take_alone(kind):
+    """Of every kind, by the default algorithm and others, from a root that is not the first on the wire."""
+    cluster = ddlsim.load_cluster("two-racks-oversubscribed")
+    group = [3, 4, 1, 0, 2, 5]
+    for algorithm in (None, *algorithm_names(kind)[:3]):
+        name = ALGORITHMS[kind] if algorithm is None else algorithm
+        if name in ("recursive_doubling", "recursive_halving"):
+            continue
+        draft = Draft()
+        draft.collective(kind, group, 3e6)
+        run = draft.plan().execute(cluster, {} if algorithm is None else {kind: algorithm}, rank_order="given")
+        schedule = build(name, 6, 3e6, cluster.host_of[cluster.workers[group]].tolist(), kind)
+        assert run.seconds == pytest.approx(schedule_time(cluster, schedule, cluster.workers[group].tolist(), 3e6))
+
+
+def test_the_root_of_a_broadcast_is_the_first_of_its_group():
+    """Whatever the order of the ring: the root may go on first, and only after it others can end."""
+    cluster = ddlsim.load_cluster("two-racks-oversubscribed")
+    for root in range(4):
+        draft = Draft()
+        ready = draft.work(root, 1.0)
+        group = [root, *(rank for rank in range(4) if rank != root)]
+        draft.collective("broadcast", group, 1e6, [[ready], [], [], []])
+        draft.collective("reduce", group, 1e6, [[ready], [], [], []], lane="other")
+        run = draft.plan().execute(cluster)
+        assert run.end[1:5].min() > 1.0
+        assert run.end[5] == 1.0 > run.end[6:].max()  # others have given their share before the root enters
+
+
+def test_algorithms_by_kind():
+    plan = two_ranks()
+    assert plan.execute("minicluster", {}).seconds == plan.execute("minicluster", "ring").seconds
+    with pytest.raises(ConfigError, match="did you mean 'all_gather'"):
+        plan.execute("minicluster", {"al_gather": "ring"})
+    with pytest.raises(ConfigError, match=r"algorithm\['push_pull'\] = 'ring': must be 'direct', 'tree' or 'star'"):
+        plan.execute("minicluster", {"push_pull": "ring"})
+
+
+@pytest.mark.parametrize("overlap", ["none", "layer", "ddp", "horovod", "priority"])
+@pytest.mark.parametrize(("name", "workers", "servers"), [("minicluster", 3, 1), ("cloud-25g-16x8-v100", 8, 3)])
+@pytest.mark.parametrize(("reduction", "algorithm"), [(False, "direct"), (True, "tree"), ("star", "star")])
+def test_parameter_servers_as_a_plan(overlap, name, workers, servers, reduction, algorithm):
+    cluster = ddlsim.load_cluster(name)
+    strategy = ddlsim.ParameterServer(servers, "own", overlap, reduction)
+    result = ddlsim.simulate(cluster, "alexnet", strategy, workers=workers, steps=3, warmup=0, batch_size=8)
+    plan = through_servers(plan_of(AllReduce(overlap=overlap), result.workloads, 3), servers)
+    plan.check()
+    nodes = cluster.workers[:workers].tolist()
+    run = plan.execute(cluster, {"push_pull": algorithm}, nodes=nodes + server_nodes(cluster, nodes, servers, "own"))
+    simulated = [time for time, _ in result.recorder.updates]
+    assert np.nanmax(run.step_ends, axis=0) == pytest.approx(simulated, rel=1e-12)
+
+
+def test_servers_have_places_of_their_own():
+    plan = through_servers(two_ranks())
+    with pytest.raises(ConfigError, match="the plan has servers; give the node of every rank"):
+        plan.execute("minicluster")
+    with pytest.raises(ConfigError, match="no collectives but all-reduces of all ranks"):
+        through_servers(plan)
 
 
 def test_ranks_can_be_anywhere():

@@ -40,12 +40,13 @@ from ddlsim import (
 from ddlsim.cluster import racks
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.collectives import build, reorder
+from ddlsim.collectives.push_pull import push_pull
 from ddlsim.run import run
 from ddlsim.runtime import loop as loop_module
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.fabric import Fabric
 from ddlsim.runtime.group import Group
-from ddlsim.runtime.servers import push_pull, server_nodes
+from ddlsim.runtime.servers import server_nodes
 from ddlsim.strategies import Setting, Strategy
 from ddlsim.strategies.overlap import NoOverlap, Overlap, overlap_named
 from ddlsim.workload.compute import Workload

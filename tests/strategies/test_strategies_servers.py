@@ -23,8 +23,8 @@ from ddlsim import (
     simulate,
 )
 from ddlsim.cluster import MultiGpu, star
+from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError
-from ddlsim.runtime.servers import push_pull
 from ddlsim.workload.jitter import Jitter
 
 EXACT = {"rel": 1e-9, "abs": 0.0}

@@ -1,0 +1,60 @@
+"""The schedule of a synchronous push to parameter servers, and pull from them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ddlsim.collectives.schedule import Ints, Round, Schedule, messages
+
+__all__ = ["inside", "push_pull"]
+
+
+def push_pull(n_workers: int, n_servers: int, hosts: list[int] | None = None, *, star: bool = False) -> Schedule:
+    """Return the schedule by which ranks 0..n_workers-1 push their gradients to the servers (ranks n_workers..)
+    and pull the sums: shard i of n_servers lives on server i (Li et al. 2014, OSDI, section 3).
+
+    With `hosts` (the machine of each worker) gradients are first added up inside each machine, in a binomial tree
+    that ends at the machine's first worker; it pushes, pulls, and hands the result back. With `star` all others
+    send to it, and get the result from it, directly (MXNet's CommDevice, src/kvstore/comm.h).
+    """
+    n = n_workers + n_servers
+    shards = np.arange(n_servers)
+    leaders, before, after = inside(hosts, n_workers, n_servers, star=star)
+    worker, shard = (a.ravel() for a in np.meshgrid(leaders, shards, indexing="ij"))
+    push = messages(worker, n_workers + shard, shard, reduce=True)
+    pull = messages(n_workers + shard, worker, shard, reduce=False)
+    return Schedule(n, n_servers, ((*before, push, pull, *after),))
+
+
+def inside(
+    hosts: list[int] | None, n_workers: int, n_chunks: int, *, star: bool
+) -> tuple[Ints, tuple[Round, ...], tuple[Round, ...]]:
+    """Return each machine's first worker, and the rounds that reduce to it and broadcast from it: binomial, or all
+    directly. Without `hosts` every worker is a machine."""
+    if hosts is None:
+        return np.arange(n_workers), (), ()
+    labels = np.asarray(hosts)
+    leaders = np.unique(labels, return_index=True)[1].astype(np.int64)
+    leader = dict(zip(labels[leaders].tolist(), leaders.tolist(), strict=True))
+    members: dict[int, list[int]] = {}
+    for rank, host in enumerate(labels.tolist()):
+        members.setdefault(leader[host], []).append(rank)
+    largest = max(len(ranks) for ranks in members.values())
+    reduce: list[Round] = []
+    for distance in [] if star else [1 << k for k in range((largest - 1).bit_length())]:
+        pairs = [
+            (ranks[i + distance], ranks[i])
+            for ranks in members.values()
+            for i in range(0, len(ranks) - distance, 2 * distance)
+        ]
+        reduce.append(_to_leaders(pairs, n_chunks))
+    if star and largest > 1:
+        pairs = [(rank, ranks[0]) for ranks in members.values() for rank in ranks[1:]]
+        reduce.append(_to_leaders(pairs, n_chunks))
+    broadcast = [messages(r.dst, r.src, 0, n_chunks, reduce=False) for r in reversed(reduce)]
+    return leaders, tuple(reduce), tuple(broadcast)
+
+
+def _to_leaders(pairs: list[tuple[int, int]], n_chunks: int) -> Round:
+    src, dst = np.array(pairs, dtype=np.int64).T
+    return messages(src, dst, 0, n_chunks, reduce=True)
