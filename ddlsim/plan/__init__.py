@@ -1,13 +1,14 @@
 """The step of a training run as a table of tasks: read it, prove it, bound it, execute it.
 
-:class:`Plan` is the table; :class:`Draft` writes one row by row, :func:`data_parallel` that of data parallelism.
+:class:`Plan` is the table; :class:`Draft` writes one row by row, :func:`data_parallel` and :func:`sharded` those of
+data parallelism.
 :func:`check` proves a plan, :func:`critical_path`, :func:`cut` and :func:`peak_memory` bound it without a network,
 :func:`execute` gives every task its start and end on a cluster.
 """
 
 from ddlsim.plan.bounds import Cut, critical_path, cut, peak_memory
 from ddlsim.plan.check import check
-from ddlsim.plan.data_parallel import data_parallel
+from ddlsim.plan.data_parallel import data_parallel, sharded
 from ddlsim.plan.draft import Draft
 from ddlsim.plan.execute import ALGORITHMS, Execution, execute
 from ddlsim.plan.plan import KINDS, Lane, Part, Plan
@@ -31,5 +32,6 @@ __all__ = [
     "data_parallel",
     "execute",
     "peak_memory",
+    "sharded",
     "through_servers",
 ]

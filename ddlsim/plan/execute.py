@@ -18,7 +18,7 @@ from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.network import Network
 from ddlsim.plan.bounds import nodes_of
 from ddlsim.plan.exchanges import check_exchanges
-from ddlsim.plan.plan import KINDS, PUSH_PULL, ROOTED, UPDATE, Floats, Ints, Plan
+from ddlsim.plan.plan import ALL_GATHER, BROADCAST, KINDS, PUSH_PULL, ROOTED, UPDATE, Floats, Ints, Plan
 from ddlsim.plan.runner import Run
 
 if TYPE_CHECKING:
@@ -55,8 +55,10 @@ class Execution:
 
     @cached_property
     def step_ends(self) -> Floats:
-        """When each rank has made its last update of each step, (n_ranks, n_steps); NaN where it makes none."""
-        plan, rows = self.plan, self.plan.rows(UPDATE)
+        """When each rank has all updated weights of each step, (n_ranks, n_steps); NaN where it gets none."""
+        plan = self.plan
+        gathers = np.isin(plan.kind, (ALL_GATHER, BROADCAST)) & (plan.part >= 0)
+        rows = np.flatnonzero((plan.kind == UPDATE) | gathers)
         ends = np.full((plan.n_ranks, plan.n_steps), -np.inf)
         np.maximum.at(ends, (plan.rank[rows], plan.step[rows]), self.end[rows])
         return np.where(np.isfinite(ends), ends, np.nan)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ddlsim.errors import ConfigError
-from ddlsim.plan.plan import ALL_REDUCE, BACKWARD, COMPUTE, FORWARD, UPDATE, Part
+from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, BACKWARD, COMPUTE, FORWARD, REDUCE_SCATTER, UPDATE, Part
 from ddlsim.workload.buckets import Bucket
 
 __all__ = ["Row", "in_order", "pipelined"]
@@ -16,7 +16,8 @@ class Row(NamedTuple):
     """A task of one rank in one step.
 
     ``micro`` is the micro-batch within the step, ``stream`` whether the communication stream does it. ``needs`` are
-    rows of the same rank and step, ``updates`` rows of its step before: of the updates, the nth.
+    rows of the same rank and step, ``updates`` rows of its step before: of the updates (or of the all-gathers of what
+    was updated), the nth.
     """
 
     kind: int
@@ -72,21 +73,45 @@ def pipelined(
     return rows
 
 
-def _backward(rows: list[Row], buckets: Sequence[Bucket], n_layers: int, micro: int) -> list[int]:
+def in_shards(
+    buckets: Sequence[Bucket], firsts: Sequence[int], n_layers: int, accumulation: int, *, first: bool
+) -> list[Row]:
+    """Return the rows of a step that updates shards and gathers them, bucket by bucket, beside the next forward pass.
+
+    That needs a bucket from layer ``firsts[bucket]`` on.
+    """
+    rows: list[Row] = []
+    for micro in range(accumulation):
+        begins = [0] if first or micro else sorted({0, *firsts})
+        for layer, end in zip(begins, [*begins[1:], n_layers], strict=True):
+            waits = () if first or micro else [i for i, needed in enumerate(firsts[::-1]) if needed == layer]
+            rows.append(Row(FORWARD, micro=micro, first=layer, end=end, updates=tuple(waits)))
+        if micro < accumulation - 1:
+            rows.append(Row(BACKWARD, micro=micro, end=n_layers))
+    sums = _backward(rows, buckets, n_layers, accumulation - 1, kind=REDUCE_SCATTER)
+    rows.append(Row(UPDATE, end=n_layers, needs=(sums[-1],)))
+    update = len(rows) - 1
+    rows += [Row(ALL_GATHER, stream=True, part=part, needs=(update,)) for part in reversed(range(len(buckets)))]
+    return rows
+
+
+def _backward(
+    rows: list[Row], buckets: Sequence[Bucket], n_layers: int, micro: int, kind: int = ALL_REDUCE
+) -> list[int]:
     """Append a backward pass, beside which each bucket leaves when it is ready; return the rows of their sums."""
     latest, layer = len(rows) - 1, n_layers  # the backward pass has come down to `layer`
     sums = []
     for part, bucket in enumerate(buckets):
         if bucket.ready_layer > layer:
             raise ConfigError(
-                f"data_parallel: bucket {part} is ready at layer {bucket.ready_layer}, those before it at layer "
+                f"plan: bucket {part} is ready at layer {bucket.ready_layer}, those before it at layer "
                 f"{layer}; list buckets as they become ready"
             )
         if bucket.ready_layer < layer:
             rows.append(Row(BACKWARD, micro=micro, first=bucket.ready_layer, end=layer))
             latest, layer = len(rows) - 1, bucket.ready_layer
         sums.append(len(rows))
-        rows.append(Row(ALL_REDUCE, stream=True, part=part, needs=(latest,)))
+        rows.append(Row(kind, stream=True, part=part, needs=(latest,)))
     if layer > 0:
         rows.append(Row(BACKWARD, micro=micro, end=layer))
     return sums

@@ -135,6 +135,8 @@ class Coded:
             nbytes *= n_payloads
         if not self._known(index):
             nbytes = self._gathered(step, index)
+        if self.kind == "reduce_scatter":  # no more than its own shard
+            n, nbytes = n // self.communicator.n_ranks, nbytes / self.communicator.n_ranks
         return self.codec.seconds.decode(worker, compressor, n, nbytes, n_payloads)
 
     def carry(self, worker: Worker, step: int, index: int, nbytes: float, tensor: int | None = None) -> simpy.Event:

@@ -140,8 +140,11 @@ class Worker:
             yield self.loop.env.timeout(duration)
             self.recorder.worker(self.rank, COMPUTE, what, start, self.loop.now)
 
-    def begin_step(self) -> Process:
-        """Draw the step's jitter; with gradient accumulation compute all micro-steps but the last."""
+    def begin_step(self, first_forward: Callable[[], Process] | None = None) -> Process:
+        """Draw the step's jitter; with gradient accumulation compute all micro-steps but the last.
+
+        `first_forward` takes the place of the first one's forward pass.
+        """
         if self.owed:
             seconds, self.owed = self.owed, 0.0
             yield from self.compute(seconds, "evaluation")
@@ -149,9 +152,9 @@ class Worker:
             size = self.batch_size_at(self.learner.own_epoch(self.rank))
             if size != self.workload.batch_size:
                 self._use(self.workload_of(size))
-        for _ in range(self.accumulation - 1):
+        for micro in range(self.accumulation - 1):
             self.factor = next(self.factors)
-            yield from self.compute(self.workload.forward_time, "forward")
+            yield from first_forward() if first_forward and not micro else self.forward()
             yield from self.compute(self.workload.backward_time, "backward")
         self.factor = next(self.factors)
 

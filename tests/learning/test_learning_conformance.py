@@ -50,6 +50,7 @@ CASES = [
     Case(ddlsim.AsyncParameterServer(servers=3, apply_time="10 us")),
     Case(ddlsim.ShardedUpdate()),
     Case(ddlsim.ShardedUpdate(cost="nccl")),
+    Case(ddlsim.ShardedUpdate(overlap="layer")),
     Case(ddlsim.LocalSGD(4)),
     Case(ddlsim.LocalSGD(4, cost="nccl")),
     Case(ddlsim.LocalSGD(4, start_epoch=1.0), decides=True),  # epochs are passes over data

@@ -60,9 +60,10 @@ def test_post_local_sgd_switches_where_it_says():
 @pytest.mark.parametrize(
     "optimizer", [ddlsim.SGD(), ddlsim.Momentum(0.9, nesterov=True), ddlsim.Adam(weight_decay=0.01)], ids=str
 )
-def test_a_sharded_update_is_the_whole_update(optimizer, n):
+@pytest.mark.parametrize("overlap", ["none", "layer"])
+def test_a_sharded_update_is_the_whole_update(optimizer, n, overlap):
     """1,898 parameters in 3 shards are 632, 633 and 633; every element sees the same arithmetic."""
-    strategies = ddlsim.ShardedUpdate(), ddlsim.AllReduce("ring", overlap="none")
+    strategies = ddlsim.ShardedUpdate(overlap=overlap), ddlsim.AllReduce("ring", overlap="none")
     rate = 0.001 if isinstance(optimizer, ddlsim.Adam) else 0.05
     sharded, whole = (simulated(s, n, 12, optimizer=optimizer, rate=rate) for s in strategies)
     assert sharded.tobytes() == whole.tobytes()
@@ -257,6 +258,8 @@ def in_words(value):
     (lambda: ddlsim.DaSGD(merge=50), "DaSGD: merge = 50: must be between 0 and 1"),
     (lambda: ddlsim.OverlapLocalSGD(alpha=2), "OverlapLocalSGD: alpha = 2"),
     (lambda: ddlsim.OverlapLocalSGD(momentum=1), "OverlapLocalSGD: momentum = 1"),
+    (lambda: ddlsim.ShardedUpdate(overlap="horovod"), "overlap = 'horovod': buckets are cut in shards once"),
+    (lambda: ddlsim.ShardedUpdate(overlap="lyer"), "unknown overlap 'lyer'; did you mean 'layer'"),
     (lambda: ddlsim.ShardedUpdate(reduce_scatter=3), "ShardedUpdate: reduce_scatter = 3: must be a name"),
     (lambda: ddlsim.LocalSGD(algorithm="rign"), "did you mean 'ring'"),
     (lambda: ddlsim.ShardedUpdate(all_gather="rign"), "unknown all_gather algorithm 'rign'; did you mean 'ring'"),

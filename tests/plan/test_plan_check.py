@@ -5,7 +5,7 @@ import pytest
 from plan_examples import changed, hand_made, random_plan, reordered, swapped, two_ranks, with_value, without, workload
 
 from ddlsim import ConfigError
-from ddlsim.plan import KINDS, Draft, FusedQueue, Part, UrgentQueue, data_parallel, through_servers
+from ddlsim.plan import KINDS, Draft, FusedQueue, Part, UrgentQueue, data_parallel, sharded, through_servers
 from ddlsim.plan.plan import ALL_REDUCE, BACKWARD, FORWARD, UPDATE
 from ddlsim.workload.buckets import one_bucket, partitioned, per_layer
 
@@ -386,6 +386,21 @@ def test_ranks_that_do_it_in_another_order():
     gathered = draft.collective("all_gather", (0, 1), 1e6, [[], [after]], part=0)
     draft.work(0, 0.1, kind="update", layers=(0, 1), needs=[gathered[0]])
     refuses(draft.plan(), "row 8 (rank 1 stream: all-gather", "brings another sum than the first member")
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_sharded_updates_are_proved(overlap, accumulation):
+    plan = sharded(workload(), 3, steps=3, overlap=overlap, accumulation=accumulation)
+    plan.check()
+    forward = rows(plan, FORWARD, rank=1, step=1)[2 if overlap else 0]
+    need = plan.need_offsets[forward]
+    assert KINDS[plan.kind[plan.needs[need]]] == "all_gather"
+    early = with_value(plan, "needs", need, plan.needs[need] - 1)
+    if overlap:
+        refuses(early, f"row {forward} (rank 1 compute: forward", "all-gather", "whose weights it uses")
+    gathers = np.flatnonzero((plan.kind == KINDS.index("all_gather")) & (plan.part == 2) & (plan.step == 1))
+    refuses(without(plan, gathers), "has 0.333 of the updated weights of part 2")
 
 
 def test_servers_are_proved():

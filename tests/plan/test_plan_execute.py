@@ -10,12 +10,12 @@ import ddlsim
 from ddlsim import AllReduce, ConfigError, DdpBuckets, HorovodFusion, NoOverlap, PerLayer, Priority, algorithm_names
 from ddlsim.cluster import star
 from ddlsim.collectives import build
-from ddlsim.plan import ALGORITHMS, KINDS, Draft, FusedQueue, Lane, UrgentQueue, data_parallel, through_servers
+from ddlsim.plan import ALGORITHMS, KINDS, Draft, FusedQueue, Lane, UrgentQueue, data_parallel, sharded, through_servers
 from ddlsim.runtime import schedule_time
 from ddlsim.runtime.servers import server_nodes
 from ddlsim.runtime.worker import factors
 from ddlsim.strategies.plans import plan_of
-from ddlsim.workload.buckets import per_layer
+from ddlsim.workload.buckets import one_bucket, per_layer
 
 CASES = [
     # cluster, workers, model, algorithm, overlap
@@ -56,6 +56,45 @@ def test_a_plan_takes_as_long_as_the_run(name, workers, model, algorithm, overla
         assert run.step_ends[rank, : len(ends)] == pytest.approx(ends, rel=1e-12)
     bound = max(plan.critical_path(), plan.cut(cluster).seconds)
     assert bound <= run.seconds * (1.0 + 1e-12)
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("overlap", ["none", "layer", "ddp", DdpBuckets("5 MB", "1 MB")])
+@pytest.mark.parametrize(
+    ("name", "workers", "model"), [("cloud-25g-16x8-v100", 10, "resnet50"), ("lab-heterogeneous", 4, "alexnet")]
+)
+def test_a_sharded_plan_takes_as_long_as_the_run(name, workers, model, overlap, accumulation):
+    """With jitter: the factors that workers have drawn are put on the seconds of the plan. It has a step more, as a run
+    has, in which workers that are early go on beside the late ones."""
+    cluster, jitter = ddlsim.load_cluster(name), ddlsim.Lognormal(0.2)
+    strategy = ddlsim.ShardedUpdate("recursive_halving" if workers == 4 else "ring", overlap=overlap)
+    result = ddlsim.simulate(
+        cluster, model, strategy, batch_size=8, workers=workers, steps=3, warmup=0, accumulation=accumulation,
+        jitter=jitter, seed=3,
+    )  # fmt: skip
+    plan = plan_of(strategy, result.workloads, 4, accumulation)
+    plan.check()
+    drawn = [list(itertools.islice(factors(jitter, 3, rank), 4 * accumulation)) for rank in range(workers)]
+    plan = with_factors(plan, np.array(drawn).reshape(workers, 4, accumulation))
+    run = plan.execute(cluster, {"reduce_scatter": strategy.reduce_scatter})
+    assert run.step_ends.max(axis=0)[:3] == pytest.approx([time for time, _ in result.recorder.updates], rel=1e-12)
+    for rank, ends in enumerate(result.recorder.step_end):
+        assert run.step_ends[rank, : len(ends)] == pytest.approx(ends, rel=1e-12)
+    assert max(plan.critical_path(), plan.cut(cluster).seconds) <= run.seconds * (1.0 + 1e-12)
+
+
+def test_sharded_updates_overlap():
+    """What travels is longer than the passes: without overlap they add up, with it most of the passes is hidden."""
+    cluster = ddlsim.load_cluster(star(8, bandwidth=1e9, latency=0.0))
+    step = {}
+    for overlap, buckets in (("none", one_bucket), ("layer", per_layer)):
+        plan = sharded(workload("vgg16", 32), 8, buckets, steps=4, overlap=overlap == "layer")
+        plan.check()
+        step[overlap] = plan.execute(cluster).step_times[-1]
+    one = workload("vgg16", 32)
+    wire = 2 * 7 / 8 * one.gradient_nbytes / 1e9
+    assert step["none"] == pytest.approx(wire + one.forward_time + one.backward_time + one.optimizer / 8, rel=1e-9)
+    assert wire < step["layer"] < step["none"] - 0.8 * (one.forward_time + one.backward_time)
 
 
 def test_the_order_of_ranks_is_that_of_the_strategy():

@@ -35,6 +35,7 @@ STRATEGIES = [
     *(AllReduce(name, overlap) for name in ("ring", "halving_doubling", "double_binary_tree", "hierarchical")
       for overlap in ("none", "ddp", "priority")),
     AllReduce("naive_ring", "layer"), AllReduce("parameter_server", "layer"), ShardedUpdate(),
+    ShardedUpdate(overlap="ddp"),
     ParameterServer(3, "colocated"), ParameterServer(1, "colocated", overlap="none"),
     ParameterServer(2, "colocated", local_reduction=True), LocalSGD(3), LocalSGD(8, algorithm="hierarchical"),
     AsyncParameterServer(2, "colocated"), DaSGD(4, 2), ADPSGD(),

@@ -31,6 +31,7 @@ from ddlsim import (
     Priority,
     Result,
     ServerWork,
+    ShardedUpdate,
     SlowDown,
     SoftSync,
     StaleSynchronous,
@@ -82,6 +83,7 @@ SYNCHRONOUS: dict[str, Strategy] = {
         f"server-working-{name}": ParameterServer(3, overlap=overlap, work=ServerWork("0.5 GB/s"))
         for name, overlap in OVERLAPS.items()
     },
+    **{f"sharded-{name}": ShardedUpdate(overlap=OVERLAPS[name]) for name in ("none", "layer", "ddp")},
     "server-working-colocated-local-priority": ParameterServer(
         4, "colocated", Priority(5e4, 2), True, ServerWork("0.5 GB/s", update=5)
     ),
@@ -189,12 +191,12 @@ def test_every_second_is_accounted_for(name: str) -> None:
 
 @each_synchronous
 def test_computing_takes_what_the_workload_says(name: str) -> None:
-    """Without jitter: 4 steps of 4 ms each (the priority queue has begun the fifth forward pass, and so has a worker
-    that a server with work has answered before others)."""
+    """Without jitter: 4 steps of 4 ms each (the priority queue has begun the fifth forward pass, and so have workers
+    whose shards arrive, or which a server with work has answered before others)."""
     result = run(experiment(SYNCHRONOUS[name], jitter=False))
     for seconds in result.recorder.seconds:
         begun = seconds["compute"] - 4 * 0.004
-        ahead = "-priority" in name or "-working" in name
+        ahead = "-priority" in name or "-working" in name or name in ("sharded-layer", "sharded-ddp")
         forward = result.workloads[0].forward_time if ahead else 0.0
         assert -1e-12 <= begun <= forward + 1e-12
 
@@ -209,14 +211,15 @@ def bytes_of(result: Result, strategy: Strategy, sizes: list[float]) -> np.ndarr
     nodes = result.nodes.tolist()
     expected = np.zeros(CLUSTER.n_channels)
     for nbytes in sizes:
-        if isinstance(strategy, AllReduce):
+        if isinstance(strategy, AllReduce | ShardedUpdate):  # both halves of a sharded update are a ring's
             order = np.arange(N)
             if strategy.rank_order == "topology":
                 order = CLUSTER.locality_order(nodes)
             elif not isinstance(strategy.rank_order, str):
                 order = np.array(strategy.rank_order)
             hosts = CLUSTER.host_of[result.nodes][order].tolist()
-            schedule, places = reorder(build(strategy.algorithm, N, nbytes, hosts), order), nodes
+            algorithm = strategy.algorithm if isinstance(strategy, AllReduce) else strategy.all_gather
+            schedule, places = reorder(build(algorithm, N, nbytes, hosts), order), nodes
         else:
             assert isinstance(strategy, ParameterServer)
             servers = server_nodes(CLUSTER, nodes, strategy.servers, strategy.placement)

@@ -174,7 +174,9 @@ def elastic(draw: Draw) -> Any:
 
 STRATEGIES: tuple[Callable[[Draw], Any], ...] = (
     all_reduce, all_reduce, all_reduce, parameter_server, parameter_server, asynchronous, local, backup, elastic,
-    lambda draw: sg.ShardedUpdate(cost=draw.choice(("simulated", "nccl"))),
+    lambda draw: sg.ShardedUpdate(
+        cost=draw.choice(("simulated", "nccl")), overlap=draw.choice(("none", "layer", "ddp"))
+    ),
     lambda draw: sg.AdaComm(draw.choice((2, 8)), 2),
     lambda draw: sg.BMUF(draw.choice((1, 4))),
     lambda draw: sg.DaSGD(4, draw.choice((1, 2)), 0.25),
