@@ -94,7 +94,7 @@ def hand_made():
 TOGETHER = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "push_pull")
 
 
-def random_plan(rng, n_ranks=4, n_tasks=40, *, kinds=("all_reduce",)):
+def random_plan(rng, n_ranks=4, n_tasks=40, *, seconds=True, kinds=("all_reduce",)):
     """Return a plan of work, messages and collectives that need what was written before them.
 
     The last two ranks are servers, where one of the collectives is a push_pull.
@@ -111,7 +111,7 @@ def random_plan(rng, n_ranks=4, n_tasks=40, *, kinds=("all_reduce",)):
         what = rng.integers(4)
         if what < 2:
             lane = f"lane {rng.integers(2)}"
-            time = float(rng.exponential())
+            time = float(rng.exponential()) if seconds else 0.0
             written[rank].append(draft.work(rank, time, lane=lane, needs=needs(rank), holds=float(rng.normal())))
         elif what == 2:
             lanes = ("lane 0", "inbox")

@@ -177,7 +177,8 @@ class ReferenceRun:
         if key not in self.collectives:
             nbytes = self.nbytes[row]
             nodes = self.nodes[list(self.plan.groups[group])]
-            self.collectives[key] = self.network.collective(self.schedules(self.kind[row], group, nbytes), nodes, nbytes)
+            schedule = self.schedules(self.kind[row], group, nbytes)
+            self.collectives[key] = self.network.collective(schedule, nodes, nbytes)
         number, rank = self.collectives[key], self.place[group][self.rank[row]]
         self.under_way[number, rank] = row
         self.joins.append((number, rank))

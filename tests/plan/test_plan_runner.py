@@ -12,7 +12,7 @@ import ddlsim
 from ddlsim.cluster import star
 from ddlsim.collectives import build
 from ddlsim.network import Network
-from ddlsim.plan import Draft, FusedQueue, Lane, UrgentQueue, data_parallel
+from ddlsim.plan import KINDS, Draft, FusedQueue, Lane, UrgentQueue, data_parallel
 from ddlsim.plan.runner import Run
 from ddlsim.workload.buckets import ddp_buckets, per_layer
 
@@ -41,6 +41,9 @@ def jittered(plan, seed):
 def test_any_tasks_messages_and_collectives(seed, seconds, monkeypatch):
     plan = random_plan(np.random.default_rng(seed), n_ranks=6, n_tasks=120, seconds=seconds)
     same(jittered(plan, seed), monkeypatch)
+    plan = random_plan(np.random.default_rng(seed), n_ranks=6, n_tasks=120, seconds=seconds, kinds=KINDS[6:])
+    monkeypatch.undo()
+    same(jittered(plan, seed), monkeypatch, nodes=SWITCH.workers.tolist())
 
 
 @pytest.mark.parametrize("cluster", ["cloud-25g-16x8-v100", "lab-heterogeneous", "three-regions-wan"])
@@ -91,7 +94,7 @@ def test_the_network_has_carried_the_same():
     networks = []
     for runner in (Run, ReferenceRun):
         networks.append(Network(cluster, record=True))
-        runner(plan, networks[-1], nodes, [lambda _: schedule]).to_end()
+        runner(plan, networks[-1], nodes, lambda kind, group, nbytes: schedule).to_end()
     compiled, expected = networks
     assert compiled.n_messages == expected.n_messages > 0
     assert compiled.now == expected.now
