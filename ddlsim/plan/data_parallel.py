@@ -70,9 +70,10 @@ def sharded(
     Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1).
 
     The schedule is that of Megatron-LM's distributed optimizer with ``overlap_grad_reduce`` and
-    ``overlap_param_gather`` (NVIDIA, Megatron Core, ``DistributedDataParallel`` and ``ParamAndGradBuffer``): buckets are reduce-scattered beside the (last) backward pass; when all have arrived,
-    a rank updates its shards; the updated parameters are all-gathered bucket by bucket, those near the input first, and
-    the next forward pass goes on as far as they have arrived. Without `overlap` it starts when all have.
+    ``overlap_param_gather`` (NVIDIA, Megatron Core, ``DistributedDataParallel``): buckets are reduce-scattered beside
+    the (last) backward pass; when all have arrived, a rank updates its shards; the updated parameters are all-gathered
+    bucket by bucket, those near the input first, and the next forward pass goes on as far as they have arrived. Without
+    `overlap` it starts when all have.
 
     The arguments are those of :func:`data_parallel`, and so are lanes and errors. An update takes 1 / n_ranks of the
     optimizer's time.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from ddlsim.arguments import Count, checked, one_of
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError
+from ddlsim.plan import Plan, through_servers
 from ddlsim.runtime.coded_servers import CodedServers
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.fabric import Fabric
@@ -15,8 +17,9 @@ from ddlsim.runtime.group import Carrier, Dense, Group
 from ddlsim.runtime.server_work import ServerWork, WorkingServers
 from ddlsim.runtime.servers import Placement, memory_nodes, server_nodes
 from ddlsim.runtime.setting import Setting
-from ddlsim.strategies.all_reduce import start_group
+from ddlsim.strategies.all_reduce import AllReduce, start_group
 from ddlsim.strategies.overlap import OverlapChoice, buckets_of, overlap_named
+from ddlsim.workload.compute import Workload
 
 __all__ = ["ParameterServer"]
 
@@ -68,6 +71,13 @@ class ParameterServer:
             return Dense(members, schedule=push_pull(len(setting.workers), self.servers, hosts, star=star))
 
         start_group(setting, overlap, members, carrier)
+
+    def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
+        """Return what workers with these workloads, and the servers, which are the ranks behind them, do in `steps`
+        steps. ``local_reduction`` is a matter of execution."""
+        if self.work is not None:
+            raise ConfigError("plan: the step of servers with work is not a table yet; leave work out to see it")
+        return through_servers(AllReduce(overlap=self.overlap).plan(workloads, steps, accumulation), self.servers)
 
     def _check_compression(self) -> None:
         if self.local_reduction:

@@ -19,7 +19,8 @@ def plan_of(strategy: Strategy, workloads: Sequence[Workload], steps: int = 1, a
     """
     if not tells_plan(strategy, "start"):
         raise ConfigError(
-            f"plan: the step of {strategy.label} is not a table yet; that of AllReduce is"
+            f"plan: the step of {strategy.label} is not a table yet; those of AllReduce, ParameterServer and "
+            "ShardedUpdate are"
         )
     plan: Plan = strategy.plan(workloads, steps, accumulation)  # type: ignore[attr-defined]  # it has one
     return plan

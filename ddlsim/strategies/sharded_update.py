@@ -66,8 +66,8 @@ class ShardedUpdate:
         """The algorithms, the overlap if there is one, and what they cost unless that is simulated."""
         policy = overlap_named(self.overlap)
         name = self.overlap if isinstance(self.overlap, str) else type(policy).__name__
-        overlap = "" if isinstance(policy, NoOverlap) else f", {name}"
-        return f"sharded update ({name_of(self.reduce_scatter)}, {name_of(self.all_gather)}{overlap}{cost_said(self.cost)})"
+        more = ("" if isinstance(policy, NoOverlap) else f", {name}") + cost_said(self.cost)
+        return f"sharded update ({name_of(self.reduce_scatter)}, {name_of(self.all_gather)}{more})"
 
     def updates(self, steps: int, n_workers: int) -> int:
         """One update a step."""

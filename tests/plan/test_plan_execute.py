@@ -224,7 +224,7 @@ def test_parameter_servers_as_a_plan(overlap, name, workers, servers, reduction,
     cluster = ddlsim.load_cluster(name)
     strategy = ddlsim.ParameterServer(servers, "own", overlap, reduction)
     result = ddlsim.simulate(cluster, "alexnet", strategy, workers=workers, steps=3, warmup=0, batch_size=8)
-    plan = through_servers(plan_of(AllReduce(overlap=overlap), result.workloads, 3), servers)
+    plan = plan_of(strategy, result.workloads, 3)
     plan.check()
     nodes = cluster.workers[:workers].tolist()
     run = plan.execute(cluster, {"push_pull": algorithm}, nodes=nodes + server_nodes(cluster, nodes, servers, "own"))
@@ -346,7 +346,8 @@ class Eager(PerLayer):
 @pytest.mark.parametrize(
     ("strategy", "more", "text"),
     [
-        (ddlsim.ParameterServer(placement="colocated"), {}, "the step of parameter server.* is not a table yet"),
+        (ddlsim.ParameterServer(placement="colocated", work=ddlsim.ServerWork()), {}, "with work is not a table"),
+        (ddlsim.AsyncParameterServer(placement="colocated"), {}, "the step of .* is not a table yet"),
         (ddlsim.LocalSGD(), {}, "the step of .* is not a table yet"),
         (Later(), {}, "is not a table yet"),
         (AllReduce(overlap=Mine()), {}, "the step of overlap = Mine is not a table; give it a method plan"),
