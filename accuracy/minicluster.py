@@ -20,7 +20,7 @@ from accuracy.rows import Row, show
 from ddlsim.cluster import Cluster, racks, star, with_detail
 from ddlsim.collectives import Schedule, build
 from ddlsim.collectives.push_pull import push_pull
-from ddlsim.runtime import schedule_time
+from ddlsim.network import schedule_time
 
 __all__ = ["DATA", "Measurement", "cluster_of", "collective_rows", "p2p_rows", "predicted", "read", "rows", "summary"]
 

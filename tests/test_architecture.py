@@ -15,6 +15,7 @@ ORDER = [
     ("units", "readable", "bundled", "ties", "output_files", "csv_cells"),
     ("plain",),
     ("arguments",),
+    ("streams",),
     ("cluster",),
     ("collectives",),
     ("network",),

@@ -39,7 +39,7 @@ from ddlsim.units import si
 if TYPE_CHECKING:
     pass
 
-__all__ = ["KINDS", "NcclTime", "bus_bandwidth", "nccl_time"]
+__all__ = ["LAPS", "NcclTime", "bus_bandwidth", "nccl_time"]
 
 PROTOCOLS = ("LL", "LL128", "Simple")
 #: s, by algorithm: base latency, and latency of one hop by NVLink, PCIe and network; each for LL, LL128, Simple
@@ -57,7 +57,7 @@ SHARE = {
 #: rings of Simple over several nodes cannot hide the network's latency ("plateau effect") from this size per rank on
 PLATEAU, PLATEAU_FACTOR = 4096.0, 1.4
 #: kind of collective -> steps of a ring, for the ranks and again for the nodes
-KINDS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+LAPS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,8 @@ def _hardware(cluster: Cluster) -> str:
 
 
 def _check(kind: str, algorithm: str | None, protocol: str | None) -> None:
-    if kind not in KINDS:
-        raise unknown_name("kind", kind, KINDS)
+    if kind not in LAPS:
+        raise unknown_name("kind", kind, LAPS)
     if algorithm is not None and algorithm not in BASE:
         raise unknown_name("algorithm", algorithm, BASE)
     if algorithm == "tree" and kind != "all_reduce":
@@ -179,7 +179,7 @@ def _estimate(
     if algorithm == "tree":
         latency = BASE["tree"][p] + 2.0 * ((n_ranks / n_nodes - 1.0) * intra + math.log2(n_nodes) * inter)
         return latency + size / (0.5 * bus)
-    laps = KINDS[kind]
+    laps = LAPS[kind]
     n_steps, n_inter = laps * (n_ranks - 1), laps * (n_nodes - 1)
     latency = BASE["ring"][p] + (n_steps - n_inter) * intra + n_inter * inter
     if protocol == "Simple" and n_nodes > 1 and kind == "all_reduce" and size >= PLATEAU * n_ranks:

@@ -9,9 +9,9 @@ from ddlsim.compression.contract import Compressor, Payload, Traits
 from ddlsim.compression.cost import CodecCost, measure_cost
 from ddlsim.compression.dense import BF16, FP16, NoCompression
 from ddlsim.compression.dgc import DGC
-from ddlsim.compression.exchange import Exchange, aggregate, average, exchange, sent_nbytes, settle
+from ddlsim.compression.exchange import Exchanged, aggregate, average, exchange, sent_nbytes, settle
 from ddlsim.compression.feedback import ErrorFeedback
-from ddlsim.compression.hierarchy import HierarchicalExchange, hierarchical_exchange
+from ddlsim.compression.hierarchy import HierarchicallyExchanged, hierarchical_exchange
 from ddlsim.compression.low_rank import PowerSGD
 from ddlsim.compression.quantised import QSGD, Natural, TernGrad
 from ddlsim.compression.signs import OneBit, SignSGD
@@ -28,9 +28,9 @@ __all__ = [
     "Compressor",
     "CountSketch",
     "ErrorFeedback",
-    "Exchange",
+    "Exchanged",
     "GTopK",
-    "HierarchicalExchange",
+    "HierarchicallyExchanged",
     "MSTopK",
     "Natural",
     "NoCompression",

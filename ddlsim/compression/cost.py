@@ -12,6 +12,7 @@ import numpy as np
 from ddlsim.arguments import Count, Index, NotNegative, checked
 from ddlsim.compression.contract import Compressor, Payload, Traits, TwoRounds, Vector
 from ddlsim.compression.exchange import aggregate, average
+from ddlsim.workload.precision import FP32_NBYTES
 
 __all__ = [
     "FREE", "SORT_P102_100", "SORT_V100", "CodecCost", "decode_launches", "decode_traffic", "encode_launches",
@@ -58,12 +59,14 @@ SORT_V100 = CodecCost(encode_sort=5.0e-10)
 
 def encode_traffic(traits: Traits, n: int, nbytes: float) -> float:
     """Return the bytes that encoding n float32 elements to `nbytes` moves through memory: passes and payload."""
-    return traits.encode_passes * 4.0 * n + nbytes if traits.encode_passes else 0.0
+    return traits.encode_passes * FP32_NBYTES * n + nbytes if traits.encode_passes else 0.0
 
 
 def decode_traffic(traits: Traits, n: int, nbytes: float, n_payloads: int = 1) -> float:
     """Return the bytes that decoding moves: `n_payloads` payloads of `nbytes` in all, to one mean of n float32."""
-    return n_payloads * traits.decode_passes * 4.0 * n + nbytes + 4.0 * n if traits.encode_passes else 0.0
+    if not traits.encode_passes:
+        return 0.0
+    return n_payloads * traits.decode_passes * FP32_NBYTES * n + nbytes + FP32_NBYTES * n
 
 
 def encode_launches(traits: Traits) -> int:

@@ -14,7 +14,7 @@ from ddlsim.compression.contract import Collective, Combines, Compressor, Payloa
 from ddlsim.compression.payloads import SparsePayload
 from ddlsim.errors import ConfigError
 
-__all__ = ["Exchange", "aggregate", "average", "exchange", "finish", "sent_nbytes", "settle", "title"]
+__all__ = ["Exchanged", "aggregate", "average", "exchange", "finish", "sent_nbytes", "settle", "title"]
 
 P = TypeVar("P", bound=Payload)
 S = TypeVar("S")
@@ -71,7 +71,7 @@ def settle(
 
 
 @dataclass(frozen=True)
-class Exchange(Generic[S]):
+class Exchanged(Generic[S]):
     """mean    (n,) the gradient that every worker ends with
     states  every worker's next state
     nbytes  (n_rounds, n_workers) size of each worker's message in each round
@@ -90,7 +90,7 @@ def exchange(
     gradients: Sequence[Vector],
     states: Sequence[S],
     rngs: Sequence[np.random.Generator],
-) -> Exchange[S]:
+) -> Exchanged[S]:
     """Exchange the gradients of all workers, given one gradient, state and random stream for each.
 
     With one worker this is what a parameter server (or a worker, of the server's answer) receives.
@@ -108,7 +108,7 @@ def exchange(
     return finish(compressor, [compressor.encode(*each) for each in zip(gradients, states, rngs, strict=True)])
 
 
-def finish(compressor: Compressor[S, P], encoded: Sequence[tuple[P, S]]) -> Exchange[S]:
+def finish(compressor: Compressor[S, P], encoded: Sequence[tuple[P, S]]) -> Exchanged[S]:
     """Do the rest of an exchange, given every worker's encoded gradient: its first payload and next state."""
     rounds = [[payload for payload, _ in encoded]]
     if compressor.traits.n_rounds == 2:
@@ -120,7 +120,7 @@ def finish(compressor: Compressor[S, P], encoded: Sequence[tuple[P, S]]) -> Exch
     after = [settle(compressor, payload, mean, state) for payload, state in encoded]
     nbytes = np.array([[float(payload.nbytes) for payload in payloads] for payloads in rounds])
     sent = [sent_nbytes(compressor.traits.collective, row) for row in nbytes]
-    return Exchange(mean, after, nbytes, np.sum(sent, axis=0))
+    return Exchanged(mean, after, nbytes, np.sum(sent, axis=0))
 
 
 @checked

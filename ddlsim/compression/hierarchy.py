@@ -11,18 +11,19 @@ import numpy.typing as npt
 
 from ddlsim.arguments import Count, checked
 from ddlsim.compression.contract import Compressor, Payload, Vector, check_gradient
-from ddlsim.compression.exchange import Exchange, exchange
+from ddlsim.compression.exchange import Exchanged, exchange
 from ddlsim.compression.payloads import mean
 from ddlsim.errors import ConfigError
+from ddlsim.workload.precision import FP32_NBYTES
 
-__all__ = ["HierarchicalExchange", "hierarchical_exchange", "shard_sizes"]
+__all__ = ["HierarchicallyExchanged", "hierarchical_exchange", "shard_sizes"]
 
 P = TypeVar("P", bound=Payload)
 S = TypeVar("S")
 
 
 @dataclass(frozen=True)
-class HierarchicalExchange(Generic[S]):
+class HierarchicallyExchanged(Generic[S]):
     """mean   (n,) the gradient that every worker ends with
     states  every worker's next state
     intra   (n_workers,) bytes that each worker sends inside its machine
@@ -47,7 +48,7 @@ def hierarchical_exchange(
     states: Sequence[S],
     rngs: Sequence[np.random.Generator],
     n_local: Count,
-) -> HierarchicalExchange[S]:
+) -> HierarchicallyExchanged[S]:
     """Exchange the gradients of machines with `n_local` workers each (Shi et al. 2021, HiTopKComm, algorithm 2).
 
     Reduce-scatter inside each machine, so that local rank l holds the machine's mean of shard l; compress the
@@ -76,12 +77,12 @@ def hierarchical_exchange(
     ends = np.cumsum(sizes)
     starts = range(0, n_workers, n_local)
     machine = [mean(gradients[start : start + n_local]) for start in starts]
-    groups: list[Exchange[S]] = []
+    groups: list[Exchanged[S]] = []
     for local, (size, end) in enumerate(zip(sizes, ends, strict=True)):
         shards = [each[end - size : end] for each in machine]
         groups.append(exchange(compressor, shards, states[local::n_local], rngs[local::n_local]))
     total = np.concatenate([group.mean for group in groups])
-    return HierarchicalExchange(
+    return HierarchicallyExchanged(
         mean=total,
         states=[groups[rank % n_local].states[rank // n_local] for rank in range(n_workers)],
         intra=np.tile(_intra_bytes(sizes), n_workers // n_local),
@@ -94,7 +95,7 @@ def _intra_bytes(sizes: Sequence[int]) -> npt.NDArray[np.float64]:
 
     In the first it sends every shard but its own, in the second every shard but its successor's.
     """
-    nbytes = 4.0 * np.asarray(sizes, np.float64)
+    nbytes = FP32_NBYTES * np.asarray(sizes, np.float64)
     scatter: npt.NDArray[np.float64] = nbytes.sum() - nbytes
     gather: npt.NDArray[np.float64] = nbytes.sum() - np.roll(nbytes, -1)
     return scatter + gather

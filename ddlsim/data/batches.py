@@ -9,7 +9,7 @@ import numpy as np
 from ddlsim.arguments import Index, Seed, checked
 from ddlsim.data.dataset import Ints
 from ddlsim.errors import ConfigError
-from ddlsim.workload.jitter import stream
+from ddlsim.streams import stream
 
 __all__ = ["BatchStream"]
 

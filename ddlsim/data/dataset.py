@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ddlsim.arguments import Seed, checked, number, whole
 from ddlsim.errors import ConfigError
-from ddlsim.workload.jitter import stream
+from ddlsim.streams import stream
 
 __all__ = ["DataSet", "Floats", "Ints", "from_arrays", "images_to_floats", "split", "standardize"]
 

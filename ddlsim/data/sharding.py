@@ -7,7 +7,7 @@ import numpy as np
 from ddlsim.arguments import Count, Positive, Seed, checked
 from ddlsim.data.dataset import Ints
 from ddlsim.errors import ConfigError
-from ddlsim.workload.jitter import stream
+from ddlsim.streams import stream
 
 __all__ = ["by_class", "dirichlet", "iid"]
 

@@ -14,7 +14,7 @@ import numpy as np
 from ddlsim.arguments import Count, Seed, Share, checked, whole
 from ddlsim.data.dataset import DataSet, Floats, Ints
 from ddlsim.errors import ConfigError
-from ddlsim.workload.jitter import stream
+from ddlsim.streams import stream
 
 __all__ = ["shapes"]
 

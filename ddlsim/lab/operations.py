@@ -15,7 +15,7 @@ from ddlsim.collectives.combine import on_ranks
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure.table import OPERATIONS
-from ddlsim.runtime import schedule_time
+from ddlsim.network import schedule_time
 
 __all__ = ["Operation", "parse_operations", "predicted", "schedule_of"]
 

@@ -22,7 +22,7 @@ from ddlsim.learning.values import ABSENT, Array, BatchStatistics, Plane, Value
 from ddlsim.nn.network import Network
 from ddlsim.optim import OptimizerState, Schedule
 from ddlsim.optim.rules import Optimizer
-from ddlsim.workload.jitter import stream
+from ddlsim.streams import stream
 
 __all__ = ["DivergedError", "Learner", "State", "Task"]
 

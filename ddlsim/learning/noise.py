@@ -21,7 +21,7 @@ from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError
 from ddlsim.learning.values import Array
 from ddlsim.nn.network import Network, build_network
-from ddlsim.workload.jitter import stream
+from ddlsim.streams import stream
 from ddlsim.workload.model import Model
 
 __all__ = ["NoiseScale", "gradient_noise_scale", "noise_scale"]

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Strict,
 from pydantic.dataclasses import dataclass
 
 from ddlsim.arguments.rules import TEXT
+from ddlsim.collectives import KINDS
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.units import LARGEST, SMALLEST, in_range, parse
 
@@ -20,12 +21,10 @@ T = TypeVar("T")
 #: experiment -> what it can time
 OPERATIONS = {
     "point_to_point": ("one_way", "both_ways"),
-    "collective": (
-        "all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all", "gather", "scatter",
-    ),
+    "collective": KINDS,
     "memory": ("reduction", "copy"),
     "step": ("training",),
-}  # fmt: skip
+}
 
 
 def _number(dimension: str | None) -> BeforeValidator:

@@ -1,6 +1,7 @@
 """The fluid network: max-min fair flows and message-level collectives in a compiled event kernel."""
 
 from ddlsim.network.accounts import Accounts, BusyIntervals
+from ddlsim.network.idle import schedule_time
 from ddlsim.network.network import Completions, Fabric, Network
 
-__all__ = ["Accounts", "BusyIntervals", "Completions", "Fabric", "Network"]
+__all__ = ["Accounts", "BusyIntervals", "Completions", "Fabric", "Network", "schedule_time"]

@@ -21,7 +21,7 @@ from ddlsim.nn.build import Builder, Parameter
 from ddlsim.nn.layers import Chain
 from ddlsim.nn.loss import Loss, check_labels, loss_of
 from ddlsim.nn.pass_state import Array, Buffers, Pass, Slot
-from ddlsim.workload.jitter import stream
+from ddlsim.streams import stream
 from ddlsim.workload.model import Model, ModelLike, load_model
 
 __all__ = ["Network", "build_network"]

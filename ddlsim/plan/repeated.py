@@ -14,7 +14,7 @@ from ddlsim.plan.queues import Queue
 from ddlsim.plan.templates import Row
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.layer_times import ELEMENT_NBYTES
+from ddlsim.workload.precision import ELEMENT_NBYTES
 
 __all__ = ["each_rank", "parts_of", "repeated"]
 

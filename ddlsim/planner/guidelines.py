@@ -13,9 +13,9 @@ from typing import Annotated
 from ddlsim.arguments import Count, Density, Index, NotNegative, Positive, Share, checked, one_of, whole
 from ddlsim.errors import ConfigError
 from ddlsim.workload.devices import Device
-from ddlsim.workload.layer_times import ELEMENT_NBYTES
 from ddlsim.workload.memory import training_nbytes
 from ddlsim.workload.model import Model
+from ddlsim.workload.precision import ELEMENT_NBYTES
 
 __all__ = [
     "byteps_time",

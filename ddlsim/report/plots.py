@@ -28,7 +28,7 @@ from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, TRANSFER, WAITING
 __all__ = ["breakdown", "scaling", "step_times", "timeline"]
 
 #: kind of time -> (colour, hatch, what it is called)
-KINDS = {
+TIME_STYLES = {
     COMPUTE: ("#4477aa", "", "compute"),
     COMMUNICATION: ("#ee9944", "//", "exposed communication"),
     WAITING: ("#cc6677", "xx", "waiting for others"),
@@ -135,7 +135,7 @@ def timeline(
     place = {track: i for i, track in enumerate(rows)}
     made = figure(9.0, 1.6 + 0.28 * len(rows))
     axes = made.subplots()
-    styles = {**KINDS, TRANSFER: TRANSFER_STYLE}
+    styles = {**TIME_STYLES, TRANSFER: TRANSFER_STYLE}
     for kind, (colour, hatch, _) in styles.items():
         bars: dict[int, list[tuple[float, float]]] = {}
         height, offset = (0.22, 0.3) if kind == TRANSFER else (0.5, -0.1)
@@ -180,7 +180,7 @@ def breakdown(results: Mapping[str, Result], path: str | Path | None = None) -> 
     axes = made.subplots()
     bottom = np.zeros(len(results))
     at = np.arange(len(results))
-    for kind, (colour, hatch, label) in KINDS.items():
+    for kind, (colour, hatch, label) in TIME_STYLES.items():
         height = np.array([100.0 * r.shares[kind] for r in results.values()])
         axes.bar(at, height, bottom=bottom, color=colour, hatch=hatch, edgecolor="white", label=label, width=0.65)
         bottom += height

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.readable import seconds
 from ddlsim.report.picture_text import drawn
-from ddlsim.report.plots import COLOURS, KINDS, MARKERS, STYLES, figure, save
+from ddlsim.report.plots import COLOURS, MARKERS, STYLES, TIME_STYLES, figure, save
 from ddlsim.report.study_words import label_of, plain, varied
 from ddlsim.run.metrics import METRICS
 
@@ -106,7 +106,7 @@ def breakdown(
     made = figure(8.0, 1.5 + 0.42 * len(best))
     axes = made.subplots()
     left, at = np.zeros(len(best)), np.arange(len(best))
-    for kind, (colour, hatch, label) in KINDS.items():
+    for kind, (colour, hatch, label) in TIME_STYLES.items():
         width = 100.0 * best[f"{kind}_share"].to_numpy(np.float64)
         axes.barh(at, width, left=left, color=colour, hatch=hatch, edgecolor="white", label=label, height=0.7)
         left += width

@@ -13,7 +13,7 @@ from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.collectives import KINDS, Collective, Schedule, build, reorder
 from ddlsim.collectives.check import validate
 from ddlsim.errors import ConfigError, shown
-from ddlsim.runtime import schedule_time
+from ddlsim.network import schedule_time
 from ddlsim.units import si
 
 if TYPE_CHECKING:

@@ -23,10 +23,11 @@ from ddlsim.run.traced import Traced
 from ddlsim.runtime.fabric import Fabric, on_fabric
 from ddlsim.strategies import AllReduce, Strategy
 from ddlsim.units import si
-from ddlsim.workload.compute import GRADIENT_NBYTES, Affine, Measured, Roofline
+from ddlsim.workload.compute import Affine, Measured, Roofline
 from ddlsim.workload.devices import Device, DeviceLike
 from ddlsim.workload.jitter import Jitter, NoJitter, SlowDown
 from ddlsim.workload.model import Model, ModelLike
+from ddlsim.workload.precision import GRADIENT_TYPES
 
 __all__ = ["Experiment"]
 
@@ -48,7 +49,7 @@ _SLOW_DOWNS = cast(
 #: how many workers, or where
 WorkersLike = Count | Annotated[Sequence[Index], "a number, or a list of places such as [0, 1, 2, 3]", by(_places)]
 StrategyLike = Annotated[Strategy, "an object such as ddlsim.AllReduce('ring')"]
-GradientType = Annotated[str, one_of(*GRADIENT_NBYTES)]
+GradientType = Annotated[str, one_of(*GRADIENT_TYPES)]
 ComputeLike = Annotated[
     Measured | Affine | Roofline | Traced,
     "a Measured, Affine, Roofline or Traced, such as Measured('97 ms', 32)",

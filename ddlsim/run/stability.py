@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.run.experiment import Experiment
+from ddlsim.streams import stream
 from ddlsim.ties import FLOOR
-from ddlsim.workload.jitter import stream
 
 if TYPE_CHECKING:
     from ddlsim.run.result import Result

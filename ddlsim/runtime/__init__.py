@@ -1,6 +1,5 @@
 """What strategies are written with: the event loop, workers, groups, and what carries bytes and values between them."""
 
-from ddlsim.runtime.algorithms import schedule_time
 from ddlsim.runtime.communicator import Communicator, communicator
 from ddlsim.runtime.exchange import Averaging, Exchange
 from ddlsim.runtime.fabric import Fabric, WithFabric
@@ -25,6 +24,5 @@ __all__ = [
     "WithFabric",
     "Worker",
     "communicator",
-    "schedule_time",
     "start_replicas",
 ]

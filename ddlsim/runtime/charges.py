@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from ddlsim.cluster import Cluster
 from ddlsim.collectives import Schedule
-from ddlsim.collectives.nccl import KINDS
+from ddlsim.collectives.nccl import LAPS
 from ddlsim.collectives.trees import double_tree
 from ddlsim.network import Network
 
@@ -112,7 +112,7 @@ def spread(load: Load, nodes: Sequence[int], nbytes: float, algorithm: str, kind
     machines = np.split(place, first[1:])
     n = len(place)
     tree = algorithm == "tree"
-    hop = nbytes if tree else KINDS[kind] * (n - 1) / n * nbytes
+    hop = nbytes if tree else LAPS[kind] * (n - 1) / n * nbytes
     for members in machines:
         m = len(members)
         if m == 1:

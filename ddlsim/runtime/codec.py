@@ -23,16 +23,16 @@ from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.runtime.averaging import Averaging, Encoded, Outcome, diverging
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
+from ddlsim.streams import stream
 from ddlsim.workload.buckets import Bucket
-from ddlsim.workload.jitter import stream
+from ddlsim.workload.precision import FP32_NBYTES
 from ddlsim.workload.tensors import tensor_shapes
 
 __all__ = [
-    "GRADIENT_NBYTES", "Codec", "Piece", "Seconds", "backwards", "chosen", "cut", "known_nbytes", "one_model",
+    "Codec", "Piece", "Seconds", "backwards", "chosen", "cut", "known_nbytes", "one_model",
     "rounded",
 ]  # fmt: skip
 
-GRADIENT_NBYTES = 4.0  # a float32
 
 
 def chosen(setting: Setting, *, servers: bool) -> Compression:
@@ -62,7 +62,7 @@ def one_model(setting: Setting) -> bool:
 
 def rounded(nbytes: float) -> int:
     """Return how many float32 elements a gradient of `nbytes` has."""
-    return round(nbytes / GRADIENT_NBYTES)
+    return round(nbytes / FP32_NBYTES)
 
 
 def backwards(buckets: Sequence[Bucket]) -> list[slice]:
@@ -215,7 +215,7 @@ class Codec:
         """Return the bytes of the server's answer to each worker."""
         down, n = self.pieces[piece].down, self.pieces[piece].n
         if down is None:
-            return GRADIENT_NBYTES * n
+            return FP32_NBYTES * n
         known = known_nbytes(down, n, step)
         if known is not None:
             return sum(known)

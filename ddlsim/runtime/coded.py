@@ -22,13 +22,14 @@ from ddlsim.compression.hierarchy import shard_sizes
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.runtime.averaging import Averaging, Flat, Machines
-from ddlsim.runtime.codec import GRADIENT_NBYTES, Codec, backwards, chosen
+from ddlsim.runtime.codec import Codec, backwards, chosen
 from ddlsim.runtime.communicator import Communicator, hierarchical
 from ddlsim.runtime.costs import Phase
 from ddlsim.runtime.fabric import Fabric, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process, Worker
 from ddlsim.workload.buckets import Bucket
+from ddlsim.workload.precision import FP32_NBYTES
 
 __all__ = ["Coded"]
 
@@ -221,7 +222,7 @@ class Coded:
         communicator = self.communicator
         machine, local = self._seats[communicator.place[worker.rank]]
         n = self.codec.pieces[index].n
-        dense, payloads = GRADIENT_NBYTES * n, len(self.machines) * nbytes
+        dense, payloads = FP32_NBYTES * n, len(self.machines) * nbytes
         if not communicator.simulated:
             between = Phase("all_gather", (), payloads)
             yield communicator.take((self, step, index), lambda: communicator.by_machine(dense, between))

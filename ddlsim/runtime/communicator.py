@@ -15,7 +15,7 @@ from ddlsim.collectives import Collective, Schedule, algorithm_names, build, reo
 from ddlsim.collectives.build import groups_of
 from ddlsim.collectives.find import n_segments_for
 from ddlsim.errors import ConfigError
-from ddlsim.runtime.algorithms import schedule_time
+from ddlsim.network import schedule_time
 from ddlsim.runtime.costs import Known, Phase, known_cost
 from ddlsim.runtime.fabric import Fabric, HasFabric, fabric_of
 from ddlsim.runtime.setting import Setting

@@ -21,7 +21,7 @@ from ddlsim.cluster.calibration_table import CurveTable
 from ddlsim.collectives import Collective, Schedule, build
 from ddlsim.collectives.nccl import bus_bandwidth, nccl_time
 from ddlsim.errors import ConfigError
-from ddlsim.runtime.algorithms import schedule_time
+from ddlsim.network import schedule_time
 from ddlsim.runtime.charges import Charge, Load, by_schedule, spread
 from ddlsim.runtime.curve_cost import curve_seconds, parts_of
 from ddlsim.runtime.fabric import name_of

@@ -15,14 +15,15 @@ import numpy as np
 
 from ddlsim.compression.choice import Compression, fitted
 from ddlsim.compression.contract import AnyCompressor
-from ddlsim.compression.exchange import Exchange, exchange, title
+from ddlsim.compression.exchange import Exchanged, exchange, title
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Learner, Value
 from ddlsim.runtime.averaging import diverging
-from ddlsim.runtime.codec import GRADIENT_NBYTES, Seconds, chosen, cut, known_nbytes, one_model, rounded
+from ddlsim.runtime.codec import Seconds, chosen, cut, known_nbytes, one_model, rounded
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
-from ddlsim.workload.jitter import stream
+from ddlsim.streams import stream
+from ddlsim.workload.precision import FP32_NBYTES
 from ddlsim.workload.tensors import tensor_shapes
 
 __all__ = ["Parcel", "Wires"]
@@ -73,7 +74,7 @@ class _Way:
         if self.last is None and learns:
             self.last = plane.constant(self.compressor.init(self.n_here, self.seed))
 
-        def encoded(values: Array, state: object) -> Exchange[object]:
+        def encoded(values: Array, state: object) -> Exchanged[object]:
             with diverging(f"worker {self.rank}: what is sent {self.name} cannot be compressed at step {step}"):
                 rng = stream(self.seed, self.rank, f"compression {self.name} {step} {self.part}")
                 return exchange(self.compressor, [np.asarray(values, np.float32)], [state], [rng])
@@ -91,11 +92,11 @@ class _Way:
         return plane.apply(_mean, done).carrying(vector), nbytes
 
 
-def _state(done: Exchange[object]) -> object:
+def _state(done: Exchanged[object]) -> object:
     return done.states[0]
 
 
-def _mean(done: Exchange[object]) -> Array:
+def _mean(done: Exchanged[object]) -> Array:
     return done.mean
 
 
@@ -186,7 +187,7 @@ class Wires:
             n = len(parts)
             dense = worker.workload.gradient_nbytes / self.n_parts
             cut_up = vector if part is None or model else vector[self.parts[part]]
-            return Parcel(cut_up, [dense] * n if choice is None else [GRADIENT_NBYTES * self.n[i] for i in parts])
+            return Parcel(cut_up, [dense] * n if choice is None else [FP32_NBYTES * self.n[i] for i in parts])
         values, sizes, seconds = [], [], 0.0
         for i in parts:
             way = self._way(name, worker.rank, i, compressor)

@@ -18,8 +18,9 @@ from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.learning.monitor import Monitor
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, WAITING, Recorder
+from ddlsim.streams import stream
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.jitter import Jitter, NoJitter, SlowDown, slowed_duration, stream
+from ddlsim.workload.jitter import Jitter, NoJitter, SlowDown, slowed_duration
 
 __all__ = ["Computation", "Process", "StopRule", "Worker", "factors"]
 

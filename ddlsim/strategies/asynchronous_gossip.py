@@ -16,7 +16,7 @@ from ddlsim.runtime.wires import Parcel, Wires
 from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies.gossip import weighted_sum
 from ddlsim.strategies.mixing import Graph, bipartition, check_graph, describe, neighbours
-from ddlsim.workload.jitter import stream
+from ddlsim.streams import stream
 
 __all__ = ["ADPSGD", "GossipSGD", "Peer"]
 

@@ -11,8 +11,7 @@ from ddlsim.cluster import Cluster
 from ddlsim.collectives import KINDS, Schedule, build, reorder
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure import Measurement
-from ddlsim.network import Network
-from ddlsim.runtime import schedule_time
+from ddlsim.network import Network, schedule_time
 
 __all__ = ["ALGORITHMS", "Case", "chosen_algorithms", "collective_case", "make_case"]
 

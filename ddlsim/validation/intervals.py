@@ -16,13 +16,14 @@ from ddlsim.run.calibrated import measured_steps
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.result import Result
 from ddlsim.run.simulate import run
+from ddlsim.streams import stream
 from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.calibration_file import load_calibration
 from ddlsim.validation.compute_fit import ComputeFit
 from ddlsim.validation.curves import Interval
 from ddlsim.validation.log_fit import Floats
 from ddlsim.workload.compute import Affine, Measured
-from ddlsim.workload.jitter import NoJitter, stream
+from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.model import load_model
 
 __all__ = ["RunInterval", "calibrated", "interval_of", "predict_interval"]

@@ -12,8 +12,9 @@ from scipy.special import digamma, gammainc, gammaincinv, gammaln, ndtr
 
 from ddlsim.arguments import Positive, Seed, checked
 from ddlsim.errors import ConfigError
+from ddlsim.streams import stream
 from ddlsim.validation.log_fit import Floats
-from ddlsim.workload.jitter import Gamma, Lognormal, ShiftedExponential, stream
+from ddlsim.workload.jitter import Gamma, Lognormal, ShiftedExponential
 
 __all__ = ["FITTED", "JitterFit", "fit_jitter"]
 

@@ -29,11 +29,10 @@ from ddlsim.units import si
 from ddlsim.workload.devices import Curve, Device
 from ddlsim.workload.layer_times import Floats, Ints, roofline_times, scaled
 from ddlsim.workload.model import Layer, Model, load_model
+from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
 
 __all__ = ["Affine", "Measured", "Roofline", "Workload", "fit_affine", "make_workload"]
 
-#: bytes of a gradient element on the wire
-GRADIENT_NBYTES = {"fp32": 4.0, "fp16": 2.0, "bf16": 2.0}
 #: bytes that momentum SGD moves per parameter: reads weight, gradient, momentum, writes weight and momentum
 OPTIMIZER_TRAFFIC = 20.0
 
@@ -204,8 +203,8 @@ def make_workload(
         raise ConfigError(f"speed = {speed!r}: must be finite and above 0")
     if precision not in device.peak_flops:
         raise unknown_name("precision", precision, device.peak_flops, f"device {device.name!r}")
-    if gradient_dtype not in GRADIENT_NBYTES:
-        raise unknown_name("gradient_dtype", gradient_dtype, GRADIENT_NBYTES)
+    if gradient_dtype not in GRADIENT_TYPES:
+        raise unknown_name("gradient_dtype", gradient_dtype, GRADIENT_TYPES)
     roofline = compute if isinstance(compute, Roofline) else Roofline()
     efficiency = roofline.efficiency or device.efficiency[precision]
     forward, backward = roofline_times(
@@ -219,7 +218,7 @@ def make_workload(
         forward, backward = scaled(forward, backward, total)
     exchanged = [0 if layer.model_parallel else layer.n_params for layer in model.layers]
     tensors = [(i, n) for i, layer in enumerate(model.layers) if exchanged[i] for _, n in layer.tensors]
-    element = GRADIENT_NBYTES[gradient_dtype]
+    element = ELEMENT_NBYTES[gradient_dtype]
     return Workload(
         model, batch_size, precision, basis, forward / speed, backward / speed, optimizer / speed,
         grad_nbytes=element * np.array(exchanged, dtype=np.float64),

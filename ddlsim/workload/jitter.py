@@ -1,14 +1,12 @@
 """Variability of the compute time: distributions of a factor per step, and transient slow-downs.
 
 Each distribution is a frozen dataclass with ``mean`` and ``sample(stream, n)``, which draws n factors, shape
-(n,), that multiply a step's compute time. Streams are addressed by (seed, rank, purpose), so what a worker
-draws depends on nothing that other workers or processes do; drawing n factors at once or in pieces gives the
-same sequence.
+(n,), that multiply a step's compute time; the stream is one of :mod:`ddlsim.streams`. Drawing n factors at once or in
+pieces gives the same sequence.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,7 +15,7 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Index, Positive, Seed, checked, number, quantity
+from ddlsim.arguments import Index, Positive, checked, number, quantity
 from ddlsim.errors import ConfigError
 from ddlsim.units import si
 
@@ -33,21 +31,9 @@ __all__ = [
     "Trace",
     "Uniform",
     "slowed_duration",
-    "stream",
 ]
 
 Floats = npt.NDArray[np.float64]
-
-
-@checked
-def stream(seed: Seed, rank: Index, purpose: str) -> np.random.Generator:
-    """Return the random stream of one worker for one purpose ("compute", "failures", ...).
-
-    Philox keyed by a SeedSequence of (seed, rank, digest of the purpose): independent of call order, process
-    and platform. Raises ConfigError for a negative seed or rank.
-    """
-    digest = int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:8], "big")
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, rank, digest])))
 
 
 @checked

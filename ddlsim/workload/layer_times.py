@@ -7,8 +7,9 @@ import numpy.typing as npt
 
 from ddlsim.workload.devices import Device
 from ddlsim.workload.model import Layer, Model
+from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
 
-__all__ = ["ELEMENT_NBYTES", "Floats", "Ints", "roofline_times", "scaled"]
+__all__ = ["Floats", "Ints", "roofline_times", "scaled"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -16,8 +17,6 @@ Ints = npt.NDArray[np.int64]
 #: multiplications saved by Winograd's F(2x2, 3x3) in fp32 (Lavin and Gray 2016, arXiv:1509.09308, section
 #: 4.1); tensor cores and half precision use direct algorithms
 WINOGRAD = 2.25
-#: bytes of an activation or a weight, by precision of the arithmetic
-ELEMENT_NBYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0}
 
 
 def roofline_times(
@@ -29,7 +28,7 @@ def roofline_times(
     bytes are its input and output per sample and its parameters once. The backward pass repeats this once per
     gradient that the layer computes. In fp32 Winograd convolutions count the FLOPs of the fast algorithm.
     """
-    scale = ELEMENT_NBYTES[precision] / 4.0  # the model counts fp32 bytes
+    scale = ELEMENT_NBYTES[precision] / FP32_NBYTES  # the model counts fp32 bytes
     saved = np.array([WINOGRAD if layer.winograd and precision == "fp32" else 1.0 for layer in model.layers])
     flops = np.array([layer.flops for layer in model.layers]) / saved * batch_size
     moved = np.array([layer.moved_nbytes * batch_size + _weight_nbytes(layer) for layer in model.layers])
@@ -41,7 +40,7 @@ def roofline_times(
 
 def _weight_nbytes(layer: Layer) -> float:
     """Return the fp32 bytes of parameters read in a pass; of embedding tables only the looked-up rows are."""
-    return 0.0 if layer.type in ("embedding", "embedding_bag") else 4.0 * layer.n_params
+    return 0.0 if layer.type in ("embedding", "embedding_bag") else FP32_NBYTES * layer.n_params
 
 
 def scaled(forward: Floats, backward: Floats, total: float) -> tuple[Floats, Floats]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from ddlsim.workload.devices import Device
-from ddlsim.workload.layer_times import ELEMENT_NBYTES
 from ddlsim.workload.model import Model
+from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
 from ddlsim.workload.stage import Stage
 from ddlsim.workload.tables import held_params
 
@@ -27,7 +27,7 @@ def training_nbytes(model: Model, batch_size: int, precision: str = "fp32", n_wo
     Every layer that does not work in place keeps its output until the backward pass. Convolution workspaces,
     the framework's own memory and the allocator's waste are not counted (0.5 to 2 GB on a GPU).
     """
-    activation = model.activation_nbytes * ELEMENT_NBYTES[precision] / 4.0
+    activation = model.activation_nbytes * ELEMENT_NBYTES[precision] / FP32_NBYTES
     return PARAMETER_NBYTES * held_params(model, n_workers) + activation * batch_size
 
 

@@ -14,6 +14,7 @@ from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.workload.layer_rules import MAX_ELEMENTS, MAX_PARAMETERS, Cost, Shape
 from ddlsim.workload.layers import LAYER_TYPES, EmbeddingBag, LayerSpec
 from ddlsim.workload.model import Concat, Layer, Leaf, Node, Residual, Side
+from ddlsim.workload.precision import FP32_NBYTES
 from ddlsim.workload.toml_files import validate
 
 __all__ = ["Block", "Builder", "Entry", "Flow"]
@@ -204,10 +205,10 @@ class Builder:
             n_params=n_params,
             macs=cost.macs,
             flops=2.0 * cost.macs,
-            activation_nbytes=4.0 * math.prod(cost.out_shape),
+            activation_nbytes=FP32_NBYTES * math.prod(cost.out_shape),
             tensors=cost.tensors,
-            moved_nbytes=4.0 * cost.moved,
-            stored_nbytes=4.0 * cost.stored,
+            moved_nbytes=FP32_NBYTES * cost.moved,
+            stored_nbytes=FP32_NBYTES * cost.stored,
             input_grad=flow.learned,
             model_parallel=model_parallel,
             winograd=cost.winograd,

@@ -11,8 +11,8 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
-from ddlsim.workload.layer_times import ELEMENT_NBYTES
 from ddlsim.workload.model import Model
+from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
 
 if TYPE_CHECKING:  # compute needs this module
     from ddlsim.workload.compute import Workload
@@ -37,7 +37,7 @@ def table_exchange_nbytes(model: Model, batch_size: int, n_workers: int, precisi
 
     N workers need B * width numbers each, and (N - 1) / N of them lie with others.
     """
-    width = sum(layer.activation_nbytes / 4.0 for layer in model.layers if layer.model_parallel)
+    width = sum(layer.activation_nbytes / FP32_NBYTES for layer in model.layers if layer.model_parallel)
     return ELEMENT_NBYTES[precision] * width * batch_size * (n_workers - 1) / n_workers
 
 

@@ -35,7 +35,7 @@ from ddlsim.compression import (
 )
 from ddlsim.compression.contract import Compressor
 from ddlsim.errors import ConfigError
-from ddlsim.workload.jitter import stream
+from ddlsim.streams import stream
 
 N = 203  # not a multiple of 8, so that packing has a remainder
 SHAPES = {"conv": (6, 3, 3, 3), "bias": (6,), "dense": (5, 7)}

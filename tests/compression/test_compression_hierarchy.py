@@ -18,7 +18,7 @@ from ddlsim.compression.cost import (
 from ddlsim.compression.hierarchy import hierarchical_exchange, shard_sizes
 from ddlsim.compression.sketch import CountSketch
 from ddlsim.errors import ConfigError
-from ddlsim.workload.jitter import stream
+from ddlsim.streams import stream
 
 N = 1000
 

@@ -20,7 +20,7 @@ from ddlsim.compression import (
     TopK,
     exchange,
 )
-from ddlsim.workload.jitter import stream
+from ddlsim.streams import stream
 
 
 def descend(compressor, gradient_of, w, rate, n_steps, n_workers=1, seed=0):

@@ -28,7 +28,7 @@ from ddlsim.compression.select import top_k
 from ddlsim.compression.sketch import _hashes, _median
 from ddlsim.compression.sparse import merge_top_k
 from ddlsim.errors import ConfigError
-from ddlsim.workload.jitter import stream
+from ddlsim.streams import stream
 
 finite = st.floats(-1e6, 1e6, width=32)
 

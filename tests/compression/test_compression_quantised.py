@@ -20,7 +20,7 @@ from ddlsim.compression import (
     exchange,
 )
 from ddlsim.errors import ConfigError
-from ddlsim.workload.jitter import stream
+from ddlsim.streams import stream
 
 finite = st.floats(-1e6, 1e6, width=32)
 vectors = hnp.arrays(np.float32, st.integers(1, 80), elements=finite)

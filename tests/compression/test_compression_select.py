@@ -16,7 +16,7 @@ from ddlsim.compression import (
 from ddlsim.compression.payloads import pack, unpack
 from ddlsim.compression.select import ms_top_k, top_k
 from ddlsim.errors import ConfigError
-from ddlsim.workload.jitter import stream
+from ddlsim.streams import stream
 
 finite = st.floats(-1e6, 1e6, width=32)
 vectors = hnp.arrays(np.float32, st.integers(1, 80), elements=finite)

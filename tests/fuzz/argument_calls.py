@@ -26,7 +26,7 @@ MODULES = (
 #: what the library makes and nobody else: their arguments come from it
 MADE_HERE = {
     "Cluster", "ClusterLike", "LinkDetails", "Routes", "Result", "Seeds", "SeedRun", "Comparison", "Traits",
-    "Exchange", "HierarchicalExchange", "OptimizerState", "Plan", "Choice", "Calibration", "Compared", "ComputeFit",
+    "Exchanged", "HierarchicallyExchanged", "OptimizerState", "Plan", "Choice", "Calibration", "Compared", "ComputeFit",
     "Curve", "Interval", "JitterFit", "NcclTime", "Parameter", "Residual", "RunInterval", "Summary", "Validation",
     "HorovodTimeline", "KinetoTrace", "LayerTime", "MlperfRun", "Timing", "Count", "Point", "Table", "Model",
 }  # fmt: skip

@@ -12,7 +12,7 @@ from ddlsim.compression import CodecCost, ErrorFeedback, hierarchical_exchange, 
 from ddlsim.compression.choice import fitted
 from ddlsim.compression.cost import FREE, SORT_V100
 from ddlsim.errors import ConfigError
-from ddlsim.workload.jitter import stream
+from ddlsim.streams import stream
 from ddlsim.workload.tensors import tensor_shapes
 
 N = 1898  # parameters of digits-cnn

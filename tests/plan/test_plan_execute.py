@@ -10,8 +10,8 @@ import ddlsim
 from ddlsim import AllReduce, ConfigError, DdpBuckets, HorovodFusion, NoOverlap, PerLayer, Priority, algorithm_names
 from ddlsim.cluster import star
 from ddlsim.collectives import build
+from ddlsim.network import schedule_time
 from ddlsim.plan import ALGORITHMS, KINDS, Draft, FusedQueue, Lane, UrgentQueue, data_parallel, sharded, through_servers
-from ddlsim.runtime import schedule_time
 from ddlsim.runtime.servers import server_nodes
 from ddlsim.runtime.worker import factors
 from ddlsim.strategies.plans import plan_of

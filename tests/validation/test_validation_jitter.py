@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from ddlsim.errors import ConfigError
+from ddlsim.streams import stream
 from ddlsim.validation import fit_jitter
-from ddlsim.workload.jitter import Gamma, Lognormal, ShiftedExponential, Uniform, stream
+from ddlsim.workload.jitter import Gamma, Lognormal, ShiftedExponential, Uniform
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ddlsim.errors import ConfigError
+from ddlsim.streams import stream
 from ddlsim.workload import order_statistics
 from ddlsim.workload.jitter import (
     Exponential,
@@ -22,7 +23,6 @@ from ddlsim.workload.jitter import (
     Trace,
     Uniform,
     slowed_duration,
-    stream,
 )
 
 #: distribution -> its variance

@@ -1,4 +1,4 @@
-"""The time of a schedule by itself."""
+"""How long a collective takes on a cluster where nothing else happens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.collectives import Schedule
-from ddlsim.network import Network
+from ddlsim.network.network import Network
 
 __all__ = ["schedule_time"]
 
