@@ -101,7 +101,11 @@ class Monitor:
         return reason
 
     def mark(self, reason: str) -> None:
-        """Note what a run that goes on from here needs to know.
+        """Note where the run ends, for `reason`, if it has any."""
+        self.checkpoint = self.snapshot(reason)
+
+    def snapshot(self, reason: str = "") -> Checkpoint:
+        """Return what a run that goes on from here needs to know.
 
         Raises ConfigError if the run ends (for `reason`) before it has got as far as the one that it continues.
         """
@@ -112,9 +116,8 @@ class Monitor:
                     f"the saved run has made {len(self.saved.times)} updates, but by {reason} it would have ended "
                     f"after {self.n_updates}; continue it with a later end"
                 )
-            self.checkpoint = self.saved
-            return
-        self.checkpoint = Checkpoint(plane.snapshot(), tuple(self.learner.losses), tuple(self.times))
+            return self.saved
+        return Checkpoint(plane.snapshot(), tuple(self.learner.losses), tuple(self.times))
 
     def _check_replay(self, now: float) -> None:
         """Note the time of an update; one that the saved run made must come at the same time again."""

@@ -15,43 +15,33 @@ from types import FrameType
 from ddlsim.learning.checkpoint import Checkpoint
 from ddlsim.learning.monitor import Monitor, Progress, Row
 
-__all__ = ["Pauses", "guarded"]
+__all__ = ["Interrupt", "Pauses"]
 
 
 @dataclass
-class Pauses:
-    """Asked before time goes on whether the run should stop; also saves it now and then.
+class Interrupt:
+    """Whether somebody wants the run to stop before its clock goes on."""
 
-    save   writes a saved run, every `every` s of real time; None: nothing is saved
-    """
+    wanted: bool = False
 
-    monitor: Monitor
-    save: Callable[[Checkpoint], None] | None = None
-    every: float = 60.0
-    interrupted: bool = False
-    _next: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._next = time.monotonic() + self.every
-
-    def __call__(self) -> bool:
-        """Return whether the run should stop here."""
-        ended = self.monitor.checkpoint is not None  # and is marked already
-        if self.save is not None and not ended and time.monotonic() >= self._next:
-            self.monitor.mark("")
-            assert self.monitor.checkpoint is not None
-            self.save(self.monitor.checkpoint)
-            self.monitor.checkpoint = None
-            self._next = time.monotonic() + self.every
-        return self.interrupted
-
-    def interrupt(self) -> None:
+    def __call__(self) -> None:
         """Stop the run before its clock goes on."""
-        self.interrupted = True
+        self.wanted = True
+
+    def guarded(self, progress: Progress) -> Progress:
+        """Return `progress` such that a KeyboardInterrupt in it stops the run where it can be saved."""
+
+        def report(now: float, n_updates: int, epoch: float, row: Row) -> None:
+            try:
+                progress(now, n_updates, epoch, row)
+            except KeyboardInterrupt:
+                self()
+
+        return report
 
     @contextmanager
     def on_ctrl_c(self) -> Iterator[None]:
-        """Let the first Ctrl-C :meth:`interrupt`; the second is a KeyboardInterrupt wherever it comes.
+        """Let the first Ctrl-C stop the run like this; the second is a KeyboardInterrupt wherever it comes.
 
         Only in the main thread, the one that gets signals, and where nobody else handles them.
         """
@@ -64,7 +54,7 @@ class Pauses:
 
         def first(number: int, frame: FrameType | None) -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            self.interrupt()
+            self()
             if multiprocessing.parent_process() is None:
                 with suppress(OSError):  # and not print, which may be what the signal came in the middle of
                     os.write(2, b"stopping before the clock goes on; Ctrl-C again stops at once\n")
@@ -76,13 +66,26 @@ class Pauses:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def guarded(progress: Progress, interrupt: Callable[[], None]) -> Progress:
-    """Return `progress` such that a KeyboardInterrupt in it stops the run where it can be saved."""
+@dataclass
+class Pauses:
+    """Asked before time goes on whether the run should stop; also saves it now and then.
 
-    def report(now: float, n_updates: int, epoch: float, row: Row) -> None:
-        try:
-            progress(now, n_updates, epoch, row)
-        except KeyboardInterrupt:
-            interrupt()
+    save   writes a saved run, every `every` s of real time; None: nothing is saved
+    """
 
-    return report
+    monitor: Monitor
+    interrupt: Interrupt
+    save: Callable[[Checkpoint], None] | None = None
+    every: float = 60.0
+    _next: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._next = time.monotonic() + self.every
+
+    def __call__(self) -> bool:
+        """Return whether the run should stop here."""
+        ended = self.monitor.checkpoint is not None  # and is marked already
+        if self.save is not None and not ended and time.monotonic() >= self._next:
+            self.save(self.monitor.snapshot())
+            self._next = time.monotonic() + self.every
+        return self.interrupt.wanted

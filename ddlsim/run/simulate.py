@@ -23,7 +23,7 @@ from ddlsim.run.calibrated import as_measured
 from ddlsim.run.conservation import check_result
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.notes import handed_over_notes
-from ddlsim.run.pauses import Pauses, guarded
+from ddlsim.run.pauses import Interrupt, Pauses
 from ddlsim.run.result import Result
 from ddlsim.run.resume import Saved, manifest, saving
 from ddlsim.run.traced import Traced, traced_workload
@@ -207,26 +207,22 @@ def _learner(prepared: Prepared, loaded: Experiment, saved: Saved | None) -> Lea
 
 
 def _pauses(
-    monitor: Monitor | None, loaded: Experiment, loop: Loop, path: str | Path | None, every: float
+    monitor: Monitor | None, interrupt: Interrupt, loaded: Experiment, path: str | Path | None, every: float
 ) -> Pauses | None:
-    """Let a training run stop, and be saved at `path`, before its clock goes on."""
+    """Return what lets a training run stop, and saves it at `path`, before its clock goes on."""
     if monitor is None or monitor.learner.task is None:
         if path is not None:
             raise ConfigError(f"checkpoint = {str(path)!r} has no effect without training")
         return None
-    pauses = Pauses(monitor, None if path is None else saving(path, loaded, monitor.learner.task), every)
-    if monitor.progress is not None:
-        monitor.progress = guarded(monitor.progress, pauses.interrupt)
-    loop.pause = pauses
-    return pauses
+    return Pauses(monitor, interrupt, None if path is None else saving(path, loaded, monitor.learner.task), every)
 
 
 def _learn(monitor: Monitor, pauses: Pauses, stop: StopRule, max_time: float) -> bool:
     """Let the workers train; return whether they were interrupted."""
-    with pauses.on_ctrl_c():
+    with pauses.interrupt.on_ctrl_c():
         monitor.start()
-        stop.loop.run(stop.ended, max_time)
-    interrupted = pauses.interrupted and not stop.reason
+        stop.loop.run(stop.ended, max_time, pauses)
+    interrupted = pauses.interrupt.wanted and not stop.reason
     if monitor.checkpoint is None:
         monitor.mark("" if interrupted else f"max_time = {max_time!r}")
     if pauses.save is not None and monitor.checkpoint is not None:
@@ -276,8 +272,10 @@ def run(
             f"compression has no effect with {experiment.strategy.label}: nothing that it sends goes through an "
             "Exchange, a Group or Wires (ddlsim.runtime), which compress; leave it out"
         )
-    monitor = stop.monitor = _monitor(setting, experiment, progress, saved.checkpoint if saved is not None else None)
-    pauses = _pauses(monitor, loaded, loop, checkpoint, checkpoint_every)
+    interrupt = Interrupt()
+    report = None if progress is None else interrupt.guarded(progress)
+    monitor = stop.monitor = _monitor(setting, experiment, report, saved.checkpoint if saved is not None else None)
+    pauses = _pauses(monitor, interrupt, loaded, checkpoint, checkpoint_every)
     interrupted, reason, halfway = False, "", False
     max_time = si(experiment.max_time, "time")
     try:

@@ -85,8 +85,6 @@ class Loop:
         self._recorded: list[_Known] = []
         #: who waits for what, for the report of a deadlock
         self.waiting: dict[str, str] = {}
-        #: asked before time goes on whether the run should stop there
-        self.pause: Callable[[], bool] | None = None
 
     @property
     def now(self) -> float:
@@ -183,8 +181,11 @@ class Loop:
 
     # ------------------------------------------------------------ running
 
-    def run(self, until: simpy.Event, max_time: float = np.inf) -> None:
-        """Run until the event `until` has been processed or ``pause`` says so, but not beyond `max_time` (s).
+    def run(
+        self, until: simpy.Event, max_time: float = np.inf, pause: Callable[[], bool] | None = None
+    ) -> None:
+        """Run until the event `until` has been processed, but not beyond `max_time` (s), nor past where `pause` says
+        so, which is asked before time goes on.
 
         Raises :class:`~ddlsim.errors.DeadlockError` when nothing can happen any more although it has not.
         """
@@ -193,7 +194,7 @@ class Loop:
         while not until.processed:
             next_event = env.peek()
             if next_event > env.now:  # nothing is left to happen, nor to fail, at this instant
-                if self.pause is not None and self.pause():
+                if pause is not None and pause():
                     self.catch_up()  # the network may have got to a completion that nobody has been told of
                     return
                 if self._start_queued():
