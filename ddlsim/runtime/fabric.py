@@ -93,8 +93,11 @@ def fabric_of(strategy: HasFabric) -> Fabric:
 def on_fabric(strategy: S, fabric: Fabric) -> S:
     """Return the strategy with a fabric instead of its own.
 
-    Raises ConfigError for one that has no collectives, or that says something else already.
+    A strategy with other fields for it has a method ``on_fabric(fabric)`` that returns it changed. Raises ConfigError
+    for one that has no collectives, or that says something else already.
     """
+    if hasattr(strategy, "on_fabric"):
+        return cast(S, strategy.on_fabric(fabric))
     label = getattr(strategy, "label", type(strategy).__name__)
     if not isinstance(strategy, HasFabric) or not dataclasses.is_dataclass(strategy):
         raise ConfigError(

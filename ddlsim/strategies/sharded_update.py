@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -68,6 +69,13 @@ class ShardedUpdate:
         name = self.overlap if isinstance(self.overlap, str) else type(policy).__name__
         more = ("" if isinstance(policy, NoOverlap) else f", {name}") + cost_said(self.cost)
         return f"sharded update ({name_of(self.reduce_scatter)}, {name_of(self.all_gather)}{more})"
+
+    def on_fabric(self, fabric: Fabric) -> ShardedUpdate:
+        """Return it with both collectives by the algorithm of a fabric."""
+        return dataclasses.replace(
+            self, reduce_scatter=fabric.algorithm, all_gather=fabric.algorithm, rank_order=fabric.rank_order,
+            cost=fabric.cost,
+        )  # fmt: skip
 
     def updates(self, steps: int, n_workers: int) -> int:
         """One update a step."""
