@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ddlsim.arguments import checked
 from ddlsim.bundled import bundled_files
 from ddlsim.cluster.cluster import Cluster, ClusterLike
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.plain import decoded, read_bytes
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["cluster_names", "load_cluster"]
 

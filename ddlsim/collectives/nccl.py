@@ -24,7 +24,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +35,6 @@ from ddlsim.cluster.calibrated import inside_hosts, payload_rate
 from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.units import si
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["LAPS", "NcclTime", "bus_bandwidth", "nccl_time"]
 

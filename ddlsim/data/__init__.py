@@ -6,32 +6,6 @@
 ((1, 8, 8), 10)
 """
 
-from ddlsim.data.batches import BatchStream
-from ddlsim.data.cifar import read_cifar
-from ddlsim.data.dataset import DataSet, from_arrays, split, standardize
-from ddlsim.data.digits import load_digits
-from ddlsim.data.idx import read_idx
-from ddlsim.data.image_folder import read_images
-from ddlsim.data.named import DATA_NAMES, load_data
-from ddlsim.data.npz import read_npz
-from ddlsim.data.sharding import by_class, dirichlet, iid
-from ddlsim.data.synthetic import shapes
+import lazy_loader
 
-__all__ = [
-    "DATA_NAMES",
-    "BatchStream",
-    "DataSet",
-    "by_class",
-    "dirichlet",
-    "from_arrays",
-    "iid",
-    "load_data",
-    "load_digits",
-    "read_cifar",
-    "read_idx",
-    "read_images",
-    "read_npz",
-    "shapes",
-    "split",
-    "standardize",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

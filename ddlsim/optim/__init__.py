@@ -7,35 +7,6 @@
 >>> params, state = rule.update(np.zeros(2), np.ones(2), state, rate=0.1)
 """
 
-from ddlsim.optim.batch_growth import GrowingBatch
-from ddlsim.optim.layerwise import LAMB, LARS
-from ddlsim.optim.rules import SGD, Adam, Momentum, Optimizer, OptimizerState
-from ddlsim.optim.schedules import (
-    Constant,
-    Cosine,
-    Polynomial,
-    Schedule,
-    Steps,
-    WarmUp,
-    linear_scaling,
-    square_root_scaling,
-)
+import lazy_loader
 
-__all__ = [
-    "LAMB",
-    "LARS",
-    "SGD",
-    "Adam",
-    "Constant",
-    "Cosine",
-    "GrowingBatch",
-    "Momentum",
-    "Optimizer",
-    "OptimizerState",
-    "Polynomial",
-    "Schedule",
-    "Steps",
-    "WarmUp",
-    "linear_scaling",
-    "square_root_scaling",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -93,9 +93,8 @@ def _interval(result: Result) -> list[tuple[str, str]]:
 
 
 def _shares(result: Result) -> str:
-    shares = result.shares
-    names = {"compute": "compute", "communication": "exposed communication", "waiting": "waiting", "idle": "idle"}
-    return ", ".join(f"{name} {percent(shares[key])}" for key, name in names.items())
+    shares = ((METRICS[f"{kind}_share"], share) for kind, share in result.shares.items())
+    return ", ".join(f"{metric.heading} {metric.write(share)}" for metric, share in shares)
 
 
 def _staleness(result: Result) -> list[tuple[str, str]]:

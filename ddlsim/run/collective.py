@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from ddlsim.collectives.check import validate
 from ddlsim.errors import ConfigError, shown
 from ddlsim.network import schedule_time
 from ddlsim.units import si
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["collective_time"]
 

@@ -23,6 +23,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -40,7 +41,7 @@ from ddlsim.workload.toml_files import read_toml, validate
 __all__ = ["load_study"]
 
 #: fields that "none" may stand for nothing in
-_OPTIONAL = frozenset({"compression", "compute", "device", "speed", "time_model", "training", "workers"})
+_OPTIONAL = frozenset(field.name for field in dataclasses.fields(Experiment) if field.default is None)
 
 
 class _File(Table):

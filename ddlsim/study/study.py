@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Concatenate, ParamSpec, TypeVar
 
 import ddlsim
 from ddlsim.arguments import Rule, Seed, checked, one_of, whole
@@ -29,11 +30,10 @@ from ddlsim.study.store import Member, Store
 from ddlsim.study.table import Table
 from ddlsim.study.work import DONE, FAILED, SKIPPED, Outcome
 
-if TYPE_CHECKING:
-    import matplotlib.axes
-    import pandas as pd
-
 __all__ = ["Point", "Study"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,16 @@ A_VARY = Rule(
     lambda value: isinstance(value, Mapping) and all(isinstance(path, str) for path in value),
     lambda value, _: value,
 )
+
+
+def _of_table(method: Callable[Concatenate[Table, P], R]) -> Callable[Concatenate[Study, P], R]:
+    """Return a method of a study that asks the table of its last run."""
+
+    @functools.wraps(method)
+    def ask(study: Study, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return method(study.table, *args, **kwargs)
+
+    return ask
 
 
 @checked
@@ -312,32 +322,11 @@ class Study:
             raise ConfigError("the study has not been run: table = study.run(store='study.sqlite')")
         return self._finished["table"]
 
-    @checked
-    def best(self, metric: str = "throughput", n: _Whole = 1) -> pd.DataFrame:
-        """Return the `n` best configurations by a metric; see :meth:`ddlsim.study.Table.best`."""
-        return self.table.best(metric, n)
-
-    @checked
-    def pareto(self, *metrics: str) -> pd.DataFrame:
-        """Return the configurations that no other one beats in all metrics; see :meth:`ddlsim.study.Table.pareto`."""
-        return self.table.pareto(*metrics)
-
-    @checked
-    def plot_scaling(self, path: str | Path | None = None, *, metric: str = "throughput") -> matplotlib.axes.Axes:
-        """Draw a metric over the number of workers; see :func:`ddlsim.report.study_plots.scaling`."""
-        return self.table.plot_scaling(path, metric=metric)
-
-    @checked
-    def plot_lines(
-        self, field: str, path: str | Path | None = None, *, metric: str = "throughput"
-    ) -> matplotlib.axes.Axes:
-        """Draw a metric over any varied field; see :func:`ddlsim.report.study_plots.lines`."""
-        return self.table.plot_lines(field, path, metric=metric)
-
-    @checked
-    def plot_pareto(self, x: str, y: str, path: str | Path | None = None) -> matplotlib.axes.Axes:
-        """Draw two metrics of all configurations; see :func:`ddlsim.report.study_plots.pareto`."""
-        return self.table.plot_pareto(x, y, path)
+    best = _of_table(Table.best)
+    pareto = _of_table(Table.pareto)
+    plot_scaling = _of_table(Table.plot_scaling)
+    plot_lines = _of_table(Table.plot_lines)
+    plot_pareto = _of_table(Table.plot_pareto)
 
     @checked
     def save_html(self, path: str | Path, *, title: str = "", question: str = "", metric: str = "") -> None:

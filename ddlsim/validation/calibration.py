@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from ddlsim.validation.jitter_fit import JitterFit, fit_jitter
 from ddlsim.validation.links import LinkRow, fit_links
 from ddlsim.validation.log_fit import Floats, LogFit, t_quantile
 from ddlsim.validation.sources import read_sources
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Calibration", "Parameter", "Residual", "calibrate"]
 
