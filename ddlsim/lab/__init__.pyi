@@ -1,7 +1,7 @@
 """The public names, and where they live: read by type checkers, and by the package when it is imported."""
 
 from .executor import LabError as LabError
-from .fabric import plan as plan
+from .cabling import plan as plan
 from .laboratory import Comparison as Comparison, compare as compare
 from .namespaces import check_computer as check_computer, clean as clean
 from .operations import parse_operations as parse_operations

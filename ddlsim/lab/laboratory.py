@@ -1,4 +1,4 @@
-"""Run operations on a fabric that stands, and hold their times against ddlsim's predictions."""
+"""Run operations on a cluster that stands, and hold their times against ddlsim's predictions."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ import ddlsim
 from ddlsim.cluster import Cluster
 from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError
+from ddlsim.lab.cabling import KERNEL_LATENCY, plan
 from ddlsim.lab.executor import PATIENCE, LabError
-from ddlsim.lab.fabric import KERNEL_LATENCY, plan
 from ddlsim.lab.namespaces import QUEUE, Built, built, check_computer, has_netem, undisturbed
 from ddlsim.lab.operations import Operation, predicted, schedule_of
 from ddlsim.lab.program import ITEM_NBYTES
@@ -149,25 +149,25 @@ def compare(
     Everything built is removed when the iterator ends or is closed. Raises :class:`ConfigError` for what cannot be
     built or run here, before anything is, and :class:`LabError` when a rank fails or its result is wrong.
     """
-    fabric = plan(cluster)
-    if queue < 2 * fabric.mtu:
-        raise ConfigError(f"queue = {queue} bytes: a port must hold at least two frames of {fabric.mtu} bytes")
+    cabling = plan(cluster)
+    if queue < 2 * cabling.mtu:
+        raise ConfigError(f"queue = {queue} bytes: a port must hold at least two frames of {cabling.mtu} bytes")
     if n_repetitions < 1:
         raise ConfigError(f"repetitions = {n_repetitions}: must be 1 or more")
     for size in sizes:
         if size < ITEM_NBYTES or size % ITEM_NBYTES:
             raise ConfigError(f"size {size}: must be a multiple of {ITEM_NBYTES} bytes above 0, as buffers are float32")
     tasks = [
-        (operation, size, schedule_of(operation, fabric.n_hosts, size)) for operation in operations for size in sizes
+        (operation, size, schedule_of(operation, cabling.n_hosts, size)) for operation in operations for size in sizes
     ]
     check_computer()
-    longest = max(port.delay for cable in fabric.cables for port in (cable.there, cable.back))
+    longest = max(port.delay for cable in cabling.cables for port in (cable.there, cable.back))
     if longest and not has_netem():
         raise ConfigError(
             f"lab: cluster {cluster.name!r}: a link latency of {(longest + KERNEL_LATENCY) * 1e6:.4g} us needs netem, "
             f"which this kernel does not have; modprobe sch_netem, or give links at most {2e6 * KERNEL_LATENCY:.0f} us"
         )
-    with built(fabric, queue) as there, _started(there, fabric.place_names[: fabric.n_hosts]) as ranks:
+    with built(cabling, queue) as there, _started(there, cabling.place_names[: cabling.n_hosts]) as ranks:
         ranks.meet()
         for operation, size, schedule in tasks:
             yield _compared(cluster, ranks, operation, size, schedule, n_repetitions)

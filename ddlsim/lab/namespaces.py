@@ -1,6 +1,6 @@
-"""Build a fabric out of network namespaces, veth pairs, bridges and `tc`; leave nothing of it behind.
+"""Build a cluster out of network namespaces, veth pairs, bridges and `tc`; leave nothing of it behind.
 
-Every place of a fabric is a network namespace. Both ends of each cable are inside namespaces, so the computer's
+Every place of it is a network namespace. Both ends of each cable are inside namespaces, so the computer's
 own network never sees them, and removing the namespaces removes everything. A namespace's name begins with
 ``ddlsim-PID-START-`` (process id and when that process started), so what a killed run left is recognised.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 
 from ddlsim.errors import ConfigError
-from ddlsim.lab.fabric import Fabric, Port
+from ddlsim.lab.cabling import Cabling, Port
 
 __all__ = ["QUEUE", "Built", "built", "check_computer", "clean", "has_netem", "undisturbed"]
 
@@ -39,7 +39,7 @@ _serial = itertools.count()
 
 @dataclass(frozen=True)
 class Built:
-    """A fabric that stands: the namespace and the IP address of each of its hosts, in rank order."""
+    """A cluster that stands: the namespace and the IP address of each of its hosts, in rank order."""
 
     namespaces: tuple[str, ...]
     addresses: tuple[str, ...]
@@ -82,20 +82,20 @@ def _probe(discipline: str) -> None:
 
 
 @contextmanager
-def built(fabric: Fabric, queue: int = QUEUE) -> Iterator[Built]:
-    """Build `fabric` for as long as the context lasts; `queue` bytes may wait at a port before frames are dropped.
+def built(cabling: Cabling, queue: int = QUEUE) -> Iterator[Built]:
+    """Build `cabling` for as long as the context lasts; `queue` bytes may wait at a port before frames are dropped.
 
     Everything is removed at the end, also after an error, SIGINT, SIGTERM or SIGHUP; what a run left that was killed is
     removed before (:func:`clean`). Raises :class:`ConfigError` when the kernel refuses, naming what it lacks.
     """
     clean()
     prefix = _prefix()
-    spaces = [f"{prefix}{'host' if i < fabric.n_hosts else 'switch'}{i}" for i in range(len(fabric.place_names))]
+    spaces = [f"{prefix}{'host' if i < cabling.n_hosts else 'switch'}{i}" for i in range(len(cabling.place_names))]
     atexit.register(_remove, spaces)
     try:
         with _signals_raise():
             try:
-                yield _build(fabric, spaces, queue)
+                yield _build(cabling, spaces, queue)
             finally:
                 with undisturbed():
                     _remove(spaces)
@@ -150,27 +150,27 @@ def _signals_raise() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _build(fabric: Fabric, spaces: Sequence[str], queue: int) -> Built:
+def _build(cabling: Cabling, spaces: Sequence[str], queue: int) -> Built:
     n_ports = [0] * len(spaces)
     commands = [f"netns add {space}" for space in spaces]
     settings: list[list[str]] = [[] for _ in spaces]
     shapes: list[list[str]] = [[] for _ in spaces]
-    for cable in fabric.cables:
+    for cable in cabling.cables:
         ends = []
         for place, port in ((cable.a, cable.there), (cable.b, cable.back)):
             name = f"port{n_ports[place]}"
             n_ports[place] += 1
             ends.append(f"name {name} netns {spaces[place]}")
-            settings[place] += _port_settings(name, port, fabric.mtu)
-            shapes[place] += _shaped(name, port, fabric.mtu, queue)
+            settings[place] += _port_settings(name, port, cabling.mtu)
+            shapes[place] += _shaped(name, port, cabling.mtu, queue)
         commands.append(f"link add {ends[0]} type veth peer {ends[1]}")
     _run("ip", "\n".join(commands))
-    addresses = tuple(f"10.77.0.{rank + 1}" for rank in range(fabric.n_hosts))
+    addresses = tuple(f"10.77.0.{rank + 1}" for rank in range(cabling.n_hosts))
     for place, space in enumerate(spaces):
-        address = addresses[place] if place < fabric.n_hosts else None
-        _run("ip", "\n".join([*settings[place], *_joined(n_ports[place], address, fabric.mtu)]), space)
+        address = addresses[place] if place < cabling.n_hosts else None
+        _run("ip", "\n".join([*settings[place], *_joined(n_ports[place], address, cabling.mtu)]), space)
         _run("tc", "\n".join(shapes[place]), space)
-    return Built(tuple(spaces[: fabric.n_hosts]), addresses)
+    return Built(tuple(spaces[: cabling.n_hosts]), addresses)
 
 
 def _port_settings(name: str, port: Port, mtu: int) -> list[str]:

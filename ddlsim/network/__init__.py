@@ -2,6 +2,6 @@
 
 from ddlsim.network.accounts import Accounts, BusyIntervals
 from ddlsim.network.idle import schedule_time
-from ddlsim.network.network import Completions, Fabric, Network
+from ddlsim.network.network import Completions, Interconnect, Network
 
-__all__ = ["Accounts", "BusyIntervals", "Completions", "Fabric", "Network", "schedule_time"]
+__all__ = ["Accounts", "BusyIntervals", "Completions", "Interconnect", "Network", "schedule_time"]

@@ -24,7 +24,7 @@ from ddlsim.network.program import (
 from ddlsim.network.state import Floats, Ints, grown
 from ddlsim.network.view import Table
 
-__all__ = ["Completions", "Fabric", "Network"]
+__all__ = ["Completions", "Interconnect", "Network"]
 
 
 _FIRST = 1 << 62  # puts messages before collectives
@@ -37,7 +37,7 @@ class _Routes(Protocol):
     def links(self) -> Ints: ...
 
 
-class Fabric(Protocol):
+class Interconnect(Protocol):
     """What the engine needs to know of a cluster (``ddlsim.cluster.Cluster`` has it)."""
 
     @property
@@ -79,16 +79,17 @@ class Network:
     are kept for timelines.
     """
 
-    def __init__(self, fabric: Fabric, *, record: bool = False) -> None:
-        self._fabric = fabric
-        self._link_channel = np.ascontiguousarray(fabric.link_channel, dtype=np.int64)
-        self._link_latency = np.ascontiguousarray(fabric.link_latency, dtype=np.float64)
+    def __init__(self, interconnect: Interconnect, *, record: bool = False) -> None:
+        self._interconnect = interconnect
+        self._link_channel = np.ascontiguousarray(interconnect.link_channel, dtype=np.int64)
+        self._link_latency = np.ascontiguousarray(interconnect.link_latency, dtype=np.float64)
         self._net = empty_net(
-            fabric.channel_capacity, fabric.send_overhead, fabric.recv_overhead, fabric.reduce_time
-        )
-        self._details = fabric.details
+            interconnect.channel_capacity, interconnect.send_overhead, interconnect.recv_overhead,
+            interconnect.reduce_time,
+        )  # fmt: skip
+        self._details = interconnect.details
         if self._details is not None:
-            self._net = with_shaping(self._net, self._link_channel, fabric.reverse_link, self._details)
+            self._net = with_shaping(self._net, self._link_channel, interconnect.reverse_link, self._details)
         self._net.counts[st.LOG_ON] = int(record)
         if record:
             self._grow_log()
@@ -325,7 +326,7 @@ class Network:
 
     def _add_routes(self, src: Ints, dst: Ints) -> int:
         """Append the routes of the pairs; return the number of the first."""
-        routes = self._fabric.routes(src, dst)
+        routes = self._interconnect.routes(src, dst)
         base, hops = self._extend("hops", len(routes.links))
         first, rows = self._extend("routes", len(src))
         longest = write_routes(

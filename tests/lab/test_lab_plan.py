@@ -11,7 +11,7 @@ from ddlsim.cli import app
 from ddlsim.cluster import Cluster, Host, MultiGpu, leaf_spine, ring, star, two_racks, with_detail
 from ddlsim.errors import ConfigError
 from ddlsim.lab import check_computer, compare, laboratory, namespaces, parse_operations, plan
-from ddlsim.lab.fabric import KERNEL_LATENCY
+from ddlsim.lab.cabling import KERNEL_LATENCY
 from ddlsim.lab.laboratory import BUSY, Repetition, measured
 from ddlsim.lab.operations import predicted, schedule_of
 
@@ -24,15 +24,15 @@ def cluster(graph):
 
 def test_a_star_becomes_a_cable_per_host():
     """100 Mbit/s carry 1448 of 1538 bytes on the wire; the kernel counts 1514 of them: 12.5e6 * 1514 / 1538 bytes/s."""
-    fabric = plan(cluster(star(3, **STAR, efficiency=1448 / 1538)))
-    assert fabric.n_hosts == 3
-    assert [(cable.a, cable.b) for cable in fabric.cables] == [(0, 3), (1, 3), (2, 3)]
-    port = fabric.cables[0].there
+    cabling = plan(cluster(star(3, **STAR, efficiency=1448 / 1538)))
+    assert cabling.n_hosts == 3
+    assert [(cable.a, cable.b) for cable in cabling.cables] == [(0, 3), (1, 3), (2, 3)]
+    port = cabling.cables[0].there
     assert port.rate == pytest.approx(12.5e6 * 1514 / 1538)
     assert port.delay == 0.0
     assert port.burst == 3 * 1514
-    assert fabric.mtu == 1500
-    assert fabric.notes == ()
+    assert cabling.mtu == 1500
+    assert cabling.notes == ()
 
 
 def test_latency_above_the_kernels_own_is_added():
@@ -49,11 +49,11 @@ def test_directions_may_differ():
 def test_frames_and_buckets_of_the_file_count():
     """Jumbo frames of 8948 + 66 bytes at 80 % of the rate, and 90 kB saved up."""
     graph = cluster(star(2, **STAR, efficiency=0.8))
-    fabric = plan(with_detail(graph, frame_header=66, frame_payload=8948, burst="90 kB"))
-    assert fabric.mtu == 9000
-    assert fabric.cables[0].there.rate == pytest.approx(10e6)
-    assert fabric.cables[0].there.burst == 90_000
-    assert fabric.efficiency == pytest.approx(8948 / 9014)
+    cabling = plan(with_detail(graph, frame_header=66, frame_payload=8948, burst="90 kB"))
+    assert cabling.mtu == 9000
+    assert cabling.cables[0].there.rate == pytest.approx(10e6)
+    assert cabling.cables[0].there.burst == 90_000
+    assert cabling.efficiency == pytest.approx(8948 / 9014)
 
 
 def test_an_efficiency_that_frames_do_not_have_is_told():
@@ -66,15 +66,15 @@ def test_an_efficiency_that_frames_do_not_have_is_told():
 
 def test_a_tree_of_switches_is_built():
     racks = two_racks(2, bandwidth="100 Mbit/s", trunk_bandwidth="100 Mbit/s", latency="10 us")
-    fabric = plan(cluster(racks))
-    assert fabric.n_hosts == 4
-    assert len(fabric.cables) == len(fabric.place_names) - 1 > 4
+    cabling = plan(cluster(racks))
+    assert cabling.n_hosts == 4
+    assert len(cabling.cables) == len(cabling.place_names) - 1 > 4
 
 
 def test_a_machine_is_one_place_whatever_is_in_it():
-    fabric = plan(cluster(star(2, **STAR, efficiency=0.9415, host=MultiGpu(n_gpus=1))))
-    assert len(fabric.place_names) == 3
-    assert fabric.notes == ("links inside machines are not made",)
+    cabling = plan(cluster(star(2, **STAR, efficiency=0.9415, host=MultiGpu(n_gpus=1))))
+    assert len(cabling.place_names) == 3
+    assert cabling.notes == ("links inside machines are not made",)
 
 
 def one_way():

@@ -16,7 +16,7 @@ import numpy as np
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 
-__all__ = ["KERNEL_LATENCY", "MOST_HOSTS", "Cable", "Fabric", "Port", "plan"]
+__all__ = ["KERNEL_LATENCY", "MOST_HOSTS", "Cable", "Cabling", "Port", "plan"]
 
 MOST_HOSTS = 64
 #: s that a frame takes over a veth pair anyway; links up to twice this long get no delay of their own
@@ -55,7 +55,7 @@ class Cable:
 
 
 @dataclass(frozen=True)
-class Fabric:
+class Cabling:
     """Places: the machines first, in rank order, then machines without a worker, then switches.
 
     place_names  of all of them
@@ -73,7 +73,7 @@ class Fabric:
     notes: tuple[str, ...]
 
 
-def plan(cluster: Cluster) -> Fabric:
+def plan(cluster: Cluster) -> Cabling:
     """Return what to build for `cluster`.
 
     Raises :class:`ConfigError`, naming the nodes, for what cannot be built: more than one worker in a machine,
@@ -84,7 +84,7 @@ def plan(cluster: Cluster) -> Fabric:
     cables = _cables(cluster, where, payload + _HEADERS, payload + header)
     _check_tree(cluster, cables, names)
     efficiency = payload / (payload + header)
-    return Fabric(names, n_hosts, cables, payload + _INSIDE_MTU, efficiency, _notes(cluster, where, efficiency))
+    return Cabling(names, n_hosts, cables, payload + _INSIDE_MTU, efficiency, _notes(cluster, where, efficiency))
 
 
 def _refusal(cluster: Cluster, what: str) -> ConfigError:
