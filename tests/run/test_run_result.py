@@ -26,7 +26,7 @@ from ddlsim import (
 )
 from ddlsim.cluster import MultiGpu, racks, star
 from ddlsim.collectives import build, cost
-from ddlsim.network import Fabric, Network
+from ddlsim.network import Interconnect, Network
 from ddlsim.network.state import N_EVENTS
 from ddlsim.run import run
 
@@ -199,8 +199,8 @@ def test_a_step_of_a_thousand_gpus_is_a_few_instants(monkeypatch: pytest.MonkeyP
     networks: list[Network] = []
 
     class Watched(Network):
-        def __init__(self, fabric: Fabric, *, record: bool = False) -> None:
-            super().__init__(fabric, record=record)
+        def __init__(self, cluster: Interconnect, *, record: bool = False) -> None:
+            super().__init__(cluster, record=record)
             networks.append(self)
 
     monkeypatch.setattr("ddlsim.run.simulate.Network", Watched)
