@@ -141,7 +141,7 @@ def first_result(tiny: bool) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         environment = dict(os.environ) if tiny else {**os.environ, "NUMBA_CACHE_DIR": folder}
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-c", FIRST], env=environment, check=True, capture_output=True)
+        subprocess.run([sys.executable, "-c", FIRST], env=environment, cwd=folder, check=True, capture_output=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {"seconds": after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime}
 

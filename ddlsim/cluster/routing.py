@@ -89,8 +89,11 @@ class TableRouter:
         targets = np.flatnonzero(wanted & (self._row_of < 0))
         if not len(targets):
             return
-        dags = walk.shortest_dags(
-            targets, len(self._row_of), self._src, self._dst, self._latency,
+        n = len(self._row_of)
+        dags = np.zeros((len(targets), self._dags.shape[1]), dtype=np.uint64)
+        hops, delay, queue = np.empty(n, dtype=np.int64), np.empty(n), np.empty(n, dtype=np.int64)
+        walk.mark_shortest(
+            dags, hops, delay, queue, targets, self._src, self._dst, self._latency,
             self._out_start, self._in_start, self._in_links,
         )  # fmt: skip
         n_rows = self._n_rows + len(targets)

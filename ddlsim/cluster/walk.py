@@ -6,27 +6,25 @@ of ten thousand targets in memory and leaves the choice among equal links to the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-__all__ = ["D_MOD_K", "ECMP", "SHORTEST", "grid_walk", "shortest_dags", "walk"]
+from ddlsim.compiler import called, entry
+
+__all__ = ["D_MOD_K", "ECMP", "SHORTEST", "grid_walk", "mark_shortest", "walk"]
 
 SHORTEST, ECMP, D_MOD_K = 0, 1, 2
 
 _Ints = npt.NDArray[np.int64]
 _Floats = npt.NDArray[np.float64]
 _Bits = npt.NDArray[np.uint64]
-_Function = TypeVar("_Function", bound=Callable[..., object])
 
 #: Latency sums of equal paths differ in the last bits by the order of addition; this much is a tie.
 _TIE = 1.0 + 1e-12
 
 
-@njit(cache=True)
+@called
 def _mix(x: np.uint64) -> np.uint64:
     """Return one step of splitmix64 (Steele, Lea and Flood 2014), a well-mixing 64-bit hash."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
@@ -35,29 +33,29 @@ def _mix(x: np.uint64) -> np.uint64:
     return x ^ (x >> np.uint64(31))
 
 
-@njit(cache=True)
-def shortest_dags(
+@entry
+def mark_shortest(
+    dags: _Bits,
+    hops: _Ints,
+    delay: _Floats,
+    queue: _Ints,
     targets: _Ints,
-    n_nodes: int,
     link_src: _Ints,
     link_dst: _Ints,
     latency: _Floats,
     out_start: _Ints,
     in_start: _Ints,
     in_links: _Ints,
-) -> _Bits:
-    """Return for each target the links on its shortest paths (hops, then latency), one bit per link.
+) -> None:
+    """Set the bits of the links on the shortest paths (hops, then latency) to each target in its row of `dags`.
 
     Links are sorted by source; `out_start` (n_nodes + 1,) delimits them, `in_start`, `in_links` list them by
-    destination. The result has shape (n_targets, ceil(n_links / 64)).
+    destination. `dags` has shape (n_targets, ceil(n_links / 64)); `hops`, `delay`, `queue` (n_nodes,) are room to
+    work in.
     """
-    n_links = len(link_src)
-    dags = np.zeros((len(targets), (n_links + 63) // 64), dtype=np.uint64)
-    hops = np.empty(n_nodes, dtype=np.int64)
-    delay = np.empty(n_nodes, dtype=np.float64)
-    queue = np.empty(n_nodes, dtype=np.int64)
-    for row in range(len(targets)):
-        hops[:] = -1
+    for row in range(targets.size):
+        for node in range(hops.size):
+            hops[node] = -1
         hops[targets[row]] = 0
         delay[targets[row]] = 0.0
         queue[0] = targets[row]
@@ -82,17 +80,9 @@ def shortest_dags(
                     hops[before] = hops[node] + 1
                     queue[tail] = before
                     tail += 1
-    return dags
 
 
-def _bare(function: _Function) -> _Function:
-    """Compile a function that allocates nothing: counting references to arrays would take most of the time."""
-    options: dict[str, Any] = {"nogil": True, "_nrt": False, "error_model": "numpy"}
-    compiled: _Function = njit(cache=True, **options)(function)
-    return compiled
-
-
-@_bare
+@called
 def _marked(dags: _Bits, row: int, start: int, end: int) -> np.uint64:
     """Return bits start .. end - 1 (1 to 64 of them) of a row as a number whose lowest bit is number `start`."""
     at, shift = start >> 6, start & 63
@@ -102,7 +92,7 @@ def _marked(dags: _Bits, row: int, start: int, end: int) -> np.uint64:
     return word & (~np.uint64(0) >> np.uint64(64 - (end - start)))
 
 
-@_bare
+@called
 def _ones(word: np.uint64) -> int:
     """Return how many bits of `word` are set (Warren 2012, Hacker's Delight, section 5-1)."""
     word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
@@ -111,7 +101,7 @@ def _ones(word: np.uint64) -> int:
     return int((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
 
 
-@_bare
+@called
 def _choice(dags: _Bits, row: int, start: int, end: int, skip: int) -> int:
     """Return the number of the set bit among start .. end - 1 that comes after `skip` others, or -1."""
     for first in range(start, end, 64):
@@ -120,12 +110,13 @@ def _choice(dags: _Bits, row: int, start: int, end: int, skip: int) -> int:
         for _ in range(skip):
             rest &= rest - np.uint64(1)  # clears the lowest
         if rest != 0:
-            return first + _ones(~rest & (rest - np.uint64(1)))
+            place: int = first + _ones(~rest & (rest - np.uint64(1)))
+            return place
         skip -= _ones(word)
     return -1
 
 
-@_bare
+@entry
 def walk(
     src: _Ints,
     dst: _Ints,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddlsim.network.compiled import called, inlined
+from ddlsim.compiler import called, inlined
 from ddlsim.network.state import LAST
 
 SAME = 1e-13  # relative; shares and rates this close differ by rounding only

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ddlsim.network.compiled import inlined
+from ddlsim.compiler import inlined
 
 
 @inlined

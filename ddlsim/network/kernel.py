@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ddlsim.network.compiled import announced, entry, inlined, merged, source_stamp
+from ddlsim.compiler import entry, inlined
+from ddlsim.network.compiled import announced, source_stamp
 from ddlsim.network.filling import ONE, ZERO, least
 from ddlsim.network.flows import add_flow, end_flow
 from ddlsim.network.maxmin import next_end, solve
@@ -65,7 +66,7 @@ def has_room(net: Net):  # type: ignore[no-untyped-def]
     return net.slots.size >= net.counts[N_DELIVERING] + 2 * net.counts[LIVE_SENDS]
 
 
-@merged
+@inlined
 def end_flows(net: Net, limit):  # type: ignore[no-untyped-def]
     """Take the flows that end by `limit` off their channels; return how many slots `scratch` lists."""
     n = 0
@@ -87,7 +88,7 @@ def end_flows(net: Net, limit):  # type: ignore[no-untyped-def]
     return n
 
 
-@merged
+@inlined
 def handle_instant(net: Net, now, n_ended):  # type: ignore[no-untyped-def]
     """Handle all that happens at `now`; the first `n_ended` slots of `scratch` have ended already."""
     net.reals[NOW] = now
@@ -118,7 +119,7 @@ def handle_instant(net: Net, now, n_ended):  # type: ignore[no-untyped-def]
     solve(net)
 
 
-@merged
+@inlined
 def run(net: Net, until):  # type: ignore[no-untyped-def]
     """Handle instants up to `until`, or to the first completion to be shown."""
     while True:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddlsim.network.compiled import inlined, merged
+from ddlsim.compiler import inlined
 from ddlsim.network.filling import ONE, SAME, ZERO, collect_all, fill_few, fill_many, least, set_all_rates
 from ddlsim.network.flows import mark_dirty
 from ddlsim.network.heap import heap_down, heap_set
@@ -177,7 +177,7 @@ def sweep(net: Net, threshold):  # type: ignore[no-untyped-def]
     return found
 
 
-@merged
+@inlined
 def solve(net: Net):  # type: ignore[no-untyped-def]
     """Bring all rates up to date after the changes of this instant."""
     if net.counts[N_NEW] > 0:

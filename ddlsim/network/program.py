@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numba as nb
 import numpy as np
 
 from ddlsim.collectives import Round, Schedule
+from ddlsim.compiler import entry
 from ddlsim.errors import ConfigError
 from ddlsim.network.state import Floats, Ints, Places
-
-compiled = nb.njit(cache=True, nogil=True, error_model="numpy")
 
 __all__ = ["Program", "compile_schedule", "write_frames", "write_messages", "write_routes", "write_steps"]
 
@@ -65,22 +63,19 @@ class Program:
         return len(self.src)
 
 
-@compiled
-def find_steps(src, dst, round_of, repeat, n_threads):  # type: ignore[no-untyped-def]
+@entry
+def find_steps(src, dst, round_of, repeat, threads, steps, ends):  # type: ignore[no-untyped-def]
     """Number the steps: round by round, so that ranks that go on together read what lies together.
 
-    Returns (first step per thread, next step and repetitions per step, sender's and receiver's step per message,
-    most sends that are on their way at once).
+    threads  (5, n_threads): rows of -1, the last two of 0. Tells in the first row the first steps, in the last one the
+             most sends that are on their way at once
+    steps    (2, 2 n): tells the next step and the repetitions per step
+    ends     (2, n): tells the sender's and the receiver's step per message
+
+    Returns the number of steps.
     """
-    first = np.full(n_threads, -1, np.int32)
-    last = np.full(n_threads, -1, np.int32)
-    last_round = np.full(n_threads, -1, np.int32)
-    next_step = np.empty(2 * src.size, np.int32)
-    repeats = np.empty(2 * src.size, np.int32)
-    sending = np.empty(src.size, np.int32)
-    receiving = np.empty(src.size, np.int32)
-    sends = np.zeros(n_threads, np.int32)
-    most = np.zeros(n_threads, np.int32)
+    first, last, last_round, sends, most = threads[0], threads[1], threads[2], threads[3], threads[4]
+    next_step, repeats = steps[0], steps[1]
     n = 0
     for i in range(src.size):
         r = round_of[i]
@@ -96,30 +91,32 @@ def find_steps(src, dst, round_of, repeat, n_threads):  # type: ignore[no-untype
                 next_step[n] = -1
                 repeats[n] = repeat[r]
                 n += 1
-        sending[i] = last[src[i]]
-        receiving[i] = last[dst[i]]
+        ends[0, i] = last[src[i]]
+        ends[1, i] = last[dst[i]]
         sends[src[i]] += 1
         most[src[i]] = max(most[src[i]], sends[src[i]])
-    return first, next_step[:n], repeats[:n], sending, receiving, most.sum()
+    return n
 
 
-@compiled
-def group(keys, n_keys):  # type: ignore[no-untyped-def]
-    """Counting sort: return (offsets (n_keys + 1,), the items in key order, stable)."""
-    offsets = np.zeros(n_keys + 1, np.int32)
-    for key in keys:
-        offsets[key + 1] += 1
-    for i in range(n_keys):
-        offsets[i + 1] += offsets[i]
-    place = offsets[:-1].copy()
-    items = np.empty(keys.size, np.int32)
+@entry
+def place(keys, places, items):  # type: ignore[no-untyped-def]
+    """Put the items 0, 1, ... in the order of their keys, those of key k from ``places[k]`` on."""
     for i in range(keys.size):
-        items[place[keys[i]]] = i
-        place[keys[i]] += 1
+        key = keys[i]
+        items[places[key]] = i
+        places[key] += 1
+
+
+def _grouped(keys: Places, n_keys: int) -> tuple[Places, Places]:
+    """Return (offsets (n_keys + 1,), the items in key order, stable)."""
+    offsets = np.zeros(n_keys + 1, dtype=np.int32)
+    np.cumsum(np.bincount(keys, minlength=n_keys), out=offsets[1:])
+    items = np.empty(len(keys), dtype=np.int32)
+    place(keys, offsets[:-1].copy(), items)
     return offsets, items
 
 
-@compiled
+@entry
 def write_steps(rows, step, message, table, repeat, following, send, recv):  # type: ignore[no-untyped-def]
     """Fill STEP records; `step`, `message`, `table` are where this program's parts start in the net."""
     for i in range(rows.size):
@@ -131,7 +128,7 @@ def write_steps(rows, step, message, table, repeat, following, send, recv):  # t
         rows[i].recv_end = table + recv[i + 1]
 
 
-@compiled
+@entry
 def write_messages(rows, step, route, weight, nodes, shape):  # type: ignore[no-untyped-def]
     """Fill MESSAGE records; `step`, `route`, `weight` are where this program's parts start in the net.
 
@@ -151,7 +148,7 @@ def write_messages(rows, step, route, weight, nodes, shape):  # type: ignore[no-
         rows[i].counter = i
 
 
-@compiled
+@entry
 def write_routes(rows, hops, base, offsets, links, channel, latency):  # type: ignore[no-untyped-def]
     """Fill ROUTE records and `hops`, which lie from `base` on, from a CSR of links; return the longest's hops."""
     longest = 0
@@ -167,7 +164,7 @@ def write_routes(rows, hops, base, offsets, links, channel, latency):  # type: i
     return longest
 
 
-@compiled
+@entry
 def write_frames(rows, offsets, links, header, payload):  # type: ignore[no-untyped-def]
     """Fill FRAME records from a CSR of links: the largest header on the route, the smallest payload."""
     for i in range(rows.size):
@@ -198,21 +195,22 @@ def compile_schedule(schedule: Schedule, sizes: Sequence[Floats] | None = None) 
     dst = _joined([r.dst for r in rounds]).astype(np.int32) + first_thread
     repeat = np.array([r.repeat for r in rounds], dtype=np.int32)
     n_lanes = max(len(lanes), 1)
-    first, following, repeats, sending, receiving, most = find_steps(
-        src, dst, round_of, repeat, n_ranks * n_lanes
-    )
-    step_send, by_step = group(sending, len(following))
+    threads = np.full((5, n_ranks * n_lanes), -1, dtype=np.int32)
+    threads[3:] = 0
+    steps, ends = np.empty((2, 2 * len(src)), dtype=np.int32), np.empty((2, len(src)), dtype=np.int32)
+    n_steps = find_steps(src, dst, round_of, repeat, threads, steps, ends)
+    step_send, by_step = _grouped(ends[0], n_steps)
     order = by_step.astype(np.intp)  # as `take` wants it
-    receiving = receiving.take(order)
-    step_recv, recv_message = group(receiving, len(following))
+    receiving = ends[1].take(order)
+    step_recv, recv_message = _grouped(receiving, n_steps)
     weights, headers, place, stride = _weights(schedule, rounds, sizes)
     reduced = np.repeat(np.array([int(r.reduce) for r in rounds], dtype=np.int32), n_in_round)
     return Program(
         n_ranks=n_ranks,
         n_lanes=n_lanes,
-        first_step=first,
-        step_next=following,
-        step_repeat=repeats,
+        first_step=threads[0],
+        step_next=steps[0, :n_steps],
+        step_repeat=steps[1, :n_steps],
         step_send=step_send,
         step_recv=step_recv,
         recv_message=recv_message,
@@ -224,7 +222,7 @@ def compile_schedule(schedule: Schedule, sizes: Sequence[Floats] | None = None) 
         stride=stride.take(order),
         weights=weights,
         headers=headers,
-        sends_bound=int(most),
+        sends_bound=int(threads[4].sum()),
     )
 
 

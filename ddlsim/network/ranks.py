@@ -6,7 +6,7 @@ A rank in a lane (a *thread*) whose sends and receipts of a step are all done is
 
 from __future__ import annotations
 
-from ddlsim.network.compiled import inlined
+from ddlsim.compiler import inlined
 from ddlsim.network.state import (
     DELIVERED,
     DELIVERING,

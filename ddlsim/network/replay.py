@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddlsim.network.compiled import inlined, merged
+from ddlsim.compiler import inlined
 from ddlsim.network.flows import log_busy
 from ddlsim.network.state import (
     DELIVERED,
@@ -125,7 +125,7 @@ def book_plain_round(net: Net, end):  # type: ignore[no-untyped-def]
     return n
 
 
-@merged
+@inlined
 def replay(net: Net, until):  # type: ignore[no-untyped-def]
     """Repeat the round that has just ended as often as it is sure to come again, by the same additions.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddlsim.network.compiled import inlined
+from ddlsim.compiler import inlined
 from ddlsim.network.flows import add_flow
 from ddlsim.network.state import NOW, Net
 

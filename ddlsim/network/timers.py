@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddlsim.network.compiled import inlined
+from ddlsim.compiler import inlined
 from ddlsim.network.heap import heap_remove, heap_set
 from ddlsim.network.state import FIFO_HEAD, FIFO_TAIL, N_TIMER_HEAP, Net
 

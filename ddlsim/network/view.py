@@ -21,6 +21,7 @@ from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, reg
 from numba.np import numpy_support
 
 from ddlsim.network.build import empty_net
+from ddlsim.network.columns import Column
 from ddlsim.network.state import Floats, Ints, Net
 
 __all__ = ["Table", "attach"]
@@ -71,34 +72,27 @@ class _ViewModel(models.PrimitiveModel):
         super().__init__(manager, kind, _ENTRIES.as_pointer())
 
 
+_COLUMNS = {name: Column(item) for name, item in _ITEMS.items()}
+
+
 @infer_getattr
 class _ViewAttributes(AttributeTemplate):
     key = _ViewType
 
     def generic_resolve(self, kind: Any, name: str) -> Any:  # type: ignore[override,unused-ignore]
-        return types.Array(_ITEMS[name], 1, "C") if name in _ITEMS else None
+        return _COLUMNS.get(name)
 
 
 @lower_getattr_generic(_ViewType)
-def _get(context: Any, builder: Any, kind: Any, view: Any, name: str) -> Any:
-    """Return the field as an array; its stride is a constant."""
-    array_type = types.Array(_ITEMS[name], 1, "C")
+def _field(context: Any, builder: Any, kind: Any, view: Any, name: str) -> Any:
+    """Return the column of a field."""
     place = ir.Constant(ir.IntType(32), _PLACE[name])
     zero, one = ir.Constant(ir.IntType(32), 0), ir.Constant(ir.IntType(32), 1)
+    column = cgutils.create_struct_proxy(_COLUMNS[name])(context, builder)
     address = builder.load(builder.gep(view, [zero, place, zero], inbounds=True))
-    length = builder.load(builder.gep(view, [zero, place, one], inbounds=True))
-    item = context.get_data_type(array_type.dtype)
-    size = ir.Constant(_WORD, context.get_abi_sizeof(item))
-    array = context.make_array(array_type)(context, builder)
-    array.data = builder.bitcast(address, item.as_pointer())
-    array.nitems = length
-    array.itemsize = size
-    array.shape = cgutils.pack_array(builder, [length])
-    array.strides = cgutils.pack_array(builder, [size])
-    nothing = cgutils.get_null_value(array.meminfo.type)
-    array.meminfo = nothing
-    array.parent = cgutils.get_null_value(array.parent.type)
-    return array._getvalue()
+    column.data = builder.bitcast(address, column.data.type)
+    column.size = builder.load(builder.gep(view, [zero, place, one], inbounds=True))
+    return column._getvalue()
 
 
 def _attach(typing: Any, table: Any) -> Any:

@@ -1,0 +1,187 @@
+"""How numba compiles ddlsim's kernels: to code as fast as by itself, in less than half of the time.
+
+What numba does for each function by itself is left out or done once:
+
+* a function that only compiled code calls (a part) is neither optimised nor turned into machine code; the function that
+  Python calls is, once, together with all its parts;
+* which types an operator takes and gives is worked out once per set of types, not at every place where it stands;
+* steps for language features that no kernel uses (closures, literal lists, context managers) are skipped.
+
+Garbage collections, which would look at all of numba's many objects again and again, wait until a function is
+compiled. All of it rests on `pipeline_class`, numba's way in for compilers of one's own
+(https://numba.readthedocs.io/en/stable/developer/custom_pipeline.html).
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+import numba as nb
+from numba.core import compiler, typed_passes, untyped_passes
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler_machinery import PassManager
+
+__all__ = ["called", "entry", "inlined"]
+
+#: A compiled function takes arrays or numbers; numba infers the types.
+_Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_STEPS = (
+    untyped_passes.TranslateByteCode,
+    untyped_passes.FixupArgs,
+    untyped_passes.IRProcessing,
+    untyped_passes.ReconstructSSA,
+    typed_passes.NopythonTypeInference,
+    typed_passes.PreLowerStripPhis,
+    typed_passes.IRLegalization,
+    typed_passes.AnnotateTypes,
+    typed_passes.NativeLowering,
+    typed_passes.NoPythonBackend,
+)
+
+
+class _Flags(compiler.Flags):
+    """A function's options, as a key that is quick to compare: numba looks implementations up by it."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        return 0  # there are hardly two that differ
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, _Flags) and self._values == other._values)
+
+
+class _Operators:
+    """A typing context that remembers what it has said of operators."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._signatures: dict[Any, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def _remembered(self, key: Any, resolve: Callable[[], Any]) -> Any:
+        if key not in self._signatures:
+            self._signatures[key] = resolve()
+        return self._signatures[key]
+
+    def resolve_function_type(self, function: Any, args: Any, kws: Any) -> Any:
+        def resolve() -> Any:
+            return self._context.resolve_function_type(function, args, kws)
+
+        if kws or getattr(function, "__module__", None) != "_operator":
+            return resolve()
+        return self._remembered((function, args), resolve)
+
+    def resolve_setitem(self, target: Any, index: Any, value: Any) -> Any:
+        return self._remembered((target, index, value), lambda: self._context.resolve_setitem(target, index, value))
+
+
+class _NoEnvironment:
+    """The code generator of a part, which has no machine code in which an environment could be noted."""
+
+    def __init__(self, codegen: Any) -> None:
+        self._codegen = codegen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._codegen, name)
+
+    def set_env(self, name: str, env: Any) -> None:
+        """Do nothing: parts neither raise nor call Python."""
+
+
+class _PartCode(JITCodeLibrary):
+    """Code that is only linked into other code."""
+
+    @property
+    def codegen(self) -> Any:
+        return _NoEnvironment(self._codegen)
+
+    def finalize(self) -> None:
+        self._raise_if_finalized()
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        self._ensure_finalized()
+        return 0
+
+
+class _WholeCode(JITCodeLibrary):
+    """Code with all its parts."""
+
+    def finalize(self) -> None:
+        self._linking_libraries = list(_with_parts(self._linking_libraries, {}))
+        super().finalize()
+
+    def _optimize_final_module(self) -> None:
+        """Optimise once: numba's first pass inlines, without simplifying, what are functions many calls deep here."""
+        passes, builder = self._codegen._module_pass_manager()
+        passes.run(self._final_module, builder)
+
+
+def _with_parts(libraries: Iterable[Any], seen: dict[Any, None]) -> dict[Any, None]:
+    """Return the libraries and those that parts among them need, each once, in order, as keys."""
+    for library in libraries:
+        if library not in seen:
+            seen[library] = None
+            if isinstance(library, _PartCode):
+                _with_parts(library._linking_libraries, seen)
+    return seen
+
+
+_OPERATORS: dict[int, _Operators] = {}
+
+
+class _Whole(compiler.CompilerBase):  # type: ignore[misc,unused-ignore]
+    """Compiles what Python calls."""
+
+    code: type[JITCodeLibrary] = _WholeCode
+
+    def __init__(self, typing: Any, target: Any, library: Any, args: Any, result: Any, flags: Any, types: Any) -> None:
+        super().__init__(typing, target, library, args, result, _Flags(flags), types)
+        self.state.typingctx = _OPERATORS.setdefault(id(typing), _Operators(typing))
+
+    def define_pipelines(self) -> list[Any]:
+        """Return the only pipeline."""
+        manager = PassManager("ddlsim")
+        for step in _STEPS:
+            manager.add_pass(step, step.__name__)
+        manager.finalize()
+        return [manager]
+
+    def compile_extra(self, function: Any) -> Any:
+        """Compile a Python function."""
+        self.state.library = self.code(self.state.targetctx.codegen(), function.__qualname__)
+        self.state.library.enable_object_caching()
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            return super().compile_extra(function)
+        finally:
+            if collecting:
+                gc.enable()
+
+
+class _Part(_Whole):
+    """Compiles what only compiled code calls."""
+
+    code = _PartCode
+
+
+#: Kernels never allocate, so they need no reference counting (nrt).
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
+_INNER: dict[str, Any] = {**_OPTIONS, "no_cpython_wrapper": True, "pipeline_class": _Part}
+
+#: For what Python calls; kept in numba's cache on disk.
+entry: _Decorator = nb.njit(cache=True, pipeline_class=_Whole, **_OPTIONS)
+
+#: For parts that become part of their callers.
+inlined: _Decorator = nb.njit(forceinline=True, **_INNER)
+
+#: For parts of which LLVM decides that: hot loops over a few arrays have the processor's registers for themselves.
+#: (Without the option, it would be taken over from the caller.)
+called: _Decorator = nb.njit(forceinline=False, **_INNER)

@@ -1,0 +1,108 @@
+"""Kernels that ddlsim's compilers make do what the Python functions do."""
+
+import gc
+
+import numba as nb
+import numpy as np
+import pytest
+from numba.core.errors import TypingError
+
+from ddlsim.compiler import called, inlined
+from ddlsim.compiler import entry as cached
+
+
+def entry(function):
+    """Compile an entry point anew in every run of the tests."""
+    compiled = cached(function)
+    compiled._cache = nb.core.caching.NullCache()
+    return compiled
+
+
+@called
+def square(x):
+    return x * x
+
+
+@inlined
+def left(x):
+    return square(x) + 1
+
+
+@inlined
+def right(x):
+    return min(square(x), 10)
+
+
+@called
+def both(x):
+    return left(x) - right(x)
+
+
+def test_parts_of_parts_are_linked_whichever_way_they_are_reached():
+    @entry
+    def work(values, out):
+        for i in range(values.size):
+            out[i] += both(values[i]) + square(values[i])
+
+    for dtype in (np.int64, np.float64, np.int32):
+        values = np.array([1, 2, 5], dtype=dtype)
+        out = np.ones(3, dtype=dtype)
+        work(values, out)
+        assert out.tolist() == [1 + 2 - 1 + 1, 1 + 5 - 4 + 4, 1 + 26 - 10 + 25]
+
+
+def test_a_whole_can_be_called_from_another_one():
+    @entry
+    def inner(x):
+        return both(x) * 2
+
+    @entry
+    def outer(x):
+        return inner(x) + both(x)
+
+    assert inner(5) == 2 * 16
+    assert outer(5) == 3 * 16
+
+
+def test_operators_are_told_apart_by_what_they_work_on():
+    @entry
+    def divided(a, b):
+        return a // b, a / b, -a, a > b
+
+    assert divided(7, 2) == (3, 3.5, -7, True)
+    assert divided(np.uint64(7), np.uint64(2))[:2] == (3, 3.5)
+    assert divided(7.0, 2.0) == (3.0, 3.5, -7.0, True)
+    assert divided(-7, 2)[0] == -4
+
+
+def test_records_and_tuples():
+    @entry
+    def add(rows, pair):
+        for row in range(rows.size):
+            rows[row].total += pair[0] * rows[row].n + pair[1]
+
+    rows = np.array([(1.5, 2), (2.5, 3)], dtype=np.dtype([("total", np.float64), ("n", np.int32)], align=True))
+    add(rows, (10, 1))
+    assert rows["total"].tolist() == [22.5, 33.5]
+
+
+def test_what_cannot_be_compiled_is_said_and_garbage_is_collected_again():
+    @entry
+    def nonsense(x):
+        return x.there_is_no_such_thing
+
+    assert gc.isenabled()
+    with pytest.raises(TypingError, match="there_is_no_such_thing"):
+        nonsense(1.0)
+    assert gc.isenabled()
+    assert entry(lambda x: square(x))(3) == 9
+    assert gc.isenabled()
+
+
+def test_whoever_has_switched_the_collector_off_finds_it_off():
+    gc.disable()
+    try:
+        assert entry(lambda x: square(x))(4) == 16
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
