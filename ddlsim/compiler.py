@@ -23,7 +23,7 @@ from numba.core import compiler, typed_passes, untyped_passes
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_machinery import PassManager
 
-__all__ = ["called", "entry", "inlined"]
+__all__ = ["addressed", "called", "entry", "inlined"]
 
 #: A compiled function takes arrays or numbers; numba infers the types.
 _Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -173,15 +173,20 @@ class _Part(_Whole):
 
 
 #: Kernels never allocate, so they need no reference counting (nrt).
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
-_INNER: dict[str, Any] = {**_OPTIONS, "no_cpython_wrapper": True, "pipeline_class": _Part}
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
+_ADDRESSED: dict[str, Any] = {**_OPTIONS, "cache": True, "pipeline_class": _Whole}
+_ENTRY: dict[str, Any] = {**_ADDRESSED, "no_cfunc_wrapper": True}
+_PART: dict[str, Any] = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _Part}
 
 #: For what Python calls; kept in numba's cache on disk.
-entry: _Decorator = nb.njit(cache=True, pipeline_class=_Whole, **_OPTIONS)
+entry: _Decorator = nb.njit(**_ENTRY)
+
+#: For what Python calls, and other compiled code by its address.
+addressed: _Decorator = nb.njit(**_ADDRESSED)
 
 #: For parts that become part of their callers.
-inlined: _Decorator = nb.njit(forceinline=True, **_INNER)
+inlined: _Decorator = nb.njit(forceinline=True, **_PART)
 
 #: For parts of which LLVM decides that: hot loops over a few arrays have the processor's registers for themselves.
 #: (Without the option, it would be taken over from the caller.)
-called: _Decorator = nb.njit(forceinline=False, **_INNER)
+called: _Decorator = nb.njit(forceinline=False, **_PART)

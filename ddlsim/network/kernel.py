@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ddlsim.compiler import entry, inlined
+from ddlsim.compiler import addressed, entry, inlined
 from ddlsim.network.compiled import announced, source_stamp
 from ddlsim.network.filling import ONE, ZERO, least
 from ddlsim.network.flows import add_flow, end_flow
@@ -171,7 +171,7 @@ _Call: TypeAlias = Callable[..., None]
 def _entry_points(stamp: int) -> tuple[Callable[..., int], _Call, _Call, _Call]:
     """Return what Python calls; `stamp` stands for the sources of all that is inlined here."""
 
-    @entry
+    @addressed
     def advance(table: Ints, until: float) -> Any:
         """Let time pass up to and including `until`, or to the first completion.
 
@@ -181,7 +181,7 @@ def _entry_points(stamp: int) -> tuple[Callable[..., int], _Call, _Call, _Call]:
         stamp  # noqa: B018
         return run(attach(table), until)
 
-    @entry
+    @addressed
     def join(table: Ints, instances, ranks, now):  # type: ignore[no-untyped-def]
         """Let rank ``ranks[i]`` enter collective ``instances[i]`` at time `now`, for all i in order."""
         stamp  # noqa: B018

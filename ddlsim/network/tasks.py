@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddlsim.network.compiled import entry, inlined, merged, source_stamp
+from ddlsim.compiler import entry, inlined
+from ddlsim.network.compiled import source_stamp
 from ddlsim.network.pointers import call_advance, call_join
 from ddlsim.network.state import FULL as NETWORK_FULL
 from ddlsim.network.state import IDLE, N_OUT, Floats, Ints, Records, record
@@ -115,7 +116,7 @@ def push(counts, heap, time, item):  # type: ignore[no-untyped-def]
     _put(heap, i, time, sequence, item)
 
 
-@merged
+@inlined
 def pop(counts, heap):  # type: ignore[no-untyped-def]
     """Return the item that comes first."""
     first = heap[0].item
@@ -142,7 +143,7 @@ def pop(counts, heap):  # type: ignore[no-untyped-def]
 # ---------------------------------------------------------------- tasks
 
 
-@merged
+@inlined
 def finish(counts, tasks, following, exchanges, ended, ready, left, row, now):  # type: ignore[no-untyped-def]
     """End a task; return whether it was the last of its step."""
     tasks[row].end = now
@@ -171,7 +172,7 @@ def finish(counts, tasks, following, exchanges, ended, ready, left, row, now):  
     return False
 
 
-@merged
+@inlined
 def begin(counts, tasks, exchanges, calendar, instances, ranks, sends, row, now):  # type: ignore[no-untyped-def]
     """Start a task that is ready; return END, or what Python must do: before it starts (PREPARE, OVERRUN), or after."""
     kind = tasks[row].kind
@@ -215,7 +216,7 @@ def _after(out, i, turn, rank):  # type: ignore[no-untyped-def]
     return other > turn or (other == turn and out[i].rank > rank)
 
 
-@merged
+@inlined
 def sort(out, n):  # type: ignore[no-untyped-def]
     """Sort completions as :class:`~ddlsim.network.network.Completions` are: messages first, as they were sent."""
     gap = n >> 1
@@ -234,7 +235,7 @@ def sort(out, n):  # type: ignore[no-untyped-def]
         gap >>= 1
 
 
-@merged
+@inlined
 def take(counts, out, n, state, exchanges, members, launches, messages, ended, freed):  # type: ignore[no-untyped-def]
     """Note the tasks that the network has ended, all before anything starts and gets an instance that is free again."""
     sort(out, n)
