@@ -14,7 +14,7 @@ from ddlsim.learning.learner import Task
 from ddlsim.nn.loss import Loss
 from ddlsim.nn.network import build_network
 from ddlsim.optim import SGD, Constant, GrowingBatch, Schedule
-from ddlsim.optim.layerwise import bounds_of
+from ddlsim.optim.layerwise import with_layers
 from ddlsim.optim.rules import Optimizer
 from ddlsim.units import parse
 from ddlsim.workload.model import Model
@@ -103,9 +103,7 @@ class Training:
                 f"data {train.name!r} has {train.n_classes} classes, but model {model.name!r} has "
                 f"{network.n_outputs} outputs; choose a model or data that fit"
             )
-        optimizer = self.optimizer
-        if getattr(optimizer, "bounds", None) == ():
-            optimizer = optimizer.with_bounds(bounds_of(network.slots))  # type: ignore[attr-defined]
+        optimizer = with_layers(self.optimizer, network.slots)
         shards = self._shards(train, n_workers, seed)
         return Task(network, train, held_out, shards, optimizer, self.schedule, seed, self.batching)
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from ddlsim.arguments import Decay, Index, NotNegative, checked
 from ddlsim.errors import ConfigError
-from ddlsim.optim.rules import Adam, Array, OptimizerState, decayed
+from ddlsim.optim.rules import Adam, Array, Optimizer, OptimizerState, decayed
 
-__all__ = ["LAMB", "LARS", "bounds_of"]
+__all__ = ["LAMB", "LARS", "bounds_of", "with_layers"]
 
 
 class _Slot(Protocol):
@@ -29,6 +29,14 @@ class _Slot(Protocol):
 def bounds_of(slots: Iterable[_Slot]) -> tuple[int, ...]:
     """Return the bounds of tensors that follow one another in the flat vector."""
     return (0, *(slot.stop for slot in slots))
+
+
+def with_layers(optimizer: Optimizer, slots: Iterable[_Slot]) -> Optimizer:
+    """Return an optimizer that knows the network's tensors, if it wants to and does not know any yet."""
+    if getattr(optimizer, "bounds", None) != ():
+        return optimizer
+    bound: Optimizer = optimizer.with_bounds(bounds_of(slots))  # type: ignore[attr-defined]
+    return bound
 
 
 def _check_bounds(owner: str, bounds: tuple[int, ...]) -> None:

@@ -309,7 +309,8 @@ def run(
         n_messages=traffic.n_messages,
         nbytes_sent=traffic.sent,
         notes=(
-            *prepared.notes, *setting.notes, *_uneven_notes(recorder), *_learning_notes(experiment, reason, monitor),
+            *prepared.notes, *dict.fromkeys(setting.notes),  # parts of a communicator say the same
+            *_uneven_notes(recorder), *_learning_notes(experiment, reason, monitor),
             *handed_over_notes(setting, monitor),
         ),
         warnings=(*prepared.warnings, *prepared.left_out),

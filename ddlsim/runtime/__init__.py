@@ -4,7 +4,8 @@ from ddlsim.runtime.communicator import Communicator, communicator
 from ddlsim.runtime.exchange import Averaging, Exchange
 from ddlsim.runtime.fabric import Fabric, WithFabric
 from ddlsim.runtime.group import Group
-from ddlsim.runtime.replica import Replica, start_replicas
+from ddlsim.runtime.outer import Outer
+from ddlsim.runtime.replica import Replica, local_sgd, start_replicas
 from ddlsim.runtime.setting import Setting, Strategy
 from ddlsim.runtime.wires import Parcel, Wires
 from ddlsim.runtime.worker import Process, Worker
@@ -15,6 +16,7 @@ __all__ = [
     "Exchange",
     "Fabric",
     "Group",
+    "Outer",
     "Parcel",
     "Process",
     "Replica",
@@ -24,5 +26,6 @@ __all__ = [
     "WithFabric",
     "Worker",
     "communicator",
+    "local_sgd",
     "start_replicas",
 ]

@@ -94,6 +94,16 @@ class Communicator:
         hosts: list[int] = self.setting.hosts(self.nodes)[self.order].tolist()
         return hosts
 
+    def blocks(self, size: int | str) -> list[list[int]]:
+        """Return the places of the members in blocks: of a "machine" each, or of so many that follow each other."""
+        if isinstance(size, str):
+            return [places.tolist() for places in self.machines]
+        return [list(range(self.n_ranks))[first : first + size] for first in range(0, self.n_ranks, size)]
+
+    def part(self, places: Sequence[int]) -> Communicator:
+        """Return the communicator of some of the members, on the same fabric."""
+        return Communicator(self.setting, self.fabric, [self.workers[place] for place in places], owner=self.owner)
+
     @property
     def simulated(self) -> bool:
         """Whether collectives are simulated message by message; otherwise their time is known."""

@@ -2,8 +2,9 @@
 
 **Compressed models.** What a compressor keeps of a model is little; what it keeps of the difference to a model that all
 members know already loses nothing for ever. So of models the difference to the mean of the latest round that has ended
-is encoded, and what all have then is that mean plus the mean of the differences (Basu et al. 2019, Qsparse-local-SGD,
-arXiv:1906.02367, algorithm 1). Gradients, and what else is small by itself, are encoded as they are.
+(or to what was made of it for all) is encoded, and what all have then is that plus the mean of the differences (Basu et
+al. 2019, Qsparse-local-SGD, arXiv:1906.02367, algorithm 1). Gradients, and what else is small by itself, are encoded as
+they are.
 """
 
 from __future__ import annotations
@@ -53,14 +54,15 @@ class Exchange(Generic[T]):
     What they have brought, by place, becomes one vector by ``combine`` (the mean, if nothing is said), and that one
     result by ``then``, once for all of them. No member has a result before all have brought something.
 
-    models     compressed as differences to the latest mean; otherwise as they are
+    models     compressed as differences to `common`; otherwise as they are
     carrier    dense or compressed collectives
+    share      of the bytes of all parameters that a vector has
     """
 
     def __init__(
         self, communicator: Communicator, carrier: Callable[[Callable[[int, int], Value[Array]]], Carrier],
         then: Callable[[Value[Array]], T], *, models: bool,
-        combine: Callable[[Sequence[Value[Array]]], Value[Array]] | None = None,
+        combine: Callable[[Sequence[Value[Array]]], Value[Array]] | None = None, share: float = 1.0,
     ) -> None:  # fmt: skip
         setting = communicator.setting
         self.communicator = communicator
@@ -68,8 +70,10 @@ class Exchange(Generic[T]):
         self.then = then
         self.models = models
         self.combine = combine
+        self.share = share
         self.carrier = carrier(self._vector)
-        self._common = self.learner.initial
+        #: the model that all members know of each other: the initial one, then the latest mean
+        self.common = self.learner.initial
         self._rounds: dict[object, _Round[T]] = {}
         self._by_sequence: dict[int, _Round[T]] = {}
         self._n_rounds = 0
@@ -81,7 +85,7 @@ class Exchange(Generic[T]):
         """
         loop, place = worker.loop, self.communicator.place[worker.rank]
         if key not in self._rounds:
-            opened: _Round[T] = _Round(self._n_rounds, self._common, [None] * self.communicator.n_ranks)
+            opened: _Round[T] = _Round(self._n_rounds, self.common, [None] * self.communicator.n_ranks)
             self._rounds[key] = self._by_sequence[self._n_rounds] = opened
             self._n_rounds += 1
         current = self._rounds[key]
@@ -132,27 +136,34 @@ class Exchange(Generic[T]):
         if self.models:
             if isinstance(self.carrier, Coded):
                 mean = self.learner.plane.apply(np.add, current.common, mean).carrying(self.learner.mean(values))
-            self._common = mean
+            self.common = mean
         return mean
 
     def _travel(self, worker: Worker, sequence: int) -> Process:
         start = worker.loop.now
-        yield self.carrier.carry(worker, sequence, 0, worker.workload.gradient_nbytes)
+        yield self.carrier.carry(worker, sequence, 0, self.share * worker.workload.gradient_nbytes)
         worker.recorder.background(f"{worker.name} network", self.carrier.what, start, worker.loop.now)
 
 
-def _itself(mean: Value[Array]) -> Value[Array]:
-    return mean
-
-
 class Averaging(Exchange[Value[Array]]):
-    """The all-reduce that gives every member the mean of what all have brought, compressed if the run compresses."""
+    """The all-reduce that gives every member the mean of what all have brought, compressed if the run compresses.
+
+    With ``then`` (of models) all have what it makes of the mean instead, which is what the next round's models are
+    differences to.
+    """
 
     def __init__(
-        self, communicator: Communicator, *, models: bool = True, kind: str = "all_reduce",
-        algorithm: str | Collective | None = None,
+        self, communicator: Communicator, then: Callable[[Value[Array]], Value[Array]] | None = None, *,
+        models: bool = True, kind: str = "all_reduce", algorithm: str | Collective | None = None, share: float = 1.0,
     ) -> None:  # fmt: skip
-        super().__init__(communicator, carrier_of(communicator, kind, algorithm), _itself, models=models)
+        def outcome(mean: Value[Array]) -> Value[Array]:
+            if then is None:
+                return mean
+            self.common = then(mean)
+            return self.common
+
+        carrier = carrier_of(communicator, kind, algorithm)
+        super().__init__(communicator, carrier, outcome, models=models, share=share)
 
     def mean(self, worker: Worker, key: object, value: Value[Array]) -> Computation:
         """Return the mean of what all members bring to the round `key`, and wait for it."""

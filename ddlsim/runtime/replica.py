@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
@@ -12,7 +13,10 @@ from ddlsim.learning.learner import State
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process, Worker
 
-__all__ = ["Replica", "need_values", "start_replicas"]
+if TYPE_CHECKING:
+    from ddlsim.runtime.exchange import Averaging
+
+__all__ = ["Replica", "local_sgd", "need_values", "start_replicas"]
 
 
 @dataclass
@@ -29,15 +33,22 @@ class Replica:
     ended: Counter[int]
     step: int = 0
     n_samples: int = 0
+    #: learning rate of the latest step
+    rate: float = 0.0
     state: State = field(init=False)
 
     def __post_init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Start the optimizer (its momentum) anew."""
         self.state = self.worker.learner.optimizer_state(self.worker.params)
 
     def after(self, params: Value[Array], gradient: Value[Array]) -> tuple[Value[Array], State]:
         """Return the parameters and the optimizer state after a step from `params`."""
         learner = self.worker.learner
-        return learner.update(params, gradient, self.state, learner.rate(self.n_samples))
+        self.rate = learner.rate(self.n_samples)
+        return learner.update(params, gradient, self.state, self.rate)
 
     def local_step(self) -> Process:
         """x_i <- x_i - eta g_i(x_i)"""
@@ -73,6 +84,16 @@ def start_replicas(setting: Setting, work: Callable[[Replica], Process]) -> list
     for replica in replicas:
         setting.loop.env.process(work(replica))
     return replicas
+
+
+def local_sgd(replica: Replica, period: int, average: Averaging) -> Process:
+    """x_i <- x_i - eta g_i(x_i);   after every `period` such steps   x_i <- what all make of the average, for ever."""
+    worker, first = replica.worker, replica.step
+    while True:
+        yield from replica.local_step()
+        if (replica.step - first) % period == 0:
+            worker.params = yield from average.mean(worker, replica.step, worker.params)
+        replica.end_step()
 
 
 def need_values(setting: Setting, owner: str, why: str) -> None:

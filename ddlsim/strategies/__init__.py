@@ -10,7 +10,8 @@ from ddlsim.strategies.elastic import ElasticAveraging
 from ddlsim.strategies.gossip import DPSGD
 from ddlsim.strategies.k_async import KAsync, KBatchAsync
 from ddlsim.strategies.k_sync import BackupWorkers, KBatchSync, KSync
-from ddlsim.strategies.local_sgd import BMUF, AdaComm, LocalSGD
+from ddlsim.strategies.local_sgd import AdaComm, HierarchicalLocalSGD, LocalSGD, QsparseLocalSGD
+from ddlsim.strategies.outer import BMUF, DiLoCo, SlowMo
 from ddlsim.strategies.overlap import DdpBuckets, HorovodFusion, NoOverlap, PerLayer, Priority
 from ddlsim.strategies.parameter_server import ParameterServer
 from ddlsim.strategies.sharded_update import ShardedUpdate
@@ -30,9 +31,11 @@ __all__ = [
     "DaSGD",
     "DdpBuckets",
     "DelayCompensation",
+    "DiLoCo",
     "ElasticAveraging",
     "ExponentialPenalty",
     "GossipSGD",
+    "HierarchicalLocalSGD",
     "HorovodFusion",
     "InverseStaleness",
     "KAsync",
@@ -45,9 +48,11 @@ __all__ = [
     "ParameterServer",
     "PerLayer",
     "Priority",
+    "QsparseLocalSGD",
     "ServerWork",
     "Setting",
     "ShardedUpdate",
+    "SlowMo",
     "SoftSync",
     "StaleSynchronous",
     "Strategy",

@@ -11,20 +11,22 @@ import sys
 from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
-
-from ddlsim.arguments import Count, Decay, NotNegative, Positive, checked, quantity
-from ddlsim.learning import Array, Learner, Value
+from ddlsim.arguments import Count, NotNegative, checked, one_of, quantity
+from ddlsim.compression import Compression, ErrorFeedback, TopK
+from ddlsim.compression.contract import AnyCompressor
+from ddlsim.compression.exchange import title
+from ddlsim.errors import ConfigError
+from ddlsim.learning import Array, Value
 from ddlsim.learning.learner import State
 from ddlsim.runtime.communicator import communicator
 from ddlsim.runtime.exchange import Averaging, Exchange, carrier_of
 from ddlsim.runtime.fabric import WithFabric, cost_said, name_of
-from ddlsim.runtime.replica import Replica, need_values, start_replicas
+from ddlsim.runtime.replica import Replica, local_sgd, need_values, start_replicas
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process
 from ddlsim.units import si
 
-__all__ = ["BMUF", "AdaComm", "LocalSGD"]
+__all__ = ["AdaComm", "HierarchicalLocalSGD", "LocalSGD", "QsparseLocalSGD"]
 
 
 @checked
@@ -77,11 +79,93 @@ class LocalSGD(WithFabric):
             worker.params, replica.state = params, state
             replica.count()
             replica.end_step()
-        first = replica.step
+        yield from local_sgd(replica, self.period, average)
+
+
+@checked
+@dataclass(frozen=True)
+class QsparseLocalSGD(WithFabric):
+    """Local SGD whose steps travel compressed, with error feedback (Basu et al. 2019, arXiv:1906.02367, algorithm 1):
+
+    x_i <- x_i - eta g_i(x_i)                                   `period` H times, from x_i = x
+    q_i = C(m_i + x - x_i);   m_i <- m_i + x - x_i - q_i;   x <- x - (1/N) sum_i q_i
+
+    It is :class:`~ddlsim.LocalSGD` with a compressor of its own, and the same with ``compression=compressor``.
+
+    compressor  C with its memory m_i: the paper's are Top_k or Rand_k, and signs or a quantisation of what is left
+    """
+
+    period: Count = 8
+    compressor: Annotated[AnyCompressor, "a compressor such as ErrorFeedback(TopK(0.01))"] = ErrorFeedback(TopK(0.01))
+
+    @property
+    def label(self) -> str:
+        """Period, compressor and algorithm."""
+        fabric = f"{name_of(self.algorithm)}{cost_said(self.cost)}"
+        return f"Qsparse local SGD ({self.period} steps, {title(self.compressor)}, {fabric})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """A local step of all workers is an update."""
+        return steps
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers. Raises ConfigError in a run that says another compression."""
+        if setting.compression not in (None, Compression(self.compressor)):
+            raise ConfigError(
+                f"compression: QsparseLocalSGD says compressor = {title(self.compressor)} already; say it once, or use "
+                "LocalSGD with compression"
+            )
+        setting.compression = Compression(self.compressor)
+        average = Averaging(communicator(setting, self))
+        start_replicas(setting, lambda replica: local_sgd(replica, self.period, average))
+
+
+@checked
+@dataclass(frozen=True)
+class HierarchicalLocalSGD(WithFabric):
+    """Local SGD with a period for each level (Lin et al. 2020, arXiv:1808.07217, "hierarchical local SGD"):
+
+    x_i <- x_i - eta g_i(x_i)                                    always
+    x_i <- the mean of the models in its block                   after every H local steps, `period`
+    x_i <- the mean of all models                                after every H^b such block steps, `block_period`
+
+    Blocks average in the place of all, over the links inside them. H^b = 1 is :class:`~ddlsim.LocalSGD`.
+
+    block  "machine": the workers of a machine; or how many workers that follow each other make a block, such as those
+           of a rack
+    """
+
+    period: Count = 2
+    block_period: Count = 4
+    block: Annotated[str, one_of("machine", also="a number of workers, ")] | Count = "machine"
+
+    @property
+    def label(self) -> str:
+        """Both periods and the algorithm."""
+        periods = f"{self.period} x {self.block_period} steps"
+        return f"hierarchical local SGD ({periods}, {name_of(self.algorithm)}{cost_said(self.cost)})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """A local step of all workers is an update."""
+        return steps
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers."""
+        members = communicator(setting, self)
+        blocks = [members.part(places) for places in members.blocks(self.block)]
+        inside = {rank: average for part in blocks for average in [Averaging(part)] for rank in part.place}
+        among = Averaging(members)
+        start_replicas(setting, lambda replica: self.work(replica, inside[replica.worker.rank], among))
+
+    def work(self, replica: Replica, inside: Averaging, among: Averaging) -> Process:
+        """One worker's life."""
+        worker = replica.worker
         while True:
             yield from replica.local_step()
-            if (replica.step - first) % self.period == 0:
-                worker.params = yield from average.mean(worker, replica.step, worker.params)
+            if replica.step % (self.period * self.block_period) == 0:
+                worker.params = inside.common = yield from among.mean(worker, replica.step, worker.params)
+            elif replica.step % self.period == 0:
+                worker.params = yield from inside.mean(worker, replica.step, worker.params)
             replica.end_step()
 
 
@@ -157,78 +241,3 @@ class AdaComm(WithFabric):
                 if left == 0:
                     worker.params, period = yield from average.exchange(worker, replica.step, worker.params)
                 replica.end_step()
-
-
-@dataclass
-class _Block:
-    """The global model W_g of :class:`BMUF` and the momentum Delta of its moves."""
-
-    strategy: BMUF
-    learner: Learner
-    params: Value[Array]
-    delta: Value[Array]
-
-    def filtered(self, mean: Value[Array]) -> Value[Array]:
-        """Return the next global model."""
-        plane, strategy = self.learner.plane, self.strategy
-        momentum, rate = strategy.momentum(self.learner.n_workers), strategy.block_rate
-
-        def move(mean: Array, params: Array, delta: Array) -> Array:
-            return momentum * delta + rate * (mean.astype(np.float64) - params)
-
-        def moved(params: Array, delta: Array) -> Array:
-            return (params + delta).astype(params.dtype)
-
-        self.delta = plane.apply(move, mean, self.params, self.delta)
-        self.params = plane.apply(moved, self.params, self.delta).carrying(mean)
-        return self.params
-
-
-@checked
-@dataclass(frozen=True)
-class BMUF(WithFabric):
-    """Blockwise model-update filtering (Chen and Huo 2016, ICASSP): momentum on top of local SGD.
-
-    Every `period` local steps, with the mean x of the workers' models and the global model W:
-
-    G = x - W;   Delta <- eta Delta + zeta G;   W <- W + Delta;   x_i <- W
-
-    eta is ``block_momentum`` (None: 1 - 1/N, which the paper found to work), zeta ``block_rate``. This is the
-    paper's classical block momentum; Delta is kept in float64. Running statistics of batch normalisation have no
-    momentum (it could carry a variance below 0): W has the mean of the workers'.
-    """
-
-    period: Count = 8
-    block_momentum: Decay | None = None
-    block_rate: Positive = 1.0
-
-    def momentum(self, n_workers: int) -> float:
-        """Return the block momentum among `n_workers`."""
-        return 1.0 - 1.0 / n_workers if self.block_momentum is None else self.block_momentum
-
-    @property
-    def label(self) -> str:
-        """Period and algorithm."""
-        return f"BMUF ({self.period} steps, {name_of(self.algorithm)}{cost_said(self.cost)})"
-
-    def updates(self, steps: int, n_workers: int) -> int:
-        """A local step of all workers is an update."""
-        return steps
-
-    def start(self, setting: Setting) -> None:
-        """Start all workers."""
-        learner = setting.learner
-        still = learner.plane.apply(lambda params: np.zeros(params.shape), learner.initial)
-        block = _Block(self, learner, learner.initial, still)
-        members = communicator(setting, self)
-        average = Exchange(members, carrier_of(members), block.filtered, models=True)
-        start_replicas(setting, lambda replica: self.work(replica, average))
-
-    def work(self, replica: Replica, average: Exchange[Value[Array]]) -> Process:
-        """One worker's life."""
-        worker = replica.worker
-        while True:
-            yield from replica.local_step()
-            if replica.step % self.period == 0:
-                worker.params = yield from average.exchange(worker, replica.step, worker.params)
-            replica.end_step()

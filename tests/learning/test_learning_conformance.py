@@ -59,6 +59,12 @@ CASES = [
     Case(ddlsim.DaSGD(4, 2, 0.25), alone=False),  # merges its own older parameters
     Case(ddlsim.OverlapLocalSGD(4), alone=False),  # pulled back to its own older parameters
     Case(ddlsim.CoCoDSGD(4)),
+    Case(ddlsim.DiLoCo(4), alone=False),  # the outer momentum goes on
+    Case(ddlsim.DiLoCo(4, outer=ddlsim.SGD(), outer_rate=1.0)),
+    Case(ddlsim.SlowMo(4), alone=False),  # the slow momentum goes on
+    Case(ddlsim.SlowMo(4, momentum=0.0)),
+    Case(ddlsim.QsparseLocalSGD(4, ddlsim.ErrorFeedback(ddlsim.TopK(0.1))), alone=False),  # compressed steps
+    Case(ddlsim.HierarchicalLocalSGD(2, 2, block=2)),
     Case(ddlsim.DPSGD("ring")),
     Case(ddlsim.ADPSGD("ring")),
     Case(ddlsim.GossipSGD(0.5)),

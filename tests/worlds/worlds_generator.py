@@ -182,6 +182,10 @@ STRATEGIES: tuple[Callable[[Draw], Any], ...] = (
     lambda draw: sg.DaSGD(4, draw.choice((1, 2)), 0.25),
     lambda draw: sg.OverlapLocalSGD(draw.choice((1, 3))),
     lambda draw: sg.CoCoDSGD(draw.choice((1, 3))),
+    lambda draw: sg.DiLoCo(draw.choice((1, 3))),
+    lambda draw: sg.SlowMo(draw.choice((1, 3)), buffers=draw.choice(("maintain", "reset"))),
+    lambda draw: sg.HierarchicalLocalSGD(draw.choice((1, 2)), 2, draw.choice(("machine", 2))),
+    lambda draw: sg.QsparseLocalSGD(draw.choice((1, 3)), cp.ErrorFeedback(cp.TopK(0.05))),
     lambda draw: sg.DPSGD(draw.choice(("ring", "complete"))),
     lambda draw: sg.ADPSGD("bipartite"),
     lambda draw: sg.GossipSGD(draw.choice((0.1, 0.5, 1.0))),
@@ -213,6 +217,8 @@ def compression(draw: Draw, learns: bool, served: bool) -> Any:
 def may_compress(strategy: Any) -> bool:
     """Whether what a run sends may be compressed: queues fuse and cut buckets, servers' work is that of dense ones."""
     overlap = overlap_named(getattr(strategy, "overlap", "none"))
+    if isinstance(strategy, sg.QsparseLocalSGD):
+        return False  # it says its compression
     served = getattr(strategy, "work", None) is not None or getattr(strategy, "local_reduction", False)
     return not served and not isinstance(overlap, ddlsim.HorovodFusion | ddlsim.Priority)
 
