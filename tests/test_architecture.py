@@ -57,7 +57,9 @@ ROOMS = {
 }
 #: imports upwards, inside functions: file -> packages. A result knows how to show itself, and how sure it is.
 LAZY = {
+    "imports/sniff.py": {"plan"},
     "plan/execute.py": {"report"},
+    "plan/plan.py": {"report"},
     "run/result.py": {"report", "validation"},
     "run/api.py": {"report"},
     "run/seeds.py": {"report"},

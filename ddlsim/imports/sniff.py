@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Union
 
 from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
@@ -23,15 +24,32 @@ from ddlsim.imports.text import SourceText, read_text
 from ddlsim.imports.throughput import is_throughput_table, read_throughput
 from ddlsim.imports.timing import Timing
 
+if TYPE_CHECKING:
+    from ddlsim.plan import Plan
+
 __all__ = ["KINDS", "Imported", "kind_of", "read_any"]
 
 #: what a reader returns
-Imported = tuple[Timing, ...] | KinetoTrace | HorovodTimeline | MlperfRun | Cluster
+Imported = Union[tuple[Timing, ...], KinetoTrace, HorovodTimeline, MlperfRun, Cluster, "Plan"]
+
+
+def _chakra(path: str | Path) -> Plan:
+    from ddlsim.plan import read_chakra
+
+    return read_chakra(path)
+
+
+def _goal(path: str | Path) -> Plan:
+    from ddlsim.plan import read_goal
+
+    return read_goal(path)
+
 
 _READERS: dict[str, Callable[[str | Path], Imported]] = {
     "nccl-tests": read_nccl_tests, "osu": read_osu, "iperf3": read_iperf3, "ping": read_ping, "kineto": read_kineto,
     "horovod": read_horovod, "mllog": read_mllog, "nccl-topology": read_nccl_topology, "nvidia-smi": read_nvidia_smi,
-    "simgrid": read_simgrid, "astra": read_astra, "throughput": read_throughput,
+    "simgrid": read_simgrid, "astra": read_astra, "throughput": read_throughput, "chakra": _chakra,
+    "goal": _goal,
 }  # fmt: skip
 KINDS = tuple(_READERS)
 
@@ -48,6 +66,7 @@ _MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("osu", re.compile(r"#\s*OSU\s+\S+\s+.+\sTest\b")),
     ("ping", re.compile(r"(?:rtt|round-trip) min/avg/max|bytes from .*\btime[=<]|^PING\s", re.MULTILINE)),
     ("nvidia-smi", re.compile(r"^(?:\x1b\[[0-9;]*m|\s)*GPU0(?:\s+GPU1|\s+CPU Affinity|\s+\S+\s).*$", re.MULTILINE)),
+    ("goal", re.compile(r"^\s*num_ranks\s+\d+\s*$", re.MULTILINE)),
     ("astra", re.compile(r"^topology\s*:.*^npus_count\s*:|^npus_count\s*:.*^topology\s*:", re.MULTILINE | re.DOTALL)),
 )
 _LOOK = 2**24  # characters
@@ -59,7 +78,9 @@ def kind_of(path: str | Path) -> str:
 
     Raises :class:`ConfigError` naming the file, its beginning, and what was looked for, when nothing fits.
     """
-    return _kind(read_text(path, log=True))
+    from ddlsim.plan.chakra_file import is_chakra
+
+    return "chakra" if is_chakra(path) else _kind(read_text(path, log=True))
 
 
 def _kind(source: SourceText) -> str:
@@ -79,9 +100,10 @@ def read_any(path: str | Path, *, kind: str | None = None) -> Imported:
 
     kind   one of :data:`KINDS` instead of what the content says
 
-    Measurements come as a tuple of :class:`Timing`, topologies as a :class:`~ddlsim.cluster.Cluster`, traces and logs
-    as their own types. Raises :class:`ConfigError` with file, line and reason; where a reader needs an argument (the
-    ranks of an OSU collective, the speed of NVLinks), the error says which, and that reader is to be called itself.
+    Measurements come as a tuple of :class:`Timing`, topologies as a :class:`~ddlsim.cluster.Cluster`, execution traces
+    (Chakra) and GOAL as a :class:`~ddlsim.plan.Plan`, other traces and logs as their own types. Raises
+    :class:`ConfigError` with file, line and reason; where a reader needs an argument (the ranks of an OSU collective,
+    the speed of NVLinks), the error says which, and that reader is to be called itself.
     """
     if kind is not None and kind not in _READERS:
         raise unknown_name("kind", kind, KINDS, "read_any")

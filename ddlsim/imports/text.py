@@ -16,7 +16,7 @@ from pathlib import Path
 from ddlsim.errors import ConfigError, shown
 from ddlsim.units import LARGEST, in_range
 
-__all__ = ["MAX_NBYTES", "SourceText", "nonnegative_number", "positive_number", "read_text"]
+__all__ = ["MAX_NBYTES", "SourceText", "nonnegative_number", "positive_number", "read_bytes", "read_text"]
 
 #: larger files (also after decompression) are refused: a mistake, or an attempt to fill the memory
 MAX_NBYTES = 2**30
@@ -66,15 +66,11 @@ def _without_prefix(line: str) -> str:
     return line
 
 
-def read_text(path: str | Path, *, log: bool = False) -> SourceText:
-    """Return the text of the file `path`, decompressed if it is gzip.
+def read_bytes(path: Path) -> bytes:
+    """Return what is in the file `path`, decompressed if it is gzip.
 
-    log   the file is what programs printed, line by line: a few bytes that are no UTF-8 (cut, or of another encoding)
-          are replaced, and the text says so. Without it they are an error: in XML or JSON they change what is meant.
-
-    Raises :class:`ConfigError` when it cannot be read, is not text, or exceeds :data:`MAX_NBYTES`.
+    Raises :class:`ConfigError` when it cannot be read or exceeds :data:`MAX_NBYTES`.
     """
-    path = Path(path)
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
@@ -86,6 +82,19 @@ def read_text(path: str | Path, *, log: bool = False) -> SourceText:
         raise ConfigError(f"{path}: cannot be read: {error}; is the file complete?") from None
     if len(data) > MAX_NBYTES:
         raise ConfigError(f"{path}: is larger than {MAX_NBYTES >> 20} MiB; cut out the part to read")
+    return data
+
+
+def read_text(path: str | Path, *, log: bool = False) -> SourceText:
+    """Return the text of the file `path`, decompressed if it is gzip.
+
+    log   the file is what programs printed, line by line: a few bytes that are no UTF-8 (cut, or of another encoding)
+          are replaced, and the text says so. Without it they are an error: in XML or JSON they change what is meant.
+
+    Raises :class:`ConfigError` when it cannot be read, is not text, or exceeds :data:`MAX_NBYTES`.
+    """
+    path = Path(path)
+    data = read_bytes(path)
     notes: tuple[str, ...] = ()
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         try:

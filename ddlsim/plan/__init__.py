@@ -7,12 +7,15 @@ data parallelism.
 """
 
 from ddlsim.plan.bounds import Cut, critical_path, cut, peak_memory
+from ddlsim.plan.chakra import read_chakra
 from ddlsim.plan.check import check
 from ddlsim.plan.data_parallel import data_parallel, sharded
 from ddlsim.plan.draft import Draft
-from ddlsim.plan.execute import ALGORITHMS, Execution, execute
+from ddlsim.plan.execute import Execution, execute
+from ddlsim.plan.goal import read_goal
 from ddlsim.plan.plan import KINDS, Lane, Part, Plan
 from ddlsim.plan.queues import FusedQueue, UrgentQueue
+from ddlsim.plan.schedules import ALGORITHMS
 from ddlsim.plan.servers import through_servers
 
 __all__ = [
@@ -32,6 +35,8 @@ __all__ = [
     "data_parallel",
     "execute",
     "peak_memory",
+    "read_chakra",
+    "read_goal",
     "sharded",
     "through_servers",
 ]

@@ -11,27 +11,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddlsim.cluster import Cluster, load_cluster
-from ddlsim.collectives import Collective, Schedule, build, reorder
-from ddlsim.collectives.find import n_segments_for
-from ddlsim.collectives.push_pull import push_pull
-from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.collectives import Collective
 from ddlsim.network import Network
 from ddlsim.plan.bounds import nodes_of
 from ddlsim.plan.exchanges import check_exchanges
-from ddlsim.plan.plan import ALL_GATHER, BROADCAST, KINDS, PUSH_PULL, ROOTED, UPDATE, Floats, Ints, Plan
+from ddlsim.plan.plan import ALL_GATHER, BROADCAST, UPDATE, Floats, Plan
 from ddlsim.plan.runner import Run
+from ddlsim.plan.schedules import Schedules
 
 if TYPE_CHECKING:
     import matplotlib.axes
     import networkx as nx
 
-__all__ = ["ALGORITHMS", "Execution", "execute"]
-
-#: how collectives run if nothing else is said: in rings and pipelined chains as NCCL, all-to-alls at once
-ALGORITHMS: dict[str, str | Collective] = {
-    "all_reduce": "ring", "reduce_scatter": "ring", "all_gather": "ring", "broadcast": "chain", "reduce": "chain",
-    "gather": "direct", "scatter": "direct", "all_to_all": "direct", "push_pull": "direct",
-}  # fmt: skip
+__all__ = ["Execution", "execute"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -87,8 +79,8 @@ def execute(
 
     algorithm   of all-reduces: name, or function ``n_ranks -> Schedule`` (:func:`ddlsim.collectives.build`); or of
                 each kind, as in ``{"all_reduce": "hierarchical", "all_gather": "direct"}``. Kinds that are left out
-                run as :data:`ALGORITHMS` says. Of "push_pull": "direct", or "tree" or "star": gradients are first
-                added up inside each machine (:func:`ddlsim.collectives.push_pull.push_pull`)
+                run as :data:`ddlsim.plan.ALGORITHMS` says. Of "push_pull": "direct", or "tree" or "star": gradients are
+                first added up inside each machine (:func:`ddlsim.collectives.push_pull.push_pull`)
     nodes       (n_ranks,) where the ranks are; by default the cluster's first workers
     rank_order  the order of a collective's members: "topology" (neighbours in the network follow each other), "given",
                 or the ranks 0..n_ranks-1 in the order wanted
@@ -100,60 +92,5 @@ def execute(
     check_exchanges(plan)
     if len(places) > 1:
         loaded.check_connected(places)
-    schedules = _Schedules(plan, loaded, places, _algorithms(algorithm), rank_order)
+    schedules = Schedules(plan, algorithm, loaded, places, rank_order)
     return Execution(plan, *Run(plan, Network(loaded), places, schedules).to_end())
-
-
-def _algorithms(algorithm: str | Collective | Mapping[str, str | Collective]) -> dict[str, str | Collective]:
-    """Return the algorithm of every kind of collective."""
-    chosen = dict(algorithm) if isinstance(algorithm, Mapping) else {"all_reduce": algorithm}
-    for kind in chosen:
-        if kind not in ALGORITHMS:
-            raise unknown_name("kind of collective", str(kind), ALGORITHMS, "algorithm")
-    push = chosen.get("push_pull", "direct")
-    if push not in ("direct", "tree", "star"):
-        raise ConfigError(f"algorithm['push_pull'] = {shown(push)}: must be 'direct', 'tree' or 'star'")
-    return ALGORITHMS | chosen
-
-
-class _Schedules:
-    """The schedule of a kind of collective for a group and a number of bytes, one for sizes with as many segments."""
-
-    def __init__(
-        self, plan: Plan, cluster: Cluster, nodes: Ints, algorithms: Mapping[str, str | Collective],
-        rank_order: str | Sequence[int],
-    ) -> None:  # fmt: skip
-        self.plan, self.cluster, self.nodes, self.algorithms = plan, cluster, nodes, algorithms
-        self.orders = [_wanted(rank_order, plan, group) for group in plan.groups]
-        self.machines = np.where(cluster.host_of[nodes] >= 0, cluster.host_of[nodes], len(cluster.host_names) + nodes)
-        self.cache: dict[tuple[int, int, int], Schedule] = {}
-
-    def __call__(self, kind: int, group: int, nbytes: float) -> Schedule:
-        key = kind, group, n_segments_for(nbytes)
-        if key not in self.cache:
-            self.cache[key] = self._new(kind, group, nbytes)
-        return self.cache[key]
-
-    def _new(self, kind: int, group: int, nbytes: float) -> Schedule:
-        members, algorithm = np.array(self.plan.groups[group]), self.algorithms[KINDS[kind]]
-        hosts = self.machines[members]
-        if kind == PUSH_PULL:
-            n_servers = int(np.isin(members, self.plan.servers).sum())
-            inside = None if algorithm == "direct" else hosts[: len(hosts) - n_servers].tolist()
-            return push_pull(len(members) - n_servers, n_servers, inside, star=algorithm == "star")
-        order = self.orders[group]
-        places = self.cluster.locality_order(self.nodes[members]) if isinstance(order, str) else order
-        if kind in ROOTED:  # from or to the first member, whatever the order
-            places = np.roll(places, -int(np.flatnonzero(places == 0)[0]))
-        return reorder(build(algorithm, len(places), nbytes, hosts[places].tolist(), KINDS[kind]), places)
-
-
-def _wanted(rank_order: str | Sequence[int], plan: Plan, group: tuple[int, ...]) -> str | Ints:
-    """Return the order of a group's members: "topology", or their places in the group in the order wanted."""
-    if isinstance(rank_order, str):
-        if rank_order not in ("topology", "given"):
-            raise ConfigError(f"rank_order = {rank_order!r}: must be 'given', 'topology' or a list of ranks")
-        return "topology" if rank_order == "topology" else np.arange(len(group))
-    if sorted(rank_order) != list(range(plan.n_ranks)):
-        raise ConfigError(f"rank_order = {list(rank_order)}: must list each of the ranks 0..{plan.n_ranks - 1} once")
-    return np.array([group.index(rank) for rank in rank_order if rank in group], dtype=np.int64)

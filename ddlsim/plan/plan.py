@@ -9,9 +9,11 @@ send ends when it has been delivered, and so does the receive, unless that start
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -172,6 +174,21 @@ class Plan:
     def __len__(self) -> int:
         return len(self.lane)
 
+    def __eq__(self, other: object) -> bool:
+        """Return whether another plan has the same table."""
+        if not isinstance(other, Plan):
+            return NotImplemented
+        names = [field.name for field in dataclasses.fields(self)]
+        arrays = (*COLUMNS, "need_offsets", "needs")
+        return all(
+            np.array_equal(getattr(self, name), getattr(other, name))
+            if name in arrays else getattr(self, name) == getattr(other, name)
+            for name in names
+        )  # fmt: skip
+
+    def __hash__(self) -> int:
+        return hash((self.lanes, self.groups, self.parts, len(self)))
+
     def __repr__(self) -> str:
         return f"<Plan: {len(self)} tasks on {len(self.lanes)} lanes of {self.n_ranks} ranks, {self.n_steps} steps>"
 
@@ -256,6 +273,20 @@ class Plan:
         from ddlsim.plan.bounds import peak_memory
 
         return peak_memory(self)
+
+    def to_chakra(self, path: str | Path) -> list[Path]:
+        """Write Chakra execution traces, one file per rank: see :func:`ddlsim.plan.chakra_plan.to_chakra`."""
+        from ddlsim.plan.chakra_plan import to_chakra
+
+        return to_chakra(self, path)
+
+    def to_goal(
+        self, path: str | Path, algorithm: str | Collective | Mapping[str, str | Collective] = "ring"
+    ) -> Path:
+        """Write GOAL text, collectives written out: see :func:`ddlsim.plan.goal.to_goal`."""
+        from ddlsim.plan.goal import to_goal
+
+        return to_goal(self, path, algorithm)
 
     def execute(
         self,

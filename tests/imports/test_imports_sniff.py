@@ -15,6 +15,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.imports import HorovodTimeline, KinetoTrace, MlperfRun, Timing, kind_of, read_any, to_measurements
 from ddlsim.imports.sniff import KINDS
 from ddlsim.measure import read_measurements
+from ddlsim.plan import Plan
 
 NCCL = (
     "# Collective test starting: all_reduce_perf\n"
@@ -45,10 +46,13 @@ SAMPLES = {
     ),
     "astra": "topology: [ Ring ]\nnpus_count: [ 4 ]\nbandwidth: [ 50 ]\nlatency: [ 500 ]\n",
     "throughput": "gpus,images/s\n8,100\n",
+    "goal": "num_ranks 2\nrank 0 {\nl1: calc 7\n}\nrank 1 {\n}\n",
+    # lengths, then {version 0.0.4} and {name, type COMM_COLL_NODE, comm_type, comm_size}
+    "chakra": "\x07\n\x050.0.4\x25\x12\x03sum\x18\x07R\x0d\n\tcomm_typeH\x00R\x0d\n\tcomm_sizeH\x08",
 }  # fmt: skip
 TYPES = {
     "kineto": KinetoTrace, "horovod": HorovodTimeline, "mllog": MlperfRun, "nccl-topology": Cluster,
-    "nvidia-smi": Cluster, "simgrid": Cluster, "astra": Cluster,
+    "nvidia-smi": Cluster, "simgrid": Cluster, "astra": Cluster, "goal": Plan, "chakra": Plan,
 }  # fmt: skip
 
 

@@ -1,0 +1,252 @@
+"""Chakra execution traces as plans: of other tools (ASTRA-sim, PyTorch), and those that `to_chakra` has written."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ddlsim.arguments import checked
+from ddlsim.errors import ConfigError, shown
+from ddlsim.imports.text import read_bytes
+from ddlsim.plan.chakra_file import COLLECTIVES, Attribute, TraceNode, read_nodes
+from ddlsim.plan.chakra_plan import is_plan, plan_of_files
+from ddlsim.plan.graph import Operation, plan_of_operations
+from ddlsim.plan.plan import ALL_GATHER, GATHER, KINDS, RECEIVE, SEND, Plan
+from ddlsim.units import LARGEST, si
+
+__all__ = ["read_chakra", "trace_files"]
+
+_KIND_OF = {**{name: KINDS.index(name.lower()) for name in COLLECTIVES[:8]},
+            "REDUCE_SCATTER_BLOCK": KINDS.index("reduce_scatter"), "BARRIER": KINDS.index("all_reduce")}  # fmt: skip
+_MAX_RANKS = 10**5
+
+
+@checked
+def read_chakra(
+    path: str | Path,
+    *,
+    n_ranks: int | None = None,
+    groups: str | Path | Mapping[str, Sequence[int]] | None = None,
+    flops: float | str | None = None,
+    memory_bandwidth: float | str | None = None,
+) -> Plan:
+    """Return the plan that Chakra execution traces tell, one file per rank: ``step.0.et``, ``step.1.et``, ...
+
+    path              of rank 0's file, or as ASTRA-sim takes it, without number: ``step`` or ``step.et``
+    n_ranks           a single file is what each of so many ranks does
+    groups            ranks of process groups by ``pg_name``: a mapping, or the file that ASTRA-sim takes. By default
+                      what PyTorch's trace says of them, or the ranks whose files name the group
+    flops             speed ("100 TFLOP/s") of nodes with ``num_ops`` and no duration
+    memory_bandwidth  ("2 TB/s") with which they also move their ``tensor_size`` (the roofline model)
+
+    What :meth:`ddlsim.plan.Plan.to_chakra` has written comes back as it was. Of other traces, what uses one stream (or
+    thread) comes in the order in which it could start; where nothing is said of streams, a rank does one computation
+    and one exchange at a time, like ASTRA-sim. ``comm_size`` is what a rank gives: of an all-gather its own part.
+
+    Raises ConfigError, naming file and node, for what is no trace and for what a plan cannot say.
+    """
+    files = trace_files(Path(path))
+    traces = [(file, *read_nodes(file)) for file in files]
+    if is_plan(traces[0][1]):
+        return plan_of_files(traces)
+    if n_ranks is not None:
+        if len(files) > 1 or not 1 <= n_ranks <= _MAX_RANKS:
+            raise ConfigError(f"read_chakra: n_ranks = {n_ranks}: there are {len(files)} files; leave n_ranks out")
+        traces *= n_ranks
+    speed = si(flops, "flops") if flops is not None else None
+    moves = si(memory_bandwidth, "bandwidth") if memory_bandwidth is not None else None
+    known = _groups(groups) if groups is not None else _told(traces)
+    for name, ranks in known.items():
+        if ranks and max(ranks) >= len(traces):
+            raise ConfigError(
+                f"{files[0]}: process group {name!r} has rank {max(ranks)}, but the traces are of {len(traces)} ranks; "
+                "give one file per rank (or n_ranks, for one that all do)"
+            )
+    using: dict[str, list[int]] = {}
+    for rank, (_, _, nodes) in enumerate(traces):
+        for name in {str(node.attributes.get("pg_name", "")) for node in nodes if node.kind == "COMM_COLL_NODE"}:
+            using.setdefault(name, []).append(rank)
+    everyone = tuple(range(len(traces)))
+    members = {name: known.get(name) or (tuple(ranks) if name else everyone) for name, ranks in using.items()}
+    operations: list[Operation] = []
+    for rank, (file, _, nodes) in enumerate(traces):
+        reader = _Rank(rank, file, members, speed, moves)
+        number = reader.numbers(nodes, len(operations))
+        operations += [reader.operation(node, number) for node in nodes]
+    return plan_of_operations(operations, len(traces))
+
+
+def trace_files(path: Path) -> list[Path]:
+    """Return the files of all ranks. Raises ConfigError where there is none, or one is missing."""
+    match = re.fullmatch(r"(.*)\.(\d{1,6})\.et(\.gz)?", path.name)
+    stem, zipped = (match[1], match[3] or "") if match else (path.name.removesuffix(".et"), "")
+    pattern = re.compile(re.escape(stem) + r"\.(\d{1,6})\.et" + re.escape(zipped))
+    try:
+        names = {int(m[1]): each for each in path.parent.iterdir() if (m := pattern.fullmatch(each.name))}
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; check the path") from None
+    if not names:
+        if path.is_file():
+            return [path]
+        raise ConfigError(f"{path}: no such file, nor {stem}.0.et beside it; check the path")
+    missing = next((rank for rank in range(len(names)) if rank not in names), None)
+    if missing is not None:
+        raise ConfigError(
+            f"{path.parent / f'{stem}.{missing}.et'}: no such file, but {names[max(names)].name} is there; give one "
+            "file per rank, numbered from 0"
+        )
+    return [names[rank] for rank in range(len(names))]
+
+
+# ---------------------------------------------------------------- process groups
+
+
+def _groups(groups: str | Path | Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """Return the ranks of each group, of a mapping or a file ``{"1": [0, 1], "2": [2, 3]}``."""
+    where, content = "read_chakra: groups", groups
+    if isinstance(groups, str | Path):
+        where = str(groups)
+        try:
+            content = json.loads(read_bytes(Path(groups)))
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{where}: is no JSON ({error}); write {{\"1\": [0, 1]}}") from None
+    if not isinstance(content, Mapping):
+        raise ConfigError(f'{where}: must map names of groups to ranks, as in {{"1": [0, 1]}}')
+    return {str(name): _ranks(where, name, ranks) for name, ranks in content.items()}
+
+
+def _ranks(where: str, name: object, ranks: object) -> tuple[int, ...]:
+    whole = isinstance(ranks, Sequence) and all(type(rank) is int and 0 <= rank < _MAX_RANKS for rank in ranks)
+    if not isinstance(ranks, Sequence) or not whole or len(set(ranks)) < len(ranks):
+        raise ConfigError(f"{where}: group {shown(name)} is {shown(ranks)}; must list ranks, once each")
+    return tuple(ranks)
+
+
+def _told(traces: Sequence[tuple[Path, Mapping[str, Attribute], Sequence[TraceNode]]]) -> dict[str, tuple[int, ...]]:
+    """Return what PyTorch's ``process_group:init`` nodes say of groups."""
+    told: dict[str, tuple[int, ...]] = {}
+    for file, _, nodes in traces[:1]:
+        for node in nodes:
+            text = node.inputs[node.inputs.find("[{") : node.inputs.rfind("}]") + 2]
+            if node.kind != "METADATA_NODE" or not text.startswith("[{"):
+                continue
+            try:
+                content = json.loads(text.replace('\\"', '"'))
+            except (ValueError, RecursionError):
+                continue
+            for each in content:
+                if isinstance(each, dict) and "pg_name" in each and each.get("ranks"):
+                    where = f"{file}: node {node.number}"
+                    told[str(each["pg_name"])] = _ranks(where, each["pg_name"], each["ranks"])
+    return told
+
+
+# ---------------------------------------------------------------- nodes
+
+
+class _Rank:
+    """The nodes of one rank as operations."""
+
+    def __init__(
+        self, rank: int, file: Path, groups: Mapping[str, tuple[int, ...]], flops: float | None, moves: float | None
+    ) -> None:
+        self.rank, self.file, self.groups, self.flops, self.moves = rank, file, groups, flops, moves
+        self.calls = False
+
+    def error(self, node: TraceNode, reason: str) -> ConfigError:
+        return ConfigError(f"{self.where(node)}: {reason}")
+
+    def where(self, node: TraceNode) -> str:
+        return f"{self.file}: node {node.number} ({shown(node.name)}, {node.kind})"
+
+    def numbers(self, nodes: Sequence[TraceNode], begin: int) -> dict[int, int]:
+        """Return the place of each node, by its number, among the operations."""
+        # PyTorch's control dependencies tell who called whom (itself, at times); the order stands in the others
+        self.calls = any("rf_id" in node.attributes for node in nodes)
+        number: dict[int, int] = {}
+        for i, node in enumerate(nodes):
+            if node.number in number:
+                raise self.error(node, "another node has the same number; give each its own")
+            number[node.number] = begin + i
+        return number
+
+    def operation(self, node: TraceNode, number: Mapping[int, int]) -> Operation:
+        operation = Operation(self.rank, self.where(node), name=node.name)
+        for need in (*node.data, *(() if self.calls else node.control)):
+            if need not in number:
+                raise self.error(node, f"depends on node {need}, which is not in the file; is it complete?")
+            operation.needs.append(number[need])
+        stream = node.attributes.get("stream")
+        lane = f"stream {shown(stream)}" if stream is not None else None
+        if node.kind in ("INVALID_NODE", "METADATA_NODE"):
+            return operation
+        if node.attributes.get("is_cpu_op"):
+            thread = node.attributes.get("tid")
+            operation.lane = "cpu" if thread is None else f"cpu {shown(thread)}"
+            operation.seconds = self.seconds(node)
+        elif node.kind == "COMP_NODE":
+            operation.lane, operation.seconds = lane or "compute", self.seconds(node)
+        elif node.kind in ("MEM_LOAD_NODE", "MEM_STORE_NODE"):
+            operation.lane, operation.seconds = "memory", self.seconds(node)
+            if not operation.seconds and self.amount(node, "tensor_size"):
+                raise self.error(node, "moves memory in no time, and a plan has no memory apart; give its duration")
+        else:
+            self.travel(node, operation, lane)
+        return operation
+
+    def travel(self, node: TraceNode, operation: Operation, lane: str | None) -> None:
+        """Make an operation what a node of communication says."""
+        operation.nbytes = self.amount(node, "comm_size")
+        operation.tag = self.amount(node, "comm_tag")
+        if node.kind == "COMM_COLL_NODE":
+            operation.lane = lane or "stream"
+            operation.group = self.groups[str(node.attributes.get("pg_name", ""))]
+            kind = self.amount(node, "comm_type", None)
+            if kind >= len(COLLECTIVES):
+                raise self.error(node, f"comm_type = {kind}: the schema knows 0 to {len(COLLECTIVES) - 1}")
+            operation.kind = _KIND_OF[COLLECTIVES[kind]]
+            if operation.kind in (ALL_GATHER, GATHER):  # the size is that of a rank's own part
+                operation.nbytes *= len(operation.group)
+            if self.rank not in operation.group:
+                raise self.error(node, f"rank {self.rank} is not in its group {list(operation.group)}")
+            dims = node.attributes.get("involved_dim")
+            if isinstance(dims, list) and not all(dims):
+                raise self.error(
+                    node, f"involved_dim = {shown(dims)}: a plan has groups of ranks, no dimensions of a network; name "
+                    "its group (pg_name)"
+                )  # fmt: skip
+            return
+        sends = node.kind == "COMM_SEND_NODE"
+        operation.kind, operation.lane = SEND if sends else RECEIVE, lane or ("stream" if sends else None)
+        own, other = ("comm_src", "comm_dst") if sends else ("comm_dst", "comm_src")
+        if self.amount(node, own, self.rank) != self.rank:
+            raise self.error(node, f"{own} = {node.attributes[own]}, in the file of rank {self.rank}")
+        operation.peer = self.amount(node, other, None)
+        if operation.peer == self.rank:
+            raise self.error(node, f"{other} = {self.rank}: is the rank itself; leave the message out")
+
+    def seconds(self, node: TraceNode) -> float:
+        """Return how long a node computes: what was measured, or what its operations take."""
+        micros = node.micros or self.amount(node, "runtime")
+        n_ops = self.amount(node, "num_ops")
+        if micros or not n_ops:
+            if micros > 1e6 * LARGEST:
+                raise self.error(node, f"its duration of {micros} us is out of range")
+            return 1e-6 * micros
+        if self.flops is None:
+            raise self.error(node, f"has num_ops = {n_ops} and no duration; give flops='...' to read_chakra")
+        memory = self.amount(node, "tensor_size") / self.moves if self.moves is not None else 0.0
+        return max(n_ops / self.flops, memory)
+
+    def amount(self, node: TraceNode, name: str, default: int | None = 0) -> int:
+        """Return a whole number of at least 0 that a node has as an attribute."""
+        value = node.attributes.get(name, default)
+        if value is None:
+            raise self.error(node, f"has no {name}, without which a plan cannot say what it does")
+        if isinstance(value, list | str) or not 0 <= value < 2**63 or value != int(value):
+            raise self.error(node, f"{name} = {shown(value)}: must be a whole number of at least 0")
+        return int(value)
+
+

@@ -1,0 +1,235 @@
+"""Files of Chakra execution traces: one rank's nodes, as MLCommons Chakra's schema (``et_def.proto``, 0.0.4 to 1.0) has
+them: a ``GlobalMetadata`` message, then ``Node`` messages, each behind its length (https://github.com/mlcommons/chakra).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddlsim.errors import ConfigError
+from ddlsim.imports.text import read_bytes
+from ddlsim.output_files import replacing
+from ddlsim.plan.wire import BYTES, FIXED32, FIXED64, VARINT, WireError, fields, lengthened, messages, put, signed
+
+__all__ = ["COLLECTIVES", "NODE_TYPES", "Attribute", "TraceNode", "is_chakra", "read_nodes", "write_nodes"]
+
+#: places are the numbers of the schema's NodeType and CollectiveCommType
+NODE_TYPES = (
+    "INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE", "COMM_SEND_NODE", "COMM_RECV_NODE",
+    "COMM_COLL_NODE",
+)  # fmt: skip
+COLLECTIVES = (
+    "ALL_REDUCE", "REDUCE", "ALL_GATHER", "GATHER", "SCATTER", "BROADCAST", "ALL_TO_ALL", "REDUCE_SCATTER",
+    "REDUCE_SCATTER_BLOCK", "BARRIER",
+)  # fmt: skip
+
+Scalar = int | float | bool | str
+Attribute = Scalar | list[Scalar]
+
+#: number of an attribute's scalar -> (wire type, struct format); the list of such scalars has the number behind it
+_FIXED = {3: (FIXED64, "<d"), 5: (FIXED32, "<f"), 19: (FIXED32, "<I"), 21: (FIXED64, "<Q"), 23: (FIXED32, "<i"),
+          25: (FIXED64, "<q")}  # fmt: skip
+_SIGNED, _UNSIGNED, _ZIGZAG, _BOOL, _TEXTS = (7, 9), (11, 13), (15, 17), 27, (29, 31)
+_INT32, _INT64, _DOUBLE, _TEXT = 7, 9, 3, 29
+
+
+@dataclass
+class TraceNode:
+    """A node: its dependencies are numbers of nodes of the same file, its time is in microseconds."""
+
+    number: int = 0
+    name: str = ""
+    type: int = 0
+    control: list[int] = field(default_factory=list)
+    data: list[int] = field(default_factory=list)
+    micros: int = 0
+    inputs: str = ""
+    attributes: dict[str, Attribute] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """The name of its type."""
+        return NODE_TYPES[self.type]
+
+
+def is_chakra(path: str | Path) -> bool:
+    """Return whether a file begins as a Chakra trace does."""
+    try:
+        with Path(path).open("rb") as file:
+            start = file.read(2**20)
+        stream = messages(start)
+        first = _metadata(next(stream)[1])
+        second = next(stream, None)
+        return first is not None and (second is None or _node(second[1]).type > 0)
+    except (WireError, OSError, StopIteration):
+        return False
+
+
+def read_nodes(path: Path) -> tuple[dict[str, Attribute], list[TraceNode]]:
+    """Return the attributes of a file's metadata, and its nodes.
+
+    Raises ConfigError with file, node and reason for what is no such file, or a part of one.
+    """
+    data = read_bytes(path)
+    metadata: dict[str, Attribute] | None = None
+    nodes: list[TraceNode] = []
+    count = 0
+    try:
+        for count, (_, message) in enumerate(messages(data)):
+            if count == 0:
+                metadata = _metadata(message)
+            if count or metadata is None:
+                nodes.append(_node(message))
+    except WireError as error:
+        raise ConfigError(
+            f"{path}: message {count}: {error}; is it a complete Chakra trace (schema 0.0.4 or later)?"
+        ) from None
+    if not data:
+        raise ConfigError(f"{path}: is empty; is it a complete Chakra trace?")
+    return metadata or {}, nodes
+
+
+def _metadata(message: bytes) -> dict[str, Attribute] | None:
+    """Return the attributes of a GlobalMetadata message; None if it is no such message."""
+    attributes: dict[str, Attribute] = {}
+    for number, wire, value in fields(message):
+        if wire != BYTES or number > 2:
+            return None
+        if number == 2:
+            name, attribute = _attribute(_bytes(number, value))
+            attributes[name] = attribute
+    return attributes
+
+
+def _node(message: bytes) -> TraceNode:
+    node = TraceNode()
+    for number, wire, value in fields(message):
+        if number in (4, 5):
+            (node.control if number == 4 else node.data).extend(_numbers(number, wire, value))
+        elif number == 10:
+            name, attribute = _attribute(_bytes(number, value))
+            node.attributes[name] = attribute
+        elif number == 2:
+            node.name = _text(_bytes(number, value))
+        elif number == 8:
+            node.inputs = next((_text(_bytes(n, v)) for n, _, v in fields(_bytes(number, value)) if n == 1), "")
+        elif number in (1, 3, 7):
+            if not isinstance(value, int):
+                raise WireError(f"field {number} of a node is no whole number")
+            setattr(node, {1: "number", 3: "type", 7: "micros"}[number], value)
+    if node.type >= len(NODE_TYPES):
+        raise WireError(f"node {node.number} has the type {node.type}; the schema knows 0 to {len(NODE_TYPES) - 1}")
+    return node
+
+
+def _bytes(number: int, value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise WireError(f"field {number} is a number where a text or message should stand")
+    return value
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "replace")
+
+
+def _numbers(number: int, wire: int, value: int | bytes) -> list[int]:
+    """Return the numbers of a repeated field, packed (as proto3 writes them) or one by one."""
+    if isinstance(value, int):
+        return [value]
+    if wire != BYTES:
+        raise WireError(f"field {number} is no list of whole numbers")
+    return [each for each in _packed(VARINT, value) if isinstance(each, int)]
+
+
+def _packed(wire: int, data: bytes) -> list[int | bytes]:
+    """Return the values of a packed field."""
+    size = {FIXED64: 8, FIXED32: 4}.get(wire)
+    if size is not None:
+        if len(data) % size:
+            raise WireError("a list of numbers is cut off")
+        return [data[i : i + size] for i in range(0, len(data), size)]
+    out: list[int | bytes] = []
+    value = shift = 0
+    for byte in data:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if shift > 70 or value >= 2**64:
+            raise WireError("a number has more than 64 bits")
+        if byte < 0x80:
+            out.append(value)
+            value = shift = 0
+    if shift:
+        raise WireError("a list of numbers is cut off")
+    return out
+
+
+def _attribute(message: bytes) -> tuple[str, Attribute]:
+    name, attribute = "", 0
+    result: Attribute = attribute
+    for number, wire, value in fields(message):
+        if number == 1:
+            name = _text(_bytes(number, value))
+        elif 3 <= number <= 32 and number % 2:
+            result = _scalar(number, wire, value)
+        elif 3 <= number <= 32:
+            result = _list(number - 1, _bytes(number, value))
+    return name, result
+
+
+def _list(number: int, message: bytes) -> list[Scalar]:
+    out: list[Scalar] = []
+    for place, wire, value in fields(message):
+        if place != 1:
+            continue
+        own = _FIXED[number][0] if number in _FIXED else VARINT
+        if wire == BYTES and number not in _TEXTS:
+            out += [_scalar(number, own, each) for each in _packed(own, _bytes(place, value))]
+        else:
+            out.append(_scalar(number, wire, value))
+    return out
+
+
+def _scalar(number: int, wire: int, value: int | bytes) -> Scalar:
+    """Return the value of an attribute whose field has this number."""
+    if number in _FIXED and wire == _FIXED[number][0] and isinstance(value, bytes):
+        unpacked: int | float = struct.unpack(_FIXED[number][1], value)[0]
+        return unpacked
+    if number in _TEXTS and isinstance(value, bytes):
+        return _text(value)
+    if isinstance(value, int) and wire == VARINT and number not in _FIXED and number not in _TEXTS:
+        if number == _BOOL:
+            return bool(value)
+        if number in _ZIGZAG:
+            return value >> 1 ^ -(value & 1)
+        return signed(value) if number in _SIGNED else value
+    raise WireError(f"an attribute's field {number} has the wire type {wire}, which does not fit its type")
+
+
+# ---------------------------------------------------------------- writing
+
+
+def write_nodes(path: Path, metadata: dict[str, Attribute], nodes: list[TraceNode]) -> None:
+    """Write a trace."""
+    with replacing(path) as file:
+        head = put(1, "0.0.4") + b"".join(put(2, _encoded(*each)) for each in metadata.items())
+        file.write(lengthened(head))
+        for node in nodes:
+            body = put(1, node.number) + put(2, node.name) + put(3, node.type)
+            body += b"".join(put(4, each) for each in node.control) + b"".join(put(5, each) for each in node.data)
+            body += put(7, node.micros) + b"".join(put(10, _encoded(*each)) for each in node.attributes.items())
+            file.write(lengthened(body))
+
+
+def _encoded(name: str, value: Attribute) -> bytes:
+    """Return an attribute: tags and ranks as 32 bits, other whole numbers as 64, as ASTRA-sim reads them."""
+    if isinstance(value, list):
+        raise TypeError(f"attribute {name}: lists are not written")
+    if isinstance(value, bool):
+        number: int = _BOOL
+    elif isinstance(value, int):
+        number = _INT32 if name in ("comm_tag", "comm_src", "comm_dst") else _INT64
+    else:
+        number = _DOUBLE if isinstance(value, float) else _TEXT
+    return put(1, name) + put(number, int(value) if isinstance(value, bool) else value)

@@ -1,0 +1,148 @@
+"""Plans as Chakra execution traces, and back as they were: what the schema has no word for stands in attributes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddlsim.errors import ConfigError
+from ddlsim.output_files import write_text
+from ddlsim.plan.chakra_file import COLLECTIVES, NODE_TYPES, Attribute, TraceNode, write_nodes
+from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, COLUMNS, GATHER, KINDS, PUSH_PULL, RECEIVE, SEND, Lane, Part, Plan
+from ddlsim.plan.queues import FusedQueue, UrgentQueue
+from ddlsim.plan.text import what
+
+__all__ = ["is_plan", "plan_of_files", "to_chakra"]
+
+_PLAN, _LANES = "ddlsim.plan", "ddlsim.lanes"
+_QUEUES = {"urgent": UrgentQueue, "fused": FusedQueue}
+
+
+def to_chakra(plan: Plan, path: str | Path) -> list[Path]:
+    """Write a plan as Chakra execution traces (schema 0.0.4), one file per rank, and return the files.
+
+    path  ``step.et``: the files are ``step.0.et``, ``step.1.et``, ... as ASTRA-sim takes them; and where collectives
+          are not of all ranks ``step.groups.json`` for its ``--comm-group-configuration``
+
+    Times are whole microseconds there; attributes ``ddlsim.*`` have them as they are, and all else that
+    :func:`ddlsim.plan.read_chakra` needs for the same plan. Raises ConfigError for what no trace can say: parameter
+    servers, needs between ranks without a message, queues of one's own.
+    """
+    stem = Path(str(path).removesuffix(".et"))
+    _check(plan)
+    common = json.dumps({
+        "groups": plan.groups, "parts": plan.parts, "names": plan.names, "n_layers": plan.n_layers,
+        "n_ranks": plan.n_ranks, "queues": [_told(queue) for queue in plan.queues],
+    })  # fmt: skip
+    files = []
+    for rank in range(plan.n_ranks):
+        rows = np.flatnonzero(plan.rank == rank).tolist()
+        lanes = json.dumps([[i, lane.name, lane.queue] for i, lane in enumerate(plan.lanes) if lane.rank == rank])
+        files.append(stem.with_name(f"{stem.name}.{rank}.et"))
+        write_nodes(files[-1], {_PLAN: common, _LANES: lanes}, [_node(plan, row) for row in rows])
+    partial = {str(i + 1): group for i, group in enumerate(plan.groups) if len(group) < plan.n_ranks}
+    if partial:
+        files.append(stem.with_name(f"{stem.name}.groups.json"))
+        write_text(files[-1], json.dumps(partial))
+    return files
+
+
+def _check(plan: Plan) -> None:
+    for row in plan.rows(PUSH_PULL)[:1].tolist():
+        raise ConfigError(f"to_chakra: {plan.task(row)}: Chakra has no parameter servers; export an all-reduce")
+    needing = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
+    for i in np.flatnonzero(plan.rank[plan.needs] != plan.rank[needing])[:1].tolist():
+        raise ConfigError(
+            f"to_chakra: {plan.task(int(needing[i]))} needs {plan.task(int(plan.needs[i]))}: a trace has no needs "
+            "between ranks; let a message of 0 bytes tell"
+        )
+
+
+def _told(queue: object) -> list[object]:
+    for name, kind in _QUEUES.items():
+        if type(queue) is kind:
+            return [name, vars(queue)]
+    raise ConfigError(f"to_chakra: queue {queue!r}: no trace can say how it decides; use UrgentQueue or FusedQueue")
+
+
+def _node(plan: Plan, row: int) -> TraceNode:
+    kind, nbytes = int(plan.kind[row]), float(plan.nbytes[row])
+    attributes: dict[str, Attribute] = {"is_cpu_op": False}
+    type_name = "COMP_NODE"
+    if kind in (SEND, RECEIVE):
+        type_name = "COMM_SEND_NODE" if kind == SEND else "COMM_RECV_NODE"
+        ends = (int(plan.rank[row]), int(plan.peer[row]))
+        src, dst = ends if kind == SEND else ends[::-1]
+        attributes |= {"comm_src": src, "comm_dst": dst, "comm_tag": int(plan.key[row])}
+    elif kind >= ALL_REDUCE:
+        type_name, group = "COMM_COLL_NODE", plan.groups[plan.peer[row]]
+        attributes["comm_type"] = COLLECTIVES.index(KINDS[kind].upper())
+        if len(group) < plan.n_ranks:
+            attributes["pg_name"] = str(int(plan.peer[row]) + 1)
+        nbytes /= len(group) if kind in (ALL_GATHER, GATHER) else 1
+    if kind >= SEND:
+        attributes["comm_size"] = round(nbytes)
+    for name in COLUMNS:
+        attributes[f"ddlsim.{name}"] = getattr(plan, name)[row].item()
+    needs = plan.needs[plan.need_offsets[row] : plan.need_offsets[row + 1]].tolist()
+    before = int(plan.previous[row])
+    return TraceNode(
+        row, what(plan, row), NODE_TYPES.index(type_name), control=[before] if before >= 0 else [], data=needs,
+        micros=round(1e6 * float(plan.seconds[row])), attributes=attributes,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- and back
+
+
+def is_plan(metadata: Mapping[str, Attribute]) -> bool:
+    """Return whether a trace was written by :func:`to_chakra`."""
+    return _PLAN in metadata
+
+
+def plan_of_files(traces: Sequence[tuple[Path, Mapping[str, Attribute], Sequence[TraceNode]]]) -> Plan:
+    """Return the plan whose traces these are. Raises ConfigError, naming the file, where they have been changed."""
+    file, metadata, _ = traces[0]
+    try:
+        common = json.loads(str(metadata[_PLAN]))
+        if common["n_ranks"] != len(traces):
+            raise ConfigError(
+                f"{file}: is one of {common['n_ranks']} files of a plan, {len(traces)} of which are there; put them "
+                "together"
+            )
+        return _plan(traces, common)
+    except ConfigError as error:
+        raise ConfigError(str(error) if str(error).startswith(str(file)) else f"{file}: {error}") from None
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
+        raise ConfigError(
+            f"{file}: its ddlsim attributes are damaged ({type(error).__name__}: {error}); write it anew, or take them "
+            "out to read it as anybody's trace"
+        ) from None
+
+
+def _plan(traces: Sequence[tuple[Path, Mapping[str, Attribute], Sequence[TraceNode]]], common: dict[str, Any]) -> Plan:
+    lanes: dict[int, Lane] = {}
+    nodes: dict[int, TraceNode] = {}
+    for rank, (_, metadata, mine) in enumerate(traces):
+        for number, name, queue in json.loads(str(metadata[_LANES])):
+            lanes[int(number)] = Lane(rank, str(name), int(queue))
+        nodes.update((node.number, node) for node in mine)
+    n = sum(len(mine) for _, _, mine in traces)
+    if set(nodes) != set(range(n)) or set(lanes) != set(range(len(lanes))):
+        raise ValueError("rows or lanes are missing")
+    each = [nodes[row] for row in range(n)]
+    columns: dict[str, Any] = {name: np.array([node.attributes[f"ddlsim.{name}"] for node in each]) for name in COLUMNS}
+    needs = [node.data for node in each]
+    return Plan(
+        lanes=tuple(lanes[i] for i in range(len(lanes))),
+        queues=tuple(_QUEUES[name](**arguments) for name, arguments in common["queues"]),
+        groups=tuple(tuple(int(rank) for rank in group) for group in common["groups"]),
+        parts=tuple(Part(float(size), int(first), int(end)) for size, first, end in common["parts"]),
+        names=tuple(str(name) for name in common["names"]), n_layers=int(common["n_layers"]),
+        need_offsets=np.cumsum([0, *map(len, needs)]),
+        needs=np.array([need for one in needs for need in one], dtype=np.int64), **columns,
+    )  # fmt: skip

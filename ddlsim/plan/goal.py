@@ -1,0 +1,287 @@
+"""Plans as GOAL text, the language of LogGOPSim and ATLAHS: Hoefler, Siebert and Lumsdaine 2009, "Group Operation
+Assembly Language"; the grammar is that of txt2bin in https://github.com/spcl/LogGOPSim.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from ddlsim.arguments import checked
+from ddlsim.collectives import Collective, Schedule
+from ddlsim.errors import ConfigError, shown
+from ddlsim.imports.text import SourceText, read_text
+from ddlsim.output_files import write_text
+from ddlsim.plan.graph import Operation, plan_of_operations
+from ddlsim.plan.plan import ALL_REDUCE, COMPUTE, RECEIVE, SEND, Plan
+from ddlsim.plan.schedules import Schedules
+
+__all__ = ["read_goal", "to_goal"]
+
+MAX_RANKS, MAX_MESSAGES, LARGEST = 10**6, 2_000_000, 2**62
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_LABEL = r"[a-zA-Z]\w*"
+_OPERATION = re.compile(
+    rf"(?:(?P<label>{_LABEL})\s*:\s*)?(?:calc\s+(?P<ns>\d+)|(?P<what>send|recv)\s+(?P<size>\d+)\s*b\s+(?P<way>to|from)\s+"
+    r"(?P<peer>-?\d+)(?:\s+tag\s+(?P<tag>-?\d+))?)(?:\s+cpu\s+(?P<cpu>\d+))?(?:\s+nic\s+(?P<nic>\d+))?",
+)
+_REQUIRES = re.compile(rf"(?P<later>{_LABEL})\s+(?P<start>i?)requires\s+(?P<sooner>{_LABEL})")
+
+
+@checked
+def read_goal(path: str | Path) -> Plan:
+    """Return the plan that a GOAL file tells.
+
+    ``calc`` takes nanoseconds, one at a time on each ``cpu`` of a rank, in the order in which they could start. A send
+    ends when it has been delivered (LogGOPSim's rendezvous), takes no time of a CPU, and the network's routes, not
+    ``nic``, say where it leaves. ``irequires`` waits for what the operation waits for that it names.
+
+    Raises ConfigError, naming file and line, for what is no GOAL and for what a plan cannot say: receives from any rank
+    or of any tag, and ``irequires`` of a ``calc``, which may start later than it could.
+    """
+    source = read_text(path)
+    text = _COMMENT.sub(lambda match: "\n" * match[0].count("\n"), source.text)
+    blocks = _Blocks(SourceText(source.path, text))
+    return plan_of_operations(*blocks.read())
+
+
+class _Blocks:
+    """A file's ``rank`` blocks on the way to operations."""
+
+    def __init__(self, source: SourceText) -> None:
+        self.source = source
+        self.operations: list[Operation] = []
+        self.n_ranks = 0
+
+    def read(self) -> tuple[list[Operation], int]:
+        rank, seen = -1, set[int]()
+        labels: dict[str, int] = {}
+        later: list[tuple[int, re.Match[str]]] = []
+        for number, line in self._statements():
+            if match := re.fullmatch(r"num_ranks\s+(\d+)", line):
+                self.n_ranks = self._number(number, match[1], "num_ranks", MAX_RANKS)
+                if self.n_ranks < 1:
+                    raise self.source.error(number, "num_ranks 0: there must be a rank")
+            elif match := re.fullmatch(r"rank\s+(\d+)\s*\{", line):
+                if rank >= 0:
+                    raise self.source.error(number, f"rank {rank} has not been closed; write a }} before")
+                rank = self._rank(number, match[1], "rank")
+                if rank in seen:
+                    raise self.source.error(number, f"rank {rank} stands here a second time; put all it does together")
+                seen.add(rank)
+                labels, later = {}, []
+            elif rank < 0:
+                raise self.source.error(number, f"{shown(line)}: expected num_ranks N, or rank N {{")
+            elif line == "}":
+                self._require(labels, later)
+                rank = -1
+            elif match := _REQUIRES.fullmatch(line):
+                later.append((number, match))
+            elif match := _OPERATION.fullmatch(line):
+                label = match["label"]
+                if label is not None and labels.setdefault(label, len(self.operations)) < len(self.operations):
+                    raise self.source.error(number, f"label {label} stands for another operation; give each its own")
+                self.operations.append(self._operation(number, rank, match))
+            else:
+                raise self.source.error(
+                    number, f"{shown(line)}: is no operation; write 'l1: calc 100', 'l2: send 8b to 1 tag 0', 'l3: "
+                    "recv 8b from 1 tag 0', or 'l2 requires l1'"
+                )  # fmt: skip
+        if rank >= 0:
+            raise self.source.error(None, f"ends inside rank {rank}; is the file complete? (a closing }} is missing)")
+        if not self.n_ranks:
+            raise self.source.error(None, "has no num_ranks; is it a GOAL file?")
+        return self.operations, self.n_ranks
+
+    def _statements(self) -> Iterator[tuple[int, str]]:
+        """Yield line numbers and statements; braces may share a line with others."""
+        for number, line in enumerate(self.source.text.splitlines(), start=1):
+            for piece in re.split(r"(?<=\{)|(?=\})|(?<=\})", line):
+                if piece.strip():
+                    yield number, piece.strip()
+
+    def _number(self, line: int, digits: str, what: str, largest: int = LARGEST) -> int:
+        if len(digits) > 20 or int(digits) > largest:
+            raise self.source.error(line, f"{what} {shown(digits)}: must be at most {largest}")
+        return int(digits)
+
+    def _rank(self, line: int, digits: str, what: str) -> int:
+        if not self.n_ranks:
+            raise self.source.error(line, "num_ranks must come first")
+        rank = self._number(line, digits, what)
+        if rank >= self.n_ranks:
+            raise self.source.error(line, f"{what} {rank}: there are ranks 0 to {self.n_ranks - 1} (num_ranks)")
+        return rank
+
+    def _operation(self, line: int, rank: int, match: re.Match[str]) -> Operation:
+        where = f"{self.source.path}:{line}"
+        cpu = match["cpu"] or "0"
+        if match["ns"] is not None:
+            seconds = 1e-9 * self._number(line, match["ns"], "calc")
+            return Operation(rank, where, COMPUTE, seconds, lane=f"cpu {self._number(line, cpu, 'cpu')}")
+        sends = match["what"] == "send"
+        if (match["way"] == "to") != sends:
+            raise self.source.error(line, f"{match['what']} ... {match['way']}: write 'send 8b to 1', 'recv 8b from 1'")
+        tag = match["tag"] or "0"
+        if "-" in match["peer"] or "-" in tag:
+            raise self.source.error(line, "a receive of a plan knows its sender and its tag; write both")
+        peer = self._rank(line, match["peer"], match["way"])
+        if peer == rank:
+            raise self.source.error(line, f"rank {rank} {match['what']}s {match['way']} itself; leave it out")
+        kind, nbytes = SEND if sends else RECEIVE, float(self._number(line, match["size"], "size"))
+        return Operation(rank, where, kind, nbytes=nbytes, peer=peer, tag=self._number(line, tag, "tag"))
+
+    def _require(self, labels: Mapping[str, int], later: list[tuple[int, re.Match[str]]]) -> None:
+        """Give the operations of a rank what they need."""
+        starts: dict[int, list[int]] = {}
+        for line, match in later:
+            for label in (match["later"], match["sooner"]):
+                if label not in labels:
+                    raise self.source.error(line, f"label {label} stands for no operation of this rank")
+            second, first = labels[match["later"]], labels[match["sooner"]]
+            if not match["start"]:
+                self.operations[second].needs.append(first)
+            elif self.operations[first].kind == COMPUTE:
+                raise self.source.error(
+                    line, f"{match['later']} waits for the start of the calc {match['sooner']}; tasks of a plan wait "
+                    "for ends: wait for what that calc requires"
+                )  # fmt: skip
+            else:
+                starts.setdefault(second, []).append(first)
+        needs = {each: list(self.operations[each].needs) for firsts in starts.values() for each in firsts}
+        for second, firsts in starts.items():  # what starts with others waits for what they wait for
+            ahead, met = list(firsts), set(firsts)
+            while ahead:
+                first = ahead.pop()
+                self.operations[second].needs += needs[first]
+                new = [each for each in starts.get(first, ()) if each not in met]
+                met.update(new)
+                ahead += new
+
+
+# ---------------------------------------------------------------- writing
+
+
+def to_goal(
+    plan: Plan, path: str | Path, algorithm: str | Collective | Mapping[str, str | Collective] = "ring"
+) -> Path:
+    """Write a plan as GOAL text and return the file.
+
+    algorithm  of collectives, as for :func:`ddlsim.plan.execute`: GOAL knows messages only, so each collective is
+               written out, members in the order of their groups
+
+    Times are whole nanoseconds and sizes whole bytes there, every lane of a rank is a ``cpu``; what tasks are for
+    (layers, steps, parts, memory) gets lost. Raises ConfigError for what GOAL cannot say: needs between ranks without a
+    message, queues, and more than two million messages.
+    """
+    needing = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
+    for i in np.flatnonzero(plan.rank[plan.needs] != plan.rank[needing])[:1].tolist():
+        raise ConfigError(
+            f"to_goal: {plan.task(int(needing[i]))} needs {plan.task(int(plan.needs[i]))}: GOAL has no needs between "
+            "ranks; let a message of 0 bytes tell"
+        )
+    for row in plan.collectives[plan.queue[plan.collectives] >= 0][:1].tolist():
+        raise ConfigError(f"to_goal: {plan.task(row)}: GOAL has no queues; export one without")
+    write_text(path, "".join(_Text(plan, algorithm).lines()))
+    return Path(path)
+
+
+class _Text:
+    """The lines of every rank of a plan."""
+
+    def __init__(self, plan: Plan, algorithm: str | Collective | Mapping[str, str | Collective]) -> None:
+        self.plan = plan
+        #: of each collective (key) and rank: the lanes of its schedule, in rounds of sends and receives
+        self.parts: dict[tuple[int, int], dict[int, list[list[str]]]] = {}
+        schedules = Schedules(plan, algorithm)
+        rows = plan.collectives[np.unique(plan.key[plan.collectives], return_index=True)[1]]
+        tag = len(plan)
+        for row in rows.tolist():
+            schedule = schedules(int(plan.kind[row]), int(plan.peer[row]), float(plan.nbytes[row]))
+            if tag + schedule.n_messages > len(plan) + MAX_MESSAGES:
+                raise ConfigError(f"to_goal: the plan has over {MAX_MESSAGES:,} messages; export fewer ranks or steps")
+            self._write_out(row, schedule, tag)
+            tag += schedule.n_messages
+
+    def _write_out(self, row: int, schedule: Schedule, tag: int) -> None:
+        """Keep the messages of a collective for its ranks, round by round."""
+        members, key = self.plan.groups[self.plan.peer[row]], int(self.plan.key[row])
+        for lane, rounds in enumerate(schedule.lanes):
+            for one in rounds:
+                for repetition in range(one.repeat):
+                    sizes = schedule.message_bytes(float(self.plan.nbytes[row]), one, repetition) + one.header
+                    now: dict[int, list[str]] = {}
+                    for src, dst, size in zip(one.src.tolist(), one.dst.tolist(), sizes.tolist(), strict=True):
+                        a, b = members[src], members[dst]
+                        now.setdefault(a, []).append(f"send {round(size)}b to {b} tag {tag}")
+                        now.setdefault(b, []).append(f"recv {round(size)}b from {a} tag {tag}")
+                        tag += 1
+                    for rank, texts in now.items():
+                        self.parts.setdefault((key, rank), {}).setdefault(lane, []).append(texts)
+
+    def lines(self) -> Iterator[str]:
+        plan = self.plan
+        yield f"num_ranks {plan.n_ranks}\n"
+        cpu = _cpus(plan)
+        for rank in range(plan.n_ranks):
+            yield f"\nrank {rank} {{\n"
+            for row in np.flatnonzero(plan.rank == rank).tolist():
+                yield from self._row(rank, row, cpu[int(plan.lane[row])])
+            yield "}\n"
+
+    def _row(self, rank: int, row: int, cpu: int) -> Iterator[str]:
+        plan, kind = self.plan, int(self.plan.kind[row])
+        needs = plan.needs[plan.need_offsets[row] : plan.need_offsets[row + 1]].tolist()
+        needs += [int(plan.previous[row])] if plan.previous[row] >= 0 else []
+        after = list(dict.fromkeys(end for need in needs for end in self._ends(need)))
+        size = f"{round(float(plan.nbytes[row]))}b"
+        if kind == SEND:
+            text = f"send {size} to {plan.peer[row]} tag {plan.key[row]}"
+        elif kind == RECEIVE:
+            text = f"recv {size} from {plan.peer[row]} tag {plan.key[row]}"
+        else:  # a collective of one rank is nothing to do
+            text = f"calc {round(1e9 * float(plan.seconds[row]))} cpu {cpu}"
+        lanes = self.parts.get((int(plan.key[row]), rank), {}) if kind >= ALL_REDUCE else {}
+        operations = self._messages(row, lanes, after) if lanes else [(f"l{row}", text, after)]
+        for label, one, before in operations:
+            yield f"{label}: {one}\n"
+            yield from (f"{label} requires {end}\n" for end in before)
+
+    def _messages(
+        self, row: int, lanes: dict[int, list[list[str]]], after: list[str]
+    ) -> Iterator[tuple[str, str, list[str]]]:
+        """Yield label, text and needs of a rank's messages: a round comes after the one before in its lane."""
+        for lane, rounds in lanes.items():
+            before = after
+            for number, texts in enumerate(rounds):
+                labels = _labels(row, lane, number, texts)
+                yield from ((label, text, before) for label, text in zip(labels, texts, strict=True))
+                before = labels
+
+    def _ends(self, row: int) -> list[str]:
+        """Return the labels of what has ended when a row has."""
+        plan = self.plan
+        lanes = self.parts.get((int(plan.key[row]), int(plan.rank[row])), {}) if plan.kind[row] >= ALL_REDUCE else {}
+        last = [_labels(row, lane, len(rounds) - 1, rounds[-1]) for lane, rounds in lanes.items()]
+        return [label for labels in last for label in labels] or [f"l{row}"]
+
+
+def _cpus(plan: Plan) -> list[int]:
+    """Return the CPU that each lane is: the one that its name says, or one that no other has on its rank."""
+    said = [re.fullmatch(r"cpu (\d{1,9})", lane.name) for lane in plan.lanes]
+    taken = {(lane.rank, int(match[1])) for lane, match in zip(plan.lanes, said, strict=True) if match}
+    free = [0] * plan.n_ranks
+    cpus = []
+    for lane, match in zip(plan.lanes, said, strict=True):
+        while match is None and (lane.rank, free[lane.rank]) in taken:
+            free[lane.rank] += 1
+        cpus.append(int(match[1]) if match else free[lane.rank])
+        taken.add((lane.rank, cpus[-1]))
+    return cpus
+
+
+def _labels(row: int, lane: int, number: int, texts: list[str]) -> list[str]:
+    return [f"l{row}_{lane}_{number}_{i}" for i in range(len(texts))]

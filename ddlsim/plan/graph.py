@@ -1,0 +1,164 @@
+"""From a graph of operations, as other people's files hold them, to a plan: lanes, pairs of messages, collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ddlsim.errors import ConfigError
+from ddlsim.plan.order import Order
+from ddlsim.plan.plan import ALL_REDUCE, COMPUTE, KINDS, RECEIVE, SEND, Ints, Lane, Plan
+from ddlsim.plan.queues import UrgentQueue
+
+__all__ = ["WAITING", "Operation", "plan_of_operations"]
+
+#: the lane of what waits for nothing but its needs
+WAITING = "waiting"
+
+
+@dataclass
+class Operation:
+    """What a rank does, after the operations of the list that it `needs`.
+
+    rank   who; ``where`` says which line or node of which file
+    kind   place in :data:`ddlsim.plan.KINDS`
+    lane   where it runs one after the other with others; None: as soon as its needs have ended
+    peer   of a message: the other rank
+    group  of a collective: its members
+    tag    messages between two ranks, and collectives of a group, with the same tag are told apart by their order
+    """
+
+    rank: int
+    where: str
+    kind: int = COMPUTE
+    seconds: float = 0.0
+    nbytes: float = 0.0
+    lane: str | None = None
+    name: str = ""
+    peer: int = -1
+    group: tuple[int, ...] = ()
+    tag: object = 0
+    needs: list[int] = field(default_factory=list)
+
+
+def plan_of_operations(operations: Sequence[Operation], n_ranks: int) -> Plan:
+    """Return the plan of these operations.
+
+    Lanes do them in the order in which they could start if nothing that travels took time. Raises ConfigError, saying
+    where, for messages without their other end, collectives whose members differ, and circles of needs.
+    """
+    key = _messages(operations)
+    n_messages = sum(each >= 0 for each in key) // 2
+    _collectives(operations, key, n_messages)
+    first = _plan(operations, key, np.arange(len(operations)), [None] * len(operations), n_ranks)
+    order = Order(first)
+    try:
+        events = order.events
+    except ConfigError as error:
+        raise ConfigError(_in_the_file(str(error), operations)) from None
+    seconds = np.zeros(order.n_events)
+    np.maximum.at(seconds, order.event, first.seconds)
+    end, start = np.array(order.ends(seconds.tolist())), np.zeros(order.n_events)
+    before, after = (order.event[rows] for rows in order.ends_after)
+    np.maximum.at(start, after, end[before])
+    turn = np.empty(order.n_events)
+    turn[events] = np.arange(order.n_events)
+    ranks = np.array([each.rank for each in operations], dtype=np.int64)
+    rows = np.lexsort((turn[order.event], start[order.event], ranks))
+    return _plan(operations, key, rows, [each.lane for each in operations], n_ranks)
+
+
+def _in_the_file(message: str, operations: Sequence[Operation]) -> str:
+    """Put the first row that an error names where it stands in the file."""
+    words = message.split("row ", 1)[-1].split(" ", 1)[0]
+    place = operations[int(words)].where if words.isdecimal() and int(words) < len(operations) else "the file"
+    return f"{place}: {message.removeprefix('plan: ')}"
+
+
+def _messages(operations: Sequence[Operation]) -> list[int]:
+    """Return the key of each send and receive, -1 for others: the nth send meets the nth receive of its kind."""
+    key = [-1] * len(operations)
+    sides: dict[int, dict[tuple[int, int, object], list[int]]] = {SEND: {}, RECEIVE: {}}
+    for i, each in enumerate(operations):
+        if each.kind in sides:
+            ends = (each.rank, each.peer) if each.kind == SEND else (each.peer, each.rank)
+            sides[each.kind].setdefault((*ends, each.tag), []).append(i)
+    n = 0
+    for place in {**sides[SEND], **sides[RECEIVE]}:
+        sends, receives = sides[SEND].get(place, []), sides[RECEIVE].get(place, [])
+        if len(sends) != len(receives):
+            rows, what = (sends, "receives") if len(sends) > len(receives) else (receives, "sends")
+            lonely, (src, dst, tag) = operations[rows[min(len(sends), len(receives))]], place
+            raise ConfigError(
+                f"{lonely.where}: nobody {what} it: {len(sends)} messages go from rank {src} to rank {dst} with tag "
+                f"{tag}, {len(receives)} are received"
+            )
+        for send, receive in zip(sends, receives, strict=True):
+            if operations[send].nbytes != operations[receive].nbytes:
+                raise ConfigError(
+                    f"{operations[receive].where}: receives {operations[receive].nbytes:.0f} bytes of a message of "
+                    f"{operations[send].nbytes:.0f} ({operations[send].where}); both ends must agree"
+                )
+            key[send] = key[receive] = n
+            n += 1
+    return key
+
+
+def _collectives(operations: Sequence[Operation], key: list[int], n: int) -> None:
+    """Give the members of each collective a key: the nth of a group at one rank is the nth at the others."""
+    calls: dict[tuple[tuple[int, ...], object], dict[int, list[int]]] = {}
+    for i, each in enumerate(operations):
+        if each.kind >= ALL_REDUCE:
+            calls.setdefault((each.group, each.tag), {}).setdefault(each.rank, []).append(i)
+    for (group, _), by_rank in calls.items():
+        most = max(by_rank.values(), key=len)
+        for rank in group:
+            mine = by_rank.get(rank, [])
+            if len(mine) < len(most):
+                raise ConfigError(
+                    f"{operations[most[len(mine)]].where}: rank {rank} of its group never enters this collective: it "
+                    f"enters {len(mine)} of this group, rank {operations[most[0]].rank} {len(most)}"
+                )
+        for together in zip(*(by_rank[rank] for rank in group), strict=True):
+            leader = operations[together[0]]
+            for i in together:
+                if (operations[i].kind, operations[i].nbytes) != (leader.kind, leader.nbytes):
+                    raise ConfigError(
+                        f"{operations[i].where}: is {KINDS[operations[i].kind]} of {operations[i].nbytes:.0f} bytes, "
+                        f"{leader.where} {KINDS[leader.kind]} of {leader.nbytes:.0f}; members must agree"
+                    )
+                key[i] = n
+            n += 1
+
+
+def _plan(
+    operations: Sequence[Operation], key: Sequence[int], rows: Ints, lane_names: Sequence[str | None], n_ranks: int
+) -> Plan:
+    """Return the plan whose rows are operations in this order."""
+    lanes: dict[Lane, int] = {}
+    groups: dict[tuple[int, ...], int] = {}
+    names: dict[str, int] = {}
+    place = np.empty(len(rows), dtype=np.int64)
+    place[rows] = np.arange(len(rows))
+    each = [operations[i] for i in rows.tolist()]
+    lane_of = [lane_names[i] for i in rows.tolist()]
+    ordered = [Lane(one.rank, name) if name is not None else Lane(one.rank, WAITING, 0)
+               for one, name in zip(each, lane_of, strict=True)]  # fmt: skip
+    if len(each) == 0 or max(one.rank for one in each) < n_ranks - 1:
+        lanes[Lane(n_ranks - 1, WAITING, 0)] = 0  # a rank that does nothing is one all the same
+    column = [lanes.setdefault(lane, len(lanes)) for lane in ordered]
+    peer = [groups.setdefault(one.group, len(groups)) if one.kind >= ALL_REDUCE else one.peer for one in each]
+    name = [names.setdefault(one.name, len(names)) if one.name else -1 for one in each]
+    needs = [np.unique(place[one.needs]) if one.needs else place[:0] for one in each]
+    none = np.full(len(rows), -1)
+    return Plan(
+        lanes=tuple(lanes), queues=(UrgentQueue(1),), groups=tuple(groups), parts=(), names=tuple(names), n_layers=0,
+        lane=np.array(column, dtype=np.int64), kind=np.array([one.kind for one in each], dtype=np.int64),
+        name=np.array(name, dtype=np.int64), seconds=np.array([one.seconds for one in each], dtype=np.float64),
+        nbytes=np.array([one.nbytes for one in each], dtype=np.float64), peer=np.array(peer, dtype=np.int64),
+        key=np.array(key, dtype=np.int64)[rows], step=0 * none, batch=none, first=0 * none, end=0 * none, part=none,
+        holds=np.zeros(len(rows)), need_offsets=np.cumsum([0, *map(len, needs)]),
+        needs=np.concatenate(needs) if needs else none,
+    )  # fmt: skip

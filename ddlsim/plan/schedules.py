@@ -1,0 +1,86 @@
+"""How the collectives of a plan run: an algorithm for each kind, and an order of its members."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ddlsim.cluster import Cluster
+from ddlsim.collectives import Collective, Schedule, build, reorder
+from ddlsim.collectives.find import n_segments_for
+from ddlsim.collectives.push_pull import push_pull
+from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.plan.plan import KINDS, PUSH_PULL, ROOTED, Ints, Plan
+
+__all__ = ["ALGORITHMS", "Schedules"]
+
+#: how collectives run if nothing else is said: in rings and pipelined chains as NCCL, all-to-alls at once
+ALGORITHMS: dict[str, str | Collective] = {
+    "all_reduce": "ring", "reduce_scatter": "ring", "all_gather": "ring", "broadcast": "chain", "reduce": "chain",
+    "gather": "direct", "scatter": "direct", "all_to_all": "direct", "push_pull": "direct",
+}  # fmt: skip
+
+
+def _algorithms(algorithm: str | Collective | Mapping[str, str | Collective]) -> dict[str, str | Collective]:
+    """Return the algorithm of every kind of collective."""
+    chosen = dict(algorithm) if isinstance(algorithm, Mapping) else {"all_reduce": algorithm}
+    for kind in chosen:
+        if kind not in ALGORITHMS:
+            raise unknown_name("kind of collective", str(kind), ALGORITHMS, "algorithm")
+    push = chosen.get("push_pull", "direct")
+    if push not in ("direct", "tree", "star"):
+        raise ConfigError(f"algorithm['push_pull'] = {shown(push)}: must be 'direct', 'tree' or 'star'")
+    return ALGORITHMS | chosen
+
+
+class Schedules:
+    """The schedule of a kind of collective for a group and a number of bytes, one for sizes with as many segments.
+
+    Without a `cluster` nothing is known of machines and neighbours.
+    """
+
+    def __init__(
+        self, plan: Plan, algorithm: str | Collective | Mapping[str, str | Collective], cluster: Cluster | None = None,
+        nodes: Ints | None = None, rank_order: str | Sequence[int] = "given",
+    ) -> None:  # fmt: skip
+        self.plan, self.cluster, self.nodes, self.algorithms = plan, cluster, nodes, _algorithms(algorithm)
+        self.orders = [_wanted(rank_order, plan, group) for group in plan.groups]
+        self.machines: Ints | None = None
+        if cluster is not None and nodes is not None:
+            outside = len(cluster.host_names) + nodes
+            self.machines = np.where(cluster.host_of[nodes] >= 0, cluster.host_of[nodes], outside)
+        self.cache: dict[tuple[int, int, int], Schedule] = {}
+
+    def __call__(self, kind: int, group: int, nbytes: float) -> Schedule:
+        key = kind, group, n_segments_for(nbytes)
+        if key not in self.cache:
+            self.cache[key] = self._new(kind, group, nbytes)
+        return self.cache[key]
+
+    def _new(self, kind: int, group: int, nbytes: float) -> Schedule:
+        members, algorithm = np.array(self.plan.groups[group]), self.algorithms[KINDS[kind]]
+        hosts = None if self.machines is None else self.machines[members]
+        if kind == PUSH_PULL:
+            n_servers = int(np.isin(members, self.plan.servers).sum())
+            inside = None if algorithm == "direct" or hosts is None else hosts[: len(hosts) - n_servers].tolist()
+            return push_pull(len(members) - n_servers, n_servers, inside, star=algorithm == "star")
+        order = self.orders[group]
+        if isinstance(order, str) and self.cluster is not None and self.nodes is not None:
+            order = self.cluster.locality_order(self.nodes[members])
+        places = np.asarray(order)
+        if kind in ROOTED:  # from or to the first member, whatever the order
+            places = np.roll(places, -int(np.flatnonzero(places == 0)[0]))
+        near = None if hosts is None else hosts[places].tolist()
+        return reorder(build(algorithm, len(places), nbytes, near, KINDS[kind]), places)
+
+
+def _wanted(rank_order: str | Sequence[int], plan: Plan, group: tuple[int, ...]) -> str | Ints:
+    """Return the order of a group's members: "topology", or their places in the group in the order wanted."""
+    if isinstance(rank_order, str):
+        if rank_order not in ("topology", "given"):
+            raise ConfigError(f"rank_order = {rank_order!r}: must be 'given', 'topology' or a list of ranks")
+        return "topology" if rank_order == "topology" else np.arange(len(group))
+    if sorted(rank_order) != list(range(plan.n_ranks)):
+        raise ConfigError(f"rank_order = {list(rank_order)}: must list each of the ranks 0..{plan.n_ranks - 1} once")
+    return np.array([group.index(rank) for rank in rank_order if rank in group], dtype=np.int64)

@@ -1,0 +1,171 @@
+"""GOAL text: what it says runs, plans are written out in it, and what is wrong with a file is said."""
+
+import numpy as np
+import pytest
+from plan_examples import hand_made, random_plan, two_ranks, workload
+
+import ddlsim
+from ddlsim import ConfigError
+from ddlsim.cluster import star
+from ddlsim.plan import KINDS, Draft, UrgentQueue, data_parallel, read_goal, sharded, through_servers
+
+SWITCH = ddlsim.load_cluster(star(6, bandwidth=1e9, latency=1e-6))
+#: as the README of LogGOPSim's generators writes it, with comments, CPUs and NICs
+TEXT = """num_ranks 3 // three of them
+
+rank 0 {
+l1: calc 1000000 cpu 1
+l2: send 1000000b to 1 tag 7 cpu 0 nic 0
+l2 requires l1
+calc 5
+}
+/* the second
+waits */
+rank 1 {
+got: recv 1000000b from 0 tag 7
+work: calc 2000000
+work requires got
+beside: calc 2500000 cpu 3
+}
+"""
+
+
+def written(tmp_path, text):
+    path = tmp_path / "x.goal"
+    path.write_text(text)
+    return path
+
+
+def test_what_a_file_says(tmp_path):
+    plan = read_goal(written(tmp_path, TEXT))
+    plan.check()
+    assert plan.n_ranks == 3
+    run = plan.execute(SWITCH)
+    assert run.seconds == pytest.approx(1e-3 + 1e-3 + 2e-6 + 2e-3)
+    assert plan.critical_path() == pytest.approx(3e-3)
+    names = {(lane.rank, lane.name) for lane in plan.lanes}
+    assert names == {
+        (0, "cpu 0"), (0, "cpu 1"), (0, "waiting"), (1, "cpu 0"), (1, "cpu 3"), (1, "waiting"), (2, "waiting"),
+    }  # fmt: skip
+
+
+def test_a_cpu_does_first_what_can_start_first(tmp_path):
+    """The calc that stands first waits for a message, the other one does not wait for it."""
+    text = (
+        "num_ranks 2\nrank 0 {\nl1: recv 1000000b from 1 tag 0\nl2: calc 1000000\nl2 requires l1\nl3: calc 500000\n}\n"
+        "rank 1 {\nl1: calc 700000\nl2: send 1000000b to 0 tag 0\nl2 requires l1\n}\n"
+    )
+    assert read_goal(written(tmp_path, text)).execute(SWITCH).seconds == pytest.approx(0.7e-3 + 1e-3 + 2e-6 + 1e-3)
+
+
+def test_messages_with_a_tag_meet_in_order(tmp_path):
+    text = (
+        "num_ranks 2\nrank 0 {\nsend 8b to 1 tag 1\nsend 9b to 1 tag 1\nsend 7b to 1\n}\n"
+        "rank 1 {\nrecv 7b from 0 tag 0\nrecv 8b from 0 tag 1\nrecv 9b from 0 tag 1\n}"
+    )
+    assert len(read_goal(written(tmp_path, text))) == 6
+
+
+def test_what_starts_with_others_waits_for_what_they_wait_for(tmp_path):
+    text = (
+        "num_ranks 2\nrank 0 {\na: calc 1000\nb: send 1000000b to 1 tag 0\nb requires a\nc: send 1000000b to 1 tag 1\n"
+        "c irequires b\nd: calc 300\nd irequires c\n}\n"
+        "rank 1 {\nrecv 1000000b from 0 tag 0\nrecv 1000000b from 0 tag 1\n}"
+    )
+    run = read_goal(written(tmp_path, text)).execute(SWITCH)
+    assert run.start[run.plan.kind == KINDS.index("send")].tolist() == pytest.approx([1e-6, 1e-6])
+    (row,) = np.flatnonzero(np.isclose(run.plan.seconds, 3e-7))
+    assert run.start[row] == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize(
+    ("plan", "algorithm"),
+    [
+        (two_ranks(4, steps=2), "ring"), (two_ranks(4, steps=2), "halving_doubling"), (hand_made(), "ring"),
+        (sharded(workload(), 3, steps=2), {"all_gather": "direct"}), (two_ranks(6), "pipelined_ring"),
+        *((random_plan(np.random.default_rng(seed), 6, kinds=KINDS[6:14]), "ring") for seed in range(4)),
+    ],
+)  # fmt: skip
+def test_a_plan_takes_as_long_written_out(tmp_path, plan, algorithm):
+    """Up to the rounding to whole nanoseconds and bytes; and what has been read is written as it was."""
+    path = plan.to_goal(tmp_path / "a.goal", algorithm)
+    again = read_goal(path)
+    assert set(again.kind) <= {3, 4, 5}
+    seconds = plan.execute(SWITCH, algorithm, rank_order="given").seconds
+    assert again.execute(SWITCH).seconds == pytest.approx(seconds, rel=1e-6)
+    assert read_goal(again.to_goal(tmp_path / "b.goal")).execute(SWITCH).seconds == again.execute(SWITCH).seconds
+
+
+def test_servers_are_written_out(tmp_path):
+    plan = through_servers(two_ranks(3, steps=2), 2)
+    again = read_goal(plan.to_goal(tmp_path / "a.goal"))
+    nodes = SWITCH.workers[:5].tolist()
+    assert again.execute(SWITCH).seconds == pytest.approx(plan.execute(SWITCH, nodes=nodes).seconds, rel=1e-6)
+
+
+def test_a_plan_of_messages_comes_back_as_it_was(tmp_path):
+    plan = read_goal(written(tmp_path, TEXT))
+    assert read_goal(plan.to_goal(tmp_path / "again.goal")) == plan
+
+
+def test_what_goal_cannot_say(tmp_path):
+    draft = Draft()
+    draft.work(1, 1.0, needs=[draft.work(0, 1.0)])
+    for plan, text in (
+        (draft.plan(), r"to_goal: row 1 .*needs row 0 .*: GOAL has no needs between ranks"),
+        (data_parallel(workload(), 2, queue=UrgentQueue()), "GOAL has no queues"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            plan.to_goal(tmp_path / "x.goal")
+    large = Draft()
+    for _ in range(2):
+        large.all_reduce(range(1024), 1e6)
+    with pytest.raises(ConfigError, match="over 2,000,000 messages"):
+        large.plan().to_goal(tmp_path / "x.goal")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "x.goal: has no num_ranks; is it a GOAL file?"),
+        ("num_ranks 0\n", "x.goal:1: num_ranks 0"),
+        ("num_ranks 99999999999999999999999\n", "x.goal:1: num_ranks .*: must be at most 1000000"),
+        ("rank 0 {\n}\n", "x.goal:1: num_ranks must come first"),
+        ("num_ranks 2\nrank 2 {\n}\n", "x.goal:2: rank 2: there are ranks 0 to 1"),
+        ("num_ranks 2\nrank 0 {\nrank 1 {\n}\n", "x.goal:3: rank 0 has not been closed"),
+        ("num_ranks 2\nrank 0 {\n}\nrank 0 {\n}", "x.goal:4: rank 0 stands here a second time"),
+        ("num_ranks 2\nrank 0 {\ncalc 5\n", "x.goal: ends inside rank 0; is the file complete"),
+        ("num_ranks 2\ncalc 5\n", "x.goal:2: 'calc 5': expected num_ranks N, or rank N"),
+        ("num_ranks 2\nrank 0 {\nl1: clac 5\n}", "x.goal:3: 'l1: clac 5': is no operation; write"),
+        ("num_ranks 2\nrank 0 {\nl1: send 8 to 1\n}", "x.goal:3: 'l1: send 8 to 1': is no operation"),
+        ("num_ranks 2\nrank 0 {\nl1: send 8b from 1\n}", "x.goal:3: send ... from: write 'send 8b to 1'"),
+        ("num_ranks 2\nrank 0 {\nsend 8b to 0\n}", "x.goal:3: rank 0 sends to itself"),
+        ("num_ranks 2\nrank 0 {\nsend 8b to 7\n}", "x.goal:3: to 7: there are ranks 0 to 1"),
+        ("num_ranks 2\nrank 0 {\nrecv 8b from -1 tag 0\n}", "x.goal:3: a receive of a plan knows its sender"),
+        ("num_ranks 2\nrank 0 {\nrecv 8b from 1 tag -1\n}", "x.goal:3: a receive of a plan knows its sender"),
+        ("num_ranks 2\nrank 0 {\nsend 8b to 1\n}", "x.goal:3: nobody receives it: 1 messages go from rank 0 to rank 1"),
+        ("num_ranks 2\nrank 0 {\nrecv 8b from 1\n}", "x.goal:3: nobody sends it"),
+        ("num_ranks 2\nrank 0 {\nsend 8b to 1\n}\nrank 1 {\nrecv 9b from 0\n}", "x.goal:6: receives 9 bytes"),
+        ("num_ranks 1\nrank 0 {\nl1: calc 5\nl1: calc 6\n}", "x.goal:4: label l1 stands for another operation"),
+        ("num_ranks 1\nrank 0 {\nl1: calc 5\nl1 requires l2\n}", "x.goal:4: label l2 stands for no operation"),
+        ("num_ranks 1\nrank 0 {\na: calc 5\nb: calc 5\na requires b\nb requires a\n}", "x.goal:[34]: .*in a circle"),
+        ("num_ranks 1\nrank 0 {\na: calc 5\nb: calc 5\nb irequires a\n}", "x.goal:5: b waits for the start of"),
+        ("num_ranks 1\nrank 0 {\ncalc 99999999999999999999\n}", "x.goal:3: calc .*: must be at most"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_file(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        read_goal(written(tmp_path, text))
+    assert "\n" not in str(error.value)
+
+
+def test_every_truncation_is_an_error_or_a_plan(tmp_path):
+    errors = []
+    for end in range(len(TEXT)):
+        try:
+            read_goal(written(tmp_path, TEXT[:end]))
+        except ConfigError as error:
+            errors.append(str(error))
+    assert len(errors) > len(TEXT) / 2
+    assert all("x.goal" in error and "\n" not in error for error in errors)
