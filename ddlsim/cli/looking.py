@@ -10,11 +10,11 @@ import typer
 
 import ddlsim
 from ddlsim.cli.application import app, show
-from ddlsim.cli.options import Json
-from ddlsim.cli.output import print_table, write_file
+from ddlsim.cli.options import Algorithm, Json
+from ddlsim.cli.output import check_picture, print_table, write_file
 from ddlsim.printable import shown
 
-__all__ = ["algorithms", "devices", "models", "show_model", "show_topology", "topologies"]
+__all__ = ["algorithms", "devices", "models", "show_model", "show_plan", "show_topology", "topologies"]
 
 
 @app.command()
@@ -98,6 +98,45 @@ def show_topology(
         from ddlsim.report.cluster_plot import cluster_plot
 
         write_file(plot, lambda path: cluster_plot(cluster, path))
+
+
+@show.command("plan")
+def show_plan(
+    path: Annotated[Path, typer.Argument(help="Chakra traces (rank 0's file, or step.et for all) or GOAL text.")],
+    on: Annotated[str | None, typer.Option("--on", help="Execute it on this bundled cluster, or file.")] = None,
+    algorithm: Algorithm = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Draw what depends on what; with --on, what ran when (png, pdf, svg).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show a step of somebody's training as a table, and how long it takes on a cluster.
+
+    Example: ddlsim show plan step.0.et --on dgx1-v100 --plot step.png
+    """
+    from ddlsim.imports import read_any
+    from ddlsim.plan import Plan
+
+    check_picture(plot)
+    plan = read_any(path, kind=None if path.is_file() else "chakra")
+    if not isinstance(plan, Plan):
+        raise ddlsim.ConfigError(f"{path}: is a {type(plan).__name__}, no plan; give a Chakra trace or GOAL text")
+    if algorithm is not None and on is None:
+        raise ddlsim.ConfigError(f"--algorithm {algorithm}: matters where the plan is executed; add --on CLUSTER")
+    run = None if on is None else plan.execute(on, algorithm or "ring")
+    cut = None if run is None or on is None else plan.cut(ddlsim.load_cluster(on))
+    if as_json:
+        numbers: dict[str, object] = {"tasks": len(plan), "ranks": plan.n_ranks}
+        numbers["critical_path_s"] = plan.critical_path()
+        numbers |= {} if run is None or cut is None else {"seconds": run.seconds, "cut_s": cut.seconds}
+        typer.echo(json.dumps(numbers))
+    else:
+        typer.echo(shown(str(plan)))
+        typer.echo(f"\ncritical path {plan.critical_path():.6g} s without what travels")
+        if run is not None and cut is not None:
+            typer.echo(shown(f"on {on}: {run.seconds:.6g} s; {cut.interface} takes {cut.seconds:.6g} s at least"))
+    if plot is not None:
+        write_file(plot, lambda picture: (run or plan).plot(picture))
 
 
 @show.command("model")

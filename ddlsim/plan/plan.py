@@ -22,6 +22,9 @@ import numpy.typing as npt
 from ddlsim.errors import ConfigError
 
 if TYPE_CHECKING:
+    import matplotlib.axes
+    import networkx as nx
+
     from ddlsim.cluster import Cluster
     from ddlsim.collectives import Collective
     from ddlsim.plan.bounds import Cut
@@ -274,6 +277,12 @@ class Plan:
 
         return peak_memory(self)
 
+    def plot(self, path: str | Path | None = None, *, n_ranks: int = 4) -> matplotlib.axes.Axes:
+        """Draw the dependency graph of at most `n_ranks` ranks, and write it to `path` if given."""
+        from ddlsim.report.plan_graph import graph
+
+        return graph(self, path, n_ranks=n_ranks)
+
     def to_chakra(self, path: str | Path) -> list[Path]:
         """Write Chakra execution traces, one file per rank: see :func:`ddlsim.plan.chakra_plan.to_chakra`."""
         from ddlsim.plan.chakra_plan import to_chakra
@@ -290,7 +299,7 @@ class Plan:
 
     def execute(
         self,
-        cluster: Cluster,
+        cluster: str | Path | nx.Graph[str] | Cluster,
         algorithm: str | Collective | Mapping[str, str | Collective] = "ring",
         *,
         nodes: Sequence[int] | None = None,

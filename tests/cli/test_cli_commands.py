@@ -114,6 +114,26 @@ def test_show_model():
     assert sum(layer["parameters"] for layer in data["layers"]) == data["parameters"] == 61_706
 
 
+def test_show_plan(tmp_path):
+    path = tmp_path / "x.goal"
+    path.write_text("num_ranks 2\nrank 0 {\nl1: calc 1000000\nl2: send 1000b to 1\nl2 requires l1\n}\n"
+                    "rank 1 {\nrecv 1000b from 0\n}\n")
+    text = run("show", "plan", str(path))
+    assert "3 tasks of 2 ranks in 1 step: 1 compute, 1 send, 1 receive" in text
+    assert "critical path 0.001 s" in text
+    plots = tmp_path / "graph.png", tmp_path / "gantt.png"
+    run("show", "plan", str(path), "--plot", str(plots[0]))
+    assert "on dgx1-v100: 0.0010" in run("show", "plan", str(path), "--on", "dgx1-v100", "--plot", str(plots[1]))
+    assert all(plot.stat().st_size > 1000 for plot in plots)
+    data = json.loads(run("show", "plan", str(path), "--on", "dgx1-v100", "--json"))
+    assert data["critical_path_s"] == 1e-3 < data["seconds"]
+    for rank in range(2):  # an all-reduce of 8 bytes
+        (tmp_path / f"t.{rank}.et").write_bytes(
+            b"\x07\n\x050.0.4\x25\x12\x03sum\x18\x07R\x0d\n\tcomm_typeH\x00R\x0d\n\tcomm_sizeH\x08"
+        )
+    assert "2 tasks of 2 ranks in 1 step: 2 all-reduce" in run("show", "plan", str(tmp_path / "t.et"))
+
+
 def test_show_topology(tmp_path):
     plot = tmp_path / "c.png"
     assert "8 x v100" in run("show", "topology", "dgx1-v100", "--plot", str(plot))
@@ -144,6 +164,8 @@ def test_show_topology(tmp_path):
         (["run", "nothing.toml"], ["nothing.toml"]),
         (["show", "model", "vgg61"], ["unknown model 'vgg61'", "did you mean 'vgg16'?"]),
         (["show", "topology", "dgx1", "--plot", "x.png"], ["unknown cluster 'dgx1'"]),
+        (["show", "plan", "nowhere.et"], ["nowhere.et: no such file, nor nowhere.0.et beside it"]),
+        (["show", "plan", "pyproject.toml"], ["pyproject.toml"]),
         (["run", "office-1gbe", "-m", "lenet5", "--steps", "1", "--trace", "/no/such/dir/t.json"], ["t.json"]),
     ],
 )  # fmt: skip

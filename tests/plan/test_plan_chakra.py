@@ -17,7 +17,7 @@ from ddlsim.workload.buckets import per_layer
 HEAD = lengthened(put(1, "0.0.4"))
 COMP, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7
 SWITCH = star(8, bandwidth=1e9, latency=0.0)
-#: examples/workload/microbenchmarks/all_gather/4npus_1MB/all_gather.2.et of ASTRA-sim (MIT licence), as it is
+#: the third file of the all-gather of 1 MB over four NPUs in the examples of ASTRA-sim (MIT licence), as it is
 ASTRA = bytes.fromhex(
     "070a05302e302e344a08021214616c6c5f6761746865725f346e7075735f314d421807520e0a0969735f6370755f6f70d80100520d0a09636f6d"
     "6d5f747970654802520f0a09636f6d6d5f73697a6548808040"
