@@ -28,11 +28,7 @@ from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.precision import FP32_NBYTES
 from ddlsim.workload.tensors import tensor_shapes
 
-__all__ = [
-    "Codec", "Piece", "Seconds", "backwards", "chosen", "cut", "known_nbytes", "one_model",
-    "rounded",
-]  # fmt: skip
-
+__all__ = ["Codec", "Piece", "Seconds", "backwards", "chosen", "cut", "known_nbytes", "one_model", "rounded"]
 
 
 def chosen(setting: Setting, *, servers: bool) -> Compression:
