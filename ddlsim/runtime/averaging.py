@@ -19,6 +19,7 @@ from ddlsim.compression.hierarchy import hierarchical_exchange, shard_sizes
 from ddlsim.compression.payloads import mean
 from ddlsim.errors import ConfigError
 from ddlsim.learning.learner import DivergedError
+from ddlsim.workload.precision import FP32_NBYTES
 
 __all__ = ["Averaging", "Encoded", "Flat", "Machines", "Outcome", "Served", "diverging"]
 
@@ -108,7 +109,7 @@ class Served:
         average = mean([each.mean for each in alone])
         states = [each.states[0] for each in alone]
         if self.down is None:
-            return Outcome(average, states, answer=4.0 * average.size)
+            return Outcome(average, states, answer=FP32_NBYTES * average.size)
         done = exchange(self.down, [average], [before.server], rngs[-1:])
         return Outcome(done.mean, states, done.states[0], float(done.nbytes.sum()))
 
