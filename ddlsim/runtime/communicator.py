@@ -190,6 +190,7 @@ class Communicator:
         if phases not in self._known:
             total = Known.none(self.setting.cluster)
             for phase in phases:
+                self.prepare(phase.kind)
                 total = total.then(self._costs[phase.kind](phase))
             self._known[phases] = total
         return self._known[phases]
