@@ -128,6 +128,8 @@ class _Member:
     gather: Group
     policy: InOrder
     step: int = 0
+    #: samples in the gradient of the step; the batch may have grown when the step ends, beside the next one
+    n_samples: int = 0
     latest: simpy.Event | None = None
     #: the all-gathers of the step before, by bucket
     gathered: list[simpy.Event] = field(default_factory=list)
@@ -143,7 +145,8 @@ class _Member:
             yield from worker.begin_step(forward)
             yield from forward() if worker.accumulation == 1 else worker.forward()
             if self.step > 0:
-                worker.params = self.scatter.parameters(self.step - 1, worker.samples_per_step)
+                worker.params = self.scatter.parameters(self.step - 1, self.n_samples)
+            self.n_samples = worker.samples_per_step
             self.scatter.contribute(self.step, worker.rank, worker.draw())
             layer = len(worker.workload.forward)
             for i, bucket in enumerate(buckets):
@@ -158,7 +161,7 @@ class _Member:
             yield from worker.compute(worker.workload.optimizer / self.scatter.n_workers, "optimizer")
             arrivals = [self._enter(self.gather, i, buckets[i], "all-gather") for i in reversed(range(len(buckets)))]
             self.gathered = arrivals[::-1]
-            worker.loop.env.process(self._finish(self.step, arrivals[-1]))
+            worker.loop.env.process(self._finish(self.step, self.n_samples, arrivals[-1]))
             self.step += 1
 
     def _forward(self, buckets: Sequence[Bucket]) -> Process:
@@ -199,11 +202,11 @@ class _Member:
             yield from worker.block(worker.loop.env.all_of(missing), f"the {values} of step {step}")
             worker.book(start, max(operation.last_ready for operation in operations), what)
 
-    def _finish(self, step: int, last: simpy.Event) -> Process:
+    def _finish(self, step: int, n_samples: int, last: simpy.Event) -> Process:
         yield last
         worker = self.worker
-        self.scatter.parameters(step, worker.samples_per_step)
+        self.scatter.parameters(step, n_samples)
         worker.end_step()
         self.gather.finish_step(step)
         if self.scatter.finish_step(step):
-            worker.stop.updated(worker.samples_per_step * self.scatter.n_workers)
+            worker.stop.updated(n_samples * self.scatter.n_workers)

@@ -134,6 +134,18 @@ def test_a_diverging_run_says_when_and_who():
     assert "lower the learning rate" in str(result)
 
 
+def test_a_batch_that_grows_beside_the_end_of_a_step_counts_in_its_own_step():
+    """With overlap a worker begins the next step, whose batch is larger, before the all-gathers of this one end.
+    A twentieth of its 359 samples are 18, which three batches of 8 cover."""
+    growing = ddlsim.GrowingBatch(8, (0.05,), factor=2)
+    training = ddlsim.Training(updates=6, growing_batch=growing, evaluate_every=6)
+    for strategy in (ddlsim.AllReduce(), ddlsim.ShardedUpdate(overlap="none"), ddlsim.ShardedUpdate(overlap="layer")):
+        result = ddlsim.simulate(
+            "office-1gbe", "digits-cnn", strategy, 8, 4, training=training, compute=ddlsim.Affine("1 ms", "10 us")
+        )
+        assert [n for _, n in result.recorder.updates] == [32, 32, 32, 64, 64, 64]
+
+
 def test_growing_batches_take_longer_and_fewer():
     growing = ddlsim.GrowingBatch(16, (1.0,), factor=4)
     training = ddlsim.Training(rate=0.1, epochs=2.5, growing_batch=growing)
