@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -118,7 +119,7 @@ def show_plan(
     from ddlsim.plan import Plan
 
     check_picture(plot)
-    plan = read_any(path, kind=None if path.is_file() else "chakra")
+    plan = read_any(path, kind=None if os.path.isfile(path) else "chakra")
     if not isinstance(plan, Plan):
         raise ddlsim.ConfigError(f"{path}: is a {type(plan).__name__}, no plan; give a Chakra trace or GOAL text")
     if algorithm is not None and on is None:

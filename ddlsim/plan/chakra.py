@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -85,10 +86,11 @@ def trace_files(path: Path) -> list[Path]:
     pattern = re.compile(re.escape(stem) + r"\.(\d{1,6})\.et" + re.escape(zipped))
     try:
         names = {int(m[1]): each for each in path.parent.iterdir() if (m := pattern.fullmatch(each.name))}
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; check the path") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path}: cannot be read: {reason}; check the path") from None
     if not names:
-        if path.is_file():
+        if os.path.isfile(path):
             return [path]
         raise ConfigError(f"{path}: no such file, nor {stem}.0.et beside it; check the path")
     missing = next((rank for rank in range(len(names)) if rank not in names), None)

@@ -4,6 +4,7 @@ them: a ``GlobalMetadata`` message, then ``Node`` messages, each behind its leng
 
 from __future__ import annotations
 
+import functools
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,7 +64,7 @@ def is_chakra(path: str | Path) -> bool:
         first = _metadata(next(stream)[1])
         second = next(stream, None)
         return first is not None and (second is None or _node(second[1]).type > 0)
-    except (WireError, OSError, StopIteration):
+    except (WireError, OSError, ValueError, StopIteration):
         return False
 
 
@@ -222,6 +223,11 @@ def write_nodes(path: Path, metadata: dict[str, Attribute], nodes: list[TraceNod
             file.write(lengthened(body))
 
 
+@functools.lru_cache(maxsize=1024)
+def _named(name: str) -> bytes:
+    return put(1, name)
+
+
 def _encoded(name: str, value: Attribute) -> bytes:
     """Return an attribute: tags and ranks as 32 bits, other whole numbers as 64, as ASTRA-sim reads them."""
     if isinstance(value, list):
@@ -232,4 +238,4 @@ def _encoded(name: str, value: Attribute) -> bytes:
         number = _INT32 if name in ("comm_tag", "comm_src", "comm_dst") else _INT64
     else:
         number = _DOUBLE if isinstance(value, float) else _TEXT
-    return put(1, name) + put(number, int(value) if isinstance(value, bool) else value)
+    return _named(name) + put(number, int(value) if isinstance(value, bool) else value)

@@ -19,6 +19,8 @@ from ddlsim.plan.text import what
 __all__ = ["is_plan", "plan_of_files", "to_chakra"]
 
 _PLAN, _LANES = "ddlsim.plan", "ddlsim.lanes"
+#: of the columns, what most rows have: it is not written. Lane and kind always are
+_DEFAULTS = {name: -1 if name in ("name", "peer", "key", "batch", "part") else 0 for name in COLUMNS[2:]}
 _QUEUES = {"urgent": UrgentQueue, "fused": FusedQueue}
 
 
@@ -87,7 +89,9 @@ def _node(plan: Plan, row: int) -> TraceNode:
     if kind >= SEND:
         attributes["comm_size"] = round(nbytes)
     for name in COLUMNS:
-        attributes[f"ddlsim.{name}"] = getattr(plan, name)[row].item()
+        value = getattr(plan, name)[row].item()
+        if value != _DEFAULTS.get(name):
+            attributes[f"ddlsim.{name}"] = value
     needs = plan.needs[plan.need_offsets[row] : plan.need_offsets[row + 1]].tolist()
     before = int(plan.previous[row])
     return TraceNode(
@@ -135,7 +139,11 @@ def _plan(traces: Sequence[tuple[Path, Mapping[str, Attribute], Sequence[TraceNo
     if set(nodes) != set(range(n)) or set(lanes) != set(range(len(lanes))):
         raise ValueError("rows or lanes are missing")
     each = [nodes[row] for row in range(n)]
-    columns: dict[str, Any] = {name: np.array([node.attributes[f"ddlsim.{name}"] for node in each]) for name in COLUMNS}
+    columns: dict[str, Any] = {
+        name: np.array([node.attributes.get(f"ddlsim.{name}", default) for node in each])
+        for name, default in _DEFAULTS.items()
+    }
+    columns |= {name: np.array([node.attributes[f"ddlsim.{name}"] for node in each]) for name in COLUMNS[:2]}
     needs = [node.data for node in each]
     return Plan(
         lanes=tuple(lanes[i] for i in range(len(lanes))),

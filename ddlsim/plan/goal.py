@@ -28,6 +28,7 @@ _OPERATION = re.compile(
     rf"(?:(?P<label>{_LABEL})\s*:\s*)?(?:calc\s+(?P<ns>\d+)|(?P<what>send|recv)\s+(?P<size>\d+)\s*b\s+(?P<way>to|from)\s+"
     r"(?P<peer>-?\d+)(?:\s+tag\s+(?P<tag>-?\d+))?)(?:\s+cpu\s+(?P<cpu>\d+))?(?:\s+nic\s+(?P<nic>\d+))?",
 )
+_BRACES = re.compile(r"(?<=\{)|(?=\})|(?<=\})")
 _REQUIRES = re.compile(rf"(?P<later>{_LABEL})\s+(?P<start>i?)requires\s+(?P<sooner>{_LABEL})")
 
 
@@ -61,7 +62,14 @@ class _Blocks:
         labels: dict[str, int] = {}
         later: list[tuple[int, re.Match[str]]] = []
         for number, line in self._statements():
-            if match := re.fullmatch(r"num_ranks\s+(\d+)", line):
+            if rank >= 0 and (match := _REQUIRES.fullmatch(line)):
+                later.append((number, match))
+            elif rank >= 0 and (match := _OPERATION.fullmatch(line)):
+                label = match["label"]
+                if label is not None and labels.setdefault(label, len(self.operations)) < len(self.operations):
+                    raise self.source.error(number, f"label {label} stands for another operation; give each its own")
+                self.operations.append(self._operation(number, rank, match))
+            elif match := re.fullmatch(r"num_ranks\s+(\d+)", line):
                 self.n_ranks = self._number(number, match[1], "num_ranks", MAX_RANKS)
                 if self.n_ranks < 1:
                     raise self.source.error(number, "num_ranks 0: there must be a rank")
@@ -78,13 +86,6 @@ class _Blocks:
             elif line == "}":
                 self._require(labels, later)
                 rank = -1
-            elif match := _REQUIRES.fullmatch(line):
-                later.append((number, match))
-            elif match := _OPERATION.fullmatch(line):
-                label = match["label"]
-                if label is not None and labels.setdefault(label, len(self.operations)) < len(self.operations):
-                    raise self.source.error(number, f"label {label} stands for another operation; give each its own")
-                self.operations.append(self._operation(number, rank, match))
             else:
                 raise self.source.error(
                     number, f"{shown(line)}: is no operation; write 'l1: calc 100', 'l2: send 8b to 1 tag 0', 'l3: "
@@ -99,7 +100,7 @@ class _Blocks:
     def _statements(self) -> Iterator[tuple[int, str]]:
         """Yield line numbers and statements; braces may share a line with others."""
         for number, line in enumerate(self.source.text.splitlines(), start=1):
-            for piece in re.split(r"(?<=\{)|(?=\})|(?<=\})", line):
+            for piece in _BRACES.split(line) if "{" in line or "}" in line else (line,):
                 if piece.strip():
                     yield number, piece.strip()
 

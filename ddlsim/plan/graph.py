@@ -151,7 +151,8 @@ def _plan(
     column = [lanes.setdefault(lane, len(lanes)) for lane in ordered]
     peer = [groups.setdefault(one.group, len(groups)) if one.kind >= ALL_REDUCE else one.peer for one in each]
     name = [names.setdefault(one.name, len(names)) if one.name else -1 for one in each]
-    needs = [np.unique(place[one.needs]) if one.needs else place[:0] for one in each]
+    where = place.tolist()
+    needs = [sorted({where[need] for need in one.needs}) for one in each]
     none = np.full(len(rows), -1)
     return Plan(
         lanes=tuple(lanes), queues=(UrgentQueue(1),), groups=tuple(groups), parts=(), names=tuple(names), n_layers=0,
@@ -160,5 +161,5 @@ def _plan(
         nbytes=np.array([one.nbytes for one in each], dtype=np.float64), peer=np.array(peer, dtype=np.int64),
         key=np.array(key, dtype=np.int64)[rows], step=0 * none, batch=none, first=0 * none, end=0 * none, part=none,
         holds=np.zeros(len(rows)), need_offsets=np.cumsum([0, *map(len, needs)]),
-        needs=np.concatenate(needs) if needs else none,
+        needs=np.array([need for one in needs for need in one], dtype=np.int64),
     )  # fmt: skip

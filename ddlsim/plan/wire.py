@@ -14,6 +14,7 @@ __all__ = ["BYTES", "FIXED32", "FIXED64", "VARINT", "WireError", "fields", "leng
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _SIZES = {FIXED64: 8, FIXED32: 4}
+_ONE_BYTE = [bytes([value]) for value in range(0x80)]
 
 #: a field's value: a number below 2^64, or bytes (of both fixed sizes too)
 Value = int | bytes
@@ -81,6 +82,8 @@ def signed(value: int) -> int:
 
 def varint(value: int) -> bytes:
     """Return a number, seven bits a byte; negative ones as 64 bits in two's complement."""
+    if 0 <= value < 0x80:
+        return _ONE_BYTE[value]
     value &= 2**64 - 1
     out = bytearray()
     while value > 0x7F:

@@ -33,6 +33,7 @@ LINES = {
     "calibrate": ["calibrate", "FOLDER/m.csv", "-c", "FOLDER/c.toml"],
     "lab": ["lab", "FOLDER/c.toml", "--sizes", "1 B", "--operations", "nothing"],
     "show topology": ["show", "topology", "FOLDER/c.toml"],
+    "show plan": ["show", "plan", "FOLDER/p.goal", "--on", "FOLDER/c.toml"],
     "show model": ["show", "model", "FOLDER/m.toml"],
     "topologies": ["topologies"],
     "models": ["models"],
@@ -43,6 +44,7 @@ FILES = {
     "c.toml": CLUSTER, "c4.toml": CLUSTER.replace("n_hosts = 2", "n_hosts = 4"), "g.toml": GENERATED,
     "e.toml": EXPERIMENT, "m.toml": MODEL, "m.csv": MEASUREMENTS, "r.csv": RUNS, "study.toml": STUDY, "empty.toml": "",
     "broken.toml": "[",
+    "p.goal": "num_ranks 2\nrank 0 {\ncalc 5\nsend 8b to 1\n}\nrank 1 {\nrecv 8b from 0\n}\n",
     "s.toml": '[base]\ncluster = "c.toml"\nmodel = "lenet5"\nsteps = 1\n[vary]\nworkers = [1, 2]\n',
 }  # fmt: skip
 VALUES = [

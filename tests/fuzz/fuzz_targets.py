@@ -34,6 +34,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.imports import HorovodTimeline, KinetoTrace, MlperfRun, Timing, read_any
 from ddlsim.learning import checkpoint as saved_runs
 from ddlsim.measure import read_measurements
+from ddlsim.plan import Plan
 from ddlsim.report.html import _remarks
 from ddlsim.report.study_tables import manifests_of
 from ddlsim.run.files import load_experiment
@@ -119,6 +120,11 @@ def imported(kind):
         found = read_any(path, kind=kind)
         if isinstance(found, Cluster):
             sane_cluster(found)
+            return
+        if isinstance(found, Plan):
+            sane("plan", [*found.seconds, *found.nbytes])
+            assert found.critical_path() >= 0.0
+            assert str(found)
             return
         rows = found if isinstance(found, tuple) else ()
         if isinstance(found, KinetoTrace):
