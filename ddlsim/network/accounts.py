@@ -13,7 +13,7 @@ import numpy as np
 from ddlsim.network import state as st
 from ddlsim.network.state import Floats, Ints, Net, Places
 
-__all__ = ["Accounts", "BusyIntervals", "accounts", "busy_intervals", "channel_busy", "channel_nbytes"]
+__all__ = ["Accounts", "BusyIntervals", "accounts", "channel_busy", "channel_nbytes", "open_intervals"]
 
 
 class BusyIntervals(NamedTuple):
@@ -71,15 +71,10 @@ def channel_busy(net: Net, now: float) -> Floats:
     return net.channels["busy"] + np.bincount(channel, now - start, len(net.channels))
 
 
-def busy_intervals(net: Net, now: float) -> BusyIntervals:
-    """Return the busy intervals logged, and those that are open, up to `now`."""
-    log = net.log[: int(net.counts[st.LOG_USED])]
+def open_intervals(net: Net, now: float) -> BusyIntervals:
+    """Return the busy intervals that are open, up to `now`."""
     channel, start = _open_intervals(net, now, None)
-    return BusyIntervals(
-        np.concatenate([log["channel"], channel]),
-        np.concatenate([log["start"], start]),
-        np.concatenate([log["end"], np.full(len(start), now)]),
-    )
+    return BusyIntervals(channel, start, np.full(len(start), now))
 
 
 def accounts(net: Net, now: float) -> Accounts:

@@ -28,6 +28,7 @@ __all__ = ["Completions", "Interconnect", "Network"]
 
 
 _FIRST = 1 << 62  # puts messages before collectives
+_LOG_ROUNDS, _LOG_ROOM = 8, 1 << 16  # busy intervals that the log takes: so many of each channel, and so many more
 
 
 class _Routes(Protocol):
@@ -91,8 +92,9 @@ class Network:
         if self._details is not None:
             self._net = with_shaping(self._net, self._link_channel, interconnect.reverse_link, self._details)
         self._net.counts[st.LOG_ON] = int(record)
+        self._logged: list[BusyIntervals] = []
         if record:
-            self._grow_log()
+            self._net = self._net._replace(log=grown(self._net.log, _LOG_ROUNDS * len(self._net.channels) + _LOG_ROOM))
         self._table = Table()
         self._used: dict[str, int] = {}
         self._programs: dict[tuple[int, int, bytes], int] = {}
@@ -204,7 +206,7 @@ class Network:
     def make_room(self) -> None:
         """Make the arrays longer that the kernel has said are full."""
         if self._net.counts[st.LOG_ON]:
-            self._grow_log()
+            self._empty_log()
         self._ensure_slots()
 
     # ------------------------------------------------------------ reading
@@ -266,8 +268,10 @@ class Network:
         return int(self._net.counts[st.FAST_FORWARDED])
 
     def busy_intervals(self) -> BusyIntervals:
-        """The recorded busy intervals (``record=True``), in no order; open ones end now."""
-        return accounts.busy_intervals(self._net, self._now)
+        """The recorded busy intervals (``record=True``), those of a channel in order of time; open ones end now."""
+        self._empty_log()
+        parts = [*self._logged, accounts.open_intervals(self._net, self._now)]
+        return BusyIntervals(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     def rates(self) -> tuple[list[list[int]], Floats]:
         """The flows now under way: (channels of each, rate of each in bytes/s)."""
@@ -305,10 +309,11 @@ class Network:
         if need > len(self._net.slots):
             self._net = grow_slots(self._net, need)
 
-    def _grow_log(self) -> None:
-        net = self._net
-        need = int(net.counts[st.LOG_USED]) + 2 * len(net.channels) + 4096
-        self._net = net._replace(log=grown(net.log, need))
+    def _empty_log(self) -> None:
+        """Put aside what has been logged: a log that grew would be copied over and over."""
+        log = self._net.log[: int(self._net.counts[st.LOG_USED])]
+        self._logged.append(BusyIntervals(log["channel"].copy(), log["start"].copy(), log["end"].copy()))
+        self._net.counts[st.LOG_USED] = 0
 
     def _extend(self, name: str, n: int) -> tuple[int, NDArray[Any]]:
         """Make one of the growing arrays longer by `n`; return where the new places start, and a view of them."""

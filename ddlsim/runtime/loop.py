@@ -144,7 +144,12 @@ class Loop:
 
     def busy_intervals(self) -> BusyIntervals:
         """Return when channels carried something, simulated and by known collectives, in order of channel and time."""
-        parts = [self.network.busy_intervals()]
+        logged = self.network.busy_intervals()
+        if not self._recorded:  # those of a channel are in order of time; few bits are sorted without comparisons
+            few = self.network.n_channels <= 1 << 16
+            order = np.argsort(logged.channel.astype(np.uint16) if few else logged.channel, kind="stable")
+            return BusyIntervals(logged.channel[order], logged.start[order], logged.end[order])
+        parts = [logged]
         for known in self._recorded:
             channel = np.flatnonzero(known.traffic.busy)
             end = min(known.end, self.now)

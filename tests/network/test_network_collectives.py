@@ -365,3 +365,18 @@ def test_busy_intervals_add_up_to_busy_seconds():
     for channel in range(cluster.n_channels):
         own = log.channel == channel
         assert (log.start[own][1:] >= log.end[own][:-1]).all(), "intervals of a channel do not overlap"
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "hierarchical"])
+def test_a_log_that_is_emptied_often_says_the_same(monkeypatch, algorithm):
+    logs = []
+    for rounds, room in ((8, 1 << 16), (1, 0)):
+        monkeypatch.setattr("ddlsim.network.network._LOG_ROUNDS", rounds)
+        monkeypatch.setattr("ddlsim.network.network._LOG_ROOM", room)
+        network = Network(FABRICS["switch"], record=True)
+        start(network, FABRICS["switch"], ALGORITHMS[algorithm], 1e8)
+        finish(network)
+        logs.append(intervals(network))
+        assert intervals(network) == logs[-1], "reading takes nothing away"
+    assert logs[0] == logs[1]
+    assert len(logs[0]) > len(FABRICS["switch"].channel_capacity), "more than the short log takes"
