@@ -61,7 +61,9 @@ from .runtime.fabric import Fabric as Fabric, WithFabric as WithFabric
 from .strategies import (
     ADPSGD as ADPSGD,
     BMUF as BMUF,
+    CHOCOSGD as CHOCOSGD,
     DPSGD as DPSGD,
+    SPARTA as SPARTA,
     AdaComm as AdaComm,
     AllReduce as AllReduce,
     AsyncParameterServer as AsyncParameterServer,
@@ -73,6 +75,8 @@ from .strategies import (
     DiLoCo as DiLoCo,
     ElasticAveraging as ElasticAveraging,
     ExponentialPenalty as ExponentialPenalty,
+    FedAvg as FedAvg,
+    FedBuff as FedBuff,
     GossipSGD as GossipSGD,
     HierarchicalLocalSGD as HierarchicalLocalSGD,
     HorovodFusion as HorovodFusion,
@@ -92,6 +96,7 @@ from .strategies import (
     ShardedUpdate as ShardedUpdate,
     SlowMo as SlowMo,
     SoftSync as SoftSync,
+    SquareRootStaleness as SquareRootStaleness,
     StaleSynchronous as StaleSynchronous,
 )
 from .study import Study as Study

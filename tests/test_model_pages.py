@@ -12,6 +12,7 @@ WITH_CASES = [
     "asynchronous",
     "collectives",
     "compute",
+    "federated",
     "gossip",
     "local_sgd",
     "overlap",

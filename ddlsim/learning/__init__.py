@@ -2,6 +2,6 @@
 
 from ddlsim.learning.learner import Learner
 from ddlsim.learning.training import Dirichlet, Training
-from ddlsim.learning.values import ABSENT, Array, Plane, Value
+from ddlsim.learning.values import ABSENT, Array, Plane, Value, weighted_sum
 
-__all__ = ["ABSENT", "Array", "Dirichlet", "Learner", "Plane", "Training", "Value"]
+__all__ = ["ABSENT", "Array", "Dirichlet", "Learner", "Plane", "Training", "Value", "weighted_sum"]

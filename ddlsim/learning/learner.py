@@ -181,6 +181,10 @@ class Learner:
         """Return how many passes over the training samples `n_samples` are."""
         return n_samples / self.task.train.n_samples if self.task is not None else 0.0
 
+    def n_local(self, rank: int) -> int:
+        """Return how many samples a worker has to learn from: its shard; 1 for all where nothing is learned."""
+        return 1 if self.task is None else len(self.task.shards[rank % len(self.task.shards)].shard)
+
     def own_epoch(self, rank: int) -> float:
         """Return the epoch by what one worker has seen, as if all others had seen as much."""
         return self.epoch(self._taken[rank] * self.n_workers)

@@ -36,7 +36,7 @@ import numpy.typing as npt
 
 from ddlsim.errors import ConfigError, DdlsimError
 
-__all__ = ["ABSENT", "Array", "BatchStatistics", "Plane", "Replay", "Value", "absorbed"]
+__all__ = ["ABSENT", "Array", "BatchStatistics", "Plane", "Replay", "Value", "absorbed", "weighted_sum"]
 
 Array = npt.NDArray[np.floating]
 #: (momentum * statistics of a batch, 1 - momentum), element by element, both of shape (n_state,)
@@ -248,6 +248,18 @@ class Plane:
             frozenset(v.number for v in alive if v.pending),
             tuple(self.scalars),
         )
+
+
+def weighted_sum(plane: Plane, weights: Sequence[float], values: Sequence[Value[Array]]) -> Value[Array]:
+    """Return sum_j weights[j] * values[j] of models, summed in float64 in the order given and rounded once."""
+
+    def add(*arrays: Array) -> Array:
+        total = weights[0] * arrays[0].astype(np.float64)
+        for weight, array in zip(weights[1:], arrays[1:], strict=True):
+            total += weight * array
+        return total.astype(arrays[0].dtype)
+
+    return plane.mix(add, *values)
 
 
 class _Nothing(Plane):

@@ -62,11 +62,14 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
     "async-parameter-server": strategies.AsyncParameterServer,
     "backup-workers": strategies.BackupWorkers,
     "bmuf": strategies.BMUF,
+    "choco-sgd": strategies.CHOCOSGD,
     "cocod-sgd": strategies.CoCoDSGD,
     "dasgd": strategies.DaSGD,
     "diloco": strategies.DiLoCo,
     "dpsgd": strategies.DPSGD,
     "elastic-averaging": strategies.ElasticAveraging,
+    "fedavg": strategies.FedAvg,
+    "fedbuff": strategies.FedBuff,
     "gossip-sgd": strategies.GossipSGD,
     "hierarchical-local-sgd": strategies.HierarchicalLocalSGD,
     "k-async": strategies.KAsync,
@@ -80,6 +83,7 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
     "sharded-update": strategies.ShardedUpdate,
     "slowmo": strategies.SlowMo,
     "softsync": strategies.SoftSync,
+    "sparta": strategies.SPARTA,
     "stale-synchronous": strategies.StaleSynchronous,
 }
 OVERLAPS: Kinds = {
@@ -136,7 +140,11 @@ COMPRESSORS: Kinds = {
 #: field -> what a table in it may describe
 PARTS: Mapping[str, Kinds] = {
     "overlap": OVERLAPS,
-    "staleness_scaling": {"inverse": strategies.InverseStaleness, "exponential": strategies.ExponentialPenalty},
+    "staleness_scaling": {
+        "inverse": strategies.InverseStaleness,
+        "square-root": strategies.SquareRootStaleness,
+        "exponential": strategies.ExponentialPenalty,
+    },
     "delay_compensation": {"delay-compensation": strategies.DelayCompensation},
     "optimizer": OPTIMIZERS,
     "outer": OPTIMIZERS,

@@ -5,8 +5,10 @@ from ddlsim.runtime.exchange import Averaging, Exchange
 from ddlsim.runtime.fabric import Fabric, WithFabric
 from ddlsim.runtime.group import Group
 from ddlsim.runtime.outer import Outer
-from ddlsim.runtime.replica import Replica, local_sgd, start_replicas
+from ddlsim.runtime.replica import Replica, local_sgd, local_steps, start_replicas
+from ddlsim.runtime.rounds import Rounds
 from ddlsim.runtime.setting import Setting, Strategy
+from ddlsim.runtime.shards import Shards
 from ddlsim.runtime.wires import Parcel, Wires
 from ddlsim.runtime.worker import Process, Worker
 
@@ -20,12 +22,15 @@ __all__ = [
     "Parcel",
     "Process",
     "Replica",
+    "Rounds",
     "Setting",
+    "Shards",
     "Strategy",
     "Wires",
     "WithFabric",
     "Worker",
     "communicator",
     "local_sgd",
+    "local_steps",
     "start_replicas",
 ]

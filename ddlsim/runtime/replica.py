@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import simpy
 
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
@@ -16,7 +18,7 @@ from ddlsim.runtime.worker import Process, Worker
 if TYPE_CHECKING:
     from ddlsim.runtime.exchange import Averaging
 
-__all__ = ["Replica", "local_sgd", "need_values", "start_replicas"]
+__all__ = ["Replica", "local_sgd", "local_steps", "need_values", "start_replicas"]
 
 
 @dataclass
@@ -94,6 +96,20 @@ def local_sgd(replica: Replica, period: int, average: Averaging) -> Process:
         if (replica.step - first) % period == 0:
             worker.params = yield from average.mean(worker, replica.step, worker.params)
         replica.end_step()
+
+
+def local_steps(worker: Worker, n_steps: int) -> Generator[simpy.Event, object, list[Value[Array]]]:
+    """Make so many local steps from ``worker.params`` with a fresh optimizer and the learning rate of now; return the
+    gradients."""
+    learner, rate = worker.learner, worker.learner.rate(worker.stop.n_samples)
+    state, gradients = learner.optimizer_state(worker.params), []
+    for _ in range(n_steps):
+        gradient = yield from worker.gradient()
+        yield from worker.optimizer_step()
+        worker.params, state = learner.update(worker.params, gradient, state, rate)
+        gradients.append(gradient)
+        worker.end_step()
+    return gradients
 
 
 def need_values(setting: Setting, owner: str, why: str) -> None:

@@ -7,7 +7,8 @@ from ddlsim.strategies.asynchronous import AsyncParameterServer
 from ddlsim.strategies.asynchronous_gossip import ADPSGD, GossipSGD
 from ddlsim.strategies.delayed_averaging import CoCoDSGD, DaSGD, OverlapLocalSGD
 from ddlsim.strategies.elastic import ElasticAveraging
-from ddlsim.strategies.gossip import DPSGD
+from ddlsim.strategies.federated import FedAvg, FedBuff
+from ddlsim.strategies.gossip import CHOCOSGD, DPSGD
 from ddlsim.strategies.k_async import KAsync, KBatchAsync
 from ddlsim.strategies.k_sync import BackupWorkers, KBatchSync, KSync
 from ddlsim.strategies.local_sgd import AdaComm, HierarchicalLocalSGD, LocalSGD, QsparseLocalSGD
@@ -16,13 +17,21 @@ from ddlsim.strategies.overlap import DdpBuckets, HorovodFusion, NoOverlap, PerL
 from ddlsim.strategies.parameter_server import ParameterServer
 from ddlsim.strategies.sharded_update import ShardedUpdate
 from ddlsim.strategies.soft_sync import SoftSync
+from ddlsim.strategies.sparse_averaging import SPARTA
 from ddlsim.strategies.stale_synchronous import StaleSynchronous
-from ddlsim.strategies.staleness import DelayCompensation, ExponentialPenalty, InverseStaleness
+from ddlsim.strategies.staleness import (
+    DelayCompensation,
+    ExponentialPenalty,
+    InverseStaleness,
+    SquareRootStaleness,
+)
 
 __all__ = [
     "ADPSGD",
     "BMUF",
+    "CHOCOSGD",
     "DPSGD",
+    "SPARTA",
     "AdaComm",
     "AllReduce",
     "AsyncParameterServer",
@@ -34,6 +43,8 @@ __all__ = [
     "DiLoCo",
     "ElasticAveraging",
     "ExponentialPenalty",
+    "FedAvg",
+    "FedBuff",
     "GossipSGD",
     "HierarchicalLocalSGD",
     "HorovodFusion",
@@ -54,6 +65,7 @@ __all__ = [
     "ShardedUpdate",
     "SlowMo",
     "SoftSync",
+    "SquareRootStaleness",
     "StaleSynchronous",
     "Strategy",
 ]

@@ -10,11 +10,11 @@ import numpy as np
 import simpy
 
 from ddlsim.arguments import by, checked, number
+from ddlsim.learning import weighted_sum
 from ddlsim.runtime.replica import Replica, start_replicas
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.wires import Parcel, Wires
 from ddlsim.runtime.worker import Process, Worker
-from ddlsim.strategies.gossip import weighted_sum
 from ddlsim.strategies.mixing import Graph, bipartition, check_graph, describe, neighbours
 from ddlsim.streams import stream
 

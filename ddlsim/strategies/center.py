@@ -6,84 +6,20 @@ a gradient counts when all servers have their part of it, and an update happens 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import simpy
 
 from ddlsim.learning import ABSENT, Array, Value
-from ddlsim.runtime.servers import Served, apply_seconds, check_layers, server_nodes
+from ddlsim.runtime.servers import Served, check_layers
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.wires import Parcel, Wires
-from ddlsim.runtime.worker import Process, Worker, all_of
+from ddlsim.runtime.shards import Shards, communicate, wait
+from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies.staleness import Scaling, scaled
 
-__all__ = ["Batch", "Center", "Gradient", "Shards", "communicate", "wait"]
-
-
-def communicate(worker: Worker, event: simpy.Event, what: str) -> Process:
-    """Block the worker until `event`, booked as communication."""
-    start = worker.loop.now
-    yield from worker.block(event, what)
-    worker.book(start, start, what)
-
-
-def wait(worker: Worker, event: simpy.Event, what: str) -> Process:
-    """Block the worker until `event`, booked as waiting for others."""
-    start = worker.loop.now
-    yield from worker.block(event, what)
-    worker.book(start, worker.loop.now, what)
-
-
-@dataclass
-class Shards:
-    """Servers with an equal part of the parameters each. One worker at a time has its ``turn`` at them."""
-
-    setting: Setting
-    nodes: list[int]
-    apply_time: float
-    owner: str
-    models: bool = False
-    turn: simpy.Resource = field(init=False)
-    wires: Wires = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.turn = simpy.Resource(self.setting.loop.env)
-        self.wires = Wires(self.setting, len(self.nodes), owner=self.owner, models=self.models)
-
-    @classmethod
-    def of(cls, strategy: Served, setting: Setting, *, models: bool = False) -> Shards:
-        """Place the strategy's servers, to which workers send gradients or `models`.
-
-        Raises ConfigError if there are not enough machines."""
-        nodes = server_nodes(setting.cluster, setting.nodes, strategy.servers, strategy.placement)
-        return cls(setting, nodes, apply_seconds(strategy), type(strategy).__name__, models)
-
-    def up(self, worker: Worker, parcel: Parcel) -> simpy.Event:
-        """Send what a worker has packed; the event is when all servers have their part."""
-        sends = zip(self.nodes, parcel.sizes, strict=True)
-        return all_of(worker.loop, [worker.loop.send(worker.node, node, nbytes) for node, nbytes in sends])
-
-    def down(self, worker: Worker, parcel: Parcel) -> simpy.Event:
-        """Send an answer; the event is when the worker has all of it."""
-        sends = zip(self.nodes, parcel.sizes, strict=True)
-        return all_of(worker.loop, [worker.loop.send(node, worker.node, nbytes) for node, nbytes in sends])
-
-    def push(self, worker: Worker, parcel: Parcel) -> Process:
-        """Encode and send what a worker has packed, and wait until all servers have it."""
-        yield from worker.compute(parcel.seconds, "encode")
-        yield from communicate(worker, self.up(worker, parcel), "push")
-
-    def pull(self, worker: Worker, parcel: Parcel) -> Process:
-        """Send an answer to a worker, who waits for it and decodes it."""
-        yield from communicate(worker, self.down(worker, parcel), "pull")
-        yield from worker.compute(parcel.seconds, "decode")
-
-    def show_update(self, begin: float) -> None:
-        """Show an update that began at `begin` and ends now, on every server's track."""
-        for i in range(len(self.nodes)):
-            self.setting.recorder.background(f"server {i}", "update", begin, self.setting.loop.now)
+__all__ = ["Batch", "Center", "Gradient"]
 
 
 class Gradient(NamedTuple):
@@ -114,13 +50,14 @@ class Center:
     """The model at the servers: w <- w - eta * (1/c) sum_l f(tau_l) g_l for every ``count`` = c gradients.
 
     ``scaling`` is f. With ``drop_late``, gradients that are older than the latest update are thrown away.
-    ``version`` counts the updates.
+    ``move`` makes the next model of that mean, the run's optimizer where there is none. ``version`` counts the updates.
     """
 
     shards: Shards
     count: int = 1
     scaling: Scaling | None = None
     drop_late: bool = False
+    move: Callable[[Value[Array]], Value[Array]] | None = None
     version: int = 0
 
     def __post_init__(self) -> None:
@@ -140,9 +77,10 @@ class Center:
         check_layers(type(strategy).__name__, setting.learner, strategy.servers)
         return cls(Shards.of(strategy, setting), count, scaling, drop_late)
 
-    def push(self, worker: Worker, gradient: Value[Array], version: int) -> Pushing:
-        """Send a gradient computed with the parameters of `version`, queue, and make the update if it is the last
-        one that is needed. Return the batch that it is part of, None if it was dropped."""
+    def push(self, worker: Worker, gradient: Value[Array], version: int, n_samples: int | None = None) -> Pushing:
+        """Send a gradient (of `n_samples`, a step's if nothing is said) computed with the parameters of `version`,
+        queue, and make the update if it is the last one that is needed. Return the batch that it is part of, None if
+        it was dropped."""
         parcel = self.shards.wires.gradient(worker, gradient)
         yield from self.shards.push(worker, parcel)
         with self.shards.turn.request() as turn:
@@ -153,7 +91,8 @@ class Center:
             if self.drop_late and staleness > 0:
                 return None
             batch = self._batch
-            batch.gradients.append(Gradient(worker.rank, parcel.value, staleness, worker.samples_per_step))
+            counts = worker.samples_per_step if n_samples is None else n_samples
+            batch.gradients.append(Gradient(worker.rank, parcel.value, staleness, counts))
             if len(batch.gradients) == self.count:
                 yield from self._apply(worker, batch)
         return batch
@@ -183,6 +122,9 @@ class Center:
         learner, stop = setting.learner, setting.stop
         in_order = sorted(gradients, key=lambda g: g.rank)
         mean = learner.mean([scaled(g.value, self.scaling, g.staleness) for g in in_order])
-        self.params, self._state = learner.update(self.params, mean, self._state, learner.rate(stop.n_samples))
+        if self.move is not None:
+            self.params = self.move(mean)
+        else:
+            self.params, self._state = learner.update(self.params, mean, self._state, learner.rate(stop.n_samples))
         self.version += 1
         stop.updated(sum(g.n_samples for g in gradients))

@@ -12,8 +12,8 @@ from ddlsim.learning import ABSENT, Array, Value
 from ddlsim.runtime.replica import Replica, start_replicas
 from ddlsim.runtime.servers import ApplyTime, Placement, note_lock_step
 from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.shards import Shards, communicate, wait
 from ddlsim.runtime.worker import Computation, Process, Worker
-from ddlsim.strategies.center import Shards, communicate, wait
 
 __all__ = ["ElasticAveraging"]
 

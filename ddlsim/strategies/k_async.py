@@ -9,8 +9,9 @@ from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
 from ddlsim.runtime.servers import ApplyTime, Placement, note_lock_step
 from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.shards import wait
 from ddlsim.runtime.worker import Process, Worker
-from ddlsim.strategies.center import Center, wait
+from ddlsim.strategies.center import Center
 from ddlsim.strategies.soft_sync import freely
 
 __all__ = ["KAsync", "KBatchAsync", "check_k", "until_applied"]

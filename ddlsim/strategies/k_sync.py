@@ -13,9 +13,10 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.runtime.servers import ApplyTime, Placement
 from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.shards import communicate
 from ddlsim.runtime.wires import Parcel
 from ddlsim.runtime.worker import Process, Worker
-from ddlsim.strategies.center import Center, Gradient, communicate
+from ddlsim.strategies.center import Center, Gradient
 from ddlsim.strategies.k_async import check_k, until_applied
 
 __all__ = ["BackupWorkers", "KBatchSync", "KSync"]

@@ -153,15 +153,15 @@ def contraction(matrix: Floats) -> float:
     return float(np.sort(np.abs(values))[-2])
 
 
-def agreement(matrix: Floats) -> str:
+def agreement(owner: str, matrix: Floats) -> str:
     """Return what to say about how fast workers agree; nothing for so many that it would take long to find out."""
     if not 1 < len(matrix) <= MANY:
         return ""
     rate = contraction(matrix)
     if rate > 1.0 - _TOLERANCE:
-        return "D-PSGD: |lambda_2(W)| = 1: some workers never agree; join the parts of the graph"
+        return f"{owner}: |lambda_2(W)| = 1: some workers never agree; join the parts of the graph"
     halved = math.log(0.5) / math.log(max(rate, sys.float_info.min))
-    return f"D-PSGD: |lambda_2(W)| = {rate:.6g}: without gradients disagreement halves in {halved:.3g} steps"
+    return f"{owner}: |lambda_2(W)| = {rate:.6g}: without gradients disagreement halves in {halved:.3g} steps"
 
 
 def bipartition(owner: str, graph: str | Graph, near: Sequence[Sequence[int]]) -> list[bool]:

@@ -13,8 +13,9 @@ from ddlsim.errors import ConfigError
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.servers import ApplyTime, Placement, note_lock_step
 from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.shards import wait
 from ddlsim.runtime.worker import Process, Worker
-from ddlsim.strategies.center import Center, wait
+from ddlsim.strategies.center import Center
 
 __all__ = ["StaleSynchronous"]
 

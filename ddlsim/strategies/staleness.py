@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
@@ -10,7 +11,10 @@ import numpy as np
 from ddlsim.arguments import Decay, NotNegative, checked, number, one_of
 from ddlsim.learning import Array, Value
 
-__all__ = ["DelayCompensation", "ExponentialPenalty", "InverseStaleness", "Scaling", "scaled", "scaling_named"]
+__all__ = [
+    "DelayCompensation", "ExponentialPenalty", "InverseStaleness", "Scaling", "SquareRootStaleness", "scaled",
+    "scaling_named",
+]  # fmt: skip
 
 
 class Scaling(Protocol):
@@ -41,12 +45,23 @@ class ExponentialPenalty:
         return self.rho**staleness
 
 
-ScalingChoice = Annotated[str, one_of("inverse")] | Scaling | None
+@dataclass(frozen=True)
+class SquareRootStaleness:
+    """alpha(tau) = alpha_0 / sqrt(1 + tau) (Xie, Koyejo and Gupta 2019, arXiv:1903.03934, polynomial with a = 1/2;
+    Nguyen et al. 2022, arXiv:2106.06639)."""
+
+    def factor(self, staleness: int) -> float:
+        """Return 1 / sqrt(1 + tau)."""
+        return 1.0 / math.sqrt(1 + staleness)
+
+
+NAMED: dict[str, Scaling] = {"inverse": InverseStaleness(), "square-root": SquareRootStaleness()}
+ScalingChoice = Annotated[str, one_of(*NAMED)] | Scaling | None
 
 
 def scaling_named(scaling: ScalingChoice) -> Scaling | None:
-    """Return the scaling of the name "inverse", the scaling itself, or None."""
-    return InverseStaleness() if isinstance(scaling, str) else scaling
+    """Return the scaling of a name, the scaling itself, or None."""
+    return NAMED[scaling] if isinstance(scaling, str) else scaling
 
 
 def scaled(gradient: Value[Array], scaling: Scaling | None, staleness: int) -> Value[Array]:

@@ -149,7 +149,10 @@ LAYER = {"n_weights": 1e4, "n_inputs": 1e3, "batch_size": 64.0, "n_nodes": 8}
 #: name -> the arguments that have no default, and those that make a call quick; made when they are needed
 CALLS = {
     "BackupWorkers": lambda: {"backups": 1},
+    "CHOCOSGD": lambda: {"gamma": 0.5},
     "ElasticAveraging": lambda: {"alpha": 0.1},
+    "FedAvg": lambda: {"local_steps": 2},
+    "FedBuff": lambda: {"local_steps": 2},
     **{name: (lambda: {"k": 2}) for name in ("KAsync", "KBatchAsync", "KBatchSync", "KSync")},
     "SoftSync": lambda: {"n": 2},
     "StaleSynchronous": lambda: {"slack": 2},

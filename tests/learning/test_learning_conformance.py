@@ -8,6 +8,7 @@
 6. A run that is interrupted, saved and continued is bit for bit the run that was not.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -65,7 +66,9 @@ CASES = [
     Case(ddlsim.SlowMo(4, momentum=0.0)),
     Case(ddlsim.QsparseLocalSGD(4, ddlsim.ErrorFeedback(ddlsim.TopK(0.1))), alone=False),  # compressed steps
     Case(ddlsim.HierarchicalLocalSGD(2, 2, block=2)),
+    Case(ddlsim.SPARTA(0.1)),
     Case(ddlsim.DPSGD("ring")),
+    Case(ddlsim.CHOCOSGD(0.7)),
     Case(ddlsim.ADPSGD("ring")),
     Case(ddlsim.GossipSGD(0.5)),
     Case(ddlsim.AsyncParameterServer(staleness_scaling="inverse")),
@@ -82,6 +85,9 @@ CASES = [
     Case(ddlsim.KBatchSync(3, apply_time="10 us"), alone=False),  # an update is of several batches
     Case(ddlsim.KAsync(2, servers=2), alone=False),  # needs several workers
     Case(ddlsim.KBatchAsync(2), alone=False),  # an update is of several batches
+    Case(ddlsim.FedAvg(1.0, local_steps=1)),
+    Case(ddlsim.FedAvg(0.5, local_steps=4, servers=2, apply_time="10 us"), alone=False),  # an update is of four steps
+    Case(ddlsim.FedBuff(1, buffer=3), alone=False, rate=0.05),  # an update is of three batches
     Case(ddlsim.ElasticAveraging(0.2, 3), alone=False),  # the center lags behind the worker
     Case(ddlsim.ElasticAveraging(0.2, 3, synchronous=False, servers=2), alone=False),  # likewise
 ]
@@ -147,9 +153,10 @@ def test_the_clock_does_not_depend_on_values(case):
     n_updates = 40
     training = ddlsim.Training(rate=case.rate, updates=n_updates, evaluate_every=20)
     times = [t for t, _ in some(case, training=training).recorder.updates]
+    often = math.ceil(n_updates / case.strategy.updates(n_updates, case.n_workers))  # steps of all for an update
     timing = ddlsim.simulate(
         "office-1gbe", "digits-cnn", case.strategy, 16, case.n_workers, jitter=ddlsim.Lognormal(0.3),
-        steps=n_updates, warmup=0,
+        steps=n_updates * often, warmup=0,
     )  # fmt: skip
     assert [t for t, _ in timing.recorder.updates][:n_updates] == times
 

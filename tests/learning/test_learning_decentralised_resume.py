@@ -14,7 +14,8 @@ def experiment(strategy, updates):
 
 @pytest.mark.parametrize("strategy", [
     ddlsim.AdaComm(4, 2), ddlsim.BMUF(3), ddlsim.DaSGD(3, 2), ddlsim.OverlapLocalSGD(3), ddlsim.DPSGD(),
-    ddlsim.ADPSGD(), ddlsim.GossipSGD(0.5),
+    ddlsim.ADPSGD(), ddlsim.GossipSGD(0.5), ddlsim.DiLoCo(3), ddlsim.SlowMo(3), ddlsim.SPARTA(0.1),
+    ddlsim.CHOCOSGD(0.5), ddlsim.HierarchicalLocalSGD(2, 2, 2), ddlsim.FedAvg(0.5, local_steps=2), ddlsim.FedBuff(2, 2),
 ], ids=lambda s: s.label)  # fmt: skip
 def test_continuing_is_bit_for_bit_the_run_without_a_break(strategy, tmp_path):
     whole = run(experiment(strategy, 24))

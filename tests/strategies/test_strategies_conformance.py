@@ -20,6 +20,8 @@ from ddlsim import (
     DeadlockError,
     ElasticAveraging,
     Experiment,
+    FedAvg,
+    FedBuff,
     Gamma,
     HorovodFusion,
     KAsync,
@@ -105,6 +107,8 @@ CENTRAL: dict[str, Strategy] = {
     "2-batch-sync-apply": KBatchSync(2, servers=3, apply_time="1 ms"),
     "2-async": KAsync(2, servers=3, apply_time="1 ms"),
     "2-batch-async": KBatchAsync(2, placement="colocated"),
+    "fedavg": FedAvg(0.5, local_steps=2, servers=2, apply_time="1 ms"),
+    "fedbuff": FedBuff(2, 2, servers=2, apply_time="1 ms"),
     "elastic": ElasticAveraging(0.2, 2, servers=2, apply_time="1 ms"),
     "elastic-async": ElasticAveraging(0.2, 2, synchronous=False, apply_time="1 ms"),
 }

@@ -186,6 +186,10 @@ STRATEGIES: tuple[Callable[[Draw], Any], ...] = (
     lambda draw: sg.SlowMo(draw.choice((1, 3)), buffers=draw.choice(("maintain", "reset"))),
     lambda draw: sg.HierarchicalLocalSGD(draw.choice((1, 2)), 2, draw.choice(("machine", 2))),
     lambda draw: sg.QsparseLocalSGD(draw.choice((1, 3)), cp.ErrorFeedback(cp.TopK(0.05))),
+    lambda draw: sg.SPARTA(draw.choice((0.005, 0.3))),
+    lambda draw: sg.FedAvg(draw.choice((0.3, 1.0)), local_steps=draw.choice((1, 3)), **served(draw)),
+    lambda draw: sg.FedBuff(draw.choice((1, 2)), draw.choice((2, 3)), **served(draw)),
+    lambda draw: sg.CHOCOSGD(draw.choice((0.3, 1.0)), draw.choice(("ring", "complete"))),
     lambda draw: sg.DPSGD(draw.choice(("ring", "complete"))),
     lambda draw: sg.ADPSGD("bipartite"),
     lambda draw: sg.GossipSGD(draw.choice((0.1, 0.5, 1.0))),
@@ -217,8 +221,8 @@ def compression(draw: Draw, learns: bool, served: bool) -> Any:
 def may_compress(strategy: Any) -> bool:
     """Whether what a run sends may be compressed: queues fuse and cut buckets, servers' work is that of dense ones."""
     overlap = overlap_named(getattr(strategy, "overlap", "none"))
-    if isinstance(strategy, sg.QsparseLocalSGD):
-        return False  # it says its compression
+    if isinstance(strategy, sg.QsparseLocalSGD | sg.SPARTA):
+        return False  # one says its compression, the other is one
     served = getattr(strategy, "work", None) is not None or getattr(strategy, "local_reduction", False)
     return not served and not isinstance(overlap, ddlsim.HorovodFusion | ddlsim.Priority)
 

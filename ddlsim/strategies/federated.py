@@ -1,0 +1,146 @@
+"""Federated learning: clients that a server asks now and then, who make some steps on data of their own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from ddlsim.arguments import Count, Positive, checked, number
+from ddlsim.errors import ConfigError
+from ddlsim.optim import SGD, Optimizer
+from ddlsim.runtime import Outer, Process, Rounds, Setting, Shards, Worker, local_steps
+from ddlsim.runtime.replica import need_values
+from ddlsim.runtime.servers import ApplyTime, Placement, note_lock_step
+from ddlsim.strategies.center import Center
+from ddlsim.strategies.staleness import ScalingChoice, scaling_named
+
+__all__ = ["FedAvg", "FedBuff"]
+
+
+@checked
+@dataclass(frozen=True)
+class FedAvg:
+    """Federated averaging (McMahan et al. 2017, AISTATS, arXiv:1602.05629, algorithm 1). In every round, of K clients
+
+    S = max(C K, 1) of them, drawn by chance
+    w_k <- w, then w_k <- w_k - eta g_k(w_k) as often as said        each k of S
+    w <- sum_k (n_k / n) w_k                                         over k of S, n = sum_k n_k
+
+    The clients are the run's workers, n_k the samples of their shards. A round is one update, of the samples of all its
+    steps. Clients keep nothing from round to round: the run's optimizer, plain SGD in the paper, starts anew in each.
+    With C = 1 and one local step this is synchronous SGD (up to rounding).
+
+    fraction      C
+    local_steps   of a client in a round; or
+    epochs        passes over its shard, the paper's E
+    servers, placement, apply_time
+                  as for :class:`~ddlsim.AsyncParameterServer`; models go to and from all servers at once
+    """
+
+    fraction: Annotated[float, number(0.0, 1.0, above=True, hint=" (0.1 is a tenth of the clients)")] = 0.1
+    local_steps: Count | None = None
+    epochs: Positive | None = None
+    servers: Count = 1
+    placement: Placement = "own"
+    apply_time: ApplyTime = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.local_steps is None) == (self.epochs is None):
+            raise ConfigError(
+                f"FedAvg: local_steps = {self.local_steps}, epochs = {self.epochs}: say one of them, such as "
+                "local_steps=10"
+            )
+
+    @property
+    def label(self) -> str:
+        """Who does how much."""
+        work = f"{self.epochs:g} epochs" if self.epochs is not None else f"{self.local_steps} steps"
+        return f"FedAvg ({self.fraction:.3g} of the clients, {work})"
+
+    def n_drawn(self, n_workers: int) -> int:
+        """Return how many of the workers take part in a round."""
+        return max(round(self.fraction * n_workers), 1)
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """An update for the local steps of a round."""
+        return math.ceil(steps * n_workers / (self.n_drawn(n_workers) * (self.local_steps or 1)))
+
+    def start(self, setting: Setting) -> None:
+        """Start all clients. Raises ConfigError for `epochs` where there is no data to count epochs of."""
+        if self.epochs is not None:
+            need_values(setting, f"FedAvg: epochs = {self.epochs:g}", "epochs are passes over data")
+        rounds = Rounds(Shards.of(self, setting, models=True), self.n_drawn(len(setting.workers)))
+        for worker in setting.workers:
+            setting.loop.env.process(self.work(worker, rounds))
+
+    def work(self, worker: Worker, rounds: Rounds) -> Process:
+        """One client's life."""
+        n_local = worker.learner.n_local(worker.rank)
+        while True:
+            yield from rounds.enter(worker)
+            n_steps = self.local_steps or math.ceil((self.epochs or 0.0) * n_local / worker.samples_per_step)
+            yield from local_steps(worker, n_steps)
+            yield from rounds.leave(worker, n_local, n_steps * worker.samples_per_step)
+
+
+@checked
+@dataclass(frozen=True)
+class FedBuff:
+    """Buffered asynchronous aggregation (Nguyen et al. 2022, AISTATS, arXiv:2106.06639, algorithms 1 and 2):
+
+    w_k <- w, then w_k <- w_k - eta g_k(w_k), `local_steps` times; the client sends Delta_k = w - w_k
+    w <- ServerOpt(w, (1/K) sum_k Delta_k / sqrt(1 + tau_k))       at the server, as soon as K of them have come
+
+    Nobody waits for anybody: a client that has sent its Delta takes the model that is there and goes on (which is a new
+    client in its place; the workers are as many as train at the same time). Staleness tau is the number of updates
+    between the pull and the push. Clients keep nothing from round to round, as those of :class:`~ddlsim.FedAvg`.
+
+    local_steps        of a client, the paper's Q
+    buffer             K; 10 in the paper
+    staleness_scaling  "square-root" is the paper's; None, "inverse" and others as AsyncParameterServer's
+    outer, outer_rate  ServerOpt and its learning rate eta_g: w <- w - eta_g Delta in the algorithm, Momentum(0.3) in
+                       experiments
+    servers, placement, apply_time
+                       as for :class:`~ddlsim.AsyncParameterServer`; an update is made by all servers at once
+    """
+
+    local_steps: Count
+    buffer: Count = 10
+    staleness_scaling: ScalingChoice = "square-root"
+    outer: Annotated[Optimizer, "an object such as Momentum(0.3)"] = SGD()
+    outer_rate: Positive = 1.0
+    servers: Count = 1
+    placement: Placement = "own"
+    apply_time: ApplyTime = 0.0
+
+    @property
+    def label(self) -> str:
+        """Steps and buffer."""
+        return f"FedBuff ({self.local_steps} steps, buffer of {self.buffer})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """An update for every full buffer."""
+        return math.ceil(steps * n_workers / (self.buffer * self.local_steps))
+
+    def start(self, setting: Setting) -> None:
+        """Start all clients."""
+        outer, scaling = Outer(setting.learner, self.outer), scaling_named(self.staleness_scaling)
+        shards = Shards.of(self, setting)
+        center = Center(shards, self.buffer, scaling, move=lambda delta: outer.step(delta, self.outer_rate))
+        note_lock_step(setting)
+        for worker in setting.workers:
+            setting.loop.env.process(self.work(worker, center))
+
+    def work(self, worker: Worker, center: Center) -> Process:
+        """One client's life."""
+        version, plane = 0, worker.learner.plane
+        while True:
+            begun = worker.params
+            gradients = yield from local_steps(worker, self.local_steps)
+            delta = plane.apply(np.subtract, begun, worker.params).carrying(*gradients)
+            yield from center.push(worker, delta, version, self.local_steps * worker.samples_per_step)
+            version = center.version
+            yield from center.pull(worker, center.params)

@@ -1,0 +1,84 @@
+"""Averaging a part of the parameters in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.arguments import checked, number
+from ddlsim.compression.contract import count
+from ddlsim.errors import ConfigError
+from ddlsim.learning import Array, Value
+from ddlsim.runtime import Averaging, Process, Replica, Setting, WithFabric, communicator, start_replicas
+from ddlsim.runtime.fabric import cost_said, name_of
+from ddlsim.workload.jitter import stream
+
+__all__ = ["SPARTA"]
+
+Indices = Value[npt.NDArray[np.int64]]
+
+
+def _put(params: Array, indices: npt.NDArray[np.int64], values: Array) -> Array:
+    mixed = params.copy()
+    mixed[indices] = values
+    return mixed
+
+
+@checked
+@dataclass(frozen=True)
+class SPARTA(WithFabric):
+    """Sparse parameter averaging (Exo Labs 2025, "SPARTA"; ``SPARTAStrategy`` of exogym): in every step
+
+    x_i <- x_i - eta g_i(x_i)
+    x_i[S] <- (1/N) sum_j x_j[S]        S: the share p of all parameters, drawn anew, the same on all workers
+
+    S follows from a seed that all have, so only values travel: p times the bytes of the parameters. Running statistics
+    of batch normalisation stay with their workers. With p = 1 this is :class:`~ddlsim.LocalSGD` with period 1.
+
+    p  share of the parameters; the authors' default. round(p n) of n of them, at least 1, are drawn without replacement
+       (exogym draws each for itself)
+    """
+
+    p: Annotated[float, number(0.0, 1.0, above=True, hint=" (0.005 is half a percent)")] = 0.005
+
+    @property
+    def label(self) -> str:
+        """Share and algorithm."""
+        return f"SPARTA ({100 * self.p:g} %, {name_of(self.algorithm)}{cost_said(self.cost)})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """A local step of all workers is an update."""
+        return steps
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers. Raises ConfigError in a run that compresses."""
+        if setting.compression is not None:
+            raise ConfigError(
+                "compression: SPARTA sends other parameters in every step, which are no small differences to anything; "
+                "leave it out and lower p, or use LocalSGD(1) with compression"
+            )
+
+        @lru_cache(maxsize=2)  # nobody is more than a step ahead
+        def drawn(step: int) -> Indices:
+            draws = stream(setting.seed, 0, f"SPARTA {step}")
+            return plane.apply(lambda x: np.sort(draws.choice(x.size, count(self.p, x.size), replace=False)), initial)
+
+        plane, initial = setting.learner.plane, setting.learner.initial
+        average = Averaging(communicator(setting, self), models=False, share=self.p)
+        start_replicas(setting, lambda replica: self.work(replica, drawn, average))
+
+    def work(self, replica: Replica, drawn: Callable[[int], Indices], average: Averaging) -> Process:
+        """One worker's life."""
+        worker, plane = replica.worker, replica.worker.learner.plane
+        while True:
+            yield from replica.local_step()
+            indices = drawn(replica.step)
+            part = plane.apply(np.take, worker.params, indices)
+            mean = yield from average.mean(worker, replica.step, part)
+            worker.params = plane.apply(_put, worker.params, indices, mean).carrying(worker.params)
+            replica.end_step()
