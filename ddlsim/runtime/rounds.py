@@ -7,7 +7,7 @@ import simpy
 from ddlsim.learning import Array, Value, weighted_sum
 from ddlsim.runtime.shards import Shards, communicate, wait
 from ddlsim.runtime.worker import Process, Worker
-from ddlsim.workload.jitter import stream
+from ddlsim.streams import stream
 
 __all__ = ["Rounds"]
 

@@ -16,7 +16,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.runtime import Averaging, Process, Replica, Setting, WithFabric, communicator, start_replicas
 from ddlsim.runtime.fabric import cost_said, name_of
-from ddlsim.workload.jitter import stream
+from ddlsim.streams import stream
 
 __all__ = ["SPARTA"]
 

@@ -8,7 +8,7 @@ from learning_reference import STAR, learn
 import ddlsim
 from ddlsim.cluster import star
 from ddlsim.errors import ConfigError
-from ddlsim.workload.jitter import stream
+from ddlsim.streams import stream
 from ddlsim.workload.model import load_model
 
 CLOSE = {"rtol": 0, "atol": 2e-6}

@@ -9,7 +9,7 @@ import ddlsim
 from ddlsim.cluster import star
 from ddlsim.errors import ConfigError
 from ddlsim.strategies.mixing import mixing_matrix
-from ddlsim.workload.jitter import stream
+from ddlsim.streams import stream
 
 CLOSE = {"rtol": 0, "atol": 2e-6}
 NBYTES, BANDWIDTH, COMPUTE = 8.008e6, 1.001e9, 5e-3

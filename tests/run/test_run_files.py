@@ -146,7 +146,9 @@ def test_files_know_every_strategy_optimizer_schedule_and_jitter():
 def test_every_strategy_can_be_written_with_every_simple_field(name, tmp_path):
     kind = files.STRATEGIES[name]
     required = [p for p in inspect.signature(kind).parameters.values() if p.default is p.empty]
-    values = {p.name: 0.5 if p.name == "alpha" else 2 for p in required}
+    values = {p.name: 0.5 if p.name in ("alpha", "gamma") else 2 for p in required}
+    if name == "fedavg":
+        values["local_steps"] = 2  # or epochs
     lines = [f"{name} = {value}" for name, value in values.items()]
     types = inspect.get_annotations(kind, eval_str=True)
     for field in dataclasses.fields(kind):

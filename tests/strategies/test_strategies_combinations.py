@@ -15,10 +15,12 @@ import ddlsim
 from ddlsim import (
     ADPSGD,
     BMUF,
+    CHOCOSGD,
     DPSGD,
     FP16,
     QSGD,
     SGD,
+    SPARTA,
     AdaComm,
     AllReduce,
     AsyncParameterServer,
@@ -28,12 +30,16 @@ from ddlsim import (
     Compression,
     ConfigError,
     DaSGD,
+    DiLoCo,
     ElasticAveraging,
     ErrorFeedback,
     Experiment,
     Fabric,
+    FedAvg,
+    FedBuff,
     GossipSGD,
     GTopK,
+    HierarchicalLocalSGD,
     KAsync,
     KBatchAsync,
     KBatchSync,
@@ -44,8 +50,10 @@ from ddlsim import (
     OverlapLocalSGD,
     ParameterServer,
     PowerSGD,
+    QsparseLocalSGD,
     ShardedUpdate,
     SignSGD,
+    SlowMo,
     SoftSync,
     StaleSynchronous,
     Threshold,
@@ -63,7 +71,10 @@ STRATEGIES = [
     StaleSynchronous(1, placement="colocated"), KSync(2, placement="colocated"), KBatchSync(2, placement="colocated"),
     KAsync(2, placement="colocated"), KBatchAsync(2, placement="colocated"), BackupWorkers(1, placement="colocated"),
     BackupWorkers(1, restart=False, placement="colocated"), ElasticAveraging(0.2, 2, placement="colocated"),
-    ElasticAveraging(0.2, 2, synchronous=False, placement="colocated"),
+    ElasticAveraging(0.2, 2, synchronous=False, placement="colocated"), DiLoCo(2), SlowMo(2),
+    QsparseLocalSGD(2, ErrorFeedback(TopK(0.05))), HierarchicalLocalSGD(1, 2), HierarchicalLocalSGD(1, 2, 3),
+    SPARTA(0.1), CHOCOSGD(0.5), FedAvg(0.5, local_steps=2, placement="colocated"),
+    FedBuff(1, 2, servers=2, placement="colocated"),
 ]  # fmt: skip
 CODECS = [
     None, FP16(), ErrorFeedback(TopK(0.05)), TopK(0.05), QSGD(4), GTopK(0.05), SignSGD(), PowerSGD(2), Threshold(0.01),
@@ -87,6 +98,8 @@ REASONS = (
     r"needs whole tensors, but .* is shared out over several servers",
     r"AdaComm: it averages as often as the loss says",
     r"needs equally many workers on every machine",
+    r"QsparseLocalSGD says compressor",
+    r"SPARTA sends other parameters in every step",
 )  # fmt: skip
 
 
@@ -97,9 +110,10 @@ def cluster() -> ddlsim.Cluster:
         CurveTable(
             operation=operation, algorithm="ring", per_message=2.0, sizes=[65536], per_byte=[1.5, 1.1],
             covariance=[[0.01, 0.0, 0.0], [0.0, 0.01, 0.0], [0.0, 0.0, 0.01]], spread=0.03, dof=5.0, nbytes=[64, 2**24],
-            ranks=[2, 8],
+            ranks=[2, 8], inside=inside,
         )
         for operation in ("all_reduce", "all_gather", "reduce_scatter")
+        for inside in (False, True)
     ]  # fmt: skip
     return dataclasses.replace(plain, calibration=CalibrationTable(curves=curves))
 
@@ -109,10 +123,12 @@ def possible(row: list[object]) -> bool:
     strategy = row[0]
     if len(row) > 2 and row[2] is not None and not isinstance(strategy, HasFabric):
         return False
+    if len(row) > 1 and row[1] is not None and isinstance(strategy, QsparseLocalSGD | SPARTA):
+        return False
     if len(row) > 1 and row[1] is not None and not isinstance(strategy, HasFabric):
-        tracked = isinstance(strategy, DPSGD | ADPSGD | GossipSGD | ElasticAveraging)
+        tracked = isinstance(strategy, DPSGD | CHOCOSGD | ADPSGD | GossipSGD | ElasticAveraging | FedAvg)
         if tracked and (isinstance(row[1], ErrorFeedback | SignSGD | Compression)):
-            return isinstance(row[1], Compression) and isinstance(strategy, ElasticAveraging)
+            return isinstance(row[1], Compression) and isinstance(strategy, ElasticAveraging | FedAvg)
     return not (len(row) > 4 and isinstance(strategy, AdaComm) and not row[4])
 
 
@@ -149,6 +165,8 @@ REFUSED = [
     (AllReduce(overlap="none"), GTopK(0.05), Fabric("ring", cost="nccl"), None, False),
     (AsyncParameterServer(2, "colocated"), PowerSGD(2), None, None, False),
     (LocalSGD(2), None, Fabric("hierarchical", cost="nccl"), (0, 1, 2), False),
+    (QsparseLocalSGD(2), FP16(), None, None, False),
+    (SPARTA(0.1), FP16(), None, None, False),
 ]  # fmt: skip
 
 
