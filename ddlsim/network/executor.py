@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from ddlsim.errors import DdlsimError
 from ddlsim.network import tasks as ts
 from ddlsim.network.network import Network
 from ddlsim.network.pointers import addresses
@@ -54,6 +55,8 @@ class TaskColumns(NamedTuple):
     following  rows
     missing    how many rows it starts after
     waits      how many it starts after when it starts anew
+    slow       where the slow-downs of its work begin in ``slow_downs``, -1 if it has none
+    slow_downs (until s, factor) of intervals, one after the other, the last one without end
     """
 
     kind: Ints
@@ -66,6 +69,8 @@ class TaskColumns(NamedTuple):
     following: Ints
     missing: Ints
     waits: Ints
+    slow: Ints
+    slow_downs: Sequence[tuple[float, float]] = ()
 
 
 class Executor:
@@ -84,6 +89,8 @@ class Executor:
         self._queue_of = np.full(len(nbytes), -1, dtype=np.int64)
         self._queue_of[columns.key[columns.kind == ts.QUEUED]] = columns.queue[columns.kind == ts.QUEUED]
         self.tables = _tables(columns, len(nbytes), len(queues))
+        self._turn = np.arange(len(nbytes), dtype=np.int64)  # the number under which a queue knows a key
+        self._key_of: dict[int, int] = {}
         self.tables.counts[ts.ADVANCE], self.tables.counts[ts.JOINING] = addresses()
         self.dispatchers = [queue.dispatcher(self._launch, self._waker(i)) for i, queue in enumerate(queues)]
 
@@ -97,12 +104,17 @@ class Executor:
         """The time (s) of the last event."""
         return float(self.tables.now[0])
 
+    @property
+    def under_way(self) -> bool:
+        """Whether anything is left to happen."""
+        return bool(self.tables.counts[ts.N_CALENDAR]) or self.network.pending
+
     def run(self, limit: float = np.inf) -> int | None:
         """Go on up to `limit` (s); return the next step whose tasks have all ended by then, None if there is none."""
         counts = self.tables.counts
         while True:
             status = ts.execute(self.network.table, float(limit), *self.tables)
-            self._settle(limit if status == ts.LIMIT else self.now)
+            self._settle(max(limit, self.now) if status == ts.LIMIT else self.now)
             argument = int(counts[ts.ARGUMENT])
             if status == ts.PREPARE:
                 self._start([argument], -1)
@@ -113,7 +125,7 @@ class Executor:
             elif status == ts.FULL:
                 self.network.make_room()
             elif status == ts.READY:
-                self.dispatchers[self._queue_of[argument]].ready(argument, float(self.nbytes[argument]), self.now)
+                self._ready(argument)
             elif status == ts.LAUNCHED:
                 self.dispatchers[argument].ended(self.now)
             elif status == ts.TICK:
@@ -121,10 +133,19 @@ class Executor:
             elif status == ts.SENDING:
                 self._send()
             else:
-                raise AssertionError(f"task {argument} would start anew before its step has been read")
+                raise DdlsimError(f"task {argument} would start anew before all of its step have ended; let ranks wait")
 
-    def arm(self, step: int, rows: slice, keys: slice, seconds: Floats) -> None:
-        """Let the tasks of a step that has ended, `rows` with these `keys`, happen once more, with other `seconds`."""
+    def end_instant(self) -> None:
+        """Let everything else end and start that does so now."""
+        while self.run(-np.inf) is not None:
+            pass
+
+    def arm(self, step: int, rows: slice, keys: slice, seconds: Floats, later: int) -> None:
+        """Let the tasks of a step that has ended, `rows` with these `keys`, happen once more, with other `seconds`.
+
+        For queues the keys then count as `later` ones by so many.
+        """
+        self._turn[keys] += later
         tasks, exchanges = self.tables.tasks[rows], self.tables.exchanges[keys]
         tasks["start"] = tasks["end"] = np.nan
         tasks["seconds"] = seconds
@@ -154,8 +175,14 @@ class Executor:
         self.tables.launches[instance] = (keys[0], exchanges["size"][keys[0]], queue)
         return instance
 
-    def _launch(self, keys: list[int]) -> None:
+    def _ready(self, key: int) -> None:
+        turn = int(self._turn[key])
+        self._key_of[turn] = key
+        self.dispatchers[self._queue_of[key]].ready(turn, float(self.nbytes[key]), self.now)
+
+    def _launch(self, turns: list[int]) -> None:
         """Let all members enter collectives of a queue as one buffer, now."""
+        keys = [self._key_of.pop(turn) for turn in turns]
         instance = self._start(keys, int(self._queue_of[keys[0]]))
         tables = self.tables
         first, size = tables.exchanges["first"], int(tables.exchanges["size"][keys[0]])
@@ -189,9 +216,9 @@ def _tables(columns: TaskColumns, n_keys: int, n_queues: int) -> ts.Tables:
     tasks = np.zeros(n, dtype=ts.TASK)
     tasks["start"] = tasks["end"] = np.nan
     tasks["first"], tasks["last"] = columns.offsets[:-1], columns.offsets[1:]
-    for name in ("seconds", "missing", "waits", "kind", "key", "place", "step"):
+    for name in ("seconds", "missing", "waits", "kind", "key", "place", "step", "slow"):
         tasks[name] = getattr(columns, name)
-    rows = np.flatnonzero(columns.kind >= ts.JOIN)
+    rows = np.flatnonzero(np.isin(columns.kind, (ts.JOIN, ts.QUEUED)))
     rows = rows[np.lexsort((columns.place[rows], columns.key[rows]))]
     exchanges = np.zeros(n_keys, dtype=ts.EXCHANGE)
     sizes = np.bincount(columns.key[rows], minlength=n_keys)
@@ -214,4 +241,5 @@ def _tables(columns: TaskColumns, n_keys: int, n_queues: int) -> ts.Tables:
         left=np.bincount(columns.step).astype(np.int64), calendar=np.zeros(n + n_queues + 1, dtype=ts.EVENT),
         ended=places(2 * n + n_queues + 16), ready=ready, join_instances=places(n), join_ranks=places(n),
         sends=places(n_sends + 1), messages=places(n_sends + 1), freed=places(17),
+        slow=np.array(list(columns.slow_downs), dtype=ts.SLOW),
     )  # fmt: skip

@@ -24,6 +24,7 @@ from ddlsim.network.view import attach
 
 # What a task can be
 WORK, SEND, RECEIVE, JOIN, QUEUED = range(5)
+OPTIONAL = 5  # work that does not happen where it takes no seconds, and is followed by one task
 
 # What `execute` returns; ARGUMENT is in `counts`
 END = 0  # nothing is left to happen
@@ -50,16 +51,19 @@ ADVANCE, JOINING = 12, 13  # addresses in the kernel
 N_COUNTS = 14
 
 #: start, end: s, NaN where it has not come; first:last of `following` start after it; missing: of those that it waits
-#: for, `waits` altogether; place: in the group of its collective
+#: for, `waits` altogether; place: in the group of its collective; slow: where `slow` begins for it, or -1
 TASK = record(
-    seconds="f", start="f", end="f", first="n", last="n", missing="n", waits="n", kind="n", key="n", place="n", step="n"
-)
+    seconds="f", start="f", end="f", first="n", last="n", missing="n", waits="n", kind="n", key="n", place="n",
+    step="n", slow="n",
+)  # fmt: skip
 #: what the tasks of a key have in common. instance: the network's, -1 if none; members[first:first + size] are its
 #: tasks; not_ready: how many have not started; next: the key that travels with it, -1 if none; waiting: the receive
 #: that has started, -1 if none; delivered: 1 if the message is
 EXCHANGE = record(instance="n", first="n", size="n", not_ready="n", next="n", waiting="n", delivered="n")
 #: what runs as an instance of the network: its first key, ranks under way, the queue that launched it (-1: none)
 LAUNCH = record(key="n", left="n", queue="n")
+#: up to the time `until` (s), since the entry before, work takes `factor` times as long; the last entry is for ever
+SLOW = record(until="f", factor="f")
 #: item: a task, or -1 - queue for a tick
 EVENT = record(time="f", sequence="i", item="i")
 
@@ -83,6 +87,7 @@ class Tables(NamedTuple):
     sends: Ints
     messages: Ints  # the task of each message sent, by the order of sending
     freed: Ints  # instances that have ended
+    slow: Records  # SLOW
 
 
 # ---------------------------------------------------------------- the calendar
@@ -173,7 +178,22 @@ def finish(counts, tasks, following, exchanges, ended, ready, left, row, now):  
 
 
 @inlined
-def begin(counts, tasks, exchanges, calendar, instances, ranks, sends, row, now):  # type: ignore[no-untyped-def]
+def slowed(slow, i, now, work):  # type: ignore[no-untyped-def]
+    """Return how long `work` seconds take from `now`, as :func:`ddlsim.workload.jitter.slowed_duration`."""
+    begin = now
+    while slow[i].until <= now:
+        i += 1
+    while work * slow[i].factor > slow[i].until - now:
+        work -= (slow[i].until - now) / slow[i].factor
+        now = slow[i].until
+        i += 1
+    return now + work * slow[i].factor - begin
+
+
+@inlined
+def begin(  # type: ignore[no-untyped-def]
+    counts, tasks, following, exchanges, calendar, instances, ranks, sends, slow, ready, left, row, now
+):
     """Start a task that is ready; return END, or what Python must do: before it starts (PREPARE, OVERRUN), or after."""
     kind = tasks[row].kind
     exchange = tasks[row].key
@@ -186,8 +206,11 @@ def begin(counts, tasks, exchanges, calendar, instances, ranks, sends, row, now)
     counts[FIRST_READY] += 1
     tasks[row].start = now
     tasks[row].missing = tasks[row].waits
-    if kind == WORK:
-        push(counts, calendar, now + tasks[row].seconds, row)
+    seconds = tasks[row].seconds
+    if kind == WORK or (kind == OPTIONAL and seconds > 0.0):
+        if tasks[row].slow >= 0:
+            seconds = slowed(slow, tasks[row].slow, now, seconds)
+        push(counts, calendar, now + seconds, row)
     elif kind == JOIN:
         n = counts[N_JOINS]
         instances[n] = exchanges[exchange].instance
@@ -197,6 +220,14 @@ def begin(counts, tasks, exchanges, calendar, instances, ranks, sends, row, now)
         exchanges[exchange].not_ready -= 1
         if exchanges[exchange].not_ready == 0:
             return READY
+    elif kind == OPTIONAL:
+        tasks[row].end = now
+        left[tasks[row].step] -= 1
+        after = following[tasks[row].first]
+        tasks[after].missing -= 1
+        if tasks[after].missing == 0:  # it starts in its place
+            counts[FIRST_READY] -= 1
+            ready[counts[FIRST_READY]] = after
     elif kind == SEND:
         sends[counts[N_SENDS]] = row
         counts[N_SENDS] += 1
@@ -268,9 +299,12 @@ def _entry_point(stamp: int) -> Any:
     @entry
     def execute(  # type: ignore[no-untyped-def]
         table: Ints, limit, counts, clock, tasks, following, exchanges, members, launches, left, calendar, ended, ready,
-        join_instances, join_ranks, sends, messages, freed,
+        join_instances, join_ranks, sends, messages, freed, slow,
     ):  # fmt: skip
-        """Let tasks start and end up to and including `limit` (s), or until Python must do something; return what."""
+        """Let tasks start and end up to and including `limit` (s), or until Python must do something; return what.
+
+        With a limit that is over, only what is left of the present instant happens, and nothing joins.
+        """
         stamp  # noqa: B018
         net = attach(table)
         while counts[N_WOKEN] > 0:
@@ -281,7 +315,10 @@ def _entry_point(stamp: int) -> Any:
                 now = clock[0]
                 if counts[FIRST_READY] < counts[N_READY]:
                     row = ready[counts[FIRST_READY]]
-                    status = begin(counts, tasks, exchanges, calendar, join_instances, join_ranks, sends, row, now)
+                    status = begin(
+                        counts, tasks, following, exchanges, calendar, join_instances, join_ranks, sends, slow, ready,
+                        left, row, now,
+                    )  # fmt: skip
                     if status != END:
                         return status
                 elif counts[FIRST_ENDED] < counts[N_ENDED]:
@@ -302,6 +339,8 @@ def _entry_point(stamp: int) -> Any:
             counts[N_ENDED] = 0
             after = calendar[0].time if counts[N_CALENDAR] > 0 else np.inf
             if after > now:
+                if limit < now:
+                    return LIMIT
                 n = counts[N_JOINS]
                 if n > 0:
                     counts[N_JOINS] = 0
@@ -316,7 +355,7 @@ def _entry_point(stamp: int) -> Any:
                 n = net.counts[N_OUT]
                 net.counts[N_OUT] = 0
                 take(counts, net.out, n, net.instances, exchanges, members, launches, messages, ended, freed)
-            elif after <= limit and after < np.inf:
+            elif after <= max(limit, now) and after < np.inf:
                 clock[0] = after
                 item = pop(counts, calendar)
                 if item < 0:

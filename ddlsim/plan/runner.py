@@ -71,6 +71,7 @@ def columns(plan: Plan) -> TaskColumns:
         kind=kind, seconds=plan.seconds, key=plan.key, queue=plan.queue, step=plan.step, offsets=offsets,
         place=np.where(grouped, place[np.where(grouped, plan.peer, 0), plan.rank], 0) if len(plan.groups) else kind * 0,
         following=second[np.argsort(first, kind="stable")], missing=missing, waits=missing,
+        slow=np.full(len(plan), -1),
     )  # fmt: skip
 
 

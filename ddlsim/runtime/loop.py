@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,14 @@ from ddlsim.collectives import Schedule
 from ddlsim.errors import DeadlockError
 from ddlsim.network import Accounts, BusyIntervals, Network
 
-__all__ = ["Loop", "Traffic"]
+__all__ = ["Driver", "Loop", "Traffic"]
+
+
+class Driver(Protocol):
+    """What lets the network run in place of simpy's processes."""
+
+    def run(self, max_time: float, pause: Callable[[], bool] | None) -> None:
+        """Run to the end, but not beyond `max_time` (s), nor past where `pause` says so."""
 
 
 class Traffic(NamedTuple):
@@ -85,6 +92,7 @@ class Loop:
         self._recorded: list[_Known] = []
         #: who waits for what, for the report of a deadlock
         self.waiting: dict[str, str] = {}
+        self._driver: Driver | None = None
 
     @property
     def now(self) -> float:
@@ -186,6 +194,10 @@ class Loop:
 
     # ------------------------------------------------------------ running
 
+    def drive(self, driver: Driver) -> None:
+        """Let `driver` run the network in place of processes."""
+        self._driver = driver
+
     def run(
         self, until: simpy.Event, max_time: float = np.inf, pause: Callable[[], bool] | None = None
     ) -> None:
@@ -194,6 +206,9 @@ class Loop:
 
         Raises :class:`~ddlsim.errors.DeadlockError` when nothing can happen any more although it has not.
         """
+        if self._driver is not None:
+            self._driver.run(max_time, pause)
+            return
         env = self.env
         quiet_until = -np.inf  # the network is known to complete nothing before
         while not until.processed:

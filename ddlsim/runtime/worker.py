@@ -98,9 +98,10 @@ class Worker:
     def __post_init__(self) -> None:
         self.slow_downs = tuple(s for s in self.slow_downs if self.rank in s.ranks)
         self.params = self.learner.initial
-        self._use(self.workload)
+        self.use(self.workload)
 
-    def _use(self, workload: Workload) -> None:
+    def use(self, workload: Workload) -> None:
+        """Compute as long as `workload` says from now on."""
         self.workload = workload
         #: seconds of the backward pass until the gradient of each layer is ready
         self.backward_until = np.cumsum(workload.backward[::-1])[::-1]
@@ -152,7 +153,7 @@ class Worker:
         if self.batch_size_at is not None and self.workload_of is not None:
             size = self.batch_size_at(self.learner.own_epoch(self.rank))
             if size != self.workload.batch_size:
-                self._use(self.workload_of(size))
+                self.use(self.workload_of(size))
         for micro in range(self.accumulation - 1):
             self.factor = next(self.factors)
             yield from first_forward() if first_forward and not micro else self.forward()

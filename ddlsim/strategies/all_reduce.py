@@ -12,6 +12,7 @@ from ddlsim.runtime.coded import Coded
 from ddlsim.runtime.communicator import Communicator, communicator
 from ddlsim.runtime.fabric import AllReduceAlgorithm, Cost, RankOrder, cost_said, name_of
 from ddlsim.runtime.group import Carrier, Dense, Group
+from ddlsim.runtime.planned import planned
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies.overlap import HorovodFusion, Overlap, OverlapChoice, Priority, buckets_of, overlap_named
 from ddlsim.strategies.plans import tells_plan
@@ -48,6 +49,10 @@ class AllReduce:
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         members, overlap = communicator(setting, self), overlap_named(self.overlap)
+        if members.simulated and setting.compression is None and tells_plan(overlap, "work"):
+            accumulation = setting.workers[0].accumulation
+            if planned(members, lambda workloads, steps: overlap.plan(workloads, steps, accumulation)):
+                return
         buckets = buckets_of(overlap, setting.workers[0].workload)
 
         def carrier(group: Group) -> Carrier:

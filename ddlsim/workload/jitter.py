@@ -7,6 +7,7 @@ pieces gives the same sequence.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ __all__ = [
     "SlowDown",
     "Trace",
     "Uniform",
+    "slow_intervals",
     "slowed_duration",
 ]
 
@@ -197,3 +199,14 @@ def slowed_duration(work: float, begin: float, rank: int, slow_downs: Iterable[S
         left -= (edge - now) / factor
         now = edge
     raise AssertionError("the last edge is infinite")
+
+
+def slow_intervals(slow_downs: Iterable[SlowDown]) -> list[tuple[float, float]]:
+    """Return (end in s, factor) of the intervals, one after the other, in which work takes so many times as long."""
+    slows = list(slow_downs)
+    edges = sorted({edge for slow in slows for edge in (slow.start, slow.start + slow.duration)})
+    intervals = []
+    for begin, end in itertools.pairwise([-math.inf, *edges, math.inf]):
+        active = [slow.factor for slow in slows if slow.start <= begin < slow.start + slow.duration]
+        intervals.append((end, math.prod(active)))
+    return intervals

@@ -7,6 +7,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -44,6 +45,7 @@ from ddlsim.cluster import racks
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.collectives import build, reorder
 from ddlsim.collectives.push_pull import push_pull
+from ddlsim.network import tasks
 from ddlsim.run import run
 from ddlsim.runtime import loop as loop_module
 from ddlsim.runtime.communicator import Communicator
@@ -337,22 +339,28 @@ def test_a_deadlock_names_who_waits_for_what(max_time: float) -> None:
     assert "deadlock at 0.00" in text
 
 
+class Interrupted:
+    """Ctrl-C comes when `after` events of simpy and calls of what executes plans are over."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, self.after = 0, 10**9
+        self.step, self.execute = loop_module._Environment.step, tasks.execute
+        monkeypatch.setattr(loop_module._Environment, "step", lambda env: self.counted(self.step, env))
+        monkeypatch.setattr(tasks, "execute", lambda *arguments: self.counted(self.execute, *arguments))
+
+    def counted(self, call: Callable[..., object], *arguments: object) -> object:
+        self.count += 1
+        if self.count > self.after:
+            raise KeyboardInterrupt
+        return call(*arguments)
+
+
 @pytest.mark.parametrize("name", ["ring-ddp", "ring-priority", "server-3-own-horovod", "async-1", "2-sync", "ssp"])
 def test_an_interrupt_keeps_what_was_simulated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(experiment(STRATEGIES[name]))
-    step, count = loop_module._Environment.step, 0
-
-    def interrupted(env: loop_module._Environment) -> None:
-        nonlocal count
-        count += 1
-        if count > n_events:
-            raise KeyboardInterrupt
-        step(env)
-
-    monkeypatch.setattr(loop_module._Environment, "step", interrupted)
-    n_events = 10**9
+    interrupted = Interrupted(monkeypatch)
     run(experiment(STRATEGIES[name]))
-    n_events, count = count * 2 // 3, 0
+    interrupted.after, interrupted.count = interrupted.count * 2 // 3, 0
     result = run(experiment(STRATEGIES[name]))
     assert result.interrupted
     done = len(result.recorder.updates)
@@ -378,9 +386,7 @@ def test_max_time_cuts_the_same_run_short(name: str) -> None:
 
 
 def test_an_interrupt_before_the_first_update_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(env: loop_module._Environment) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(loop_module._Environment, "step", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run(experiment(AllReduce()))
+    Interrupted(monkeypatch).after = 0
+    for strategy in (AllReduce(), AsyncParameterServer()):
+        with pytest.raises(KeyboardInterrupt):
+            run(experiment(strategy))

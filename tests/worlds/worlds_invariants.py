@@ -12,10 +12,11 @@ import numpy as np
 from worlds_generator import World
 
 from ddlsim import ConfigError, DdlsimError, Result
+from ddlsim.learning import Learner
 from ddlsim.learning.monitor import Row
 from ddlsim.report.trace import trace_events
 from ddlsim.run import run
-from ddlsim.runtime.worker import Worker, factors
+from ddlsim.runtime.worker import factors
 from ddlsim.strategies import AllReduce
 from ddlsim.strategies.plans import plan_of
 
@@ -30,15 +31,15 @@ def check_world(world: World) -> Result | None:
     Raises AssertionError, or whatever the run raises, if anything does not hold.
     """
     drawn = 0
-    original = Worker.draw
+    original = Learner.gradient
 
-    def draw(worker):
+    def gradient(learner, rank, params, n_samples, now):
         nonlocal drawn
-        drawn += worker.samples_per_step
-        return original(worker)
+        drawn += n_samples
+        return original(learner, rank, params, n_samples, now)
 
     try:
-        with mock.patch.object(Worker, "draw", draw):
+        with mock.patch.object(Learner, "gradient", gradient):
             result = run(world.experiment)
     except ConfigError:
         return None

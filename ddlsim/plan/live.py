@@ -1,0 +1,140 @@
+"""Steps that repeat, as tasks of a few steps that are gone through over and over."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ddlsim.network.executor import TaskColumns
+from ddlsim.plan.plan import COMPUTE, Floats, Ints, Plan
+from ddlsim.plan.runner import columns, key_sizes
+
+__all__ = ["LIVE", "N_STEPS", "LiveSteps", "live_steps", "with_evaluations"]
+
+#: Steps that can be under way. Where no rank updates before all have contributed, a third one begins only after all
+#: ranks have updated in the first.
+LIVE = 3
+#: steps of a plan that :func:`live_steps` needs to see
+N_STEPS = LIVE + 2
+
+_COLUMNS = (
+    "lane", "kind", "name", "seconds", "nbytes", "peer", "key", "step", "batch", "first", "end", "part", "holds",
+)  # fmt: skip
+_EVALUATION = {"kind": COMPUTE, "seconds": 0.0, "batch": -1, "first": 0, "end": 0, "holds": 0.0}
+_BY_ROW = ("kind", "seconds", "key", "place", "queue", "step", "missing", "slow")
+
+
+@dataclass(frozen=True, eq=False)
+class LiveSteps:
+    """The first step of a plan (slot 0) and those after it (slots 1 to LIVE, over and over).
+
+    tasks  of all slots
+    rows   of each slot
+    keys   of each slot
+    """
+
+    plan: Plan
+    tasks: TaskColumns
+    rows: tuple[slice, ...]
+    keys: tuple[slice, ...]
+
+    def slot(self, step: int) -> int:
+        """Return where a step is executed."""
+        return step if step <= LIVE else 1 + (step - 1) % LIVE
+
+    @cached_property
+    def key_sizes(self) -> Floats:
+        """Bytes of the buffer of each key's collective, (n_keys,)."""
+        return key_sizes(self.plan)[0][: self.keys[-1].stop]
+
+
+def live_steps(plan: Plan) -> LiveSteps | None:
+    """Return how a plan of N_STEPS steps goes on, or None if those after the first are not alike."""
+    bounds = np.searchsorted(plan.step, np.arange(N_STEPS + 1))
+    sizes = np.diff(bounds)
+    if (np.diff(plan.step) < 0).any() or plan.n_steps != N_STEPS or (sizes[1:] != sizes[1]).any():
+        return None
+    keys = _keys(plan, bounds)
+    every = columns(plan)
+    if keys is None or not _alike(plan, every, bounds, keys):
+        return None
+    n, again = int(bounds[-2]), slice(int(bounds[1]), int(bounds[2]))
+    offsets = every.offsets[: n + 1]
+    following = every.following[: offsets[-1]]
+    waits = every.missing[:n].copy()
+    waits[again] = every.missing[n:]
+    tasks = every._replace(
+        **{name: getattr(every, name)[:n] for name in _BY_ROW}, offsets=offsets, waits=waits,
+        following=np.where(following >= n, following - n + bounds[1], following),
+    )  # fmt: skip
+    rows = tuple(slice(int(a), int(b)) for a, b in itertools.pairwise(bounds[:-1]))
+    return LiveSteps(plan, tasks, rows, tuple(keys[:-1]))
+
+
+def _keys(plan: Plan, bounds: Ints) -> list[slice] | None:
+    """Return the keys of each step, or None if they do not follow each other as the steps do."""
+    keys: list[slice] = []
+    for first, last in itertools.pairwise(bounds):
+        own = plan.key[first:last]
+        own = own[own >= 0]
+        at = keys[-1].stop if keys else 0
+        if len(own) and own.min() != at:
+            return None
+        keys.append(slice(at, int(own.max()) + 1 if len(own) else at))
+    return keys
+
+
+def _alike(plan: Plan, every: TaskColumns, bounds: Ints, keys: list[slice]) -> bool:
+    """Whether all steps after the first do the same, and wait for themselves and the step before only."""
+
+    def shape(step: int) -> list[Ints | Floats]:
+        own = slice(int(bounds[step]), int(bounds[step + 1]))
+        first = keys[step].start
+        same = [plan.lane, plan.kind, plan.peer, plan.part, plan.nbytes, plan.seconds, every.missing]
+        return [*(column[own] for column in same), np.where(plan.key[own] >= 0, plan.key[own] - first, -1)]
+
+    def after(step: int) -> list[Ints]:
+        first, last = bounds[step], bounds[step + 1]
+        offsets = every.offsets[first : last + 1]
+        return [offsets - offsets[0], every.following[offsets[0] : offsets[-1]] - first]
+
+    steps = range(1, N_STEPS)
+    ends = every.following[: every.offsets[bounds[1]]]
+    return (
+        all(np.array_equal(a, b) for step in steps for a, b in zip(shape(1), shape(step), strict=True))
+        and all(np.array_equal(a, b) for step in steps[:-1] for a, b in zip(after(1), after(step), strict=True))
+        and bool((ends < bounds[2]).all())
+        and all(bool(((own >= 0) & (own < bounds[3] - bounds[1])).all()) for own in after(1)[1:])
+    )
+
+
+def with_evaluations(plan: Plan, name: str, needing: bool) -> Plan:
+    """Return a plan in which the first rank begins every step with other work, of no seconds.
+
+    needing  whether that comes after all that the first task of the rank needs
+    """
+    device = next(i for i, lane in enumerate(plan.lanes) if lane.rank == 0)
+    rows = np.flatnonzero(plan.lane == device)
+    firsts = rows[np.diff(plan.step[rows], prepend=-1) > 0]
+    number = np.arange(len(plan)) + np.searchsorted(firsts, np.arange(len(plan)), side="right")  # of the old rows
+    old = np.insert(np.arange(len(plan)), firsts, firsts)  # the row that each is, or comes before
+    added = np.ones(len(old), dtype=bool)
+    added[number] = False
+    lists = [number[plan.needs[plan.need_offsets[row] : plan.need_offsets[row + 1]]] for row in firsts.tolist()]
+    counts = np.diff(plan.need_offsets)[old]
+    counts[added] = [len(needs) if needing else 0 for needs in lists]
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    needs = np.empty(offsets[-1], dtype=np.int64)
+    kept = np.repeat(~added, counts)
+    needs[kept] = number[plan.needs]
+    if needing:
+        needs[~kept] = np.concatenate(lists)
+    columns: dict[str, Ints | Floats] = {name: getattr(plan, name)[old] for name in _COLUMNS}
+    for column, value in _EVALUATION.items():
+        columns[column][added] = value
+    columns["name"][added] = len(plan.names)
+    return dataclasses.replace(plan, **columns, names=(*plan.names, name), need_offsets=offsets, needs=needs)  # type: ignore[arg-type]
