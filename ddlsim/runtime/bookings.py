@@ -45,7 +45,7 @@ class Step:
         """Return the step of these rows, of which some (a mask) are of the last micro-batch."""
         kind, part, rank = (column[rows] for column in (plan.kind, plan.part, plan.rank))
         exchanged = np.flatnonzero(kind >= ALL_REDUCE)
-        last = exchanged[part[exchanged] == part[exchanged].max()] + rows.start
+        last = exchanged[part[exchanged] == part[exchanged].max(initial=-1)] + rows.start
         ready = [plan.needs[plan.need_offsets[row] : plan.need_offsets[row + 1]] for row in last.tolist()]
         forward = np.flatnonzero((kind == FORWARD) & last_micro_step)[::-1]
         begins, device = np.zeros((2, plan.n_ranks), dtype=np.int64)
@@ -55,7 +55,7 @@ class Step:
             device[ranks] = first
         return cls(
             plan, rows.start, turns, device, begins, np.flatnonzero(kind == UPDATE),
-            np.concatenate(ready) - rows.start, exchanged,
+            np.concatenate([plan.needs[:0], *ready]) - rows.start, exchanged,
         )  # fmt: skip
 
 
@@ -96,7 +96,7 @@ class Bookings:
     def step(self, number: int, step: Step, tasks: Records) -> None:
         """Book what has been done in a step: all of it or, of the last ones of a run, what has ended."""
         start, end = tasks["start"], tasks["end"]
-        ready = float(end[step.ready].max())
+        ready = float(end[step.ready].max(initial=0.0))
         self.all_ready.append(np.inf if np.isnan(ready) else ready)
         for ranks, rows, name in step.turns:
             begun = ~np.isnan(start[rows])

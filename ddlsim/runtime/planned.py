@@ -28,7 +28,7 @@ MakePlan = Callable[[Sequence[Workload], int], Plan]
 
 
 def planned(members: Communicator, make: MakePlan) -> PlannedRun | None:
-    """Let the plans that `make` makes, of all workers, drive a run; do nothing and return None if steps do not repeat."""
+    """Let the plans that `make` makes for all workers drive a run; return None, and do nothing, if steps differ."""
     setting = members.setting
     if setting.learner.task is not None:
         make = _evaluating(make, setting.workers[0].accumulation > 1)
