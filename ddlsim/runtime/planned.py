@@ -11,9 +11,9 @@ from ddlsim.learning import Array, Value
 from ddlsim.network.executor import Executor, TaskColumns
 from ddlsim.network.state import Records
 from ddlsim.network.tasks import OPTIONAL
+from ddlsim.plan.live import LIVE, N_STEPS, LiveSteps, live_steps, with_evaluations
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import UPDATE, Floats, Ints, Plan
-from ddlsim.plan.live import LIVE, N_STEPS, LiveSteps, live_steps, with_evaluations
 from ddlsim.runtime.bookings import Bookings, Step
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.worker import Worker
@@ -82,8 +82,8 @@ class PlannedRun:
         self._launched: dict[int, list[list[int]]] = {}  # keys of each buffer, by slot
         tasks = steps.tasks._replace(seconds=np.concatenate([self._arm() for _ in steps.rows]), kind=_kinds(steps))
         self.executor = Executor(
-            _with_slow_downs(tasks, steps.plan.rank, setting.workers), setting.loop.network, self._collective, steps.key_sizes,
-            steps.plan.queues,
+            _with_slow_downs(tasks, steps.plan.rank, setting.workers), setting.loop.network, self._collective,
+            steps.key_sizes, steps.plan.queues,
         )  # fmt: skip
 
     # ------------------------------------------------------------ running

@@ -247,13 +247,13 @@ def coordinated(worker: Worker, group: Group, buckets: tuple[Bucket, ...], *, pi
             arrived.append(coordinator.announce(step, i, bucket, worker.rank))
         yield from worker.backward(layer, 0)
         if pipelined:
-            worker.loop.env.process(_finish(worker, group, step, arrived))
+            worker.loop.env.process(_finish(worker, group, step, arrived, worker.samples_per_step))
         else:
             start = worker.loop.now
             yield from worker.block(worker.loop.env.all_of(arrived), f"the gradients of step {step}")
             worker.book(start, coordinator.last_ready(step), "all-reduce")
             yield from worker.optimizer_step()
-            yield from _finish(worker, group, step, [])
+            yield from _finish(worker, group, step, [], worker.samples_per_step)
         step += 1
 
 
@@ -281,10 +281,10 @@ def _forward(
     yield from worker.optimizer_step()
 
 
-def _finish(worker: Worker, group: Group, step: int, arrived: list[simpy.Event]) -> Process:
+def _finish(worker: Worker, group: Group, step: int, arrived: list[simpy.Event], n_samples: int) -> Process:
     if arrived:
         yield worker.loop.env.all_of(arrived)
-    group.parameters(step, worker.samples_per_step)
+    group.parameters(step, n_samples)
     worker.end_step()
     if group.finish_step(step):
-        worker.stop.updated(worker.samples_per_step * group.n_workers)
+        worker.stop.updated(n_samples * group.n_workers)
