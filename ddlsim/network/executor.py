@@ -79,16 +79,19 @@ class Executor:
     collective  keys -> what they carry together, prepared by :meth:`Network.collective`: its id
     nbytes      (n_keys,) of the buffer of each key
     send        rows -> the source and target nodes and the bytes of these messages
+    bystanders  ranks of every collective, behind those with tasks, that enter it by themselves
     """
 
     def __init__(
         self, columns: TaskColumns, network: Network, collective: Callable[[list[int]], int], nbytes: Floats,
-        queues: Sequence[Queue] = (), send: Callable[[Ints], tuple[Ints, Ints, Floats]] | None = None,
+        queues: Sequence[Queue] = (), send: Callable[[Ints], tuple[Ints, Ints, Floats]] | None = None, *,
+        bystanders: int = 0,
     ) -> None:  # fmt: skip
         self.network, self.collective, self.nbytes, self.send = network, collective, nbytes, send
+        self.bystanders = bystanders
         self._queue_of = np.full(len(nbytes), -1, dtype=np.int64)
         self._queue_of[columns.key[columns.kind == ts.QUEUED]] = columns.queue[columns.kind == ts.QUEUED]
-        self.tables = _tables(columns, len(nbytes), len(queues))
+        self.tables = _tables(columns, len(nbytes), len(queues), bystanders)
         self._turn = np.arange(len(nbytes), dtype=np.int64)  # the number under which a queue knows a key
         self._key_of: dict[int, int] = {}
         self.tables.counts[ts.ADVANCE], self.tables.counts[ts.JOINING] = addresses()
@@ -172,8 +175,18 @@ class Executor:
             self.tables = self.tables._replace(launches=longer, freed=grown(self.tables.freed, len(longer) + 1))
         exchanges["instance"][keys] = instance
         exchanges["next"][keys] = [*keys[1:], -1]
-        self.tables.launches[instance] = (keys[0], exchanges["size"][keys[0]], queue)
+        size = int(exchanges["size"][keys[0]])
+        self.tables.launches[instance] = (keys[0], size, queue)
+        self._join(instance, size, size + self.bystanders)
         return instance
+
+    def _join(self, instance: int, first: int, end: int) -> None:
+        """Let the ranks `first` to `end` - 1 enter a collective now."""
+        tables = self.tables
+        n = int(tables.counts[ts.N_JOINS])
+        tables.join_instances[n : n + end - first] = instance
+        tables.join_ranks[n : n + end - first] = np.arange(first, end)
+        tables.counts[ts.N_JOINS] = n + end - first
 
     def _ready(self, key: int) -> None:
         turn = int(self._turn[key])
@@ -188,10 +201,7 @@ class Executor:
         first, size = tables.exchanges["first"], int(tables.exchanges["size"][keys[0]])
         rows = np.concatenate([tables.members[first[key] : first[key] + size] for key in keys])
         tables.tasks["start"][rows] = self.now
-        n = int(tables.counts[ts.N_JOINS])
-        tables.join_instances[n : n + size] = instance
-        tables.join_ranks[n : n + size] = np.arange(size)
-        tables.counts[ts.N_JOINS] = n + size
+        self._join(instance, 0, size)
 
     def _waker(self, queue: int) -> Wake:
         def wake(time: float) -> None:
@@ -211,7 +221,7 @@ class Executor:
         self.tables.messages[(-1 - ids) % len(self.tables.messages)] = rows
 
 
-def _tables(columns: TaskColumns, n_keys: int, n_queues: int) -> ts.Tables:
+def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int) -> ts.Tables:
     n = len(columns.kind)
     tasks = np.zeros(n, dtype=ts.TASK)
     tasks["start"] = tasks["end"] = np.nan
@@ -230,7 +240,7 @@ def _tables(columns: TaskColumns, n_keys: int, n_queues: int) -> ts.Tables:
     ready[: len(first)] = first
     counts = np.zeros(ts.N_COUNTS, dtype=np.int64)
     counts[ts.N_READY] = len(first)
-    n_sends = int((columns.kind == ts.SEND).sum())
+    n_sends, n_joins = int((columns.kind == ts.SEND).sum()), n + bystanders * n_keys
 
     def places(size: int) -> Ints:
         return np.zeros(size, dtype=np.int64)
@@ -239,7 +249,7 @@ def _tables(columns: TaskColumns, n_keys: int, n_queues: int) -> ts.Tables:
         counts=counts, now=np.zeros(1), tasks=tasks, following=np.ascontiguousarray(columns.following),
         exchanges=exchanges, members=rows, launches=np.zeros(16, dtype=ts.LAUNCH),
         left=np.bincount(columns.step).astype(np.int64), calendar=np.zeros(n + n_queues + 1, dtype=ts.EVENT),
-        ended=places(2 * n + n_queues + 16), ready=ready, join_instances=places(n), join_ranks=places(n),
+        ended=places(2 * n + n_queues + 16), ready=ready, join_instances=places(n_joins), join_ranks=places(n_joins),
         sends=places(n_sends + 1), messages=places(n_sends + 1), freed=places(17),
         slow=np.array(list(columns.slow_downs), dtype=ts.SLOW),
     )  # fmt: skip

@@ -278,14 +278,15 @@ def take(counts, out, n, state, exchanges, members, launches, messages, ended, f
             at += 1
             continue
         key = launches[instance].key
-        while key >= 0:
-            ended[at] = members[exchanges[key].first + out[i].rank]
-            at += 1
-            key = exchanges[key].next
-        launches[instance].left -= 1
-        if launches[instance].left == 0 and launches[instance].queue >= 0:
-            ended[at] = -1 - launches[instance].queue
-            at += 1
+        if out[i].rank < exchanges[key].size:  # the others have no tasks
+            while key >= 0:
+                ended[at] = members[exchanges[key].first + out[i].rank]
+                at += 1
+                key = exchanges[key].next
+            launches[instance].left -= 1
+            if launches[instance].left == 0 and launches[instance].queue >= 0:
+                ended[at] = -1 - launches[instance].queue
+                at += 1
         if state[instance].ranks_left == 0 and (i + 1 == n or out[i + 1].id != instance):
             freed[counts[N_FREED]] = instance
             counts[N_FREED] += 1

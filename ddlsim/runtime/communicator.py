@@ -62,8 +62,9 @@ class Communicator:
         self.nodes = [worker.node for worker in self.workers]
         self.place = {worker.rank: place for place, worker in enumerate(self.workers)}
         self.order = self._ordered(fabric.rank_order)
-        self._n_bystanders = len(bystanders)
-        self._all_nodes = [*self.nodes, *bystanders]
+        self.n_bystanders = len(bystanders)
+        #: of the members, then of the bystanders
+        self.all_nodes = [*self.nodes, *bystanders]
         self._open: dict[Hashable, _Operation] = {}
         self._schedules: dict[tuple[str, str | Collective, float], Schedule] = {}
         self._costs: dict[str, Callable[[Phase], Known]] = {}
@@ -158,9 +159,9 @@ class Communicator:
         loop, place = self.setting.loop, self.place[worker.rank]
         operation = self._open.get(key)
         if operation is None:
-            number = loop.collective(schedule(), self._all_nodes, nbytes)
+            number = loop.collective(schedule(), self.all_nodes, nbytes)
             operation = self._open[key] = _Operation(number, self.n_ranks)
-            for bystander in range(self.n_ranks, len(self._all_nodes)):
+            for bystander in range(self.n_ranks, len(self.all_nodes)):
                 loop.join(number, bystander)
         operation.n_missing -= 1
         if not operation.n_missing:

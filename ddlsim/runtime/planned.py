@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ddlsim.collectives import Schedule
 from ddlsim.errors import DeadlockError
 from ddlsim.learning import Array, Value
 from ddlsim.network.executor import Executor, TaskColumns
@@ -27,15 +28,20 @@ EVALUATION = "evaluation"
 MakePlan = Callable[[Sequence[Workload], int], Plan]
 
 
-def planned(members: Communicator, make: MakePlan) -> PlannedRun | None:
-    """Let the plans that `make` makes for all workers drive a run; return None, and do nothing, if steps differ."""
+def planned(
+    members: Communicator, make: MakePlan, schedule: Callable[[float], Schedule]
+) -> PlannedRun | None:
+    """Let the plans that `make` makes for all workers drive a run; return None, and do nothing, if steps differ.
+
+    schedule  bytes -> the schedule of a collective among the members (and those who stand by)
+    """
     setting = members.setting
     if setting.learner.task is not None:
         make = _evaluating(make, setting.workers[0].accumulation > 1)
     steps = live_steps(make([worker.workload for worker in setting.workers], N_STEPS))
     if steps is None:
         return None
-    run = PlannedRun(members, make, steps)
+    run = PlannedRun(members, make, schedule, steps)
     setting.loop.drive(run)
     setting.model = lambda: run.params
     return run
@@ -57,8 +63,12 @@ class PlannedRun:
     has happened: all gradients of a step, the mean and the update are made when it has ended.
     """
 
-    def __init__(self, members: Communicator, make: MakePlan, steps: LiveSteps) -> None:
-        self.setting, self.members, self.make, self.steps = members.setting, members, make, steps
+    def __init__(
+        self, members: Communicator, make: MakePlan, schedule: Callable[[float], Schedule], steps: LiveSteps
+    ) -> None:
+        self.setting, self.members, self.make, self.schedule, self.steps = (
+            members.setting, members, make, schedule, steps,
+        )  # fmt: skip
         setting = members.setting
         self.workers, self.learner = setting.workers, setting.learner
         self.params: Value[Array] = self.learner.initial
@@ -83,7 +93,7 @@ class PlannedRun:
         tasks = steps.tasks._replace(seconds=np.concatenate([self._arm() for _ in steps.rows]), kind=_kinds(steps))
         self.executor = Executor(
             _with_slow_downs(tasks, steps.plan.rank, setting.workers), setting.loop.network, self._collective,
-            steps.key_sizes, steps.plan.queues,
+            steps.key_sizes, steps.plan.queues, bystanders=members.n_bystanders,
         )  # fmt: skip
 
     # ------------------------------------------------------------ running
@@ -210,7 +220,7 @@ class PlannedRun:
         if self.setting.recorder.keep_spans:
             slot = next(i for i, own in enumerate(self.steps.keys) if keys[0] < own.stop)
             self._launched.setdefault(slot, []).append(keys)
-        return self.setting.loop.collective(self.members.schedule(nbytes), self.members.nodes, nbytes)
+        return self.setting.loop.collective(self.schedule(nbytes), self.members.all_nodes, nbytes)
 
     # ------------------------------------------------------------ what follows
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ddlsim.arguments import checked
+from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan
 from ddlsim.runtime.coded import Coded
@@ -49,16 +50,12 @@ class AllReduce:
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         members, overlap = communicator(setting, self), overlap_named(self.overlap)
-        if members.simulated and setting.compression is None and tells_plan(overlap, "work"):
-            accumulation = setting.workers[0].accumulation
-            if planned(members, lambda workloads, steps: overlap.plan(workloads, steps, accumulation)):
-                return
         buckets = buckets_of(overlap, setting.workers[0].workload)
 
         def carrier(group: Group) -> Carrier:
             return Dense(members) if setting.compression is None else Coded(members, buckets, group.gradient)
 
-        start_group(setting, overlap, members, carrier)
+        start_group(setting, overlap, members, carrier, members.schedule if members.simulated else None)
 
     def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
         """Return what workers with these workloads do in `steps` steps, gradients uncompressed.
@@ -76,9 +73,17 @@ class AllReduce:
 
 
 def start_group(
-    setting: Setting, overlap: Overlap, members: Communicator, carrier: Callable[[Group], Carrier]
-) -> None:
-    """Start synchronous workers that exchange gradients under `overlap`, by what `carrier` makes."""
+    setting: Setting, overlap: Overlap, members: Communicator, carrier: Callable[[Group], Carrier],
+    schedule: Callable[[float], Schedule] | None,
+) -> None:  # fmt: skip
+    """Start synchronous workers that exchange gradients under `overlap`, by what `carrier` makes.
+
+    Where that is collectives by a `schedule` (of so many bytes) and the overlap tells its plan, the kernel executes it.
+    """
+    if schedule is not None and setting.compression is None and tells_plan(overlap, "work"):
+        accumulation = setting.workers[0].accumulation
+        if planned(members, lambda workloads, steps: overlap.plan(workloads, steps, accumulation), schedule):
+            return
     queued = isinstance(overlap, HorovodFusion | Priority)
     if queued and setting.compression is not None:
         raise ConfigError(

@@ -62,15 +62,17 @@ class ParameterServer:
         if setting.compression is not None:
             self._check_compression()
 
+        schedule = push_pull(len(setting.workers), self.servers, hosts, star=star)
+
         def carrier(group: Group) -> Carrier:
             if setting.compression is not None:
                 return CodedServers(members, nodes, buckets_of(overlap, setting.workers[0].workload), group.gradient)
             if self.work is not None:
                 memory = memory_nodes(setting.cluster, setting.nodes)
                 return WorkingServers(members, nodes, self.work, memory, hosts, star=star)
-            return Dense(members, schedule=push_pull(len(setting.workers), self.servers, hosts, star=star))
+            return Dense(members, schedule=schedule)
 
-        start_group(setting, overlap, members, carrier)
+        start_group(setting, overlap, members, carrier, (lambda _: schedule) if self.work is None else None)
 
     def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
         """Return what workers with these workloads, and the servers, which are the ranks behind them, do in `steps`

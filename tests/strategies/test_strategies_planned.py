@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 
 import ddlsim
-from ddlsim import AllReduce, ConfigError, DdpBuckets, HorovodFusion, Lognormal, PerLayer, Priority, SlowDown, Training
+from ddlsim import (
+    AllReduce,
+    ConfigError,
+    DdpBuckets,
+    HorovodFusion,
+    Lognormal,
+    ParameterServer,
+    PerLayer,
+    Priority,
+    SlowDown,
+    Training,
+)
 from ddlsim.errors import DdlsimError
 from ddlsim.plan.live import N_STEPS, live_steps, with_evaluations
 from ddlsim.plan.runner import columns
@@ -42,6 +53,9 @@ def drawn(seed):
         more["steps"] = rng.choice([1, 2, 5, 9])
     cluster = rng.choice(["cloud-25g-16x8-v100", "two-racks-oversubscribed"])
     strategy = AllReduce(rng.choice(["ring", "hierarchical"]), OVERLAPS[seed % len(OVERLAPS)])
+    if seed % 3 == 2:
+        n_servers = 1 + (workers > 3 and cluster == "two-racks-oversubscribed")
+        strategy = ParameterServer(n_servers, "colocated", strategy.overlap, rng.choice([False, True, "star"]))
     return ddlsim.Experiment(cluster, model, strategy, workers=workers, batch_size=8, seed=seed, warmup=0, **more)
 
 
