@@ -13,6 +13,7 @@ from ddlsim.plan.data_parallel import data_parallel, sharded
 from ddlsim.plan.draft import Draft
 from ddlsim.plan.execute import Execution, execute
 from ddlsim.plan.goal import read_goal
+from ddlsim.plan.local_steps import local_steps
 from ddlsim.plan.plan import KINDS, Lane, Part, Plan
 from ddlsim.plan.queues import FusedQueue, UrgentQueue
 from ddlsim.plan.schedules import ALGORITHMS
@@ -34,6 +35,7 @@ __all__ = [
     "cut",
     "data_parallel",
     "execute",
+    "local_steps",
     "peak_memory",
     "read_chakra",
     "read_goal",

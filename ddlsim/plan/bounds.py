@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,11 +10,12 @@ import numpy as np
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 from ddlsim.plan.exchanges import check_exchanges
-from ddlsim.plan.least import least_crossing
+from ddlsim.plan.interfaces import Interfaces, interfaces
+from ddlsim.plan.least import Crossing, least_crossing
 from ddlsim.plan.order import Order
-from ddlsim.plan.plan import KINDS, SEND, Bools, Floats, Ints, Plan
+from ddlsim.plan.plan import ALL_REDUCE, KINDS, PUSH_PULL, SEND, Floats, Ints, Plan
 
-__all__ = ["Cut", "critical_path", "cut", "nodes_of", "peak_memory"]
+__all__ = ["Cut", "critical_path", "cut", "narrowest", "nodes_of", "peak_memory"]
 
 
 class Cut(NamedTuple):
@@ -94,67 +95,63 @@ def cut(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut
     2 (k - 1) m into all together. What a token bucket lets through at once (docs/models/tcp.md) takes no time. No
     schedule of messages is faster.
     """
-    places = nodes_of(plan, cluster, nodes)
-    hosts = np.where(cluster.host_of >= 0, cluster.host_of, len(cluster.host_names) + np.arange(cluster.n_nodes))
+    return narrowest(plan, interfaces(cluster), nodes_of(plan, cluster, nodes), np.arange(len(plan)))
+
+
+def narrowest(
+    plan: Plan, levels: Sequence[Interfaces], nodes: Ints, rows: Ints, begun: Ints | None = None
+) -> Cut:
+    """Return the cut of some rows of a plan whose rank r is at ``nodes[r]``; of collectives one row is enough.
+
+    begun  rows of collectives that only one member has not entered before: what it brings has to be told to all
+    """
     best = Cut(0.0, "none", 0.0, 0.0)
-    for inside, what in ((np.arange(cluster.n_nodes), "device"), (hosts, "machine")):
-        best = max(best, _narrowest(plan, cluster, inside[places], inside, what), key=lambda each: each.seconds)
+    for level in levels:
+        best = max(best, _narrowest(plan, level, level.place[nodes], rows, begun), key=lambda each: each.seconds)
     return best
 
 
-def _narrowest(plan: Plan, cluster: Cluster, place: Ints, inside: Ints, what: str) -> Cut:
-    """Return the cut of the slowest place; rank r is in ``place[r]``, node v in ``inside[v]``."""
-    n = int(inside.max()) + 1
+def _narrowest(plan: Plan, level: Interfaces, place: Ints, rows: Ints, begun: Ints | None) -> Cut:
+    """Return the cut of the slowest place; rank r is in ``place[r]``."""
+    n = len(level.out.rate)
     out, into = np.zeros(n), np.zeros(n)
-    sends = plan.rows(SEND)
+    sends = rows[plan.kind[rows] == SEND]
     src, dst, nbytes = place[plan.rank[sends]], place[plan.peer[sends]], plan.nbytes[sends]
     apart = src != dst
     out += np.bincount(src[apart], weights=nbytes[apart], minlength=n)
     into += np.bincount(dst[apart], weights=nbytes[apart], minlength=n)
     together = float(nbytes[apart].sum())  # into all places
-    rows = plan.collectives
+    for _, least, total in _crossings(plan, place, rows):
+        out[least.place] += least.out * total
+        into[least.place] += least.into * total
+        together += least.together * total
+    for kind, least, total in _crossings(plan, place, begun) if begun is not None else ():
+        if kind in (ALL_REDUCE, PUSH_PULL):  # half of it makes the sum, half tells it to all
+            together += 0.5 * least.together * total
+    seconds = np.maximum.reduce([
+        _seconds(out, *level.out), _seconds(into, *level.into), _seconds(out + into, *level.both),
+    ])  # fmt: skip
+    used = np.unique(place)
+    slowest = int(used[np.argmax(seconds[used])]) if len(used) else -1
+    whole = float(_seconds(np.array(together), *map(np.array, level.together(used))))
+    if slowest >= 0 and seconds[slowest] >= whole:
+        limit = float(seconds[slowest])
+        return Cut(limit, level.name(slowest) if limit else "none", float(out[slowest]), float(into[slowest]))
+    return Cut(whole, f"all {len(used)} {level.what}s together", together, together)
+
+
+def _crossings(plan: Plan, place: Ints, rows: Ints) -> Iterator[tuple[int, Crossing, float]]:
+    """Yield the kind of collectives that are alike, what their buffers must cross, and the bytes of all of them."""
+    rows = rows[plan.kind[rows] >= ALL_REDUCE]
     rows = rows[np.unique(plan.key[rows], return_index=True)[1]]
     alike, which = np.unique(np.stack([plan.kind[rows], plan.peer[rows]]), axis=1, return_inverse=True)
     totals = np.bincount(which.reshape(-1), weights=plan.nbytes[rows], minlength=alike.shape[1])
     for kind, number, total in zip(*alike.tolist(), totals.tolist(), strict=True):
         group = np.array(plan.groups[number], dtype=np.int64)
-        least = least_crossing(KINDS[kind], place[group], np.isin(group, plan.servers))
-        out[least.place] += least.out * total
-        into[least.place] += least.into * total
-        together += least.together * total
-    best = Cut(0.0, "none", 0.0, 0.0)
-    used = np.unique(place)
-    for each in used.tolist():
-        leaves = _channels(cluster, inside[cluster.link_src] == each, inside[cluster.link_dst] != each)
-        enters = _channels(cluster, inside[cluster.link_dst] == each, inside[cluster.link_src] != each)
-        both = np.union1d(leaves, enters)
-        seconds = max(
-            _seconds(cluster, out[each], leaves), _seconds(cluster, into[each], enters),
-            _seconds(cluster, out[each] + into[each], both),
-        )  # fmt: skip
-        if seconds > best.seconds:
-            best = Cut(seconds, f"{what} {_name(cluster, inside, each)}", float(out[each]), float(into[each]))
-    everywhere = np.isin(inside[cluster.link_dst], used) & (inside[cluster.link_src] != inside[cluster.link_dst])
-    seconds = _seconds(cluster, together, _channels(cluster, everywhere, everywhere))
-    if seconds > best.seconds:
-        best = Cut(seconds, f"all {len(used)} {what}s together", together, together)
-    return best
+        yield kind, least_crossing(KINDS[kind], place[group], np.isin(group, plan.servers)), total
 
 
-def _channels(cluster: Cluster, here: Bools, there: Bools) -> Ints:
-    return np.unique(cluster.link_channel[here & there])
-
-
-def _seconds(cluster: Cluster, nbytes: float, channels: Ints) -> float:
-    """Return how long these channels need for some bytes, at least."""
-    if nbytes <= 0.0 or not len(channels):
-        return 0.0
-    mine = np.isin(cluster.link_channel, channels)
-    free = 0.0 if cluster.details is None else float(cluster.details.burst[mine].sum())
-    return max(nbytes - free, 0.0) / float(cluster.channel_capacity[channels].sum())
-
-
-def _name(cluster: Cluster, inside: Ints, each: int) -> str:
-    host = cluster.host_of[np.flatnonzero(inside == each)[0]]
-    nodes = np.flatnonzero(inside == each)
-    return repr(cluster.host_names[host] if len(nodes) > 1 and host >= 0 else cluster.node_names[nodes[0]])
+def _seconds(nbytes: Floats, rate: Floats, burst: Floats) -> Floats:
+    """Return how long channels need for some bytes, at least; 0 where there are none."""
+    left = np.where(rate > 0.0, np.maximum(nbytes - burst, 0.0), 0.0)
+    return left / np.where(rate > 0.0, rate, 1.0)

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ddlsim.plan.interfaces import interfaces
 from ddlsim.planner import guidelines
-from ddlsim.planner.bounds import machine_rates
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.evaluate import Evaluator
 from ddlsim.readable import count, percent, seconds, size
 from ddlsim.run.collective import collective_time
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.simulate import DEFAULT_DEVICE, prepare
+from ddlsim.runtime.fabric import AllReduceAlgorithm
 from ddlsim.strategies import AllReduce, LocalSGD, NoOverlap, ParameterServer
 from ddlsim.study.work import DONE, Outcome
 from ddlsim.workload.compute import Workload
@@ -59,12 +60,16 @@ class _Case:
     update: float
 
     @property
+    def algorithm(self) -> AllReduceAlgorithm:
+        """How the configuration sums up gradients, or a ring."""
+        algorithm: AllReduceAlgorithm = getattr(self.candidate.experiment.strategy, "algorithm", "ring")
+        return algorithm
+
+    @property
     def plain(self) -> Experiment:
         """The configuration with an all-reduce of uncompressed gradients, after the backward pass."""
-        strategy = self.candidate.experiment.strategy
-        algorithm = getattr(strategy, "algorithm", "ring")
         return self.candidate.experiment.with_(
-            strategy=AllReduce(algorithm, NoOverlap()), compression=None, warmup=1, steps=2
+            strategy=AllReduce(self.algorithm, NoOverlap()), compression=None, warmup=1, steps=2
         )
 
 
@@ -75,7 +80,8 @@ def advice(candidate: Candidate, efficiency: float, evaluator: Evaluator) -> tup
     workload = prepared.workloads[0]
     hosts = np.unique(candidate.cluster.host_of[prepared.nodes])
     several = len(hosts) > 1 and int(hosts.min()) >= 0
-    bandwidth = float(min(rates.min() for rates in machine_rates(candidate.cluster, hosts))) if several else None
+    machines = interfaces(candidate.cluster)[1]
+    bandwidth = float(min(machines.out.rate[hosts].min(), machines.into.rate[hosts].min())) if several else None
     passes = experiment.accumulation * (workload.forward_time + workload.backward_time)
     case = _Case(candidate, workload, len(hosts), bandwidth, passes, workload.optimizer)
     found = [_memory(case, prepared.experiment)]
@@ -207,9 +213,8 @@ def _local(case: _Case, plain: Outcome, evaluator: Evaluator) -> Guideline:
         return Guideline(name, source, NOT_AVAILABLE, _missing(plain))
     busy = case.compute + case.update
     says = f"{guidelines.local_sgd_speedup(max(step - busy, 0.0) / busy, LOCAL_STEPS):.3g} x over every step"
-    algorithm = case.plain.strategy.algorithm if isinstance(case.plain.strategy, AllReduce) else "ring"
     run = case.plain.with_(
-        strategy=LocalSGD(LOCAL_STEPS, algorithm=algorithm), warmup=LOCAL_STEPS, steps=LOCAL_STEPS
+        strategy=LocalSGD(LOCAL_STEPS, algorithm=case.algorithm), warmup=LOCAL_STEPS, steps=LOCAL_STEPS
     )
     outcome = evaluator.outcomes([run])[0]
     now = _number(outcome, "step_time")

@@ -1,51 +1,43 @@
-"""What no simulation of a configuration can beat, worked out without simulating it.
+"""What no simulation of a configuration can beat, worked out without simulating it, whatever its strategy is called.
 
-**Computing.** Every sample that counts has passed forward and backward on some worker. In a window of K synchronous
-steps worker i makes K of them, so the throughput is at most that of the workers without any communication. Workers that
-go their own ways may have begun a step before the window: at most one each, so K/(K-1) as much. (Nothing is said where
-compute times vary.)
+**Plans.** A strategy that tells its steps as a table (docs/models/plans.md) cannot be faster than the longest chain of
+that table, nor than the bytes of its exchanges cross the interfaces of devices and machines: :mod:`ddlsim.plan.window`.
+The work of jitter is that of the factors that the workers will draw. Bytes count where they are sent as the table says:
+uncompressed, and with collectives that are simulated.
 
-**Steps.** Let equal workers take synchronous steps, A being the last that ends step s, at time T. Step s+1 ends for
-all of them no sooner than A has made it: forward and backward passes, encoding, decoding, the update. Moreover nobody
-has the mean of a bucket before A, at T + f + b_k, has its part of it; what is ready from then on has yet to leave A's
-machine, at least once whatever the algorithm (with servers, as far as they are on other machines), and the update comes
-after it. So a step takes at least f + b_k + S_k/B + u, for the bytes S_k of bucket k and all later ones.
-
-**Bytes.** Let m machines all-reduce S bytes. For every element the sum is complete for the first time at some machine;
-by then each of the m-1 others has sent a message with that element, and afterwards has to receive one: 2(m-1) S
-bytes leave machines, and enter them (Patarasuk and Yuan 2009, JPDC 69, section 3, for one rank per machine). They pass
-the links of the machines, so the exchange takes at least 2(m-1) S over the sum of what these carry outwards, and
-inwards. Moreover each machine sends at least S, and receives S: neither side of a cut can do without the other. A
-parameter server on a machine receives S/k of all workers elsewhere, and sends as much. These hold for what is sent as
-it is (no compression), and where links carry no more than their bandwidth at any time (no token buckets).
+**Computing.** Of a strategy without a plan nothing is known but that every sample that counts has passed forward and
+backward through the model, on one worker or several. In a window of K steps that is K times the samples of a step; at
+its begin workers may be in the middle of one: at most K / (K - 1) of the throughput of the workers without any
+communication. Nothing is said where compute times vary.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ddlsim.cluster import Cluster
-from ddlsim.compression.choice import compression_of
-from ddlsim.compression.cost import decode_traffic, encode_traffic
-from ddlsim.planner.candidates import Candidate, is_synchronous
+from ddlsim.errors import ConfigError
+from ddlsim.plan import Plan
+from ddlsim.plan.interfaces import Interfaces, interfaces
+from ddlsim.plan.plan import COLUMNS, FORWARD
+from ddlsim.plan.window import Carriers, window
+from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.target import Figures
+from ddlsim.run.alone import alone, is_replicated
 from ddlsim.run.costs import host_price
-from ddlsim.run.simulate import prepare
-from ddlsim.runtime.codec import rounded
-from ddlsim.runtime.fabric import name_of
-from ddlsim.runtime.servers import server_nodes
-from ddlsim.strategies import AllReduce, LocalSGD, ParameterServer
-from ddlsim.strategies.overlap import DdpBuckets, NoOverlap, PerLayer, buckets_of, overlap_named
-from ddlsim.workload.compute import Workload
+from ddlsim.run.experiment import Experiment
+from ddlsim.run.plans import least_seconds
+from ddlsim.run.simulate import Prepared, prepare
+from ddlsim.strategies.plans import nodes_of_plan, plan_of, tells_plan
 from ddlsim.workload.jitter import NoJitter
+from ddlsim.workload.stage import n_copies
 
-__all__ = ["Bound", "bound", "machine_rates", "price_rate"]
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+__all__ = ["Bound", "Bounds", "price_rate"]
 
 #: sums in another order than the simulation's differ in the last bits
 ROUNDING = 1e-9
@@ -58,37 +50,104 @@ class Bound:
     figures   throughput and efficiency that it cannot exceed, costs that it cannot stay below
     limit     what sets the bound: "computing alone", "what computing cannot hide" or "bytes that must travel"
     warning   why the step does not fit the device's memory; empty if it does
+    tight     whether all that is known has been used: otherwise the plan of the strategy has not been looked at
     """
 
     figures: Figures
     limit: str
     warning: str
+    tight: bool = True
 
 
-def bound(candidate: Candidate, *, priced: bool, samples: float | None) -> Bound:
-    """Return the bound of a candidate; cost rates are in USD/s if `priced`, else in devices.
+class _Window(NamedTuple):
+    """The micro-batches of the measured steps of a plan, and the s that they take at least, by chains and by bytes."""
 
-    Raises ConfigError if its parts do not fit together.
+    batches: int
+    chains: float
+    crossing: float
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """Bounds of the candidates of one search, which differ in what is varied only; what they share is worked out once.
+
+    priced   cost rates are in USD/s, not in devices
+    samples  that a training has to process, where that is known
     """
-    experiment = candidate.experiment
-    prepared = prepare(experiment)
-    n_samples = float(candidate.workers * experiment.batch_size * experiment.accumulation)
 
-    def at_most(seconds: float) -> float:
-        return n_samples / seconds if seconds > 0.0 else np.inf
+    priced: bool = False
+    samples: float | None = None
+    _levels: dict[int, tuple[Cluster, tuple[Interfaces, Interfaces]]] = field(default_factory=dict)
+    _windows: dict[Hashable, _Window | None] = field(default_factory=dict)
+    _seconds: dict[bytes, tuple[float, float]] = field(default_factory=dict)
 
-    limits = {
-        "computing alone": _computing(candidate, prepared.workloads),
-        "what computing cannot hide": at_most(_step_time(candidate, prepared.nodes, prepared.workloads)),
-        "bytes that must travel": at_most(_bytes_time(candidate, prepared.nodes, prepared.workloads[0])),
-    }
-    limit = min(limits, key=lambda name: limits[name])
-    throughput = (1.0 + ROUNDING) * limits[limit]
-    alone = sum(_alone(candidate, workload) for workload in prepared.workloads)
-    rate = price_rate(candidate) if priced else float(candidate.workers)
-    total = None if samples is None else samples / throughput
-    figures = Figures(throughput, throughput / alone, rate * (1.0 - ROUNDING), total)
-    return Bound(figures, limit, "; ".join(prepared.warnings))
+    def of(self, candidate: Candidate, *, tight: bool = True) -> Bound:
+        """Return the bound of a candidate, by computing alone (in less time) if it need not be tight.
+
+        Raises ConfigError if its parts do not fit together.
+        """
+        experiment = candidate.experiment
+        prepared = prepare(experiment)
+        limits = {"computing alone": _computing(candidate, prepared)}
+        batches = float(experiment.accumulation)
+        replicated = is_replicated(prepared.stages, prepared.workloads)
+        window = self._window(candidate, prepared) if tight else None
+        if window is not None:
+            n_samples = float(window.batches * experiment.batch_size)
+            limits["what computing cannot hide"] = n_samples / window.chains if window.chains > 0.0 else np.inf
+            limits["bytes that must travel"] = n_samples / window.crossing if window.crossing > 0.0 else np.inf
+            if not replicated:
+                copies = n_copies(prepared.stages, prepared.workloads)
+                batches = window.batches / experiment.steps / copies
+        limit = min(limits, key=lambda name: limits[name])
+        throughput = (1.0 + ROUNDING) * limits[limit]
+        efficiency = np.inf
+        if replicated or window is not None:
+            efficiency = throughput / sum(alone(experiment, workload, batches) for workload in prepared.workloads)
+        rate = price_rate(candidate) if self.priced else float(candidate.workers)
+        total = None if self.samples is None else self.samples / throughput
+        figures = Figures(throughput, efficiency, rate * (1.0 - ROUNDING), total)
+        return Bound(figures, limit, "; ".join(prepared.warnings), tight)
+
+    def _window(self, candidate: Candidate, prepared: Prepared) -> _Window | None:
+        """Return what the plan says of the measured steps, once for candidates that differ in their compression only;
+        None where the strategy has no plan."""
+        experiment, strategy, cluster = candidate.experiment, candidate.experiment.strategy, candidate.cluster
+        nodes = nodes_of_plan(strategy, cluster, prepared.nodes)
+        simulated = getattr(strategy, "cost", "simulated") == "simulated"
+        as_planned = experiment.compression is None and simulated
+        key = (
+            id(strategy), id(cluster), candidate.workers, candidate.batch_size, as_planned, experiment.warmup,
+            experiment.steps,
+        )  # fmt: skip
+        if key not in self._windows:
+            plan = _plan(candidate, prepared)
+            carriers = None
+            if plan is not None and as_planned and len(nodes) == plan.n_ranks:
+                carriers = Carriers(self._interfaces(cluster), np.array(nodes, dtype=np.int64))
+            self._windows[key] = None if plan is None else self._window_of(plan, experiment, carriers)
+        return self._windows[key]
+
+    def _interfaces(self, cluster: Cluster) -> tuple[Interfaces, Interfaces]:
+        if id(cluster) not in self._levels:
+            self._levels[id(cluster)] = cluster, interfaces(cluster)
+        return self._levels[id(cluster)][1]
+
+    def _window_of(self, plan: Plan, experiment: Experiment, carriers: Carriers | None) -> _Window:
+        """Return what a plan says of the measured steps, worked out once for plans that are equal."""
+        begin, end = experiment.warmup, experiment.warmup + experiment.steps
+        seconds = least_seconds(plan, experiment)
+        content = hashlib.blake2b(seconds.tobytes(), digest_size=16)
+        for name in (*COLUMNS, "need_offsets", "needs"):
+            content.update(getattr(plan, name).tobytes())
+        if carriers is not None:
+            content.update(carriers.nodes.tobytes())
+        levels = None if carriers is None else id(carriers.levels)
+        content.update(repr((plan.lanes, plan.queues, plan.groups, plan.servers, levels, begin, end)).encode())
+        key = content.digest()
+        if key not in self._seconds:
+            self._seconds[key] = window(plan, begin, end, carriers, seconds)
+        return _Window(_n_batches(plan, begin), *self._seconds[key])
 
 
 def price_rate(candidate: Candidate) -> float:
@@ -102,122 +161,32 @@ def price_rate(candidate: Candidate) -> float:
     return sum(prices)
 
 
-def _alone(candidate: Candidate, workload: Workload) -> float:
-    """Samples/s of a worker alone, the updates of its parameters included."""
+def _plan(candidate: Candidate, prepared: Prepared) -> Plan | None:
+    """Return the plan of the steps that are simulated, each of which is an update; None if the strategy has none."""
     experiment = candidate.experiment
-    seconds = experiment.accumulation * (workload.forward_time + workload.backward_time) + workload.optimizer
-    return experiment.batch_size * experiment.accumulation / (seconds * experiment.jitter.mean)
+    strategy, last = experiment.strategy, experiment.warmup + experiment.steps
+    if not tells_plan(strategy, "start"):
+        return None
+    if any(strategy.updates(steps, candidate.workers) != steps for steps in (experiment.warmup, last)):
+        return None
+    try:
+        plan = plan_of(strategy, prepared.workloads, last, experiment.accumulation)
+    except ConfigError:  # an overlap, say, that does not tell its plan
+        return None
+    workers = plan.n_ranks - len(plan.servers)
+    return plan if workers == candidate.workers and _n_batches(plan, experiment.warmup) > 0 else None
 
 
-def _computing(candidate: Candidate, workloads: list[Workload]) -> float:
+def _n_batches(plan: Plan, begin: int) -> int:
+    """Return the micro-batches that go forward in the steps from `begin` on."""
+    rows = np.flatnonzero((plan.kind == FORWARD) & (plan.step >= begin))
+    return len(np.unique(plan.step[rows] * (int(plan.batch.max(initial=0)) + 1) + plan.batch[rows]))
+
+
+def _computing(candidate: Candidate, prepared: Prepared) -> float:
     """Samples/s that the forward and backward passes allow."""
     experiment = candidate.experiment
-    if not isinstance(experiment.jitter, NoJitter) or experiment.slow_downs:
+    if not isinstance(experiment.jitter, NoJitter) or experiment.slow_downs or experiment.steps < 2:
         return np.inf
-    rate = sum(experiment.batch_size / (w.forward_time + w.backward_time) for w in workloads)
-    if is_synchronous(experiment.strategy):
-        return rate
-    return rate * experiment.steps / (experiment.steps - 1) if experiment.steps > 1 else np.inf
-
-
-def _step_time(candidate: Candidate, nodes: list[int], workloads: list[Workload]) -> float:
-    """Seconds that a synchronous step takes at least, of equal workers; 0 where nothing is known."""
-    experiment, workload = candidate.experiment, workloads[0]
-    strategy = experiment.strategy
-    vary = not isinstance(experiment.jitter, NoJitter) or experiment.slow_downs
-    if vary or any(other is not workload for other in workloads):
-        return 0.0
-    passes = experiment.accumulation * (workload.forward_time + workload.backward_time)
-    if isinstance(strategy, LocalSGD):
-        return passes + workload.optimizer
-    overlap = overlap_named(strategy.overlap) if isinstance(strategy, AllReduce | ParameterServer) else None
-    if not isinstance(overlap, NoOverlap | PerLayer | DdpBuckets):
-        return 0.0
-    rate = _leaving(candidate, nodes)
-    until = np.cumsum(workload.backward[::-1])[::-1]  # s of the backward pass until a layer is done
-    exposed, left = passes, workload.gradient_nbytes
-    for bucket in buckets_of(overlap, workload):
-        ready = passes - workload.backward_time + float(until[bucket.ready_layer])
-        exposed = max(exposed, ready + left * rate)
-        left -= bucket.nbytes
-    return exposed + _packing(candidate, nodes, workload) + workload.optimizer
-
-
-def _leaving(candidate: Candidate, nodes: list[int]) -> float:
-    """Seconds that a byte of every worker's gradient needs at least to leave its machine; 0: it may stay there."""
-    cluster, strategy = candidate.cluster, candidate.experiment.strategy
-    host = cluster.host_of[nodes]
-    hosts = np.unique(host)
-    if not _travels_as_it_is(candidate) or hosts.min() < 0:
-        return 0.0
-    share = float(len(hosts) > 1)
-    if isinstance(strategy, ParameterServer):
-        places = cluster.host_of[server_nodes(cluster, nodes, strategy.servers, strategy.placement)]
-        share = min(float(np.mean(places != each)) for each in hosts.tolist())
-    rates = machine_rates(cluster, hosts)[0]
-    return share / float(rates.max()) if share > 0.0 else 0.0
-
-
-def _packing(candidate: Candidate, nodes: list[int], workload: Workload) -> float:
-    """Seconds that a worker needs at least to encode its gradient and decode the mean, by their memory traffic."""
-    choice, strategy = compression_of(candidate.experiment.compression), candidate.experiment.strategy
-    if choice is None or choice.cost is not None:
-        return 0.0
-    n, traits = rounded(workload.gradient_nbytes), choice.compressor.traits
-    if isinstance(strategy, ParameterServer):
-        return encode_traffic(traits, n, 0.0) / workload.memory_bandwidth
-    if isinstance(strategy, AllReduce) and name_of(strategy.algorithm).startswith("hierarchical"):
-        n //= int(np.unique(candidate.cluster.host_of[nodes], return_counts=True)[1].max())  # a share of a machine's
-    return (encode_traffic(traits, n, 0.0) + decode_traffic(traits, n, 0.0)) / workload.memory_bandwidth
-
-
-def _travels_as_it_is(candidate: Candidate) -> bool:
-    """Whether gradients go uncompressed, at the rate of the links and no other."""
-    experiment = candidate.experiment
-    simulated = getattr(experiment.strategy, "cost", "simulated") == "simulated"
-    return experiment.compression is None and candidate.cluster.details is None and simulated
-
-
-def _bytes_time(candidate: Candidate, nodes: list[int], workload: Workload) -> float:
-    """Seconds per step that the bytes of the exchange need at least on the links of the machines."""
-    cluster, strategy = candidate.cluster, candidate.experiment.strategy
-    if not _travels_as_it_is(candidate):
-        return 0.0
-    nbytes = workload.gradient_nbytes
-    host = cluster.host_of[nodes]
-    if host.min() < 0:
-        return 0.0
-    if isinstance(strategy, ParameterServer):
-        places = server_nodes(cluster, nodes, strategy.servers, strategy.placement)
-        return _server_time(cluster, host, np.asarray(places), nbytes, bool(strategy.local_reduction))
-    hosts = np.unique(host)
-    if len(hosts) < 2 or not isinstance(strategy, AllReduce | LocalSGD):
-        return 0.0
-    period = strategy.period if isinstance(strategy, LocalSGD) else 1
-    total = 2.0 * (len(hosts) - 1) * nbytes
-    seconds = [max(total / rates.sum(), nbytes / rates.min()) for rates in machine_rates(cluster, hosts)]
-    return float(max(seconds)) / period
-
-
-def _server_time(cluster: Cluster, host: Ints, places: Ints, nbytes: float, one_push: bool) -> float:
-    """Seconds that the busiest machine needs for what its servers receive, or send."""
-    pushing = np.unique(host) if one_push else host
-    at = cluster.host_of[places]
-    servers = np.unique(at)
-    moved = np.array([np.sum(at == h) * np.sum(pushing != h) * nbytes / len(places) for h in servers.tolist()])
-    busy = moved > 0.0
-    return max(float((moved[busy] / rates[busy]).max(initial=0.0)) for rates in machine_rates(cluster, servers))
-
-
-def machine_rates(cluster: Cluster, hosts: Ints) -> tuple[Floats, Floats]:
-    """Return the bytes/s that can leave each machine, and enter it, over all its links to others, shape (n_hosts,)."""
-    source, target = cluster.host_of[cluster.link_src], cluster.host_of[cluster.link_dst]
-
-    def rates(own: Ints, other: Ints) -> Floats:
-        found = []
-        for host in hosts.tolist():
-            channels = np.unique(cluster.link_channel[(own == host) & (other != host)])
-            found.append(cluster.channel_capacity[channels].sum())
-        return np.array(found)
-
-    return rates(source, target), rates(target, source)
+    rate = sum(experiment.batch_size / (w.forward_time + w.backward_time) for w in prepared.workloads)
+    return rate * experiment.steps / (experiment.steps - 1)

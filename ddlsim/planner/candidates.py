@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,13 +11,21 @@ from ddlsim.cluster import Cluster
 from ddlsim.compression import FP16, Compression, ErrorFeedback, TopK
 from ddlsim.compression.choice import compression_of
 from ddlsim.errors import ConfigError
+from ddlsim.plan import KINDS
 from ddlsim.printable import shown
 from ddlsim.run.experiment import Experiment
-from ddlsim.strategies import AllReduce, LocalSGD, ParameterServer, ShardedUpdate, Strategy
+from ddlsim.run.simulate import DEFAULT_DEVICE
+from ddlsim.strategies import AllReduce, LocalSGD, ParameterServer, Strategy
+from ddlsim.strategies.plans import plan_of
 from ddlsim.study.labels import labels_of
+from ddlsim.workload.compute import make_workload
+from ddlsim.workload.devices import load_device
 from ddlsim.workload.jitter import NoJitter
+from ddlsim.workload.model import load_model
 
-__all__ = ["BATCH_SIZES", "COMPRESSIONS", "Candidate", "candidates", "is_exact", "is_synchronous", "worker_counts"]
+__all__ = [
+    "BATCH_SIZES", "COMPRESSIONS", "LEAST_SIMPLE", "Candidate", "Nature", "candidates", "nature_of", "worker_counts",
+]  # fmt: skip
 
 BATCH_SIZES = (32, 64, 128)
 COMPRESSIONS: tuple[Compression | None, ...] = (None, Compression(FP16()), Compression(ErrorFeedback(TopK(0.01))))
@@ -29,6 +37,10 @@ EACH = "parameter server (1 per machine)"
 #: (warm-up, steps) that are simulated: where every step is like the one before, of workers that go their own ways, and
 #: where chance plays a part
 REGULAR, OWN_WAYS, RANDOM = (1, 2), (2, 8), (2, 10)
+#: a model of few layers, to look at plans
+SMALL = "lenet5"
+#: how simple a way to exchange gradients is that is not exact
+LEAST_SIMPLE = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +48,7 @@ class Candidate:
     """A configuration: the experiment that measures it, and how the table shows what is varied.
 
     exact        what is learned is what one worker would learn with the global batch
+    simple       how simple the exchange of gradients is, the smaller the simpler (:class:`Nature`)
     per_machine  it has a server on each machine, whatever their number
     """
 
@@ -48,6 +61,7 @@ class Candidate:
     compression: str
     batch_size: int
     exact: bool
+    simple: int
     per_machine: bool
 
     @property
@@ -76,12 +90,13 @@ def worker_counts(cluster: Cluster) -> list[int]:
     return sorted({*(1 << i for i in range(n.bit_length())), n})
 
 
-def _usual_strategies(cluster: Cluster, n_workers: int) -> list[Strategy]:
-    """Return what is tried where nobody has said."""
+def _usual_strategies(cluster: Cluster, n_workers: int) -> list[tuple[Strategy, bool]]:
+    """Return what is tried where nobody has said, and whether that is a server on each machine."""
     if n_workers == 1:
-        return [AllReduce("ring")]
-    found: list[Strategy] = [AllReduce(name) for name in ALGORITHMS]
-    return [*found, _server_on_each(cluster, n_workers), LocalSGD(LOCAL_STEPS, algorithm="hierarchical")]
+        return [(AllReduce("ring"), False)]
+    found: list[tuple[Strategy, bool]] = [(AllReduce(name), False) for name in ALGORITHMS]
+    local = LocalSGD(LOCAL_STEPS, algorithm="hierarchical")
+    return [*found, (_server_on_each(cluster, n_workers), True), (local, False)]
 
 
 def _server_on_each(cluster: Cluster, n_workers: int) -> ParameterServer:
@@ -110,18 +125,20 @@ def candidates(
         )
     labels = labels_of([row[2] for row in made]), labels_of([row[3] for row in made])
     places = _places(clusters)
+    natures: dict[Hashable, Nature] = {}
     found = []
-    for i, (cluster, n, strategy, compression, batch_size) in enumerate(made):
-        warmup, steps = _length(base, strategy)
+    for i, (cluster, n, strategy, compression, batch_size, each) in enumerate(made):
+        key = _key(strategy)
+        nature = natures[key] = natures[key] if key in natures else nature_of(strategy)
+        warmup, steps = _length(base, strategy, nature.synchronous)
         experiment = base.with_(
             cluster=cluster, workers=n, strategy=strategy, compression=compression, batch_size=batch_size,
             warmup=warmup, steps=steps,
         )  # fmt: skip
-        each = strategies is None and isinstance(strategy, ParameterServer)
         found.append(
             Candidate(
                 i, experiment, cluster, places[id(cluster)], n, EACH if each else str(labels[0][i]), str(labels[1][i]),
-                batch_size, is_exact(strategy) and compression is None, each,
+                batch_size, nature.exact and compression is None, nature.simple, each,
             )
         )  # fmt: skip
     return found, len(rows) - len(made)
@@ -136,7 +153,7 @@ def _places(clusters: Sequence[Cluster]) -> dict[int, str]:
     return found
 
 
-_Row = tuple[Cluster, int, Strategy, Compression | None, int]
+_Row = tuple[Cluster, int, Strategy, Compression | None, int, bool]
 
 
 def _rows(
@@ -149,28 +166,56 @@ def _rows(
     packed = [compression_of(compression) for compression in compressions]
     for cluster in clusters:
         for n in dict.fromkeys(worker_counts(cluster) if workers is None else workers):
-            tried = _usual_strategies(cluster, n) if strategies is None else strategies
-            for strategy in tried:
+            usual = _usual_strategies(cluster, n) if strategies is None else [(one, False) for one in strategies]
+            for strategy, each in usual:
                 for compression in packed if n > 1 else packed[:1]:  # one worker sends nothing
                     for batch_size in batch_sizes:
-                        yield cluster, n, strategy, compression, batch_size
+                        yield cluster, n, strategy, compression, batch_size, each
 
 
-def is_exact(strategy: Strategy) -> bool:
-    """Return whether the workers learn together what one would learn alone with their batches as one."""
-    return isinstance(strategy, AllReduce | ParameterServer | ShardedUpdate)
+@dataclass(frozen=True)
+class Nature:
+    """What follows from a strategy's plan (docs/models/plans.md); all is False where it has none.
+
+    synchronous  all workers make a step between two updates, so that a window of updates holds whole steps
+    exact        workers learn together what one would learn alone with their batches as one: the plan proves that where
+                 parameters are updated, the gradients of all batches have been summed
+    simple       how simple the exchange of gradients is: 0 for all-reduces, then servers, other collectives, what is
+                 not exact
+    """
+
+    synchronous: bool
+    exact: bool
+    simple: int
 
 
-def is_synchronous(strategy: Strategy) -> bool:
-    """Return whether all workers make a step between two updates, so that a window of updates holds whole steps."""
-    return is_exact(strategy) or isinstance(strategy, LocalSGD)
+def nature_of(strategy: Strategy) -> Nature:
+    """Return what is known of a strategy, by its plan for two small workers."""
+    workload = make_workload(load_model(SMALL), load_device(DEFAULT_DEVICE), 1)
+    synchronous = False
+    try:
+        plan = plan_of(strategy, [workload, workload])
+        synchronous = True
+        plan.check()
+    except ConfigError:
+        return Nature(synchronous, False, LEAST_SIMPLE)
+    kinds = {KINDS[kind] for kind in plan.kind[plan.collectives].tolist()}
+    return Nature(True, True, 0 if kinds <= {"all_reduce"} else 1 if plan.servers else 2)
 
 
-def _length(base: Experiment, strategy: Strategy) -> tuple[int, int]:
+def _key(strategy: Strategy) -> Hashable:
+    """Return what equal strategies have in common."""
+    try:
+        return hash(strategy), type(strategy), repr(strategy)
+    except TypeError:
+        return id(strategy)
+
+
+def _length(base: Experiment, strategy: Strategy, synchronous: bool) -> tuple[int, int]:
     """Return warm-up and steps of a simulation: whole periods of strategies that talk now and then."""
     if not isinstance(base.jitter, NoJitter) or base.slow_downs:
         warmup, steps = RANDOM
     else:
-        warmup, steps = REGULAR if is_synchronous(strategy) else OWN_WAYS
+        warmup, steps = REGULAR if synchronous else OWN_WAYS
     period = int(getattr(strategy, "period", 1))
     return period * -(-warmup // period), period * -(-steps // period)

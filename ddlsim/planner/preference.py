@@ -12,9 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ddlsim.planner.candidates import Candidate
+from ddlsim.planner.candidates import LEAST_SIMPLE, Candidate
 from ddlsim.planner.target import Figures, Target
-from ddlsim.strategies import AllReduce, ParameterServer, ShardedUpdate
 from ddlsim.ties import in_order, tie
 
 if TYPE_CHECKING:
@@ -52,10 +51,7 @@ def levels(
 def _simplicity(candidate: Candidate) -> float:
     """Return a small number for what is simple: an all-reduce, then servers, sharded updates, others; whole gradients
     before compressed ones."""
-    kinds = (AllReduce, ParameterServer, ShardedUpdate)
-    strategy = candidate.experiment.strategy
-    kind = next((i for i, one in enumerate(kinds) if isinstance(strategy, one)), len(kinds))
-    return float(kind + (len(kinds) + 1) * (candidate.compression != "none"))
+    return float(candidate.simple + (LEAST_SIMPLE + 1) * (candidate.compression != "none"))
 
 
 def spread_of(figures: Figures) -> float:

@@ -7,13 +7,15 @@ depend on the number of processes.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddlsim.errors import ConfigError
-from ddlsim.planner.bounds import Bound, bound
+from ddlsim.planner.bounds import Bound, Bounds
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.evaluate import Evaluator
 from ddlsim.planner.preference import beats_bound, preferred, spread_of
@@ -65,6 +67,15 @@ def _number(outcome: Outcome, name: str) -> float:
     return float(value)
 
 
+class _Ready(NamedTuple):
+    """A candidate that may be simulated, its bound, and the rank and number by which it takes its turn."""
+
+    rank: tuple[float, float]
+    number: int
+    candidate: Candidate
+    bound: Bound
+
+
 @dataclass(frozen=True, eq=False)
 class Search:
     """A search for the `n_best` configurations for a target, and for the best of those that learn exactly.
@@ -85,30 +96,45 @@ class Search:
 
     def run(self, candidates: Sequence[Candidate]) -> list[Found]:
         """Return what became of each candidate, the simulated ones first, best first."""
-        ready: list[tuple[tuple[float, float], Candidate, Bound]] = []
+        bounds = Bounds(self.priced, self.samples)
         done: list[Found] = []
         rest: list[Found] = []
-        for candidate in candidates:
-            try:
-                best = bound(candidate, priced=self.priced, samples=self.samples)
-            except ConfigError as error:
-                rest.append(Found(candidate, OUT, str(error)))
-                continue
-            if best.warning:
-                rest.append(Found(candidate, OUT, best.warning))
-            else:
-                ready.append((self.target.rank(best.figures), candidate, best))
-        ready.sort(key=lambda item: (item[0], item[1].number))
+        ready = [item for candidate in candidates if (item := self._bounded(candidate, bounds, rest, tight=False))]
         pruned: list[Found] = []
         open_ = ready
         while open_:
-            wave = open_[:WAVE]
-            for found in self.simulate([candidate for _, candidate, _ in wave]):
+            wave = self._wave(open_, bounds, rest)
+            for found in self.simulate([item.candidate for item in wave]):
                 (done if found.status == SIMULATED else rest).append(found)
-            tried = {candidate for _, candidate, _ in wave}
-            ready = [item for item in ready if item[1] not in tried]
-            open_, pruned = self._pruned(ready, done)  # of all: what is less stable than thought lets some in again
+            out = {found.candidate for found in (*done, *rest)}
+            ready = [item for item in ready if item.candidate not in out]
+            open_, pruned = self._pruned(ready, done, bounds, rest)  # of all: one less stable than thought lets some in
         return preferred(done, self.target) + sorted(rest + pruned, key=lambda found: found.candidate.number)
+
+    def _bounded(self, candidate: Candidate, bounds: Bounds, rest: list[Found], *, tight: bool) -> _Ready | None:
+        """Return a candidate with its bound, None (and why, in `rest`) if it does not fit."""
+        try:
+            best = bounds.of(candidate, tight=tight)
+        except ConfigError as error:
+            rest.append(Found(candidate, OUT, str(error)))
+            return None
+        if best.warning:
+            rest.append(Found(candidate, OUT, best.warning))
+            return None
+        return _Ready(self.target.rank(best.figures), candidate.number, candidate, best)
+
+    def _wave(self, open_: Sequence[_Ready], bounds: Bounds, rest: list[Found]) -> list[_Ready]:
+        """Return those that could reach most by their tight bounds, which are worked out for no more than need be."""
+        heap = [(item.rank, item.number, item) for item in open_]
+        heapq.heapify(heap)
+        wave: list[_Ready] = []
+        while heap and len(wave) < WAVE:
+            item = heapq.heappop(heap)[-1]
+            if item.bound.tight:
+                wave.append(item)
+            elif tight := self._bounded(item.candidate, bounds, rest, tight=True):
+                heapq.heappush(heap, (tight.rank, tight.number, tight))
+        return wave
 
     def simulate(self, candidates: Sequence[Candidate]) -> list[Found]:
         """Simulate candidates, whatever their bounds say."""
@@ -127,8 +153,8 @@ class Search:
         return Found(candidate, SIMULATED, "", figures, shares, tuple(notes))
 
     def _pruned(
-        self, ready: list[tuple[tuple[float, float], Candidate, Bound]], done: list[Found]
-    ) -> tuple[list[tuple[tuple[float, float], Candidate, Bound]], list[Found]]:
+        self, ready: Sequence[_Ready], done: list[Found], bounds: Bounds, rest: list[Found]
+    ) -> tuple[list[_Ready], list[Found]]:
         """Return the candidates that may still be among the best, and those that cannot: what ties may be preferred."""
         groups: dict[Hashable, list[Found]] = defaultdict(list)
         for found in done:
@@ -136,16 +162,28 @@ class Search:
         spread = max((spread_of(found.figures) for found in done if found.figures is not None), default=0.0)
         left, pruned = [], []
         for item in ready:
-            _, candidate, best = item
-            before = [
-                found.candidate for found in groups[self.group(candidate)]
-                if found.figures is not None and beats_bound(found.figures, best.figures, self.target, spread)
-            ]  # fmt: skip
-            better = len(before)
-            if better < self.n_best or (candidate.exact and not any(other.exact for other in before)):
+            others = groups[self.group(item.candidate)]
+            better = self._better(item, others, spread)
+            if better is None and not item.bound.tight:
+                tight = self._bounded(item.candidate, bounds, rest, tight=True)
+                if tight is None:
+                    continue
+                item = tight
+                better = self._better(item, others, spread)
+            if better is None:
                 left.append(item)
             else:
+                best = item.bound
                 at_most = f"at most {best.figures.throughput:.4g} samples/s ({best.limit})"
                 reason = f"{at_most}: {better} others are better"
-                pruned.append(Found(candidate, PRUNED, reason, bound=best.figures))
+                pruned.append(Found(item.candidate, PRUNED, reason, bound=best.figures))
         return left, pruned
+
+    def _better(self, item: _Ready, others: Sequence[Found], spread: float) -> int | None:
+        """Return how many others are surely better, None if too few are for leaving a candidate out."""
+        before = [
+            found.candidate for found in others
+            if found.figures is not None and beats_bound(found.figures, item.bound.figures, self.target, spread)
+        ]  # fmt: skip
+        exact = not item.candidate.exact or any(other.exact for other in before)
+        return len(before) if len(before) >= self.n_best and exact else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.learning.learner import State
+from ddlsim.plan import Plan, local_steps
 from ddlsim.runtime.communicator import communicator
 from ddlsim.runtime.exchange import Averaging, Exchange, carrier_of
 from ddlsim.runtime.fabric import WithFabric, cost_said, name_of
@@ -25,6 +27,7 @@ from ddlsim.runtime.replica import Replica, local_sgd, need_values, start_replic
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process
 from ddlsim.units import si
+from ddlsim.workload.compute import Workload
 
 __all__ = ["AdaComm", "HierarchicalLocalSGD", "LocalSGD", "QsparseLocalSGD"]
 
@@ -52,6 +55,15 @@ class LocalSGD(WithFabric):
     def updates(self, steps: int, n_workers: int) -> int:
         """A local step of all workers is an update."""
         return steps
+
+    def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
+        """Return what workers with these workloads do in `steps` steps.
+
+        Raises ConfigError for a `start_epoch`: a plan does not know when that is.
+        """
+        if self.start_epoch:
+            raise ConfigError(f"plan: LocalSGD: start_epoch = {self.start_epoch:g} is no table; leave it out to see it")
+        return local_steps(workloads, self.period, steps, accumulation)
 
     def start(self, setting: Setting) -> None:
         """Start all workers. Raises ConfigError for a `start_epoch` where there is no data to count epochs of."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ddlsim.arguments import Count, checked, one_of
+from ddlsim.cluster import Cluster
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan, through_servers
@@ -52,6 +53,10 @@ class ParameterServer:
     def updates(self, steps: int, n_workers: int) -> int:
         """One update a step."""
         return steps
+
+    def plan_nodes(self, cluster: Cluster, nodes: list[int]) -> list[int]:
+        """Return where the ranks of the plan are: the workers, on these `nodes`, and the servers."""
+        return nodes + server_nodes(cluster, nodes, self.servers, self.placement)
 
     def start(self, setting: Setting) -> None:
         """Start all workers; the servers only react."""

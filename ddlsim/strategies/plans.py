@@ -1,15 +1,16 @@
-"""Strategies whose step is a table: who has a plan, and what to say of the others."""
+"""Strategies whose step is a table: who has a plan, where its ranks are, and what follows from it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan
 from ddlsim.runtime.setting import Strategy
 from ddlsim.workload.compute import Workload
 
-__all__ = ["plan_of", "tells_plan"]
+__all__ = ["nodes_of_plan", "plan_of", "tells_plan"]
 
 
 def plan_of(strategy: Strategy, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
@@ -19,11 +20,18 @@ def plan_of(strategy: Strategy, workloads: Sequence[Workload], steps: int = 1, a
     """
     if not tells_plan(strategy, "start"):
         raise ConfigError(
-            f"plan: the step of {strategy.label} is not a table yet; those of AllReduce, ParameterServer and "
-            "ShardedUpdate are"
+            f"plan: the step of {strategy.label} is not a table yet; those of AllReduce, LocalSGD, "
+            "ParameterServer and ShardedUpdate are"
         )
     plan: Plan = strategy.plan(workloads, steps, accumulation)  # type: ignore[attr-defined]  # it has one
     return plan
+
+
+def nodes_of_plan(strategy: Strategy, cluster: Cluster, nodes: Sequence[int]) -> list[int]:
+    """Return the node of each rank of a strategy's plan: those of the workers, in ``nodes``, and where the strategy has
+    more ranks, such as servers, what its method ``plan_nodes(cluster, nodes)`` says."""
+    places = getattr(strategy, "plan_nodes", None)
+    return list(nodes) if places is None else list(places(cluster, list(nodes)))
 
 
 def tells_plan(rule: object, beside: str) -> bool:

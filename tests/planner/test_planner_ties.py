@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -146,7 +147,9 @@ def test_no_bound_leaves_out_what_would_be_preferred(seed: int, monkeypatch: pyt
         figures[candidate] = Figures(rate, rate / 110.0, price, SAMPLES / rate, spread=spread)
         most = rate * (1e3 if i == 0 else float(random.choice([1.0, 1.0 + SAME, 1.1])))
         bounds[candidate] = Figures(most, most / 110.0, price, SAMPLES / most)
-    monkeypatch.setattr(search, "bound", lambda one, **_: Bound(bounds[one], "by hand", ""))
+    loose = {one: Figures(1e9, 1e9, 1e-9, 1e-9) for one in made}
+    by_hand = SimpleNamespace(of=lambda one, tight: Bound((bounds if tight else loose)[one], "by hand", "", tight))
+    monkeypatch.setattr(search, "Bounds", lambda priced, samples: by_hand)
 
     class Faked(Search):
         def simulate(self, wanted: Sequence[Candidate]) -> list[Found]:

@@ -1,0 +1,80 @@
+"""What can leave and enter places of a cluster: each of its devices, or each of its machines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ddlsim.cluster import Cluster
+from ddlsim.plan.plan import Bools, Floats, Ints
+
+__all__ = ["Interfaces", "Width", "interfaces"]
+
+
+class Width(NamedTuple):
+    """Bytes/s of channels together, and the bytes that their token buckets let through at once; (n_places,) each."""
+
+    rate: Floats
+    burst: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Interfaces:
+    """The channels by which places reach others. `out` and `into` share those that are half-duplex, `both` has all.
+
+    what   "device" or "machine"
+    place  (n_nodes,) the place of every node
+    """
+
+    what: str
+    place: Ints
+    out: Width
+    into: Width
+    both: Width
+    cluster: Cluster
+
+    def together(self, places: Ints) -> tuple[float, float]:
+        """Return the bytes/s and the burst of all channels that enter some places."""
+        cluster, place = self.cluster, self.place
+        enters = np.isin(place[cluster.link_dst], places) & (place[cluster.link_src] != place[cluster.link_dst])
+        width = _width(cluster, np.zeros(int(enters.sum()), dtype=np.int64), enters, 1)
+        return float(width.rate[0]), float(width.burst[0])
+
+    def name(self, place: int) -> str:
+        """Return a place in words."""
+        nodes = np.flatnonzero(self.place == place)
+        host = self.cluster.host_of[nodes[0]]
+        whole = self.what == "machine" and len(nodes) > 1 and host >= 0
+        return f"{self.what} {self.cluster.host_names[host] if whole else self.cluster.node_names[nodes[0]]!r}"
+
+
+def interfaces(cluster: Cluster) -> tuple[Interfaces, Interfaces]:
+    """Return those of a cluster's devices and of its machines; a node outside any is a machine of its own."""
+    nodes = np.arange(cluster.n_nodes)
+    machines = np.where(cluster.host_of >= 0, cluster.host_of, len(cluster.host_names) + nodes)
+    return _interfaces(cluster, nodes, "device"), _interfaces(cluster, machines, "machine")
+
+
+def _interfaces(cluster: Cluster, place: Ints, what: str) -> Interfaces:
+    n = int(place.max(initial=-1)) + 1
+    source, target = place[cluster.link_src], place[cluster.link_dst]
+    apart = source != target
+    ends = np.concatenate([source[apart], target[apart]])
+    twice = np.concatenate([np.flatnonzero(apart)] * 2)
+    return Interfaces(
+        what, place, _width(cluster, source[apart], apart, n), _width(cluster, target[apart], apart, n),
+        _width(cluster, ends, twice, n), cluster,
+    )  # fmt: skip
+
+
+def _width(cluster: Cluster, place: Ints, links: Bools | Ints, n: int) -> Width:
+    """Return the widths of `n` places; each of `links` is one of ``place``."""
+    pairs = np.unique(np.stack([place, cluster.link_channel[links]]), axis=1)
+    rate: Floats = np.bincount(pairs[0], weights=cluster.channel_capacity[pairs[1]], minlength=n).astype(np.float64)
+    burst: Floats = np.zeros(n)
+    if cluster.details is not None:
+        free = np.bincount(cluster.link_channel, weights=cluster.details.burst, minlength=cluster.n_channels)
+        burst = np.bincount(pairs[0], weights=free[pairs[1]], minlength=n).astype(np.float64)
+    return Width(rate, burst)
