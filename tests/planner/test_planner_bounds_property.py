@@ -1,0 +1,203 @@
+"""No simulation beats its bound: random clusters, workers and strategies, those that users write among them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddlsim import (
+    ADPSGD,
+    DPSGD,
+    AllReduce,
+    AsyncParameterServer,
+    DdpBuckets,
+    Experiment,
+    KSync,
+    LocalSGD,
+    Lognormal,
+    Measured,
+    NoJitter,
+    ParameterServer,
+    Priority,
+    ShardedUpdate,
+    SlowDown,
+    StaleSynchronous,
+    load_cluster,
+    simulate,
+)  # fmt: skip
+from ddlsim.cluster import Host, MultiGpu, star, two_racks
+from ddlsim.plan import Plan
+from ddlsim.planner.bounds import Bounds
+from ddlsim.planner.candidates import Candidate, nature_of
+from ddlsim.runtime import Setting, Strategy
+from ddlsim.runtime.worker import Process, Worker, factors
+from ddlsim.workload.compute import Workload
+
+FAST = MultiGpu(n_gpus=2, inside="nvlink_mesh", nvlink_bandwidth="20 GB/s", device="v100")
+SLOW = Host(device="desktop-cpu")
+
+
+@dataclass(frozen=True)
+class Thrifty(AllReduce):
+    """An all-reduce that sends a thousandth of the bytes, and tells no plan of its own."""
+
+    def start(self, setting: Setting) -> None:
+        for worker in setting.workers:
+            work = worker.workload
+            fewer = {name: getattr(work, name) / 1000 for name in ("grad_nbytes", "tensor_nbytes")}
+            worker.workload = dataclasses.replace(work, **fewer)
+        AllReduce.start(self, setting)
+
+
+@dataclass(frozen=True)
+class Named(AllReduce):
+    """An all-reduce by another name; its plan is still true."""
+
+    @property
+    def label(self) -> str:
+        return "mine"
+
+
+@dataclass(frozen=True)
+class Seldom(LocalSGD):
+    """Averages less often than its parent's plan says."""
+
+    def start(self, setting: Setting) -> None:
+        LocalSGD(4 * self.period).start(setting)
+
+
+@dataclass(frozen=True)
+class OwnPlan(AllReduce):
+    """Runs in another way, and says so."""
+
+    def start(self, setting: Setting) -> None:
+        LocalSGD(2).start(setting)
+
+    def plan(self, workloads: list[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
+        return LocalSGD(2).plan(workloads, steps, accumulation)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Workers that never talk; each of their steps is an update."""
+
+    label = "alone"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        return steps * n_workers
+
+    def start(self, setting: Setting) -> None:
+        for worker in setting.workers:
+            setting.loop.env.process(self.work(worker))
+
+    def work(self, worker: Worker) -> Process:
+        while True:
+            yield from worker.gradient()
+            worker.end_step()
+            worker.stop.updated(worker.samples_per_step)
+
+
+EVERYTHING: list[Strategy] = [
+    *(AllReduce(name, overlap) for name in ("ring", "halving_doubling", "hierarchical", "double_binary_tree")
+      for overlap in ("none", "layer", "ddp", "horovod", Priority(1e4, 2))),
+    AllReduce("parameter_server", DdpBuckets(5e4, 1e4)), AllReduce("naive_ring"), ShardedUpdate(),
+    ShardedUpdate(overlap="layer"), ShardedUpdate("direct", "direct", overlap="ddp"),
+    ParameterServer(1, "colocated"), ParameterServer(2, "colocated", "none"), ParameterServer(1, overlap="ddp"),
+    ParameterServer(2, "colocated", local_reduction=True), LocalSGD(1), LocalSGD(3),
+    AsyncParameterServer(1, "colocated"), StaleSynchronous(1), KSync(2), DPSGD(), ADPSGD(),
+    Thrifty(), Thrifty("ring", "none"), Named("hierarchical"), Seldom(2), OwnPlan(), Alone(),
+]  # fmt: skip
+
+
+def candidate_of(experiment: Experiment) -> Candidate:
+    """The candidate of an experiment as it is."""
+    cluster = load_cluster(experiment.cluster)  # type: ignore[arg-type]
+    assert isinstance(experiment.workers, int)
+    return Candidate(
+        0, experiment.with_(cluster=cluster), cluster, "here", experiment.workers, experiment.strategy.label, "none",
+        experiment.batch_size, True, 0, False,
+    )  # fmt: skip
+
+
+@st.composite
+def experiments(draw: st.DrawFn) -> Experiment:
+    bandwidth = draw(st.sampled_from(["50 Mbit/s", "1 Gbit/s", "100 Gbit/s"]))
+    latency = draw(st.sampled_from(["0 us", "20 us", "2 ms"]))
+    kind = draw(st.sampled_from(["star", "machines", "racks"]))
+    if kind == "machines":
+        cluster = star(4, bandwidth=bandwidth, latency=latency, host=FAST)
+    elif kind == "racks":
+        cluster = two_racks(3, bandwidth=bandwidth, latency=latency, trunk_bandwidth="1 Gbit/s")
+    else:
+        cluster = star(6, bandwidth=bandwidth, latency=latency, host=SLOW)
+    workers = draw(st.integers(3, 5))
+    strategy = draw(st.sampled_from(EVERYTHING))
+    period = getattr(strategy, "period", 1)
+    return Experiment(
+        cluster, "lenet5", strategy, 16, workers, compute=Measured(draw(st.sampled_from([1e-5, 1e-3, 0.1])), 16),
+        warmup=period * draw(st.integers(0, 2)), steps=period * draw(st.integers(2, 5)),
+        accumulation=draw(st.sampled_from([1, 1, 3])),
+        speed=draw(st.sampled_from([None, tuple(1.0 / (1 + i) for i in range(workers))])),
+        jitter=draw(st.sampled_from([NoJitter(), NoJitter(), Lognormal(0.3)])), seed=draw(st.integers(0, 3)),
+        slow_downs=draw(st.sampled_from([(), (), SlowDown(0, "1 ms", "50 ms", 3.0), SlowDown(1, 0.0, "1 s", 0.5)])),
+    )  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(experiments())
+def test_no_simulation_beats_its_bound(experiment: Experiment) -> None:
+    candidate = candidate_of(experiment)
+    bounds = Bounds(samples=1e6)
+    tight, loose = bounds.of(candidate), bounds.of(candidate, tight=False)
+    result = simulate(experiment)
+    for best in (tight, loose):
+        assert result.throughput <= best.figures.throughput
+        assert result.efficiency <= best.figures.efficiency
+    assert tight.figures.throughput <= loose.figures.throughput
+
+
+def test_a_subclass_that_sends_fewer_bytes_is_not_left_out() -> None:
+    """On 1 Mbit/s the plan of its parent allows 4 samples/s, of which the subclass knows nothing."""
+    base = Experiment(
+        star(4, bandwidth="1 Mbit/s", latency="1 us"), "lenet5", AllReduce(overlap="none"), 4, 4,
+        compute=Measured("10 ms", 4), steps=3,
+    )  # fmt: skip
+    parent, thrifty = (base.with_(strategy=strategy) for strategy in (base.strategy, Thrifty(overlap="none")))
+    at_most = Bounds().of(candidate_of(parent)).figures.throughput
+    assert simulate(parent).throughput <= at_most
+    result = simulate(thrifty)
+    assert result.throughput > 10 * at_most
+    best = Bounds().of(candidate_of(thrifty))
+    assert best.limit == "computing alone"
+    assert result.throughput <= best.figures.throughput
+
+
+def test_what_follows_from_a_plan() -> None:
+    assert nature_of(AllReduce("ring", "priority")).exact
+    assert [nature_of(one).simple for one in (AllReduce(), ParameterServer(), ShardedUpdate(), LocalSGD())] == [
+        0, 1, 2, 3,
+    ]  # fmt: skip
+    local, own, thrifty, alone = (nature_of(one) for one in (LocalSGD(4), OwnPlan(), Thrifty(), Alone()))
+    assert (local.synchronous, local.exact) == (own.synchronous, own.exact) == (True, False)
+    assert (thrifty.synchronous, thrifty.exact) == (alone.synchronous, alone.exact) == (False, False)
+
+
+def test_jitter_is_in_the_bound() -> None:
+    """Nothing to send: a step takes as long as the slowest of 5 workers, whose factors the bound knows; of the first
+    one that is measured it only knows that it begins when some worker does."""
+    experiment = Experiment(
+        star(5, bandwidth="100 Gbit/s", latency="0 us"), "lenet5", AllReduce(overlap="none"), 16, 5,
+        compute=Measured(10.0, 16), warmup=1, steps=6, jitter=Lognormal(0.5), seed=3,
+    )  # fmt: skip
+    drawn = np.array([list(itertools.islice(factors(experiment.jitter, 3, rank), 7)) for rank in range(5)])
+    seconds = 10.0 * (drawn[:, 1].min() + drawn[:, 2:].max(axis=0).sum())
+    best = Bounds().of(candidate_of(experiment))
+    assert best.limit == "what computing cannot hide"
+    assert best.figures.throughput == pytest.approx(5 * 16 * 6 / seconds, rel=1e-3)
+    assert simulate(experiment).throughput <= best.figures.throughput
