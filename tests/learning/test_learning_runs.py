@@ -139,7 +139,8 @@ def test_a_batch_that_grows_beside_the_end_of_a_step_counts_in_its_own_step():
     A twentieth of its 359 samples are 18, which three batches of 8 cover."""
     growing = ddlsim.GrowingBatch(8, (0.05,), factor=2)
     training = ddlsim.Training(updates=6, growing_batch=growing, evaluate_every=6)
-    for strategy in (ddlsim.AllReduce(), ddlsim.ShardedUpdate(overlap="none"), ddlsim.ShardedUpdate(overlap="layer")):
+    overlaps = [ddlsim.AllReduce(overlap=overlap) for overlap in ("none", "ddp", "horovod", "priority")]
+    for strategy in (*overlaps, ddlsim.ShardedUpdate(overlap="none"), ddlsim.ShardedUpdate(overlap="layer")):
         result = ddlsim.simulate(
             "office-1gbe", "digits-cnn", strategy, 8, 4, training=training, compute=ddlsim.Affine("1 ms", "10 us")
         )
