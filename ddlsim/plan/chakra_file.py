@@ -106,7 +106,11 @@ def _metadata(message: bytes) -> dict[str, Attribute] | None:
 
 def _node(message: bytes) -> TraceNode:
     node = TraceNode()
-    for number, wire, value in fields(message):
+    parts = list(fields(message))
+    strange = max((number for number, _, _ in parts), default=0)
+    if strange > 10:
+        raise WireError(f"its node has a field {strange}, like those of schemas before 0.0.4, which are not read")
+    for number, wire, value in parts:
         if number in (4, 5):
             (node.control if number == 4 else node.data).extend(_numbers(number, wire, value))
         elif number == 10:

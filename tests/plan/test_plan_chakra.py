@@ -264,6 +264,7 @@ def test_attributes_of_every_type(tmp_path):
         ([node(1, COMP, needs=[2])], r"t.0.et: node 1 \('n', COMP_NODE\): depends on node 2, which is not in the file"),
         ([node(1, COMP), node(1, COMP)], r"node 1 .*another node has the same number"),
         ([node(1, COMP, needs=[2]), node(2, COMP, needs=[1]), collective(3, 0, 5)], "t.0.et: node .*in a circle"),
+        ([node(1, COMP, put(11, b""))], "message 1: its node has a field 11, like those of schemas before 0.0.4"),
         ([node(1, 8)], r"t.0.et: message 1: node 1 has the type 8; the schema knows 0 to 7"),
         ([collective(1, 10, 5)], "comm_type = 10: the schema knows 0 to 9"),
         ([collective(1, 0, -5)], "comm_size = -5: must be a whole number of at least 0"),

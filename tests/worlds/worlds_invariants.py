@@ -16,8 +16,9 @@ from ddlsim.learning import Learner
 from ddlsim.learning.monitor import Row
 from ddlsim.report.trace import trace_events
 from ddlsim.run import run
+from ddlsim.runtime.servers import server_nodes
 from ddlsim.runtime.worker import factors
-from ddlsim.strategies import AllReduce
+from ddlsim.strategies import AllReduce, ParameterServer, ShardedUpdate
 from ddlsim.strategies.plans import plan_of
 
 __all__ = ["check_world"]
@@ -56,9 +57,20 @@ def check_world(world: World) -> Result | None:
 def _check_plan(result):
     """The step as a table is proved, takes as long as the run, and its bounds are not above that."""
     experiment, strategy = result.experiment, result.experiment.strategy
-    if not isinstance(strategy, AllReduce) or experiment.compression or experiment.slow_downs or experiment.training:
+    if experiment.compression or experiment.slow_downs or experiment.training:
         return
-    if strategy.cost != "simulated" or strategy.algorithm == "auto":
+    nodes = result.nodes.tolist()
+    if isinstance(strategy, AllReduce | ShardedUpdate) and strategy.cost == "simulated":
+        algorithm, order = getattr(strategy, "algorithm", None), strategy.rank_order
+        if isinstance(strategy, ShardedUpdate):
+            algorithm = {"reduce_scatter": strategy.reduce_scatter, "all_gather": strategy.all_gather}
+    elif isinstance(strategy, ParameterServer) and strategy.work is None:
+        nodes += server_nodes(result.cluster, nodes, strategy.servers, strategy.placement)
+        inside = {False: "direct", True: "tree"}.get(strategy.local_reduction, strategy.local_reduction)
+        algorithm, order = {"push_pull": inside}, "given"
+    else:
+        return
+    if algorithm == "auto":
         return
     # one step more: a worker that is early goes on, and its messages meet those of workers that are late
     steps, micro_steps = len(result.recorder.updates) + 1, experiment.accumulation
@@ -69,14 +81,13 @@ def _check_plan(result):
         for rank in range(result.n_workers)
     ]
     micro_step = np.where(plan.batch >= 0, plan.batch % micro_steps, micro_steps - 1)
+    drawn += [[1.0] * steps * micro_steps] * len(plan.servers)
     factor = np.array(drawn).reshape(-1, steps, micro_steps)[plan.rank, plan.step, micro_step]
     plan = dataclasses.replace(plan, seconds=plan.seconds * factor)
-    executed = plan.execute(
-        result.cluster, strategy.algorithm, nodes=result.nodes.tolist(), rank_order=strategy.rank_order
-    )
+    executed = plan.execute(result.cluster, algorithm, nodes=nodes, rank_order=order)
     times = np.array([time for time, _ in result.recorder.updates])
-    np.testing.assert_allclose(executed.step_ends.max(axis=0)[:-1], times, rtol=1e-12)
-    bounds = plan.critical_path(), plan.cut(result.cluster, result.nodes.tolist()).seconds
+    np.testing.assert_allclose(np.nanmax(executed.step_ends, axis=0)[:-1], times, rtol=1e-12)
+    bounds = plan.critical_path(), plan.cut(result.cluster, nodes).seconds
     assert max(bounds) <= executed.seconds * (1.0 + 1e-12), f"bounds {bounds} s, but it takes {executed.seconds} s"
 
 
