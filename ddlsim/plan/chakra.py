@@ -80,7 +80,7 @@ def read_chakra(
 
 
 def trace_files(path: Path) -> list[Path]:
-    """Return the files of all ranks. Raises ConfigError where there is none, or one is missing."""
+    """Return the files of all ranks, or the only one. Raises ConfigError where there is none, or one is missing."""
     match = re.fullmatch(r"(.*)\.(\d{1,6})\.et(\.gz)?", path.name)
     stem, zipped = (match[1], match[3] or "") if match else (path.name.removesuffix(".et"), "")
     pattern = re.compile(re.escape(stem) + r"\.(\d{1,6})\.et" + re.escape(zipped))
@@ -93,6 +93,8 @@ def trace_files(path: Path) -> list[Path]:
         if os.path.isfile(path):
             return [path]
         raise ConfigError(f"{path}: no such file, nor {stem}.0.et beside it; check the path")
+    if list(names.values()) == [path]:  # one that all ranks do, whatever its number
+        return [path]
     missing = next((rank for rank in range(len(names)) if rank not in names), None)
     if missing is not None:
         raise ConfigError(

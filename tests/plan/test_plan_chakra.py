@@ -142,8 +142,9 @@ def test_files_of_a_plan_that_were_changed(tmp_path):
 # ---------------------------------------------------------------- other tools' traces
 
 
-def test_a_file_of_astra_sim(tmp_path):
-    path = tmp_path / "all_gather.0.et"
+@pytest.mark.parametrize("name", ["all_gather.0.et", "all_gather.2.et", "all_gather.et"])
+def test_a_file_of_astra_sim(tmp_path, name):
+    path = tmp_path / name
     path.write_bytes(ASTRA)
     plan = read_chakra(path, n_ranks=4)
     assert "4 all-gather" in str(plan)
