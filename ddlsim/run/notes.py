@@ -1,11 +1,21 @@
-"""What the reader of a result should know about the model that is handed over."""
+"""What the reader of a result should know: about the model that is handed over, and of workers that never met."""
 
 from __future__ import annotations
 
 from ddlsim.learning.monitor import Monitor
 from ddlsim.runtime.setting import Setting
 
-__all__ = ["handed_over_notes"]
+__all__ = ["handed_over_notes", "unsent_warnings"]
+
+
+def unsent_warnings(n_workers: int, nbytes_sent: float) -> list[str]:
+    """Return a warning if several workers have exchanged nothing: their speed is that of computing alone."""
+    if n_workers == 1 or nbytes_sent > 0.0:
+        return []
+    return [
+        f"nothing was sent: the run is over before any of the {n_workers} workers has exchanged anything, so it says "
+        "nothing about the network; take more steps than the strategy makes between two exchanges"
+    ]
 
 
 def handed_over_notes(setting: Setting, monitor: Monitor | None) -> list[str]:

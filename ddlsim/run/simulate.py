@@ -22,7 +22,7 @@ from ddlsim.network import Network
 from ddlsim.run.calibrated import as_measured
 from ddlsim.run.conservation import check_result
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.notes import handed_over_notes
+from ddlsim.run.notes import handed_over_notes, unsent_warnings
 from ddlsim.run.pauses import Interrupt, Pauses
 from ddlsim.run.result import Result
 from ddlsim.run.resume import Saved, manifest, saving
@@ -313,7 +313,7 @@ def run(
             *_uneven_notes(recorder), *_learning_notes(experiment, reason, monitor),
             *handed_over_notes(setting, monitor),
         ),
-        warnings=(*prepared.warnings, *prepared.left_out),
+        warnings=(*prepared.warnings, *prepared.left_out, *unsent_warnings(n_workers, traffic.sent)),
         interrupted=interrupted,
         wall_seconds=time.perf_counter() - started,
         stop_reason=reason,

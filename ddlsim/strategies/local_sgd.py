@@ -165,6 +165,11 @@ class HierarchicalLocalSGD(WithFabric):
         """Start all workers."""
         members = communicator(setting, self)
         blocks = [members.part(places) for places in members.blocks(self.block)]
+        if len(setting.workers) > 1 and len(blocks) in (1, len(setting.workers)):
+            setting.notes.append(
+                f"{self.label}: {'all workers are in one block' if len(blocks) == 1 else 'every block is one worker'}, "
+                "so there is one level only; give block=a number of workers, or use LocalSGD"
+            )
         inside = {rank: average for part in blocks for average in [Averaging(part)] for rank in part.place}
         among = Averaging(members)
         start_replicas(setting, lambda replica: self.work(replica, inside[replica.worker.rank], among))

@@ -83,7 +83,10 @@ def evaluated(result):
 
 
 PAIRS = networkx.Graph([(0, 1), (2, 3)])  # one neighbour each: no draw of a partner depends on a worker's number
-SYMMETRIC = {"AD-PSGD (ring)": ddlsim.ADPSGD(PAIRS), "gossip SGD (p = 0.5, complete)": ddlsim.GossipSGD(1.0, PAIRS)}
+SYMMETRIC = {
+    "AD-PSGD (ring)": ddlsim.ADPSGD(PAIRS), "gossip SGD (p = 0.5, complete)": ddlsim.GossipSGD(1.0, PAIRS),
+    "FedAvg (0.5 of the clients, 4 steps)": ddlsim.FedAvg(1.0, local_steps=4),  # nor that of the clients
+}  # fmt: skip
 
 
 @each
@@ -227,9 +230,47 @@ def without_learning(model, strategy, n, updates):
     return ddlsim.simulate(STAR, model, strategy, BATCH, n, training=training).statistics
 
 
-def test_block_momentum_does_not_move_statistics(normalised):
-    local, block = (without_learning(normalised, strategy, 3, 16) for strategy in (ddlsim.LocalSGD(4), ddlsim.BMUF(4)))
-    np.testing.assert_allclose(block, local, rtol=0, atol=2e-6)
+OUTER = [ddlsim.BMUF(4), ddlsim.DiLoCo(4), ddlsim.SlowMo(4), ddlsim.DiLoCo(4, outer=ddlsim.Adam(), outer_rate=0.1)]
+
+
+@pytest.mark.parametrize("strategy", OUTER, ids=lambda s: s.label)
+def test_outer_optimizers_do_not_move_statistics(strategy, normalised):
+    local = without_learning(normalised, ddlsim.LocalSGD(4), 3, 16)
+    np.testing.assert_allclose(without_learning(normalised, strategy, 3, 16), local, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("strategy", [ddlsim.SPARTA(0.3), ddlsim.CHOCOSGD(0.6)], ids=lambda s: s.label)
+def test_what_mixes_no_statistics_and_what_keeps_their_mean(strategy, normalised):
+    """Without learning both hand over the mean of what independent workers have."""
+    team = Team(normalised, 3)
+    for _ in range(10):
+        for rank, batch in enumerate(team.draw(range(3))[1]):
+            team.s[rank] = team.s[rank] + team.momentum * (batch - team.s[rank])
+    found = without_learning(normalised, strategy, 3, 10)
+    np.testing.assert_allclose(found, np.mean(team.s, axis=0), rtol=0, atol=5e-6)
+
+
+def test_rounds_weigh_statistics_as_they_weigh_models(normalised):
+    """1,438 samples for three clients are 480, 479 and 479."""
+    team = Team(normalised, 3)
+    for _ in range(4):
+        for _ in range(2):
+            for rank, batch in enumerate(team.draw(range(3))[1]):
+                team.s[rank] = team.s[rank] + team.momentum * (batch - team.s[rank])
+        team.mix(np.tile(np.array([480, 479, 479]) / 1438, (3, 1)))
+    found = without_learning(normalised, ddlsim.FedAvg(1.0, local_steps=2), 3, 4)
+    np.testing.assert_allclose(found, team.s[0], rtol=0, atol=5e-6)
+
+
+def test_a_buffer_takes_in_the_mean_over_all_its_batches(normalised):
+    """s <- (1 - m) s + m b at the server, b the mean over two pushes of three batches each."""
+    team = Team(normalised, 1)
+    state = team.s[0]
+    for _ in range(4):
+        batches = [team.draw([0])[1][0] for _ in range(6)]
+        state = state + team.momentum * (np.mean(batches, axis=0) - state)
+    found = without_learning(normalised, ddlsim.FedBuff(3, 2, None), 1, 4)
+    np.testing.assert_allclose(found, state, rtol=0, atol=5e-6)
 
 
 def test_an_anchor_has_the_statistics_of_the_average_of_a_period_before(normalised):
@@ -377,7 +418,10 @@ def test_a_mean_of_workers_at_different_steps_is_said_to_be_one(strategy, speed,
     assert f"the model handed over is {note}" in result.notes
 
 
-IN_STEP = [ddlsim.LocalSGD(4), ddlsim.DPSGD("ring"), ddlsim.AllReduce()]
+IN_STEP = [
+    ddlsim.LocalSGD(4), ddlsim.DPSGD("ring"), ddlsim.AllReduce(), ddlsim.DiLoCo(2), ddlsim.SPARTA(0.1),
+    ddlsim.FedAvg(1.0, local_steps=3), ddlsim.FedBuff(2, 2),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("strategy", IN_STEP, ids=lambda s: s.label)

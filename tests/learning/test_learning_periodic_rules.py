@@ -195,6 +195,25 @@ def test_blocks_take_fabrics_and_a_part_of_the_cluster(workers, fabric):
     assert len(result.notes) == len(set(result.notes))
 
 
+@pytest.mark.parametrize(("block", "said"), [
+    (1, "every block is one worker"), (4, "all workers are in one block"), ("machine", "every block is one worker"),
+    (2, None),
+])  # fmt: skip
+def test_one_level_is_said_to_be_one(block, said):
+    notes = timed(ddlsim.HierarchicalLocalSGD(2, 2, block)).notes
+    found = [note for note in notes if "one level only" in note]
+    assert len(found) == (0 if said is None else 1)
+    assert said is None or said in found[0]
+
+
+def test_a_run_that_is_over_before_the_first_exchange_says_so():
+    """500 steps are the paper's period, a run makes 10 if nothing is said."""
+    warnings = [timed(strategy, steps=10).warnings for strategy in (ddlsim.DiLoCo(), ddlsim.DiLoCo(10))]
+    assert warnings[0][0].startswith("nothing was sent: the run is over before any of the 4 workers")
+    assert warnings[1] == ()
+    assert timed(ddlsim.DiLoCo(), 1, steps=10).warnings == ()
+
+
 def test_qsparse_sends_a_hundredth_of_the_elements():
     """8 bytes for each of 1 % of the elements, to everybody by a ring all-gather."""
     found = timed(ddlsim.QsparseLocalSGD(4))
