@@ -66,11 +66,18 @@ class Fabric:
 @checked
 @dataclass(frozen=True, kw_only=True)
 class WithFabric:
-    """The fields of a :class:`Fabric`, for strategies to inherit; ``simulate(..., fabric=...)`` sets them."""
+    """The fields of a :class:`Fabric`, for strategies to inherit; ``simulate(..., fabric=...)`` sets them.
+
+    A (local) step of all workers is an update, if the strategy does not say otherwise.
+    """
 
     algorithm: AllReduceAlgorithm = "ring"
     rank_order: RankOrder = "topology"
     cost: Cost = "simulated"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """Return how many updates `steps` steps of all workers are: as many."""
+        return steps
 
 
 @runtime_checkable

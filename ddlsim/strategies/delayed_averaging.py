@@ -54,10 +54,6 @@ class DaSGD(WithFabric):
         """Period, delay and algorithm."""
         return f"DaSGD ({self.period} steps, {self.delay} late, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
-    def updates(self, steps: int, n_workers: int) -> int:
-        """A local step of all workers is an update."""
-        return steps
-
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         average = Averaging(communicator(setting, self))
@@ -102,10 +98,6 @@ class OverlapLocalSGD(WithFabric):
         """Period and algorithm."""
         return f"overlap local SGD ({self.period} steps, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
-    def updates(self, steps: int, n_workers: int) -> int:
-        """A local step of all workers is an update."""
-        return steps
-
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         average = Averaging(communicator(setting, self))
@@ -144,10 +136,6 @@ class CoCoDSGD(WithFabric):
     def label(self) -> str:
         """Period and algorithm."""
         return f"CoCoD-SGD ({self.period} steps, {name_of(self.algorithm)}{cost_said(self.cost)})"
-
-    def updates(self, steps: int, n_workers: int) -> int:
-        """A local step of all workers is an update."""
-        return steps
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""

@@ -52,10 +52,6 @@ class LocalSGD(WithFabric):
         after = f" after epoch {self.start_epoch:g}" if self.start_epoch else ""
         return f"local SGD ({self.period} steps{after}, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
-    def updates(self, steps: int, n_workers: int) -> int:
-        """A local step of all workers is an update."""
-        return steps
-
     def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
         """Return what workers with these workloads do in `steps` steps.
 
@@ -116,10 +112,6 @@ class QsparseLocalSGD(WithFabric):
         fabric = f"{name_of(self.algorithm)}{cost_said(self.cost)}"
         return f"Qsparse local SGD ({self.period} steps, {title(self.compressor)}, {fabric})"
 
-    def updates(self, steps: int, n_workers: int) -> int:
-        """A local step of all workers is an update."""
-        return steps
-
     def start(self, setting: Setting) -> None:
         """Start all workers. Raises ConfigError in a run that says another compression."""
         if setting.compression not in (None, Compression(self.compressor)):
@@ -156,10 +148,6 @@ class HierarchicalLocalSGD(WithFabric):
         """Both periods and the algorithm."""
         periods = f"{self.period} x {self.block_period} steps"
         return f"hierarchical local SGD ({periods}, {name_of(self.algorithm)}{cost_said(self.cost)})"
-
-    def updates(self, steps: int, n_workers: int) -> int:
-        """A local step of all workers is an update."""
-        return steps
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
@@ -235,10 +223,6 @@ class AdaComm(WithFabric):
     def label(self) -> str:
         """First period and algorithm."""
         return f"AdaComm (from {self.period} steps, {name_of(self.algorithm)}{cost_said(self.cost)})"
-
-    def updates(self, steps: int, n_workers: int) -> int:
-        """A local step of all workers is an update."""
-        return steps
 
     def start(self, setting: Setting) -> None:
         """Start all workers. Raises ConfigError without data: the loss decides when workers talk."""

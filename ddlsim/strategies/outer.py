@@ -55,10 +55,6 @@ class BMUF(WithFabric):
         """Period and algorithm."""
         return f"BMUF ({self.period} steps, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
-    def updates(self, steps: int, n_workers: int) -> int:
-        """A local step of all workers is an update."""
-        return steps
-
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         outer = Outer(setting.learner, Momentum(self.momentum(len(setting.workers))))
@@ -92,10 +88,6 @@ class DiLoCo(WithFabric):
         """Period, outer optimizer and algorithm."""
         outer = type(self.outer).__name__
         return f"DiLoCo ({self.period} steps, outer {outer}, {name_of(self.algorithm)}{cost_said(self.cost)})"
-
-    def updates(self, steps: int, n_workers: int) -> int:
-        """A local step of all workers is an update."""
-        return steps
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
@@ -132,10 +124,6 @@ class SlowMo(WithFabric):
     def label(self) -> str:
         """Period, slow momentum and algorithm."""
         return f"SlowMo ({self.period} steps, {self.momentum:g}, {name_of(self.algorithm)}{cost_said(self.cost)})"
-
-    def updates(self, steps: int, n_workers: int) -> int:
-        """A local step of all workers is an update."""
-        return steps
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""

@@ -51,10 +51,6 @@ class SPARTA(WithFabric):
         """Share and algorithm."""
         return f"SPARTA ({100 * self.p:g} %, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
-    def updates(self, steps: int, n_workers: int) -> int:
-        """A local step of all workers is an update."""
-        return steps
-
     def start(self, setting: Setting) -> None:
         """Start all workers. Raises ConfigError in a run that compresses."""
         if setting.compression is not None:
