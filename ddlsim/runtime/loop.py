@@ -59,6 +59,20 @@ class _Known(NamedTuple):
         return 1.0 if now >= self.end else max(now - self.start, 0.0) / (self.end - self.start)
 
 
+def _order(channels: npt.NDArray[np.int64], starts: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
+    """Return the order by channel and start, ``np.lexsort((starts, channels))``.
+
+    The network logs the intervals of a channel one after the other, so sorting by the channel is enough, which goes
+    in linear time for numbers of 16 bits.
+    """
+    if len(channels) and channels.max() < 2**16:
+        order = np.argsort(channels.astype(np.uint16), kind="stable")
+        backwards = np.diff(starts[order]) < 0.0
+        if not (backwards & (np.diff(channels[order]) == 0)).any():
+            return order
+    return np.lexsort((starts, channels))
+
+
 class _Environment(simpy.Environment):
     """A simpy environment that can also schedule at an absolute time.
 
@@ -166,7 +180,7 @@ class Loop:
         channels = np.concatenate([part.channel for part in parts])
         starts = np.concatenate([part.start for part in parts])
         ends = np.concatenate([part.end for part in parts])
-        order = np.lexsort((starts, channels))
+        order = _order(channels, starts)
         return BusyIntervals(channels[order], starts[order], ends[order])
 
     def catch_up(self) -> None:
