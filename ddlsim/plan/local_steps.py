@@ -12,7 +12,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.plan.draft import Draft
 from ddlsim.plan.plan import COLUMNS, Part, Plan
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.precision import ELEMENT_NBYTES
+from ddlsim.workload.memory import activation_nbytes
 
 __all__ = ["local_steps"]
 
@@ -52,7 +52,7 @@ def local_steps(workloads: Sequence[Workload], period: Count, steps: Count = 1, 
 def _alone(workload: Workload, period: int, steps: int, accumulation: int) -> Plan:
     """Return the rows of one rank, as if it were alone."""
     layers = (0, len(workload.forward))
-    stored = workload.model.activation_nbytes * ELEMENT_NBYTES[workload.precision] / 4.0 * workload.batch_size
+    stored = activation_nbytes(workload.model, workload.precision) * workload.batch_size
     draft = Draft(layers[1], [Part(workload.gradient_nbytes, *layers)])
     needs: list[int] = []
     for step in range(steps):

@@ -31,6 +31,7 @@ from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import StopRule, Worker, factors
+from ddlsim.strategies.plans import plan_of, tells_plan
 from ddlsim.units import si
 from ddlsim.workload.compute import Affine, Measured, Workload, make_workload
 from ddlsim.workload.devices import Device, load_device
@@ -85,8 +86,7 @@ def prepare(experiment: Experiment) -> Prepared:
             raise ConfigError(f"slow_downs: rank {max(slow.ranks)} of {slow} is not among the {n_workers} workers")
     workloads = _workloads(experiment, cluster, time_model, nodes)
     stages = stages_of(experiment.strategy, [workload for workload, _ in workloads])
-    devices_of = {id(stage): (stage, device) for stage, (_, device) in zip(stages, workloads, strict=True)}
-    texts = [text for stage, device in devices_of.values() if (text := check_memory(stage, device, n_workers))]
+    texts = _memory_warnings(experiment, workloads, stages)
     task = experiment.training.task(model, n_workers, experiment.seed) if experiment.training is not None else None
     made = [workload for workload, _ in workloads]
     devices = sorted({device.name for _, device in workloads})
@@ -97,6 +97,25 @@ def prepare(experiment: Experiment) -> Prepared:
         experiment, cluster, model, time_model, task, nodes, made, stages, tuple(dict.fromkeys(texts)), notes,
         () if missing is None else (missing,),
     )  # fmt: skip
+
+
+def _memory_warnings(
+    experiment: Experiment, workloads: list[tuple[Workload, Device]], stages: list[Stage]
+) -> list[str]:
+    """Return a line for each device that what it has to hold does not fit; of parts of a model, by the plan if there is
+    one."""
+    strategy, n_workers = experiment.strategy, len(stages)
+    whole = [workload for workload, _ in workloads]
+    held: list[float | None] = [None] * n_workers
+    parts = any(stage.workload is not workload for stage, workload in zip(stages, whole, strict=True))
+    if parts and tells_plan(strategy, "start"):
+        held = plan_of(strategy, whole, 1, experiment.accumulation).peak_memory()[:n_workers].tolist()
+    different = {
+        (id(stage), device.name, nbytes): (stage, device, nbytes)
+        for stage, (_, device), nbytes in zip(stages, workloads, held, strict=True)
+    }
+    texts = (check_memory(stage, device, n_workers, nbytes) for stage, device, nbytes in different.values())
+    return [text for text in texts if text]
 
 
 def _nodes(experiment: Experiment, cluster: Cluster) -> list[int]:

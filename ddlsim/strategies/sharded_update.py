@@ -23,6 +23,7 @@ from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies.overlap import DdpBuckets, NoOverlap, PerLayer, buckets_of, overlap_named
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
+from ddlsim.workload.stage import Stage
 
 __all__ = ["ShardedUpdate"]
 
@@ -80,6 +81,10 @@ class ShardedUpdate:
     def updates(self, steps: int, n_workers: int) -> int:
         """One update a step."""
         return steps
+
+    def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
+        """Return what a worker holds: the whole model, and its share of the optimizer's state."""
+        return Stage(workload, state=1.0 / n_workers)
 
     def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
         """Return what workers with these workloads do in `steps` steps."""

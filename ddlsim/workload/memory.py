@@ -10,11 +10,13 @@ from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
 from ddlsim.workload.stage import Stage
 from ddlsim.workload.tables import held_params
 
-__all__ = ["check_memory", "training_nbytes"]
+__all__ = ["activation_nbytes", "check_memory", "training_nbytes"]
 
 #: Bytes per parameter. Full precision: weight, gradient, momentum of 4 bytes. Mixed precision (Micikevicius
 #: et al. 2018, arXiv:1710.03740): fp16 weight and gradient, fp32 master weight and momentum: 2 + 2 + 4 + 4.
 PARAMETER_NBYTES = 12.0
+#: those of them that are the optimizer's state, by the bytes of an element of the weights
+STATE_NBYTES = {4.0: 4.0, 2.0: 8.0}
 
 
 def training_nbytes(model: Model, batch_size: int, precision: str = "fp32", n_workers: int = 1) -> float:
@@ -27,20 +29,30 @@ def training_nbytes(model: Model, batch_size: int, precision: str = "fp32", n_wo
     Every layer that does not work in place keeps its output until the backward pass. Convolution workspaces,
     the framework's own memory and the allocator's waste are not counted (0.5 to 2 GB on a GPU).
     """
-    activation = model.activation_nbytes * ELEMENT_NBYTES[precision] / FP32_NBYTES
-    return PARAMETER_NBYTES * held_params(model, n_workers) + activation * batch_size
+    return PARAMETER_NBYTES * held_params(model, n_workers) + activation_nbytes(model, precision) * batch_size
 
 
-def check_memory(stage: Stage, device: Device, n_workers: int = 1) -> str | None:
+def activation_nbytes(model: Model, precision: str) -> float:
+    """Return the bytes of a sample's stored activations."""
+    return model.activation_nbytes * ELEMENT_NBYTES[precision] / FP32_NBYTES
+
+
+def check_memory(stage: Stage, device: Device, n_workers: int = 1, activations: float | None = None) -> str | None:
     """Return None if what one of `n_workers` holds fits `device`'s memory, else a line with the numbers and the
-    largest batch."""
+    largest batch.
+
+    activations  bytes that it holds of them at most, where a plan says so
+    """
     workload = stage.workload
     model, precision = workload.model, workload.precision
-    needed = training_nbytes(model, stage.batches * workload.batch_size, precision, n_workers)
+    elsewhere = (1.0 - stage.state) * STATE_NBYTES[ELEMENT_NBYTES[precision]] * held_params(model, n_workers)
+    fixed = training_nbytes(model, 0, precision, n_workers) - elsewhere
+    if activations is None:
+        activations = stage.batches * workload.batch_size * activation_nbytes(model, precision)
+    needed = fixed + activations
     if needed <= device.memory_nbytes:
         return None
-    fixed = training_nbytes(model, 0, precision, n_workers)
-    per_sample = training_nbytes(model, stage.batches, precision, n_workers) - fixed
+    per_sample = activations / workload.batch_size
     largest = math.floor((device.memory_nbytes - fixed) / per_sample) if per_sample > 0.0 else 0
     remedy = f"the largest batch that fits is {largest}" if largest > 0 else "no batch fits"
     need, have = needed / 1e9, device.memory_nbytes / 1e9

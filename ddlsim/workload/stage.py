@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddlsim.arguments import Count, checked
+from ddlsim.arguments import Count, Share, checked
 from ddlsim.errors import ConfigError
 from ddlsim.workload.compute import Workload
 
@@ -20,11 +20,15 @@ class Stage:
     workload  what it computes of a (micro-)batch, with its times, gradients and layers
     batches   (micro-)batches whose activations it keeps at the same time: those that have gone forward and not yet
               back. With p stages, GPipe keeps all of a step (Huang et al. 2019), 1F1B p - i at most on stage i,
-              counted from 0 (Narayanan et al. 2019, PipeDream)
+              counted from 0 (Narayanan et al. 2019, PipeDream). A strategy that tells its plan need not say it: what
+              the plan's tasks hold counts
+    state     share of the optimizer's state that it keeps: momentum, and in mixed precision fp32 weights. 1 / N in ZeRO
+              stage 1 (Rajbhandari et al. 2020)
     """
 
     workload: Workload
     batches: Count = 1
+    state: Share = 1.0
 
 
 def stages_of(strategy: object, workloads: Sequence[Workload]) -> list[Stage]:

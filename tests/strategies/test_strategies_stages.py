@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import simpy
 
-from ddlsim import AllReduce, ConfigError, Experiment, load_cluster, simulate
+from ddlsim import AllReduce, ConfigError, Experiment, ShardedUpdate, load_cluster, simulate
 from ddlsim.cluster import Host, star
+from ddlsim.plan import Draft, Plan
 from ddlsim.runtime import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.workload.compute import Workload, make_workload
 from ddlsim.workload.devices import load_device
+from ddlsim.workload.memory import activation_nbytes, check_memory
 from ddlsim.workload.model import load_model
 from ddlsim.workload.stage import Stage, n_copies, stages_of
 
@@ -133,6 +136,41 @@ def test_memory_is_looked_at_for_what_a_worker_holds() -> None:
     assert simulate(CLUSTER, "bert-large", GPipe(8), batch_size=4, steps=1, warmup=0).warnings == ()
     many = simulate(CLUSTER, "bert-large", GPipe(64), batch_size=4, steps=1, warmup=0)
     assert many.warnings[0].startswith("bert-large, layers 0 to 61 with batch size 64 x 4 in fp32 needs about")
+
+
+@dataclass(frozen=True)
+class OneAtATime(GPipe):
+    """A pipeline whose plan says that a stage holds two micro-batches at most."""
+
+    def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
+        draft = Draft()
+        for rank, workload in enumerate(workloads):
+            stage = self.stage(workload, rank, len(workloads)).workload
+            nbytes = stage.model.activation_nbytes * stage.batch_size
+            for kind in ("forward", "forward", "backward", "forward", "backward", "backward"):
+                draft.work(rank, 0.1, kind=kind, holds=nbytes if kind == "forward" else -nbytes)
+        return draft.plan()
+
+
+def test_what_a_stage_holds_is_what_its_plan_says() -> None:
+    """64 micro-batches do not fit, the two of them that the plan keeps at the same time do; six larger ones do not."""
+    many = OneAtATime(64)
+    assert simulate(CLUSTER, "bert-large", many, batch_size=4, steps=1, warmup=0).warnings == ()
+    large = simulate(CLUSTER, "bert-large", many, batch_size=48, steps=1, warmup=0)
+    stage = stages_of(many, large.workloads)[0].workload
+    needed = 12 * stage.model.n_params + 2 * 48 * stage.model.activation_nbytes
+    assert f"needs about {needed / 1e9:.1f} GB but v100" in large.warnings[0]
+
+
+@pytest.mark.parametrize(("precision", "whole", "share"), [("fp32", 12, 8 + 4 / 8), ("fp16", 12, 4 + 8 / 8)])
+def test_sharded_updates_hold_a_share_of_the_optimizers_state(precision: str, whole: float, share: float) -> None:
+    """ZeRO stage 1: fp32 weights and momentum, or momentum alone, are on one of 8 workers each."""
+    workload = make_workload(load_model("bert-large"), load_device("v100"), 1, precision=precision)
+    n, stored = workload.model.n_params, activation_nbytes(workload.model, precision)
+    for stage, nbytes in ((Stage(workload), whole * n), (ShardedUpdate().stage(workload, 3, 8), share * n)):
+        fits = dataclasses.replace(load_device("v100"), memory_nbytes=(nbytes + stored) * (1 + 1e-9))
+        assert check_memory(stage, fits, 8) is None
+        assert check_memory(stage, dataclasses.replace(fits, memory_nbytes=nbytes + stored - 1e3), 8) is not None
 
 
 def test_the_cuts_of_a_workload_are_the_whole() -> None:
