@@ -348,7 +348,7 @@ class Eager(PerLayer):
     [
         (ddlsim.ParameterServer(placement="colocated", work=ddlsim.ServerWork()), {}, "with work is not a table"),
         (ddlsim.AsyncParameterServer(placement="colocated"), {}, "the step of .* is not a table yet"),
-        (ddlsim.LocalSGD(), {}, "the step of .* is not a table yet"),
+        (ddlsim.DPSGD(), {}, "the step of .* is not a table yet"),
         (Later(), {}, "is not a table yet"),
         (AllReduce(overlap=Mine()), {}, "the step of overlap = Mine is not a table; give it a method plan"),
         (AllReduce(overlap=Eager()), {}, "the step of overlap = Eager is not a table"),
@@ -364,3 +364,16 @@ def test_steps_that_are_no_table_yet(strategy, more, text):
 def test_a_subclass_that_runs_like_its_parent_has_its_plan():
     result = ddlsim.simulate("minicluster", "alexnet", Renamed(), steps=1, warmup=0)
     assert len(result.plan) > 0
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_local_steps_take_as_long_as_simulated(accumulation):
+    """Five steps, averages after the second and the fourth, of unequal workers."""
+    strategy = ddlsim.LocalSGD(2)
+    result = ddlsim.simulate(
+        "minicluster", "alexnet", strategy, steps=5, warmup=0, workers=4, speed=[1.0, 0.5, 2.0, 1.0],
+        accumulation=accumulation,
+    )  # fmt: skip
+    run = plan_of(strategy, result.workloads, 5, accumulation).execute(result.cluster)
+    assert run.step_ends.max(axis=0)[4] == pytest.approx(result.recorder.updates[4][0], rel=1e-12)
+    assert run.seconds == pytest.approx(result.end_time, rel=1e-12)
