@@ -29,10 +29,7 @@ from accuracy.rows import Row, show
 from ddlsim import AllReduce, Cluster, DdpBuckets, Measured, ParameterServer, load_cluster, simulate
 from ddlsim.cluster import star
 from ddlsim.cluster.nodes import Graph
-from ddlsim.runtime.group import Group
-from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies import Strategy
-from ddlsim.strategies.overlap import in_order
 from ddlsim.units import parse
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
@@ -62,9 +59,6 @@ class TensorByTensor:
 
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
         return tuple(Bucket(nbytes, 0, 0, i) for i, nbytes in enumerate(workload.tensor_nbytes.tolist()))
-
-    def work(self, worker: Worker, group: Group) -> Process:
-        yield from in_order(worker, group, self.buckets(worker.workload))
 
 
 @dataclass(frozen=True, eq=False)

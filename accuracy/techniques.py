@@ -34,10 +34,7 @@ from ddlsim import (
 from ddlsim.cluster import MultiGpu, star
 from ddlsim.compression import Compression
 from ddlsim.compression.cost import FREE
-from ddlsim.runtime.group import Group
-from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies import Strategy
-from ddlsim.strategies.overlap import in_order
 from ddlsim.units import parse
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
@@ -103,9 +100,6 @@ class TensorByTensor:
                 nbytes = 0.0
         return (*buckets, Bucket(nbytes, 0, 0, 0)) if nbytes else tuple(buckets)
 
-    def work(self, worker: Worker, group: Group) -> Process:
-        yield from in_order(worker, group, self.buckets(worker.workload))
-
 
 def dgc(case: Case) -> list[Row]:
     """Deep gradient compression (99.9 %) on two machines at several rates of their link.
@@ -119,7 +113,7 @@ def dgc(case: Case) -> list[Row]:
     def step(gbps: float, compute: float, compressed: bool) -> float:
         host = MultiGpu(1, device="p40")
         network = star(2, bandwidth=gbps * 1e9 / 8, latency=25e-6, efficiency=ETHERNET_EFFICIENCY, host=host)
-        strategy = AllReduce("ring", TensorByTensor() if compressed else "none")  # type: ignore[arg-type]
+        strategy = AllReduce("ring", TensorByTensor() if compressed else "none")
         return simulate(
             network, DETECTOR, strategy, batch, steps=1, warmup=0, compute=Measured(compute, batch),
             compression=DGC(1, sparsities=(0.999,)) if compressed else None,

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "ddlsim"
 ORDER = [
     ("printable",),
     ("errors",),
-    ("units", "readable", "bundled", "ties", "output_files", "csv_cells"),
+    ("units", "readable", "bundled", "ties", "output_files", "csv_cells", "named_code"),
     ("plain",),
     ("arguments",),
     ("streams",),
@@ -30,6 +30,7 @@ ORDER = [
     ("strategies",),
     ("run",),
     ("report",),
+    ("testing",),
     ("study",),
     ("planner",),
     ("lab",),

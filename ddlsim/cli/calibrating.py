@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from ddlsim.cli.application import app
 from ddlsim.cli.options import Json
 from ddlsim.cli.output import check_folder, write_file
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, shown
+from ddlsim.named_code import imported
 
 if TYPE_CHECKING:
     from ddlsim.validation import Calibration
+    from ddlsim.validation.sources import Reader
 
 __all__ = ["calibrate"]
 
@@ -32,6 +34,9 @@ def calibrate(
     backend: Annotated[str | None, typer.Option("--backend", help="Use only rows of mpi, gloo, nccl, ...")] = None,
     hosts: Annotated[int | None, typer.Option("--hosts", help="Machines, where a log does not say it.")] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="What was trained, where a log has none.")] = None,
+    reader: Annotated[
+        str | None, typer.Option("--reader", help="What reads files of other kinds: package.module:function.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Fit latency, bandwidth, overhead and compute time to measurements, and say how sure they are.
@@ -45,11 +50,18 @@ def calibrate(
 
     found = fit(
         list(measurements), cluster, algorithms=_algorithms(algorithm or []), backend=backend, n_hosts=hosts,
-        model=model,
+        model=model, reader=None if reader is None else _reader(reader),
     )  # fmt: skip
     typer.echo(json.dumps(_plain(found), indent=2) if as_json else str(found))
     if out is not None:
         write_file(out, lambda path: found.save(path, cluster))
+
+
+def _reader(name: str) -> Reader:
+    function = imported(name, "--reader", "function")
+    if not callable(function):
+        raise ConfigError(f"--reader {name!r}: is {shown(function)}; name a function of the path")
+    return cast("Reader", function)
 
 
 def _algorithms(texts: list[str]) -> dict[str, str]:

@@ -10,8 +10,8 @@ import typer
 from ddlsim.errors import ConfigError, shown
 
 __all__ = [
-    "Algorithm", "Batch", "Cost", "Json", "Model", "Overlap", "Placement", "Precision", "Seed", "Servers", "Source",
-    "Steps", "Strat", "counts",
+    "Algorithm", "AllowCode", "Batch", "Cost", "Json", "Model", "Overlap", "Placement", "Precision", "Seed", "Servers",
+    "Source", "Steps", "Strat", "counts",
 ]  # fmt: skip
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -20,13 +20,20 @@ Source = Annotated[
 ]
 Model = Annotated[str | None, typer.Option("--model", "-m", help="Bundled model or model file.")]
 Strat = Annotated[
-    str | None, typer.Option("--strategy", "-s", help="all-reduce, parameter-server, local-sgd, ...")
+    str | None, typer.Option("--strategy", "-s", help="all-reduce, local-sgd, ..., or package.module:Name.")
 ]
-Algorithm = Annotated[str | None, typer.Option("--algorithm", "-a", help="All-reduce algorithm, or auto.")]
+Algorithm = Annotated[
+    str | None, typer.Option("--algorithm", "-a", help="All-reduce algorithm, auto, or package.module:function.")
+]
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Let files name code to import, as package.module:Name.")
+]
 Cost = Annotated[
     str | None, typer.Option("--cost", help="What all-reduces cost: simulated, calibrated (measured curve) or nccl.")
 ]
-Overlap = Annotated[str | None, typer.Option("--overlap", help="none, layer, ddp, horovod or priority.")]
+Overlap = Annotated[
+    str | None, typer.Option("--overlap", help="none, layer, ddp, horovod, priority or package.module:Name.")
+]
 Servers = Annotated[int | None, typer.Option("--servers", help="Number of parameter servers.")]
 Placement = Annotated[str | None, typer.Option("--placement", help="Parameter servers: own or colocated.")]
 Batch = Annotated[int | None, typer.Option("--batch-size", "-b", help="Samples per worker and step.")]

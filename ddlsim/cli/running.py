@@ -15,6 +15,7 @@ import ddlsim
 from ddlsim.cli.application import app
 from ddlsim.cli.options import (
     Algorithm,
+    AllowCode,
     Batch,
     Cost,
     Json,
@@ -31,6 +32,7 @@ from ddlsim.cli.options import (
 )
 from ddlsim.cli.output import check_folder, check_picture, write_file
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.named_code import names_code
 
 if TYPE_CHECKING:
     from ddlsim.run.experiment import Experiment
@@ -55,6 +57,7 @@ def run(
     steps: Steps = None,
     precision: Precision = None,
     seed: Seed = None,
+    allow_code: AllowCode = False,
     stability: Annotated[
         bool, typer.Option("--stability", help="Say how far the throughput moves with inputs moved by 1e-12.")
     ] = False,
@@ -70,7 +73,7 @@ def run(
 
     Example: ddlsim run cloud-25g-16x8-v100 --model resnet50 --batch-size 64 --workers 128
     """
-    experiment = _experiment(what, {
+    experiment = _experiment(what, allow_code, {
         "strategy": _strategy(strategy, algorithm, cost, overlap, servers, placement), "model": model,
         "batch_size": batch_size, "workers": workers, "steps": steps, "precision": precision, "seed": seed,
     })  # fmt: skip
@@ -128,6 +131,7 @@ def scaling(
     steps: Steps = None,
     precision: Precision = None,
     seed: Seed = None,
+    allow_code: AllowCode = False,
     as_json: Json = False,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw throughput and efficiency.")] = None,
 ) -> None:
@@ -139,7 +143,7 @@ def scaling(
 
     numbers = counts("--workers", workers)
     check_picture(plot)
-    experiment = _experiment(what, {
+    experiment = _experiment(what, allow_code, {
         "strategy": _strategy(strategy, algorithm, cost, overlap, servers, placement), "model": model,
         "batch_size": batch_size, "steps": steps, "precision": precision, "seed": seed,
     })  # fmt: skip
@@ -170,9 +174,15 @@ def _each(experiment: Experiment, counts: list[int]) -> tuple[list[Result], bool
     return results, False
 
 
-def _experiment(what: str, options: dict[str, object]) -> Experiment:
+def _experiment(what: str, allow_code: bool, options: dict[str, object]) -> Experiment:
     """Return the experiment of a file, or one on a cluster, with those of its fields put in that are given."""
-    experiment = ddlsim.load_experiment(what) if _is_experiment(what) else ddlsim.Experiment(cluster=what)
+    if _is_experiment(what):
+        experiment = ddlsim.load_experiment(what, allow_code=allow_code)
+    else:
+        experiment = ddlsim.Experiment(cluster=what)
+    model = options["model"]
+    if allow_code and isinstance(model, str):
+        options["model"] = ddlsim.load_model(model, allow_code=True)
     return experiment.with_(**{field: value for field, value in options.items() if value is not None})
 
 
@@ -198,11 +208,12 @@ def _strategy(
     if name is None and not options:
         return None
     from ddlsim.run.files import STRATEGIES
+    from ddlsim.run.tables import class_named
 
     chosen = name or ("parameter-server" if servers or placement else "all-reduce")
-    if chosen not in STRATEGIES:
+    if not names_code(chosen) and chosen not in STRATEGIES:
         raise unknown_name("strategy", chosen, STRATEGIES)
-    make: Callable[..., Strategy] = STRATEGIES[chosen]
+    make: Callable[..., Strategy] = STRATEGIES[chosen] if chosen in STRATEGIES else class_named(chosen, "--strategy")
     fields = dataclasses.fields(make)  # type: ignore[arg-type]
     takes = [f.name for f in fields if f.name in given]
     for option in options:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddlsim.cli.application import app
-from ddlsim.cli.options import Json
+from ddlsim.cli.options import AllowCode, Json
 from ddlsim.cli.output import check_folder, check_picture, write_file
 from ddlsim.errors import ConfigError
 
@@ -35,6 +35,7 @@ def sweep(
     stability: Annotated[
         bool, typer.Option("--stability", help="Three more runs of each point say how stable it is.")
     ] = False,
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Simulate all configurations of a study; with --out, what is there already is not simulated again.
@@ -52,7 +53,7 @@ def sweep(
         raise ConfigError("--add has no effect without --out")
     if dask is not None and jobs is not None:
         raise ConfigError("--jobs has no effect with --dask: the Dask cluster has its own number of workers")
-    loaded = load_study(study)
+    loaded = load_study(study, allow_code=allow_code)
     if stability:
         loaded = loaded.with_(stability=True)
     with ExitStack() as stack:

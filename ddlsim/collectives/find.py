@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from ddlsim.arguments import checked
 from ddlsim.collectives.schedule import Collective, Kind, Schedule
 from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.named_code import imported, names_code
 
 __all__ = ["SEGMENT_BYTES", "algorithm_names", "called", "find", "given", "n_segments_for", "parameters_of"]
 
@@ -43,7 +44,7 @@ def find(algorithm: str | Collective, kind: str = "all_reduce") -> Collective:
             f"collective {shown(algorithm)} is not a name; write 'ring' or 'hierarchical(ring, ring)'"
         )
     name = match["name"]
-    if ":" in name:
+    if names_code(name):
         function = _imported(name)
     elif name in known:
         function = getattr(importlib.import_module(f"ddlsim.collectives.{kind}"), name)
@@ -91,11 +92,7 @@ def n_segments_for(nbytes: float) -> int:
 
 
 def _imported(name: str) -> Collective:
-    module_name, _, attribute = name.partition(":")
-    try:
-        function = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"collective {name!r}: {error}; write it 'package.module:function'") from None
+    function = imported(name, "collective", "function")
     if not callable(function):
         found = type(function).__name__
         raise ConfigError(f"collective {name!r} is a {found}; name a function n_ranks -> Schedule")

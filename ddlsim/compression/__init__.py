@@ -5,7 +5,7 @@ for what all workers hold after one exchange; `sent_nbytes` counts what each of 
 """
 
 from ddlsim.compression.choice import Compression
-from ddlsim.compression.contract import Compressor, Payload, Traits
+from ddlsim.compression.contract import Compressor, Payload, Traits, check_gradient
 from ddlsim.compression.cost import CodecCost, measure_cost
 from ddlsim.compression.dense import BF16, FP16, NoCompression
 from ddlsim.compression.dgc import DGC
@@ -45,6 +45,7 @@ __all__ = [
     "Traits",
     "aggregate",
     "average",
+    "check_gradient",
     "exchange",
     "hierarchical_exchange",
     "measure_cost",

@@ -15,4 +15,10 @@ from .osu import read_osu as read_osu
 from .simgrid import read_simgrid as read_simgrid
 from .sniff import kind_of as kind_of, read_any as read_any
 from .throughput import read_throughput as read_throughput
+from .text import (
+    SourceText as SourceText,
+    nonnegative_number as nonnegative_number,
+    positive_number as positive_number,
+    read_text as read_text,
+)
 from .timing import Timing as Timing

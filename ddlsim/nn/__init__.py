@@ -3,4 +3,10 @@
 >>> from ddlsim.nn.network import build_network
 >>> build_network("lenet5", seed=0).n_params
 61706
+
+A layer of one's own is a frozen dataclass with ``cost`` (see :class:`Cost`), ``init``, ``forward`` and ``backward``.
 """
+
+from ddlsim.workload.layer_rules import Cost, streaming
+
+__all__ = ["Cost", "streaming"]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
 from ddlsim.errors import ConfigError
 from ddlsim.nn.conv_layer import Conv2d, Pool2d, adaptive_windows, pool_windows
-from ddlsim.nn.layers import Chain, Dense, Dropout, Elementwise, Join, Sum, ToMaps, ToRows
+from ddlsim.nn.layers import Chain, Dense, Dropout, Elementwise, Join, Pure, Sum, ToMaps, ToRows
 from ddlsim.nn.norm_layer import BatchNorm2d, LayerNorm
-from ddlsim.nn.pass_state import Buffers, Layer, Slot
+from ddlsim.nn.pass_state import Array, Buffers, Layer, PureLayer, Slot
 from ddlsim.workload import layers as specs
 from ddlsim.workload.layer_rules import Shape, spread
 from ddlsim.workload.model import Concat, Leaf, Model, Node, Residual
@@ -28,7 +30,7 @@ class Parameter:
     """A tensor to be learned, and how it starts: constant ``value``, or random from its fans and what follows.
 
     ``follows`` is the activation that the tensor's layer feeds ("" for none), ``momentum`` the weight of a new batch
-    where the tensor is a running statistic.
+    where the tensor is a running statistic; ``draw`` makes the tensor where its layer says itself how it starts.
     """
 
     slot: Slot
@@ -37,6 +39,7 @@ class Parameter:
     fan_out: int = 0
     follows: str = ""
     momentum: float = 0.0
+    draw: Callable[[np.random.Generator], Array] | None = None
 
 
 @dataclass
@@ -126,7 +129,7 @@ class Builder:
             if len(shape) not in (2, 3):
                 raise self._cannot(name, f"{layer.type} on shape {shape}: only one or two spatial dimensions run")
             self._lay_out(built, True, shape, input_grad=layer.input_grad)
-        elif isinstance(spec, specs.Dense | specs.LayerNorm | specs.Flatten):
+        elif isinstance(spec, specs.Dense | specs.LayerNorm | specs.Flatten) or _is_pure(spec):
             self._lay_out(built, False, shape, input_grad=layer.input_grad)
         built.layers += self._make(leaf, built, shape, follows)
 
@@ -158,7 +161,31 @@ class Builder:
             return [Dropout(spec.rate, buffers)]
         if isinstance(spec, specs.Flatten):
             return []
-        raise self._cannot(layer.name, f"layers of type {layer.type!r} have costs but no gradients here")
+        if _is_pure(spec):
+            return [self._pure(leaf, cast(PureLayer, spec), shape)]
+        raise self._cannot(
+            layer.name, f"layers of type {layer.type!r} have costs but no gradients (no methods forward and backward)"
+        )
+
+    def _pure(self, leaf: Leaf, rule: PureLayer, shape: Shape) -> Pure:
+        """Return a layer that is written in pure functions, and make slots for its tensors."""
+        layer = self.model.layers[leaf.index]
+
+        def initial(rng: np.random.Generator) -> dict[str, Array]:
+            return dict(rule.init(shape, rng)) if layer.tensors else {}  # type: ignore[attr-defined]
+
+        if layer.tensors and not hasattr(rule, "init"):
+            raise self._cannot(layer.name, "it has tensors, but no method init(in_shape, rng) that makes them")
+        tensors = initial(np.random.default_rng(0))
+        if {name: np.size(array) for name, array in tensors.items()} != dict(layer.tensors):
+            sizes = {name: np.size(array) for name, array in tensors.items()}
+            raise self._cannot(layer.name, f"init makes {sizes} elements, cost says {dict(layer.tensors)}")
+        slots = {}
+        for name, _ in layer.tensors:
+            slots[name] = self._slot(self.parameters, f"{layer.name}.{name}", np.shape(tensors[name]))
+            draw = functools.partial(_drawn, initial, name)
+            self.parameters[-1] = dataclasses.replace(self.parameters[-1], draw=draw)
+        return Pure(layer.name, rule, shape, layer.out_shape, slots)
 
     def _conv(self, leaf: Leaf, spec: specs.Conv, shape: Shape, follows: str) -> Conv2d:
         layer, n_in = self.model.layers[leaf.index], shape[0] // spec.groups
@@ -191,6 +218,14 @@ class Builder:
 
     def _cannot(self, name: str, why: str) -> ConfigError:
         return ConfigError(f"model {self.model.name!r}: layer {name!r} cannot be trained: {why}")
+
+
+def _is_pure(spec: specs.LayerSpec) -> bool:
+    return hasattr(spec, "forward") and hasattr(spec, "backward")
+
+
+def _drawn(initial: Callable[[np.random.Generator], dict[str, Array]], name: str, rng: np.random.Generator) -> Array:
+    return initial(rng)[name]
 
 
 def _space(shape: Shape) -> tuple[int, int]:

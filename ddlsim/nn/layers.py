@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,9 +11,9 @@ import numpy as np
 from ddlsim.errors import ConfigError
 from ddlsim.nn import dense_kernels, map_kernels, row_kernels
 from ddlsim.nn.conv_kernels import plane_size
-from ddlsim.nn.pass_state import Array, Buffers, Layer, Pass, Slot
+from ddlsim.nn.pass_state import Array, Buffers, Layer, Pass, PureLayer, Slot
 
-__all__ = ["Chain", "Dense", "Dropout", "Elementwise", "Join", "Sum", "ToMaps", "ToRows"]
+__all__ = ["Chain", "Dense", "Dropout", "Elementwise", "Join", "Pure", "Sum", "ToMaps", "ToRows"]
 
 
 @dataclass
@@ -89,6 +89,45 @@ class Elementwise:
         }[self.kind]
         multiply(self.kept.reshape(-1), dy.reshape(-1))
         return dy
+
+
+@dataclass
+class Pure:
+    """A layer that is written in pure functions of arrays."""
+
+    name: str
+    rule: PureLayer
+    in_shape: tuple[int, ...]
+    out_shape: tuple[int, ...]
+    slots: Mapping[str, Slot]
+    kept: object = field(init=False)
+
+    def forward(self, x: Array, run: Pass) -> Array:
+        out, self.kept = self.rule.forward(x.reshape(len(x), *self.in_shape), self._tensors(run.params))
+        self._fits("forward", "outputs", out, (len(x), *self.out_shape))
+        return np.ascontiguousarray(out, x.dtype).reshape(len(x), -1)
+
+    def backward(self, dy: Array, run: Pass) -> Array | None:
+        dx, gradients = self.rule.backward(dy.reshape(len(dy), *self.out_shape), self.kept, self._tensors(run.params))
+        self._fits("backward", "the gradient of x", dx, (len(dy), *self.in_shape))
+        if gradients.keys() != self.slots.keys():
+            raise ConfigError(
+                f"layer {self.name!r}: backward returned gradients of {sorted(gradients)}; its tensors are "
+                f"{sorted(self.slots)}"
+            )
+        for name, slot in self.slots.items():
+            self._fits("backward", f"the gradient of {name!r}", gradients[name], slot.shape)
+            slot.of(run.into())[...] += gradients[name]
+        return np.ascontiguousarray(dx, dy.dtype).reshape(len(dy), -1)
+
+    def _tensors(self, params: Array) -> dict[str, Array]:
+        return {name: slot.of(params) for name, slot in self.slots.items()}
+
+    def _fits(self, method: str, what: str, array: Array, shape: tuple[int, ...]) -> None:
+        if np.shape(array) != shape:
+            raise ConfigError(
+                f"layer {self.name!r}: {method} returned {what} in shape {np.shape(array)}; must be {shape}"
+            )
 
 
 @dataclass

@@ -197,6 +197,9 @@ def _initial(parameters: list[Parameter], seed: int, dtype: np.dtype[np.floating
             into[:] = parameter.value
             continue
         draws = stream(seed, 0, f"initial {parameter.slot.name}")
+        if parameter.draw is not None:
+            into[:] = np.ravel(parameter.draw(draws))
+            continue
         if parameter.follows in ("relu", "gelu"):
             into[:] = draws.standard_normal(len(into)) * math.sqrt(2.0 / parameter.fan_in)
         else:

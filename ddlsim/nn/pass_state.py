@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from ddlsim.nn.conv_kernels import LANES
 
-__all__ = ["Array", "Buffers", "Layer", "Pass", "Slot"]
+__all__ = ["Array", "Buffers", "Layer", "Pass", "PureLayer", "Slot"]
 
 Array = npt.NDArray[np.floating]
 _ALIGNMENT = 64  # bytes of a cache line, which is also LANES numbers of 4 bytes
@@ -89,3 +90,13 @@ class Layer(Protocol):
         `dy` may be overwritten.
         """
         ...
+
+
+class PureLayer(Protocol):
+    """A layer in pure functions of arrays, samples first: how users write one (docs/write_your_own/layer.md)."""
+
+    def forward(self, x: Array, params: Mapping[str, Array]) -> tuple[Array, object]:
+        """Return the outputs for `x`, shape (n, *in_shape), and what the backward pass needs; changes no argument."""
+
+    def backward(self, dy: Array, kept: object, params: Mapping[str, Array]) -> tuple[Array, Mapping[str, Array]]:
+        """Return the gradients of `x` and of every tensor (summed over samples), given that of the outputs."""

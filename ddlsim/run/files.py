@@ -44,12 +44,13 @@ from ddlsim.compression.choice import Compression
 from ddlsim.errors import ConfigError, DdlsimError, shown
 from ddlsim.learning import Dirichlet, Training
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.tables import Kinds, build, chosen, schema_of
+from ddlsim.run.tables import Kinds, build, chosen, refuse_code, schema_of
 from ddlsim.run.traced import Traced
 from ddlsim.runtime.fabric import Fabric
 from ddlsim.strategies import Strategy
 from ddlsim.workload import jitter as jitters
 from ddlsim.workload.compute import Affine, Measured, Roofline
+from ddlsim.workload.model import load_model
 from ddlsim.workload.toml_files import read_toml, validate
 
 __all__ = ["STRATEGIES", "experiment_from", "load_experiment", "value_of"]
@@ -181,7 +182,8 @@ _OTHER_FILES = {
 def load_experiment(source: str | Path, *, allow_code: bool = False) -> Experiment:
     """Return the experiment that the TOML file `source` describes.
 
-    A file cannot run code: an algorithm written as "package.module:function" is refused unless `allow_code`.
+    A file cannot run code: an algorithm written as "package.module:function" and a ``type`` as "package.module:Name"
+    are refused unless `allow_code`. Then every part can be one of yours (docs/write_your_own/README.md).
     A cluster or model that is the name of a file beside it is read from there. Raises
     :class:`~ddlsim.errors.ConfigError` in one line: file, field, value, rule and remedy.
     """
@@ -196,14 +198,14 @@ def experiment_from(table: dict[str, object], path: Path, *, allow_code: bool = 
             raise ConfigError(f"{path}: has the key {key!r}, so it is no experiment but {remedy}")
     schema = schema_of(Experiment, FIELDS)
     validate(TypeAdapter(schema), table, str(path), schema.model_fields)
-    strategy = table.get("strategy")
-    for name, value in strategy.items() if isinstance(strategy, dict) else ():
-        if isinstance(value, str) and ":" in value and not allow_code:
-            raise ConfigError(
-                f"{path}: strategy.{name} = {value!r} would import code; if you trust the file, use "
-                f"load_experiment(path, allow_code=True), or give --algorithm on the command line"
-            )
+    if not allow_code:
+        remedy = "use load_experiment(path, allow_code=True), or --allow-code on the command line"
+        for field, value in table.items():
+            refuse_code(field, value, f"{path}: {field}", remedy)
     fields = {field: value_of(path, field, value, f"{path}: {field}") for field, value in table.items()}
+    for field in ("model", "time_model"):  # may have layers of the user's
+        if allow_code and isinstance(fields.get(field), Path):
+            fields[field] = load_model(fields[field], allow_code=True)  # type: ignore[arg-type]
     try:
         return Experiment(**fields)  # type: ignore[arg-type]
     except DdlsimError as error:

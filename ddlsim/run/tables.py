@@ -11,16 +11,18 @@ import inspect
 import operator
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 
 from ddlsim.arguments.annotations import alternatives
 from ddlsim.arguments.checking import annotations_of
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.named_code import imported, names_code
 from ddlsim.workload.toml_files import validate
 
-__all__ = ["Kinds", "Table", "build", "chosen", "schema_of"]
+__all__ = ["Kinds", "Table", "build", "chosen", "class_named", "refuse_code", "schema_of"]
 
 T = TypeVar("T")
 
@@ -39,6 +41,8 @@ _PLAIN: dict[object, object] = {
     tuple[int, ...]: list[int], tuple[float, ...]: list[float], Sequence[int]: list[int], Sequence[float]: list[float],
     Iterable[int]: list[int],
 }  # fmt: skip
+#: fields of an experiment whose texts may name functions
+_WITH_ALGORITHMS = ("strategy", "fabric")
 #: fields that are worked out by the run
 _HIDDEN = frozenset({"bounds"})
 
@@ -52,9 +56,34 @@ def chosen(table: Mapping[str, object], kinds: Kinds, parts: Mapping[str, Kinds]
     kind = rest.pop("type", next(iter(kinds)) if len(kinds) == 1 else None)
     if kind is None:
         raise ConfigError(f"{where}: key 'type' is missing; add type = one of {', '.join(sorted(kinds))}")
+    if names_code(kind):
+        return build(class_named(str(kind), f"{where}: type"), rest, parts, where)
     if not isinstance(kind, str) or kind not in kinds:
         raise unknown_name("type", str(kind), kinds, where)
     return build(kinds[kind], rest, parts, where)
+
+
+def class_named(name: str, where: str) -> type:
+    """Return the class that ``"package.module:Name"`` stands for; importing it runs its module. Raises ConfigError."""
+    make = imported(name, where)
+    if not isinstance(make, type) or not is_dataclass(make):
+        raise ConfigError(f"{where} {name!r}: is {shown(make)}; name a dataclass, whose fields are its settings")
+    return make
+
+
+def refuse_code(field: str, value: object, where: str, remedy: str) -> None:
+    """Raise ConfigError if `value`, of a field in a file, names code: a type does, and any text of what has algorithms.
+
+    where, remedy   its place in the file, and how to allow it, for the message
+    """
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            refuse_code(f"{field}.{key}", each, f"{where}.{key}", remedy)
+    elif isinstance(value, list):
+        for i, each in enumerate(value):
+            refuse_code(field, each, f"{where}[{i}]", remedy)
+    elif names_code(value) and (field.partition(".")[0] in _WITH_ALGORITHMS or field.endswith(".type")):
+        raise ConfigError(f"{where} = {shown(value)} would import code; if you trust the file, {remedy}")
 
 
 def build(make: Callable[..., T], table: Mapping[str, object], parts: Mapping[str, Kinds], where: str) -> T:

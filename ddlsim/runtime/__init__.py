@@ -11,9 +11,11 @@ from ddlsim.runtime.setting import Setting, Strategy
 from ddlsim.runtime.shards import Shards
 from ddlsim.runtime.wires import Parcel, Wires
 from ddlsim.runtime.worker import Process, Worker
+from ddlsim.workload.buckets import Bucket
 
 __all__ = [
     "Averaging",
+    "Bucket",
     "Communicator",
     "Exchange",
     "Fabric",

@@ -15,8 +15,8 @@ from ddlsim.runtime.fabric import AllReduceAlgorithm, Cost, RankOrder, cost_said
 from ddlsim.runtime.group import Carrier, Dense, Group
 from ddlsim.runtime.planned import planned
 from ddlsim.runtime.setting import Setting
-from ddlsim.strategies.overlap import HorovodFusion, Overlap, OverlapChoice, Priority, buckets_of, overlap_named
-from ddlsim.strategies.plans import tells_plan
+from ddlsim.strategies import overlap as overlaps
+from ddlsim.strategies.overlap import Overlap, OverlapChoice, buckets_of, overlap_named
 from ddlsim.workload.compute import Workload
 
 __all__ = ["AllReduce", "start_group"]
@@ -63,13 +63,7 @@ class AllReduce:
         What their collectives cost, `algorithm`, `rank_order` and `cost`, is not part of it. Raises ConfigError for an
         overlap that does not tell its plan.
         """
-        overlap = overlap_named(self.overlap)
-        if not tells_plan(overlap, "work"):
-            raise ConfigError(
-                f"plan: the step of overlap = {type(overlap).__name__} is not a table; give it a method "
-                "plan(workloads, steps, accumulation) that is true of its method work"
-            )
-        return overlap.plan(workloads, steps, accumulation)
+        return overlaps.plan(overlap_named(self.overlap), workloads, steps, accumulation)
 
 
 def start_group(
@@ -80,17 +74,17 @@ def start_group(
 
     Where that is collectives by a `schedule` (of so many bytes) and the overlap tells its plan, the kernel executes it.
     """
-    if schedule is not None and setting.compression is None and tells_plan(overlap, "work"):
+    if schedule is not None and setting.compression is None and overlaps.is_table(overlap):
         accumulation = setting.workers[0].accumulation
-        if planned(members, lambda workloads, steps: overlap.plan(workloads, steps, accumulation), schedule):
+        if planned(members, lambda workloads, steps: overlaps.plan(overlap, workloads, steps, accumulation), schedule):
             return
-    queued = isinstance(overlap, HorovodFusion | Priority)
-    if queued and setting.compression is not None:
+    coordinator = getattr(overlap, "coordinator", None)
+    if coordinator is not None and setting.compression is not None:
         raise ConfigError(
             f"overlap = {type(overlap).__name__} fuses or cuts what compression has packed; with compression "
             "use 'none', 'layer' or 'ddp'"
         )
-    group = Group(members, carrier, overlap.coordinator if isinstance(overlap, HorovodFusion | Priority) else None)
+    group = Group(members, carrier, coordinator)
     setting.model = lambda: group.params
     for worker in members.workers:
-        setting.loop.env.process(overlap.work(worker, group))
+        setting.loop.env.process(overlaps.work(overlap, worker, group))

@@ -1,53 +1,54 @@
 """When gradients travel: after the backward pass, bucket by bucket beside it, fused, or by priority.
 
-Each class is one policy; ``work(worker, group)`` is a worker's whole life under it. A *bucket* is ready when
+Each class is one policy (:class:`Overlap`). A *bucket* is ready when
 the backward pass has gone through its layers (:mod:`ddlsim.workload.buckets`).
 """
 
 from __future__ import annotations
 
-import abc
 import functools
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import simpy
 
 from ddlsim.arguments import Bytes, Count, Duration, by, checked
 from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.named_code import imported, names_code
 from ddlsim.plan import FusedQueue, Plan, UrgentQueue, data_parallel
 from ddlsim.runtime.coordinator import Coordinator, Fused, MostUrgent
 from ddlsim.runtime.group import Group
 from ddlsim.runtime.worker import Process, Worker
+from ddlsim.strategies.plans import tells_plan
 from ddlsim.units import si
 from ddlsim.workload.buckets import Bucket, ddp_buckets, one_bucket, partitioned, per_layer
 from ddlsim.workload.compute import Workload
 
 __all__ = [
     "DdpBuckets", "HorovodFusion", "NoOverlap", "Overlap", "OverlapChoice", "PerLayer", "Priority", "buckets_of",
-    "overlap_named",
+    "is_table", "overlap_named", "plan", "work",
 ]  # fmt: skip
 
 
-class _InOrder(abc.ABC):
-    """Buckets that are exchanged in the order in which they become ready, which the plan of a step can say."""
+class Overlap(Protocol):
+    """When gradients travel; ``buckets`` is enough: workers exchange them in order, beside the backward pass.
 
-    @abc.abstractmethod
+    With ``work(worker, group)`` it is a worker's whole life, with ``coordinator(group)`` something else decides which
+    bucket goes next; ``plan(workloads, steps, accumulation)`` is what workers do then, as a table.
+    """
+
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
-        """Return what travels together, in the order in which it is ready."""
+        """Return what travels together, in the order in which it is ready: every gradient byte once."""
 
-    def work(self, worker: Worker, group: Group) -> Process:
-        yield from in_order(worker, group, buckets_of(self, worker.workload))
-
-    def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
-        """Return what workers with these workloads do in `steps` steps, as a table."""
-        return data_parallel(workloads, None, self.buckets, steps=steps, accumulation=accumulation)
+    def __hash__(self) -> int: ...
 
 
 @checked
 @dataclass(frozen=True)
-class NoOverlap(_InOrder):
+class NoOverlap:
     """Exchange all gradients at once, after the backward pass."""
 
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
@@ -56,7 +57,7 @@ class NoOverlap(_InOrder):
 
 @checked
 @dataclass(frozen=True)
-class PerLayer(_InOrder):
+class PerLayer:
     """Wait-free backpropagation: each layer's gradients leave as soon as they are ready (Zhang et al. 2017,
     Poseidon, section 3.1); one wire, first come first served."""
 
@@ -66,7 +67,7 @@ class PerLayer(_InOrder):
 
 @checked
 @dataclass(frozen=True)
-class DdpBuckets(_InOrder):
+class DdpBuckets:
     """PyTorch DistributedDataParallel: buckets of at least `cap` bytes, the first of `first` (Li et al. 2020,
     VLDB 13(12), section 3.2), exchanged in order beside the backward pass."""
 
@@ -128,7 +129,6 @@ class Priority:
         )  # fmt: skip
 
 
-Overlap = NoOverlap | PerLayer | DdpBuckets | HorovodFusion | Priority
 _NAMES: dict[str, Overlap] = {
     "none": NoOverlap(),
     "layer": PerLayer(),
@@ -139,13 +139,19 @@ _NAMES: dict[str, Overlap] = {
 
 
 def overlap_named(overlap: str | Overlap, where: str = "overlap") -> Overlap:
-    """Return the policy of a name ("none", "layer", "ddp", "horovod", "priority"), or the policy itself."""
+    """Return the policy of a name ("none", "layer", "ddp", "horovod", "priority", or "package.module:Name" of a class
+    without arguments), or the policy itself. Raises ConfigError."""
+    if names_code(overlap):
+        policy = imported(str(overlap), where.partition(":")[0])
+        return overlap_named(policy() if isinstance(policy, type) else policy, where)  # type: ignore[arg-type]
     if not isinstance(overlap, str):
-        if isinstance(overlap, type) or not hasattr(overlap, "work"):
+        if isinstance(overlap, type) or not hasattr(overlap, "buckets"):
             raise ConfigError(
                 f"{where} = {shown(overlap)}: must be one of {', '.join(_NAMES)}, or a policy such as "
-                "DdpBuckets('25 MiB')"
+                "DdpBuckets('25 MiB'): a frozen dataclass with a method buckets(workload)"
             )
+        if type(overlap).__hash__ is None:
+            raise ConfigError(f"{where} = {shown(overlap)}: can change; make it @dataclass(frozen=True)")
         return overlap
     if overlap not in _NAMES:
         raise unknown_name("overlap", overlap, _NAMES, where.partition(":")[0])
@@ -161,9 +167,53 @@ OverlapChoice = Annotated[str | Overlap, by(_choice)]
 
 
 @functools.lru_cache(maxsize=16)
-def buckets_of(overlap: Overlap | _InOrder, workload: Workload) -> tuple[Bucket, ...]:
-    """Make the buckets once for all workers of the same workload."""
-    return overlap.buckets(workload)
+def buckets_of(overlap: Overlap, workload: Workload) -> tuple[Bucket, ...]:
+    """Make the buckets once for all workers of the same workload.
+
+    Raises ConfigError for buckets that are none, or do not hold every gradient byte once, in the order of readiness.
+    """
+    buckets, owner = tuple(overlap.buckets(workload)), f"{type(overlap).__name__}.buckets"
+    if not buckets or not all(isinstance(bucket, Bucket) for bucket in buckets):
+        raise ConfigError(f"{owner}: must return ddlsim.runtime.Bucket objects, one or more, not {shown(buckets)}")
+    total, whole = sum(bucket.nbytes for bucket in buckets), workload.gradient_nbytes
+    if not math.isclose(total, whole, rel_tol=1e-9):
+        raise ConfigError(f"{owner}: the buckets hold {total:.10g} bytes, the gradients {whole:.10g}; put each in one")
+    for earlier, later in itertools.pairwise(buckets):
+        if later.ready_layer > earlier.ready_layer:
+            raise ConfigError(
+                f"{owner}: the bucket that is ready with layer {later.ready_layer} comes after that of layer "
+                f"{earlier.ready_layer}, but the backward pass goes from the last layer to the first; return buckets "
+                "in the order in which they are ready"
+            )
+    return buckets
+
+
+def work(overlap: Overlap, worker: Worker, group: Group) -> Process:
+    """Return a worker's life under a policy: the policy's own, or its buckets in order."""
+    if hasattr(overlap, "work"):
+        process: Process = overlap.work(worker, group)
+        return process
+    return in_order(worker, group, buckets_of(overlap, worker.workload))
+
+
+def is_table(overlap: Overlap) -> bool:
+    """Return whether the steps under a policy can be told as a plan."""
+    return tells_plan(overlap, "work") if hasattr(overlap, "plan") else not hasattr(overlap, "work")
+
+
+def plan(overlap: Overlap, workloads: Sequence[Workload], steps: int, accumulation: int) -> Plan:
+    """Return what workers with these workloads do in `steps` steps. Raises ConfigError where a policy cannot tell."""
+    if not hasattr(overlap, "work") and not hasattr(overlap, "plan"):
+        return data_parallel(
+            workloads, None, functools.partial(buckets_of, overlap), steps=steps, accumulation=accumulation
+        )
+    if not is_table(overlap):
+        raise ConfigError(
+            f"plan: the step of overlap = {type(overlap).__name__} is not a table; give it a method "
+            "plan(workloads, steps, accumulation) that is true of its method work"
+        )
+    told: Plan = overlap.plan(workloads, steps, accumulation)  # type: ignore[attr-defined]  # it has one
+    return told
 
 
 # ---------------------------------------------------------------- buckets in order, rank by rank

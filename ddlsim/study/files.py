@@ -30,10 +30,10 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from ddlsim.arguments import checked
-from ddlsim.errors import ConfigError, DdlsimError, shown
+from ddlsim.errors import DdlsimError
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import experiment_from, load_experiment, value_of
-from ddlsim.run.tables import Table
+from ddlsim.run.tables import Table, refuse_code
 from ddlsim.study.designs import Range, paths_of
 from ddlsim.study.study import Study
 from ddlsim.workload.toml_files import read_toml, validate
@@ -65,7 +65,7 @@ class _Range(Table):
 def load_study(source: str | Path, *, allow_code: bool = False) -> Study:
     """Return the study that the TOML file `source` describes.
 
-    As in experiment files, "package.module:function" is refused unless `allow_code`. Raises
+    As in experiment files, "package.module:Name" is refused unless `allow_code`. Raises
     :class:`~ddlsim.errors.ConfigError` in one line: file, field, value, rule and remedy.
     """
     path = Path(source)
@@ -110,10 +110,8 @@ def _value(path: Path, field: str, value: object, where: str, allow_code: bool) 
     paths = paths_of(field)
     if len(paths) > 1 and isinstance(value, list) and len(value) == len(paths):
         return tuple(_value(path, one, v, where, allow_code) for one, v in zip(paths, value, strict=True))
-    if not allow_code and field.startswith("strategy"):
-        for text in value.values() if isinstance(value, dict) else [value]:
-            if isinstance(text, str) and ":" in text:
-                raise ConfigError(f"{where} = {shown(text)} would import code; use load_study(path, allow_code=True)")
+    if not allow_code:
+        refuse_code(field, value, where, "use load_study(path, allow_code=True), or --allow-code on the command line")
     if value == "none" and field in _OPTIONAL:
         return None
     return value_of(path, field, value, where)

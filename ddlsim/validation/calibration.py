@@ -23,7 +23,7 @@ from ddlsim.validation.curves import Curve, Interval, curve_time, fit_curve, par
 from ddlsim.validation.jitter_fit import JitterFit, fit_jitter
 from ddlsim.validation.links import LinkRow, fit_links
 from ddlsim.validation.log_fit import Floats, LogFit, t_quantile
-from ddlsim.validation.sources import read_sources
+from ddlsim.validation.sources import Reader, read_sources
 
 __all__ = ["Calibration", "Parameter", "Residual", "calibrate"]
 
@@ -197,6 +197,7 @@ def calibrate(
     n_hosts: Count | None = None,
     model: str | None = None,
     step_times: Iterable[Positive] = (),
+    reader: Reader | None = None,
 ) -> Calibration:
     """Fit the cluster to measurements: latency and bandwidth of the links between and inside hosts, overhead, speed of
     adding up, cost curves over the size, compute time over the batch size, and the distribution of step times.
@@ -209,13 +210,14 @@ def calibrate(
     backend       use only rows of this backend ("mpi", "gloo", "nccl", ...); rows without one count always
     n_hosts, model   what the files do not say (see :func:`ddlsim.imports.to_measurements`)
     step_times    s of single steps of one worker, for the jitter
+    reader        a function of the path that returns :class:`~ddlsim.imports.Timing` rows, for files of other kinds
 
     Raises ConfigError, saying what to measure, for input that does not determine the parameters, and for measurements
     that the cluster has no room for.
     """
     loaded = load_cluster(cluster)
     items = [measurements] if isinstance(measurements, str | Path) else list(measurements)
-    found = read_sources(items, n_hosts=n_hosts, model=model)
+    found = read_sources(items, n_hosts=n_hosts, model=model, reader=reader)
     rows = [row for row in found.rows if backend is None or row.backend in (backend, "", "numpy")]
     times = [*found.step_times, *step_times]
     if not rows and not times:

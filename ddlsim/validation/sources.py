@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddlsim.errors import ConfigError
-from ddlsim.imports import KinetoTrace, read_any, to_measurements
+from ddlsim.imports import KinetoTrace, Timing, kind_of, read_any, to_measurements
 from ddlsim.imports.text import read_text
 from ddlsim.measure import Measurement, read_measurements
 
-__all__ = ["Sources", "read_sources"]
+__all__ = ["Reader", "Sources", "read_sources"]
+
+#: what reads measurements from a file
+Reader = Callable[[Path], tuple[Timing, ...]]
 
 
 @dataclass
@@ -26,11 +29,13 @@ class Sources:
 
 
 def read_sources(
-    items: Sequence[str | Path | Measurement], *, n_hosts: int | None = None, model: str | None = None
-) -> Sources:
+    items: Sequence[str | Path | Measurement], *, n_hosts: int | None = None, model: str | None = None,
+    reader: Reader | None = None,
+) -> Sources:  # fmt: skip
     """Return what is in files and folders (tables of measurements, benchmark output, traces), and the given rows.
 
     n_hosts, model   what benchmark output does not say
+    reader           what reads files that :mod:`ddlsim.imports` does not know
 
     Raises ConfigError with file, line and reason for a file that cannot be used, and without any item.
     """
@@ -46,7 +51,7 @@ def read_sources(
         if path.is_dir() or path.suffix == ".jsonl" or _is_table(path):
             found.rows += read_measurements(path)
         else:
-            _read_other(path, found, n_hosts, model)
+            _read_other(path, found, n_hosts, model, reader)
     if not (found.rows or found.step_times):
         raise ConfigError("calibration: no measurements; give a folder that python -m ddlsim.measure has written")
     return found
@@ -61,8 +66,17 @@ def _is_table(path: Path) -> bool:
     return "experiment" in [cell.strip() for cell in head.split(",")]
 
 
-def _read_other(path: Path, found: Sources, n_hosts: int | None, model: str | None) -> None:
-    content = read_any(path)
+def _is_known(path: Path) -> bool:
+    try:
+        return bool(kind_of(path))
+    except ConfigError:
+        return False
+
+
+def _read_other(
+    path: Path, found: Sources, n_hosts: int | None, model: str | None, reader: Reader | None
+) -> None:
+    content = read_any(path) if reader is None or _is_known(path) else reader(path)
     found.notes += read_text(path, log=True).notes
     if isinstance(content, KinetoTrace):
         found.step_times += [step.seconds for step in content.steps]

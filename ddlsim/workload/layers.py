@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 from ddlsim.errors import ConfigError
 from ddlsim.workload.layer_rules import (
@@ -230,10 +230,12 @@ class Flatten:
         return Cost((math.prod(in_shape),))
 
 
-LayerSpec = (
-    Conv | Pool | AdaptiveAvgPool | Dense | TiedDense | BatchNorm | LayerNorm | Activation | Dropout | Flatten
-    | Embedding | EmbeddingBag | Interaction | Attention | Take
-)  # fmt: skip
+class LayerSpec(Protocol):
+    """A layer of a model: a frozen dataclass, whose fields are the keys of the file."""
+
+    def cost(self, in_shape: Shape) -> Cost:
+        """Return what it makes of one sample of this shape. Raises ConfigError for a shape that does not fit."""
+
 
 #: ``type`` in a file -> the dataclass that describes it
 LAYER_TYPES: dict[str, type[LayerSpec]] = {

@@ -7,8 +7,10 @@ are marked ``option = "aux"`` are left out unless they are asked for by name: ``
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 from ddlsim.arguments import Count, checked
@@ -141,18 +143,22 @@ ModelLike = Annotated[str | Path | Model, "the name of a bundled model, a path o
 
 
 @checked
-def load_model(source: ModelLike) -> Model:
+def load_model(
+    source: ModelLike, *, layers: Mapping[str, type] = MappingProxyType({}), allow_code: bool = False
+) -> Model:
     """Return the model of a bundled name, of a file, or `source` itself if it is a model.
 
-    ``"name+option"`` includes the parts of the file that are marked with that option. Raises
-    :class:`~ddlsim.errors.ConfigError` for an unknown name or option and for a bad file.
+    ``"name+option"`` includes the parts of the file that are marked with that option. With `layers` (type in the file
+    -> class) or `allow_code` (types may be ``"package.module:Name"``) a file can have layers of yours, see
+    docs/write_your_own/layer.md. Raises :class:`~ddlsim.errors.ConfigError` for an unknown name or option and for a
+    bad file.
     """
     if isinstance(source, Model):
         return source
     from ddlsim.workload.model_files import find_model_file, read_model
 
     path, options = find_model_file(source)
-    return read_model(path, options)
+    return read_model(path, options, layers, allow_code=allow_code)
 
 
 def model_names() -> list[str]:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import typing
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from typing import NamedTuple, cast
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 
 from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.named_code import imported, names_code
 from ddlsim.workload.layer_rules import MAX_ELEMENTS, MAX_PARAMETERS, Cost, Shape
 from ddlsim.workload.layers import LAYER_TYPES, EmbeddingBag, LayerSpec
 from ddlsim.workload.model import Concat, Layer, Leaf, Node, Residual, Side
 from ddlsim.workload.precision import FP32_NBYTES
 from ddlsim.workload.toml_files import validate
 
-__all__ = ["Block", "Builder", "Entry", "Flow"]
+__all__ = ["Block", "Builder", "Entry", "Flow", "check_layer_type"]
 
 Entry = dict[str, object]
 MAX_LAYERS = 10_000  # a runaway `repeat` is a slip of the keyboard, not a model
@@ -49,6 +52,15 @@ _ADAPTERS: dict[type[LayerSpec], TypeAdapter[LayerSpec]] = {
 }
 
 
+@functools.cache
+def _schema(kind: type[LayerSpec]) -> TypeAdapter[BaseModel]:
+    """Return what the keys of a user's layer must look like."""
+    types = typing.get_type_hints(kind)
+    keys = {f.name: (types[f.name], ... if f.default is f.default_factory is MISSING else None) for f in fields(kind)}  # type: ignore[arg-type]
+    table: type[BaseModel] = create_model(kind.__name__, __config__=Block.model_config, **keys)  # type: ignore[call-overload]
+    return TypeAdapter(table)
+
+
 def _substitute(value: object, values: Mapping[str, object], used: set[str]) -> object:
     """Return `value` with every string ``"$x"`` in it replaced by ``values["x"]``; adds each x to `used`."""
     if isinstance(value, str) and value.startswith("$"):
@@ -61,6 +73,12 @@ def _substitute(value: object, values: Mapping[str, object], used: set[str]) -> 
     return value
 
 
+def check_layer_type(kind: object, where: str) -> None:
+    """Raise ConfigError unless `kind` is a class of layers."""
+    if not (isinstance(kind, type) and is_dataclass(kind) and hasattr(kind, "cost")):
+        raise ConfigError(f"{where} is {shown(kind)}: must be a frozen dataclass with a method cost(in_shape)")
+
+
 @dataclass
 class Builder:
     """Walks the entries in forward order and collects the leaf layers that it meets."""
@@ -68,6 +86,8 @@ class Builder:
     path: str
     blocks: Mapping[str, Block]
     options: frozenset[str]
+    kinds: Mapping[str, type[LayerSpec]] = field(default_factory=lambda: LAYER_TYPES)
+    allow_code: bool = False
     layers: list[Layer] = field(default_factory=list)
     seen_options: set[str] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)  # instances so far, by name
@@ -118,10 +138,12 @@ class Builder:
         kind = entry.get("type")
         if kind is None:
             raise self.error(place, 'has neither type nor block; add type = "conv" or the like')
-        if not isinstance(kind, str) or kind not in (*LAYER_TYPES, *GRAPH_KEYS):
-            raise unknown_name("layer type", str(kind), (*LAYER_TYPES, *GRAPH_KEYS), f"{self.path}: {place}")
+        if names_code(kind):
+            return self._leaf(entry, self._coded(str(kind), place), place, scope, flow)
+        if not isinstance(kind, str) or kind not in (*self.kinds, *GRAPH_KEYS):
+            raise unknown_name("layer type", str(kind), (*self.kinds, *GRAPH_KEYS), f"{self.path}: {place}")
         if kind not in GRAPH_KEYS:
-            return self._leaf(entry, kind, place, scope, flow)
+            return self._leaf(entry, self.kinds[kind], place, scope, flow)
         for key in entry:
             if key not in ("type", "name", *GRAPH_KEYS[kind]):
                 raise unknown_name("key", key, ("name", *GRAPH_KEYS[kind]), f"{self.path}: {place} ({kind})")
@@ -171,17 +193,40 @@ class Builder:
             nodes += new
         return nodes, flow
 
-    def _leaf(self, entry: Entry, kind: str, place: str, scope: str, flow: Flow) -> Walked:
+    def _coded(self, name: str, place: str) -> type[LayerSpec]:
+        """Return the layer that ``"package.module:Name"`` stands for, if that may be imported."""
+        if not self.allow_code:
+            raise self.error(
+                place, f"type = {shown(name)} would import code; if you trust the file, use "
+                "load_model(path, allow_code=True), or --allow-code on the command line"
+            )  # fmt: skip
+        kind = imported(name, f"{self.path}: {place}: type")
+        check_layer_type(kind, f"{self.path}: {place}: type {name!r}")
+        return cast("type[LayerSpec]", kind)
+
+    def _leaf(self, entry: Entry, spec_type: type[LayerSpec], place: str, scope: str, flow: Flow) -> Walked:
+        bundled = spec_type in _ADAPTERS
+        kind = str(entry["type"]) if bundled else spec_type.__name__
         name = self._name(entry, kind, place, scope)
-        spec_type = LAYER_TYPES[kind]
-        keys = [f.name for f in fields(spec_type)]
-        spec = validate(_ADAPTERS[spec_type], entry, f"{self.path}: {place} ({kind} {name!r})", keys)
+        where, keys = f"{self.path}: {place} ({kind} {name!r})", [f.name for f in fields(spec_type)]  # type: ignore[arg-type]
+        if bundled:
+            spec = validate(_ADAPTERS[spec_type], entry, where, keys)
+        else:
+            spec = self._own(spec_type, {key: value for key, value in entry.items() if key != "type"}, where, keys)
         try:
             cost = spec.cost(flow.shape)
         except ConfigError as error:
             raise self.error(place, f"{kind} {name!r}: {error}") from None
         index = self._append(name, kind, flow, cost, model_parallel=isinstance(spec, EmbeddingBag))
         return (Leaf(index, spec),), Flow(cost.out_shape, flow.learned or bool(cost.tensors))
+
+    def _own(self, kind: type[LayerSpec], entry: Entry, where: str, keys: list[str]) -> LayerSpec:
+        """Return a layer of the user's, its keys checked by the types of its fields."""
+        table = validate(_schema(kind), entry, where, keys)
+        try:
+            return kind(**{key: getattr(table, key) for key in entry})
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
 
     def _append(self, name: str, kind: str, flow: Flow, cost: Cost, *, model_parallel: bool = False) -> int:
         if len(self.layers) >= MAX_LAYERS:

@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from ddlsim.bundled import bundled_files
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.workload.layer_rules import MAX_DIMS, MAX_ELEMENTS, MAX_SIZE
+from ddlsim.workload.layers import LAYER_TYPES, LayerSpec
 from ddlsim.workload.model import Model
-from ddlsim.workload.model_build import Block, Builder, Entry, Flow
+from ddlsim.workload.model_build import Block, Builder, Entry, Flow, check_layer_type
 from ddlsim.workload.toml_files import read_toml, validate
 
 __all__ = ["find_model_file", "read_model"]
@@ -52,8 +55,14 @@ def find_model_file(source: str | Path) -> tuple[Path, tuple[str, ...]]:
     return files[stem], tuple(options)
 
 
-def read_model(path: Path, options: tuple[str, ...] = ()) -> Model:
+def read_model(
+    path: Path, options: tuple[str, ...] = (), layers: Mapping[str, type[LayerSpec]] = MappingProxyType({}), *,
+    allow_code: bool = False,
+) -> Model:  # fmt: skip
     """Return the model in the file `path` with the given optional parts.
+
+    layers       type in the file -> class, beside the bundled ones
+    allow_code   a type may be "package.module:Name", which is imported
 
     Raises ConfigError, in one line with file, layer and field, for anything that cannot be used: unknown
     keys or types, shapes that do not fit, an option that the file does not have.
@@ -73,7 +82,9 @@ def read_model(path: Path, options: tuple[str, ...] = ()) -> Model:
             f"{path}: input = {list(file.input)}: has {math.prod(file.input):.3g} elements, more than "
             f"{MAX_ELEMENTS:.0e}; correct the sizes of one sample"
         )
-    builder = Builder(str(path), blocks, frozenset(options))
+    for kind, layer in layers.items():
+        check_layer_type(layer, f"load_model: layers[{kind!r}]")
+    builder = Builder(str(path), blocks, frozenset(options), {**layers, **LAYER_TYPES}, allow_code)
     structure, _ = builder.sequence(file.layers, "layers", "", Flow(file.input, learned=False), 0)
     for option in options:
         if option not in builder.seen_options:
@@ -81,5 +92,5 @@ def read_model(path: Path, options: tuple[str, ...] = ()) -> Model:
     if not builder.layers:
         raise ConfigError(f"{path}: layers = []: list at least one layer")
     name = "+".join((path.stem, *options))
-    layers = tuple(builder.layers)
-    return Model(name, file.title, file.input, layers, file.trainable, file.sources, structure, options)
+    leaves = tuple(builder.layers)
+    return Model(name, file.title, file.input, leaves, file.trainable, file.sources, structure, options)

@@ -14,6 +14,7 @@ from ddlsim.network import schedule_time
 from ddlsim.plan import ALGORITHMS, KINDS, Draft, FusedQueue, Lane, UrgentQueue, data_parallel, sharded, through_servers
 from ddlsim.runtime.servers import server_nodes
 from ddlsim.runtime.worker import factors
+from ddlsim.strategies.overlap import in_order
 from ddlsim.strategies.plans import plan_of
 from ddlsim.workload.buckets import one_bucket, per_layer
 
@@ -333,14 +334,14 @@ class Mine:
     buckets = NoOverlap().buckets
 
     def work(self, worker, group):
-        return NoOverlap().work(worker, group)
+        return in_order(worker, group, self.buckets(worker.workload))
 
 
 class Eager(PerLayer):
     """Runs in a way of its own, so that its parent's plan is not its."""
 
     def work(self, worker, group):
-        return super().work(worker, group)
+        return in_order(worker, group, self.buckets(worker.workload))
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ from ddlsim.runtime.fabric import Fabric
 from ddlsim.runtime.group import Group
 from ddlsim.runtime.servers import server_nodes
 from ddlsim.strategies import Setting, Strategy
-from ddlsim.strategies.overlap import NoOverlap, Overlap, overlap_named
+from ddlsim.strategies.overlap import NoOverlap, Overlap, overlap_named, work
 from ddlsim.workload.compute import Workload
 
 OVERLAPS: dict[str, Overlap | str] = {
@@ -323,7 +323,7 @@ class OneStaysAway:
     def start(self, setting: Setting) -> None:
         group = Group(Communicator(setting, Fabric()))
         for worker in setting.workers[:-1]:
-            setting.loop.env.process(NoOverlap().work(worker, group))
+            setting.loop.env.process(work(NoOverlap(), worker, group))
 
 
 @pytest.mark.parametrize("max_time", [float("inf"), 60.0])

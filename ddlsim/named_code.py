@@ -1,0 +1,32 @@
+"""Code that a name stands for: ``"package.module:Name"``, as files and command lines can say it."""
+
+from __future__ import annotations
+
+import importlib
+
+from ddlsim.errors import ConfigError
+
+__all__ = ["imported", "names_code"]
+
+
+def names_code(name: object) -> bool:
+    """Return whether a name is one of code, to be imported."""
+    return isinstance(name, str) and ":" in name
+
+
+def imported(name: str, where: str, form: str = "Name") -> object:
+    """Return what ``"package.module:Name"`` stands for; importing the module runs it.
+
+    where   what is named, for messages
+    form    what stands after the colon, for messages
+
+    Raises ConfigError where there is no such module, or no such name in it.
+    """
+    module_name, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except ModuleNotFoundError as error:
+        remedy = f"write it 'package.module:{form}', and put its folder into PYTHONPATH"
+        raise ConfigError(f"{where} {name!r}: {error}; {remedy}") from None
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise ConfigError(f"{where} {name!r}: {error}; write it 'package.module:{form}'") from None

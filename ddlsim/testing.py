@@ -1,0 +1,240 @@
+"""What every part must do, as checks to call on a part of one's own; ddlsim's tests call them on the bundled ones.
+
+Each raises :class:`~ddlsim.errors.ConfigError` in one line with the rule that does not hold.
+Collectives have :func:`ddlsim.collectives.check`; buckets of an overlap are checked whenever they are made.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.arguments import Count, checked, whole
+from ddlsim.compression import TopK, average, exchange, settle
+from ddlsim.compression.contract import AnyCompressor, TwoRounds
+from ddlsim.compression.exchange import title
+from ddlsim.errors import ConfigError
+from ddlsim.learning import Training
+from ddlsim.optim import Optimizer
+from ddlsim.run.api import simulate
+from ddlsim.run.result import Result
+from ddlsim.runtime import Fabric, Strategy
+from ddlsim.runtime.fabric import HasFabric, fabric_of
+from ddlsim.strategies import AllReduce
+from ddlsim.streams import stream
+from ddlsim.workload.jitter import Lognormal
+
+__all__ = ["check_compressor", "check_layer", "check_optimizer", "check_strategy"]
+
+Array = npt.NDArray[Any]
+#: of the runs of a strategy: eight machines on a switch
+CLUSTER = "office-1gbe"
+#: of central differences in float64, and the relative error that they may have
+STEP, TOLERANCE = 1e-6, 2e-5
+
+
+def _need(holds: bool, owner: str, rule: str) -> None:
+    if not holds:
+        raise ConfigError(f"{owner}: {rule}")
+
+
+def _arrays(value: object) -> list[Array]:
+    """Return every array in a payload or a state, in order."""
+    if isinstance(value, np.ndarray):
+        return [value]
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    elif dataclasses.is_dataclass(value):
+        value = tuple(getattr(value, field.name) for field in dataclasses.fields(value))
+    return [array for part in value for array in _arrays(part)] if isinstance(value, tuple | list) else []
+
+
+def _same(first: Iterable[Array], second: Iterable[Array]) -> bool:
+    return [array.tobytes() for array in first] == [array.tobytes() for array in second]
+
+
+# ---------------------------------------------------------------- compressors
+
+
+@checked
+def check_compressor(compressor: object, *, n: Count = 203, steps: Count = 20, agreed: Sequence[str] = ()) -> None:
+    """Raise ConfigError unless a compressor keeps its contract on vectors of `n` elements.
+
+    What is decoded is a finite float32 vector (n,), from the payload alone; arguments stay as they are; the bytes are
+    those of the buffers and those expected, in each of `steps` exchanges; same streams give same bytes; gradients that
+    cannot be compressed (NaN, float64) are refused.
+
+    agreed   fields of the payload that every worker knows already, which do not travel
+    """
+    coder = cast(AnyCompressor, compressor)
+    owner, vector, state = title(coder), _gradient(n, 1), coder.init(n, 7)
+    before = [array.copy() for array in (vector, *_arrays(state))]
+    sent, after = _messages(coder, vector, state, 0)
+    _need(_same(before, [vector, *_arrays(state)]), owner, "encode changes the gradient or the state; work on copies")
+    shared = any(np.shares_memory(array, vector) for array in (*_arrays(sent[-1]), *_arrays(after)))
+    _need(not shared, owner, "a payload or state is a view of the gradient, which will change; copy what is kept")
+    decoded = coder.decode(sent[-1])
+    right = decoded.shape == (n,) and decoded.dtype == np.float32 and bool(np.isfinite(decoded).all())
+    _need(right, owner, f"decode gives {decoded.dtype}{decoded.shape}; must be a finite float32 vector ({n},)")
+    elsewhere = dataclasses.replace(cast(Any, coder)) if dataclasses.is_dataclass(coder) else coder  # built anew
+    received = copy.deepcopy(sent[-1])
+    _need(_same([elsewhere.decode(received)], [decoded]), owner, "decode needs more than the payload")
+    for step in range(steps):
+        sent, state = _messages(coder, _gradient(n, step), state, step)
+        for payload in sent:
+            names = [field.name for field in dataclasses.fields(payload) if field.name not in agreed]
+            size = sum(array.nbytes for name in names for array in _arrays(getattr(payload, name)))
+            _need(payload.nbytes == size, owner, f"a payload says {payload.nbytes} bytes; its buffers have {size}")
+        expected, sizes = coder.expected_nbytes(n, step), tuple(payload.nbytes for payload in sent)
+        rule = f"expected_nbytes({n}, {step}) = {expected}, but {sizes} bytes are sent; None where values decide"
+        _need(expected is None or tuple(expected) == sizes, owner, rule)
+    _need(_same(_exchanged(coder, n), _exchanged(coder, n)), owner, "draws other numbers than those of its rng")
+    for wrong, what in ((_with_nan(n), "a NaN"), (vector.astype(np.float64), "a float64 vector")):
+        _need(_refused(coder, wrong, n), owner, f"encode takes {what}; begin it with check_gradient(gradient)")
+
+
+def _gradient(n: int, seed: int) -> npt.NDArray[np.float32]:
+    return stream(seed, 0, "gradient").standard_normal(n).astype(np.float32)
+
+
+def _with_nan(n: int) -> npt.NDArray[np.float32]:
+    vector = _gradient(n, 1)
+    vector[n // 2] = np.nan
+    return vector
+
+
+def _refused(coder: AnyCompressor, vector: Array, n: int) -> bool:
+    try:
+        coder.encode(vector, coder.init(n, 7), stream(1, 0, "encode"))
+    except ConfigError:
+        return True
+    return False
+
+
+def _messages(coder: AnyCompressor, vector: Array, state: object, step: int) -> tuple[list[Any], object]:
+    """Return all payloads that one worker alone sends for `vector`, and its next state."""
+    payload, state = coder.encode(vector, state, stream(1, 0, f"encode {step}"))
+    sent = [payload]
+    if coder.traits.n_rounds == 2:
+        payload, state = cast("TwoRounds[Any, Any]", coder).follow_up(average(coder, sent), state)
+        sent.append(payload)
+    return sent, settle(coder, payload, coder.decode(payload), state)
+
+
+def _exchanged(coder: AnyCompressor, n: int) -> list[Array]:
+    """Return what three workers hold after three exchanges."""
+    states = [coder.init(n, 7) for _ in range(3)]
+    for step in range(3):
+        rngs = [stream(5, rank, f"encode {step}") for rank in range(3)]
+        done = exchange(coder, [_gradient(n, 10 * step + rank) for rank in range(3)], states, rngs)
+        states = done.states
+    return [done.mean, *(array for state in states for array in _arrays(state))]
+
+
+# ---------------------------------------------------------------- optimizers
+
+
+@checked
+def check_optimizer(rule: object, *, n: Count = 6) -> None:
+    """Raise ConfigError unless an update rule is pure, keeps shape and type, and counts its updates."""
+    optimizer, owner = cast(Optimizer, rule), type(rule).__name__
+    for dtype in (np.float32, np.float64):
+        rng = np.random.default_rng(1)
+        params: Any = rng.normal(size=n).astype(dtype)
+        state = optimizer.init(params)
+        still, _ = optimizer.update(params, np.ones(n, dtype), state, 0.0)
+        _need(_same([still], [params]), owner, "its first update with rate 0 moves the parameters")
+        for step in range(1, 4):
+            gradient: Any = rng.normal(size=n).astype(dtype)
+            before = [array.copy() for array in (params, gradient, *state.moments)]
+            after, new = optimizer.update(params, gradient, state, 0.1)
+            kept = _same(before, [params, gradient, *state.moments])
+            _need(kept, owner, "changes an argument in place; return new arrays")
+            again, _ = optimizer.update(params, gradient, state, 0.1)
+            _need(_same([after], [again]), owner, "two updates from the same arguments differ")
+            for name, array in (("parameters", after), *((f"moments[{i}]", m) for i, m in enumerate(new.moments))):
+                rule_ = f"{name} of type {params.dtype} become {array.dtype}{array.shape}; keep type and shape"
+                _need(array.dtype == params.dtype and array.shape == params.shape, owner, rule_)
+            _need(new.n_updates == step, owner, f"n_updates is {new.n_updates} after {step} updates")
+            params, state = after, new
+
+
+# ---------------------------------------------------------------- layers
+
+
+@checked
+def check_layer(layer: object, in_shape: tuple[Count, ...], *, n: Count = 3) -> None:
+    """Raise ConfigError unless a layer's gradients are those of its outputs, by central differences in float64, sample
+    by sample, and its shapes and tensors are those that its cost says."""
+    rule, owner, rng = cast(Any, layer), type(layer).__name__, np.random.default_rng(1)
+    cost = rule.cost(in_shape)
+    start = rule.init(in_shape, np.random.default_rng(2)) if cost.tensors else {}
+    sizes = {name: int(np.size(array)) for name, array in start.items()}
+    _need(sizes == dict(cost.tensors), owner, f"init makes {sizes} elements, cost says {dict(cost.tensors)}")
+    point = {"x": rng.normal(size=(n, *in_shape))}
+    point |= {name: array + 0.1 * rng.normal(size=np.shape(array)) for name, array in start.items()}
+    dy = rng.normal(size=(n, *cost.out_shape))
+
+    def outputs(at: Mapping[str, Array]) -> tuple[Array, object]:
+        out, kept = rule.forward(at["x"].copy(), {name: at[name] for name in start})
+        return np.asarray(out), kept
+
+    before = {name: array.copy() for name, array in point.items()}
+    out, kept = outputs(point)
+    _need(out.shape == dy.shape, owner, f"forward gives {out.shape}; cost says {dy.shape} for {n} samples")
+    alone = np.concatenate([outputs({**point, "x": point["x"][i : i + 1]})[0] for i in range(n)])
+    _need(bool(np.allclose(out, alone, rtol=1e-9, atol=1e-12)), owner, "a sample's output depends on the others")
+    dx, slopes = rule.backward(dy.copy(), kept, {name: point[name] for name in start})
+    _need(_same(before.values(), point.values()), owner, "changes its input or its tensors in place")
+    for name, gradient in {"x": dx, **slopes}.items():
+        _need(name in point, owner, f"backward gives the gradient of {name!r}, which is no tensor of it")
+        wanted, shape = point[name].shape, np.shape(gradient)
+        _need(shape == wanted, owner, f"the gradient of {name!r} has shape {shape}; must be {wanted}")
+        direction = rng.normal(size=wanted) / np.sqrt(point[name].size)
+        ahead, back = ({**point, name: point[name] + sign * STEP * direction} for sign in (1.0, -1.0))
+        slope = float(np.sum(dy * (outputs(ahead)[0] - outputs(back)[0]))) / (2.0 * STEP)
+        given = float(np.sum(gradient * direction))
+        wrong = f"the gradient of {name!r} is {given:.6g} along a direction in which differences say {slope:.6g}"
+        _need(bool(np.isclose(given, slope, rtol=TOLERANCE, atol=1e-7)), owner, wrong)
+    _need(set(slopes) == set(start), owner, f"backward gives gradients of {sorted(slopes)}, not of {sorted(start)}")
+
+
+# ---------------------------------------------------------------- strategies
+
+
+@checked
+def check_strategy(strategy: object, *, n_workers: Annotated[int, whole(2, 8)] = 4, alone: bool = True) -> None:
+    """Raise ConfigError unless a strategy keeps the rules of all strategies. Some seconds of runs that learn digits.
+
+    The seed decides everything; it makes as many updates as it says; one worker `alone` is plain SGD bit for bit (False
+    where the rule differs from it); it compresses, runs on a part of the workers and, where it has collectives, on any
+    fabric. Every run checks by itself that bytes, seconds and updates add up.
+    """
+    rule, owner = cast(Strategy, strategy), type(strategy).__name__
+
+    def learned(rule: Strategy, n: int, seed: int) -> Result:
+        training = Training("digits", rate=0.1, updates=30, sharding="shared", evaluate_every=10)
+        return simulate(CLUSTER, "digits-cnn", rule, 16, n, training=training, jitter=Lognormal(0.3), seed=seed)
+
+    def timed(**more: Any) -> Result:
+        more = {"workers": n_workers, "steps": 3, **more}
+        return simulate(CLUSTER, "lenet5", rule, 8, warmup=1, **more)
+
+    first, again, other = (learned(rule, n_workers, seed) for seed in (1, 1, 2))
+    _need(first.history.equals(again.history), owner, "two runs with the same seed differ; draw from ddlsim's streams")
+    _need(not first.history.equals(other.history), owner, "another seed gives the same run")
+    n, said = len(timed().recorder.updates), rule.updates(4, n_workers)
+    _need(n == said, owner, f"updates(4, {n_workers}) says {said}, but 4 steps of {n_workers} workers made {n}")
+    if alone:
+        plain, here = (learned(each, 1, 1).params for each in (AllReduce(), rule))
+        same = plain is not None and here is not None and _same([plain], [here])
+        _need(same, owner, "one worker is not plain SGD, bit for bit (say alone=False where the rule differs from it)")
+    timed(compression=TopK(0.1))
+    timed(workers=list(range(1, n_workers)))
+    if isinstance(strategy, HasFabric) and fabric_of(strategy) == Fabric():
+        timed(fabric=Fabric("binomial_tree", "given"))
