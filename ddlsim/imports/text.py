@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, shown
 from ddlsim.units import LARGEST, in_range
 
@@ -85,6 +86,7 @@ def read_bytes(path: Path) -> bytes:
     return data
 
 
+@checked
 def read_text(path: str | Path, *, log: bool = False) -> SourceText:
     """Return the text of the file `path`, decompressed if it is gzip.
 

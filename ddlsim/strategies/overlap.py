@@ -142,7 +142,7 @@ def overlap_named(overlap: str | Overlap, where: str = "overlap") -> Overlap:
     """Return the policy of a name ("none", "layer", "ddp", "horovod", "priority", or "package.module:Name" of a class
     without arguments), or the policy itself. Raises ConfigError."""
     if names_code(overlap):
-        policy = imported(str(overlap), where.partition(":")[0])
+        policy = imported(str(overlap), where)
         return overlap_named(policy() if isinstance(policy, type) else policy, where)  # type: ignore[arg-type]
     if not isinstance(overlap, str):
         if isinstance(overlap, type) or not hasattr(overlap, "buckets"):

@@ -29,6 +29,7 @@ MADE_HERE = {
     "Exchanged", "HierarchicallyExchanged", "OptimizerState", "Plan", "Choice", "Calibration", "Compared", "ComputeFit",
     "Curve", "Interval", "JitterFit", "NcclTime", "Parameter", "Residual", "RunInterval", "Summary", "Validation",
     "HorovodTimeline", "KinetoTrace", "LayerTime", "MlperfRun", "Timing", "Count", "Point", "Table", "Model",
+    "SourceText", "positive_number", "nonnegative_number", "check_gradient",
 }  # fmt: skip
 #: protocols, types of functions, and errors
 NO_CALLS = {
@@ -315,6 +316,7 @@ READERS = (
     "read_any", "kind_of", "read_astra", "read_horovod", "read_iperf3", "read_kineto", "read_mllog", "read_nccl_tests",
     "read_nccl_topology", "read_nvidia_smi", "read_osu", "read_ping", "read_simgrid", "read_throughput", "read_cifar",
     "read_idx", "read_images", "read_npz", "read_measurements", "Traced", "fastest_over_ranks", "profile_workload",
+    "read_text",
 )  # fmt: skip
 #: objects whose methods people call
 OBJECTS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -14,6 +15,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.nn.network import build_network
 from ddlsim.optim import LAMB, LARS, SGD, Adam, Momentum, Optimizer
 from ddlsim.optim.layerwise import bounds_of
+from ddlsim.testing import check_optimizer
 
 VECTORS = arrays(np.float64, 6, elements=st.floats(-10, 10).filter(lambda value: abs(value) > 1e-6))
 BOUNDS = (0, 2, 6)
@@ -154,3 +156,40 @@ def test_bounds_come_from_a_network():
 def test_bad_settings_are_named(make, words: str):
     with pytest.raises(ConfigError, match=words):
         make()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_rules_keep_the_contract_that_users_are_held_to(rule):
+    check_optimizer(rule)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrong(Momentum):
+    """A rule with one mistake."""
+
+    mistake: str = ""
+
+    def update(self, params, gradient, state, rate):
+        if self.mistake == "in place":
+            gradient += params
+        if self.mistake == "float64":
+            rate = np.full(params.shape, rate)
+        after, new = super().update(params, gradient, state, rate)
+        if self.mistake == "moves":
+            after = after - after.dtype.type(0.1) * params
+        return after, dataclasses.replace(new, n_updates=0) if self.mistake == "count" else new
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        ("in place", "changes an argument in place; return new arrays"),
+        ("float64", "parameters of type float32 become float64"),
+        ("moves", "its first update with rate 0 moves the parameters"),
+        ("count", "n_updates is 0 after 1 updates"),
+    ],
+)
+def test_the_contract_tells_what_is_wrong(mistake, said):
+    check_optimizer(Wrong())
+    with pytest.raises(ConfigError, match=f"Wrong: {said}"):
+        check_optimizer(Wrong(mistake=mistake))

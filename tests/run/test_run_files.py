@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import sys
 
 import pytest
 
@@ -135,7 +136,7 @@ def test_files_know_every_strategy_optimizer_schedule_and_jitter():
         return {c for c in classes if dataclasses.is_dataclass(c) and all(hasattr(c, m) for m in methods)}
 
     assert set(files.STRATEGIES.values()) == made_by(strategies, ("start", "updates"))
-    assert set(files.OVERLAPS.values()) == made_by(strategies, ("buckets", "work"))
+    assert set(files.OVERLAPS.values()) == made_by(strategies, ("buckets",))
     assert set(files.OPTIMIZERS.values()) == made_by(optim, ("init", "update"))
     assert set(files.SCHEDULES.values()) == made_by(optim, ("rate",))
     assert set(files.COMPRESSORS.values()) == made_by(compression, ("traits", "encode"))
@@ -164,3 +165,92 @@ def test_a_file_cannot_name_code(tmp_path):
     text = 'cluster = "office-1gbe"\n[strategy]\ntype = "sharded-update"\nall_gather = "os:abort"\n'
     with pytest.raises(ConfigError, match=r"strategy.all_gather = 'os:abort' would import code"):
         load(tmp_path, text)
+
+
+CODE = """
+from dataclasses import dataclass
+import ddlsim
+from ddlsim.optim import SGD
+
+def star(n_ranks):
+    return ddlsim.collectives.build("binomial_tree", n_ranks)
+
+@dataclass(frozen=True)
+class Damped(SGD):
+    by: float = 1.0
+
+@dataclass(frozen=True)
+class Halves:
+    at: int = 1
+
+    def buckets(self, workload):
+        return ddlsim.DdpBuckets(1e4, 1e4).buckets(workload)
+
+class NoFields:
+    pass
+"""
+
+
+@pytest.fixture
+def code(tmp_path, monkeypatch):
+    """A module of the user's, which has not been imported."""
+    (tmp_path / "users_own.py").write_text(CODE, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "users_own"
+    sys.modules.pop("users_own", None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'strategy = { type = "users_own:Halves" }',
+        'strategy = { type = "all-reduce", overlap = { type = "users_own:Halves", at = 2 } }',
+        'strategy = { type = "all-reduce", overlap = "users_own:Halves" }',
+        'fabric = { algorithm = "users_own:star" }',
+        'compression = { type = "error-feedback", inner = { type = "users_own:Halves" } }',
+        'jitter = { type = "users_own:Damped" }',
+        'slow_downs = [{ type = "users_own:Damped" }]',
+        'training = { optimizer = { type = "users_own:Damped", by = 0.5 } }',
+    ],
+)
+def test_no_table_of_a_file_imports_code(line, code, tmp_path):
+    with pytest.raises(ConfigError, match=r"e.toml: .* would import code; if you trust the file, use load_experiment"):
+        load(tmp_path, f'cluster = "office-1gbe"\n{line}\n')
+    assert code not in sys.modules
+
+
+def test_parts_of_ones_own_in_a_file_that_is_trusted(code, tmp_path):
+    path = tmp_path / "e.toml"
+    path.write_text("""
+        cluster = "office-1gbe"
+        strategy = { type = "all-reduce", overlap = { type = "users_own:Halves", at = 2 } }
+        fabric = { algorithm = "users_own:star" }
+        [training]
+        epochs = 1
+        optimizer = { type = "users_own:Damped", by = 0.5 }
+    """)
+    experiment = ddlsim.load_experiment(path, allow_code=True)
+    own = sys.modules[code]
+    assert experiment.strategy.overlap == own.Halves(2)
+    assert experiment.training.optimizer == own.Damped(by=0.5)
+    assert experiment.strategy.algorithm == "users_own:star"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ('"users_own:Damped", beta = 1', "unknown key 'beta'; known: by, weight_decay"),
+        ('"users_own:Damped", by = "much"', "by = \"much\": must be a valid number"),
+        ('"users_own:Dampd"', "has no attribute 'Dampd'; write it 'package.module:Name'"),
+        ('"no_such_module:X"', "write it 'package.module:Name', and put its folder into PYTHONPATH"),
+        ('"users_own:star"', "name a dataclass, whose fields are its settings"),
+        ('"users_own:NoFields"', "name a dataclass, whose fields are its settings"),
+    ],
+)
+def test_what_is_wrong_with_a_part_of_ones_own(kind, text, code, tmp_path):
+    path = tmp_path / "e.toml"
+    path.write_text(f'cluster = "office-1gbe"\ntraining = {{ optimizer = {{ type = {kind} }} }}')
+    with pytest.raises(ConfigError) as error:
+        ddlsim.load_experiment(path, allow_code=True)
+    assert text in str(error.value)
+    assert "training.optimizer" in str(error.value)
