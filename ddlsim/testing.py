@@ -213,9 +213,9 @@ def check_layer(layer: object, in_shape: tuple[Count, ...], *, n: Count = 3) -> 
 def check_strategy(strategy: object, *, n_workers: Annotated[int, whole(2, 8)] = 4, alone: bool = True) -> None:
     """Raise ConfigError unless a strategy keeps the rules of all strategies. Some seconds of runs that learn digits.
 
-    The seed decides everything; it makes as many updates as it says; one worker `alone` is plain SGD bit for bit (False
-    where the rule differs from it); it compresses, runs on a part of the workers and, where it has collectives, on any
-    fabric. Every run checks by itself that bytes, seconds and updates add up.
+    The seed decides everything; it promises no more updates than steps make; one worker `alone` is plain SGD bit for
+    bit (False where the rule differs from it); it compresses, runs on a part of the workers and, where it has
+    collectives, on another fabric. Every run checks by itself that bytes, seconds and updates add up.
     """
     rule, owner = cast(Strategy, strategy), type(strategy).__name__
 
@@ -230,8 +230,10 @@ def check_strategy(strategy: object, *, n_workers: Annotated[int, whole(2, 8)] =
     first, again, other = (learned(rule, n_workers, seed) for seed in (1, 1, 2))
     _need(first.history.equals(again.history), owner, "two runs with the same seed differ; draw from ddlsim's streams")
     _need(not first.history.equals(other.history), owner, "another seed gives the same run")
-    n, said = len(timed().recorder.updates), rule.updates(4, n_workers)
-    _need(n == said, owner, f"updates(4, {n_workers}) says {said}, but 4 steps of {n_workers} workers made {n}")
+    samples = [n for _, n in timed().recorder.updates]
+    said, most = f"updates(4, {n_workers}) says {rule.updates(4, n_workers)}", 4 * 8 * n_workers
+    before_last = f"but those before the last have learned from {sum(samples[:-1])} samples already"
+    _need(sum(samples[:-1]) < most, owner, f"{said}, {before_last}; 4 steps of {n_workers} workers have {most}")
     if alone:
         plain, here = (learned(each, 1, 1).params for each in (AllReduce(), rule))
         same = plain is not None and here is not None and _same([plain], [here])

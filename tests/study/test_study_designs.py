@@ -336,7 +336,7 @@ def test_a_file_may_name_its_base_and_sample(tmp_path):
     [
         ("seeds = 2", "seds = 2", "unknown key 'seds'; did you mean 'seeds'?"),
         ("workers =", "worker =", "did you mean 'workers'?"),
-        ('"binomial_tree"', '"mine:tree"', "vary.strategy[0] = 'mine:tree' would import code"),
+        ('"binomial_tree"', '"mine:tree"', "vary.strategy[0].algorithm = 'mine:tree' would import code"),
         ("density", "dense", "did you mean 'density'?"),
         ("steps = 2", "stesp = 2", "base: unknown key 'stesp'; did you mean 'steps'?"),
         ("[2, 4]", "2", "vary = "),
