@@ -24,6 +24,7 @@ from ddlsim.plan.live import N_STEPS, live_steps, with_evaluations
 from ddlsim.plan.runner import columns
 from ddlsim.run import run
 from ddlsim.strategies import all_reduce
+from ddlsim.strategies import overlap as overlaps
 
 OVERLAPS = ["none", "layer", "ddp", "horovod", "priority", Priority("1 MB", 2), HorovodFusion("10 MB", "5 ms"),
             DdpBuckets("5 MB", "1 MB")]  # fmt: skip
@@ -135,7 +136,7 @@ class Growing(PerLayer):
     """Waits longer and longer, which its plan says and its work does not know."""
 
     def plan(self, workloads, steps=1, accumulation=1):
-        plan = super().plan(workloads, steps, accumulation)
+        plan = overlaps.plan(PerLayer(), workloads, steps, accumulation)
         return dataclasses.replace(plan, seconds=plan.seconds * (1.0 + plan.step))
 
 
@@ -143,7 +144,7 @@ class Circle(PerLayer):
     """The first task waits for the last of its step."""
 
     def plan(self, workloads, steps=1, accumulation=1):
-        plan = super().plan(workloads, steps, accumulation)
+        plan = overlaps.plan(PerLayer(), workloads, steps, accumulation)
         last = np.flatnonzero((plan.kind == 2) & (plan.rank == 0))
         first = np.array([np.flatnonzero((plan.step == step) & (plan.rank == 0))[0] for step in range(steps)])
         lists = [plan.needs[a:b].tolist() for a, b in zip(plan.need_offsets[:-1], plan.need_offsets[1:], strict=True)]
@@ -158,7 +159,7 @@ class Alone(PerLayer):
     """Nobody waits for anybody: every rank reduces with itself."""
 
     def plan(self, workloads, steps=1, accumulation=1):
-        plan = super().plan(workloads, steps, accumulation)
+        plan = overlaps.plan(PerLayer(), workloads, steps, accumulation)
         seconds = plan.seconds * np.where(plan.rank == 0, 0.01, 1.0)
         return dataclasses.replace(plan, kind=np.where(plan.kind == 6, 3, plan.kind), seconds=seconds)
 
