@@ -111,8 +111,7 @@ def candidates(
     compressions: Sequence[Compression | None],
     batch_sizes: Sequence[int],
 ) -> tuple[list[Candidate], int]:
-    """Return all configurations that make sense, and how many do not: strategies that do not compress, and more
-    workers than a cluster has.
+    """Return all configurations that make sense, and how many do not: more workers than a cluster has.
 
     Raises ConfigError for values that are none, and if nothing is left.
     """
@@ -121,7 +120,7 @@ def candidates(
     if not made:
         devices = ", ".join(f"{cluster.name!r} has {len(cluster.workers)} devices" for cluster in clusters)
         raise ConfigError(
-            f"recommend: no configuration fits together ({devices}); give fewer workers, or strategies that compress"
+            f"recommend: no configuration fits together ({devices}); give fewer workers"
         )
     labels = labels_of([row[2] for row in made]), labels_of([row[3] for row in made])
     places = _places(clusters)
@@ -168,7 +167,9 @@ def _rows(
         for n in dict.fromkeys(worker_counts(cluster) if workers is None else workers):
             usual = _usual_strategies(cluster, n) if strategies is None else [(one, False) for one in strategies]
             for strategy, each in usual:
-                for compression in packed if n > 1 else packed[:1]:  # one worker sends nothing
+                # one worker sends nothing; compressing and averaging seldom cost accuracy: both only where asked for
+                alone = n == 1 or (strategies is None and not nature_of(strategy).exact)
+                for compression in packed[:1] if alone else packed:
                     for batch_size in batch_sizes:
                         yield cluster, n, strategy, compression, batch_size, each
 

@@ -66,8 +66,8 @@ def recommend(
     learning_model  the (small) model that learns, if it is another one than `model`
     workers         numbers of workers to try; None: powers of two, and all of each cluster
     strategies      to try; None: four all-reduces, a server on each machine, local SGD over 8 steps
-    compressions    to try with strategies that compress; None: none, 16 bits, top 1 % with error feedback (none alone
-                    where strategies are given)
+    compressions    to try (of the usual strategies not with local SGD, which costs accuracy itself); None: none, 16
+                    bits, top 1 % with error feedback (none alone where strategies are given)
     batch_sizes     per worker; None: 32, 64 and 128
     base            an experiment with everything else: precision, jitter, compute, accumulation, seed, ...
     n_best          how many configurations to return
@@ -214,7 +214,5 @@ def _notes(choices: list[Choice], options: Sequence[Candidate], n_left_out: int,
             "often need more"
         )
     if n_left_out:
-        notes.append(
-            f"{n_left_out} combinations make no sense: more workers than devices, or a strategy that does not compress"
-        )
+        notes.append(f"{n_left_out} combinations make no sense: more workers than devices")
     return notes
