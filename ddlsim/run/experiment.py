@@ -47,7 +47,7 @@ _SLOW_DOWNS = cast(
     Rule, rule_of(tuple[Annotated[SlowDown, "a SlowDown(ranks, start, duration, factor)"], ...])
 )
 #: how many workers, or where
-WorkersLike = Count | Annotated[Sequence[Index], "a number, or a list of places such as [0, 1, 2, 3]", by(_places)]
+WorkersLike = Count | Annotated[Sequence[Index], "a list of places such as [0, 1, 2, 3]", by(_places)]
 StrategyLike = Annotated[Strategy, "an object such as ddlsim.AllReduce('ring')"]
 GradientType = Annotated[str, one_of(*GRADIENT_TYPES)]
 ComputeLike = Annotated[

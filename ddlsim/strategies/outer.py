@@ -108,7 +108,7 @@ class SlowMo(WithFabric):
     gamma is the learning rate of the latest local step; where that is 0, the models are averaged only. With beta = 0,
     alpha = 1 and maintained buffers this is :class:`~ddlsim.LocalSGD`.
 
-    period    tau; the defaults of these three are those of the authors' code (fairscale, torchdistx)
+    period    tau; this and the next two are to be tuned to the task
     momentum  beta, the slow momentum
     slow_rate alpha, the slow learning rate
     buffers   what becomes of the base optimizer's state (line 2) after an average: "maintain" or "reset". To average
