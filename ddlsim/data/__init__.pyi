@@ -8,5 +8,6 @@ from .idx import read_idx as read_idx
 from .image_folder import read_images as read_images
 from .named import DATA_NAMES as DATA_NAMES, load_data as load_data
 from .npz import read_npz as read_npz
+from .sentences import sentences as sentences
 from .sharding import by_class as by_class, dirichlet as dirichlet, iid as iid
 from .synthetic import shapes as shapes

@@ -23,7 +23,8 @@ Ints = npt.NDArray[np.int64]
 class DataSet:
     """Samples `x` (n_samples, *sample_shape) float32 and `labels` (n_samples,), the class of each.
 
-    Images have sample shape (channels, height, width). ``source`` says where the data come from.
+    Labels of text are (n_samples, tokens): the token that follows each one of a sample. Images have sample shape
+    (channels, height, width). ``source`` says where the data come from.
     """
 
     name: str
@@ -34,10 +35,10 @@ class DataSet:
 
     def __post_init__(self) -> None:
         n = len(self.x) if self.x.ndim > 1 else 0
-        if n == 0 or self.labels.shape != (n,):
+        if n == 0 or self.labels.shape not in ((n,), self.x.shape):
             raise ConfigError(
                 f"data {self.name!r}: samples {self.x.shape} and labels {self.labels.shape} do not fit; "
-                "give (n, ...) samples and (n,) labels with n at least 1"
+                "give (n, ...) samples and (n,) labels with n at least 1, or both (n, tokens)"
             )
         check_finite(self.name, self.x)
         if self.labels.min() < 0 or self.labels.max() >= self.n_classes:
@@ -110,14 +111,16 @@ HeldOut = Annotated[float, number(0.0, above=True)] | Annotated[int, whole(1)]
 def split(data: DataSet, held_out: HeldOut, seed: Seed) -> tuple[DataSet, DataSet]:
     """Return (training set, held-out set): a random part of the samples, the same for the same seed.
 
-    `held_out` is a share (float below 1) or a number of samples (int). Every class is divided alike, to within
-    a sample. Raises ConfigError when either part would be empty.
+    `held_out` is a share (float below 1) or a number of samples (int). Where samples have a class, every class is
+    divided alike, to within a sample. Raises ConfigError when either part would be empty.
     """
     n = data.n_samples
     count = held_out if isinstance(held_out, int) else round(held_out * n)
     if not 0 < count < n or (isinstance(held_out, float) and not 0.0 < held_out < 1.0):
         raise ConfigError(f"held_out = {held_out}: must leave samples in both parts of {n}")
     order = stream(seed, 0, "held-out split").permutation(n)
+    if data.labels.ndim > 1:
+        return data.take(np.sort(order[count:])), data.take(np.sort(order[:count]))
     # within each class the shuffled samples get evenly spaced ranks; the lowest ranks are held out
     ranks = np.empty(n)
     for label in range(data.n_classes):

@@ -11,19 +11,21 @@ from ddlsim.data.dataset import DataSet
 from ddlsim.data.digits import load_digits
 from ddlsim.data.image_folder import read_images
 from ddlsim.data.npz import read_npz
+from ddlsim.data.sentences import sentences
 from ddlsim.data.synthetic import shapes
 from ddlsim.errors import ConfigError, unknown_name
 
 __all__ = ["DATA_NAMES", "load_data"]
 
-DATA_NAMES = ("digits", "shapes")
+DATA_NAMES = ("digits", "shapes", "sentences")
 #: images that load_data makes of the synthetic set, and their size: those of the model "shapes-cnn"
 _N_SHAPES, _SHAPES_SIZE = 2000, 32
+_N_PIECES = 4000
 
 
 @checked
 def load_data(source: str | Path) -> DataSet:
-    """Return a data set by name ("digits", "shapes") or from a file or folder.
+    """Return a data set by name ("digits", "shapes", "sentences") or from a file or folder.
 
     ``.npz``            an archive (:func:`~ddlsim.data.read_npz`)
     ``.bin``            CIFAR-10 binary (:func:`~ddlsim.data.read_cifar`)
@@ -36,6 +38,8 @@ def load_data(source: str | Path) -> DataSet:
         return load_digits()
     if source == "shapes":
         return shapes(_N_SHAPES, _SHAPES_SIZE)
+    if source == "sentences":
+        return sentences(_N_PIECES)
     path = Path(source)
     if os.path.isdir(path):
         return read_images(path, size=_SHAPES_SIZE)
@@ -46,5 +50,6 @@ def load_data(source: str | Path) -> DataSet:
     if os.path.exists(path):
         raise ConfigError(f"data = {str(source)!r}: must end in .npz or .bin, or be a folder of images")
     if path.suffix or len(path.parts) != 1:
-        raise ConfigError(f"data = {str(source)!r}: no such file or folder; give a path, 'digits' or 'shapes'")
+        names = ", ".join(DATA_NAMES)
+        raise ConfigError(f"data = {str(source)!r}: no such file or folder; give a path or one of {names}")
     raise unknown_name("data", str(source), DATA_NAMES)

@@ -20,7 +20,7 @@ class DivergedError(DdlsimError):
 
 
 def evaluation(network: Network, data: DataSet, params: Array, state: Array | None) -> tuple[float, float]:
-    """Return (mean loss, accuracy) of the samples.
+    """Return (mean loss, accuracy) of the samples, or of their tokens where each has a label.
 
     params  (n_params,)
     state   (n_state,) the running statistics that belong to them; None where the network normalises no batches
@@ -31,10 +31,11 @@ def evaluation(network: Network, data: DataSet, params: Array, state: Array | No
     loss, right = 0.0, 0
     for start in range(0, data.n_samples, CHUNK):
         part = slice(start, start + CHUNK)
-        outputs, labels = network.predict(params, data.x[part], state).astype(np.float64), data.labels[part]
+        labels = data.labels[part].reshape(-1)
+        outputs = network.predict(params, data.x[part], state).astype(np.float64).reshape(len(labels), -1)
         loss += _loss(network, outputs, labels)
         right += int(np.count_nonzero(outputs.argmax(axis=1) == labels))
-    return loss / data.n_samples, right / data.n_samples
+    return loss / data.labels.size, right / data.labels.size
 
 
 def targets(network: Network, labels: Ints) -> Ints | Array:
@@ -45,7 +46,7 @@ def targets(network: Network, labels: Ints) -> Ints | Array:
 
 
 def _loss(network: Network, outputs: Array, labels: Ints) -> float:
-    """Return the sum over the samples of their losses."""
+    """Return the sum of the losses of `outputs`, a row for each label."""
     if network.loss != "cross_entropy":
         return float(np.square(outputs - targets(network, labels)).mean(axis=1).sum())
     shifted = outputs - outputs.max(axis=1, keepdims=True)

@@ -11,7 +11,7 @@ from ddlsim.data import BatchStream, by_class, dirichlet, iid, load_data, split
 from ddlsim.data.dataset import DataSet, HeldOut
 from ddlsim.errors import ConfigError
 from ddlsim.learning.learner import Task
-from ddlsim.nn.loss import Loss
+from ddlsim.nn.loss import Loss, each_label
 from ddlsim.nn.network import build_network
 from ddlsim.optim import SGD, Constant, GrowingBatch, Schedule
 from ddlsim.optim.layerwise import with_layers
@@ -37,7 +37,7 @@ class Dirichlet:
 class Training:
     """Makes a run learn: ``simulate(..., training=Training("digits", rate=0.1, epochs=5))``.
 
-    data              "digits", "shapes", a path (see :func:`ddlsim.data.load_data`) or a :class:`DataSet`
+    data              "digits", "shapes", "sentences", a path (see :func:`ddlsim.data.load_data`) or a :class:`DataSet`
     held_out          share or number of samples to evaluate on, or a DataSet of them
     optimizer         SGD, Momentum, Adam, LARS or LAMB of :mod:`ddlsim.optim`
     rate              learning rate: a number, or a schedule over epochs
@@ -98,10 +98,23 @@ class Training:
                     f"data {part.name!r} has samples of shape {part.sample_shape}, but model {model.name!r} takes "
                     f"{model.input_shape}; choose a model or data that fit"
                 )
-        if train.n_classes > network.n_outputs:
+        each = each_label(network.out_shape)
+        if train.labels.shape[1:] != each:
+            raise ConfigError(
+                f"data {train.name!r} has labels of shape {train.labels.shape[1:]} for each sample, but model "
+                f"{model.name!r}, whose outputs are {network.out_shape}, learns {each}; choose a model or data that fit"
+            )
+        if each and self.loss != "cross_entropy":
+            raise ConfigError(f"loss = {self.loss!r} with a label for each token; use 'cross_entropy'")
+        if train.n_classes > network.n_classes:
             raise ConfigError(
                 f"data {train.name!r} has {train.n_classes} classes, but model {model.name!r} has "
-                f"{network.n_outputs} outputs; choose a model or data that fit"
+                f"{network.n_classes} outputs; choose a model or data that fit"
+            )
+        if each and self.sharding not in ("iid", "shared"):
+            raise ConfigError(
+                f"sharding = {self.sharding!r} of data {train.name!r}: its samples have no class of their own but a "
+                "label for each token; use 'iid' or 'shared'"
             )
         optimizer = with_layers(self.optimizer, network.slots)
         shards = self._shards(train, n_workers, seed)

@@ -41,8 +41,7 @@ def numpy_model(name: str) -> Trained:
 
     def step(batch_size: int) -> Action:
         rng = np.random.default_rng(0)
-        x = rng.standard_normal((batch_size, *network.model.input_shape), np.float32)
-        labels = rng.integers(network.n_outputs, size=batch_size)
+        x, labels = network.random_batch(batch_size, rng)
         statistics = network.initial_state.copy()
         params = network.initial_params
         memory = rule.init(params)

@@ -15,31 +15,17 @@ from ddlsim.errors import ConfigError
 from ddlsim.nn.conv_layer import Conv2d, Pool2d, adaptive_windows, pool_windows
 from ddlsim.nn.layers import Chain, Dense, Dropout, Elementwise, Join, Pure, Sum, ToMaps, ToRows
 from ddlsim.nn.norm_layer import BatchNorm2d, LayerNorm
+from ddlsim.nn.parameters import Parameter, normal
 from ddlsim.nn.pass_state import Array, Buffers, Layer, PureLayer, Slot
+from ddlsim.nn.token_layers import Attention, Embedding, Take, TiedDense
 from ddlsim.workload import layers as specs
 from ddlsim.workload.layer_rules import Shape, spread
 from ddlsim.workload.model import Concat, Leaf, Model, Node, Residual
 
-__all__ = ["Builder", "Parameter"]
+__all__ = ["Builder"]
 
+_OF_TOKENS = (specs.Embedding, specs.Attention, specs.TiedDense, specs.Take)
 _FRESH = (Conv2d, Dense, BatchNorm2d, Sum)  # their output is theirs alone and they do not look at it again
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A tensor to be learned, and how it starts: constant ``value``, or random from its fans and what follows.
-
-    ``follows`` is the activation that the tensor's layer feeds ("" for none), ``momentum`` the weight of a new batch
-    where the tensor is a running statistic; ``draw`` makes the tensor where its layer says itself how it starts.
-    """
-
-    slot: Slot
-    value: float | None
-    fan_in: int = 0
-    fan_out: int = 0
-    follows: str = ""
-    momentum: float = 0.0
-    draw: Callable[[np.random.Generator], Array] | None = None
 
 
 @dataclass
@@ -58,6 +44,12 @@ class Builder:
     dtype: np.dtype[np.floating]
     parameters: list[Parameter] = field(default_factory=list)
     state: list[Parameter] = field(default_factory=list)
+    embedding: Slot | None = None  # the first table of tokens
+
+    @property
+    def vocabulary(self) -> int:
+        """Of how many tokens samples are made; 0 if they are any numbers."""
+        return self.embedding.shape[0] if self.embedding is not None else 0
 
     def whole(self) -> Chain:
         """Return the network, from rows to rows."""
@@ -129,7 +121,7 @@ class Builder:
             if len(shape) not in (2, 3):
                 raise self._cannot(name, f"{layer.type} on shape {shape}: only one or two spatial dimensions run")
             self._lay_out(built, True, shape, input_grad=layer.input_grad)
-        elif isinstance(spec, specs.Dense | specs.LayerNorm | specs.Flatten) or _is_pure(spec):
+        elif isinstance(spec, (specs.Dense, specs.LayerNorm, specs.Flatten, *_OF_TOKENS)) or _is_pure(spec):
             self._lay_out(built, False, shape, input_grad=layer.input_grad)
         built.layers += self._make(leaf, built, shape, follows)
 
@@ -161,11 +153,51 @@ class Builder:
             return [Dropout(spec.rate, buffers)]
         if isinstance(spec, specs.Flatten):
             return []
+        if isinstance(spec, _OF_TOKENS):
+            return [self._of_tokens(leaf, spec, shape)]
         if _is_pure(spec):
             return [self._pure(leaf, cast(PureLayer, spec), shape)]
         raise self._cannot(
             layer.name, f"layers of type {layer.type!r} have costs but no gradients (no methods forward and backward)"
         )
+
+    def _of_tokens(
+        self, leaf: Leaf, spec: specs.Embedding | specs.Attention | specs.TiedDense | specs.Take, shape: Shape
+    ) -> Layer:
+        name, buffers = self.model.layers[leaf.index].name, self._buffers()
+        if isinstance(spec, specs.Embedding):
+            rows = (("tokens", spec.vocabulary), ("positions", spec.positions), ("types", spec.types))
+            tokens, places, kind = (self._table(f"{name}.{what}", (n, spec.dim)) for what, n in rows)
+            assert tokens is not None
+            self.embedding = self.embedding or tokens
+            return Embedding(name, tokens, places, kind, buffers)
+        if isinstance(spec, specs.Take):
+            return Take(spec.count * shape[1], buffers)
+        if isinstance(spec, specs.TiedDense):
+            if self.embedding is None or self.embedding.shape != (spec.units, shape[-1]):
+                raise self._cannot(name, f"no embedding of {spec.units} tokens and {shape[-1]} features comes before")
+            bias = self._slot(self.parameters, f"{name}.bias", (spec.units,), 0.0) if spec.bias else None
+            return TiedDense(self.embedding, bias, buffers)
+        d = shape[-1]
+        projections = ("qkv",) if spec.fused else ("query", "key", "value")
+        *first, last = (self._projection(f"{name}.{what}", d, 3 * d if what == "qkv" else d)
+                        for what in (*projections, "out"))  # fmt: skip
+        weights, biases = [slots[0] for slots in first], [slots[1] for slots in first]
+        return Attention(d, spec.heads, spec.causal, weights, biases, *last, buffers)
+
+    def _table(self, name: str, shape: tuple[int, int]) -> Slot | None:
+        """Return the slot of an embedding, normal with deviation 0.02 (Radford et al. 2018, GPT, section 4.1)."""
+        if not shape[0]:
+            return None
+        slot = self._slot(self.parameters, name, shape)
+        draw = functools.partial(normal, shape)
+        self.parameters[-1] = dataclasses.replace(self.parameters[-1], draw=draw)
+        return slot
+
+    def _projection(self, name: str, features: int, units: int) -> tuple[Slot, Slot]:
+        fans = (features, features)  # of each of the matrices that lie together
+        weight = self._slot(self.parameters, f"{name}.weight", (units, features), None, fans)
+        return weight, self._slot(self.parameters, f"{name}.bias", (units,), 0.0)
 
     def _pure(self, leaf: Leaf, rule: PureLayer, shape: Shape) -> Pure:
         """Return a layer that is written in pure functions, and make slots for its tensors."""

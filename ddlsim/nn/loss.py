@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -11,21 +12,32 @@ from ddlsim.errors import ConfigError
 from ddlsim.nn import row_kernels
 from ddlsim.nn.pass_state import Array, Buffers
 
-__all__ = ["LOSSES", "Loss", "check_labels", "loss_of"]
+__all__ = ["LOSSES", "Loss", "check_labels", "classes", "each_label", "loss_of"]
 
 Labels = npt.NDArray[np.int64] | Array
 Loss = Literal["cross_entropy", "mean_squared_error"]
 LOSSES: tuple[Loss, ...] = ("cross_entropy", "mean_squared_error")
 
 
-def check_labels(
-    kind: Loss, labels: npt.ArrayLike, n_samples: int, n_outputs: int, dtype: np.dtype[np.floating]
-) -> Labels:
-    """Return `labels` as classes (n,) int64, or as targets (n, n_outputs) for the squared error.
+def each_label(out_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a sample's classes: one, or one for each token where the output is (tokens, classes)."""
+    return out_shape[:1] if len(out_shape) == 2 else ()
 
-    Raises ConfigError when number, type or range do not fit.
+
+def classes(out_shape: tuple[int, ...]) -> int:
+    """Return among how many classes a network with such outputs chooses."""
+    return out_shape[-1] if len(out_shape) == 2 else math.prod(out_shape)
+
+
+def check_labels(
+    kind: Loss, labels: npt.ArrayLike, n_samples: int, out_shape: tuple[int, ...], dtype: np.dtype[np.floating]
+) -> Labels:
+    """Return `labels` as classes, int64, or as targets (n, n_outputs) for the squared error.
+
+    Classes are (n,), or (n, tokens) where a network answers (tokens, classes) for each sample. Raises ConfigError when
+    number, type or range do not fit.
     """
-    array = np.asarray(labels)
+    array, n_outputs = np.asarray(labels), math.prod(out_shape)
     if array.shape[:1] != (n_samples,):
         raise ConfigError(f"labels of shape {array.shape} do not fit {n_samples} samples; give one each")
     if kind == "mean_squared_error":
@@ -34,24 +46,30 @@ def check_labels(
                 f"targets of shape {array.shape} do not fit {n_outputs} outputs; give ({n_samples}, {n_outputs})"
             )
         return np.ascontiguousarray(array, dtype).reshape(n_samples, n_outputs)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
+    shape = (n_samples, *each_label(out_shape))
+    if array.shape != shape or array.dtype.kind not in "iu":
         raise ConfigError(
-            f"labels of shape {array.shape} and type {array.dtype}: cross-entropy needs ({n_samples},) whole numbers"
+            f"labels of shape {array.shape} and type {array.dtype}: cross-entropy needs {shape} whole numbers"
         )
-    if array.min() < 0 or array.max() >= n_outputs:
+    n_classes = classes(out_shape)
+    if array.min() < 0 or array.max() >= n_classes:
         bad = int(array.min() if array.min() < 0 else array.max())
-        raise ConfigError(f"label {bad} is not one of the network's {n_outputs} classes 0..{n_outputs - 1}")
+        raise ConfigError(f"label {bad} is not one of the network's {n_classes} classes 0..{n_classes - 1}")
     return array.astype(np.int64, copy=False)
 
 
 def loss_of(kind: Loss, outputs: Array, labels: Labels, n_total: int, buffers: Buffers) -> tuple[float, Array]:
     """Return the samples' part of the mean loss over `n_total` samples, and its gradient, shape of `outputs`.
 
-    Cross-entropy: -log softmax(outputs)[label]. Squared error: the mean over the outputs of (output - target)^2.
+    Cross-entropy: -log softmax(outputs)[label], the mean over the tokens where each has a label. Squared error: the
+    mean over the outputs of (output - target)^2.
     """
     gradient = buffers.get("gradient", *outputs.shape)
     if kind == "cross_entropy":
-        total = row_kernels.cross_entropy(outputs, labels, gradient, n_total)  # type: ignore[arg-type]
+        flat = labels.reshape(-1)
+        n_total *= len(flat) // len(outputs)
+        rows, slopes = (array.reshape(len(flat), -1) for array in (outputs, gradient))
+        total = row_kernels.cross_entropy(rows, flat, slopes, n_total)  # type: ignore[arg-type]
     else:
         total = row_kernels.squared_error(outputs, labels, gradient, n_total)  # type: ignore[arg-type]
     return total / n_total, gradient

@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from ddlsim.arguments import Seed, by, checked
 from ddlsim.errors import ConfigError, shown
-from ddlsim.nn.build import Builder, Parameter
+from ddlsim.nn.build import Builder
 from ddlsim.nn.layers import Chain
-from ddlsim.nn.loss import Loss, check_labels, loss_of
+from ddlsim.nn.loss import Loss, check_labels, classes, each_label, loss_of
+from ddlsim.nn.parameters import initial_values, kept_shares
 from ddlsim.nn.pass_state import Array, Buffers, Pass, Slot
-from ddlsim.streams import stream
 from ddlsim.workload.model import Model, ModelLike, load_model
 
 __all__ = ["Network", "build_network"]
@@ -50,6 +50,7 @@ class Network:
     initial_params: Array  # (n_params,), read-only
     initial_state: Array  # running means 0 and variances 1, read-only
     state_keep: Array  # (n_state,), 1 - momentum: how much of the running statistics a batch leaves, read-only
+    vocabulary: int  # samples are whole numbers below it; 0: they are any numbers
     _chain: Chain
     _buffers: Buffers
 
@@ -59,9 +60,28 @@ class Network:
         return len(self.initial_params)
 
     @property
+    def out_shape(self) -> tuple[int, ...]:
+        """The shape of what the network returns for one sample: (classes,), or (tokens, classes)."""
+        return self.model.layers[-1].out_shape
+
+    @property
     def n_outputs(self) -> int:
         """Numbers that the network returns for one sample."""
-        return math.prod(self.model.layers[-1].out_shape)
+        return math.prod(self.out_shape)
+
+    @property
+    def n_classes(self) -> int:
+        """Among how many classes the network chooses, for a sample or for each of its tokens."""
+        return classes(self.out_shape)
+
+    def random_batch(self, n: int, rng: np.random.Generator) -> tuple[Array, npt.NDArray[np.int64]]:
+        """Return `n` samples without a meaning and their classes: standard normal numbers, or tokens."""
+        shape = (n, *self.model.input_shape)
+        if self.vocabulary:
+            x = rng.integers(self.vocabulary, size=shape).astype(self.dtype)
+        else:
+            x = rng.standard_normal(shape, self.dtype)
+        return x, rng.integers(self.n_classes, size=(n, *each_label(self.out_shape)))
 
     def views(self, params: Array) -> dict[str, Array]:
         """Return the named tensors of a flat vector (parameters or gradient) as views, in order."""
@@ -75,7 +95,8 @@ class Network:
 
         params  (n_params,)              never changed
         x       (n, *model.input_shape)  samples
-        labels  (n,) classes, or (n, n_outputs) targets for the mean squared error
+        labels  (n,) classes; (n, tokens) where outputs are (tokens, classes); (n, n_outputs) targets for the mean
+                squared error
         rng     draws dropout masks; needed if the network has dropout
         state   (n_state,) running statistics of batch normalisation, updated in place where given
 
@@ -86,7 +107,7 @@ class Network:
             self._check_vector("state", state, len(self.initial_state))
         batch = self._samples(x)
         n = len(batch)
-        wanted = _writable(check_labels(self.loss, labels, n, self.n_outputs, self.dtype))
+        wanted = _writable(check_labels(self.loss, labels, n, self.out_shape, self.dtype))
         gradient, loss, params = np.zeros(self.n_params, self.dtype), 0.0, self._own(params)
         for part in self._parts(n, whole=bool(self.state_slots)):
             run = Pass(params, len(batch[part]), True, gradient, state, rng)
@@ -171,39 +192,11 @@ def build_network(
     chain = builder.whole()
     return Network(
         description, loss, kind, tuple(p.slot for p in builder.parameters), tuple(p.slot for p in builder.state),
-        _initial(builder.parameters, seed, kind), _initial(builder.state, seed, kind), _keep(builder.state, kind),
-        chain, Buffers(kind),
+        initial_values(builder.parameters, seed, kind), initial_values(builder.state, seed, kind),
+        kept_shares(builder.state, kind), builder.vocabulary, chain, Buffers(kind),
     )  # fmt: skip
 
 
 def _writable(array: _Numbers) -> _Numbers:
     """Return `array`, or a copy if it is read-only, which would be another type for compiled code."""
     return array if array.flags.writeable else array.copy()
-
-
-def _keep(state: list[Parameter], dtype: np.dtype[np.floating]) -> Array:
-    flat = np.empty(state[-1].slot.stop if state else 0, dtype)
-    for parameter in state:
-        parameter.slot.flat(flat)[:] = 1.0 - parameter.momentum
-    flat.setflags(write=False)
-    return flat
-
-
-def _initial(parameters: list[Parameter], seed: int, dtype: np.dtype[np.floating]) -> Array:
-    flat = np.empty(parameters[-1].slot.stop if parameters else 0, dtype)
-    for parameter in parameters:
-        into = parameter.slot.flat(flat)
-        if parameter.value is not None:
-            into[:] = parameter.value
-            continue
-        draws = stream(seed, 0, f"initial {parameter.slot.name}")
-        if parameter.draw is not None:
-            into[:] = np.ravel(parameter.draw(draws))
-            continue
-        if parameter.follows in ("relu", "gelu"):
-            into[:] = draws.standard_normal(len(into)) * math.sqrt(2.0 / parameter.fan_in)
-        else:
-            bound = math.sqrt(6.0 / (parameter.fan_in + parameter.fan_out))
-            into[:] = draws.uniform(-bound, bound, len(into))
-    flat.setflags(write=False)
-    return flat

@@ -278,7 +278,7 @@ def test_encoding_hides_no_communication_but_overlaps_it():
 # ---------------------------------------------------------------- tensors
 
 
-@pytest.mark.parametrize("name", ["digits-cnn", "lenet5", "resnet18-cifar"])
+@pytest.mark.parametrize("name", ["digits-cnn", "lenet5", "resnet18-cifar", "char-transformer"])
 def test_tensors_have_the_shapes_of_the_network_that_runs(name):
     slots = [(slot.name, slot.shape) for slot in ddlsim.build_network(name, 0).slots]
     rows = [(name, (shape[0], int(np.prod(shape[1:]))) if len(shape) > 1 else shape) for name, shape in slots]

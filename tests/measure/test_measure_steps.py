@@ -32,7 +32,7 @@ def test_a_step_of_our_own_trains(monkeypatch):
 
 def test_models_that_have_no_gradients_here_are_refused():
     with pytest.raises(ConfigError, match="cannot be trained"):
-        numpy_model("gpt2")
+        numpy_model("dlrm")
 
 
 @pytest.fixture

@@ -21,10 +21,8 @@ def write_model(tmp_path: Path, shape: str, layers: str) -> Path:
 def check_gradient(network: Network, n: int, seed: int = 0) -> None:
     """The gradient along random directions, one per tensor and one for all, equals (f(p + h) - f(p - h)) / 2h."""
     rng = np.random.default_rng(seed)
-    x = rng.normal(size=(n, *network.model.input_shape))
-    if network.loss == "cross_entropy":
-        labels = rng.integers(0, network.n_outputs, n)
-    else:
+    x, labels = network.random_batch(n, rng)
+    if network.loss != "cross_entropy":
         labels = rng.normal(size=(n, network.n_outputs))
     params = network.initial_params + 0.1 * rng.normal(size=network.n_params)
 
@@ -108,7 +106,23 @@ def test_mean_squared_error(tmp_path: Path):
     check_gradient(build_network(path, 1, np.float64, "mean_squared_error"), 5)
 
 
-@pytest.mark.parametrize("name", ["lenet5", "digits-cnn"])
+EMBEDDED = "{ type = 'embedding', vocabulary = 7, positions = 9, types = 2, dim = 6 }"
+TOKENS = {
+    "embedding": f"{EMBEDDED}, {TANH}",
+    "attention": f"{EMBEDDED}, {{ type = 'attention', heads = 3 }}",
+    "causal attention": f"{EMBEDDED}, {{ type = 'attention', heads = 2, fused = true, causal = true }}, {TANH}",
+    "tied output": f"{EMBEDDED}, {TANH}, {{ type = 'tied_dense', units = 7 }}",
+    "first tokens": f"{EMBEDDED}, {TANH}, {{ type = 'take', count = 2 }}",
+    "one class a sample": f"{EMBEDDED}, {{ type = 'attention', heads = 1 }}, {FLAT}",
+}
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_layers_of_tokens(tmp_path: Path, name: str):
+    check_gradient(build_network(write_model(tmp_path, "[5]", TOKENS[name]), 1, np.float64), 4)
+
+
+@pytest.mark.parametrize("name", ["lenet5", "digits-cnn", "char-transformer"])
 def test_bundled_models(name: str):
     check_gradient(build_network(name, 1, np.float64), 5)
 

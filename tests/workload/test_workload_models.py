@@ -35,6 +35,7 @@ PUBLISHED: dict[str, tuple[int, float | None]] = {
     "bert-large+heads": (336_226_108, None),
     "gpt2": (124_439_808, None),
     "ffn": (638_433, None),
+    "char-transformer": (28_316, None),  # by hand: 1,920 + 2 x 12,704 + 64 + 924
 }
 
 
