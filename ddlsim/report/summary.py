@@ -59,7 +59,9 @@ def _model(result: Result) -> str:
     gradients = f"{size(workload.gradient_nbytes)} of {experiment.gradient_dtype} gradients"
     batch = f"batch {experiment.batch_size}{micro} per worker"
     samples = result.updates_per_step * result.samples_per_update
-    if not math.isclose(samples, experiment.batch_size * experiment.accumulation * result.n_workers, rel_tol=0.01):
+    if workload.batch_size != experiment.batch_size:
+        batch = f"batch {experiment.batch_size} in micro-batches of {workload.batch_size}"
+    elif not math.isclose(samples, experiment.batch_size * experiment.accumulation * result.n_workers, rel_tol=0.01):
         batch = f"batch {experiment.batch_size}{micro}, {samples:,.4g} samples a step"
     return f"{workload.model.name}, {batch}, {experiment.precision}, {gradients}"
 

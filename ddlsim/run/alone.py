@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddlsim.run.experiment import Experiment
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.stage import Stage, n_copies
+from ddlsim.workload.stage import Stage, n_copies, n_replicas
 
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
@@ -19,16 +19,19 @@ __all__ = ["alone", "batches_alone", "is_replicated"]
 def alone(experiment: Experiment, workload: Workload, batches: float) -> float:
     """Return the samples/s of a worker that makes an update from so many `batches` (were its memory large enough)."""
     seconds = batches * (workload.forward_time + workload.backward_time) + workload.optimizer
-    return batches * experiment.batch_size / (seconds * experiment.jitter.mean)
+    return batches * workload.batch_size / (seconds * experiment.jitter.mean)
 
 
 def batches_alone(result: Result, stages: Sequence[Stage]) -> float:
     """Return from how many batches a worker alone would make an update: a replica from its own of a step; where a model
     is shared out over workers, from those of one copy of the model."""
-    if is_replicated(stages, result.workloads):
+    strategy, batch_size = result.experiment.strategy, result.workloads[0].batch_size
+    together = hasattr(strategy, "micro_batch_size")
+    if not together and is_replicated(stages, result.workloads):
         return result.experiment.accumulation
     samples = result.updates_per_step * result.samples_per_update
-    return samples / n_copies(stages, result.workloads) / result.experiment.batch_size
+    copies = n_replicas(strategy, result.n_workers) if together else n_copies(stages, result.workloads)
+    return samples / copies / batch_size
 
 
 def is_replicated(stages: Sequence[Stage], workloads: Sequence[Workload]) -> bool:

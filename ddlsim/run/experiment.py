@@ -70,7 +70,7 @@ class Experiment:
     cluster         bundled name, path, networkx graph or :class:`Cluster`
     model           bundled name, path or :class:`Model`
     strategy        how workers exchange gradients
-    batch_size      samples per worker and (micro-)step
+    batch_size      samples per worker and (micro-)step; of all workers together where the strategy shares out a model
     workers         number of workers, placed on the cluster's first devices, or the places of a part of them in
                     ``cluster.workers``, such as [4, 5, 6, 7]; None: on all of them
     steps           steps per worker that are measured (asynchronous: on average)

@@ -37,7 +37,7 @@ from ddlsim.workload.compute import Affine, Measured, Workload, make_workload
 from ddlsim.workload.devices import Device, load_device
 from ddlsim.workload.memory import check_memory
 from ddlsim.workload.model import Model, load_model
-from ddlsim.workload.stage import Stage, stages_of
+from ddlsim.workload.stage import Stage, at_once, n_replicas, stages_of
 from ddlsim.workload.tables import exchange_left_out
 
 __all__ = ["prepare", "run"]
@@ -87,7 +87,8 @@ def prepare(experiment: Experiment) -> Prepared:
     workloads = _workloads(experiment, cluster, time_model, nodes)
     stages = stages_of(experiment.strategy, [workload for workload, _ in workloads])
     texts = _memory_warnings(experiment, workloads, stages)
-    task = experiment.training.task(model, n_workers, experiment.seed) if experiment.training is not None else None
+    learners = n_replicas(experiment.strategy, n_workers)
+    task = experiment.training.task(model, learners, experiment.seed) if experiment.training is not None else None
     made = [workload for workload, _ in workloads]
     devices = sorted({device.name for _, device in workloads})
     if isinstance(experiment.compute, Measured | Affine) and len(devices) > 1 and experiment.speed is None:
@@ -139,6 +140,7 @@ def _workloads(
     speeds = experiment.speed or (1.0,) * len(nodes)
     if len(speeds) != len(nodes):
         raise ConfigError(f"speed has {len(speeds)} factors for {len(nodes)} workers; give one per worker")
+    batch_size = at_once(experiment.strategy, experiment.batch_size, len(nodes))
     made: dict[tuple[str, float], tuple[Workload, Device]] = {}
     result = []
     for node, factor in zip(nodes, speeds, strict=True):
@@ -146,7 +148,7 @@ def _workloads(
         speed = factor * float(cluster.speed[node])
         key = (device.name, speed)
         if key not in made:
-            made[key] = _workload(experiment, model, device, speed, experiment.batch_size), device
+            made[key] = _workload(experiment, model, device, speed, batch_size), device
         result.append(made[key])
     return result
 
@@ -214,7 +216,7 @@ def _monitor(
 
 def _learner(prepared: Prepared, loaded: Experiment, saved: Saved | None) -> Learner:
     """Return the learner, which knows the values of the `saved` run where there is one."""
-    task, n_workers = prepared.task, len(prepared.nodes)
+    task, n_workers = prepared.task, n_replicas(loaded.strategy, len(prepared.nodes))
     if saved is None:
         return Learner(Plane(), task, n_workers)
     if task is None:

@@ -21,7 +21,7 @@ from ddlsim.runtime.worker import Worker
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.jitter import slow_intervals
 
-__all__ = ["PlannedRun", "planned"]
+__all__ = ["PlannedRun", "planned", "with_slow_downs"]
 
 EVALUATION = "evaluation"
 #: (workloads, steps) -> the plan of a strategy
@@ -92,7 +92,7 @@ class PlannedRun:
         self._launched: dict[int, list[list[int]]] = {}  # keys of each buffer, by slot
         tasks = steps.tasks._replace(seconds=np.concatenate([self._arm() for _ in steps.rows]), kind=_kinds(steps))
         self.executor = Executor(
-            _with_slow_downs(tasks, steps.plan.rank, setting.workers), setting.loop.network, self._collective,
+            with_slow_downs(tasks, steps.plan.rank, setting.workers), setting.loop.network, self._collective,
             steps.key_sizes, steps.plan.queues, bystanders=members.n_bystanders,
         )  # fmt: skip
 
@@ -287,7 +287,7 @@ def _kinds(steps: LiveSteps) -> Ints:
     return np.where(names[plan.name[: len(kind)]], OPTIONAL, kind)
 
 
-def _with_slow_downs(tasks: TaskColumns, rank: Ints, workers: Sequence[Worker]) -> TaskColumns:
+def with_slow_downs(tasks: TaskColumns, rank: Ints, workers: Sequence[Worker]) -> TaskColumns:
     """Return the tasks with the slow-downs of the workers that do them."""
     first = np.full(len(workers), -1, dtype=np.int64)
     entries: list[tuple[float, float]] = []

@@ -65,7 +65,10 @@ class Strategy(Protocol):
     It may also have the methods ``stage(workload, rank, n_workers) -> Stage``, where a worker has a part of the model
     only (:mod:`ddlsim.workload.stage`: its ``workload`` then is that part, and its memory is looked at for that), and
     ``plan(workloads, steps, accumulation) -> Plan``, what the workers do in so many steps as a table
-    (:mod:`ddlsim.strategies.plans`). An update carries its samples: ``worker.stop.updated(n_samples)``.
+    (:mod:`ddlsim.strategies.plans`). Where the batch size of a run is that of all workers together it has the methods
+    ``micro_batch_size(batch_size, n_workers) -> int``, what a worker computes at once, and ``n_replicas(n_workers)``,
+    how many groups of workers learn from samples of their own. An update carries its samples:
+    ``worker.stop.updated(n_samples)``.
     """
 
     @property

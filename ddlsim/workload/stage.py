@@ -9,7 +9,7 @@ from ddlsim.arguments import Count, Share, checked
 from ddlsim.errors import ConfigError
 from ddlsim.workload.compute import Workload
 
-__all__ = ["Stage", "n_copies", "stages_of"]
+__all__ = ["Stage", "at_once", "n_copies", "n_replicas", "stages_of"]
 
 
 @checked
@@ -52,6 +52,31 @@ def stages_of(strategy: object, workloads: Sequence[Workload]) -> list[Stage]:
                 "Stage(workload.cut(first, end))"
             )
     return stages
+
+
+def at_once(strategy: object, batch_size: int, n_workers: int) -> int:
+    """Return the samples that a worker computes at once.
+
+    Those are the run's batch size, unless the strategy has a method ``micro_batch_size(batch_size, n_workers)``: then
+    the batch size is that of all workers together. Raises ConfigError for a method that returns no such number.
+    """
+    micro_batch_size = getattr(strategy, "micro_batch_size", None)
+    if micro_batch_size is None:
+        return batch_size
+    size = micro_batch_size(batch_size, n_workers)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ConfigError(
+            f"{type(strategy).__name__}.micro_batch_size: returned {size!r} for batch_size = {batch_size}; must be a "
+            "whole number of at least 1"
+        )
+    return size
+
+
+def n_replicas(strategy: object, n_workers: int) -> int:
+    """Return how many groups of workers learn from samples of their own: as many as workers, unless the strategy has a
+    method ``n_replicas(n_workers)``."""
+    replicas = getattr(strategy, "n_replicas", None)
+    return n_workers if replicas is None else int(replicas(n_workers))
 
 
 def n_copies(stages: Sequence[Stage], workloads: Sequence[Workload]) -> float:

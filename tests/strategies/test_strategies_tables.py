@@ -1,0 +1,93 @@
+"""Any plan as the steps of a run: the same times, bytes and bookings as the bundled strategies that have it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import ddlsim
+from ddlsim.errors import DdlsimError
+from ddlsim.plan import Plan, data_parallel, sharded
+from ddlsim.plan.schedules import Schedules
+from ddlsim.run.simulate import run as run_experiment
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.table_run import run_table
+from ddlsim.workload.buckets import ddp_buckets
+from ddlsim.workload.compute import Workload
+
+Builder = Callable[[Sequence[Workload], int], Plan]
+KINDS = ["compute", "communication", "waiting", "idle"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Runs a plan."""
+
+    build: Builder
+    label: str = "a table"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        return steps
+
+    def start(self, setting: Setting) -> None:
+        each = [worker.workload for worker in setting.workers]
+        schedules = Schedules(self.build(each, 1), "ring", setting.cluster, np.array(setting.nodes), "topology")
+        run_table(
+            setting, lambda steps: self.build(each, steps), schedules,
+            samples=sum(workload.batch_size for workload in each), follow=lambda step, begins: None,
+        )  # fmt: skip
+
+
+CASES = {
+    "ddp": (lambda each, steps: data_parallel(each, steps=steps), ddlsim.AllReduce()),
+    "sharded": (
+        lambda each, steps: sharded(each, buckets=ddp_buckets, steps=steps), ddlsim.ShardedUpdate(overlap="ddp"),
+    ),
+}  # fmt: skip
+RUNS = {
+    "plain": {},
+    "jitter": {"jitter": ddlsim.Lognormal(0.2)},
+    "slow": {"slow_downs": [ddlsim.SlowDown([1], 0.1, 0.3, 4.0)], "speed": [1.0, 0.5, 1.0, 1.0]},
+    "cut short": {"jitter": ddlsim.Lognormal(0.2), "max_time": 2.0},
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("case", CASES)
+def test_a_table_is_the_strategy_that_has_it(case: str, run: str):
+    build, strategy = CASES[case]
+    experiment = ddlsim.Experiment("lab-heterogeneous", "resnet50", strategy, workers=4, batch_size=8, steps=9,
+                                   **RUNS[run])  # fmt: skip
+    expected, table = (run_experiment(each) for each in (experiment, experiment.with_(strategy=Table(build))))
+    np.testing.assert_array_equal(table.step_times, expected.step_times)
+    assert table.end_time == expected.end_time
+    assert table.nbytes_sent == expected.nbytes_sent
+    np.testing.assert_allclose(table.workers[KINDS[0]], expected.workers[KINDS[0]], rtol=1e-12)
+    if case == "ddp":
+        np.testing.assert_allclose(table.workers[KINDS], expected.workers[KINDS], rtol=1e-12, atol=1e-12)
+
+
+def test_spans_are_what_is_booked():
+    experiment = ddlsim.Experiment("office-1gbe", "resnet50", Table(CASES["ddp"][0]), workers=3, batch_size=8, steps=4)
+    result = run_experiment(experiment, keep_spans=True)
+    for rank in range(3):
+        for kind in KINDS[:3]:
+            own = [s for s in result.recorder.spans if (s.track, s.kind) == (f"worker {rank}", kind)]
+            seconds = sum(span.end - span.start for span in own)
+            assert seconds == pytest.approx(result.workers[kind][rank], rel=1e-9, abs=1e-12)
+
+
+def test_steps_that_differ_are_refused():
+    def uneven(each: Sequence[Workload], steps: int) -> Plan:
+        plan = data_parallel(each, steps=steps)
+        seconds = plan.seconds.copy()
+        seconds[-2] += 1.0
+        return dataclasses.replace(plan, seconds=seconds)
+
+    with pytest.raises(DdlsimError, match="not alike"):
+        ddlsim.simulate("office-1gbe", "resnet50", Table(uneven), workers=2, batch_size=8)
+
