@@ -15,6 +15,7 @@ WITH_CASES = [
     "federated",
     "gossip",
     "local_sgd",
+    "memory",
     "overlap",
     "parameter_servers",
     "plans",

@@ -12,9 +12,9 @@ from ddlsim.errors import ConfigError
 from ddlsim.plan.plan import ALL_GATHER, BACKWARD, FORWARD, REDUCE_SCATTER, UPDATE, Floats, Lane, Part, Plan
 from ddlsim.plan.queues import Queue
 from ddlsim.plan.templates import Row
+from ddlsim.workload.activations import layer_nbytes
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
 
 __all__ = ["each_rank", "parts_of", "repeated"]
 
@@ -148,8 +148,7 @@ def _seconds(workload: Workload, rows: Sequence[Row], accumulation: int, sharers
 
 def _holds(workload: Workload, rows: Sequence[Row]) -> Floats:
     """Return the bytes of activations that each task of a rank's step takes or gives back."""
-    sample = np.array([layer.stored_nbytes for layer in workload.model.layers])
-    element = ELEMENT_NBYTES[workload.precision] / FP32_NBYTES
-    before = np.concatenate([[0.0], np.cumsum(np.round(sample * element * workload.batch_size))])
+    sample = np.array([layer_nbytes(layer, workload.precision) for layer in workload.model.layers])
+    before = np.concatenate([[0.0], np.cumsum(np.round(sample * workload.batch_size))])
     sign = {FORWARD: 1.0, BACKWARD: -1.0}
     return np.array([sign.get(row.kind, 0.0) * (before[row.end] - before[row.first]) for row in rows])

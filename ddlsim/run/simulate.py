@@ -37,6 +37,7 @@ from ddlsim.workload.compute import Affine, Measured, Workload, make_workload
 from ddlsim.workload.devices import Device, load_device
 from ddlsim.workload.memory import check_memory
 from ddlsim.workload.model import Model, load_model
+from ddlsim.workload.optimizer_rules import rule_of
 from ddlsim.workload.stage import Stage, at_once, n_replicas, stages_of
 from ddlsim.workload.tables import exchange_left_out
 
@@ -155,13 +156,16 @@ def _workloads(
 
 def _workload(experiment: Experiment, model: Model, device: Device, speed: float, batch_size: int) -> Workload:
     compute, precision, gradient_dtype = experiment.compute, experiment.precision, experiment.gradient_dtype
+    rule = None if experiment.training is None else rule_of(experiment.training.optimizer)
     if isinstance(compute, Traced):
         return traced_workload(
-            compute, model, device, batch_size, precision=precision, gradient_dtype=gradient_dtype, speed=speed
-        )
+            compute, model, device, batch_size, precision=precision, gradient_dtype=gradient_dtype, speed=speed,
+            optimizer=rule,
+        )  # fmt: skip
     return make_workload(
-        model, device, batch_size, compute=compute, precision=precision, gradient_dtype=gradient_dtype, speed=speed
-    )
+        model, device, batch_size, compute=compute, precision=precision, gradient_dtype=gradient_dtype, speed=speed,
+        optimizer=rule,
+    )  # fmt: skip
 
 
 def _resized(

@@ -53,8 +53,9 @@ class Traced:
 
 
 def traced_workload(
-    traced: Traced, model: Model, device: Device, batch_size: int, *, precision: str, gradient_dtype: str, speed: float
-) -> Workload:
+    traced: Traced, model: Model, device: Device, batch_size: int, *, precision: str, gradient_dtype: str, speed: float,
+    optimizer: str | None = None,
+) -> Workload:  # fmt: skip
     """Return what a worker computes in a step; as :func:`~ddlsim.workload.compute.make_workload`.
 
     Raises :class:`~ddlsim.errors.ConfigError` for another batch size or model than the trace's.
@@ -65,8 +66,9 @@ def traced_workload(
             "batch size too, or give Affine(c0, c1)"
         )
     rest = make_workload(
-        model, device, batch_size, compute=Roofline(), precision=precision, gradient_dtype=gradient_dtype, speed=speed
-    )
+        model, device, batch_size, compute=Roofline(), precision=precision, gradient_dtype=gradient_dtype, speed=speed,
+        optimizer=optimizer,
+    )  # fmt: skip
     layers = [replace(t, forward_s=t.forward_s / speed, backward_s=t.backward_s / speed) for t in traced.layers]
     try:
         made = profile_workload(rest, layers)

@@ -29,12 +29,10 @@ from ddlsim.units import si
 from ddlsim.workload.devices import Curve, Device
 from ddlsim.workload.layer_times import Floats, Ints, roofline_times, scaled
 from ddlsim.workload.model import Layer, Model, load_model
+from ddlsim.workload.optimizer_rules import OPTIMIZER_RULES
 from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
 
 __all__ = ["Affine", "Measured", "Roofline", "Workload", "fit_affine", "make_workload"]
-
-#: bytes that momentum SGD moves per parameter: reads weight, gradient, momentum, writes weight and momentum
-OPTIMIZER_TRAFFIC = 20.0
 
 
 @checked
@@ -117,7 +115,7 @@ class Workload:
 
     ``basis`` says where the times come from. ``tensors`` of the model that are exchanged lie flat in
     ``tensor_layer`` and ``tensor_nbytes``, in forward declaration order. ``memory_bandwidth`` is what the device
-    achieves, ``launch_time`` what a kernel takes at least.
+    achieves, ``launch_time`` what a kernel takes at least. ``rule`` is the optimizer's that somebody named.
     """
 
     model: Model
@@ -132,6 +130,7 @@ class Workload:
     tensor_nbytes: Floats  # (n_tensors,)
     memory_bandwidth: float  # bytes/s
     launch_time: float  # s per kernel
+    rule: str | None = None  # of the optimizer
 
     @property
     def forward_time(self) -> float:
@@ -189,13 +188,15 @@ def make_workload(
     precision: str = "fp32",
     gradient_dtype: str = "fp32",
     speed: float = 1.0,
+    optimizer: str | None = None,
 ) -> Workload:
     """Return what a worker on `device` computes in a step of `batch_size` samples.
 
     Without `compute` the device catalogue's measured curve for this model and precision is used if there is
-    one, else the roofline. `speed` divides every time (0.5 is a worker of half the speed). Raises
-    :class:`~ddlsim.errors.ConfigError` for a precision that the device does not have, for a batch size below
-    1 or other than the measured one, and for a speed that is not positive.
+    one, else the roofline, to which the time of the `optimizer`'s rule ("sgd", "momentum", "adam", "lars", "lamb") is
+    added; None: momentum SGD in one fused kernel. `speed` divides every time (0.5 is a worker of half the speed).
+    Raises :class:`~ddlsim.errors.ConfigError` for a precision that the device does not have, for an unknown rule, for
+    a batch size below 1 or other than the measured one, and for a speed that is not positive.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size = {batch_size}: must be at least 1")
@@ -205,6 +206,8 @@ def make_workload(
         raise unknown_name("precision", precision, device.peak_flops, f"device {device.name!r}")
     if gradient_dtype not in GRADIENT_TYPES:
         raise unknown_name("gradient_dtype", gradient_dtype, GRADIENT_TYPES)
+    if optimizer is not None and optimizer not in OPTIMIZER_RULES:
+        raise unknown_name("optimizer", optimizer, OPTIMIZER_RULES)
     roofline = compute if isinstance(compute, Roofline) else Roofline()
     efficiency = roofline.efficiency or device.efficiency[precision]
     forward, backward = roofline_times(
@@ -212,27 +215,31 @@ def make_workload(
     )
     total, basis = _step_time(model, device, batch_size, compute, precision)
     if total is None:
-        optimizer = _optimizer_time(model, device, roofline)
+        update = _update_time(model, device, roofline, optimizer)
     else:
-        optimizer = 0.0
+        update = 0.0
         forward, backward = scaled(forward, backward, total)
     exchanged = [0 if layer.model_parallel else layer.n_params for layer in model.layers]
     tensors = [(i, n) for i, layer in enumerate(model.layers) if exchanged[i] for _, n in layer.tensors]
     element = ELEMENT_NBYTES[gradient_dtype]
     return Workload(
-        model, batch_size, precision, basis, forward / speed, backward / speed, optimizer / speed,
+        model, batch_size, precision, basis, forward / speed, backward / speed, update / speed,
         grad_nbytes=element * np.array(exchanged, dtype=np.float64),
         tensor_layer=np.array([i for i, _ in tensors], dtype=np.int64),
         tensor_nbytes=element * np.array([n for _, n in tensors], dtype=np.float64),
         memory_bandwidth=device.memory_bandwidth * roofline.memory_efficiency * speed,
-        launch_time=device.launch_time / speed,
+        launch_time=device.launch_time / speed, rule=optimizer,
     )  # fmt: skip
 
 
-def _optimizer_time(model: Model, device: Device, roofline: Roofline) -> float:
-    """Return the seconds of momentum SGD on all dense parameters, limited by memory."""
-    n_params = sum(layer.n_params for layer in model.layers if not layer.model_parallel)
-    return OPTIMIZER_TRAFFIC * n_params / (device.memory_bandwidth * roofline.memory_efficiency)
+def _update_time(model: Model, device: Device, roofline: Roofline, rule: str | None) -> float:
+    """Return the seconds of updating all dense parameters, limited by memory, and by launches if a rule is named."""
+    dense = [layer for layer in model.layers if not layer.model_parallel]
+    costs = OPTIMIZER_RULES[rule or "momentum"]
+    launches = 0 if rule is None else costs.launches * sum(len(layer.tensors) for layer in dense)
+    n_params = sum(layer.n_params for layer in dense)
+    moved = costs.traffic * n_params / (device.memory_bandwidth * roofline.memory_efficiency)
+    return moved + launches * device.launch_time
 
 
 def _step_time(

@@ -1,40 +1,173 @@
-"""How much device memory a training step needs, and whether it is there."""
+"""How much device memory a training step needs, in five terms, and whether it is there."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
+from ddlsim.arguments import Bytes, Count, Index, NotNegative, Positive, checked, one_of, whole
+from ddlsim.errors import ConfigError
+from ddlsim.readable import size
+from ddlsim.units import si
+from ddlsim.workload.activations import RECOMPUTE, kept_nbytes
 from ddlsim.workload.devices import Device
-from ddlsim.workload.model import Model
-from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
-from ddlsim.workload.stage import Stage
+from ddlsim.workload.model import Layer, Model
+from ddlsim.workload.optimizer_rules import OPTIMIZER_RULES, optimizer_nbytes
+from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
+from ddlsim.workload.roles import blocks, check_split, rank_tensors, roles
 from ddlsim.workload.tables import held_params
 
-__all__ = ["activation_nbytes", "check_memory", "training_nbytes"]
+if TYPE_CHECKING:  # a stage says what memory it takes
+    from ddlsim.workload.stage import Stage
 
-#: Bytes per parameter. Full precision: weight, gradient, momentum of 4 bytes. Mixed precision (Micikevicius
-#: et al. 2018, arXiv:1710.03740): fp16 weight and gradient, fp32 master weight and momentum: 2 + 2 + 4 + 4.
-PARAMETER_NBYTES = 12.0
-#: those of them that are the optimizer's state, by the bytes of an element of the weights
-STATE_NBYTES = {4.0: 4.0, 2.0: 8.0}
+__all__ = ["Holding", "Memory", "activation_nbytes", "check_memory", "memory_of", "training_nbytes"]
+
+Precision = Annotated[str, one_of(*ELEMENT_NBYTES)]
+
+
+@checked
+@dataclass(frozen=True)
+class Memory:
+    """The bytes of device memory that a rank needs at most in a step, in five terms.
+
+    weights      parameters, in the precision that computes with them
+    gradients    one number per parameter
+    optimizer    momentum, second moments, and the fp32 masters of weights of 2 bytes
+    activations  kept from the forward to the backward pass, of all micro-batches under way
+    buffers      what is there for a moment: gathered weights of ZeRO stage 3, what is computed again, workspaces
+
+    The framework's own memory, the communication library's and the allocator's waste are not counted (0.5 to 2 GB on a
+    GPU).
+    """
+
+    weights: NotNegative
+    gradients: NotNegative
+    optimizer: NotNegative
+    activations: NotNegative
+    buffers: NotNegative = 0.0
+
+    @property
+    def total(self) -> float:
+        """Bytes of all terms."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
+
+    def __str__(self) -> str:
+        names = ("weights", "gradients", "optimizer", "activations", "buffers", "total")
+        return "\n".join(f"{name:12}{size(getattr(self, name)):>12}" for name in names)
+
+
+@checked
+@dataclass(frozen=True)
+class Holding:
+    """How a rank holds what it trains. Names as in Megatron-LM, DeepSpeed and PyTorch.
+
+    optimizer       rule that updates: "sgd", "momentum", "adam", "lars" or "lamb"
+    gradient_dtype  of the gradients that are kept; None: as the weights. Megatron-LM keeps fp32 gradients beside fp16
+                    weights: with Adam 18 bytes per parameter
+    zero            stage of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): 1 shares the optimizer's state out over
+                    `shards` ranks, 2 the gradients too, 3 the weights too (PyTorch's FSDP), of which two units
+                    (transformer layers) are gathered at a time
+    shards          ranks that ZeRO shares over
+    tensor          ranks that a layer is split over (Shoeybi et al. 2019, arXiv:1909.08053)
+    sequence        sequence parallelism: what tensor parallelism leaves whole is split by tokens
+    recompute       what is computed again instead of kept: "none", "selective" (attention matrices), "full"
+                    (transformer layers) or "segments" (some sqrt(n) stretches of n layers)
+    flash           attention never writes its matrices (Dao et al. 2022, arXiv:2205.14135)
+    offload         the optimizer's state lies in the host's memory (Ren et al. 2021, ZeRO-Offload, arXiv:2101.06840)
+    workspace       bytes that a convolution may take for itself: it takes what a matrix product of all its windows
+                    needs (im2col: Chellapilla, Puri and Simard 2006), up to this limit
+    """
+
+    optimizer: Annotated[str, one_of(*OPTIMIZER_RULES)] = "momentum"
+    gradient_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None
+    zero: Annotated[int, whole(0, 3)] = 0
+    shards: Count = 1
+    tensor: Count = 1
+    sequence: bool = False
+    recompute: Annotated[str, one_of(*RECOMPUTE)] = "none"
+    flash: bool = False
+    offload: bool = False
+    workspace: Bytes | None = None
+
+    def __post_init__(self) -> None:
+        if self.zero and self.shards == 1:
+            raise ConfigError(f"zero = {self.zero}: shares out over shards = 1 rank; give shards=2 or more, or zero=0")
+        if self.sequence and self.tensor == 1:
+            raise ConfigError("sequence = True: splits what tensor = 1 leaves whole; give tensor=2 or more")
+
+
+@checked
+def memory_of(
+    model: Model, batch_size: Index, precision: Precision = "fp32", holding: Holding = Holding(), *,
+    batches: Positive = 1.0, n_workers: Count = 1,
+) -> Memory:  # fmt: skip
+    """Return the memory of a rank that trains `model` (or a part of one) on micro-batches of `batch_size` samples.
+
+    batches    micro-batches whose activations it keeps at the same time; 1F1B with p stages keeps p on the first one,
+               with v chunks a stage p (1 + (p - 1)/(p v)) (Narayanan et al. 2021, arXiv:2104.04473)
+    n_workers  that share out embedding tables whose gradients are not exchanged (:mod:`ddlsim.workload.tables`): the
+               rank is the one that holds most of them
+
+    Raises ConfigError for heads or features that tensor parallelism does not divide.
+    """
+    check_split(model, holding.tensor)
+    element, layers = ELEMENT_NBYTES[precision], model.layers
+    kinds = roles(layers)
+    tables = sum(layer.n_params for layer in layers if layer.model_parallel)
+    tables_here = held_params(model, n_workers) - (model.n_params - tables)
+    sizes = [
+        0.0 if layer.model_parallel else sum(n for _, n in rank_tensors(layer, role, holding.tensor))
+        for layer, role in zip(layers, kinds, strict=True)
+    ]
+    shared = sum(sizes)
+    gradient = element if holding.gradient_dtype is None else ELEMENT_NBYTES[holding.gradient_dtype]
+    state = 0.0 if holding.offload else optimizer_nbytes(holding.optimizer, element)
+
+    def share(stage: int) -> float:
+        return tables_here + shared / (holding.shards if holding.zero >= stage else 1)
+
+    kept, again = kept_nbytes(
+        layers, precision, tensor=holding.tensor, sequence=holding.sequence, recompute=holding.recompute,
+        flash=holding.flash,
+    )  # fmt: skip
+    gathered = 2.0 * element * _largest_unit(layers, sizes) if holding.zero == 3 else 0.0
+    return Memory(
+        element * share(3), gradient * share(2), state * share(1), batches * batch_size * kept,
+        gathered + again * batch_size + _workspace(layers, batch_size, element, holding.workspace),
+    )  # fmt: skip
+
+
+def _largest_unit(layers: Sequence[Layer], sizes: Sequence[float]) -> float:
+    """Return the parameters of the largest transformer layer, or unit where there are none."""
+    ranges = blocks(layers)
+    if not ranges:
+        starts = [i for i in range(len(layers)) if i == 0 or layers[i].unit != layers[i - 1].unit]
+        ranges = list(zip(starts, [*starts[1:], len(layers)], strict=True))
+    return max((sum(sizes[first:end]) for first, end in ranges), default=0.0)
+
+
+def _workspace(layers: Sequence[Layer], batch_size: int, element: float, limit: float | str | None) -> float:
+    """Return the bytes that the hungriest convolution takes: its windows side by side, up to the limit."""
+    if limit is None:
+        return 0.0
+    windows = (
+        math.prod(layer.out_shape[1:]) * next(n for name, n in layer.tensors if name == "weight") / layer.out_shape[0]
+        for layer in layers
+        if layer.type == "conv"
+    )
+    return min(si(limit, "bytes"), element * batch_size * max(windows, default=0.0))
 
 
 def training_nbytes(model: Model, batch_size: int, precision: str = "fp32", n_workers: int = 1) -> float:
-    """Return the bytes of parameters, gradients, momentum and the stored activations of `batch_size` samples.
-
-    Embedding tables, whose gradients are not exchanged, are shared out over the workers: those of the device that holds
-    most of them count (:mod:`ddlsim.workload.tables`). Everything else (of a part of a model, where it is one) is on
-    the device.
-
-    Every layer that does not work in place keeps its output until the backward pass. Convolution workspaces,
-    the framework's own memory and the allocator's waste are not counted (0.5 to 2 GB on a GPU).
-    """
-    return PARAMETER_NBYTES * held_params(model, n_workers) + activation_nbytes(model, precision) * batch_size
+    """Return the bytes of parameters, gradients, momentum and the stored activations of `batch_size` samples."""
+    return memory_of(model, batch_size, precision, n_workers=n_workers).total
 
 
 def activation_nbytes(model: Model, precision: str) -> float:
     """Return the bytes of a sample's stored activations."""
-    return model.activation_nbytes * ELEMENT_NBYTES[precision] / FP32_NBYTES
+    return kept_nbytes(model.layers, precision)[0]
 
 
 def check_memory(stage: Stage, device: Device, n_workers: int = 1, activations: float | None = None) -> str | None:
@@ -45,14 +178,16 @@ def check_memory(stage: Stage, device: Device, n_workers: int = 1, activations: 
     """
     workload = stage.workload
     model, precision = workload.model, workload.precision
-    elsewhere = (1.0 - stage.state) * STATE_NBYTES[ELEMENT_NBYTES[precision]] * held_params(model, n_workers)
-    fixed = training_nbytes(model, 0, precision, n_workers) - elsewhere
-    if activations is None:
-        activations = stage.batches * workload.batch_size * activation_nbytes(model, precision)
-    needed = fixed + activations
+    one = stage.memory
+    if one is None:
+        holding = Holding(workload.rule or "momentum")
+        one = memory_of(model, workload.batch_size, precision, holding, batches=stage.batches, n_workers=n_workers)
+    varying = one.activations if activations is None else activations
+    fixed = one.weights + one.gradients + stage.state * one.optimizer + one.buffers
+    needed = fixed + varying
     if needed <= device.memory_nbytes:
         return None
-    per_sample = activations / workload.batch_size
+    per_sample = varying / workload.batch_size
     largest = math.floor((device.memory_nbytes - fixed) / per_sample) if per_sample > 0.0 else 0
     remedy = f"the largest batch that fits is {largest}" if largest > 0 else "no batch fits"
     need, have = needed / 1e9, device.memory_nbytes / 1e9

@@ -31,6 +31,12 @@ class Layer:
     that its backward pass computes no input gradient; the gradients of a ``model_parallel`` layer are not
     exchanged between data-parallel workers; ``winograd`` layers need fewer multiplications
     than ``macs`` in fp32.
+
+    ``fixed_nbytes`` stay until the backward pass as well, and are as many in every precision: masks of dropout, a byte
+    an element, and the fp32 logits of a loss over tokens. ``heads`` are those of an attention layer, ``scores`` the
+    elements of its matrices of all heads together; else both are 0. ``unit``
+    numbers the entries of the file's top level (each repetition of a residual by itself): between two of them only
+    the output of the first is alive.
     """
 
     name: str
@@ -47,6 +53,10 @@ class Layer:
     input_grad: bool = True
     model_parallel: bool = False
     winograd: bool = False
+    fixed_nbytes: float = 0.0
+    heads: int = 0
+    scores: int = 0
+    unit: int = 0
 
 
 @dataclass(frozen=True)
@@ -130,7 +140,7 @@ class Model:
     @property
     def activation_nbytes(self) -> float:
         """Bytes of fp32 activations of one sample that are kept for the backward pass."""
-        return sum(layer.stored_nbytes for layer in self.layers)
+        return sum(layer.stored_nbytes + layer.fixed_nbytes for layer in self.layers)
 
     def gradient_nbytes(self, bytes_per_element: int = 4) -> float:
         """Bytes of gradient that data-parallel workers exchange in a step."""

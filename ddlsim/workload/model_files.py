@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from ddlsim.bundled import bundled_files
 from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.workload.kept import with_kept
 from ddlsim.workload.layer_rules import MAX_DIMS, MAX_ELEMENTS, MAX_SIZE
 from ddlsim.workload.layers import LAYER_TYPES, LayerSpec
 from ddlsim.workload.model import Model
@@ -92,5 +93,5 @@ def read_model(
     if not builder.layers:
         raise ConfigError(f"{path}: layers = []: list at least one layer")
     name = "+".join((path.stem, *options))
-    leaves = tuple(builder.layers)
+    leaves = with_kept(builder.layers, structure)
     return Model(name, file.title, file.input, leaves, file.trainable, file.sources, structure, options)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ddlsim.arguments import Count, Share, checked
 from ddlsim.errors import ConfigError
 from ddlsim.workload.compute import Workload
+from ddlsim.workload.memory import Memory
 
 __all__ = ["Stage", "at_once", "n_copies", "n_replicas", "stages_of"]
 
@@ -24,11 +25,14 @@ class Stage:
               the plan's tasks hold counts
     state     share of the optimizer's state that it keeps: momentum, and in mixed precision fp32 weights. 1 / N in ZeRO
               stage 1 (Rajbhandari et al. 2020)
+    memory    what it needs, where the strategy knows better than :func:`~ddlsim.workload.memory.memory_of` does of the
+              workload
     """
 
     workload: Workload
     batches: Count = 1
     state: Share = 1.0
+    memory: Memory | None = None
 
 
 def stages_of(strategy: object, workloads: Sequence[Workload]) -> list[Stage]:

@@ -1,0 +1,46 @@
+"""What an optimizer's rule costs: bytes kept and bytes moved per parameter, kernels per tensor."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["OPTIMIZER_RULES", "OptimizerRule", "optimizer_nbytes", "rule_of"]
+
+
+class OptimizerRule(NamedTuple):
+    """The costs of a rule.
+
+    state     numbers of 4 bytes kept for each parameter: momentum, and with Adam the second moment
+    traffic   bytes moved for each parameter: weight, gradient and state are read, weight and state written. In mixed
+              precision as many: gradient and weight are 2 bytes, but the fp32 master is read and written
+    launches  kernels for each tensor
+    """
+
+    state: int
+    traffic: float
+    launches: int
+
+
+#: LARS and LAMB read weights and steps once more, for their norms: 8 bytes and 2 kernels a tensor
+OPTIMIZER_RULES = {
+    "sgd": OptimizerRule(0, 12.0, 1),
+    "momentum": OptimizerRule(1, 20.0, 1),
+    "adam": OptimizerRule(2, 28.0, 1),
+    "lars": OptimizerRule(1, 28.0, 3),
+    "lamb": OptimizerRule(2, 36.0, 3),
+}
+
+
+def optimizer_nbytes(rule: str, element: float) -> float:
+    """Return the bytes of state per parameter.
+
+    Weights of an `element` of 2 bytes have fp32 masters, which are part of it (Micikevicius et al. 2018,
+    arXiv:1710.03740).
+    """
+    return 4.0 * OPTIMIZER_RULES[rule].state + (4.0 if element < 4.0 else 0.0)
+
+
+def rule_of(optimizer: object) -> str | None:
+    """Return the name of a bundled optimizer's rule (``Adam(...)``: "adam"), None for anybody else's."""
+    name = type(optimizer).__name__.lower()
+    return name if name in OPTIMIZER_RULES and type(optimizer).__module__.startswith("ddlsim.optim.") else None

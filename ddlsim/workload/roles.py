@@ -1,0 +1,97 @@
+"""What each layer becomes when a model is split over t tensor-parallel ranks as in Megatron-LM.
+
+Shoeybi et al. 2019, arXiv:1909.08053, section 3: of two dense layers in a row the first is split by columns and the
+second by rows, so that what lies between needs no exchange; attention by heads; embedding and output layer by the
+vocabulary. Everything else is whole on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddlsim.errors import ConfigError
+from ddlsim.workload.model import Layer, Model
+
+__all__ = [
+    "ATTENTION", "COLUMN", "INNER", "ROW", "VOCABULARY", "WHOLE", "blocks", "check_split", "rank_tensors", "roles",
+]  # fmt: skip
+
+WHOLE, COLUMN, INNER, ROW, ATTENTION, VOCABULARY = "whole", "column", "inner", "row", "attention", "vocabulary"
+#: a layer that mixes the features of a token needs all of them
+_MIXING = ("attention", "cross_attention", "layer_norm", "rms_norm", "add", "embedding", "swiglu", "tied_dense", "take")
+
+
+def roles(layers: Sequence[Layer]) -> tuple[str, ...]:
+    """Return the role of each layer."""
+    kinds = [WHOLE] * len(layers)
+    for i, layer in enumerate(layers):
+        if layer.heads:
+            kinds[i] = ATTENTION
+        elif layer.type in ("embedding", "tied_dense") or (layer.type == "dense" and _makes_logits(layer)):
+            kinds[i] = VOCABULARY
+        elif layer.type in ("dense", "swiglu") and kinds[i] == WHOLE and len(layer.out_shape) == 2:
+            second = _second(layers, i)
+            if second is not None:
+                kinds[i : second + 1] = [COLUMN, *[INNER] * (second - i - 1), ROW]
+    return tuple(kinds)
+
+
+def _makes_logits(layer: Layer) -> bool:
+    return len(layer.out_shape) == 2 and layer.fixed_nbytes > 0.0
+
+
+def _second(layers: Sequence[Layer], first: int) -> int | None:
+    """Return the dense layer of the same unit that follows with nothing between but work on single elements."""
+    for i in range(first + 1, len(layers)):
+        if layers[i].unit != layers[first].unit or layers[i].type in _MIXING:
+            return None
+        if layers[i].type == "dense":
+            return i
+    return None
+
+
+def blocks(layers: Sequence[Layer]) -> list[tuple[int, int]]:
+    """Return [first, end) of each transformer layer: from the unit of one attention to the next one's.
+
+    The last has as many units as the one before it; what follows (a last normalisation, the output layer) is in none.
+    """
+    starts = sorted({layer.unit for layer in layers if layer.heads})
+    if not starts:
+        return []
+    width = starts[-1] - starts[-2] if len(starts) > 1 else 1 + max(_last_sum(layers) - starts[0], 0)
+    first_of = {unit: next(i for i, layer in enumerate(layers) if layer.unit >= unit) for unit in starts}
+    ends = [*starts[1:], starts[-1] + width]
+    return [
+        (first_of[start], next((i for i, layer in enumerate(layers) if layer.unit >= end), len(layers)))
+        for start, end in zip(starts, ends, strict=True)
+    ]
+
+
+def _last_sum(layers: Sequence[Layer]) -> int:
+    return max((layer.unit for layer in layers if layer.type == "add"), default=-1)
+
+
+def check_split(model: Model, tensor: int) -> None:
+    """Raise ConfigError for heads, or features between two dense layers, that `tensor` ranks cannot share evenly."""
+    for layer, role in zip(model.layers, roles(model.layers), strict=True):
+        n, what = (layer.heads, "heads") if role == ATTENTION else (layer.out_shape[-1], "features")
+        if role in (ATTENTION, COLUMN) and n % tensor:
+            below = max(t for t in range(1, min(n, tensor) + 1) if n % t == 0)
+            above = next((t for t in range(tensor, n + 1) if n % t == 0), below)
+            works = f"{below} or {above}" if above > below else f"{below}"
+            raise ConfigError(
+                f"tensor = {tensor}: does not divide the {n} {what} of {model.name}'s {layer.name}; {works} does"
+            )
+
+
+def rank_tensors(layer: Layer, role: str, tensor: int) -> tuple[tuple[str, float], ...]:
+    """Return (name, elements) of a layer's parameter tensors on one of `tensor` ranks, on average."""
+    return tuple((name, n / tensor if _is_split(role, name) else float(n)) for name, n in layer.tensors)
+
+
+def _is_split(role: str, name: str) -> bool:
+    if role == ATTENTION:
+        return name != "out.bias"
+    if role == ROW:
+        return name != "bias"
+    return role == COLUMN or (role == VOCABULARY and name not in ("positions", "types"))
