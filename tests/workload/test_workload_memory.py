@@ -99,7 +99,7 @@ def test_published_percentages_of_four_models(published: tuple[str, Model]) -> N
 
 @pytest.mark.parametrize("params_and_gib", [(319.0e6, 3.57), (542.7e6, 6.07)])
 def test_published_bytes_of_parameters_of_amoebanet(params_and_gib: tuple[float, float]) -> None:
-    """torchgpipe's documentation, page of benchmarks: fp32 weights, gradients and one moment (its RMSprop) are 12 bytes each."""
+    """torchgpipe, page of benchmarks: fp32 weights, gradients and one moment (RMSprop) are 12 bytes."""
     params, gib = params_and_gib
     one = memory_of(load_model("lenet5"), 0)
     assert one.total / load_model("lenet5").n_params * params / GIB == pytest.approx(gib, abs=0.01)
