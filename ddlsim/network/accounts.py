@@ -11,17 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ddlsim.network import state as st
-from ddlsim.network.state import Floats, Ints, Net, Places
+from ddlsim.network.busy import busy_rows
+from ddlsim.network.state import Floats, Ints, Net, Places, Records
 
-__all__ = ["Accounts", "BusyIntervals", "accounts", "channel_busy", "channel_nbytes", "open_intervals"]
-
-
-class BusyIntervals(NamedTuple):
-    """When channels carried something: ``channel``, ``start`` and ``end`` in s, each (n,)."""
-
-    channel: Ints
-    start: Floats
-    end: Floats
+__all__ = ["Accounts", "accounts", "channel_busy", "channel_nbytes", "open_intervals"]
 
 
 class Accounts(NamedTuple):
@@ -71,10 +64,9 @@ def channel_busy(net: Net, now: float) -> Floats:
     return net.channels["busy"] + np.bincount(channel, now - start, len(net.channels))
 
 
-def open_intervals(net: Net, now: float) -> BusyIntervals:
+def open_intervals(net: Net, now: float) -> Records:
     """Return the busy intervals that are open, up to `now`."""
-    channel, start = _open_intervals(net, now, None)
-    return BusyIntervals(channel, start, np.full(len(start), now))
+    return busy_rows(*_open_intervals(net, now, None), now)
 
 
 def accounts(net: Net, now: float) -> Accounts:

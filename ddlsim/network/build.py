@@ -90,6 +90,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         ready=np.zeros(0, dtype=st.READY),
         out=np.zeros(0, dtype=st.OUT),
         log=np.zeros(0, dtype=st.BUSY),
+        repeats=np.zeros(0, dtype=st.REPEAT),
     )
 
 

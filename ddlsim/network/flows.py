@@ -138,7 +138,8 @@ def end_flow(net: Net, flow):  # type: ignore[no-untyped-def]
     now = net.reals[NOW]
     slot = net.flows[flow].slot
     nbytes = net.slots[slot].nbytes
-    affected = False
+    affected = alike = False
+    since = now
     entry = flow << shift
     while net.flow_hops[entry] != LAST:
         channel = net.flow_hops[entry]
@@ -154,7 +155,9 @@ def end_flow(net: Net, flow):  # type: ignore[no-untyped-def]
             net.channels[channel].level = np.inf
             net.channels[channel].busy += now - net.channels[channel].since
             if net.counts[LOG_ON] == 1:
-                log_busy(net, channel, net.channels[channel].since, now)
+                alike = alike and net.channels[channel].since == since
+                since = net.channels[channel].since
+                alike = log_busy(net, channel, since, now, alike)
             if net.counts[SHAPED] == 1:
                 free_reverse(net, channel)
         elif net.channels[channel].level < np.inf:  # it was full, so somebody on it may now go faster
@@ -203,10 +206,15 @@ def mark_dirty(net: Net, channel):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def log_busy(net: Net, channel, start, end):  # type: ignore[no-untyped-def]
-    """Log a busy interval."""
+def log_busy(net: Net, channel, start, end, alike):  # type: ignore[no-untyped-def]
+    """Log a busy interval, in the row of the last one if they are `alike`; return whether the next may join it."""
     i = net.counts[LOG_USED]
+    if alike:
+        net.log[i - 1].other = channel
+        return False
     net.log[i].channel = channel
+    net.log[i].other = -1
     net.log[i].start = start
     net.log[i].end = end
     net.counts[LOG_USED] = i + 1
+    return True

@@ -35,6 +35,7 @@ from ddlsim.network.state import (
     LIVE_SENDS,
     LIVE_SINGLE,
     LOG_ON,
+    LOG_REPEATS,
     LOG_USED,
     MANY,
     N_ACTIVE,
@@ -64,6 +65,14 @@ BLOCK = np.uint64(64)  # flows that are looked at together for one that ends
 def has_room(net: Net):  # type: ignore[no-untyped-def]
     """Whether the slots suffice for whatever the messages in flight set off."""
     return net.slots.size >= net.counts[N_DELIVERING] + 2 * net.counts[LIVE_SENDS]
+
+
+@inlined
+def log_is_full(net: Net):  # type: ignore[no-untyped-def]
+    """Whether the log may not take what the next instant ends, and one replay."""
+    if net.counts[LOG_ON] == 0:
+        return False
+    return net.counts[LOG_USED] + net.channels.size > net.log.size or net.counts[LOG_REPEATS] == net.repeats.size
 
 
 @inlined
@@ -126,9 +135,7 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
         if net.counts[N_OUT] > 0:
             net.reals[NEXT] = min(next_end(net), next_timer(net))
             return VISIBLE
-        if not has_room(net):
-            return FULL
-        if net.counts[LOG_ON] == 1 and net.counts[LOG_USED] + net.channels.size > net.log.size:
+        if not has_room(net) or log_is_full(net):
             return FULL
         barrier = False
         plain_end = np.inf
@@ -136,7 +143,7 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
             barrier = at_barrier(net)
             if barrier:
                 replay(net, until)
-                if net.counts[LOG_ON] == 1 and net.counts[LOG_USED] + net.channels.size > net.log.size:
+                if log_is_full(net):
                     return FULL
             plain_end = end_of_plain_round(net)
         plain = plain_end <= until and plain_end < np.inf

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from ddlsim.collectives import Schedule
 from ddlsim.network import accounts, kernel
 from ddlsim.network import state as st
-from ddlsim.network.accounts import Accounts, BusyIntervals
+from ddlsim.network.accounts import Accounts
 from ddlsim.network.build import Details, empty_net, grow_hops, grow_slots, with_shaping
+from ddlsim.network.busy import BusyIntervals, Logged
 from ddlsim.network.program import (
     Program,
     compile_schedule,
@@ -29,6 +30,7 @@ __all__ = ["Completions", "Interconnect", "Network"]
 
 _FIRST = 1 << 62  # puts messages before collectives
 _LOG_ROUNDS, _LOG_ROOM = 8, 1 << 16  # busy intervals that the log takes: so many of each channel, and so many more
+_LOG_REPEATS = 1 << 10  # replays that it takes
 
 
 class _Routes(Protocol):
@@ -92,9 +94,10 @@ class Network:
         if self._details is not None:
             self._net = with_shaping(self._net, self._link_channel, interconnect.reverse_link, self._details)
         self._net.counts[st.LOG_ON] = int(record)
-        self._logged: list[BusyIntervals] = []
+        self._logged: list[Logged] = []
         if record:
-            self._net = self._net._replace(log=grown(self._net.log, _LOG_ROUNDS * len(self._net.channels) + _LOG_ROOM))
+            log = grown(self._net.log, _LOG_ROUNDS * len(self._net.channels) + _LOG_ROOM)
+            self._net = self._net._replace(log=log, repeats=grown(self._net.repeats, _LOG_REPEATS))
         self._table = Table()
         self._used: dict[str, int] = {}
         self._programs: dict[tuple[int, int, bytes], int] = {}
@@ -268,10 +271,10 @@ class Network:
         return int(self._net.counts[st.FAST_FORWARDED])
 
     def busy_intervals(self) -> BusyIntervals:
-        """The recorded busy intervals (``record=True``), those of a channel in order of time; open ones end now."""
+        """The recorded busy intervals (``record=True``); open ones end now."""
         self._empty_log()
-        parts = [*self._logged, accounts.open_intervals(self._net, self._now)]
-        return BusyIntervals(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        under_way = Logged(accounts.open_intervals(self._net, self._now), self._net.repeats[:0])
+        return BusyIntervals([*self._logged, under_way], self.n_channels)
 
     def rates(self) -> tuple[list[list[int]], Floats]:
         """The flows now under way: (channels of each, rate of each in bytes/s)."""
@@ -311,9 +314,11 @@ class Network:
 
     def _empty_log(self) -> None:
         """Put aside what has been logged: a log that grew would be copied over and over."""
-        log = self._net.log[: int(self._net.counts[st.LOG_USED])]
-        self._logged.append(BusyIntervals(log["channel"].copy(), log["start"].copy(), log["end"].copy()))
-        self._net.counts[st.LOG_USED] = 0
+        net = self._net
+        used, replays = net.counts[st.LOG_USED], net.counts[st.LOG_REPEATS]
+        self._logged.append(Logged(net.log[:used], net.repeats[:replays]))
+        net.counts[st.LOG_USED] = net.counts[st.LOG_REPEATS] = 0
+        self._net = net._replace(log=np.empty_like(net.log), repeats=np.empty_like(net.repeats))
 
     def _extend(self, name: str, n: int) -> tuple[int, NDArray[Any]]:
         """Make one of the growing arrays longer by `n`; return where the new places start, and a view of them."""

@@ -25,6 +25,7 @@ from ddlsim.network.state import (
     LIVE_SINGLE,
     LIVE_THREADS,
     LOG_ON,
+    LOG_REPEATS,
     LOG_USED,
     N_ACTIVE,
     N_LIVE,
@@ -103,6 +104,7 @@ def book_plain_round(net: Net, end):  # type: ignore[no-untyped-def]
     head = net.counts[FIFO_HEAD]
     n = net.counts[FIFO_TAIL] - head
     start = net.fifo[head & mask].time
+    alike = False
     for i in range(n):
         slot = net.fifo[(head + i) & mask].item
         net.scratch[i] = slot
@@ -115,7 +117,7 @@ def book_plain_round(net: Net, end):  # type: ignore[no-untyped-def]
             net.channels[channel].nbytes += nbytes
             net.channels[channel].busy += end - start
             if net.counts[LOG_ON] == 1:
-                log_busy(net, channel, start, end)
+                alike = log_busy(net, channel, start, end, alike)
         if i == 0:
             transfer = nbytes / rate
             net.reals[ROUND_TRANSFER_MIN] = min(net.reals[ROUND_TRANSFER_MIN], transfer)
@@ -169,8 +171,6 @@ def replay(net: Net, until):  # type: ignore[no-untyped-def]
             return
         if message.reduce * net.nodes[message.target].reduce_time * nbytes != reducing:
             return
-    if net.counts[LOG_ON] == 1:
-        rounds = min(rounds, (net.log.size - net.counts[LOG_USED]) // net.channels.size)
     now = net.reals[NOW]
     done = 0
     while done < rounds:
@@ -184,20 +184,24 @@ def replay(net: Net, until):  # type: ignore[no-untyped-def]
             or (then > end and not later(then, end))
         ):
             break
-        if net.counts[LOG_ON] == 1:
-            log_round(net, start, end)
         now = then
         done += 1
     if done > 0:
+        if net.counts[LOG_ON] == 1:
+            log_rounds(net, done, sending, latency, transfer, receiving, reducing)
         book(net, done, transfer, (now + sending) + latency)
         net.reals[NOW] = now
         net.counts[STEPS_LEFT] -= done
 
 
 @inlined
-def log_round(net: Net, start, end):  # type: ignore[no-untyped-def]
-    """Log the channels that are busy in a replayed round, each once."""
+def log_rounds(net: Net, done, sending, latency, transfer, receiving, reducing):  # type: ignore[no-untyped-def]
+    """Log the channels that are busy in a replayed round, each once, and how often the round comes."""
     mask = net.fifo.size - 1
+    now = net.reals[NOW]
+    start = (now + sending) + latency
+    first = net.counts[LOG_USED]
+    alike = False
     net.counts[EPOCH] += 1
     for i in range(net.counts[FIFO_HEAD], net.counts[FIFO_TAIL]):
         route = net.slots[net.fifo[i & mask].item].route
@@ -205,7 +209,18 @@ def log_round(net: Net, start, end):  # type: ignore[no-untyped-def]
             channel = net.hops[h]
             if net.channels[channel].mark != net.counts[EPOCH]:
                 net.channels[channel].mark = net.counts[EPOCH]
-                log_busy(net, channel, start, end)
+                alike = log_busy(net, channel, start, start + transfer, alike)
+    i = net.counts[LOG_REPEATS]
+    net.repeats[i].now = now
+    net.repeats[i].sending = sending
+    net.repeats[i].latency = latency
+    net.repeats[i].transfer = transfer
+    net.repeats[i].receiving = receiving
+    net.repeats[i].reducing = reducing
+    net.repeats[i].times = done
+    net.repeats[i].first = first
+    net.repeats[i].last = net.counts[LOG_USED]
+    net.counts[LOG_REPEATS] = i + 1
 
 
 @inlined

@@ -54,7 +54,8 @@ FAST_FORWARDED = 28  # messages replayed without events
 USUALLY_FOUND = 29  # 16 times the flows that a solve has filled again, averaged over the last few
 SHAPED = 30  # 1: some link has frames, a token bucket or acknowledgements (ddlsim.network.shaping)
 HEADERS = 31  # 1: some program's messages have headers
-N_COUNTS = 32
+LOG_REPEATS = 32  # replays logged
+N_COUNTS = 33
 
 # Places in Net.reals (float64)
 NOW = 0
@@ -141,7 +142,13 @@ INSTANCE = record(nbytes="f", program="i", threads="i", counters="i", ranks="i",
 THREAD = record(entered="i", step="n", repetition="n", sends_left="n", recvs_missing="n")
 READY = record(instance="n", thread="n")
 OUT = record(id="i", rank="i")
-BUSY = record(start="f", end="f", channel="i")
+#: a busy interval of a channel, and of another one (-1: of none)
+BUSY = record(start="f", end="f", channel="n", other="n")
+#: rows first:last of the log are one round, which came so many times: from `now` on, senders are busy, then there is
+#: the latency, the transfer (which is logged), receivers are busy and reduce, and again; s each
+REPEAT = record(
+    now="f", sending="f", latency="f", transfer="f", receiving="f", reducing="f", times="i", first="i", last="i"
+)
 
 
 class Net(NamedTuple):
@@ -188,6 +195,7 @@ class Net(NamedTuple):
     ready: Records  # READY
     out: Records  # OUT, completions waiting to be read
     log: Records  # BUSY
+    repeats: Records  # REPEAT
 
 
 Array = TypeVar("Array", Ints, Floats, Entries, Places, Records)

@@ -90,9 +90,9 @@ def _lanes(tracks: dict[str, list[Span]]) -> dict[str, list[Span]]:
 def _links(result: Result) -> dict[str, list[Span]]:
     """Return busy intervals of the links that carried something for longest."""
     busy, cluster = result.busy, result.cluster
-    if busy is None or not len(busy.channel):
+    if busy is None:
         return {}
-    total = np.bincount(busy.channel, weights=busy.end - busy.start, minlength=cluster.n_channels)
+    total = busy.seconds()
     chosen = [c for c in np.argsort(-total, kind="stable")[:N_LINKS].tolist() if total[c] > 0.0]
     first = np.unique(cluster.link_channel, return_index=True)[1]
     tracks: dict[str, list[Span]] = {}
@@ -102,8 +102,7 @@ def _links(result: Result) -> dict[str, list[Span]]:
         name = f"{source} -> {target} ({cluster.link_kind[link]})"
         if name in tracks:  # parallel links
             name += f" #{channel}"
-        at = np.flatnonzero(busy.channel == channel)
-        start, end = _merged(busy.start[at], busy.end[at])
+        start, end = _merged(*busy.of(channel))
         tracks[name] = [Span(name, "busy", "busy", s, e) for s, e in zip(start, end, strict=True)]
     return tracks
 

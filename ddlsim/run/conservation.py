@@ -52,8 +52,7 @@ def check_result(result: Result, loop: Loop, accounts: Accounts, n_samples: int)
     check_workers(result.recorder, result.end_time)
     _check_updates(result, n_samples)
     if result.busy is not None:
-        log = result.busy
-        seconds = np.bincount(log.channel, log.end - log.start, result.cluster.n_channels).astype(np.float64)
+        seconds = result.busy.seconds()
         off = np.abs(seconds - result.channel_busy)
         _links(result.cluster, off > ROUNDING * result.end_time, "busy in its timeline", seconds, "in all",
                result.channel_busy, "s")  # fmt: skip

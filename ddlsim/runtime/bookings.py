@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ddlsim.plan.plan import ALL_REDUCE, BACKWARD, COMPUTE, FORWARD, KINDS, UPDATE, Bools, Floats, Ints, Plan
 from ddlsim.runtime import recorder as rc
-from ddlsim.runtime.recorder import Recorder, Span
+from ddlsim.runtime.recorder import Recorder, Spans
 
 __all__ = ["Bookings", "Step"]
 
@@ -91,7 +91,6 @@ class Bookings:
         self.booked = np.zeros(n)
         self.step_end: list[Floats] = []
         self.all_ready: list[float] = []  # of each step, when the last worker's gradients were
-        self._spans: list[tuple[str, str, Ints, Floats, Floats]] = []
 
     def step(self, number: int, step: Step, tasks: Records) -> None:
         """Book what has been done in a step: all of it or, of the last ones of a run, what has ended."""
@@ -112,7 +111,7 @@ class Bookings:
     def exchange(self, name: str, ranks: Ints, start: Floats, end: Floats) -> None:
         """Show what a worker's network did beside its computing, where it has ended."""
         if self.recorder.keep_spans:
-            self._spans.append((name, rc.TRANSFER, ranks, start, end))
+            self.recorder.columns.append(Spans(rc.TRANSFER, name, ranks, start, end))
 
     def close(self, now: float, waits: dict[int, str]) -> None:
         """Hand everything over to the recorder at the end of a run; `waits` says what workers are waiting for."""
@@ -126,7 +125,6 @@ class Bookings:
         ends = np.array(self.step_end).reshape(-1, recorder.n_workers)
         for rank, column in enumerate(ends.T):
             recorder.step_end[rank] = column[column <= now].tolist()
-        recorder.spans += sorted(self._all_spans(), key=lambda span: span.end)
 
     # ------------------------------------------------------------ inside
 
@@ -134,7 +132,7 @@ class Bookings:
         self.seconds[rc.COMPUTE][ranks] += end - start
         self.booked[ranks] = end
         if self.recorder.keep_spans:
-            self._spans.append((name, rc.COMPUTE, ranks, start, end))
+            self.recorder.columns.append(Spans(rc.COMPUTE, name, ranks, start, end))
 
     def _wait(self, number: int, ranks: Ints, until: Floats) -> None:
         """Book the time since the last task as waiting and communication."""
@@ -145,14 +143,5 @@ class Bookings:
         self.seconds[rc.COMMUNICATION][ranks] += until - ready
         self.booked[ranks] = until
         if self.recorder.keep_spans:
-            self._spans.append(("all-reduce", rc.WAITING, ranks, since, ready))
-            self._spans.append(("all-reduce", rc.COMMUNICATION, ranks, ready, until))
-
-    def _all_spans(self) -> list[Span]:
-        spans = []
-        for name, kind, ranks, starts, ends in self._spans:
-            track = " network" if kind == rc.TRANSFER else ""
-            for rank, start, end in zip(ranks.tolist(), starts.tolist(), ends.tolist(), strict=True):
-                if end > start:
-                    spans.append(Span(f"worker {rank}{track}", kind, name, start, end))
-        return spans
+            self.recorder.columns.append(Spans(rc.WAITING, "all-reduce", ranks, since, ready))
+            self.recorder.columns.append(Spans(rc.COMMUNICATION, "all-reduce", ranks, ready, until))

@@ -20,6 +20,7 @@ from simpy.events import NORMAL
 from ddlsim.collectives import Schedule
 from ddlsim.errors import DeadlockError
 from ddlsim.network import Accounts, BusyIntervals, Network
+from ddlsim.network.busy import busy_rows
 
 __all__ = ["Driver", "Loop", "Traffic"]
 
@@ -57,20 +58,6 @@ class _Known(NamedTuple):
     def share(self, now: float) -> float:
         """Return how much of it has passed."""
         return 1.0 if now >= self.end else max(now - self.start, 0.0) / (self.end - self.start)
-
-
-def _order(channels: npt.NDArray[np.int64], starts: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
-    """Return the order by channel and start, ``np.lexsort((starts, channels))``.
-
-    The network logs the intervals of a channel one after the other, so sorting by the channel is enough, which goes
-    in linear time for numbers of 16 bits.
-    """
-    if len(channels) and channels.max() < 2**16:
-        order = np.argsort(channels.astype(np.uint16), kind="stable")
-        backwards = np.diff(starts[order]) < 0.0
-        if not (backwards & (np.diff(channels[order]) == 0)).any():
-            return order
-    return np.lexsort((starts, channels))
 
 
 class _Environment(simpy.Environment):
@@ -167,21 +154,12 @@ class Loop:
     def busy_intervals(self) -> BusyIntervals:
         """Return when channels carried something, simulated and by known collectives, in order of channel and time."""
         logged = self.network.busy_intervals()
-        if not self._recorded:  # those of a channel are in order of time; few bits are sorted without comparisons
-            few = self.network.n_channels <= 1 << 16
-            order = np.argsort(logged.channel.astype(np.uint16) if few else logged.channel, kind="stable")
-            return BusyIntervals(logged.channel[order], logged.start[order], logged.end[order])
-        parts = [logged]
+        parts = []
         for known in self._recorded:
-            channel = np.flatnonzero(known.traffic.busy)
-            end = min(known.end, self.now)
+            channel, end = np.flatnonzero(known.traffic.busy), min(known.end, self.now)
             if end > known.start:
-                parts.append(BusyIntervals(channel, np.full(len(channel), known.start), np.full(len(channel), end)))
-        channels = np.concatenate([part.channel for part in parts])
-        starts = np.concatenate([part.start for part in parts])
-        ends = np.concatenate([part.end for part in parts])
-        order = _order(channels, starts)
-        return BusyIntervals(channels[order], starts[order], ends[order])
+                parts.append(busy_rows(channel, known.start, end))
+        return logged.beside(np.concatenate(parts)) if parts else logged
 
     def catch_up(self) -> None:
         """Set the clock to where the network has got, where a run was stopped between the two."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["COMMUNICATION", "COMPUTE", "TRANSFER", "WAITING", "Recorder", "Span"]
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["COMMUNICATION", "COMPUTE", "TRANSFER", "WAITING", "Recorder", "Span", "Spans"]
 
 COMPUTE = "compute"
 COMMUNICATION = "communication"  # a worker does nothing but wait for bytes
@@ -23,19 +26,39 @@ class Span(NamedTuple):
     end: float
 
 
+class Spans(NamedTuple):
+    """Spans of the same kind and name on the tracks of workers; `start` and `end` in s, each (n,)."""
+
+    kind: str
+    name: str
+    ranks: npt.NDArray[np.int64]
+    start: npt.NDArray[np.float64]
+    end: npt.NDArray[np.float64]
+
+    def each(self) -> list[Span]:
+        """Return those that take time, one by one."""
+        track = "worker %d network" if self.kind == TRANSFER else "worker %d"
+        columns = (self.ranks.tolist(), self.start.tolist(), self.end.tolist())
+        return [
+            Span(track % rank, self.kind, self.name, start, end)
+            for rank, start, end in zip(*columns, strict=True)
+            if end > start
+        ]
+
+
 @dataclass
 class Recorder:
     """Collects what the result is made of.
 
     ``seconds[rank][kind]`` adds up each worker's time and ``idle[rank]`` (s) the gaps between what is booked, each
     seen for itself, so that with bookings that overlap the two add up to more than the time of the run; spans are
-    kept only if ``keep_spans``. ``updates`` holds (time, samples that went into it); ``step_end[rank]`` the times at
-    which a worker's steps ended.
+    kept only if ``keep_spans``, those in ``columns`` until ``spans`` is read. ``updates`` holds (time, samples that
+    went into it); ``step_end[rank]`` the times at which a worker's steps ended.
     """
 
     n_workers: int
     keep_spans: bool = False
-    spans: list[Span] = field(default_factory=list)
+    columns: list[Spans] = field(default_factory=list)
     seconds: list[dict[str, float]] = field(default_factory=list)
     step_end: list[list[float]] = field(default_factory=list)
     updates: list[tuple[float, int]] = field(default_factory=list)
@@ -45,12 +68,22 @@ class Recorder:
     booked: list[float] = field(default_factory=list)
     #: what each worker is in the middle of: (kind, name, start)
     open: dict[int, tuple[str, str, float]] = field(default_factory=dict)
+    _spans: list[Span] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.seconds = [{COMPUTE: 0.0, COMMUNICATION: 0.0, WAITING: 0.0} for _ in range(self.n_workers)]
         self.step_end = [[] for _ in range(self.n_workers)]
         self.idle = [0.0] * self.n_workers
         self.booked = [0.0] * self.n_workers
+
+    @property
+    def spans(self) -> list[Span]:
+        """What was done, one after the other."""
+        if self.columns:
+            each = (span for columns in self.columns for span in columns.each())
+            self._spans = sorted([*each, *self._spans], key=lambda span: span.end)
+            self.columns = []
+        return self._spans
 
     def begin(self, rank: int, kind: str, name: str, now: float) -> None:
         """A worker starts something; should the run end before it does, :meth:`close` books what was done."""
@@ -76,9 +109,9 @@ class Recorder:
         if end > booked:
             self.booked[rank] = end
         if self.keep_spans:
-            self.spans.append(Span(f"worker {rank}", kind, name, start, end))
+            self._spans.append(Span(f"worker {rank}", kind, name, start, end))
 
     def background(self, track: str, name: str, start: float, end: float) -> None:
         """Show something that goes on beside a worker's own time."""
         if self.keep_spans and end > start:
-            self.spans.append(Span(track, TRANSFER, name, start, end))
+            self._spans.append(Span(track, TRANSFER, name, start, end))

@@ -327,7 +327,8 @@ def test_replay_may_be_cut_anywhere(fabric, algorithm, order, horizons):
 
 def intervals(network):
     """The recorded busy intervals, in order of channel and time."""
-    return sorted(zip(*(column.tolist() for column in network.busy_intervals()), strict=True))
+    busy = network.busy_intervals()
+    return sorted(zip(*(column.tolist() for column in (busy.channel, busy.start, busy.end)), strict=True))
 
 
 def test_recording_changes_nothing():
@@ -362,17 +363,20 @@ def test_busy_intervals_add_up_to_busy_seconds():
     assert (log.end > log.start).all()
     total = np.bincount(log.channel, weights=log.end - log.start, minlength=cluster.n_channels)
     np.testing.assert_allclose(total, network.channel_busy, rtol=1e-9)
+    np.testing.assert_allclose(log.seconds(), total, rtol=1e-9)
     for channel in range(cluster.n_channels):
         own = log.channel == channel
         assert (log.start[own][1:] >= log.end[own][:-1]).all(), "intervals of a channel do not overlap"
+        assert [column.tolist() for column in log.of(channel)] == [log.start[own].tolist(), log.end[own].tolist()]
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "hierarchical"])
 def test_a_log_that_is_emptied_often_says_the_same(monkeypatch, algorithm):
     logs = []
-    for rounds, room in ((8, 1 << 16), (1, 0)):
+    for rounds, room, repeats in ((8, 1 << 16, 1 << 10), (1, 0, 1)):
         monkeypatch.setattr("ddlsim.network.network._LOG_ROUNDS", rounds)
         monkeypatch.setattr("ddlsim.network.network._LOG_ROOM", room)
+        monkeypatch.setattr("ddlsim.network.network._LOG_REPEATS", repeats)
         network = Network(FABRICS["switch"], record=True)
         start(network, FABRICS["switch"], ALGORITHMS[algorithm], 1e8)
         finish(network)
@@ -380,3 +384,17 @@ def test_a_log_that_is_emptied_often_says_the_same(monkeypatch, algorithm):
         assert intervals(network) == logs[-1], "reading takes nothing away"
     assert logs[0] == logs[1]
     assert len(logs[0]) > len(FABRICS["switch"].channel_capacity), "more than the short log takes"
+
+
+def test_rounds_that_come_again_are_logged_once():
+    """A ring of 12: 22 rounds, all alike, each of 12 messages over two links."""
+    rows = []
+    for replay in (1, 0):
+        network = Network(FABRICS["switch"], record=True)
+        network._net.counts[REPLAY] = replay
+        start(network, FABRICS["switch"], ALGORITHMS["ring"], 1e8)
+        finish(network)
+        busy = network.busy_intervals()
+        assert len(busy.start) == 22 * 24
+        rows.append(sum(len(part.rows) for part in busy._parts))
+    assert rows[0] < rows[1] / 3, "but for the first rounds of both halves"

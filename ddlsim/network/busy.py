@@ -1,0 +1,145 @@
+"""When channels carried something: what the kernel has logged, written out when somebody reads it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from ddlsim.compiler import entry
+from ddlsim.network.state import BUSY, REPEAT, Floats, Ints, Records
+
+__all__ = ["BusyIntervals", "Logged", "busy_rows"]
+
+
+class Logged(NamedTuple):
+    """A part of the log: intervals (BUSY), and which of them are rounds that came again (REPEAT)."""
+
+    rows: Records
+    repeats: Records
+
+
+def busy_rows(channel: Ints, start: Floats | float, end: Floats | float) -> Records:
+    """Return intervals as they are logged."""
+    rows = np.empty(len(channel), dtype=BUSY)
+    rows["channel"], rows["other"], rows["start"], rows["end"] = channel, -1, start, end
+    return rows
+
+
+class BusyIntervals:
+    """When channels carried something, in order of channel and time: ``channel``, ``start`` and ``end`` (s), each (n,).
+
+    parts       what has been logged, in order of time
+    n_channels  of the network
+    others      intervals that nobody logged, in any order
+
+    A replayed round is logged once, so a log is far shorter than the columns, which are made when one is first read.
+    """
+
+    def __init__(self, parts: list[Logged], n_channels: int, others: Records | None = None) -> None:
+        self._parts, self._n_channels, self._others = parts, n_channels, others
+
+    @cached_property
+    def channel(self) -> Ints:
+        """The channel of each interval, (n,)."""
+        return np.repeat(np.arange(self._n_channels), np.diff(self._columns[0]))
+
+    @property
+    def start(self) -> Floats:
+        """When each begins, in s, (n,)."""
+        return self._columns[1]
+
+    @property
+    def end(self) -> Floats:
+        """When each ends, in s, (n,)."""
+        return self._columns[2]
+
+    def of(self, channel: int) -> tuple[Floats, Floats]:
+        """Return when the intervals of a channel begin and end, in s, each (its intervals,)."""
+        offsets, start, end = self._columns
+        own = slice(offsets[channel], offsets[channel + 1])
+        return start[own], end[own]
+
+    def beside(self, rows: Records) -> BusyIntervals:
+        """Return these together with others (BUSY), in any order."""
+        return BusyIntervals(self._parts, self._n_channels, rows)
+
+    def seconds(self) -> Floats:
+        """Return how long all intervals of each channel take together, in s, (n_channels,); nothing is written out."""
+        return self._sums[1]
+
+    @cached_property
+    def _all_parts(self) -> list[Logged]:
+        others = [] if self._others is None else [Logged(self._others, np.empty(0, dtype=REPEAT))]
+        return [*self._parts, *others]
+
+    @cached_property
+    def _sums(self) -> tuple[Ints, Floats]:
+        """(intervals, s) of each channel."""
+        number, seconds = np.zeros(self._n_channels, dtype=np.int64), np.zeros(self._n_channels)
+        for rows, repeats in self._all_parts:
+            _add_up(rows, repeats, number, seconds)
+        return number, seconds
+
+    @cached_property
+    def _columns(self) -> tuple[Ints, Floats, Floats]:
+        """(first interval of each channel and the end, starts, ends)."""
+        offsets = np.concatenate([[0], np.cumsum(self._sums[0])])
+        start, end = np.empty((2, offsets[-1]))
+        place = offsets[:-1].copy()
+        for rows, repeats in self._all_parts:
+            _write_out(rows, repeats, place, start, end)
+        if self._others is not None:
+            by_time = np.lexsort((start, np.repeat(np.arange(self._n_channels), np.diff(offsets))))
+            start, end = start[by_time], end[by_time]
+        return offsets, start, end
+
+
+@entry
+def _add_up(rows, repeats, number, seconds):  # type: ignore[no-untyped-def]
+    """Add the intervals of a part of the log, and their seconds, to those of each channel."""
+    for i in range(rows.size):
+        row = rows[i]
+        number[row.channel] += 1
+        seconds[row.channel] += row.end - row.start
+        if row.other >= 0:
+            number[row.other] += 1
+            seconds[row.other] += row.end - row.start
+    for k in range(repeats.size):
+        again = repeats[k].times - 1
+        for i in range(repeats[k].first, repeats[k].last):
+            row = rows[i]
+            number[row.channel] += again
+            seconds[row.channel] += again * repeats[k].transfer
+            if row.other >= 0:
+                number[row.other] += again
+                seconds[row.other] += again * repeats[k].transfer
+
+
+@entry
+def _write_out(rows, repeats, place, start, end):  # type: ignore[no-untyped-def]
+    """Write the intervals of a part of the log to the next places of their channels; rounds as the kernel adds."""
+    k = 0
+    for i in range(rows.size):
+        row = rows[i]
+        while k < repeats.size and repeats[k].last <= i:
+            k += 1
+        repeated = k < repeats.size and repeats[k].first <= i
+        for channel in (row.channel, row.other):
+            if channel < 0:
+                continue
+            at = place[channel]
+            if repeated:
+                repeat = repeats[k]
+                now = repeat.now
+                for _ in range(repeat.times):
+                    start[at] = (now + repeat.sending) + repeat.latency
+                    end[at] = start[at] + repeat.transfer
+                    now = (end[at] + repeat.receiving) + repeat.reducing
+                    at += 1
+            else:
+                start[at] = row.start
+                end[at] = row.end
+                at += 1
+            place[channel] = at
