@@ -71,6 +71,10 @@ def open_intervals(net: Net, now: float) -> Records:
 
 def accounts(net: Net, now: float) -> Accounts:
     """Return the totals as of `now`."""
+    n = len(net.channels)
+    none = np.zeros(n)
+    if net.counts[st.N_FREE] == len(net.slots):
+        return _accounts(net, none, none, 0.0, 0.0)
     slots = net.slots
     live = np.flatnonzero(slots["state"] != st.FREE)
     nbytes = slots["nbytes"][live]
@@ -80,17 +84,22 @@ def accounts(net: Net, now: float) -> Accounts:
     ahead[np.searchsorted(live, moving.slot)] -= moving.carried
     channel, of = _crossed(net, moving.slot)
     opened, start = _open_intervals(net, now, moving)
-    n = len(net.channels)
+    carried, busy = none + np.bincount(channel, moving.carried[of], n), none + np.bincount(opened, now - start, n)
+    return _accounts(net, carried, busy, float(nbytes.sum()), float(ahead @ (routes["last"] - routes["first"])))
+
+
+def _accounts(net: Net, nbytes: Floats, busy: Floats, in_flight: float, left_crossings: float) -> Accounts:
+    """Return the totals: what is booked, and what is under way."""
     shaped = bool(net.counts[st.SHAPED])
-    none = np.zeros(n)
+    none = np.zeros(len(net.channels))
     return Accounts(
-        nbytes=net.channels["nbytes"] + np.bincount(channel, moving.carried[of], n),
-        busy=net.channels["busy"] + np.bincount(opened, now - start, n),
+        nbytes=net.channels["nbytes"] + nbytes,
+        busy=net.channels["busy"] + busy,
         issued=float(net.reals[st.ISSUED]),
         delivered=float(net.reals[st.DELIVERED]),
-        in_flight=float(nbytes.sum()),
+        in_flight=in_flight,
         issued_crossings=float(net.reals[st.ISSUED_HOPS]),
-        left_crossings=float(ahead @ (routes["last"] - routes["first"])),
+        left_crossings=left_crossings,
         passed=net.buckets["passed"].copy() if shaped else none,
         capacity=net.buckets["free"].copy() if shaped else net.channels["capacity"].copy(),
         burst=net.buckets["burst"].copy() if shaped else none,

@@ -16,8 +16,10 @@ docs/models/network.md explains why utilisation never exceeds the busy share, no
 
 from __future__ import annotations
 
-import itertools
 import math
+import operator
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,6 +81,8 @@ def check_links(cluster: Cluster, accounts: Accounts, nbytes: Floats, busy: Floa
     room = accounts.capacity * busy + accounts.passed
     over = nbytes - room > accounts.capacity * slack + ROUNDING * accounts.passed
     _links(cluster, over | ~(nbytes >= 0.0), "carried", nbytes, "but had room for", room, "bytes")
+    if not accounts.passed.any():
+        return
     idle = np.maximum(seconds - busy, 0.0)
     bucket = accounts.burst > 0.0
     filled = np.where(bucket, accounts.burst + accounts.capacity * (idle + slack), 0.0)
@@ -89,48 +93,42 @@ def check_links(cluster: Cluster, accounts: Accounts, nbytes: Floats, busy: Floa
 
 def check_workers(recorder: Recorder, seconds: float) -> None:
     """Raise :class:`ConservationError` unless the time of every worker adds up to the `seconds` of the run."""
-    n = recorder.n_workers
-    flat = [booked for own in recorder.seconds for booked in own.values()]
-    booked = np.array(flat).reshape(n, -1)
-    total = booked.sum(axis=1) + np.array(recorder.idle)
-    right = (np.abs(total - seconds) <= ROUNDING * seconds) & (booked >= 0.0).all(axis=1)
-    if not right.all():
-        rank = int(np.argmin(right))
-        parts = ", ".join(f"{kind} {own:.9g}" for kind, own in recorder.seconds[rank].items())
-        raise ConservationError(
-            f"worker {rank}: {parts} and idle {recorder.idle[rank]:.9g} s add up to {total[rank]:.12g} s "
-            f"in a run of {seconds:.12g} s{_REPORT}"
-        )
-    n_steps = [len(ends) for ends in recorder.step_end]
-    ends = np.fromiter(itertools.chain.from_iterable(recorder.step_end), np.float64, sum(n_steps))
-    rank_of = np.repeat(np.arange(n), n_steps)
-    wrong = ~((ends >= 0.0) & (ends <= seconds))
-    wrong[1:] |= (np.diff(ends) < 0.0) & (np.diff(rank_of) == 0)
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        raise ConservationError(
-            f"worker {rank_of[at]}: a step ends at {ends[at]:.12g} s, after a later one or the end of the run at "
-            f"{seconds:.12g} s{_REPORT}"
-        )
+    for rank, booked in enumerate(recorder.seconds):
+        idle = recorder.idle[rank]
+        total = sum(booked.values()) + idle
+        if not (abs(total - seconds) <= ROUNDING * seconds and all(part >= 0.0 for part in booked.values())):
+            parts = ", ".join(f"{kind} {part:.9g}" for kind, part in booked.items())
+            raise ConservationError(
+                f"worker {rank}: {parts} and idle {idle:.9g} s add up to {total:.12g} s in a run of {seconds:.12g} s"
+                f"{_REPORT}"
+            )
+    for rank, ends in enumerate(recorder.step_end):
+        if not _ordered(ends, seconds):
+            wrong = [end for before, end in pairwise([0.0, *ends]) if not before <= end <= seconds]
+            raise ConservationError(
+                f"worker {rank}: a step ends at {wrong[0]:.12g} s, after a later one or the end of the run at "
+                f"{seconds:.12g} s{_REPORT}"
+            )
 
 
 def _check_updates(result: Result, n_samples: int) -> None:
-    times, samples = np.array(result.recorder.updates).T
+    times, samples = zip(*result.recorder.updates, strict=True)
     if not _ordered(times, result.end_time):
         raise ConservationError(
             f"updates: the last of {len(times)} at {times[-1]:.12g} s; they are not in order, before the end at "
             f"{result.end_time:.12g} s{_REPORT}"
         )
-    _equal("updates: samples", float(samples.sum()), "learned from", n_samples, "samples")
+    _equal("updates: samples", sum(samples), "learned from", n_samples, "samples")
     (first, _), *measured = result.measured_updates
     span = measured[-1][0] - first
     if span > 0.0:
-        learned = float(samples[len(samples) - len(measured) :].sum())
+        learned = sum(samples[len(samples) - len(measured) :])
         _equal("throughput: samples", result.throughput * span, "of the updates", learned, "samples")
 
 
-def _ordered(times: Floats, end: float) -> bool:
-    return bool(times[0] >= 0.0 and times[-1] <= end and (np.diff(times) >= 0.0).all())
+def _ordered(times: Sequence[float], end: float) -> bool:
+    """Whether the times are in order, from 0 to `end`."""
+    return all(map(operator.le, [0.0, *times], [*times, end]))
 
 
 _REPORT = "; this is an error in ddlsim, or in a strategy of your own: please report it with the experiment"
