@@ -18,7 +18,7 @@ from ddlsim.plan.plan import ALL_REDUCE, COMPUTE, KINDS, SEND, UPDATE, Floats, I
 from ddlsim.plan.runner import key_sizes
 from ddlsim.runtime import recorder as rc
 from ddlsim.runtime.planned import with_slow_downs
-from ddlsim.runtime.recorder import Span
+from ddlsim.runtime.recorder import Spans
 from ddlsim.runtime.setting import Setting
 from ddlsim.workload.jitter import NoJitter
 
@@ -134,7 +134,6 @@ class TableRun:
         self._ends_before = np.zeros(0)
         self._entered = np.zeros(len(self._group))  # s at which the last rank had what it puts into each exchange
         self._step_end: list[Floats] = []
-        self._spans: list[Span] = []
 
     # ------------------------------------------------------------ running
 
@@ -273,10 +272,14 @@ class TableRun:
                 self.setting.recorder.open[worker] = (rc.COMPUTE, self._name(shape, row), began)
 
     def _keep(self, shape: _Shape, kind: str, rows: Ints, ranks: Ints, starts: Floats, ends: Floats) -> None:
-        for row, rank, start, end in zip(rows.tolist(), ranks.tolist(), starts.tolist(), ends.tolist(), strict=True):
-            if end > start:
-                name = self._name(shape, row) if kind == rc.COMPUTE else "communication"
-                self._spans += [Span(f"worker {worker}", kind, name, start, end) for worker in self.members[rank]]
+        """Show what ranks did, on the tracks of all workers that they stand for."""
+        names = np.array([self._name(shape, row) if kind == rc.COMPUTE else "communication" for row in rows.tolist()])
+        for name in np.unique(names).tolist():
+            own = np.flatnonzero(names == name)
+            workers = [self.members[rank] for rank in ranks[own].tolist()]
+            places = np.repeat(own, [len(each) for each in workers])
+            flat = np.array([worker for each in workers for worker in each], dtype=np.int64)
+            self.setting.recorder.columns.append(Spans(kind, name, flat, starts[places], ends[places]))
 
     def _name(self, shape: _Shape, row: int) -> str:
         plan = self.steps.plan
@@ -305,4 +308,3 @@ class TableRun:
                     worker, (rc.WAITING, "its next task", recorder.booked[worker])
                 )
                 recorder.step_end[worker] = ends[:, rank][ends[:, rank] <= now].tolist()
-        recorder.spans += sorted(self._spans, key=lambda span: span.end)
