@@ -178,6 +178,9 @@ class Builder:
                 raise self._cannot(name, f"no embedding of {spec.units} tokens and {shape[-1]} features comes before")
             bias = self._slot(self.parameters, f"{name}.bias", (spec.units,), 0.0) if spec.bias else None
             return TiedDense(self.embedding, bias, buffers)
+        for key, value in (("kv_heads", spec.kv_heads), ("rotary", spec.rotary), ("bias", not spec.bias)):
+            if value:
+                raise self._cannot(name, f"attention with {key} set has costs but no gradients; leave it out")
         d = shape[-1]
         projections = ("qkv",) if spec.fused else ("query", "key", "value")
         *first, last = (self._projection(f"{name}.{what}", d, 3 * d if what == "qkv" else d)

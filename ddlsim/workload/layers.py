@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Protocol
 
 from ddlsim.errors import ConfigError
+from ddlsim.workload.attention_layers import Attention, CrossAttention, RMSNorm, SwiGLU
 from ddlsim.workload.layer_rules import (
     STRICT,
     Cost,
@@ -29,7 +30,16 @@ from ddlsim.workload.layer_rules import (
     streaming,
     windows,
 )
-from ddlsim.workload.token_layers import Attention, Embedding, EmbeddingBag, Interaction, Take, TiedDense
+from ddlsim.workload.map_layers import InstanceNorm, LeakyReLU, Upsample
+from ddlsim.workload.token_layers import (
+    Embedding,
+    EmbeddingBag,
+    Interaction,
+    Slice,
+    Take,
+    TiedDense,
+    TiedEmbedding,
+)
 
 __all__ = [
     "LAYER_TYPES",
@@ -39,18 +49,26 @@ __all__ = [
     "BatchNorm",
     "Conv",
     "Cost",
+    "CrossAttention",
     "Dense",
     "Dropout",
     "Embedding",
     "EmbeddingBag",
     "Flatten",
+    "InstanceNorm",
     "Interaction",
     "LayerNorm",
     "LayerSpec",
+    "LeakyReLU",
     "Pool",
+    "RMSNorm",
     "Shape",
+    "Slice",
+    "SwiGLU",
     "Take",
     "TiedDense",
+    "TiedEmbedding",
+    "Upsample",
 ]
 
 
@@ -239,9 +257,11 @@ class LayerSpec(Protocol):
 
 #: ``type`` in a file -> the dataclass that describes it
 LAYER_TYPES: dict[str, type[LayerSpec]] = {
-    "conv": Conv, "max_pool": Pool, "avg_pool": Pool, "adaptive_avg_pool": AdaptiveAvgPool, "dense": Dense,
-    "tied_dense": TiedDense, "batch_norm": BatchNorm, "layer_norm": LayerNorm, "relu": Activation,
+    "conv": Conv, "max_pool": Pool, "avg_pool": Pool, "adaptive_avg_pool": AdaptiveAvgPool, "upsample": Upsample,
+    "dense": Dense, "tied_dense": TiedDense, "swiglu": SwiGLU, "batch_norm": BatchNorm, "layer_norm": LayerNorm,
+    "instance_norm": InstanceNorm, "rms_norm": RMSNorm, "relu": Activation, "leaky_relu": LeakyReLU,
     "gelu": Activation, "tanh": Activation, "sigmoid": Activation, "dropout": Dropout, "flatten": Flatten,
-    "embedding": Embedding, "embedding_bag": EmbeddingBag, "interaction": Interaction, "attention": Attention,
-    "take": Take,
+    "embedding": Embedding, "tied_embedding": TiedEmbedding, "embedding_bag": EmbeddingBag,
+    "interaction": Interaction, "attention": Attention, "cross_attention": CrossAttention, "take": Take,
+    "slice": Slice,
 }  # fmt: skip

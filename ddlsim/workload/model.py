@@ -110,7 +110,7 @@ class Model:
     trainable: bool
     sources: tuple[str, ...]
     structure: tuple[Node, ...] = ()
-    options: tuple[str, ...] = ()  # the optional parts that were included
+    options: tuple[str, ...] = ()  # the optional parts that were included, and the parameters that were set
 
     def __post_init__(self) -> None:
         if not self.input_shape or math.prod(self.input_shape) > MAX_ELEMENTS:
@@ -158,10 +158,11 @@ def load_model(
 ) -> Model:
     """Return the model of a bundled name, of a file, or `source` itself if it is a model.
 
-    ``"name+option"`` includes the parts of the file that are marked with that option. With `layers` (type in the file
-    -> class) or `allow_code` (types may be ``"package.module:Name"``) a file can have layers of yours, see
-    docs/write_your_own/layer.md. Raises :class:`~ddlsim.errors.ConfigError` for an unknown name or option and for a
-    bad file.
+    ``"name+option"`` includes the parts of the file that are marked with that option, ``"name+parameter=value"`` sets a
+    parameter of the file, ``"name-size"`` (of a file: ``"path+size"``) takes one of its sizes. With `layers` (type in
+    the file -> class) or `allow_code` (types may be ``"package.module:Name"``) a file can have layers of yours, see
+    docs/write_your_own/layer.md. Raises :class:`~ddlsim.errors.ConfigError` for an unknown name or option and for a bad
+    file.
     """
     if isinstance(source, Model):
         return source
@@ -173,6 +174,6 @@ def load_model(
 
 def model_names() -> list[str]:
     """Return the names of the bundled models, sorted."""
-    from ddlsim.bundled import bundled_files
+    from ddlsim.workload.model_files import bundled_names
 
-    return sorted(bundled_files("models"))
+    return bundled_names()

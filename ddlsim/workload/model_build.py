@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import typing
 from collections import Counter
@@ -10,13 +11,14 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import NamedTuple, cast
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.named_code import imported, names_code
 from ddlsim.workload.layer_rules import MAX_ELEMENTS, MAX_PARAMETERS, Cost, Shape
 from ddlsim.workload.layers import LAYER_TYPES, EmbeddingBag, LayerSpec
 from ddlsim.workload.model import Concat, Layer, Leaf, Node, Residual, Side
+from ddlsim.workload.model_values import Values, substitute
 from ddlsim.workload.precision import FP32_NBYTES
 from ddlsim.workload.toml_files import validate
 
@@ -26,7 +28,7 @@ Entry = dict[str, object]
 MAX_LAYERS = 10_000  # a runaway `repeat` is a slip of the keyboard, not a model
 MAX_ENTRIES = 10 * MAX_LAYERS
 MAX_DEPTH = 20  # so is a block that contains itself
-GRAPH_KEYS = {"residual": ("body", "shortcut"), "concat": ("branches",), "side": ("body",)}
+GRAPH_KEYS = {"residual": ("body", "shortcut"), "concat": ("branches", "copy"), "side": ("body",)}
 
 
 class Block(BaseModel):
@@ -61,16 +63,10 @@ def _schema(kind: type[LayerSpec]) -> TypeAdapter[BaseModel]:
     return TypeAdapter(table)
 
 
-def _substitute(value: object, values: Mapping[str, object], used: set[str]) -> object:
-    """Return `value` with every string ``"$x"`` in it replaced by ``values["x"]``; adds each x to `used`."""
-    if isinstance(value, str) and value.startswith("$"):
-        used.add(value[1:])
-        return values.get(value[1:], value)
-    if isinstance(value, list):
-        return [_substitute(part, values, used) for part in value]
-    if isinstance(value, dict):
-        return {key: _substitute(part, values, used) for key, part in value.items()}
-    return value
+@functools.lru_cache(maxsize=4096)
+def _spec(kind: type[LayerSpec], text: str) -> LayerSpec:
+    """Return the bundled layer that an entry, as JSON, describes: most layers of a large model are alike."""
+    return _ADAPTERS[kind].validate_json(text)
 
 
 def check_layer_type(kind: object, where: str) -> None:
@@ -86,6 +82,7 @@ class Builder:
     path: str
     blocks: Mapping[str, Block]
     options: frozenset[str]
+    values: Values = field(default_factory=dict)
     kinds: Mapping[str, type[LayerSpec]] = field(default_factory=lambda: LAYER_TYPES)
     allow_code: bool = False
     layers: list[Layer] = field(default_factory=list)
@@ -173,8 +170,11 @@ class Builder:
         named = "name" in entry or repeat is not None
         name = self._name(entry, kind, place, scope) if "name" in entry else f"{scope}{kind}"
         block, used = self.blocks[kind], set[str]()
-        values = {**block.defaults, **entry}
-        body = _substitute(block.layers, values, used)
+        values = {**self.values, **block.defaults, **entry}
+        try:
+            body = substitute(block.layers, values, used)
+        except ConfigError as error:
+            raise self.error(place, f"block {kind!r}: {error}") from None
         for key in entry:
             if key not in used:
                 raise unknown_name("parameter", key, used, f"{self.path}: {place} (block {kind!r})")
@@ -210,7 +210,10 @@ class Builder:
         name = self._name(entry, kind, place, scope)
         where, keys = f"{self.path}: {place} ({kind} {name!r})", [f.name for f in fields(spec_type)]  # type: ignore[arg-type]
         if bundled:
-            spec = validate(_ADAPTERS[spec_type], entry, where, keys)
+            try:
+                spec = _spec(spec_type, json.dumps(entry, default=str))
+            except ValidationError:
+                spec = validate(_ADAPTERS[spec_type], entry, where, keys)
         else:
             spec = self._own(spec_type, {key: value for key, value in entry.items() if key != "type"}, where, keys)
         try:
@@ -290,7 +293,10 @@ class Builder:
                              "all but the first number must be equal")  # fmt: skip
         shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
         joined = Flow(shape, any(out.learned for _, out in walked))
-        n = float(math.prod(shape))
+        copy = entry.get("copy", True)
+        if not isinstance(copy, bool):
+            raise self.error(place, f"concat: copy = {shown(copy)}: must be true or false")
+        n = float(math.prod(shape)) if copy else 0.0
         index = self._append(
             self._name({}, "concat", place, scope), "concat", joined, Cost(shape, moved=2.0 * n, stored=n)
         )

@@ -3,7 +3,11 @@
 A file lists ``layers``. An entry is a layer (``type = "conv"``, keys as in :mod:`ddlsim.workload.layers`), a
 ``block`` defined under ``[blocks.NAME]`` with values for its ``"$parameters"`` and an optional ``repeat``, or
 one of the shapes of a graph: ``residual`` (``body``, ``shortcut``), ``concat`` (``branches``), ``side``
-(``body``: a head with its own loss). ``option = "aux"`` on any entry leaves it out unless asked for.
+(``body``: a head with its own loss). ``option = "aux"`` on any entry leaves it out unless asked for. A ``concat`` with
+``copy = false`` carries several tensors side by side and moves none of them.
+
+``[parameters]`` are values for ``"$names"`` anywhere in input, layers and blocks; ``[sizes.NAME]`` are other values of
+them, which make the model ``FILE-NAME``.
 
 Names: a layer without one is called after its type and a running number (``conv1``). The name of an entry
 that contains others is their prefix, numbered from 0 if there is a ``repeat`` (``layer1.0.conv1``); entries
@@ -12,11 +16,13 @@ with the same name and a ``repeat`` count on. Without a name there is no prefix.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import cast
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
@@ -27,9 +33,10 @@ from ddlsim.workload.layer_rules import MAX_DIMS, MAX_ELEMENTS, MAX_SIZE
 from ddlsim.workload.layers import LAYER_TYPES, LayerSpec
 from ddlsim.workload.model import Model
 from ddlsim.workload.model_build import Block, Builder, Entry, Flow, check_layer_type
+from ddlsim.workload.model_values import Values, chosen_values, substitute, titled
 from ddlsim.workload.toml_files import read_toml, validate
 
-__all__ = ["find_model_file", "read_model"]
+__all__ = ["bundled_names", "find_model_file", "read_model"]
 
 
 class _File(BaseModel):
@@ -37,23 +44,48 @@ class _File(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     title: str
-    input: tuple[int, ...]
+    input: tuple[int | str, ...]
     layers: list[object]
     blocks: dict[str, Entry] = {}
+    parameters: dict[str, object] = {}
+    sizes: dict[str, dict[str, object]] = {}
     trainable: bool = False
     sources: tuple[str, ...] = ()
 
 
 def find_model_file(source: str | Path) -> tuple[Path, tuple[str, ...]]:
-    """Return the path that ``name``, ``path``, ``name+option`` or ``path+option`` means, and the options."""
+    """Return the path that ``name``, ``path``, ``name+option`` or ``path+option`` means, and the options.
+
+    A name of the form ``family-size`` is the file ``family`` with the option ``size``.
+    """
     text = str(source)
     stem, *options = text.split("+") if not os.path.isfile(text) else [text]
     if isinstance(source, Path) or stem.endswith(".toml") or "/" in stem:
         return Path(stem), tuple(options)
     files = bundled_files("models")
-    if stem not in files:
-        raise unknown_name("model", stem, files)
-    return files[stem], tuple(options)
+    if stem in files:
+        return files[stem], tuple(options)
+    for family, path in files.items():
+        if stem.startswith(f"{family}-") and (size := stem.removeprefix(f"{family}-")) in _sizes(path):
+            return path, (size, *options)
+    raise unknown_name("model", stem, bundled_names())
+
+
+def bundled_names() -> list[str]:
+    """Return the names of the bundled models, sorted; a file with sizes has one for each."""
+    names: list[str] = []
+    for family, path in bundled_files("models").items():
+        sizes = _sizes(path)
+        whole = all(key in sizes[""] for table in sizes.values() for key in table)
+        names += [f"{family}-{size}" if size else family for size in sizes if size or whole]
+    return sorted(names)
+
+
+@functools.cache
+def _sizes(path: Path) -> Mapping[str, Mapping[str, object]]:
+    """Return the sizes of a bundled file by name; ``""`` are the values without one."""
+    table = cast("dict[str, dict[str, dict[str, object]]]", read_toml(path))
+    return {"": table.get("parameters", {}), **table.get("sizes", {})}
 
 
 def read_model(
@@ -62,6 +94,7 @@ def read_model(
 ) -> Model:  # fmt: skip
     """Return the model in the file `path` with the given optional parts.
 
+    options      names of optional parts or of a size, and "parameter=value"
     layers       type in the file -> class, beside the bundled ones
     allow_code   a type may be "package.module:Name", which is imported
 
@@ -74,24 +107,51 @@ def read_model(
         name: validate(TypeAdapter(Block), block, f"{path}: blocks.{name}", Block.model_fields)
         for name, block in file.blocks.items()
     }
-    if not 1 <= len(file.input) <= MAX_DIMS or not all(1 <= size <= MAX_SIZE for size in file.input):
-        raise ConfigError(
-            f"{path}: input = {shown(list(file.input))}: must be 1 to {MAX_DIMS} sizes from 1 to {MAX_SIZE}"
-        )
-    if math.prod(file.input) > MAX_ELEMENTS:
-        raise ConfigError(
-            f"{path}: input = {list(file.input)}: has {math.prod(file.input):.3g} elements, more than "
-            f"{MAX_ELEMENTS:.0e}; correct the sizes of one sample"
-        )
+    prefix = f"{path.stem}-" if bundled_files("models").get(path.stem) == path else "+"
+    values, size, settings, parts = chosen_values(file.parameters, file.sizes, options, str(path), prefix)
+    _check_used(values, table, path)
+    shape = _input_shape(file.input, values, path)
     for kind, layer in layers.items():
         check_layer_type(layer, f"load_model: layers[{kind!r}]")
-    builder = Builder(str(path), blocks, frozenset(options), {**layers, **LAYER_TYPES}, allow_code)
-    structure, _ = builder.sequence(file.layers, "layers", "", Flow(file.input, learned=False), 0)
-    for option in options:
+    builder = Builder(str(path), blocks, frozenset(parts), values, {**layers, **LAYER_TYPES}, allow_code)
+    try:
+        entries = substitute(file.layers, values, set())
+    except ConfigError as error:
+        raise ConfigError(f"{path}: layers: {error}") from None
+    structure, _ = builder.sequence(entries, "layers", "", Flow(shape, learned=False), 0)
+    for option in parts:
         if option not in builder.seen_options:
-            raise unknown_name("option", option, builder.seen_options, str(path))
+            raise unknown_name("option", option, {*builder.seen_options, *file.sizes}, str(path))
     if not builder.layers:
         raise ConfigError(f"{path}: layers = []: list at least one layer")
-    name = "+".join((path.stem, *options))
+    name = "+".join((path.stem if size is None else f"{path.stem}-{size}", *settings, *parts))
     leaves = with_kept(builder.layers, structure)
-    return Model(name, file.title, file.input, leaves, file.trainable, file.sources, structure, options)
+    title = titled(file.title, values, size)
+    return Model(name, title, shape, leaves, file.trainable, file.sources, structure, (*settings, *parts))
+
+
+def _input_shape(sizes: tuple[int | str, ...], values: Values, path: Path) -> tuple[int, ...]:
+    """Return the shape of a sample, its ``$names`` replaced."""
+    try:
+        shape = cast("list[int]", substitute(list(sizes), values, set()))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: input: {error}") from None
+    if not 1 <= len(shape) <= MAX_DIMS or not all(type(size) is int and 1 <= size <= MAX_SIZE for size in shape):
+        raise ConfigError(
+            f"{path}: input = {shown(list(shape))}: must be 1 to {MAX_DIMS} sizes from 1 to {MAX_SIZE}"
+        )
+    if math.prod(shape) > MAX_ELEMENTS:
+        raise ConfigError(
+            f"{path}: input = {shape}: has {math.prod(shape):.3g} elements, more than {MAX_ELEMENTS:.0e}; correct the "
+            "sizes of one sample"
+        )
+    return tuple(shape)
+
+
+def _check_used(values: Values, table: Entry, path: Path) -> None:
+    """Raise ConfigError for a parameter that would have no effect."""
+    used: set[str] = set()
+    substitute([table.get(key) for key in ("input", "layers", "blocks")], {}, used)
+    for name in values:
+        if name not in used:
+            raise ConfigError(f"{path}: parameters: {name!r} is used nowhere; write \"${name}\" where it counts")

@@ -1,4 +1,4 @@
-"""Layers of language and recommendation models (timing only: nothing here executes them)."""
+"""Embeddings and other layers of language and recommendation models (timing only: nothing here executes them)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from ddlsim.errors import ConfigError
 from ddlsim.workload.layer_rules import STRICT, Cost, Shape, at_least, need_tokens, streaming
 
-__all__ = ["Attention", "Embedding", "EmbeddingBag", "Interaction", "Take", "TiedDense"]
+__all__ = ["Embedding", "EmbeddingBag", "Interaction", "Slice", "Take", "TiedDense", "TiedEmbedding"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,24 @@ class Embedding:
 
 
 @dataclass(frozen=True)
+class TiedEmbedding:
+    """Token embedding by the table of another layer, so it owns nothing (Press and Wolf 2017)."""
+
+    dim: int
+    type: Literal["tied_embedding"] = "tied_embedding"
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+
+    def __post_init__(self) -> None:
+        at_least(1, dim=self.dim)
+
+    def cost(self, in_shape: Shape) -> Cost:
+        if len(in_shape) != 1:
+            raise ConfigError(f"needs (tokens,) but gets shape {in_shape}; make it the first layer of its branch")
+        n_out = float(in_shape[0] * self.dim)
+        return Cost((in_shape[0], self.dim), moved=2.0 * n_out, stored=n_out)
+
+
+@dataclass(frozen=True)
 class EmbeddingBag:
     """Categorical features of a recommendation model: one row looked up in each table, side by side.
 
@@ -101,38 +119,6 @@ class Interaction:
 
 
 @dataclass(frozen=True)
-class Attention:
-    """Multi-head self-attention with its four projections (Vaswani et al. 2017, section 3.2).
-
-    ``fused`` keeps query, key and value projections in one tensor, as GPT-2 does. Per sample of s tokens and
-    d features: 4 s d^2 MACs in the projections and 2 s^2 d in scores and mixing.
-    """
-
-    heads: int
-    fused: bool = False
-    causal: bool = False
-    type: Literal["attention"] = "attention"
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-
-    def __post_init__(self) -> None:
-        at_least(1, heads=self.heads)
-
-    def cost(self, in_shape: Shape) -> Cost:
-        need_tokens(in_shape)
-        s, d = in_shape
-        if d % self.heads:
-            raise ConfigError(f"heads = {self.heads} must divide the {d} features of input shape {in_shape}")
-        inputs = (("qkv", 3),) if self.fused else (("query", 1), ("key", 1), ("value", 1))
-        tensors: list[tuple[str, int]] = []
-        for name, width in (*inputs, ("out", 1)):
-            tensors += [(f"{name}.weight", width * d * d), (f"{name}.bias", width * d)]
-        n, scores = s * d, self.heads * s * s
-        # x to q, k, v: 4n; scores written, softmax in and out, read again: 4 scores; mix and project: 4n
-        moved, stored = 8.0 * n + 4.0 * scores, 5.0 * n + scores
-        return Cost(in_shape, tuple(tensors), 4.0 * s * d * d + 2.0 * s * s * d, moved, stored)
-
-
-@dataclass(frozen=True)
 class Take:
     """The first ``count`` tokens (BERT's pooler reads one, its masked-token head the masked positions)."""
 
@@ -149,3 +135,29 @@ class Take:
             raise ConfigError(f"count = {self.count} is above the {in_shape[0]} tokens of its input")
         n_out = float(self.count * in_shape[1])
         return Cost((self.count, in_shape[1]), moved=2.0 * n_out, stored=n_out)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """``count`` channels, tokens or features from number ``first`` on: a view, which moves and keeps no data.
+
+    Together with a ``concat`` that does not copy it carries several tensors through a model: what a decoder needs of
+    its encoder, or the two inputs of a cell.
+    """
+
+    first: int = 0
+    count: int | None = None  # None: all that follow
+    type: Literal["slice"] = "slice"
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+
+    def __post_init__(self) -> None:
+        at_least(0, first=self.first)
+        at_least(1, count=1 if self.count is None else self.count)
+
+    def cost(self, in_shape: Shape) -> Cost:
+        count = in_shape[0] - self.first if self.count is None else self.count
+        if count < 1 or self.first + count > in_shape[0]:
+            raise ConfigError(
+                f"first = {self.first}, count = {self.count}: are not among the {in_shape[0]} of {in_shape}"
+            )
+        return Cost((count, *in_shape[1:]))

@@ -162,7 +162,7 @@ def test_show_topology(tmp_path):
         (["run", "office-1gbe", "--precision", "fp61"], ["unknown precision 'fp61'", "fp"]),
         (["scaling", "office-1gbe", "-n", "1,x"], ["--workers = '1,x'", "such as 8,16,32"]),
         (["run", "nothing.toml"], ["nothing.toml"]),
-        (["show", "model", "vgg61"], ["unknown model 'vgg61'", "did you mean 'vgg16'?"]),
+        (["show", "model", "vgg166"], ["unknown model 'vgg166'", "did you mean 'vgg16'?"]),
         (["show", "topology", "dgx1", "--plot", "x.png"], ["unknown cluster 'dgx1'"]),
         (["show", "plan", "nowhere.et"], ["nowhere.et: no such file, nor nowhere.0.et beside it"]),
         (["show", "plan", "pyproject.toml"], ["pyproject.toml"]),

@@ -79,7 +79,7 @@ def test_random_labels_are_memorized_by_lenet5():
     assert network.loss_and_gradient(params, data.x, data.labels)[0] < 0.2
 
 
-SMALL = [name for name in model_names() if load_model(name).trainable and load_model(name).n_params < 12_000_000]
+SMALL = [name for name in model_names() if (model := load_model(name)).trainable and model.n_params < 12_000_000]
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -194,6 +194,8 @@ def test_bad_input_is_named():
         build_network("digits-cnn", 0, loss="crossentropy")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"'dlrm'.*cannot be trained"):
         build_network(replace(load_model("dlrm")), 0)
+    with pytest.raises(ConfigError, match=r"'amoebanet-d'.*layer 'stem2.*slice1' cannot be trained"):
+        build_network("amoebanet-d", 0)
     with pytest.raises(ConfigError, match="heads with a loss of their own"):
         build_network("googlenet+aux", 0)
 
@@ -207,3 +209,13 @@ def test_one_step_by_hand(tmp_path: Path):
     loss, gradient = network.loss_and_gradient(np.array([1, 2], np.float32), [[3, -1]], [[0]])
     assert loss == 1.0
     assert gradient.tolist() == [6.0, -2.0]
+
+
+@pytest.mark.parametrize("key", ["kv_heads = 2", "rotary = true", "bias = false"])
+def test_attention_of_other_kinds_is_refused(tmp_path, key: str):
+    path = tmp_path / "mine.toml"
+    attention = f'{{ type = "attention", heads = 4, {key} }}'
+    layers = f'[{{ type = "embedding", vocabulary = 5, dim = 8 }}, {attention}]'
+    path.write_text(f'title = "Mine"\ninput = [4]\ntrainable = true\nlayers = {layers}\n')
+    with pytest.raises(ConfigError, match=f"attention with {key.split()[0]} set has costs but no gradients"):
+        build_network(str(path), 0)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ddlsim.bundled import bundled_files
 from ddlsim.errors import ConfigError
 from ddlsim.workload.compute import Affine, Measured, Roofline, fit_affine, make_workload
 from ddlsim.workload.devices import Device, device_names, load_device
@@ -17,6 +18,8 @@ from ddlsim.workload.stage import Stage
 
 RESNET50 = load_model("resnet50")
 V100 = load_device("v100")
+#: the files, of those that are there by their sizes only one size
+FILES = [name for name in bundled_files("models") if name in model_names()] + ["llama-7b", "transformer-base"]
 
 
 def _curve(device: str, model: str):
@@ -79,7 +82,7 @@ def test_units_at_the_border():
     assert Affine("25.8 ms", "2.51 ms") == Affine(25.8e-3, 2.51e-3)
 
 
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("compute", [Measured(step_time=0.1, batch_size=8), Affine(0.02, 0.003)])
 def test_the_split_adds_up(name: str, compute: Measured | Affine):
     workload = make_workload(load_model(name), V100, 8, compute=compute)

@@ -38,20 +38,14 @@ PERCENT = {
 TOKENS = 2048
 
 
-def transformer(path: Path, h: int, n_layers: int, heads: int, tokens: int = TOKENS) -> Model:
-    gpt2 = (Path(__file__).parents[2] / "models" / "gpt2.toml").read_text(encoding="utf-8")
-    text = gpt2.replace("dim = 768, hidden = 3072, heads = 12", f"dim = {h}, hidden = {4 * h}, heads = {heads}")
-    text = text.replace("repeat = 12", f"repeat = {n_layers}").replace("input = [1024]", f"input = [{tokens}]")
-    text = text.replace("positions = 1024, dim = 768", f"positions = {tokens}, dim = {h}")
-    file = path / f"h{h}.toml"
-    file.write_text(text, encoding="utf-8")
-    return load_model(file)
+def transformer(h: int, n_layers: int, heads: int, tokens: int = TOKENS) -> Model:
+    return load_model(f"megatron+dim={h}+layers={n_layers}+heads={heads}+seq={tokens}")
 
 
 @pytest.fixture(scope="module", params=sorted(MEGATRON))
-def published(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Model]:
+def published(request: pytest.FixtureRequest) -> tuple[str, Model]:
     h, n_layers, heads, *_ = MEGATRON[request.param]
-    return request.param, transformer(tmp_path_factory.mktemp("models"), h, n_layers, heads)
+    return request.param, transformer(h, n_layers, heads)
 
 
 def first_stage(model: Model, pipeline: int) -> Model:

@@ -1,0 +1,127 @@
+"""Parameters and sizes of model files: what names and values mean, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddlsim.bundled import bundled_files
+from ddlsim.errors import ConfigError
+from ddlsim.workload.model import load_model, model_names
+
+FILE = """
+title = "Mine $size of $width"
+input = ["$n"]
+layers = [
+  { block = "unit", repeat = "$depth" },
+  { type = "dense", units = "$width / 2 + 1" },
+]
+
+[blocks.unit]
+layers = [{ type = "dense", units = "2 * $width - $n" }]
+
+[parameters]
+n = 4
+depth = 1
+
+[sizes]
+s = { width = 6 }
+l = { width = 8, depth = 3 }
+"""
+
+
+def _file(tmp_path: Path, text: str = FILE) -> str:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_sizes_and_settings(tmp_path):
+    path = _file(tmp_path)
+    small = load_model(f"{path}+s")
+    assert [layer.out_shape for layer in small.layers] == [(8,), (4,)]
+    assert (small.name, small.title, small.options) == ("mine-s", "Mine s of 6", ())
+    large = load_model(f"{path}+l+n=3+depth=2")
+    assert (large.input_shape, [layer.out_shape for layer in large.layers]) == ((3,), [(13,), (13,), (5,)])
+    assert (large.name, large.options) == ("mine-l+n=3+depth=2", ("n=3", "depth=2"))
+    free = load_model(f"{path}+width=6")
+    assert (free.name, free.title) == ("mine+width=6", "Mine of 6")
+    assert free.layers == small.layers
+
+
+def test_names_of_bundled_sizes():
+    """A file whose parameters have no values of their own is there by its sizes only."""
+    names = model_names()
+    assert {"gpt2", "gpt2-xl", "mpt-7b", "llama-3-8b", "dlrm", "dlrm-criteo", "dlrm-criteo-large"} <= set(names)
+    assert not {"mpt", "llama", "megatron", "transformer"} & set(names)
+    assert "mpt" in bundled_files("models")
+    assert load_model("gpt2-xl").name == "gpt2-xl"
+    assert load_model("gpt2+xl") == load_model("gpt2-xl")
+    assert load_model("dlrm-criteo-large").name == "dlrm-criteo-large"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("", r"mine.toml: width has no value; choose a size \(\+s, \+l\) or add \+width=\.\.\."),
+        ("+s+l", "'s' and 'l' are both sizes; choose one"),
+        ("+s+wdth=3", "unknown parameter 'wdth'; did you mean 'width'"),
+        ("+s+xl", "unknown option 'xl'; did you mean 'l'"),
+        ("+s+n=four", "n = 'four': must be a number, like n=1024"),
+        ("+s+n=", "n = '': must be a number"),
+        ("+s+n=0", r"input = \[0\]: must be 1 to 6 sizes"),
+        ("+s+n=1.5", r"input = \[1.5\]: must be 1 to 6 sizes"),
+        ("+s+width=7", r"layers: '\$width / 2 \+ 1' is no whole number with width = 7"),
+        ("+s+width=2.0", r"'\$width / 2 \+ 1' needs a whole number, but width = 2.0"),
+        ("+s+n=20", r"unit' ?: ?.*units = -8: must be at least 1|units = -8: must be at least 1"),
+        ("+s+depth=0", "repeat = 0: must be a whole number from 1"),
+        ("+s+depth=true", "repeat = True: must be a whole number|repeat = true: must be a whole number"),
+    ],
+)
+def test_options_that_cannot_be(tmp_path, options: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        load_model(_file(tmp_path) + options)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("$width / 2 + 1", "$width ** 9", "is no sum of whole numbers; write it like"),
+        ("$width / 2 + 1", "$width / 0", "is no whole number with width = 6"),
+        ("$width / 2 + 1", "len($width)", "is no sum of whole numbers"),
+        ("$width / 2 + 1", "$width +", "is no sum of whole numbers"),
+        ("2 * $width - $n", "2 * $with - $n", "block 'unit' needs 'with'"),
+        ("depth = 1", "depth = 1\nspare = 2", r"parameters: 'spare' is used nowhere; write \"\$spare\""),
+        ("[sizes]", "[size]", "unknown key 'size'; did you mean 'sizes'"),
+        ('input = ["$n"]', 'input = ["$m"]', r"input = \['\$m'\]: must be 1 to 6 sizes"),
+        ("s = { width = 6 }", "s = 6", r"sizes = .*must be a table"),
+    ],
+)
+def test_files_that_cannot_be(tmp_path, old: str, new: str, message: str):
+    text = FILE.replace(old, new)
+    assert text != FILE
+    with pytest.raises(ConfigError, match=message):
+        load_model(_file(tmp_path, text) + "+s")
+
+
+def test_unknown_names_are_answered_with_the_nearest():
+    pairs = (("gpt2-xxl", "gpt2-xl"), ("llama-7", "llama-7b"), ("vgg19", "vgg-19"), ("gpt3-175", "gpt3-175b"))
+    for name, nearest in pairs:
+        with pytest.raises(ConfigError, match=f"unknown model '{name}'; did you mean '{nearest}'"):
+            load_model(name)
+    with pytest.raises(ConfigError, match=r"dim has no value; choose a size \(mpt-125m, .*mpt-70b\) or add \+dim="):
+        load_model("mpt")
+
+
+def test_an_empty_branch_is_the_input_itself(tmp_path):
+    """As in a U-Net: what skips the deeper levels."""
+    text = """
+title = "Mine"
+input = [2, 4, 4]
+layers = [
+  { type = "concat", branches = [[{ type = "max_pool", kernel = 2 }, { type = "upsample", scale = 2 }], []] },
+]
+"""
+    model = load_model(_file(tmp_path, text))
+    assert model.layers[-1].out_shape == (4, 4, 4)
