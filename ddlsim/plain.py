@@ -16,7 +16,8 @@ from pathlib import Path
 from ddlsim.errors import ConfigError, shown
 from ddlsim.units import LARGEST, SMALLEST, in_range
 
-__all__ = ["MAX_DEPTH", "MAX_NBYTES", "checked", "decoded", "is_unicode", "parse_json", "parse_toml", "read_bytes"]
+__all__ = ["MAX_DEPTH", "MAX_NBYTES", "checked", "decoded", "is_unicode", "parse_json", "parse_toml", "parse_value"]
+__all__ += ["read_bytes"]
 
 #: larger files are refused: a mistake, or an attempt to fill the memory
 MAX_NBYTES = 2**30
@@ -55,6 +56,14 @@ def decoded(data: bytes, where: str = "") -> str:
         raise ConfigError(
             f"{_at(where)}line {line}: is not text in UTF-8 (byte {start}, 0x{data[start]:02x}); save it as UTF-8"
         ) from None
+
+
+def parse_value(text: str) -> object:
+    """Return the value that TOML writes as `text`; what it does not take, such as ``25 Gbit/s``, is the text itself."""
+    try:
+        return parse_toml(f"value = {text}")["value"] if "\n" not in text else text
+    except ConfigError:
+        return text
 
 
 def parse_toml(text: str, where: str = "") -> dict[str, object]:

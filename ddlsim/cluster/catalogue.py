@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from ddlsim.arguments import checked
@@ -27,7 +28,8 @@ def load_cluster(source: ClusterLike) -> Cluster:
 
     source  a bundled name (see :func:`cluster_names`); the path of a ``.toml`` file, or of a networkx graph
             in ``.json`` (node-link) or ``.graphml``; a networkx graph; or a cluster, which is returned as it
-            is
+            is. ``"name+key=value"`` sets a key of the file's [generator] or [host], as in
+            ``"dgx-h100-pod+n_leaves=64"``; so does ``"path+key=value"``
 
     Raises :class:`ConfigError`, in one line with file, field, value and remedy, for what cannot be used.
     """
@@ -35,21 +37,23 @@ def load_cluster(source: ClusterLike) -> Cluster:
         return source
     if not isinstance(source, str | Path):
         return Cluster.from_graph(source)
-    path = Path(source)
+    text = str(source)
+    stem, *settings = text.split("+") if not os.path.isfile(text) else [text]
+    path = Path(stem)
     if path.suffix in _SUFFIXES or os.path.isfile(path):
-        return _load_file(path)
+        return _load_file(path, settings)
     bundled = bundled_files("topologies")
-    if str(source) in bundled:
-        return _load_file(bundled[str(source)])
+    if stem in bundled:
+        return _load_file(bundled[stem], settings)
     if path.suffix or len(path.parts) != 1:  # no bundled cluster has a name like that
         raise ConfigError(f"{path}: no such file; give a path or a bundled cluster (see: ddlsim topologies)")
-    raise unknown_name("cluster", str(source), bundled)
+    raise unknown_name("cluster", stem, bundled)
 
 
-def _load_file(path: Path) -> Cluster:
+def _load_file(path: Path, settings: Sequence[str]) -> Cluster:
     if path.suffix not in _SUFFIXES:
         raise ConfigError(f"{path}: the format {path.suffix!r} is unknown; use one of {', '.join(_SUFFIXES)}")
     from ddlsim.cluster import files
 
     data = read_bytes(path, "no such file; give a path or a bundled cluster (see: ddlsim topologies)")
-    return files.read_cluster(path, decoded(data, str(path)))
+    return files.read_cluster(path, decoded(data, str(path)), settings)

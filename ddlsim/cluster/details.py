@@ -86,7 +86,7 @@ def checked_detail(
 
 def collected(details: Collection[LinkDetail]) -> LinkDetails | None:
     """Return the details of all links as arrays, or None if no link has any."""
-    if not any(details):
+    if not any({id(detail): detail for detail in details}.values()):  # most links of a cluster share theirs
         return None
     columns = np.array([dataclasses.astuple(detail) for detail in details], dtype=np.float64).T
     return LinkDetails(*(column.copy() for column in columns))

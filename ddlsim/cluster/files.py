@@ -11,7 +11,7 @@ import fnmatch
 import itertools
 import json
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,19 @@ __all__ = ["read_cluster", "write_cluster"]
 _LISTS = ("sources", "notes", "grid", "routes")
 
 
-def read_cluster(path: Path, text: str) -> Cluster:
+def read_cluster(path: Path, text: str, settings: Sequence[str] = ()) -> Cluster:
     """Return the cluster that the file's `text` describes, in the format of the suffix.
+
+    settings  "key=value" for keys of [generator] and [host], in place of the file's
 
     Raises :class:`ConfigError` in one line: path, field, value, rule and remedy.
     """
-    readers = {".toml": _read_toml, ".json": _read_json, ".graphml": _read_graphml}
+    readers = {".json": _read_json, ".graphml": _read_graphml}
     try:
+        if path.suffix == ".toml":
+            return _read_toml(path.stem, text, settings)
+        if settings:
+            raise ConfigError(f"+{settings[0]}: only keys of a .toml file with [generator] can be set")
         return readers[path.suffix](path.stem, text)
     except ConfigError as error:
         raise type(error)(f"{path}: {error}") from None
@@ -61,8 +67,10 @@ def write_cluster(cluster: Cluster, path: Path) -> None:
         raise ConfigError(f"{path}: cannot write the format {path.suffix!r}; use .json or .graphml")
 
 
-def _read_toml(stem: str, text: str) -> Cluster:
+def _read_toml(stem: str, text: str, settings: Sequence[str]) -> Cluster:
     file = schema.parse_file(plain.parse_toml(text))
+    for setting in settings:
+        schema.set_key(file, setting)
     sources: list[str] = list(file.sources)
     if file.generator is not None:
         host, host_sources = schema.interior(file.host, "host") if file.host is not None else (Host(), [])
@@ -78,7 +86,7 @@ def _read_toml(stem: str, text: str) -> Cluster:
     )
     if file.routing is not None:
         graph.graph["routing"] = file.routing
-    cluster = from_graph(graph, file.name or stem).with_costs(switch_power=file.switch_power)
+    cluster = from_graph(graph, "+".join((file.name or stem, *settings))).with_costs(switch_power=file.switch_power)
     if file.link is not None:
         cluster = _with_link_table(cluster, file.link)
     return cluster if file.calibration is None else calibration_table.apply(cluster, file.calibration)

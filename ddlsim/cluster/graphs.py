@@ -46,6 +46,8 @@ EDGE_KEYS = {"bandwidth", "latency", "efficiency", "kind", "shared", *DETAIL_KEY
 Attributes = dict[str, Any]  # networkx promises nothing about values; every one is checked below
 #: source, destination, what identifies the other direction, attributes
 _Link = tuple[Hashable, Hashable, Hashable, Attributes]
+#: shared, kind, (bandwidth, efficiency, latency), details of a link
+_Checked = tuple[bool, str, tuple[float, float, float], LinkDetail]
 
 
 def _reject_unknown(attributes: Iterable[str], known: set[str], where: str) -> None:
@@ -196,29 +198,22 @@ def _link_columns(graph: nx.Graph[Any], index: dict[Hashable, int], where: str) 
     numbers: list[tuple[float, float, float]] = []
     details: list[LinkDetail] = []
     channels: dict[Hashable, int] = {}
+    checked: dict[Hashable, _Checked] = {}  # most links of a large cluster are alike
     listed = sorted(_directed_links(graph, where), key=lambda link: index[link[0]])
     for number, (u, v, key, data) in enumerate(listed):
-        place = f"{where}: edge {u!r} -> {v!r}"
-        if not data.keys() <= EDGE_KEYS:
-            _reject_unknown(data, EDGE_KEYS, place)
-        if "bandwidth" not in data:
-            raise ConfigError(
-                f"{place}: bandwidth is missing; add it, like bandwidth='25 Gbit/s' (float: bytes/s)"
-            )
-        shared = data.get("shared", False)
-        if not isinstance(shared, bool):
-            raise ConfigError(f"{place}: shared = {shown(shared)} must be true or false")
+        alike: Hashable = (*data.items(), *map(type, data.values()))
+        try:
+            row = checked.get(alike)
+        except TypeError:  # a list or the like, which the check refuses
+            row = None
+        if row is None:
+            row = checked[alike] = _checked_link(data, f"{where}: edge {u!r} -> {v!r}")
+        shared, kind, speed, detail = row
         pair: Hashable = (frozenset((u, v)), key) if shared else number
         ends.append((index[u], index[v], channels.setdefault(pair, len(channels))))
-        kinds.append(_text(data, "kind", "link", place) or "link")
-        numbers.append(
-            (
-                positive(data["bandwidth"], "bandwidth", f"{place}: bandwidth"),
-                fraction(data.get("efficiency", 1.0), f"{place}: efficiency"),
-                nonnegative(data.get("latency", 0.0), "time", f"{place}: latency"),
-            )
-        )
-        details.append(checked_detail(**{key: data[key] for key in DETAIL_KEYS if key in data}, where=f"{place}: "))
+        kinds.append(kind)
+        numbers.append(speed)
+        details.append(detail)
     which = np.array(ends, dtype=np.int64).reshape(-1, 3)
     columns = np.array(numbers, dtype=np.float64).reshape(-1, 3)
     _check_shared(which[:, 2], columns, kinds, listed, where)
@@ -232,6 +227,23 @@ def _link_columns(graph: nx.Graph[Any], index: dict[Hashable, int], where: str) 
         "link_latency": columns[:, 2].copy(),
         "details": collected(details),
     }
+
+
+def _checked_link(data: Attributes, place: str) -> _Checked:
+    if not data.keys() <= EDGE_KEYS:
+        _reject_unknown(data, EDGE_KEYS, place)
+    if "bandwidth" not in data:
+        raise ConfigError(f"{place}: bandwidth is missing; add it, like bandwidth='25 Gbit/s' (float: bytes/s)")
+    shared = data.get("shared", False)
+    if not isinstance(shared, bool):
+        raise ConfigError(f"{place}: shared = {shown(shared)} must be true or false")
+    speed = (
+        positive(data["bandwidth"], "bandwidth", f"{place}: bandwidth"),
+        fraction(data.get("efficiency", 1.0), f"{place}: efficiency"),
+        nonnegative(data.get("latency", 0.0), "time", f"{place}: latency"),
+    )
+    detail = checked_detail(**{key: data[key] for key in DETAIL_KEYS if key in data}, where=f"{place}: ")
+    return shared, _text(data, "kind", "link", place) or "link", speed, detail
 
 
 def _check_shared(channel: Any, columns: Any, kinds: list[str], listed: list[_Link], where: str) -> None:

@@ -133,7 +133,8 @@ def connect(
     data: dict[str, Any] = {"latency": latency, "kind": kind}
     if efficiency != 1:
         data["efficiency"] = efficiency
-    data.update({key: value for key, value in asdict(detail).items() if value})
+    if detail is not PLAIN_LINK:
+        data.update({key: value for key, value in asdict(detail).items() if value})
     key = None
     if shared:  # the same key both ways ties the two directions together
         data["shared"] = True

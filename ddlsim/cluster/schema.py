@@ -23,9 +23,10 @@ from ddlsim.cluster.details import LinkDetail, checked_detail
 from ddlsim.cluster.nodes import Graph, Host, Interior, MultiGpu
 from ddlsim.cluster.quantity import MAX_NODES, nonnegative, positive
 from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.plain import parse_value
 
 __all__ = ["GENERATORS", "AllLinksTable", "ClusterFile", "HostTable", "LinkTable", "RouteTable"]
-__all__ += ["SwitchTable", "check_table", "generate", "interior", "parse_file"]
+__all__ += ["SwitchTable", "check_table", "generate", "interior", "parse_file", "set_key"]
 
 #: `type` of `[generator]` -> the function
 GENERATORS: dict[str, Callable[..., Graph]] = {
@@ -240,6 +241,24 @@ def generate(table: Table, host: Interior) -> tuple[Graph, list[str]]:
     except ConfigError as error:
         place = "" if str(error).startswith("host: ") else "generator: "
         raise type(error)(f"{place}{error}") from None
+
+
+def set_key(file: ClusterFile, setting: str) -> None:
+    """Set a key of the file's [generator] or [host] by a text like ``n_hosts=64`` or ``latency=5 us``."""
+    key, is_setting, text = setting.partition("=")
+    if not is_setting:
+        raise ConfigError(f"+{setting}: write +key=value with a key of [generator] or [host], like +n_hosts=64")
+    if file.generator is None:
+        raise ConfigError(f"+{setting}: the file has no [generator] whose keys could be set; change a copy of it")
+    kind = GENERATORS.get(str(file.generator.get("type")))
+    of_network = set(_parameters(kind).model_fields) if kind is not None else set()
+    of_host = {field.name for field in fields(MultiGpu)}
+    if key not in of_network | of_host:
+        raise unknown_name("key", key, (of_network | of_host) - {"source"}, f"+{setting}")
+    if key in of_network:
+        file.generator[key] = parse_value(text)
+    else:
+        file.host = {**(file.host or {}), key: parse_value(text)}
 
 
 def parse_file(table: Table) -> ClusterFile:

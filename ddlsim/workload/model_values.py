@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import operator
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from string import Template
 
 from ddlsim.errors import ConfigError, shown, unknown_name
+from ddlsim.plain import parse_value
 
 __all__ = ["Values", "chosen_values", "substitute", "titled"]
 
@@ -111,11 +111,11 @@ def chosen_values(
 
 
 def _setting(key: str, text: str, where: str) -> object:
-    """Return the value in ``key=value``: a number, or whatever else TOML writes."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        raise ConfigError(f"{where}: {key} = {shown(text)}: must be a number, like {key}=1024") from None
+    """Return the value in ``key=value``: a number or a list."""
+    value = parse_value(text)
+    if isinstance(value, str):
+        raise ConfigError(f"{where}: {key} = {shown(text)}: must be a number, like {key}=1024")
+    return value
 
 
 def titled(title: str, values: Values, size: str | None) -> str:

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 
+import networkx as nx
 import numpy as np
 import pytest
 from counting import counted
@@ -14,17 +15,25 @@ from ddlsim.cluster.generators import star
 from ddlsim.errors import ConfigError
 
 EXPECTED = {  # workers, hosts
+    "aws-10g-16": (16, 16),
     "aws-p2-16xlarge-16": (256, 16),
     "aws-p3-2xlarge": (8, 8),
     "cloud-25g-16x8-v100": (128, 16),
+    "cori-haswell": (2004, 2004),
     "dgx-a100-pod": (160, 20),
     "dgx-h100-pod": (256, 32),
     "dgx1-v100": (8, 1),
     "dgx1-v100-16": (128, 16),
+    "endeavor-16": (16, 16),
     "fat-tree-k8-10g": (128, 128),
     "lab-heterogeneous": (11, 7),
     "minicluster": (10, 10),
     "office-1gbe": (8, 8),
+    "p40-8": (8, 1),
+    "roce-a100-40g": (512, 64),
+    "roce-a100-80g": (512, 64),
+    "roce-h100": (512, 64),
+    "selene": (4480, 560),
     "star-1024-10g": (1024, 1024),
     "theta": (4392, 4392),
     "three-regions-wan": (12, 12),
@@ -80,6 +89,44 @@ def test_known_figures():
     assert two.link_bandwidth[trunk] == 5e9
 
 
+def test_keys_can_be_set():
+    pod = load_cluster("dgx-h100-pod+n_leaves=24")
+    assert (pod.name, len(pod.workers), len(pod.host_names)) == ("dgx-h100-pod+n_leaves=24", 768, 96)
+    star = load_cluster("star-1024-10g+n_hosts=3+bandwidth=25 Gbit/s+device=k80+price=2 USD/h")
+    assert (len(star.workers), set(star.link_bandwidth)) == (3, {3.125e9})
+    assert {star.device_of[worker] for worker in star.workers} == {"k80"}
+    assert star.host_price is not None
+    assert star.host_price.tolist() == [2 / 3600] * 3
+    assert load_cluster("star-1024-10g").link_bandwidth[0] == 1.25e9
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("star-1024-10g+nhosts=4", r"\+nhosts=4: unknown key 'nhosts'; did you mean 'n_hosts'"),
+        ("star-1024-10g+n_hosts=four", r"generator.n_hosts = 'four': input should be a valid integer"),
+        ("star-1024-10g+n_hosts=0", r"n_hosts = 0: must be a whole number from 1"),
+        ("star-1024-10g+bandwidth=9 apples", r"generator.bandwidth: '9 apples' has the unknown unit"),
+        ("star-1024-10g+n_gpus=2+inside=nvswitch", r"nvlink_bandwidth is missing"),
+        ("dgx1-v100+n_nics=3", r"n_nics = 3 must be 1 or n_pcie_switches = 4"),
+        ("zenith+big", r"\+big: write \+key=value with a key of \[generator\] or \[host\]"),
+        ("lab-heterogeneous+n_hosts=3", r"\+n_hosts=3: the file has no \[generator\] whose keys could be set"),
+        ("selen+n_leaves=8", r"unknown cluster 'selen'; did you mean 'selene'"),
+    ],
+)
+def test_keys_that_cannot_be_set(name, message):
+    with pytest.raises(ConfigError, match=message):
+        load_cluster(name)
+
+
+def test_graph_files_have_no_keys_to_set(tmp_path):
+    path = tmp_path / "mine.json"
+    load_cluster("office-1gbe").save(path)
+    assert len(load_cluster(path).workers) == 8
+    with pytest.raises(ConfigError, match=r"mine.json: \+n_hosts=3: only keys of a .toml file with \[generator\]"):
+        load_cluster(f"{path}+n_hosts=3")
+
+
 def test_loading_takes_work_in_proportion_to_the_machines():
     """Twice the machines are twice the calls: 256 more cost half of what 512 more do. (Quadratic: a quarter.)"""
     calls = {}
@@ -90,6 +137,25 @@ def test_loading_takes_work_in_proportion_to_the_machines():
     large, n_calls = counted(lambda: load_cluster("star-1024-10g"))
     assert len(large.workers) == 1024
     assert n_calls < 1000 * 1024
+
+
+def test_the_largest_machines_are_built_in_proportion_to_their_links():
+    """6,144 GPUs of 24 units take 24 times the calls of a unit (and a part that is the same)."""
+    calls = {n: counted(lambda n=n: load_cluster(f"dgx-h100-pod+n_leaves={8 * n}"))[1] for n in (1, 2, 4, 8)}
+    assert calls[8] - calls[4] == pytest.approx(2 * (calls[4] - calls[2]), rel=0.05)
+    assert calls[8] < 8.5 * calls[1]
+
+
+def test_alike_links_of_another_type_are_checked():
+    """1 and True are equal, but only one of them is a bandwidth."""
+    graph = nx.DiGraph()
+    graph.add_edge("a", "b", bandwidth=1)
+    graph.add_edge("b", "a", bandwidth=True)
+    with pytest.raises(ConfigError, match=r"edge 'b' -> 'a': bandwidth = True is not a number"):
+        load_cluster(graph)
+    graph.add_edge("b", "a", bandwidth=[1])
+    with pytest.raises(ConfigError, match=r"edge 'b' -> 'a': bandwidth = \[1\] is not a number"):
+        load_cluster(graph)
 
 
 def test_importing_clusters_is_cheap():

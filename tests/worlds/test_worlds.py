@@ -15,7 +15,7 @@ def test_a_world_adds_up(seed):
 
 
 def test_every_part_can_be_drawn():
-    """A strategy, overlap, compressor or bundled cluster that is new must be drawn as well."""
+    """A strategy, overlap or compressor that is new must be drawn as well."""
     named, overlaps = classes(strategies, "start", "updates") - {"Strategy"}, classes(strategies, "buckets")
     assert (len(named), len(overlaps)) > (20, 4)
     missing = {*named, *overlaps, *classes(compression, "encode"), *BUNDLED, "ServerWork"} - {"Compressor"}
