@@ -30,7 +30,7 @@ from .errors import (
     DeadlockError as DeadlockError,
     UnitError as UnitError,
 )
-from .learning import Dirichlet as Dirichlet, Training as Training
+from .learning import Dirichlet as Dirichlet, Phase as Phase, Training as Training
 from .learning.noise import gradient_noise_scale as gradient_noise_scale
 from .nn.network import build_network as build_network
 from .optim import (

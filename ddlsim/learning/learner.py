@@ -16,8 +16,10 @@ import numpy as np
 
 from ddlsim.data.batches import BatchStream
 from ddlsim.data.dataset import DataSet, Ints
+from ddlsim.data.resizing import resize
 from ddlsim.errors import DdlsimError
 from ddlsim.learning.evaluation import DivergedError, evaluation, targets
+from ddlsim.learning.phases import Phase, phase_at
 from ddlsim.learning.values import ABSENT, Array, BatchStatistics, Plane, Value
 from ddlsim.nn.network import Network
 from ddlsim.optim import OptimizerState, Schedule
@@ -35,7 +37,8 @@ T = TypeVar("T")
 class Task:
     """What is learned: a network, samples to learn from and held-out ones, and how parameters are updated.
 
-    shards  one array of sample indices per worker; or one for all, who take turns
+    shards    one array of sample indices per worker; or one for all, who take turns
+    networks  of each of the phases, with the parameters of ``network``
     """
 
     network: Network
@@ -46,6 +49,12 @@ class Task:
     rate: Schedule
     seed: int
     batching: bool = True
+    phases: tuple[Phase, ...] = ()
+    networks: tuple[Network, ...] = ()
+
+    def network_at(self, epoch: float) -> Network:
+        """Return the network that learns at an epoch, for images of its phase."""
+        return self.networks[phase_at(self.phases, epoch)[0]] if self.phases else self.network
 
     @property
     def mergeable(self) -> bool:
@@ -64,6 +73,7 @@ class _Batch(NamedTuple):
     step: int
     indices: Ints
     time: float
+    network: Network
 
 
 class _Gradient(Value[Array]):
@@ -115,7 +125,8 @@ class Learner:
         first = self._taken[rank]
         if shared:  # workers that take turns: first all of them `first`, then those of lower rank
             first = first * self.n_workers + rank * n_samples
-        batch = _Batch(rank, self._steps[rank], source.indices(first, n_samples), now)
+        network = task.network_at(self.own_epoch(rank))
+        batch = _Batch(rank, self._steps[rank], source.indices(first, n_samples), now, network)
         self._taken[rank] += n_samples
         self._steps[rank] += 1
         self._n_drawn += 1
@@ -260,6 +271,7 @@ class Learner:
             and g.params is first.params
             and len(g.batches) == 1
             and len(g.batches[0].indices) == len(first.batches[0].indices)
+            and g.batches[0].network is first.batches[0].network
             for g in gradients
         )  # fmt: skip
 
@@ -275,7 +287,7 @@ class Learner:
         return gradient
 
     def _with_statistics(self, batch: _Batch, params: Array) -> tuple[Array, BatchStatistics]:
-        network = self._the_task().network
+        network = batch.network
         fresh = np.zeros_like(network.initial_state)  # becomes momentum * the batch's statistics
         loss, gradient = self._pass(batch, batch.indices, params, fresh)
         if not math.isfinite(loss):
@@ -286,8 +298,10 @@ class Learner:
     def _pass(self, batch: _Batch, indices: Ints, params: Array, state: Array | None) -> tuple[float, Array]:
         task = self._the_task()
         rng = stream(task.seed, batch.rank, f"dropout {batch.step}") if not self._mergeable else None
-        x, labels = task.train.x[indices], targets(task.network, task.train.labels[indices])
-        return task.network.loss_and_gradient(params, x, labels, rng, state)
+        network, x = batch.network, task.train.x[indices]
+        if network.model.input_shape != x.shape[1:]:
+            x = resize(x, *network.model.input_shape[1:])
+        return network.loss_and_gradient(params, x, targets(network, task.train.labels[indices]), rng, state)
 
     def _the_task(self) -> Task:
         assert self.task is not None, "values are computed only where there is something to learn"

@@ -147,7 +147,7 @@ class Monitor:
         training = self.training
         if training.updates is not None and self.n_updates >= training.updates:
             return "updates"
-        if training.epochs is not None and self.learner.epoch(self.n_samples) >= training.epochs - 1e-9:
+        if training.last_epoch is not None and self.learner.epoch(self.n_samples) >= training.last_epoch - 1e-9:
             return "epochs"
         return ""
 

@@ -11,13 +11,15 @@ from ddlsim.data import BatchStream, by_class, dirichlet, iid, load_data, split
 from ddlsim.data.dataset import DataSet, HeldOut
 from ddlsim.errors import ConfigError
 from ddlsim.learning.learner import Task
+from ddlsim.learning.phases import Phase, PhasedRate, phase_at, total_epochs
 from ddlsim.nn.loss import Loss, each_label
-from ddlsim.nn.network import build_network
+from ddlsim.nn.network import Network, build_network
 from ddlsim.optim import SGD, Constant, GrowingBatch, Schedule
 from ddlsim.optim.layerwise import with_layers
 from ddlsim.optim.rules import Optimizer
 from ddlsim.units import parse
 from ddlsim.workload.model import Model
+from ddlsim.workload.resized import resized
 
 __all__ = ["Dirichlet", "Training"]
 
@@ -50,6 +52,8 @@ class Training:
     evaluate_every    updates between evaluations, or simulated time such as "0.5 s"
     charge_evaluation worker 0 spends the time of the evaluations; otherwise they cost nothing
     growing_batch     batch size by epoch in the place of the experiment's (Smith et al. 2018)
+    phases            parts of the run with images, batches and rates of their own, one after the other
+                      (:class:`Phase`); their epochs together are those of the run, if it has no others
     batching          compute gradients at the same parameters as one batch (the same up to float32 rounding)
     """
 
@@ -67,7 +71,12 @@ class Training:
     evaluate_every: Count | Annotated[str, quantity("time", "0.5 s")] = 50
     charge_evaluation: bool = False
     growing_batch: GrowingBatch | None = None
+    phases: tuple[Phase, ...] = ()
     batching: bool = True
+
+    def __post_init__(self) -> None:
+        if self.phases and self.growing_batch is not None:
+            raise ConfigError("Training: growing_batch beside phases, which have batch sizes: give each its batch")
 
     @property
     def evaluate_seconds(self) -> float | None:
@@ -77,16 +86,33 @@ class Training:
     @property
     def schedule(self) -> Schedule:
         """The learning rate as a schedule."""
-        return Constant(float(self.rate)) if isinstance(self.rate, int | float) else self.rate
+        rate = Constant(float(self.rate)) if isinstance(self.rate, int | float) else self.rate
+        return PhasedRate(self.phases, rate) if self.phases else rate
+
+    @property
+    def last_epoch(self) -> float | None:
+        """The epoch that ends the run: as given, or where the last phase ends; None where none does."""
+        return total_epochs(self.phases) if self.epochs is None and self.phases else self.epochs
+
+    def regime(self, epoch: float, batch_size: int) -> tuple[int, int | None]:
+        """Return the batch size at an epoch, `batch_size` being the run's, and the number of the phase."""
+        if self.phases:
+            index, _ = phase_at(self.phases, epoch)
+            return self.phases[index].batch or batch_size, index
+        return (batch_size if self.growing_batch is None else self.growing_batch.batch_size(epoch)), None
 
     @property
     def has_end(self) -> bool:
         """Whether any rule ends the run."""
-        return any(v is not None for v in (self.epochs, self.updates, self.target_accuracy, self.target_loss))
+        return any(v is not None for v in (self.last_epoch, self.updates, self.target_accuracy, self.target_loss))
 
-    def task(self, model: Model, n_workers: int, seed: int) -> Task:
-        """Return what the workers of a run learn. Raises ConfigError if data and model do not fit."""
+    def task(self, model: Model, n_workers: int, seed: int, clock: Model | None = None) -> Task:
+        """Return what the workers of a run learn; the `clock` may be that of another model.
+
+        Raises ConfigError if data and model do not fit.
+        """
         network = build_network(model, seed, loss=self.loss)
+        networks = tuple(self._in_phase(phase, network, seed, clock or model) for phase in self.phases)
         data = self.data if isinstance(self.data, DataSet) else load_data(self.data)
         if isinstance(self.held_out, DataSet):
             train, held_out = data, self.held_out
@@ -118,7 +144,20 @@ class Training:
             )
         optimizer = with_layers(self.optimizer, network.slots)
         shards = self._shards(train, n_workers, seed)
-        return Task(network, train, held_out, shards, optimizer, self.schedule, seed, self.batching)
+        return Task(
+            network, train, held_out, shards, optimizer, self.schedule, seed, self.batching, self.phases, networks
+        )
+
+    def _in_phase(self, phase: Phase, network: Network, seed: int, clock: Model) -> Network:
+        """Return the network for the images of a phase."""
+        if phase.input_size is None:
+            return network
+        model, size = network.model, phase.input_size
+        if clock is not model:
+            resized(clock, size)  # raises what does not fit
+            size = max(1, round(size * model.input_shape[-1] / clock.input_shape[-1]))
+        other = resized(model, size)
+        return network if other is model else build_network(other, seed, loss=self.loss)
 
     def _shards(self, train: DataSet, n_workers: int, seed: int) -> list[BatchStream]:
         if self.sharding == "shared":

@@ -46,7 +46,7 @@ class Lesson:
 
 def lesson(training: Training, model: Model | None, target: Target, max_time: float) -> Lesson:
     """Return the lesson for a target. Raises ConfigError for a training that may never end."""
-    if training.epochs is None and training.updates is None and math.isinf(max_time):
+    if training.last_epoch is None and training.updates is None and math.isinf(max_time):
         raise ConfigError(
             "recommend: the training has no end if the accuracy is never reached: give it epochs or updates, or the "
             "base experiment a max_time"

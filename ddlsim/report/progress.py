@@ -60,8 +60,8 @@ def share_done(training: Training, max_time: float, now: float, n_updates: int, 
     shares = []
     if training.updates is not None:
         shares.append(n_updates / training.updates)
-    if training.epochs is not None:
-        shares.append(epoch / training.epochs)
+    if training.last_epoch is not None:
+        shares.append(epoch / training.last_epoch)
     if math.isfinite(max_time):
         shares.append(now / max_time)
     return min(1.0, max(shares)) if shares else None

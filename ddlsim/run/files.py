@@ -42,7 +42,7 @@ import ddlsim.strategies as strategies
 from ddlsim.arguments import checked
 from ddlsim.compression.choice import Compression
 from ddlsim.errors import ConfigError, DdlsimError, shown
-from ddlsim.learning import Dirichlet, Training
+from ddlsim.learning import Dirichlet, Phase, Training
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.tables import Kinds, build, chosen, refuse_code, schema_of
 from ddlsim.run.traced import Traced
@@ -153,6 +153,8 @@ PARTS: Mapping[str, Kinds] = {
     "then": SCHEDULES,
     "sharding": {"dirichlet": Dirichlet},
     "growing_batch": {"growing-batch": optim.GrowingBatch},
+    "phases": {"phase": Phase},
+    "compute": COMPUTE,
     "compressor": COMPRESSORS,
     "down": COMPRESSORS,
     "inner": COMPRESSORS,
@@ -163,7 +165,6 @@ PARTS: Mapping[str, Kinds] = {
 FIELDS: Mapping[str, Kinds] = {
     **PARTS,
     "strategy": STRATEGIES,
-    "compute": COMPUTE,
     "jitter": JITTER,
     "slow_downs": {"slow-down": jitters.SlowDown},
     "training": {"training": Training},

@@ -14,7 +14,7 @@ import numpy as np
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.compression.choice import compression_of
 from ddlsim.errors import ConfigError, DdlsimError
-from ddlsim.learning import Learner, Plane
+from ddlsim.learning import Learner, Phase, Plane, Training
 from ddlsim.learning.checkpoint import Checkpoint
 from ddlsim.learning.learner import DivergedError, Task
 from ddlsim.learning.monitor import Monitor, Progress
@@ -24,6 +24,7 @@ from ddlsim.run.conservation import check_result
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.notes import handed_over_notes, unsent_warnings
 from ddlsim.run.pauses import Interrupt, Pauses
+from ddlsim.run.regimes import Regimes, in_phase, phase_notes
 from ddlsim.run.result import Result
 from ddlsim.run.resume import Saved, manifest, saving
 from ddlsim.run.traced import Traced, traced_workload
@@ -53,7 +54,8 @@ class Prepared:
     ``workloads`` are of workers that have the whole model, ``stages`` what they have of it under the strategy.
 
     Where the cluster is calibrated, the `experiment` has the compute time that was measured on it. ``warnings`` are of
-    devices whose memory is too small, ``left_out`` says which parts of the model's work no run simulates.
+    devices whose memory is too small, ``left_out`` says which parts of the model's work no run simulates. ``regimes``
+    are what workers compute where batches grow or images change.
     """
 
     experiment: Experiment
@@ -67,6 +69,7 @@ class Prepared:
     warnings: tuple[str, ...]
     notes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    regimes: Regimes | None = None
 
 
 def prepare(experiment: Experiment) -> Prepared:
@@ -87,18 +90,49 @@ def prepare(experiment: Experiment) -> Prepared:
             raise ConfigError(f"slow_downs: rank {max(slow.ranks)} of {slow} is not among the {n_workers} workers")
     workloads = _workloads(experiment, cluster, time_model, nodes)
     stages = stages_of(experiment.strategy, [workload for workload, _ in workloads])
-    texts = _memory_warnings(experiment, workloads, stages)
-    learners = n_replicas(experiment.strategy, n_workers)
-    task = experiment.training.task(model, learners, experiment.seed) if experiment.training is not None else None
+    phased = experiment.training is not None and bool(experiment.training.phases)
+    texts = [] if phased else _memory_warnings(experiment, workloads, stages)
     made = [workload for workload, _ in workloads]
+    task, regimes, training = None, None, experiment.training
+    if training is not None:
+        task = training.task(model, n_replicas(experiment.strategy, n_workers), experiment.seed, time_model)
+        regimes = _regimes(training, experiment, cluster, time_model, nodes, stages, texts)
+        if regimes is not None:
+            notes = (*notes, *phase_notes(training.phases, regimes))
     devices = sorted({device.name for _, device in workloads})
     if isinstance(experiment.compute, Measured | Affine) and len(devices) > 1 and experiment.speed is None:
         notes = (*notes, f"the compute time given counts for {' and '.join(devices)} alike; give speed=[...] if not so")
     missing = exchange_left_out(made[0], n_workers, experiment.accumulation)
     return Prepared(
         experiment, cluster, model, time_model, task, nodes, made, stages, tuple(dict.fromkeys(texts)), notes,
-        () if missing is None else (missing,),
+        () if missing is None else (missing,), regimes,
     )  # fmt: skip
+
+
+def _regimes(
+    training: Training, experiment: Experiment, cluster: Cluster, model: Model, nodes: list[int], stages: list[Stage],
+    warnings: list[str],
+) -> Regimes | None:  # fmt: skip
+    """Return what workers compute as the run goes on, None if that is always the same; phases are made now, and
+    `warnings` added of devices whose memory one does not fit."""
+    if training.growing_batch is None and not training.phases:
+        return None
+
+    def workloads_in(regime: tuple[int, int | None]) -> list[tuple[Workload, Device]]:
+        batch_size, number = regime
+        phase = None if number is None else training.phases[number]
+        return _workloads(dataclasses.replace(experiment, batch_size=batch_size), cluster, model, nodes, phase)
+
+    def make(regime: tuple[int, int | None]) -> list[Stage]:
+        return stages_of(experiment.strategy, [workload for workload, _ in workloads_in(regime)])
+
+    regimes = Regimes(training, experiment.batch_size, make, {(experiment.batch_size, None): stages})
+    for number, phase in enumerate(training.phases):
+        regime = phase.batch or experiment.batch_size, number
+        workloads = workloads_in(regime)
+        regimes.stages[regime] = stages_of(experiment.strategy, [workload for workload, _ in workloads])
+        warnings += _memory_warnings(experiment, workloads, regimes.stages[regime])
+    return regimes
 
 
 def _memory_warnings(
@@ -135,9 +169,9 @@ def _nodes(experiment: Experiment, cluster: Cluster) -> list[int]:
 
 
 def _workloads(
-    experiment: Experiment, cluster: Cluster, model: Model, nodes: list[int]
+    experiment: Experiment, cluster: Cluster, model: Model, nodes: list[int], phase: Phase | None = None
 ) -> list[tuple[Workload, Device]]:
-    """Return each worker's workload and device; equal ones are the same object."""
+    """Return each worker's workload (in a phase) and device; equal ones are the same object."""
     speeds = experiment.speed or (1.0,) * len(nodes)
     if len(speeds) != len(nodes):
         raise ConfigError(f"speed has {len(speeds)} factors for {len(nodes)} workers; give one per worker")
@@ -149,7 +183,9 @@ def _workloads(
         speed = factor * float(cluster.speed[node])
         key = (device.name, speed)
         if key not in made:
-            made[key] = _workload(experiment, model, device, speed, batch_size), device
+            make = functools.partial(_workload, device=device, speed=speed, batch_size=batch_size)
+            workload = make(experiment, model) if phase is None else in_phase(make, experiment, model, phase)
+            made[key] = workload, device
         result.append(made[key])
     return result
 
@@ -168,31 +204,16 @@ def _workload(experiment: Experiment, model: Model, device: Device, speed: float
     )  # fmt: skip
 
 
-def _resized(
-    experiment: Experiment, prepared: Prepared, rank: int, device: Device, speed: float, batch_size: int
-) -> Workload:
-    """Return a worker's workload with another batch size."""
-    whole = list(prepared.workloads)
-    whole[rank] = _workload(experiment, prepared.time_model, device, speed, batch_size)
-    return stages_of(experiment.strategy, whole)[rank].workload
-
-
 def _workers(prepared: Prepared, loop: Loop, recorder: Recorder, stop: StopRule, learner: Learner) -> list[Worker]:
     experiment = prepared.experiment
-    training = experiment.training
-    growing = training.growing_batch if training is not None else None
+    regimes = prepared.regimes
     workers = []
     for rank, (node, stage) in enumerate(zip(prepared.nodes, prepared.stages, strict=True)):
-        resize = None
-        if growing is not None:
-            device = load_device(experiment.device or prepared.cluster.device_of[node] or DEFAULT_DEVICE)
-            speed = (experiment.speed or (1.0,) * len(prepared.nodes))[rank] * float(prepared.cluster.speed[node])
-            resize = functools.partial(_resized, experiment, prepared, rank, device, speed)
         workers.append(
             Worker(
                 rank, node, loop, stage.workload, recorder, stop, factors(experiment.jitter, experiment.seed, rank),
                 tuple(experiment.slow_downs), experiment.accumulation, learner,
-                growing.batch_size if growing is not None else None, resize,
+                None if regimes is None else functools.partial(regimes.at, rank),
             )
         )  # fmt: skip
     return workers

@@ -94,7 +94,12 @@ def build(make: Callable[..., T], table: Mapping[str, object], parts: Mapping[st
     for name, value in table.items():
         if isinstance(value, dict):
             value = chosen(value, parts[name], parts, f"{where}.{name}")
-        arguments[name] = tuple(value) if isinstance(value, list) else value
+        if isinstance(value, list):
+            value = tuple(
+                chosen(each, parts[name], parts, f"{where}.{name}[{i}]") if isinstance(each, dict) else each
+                for i, each in enumerate(value)
+            )
+        arguments[name] = value
     try:
         return make(**arguments)
     except ConfigError as error:

@@ -81,13 +81,13 @@ class PlannedRun:
             Step.of(steps.plan, rows, micro == last) for rows, micro in zip(steps.rows, self._micro, strict=False)
         ]
         workloads = [worker.workload for worker in setting.workers]
-        size = workloads[0].batch_size
-        self._of_size = {size: (workloads, [steps.plan.seconds[rows] for rows in steps.rows[:2]])}
+        #: by the first worker's workload, which the list holds and so keeps the number of
+        self._regimes = {id(workloads[0]): (workloads, [steps.plan.seconds[rows] for rows in steps.rows[:2]])}
         self.done = 0  # steps
         self._ended: set[int] = set()  # slots, of later steps
         self._n_armed = 0
         self._drawn = 0  # samples of each worker in the steps that are armed
-        self._size: dict[int, int] = {}  # of a batch, in steps under way
+        self._armed: dict[int, list[Workload]] = {}  # all workers' in the steps under way
         self._last: dict[int, Floats] = {}  # (n_ranks,) factor of the last micro-step, by step
         self._launched: dict[int, list[list[int]]] = {}  # keys of each buffer, by slot
         tasks = steps.tasks._replace(seconds=np.concatenate([self._arm() for _ in steps.rows]), kind=_kinds(steps))
@@ -157,16 +157,12 @@ class PlannedRun:
         return micro
 
     def _arm(self) -> Floats:
-        """Return the seconds of the next step's tasks, with its factors, and its batch size if that grows."""
+        """Return the seconds of the next step's tasks, with its factors, of what the workers compute then."""
         step, workers = self._n_armed, self.workers
         self._n_armed += 1
-        first = workers[0]
-        size = next(iter(self._of_size))
-        if first.batch_size_at is not None:
-            size = first.batch_size_at(self.learner.epoch(self._drawn * len(workers)))
-        self._drawn += size * first.accumulation
-        self._size[step] = size
-        _, seconds = self._sized(size)
+        workloads, seconds = self._regime(self.learner.epoch(self._drawn * len(workers)))
+        self._armed[step] = workloads
+        self._drawn += self._samples(step)
         drawn = np.array([[next(worker.factors) for _ in range(worker.accumulation)] for worker in workers])
         self._last[step] = drawn[:, -1]
         self._last.pop(step - LIVE - 2, None)
@@ -174,25 +170,27 @@ class PlannedRun:
         factor: Floats = drawn[self.steps.plan.rank[self.steps.rows[shape]], self._micro[shape]]
         return seconds[shape] * factor
 
-    def _sized(self, size: int) -> tuple[list[Workload], list[Floats]]:
-        """Return all workers' workloads of a batch size, and the seconds of the tasks of a first and a later step."""
-        if size not in self._of_size:
-            workloads = [worker.workload_of(size) for worker in self.workers if worker.workload_of is not None]
+    def _regime(self, epoch: float) -> tuple[list[Workload], list[Floats]]:
+        """Return all workers' workloads at an epoch, and the seconds of the tasks of a first and a later step."""
+        if self.workers[0].workload_at is None:
+            return next(iter(self._regimes.values()))
+        key = id(self.workers[0].workload_at(epoch))
+        if key not in self._regimes:
+            workloads = [worker.workload_at(epoch) for worker in self.workers if worker.workload_at is not None]
             plan = self.make(workloads, 2)
-            self._of_size[size] = workloads, [plan.seconds[rows] for rows in self.steps.rows[:2]]
-        return self._of_size[size]
+            self._regimes[key] = workloads, [plan.seconds[rows] for rows in self.steps.rows[:2]]
+        return self._regimes[key]
 
     def _samples(self, step: int) -> int:
-        return self._size[step] * self.workers[0].accumulation
+        return self._armed[step][0].batch_size * self.workers[0].accumulation
 
     def _resize(self) -> None:
         """Let workers have the workload of the step that they are in."""
-        if self.workers[0].batch_size_at is None:
+        if self.workers[0].workload_at is None:
             return
         for worker in self.workers:
             begun = not np.isnan(self._first_task(worker.rank, self.done)["start"])
-            workloads, _ = self._sized(self._size[self.done if begun else self.done - 1])
-            worker.use(workloads[worker.rank])
+            worker.use(self._armed[self.done if begun else self.done - 1][worker.rank])
 
     def _first_task(self, rank: int, step: int) -> Records:
         """Return the first task of a rank's device in a step under way."""

@@ -74,8 +74,8 @@ class StopRule:
 class Worker:
     """One worker: it computes gradients and books its time. `rank` is its place among the workers.
 
-    ``params`` are the parameters that it works with, shape (n_params,); without data they are ABSENT. With
-    ``batch_size_at`` (of an epoch), ``workload_of`` gives the compute times of a batch size.
+    ``params`` are the parameters that it works with, shape (n_params,); without data they are ABSENT. Where batches
+    grow or images change, ``workload_at`` tells what it computes at an epoch: the same object while it is the same.
     """
 
     rank: int
@@ -88,8 +88,7 @@ class Worker:
     slow_downs: tuple[SlowDown, ...] = ()
     accumulation: int = 1
     learner: Learner = field(default_factory=lambda: Learner.without_data(1))
-    batch_size_at: Callable[[float], int] | None = None
-    workload_of: Callable[[int], Workload] | None = None
+    workload_at: Callable[[float], Workload] | None = None
     params: Value[Array] = ABSENT
     factor: float = 1.0
     #: seconds of compute that somebody has asked for, done before the next step (an evaluation)
@@ -150,10 +149,10 @@ class Worker:
         if self.owed:
             seconds, self.owed = self.owed, 0.0
             yield from self.compute(seconds, "evaluation")
-        if self.batch_size_at is not None and self.workload_of is not None:
-            size = self.batch_size_at(self.learner.own_epoch(self.rank))
-            if size != self.workload.batch_size:
-                self.use(self.workload_of(size))
+        if self.workload_at is not None:
+            workload = self.workload_at(self.learner.own_epoch(self.rank))
+            if workload is not self.workload:
+                self.use(workload)
         for micro in range(self.accumulation - 1):
             self.factor = next(self.factors)
             yield from first_forward() if first_forward and not micro else self.forward()

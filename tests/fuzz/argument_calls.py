@@ -194,6 +194,7 @@ CALLS = {
     "Polynomial": lambda: {"base": 0.1, "n_epochs": 10},
     "Steps": lambda: {"base": 0.1, "milestones": [1.0, 2.0]},
     "WarmUp": lambda: {"then": ddlsim.Constant(0.1), "n_epochs": 5},
+    "Phase": lambda: {"epochs": 1.0, "rate": 0.1},
     "GrowingBatch": lambda: {"base": 32, "milestones": [1.0, 2.0]},
     "Lognormal": lambda: {"cv": 0.1},
     "Gamma": lambda: {"cv": 0.1},

@@ -251,11 +251,13 @@ def experiment(draw: Draw) -> ddlsim.Experiment:
         model = "digits-cnn"
         every = draw.choice((3, 7, "5 ms"))
         growing = ddlsim.GrowingBatch(batch_size, (0.01,)) if draw.random() < 0.1 else None
+        parts = (ddlsim.Phase(0.01, rate=0.1), ddlsim.Phase(1.0, batch=2 * batch_size))
+        phases = parts if growing is not None and draw.random() < 0.5 else ()
         optimizer = draw.choice((ddlsim.SGD(), ddlsim.Momentum(0.9), ddlsim.Adam()))
         training = ddlsim.Training(
             "digits", rate=0.05, updates=draw.randint(2, 14), evaluate_every=every, optimizer=optimizer,
             sharding=draw.choice(("iid", "shared", "by_class")), charge_evaluation=draw.random() < 0.3,
-            growing_batch=growing,
+            growing_batch=growing if phases == () else None, phases=phases,
         )  # fmt: skip
     compress = may_compress(strategy) and draw.random() < 0.4
     return ddlsim.Experiment(

@@ -1,0 +1,81 @@
+"""A model of images for inputs of another size: the same parameters, more or fewer pixels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ddlsim.errors import ConfigError
+from ddlsim.workload.layer_rules import Cost, Shape
+from ddlsim.workload.model import Layer, Leaf, Model, Node, Residual, Side
+from ddlsim.workload.precision import FP32_NBYTES
+
+__all__ = ["resized"]
+
+
+def resized(model: Model, size: int) -> Model:
+    """Return `model` for square images of `size` x `size` pixels, with the same parameters.
+
+    Raises ConfigError for a model that takes no images, and where a layer would not fit or would have other parameters
+    (a dense layer behind pixels that are not pooled to a fixed number).
+    """
+    if len(model.input_shape) != 3:
+        raise ConfigError(
+            f"input_size = {size}: model {model.name!r} takes samples of shape {model.input_shape}, no images of "
+            "channels x height x width; leave input_size out"
+        )
+    shape = (model.input_shape[0], size, size)
+    if shape == model.input_shape:
+        return model
+    layers = list(model.layers)
+    _sequence(model, layers, model.structure, shape)
+    return replace(model, input_shape=shape, layers=tuple(layers))
+
+
+def _sequence(model: Model, layers: list[Layer], nodes: Sequence[Node], shape: Shape) -> Shape:
+    """Put the layers of `nodes`, which get samples of a `shape`, in their places; return what they make of it."""
+    for node in nodes:
+        shape = _node(model, layers, node, shape)
+    return shape
+
+
+def _node(model: Model, layers: list[Layer], node: Node, shape: Shape) -> Shape:
+    if isinstance(node, Side):
+        _sequence(model, layers, node.body, shape)
+        return shape
+    layer = layers[node.index]
+    if isinstance(node, Leaf):
+        try:
+            cost = node.spec.cost(shape)
+        except ConfigError as error:
+            raise ConfigError(f"{_owner(model, shape)}: {layer.name}: {error}") from None
+        if cost.tensors != layer.tensors:
+            raise ConfigError(
+                f"input_size: {layer.name} of {model.name!r} would have {sum(n for _, n in cost.tensors):,} parameters "
+                f"instead of {layer.n_params:,}; give it its own input, or a model that pools its last images to a "
+                "fixed size, such as resnet50"
+            )
+    elif isinstance(node, Residual):
+        out = _sequence(model, layers, node.body, shape)
+        if out != _sequence(model, layers, node.shortcut, shape):
+            raise ConfigError(f"{_owner(model, shape)}: {layer.name}: body and shortcut differ; use another input_size")
+        shape, cost = out, Cost(out, moved=3.0 * math.prod(out))
+    else:
+        outs = [_sequence(model, layers, branch, shape) for branch in node.branches]
+        if len({out[1:] for out in outs}) > 1:
+            raise ConfigError(f"{_owner(model, shape)}: {layer.name}: its branches differ; use another input_size")
+        joined = (sum(out[0] for out in outs), *outs[0][1:])
+        n, before = math.prod(joined), layer.activation_nbytes
+        moved, stored = n * (layer.moved_nbytes / before), n * (layer.stored_nbytes / before)
+        shape, cost = joined, Cost(joined, moved=moved, stored=stored)
+    layers[node.index] = replace(
+        layer, in_shape=shape, out_shape=cost.out_shape, macs=cost.macs, flops=2.0 * cost.macs,
+        activation_nbytes=FP32_NBYTES * math.prod(cost.out_shape), moved_nbytes=FP32_NBYTES * cost.moved,
+        stored_nbytes=FP32_NBYTES * cost.stored, winograd=cost.winograd,
+    )  # fmt: skip
+    return cost.out_shape
+
+
+def _owner(model: Model, shape: Shape) -> str:
+    return f"input_size: model {model.name!r} with samples of shape {shape}"
