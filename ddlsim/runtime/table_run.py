@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from ddlsim.collectives import Schedule
-from ddlsim.errors import DdlsimError, DeadlockError
+from ddlsim.errors import ConfigError, DdlsimError, DeadlockError
 from ddlsim.network.executor import Executor
 from ddlsim.network.state import Records
 from ddlsim.plan.live import LIVE, N_STEPS, LiveSteps, live_steps
@@ -42,8 +42,13 @@ def run_table(
     members    workers that each rank of the plan stands for, which do the same at the same time; by default rank r is
                worker r
 
-    Raises DdlsimError for a plan whose steps after the first are not alike.
+    Raises DdlsimError for a plan whose steps after the first are not alike, ConfigError for batches that change.
     """
+    if setting.workers[0].workload_at is not None:
+        raise ConfigError(
+            "training: growing_batch and phases change the seconds of a step, which this strategy takes from one plan; "
+            "run each batch size by itself"
+        )
     steps = live_steps(make(N_STEPS))
     if steps is None:
         raise DdlsimError("plan: its steps after the first are not alike")

@@ -1,5 +1,6 @@
 """Phases of a training run: images, batches and rates of their own, in values and on the clock."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -100,11 +101,13 @@ def test_resized_images_are_pillows():
     ddlsim.ParameterServer(), ddlsim.ShardedUpdate(overlap="layer"), ddlsim.LocalSGD(1),
 ], ids=lambda s: s.label)  # fmt: skip
 def test_steps_of_each_phase_take_the_time_of_a_run_of_its_own(strategy, pooled):
-    """In the middle of a phase, updates are as far apart as in a run about time with that model and batch."""
+    """In the middle of a phase, updates are as far apart as in a run with that model, images and batch alone."""
     result = run(pooled, strategy, (Phase(0.5, 16, 2), Phase(0.5, 24, 4), Phase(0.5, 32, 8)), workers=2)
     times, samples = (np.array(column) for column in zip(*result.recorder.updates, strict=True))
     for size, batch in ((16, 2), (24, 4), (32, 8)):
-        alone = ddlsim.simulate("office-1gbe", resized(pooled, size), strategy, batch, 2, steps=4, warmup=2)
+        data = dataclasses.replace(DATA, x=resize(DATA.x, size, size))
+        training = Training(data, updates=6, evaluate_every=100)
+        alone = ddlsim.simulate("office-1gbe", resized(pooled, size), strategy, batch, 2, training=training)
         apart = np.diff(times[samples == 2 * batch])
         expected = np.diff([time for time, _ in alone.recorder.updates])
         assert len(apart) > 3

@@ -91,3 +91,10 @@ def test_steps_that_differ_are_refused():
     with pytest.raises(DdlsimError, match="not alike"):
         ddlsim.simulate("office-1gbe", "resnet50", Table(uneven), workers=2, batch_size=8)
 
+
+
+def test_one_plan_is_of_one_batch_size():
+    training = ddlsim.Training("digits", updates=5, phases=(ddlsim.Phase(1, batch=8),))
+    table = Table(lambda each, steps: data_parallel(each, steps=steps))
+    with pytest.raises(ddlsim.ConfigError, match="growing_batch and phases change the seconds of a step"):
+        ddlsim.simulate("office-1gbe", "digits-cnn", table, 8, training=training)
