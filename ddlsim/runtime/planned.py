@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -13,8 +13,10 @@ from ddlsim.network.executor import Executor, TaskColumns
 from ddlsim.network.state import Records
 from ddlsim.network.tasks import OPTIONAL
 from ddlsim.plan.live import LIVE, N_STEPS, LiveSteps, live_steps, with_evaluations
+from ddlsim.plan.norms import NORMS
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import UPDATE, Floats, Ints, Plan
+from ddlsim.plan.runner import key_sizes
 from ddlsim.runtime.bookings import Bookings, Step
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.worker import Worker
@@ -29,11 +31,11 @@ MakePlan = Callable[[Sequence[Workload], int], Plan]
 
 
 def planned(
-    members: Communicator, make: MakePlan, schedule: Callable[[float], Schedule]
+    members: Communicator, make: MakePlan, schedules: Mapping[int, Callable[[float], Schedule]]
 ) -> PlannedRun | None:
     """Let the plans that `make` makes for all workers drive a run; return None, and do nothing, if steps differ.
 
-    schedule  bytes -> the schedule of a collective among the members (and those who stand by)
+    schedules  kind of collective -> bytes -> the schedule among the members (and those who stand by)
     """
     setting = members.setting
     if setting.learner.task is not None:
@@ -41,7 +43,7 @@ def planned(
     steps = live_steps(make([worker.workload for worker in setting.workers], N_STEPS))
     if steps is None:
         return None
-    run = PlannedRun(members, make, schedule, steps)
+    run = PlannedRun(members, make, schedules, steps)
     setting.loop.drive(run)
     setting.model = lambda: run.params
     return run
@@ -64,10 +66,11 @@ class PlannedRun:
     """
 
     def __init__(
-        self, members: Communicator, make: MakePlan, schedule: Callable[[float], Schedule], steps: LiveSteps
-    ) -> None:
-        self.setting, self.members, self.make, self.schedule, self.steps = (
-            members.setting, members, make, schedule, steps,
+        self, members: Communicator, make: MakePlan, schedules: Mapping[int, Callable[[float], Schedule]],
+        steps: LiveSteps,
+    ) -> None:  # fmt: skip
+        self.setting, self.members, self.make, self.schedules, self.steps = (
+            members.setting, members, make, schedules, steps,
         )  # fmt: skip
         setting = members.setting
         self.workers, self.learner = setting.workers, setting.learner
@@ -75,6 +78,7 @@ class PlannedRun:
         self._state = self.learner.optimizer_state(self.params)
         self._n_samples = 0
         self.bookings = Bookings(setting.recorder)
+        self._key_kinds = key_sizes(steps.plan)[2]
         self._micro = [self._micro_steps(rows) for rows in steps.rows[:2]]
         last = setting.workers[0].accumulation - 1
         self._shape = [
@@ -218,7 +222,8 @@ class PlannedRun:
         if self.setting.recorder.keep_spans:
             slot = next(i for i, own in enumerate(self.steps.keys) if keys[0] < own.stop)
             self._launched.setdefault(slot, []).append(keys)
-        return self.setting.loop.collective(self.schedule(nbytes), self.members.all_nodes, nbytes)
+        schedule = self.schedules[int(self._key_kinds[keys[0]])](nbytes)
+        return self.setting.loop.collective(schedule, self.members.all_nodes, nbytes)
 
     # ------------------------------------------------------------ what follows
 
@@ -244,6 +249,7 @@ class PlannedRun:
             if len(own):
                 part = plan.part[shape.first + own[0]]
                 name = f"{len(keys)} buckets of step {step}" if queued else f"bucket {part}"
+                name = name if part >= 0 else NORMS
                 self.bookings.exchange(name, plan.rank[shape.first + own], rows["start"][own], rows["end"][own])
 
     def _key_in_shape(self, key: int, step: int) -> int:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from ddlsim.arguments import checked
-from ddlsim.collectives import Schedule
+from ddlsim.collectives import Collective, Schedule
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan
+from ddlsim.plan.norms import with_shared_norms
+from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, PUSH_PULL
 from ddlsim.runtime.coded import Coded
 from ddlsim.runtime.communicator import Communicator, communicator
-from ddlsim.runtime.fabric import AllReduceAlgorithm, Cost, RankOrder, cost_said, name_of
+from ddlsim.runtime.fabric import AllReduceAlgorithm, Cost, RankOrder, algorithm_of, cost_said, name_of
 from ddlsim.runtime.group import Carrier, Dense, Group
 from ddlsim.runtime.planned import planned
 from ddlsim.runtime.setting import Setting
@@ -30,18 +33,24 @@ class AllReduce:
     overlap     "none", "layer", "ddp", "horovod", "priority", or a policy with its own settings
     algorithm, rank_order, cost
                 the :class:`~ddlsim.Fabric` on which they do; ``simulate(..., fabric=...)`` sets them, too
+    shared_norms
+                the all-gather ("bruck", "ring", ...) of norms of layers, of which each of N workers computes an N-th
+                where the optimizer is LARS or LAMB (Shi et al. 2021, arXiv:2010.10458, "parallel tensor operator"):
+                the same values in less time. None: every worker computes all norms
     """
 
     algorithm: AllReduceAlgorithm = "ring"
     overlap: OverlapChoice = "ddp"
     rank_order: RankOrder = "topology"
     cost: Cost = "simulated"
+    shared_norms: Annotated[str | Collective, algorithm_of("all_gather")] | None = None
 
     @property
     def label(self) -> str:
         """Algorithm and overlap, and what they cost unless that is simulated."""
         overlap = self.overlap if isinstance(self.overlap, str) else type(self.overlap).__name__
-        return f"all-reduce ({name_of(self.algorithm)}, {overlap}{cost_said(self.cost)})"
+        norms = "" if self.shared_norms is None else ", shared norms"
+        return f"all-reduce ({name_of(self.algorithm)}, {overlap}{norms}{cost_said(self.cost)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
         """One update a step."""
@@ -55,7 +64,9 @@ class AllReduce:
         def carrier(group: Group) -> Carrier:
             return Dense(members) if setting.compression is None else Coded(members, buckets, group.gradient)
 
-        start_group(setting, overlap, members, carrier, members.schedule if members.simulated else None)
+        start_group(
+            setting, overlap, members, carrier, members.schedule if members.simulated else None, self.shared_norms
+        )
 
     def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
         """Return what workers with these workloads do in `steps` steps, gradients uncompressed.
@@ -63,21 +74,37 @@ class AllReduce:
         What their collectives cost, `algorithm`, `rank_order` and `cost`, is not part of it. Raises ConfigError for an
         overlap that does not tell its plan.
         """
-        return overlaps.plan(overlap_named(self.overlap), workloads, steps, accumulation)
+        plan = overlaps.plan(overlap_named(self.overlap), workloads, steps, accumulation)
+        return plan if self.shared_norms is None else with_shared_norms(plan, workloads)
 
 
 def start_group(
     setting: Setting, overlap: Overlap, members: Communicator, carrier: Callable[[Group], Carrier],
-    schedule: Callable[[float], Schedule] | None,
+    schedule: Callable[[float], Schedule] | None, shared_norms: str | Collective | None = None,
 ) -> None:  # fmt: skip
     """Start synchronous workers that exchange gradients under `overlap`, by what `carrier` makes.
 
     Where that is collectives by a `schedule` (of so many bytes) and the overlap tells its plan, the kernel executes it.
+    `shared_norms` is the all-gather of norms that workers share out.
     """
     if schedule is not None and setting.compression is None and overlaps.is_table(overlap):
         accumulation = setting.workers[0].accumulation
-        if planned(members, lambda workloads, steps: overlaps.plan(overlap, workloads, steps, accumulation), schedule):
+
+        def make(workloads: Sequence[Workload], steps: int) -> Plan:
+            plan = overlaps.plan(overlap, workloads, steps, accumulation)
+            return plan if shared_norms is None else with_shared_norms(plan, workloads)
+
+        schedules = {
+            ALL_REDUCE: schedule, PUSH_PULL: schedule,
+            ALL_GATHER: lambda nbytes: members.schedule(nbytes, "all_gather", shared_norms),
+        }  # fmt: skip
+        if planned(members, make, schedules):
             return
+    if shared_norms is not None:
+        raise ConfigError(
+            "AllReduce: shared_norms goes with dense gradients and collectives that are simulated message by message; "
+            "leave compression and cost out, or shared_norms"
+        )
     coordinator = getattr(overlap, "coordinator", None)
     if coordinator is not None and setting.compression is not None:
         raise ConfigError(

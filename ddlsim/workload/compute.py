@@ -29,7 +29,7 @@ from ddlsim.units import si
 from ddlsim.workload.devices import Curve, Device
 from ddlsim.workload.layer_times import Floats, Ints, roofline_times, scaled
 from ddlsim.workload.model import Layer, Model, load_model
-from ddlsim.workload.optimizer_rules import OPTIMIZER_RULES
+from ddlsim.workload.optimizer_rules import NORM_LAUNCHES, NORM_TRAFFIC, NORMS, OPTIMIZER_RULES
 from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
 
 __all__ = ["Affine", "Measured", "Roofline", "Workload", "fit_affine", "make_workload"]
@@ -115,7 +115,8 @@ class Workload:
 
     ``basis`` says where the times come from. ``tensors`` of the model that are exchanged lie flat in
     ``tensor_layer`` and ``tensor_nbytes``, in forward declaration order. ``memory_bandwidth`` is what the device
-    achieves, ``launch_time`` what a kernel takes at least. ``rule`` is the optimizer's that somebody named.
+    achieves, ``launch_time`` what a kernel takes at least. ``rule`` is the optimizer's that somebody named, ``norms``
+    the part of its time in which it computes norms of layers.
     """
 
     model: Model
@@ -124,13 +125,14 @@ class Workload:
     basis: str
     forward: Floats  # (n_layers,) s
     backward: Floats  # (n_layers,) s
-    optimizer: float  # s; 0 where the measured step includes it
+    optimizer: float  # s; where the measured step includes it, only that of norms
     grad_nbytes: Floats  # (n_layers,) bytes on the wire
     tensor_layer: Ints  # (n_tensors,)
     tensor_nbytes: Floats  # (n_tensors,)
     memory_bandwidth: float  # bytes/s
     launch_time: float  # s per kernel
     rule: str | None = None  # of the optimizer
+    norms: float = 0.0  # s
 
     @property
     def forward_time(self) -> float:
@@ -174,6 +176,7 @@ class Workload:
             ),
             forward=self.forward[first:end], backward=self.backward[first:end],
             optimizer=self.optimizer * float(grad_nbytes.sum()) / total if total > 0.0 else 0.0,
+            norms=self.norms * float(grad_nbytes.sum()) / total if total > 0.0 else 0.0,
             grad_nbytes=grad_nbytes, tensor_layer=self.tensor_layer[own] - first,
             tensor_nbytes=self.tensor_nbytes[own],
         )  # fmt: skip
@@ -194,9 +197,12 @@ def make_workload(
 
     Without `compute` the device catalogue's measured curve for this model and precision is used if there is
     one, else the roofline, to which the time of the `optimizer`'s rule ("sgd", "momentum", "adam", "lars", "lamb") is
-    added; None: momentum SGD in one fused kernel. `speed` divides every time (0.5 is a worker of half the speed).
-    Raises :class:`~ddlsim.errors.ConfigError` for a precision that the device does not have, for an unknown rule, for
-    a batch size below 1 or other than the measured one, and for a speed that is not positive.
+    added; None: momentum SGD in one fused kernel. A measured step includes the update; only the norms of LARS and LAMB,
+    which nobody's benchmark of one device has, are added to it. `speed` divides every time (0.5 is a worker of half
+    the speed).
+
+    Raises :class:`~ddlsim.errors.ConfigError` for a precision that the device does not have, for an unknown rule, for a
+    batch size below 1 or other than the measured one, and for a speed that is not positive.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size = {batch_size}: must be at least 1")
@@ -214,10 +220,12 @@ def make_workload(
         model, device, batch_size, precision, efficiency, roofline.memory_efficiency
     )
     total, basis = _step_time(model, device, batch_size, compute, precision)
+    norms = _norm_time(model, device, roofline) if optimizer in NORMS else 0.0
     if total is None:
         update = _update_time(model, device, roofline, optimizer)
     else:
-        update = 0.0
+        update = norms
+        basis += f"; norms of {optimizer}: {norms * 1e3:.3g} ms more" if norms > 0.0 else ""
         forward, backward = scaled(forward, backward, total)
     exchanged = [0 if layer.model_parallel else layer.n_params for layer in model.layers]
     tensors = [(i, n) for i, layer in enumerate(model.layers) if exchanged[i] for _, n in layer.tensors]
@@ -228,7 +236,7 @@ def make_workload(
         tensor_layer=np.array([i for i, _ in tensors], dtype=np.int64),
         tensor_nbytes=element * np.array([n for _, n in tensors], dtype=np.float64),
         memory_bandwidth=device.memory_bandwidth * roofline.memory_efficiency * speed,
-        launch_time=device.launch_time / speed, rule=optimizer,
+        launch_time=device.launch_time / speed, rule=optimizer, norms=norms / speed,
     )  # fmt: skip
 
 
@@ -240,6 +248,14 @@ def _update_time(model: Model, device: Device, roofline: Roofline, rule: str | N
     n_params = sum(layer.n_params for layer in dense)
     moved = costs.traffic * n_params / (device.memory_bandwidth * roofline.memory_efficiency)
     return moved + launches * device.launch_time
+
+
+def _norm_time(model: Model, device: Device, roofline: Roofline) -> float:
+    """Return the seconds of the norms of all dense tensors: part of the update of the rules that need them."""
+    dense = [layer for layer in model.layers if not layer.model_parallel]
+    moved = NORM_TRAFFIC * sum(layer.n_params for layer in dense)
+    launches = NORM_LAUNCHES * sum(len(layer.tensors) for layer in dense)
+    return moved / (device.memory_bandwidth * roofline.memory_efficiency) + launches * device.launch_time
 
 
 def _step_time(

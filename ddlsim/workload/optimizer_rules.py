@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["OPTIMIZER_RULES", "OptimizerRule", "optimizer_nbytes", "rule_of"]
+__all__ = ["NORMS", "NORM_LAUNCHES", "NORM_TRAFFIC", "OPTIMIZER_RULES", "OptimizerRule", "optimizer_nbytes", "rule_of"]
 
 
 class OptimizerRule(NamedTuple):
@@ -21,13 +21,14 @@ class OptimizerRule(NamedTuple):
     launches: int
 
 
-#: LARS and LAMB read weights and steps once more, for their norms: 8 bytes and 2 kernels a tensor
+#: LARS and LAMB read weights and steps once more, for their norms: bytes for each parameter, kernels for each tensor
+NORMS, NORM_TRAFFIC, NORM_LAUNCHES = ("lars", "lamb"), 8.0, 2
 OPTIMIZER_RULES = {
     "sgd": OptimizerRule(0, 12.0, 1),
     "momentum": OptimizerRule(1, 20.0, 1),
     "adam": OptimizerRule(2, 28.0, 1),
-    "lars": OptimizerRule(1, 28.0, 3),
-    "lamb": OptimizerRule(2, 36.0, 3),
+    "lars": OptimizerRule(1, 20.0 + NORM_TRAFFIC, 1 + NORM_LAUNCHES),
+    "lamb": OptimizerRule(2, 28.0 + NORM_TRAFFIC, 1 + NORM_LAUNCHES),
 }
 
 
