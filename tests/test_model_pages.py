@@ -19,6 +19,7 @@ WITH_CASES = [
     "overlap",
     "parameter_servers",
     "plans",
+    "splitting",
     "tcp",
     "variability",
 ]

@@ -149,7 +149,7 @@ def _plan(traces: Sequence[tuple[Path, Mapping[str, Attribute], Sequence[TraceNo
         lanes=tuple(lanes[i] for i in range(len(lanes))),
         queues=tuple(_QUEUES[name](**arguments) for name, arguments in common["queues"]),
         groups=tuple(tuple(int(rank) for rank in group) for group in common["groups"]),
-        parts=tuple(Part(float(size), int(first), int(end)) for size, first, end in common["parts"]),
+        parts=tuple(Part(float(size), *map(int, layers)) for size, *layers in common["parts"]),
         names=tuple(str(name) for name in common["names"]), n_layers=int(common["n_layers"]),
         need_offsets=np.cumsum([0, *map(len, needs)]),
         needs=np.array([need for one in needs for need in one], dtype=np.int64), **columns,

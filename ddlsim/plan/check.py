@@ -12,8 +12,18 @@ from ddlsim.errors import ConfigError
 from ddlsim.plan.exchanges import check_exchanges
 from ddlsim.plan.gradients import check_gradients
 from ddlsim.plan.order import Order
-from ddlsim.plan.overlaps import overlapping
-from ddlsim.plan.plan import BACKWARD, FORWARD, KINDS, Ints, Plan
+from ddlsim.plan.overlaps import joined, overlapping
+from ddlsim.plan.plan import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    KINDS,
+    RECEIVE,
+    SEND,
+    Ints,
+    Plan,
+)  # fmt: skip
 
 __all__ = ["check"]
 
@@ -23,7 +33,9 @@ def check(plan: Plan) -> None:
 
     - every message has one sender and one receiver, and every collective all members of its group, once each;
     - everything can run: no circle of needs, of lanes, or of collectives that are entered in conflicting orders;
-    - every micro-batch of every step passes every layer forward once and backward once, in that order on the rank;
+    - every micro-batch of every step passes every layer forward once and backward once, in that order, backward where
+      its activations are; from rank to rank it goes by a message that leaves after the pass before and has arrived
+      before the next one; gradients of weights that are made apart come after those of the input, once each;
     - before an update, every micro-batch's gradient of its layers has been added up exactly once, and each bucket left
       after the backward passes that fill it;
     - weights are updated once a step where they are used, and before the next step uses them.
@@ -39,30 +51,64 @@ def check(plan: Plan) -> None:
 
 
 def _check_passes(plan: Plan, order: Order) -> None:
-    n_batches = int(plan.batch.max(initial=-1)) + 1
-    forward, backward = (_each_once(plan, kind, n_batches) for kind in (FORWARD, BACKWARD))
+    n_batches = int(plan.batch[plan.rows(FORWARD)].max(initial=-1)) + 1
+    forward, backward = (_each_once(plan, kinds, n_batches) for kinds in ((FORWARD,), (BACKWARD, BACKWARD_INPUT)))
     # in this order, a pass comes before the next: forward from the first layer, backward from the last
-    for rows, after in ((forward, "after"), (backward[::-1], "before")):
+    for rows, after, cut in ((forward, "after", plan.end), (backward[::-1], "before", plan.first)):
         follows = (plan.step[rows[1:]] == plan.step[rows[:-1]]) & (plan.batch[rows[1:]] == plan.batch[rows[:-1]])
-        follows &= plan.rank[rows[1:]] == plan.rank[rows[:-1]]
         first, second = rows[:-1][follows], rows[1:][follows]
-        order.demand(first, second, f"which comes {after} it in the model")
-    sides = [plan.step[rows] * n_batches + plan.batch[rows] for rows in (forward, backward)]
+        here = plan.rank[first] == plan.rank[second]
+        order.demand(first[here], second[here], f"which comes {after} it in the model")
+        _check_carried(plan, order, first[~here], second[~here], cut)
+    rest = backward
+    if len(plan.rows(BACKWARD_WEIGHT)):
+        rest = np.union1d(backward, _each_once(plan, (BACKWARD, BACKWARD_WEIGHT), n_batches))
+    sides = [plan.step[rows] * n_batches + plan.batch[rows] for rows in (forward, rest)]
     first, second = overlapping(sides[0], plan.first[forward], plan.end[forward],
-                                sides[1], plan.first[backward], plan.end[backward])  # fmt: skip
-    elsewhere = plan.rank[forward[first]] != plan.rank[backward[second]]
-    for a, b in zip(forward[first][elsewhere].tolist(), backward[second][elsewhere].tolist(), strict=True):
+                                sides[1], plan.first[rest], plan.end[rest])  # fmt: skip
+    elsewhere = plan.rank[forward[first]] != plan.rank[rest[second]]
+    for a, b in zip(forward[first][elsewhere].tolist(), rest[second][elsewhere].tolist(), strict=True):
         raise ConfigError(f"plan: {plan.task(b)}: its activations are on another rank, where {plan.task(a)} ran")
-    order.demand(forward[first], backward[second], "whose activations it uses")
+    order.demand(forward[first], rest[second], "whose activations it uses")
+    apart, inputs = plan.rows(BACKWARD_WEIGHT), plan.rows(BACKWARD_INPUT)
+    sides = [plan.step[rows] * n_batches + plan.batch[rows] for rows in (inputs, apart)]
+    first, second = overlapping(sides[0], plan.first[inputs], plan.end[inputs],
+                                sides[1], plan.first[apart], plan.end[apart])  # fmt: skip
+    order.demand(inputs[first], apart[second], "which makes the gradient that it uses")
 
 
-def _each_once(plan: Plan, kind: int, n_batches: int) -> Ints:
+def _check_carried(plan: Plan, order: Order, first: Ints, second: Ints, cut: Ints) -> None:
+    """Check that what each pass of `first` makes is on the rank of its successor in `second` when that starts."""
+    sends, receives = plan.rows(SEND), plan.rows(RECEIVE)
+    sends, receives = sends[np.argsort(plan.key[sends])], receives[np.argsort(plan.key[receives])]
+    marked = plan.batch[sends] >= 0
+    sends, receives = sends[marked], receives[marked]
+    labels = [
+        np.stack([plan.step[rows], plan.batch[rows], at, plan.rank[rows], to])
+        for rows, at, to in ((first, cut[first], plan.rank[second]), (sends, plan.first[sends], plan.peer[sends]))
+    ]
+    which = np.unique(np.concatenate(labels, axis=1), axis=1, return_inverse=True)[1].reshape(-1)
+    i, j = joined(which[: len(first)], which[len(first) :])
+    good = order.proved(first[i], sends[j]) & order.proved(receives[j], second[i])
+    wrong = np.setdiff1d(np.arange(len(first)), i[good])
+    for pair in wrong[:1].tolist():
+        messages = j[i == pair]
+        order.demand(np.repeat(first[pair], len(messages)), sends[messages], "whose results it brings")
+        order.demand(receives[messages], np.repeat(second[pair], len(messages)), "which brings what it goes on with")
+        a, b = int(first[pair]), int(second[pair])
+        raise ConfigError(
+            f"plan: {plan.task(b)} follows {plan.task(a)} on another rank, and no message brings batch {plan.batch[a]} "
+            f"over the cut before layer {cut[a]} from rank {plan.rank[a]} to rank {plan.rank[b]} in step {plan.step[a]}"
+        )
+
+
+def _each_once(plan: Plan, kinds: tuple[int, ...], n_batches: int) -> Ints:
     """Return the forward (or backward) rows by step, batch and layer, after checking that they cover each once."""
-    rows = plan.rows(kind)
+    rows = plan.rows(*kinds)
     for row in rows[(plan.batch[rows] < 0) | (plan.end[rows] <= plan.first[rows])].tolist():
         raise ConfigError(f"plan: {plan.task(row)}: it has no micro-batch or no layers")
     rows = rows[np.lexsort((plan.first[rows], plan.batch[rows], plan.step[rows]))]
-    name = KINDS[kind]
+    name = KINDS[kinds[-1] if (plan.kind[rows] == kinds[-1]).any() else kinds[0]].replace("_", "-")
     passes = plan.step[rows] * n_batches + plan.batch[rows]
     missing = np.setdiff1d(np.arange(plan.n_steps * n_batches), passes)
     if len(missing) or not n_batches:

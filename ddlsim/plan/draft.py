@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, KINDS, Lane, Part, Plan
+from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, KINDS, RECEIVE, SEND, Lane, Part, Plan
 
 __all__ = ["Draft"]
 
@@ -42,12 +42,12 @@ class Draft:
         self, rank: int, seconds: float, name: str = "", *, kind: str = "compute", lane: str = "compute", step: int = 0,
         batch: int = -1, layers: tuple[int, int] = (0, 0), needs: Iterable[int] = (), holds: float = 0.0,
     ) -> int:  # fmt: skip
-        """Add work of a rank, on the layers ``layers[0]`` to ``layers[1] - 1`` where it is forward, backward or update.
+        """Add work of a rank, on the layers ``layers[0]`` to ``layers[1] - 1`` where it is a pass or an update.
 
         Returns its row.
         """
-        if kind not in KINDS[:4]:
-            raise unknown_name("kind of work", kind, KINDS[:4])
+        if kind not in KINDS[:SEND]:
+            raise unknown_name("kind of work", kind, KINDS[:SEND])
         number = KINDS.index(kind)
         return self._add(
             rank, lane, number, name, needs, seconds=seconds, step=step, batch=batch, layers=layers, holds=holds
@@ -55,14 +55,18 @@ class Draft:
 
     def message(
         self, src: int, dst: int, nbytes: float, name: str = "", *, step: int = 0, needs: Iterable[int] = (),
-        lanes: tuple[str, str] = ("stream", "stream"),
+        lanes: tuple[str, str] = ("stream", "stream"), batch: int = -1, cut: int = 0,
     ) -> tuple[int, int]:  # fmt: skip
-        """Add a message between ranks, sent when the rows that it `needs` have ended; return the rows of both ends."""
-        key = self._new_key()
-        send = self._add(src, lanes[0], KINDS.index("send"), name, needs, nbytes=nbytes, peer=dst, key=key, step=step)
-        receive = self._add(
-            dst, lanes[1], KINDS.index("receive"), name, (), nbytes=nbytes, peer=src, key=key, step=step
-        )
+        """Add a message between ranks, sent when the rows that it `needs` have ended; return the rows of both ends.
+
+        It may bring what crosses the cut before the layer `cut` for a micro-batch: activations on the way forward,
+        gradients on the way back.
+        """
+        key, layers = self._new_key(), (cut, cut)
+        send = self._add(src, lanes[0], SEND, name, needs, nbytes=nbytes, peer=dst, key=key, step=step, batch=batch,
+                         layers=layers)  # fmt: skip
+        receive = self._add(dst, lanes[1], RECEIVE, name, (), nbytes=nbytes, peer=src, key=key, step=step, batch=batch,
+                            layers=layers)  # fmt: skip
         return send, receive
 
     def collective(

@@ -60,6 +60,19 @@ class Execution:
         """Seconds between the ends of successive steps on their last ranks, (n_steps,)."""
         return np.diff(self.step_ends.max(axis=0), prepend=0.0)
 
+    @property
+    def idle_shares(self) -> Floats:
+        """Share of the time to the end of each step, from that of the step before, in which a rank does no work (the
+        bubble of a pipeline and what is exposed of communication), (n_ranks, n_steps).
+
+        Only lanes named "compute" count. Steps end where the last rank has all updated weights.
+        """
+        plan = self.plan
+        computes = np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane]
+        busy = np.zeros((plan.n_ranks, plan.n_steps))
+        np.add.at(busy, (plan.rank[computes], plan.step[computes]), (self.end - self.start)[computes])
+        return np.asarray(1.0 - busy / self.step_times, dtype=np.float64)
+
     def plot(self, path: str | Path | None = None) -> matplotlib.axes.Axes:
         """Draw what each lane did (a Gantt chart), and write it to `path` if given."""
         from ddlsim.report.plan_plot import gantt

@@ -13,6 +13,7 @@ from ddlsim.plan.plan import (
     ALL_GATHER,
     ALL_REDUCE,
     BACKWARD,
+    BACKWARD_WEIGHT,
     BROADCAST,
     FORWARD,
     PUSH_PULL,
@@ -34,15 +35,17 @@ SPREADS = (ALL_GATHER, BROADCAST)
 
 @dataclass(frozen=True)
 class Touching:
-    """Tasks that have to do with a part on their rank, in their step: `row`, `part`, and the place of both, (n,)."""
+    """Tasks that have to do with a part on their rank, in their step: `row`, `part`, and the place of both, and whether
+    by the layer that is `tied` to it, (n,)."""
 
     row: Ints
     part: Ints
     place: Ints
+    tied: Bools
 
     def of(self, mask: Bools) -> Touching:
         """Return some of them."""
-        return Touching(self.row[mask], self.part[mask], self.place[mask])
+        return Touching(self.row[mask], self.part[mask], self.place[mask], self.tied[mask])
 
 
 def check_gradients(plan: Plan, order: Order) -> None:
@@ -51,14 +54,19 @@ def check_gradients(plan: Plan, order: Order) -> None:
     What each rank does to a part in a step, its *deeds* (sums, update, spreading of what was updated), is one sequence
     that starts after the backward passes and ends before the next forward passes.
     """
-    backward, update, forward = (_touching(plan, kind) for kind in (BACKWARD, UPDATE, FORWARD))
+    backward, update, forward = (
+        _touching(plan, *kinds) for kinds in ((BACKWARD, BACKWARD_WEIGHT), (UPDATE,), (FORWARD,))
+    )
+    # where both layers of tied weights are on a rank, it updates them with the first
+    update = update.of(~update.tied | ~np.isin(update.place, update.place[~update.tied]))
     deeds = _deeds(plan, order, update)
     _updated_once(plan, backward, update, deeds)
     first = np.diff(deeds.place, prepend=-1) != 0
     i, j = joined(backward.place, deeds.place[first])
     before = np.concatenate([backward.row[i], deeds.row[:-1][~first[1:]]])
     after = np.concatenate([deeds.row[first][j], deeds.row[1:][~first[1:]]])
-    updates, updated, passed = plan.kind[after] == UPDATE, plan.kind[before] == UPDATE, plan.kind[before] == BACKWARD
+    updates, updated = plan.kind[after] == UPDATE, plan.kind[before] == UPDATE
+    passed = np.isin(plan.kind[before], (BACKWARD, BACKWARD_WEIGHT))
     for pairs, why in ((passed & ~updates, "which it sums"), (updates, "whose gradients it uses"),
                        (updated, "whose weights it brings"),
                        (~passed & ~updates & ~updated, "which comes before it for this part")):  # fmt: skip
@@ -73,11 +81,16 @@ def check_gradients(plan: Plan, order: Order) -> None:
     order.demand(last.row[i], uses[j], "whose weights it uses")
 
 
-def _touching(plan: Plan, kind: int) -> Touching:
-    rows = plan.rows(kind)
-    first, end = (np.array([getattr(part, name) for part in plan.parts], dtype=np.int64) for name in ("first", "end"))
+def _touching(plan: Plan, *kinds: int) -> Touching:
+    rows = plan.rows(*kinds)
+    first, end, tied = (
+        np.array([getattr(part, name) for part in plan.parts], dtype=np.int64) for name in ("first", "end", "tied")
+    )
     i, part = with_parts(plan.first[rows], plan.end[rows], first, end)
-    return Touching(rows[i], part, _place(plan, rows[i], part))
+    j, other = with_parts(plan.first[rows], plan.end[rows], tied, tied + 1)
+    by_tie = np.repeat([False, True], [len(i), len(j)])
+    i, part = np.concatenate([i, j]), np.concatenate([part, other])
+    return Touching(rows[i], part, _place(plan, rows[i], part), by_tie)
 
 
 def _deeds(plan: Plan, order: Order, update: Touching) -> Touching:
@@ -101,7 +114,8 @@ def _deeds(plan: Plan, order: Order, update: Touching) -> Touching:
     part = np.concatenate([plan.part[rows], update.part])
     places = np.concatenate([place, update.place])
     by_place = np.lexsort((turn[row], np.concatenate([phase, np.ones(len(update.row), dtype=np.int64)]), places))
-    return Touching(row[by_place], part[by_place], places[by_place])
+    tied = np.concatenate([np.zeros(len(rows), dtype=np.bool_), update.tied])
+    return Touching(row[by_place], part[by_place], places[by_place], tied[by_place])
 
 
 def _place(plan: Plan, rows: Ints, part: Ints) -> Ints:
@@ -123,19 +137,20 @@ def _updated_once(plan: Plan, backward: Touching, update: Touching, deeds: Touch
         raise ConfigError(f"plan: {plan.task(row)}: the gradient of part {part} is never summed on this rank")
 
 
-def _contributions(plan: Plan, backward: Touching) -> Ints:
-    """Return which micro-batches have a gradient where: (2, n) of distinct places and batches."""
-    return np.unique(np.stack([backward.place, plan.batch[backward.row]]), axis=1)
+def _contributions(plan: Plan, backward: Touching, n_batches: int) -> Ints:
+    """Return which micro-batches have a gradient where: (2, n) of distinct places and batches; those of a tied layer
+    count as further batches."""
+    return np.unique(np.stack([backward.place, plan.batch[backward.row] + n_batches * backward.tied]), axis=1)
 
 
 def _replay(plan: Plan, deeds: Touching, backward: Touching, update: Touching, used: Ints) -> None:
     """Check what each update finds, every micro-batch of the step that has a gradient of the part, once, and that
     all updated weights are in the end where they are `used`."""
     n_batches = int(plan.batch.max(initial=-1)) + 1
-    marks = np.random.default_rng(0).integers(1, 2**63, (n_batches, 1), dtype=np.uint64)
+    marks = np.random.default_rng(0).integers(1, 2**63, (2 * n_batches, 1), dtype=np.uint64)
     n_parts = len(plan.parts)
     total = np.zeros((plan.n_steps * n_parts, 1), dtype=np.uint64)
-    own = _contributions(plan, backward)
+    own = _contributions(plan, backward, n_batches)
     kinds, which = np.unique(own[0] // (plan.n_ranks * n_parts) * n_parts + own[0] % n_parts, return_inverse=True)
     batches = np.unique(np.stack([kinds[which.reshape(-1)], own[1]]), axis=1)
     np.add.at(total, batches[0], marks[batches[1]])
@@ -169,13 +184,14 @@ def _what_is_wrong(plan: Plan, deeds: Touching, backward: Touching, place: int, 
     n_parts = len(plan.parts)
     step, part = place // (plan.n_ranks * n_parts), place % n_parts
     few = [each.of((each.part == part) & (plan.step[each.row] == step)) for each in (deeds, backward)]
-    own = _contributions(plan, few[1])
-    replay = Replay(plan, few[0].row, few[0].place, own, np.eye(n_batches, dtype=np.uint64))
+    own = _contributions(plan, few[1], n_batches)
+    replay = Replay(plan, few[0].row, few[0].place, own, np.eye(2 * n_batches, dtype=np.uint64))
     replay.to_end()
     counts = replay.at_update(np.array([place]))[0]
-    expected = np.zeros(n_batches, dtype=np.uint64)
-    expected[plan.batch[few[1].row]] = 1
-    batch = int(np.flatnonzero(counts != expected)[0])
-    n = int(counts[batch])
+    expected = np.zeros(2 * n_batches, dtype=np.uint64)
+    expected[own[1]] = 1
+    which = int(np.flatnonzero(counts != expected)[0])
+    n, (tied, batch) = int(counts[which]), divmod(which, n_batches)
     times = {0: "never summed", 2: "summed twice"}.get(n, f"summed {n} times")
-    return f"the gradient of batch {batch} is {times} in part {part}; it must be once"
+    where = f" of layer {plan.parts[part].tied}, which is tied to it," if tied else ""
+    return f"the gradient of batch {batch}{where} is {times} in part {part}; it must be once"

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from ddlsim.plan.queues import Queue
 
 __all__ = [
-    "ALL_GATHER", "ALL_REDUCE", "BACKWARD", "BROADCAST", "COLUMNS", "COMPUTE", "FORWARD", "KINDS", "PUSH_PULL",
-    "RECEIVE", "REDUCE", "REDUCE_SCATTER", "ROOTED", "SCATTER", "SEND", "UPDATE", "Bools", "Floats", "Ints", "Lane",
-    "Part", "Plan",
+    "ALL_GATHER", "ALL_REDUCE", "BACKWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT", "BROADCAST", "COLUMNS", "COMPUTE",
+    "FORWARD", "KINDS", "PUSH_PULL", "RECEIVE", "REDUCE", "REDUCE_SCATTER", "ROOTED", "SCATTER", "SEND", "UPDATE",
+    "Bools", "Floats", "Ints", "Lane", "Part", "Plan",
 ]  # fmt: skip
 
 Ints = npt.NDArray[np.int64]
@@ -47,11 +47,11 @@ COLUMNS = (
 )  # fmt: skip
 #: what a task can be; ``Plan.kind`` holds places in this list. From all_reduce on they are collectives
 KINDS = (
-    "forward", "backward", "update", "compute", "send", "receive",
+    "forward", "backward", "update", "compute", "backward_input", "backward_weight", "send", "receive",
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter", "all_to_all", "push_pull",
 )  # fmt: skip
 (
-    FORWARD, BACKWARD, UPDATE, COMPUTE, SEND, RECEIVE,
+    FORWARD, BACKWARD, UPDATE, COMPUTE, BACKWARD_INPUT, BACKWARD_WEIGHT, SEND, RECEIVE,
     ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, REDUCE, GATHER, SCATTER, ALL_TO_ALL, PUSH_PULL,
 ) = range(len(KINDS))  # fmt: skip
 #: collectives from or to the first member of their group, which others need not wait for
@@ -70,11 +70,15 @@ class Lane(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Gradients that are summed together, `nbytes` of them: of (tensors in) the layers `first` to `end` - 1."""
+    """Gradients that are summed together, `nbytes` of them: of (tensors in) the layers `first` to `end` - 1.
+
+    The layer `tied` (-1: none) uses the same weights, so its gradient belongs to the sum too.
+    """
 
     nbytes: float
     first: int
     end: int
+    tied: int = -1
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -92,16 +96,19 @@ class Plan:
                   members give gradients and get their sum; server i has the i-th part of the bytes
 
     lane          the lane that does the task; rows of one lane are in its order
-    kind          place in :data:`KINDS`
+    kind          place in :data:`KINDS`. Passes are forward and backward ones, and of the latter those that make the
+                  gradient of the input only, or of the weights only
     name          what the task is called; -1: nothing but its kind
-    seconds       of undisturbed work (forward, backward, update, compute); 0 for others
+    seconds       of undisturbed work (passes, update, compute); 0 for others
     nbytes        of a message, or of a collective's whole buffer: of an all-gather what each rank ends with, of a
                   reduce-scatter what it starts with
     peer          send: the rank that receives; receive: the rank that sends; collective: its group; others: -1
     key           number below n that a send and its receive, or the rows of a collective, have in common; others: -1
     step          number of the training step
-    batch         forward, backward: the micro-batch, numbered over all ranks; others: -1
-    first, end    forward, backward, update: of the layers `first` to `end` - 1; others: 0 and 0
+    batch         passes: the micro-batch, numbered over all ranks; messages: the one whose tensors they bring over a
+                  cut between layers; others: -1
+    first, end    passes, update: of the layers `first` to `end` - 1; messages with a micro-batch: the layer behind the
+                  cut, twice; others: 0 and 0
     part          collective: which gradients it sums, or of which the updated weights it brings; -1 if none
     holds         bytes of memory that the rank takes when the task starts (above 0) or gives back at its end (below)
     need_offsets  (n + 1,) row i starts after the rows ``needs[need_offsets[i]:need_offsets[i + 1]]`` have ended

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlsim.errors import ConfigError
+from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.plan import ALL_GATHER, BACKWARD, FORWARD, REDUCE_SCATTER, UPDATE, Floats, Lane, Part, Plan
 from ddlsim.plan.queues import Queue
 from ddlsim.plan.templates import Row
-from ddlsim.workload.activations import layer_nbytes
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
 
@@ -148,7 +148,6 @@ def _seconds(workload: Workload, rows: Sequence[Row], accumulation: int, sharers
 
 def _holds(workload: Workload, rows: Sequence[Row]) -> Floats:
     """Return the bytes of activations that each task of a rank's step takes or gives back."""
-    sample = np.array([layer_nbytes(layer, workload.precision) for layer in workload.model.layers])
-    before = np.concatenate([[0.0], np.cumsum(np.round(sample * workload.batch_size))])
+    before = np.concatenate([[0.0], np.cumsum(stored_nbytes(workload))])
     sign = {FORWARD: 1.0, BACKWARD: -1.0}
     return np.array([sign.get(row.kind, 0.0) * (before[row.end] - before[row.first]) for row in rows])

@@ -67,7 +67,7 @@ class Replay:
         key = np.where(plan.kind[rows] == UPDATE, len(plan) + np.arange(len(rows)), plan.key[rows])
         _, which, self.n_members = np.unique(key, return_inverse=True, return_counts=True)
         self.which = which.reshape(-1)
-        position = np.full((len(plan.groups), plan.n_ranks), -1, dtype=np.int64)
+        position = np.full((max(len(plan.groups), 1), plan.n_ranks), -1, dtype=np.int64)
         for i, group in enumerate(plan.groups):
             position[i, list(group)] = np.arange(len(group))
         self.position = np.where(plan.kind[rows] == UPDATE, 0, position[plan.peer[rows], plan.rank[rows]])

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddlsim.plan.plan import ALL_REDUCE, BACKWARD, FORWARD, KINDS, RECEIVE, SEND, UPDATE, Plan
+from ddlsim.plan.plan import (
+    ALL_REDUCE,
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    KINDS,
+    RECEIVE,
+    SEND,
+    UPDATE,
+    Plan,
+)
 
 __all__ = ["table", "task", "what"]
 
@@ -16,15 +27,18 @@ def what(plan: Plan, row: int) -> str:
     """Return what a task does: "backward of layers 3..7, batch 0, step 2"."""
     kind, name = int(plan.kind[row]), int(plan.name[row])
     text = plan.names[name] if name >= 0 else KINDS[kind].replace("_", "-")
-    if kind in (FORWARD, BACKWARD, UPDATE):
+    passes = kind in (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
+    if passes or kind == UPDATE:
         first, last = int(plan.first[row]), int(plan.end[row]) - 1
         text += f" of layer {first}" if first == last else f" of layers {first}..{last}"
-    if kind in (FORWARD, BACKWARD):
+    if passes:
         text += f", batch {plan.batch[row]}"
     if kind == SEND:
         text += f" to rank {plan.peer[row]}"
     if kind == RECEIVE:
         text += f" from rank {plan.peer[row]}"
+    if kind in (SEND, RECEIVE) and plan.batch[row] >= 0:
+        text += f" over the cut before layer {plan.first[row]}, batch {plan.batch[row]}"
     if kind >= ALL_REDUCE and plan.part[row] >= 0:
         text += f" of part {plan.part[row]}"
     return f"{text}, step {plan.step[row]}"

@@ -27,7 +27,8 @@ __all__ = ["graph"]
 MOST, LABELLED = 400, 120
 CRITICAL, NEED, TOGETHER = "#cc3311", "#999999", "#555555"
 _SHORT = {
-    "forward": "F", "backward": "B", "update": "U", "all_reduce": "AR", "reduce_scatter": "RS", "all_gather": "AG",
+    "forward": "F", "backward": "B", "backward_input": "B", "backward_weight": "W", "update": "U", "all_reduce": "AR",
+    "reduce_scatter": "RS", "all_gather": "AG",
     "broadcast": "Bc", "reduce": "Re", "gather": "Ga", "scatter": "Sc", "all_to_all": "A2A", "push_pull": "PP",
     "send": "S", "receive": "R",
 }  # fmt: skip

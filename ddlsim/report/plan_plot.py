@@ -23,6 +23,8 @@ __all__ = ["gantt"]
 STYLES = {
     "forward": ("#88bbee", ""),
     "backward": ("#4477aa", ""),
+    "backward_input": ("#66aacc", ""),
+    "backward_weight": ("#225588", ""),
     "update": ("#228833", ""),
     "compute": ("#aaaaaa", ""),
     "send": ("#ccbb44", "//"),

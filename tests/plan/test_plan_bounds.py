@@ -50,7 +50,7 @@ def longest_path(plan, least):
 @pytest.mark.parametrize("least", [0.0, 0.3])
 @pytest.mark.parametrize("seed", range(25))
 def test_the_critical_path_is_the_longest_path(seed, least):
-    plan = random_plan(np.random.default_rng(seed), 6, kinds=KINDS[6:])
+    plan = random_plan(np.random.default_rng(seed), 6, kinds=KINDS[8:])
     assert plan.critical_path(least) == pytest.approx(longest_path(plan, least), rel=1e-12)
 
 
@@ -67,7 +67,7 @@ def test_bounds_are_never_above_what_is_simulated(seed):
     rng = np.random.default_rng(seed)
     name = ("dgx1-v100", "two-racks-oversubscribed", "star-1024-10g", "minicluster")[seed % 4]
     cluster = ddlsim.load_cluster(name)
-    plan = random_plan(rng, min(len(cluster.workers), 6), kinds=KINDS[6:])
+    plan = random_plan(rng, min(len(cluster.workers), 6), kinds=KINDS[8:])
     if seed % 2:  # all bytes, no work
         plan = with_value(plan, "seconds", slice(None), 0.0)
     algorithms = {

@@ -60,7 +60,7 @@ def written(tmp_path, *ranks, head=HEAD):
         two_ranks(3, steps=2, accumulation=2), hand_made(), sharded(workload(), 2, steps=2), Draft().plan(),
         data_parallel(workload(), 2, steps=2, queue=FusedQueue("1 MB", "2 ms")),
         data_parallel(workload(), 2, per_layer, steps=2, queue=UrgentQueue(3), layer_by_layer=True),
-        *(random_plan(np.random.default_rng(seed), 6, kinds=KINDS[6:14]) for seed in range(5)),
+        *(random_plan(np.random.default_rng(seed), 6, kinds=KINDS[8:16]) for seed in range(5)),
     ],
     ids=repr,
 )  # fmt: skip

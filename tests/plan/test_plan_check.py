@@ -482,7 +482,7 @@ def test_weights_of_a_rank_that_does_not_update_them():
 @pytest.mark.parametrize(
     ("column", "value", "text"),
     [
-        ("kind", 15, r"kind\[0\] = 15 is out of range"),
+        ("kind", 17, r"kind\[0\] = 17 is out of range"),
         ("seconds", -1.0, r"seconds\[0\] = -1"),
         ("seconds", np.nan, r"seconds\[0\] = nan"),
         ("nbytes", np.inf, r"nbytes\[0\] = inf"),

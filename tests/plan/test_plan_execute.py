@@ -12,6 +12,7 @@ from ddlsim.cluster import star
 from ddlsim.collectives import build
 from ddlsim.network import schedule_time
 from ddlsim.plan import ALGORITHMS, KINDS, Draft, FusedQueue, Lane, UrgentQueue, data_parallel, sharded, through_servers
+from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND
 from ddlsim.runtime.servers import server_nodes
 from ddlsim.runtime.worker import factors
 from ddlsim.strategies.overlap import in_order
@@ -124,13 +125,13 @@ def test_columns_keep_the_rules_of_the_table(seed):
         before = [*plan.needs[plan.need_offsets[row] : plan.need_offsets[row + 1]].tolist()]
         before += [int(plan.previous[row])] if plan.previous[row] >= 0 else []
         assert start[row] == max((end[need] for need in before), default=0.0)
-    work = plan.rows(0, 1, 2, 3)
+    work = plan.rows(*range(SEND))
     assert (end[work] == start[work] + plan.seconds[work]).all()
-    for key in np.unique(plan.key[plan.rows(6)]):
-        members = np.flatnonzero((plan.key == key) & (plan.kind == 6))
+    for key in np.unique(plan.key[plan.rows(ALL_REDUCE)]):
+        members = np.flatnonzero((plan.key == key) & (plan.kind == ALL_REDUCE))
         assert end[members].min() > start[members].max()
-    for key in np.unique(plan.key[plan.rows(4)]):
-        (send,), (receive,) = (np.flatnonzero((plan.key == key) & (plan.kind == kind)) for kind in (4, 5))
+    for key in np.unique(plan.key[plan.rows(SEND)]):
+        (send,), (receive,) = (np.flatnonzero((plan.key == key) & (plan.kind == kind)) for kind in (SEND, RECEIVE))
         assert end[receive] == max(end[send], start[receive])
 
 
@@ -179,7 +180,7 @@ def test_groups_of_their_own_run_beside_each_other():
     assert run.end.tolist() == pytest.approx([1.0, 1.0, 2.0, 2.0])
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS[6:] if kind != "push_pull"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS[8:] if kind != "push_pull"])
 def test_collectives_take_what_they_take_alone(kind):
     """Of every kind, by the default algorithm and others, from a root that is not the first on the wire."""
     cluster = ddlsim.load_cluster("two-racks-oversubscribed")

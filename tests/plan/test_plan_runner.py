@@ -41,7 +41,7 @@ def jittered(plan, seed):
 def test_any_tasks_messages_and_collectives(seed, seconds, monkeypatch):
     plan = random_plan(np.random.default_rng(seed), n_ranks=6, n_tasks=120, seconds=seconds)
     same(jittered(plan, seed), monkeypatch)
-    plan = random_plan(np.random.default_rng(seed), n_ranks=6, n_tasks=120, seconds=seconds, kinds=KINDS[6:])
+    plan = random_plan(np.random.default_rng(seed), n_ranks=6, n_tasks=120, seconds=seconds, kinds=KINDS[8:])
     monkeypatch.undo()
     same(jittered(plan, seed), monkeypatch, nodes=SWITCH.workers.tolist())
 

@@ -20,6 +20,7 @@ from ddlsim import (
     Training,
 )
 from ddlsim.errors import DdlsimError
+from ddlsim.plan import KINDS
 from ddlsim.plan.live import N_STEPS, live_steps, with_evaluations
 from ddlsim.plan.runner import columns
 from ddlsim.run import run
@@ -161,7 +162,8 @@ class Alone(PerLayer):
     def plan(self, workloads, steps=1, accumulation=1):
         plan = overlaps.plan(PerLayer(), workloads, steps, accumulation)
         seconds = plan.seconds * np.where(plan.rank == 0, 0.01, 1.0)
-        return dataclasses.replace(plan, kind=np.where(plan.kind == 6, 3, plan.kind), seconds=seconds)
+        kind = np.where(plan.kind == KINDS.index("all_reduce"), KINDS.index("compute"), plan.kind)
+        return dataclasses.replace(plan, kind=kind, seconds=seconds)
 
 
 def test_overlaps_of_ones_own():

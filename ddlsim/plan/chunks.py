@@ -1,0 +1,207 @@
+"""A model in pieces: contiguous chunks of layers, balanced or as given, and what must cross each cut."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ddlsim.arguments import Count, Index, checked
+from ddlsim.errors import ConfigError
+from ddlsim.plan.plan import Floats, Ints
+from ddlsim.workload.activations import layer_nbytes
+from ddlsim.workload.compute import Workload
+from ddlsim.workload.model import Concat, Leaf, Model, Node, Residual, Side
+from ddlsim.workload.precision import ELEMENT_NBYTES
+
+__all__ = ["Chunk", "balanced", "between_blocks", "chunks_at", "crossing_nbytes", "stored_nbytes"]
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """The layers `first` to `end` - 1 of a model, that one rank computes.
+
+    workload  what they cost for a micro-batch, as :meth:`Workload.cut` returns it
+    enters    bytes of activations that a micro-batch brings over the cut before them, and of gradients that go back:
+              of all tensors that are made before and used behind it (of the first chunk: the model's input)
+    """
+
+    first: int
+    end: int
+    workload: Workload
+    enters: float
+
+    @cached_property
+    def weight_seconds(self) -> Floats:
+        """Seconds of each layer's backward pass that make the gradient of its weights, (n_layers,): all of them where
+        its input needs no gradient, else half (:mod:`ddlsim.workload.compute`)."""
+        layers = self.workload.model.layers
+        share = [0.0 if not layer.n_params else 0.5 if layer.input_grad else 1.0 for layer in layers]
+        return np.asarray(np.array(share) * self.workload.backward, dtype=np.float64)
+
+    @cached_property
+    def stored(self) -> Floats:
+        """Bytes of activations that each layer keeps of a micro-batch, (n_layers,)."""
+        return stored_nbytes(self.workload)
+
+
+def stored_nbytes(workload: Workload) -> Floats:
+    """Return the bytes of activations that each layer keeps of a (micro-)batch, (n_layers,)."""
+    sample = np.array([layer_nbytes(layer, workload.precision) for layer in workload.model.layers])
+    return np.round(sample * workload.batch_size)
+
+
+def crossing_nbytes(workload: Workload) -> Floats:
+    """Return the bytes of a (micro-)batch that cross a cut before each layer, (n_layers,): of all tensors, each once,
+    that are made before and used behind it. Those that skip layers (residual connections, say) count at every cut."""
+    model, sizes = workload.model, np.zeros(len(workload.model.layers) + 1)
+    for made, used in _tensors(model):
+        shape = model.layers[made].out_shape if made >= 0 else model.input_shape
+        sizes[made + 1] += math.prod(shape)
+        sizes[used + 1] -= math.prod(shape)
+    crossing = np.cumsum(sizes)[:-1]
+    return np.asarray(crossing * ELEMENT_NBYTES[workload.precision] * workload.batch_size, dtype=np.float64)
+
+
+def between_blocks(model: Model) -> list[int]:
+    """Return the layers before which a cut crosses one tensor only: not inside a block with a residual connection."""
+    count = np.zeros(len(model.layers) + 1, dtype=np.int64)
+    for made, used in _tensors(model):
+        count[made + 1] += 1
+        count[used + 1] -= 1
+    return np.flatnonzero(np.cumsum(count)[:-1] == 1)[1:].tolist() if len(model.layers) > 1 else []
+
+
+def _tensors(model: Model) -> list[tuple[int, int]]:
+    """Return (layer that makes it, last layer that uses it) of every tensor; -1 makes the model's input.
+
+    A model without a structure is a chain.
+    """
+    last: dict[int, int] = {}
+    if model.structure:
+        for made, used in _uses(model.structure, -1)[1]:
+            last[made] = max(last.get(made, -1), used)
+    else:
+        last = {i - 1: i for i in range(len(model.layers))}
+    return sorted(last.items())
+
+
+def _uses(nodes: Sequence[Node], tensor: int) -> tuple[int, list[tuple[int, int]]]:
+    """Return the tensor (the layer that made it) that comes out of nodes if `tensor` goes in, and all (made, used)."""
+    uses: list[tuple[int, int]] = []
+    for node in nodes:
+        if isinstance(node, Leaf):
+            uses.append((tensor, node.index))
+            tensor = node.index
+            continue
+        outputs = []
+        for branch in _branches(node):
+            output, inside = _uses(branch, tensor)
+            uses += inside
+            outputs.append(output)
+        if isinstance(node, Residual | Concat):
+            uses += [(output, node.index) for output in outputs]
+            tensor = node.index
+    return tensor, uses
+
+
+def _branches(node: Residual | Concat | Side) -> Iterator[tuple[Node, ...]]:
+    if isinstance(node, Concat):
+        yield from node.branches
+    else:
+        yield node.body
+    if isinstance(node, Residual):
+        yield node.shortcut
+
+
+@checked
+def chunks_at(workload: Workload, cuts: Sequence[Index]) -> tuple[Chunk, ...]:
+    """Return the chunks of a model that is cut before these layers.
+
+    Raises ConfigError for cuts that do not increase or leave a chunk empty.
+    """
+    n_layers = len(workload.forward)
+    ends = [0, *cuts, n_layers]
+    for before, cut in itertools.pairwise(ends):
+        if not before < cut <= n_layers:
+            raise ConfigError(
+                f"cuts = {list(cuts)}: must be layers of {workload.model.name} to cut before, increasing, from 1 to "
+                f"{n_layers - 1}"
+            )
+    enters = crossing_nbytes(workload)
+    return tuple(
+        Chunk(first, end, workload.cut(first, end), float(enters[first]))
+        for first, end in itertools.pairwise(ends)
+    )
+
+
+@checked
+def balanced(
+    workload: Workload, stages: Count, chunks: Count = 1, at: Sequence[Index] | None = None
+) -> tuple[Chunk, ...]:
+    """Return `stages` * `chunks` contiguous chunks of a model, the slowest of which takes the least time that is
+    possible; of those cuts, the ones that the fewest bytes cross.
+
+    at  layers before which the model may be cut; None: any
+
+    Raises ConfigError for more chunks than there are pieces.
+    """
+    n_layers = len(workload.forward)
+    allowed = np.unique([0, *(range(n_layers) if at is None else at), n_layers]).astype(np.int64)
+    pieces, n_chunks = len(allowed) - 1, stages * chunks
+    if allowed[-1] > n_layers:
+        raise ConfigError(f"balanced: at = {allowed[-1]}: must be a layer of {workload.model.name}, below {n_layers}")
+    if n_chunks > pieces:
+        what = f"stages = {stages}" if chunks == 1 else f"stages {stages} x chunks {chunks} = {n_chunks}"
+        raise ConfigError(
+            f"balanced: {what}: {workload.model.name} has {pieces} "
+            f"{'layers' if at is None else 'pieces between the layers where it may be cut'}; use {pieces} at most"
+        )
+    seconds = np.concatenate([[0.0], np.cumsum(workload.forward + workload.backward)])[allowed]
+    cuts = _fewest_bytes(seconds, crossing_nbytes(workload)[allowed[:-1]], n_chunks, _slowest(seconds, n_chunks))
+    return chunks_at(workload, allowed[cuts].tolist())
+
+
+def _slowest(until: Floats, n_chunks: int) -> float:
+    """Return the least possible time of the slowest of `n_chunks` chunks.
+
+    until  (n_pieces + 1,) s of all pieces before each place
+    """
+    best: list[float] = until.tolist()  # of the slowest chunk so far, at every place
+    places = len(best)
+    for n in range(2, n_chunks + 1):
+        before, best, cut = best, [math.inf] * places, n - 1
+        for end in range(n, places):
+            # a later cut makes what is before it slower and the last chunk faster: go on while that is better
+            while cut + 1 < end and max(before[cut + 1], until[end] - until[cut + 1]) <= max(
+                before[cut], until[end] - until[cut]
+            ):
+                cut += 1
+            best[end] = max(before[cut], float(until[end] - until[cut]))
+    return best[-1]
+
+
+def _fewest_bytes(until: Floats, crossing: Floats, n_chunks: int, slowest: float) -> Ints:
+    """Return where to cut so that no chunk takes longer than `slowest` and the fewest bytes cross, (n_chunks - 1,)."""
+    places = len(until)
+    limit = slowest * (1.0 + 1e-12)
+    earliest = np.searchsorted(until, until - limit)  # where a chunk that ends here can begin
+    cost = np.where(np.arange(places) == 0, 0.0, np.inf)
+    chosen = np.zeros((n_chunks + 1, places), dtype=np.int64)
+    entering = np.append(np.where(np.arange(places - 1) == 0, 0.0, crossing), 0.0)
+    for n in range(1, n_chunks + 1):
+        total, cost = cost + entering, np.full(places, np.inf)
+        for end in range(n, places):
+            begin = int(earliest[end])
+            if begin < end:
+                at = begin + int(np.argmin(total[begin:end]))
+                chosen[n, end], cost[end] = at, total[at]
+    cuts, end = [], places - 1
+    for n in range(n_chunks, 1, -1):
+        end = int(chosen[n, end])
+        cuts.append(end)
+    return np.array(cuts[::-1], dtype=np.int64)

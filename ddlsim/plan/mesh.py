@@ -1,0 +1,151 @@
+"""`Mesh`: ranks on the axes of data, pipeline and tensor parallelism, and the groups along each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from ddlsim.arguments import Count, Index, checked
+from ddlsim.cluster import Cluster
+from ddlsim.errors import ConfigError
+from ddlsim.plan.plan import Ints
+
+__all__ = ["AXES", "Axis", "Coordinates", "Mesh", "mesh_of"]
+
+Axis = Literal["data", "pipeline", "tensor"]
+#: of the array of ranks, in this order
+AXES: tuple[Axis, ...] = ("data", "pipeline", "tensor")
+#: configurations that an error names
+N_NEAR = 3
+
+
+class Coordinates(NamedTuple):
+    """Where a rank is on each axis."""
+
+    data: int
+    pipeline: int
+    tensor: int
+
+
+@checked
+@dataclass(frozen=True)
+class Mesh:
+    """``data * pipeline * tensor`` ranks: replicas of the model, each cut into stages, each stage cut across.
+
+    order  along which axis neighbouring ranks lie, from the nearest to the farthest. The default is Megatron-LM's:
+           tensor groups are neighbours, then come the replicas of a stage, then stages (Narayanan et al. 2021,
+           arXiv:2104.04473)
+
+    >>> Mesh(data=2, pipeline=2, tensor=2).groups("pipeline")
+    ((0, 4), (1, 5), (2, 6), (3, 7))
+    """
+
+    data: Count = 1
+    pipeline: Count = 1
+    tensor: Count = 1
+    order: tuple[Axis, ...] = ("tensor", "data", "pipeline")
+
+    def __post_init__(self) -> None:
+        if sorted(self.order) != sorted(AXES):
+            raise ConfigError(f"Mesh: order = {self.order}: must be {', '.join(AXES)}, once each, in any order")
+
+    @property
+    def n_ranks(self) -> int:
+        """Number of ranks."""
+        return self.data * self.pipeline * self.tensor
+
+    @cached_property
+    def ranks(self) -> Ints:
+        """The rank at each place, (data, pipeline, tensor)."""
+        outermost_first = self.order[::-1]
+        numbers = np.arange(self.n_ranks).reshape([getattr(self, axis) for axis in outermost_first])
+        return np.ascontiguousarray(numbers.transpose([outermost_first.index(axis) for axis in AXES]))
+
+    @checked
+    def rank(self, data: Index = 0, pipeline: Index = 0, tensor: Index = 0) -> int:
+        """Return the rank at a place. Raises ConfigError outside the mesh."""
+        for axis, place in zip(AXES, (data, pipeline, tensor), strict=True):
+            if place >= getattr(self, axis):
+                raise ConfigError(f"Mesh.rank: {axis} = {place}: must be below {getattr(self, axis)}")
+        return int(self.ranks[data, pipeline, tensor])
+
+    @checked
+    def coordinates(self, rank: Index) -> Coordinates:
+        """Return the place of a rank. Raises ConfigError for one that is not in the mesh."""
+        if rank >= self.n_ranks:
+            raise ConfigError(f"Mesh.coordinates: rank = {rank}: must be below {self.n_ranks}")
+        return Coordinates(*np.argwhere(self.ranks == rank)[0].tolist())
+
+    @checked
+    def groups(self, axis: Axis) -> tuple[tuple[int, ...], ...]:
+        """Return the ranks that differ in one coordinate only, group by group, in the order of their first ranks."""
+        along = np.moveaxis(self.ranks, AXES.index(axis), -1).reshape(-1, getattr(self, axis))
+        return tuple(map(tuple, along[np.argsort(along[:, 0])].tolist()))
+
+    def nodes(self, cluster: Cluster) -> Ints:
+        """Return where each rank is best put in a cluster, (n_ranks,): neighbours near each other.
+
+        Groups along the nearest axis are not spread over machines that have room for a whole one, as far as devices
+        suffice. Raises ConfigError for a cluster with fewer devices.
+        """
+        workers = cluster.workers
+        if len(workers) < self.n_ranks:
+            near = _near(len(workers), self)
+            raise ConfigError(
+                f"Mesh: {self} has {self.n_ranks} ranks, cluster {cluster.name!r} {len(workers)} devices; the nearest "
+                f"that work: {near}"
+            )
+        places = workers[cluster.locality_order(workers)]
+        host = cluster.host_of[places]
+        host = np.where(host >= 0, host, len(cluster.host_names) + places)
+        group = getattr(self, self.order[0])
+        begins = np.flatnonzero(np.diff(host, prepend=-1))
+        ends = np.append(begins[1:], len(places))
+        whole = [places[i : i + group] for begin, end in zip(begins, ends, strict=True)
+                 for i in range(begin, end - group + 1, group)]  # fmt: skip
+        enough = len(whole) * group >= self.n_ranks
+        return (np.concatenate(whole) if enough else places)[: self.n_ranks]
+
+    def __str__(self) -> str:
+        return f"data={self.data}, pipeline={self.pipeline}, tensor={self.tensor}"
+
+
+@checked
+def mesh_of(
+    n_ranks: Count, data: Count | None = None, pipeline: Count = 1, tensor: Count = 1,
+    order: tuple[Axis, ...] = ("tensor", "data", "pipeline"),
+) -> Mesh:  # fmt: skip
+    """Return the mesh of so many ranks; `data` are those that are left, if nothing is said.
+
+    Raises ConfigError, naming meshes nearby, where the product is another number of ranks.
+    """
+    inside = pipeline * tensor
+    replicas = data if data is not None else max(n_ranks // inside, 1)
+    if replicas * inside != n_ranks:
+        wanted = Mesh(replicas, pipeline, tensor, order)
+        product = f"data {data} x " if data is not None else ""
+        must = "must be" if data is not None else "must divide"
+        raise ConfigError(
+            f"Mesh: {product}pipeline {pipeline} x tensor {tensor} = {(data or 1) * inside}: {must} the {n_ranks} "
+            f"ranks; the nearest that work: {_near(n_ranks, wanted)}"
+        )
+    return Mesh(replicas, pipeline, tensor, order)
+
+
+def _near(n_ranks: int, wanted: Mesh) -> str:
+    """Name meshes of so many ranks that are like the one wanted."""
+    divisors = [i for i in range(1, n_ranks + 1) if n_ranks % i == 0]
+    sizes = [(n_ranks // (p * t), p, t) for t in divisors for p in divisors if n_ranks % (p * t) == 0]
+    sizes.sort(key=lambda size: _distance(size, (wanted.data, wanted.pipeline, wanted.tensor)))
+    return "; ".join(f"data={d}, pipeline={p}, tensor={t}" for d, p, t in sizes[:N_NEAR])
+
+
+def _distance(size: Sequence[int], wanted: Sequence[int]) -> tuple[float, ...]:
+    """Return by which factors sizes differ: what is asked of tensor and pipeline counts more than replicas."""
+    data, pipeline, tensor = (abs(math.log(a / b)) for a, b in zip(size, wanted, strict=True))
+    return (round(pipeline + tensor + 0.1 * data, 9), tensor, pipeline)

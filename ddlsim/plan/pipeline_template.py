@@ -1,0 +1,304 @@
+"""What the ranks of one pipeline do in a step, as rows that `pipeline` repeats for replicas and steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from ddlsim.plan.chunks import Chunk
+from ddlsim.plan.pipeline_orders import Pass, PassOrder
+from ddlsim.plan.plan import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    COMPUTE,
+    FORWARD,
+    RECEIVE,
+    REDUCE_SCATTER,
+    SEND,
+    UPDATE,
+    Part,
+)  # fmt: skip
+from ddlsim.plan.repeated import parts_of
+from ddlsim.workload.buckets import Bucket
+from ddlsim.workload.compute import Workload
+
+__all__ = ["RECOMPUTE", "Row", "Template", "Tie", "tie_of"]
+
+#: what the name of the rows says that go forward again
+RECOMPUTE = "recompute"
+Buckets = Callable[[Workload], Sequence[Bucket]]
+
+
+@dataclass
+class Row:
+    """A task of one stage.
+
+    micro   the micro-batch, -1 if none
+    to      message: the stage at the other end
+    group   collective: place in ``Template.groups``
+    number  of the message or collective, among those of a replica or, if `shared`, among those of all replicas
+    needs   rows of the same step, `before` rows of the step before
+    """
+
+    stage: int
+    lane: str
+    kind: int
+    seconds: float = 0.0
+    nbytes: float = 0.0
+    micro: int = -1
+    first: int = 0
+    end: int = 0
+    part: int = -1
+    holds: float = 0.0
+    to: int = -1
+    group: int = -1
+    number: int = -1
+    shared: bool = False
+    needs: list[int] = field(default_factory=list)
+    before: list[int] = field(default_factory=list)
+
+
+class Tie(NamedTuple):
+    """Weights that the first chunk's layer `owner` and the last chunk's layer `user` both use."""
+
+    owner: int
+    user: int
+    nbytes: float
+
+
+def tie_of(chunks: Sequence[Chunk]) -> Tie | None:
+    """Return the word embedding that a tied output layer uses too, if there is one."""
+    layers = [(chunk, i, layer) for chunk in chunks for i, layer in enumerate(chunk.workload.model.layers)]
+    for chunk, i, user in layers:
+        if user.type != "tied_dense":
+            continue
+        size = user.in_shape[-1] * user.out_shape[-1]
+        for other, j, owner in layers:
+            for name, n in owner.tensors:
+                if owner.type == "embedding" and n == size:
+                    work = other.workload
+                    names = [each for each, _ in owner.tensors]
+                    nbytes = work.tensor_nbytes[work.tensor_layer == j][names.index(name)]
+                    return Tie(other.first + j, chunk.first + i, float(nbytes))
+    return None
+
+
+class Template:
+    """The rows of a step, built stage by stage.
+
+    groups  stages: one means its replicas, two are those of one replica
+    """
+
+    def __init__(self, chunks: Sequence[Chunk], order: PassOrder, buckets: Buckets, replicas: int, *,
+                 recompute: bool, sharded: bool) -> None:  # fmt: skip
+        self.chunks, self.order, self.replicas = chunks, order, replicas
+        self.recompute, self.sharded = recompute, sharded and replicas > 1
+        self.n_layers = chunks[-1].end
+        self.stage_of = {each.chunk: stage for stage, passes in enumerate(order) for each in passes}
+        self.apart = {(each.chunk, each.micro) for passes in order for each in passes if each.kind == "W"}
+        self.rows: list[Row] = []
+        self.groups: list[tuple[int, ...]] = []
+        self.parts: list[Part] = []
+        self.n_alone = self.n_shared = 0
+        self.tie = tie_of(chunks)
+        works = [self._alone(chunk) for chunk in chunks]
+        self.buckets = [buckets(work) if len(work.tensor_layer) else () for work in works]
+        self.ranges = [parts_of(*each) if each[1] else () for each in zip(works, self.buckets, strict=True)]
+        self.arrivals: dict[tuple[str, int, int], int] = {}  # pass -> the receive that it waits for
+        self.passes: list[tuple[int, Pass]] = []  # first row of every pass
+        self.sums: dict[int, list[int]] = {}  # chunk -> its sums
+        self.parts_of: dict[int, list[int]] = {}
+        for stage in range(len(order)):
+            self._stage(stage)
+        for row, each in self.passes:
+            if (arrival := self.arrivals.get(each)) is not None:
+                self.rows[row].needs.append(arrival)
+        tied = self._tied_sums()
+        for stage in range(len(order)):
+            self._updates(stage, tied.get(stage))
+
+    def _alone(self, chunk: Chunk) -> Workload:
+        """Return the workload of a chunk without the gradients of tied weights, which are summed apart."""
+        work = chunk.workload
+        if self.tie is not None and chunk.first <= self.tie.owner < chunk.end:
+            mine = (work.tensor_layer == self.tie.owner - chunk.first) & (work.tensor_nbytes == self.tie.nbytes)
+            mine &= np.cumsum(mine) == 1
+            left = np.bincount(work.tensor_layer[mine], work.tensor_nbytes[mine], len(work.forward))
+            work = dataclasses.replace(
+                work, grad_nbytes=work.grad_nbytes - left, tensor_layer=work.tensor_layer[~mine],
+                tensor_nbytes=work.tensor_nbytes[~mine],
+            )  # fmt: skip
+        return work
+
+    def _add(self, row: Row) -> int:
+        self.rows.append(row)
+        return len(self.rows) - 1
+
+    # ------------------------------------------------------------ passes and messages
+
+    def _stage(self, stage: int) -> None:
+        passes = self.order[stage]
+        last = {(each.kind == "W" or (each.chunk, each.micro) not in self.apart, each.chunk): at
+                for at, each in enumerate(passes) if each.kind != "F"}  # fmt: skip
+        for at, each in enumerate(passes):
+            if each.kind == "F":
+                self._forward(stage, each)
+            else:
+                self._backward(stage, each, at == last.get((True, each.chunk)))
+
+    def _forward(self, stage: int, each: Pass) -> None:
+        chunk = self.chunks[each.chunk]
+        holds = chunk.enters if self.recompute else float(chunk.stored.sum())
+        row = self._work(stage, FORWARD, chunk.workload.forward_time, each, holds)
+        self.passes.append((row, each))
+        if each.chunk < len(self.chunks) - 1:
+            self._message(row, Pass("F", each.chunk + 1, each.micro), self.chunks[each.chunk + 1])
+
+    def _backward(self, stage: int, each: Pass, last: bool) -> None:
+        """Add a backward pass; beside the `last` one of a chunk its gradients leave."""
+        chunk = self.chunks[each.chunk]
+        split = (each.chunk, each.micro) in self.apart
+        at = len(self.rows)
+        if each.kind == "B" and self.recompute:
+            self._add(Row(stage, "compute", COMPUTE, chunk.workload.forward_time, holds=float(chunk.stored.sum())))
+        if each.kind == "B":
+            self.passes.append((at, each))
+        if split and each.kind == "B":
+            seconds = float((chunk.workload.backward - chunk.weight_seconds).sum())
+            row = self._work(stage, BACKWARD_INPUT, seconds, each, 0.0)
+        else:
+            row = self._gradients(stage, each, split, last)
+        if each.kind == "B" and each.chunk > 0:
+            self._message(row, Pass("B", each.chunk - 1, each.micro), chunk)
+
+    def _gradients(self, stage: int, each: Pass, split: bool, last: bool) -> int:
+        """Add what makes the gradients of a chunk's weights, in pieces where buckets are ready; return the last row."""
+        chunk = self.chunks[each.chunk]
+        kind, seconds = (BACKWARD_WEIGHT, chunk.weight_seconds) if split else (BACKWARD, chunk.workload.backward)
+        buckets = self.buckets[each.chunk] if last else ()
+        ready = sorted({bucket.ready_layer for bucket in buckets} | {0}, reverse=True)
+        end, row = len(seconds), -1
+        for layer in ready:
+            given = float(chunk.stored[layer:end].sum())
+            if self.recompute and layer == 0:
+                given += chunk.enters
+            if layer < end:
+                place = (chunk.first + layer, chunk.first + end)
+                row = self._work(stage, kind, float(seconds[layer:end].sum()), each, -given, place)
+            end = layer
+            self._sum(stage, each.chunk, [i for i, bucket in enumerate(buckets) if bucket.ready_layer == layer], row)
+        return row
+
+    def _work(
+        self, stage: int, kind: int, seconds: float, each: Pass, holds: float, layers: tuple[int, int] | None = None
+    ) -> int:
+        chunk = self.chunks[each.chunk]
+        first, end = layers or (chunk.first, chunk.end)
+        return self._add(Row(stage, "compute", kind, seconds, 0.0, each.micro, first, end, holds=holds))
+
+    def _message(self, row: int, to: Pass, cut: Chunk) -> None:
+        """Send what `row` made to the rank of another pass, over the cut before a chunk."""
+        here, there = self.rows[row].stage, self.stage_of[to.chunk]
+        if here == there:
+            self.arrivals[to] = row
+            return
+        way, n = "forward" if to.kind == "F" else "backward", len(self.order)
+        for stage, peer, kind, side in ((here, there, SEND, "to"), (there, here, RECEIVE, "from")):
+            name = {1: "next", n - 1: "previous"}.get((peer - stage) % n, f"stage {peer}")
+            if n == 2:
+                name = "the other"
+            self._add(Row(stage, f"{way} {side} {name}", kind, 0.0, cut.enters, to.micro, cut.first, cut.first, to=peer,
+                          number=self.n_alone, needs=[row] if kind == SEND else []))  # fmt: skip
+        self.arrivals[to] = len(self.rows) - 1
+        self.n_alone += 1
+
+    # ------------------------------------------------------------ gradients
+
+    def _sum(self, stage: int, chunk: int, buckets: Sequence[int], row: int) -> None:
+        """Let replicas sum some buckets of a chunk after a row."""
+        at = self.chunks[chunk].first
+        for bucket in buckets:
+            nbytes, first, end, _ = self.ranges[chunk][bucket]
+            part = self._part(nbytes, at + first, at + end)
+            self.parts_of.setdefault(chunk, []).append(part)
+            self.sums.setdefault(chunk, []).append(self._of_replicas(stage, part, row))
+
+    def _part(self, nbytes: float, first: int, end: int, tied: int = -1) -> int:
+        self.parts.append(Part(nbytes, first, end, tied))
+        return len(self.parts) - 1
+
+    def _of_replicas(self, stage: int, part: int, row: int) -> int:
+        """Add a stage's sum over replicas, if there are several, after a row; return the row that has it."""
+        if self.replicas == 1:
+            return row
+        kind = REDUCE_SCATTER if self.sharded else ALL_REDUCE
+        return self._collective(kind, stage, (stage,), part, [row])
+
+    def _collective(self, kind: int, stage: int, stages: tuple[int, ...], part: int, needs: list[int],
+                    number: int | None = None) -> int:  # fmt: skip
+        if stages not in self.groups:
+            self.groups.append(stages)
+        shared = len(stages) == 1
+        if number is None:
+            number = self.n_shared if shared else self.n_alone
+            self.n_shared, self.n_alone = self.n_shared + shared, self.n_alone + (not shared)
+        return self._add(Row(stage, "stream", kind, 0.0, self.parts[part].nbytes, part=part, needs=needs,
+                             group=self.groups.index(stages), number=number, shared=shared))  # fmt: skip
+
+    def _tied_sums(self) -> dict[int, tuple[int, int]]:
+        """Sum the gradient of tied weights over replicas, then over the two stages that have them; return (part, row
+        that has the sum) by stage."""
+        if self.tie is None:
+            return {}
+        part = self._part(self.tie.nbytes, self.tie.owner, self.tie.owner + 1, self.tie.user)
+        ends = [0, len(self.chunks) - 1]
+        stages = list(dict.fromkeys(self.stage_of[chunk] for chunk in ends))
+        latest = {}
+        for stage in stages:
+            rows = [i for i, row in enumerate(self.rows) if row.stage == stage and row.lane == "compute"]
+            latest[stage] = self._of_replicas(stage, part, rows[-1])
+        if len(stages) == 2:
+            number = None
+            for stage in stages:
+                latest[stage] = self._collective(ALL_REDUCE, stage, tuple(stages), part, [latest[stage]], number)
+                number = self.rows[-1].number
+        return {stage: (part, row) for stage, row in latest.items()}
+
+    def _updates(self, stage: int, tied: tuple[int, int] | None) -> None:
+        """Update a stage's chunks and, where replicas have shares, gather them for the next forward pass."""
+        mine = [chunk for chunk in sorted(self.stage_of) if self.stage_of[chunk] == stage]
+        share = self.replicas if self.sharded else 1
+        brought: dict[int, list[int]] = {}
+        updates = {}
+        for chunk in mine:
+            piece = self.chunks[chunk]
+            sums = list(self.sums.get(chunk, []))
+            has_tie = tied is not None and chunk in (0, len(self.chunks) - 1)
+            if has_tie and tied is not None:
+                sums.append(tied[1])
+            if not sums:
+                continue
+            seconds = piece.workload.optimizer / share
+            row = Row(stage, "compute", UPDATE, seconds, first=piece.first, end=piece.end, needs=sums)
+            updates[chunk] = self._add(row)
+            brought[chunk] = list(self.parts_of.get(chunk, []))
+        if not self.sharded:
+            return
+        gathers: list[int] = []
+        for chunk, parts in brought.items():
+            for part in reversed(parts):
+                gathers.append(self._collective(ALL_GATHER, stage, (stage,), part, [updates[chunk]]))
+        if tied is not None:
+            gathers.append(self._collective(ALL_GATHER, stage, (stage,), tied[0], list(updates.values())))
+        first = next((row for row, each in self.passes if self.rows[row].stage == stage), None)
+        if first is not None and gathers:
+            self.rows[first].before += gathers
+
+
