@@ -209,7 +209,7 @@ def _entry_points(stamp: int) -> tuple[Callable[..., int], _Call, _Call, _Call]:
         for i in range(handles.size):
             issue_single(net, handles[i], sources[i], targets[i], routes[i], nbytes[i])
 
-    @entry
+    @addressed
     def send_one(table: Ints, handle, source, target, route, nbytes, now):  # type: ignore[no-untyped-def]
         """Issue one single message at time `now`, as `send` does, without arrays for it."""
         stamp  # noqa: B018

@@ -199,6 +199,16 @@ class Network:
         """The addresses of the kernel's arrays, valid until something is prepared, sent or made longer."""
         return self._table.of(self._net)
 
+    def routes(self, src: Sequence[int], dst: Sequence[int]) -> Ints:
+        """Return the numbers of the routes between nodes, for messages that others send."""
+        return self._pair_routes(list(src), list(dst))
+
+    def reserve(self, n: int) -> None:
+        """Make room for `n` messages on their way at once, which others send."""
+        self._expect(n)
+        self._n_waiting -= n
+        self._ensure_slots(extra=n)
+
     def has_run(self, now: float, n_taken: int, freed: Sequence[int]) -> None:
         """Note that others have let the kernel run up to `now`, and have taken completions and instances that ended."""
         self._now, self._next_instant = max(self._now, now), -np.inf

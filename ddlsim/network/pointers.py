@@ -15,16 +15,22 @@ from numba.extending import intrinsic
 from ddlsim.network import kernel
 from ddlsim.network.state import Ints
 
-__all__ = ["addresses", "call_advance", "call_join"]
+__all__ = ["addresses", "call_advance", "call_join", "call_send", "send_address"]
 
 _INTS = types.Array(types.int64, 1, "C")
 _ADVANCE = (_INTS, types.float64)
 _JOIN = (_INTS, _INTS, _INTS, types.float64)
+_SEND = (_INTS, types.int64, types.int64, types.int64, types.int64, types.float64, types.float64)
 
 
 def addresses() -> tuple[int, int]:
     """Return the addresses of `kernel.advance` and `kernel.join`, compiled or loaded first if they are not yet."""
     return _address(kernel.advance, _ADVANCE), _address(kernel.join, _JOIN)
+
+
+def send_address() -> int:
+    """Return the address of `kernel.send_one`, compiled or loaded first if it is not yet."""
+    return _address(kernel.send_one, _SEND)
 
 
 def _address(function: Any, arguments: tuple[types.Type, ...]) -> int:
@@ -56,6 +62,12 @@ def _join(typing: Any, address: Any, table: Any, instances: Any, ranks: Any, now
     return _calling(types.none, _JOIN)
 
 
+def _send(
+    typing: Any, address: Any, table: Any, handle: Any, source: Any, target: Any, route: Any, nbytes: Any, now: Any
+) -> Any:
+    return _calling(types.none, _SEND)
+
+
 if TYPE_CHECKING:
 
     def call_advance(address: int, table: Ints, until: float) -> int:
@@ -63,6 +75,12 @@ if TYPE_CHECKING:
 
     def call_join(address: int, table: Ints, instances: Ints, ranks: Ints, now: float) -> None:
         """Call :func:`ddlsim.network.kernel.join` at its address."""
+
+    def call_send(
+        address: int, table: Ints, handle: int, source: int, target: int, route: int, nbytes: float, now: float
+    ) -> None:
+        """Call :func:`ddlsim.network.kernel.send_one` at its address."""
 else:
     call_advance = intrinsic(_advance)
     call_join = intrinsic(_join)
+    call_send = intrinsic(_send)

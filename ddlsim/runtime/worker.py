@@ -8,7 +8,7 @@ of the wall time is idle.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -67,6 +67,14 @@ class StopRule:
         elif len(self.recorder.updates) >= self.n_updates:
             self.reason = "steps"
         if self.reason:
+            self.ended.succeed()
+
+    def counted(self, times: Sequence[float], n_samples: int) -> None:
+        """Count updates of a run without a monitor, each made from `n_samples` samples, not more than are left."""
+        self.recorder.updates += [(time, n_samples) for time in times]
+        self.n_samples += n_samples * len(times)
+        if len(self.recorder.updates) >= self.n_updates:
+            self.reason = "steps"
             self.ended.succeed()
 
 

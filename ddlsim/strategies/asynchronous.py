@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-import simpy
-
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
-from ddlsim.learning import Array, Learner, Value
+from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.learning.learner import State
+from ddlsim.network import lanes as ls
+from ddlsim.runtime.lanes import Lanes, Op, gradient
 from ddlsim.runtime.servers import (
     ApplyTime,
     Placement,
@@ -21,24 +21,21 @@ from ddlsim.runtime.servers import (
 )
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.wires import Parcel, Wires
-from ddlsim.runtime.worker import Process, Worker
+from ddlsim.runtime.worker import Worker
 from ddlsim.strategies.staleness import DelayCompensation, Scaling, ScalingChoice, scaled, scaling_named
 
 __all__ = ["AsyncParameterServer"]
 
 
 @dataclass
-class _Server:
-    """One shard: applies gradients to its part of the parameters one after the other, first come first served."""
+class _Shard:
+    """A server's part of the parameters, to which it applies gradients."""
 
-    node: int
-    lock: simpy.Resource
     params: Value[Array]
     state: State
     learner: Learner
     scaling: Scaling | None
     compensation: DelayCompensation | None
-    version: int = 0
     mean_square: Value[Array] | None = None
 
     def apply(self, step: Value[Array], backup: Value[Array], staleness: int, n_samples: float) -> None:
@@ -51,36 +48,99 @@ class _Server:
         step = scaled(step, self.scaling, staleness)
         rate = self.learner.rate(n_samples)
         self.params, self.state = self.learner.update(self.params, step, self.state, rate)
-        self.version += 1
 
 
 @dataclass
-class _Pulled:
-    """What a worker holds of a shard: its parameters and their version."""
+class _Trip:
+    """What a worker has computed since it pulled last, from `n_samples` samples, and what it holds of each shard.
 
-    params: Value[Array]
-    version: int
-
-
-@dataclass
-class _Push:
-    """A gradient of `n_samples` on its way to the servers; it is an update when every shard has applied its part.
-
-    ``parts`` are what each server gets of it, ``answers`` what comes back; ``pulled`` is what it was computed with,
-    then what the worker holds; ``queued`` the time spent in each server's queue, in s.
+    ``parts`` are what the servers get of it, ``decoding`` the s that their answers take to decode.
     """
 
-    parts: list[Parcel]
-    n_samples: int
-    pulled: list[_Pulled]
-    shards_left: int = field(init=False)
-    queued: list[float] = field(init=False)
-    answers: list[Parcel] = field(init=False)
+    pulled: list[Value[Array]]
+    gradient: Value[Array] | None = None
+    latest: Value[Array] = ABSENT
+    n_samples: int = 0
+    parts: list[Parcel] = field(default_factory=list)
+    decoding: list[float] = field(default_factory=list)
+
+
+@dataclass
+class _Downpour:
+    """The values of a run, which follow what has happened when. Workers send to the `shards` by `wires`."""
+
+    setting: Setting
+    shards: list[_Shard]
+    wires: Wires
+    trips: list[_Trip] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.answers = list(self.parts)
-        self.shards_left = len(self.pulled)
-        self.queued = [0.0] * len(self.pulled)
+        self.trips = [_Trip([shard.params for shard in self.shards]) for _ in self.setting.workers]
+
+    def go(self, accumulate: int, servers: list[int], apply_time: float) -> None:
+        """Let all workers compute a gradient (or `accumulate` of them), push it and pull the parameters, for ever."""
+        setting, workers = self.setting, self.setting.workers
+        packs = self.wires.choice is not None
+        follows = packs or setting.learner.task is not None
+        compute = gradient(setting, self.drawn if follows else None, lambda worker: self.lanes.resize(worker))
+        optimizer = Op(ls.WORK, "optimizer", lambda worker: worker.workload.optimizer)
+        ops = [*compute, optimizer, Op(ls.STEP, follow=self.stepped if follows else None)] * (accumulate - 1) + compute
+        if follows:
+            ops.append(Op(ls.ASK if packs else ls.NOTE, follow=self.pushed))
+        ops += [
+            Op(ls.WORK, "encode"), Op(ls.EXCHANGE, waits="its parameter servers"), Op(ls.WORK, "decode"),
+            Op(ls.STEP, follow=self.pulled if follows else None),
+        ]  # fmt: skip
+        each = [(node, apply_time + self.wires.server_seconds(i)) for i, node in enumerate(servers)]
+        self.lanes = Lanes(
+            setting, ops, workers[0].workload.gradient_nbytes / len(servers), workers[0].samples_per_step * accumulate,
+            waited="push and pull", servers=each, served=self.served if follows else None, asks=packs,
+        )  # fmt: skip
+
+    def drawn(self, worker: Worker) -> None:
+        """The gradient is that of the parameters which the worker has now."""
+        self.trips[worker.rank].latest = worker.draw()
+
+    def computed(self, worker: Worker) -> _Trip:
+        """Add a gradient to those before."""
+        trip = self.trips[worker.rank]
+        trip.gradient = trip.latest if trip.gradient is None else trip.gradient + trip.latest
+        trip.n_samples += worker.samples_per_step
+        return trip
+
+    def stepped(self, worker: Worker) -> None:
+        """w_i <- w_i - eta g"""
+        latest = self.computed(worker).latest
+        worker.params = worker.params - worker.learner.rate(worker.stop.n_samples) * latest
+
+    def pushed(self, worker: Worker) -> None:
+        """Cut up and encode what has been computed."""
+        trip = self.computed(worker)
+        assert trip.gradient is not None
+        trip.parts = [self.wires.gradient(worker, trip.gradient, i) for i in range(len(self.shards))]
+        trip.decoding = [0.0] * len(self.shards)
+        if self.wires.choice is not None:
+            self.lanes.set_seconds(worker, "encode", sum(part.seconds for part in trip.parts))
+            self.lanes.set_sizes(worker, [part.sizes[0] for part in trip.parts])
+
+    def served(self, worker: Worker, i: int, staleness: int, whole: bool) -> None:
+        """A shard applies its part and answers; it is an update when all have."""
+        trip, shard = self.trips[worker.rank], self.shards[i]
+        shard.apply(trip.parts[i].value, trip.pulled[i], staleness, worker.stop.n_samples)
+        answer = self.wires.answer(worker, shard.params, i)
+        trip.pulled[i] = answer.value
+        if self.wires.choice is not None:
+            trip.decoding[i] = answer.seconds
+            self.lanes.set_seconds(worker, "decode", sum(trip.decoding))
+            self.lanes.set_answer(worker, i, answer.sizes[0])
+        if whole:
+            worker.stop.updated(trip.n_samples)
+
+    def pulled(self, worker: Worker) -> None:
+        """The worker has the parameters of all shards."""
+        trip = self.trips[worker.rank]
+        trip.gradient, trip.n_samples = None, 0
+        worker.params = worker.learner.concatenate(trip.pulled)
 
 
 @checked
@@ -132,66 +192,16 @@ class AsyncParameterServer:
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
-        env = setting.loop.env
         learner = setting.learner
         check_layers("AsyncParameterServer", learner, self.servers)
         nodes = server_nodes(setting.cluster, setting.nodes, self.servers, self.placement)
         parts = [learner.initial[part] for part in learner.parts(self.servers)]
         scaling = scaling_named(self.staleness_scaling)
-        servers = [
-            _Server(
-                node, simpy.Resource(env), params, learner.optimizer_state(params), learner, scaling,
-                self.delay_compensation,
-            )
-            for node, params in zip(nodes, parts, strict=True)
-        ]  # fmt: skip
-        setting.model = lambda: learner.concatenate([server.params for server in servers])
+        shards = [
+            _Shard(params, learner.optimizer_state(params), learner, scaling, self.delay_compensation)
+            for params in parts
+        ]
+        setting.model = lambda: learner.concatenate([shard.params for shard in shards])
         wires = Wires(setting, self.servers, owner="AsyncParameterServer")
         note_lock_step(setting)
-        for worker in setting.workers:
-            env.process(self.work(worker, servers, wires))
-
-    def work(self, worker: Worker, servers: list[_Server], wires: Wires) -> Process:
-        """Compute a gradient (or several), push it, pull the parameters, for ever."""
-        loop = worker.loop
-        pulled = [_Pulled(server.params, server.version) for server in servers]
-        while True:
-            gradient = latest = yield from worker.gradient()
-            n_samples = worker.samples_per_step
-            for _ in range(self.accumulate - 1):
-                yield from worker.optimizer_step()
-                worker.params = worker.params - worker.learner.rate(worker.stop.n_samples) * latest
-                worker.end_step()
-                latest = yield from worker.gradient()
-                gradient, n_samples = gradient + latest, n_samples + worker.samples_per_step
-            push = _Push([wires.gradient(worker, gradient, i) for i in range(len(servers))], n_samples, pulled)
-            yield from worker.compute(sum(part.seconds for part in push.parts), "encode")
-            start = loop.now
-            shards = [loop.env.process(self._push_pull(worker, s, i, push, wires)) for i, s in enumerate(servers)]
-            yield from worker.block(loop.env.all_of(shards), "its parameter servers")
-            worker.book(start, start + max(push.queued), "push and pull")
-            yield from worker.compute(sum(answer.seconds for answer in push.answers), "decode")
-            worker.params = worker.learner.concatenate([each.params for each in pulled])
-            worker.end_step()
-
-    def _push_pull(self, worker: Worker, server: _Server, shard: int, push: _Push, wires: Wires) -> Process:
-        """Push one shard and pull it back."""
-        loop, pulled, part = worker.loop, push.pulled[shard], push.parts[shard]
-        yield loop.send(worker.node, server.node, part.sizes[0])
-        arrived = loop.now
-        with server.lock.request() as turn:
-            yield turn
-            begin = loop.now
-            push.queued[shard] = begin - arrived
-            if (seconds := apply_seconds(self) + wires.server_seconds(shard)) > 0.0:
-                yield loop.env.timeout(seconds)
-            staleness = server.version - pulled.version
-            worker.recorder.staleness.append(staleness)
-            server.apply(part.value, pulled.params, staleness, worker.stop.n_samples)
-            answer = push.answers[shard] = wires.answer(worker, server.params, shard)
-            pulled.params, pulled.version = answer.value, server.version
-            push.shards_left -= 1
-            if push.shards_left == 0:
-                worker.stop.updated(push.n_samples)
-        worker.recorder.background(f"server {shard}", f"update from {worker.name}", begin, loop.now)
-        yield loop.send(server.node, worker.node, answer.sizes[0])
+        _Downpour(setting, shards, wires).go(self.accumulate, nodes, apply_seconds(self))

@@ -1,0 +1,293 @@
+"""Runs in which workers go round in cycles of their own: the kernel executes them, and Python follows their log."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddlsim.errors import DeadlockError
+from ddlsim.network import lanes as ls
+from ddlsim.network.pointers import addresses, send_address
+from ddlsim.network.state import Floats, Records
+from ddlsim.network.tasks import EVENT, N_CALENDAR, SEQUENCE, SLOW
+from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, TRANSFER, WAITING, Span
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import Worker
+from ddlsim.workload.jitter import slow_intervals
+
+__all__ = ["Lanes", "Op", "gradient", "seconds_of"]
+
+LOG_ROWS = 4096
+MANY = 1 << 62
+#: what follows an operation, where something does
+Follow = Callable[[Worker], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """What workers do in their cycles.
+
+    kind     (:mod:`ddlsim.network.lanes`)
+    name     of work and of waiting, in timelines
+    seconds  of a worker's work
+    follow   what Python does when it is written down
+    waits    what a worker waits for, in words, which may have a {step}
+    """
+
+    kind: int
+    name: str = ""
+    seconds: Callable[[Worker], float] | None = None
+    follow: Follow | None = None
+    waits: str = ""
+
+
+def seconds_of(workers: Sequence[Worker], ops: Sequence[Op]) -> Floats:
+    """Return the undisturbed s of each worker's operations, (n_workers, n_ops)."""
+    return np.array([[op.seconds(worker) if op.seconds is not None else 0.0 for op in ops] for worker in workers])
+
+
+def gradient(setting: Setting, drawn: Follow | None, resized: Follow | None = None) -> list[Op]:
+    """Return the operations of :meth:`Worker.gradient`: `drawn` follows when its parameters are read, and `resized` is
+    asked before, where batches grow."""
+    first = setting.workers[0]
+    forward = Op(ls.WORK, "forward", lambda worker: worker.workload.forward_time)
+    early = Op(ls.WORK, "backward", lambda worker: worker.workload.backward_time)
+    late = Op(ls.WORK, "backward", lambda worker: float(worker.backward_until[0]))
+    ops = [Op(ls.OWED, "evaluation")] if setting.learner.task is not None else []
+    if first.batch_size_at is not None:
+        ops.append(Op(ls.ASK, follow=resized))
+    ops += [Op(ls.DRAW), forward, early] * (first.accumulation - 1) + [Op(ls.DRAW)]
+    if drawn is not None:
+        ops.append(Op(ls.NOTE, follow=drawn))
+    return [*ops, forward, late]
+
+
+class Lanes:
+    """Workers that all go round in the same cycle of operations, with servers or peers.
+
+    ops      the cycle; rows of STEP end a worker's step
+    servers  nodes of servers, to all of which every worker sends, and the s that each needs for a request; or none
+    peers    rank -> the ranks that its letters go to, where there are no servers
+    nbytes   of every message
+    samples  of an update, where nothing follows the operations
+    served   what follows a service: (worker, server, staleness, whether it makes an update)
+    asks     `served` must be told before anything else happens
+
+    Where nothing learns and nothing is asked, Python hears of blocks of the log alone.
+    """
+
+    def __init__(
+        self, setting: Setting, ops: Sequence[Op], nbytes: float, samples: int, *, waited: str,
+        servers: Sequence[tuple[int, float]] = (), peers: Sequence[Sequence[int]] = (), depth: int = 1,
+        served: Callable[[Worker, int, int, bool], None] | None = None, asks: bool = False,
+    ) -> None:  # fmt: skip
+        self.setting, self.ops, self.samples, self.waited, self.served = setting, list(ops), samples, waited, served
+        self.n_servers = len(servers)
+        self.follows = served is not None or any(op.follow is not None for op in ops)
+        workers = setting.workers
+        ends = [range(len(servers)) for _ in workers] if servers else peers
+        self.tables = _tables(workers, self.ops, ends, depth)
+        ways = self.tables.ways
+        ways["nbytes"] = ways["back_nbytes"] = nbytes
+        ways["source"] = np.array(setting.nodes)[ways["actor"]]
+        nodes = [node for node, _ in servers] if servers else setting.nodes
+        ways["target"] = np.array(nodes)[ways["end"]]
+        if servers:
+            table = np.zeros(len(servers), dtype=ls.SERVER)
+            table["seconds"] = [seconds for _, seconds in servers]
+            table["head"] = -1
+            self.tables = self.tables._replace(servers=table)
+        network, source, target = setting.loop.network, ways["source"].tolist(), ways["target"].tolist()
+        if len(ways):
+            ways["route"] = network.routes(source, target)
+            ways["back_route"] = network.routes(target, source) if servers else 0
+        network.reserve(len(ways))
+        counts = self.tables.counts
+        counts[ls.ADVANCE], counts[ls.SEND] = addresses()[0], send_address()
+        counts[ls.ASKS], counts[ls.RETURNS], counts[ls.SPANS] = asks, self.follows, setting.recorder.keep_spans
+        setting.loop.drive(self)
+
+    # ------------------------------------------------------------ what follows may change
+
+    def resize(self, worker: Worker) -> None:
+        """Give a worker the batch size of its step, as :meth:`Worker.begin_step` does."""
+        if worker.batch_size_at is not None and worker.workload_of is not None:
+            size = worker.batch_size_at(worker.learner.own_epoch(worker.rank))
+            if size != worker.workload.batch_size:
+                worker.use(worker.workload_of(size))
+                self._seconds[worker.rank] = seconds_of([worker], self.ops)[0]
+
+    def set_seconds(self, worker: Worker, name: str, seconds: float) -> None:
+        """Let a worker's work of a name take so many s from now on."""
+        self._seconds[worker.rank, [op.name == name for op in self.ops]] = seconds
+
+    def set_sizes(self, worker: Worker, sizes: Sequence[float]) -> None:
+        """Let a worker's next messages have so many bytes."""
+        first, last = (int(self.tables.actors[name][worker.rank]) for name in ("first", "last"))
+        self.tables.ways["nbytes"][first:last] = sizes
+
+    def set_answer(self, worker: Worker, server: int, nbytes: float) -> None:
+        """Let a server's next answer to a worker have so many bytes."""
+        self.tables.ways["back_nbytes"][int(self.tables.actors["first"][worker.rank]) + server] = nbytes
+
+    @property
+    def _seconds(self) -> Floats:
+        return self.tables.seconds.reshape(-1, len(self.ops))
+
+    # ------------------------------------------------------------ running
+
+    def run(self, max_time: float, pause: Callable[[], bool] | None) -> None:
+        """Run until the rule that ends the run says so, but not beyond `max_time` (s), nor past where `pause` says so.
+
+        It is asked after updates.
+        """
+        loop, stop, counts = self.setting.loop, self.setting.stop, self.tables.counts
+        counts[ls.UPDATES_LEFT] = 1 if self.follows else int(min(stop.n_updates, MANY))
+        status = -1
+        self._owe()
+        try:
+            if pause is not None and pause():
+                return
+            while status not in (ls.OVER, ls.LIMIT):
+                status = ls.go_round(loop.network.table, float(max_time), *self.tables)
+                now = float(self.tables.reals[ls.NOW])
+                loop.network.has_run(max_time if status == ls.LIMIT else now, 0, ())
+                self._follow()
+                loop.env.pass_time(max_time if status == ls.LIMIT else now)
+                if status == ls.FULL:
+                    loop.network.make_room()
+                elif status == ls.REFILL:
+                    self._refill(int(counts[ls.PENDING]))
+                elif status == ls.STUCK:
+                    raise DeadlockError(f"deadlock at {now:.6g} s: nothing is left to happen, but the run goes on")
+                elif status == ls.UPDATED:
+                    if stop.ended.triggered:
+                        counts[ls.ENDING] = 1
+                    elif pause is not None and pause():
+                        return
+                    else:
+                        counts[ls.UPDATES_LEFT] = 1
+        finally:
+            self._close()
+
+    def _refill(self, rank: int) -> None:
+        """Draw a worker's next factors."""
+        block = itertools.islice(self.setting.workers[rank].factors, ls.BLOCK)
+        self.tables.factors[rank * ls.BLOCK : (rank + 1) * ls.BLOCK] = list(block)
+        self.tables.actors["cursor"][rank] = 0
+
+    # ------------------------------------------------------------ what follows
+
+    def _follow(self) -> None:
+        """Let what has been written down have its consequences."""
+        rows = self.tables.log[: int(self.tables.counts[ls.N_LOGGED])]
+        self.tables.counts[ls.N_LOGGED] = 0
+        if self.setting.recorder.keep_spans:
+            self._show(rows)
+        if self.follows:
+            self._follow_rows(rows)
+            return
+        recorder = self.setting.recorder
+        ended = rows["what"] >= 0  # steps are all that is written down
+        for rank, time in zip(rows["actor"][ended].tolist(), rows["time"][ended].tolist(), strict=True):
+            recorder.step_end[rank].append(time)
+        if self.n_servers:
+            recorder.staleness += rows["staleness"][rows["what"] == ls.SERVED].tolist()
+        self.setting.stop.counted(rows["time"][rows["whole"] == 1].tolist(), self.samples)
+
+    def _follow_rows(self, rows: Records) -> None:
+        setting = self.setting
+        ends = self.tables.ways["end"]
+        for time, _, _, what, rank, place, whole, staleness in rows.tolist():
+            if what in (ls.WORKED, ls.WAITED):
+                continue
+            setting.loop.env.pass_time(time)
+            worker = setting.workers[rank]
+            if what == ls.SERVED:
+                setting.recorder.staleness.append(staleness)
+                assert self.served is not None
+                self.served(worker, int(ends[place]), staleness, bool(whole))
+            else:
+                if self.ops[what].kind == ls.STEP:
+                    worker.end_step()
+                if (follow := self.ops[what].follow) is not None:
+                    follow(worker)
+            if whole:
+                self._owe()
+
+    def _owe(self) -> None:
+        """Let workers evaluate, who have been asked to, before their next steps."""
+        for worker in self.setting.workers:
+            if worker.owed:
+                self.tables.actors["owed"][worker.rank] += worker.owed
+                worker.owed = 0.0
+
+    def _show(self, rows: Records) -> None:
+        """Keep the spans of a block of the log."""
+        spans, ends = self.setting.recorder.spans, self.tables.ways["end"]
+        for time, begin, where, what, rank, place, *_ in rows.tolist():
+            track = f"worker {rank}"
+            if what == ls.WORKED:
+                parts = [(track, COMPUTE, self.ops[place].name, begin, time)]
+            elif what == ls.WAITED:
+                parts = [(track, WAITING, self.waited, begin, where), (track, COMMUNICATION, self.waited, where, time)]
+            elif what == ls.SERVED:
+                parts = [(f"server {ends[place]}", TRANSFER, f"update from {track}", begin, time)]
+            else:
+                parts = []
+            spans += [Span(*part) for part in parts if part[4] > part[3]]
+
+    def _close(self) -> None:
+        """Book what workers have done, and what they are in the middle of."""
+        recorder, actors = self.setting.recorder, self.tables.actors
+        self.setting.loop.nbytes_asked = float(self.tables.reals[ls.NBYTES])
+        for rank in range(len(actors)):
+            actor, op = actors[rank], self.ops[actors[rank]["op"]]
+            for kind in (COMPUTE, COMMUNICATION, WAITING):
+                recorder.seconds[rank][kind] += float(actor[kind])
+            recorder.booked[rank] = float(actor["start"])
+            if op.kind in (ls.EXCHANGE, ls.AWAIT):
+                waits = op.waits.format(step=actor["posts"] - 1)
+                recorder.open[rank] = (COMMUNICATION, waits, float(actor["start"]))
+            elif op.kind in (ls.WORK, ls.OWED):
+                recorder.open[rank] = (COMPUTE, op.name, float(actor["start"]))
+
+
+def _tables(workers: Sequence[Worker], ops: Sequence[Op], ends: Sequence[Sequence[int]], depth: int) -> ls.Tables:
+    """Return the tables of workers at the beginning, each with ways to its `ends`; no servers yet."""
+    n, n_ways = len(workers), sum(len(each) for each in ends)
+    table = np.zeros(len(ops), dtype=ls.OP)
+    table["kind"] = [op.kind for op in ops]
+    ways = np.zeros(n_ways, dtype=ls.WAY)
+    last = np.cumsum([len(each) for each in ends])
+    ways["actor"] = np.repeat(np.arange(n), [len(each) for each in ends])
+    ways["end"] = [end for each in ends for end in each]
+    ways["next"] = -1
+    actors = np.zeros(n, dtype=ls.ACTOR)
+    actors["factor"], actors["left"], actors["cursor"], actors["slow"] = 1.0, -1, ls.BLOCK, -1
+    actors["first"], actors["last"] = last - [len(each) for each in ends], last
+    arrivals = np.argsort(ways["end"], kind="stable")
+    actors["first_in"] = np.searchsorted(ways["end"][arrivals], np.arange(n))
+    actors["last_in"] = np.searchsorted(ways["end"][arrivals], np.arange(n), side="right")
+    slow: list[tuple[float, float]] = []
+    for worker in workers:
+        if worker.slow_downs:
+            actors["slow"][worker.rank] = len(slow)
+            slow += slow_intervals(worker.slow_downs)
+    counts = np.zeros(ls.N_COUNTS, dtype=np.int64)
+    counts[ls.PENDING], counts[ls.DEPTH] = -1, depth
+    counts[N_CALENDAR] = counts[SEQUENCE] = n
+    calendar = np.zeros(2 * (n + 3 * n_ways) + 16, dtype=EVENT)
+    calendar["sequence"][:n], calendar["item"][:n] = np.arange(n), ls.START + 16 * np.arange(n)
+    reals = np.zeros(ls.N_REALS)
+    reals[ls.QUIET] = -np.inf
+    return ls.Tables(
+        counts=counts, reals=reals, ops=table, seconds=seconds_of(workers, ops).reshape(-1), actors=actors, ways=ways,
+        servers=np.zeros(0, dtype=ls.SERVER), arrivals=arrivals.astype(np.int64), posted=np.zeros(n_ways * depth),
+        factors=np.zeros(n * ls.BLOCK), slow=np.array(slow, dtype=SLOW), calendar=calendar,
+        sends=np.zeros(n_ways + 1, dtype=np.int64), ended=np.zeros(n + 2, dtype=np.int64),
+        log=np.zeros(max(LOG_ROWS, 4 * len(ops)), dtype=ls.ROW),
+    )  # fmt: skip

@@ -1,0 +1,89 @@
+"""What the kernel's lanes do is what processes do, to the last bit: times, staleness, spans, seconds, values."""
+
+import dataclasses
+import random
+
+import pytest
+from lanes_reference import start_downpour
+
+import ddlsim
+from ddlsim import AsyncParameterServer, Compression, Lognormal, SlowDown, Training
+from ddlsim.compression import ErrorFeedback, TopK
+from ddlsim.run import run
+from ddlsim.strategies import DelayCompensation
+
+CLUSTERS = ["two-racks-oversubscribed", "cloud-25g-16x8-v100", "minicluster"]
+
+
+def surroundings(rng, seed):
+    """Return a small random experiment's fields, all but the strategy."""
+    fields = {"workers": rng.choice([1, 2, 3, 5, 8]), "batch_size": 8, "seed": seed, "warmup": 0}
+    if rng.random() < 0.6:
+        fields["jitter"] = Lognormal(rng.choice([0.05, 0.5]))
+    if rng.random() < 0.3:
+        fields["accumulation"] = rng.choice([2, 3])
+    if rng.random() < 0.4:
+        fields["speed"] = [1.0 + 0.5 * (3 * rank % 4) for rank in range(fields["workers"])]
+    if rng.random() < 0.4:
+        longest = SlowDown(rng.randrange(fields["workers"]), "1 ms", "0.3 s", rng.choice([1.5, 3.0]))
+        fields["slow_downs"] = [longest, SlowDown(0, "50 ms", "0.1 s", 2.0)]
+    if rng.random() < 0.3:
+        fields["compression"] = rng.choice([
+            TopK(0.1), ErrorFeedback(TopK(0.05)), Compression(TopK(0.1), down=TopK(0.2)), ddlsim.Threshold(0.05),
+        ])  # fmt: skip
+    threshold = isinstance(fields.get("compression"), ddlsim.Threshold)
+    if threshold or rng.random() < 0.4:
+        fields["model"] = "digits-cnn"
+        fields["training"] = Training(
+            "digits", updates=25, evaluate_every=rng.choice([1, 7]), charge_evaluation=rng.random() < 0.5
+        )
+    else:
+        fields["model"] = rng.choice(["alexnet", "resnet50", "lenet5"])
+        fields["steps"] = rng.choice([1, 2, 7])
+    return fields
+
+
+def asynchronous(seed):
+    """Return a small random experiment with asynchronous servers."""
+    rng = random.Random(seed)
+    placement = rng.choice(["own", "colocated"])
+    fields = surroundings(rng, seed)
+    cluster = CLUSTERS[0] if placement == "own" else rng.choice(CLUSTERS)
+    accumulate = rng.choice([1, 1, 2])
+    strategy = AsyncParameterServer(
+        rng.choice([1, 2, 3]) if placement == "own" else 1,
+        placement, rng.choice([0.0, "1 ms", "30 ms"]), accumulate,
+        rng.choice([None, "inverse"]), DelayCompensation() if accumulate == 1 and rng.random() < 0.3 else None,
+    )  # fmt: skip
+    return ddlsim.Experiment(cluster, fields.pop("model"), strategy, **fields)
+
+
+def assert_same(experiment, start, monkeypatch):
+    result = run(experiment, keep_spans=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(experiment.strategy), "start", start)
+        expected = run(experiment, keep_spans=True)
+    for name in ("end_time", "nbytes_sent", "n_messages", "stop_reason"):
+        assert getattr(result, name) == getattr(expected, name), name
+    for name in ("updates", "staleness", "step_end", "seconds", "idle", "booked"):
+        assert getattr(result.recorder, name) == getattr(expected.recorder, name), name
+    assert sorted(result.recorder.spans) == sorted(expected.recorder.spans)
+    assert [span.end for span in result.recorder.spans] == [span.end for span in expected.recorder.spans]
+    assert (result.channel_busy == expected.channel_busy).all()
+    if result.monitor is not None:
+        assert repr(result.monitor.history) == repr(expected.monitor.history)
+        model = result.monitor.evaluated.read()
+        assert (model == expected.monitor.evaluated.read()).all()
+    silent = run(experiment)
+    assert silent.recorder.updates == result.recorder.updates
+    return result
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_servers(seed, monkeypatch):
+    experiment = asynchronous(seed)
+    result = assert_same(experiment, start_downpour, monkeypatch)
+    first = result.recorder.updates[0][0]
+    cut = first + random.Random(seed).random() * (result.end_time - first)
+    if cut < result.end_time:
+        assert_same(dataclasses.replace(experiment, max_time=cut), start_downpour, monkeypatch)
