@@ -62,7 +62,8 @@ ASKS = 11  # 1: servers ask Python
 ENDING = 12  # 1: the run ends when all is over that has been scheduled
 SPANS = 13  # 1: work, waiting and services are logged
 DEPTH = 14  # letters of a way that can have been posted before the first has been read
-N_COUNTS = 15
+SLOWEST, BEHIND = 15, 16  # steps that all actors have ended, and how many have ended no more
+N_COUNTS = 17
 
 # Places in `reals` (float64)
 NOW = 0
@@ -115,7 +116,6 @@ class Tables(NamedTuple):
     slow: Records  # SLOW
     calendar: Records  # EVENT, a heap
     sends: Ints  # 2 * way, + 1 for its answer
-    ended: Ints  # actors that have ended a step, by the step modulo the length
     log: Records  # ROW
 
 
@@ -225,13 +225,16 @@ def go_on(t: Tables, actor, now):  # type: ignore[no-untyped-def]
         else:
             row = write(t, op, actor, op, now, now, now)
             if kind == STEP:
-                place = t.actors[actor].steps % t.ended.size
-                t.actors[actor].steps += 1
-                t.ended[place] += 1
-                if t.ended[place] == t.actors.size:
-                    t.ended[place] = 0
-                    if t.servers.size == 0:
-                        stops = updated(t, row, now)
+                steps = t.actors[actor].steps
+                t.actors[actor].steps = steps + 1
+                if steps == t.counts[SLOWEST]:
+                    t.counts[BEHIND] -= 1
+                    if t.counts[BEHIND] == 0:
+                        t.counts[SLOWEST] = steps + 1
+                        for other in range(t.actors.size):
+                            t.counts[BEHIND] += 1 if t.actors[other].steps == steps + 1 else 0
+                        if t.servers.size == 0:
+                            stops = updated(t, row, now)
         next_op(t, actor)
         if kind == ASK or stops:
             t.counts[PENDING] = actor
@@ -361,13 +364,12 @@ def _entry_point(stamp: int) -> Any:
     @entry
     def go_round(  # type: ignore[no-untyped-def]
         table: Ints, limit, counts, reals, ops, seconds, actors, ways, servers, arrivals, posted, factors, slow,
-        calendar, sends, ended, log,
+        calendar, sends, log,
     ):  # fmt: skip
         """Let actors go round up to and including `limit` (s), or until Python must do something; return what."""
         stamp  # noqa: B018
         t = Tables(
-            counts, reals, ops, seconds, actors, ways, servers, arrivals, posted, factors, slow, calendar, sends, ended,
-            log,
+            counts, reals, ops, seconds, actors, ways, servers, arrivals, posted, factors, slow, calendar, sends, log,
         )  # fmt: skip
         net = attach(table)
         if counts[ENDING] == 1:

@@ -18,7 +18,7 @@ from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.workload.jitter import slow_intervals
 
-__all__ = ["Lanes", "Op", "gradient", "seconds_of"]
+__all__ = ["OPTIMIZER", "Lanes", "Op", "gradient"]
 
 LOG_ROWS = 4096
 MANY = 1 << 62
@@ -34,7 +34,7 @@ class Op:
     name     of work and of waiting, in timelines
     seconds  of a worker's work
     follow   what Python does when it is written down
-    waits    what a worker waits for, in words, which may have a {step}
+    waits    what a worker waits for, in words, in which {begun} and {ended} are the numbers of its step from 0 and 1
     """
 
     kind: int
@@ -44,7 +44,10 @@ class Op:
     waits: str = ""
 
 
-def seconds_of(workers: Sequence[Worker], ops: Sequence[Op]) -> Floats:
+OPTIMIZER = Op(ls.WORK, "optimizer", lambda worker: worker.workload.optimizer)
+
+
+def _seconds_of(workers: Sequence[Worker], ops: Sequence[Op]) -> Floats:
     """Return the undisturbed s of each worker's operations, (n_workers, n_ops)."""
     return np.array([[op.seconds(worker) if op.seconds is not None else 0.0 for op in ops] for worker in workers])
 
@@ -70,7 +73,8 @@ class Lanes:
 
     ops      the cycle; rows of STEP end a worker's step
     servers  nodes of servers, to all of which every worker sends, and the s that each needs for a request; or none
-    peers    rank -> the ranks that its letters go to, where there are no servers
+    peers    rank -> the ranks that its letters go to, where there are no servers: a step of all is an update then
+    depth    letters that one can have posted before its peer is through with the first of them
     nbytes   of every message
     samples  of an update, where nothing follows the operations
     served   what follows a service: (worker, server, staleness, whether it makes an update)
@@ -118,7 +122,7 @@ class Lanes:
             size = worker.batch_size_at(worker.learner.own_epoch(worker.rank))
             if size != worker.workload.batch_size:
                 worker.use(worker.workload_of(size))
-                self._seconds[worker.rank] = seconds_of([worker], self.ops)[0]
+                self._seconds[worker.rank] = _seconds_of([worker], self.ops)[0]
 
     def set_seconds(self, worker: Worker, name: str, seconds: float) -> None:
         """Let a worker's work of a name take so many s from now on."""
@@ -211,10 +215,12 @@ class Lanes:
                 assert self.served is not None
                 self.served(worker, int(ends[place]), staleness, bool(whole))
             else:
-                if self.ops[what].kind == ls.STEP:
-                    worker.end_step()
                 if (follow := self.ops[what].follow) is not None:
                     follow(worker)
+                if self.ops[what].kind == ls.STEP:
+                    worker.end_step()
+                if whole:
+                    setting.stop.updated(worker.samples_per_step * len(setting.workers))
             if whole:
                 self._owe()
 
@@ -250,7 +256,7 @@ class Lanes:
                 recorder.seconds[rank][kind] += float(actor[kind])
             recorder.booked[rank] = float(actor["start"])
             if op.kind in (ls.EXCHANGE, ls.AWAIT):
-                waits = op.waits.format(step=actor["posts"] - 1)
+                waits = op.waits.format(begun=actor["posts"] - 1, ended=actor["posts"])
                 recorder.open[rank] = (COMMUNICATION, waits, float(actor["start"]))
             elif op.kind in (ls.WORK, ls.OWED):
                 recorder.open[rank] = (COMPUTE, op.name, float(actor["start"]))
@@ -278,16 +284,16 @@ def _tables(workers: Sequence[Worker], ops: Sequence[Op], ends: Sequence[Sequenc
             actors["slow"][worker.rank] = len(slow)
             slow += slow_intervals(worker.slow_downs)
     counts = np.zeros(ls.N_COUNTS, dtype=np.int64)
-    counts[ls.PENDING], counts[ls.DEPTH] = -1, depth
+    counts[ls.PENDING], counts[ls.DEPTH], counts[ls.BEHIND] = -1, depth, n
     counts[N_CALENDAR] = counts[SEQUENCE] = n
     calendar = np.zeros(2 * (n + 3 * n_ways) + 16, dtype=EVENT)
     calendar["sequence"][:n], calendar["item"][:n] = np.arange(n), ls.START + 16 * np.arange(n)
     reals = np.zeros(ls.N_REALS)
     reals[ls.QUIET] = -np.inf
     return ls.Tables(
-        counts=counts, reals=reals, ops=table, seconds=seconds_of(workers, ops).reshape(-1), actors=actors, ways=ways,
+        counts=counts, reals=reals, ops=table, seconds=_seconds_of(workers, ops).reshape(-1), actors=actors, ways=ways,
         servers=np.zeros(0, dtype=ls.SERVER), arrivals=arrivals.astype(np.int64), posted=np.zeros(n_ways * depth),
         factors=np.zeros(n * ls.BLOCK), slow=np.array(slow, dtype=SLOW), calendar=calendar,
-        sends=np.zeros(n_ways + 1, dtype=np.int64), ended=np.zeros(n + 2, dtype=np.int64),
+        sends=np.zeros(n_ways + 1, dtype=np.int64),
         log=np.zeros(max(LOG_ROWS, 4 * len(ops)), dtype=ls.ROW),
     )  # fmt: skip

@@ -18,7 +18,7 @@ from ddlsim.runtime.worker import Process, Worker
 if TYPE_CHECKING:
     from ddlsim.runtime.exchange import Averaging
 
-__all__ = ["Replica", "local_sgd", "local_steps", "need_values", "start_replicas"]
+__all__ = ["Replica", "local_sgd", "local_steps", "need_values", "replicas_of", "start_replicas"]
 
 
 @dataclass
@@ -74,8 +74,8 @@ class Replica:
             self.worker.stop.updated(self.worker.samples_per_step * self.n_workers)
 
 
-def start_replicas(setting: Setting, work: Callable[[Replica], Process]) -> list[Replica]:
-    """Start a process per worker; the run hands over the mean of their models."""
+def replicas_of(setting: Setting) -> list[Replica]:
+    """Return the replicas of all workers; the run hands over the mean of their models."""
     workers, learner = setting.workers, setting.learner
     setting.model = lambda: learner.mean([worker.params for worker in workers])
     setting.replicas = lambda: [worker.params for worker in workers]
@@ -83,6 +83,12 @@ def start_replicas(setting: Setting, work: Callable[[Replica], Process]) -> list
     replicas = [Replica(worker, len(workers), ended) for worker in workers]
     setting.steps = lambda: [replica.step for replica in replicas]
     setting.mixture = "the mean of the models of workers"
+    return replicas
+
+
+def start_replicas(setting: Setting, work: Callable[[Replica], Process]) -> list[Replica]:
+    """Start a process per worker; the run hands over the mean of their models."""
+    replicas = replicas_of(setting)
     for replica in replicas:
         setting.loop.env.process(work(replica))
     return replicas

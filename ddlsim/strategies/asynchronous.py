@@ -10,7 +10,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.learning.learner import State
 from ddlsim.network import lanes as ls
-from ddlsim.runtime.lanes import Lanes, Op, gradient
+from ddlsim.runtime.lanes import OPTIMIZER, Lanes, Op, gradient
 from ddlsim.runtime.servers import (
     ApplyTime,
     Placement,
@@ -83,8 +83,7 @@ class _Downpour:
         packs = self.wires.choice is not None
         follows = packs or setting.learner.task is not None
         compute = gradient(setting, self.drawn if follows else None, lambda worker: self.lanes.resize(worker))
-        optimizer = Op(ls.WORK, "optimizer", lambda worker: worker.workload.optimizer)
-        ops = [*compute, optimizer, Op(ls.STEP, follow=self.stepped if follows else None)] * (accumulate - 1) + compute
+        ops = [*compute, OPTIMIZER, Op(ls.STEP, follow=self.stepped if follows else None)] * (accumulate - 1) + compute
         if follows:
             ops.append(Op(ls.ASK if packs else ls.NOTE, follow=self.pushed))
         ops += [

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
-import simpy
 
 from ddlsim.arguments import by, checked, number
-from ddlsim.learning import Array, Value, weighted_sum
-from ddlsim.runtime.replica import Replica, start_replicas
+from ddlsim.learning import ABSENT, Array, Value, weighted_sum
+from ddlsim.network import lanes as ls
+from ddlsim.runtime.lanes import OPTIMIZER, Lanes, Op, gradient
+from ddlsim.runtime.replica import Replica, replicas_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.wires import Parcel, Wires
-from ddlsim.runtime.worker import Process, Worker, all_of
+from ddlsim.runtime.worker import Worker
 from ddlsim.strategies.mixing import Graph, Weights, agreement, check_graph, describe, mixing_matrix
 
 __all__ = ["CHOCOSGD", "DPSGD"]
@@ -26,8 +28,6 @@ Mixing = Annotated[
     str | Graph | Weights | Sequence[Sequence[float]] | npt.NDArray[np.float64],
     by(functools.partial(check_graph, weights=True)),
 ]
-#: a model as its receivers have it then, and all that its sender waits for
-Sent = tuple[Value[Array], list[simpy.Event]]
 
 
 def checked_graph(graph: Mixing) -> str | Graph | Weights:
@@ -36,57 +36,105 @@ def checked_graph(graph: Mixing) -> str | Graph | Weights:
 
 
 @dataclass
-class _Letter:
-    """Parameters under way from one worker to another; ``sent`` (s) is when they left."""
-
-    delivered: simpy.Event
-    parcel: Parcel | None = None
-    sent: float = 0.0
-
-
-@dataclass
 class Neighbours:
     """Workers who send each other their models: in every step, each worker i gets those with a weight in row i of
-    ``matrix``, (N, N). They are compressed if the run compresses."""
+    ``matrix``, (N, N). They are compressed if the run compresses.
+
+    public   every worker's latest model as its neighbours have it
+    letters  what is on its way, or has come and is not mixed in yet, by sender, receiver and the sender's count
+    """
 
     setting: Setting
     matrix: npt.NDArray[np.float64]
     owner: str
-    letters: dict[tuple[int, int, int], _Letter] = field(default_factory=dict)
+    replicas: list[Replica] = field(init=False)
+    gradients: list[Value[Array]] = field(init=False)
+    public: list[Value[Array]] = field(init=False)
+    letters: dict[tuple[int, int, int], Parcel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.wires = Wires(self.setting, owner=self.owner, peers=True)
         ranks = range(len(self.matrix))
         self.senders = [[j for j in np.flatnonzero(self.matrix[i]).tolist() if j != i] for i in ranks]
         self.receivers = [[j for j in np.flatnonzero(self.matrix[:, i]).tolist() if j != i] for i in ranks]
+        self.replicas = replicas_of(self.setting)
+        self.gradients, self.public = [ABSENT for _ in ranks], [ABSENT for _ in ranks]
+        self.packs = self.wires.choice is not None
+        self.follows = self.packs or self.setting.learner.task is not None
 
-    def send(self, worker: Worker, step: int, params: Value[Array]) -> Generator[simpy.Event, object, Sent]:
-        """Encode a worker's model and send it off; return what :meth:`receive` waits for."""
-        parcel, me = self.wires.model(worker, params), worker.rank
-        yield from worker.compute(parcel.seconds, "encode")
-        travels = [worker.loop.env.process(self._carry(step, worker, j, parcel)) for j in self.receivers[me]]
-        return parcel.value, [*travels, *[self._letter(step, j, me).delivered for j in self.senders[me]]]
+    # ------------------------------------------------------------ what workers do
 
-    def receive(self, worker: Worker, step: int, sent: Sent) -> Generator[simpy.Event, object, dict[int, Value[Array]]]:
-        """Wait until all that a worker sends in a step has arrived and all it gets has come; return the models of its
-        neighbours, and its own as they have it."""
-        start, me = worker.loop.now, worker.rank
-        yield from worker.block(all_of(worker.loop, sent[1]), f"its neighbours' parameters of step {step}")
-        letters = {j: self.letters.pop((step, j, me)) for j in self.senders[me]}
-        worker.book(start, max((letter.sent for letter in letters.values()), default=start), "neighbours")
-        parcels = {j: letter.parcel for j, letter in letters.items() if letter.parcel is not None}
-        yield from worker.compute(sum(self.wires.decode_seconds(worker, each) for each in parcels.values()), "decode")
-        return {me: sent[0]} | {j: parcel.value for j, parcel in parcels.items()}
+    def gradient(self) -> list[Op]:
+        """Return what computes a gradient."""
+        return gradient(self.setting, self._drawn if self.follows else None, lambda worker: self.lanes.resize(worker))
 
-    def _letter(self, step: int, src: int, dst: int) -> _Letter:
-        """Return a letter; whichever of the two comes first makes it."""
-        return self.letters.setdefault((step, src, dst), _Letter(self.setting.loop.env.event()))
+    def send(self) -> list[Op]:
+        """Return what encodes a worker's model and sends it off."""
+        packed = [Op(ls.ASK if self.packs else ls.NOTE, follow=self._packed)] if self.follows else []
+        return [*packed, Op(ls.WORK, "encode"), Op(ls.POST)]
 
-    def _carry(self, step: int, worker: Worker, dst: int, parcel: Parcel) -> Process:
-        letter = self._letter(step, worker.rank, dst)
-        letter.parcel, letter.sent = parcel, worker.loop.now
-        yield worker.loop.send(worker.node, self.setting.workers[dst].node, parcel.sizes[0])
-        letter.delivered.succeed()
+    def receive(self, step: str) -> list[Op]:
+        """Return what waits until all that a worker has sent in a `step` (a name) has arrived and all it gets has come.
+        """
+        come = Op(ls.AWAIT, waits=f"its neighbours' parameters of step {step}")
+        return [come, *([Op(ls.ASK, follow=self._come)] if self.packs else []), Op(ls.WORK, "decode")]
+
+    def after(self, follow: Callable[[Worker], None]) -> Callable[[Worker], None] | None:
+        """Return what follows an operation, where values or sizes do."""
+        return follow if self.follows else None
+
+    def go(self, ops: Sequence[Op]) -> None:
+        """Let all workers go round."""
+        first = self.setting.workers[0]
+        self.lanes = Lanes(
+            self.setting, ops, first.workload.gradient_nbytes, first.samples_per_step * len(self.matrix),
+            waited="neighbours", peers=self.receivers, depth=1 + self._lead(),
+        )  # fmt: skip
+
+    def _lead(self) -> int:
+        """Return how many steps a worker can be ahead of one that it sends to: it waits for that one's letters, or for
+        those of workers who wait for them, and so on."""
+        if ((self.matrix != 0.0) == (self.matrix.T != 0.0)).all():
+            return 1
+        lead = 1
+        for start in range(len(self.receivers)):
+            distance, queue = {start: 0}, deque([start])
+            while queue:
+                at = queue.popleft()
+                for to in self.receivers[at]:
+                    if to not in distance:
+                        distance[to] = distance[at] + 1
+                        queue.append(to)
+            lead = max([lead, *(distance[j] for j in self.senders[start])])
+        return lead
+
+    # ------------------------------------------------------------ what follows
+
+    def models(self, worker: Worker) -> dict[int, Value[Array]]:
+        """Return the models of a worker's neighbours, and its own as they have it; they are taken."""
+        me = worker.rank
+        parcels = {j: self.letters.pop((j, me, self._count(worker))) for j in self.senders[me]}
+        return {me: self.public[me]} | {j: parcel.value for j, parcel in parcels.items()}
+
+    def _count(self, worker: Worker) -> int:
+        return len(worker.recorder.step_end[worker.rank])
+
+    def _drawn(self, worker: Worker) -> None:
+        self.gradients[worker.rank] = worker.draw()
+
+    def _packed(self, worker: Worker) -> None:
+        me, parcel = worker.rank, self.wires.model(worker, worker.params)
+        self.public[me] = parcel.value
+        for j in self.receivers[me]:
+            self.letters[me, j, self._count(worker)] = parcel
+        if self.packs:
+            self.lanes.set_seconds(worker, "encode", parcel.seconds)
+            self.lanes.set_sizes(worker, parcel.sizes * len(self.receivers[me]))
+
+    def _come(self, worker: Worker) -> None:
+        parcels = [self.letters[j, worker.rank, self._count(worker)] for j in self.senders[worker.rank]]
+        seconds = sum(self.wires.decode_seconds(worker, parcel) for parcel in parcels)
+        self.lanes.set_seconds(worker, "decode", seconds)
 
 
 @checked
@@ -121,24 +169,17 @@ class DPSGD:
         if said := agreement("D-PSGD", matrix):
             setting.notes.append(said)
         neighbours = Neighbours(setting, matrix, "DPSGD")
-        start_replicas(setting, lambda replica: self.work(replica, matrix, neighbours))
 
-    def work(self, replica: Replica, matrix: npt.NDArray[np.float64], neighbours: Neighbours) -> Process:
-        """One worker's life."""
-        worker, me = replica.worker, replica.worker.rank
-        sources = np.flatnonzero(matrix[me]).tolist()
-        weights = matrix[me, sources].tolist()
-        while True:
-            step, before = replica.step, worker.params
-            sent = yield from neighbours.send(worker, step, before)
-            gradient = yield from worker.gradient()
-            models = yield from neighbours.receive(worker, step, sent)
-            yield from worker.optimizer_step()
-            params = [before if j == me else models[j] for j in sources]
-            mixed = weighted_sum(worker.learner.plane, weights, params)
-            worker.params, replica.state = replica.after(mixed, gradient)
+        def mix(worker: Worker) -> None:
+            me, replica = worker.rank, neighbours.replicas[worker.rank]
+            models = neighbours.models(worker) | {me: worker.params}
+            sources = np.flatnonzero(matrix[me]).tolist()
+            mixed = weighted_sum(worker.learner.plane, matrix[me, sources].tolist(), [models[j] for j in sources])
+            worker.params, replica.state = replica.after(mixed, neighbours.gradients[me])
             replica.count()
-            replica.end_step()
+
+        step = [OPTIMIZER, Op(ls.STEP, follow=neighbours.after(mix))]
+        neighbours.go([*neighbours.send(), *neighbours.gradient(), *neighbours.receive("{begun}"), *step])
 
 
 @checked
@@ -178,15 +219,19 @@ class CHOCOSGD:
         if setting.compression is None and (said := agreement("CHOCO-SGD", np.eye(len(matrix)) + towards)):
             setting.notes.append(said)
         neighbours = Neighbours(setting, matrix, "CHOCOSGD")
-        start_replicas(setting, lambda replica: self.work(replica, towards[replica.worker.rank], neighbours))
 
-    def work(self, replica: Replica, towards: npt.NDArray[np.float64], neighbours: Neighbours) -> Process:
-        """One worker's life."""
-        worker = replica.worker
-        while True:
-            yield from replica.local_step()
-            sent = yield from neighbours.send(worker, replica.step, worker.params)
-            public = yield from neighbours.receive(worker, replica.step, sent)
-            weights, models = [1.0, *towards[list(public)].tolist()], [worker.params, *public.values()]
-            worker.params = weighted_sum(worker.learner.plane, weights, models)
-            replica.end_step()
+        def step(worker: Worker) -> None:
+            replica = neighbours.replicas[worker.rank]
+            worker.params, replica.state = replica.after(worker.params, neighbours.gradients[worker.rank])
+            replica.count()
+
+        def mix(worker: Worker) -> None:
+            public = neighbours.models(worker)
+            weights = [1.0, *towards[worker.rank, list(public)].tolist()]
+            worker.params = weighted_sum(worker.learner.plane, weights, [worker.params, *public.values()])
+
+        local = [*neighbours.gradient(), OPTIMIZER]
+        if (follow := neighbours.after(step)) is not None:
+            local.append(Op(ls.NOTE, follow=follow))
+        mixing = [*neighbours.receive("{ended}"), Op(ls.STEP, follow=neighbours.after(mix))]
+        neighbours.go([*local, *neighbours.send(), *mixing])

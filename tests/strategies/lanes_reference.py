@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import simpy
 
-from ddlsim.learning import Value
+from ddlsim.learning import Value, weighted_sum
+from ddlsim.runtime.replica import start_replicas
 from ddlsim.runtime.servers import apply_seconds, server_nodes
-from ddlsim.runtime.wires import Wires
+from ddlsim.runtime.wires import Parcel, Wires
+from ddlsim.runtime.worker import all_of
 from ddlsim.strategies.asynchronous import _Shard
+from ddlsim.strategies.mixing import mixing_matrix
 from ddlsim.strategies.staleness import scaling_named
 
 
@@ -113,3 +117,95 @@ def push_pull(strategy, worker, server, i, push, wires):
             worker.stop.updated(push.n_samples)
     worker.recorder.background(f"server {i}", f"update from {worker.name}", begin, loop.now)
     yield loop.send(server.node, worker.node, answer.sizes[0])
+
+
+# ---------------------------------------------------------------- gossip
+
+
+@dataclass
+class Letter:
+    """Parameters under way from one worker to another; ``sent`` (s) is when they left."""
+
+    delivered: simpy.Event
+    parcel: Parcel | None = None
+    sent: float = 0.0
+
+
+class Neighbours:
+    """Workers who send each other their models: in every step, each gets those with a weight in its row."""
+
+    def __init__(self, setting, matrix, owner):
+        self.setting, self.letters = setting, {}
+        self.wires = Wires(setting, owner=owner, peers=True)
+        ranks = range(len(matrix))
+        self.senders = [[j for j in np.flatnonzero(matrix[i]).tolist() if j != i] for i in ranks]
+        self.receivers = [[j for j in np.flatnonzero(matrix[:, i]).tolist() if j != i] for i in ranks]
+
+    def send(self, worker, step, params):
+        parcel, me = self.wires.model(worker, params), worker.rank
+        yield from worker.compute(parcel.seconds, "encode")
+        travels = [worker.loop.env.process(self.carry(step, worker, j, parcel)) for j in self.receivers[me]]
+        return parcel.value, [*travels, *[self.letter(step, j, me).delivered for j in self.senders[me]]]
+
+    def receive(self, worker, step, sent):
+        start, me = worker.loop.now, worker.rank
+        yield from worker.block(all_of(worker.loop, sent[1]), f"its neighbours' parameters of step {step}")
+        letters = {j: self.letters.pop((step, j, me)) for j in self.senders[me]}
+        worker.book(start, max((letter.sent for letter in letters.values()), default=start), "neighbours")
+        parcels = {j: letter.parcel for j, letter in letters.items() if letter.parcel is not None}
+        yield from worker.compute(sum(self.wires.decode_seconds(worker, each) for each in parcels.values()), "decode")
+        return {me: sent[0]} | {j: parcel.value for j, parcel in parcels.items()}
+
+    def letter(self, step, src, dst):
+        return self.letters.setdefault((step, src, dst), Letter(self.setting.loop.env.event()))
+
+    def carry(self, step, worker, dst, parcel):
+        letter = self.letter(step, worker.rank, dst)
+        letter.parcel, letter.sent = parcel, worker.loop.now
+        yield worker.loop.send(worker.node, self.setting.workers[dst].node, parcel.sizes[0])
+        letter.delivered.succeed()
+
+
+def start_dpsgd(strategy, setting):
+    """Start a process per worker: DPSGD.start."""
+    matrix = mixing_matrix("DPSGD", strategy.graph, len(setting.workers))
+    neighbours = Neighbours(setting, matrix, "DPSGD")
+    start_replicas(setting, lambda replica: dpsgd(replica, matrix, neighbours))
+
+
+def dpsgd(replica, matrix, neighbours):
+    """One worker's life."""
+    worker, me = replica.worker, replica.worker.rank
+    sources = np.flatnonzero(matrix[me]).tolist()
+    weights = matrix[me, sources].tolist()
+    while True:
+        step, before = replica.step, worker.params
+        sent = yield from neighbours.send(worker, step, before)
+        gradient = yield from worker.gradient()
+        models = yield from neighbours.receive(worker, step, sent)
+        yield from worker.optimizer_step()
+        params = [before if j == me else models[j] for j in sources]
+        mixed = weighted_sum(worker.learner.plane, weights, params)
+        worker.params, replica.state = replica.after(mixed, gradient)
+        replica.count()
+        replica.end_step()
+
+
+def start_choco(strategy, setting):
+    """Start a process per worker: CHOCOSGD.start."""
+    matrix = mixing_matrix("CHOCOSGD", strategy.graph, len(setting.workers))
+    towards = strategy.gamma * (matrix - np.eye(len(matrix)))
+    neighbours = Neighbours(setting, matrix, "CHOCOSGD")
+    start_replicas(setting, lambda replica: choco(replica, towards[replica.worker.rank], neighbours))
+
+
+def choco(replica, towards, neighbours):
+    """One worker's life."""
+    worker = replica.worker
+    while True:
+        yield from replica.local_step()
+        sent = yield from neighbours.send(worker, replica.step, worker.params)
+        public = yield from neighbours.receive(worker, replica.step, sent)
+        weights, models = [1.0, *towards[list(public)].tolist()], [worker.params, *public.values()]
+        worker.params = weighted_sum(worker.learner.plane, weights, models)
+        replica.end_step()

@@ -3,19 +3,22 @@
 import dataclasses
 import random
 
+import networkx as nx
+import numpy as np
 import pytest
-from lanes_reference import start_downpour
+from lanes_reference import start_choco, start_downpour, start_dpsgd
 
 import ddlsim
-from ddlsim import AsyncParameterServer, Compression, Lognormal, SlowDown, Training
+from ddlsim import CHOCOSGD, DPSGD, AsyncParameterServer, Compression, Lognormal, SlowDown, Training
 from ddlsim.compression import ErrorFeedback, TopK
 from ddlsim.run import run
 from ddlsim.strategies import DelayCompensation
 
 CLUSTERS = ["two-racks-oversubscribed", "cloud-25g-16x8-v100", "minicluster"]
+SIMPLE = [TopK(0.1), ddlsim.Threshold(0.05)]
 
 
-def surroundings(rng, seed):
+def surroundings(rng, seed, compressors):
     """Return a small random experiment's fields, all but the strategy."""
     fields = {"workers": rng.choice([1, 2, 3, 5, 8]), "batch_size": 8, "seed": seed, "warmup": 0}
     if rng.random() < 0.6:
@@ -28,9 +31,7 @@ def surroundings(rng, seed):
         longest = SlowDown(rng.randrange(fields["workers"]), "1 ms", "0.3 s", rng.choice([1.5, 3.0]))
         fields["slow_downs"] = [longest, SlowDown(0, "50 ms", "0.1 s", 2.0)]
     if rng.random() < 0.3:
-        fields["compression"] = rng.choice([
-            TopK(0.1), ErrorFeedback(TopK(0.05)), Compression(TopK(0.1), down=TopK(0.2)), ddlsim.Threshold(0.05),
-        ])  # fmt: skip
+        fields["compression"] = rng.choice(compressors)
     threshold = isinstance(fields.get("compression"), ddlsim.Threshold)
     if threshold or rng.random() < 0.4:
         fields["model"] = "digits-cnn"
@@ -47,7 +48,7 @@ def asynchronous(seed):
     """Return a small random experiment with asynchronous servers."""
     rng = random.Random(seed)
     placement = rng.choice(["own", "colocated"])
-    fields = surroundings(rng, seed)
+    fields = surroundings(rng, seed, [*SIMPLE, ErrorFeedback(TopK(0.05)), Compression(TopK(0.1), down=TopK(0.2))])
     cluster = CLUSTERS[0] if placement == "own" else rng.choice(CLUSTERS)
     accumulate = rng.choice([1, 1, 2])
     strategy = AsyncParameterServer(
@@ -79,11 +80,34 @@ def assert_same(experiment, start, monkeypatch):
     return result
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_servers(seed, monkeypatch):
-    experiment = asynchronous(seed)
-    result = assert_same(experiment, start_downpour, monkeypatch)
+def gossip(seed):
+    """Return a small random experiment with neighbours, and its process."""
+    rng = random.Random(seed)
+    fields = surroundings(rng, seed, SIMPLE)
+    n = fields["workers"]
+    ways = rng.choice([(1,), (1, 2), (2,)])
+    circulant = sum((np.roll(np.eye(n), k, axis=1) for k in ways), np.eye(n)) / (1 + len(ways))
+    pairs = nx.Graph((i, i + 1) for i in range(0, n - 1, 2))
+    pairs.add_nodes_from(range(n))
+    graph = rng.choice(["ring", "complete", pairs, nx.path_graph(n), circulant.tolist()])
+    strategy = rng.choice([DPSGD(graph), CHOCOSGD(0.5, graph)])
+    experiment = ddlsim.Experiment(rng.choice(CLUSTERS), fields.pop("model"), strategy, **fields)
+    return experiment, start_dpsgd if isinstance(strategy, DPSGD) else start_choco
+
+
+def assert_same_when_cut(experiment, start, seed, monkeypatch):
+    result = assert_same(experiment, start, monkeypatch)
     first = result.recorder.updates[0][0]
     cut = first + random.Random(seed).random() * (result.end_time - first)
     if cut < result.end_time:
-        assert_same(dataclasses.replace(experiment, max_time=cut), start_downpour, monkeypatch)
+        assert_same(dataclasses.replace(experiment, max_time=cut), start, monkeypatch)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_servers(seed, monkeypatch):
+    assert_same_when_cut(asynchronous(seed), start_downpour, seed, monkeypatch)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_neighbours(seed, monkeypatch):
+    assert_same_when_cut(*gossip(seed), seed, monkeypatch)
