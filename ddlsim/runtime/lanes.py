@@ -13,7 +13,7 @@ from ddlsim.network import lanes as ls
 from ddlsim.network.pointers import addresses, send_address
 from ddlsim.network.state import Floats, Records
 from ddlsim.network.tasks import EVENT, N_CALENDAR, SEQUENCE, SLOW
-from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, TRANSFER, WAITING, Span
+from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, WAITING, Spans
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.workload.jitter import slow_intervals
@@ -168,12 +168,8 @@ class Lanes:
                 elif status == ls.STUCK:
                     raise DeadlockError(f"deadlock at {now:.6g} s: nothing is left to happen, but the run goes on")
                 elif status == ls.UPDATED:
-                    if stop.ended.triggered:
-                        counts[ls.ENDING] = 1
-                    elif pause is not None and pause():
-                        return
-                    else:
-                        counts[ls.UPDATES_LEFT] = 1
+                    counts[ls.ENDING] = stop.ended.triggered or (pause is not None and pause())
+                    counts[ls.UPDATES_LEFT] = not stop.ended.triggered
         finally:
             self._close()
 
@@ -233,18 +229,20 @@ class Lanes:
 
     def _show(self, rows: Records) -> None:
         """Keep the spans of a block of the log."""
-        spans, ends = self.setting.recorder.spans, self.tables.ways["end"]
-        for time, begin, where, what, rank, place, *_ in rows.tolist():
-            track = f"worker {rank}"
-            if what == ls.WORKED:
-                parts = [(track, COMPUTE, self.ops[place].name, begin, time)]
-            elif what == ls.WAITED:
-                parts = [(track, WAITING, self.waited, begin, where), (track, COMMUNICATION, self.waited, where, time)]
-            elif what == ls.SERVED:
-                parts = [(f"server {ends[place]}", TRANSFER, f"update from {track}", begin, time)]
-            else:
-                parts = []
-            spans += [Span(*part) for part in parts if part[4] > part[3]]
+        recorder = self.setting.recorder
+
+        def keep(kind: str, name: str, which: Records, start: str, end: str) -> None:
+            recorder.columns.append(Spans(kind, name, which["actor"].astype(np.int64), which[start], which[end]))
+
+        worked, waited, served = (rows[rows["what"] == what] for what in (ls.WORKED, ls.WAITED, ls.SERVED))
+        for op in np.unique(worked["place"]).tolist():
+            keep(COMPUTE, self.ops[op].name, worked[worked["place"] == op], "begin", "time")
+        if len(waited):
+            keep(WAITING, self.waited, waited, "begin", "where")
+            keep(COMMUNICATION, self.waited, waited, "where", "time")
+        for row in served:
+            server, worker = self.tables.ways["end"][row["place"]], row["actor"]
+            recorder.background(f"server {server}", f"update from worker {worker}", *row[["begin", "time"]].item())
 
     def _close(self) -> None:
         """Book what workers have done, and what they are in the middle of."""

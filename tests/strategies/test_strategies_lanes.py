@@ -69,7 +69,6 @@ def assert_same(experiment, start, monkeypatch):
     for name in ("updates", "staleness", "step_end", "seconds", "idle", "booked"):
         assert getattr(result.recorder, name) == getattr(expected.recorder, name), name
     assert sorted(result.recorder.spans) == sorted(expected.recorder.spans)
-    assert [span.end for span in result.recorder.spans] == [span.end for span in expected.recorder.spans]
     assert (result.channel_busy == expected.channel_busy).all()
     if result.monitor is not None:
         assert repr(result.monitor.history) == repr(expected.monitor.history)
