@@ -27,6 +27,7 @@ from ddlsim.workload.compute import Affine, Measured, Roofline
 from ddlsim.workload.devices import Device, DeviceLike
 from ddlsim.workload.jitter import Jitter, NoJitter, SlowDown
 from ddlsim.workload.model import Model, ModelLike
+from ddlsim.workload.optimizer_rules import OPTIMIZER_RULES
 from ddlsim.workload.precision import GRADIENT_TYPES
 
 __all__ = ["Experiment"]
@@ -78,6 +79,8 @@ class Experiment:
     accumulation    micro-steps per exchange
     precision       arithmetic ("fp32", "tf32", "fp16", "bf16")
     gradient_dtype  gradients on the wire ("fp32", "fp16", "bf16")
+    optimizer       rule whose time and memory count where nothing is learned: "sgd", "momentum", "adam", "lars",
+                    "lamb"; None: momentum, its kernels' launches not counted. A run that learns has that of its training
     compute         where compute time comes from: Measured, Affine, Roofline, Traced; None: the device's measured
                     curve for this model if the catalogue has one, else Roofline
     device          device of all workers, instead of the cluster's own
@@ -104,6 +107,7 @@ class Experiment:
     accumulation: Count = 1
     precision: str = "fp32"
     gradient_dtype: GradientType = "fp32"
+    optimizer: Annotated[str, one_of(*OPTIMIZER_RULES)] | None = None
     compute: ComputeLike | None = None
     device: DeviceLike | None = None
     jitter: JitterLike = NoJitter()
@@ -125,6 +129,10 @@ class Experiment:
             )
         if self.training is None and self.time_model is not None:
             raise ConfigError("time_model has no effect without training; give the model that takes the time as model")
+        if self.training is not None and self.optimizer is not None:
+            raise ConfigError(
+                f"optimizer = {self.optimizer!r} beside training, which has an optimizer of its own; leave it out"
+            )
         if self.speed is not None and not self.speed:
             raise ConfigError("Experiment: speed = (): must be a list of one factor above 0 per worker, or None")
         object.__setattr__(self, "compression", compression_of(self.compression))

@@ -192,7 +192,7 @@ def _workloads(
 
 def _workload(experiment: Experiment, model: Model, device: Device, speed: float, batch_size: int) -> Workload:
     compute, precision, gradient_dtype = experiment.compute, experiment.precision, experiment.gradient_dtype
-    rule = None if experiment.training is None else rule_of(experiment.training.optimizer)
+    rule = experiment.optimizer if experiment.training is None else rule_of(experiment.training.optimizer)
     if isinstance(compute, Traced):
         return traced_workload(
             compute, model, device, batch_size, precision=precision, gradient_dtype=gradient_dtype, speed=speed,

@@ -54,13 +54,13 @@ def _seconds_of(workers: Sequence[Worker], ops: Sequence[Op]) -> Floats:
 
 def gradient(setting: Setting, drawn: Follow | None, resized: Follow | None = None) -> list[Op]:
     """Return the operations of :meth:`Worker.gradient`: `drawn` follows when its parameters are read, and `resized` is
-    asked before, where batches grow."""
+    asked before, where batches grow or images change."""
     first = setting.workers[0]
     forward = Op(ls.WORK, "forward", lambda worker: worker.workload.forward_time)
     early = Op(ls.WORK, "backward", lambda worker: worker.workload.backward_time)
     late = Op(ls.WORK, "backward", lambda worker: float(worker.backward_until[0]))
     ops = [Op(ls.OWED, "evaluation")] if setting.learner.task is not None else []
-    if first.batch_size_at is not None:
+    if first.workload_at is not None:
         ops.append(Op(ls.ASK, follow=resized))
     ops += [Op(ls.DRAW), forward, early] * (first.accumulation - 1) + [Op(ls.DRAW)]
     if drawn is not None:
@@ -117,11 +117,11 @@ class Lanes:
     # ------------------------------------------------------------ what follows may change
 
     def resize(self, worker: Worker) -> None:
-        """Give a worker the batch size of its step, as :meth:`Worker.begin_step` does."""
-        if worker.batch_size_at is not None and worker.workload_of is not None:
-            size = worker.batch_size_at(worker.learner.own_epoch(worker.rank))
-            if size != worker.workload.batch_size:
-                worker.use(worker.workload_of(size))
+        """Give a worker what it computes in its step, as :meth:`Worker.begin_step` does."""
+        if worker.workload_at is not None:
+            workload = worker.workload_at(worker.learner.own_epoch(worker.rank))
+            if workload is not worker.workload:
+                worker.use(workload)
                 self._seconds[worker.rank] = _seconds_of([worker], self.ops)[0]
 
     def set_seconds(self, worker: Worker, name: str, seconds: float) -> None:

@@ -43,8 +43,8 @@ def learn(compression, strategy=None, n_updates=10, workers=4, batch_size=16, **
 
 
 def timing(compression, strategy=None, n_steps=4, workers=4, cluster=STAR, model="digits-cnn", **more):
-    """A run about time only."""
+    """A run about time only, that of the optimizer of `learn`."""
     return ddlsim.simulate(
         cluster, model, strategy or STRATEGIES["all-reduce"], 16, workers, steps=n_steps, warmup=0,
-        compression=compression, **more,
+        compression=compression, **{"optimizer": "sgd"} | more,
     )  # fmt: skip

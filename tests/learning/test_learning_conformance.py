@@ -156,7 +156,7 @@ def test_the_clock_does_not_depend_on_values(case):
     often = math.ceil(n_updates / case.strategy.updates(n_updates, case.n_workers))  # steps of all for an update
     timing = ddlsim.simulate(
         "office-1gbe", "digits-cnn", case.strategy, 16, case.n_workers, jitter=ddlsim.Lognormal(0.3),
-        steps=n_updates * often, warmup=0,
+        steps=n_updates * often, warmup=0, optimizer="sgd",
     )  # fmt: skip
     assert [t for t, _ in timing.recorder.updates][:n_updates] == times
 

@@ -161,7 +161,7 @@ def test_the_clock_may_be_that_of_another_model():
     small = learn(ddlsim.AllReduce("ring"), training=training)
     large = learn(ddlsim.AllReduce("ring"), training=training, time_model="resnet18")
     assert large.params.tobytes() == small.params.tobytes()
-    timing = ddlsim.simulate(STAR, "resnet18", ddlsim.AllReduce("ring"), 16, 4, steps=18)
+    timing = ddlsim.simulate(STAR, "resnet18", ddlsim.AllReduce("ring"), 16, 4, steps=18, optimizer="sgd")
     assert large.throughput == pytest.approx(timing.throughput, rel=1e-9)
     assert any("digits-cnn learns, the clock is that of resnet18" in note for note in large.notes)
 
