@@ -88,6 +88,7 @@ from .strategies import (
     LocalSGD as LocalSGD,
     NoOverlap as NoOverlap,
     OverlapLocalSGD as OverlapLocalSGD,
+    Parallel as Parallel,
     ParameterServer as ParameterServer,
     PerLayer as PerLayer,
     Priority as Priority,

@@ -81,6 +81,7 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
     "overlap-local-sgd": strategies.OverlapLocalSGD,
     "parameter-server": strategies.ParameterServer,
     "qsparse-local-sgd": strategies.QsparseLocalSGD,
+    "parallel": strategies.Parallel,
     "sharded-update": strategies.ShardedUpdate,
     "slowmo": strategies.SlowMo,
     "softsync": strategies.SoftSync,

@@ -16,6 +16,7 @@ from ddlsim.runtime.worker import factors
 from ddlsim.strategies.plans import plan_of
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.jitter import NoJitter
+from ddlsim.workload.stage import micro_batches
 
 __all__ = ["least_seconds", "plan_of_run"]
 
@@ -29,7 +30,8 @@ def plan_of_run(experiment: Experiment, workloads: Sequence[Workload], steps: in
     """
     if experiment.compression is not None:
         raise ConfigError("plan: the step with compression is not a table yet; leave compression out to see it")
-    return plan_of(experiment.strategy, workloads, steps, experiment.accumulation)
+    n_batches = micro_batches(experiment.strategy, experiment.batch_size, len(workloads), experiment.accumulation)
+    return plan_of(experiment.strategy, workloads, steps, n_batches)
 
 
 def least_seconds(plan: Plan, experiment: Experiment) -> Floats:

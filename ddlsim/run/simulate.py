@@ -39,7 +39,7 @@ from ddlsim.workload.devices import Device, load_device
 from ddlsim.workload.memory import check_memory
 from ddlsim.workload.model import Model, load_model
 from ddlsim.workload.optimizer_rules import rule_of
-from ddlsim.workload.stage import Stage, at_once, n_replicas, stages_of
+from ddlsim.workload.stage import Stage, at_once, micro_batches, n_replicas, stages_of
 from ddlsim.workload.tables import exchange_left_out
 
 __all__ = ["prepare", "run"]
@@ -145,7 +145,8 @@ def _memory_warnings(
     held: list[float | None] = [None] * n_workers
     parts = any(stage.workload is not workload for stage, workload in zip(stages, whole, strict=True))
     if parts and tells_plan(strategy, "start"):
-        held = plan_of(strategy, whole, 1, experiment.accumulation).peak_memory()[:n_workers].tolist()
+        accumulation = micro_batches(strategy, experiment.batch_size, n_workers, experiment.accumulation)
+        held = plan_of(strategy, whole, 1, accumulation).peak_memory()[:n_workers].tolist()
     different = {
         (id(stage), device.name, nbytes): (stage, device, nbytes)
         for stage, (_, device), nbytes in zip(stages, workloads, held, strict=True)
@@ -206,13 +207,14 @@ def _workload(experiment: Experiment, model: Model, device: Device, speed: float
 
 def _workers(prepared: Prepared, loop: Loop, recorder: Recorder, stop: StopRule, learner: Learner) -> list[Worker]:
     experiment = prepared.experiment
-    regimes = prepared.regimes
+    regimes, n_workers = prepared.regimes, len(prepared.nodes)
+    accumulation = micro_batches(experiment.strategy, experiment.batch_size, n_workers, experiment.accumulation)
     workers = []
     for rank, (node, stage) in enumerate(zip(prepared.nodes, prepared.stages, strict=True)):
         workers.append(
             Worker(
                 rank, node, loop, stage.workload, recorder, stop, factors(experiment.jitter, experiment.seed, rank),
-                tuple(experiment.slow_downs), experiment.accumulation, learner,
+                tuple(experiment.slow_downs), accumulation, learner,
                 None if regimes is None else functools.partial(regimes.at, rank),
             )
         )  # fmt: skip
@@ -310,7 +312,7 @@ def run(
     workers = _workers(prepared, loop, recorder, stop, learner)
     setting = Setting(
         prepared.cluster, loop, workers, recorder, stop, learner, seed=experiment.seed,
-        compression=compression_of(experiment.compression), jitter=experiment.jitter,
+        compression=compression_of(experiment.compression), jitter=experiment.jitter, whole=prepared.workloads,
     )  # fmt: skip
     experiment.strategy.start(setting)
     if setting.compression is not None and not setting.compresses:

@@ -15,6 +15,7 @@ from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.worker import StopRule, Worker
+from ddlsim.workload.compute import Workload
 from ddlsim.workload.jitter import Jitter, NoJitter
 
 __all__ = ["Setting", "Strategy"]
@@ -24,11 +25,12 @@ __all__ = ["Setting", "Strategy"]
 class Setting:
     """A run about to start. Strategies put remarks for the reader of the result into ``notes``.
 
-    When it starts, a strategy sets ``model`` to what tells the parameters that would be handed over if the run
-    ended now, and where workers have models of their own ``replicas`` to what tells all their parameters, ``steps`` to
-    what tells the local steps that each has made, and ``mixture`` to what the model is in terms of them. ``seed`` is
-    that of all random streams. What is sent by exchanges and wires is compressed if ``compression`` is given; they say
-    so in ``compresses``. Where compute times do not vary by chance, ``jitter`` is NoJitter.
+    When it starts, a strategy sets ``model`` to what tells the parameters that would be handed over if the run ended
+    now, and where workers have models of their own ``replicas`` to what tells all their parameters, ``steps`` to what
+    tells the local steps that each has made, and ``mixture`` to what the model is in terms of them. ``seed`` is that of
+    all random streams. What is sent by exchanges and wires is compressed if ``compression`` is given; they say so in
+    ``compresses``. ``whole`` are the workloads of the workers if each had the whole model. Where compute times do not
+    vary by chance, ``jitter`` is NoJitter.
     """
 
     cluster: Cluster
@@ -46,6 +48,7 @@ class Setting:
     compression: Compression | None = None
     compresses: bool = False
     jitter: Jitter = NoJitter()
+    whole: Sequence[Workload] = ()
 
     @property
     def nodes(self) -> list[int]:

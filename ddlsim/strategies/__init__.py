@@ -14,6 +14,7 @@ from ddlsim.strategies.k_sync import BackupWorkers, KBatchSync, KSync
 from ddlsim.strategies.local_sgd import AdaComm, HierarchicalLocalSGD, LocalSGD, QsparseLocalSGD
 from ddlsim.strategies.outer import BMUF, DiLoCo, SlowMo
 from ddlsim.strategies.overlap import DdpBuckets, HorovodFusion, NoOverlap, PerLayer, Priority
+from ddlsim.strategies.parallel import Parallel
 from ddlsim.strategies.parameter_server import ParameterServer
 from ddlsim.strategies.sharded_update import ShardedUpdate
 from ddlsim.strategies.soft_sync import SoftSync
@@ -56,6 +57,7 @@ __all__ = [
     "LocalSGD",
     "NoOverlap",
     "OverlapLocalSGD",
+    "Parallel",
     "ParameterServer",
     "PerLayer",
     "Priority",

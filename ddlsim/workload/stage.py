@@ -10,7 +10,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Memory
 
-__all__ = ["Stage", "at_once", "n_copies", "n_replicas", "stages_of"]
+__all__ = ["Stage", "at_once", "micro_batches", "n_copies", "n_replicas", "stages_of"]
 
 
 @checked
@@ -81,6 +81,14 @@ def n_replicas(strategy: object, n_workers: int) -> int:
     method ``n_replicas(n_workers)``."""
     replicas = getattr(strategy, "n_replicas", None)
     return n_workers if replicas is None else int(replicas(n_workers))
+
+
+def micro_batches(strategy: object, batch_size: int, n_workers: int, accumulation: int) -> int:
+    """Return how many (micro-)batches a worker computes for an update: those of the run's `accumulation`, and where the
+    batch size is that of all workers together, what its replica needs of them for its share."""
+    if not hasattr(strategy, "micro_batch_size"):
+        return accumulation
+    return accumulation * batch_size // (at_once(strategy, batch_size, n_workers) * n_replicas(strategy, n_workers))
 
 
 def n_copies(stages: Sequence[Stage], workloads: Sequence[Workload]) -> float:

@@ -1,0 +1,135 @@
+"""`Parallel`: a model split over workers, as a run: its times, samples, memory, values and what it refuses."""
+
+import re
+
+import numpy as np
+import pytest
+
+import ddlsim
+from ddlsim import AllReduce, ConfigError, Experiment, Measured, Parallel, Training, simulate
+from ddlsim.cluster import star
+from ddlsim.plan.pipeline_orders import ORDERS
+from ddlsim.run.simulate import prepare
+
+INSTANT = star(8, bandwidth=1e15, latency=0.0)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        *(Parallel(pipeline=2, order=order, micro_batch=2) for order in ORDERS),
+        Parallel(pipeline=2, interleave=2, micro_batch=2, recompute=True),
+        Parallel(pipeline=2, sharded=True, overlap="layer"), Parallel(pipeline=4, data=1), Parallel(overlap="none"),
+    ],
+)  # fmt: skip
+def test_a_run_is_its_plan_again_and_again(strategy):
+    result = simulate("dgx1-v100", "resnet18", strategy, batch_size=32, workers=4, steps=3, warmup=1)
+    plan = result.plan
+    plan.check()
+    assert plan.n_ranks == 4
+    longer = strategy.plan(result.workloads, 4, 32 // (strategy.mesh(4).data * strategy.micro_batch))
+    run = longer.execute(result.cluster, nodes=result.cluster.workers[:4].tolist())
+    assert result.step_times == pytest.approx(run.step_times[1:], rel=1e-9)
+    assert result.samples_per_update == 32
+
+
+@pytest.mark.parametrize("m", [1, 2, 8])
+def test_the_step_without_a_network(m):
+    """(m + p - 1)(f + g) of equal stages, in which a worker alone needs m p (f + g)."""
+    p = 4
+    compute = Measured("80 ms", 4)
+    result = simulate(INSTANT, "resnet18", Parallel(pipeline=p, micro_batch=4), batch_size=4 * m, workers=p, steps=3,
+                      compute=compute)  # fmt: skip
+    stages = [stage.workload for stage in prepare(result.experiment).stages]
+    assert sum(stage.forward_time + stage.backward_time for stage in stages) == pytest.approx(80e-3)
+    slowest = max(stage.forward_time + stage.backward_time for stage in stages)
+    assert 80e-3 + (m - 1) * slowest * 0.999 <= result.step_time <= (m + p - 1) * slowest * 1.001
+    assert result.single_throughput == pytest.approx(4 / 80e-3)
+    assert result.efficiency == pytest.approx(m * 80e-3 / (p * result.step_time))
+
+
+def test_throughput_per_device_of_any_layout_without_bubbles():
+    """On an instant network, with one micro-batch after the other on every worker, layouts differ in nothing."""
+    each = {}
+    for pipeline, order in ((1, "1f1b"), (1, "gpipe"), (1, "zb-1p")):
+        result = simulate(INSTANT, "resnet18", Parallel(pipeline=pipeline, order=order, micro_batch=4), batch_size=64,
+                          compute=Measured("80 ms", 4), workers=4, steps=3)  # fmt: skip
+        each[pipeline, order] = result.throughput / 4
+    assert list(each.values()) == pytest.approx([4 / 80e-3] * 3, rel=1e-6)
+
+
+def history(strategy, workers, batch_size):
+    result = simulate("lab-heterogeneous", "digits-cnn", strategy, workers=workers, batch_size=batch_size, seed=3,
+                      training=Training("digits", epochs=2))  # fmt: skip
+    return result, [row["accuracy"] for row in result.history.to_dict("records")]
+
+
+@pytest.mark.parametrize(("strategy", "workers", "replicas"), [
+    (Parallel(pipeline=2, micro_batch=8), 2, 1),
+    (Parallel(pipeline=4, micro_batch=16, order="gpipe", recompute=True), 4, 1),
+    (Parallel(pipeline=2, micro_batch=8, order="zb-v", sharded=True), 4, 2),
+])  # fmt: skip
+def test_it_learns_what_replicas_learn(strategy, workers, replicas):
+    """With the whole batch in as many parts, bit for bit."""
+    split, learned = history(strategy, workers, 64)
+    whole, expected = history(AllReduce(), replicas, 64 // replicas)
+    np.testing.assert_array_equal(split.params, whole.params)
+    assert learned == expected
+
+
+def test_memory_is_that_of_the_part():
+    """1F1B keeps more on the first worker than on the last; GPipe as many micro-batches as there are."""
+    told = {}
+    for order in ("1f1b", "gpipe"):
+        strategy = Parallel(pipeline=8, micro_batch=8, order=order)
+        result = simulate("dgx1-v100", "bert-large", strategy, batch_size=256, steps=2)
+        told[order] = result.warnings
+    assert not told["1f1b"]
+    assert any("layers 0 to" in text and "v100 has 17.2 GB" in text for text in told["gpipe"])
+
+
+def test_stages_of_different_workers():
+    """A worker of half the speed takes twice as long for its stage, in any run."""
+    slow = simulate(INSTANT, "resnet18", Parallel(pipeline=2, micro_batch=4), batch_size=64, workers=2, steps=3,
+                    speed=[1.0, 0.5], compute=Measured("80 ms", 4))  # fmt: skip
+    even = simulate(INSTANT, "resnet18", Parallel(pipeline=2, micro_batch=4), batch_size=64, workers=2, steps=3,
+                    compute=Measured("80 ms", 4))  # fmt: skip
+    assert 1.5 < slow.step_time / even.step_time < 2.0
+    assert slow.plan.seconds[slow.plan.rank == 1] == pytest.approx(2 * even.plan.seconds[even.plan.rank == 1])
+    assert slow.plan.seconds[slow.plan.rank == 0] == pytest.approx(even.plan.seconds[even.plan.rank == 0])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "more", "text"),
+    [
+        ({"pipeline": 3}, {}, "Mesh: pipeline 3 x tensor 1 = 3: must divide the 4 ranks; the nearest that work: "),
+        ({"pipeline": 2, "data": 3}, {}, "data 3 x pipeline 2 x tensor 1 = 6: must be the 4 ranks"),
+        ({"pipeline": 2, "micro_batch": 3}, {}, "64: must be a multiple of 6, data 2 x micro_batch 3; use 60 or 66"),
+        ({"pipeline": 2, "interleave": 2, "order": "gpipe"}, {}, "interleave = 2: has no effect with order = 'gpipe'"),
+        ({"pipeline": 4, "interleave": 2, "micro_batch": 32}, {}, "= 2: must be a multiple of the 4 ranks"),
+        ({"pipeline": 4, "interleave": 30}, {}, "stages 4 x chunks 30 = 120: resnet18 has "),
+        ({"order": "1b1f"}, {}, "unknown pipeline order '1b1f'; did you mean"),
+        ({"pipeline": 2}, {"compression": ddlsim.TopK(0.01)}, "compression has no effect with parallel"),
+    ],
+)
+def test_what_does_not_fit(strategy, more, text):
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        simulate("dgx1-v100", "resnet18", Parallel(**strategy), batch_size=64, workers=4, **more)
+
+
+def test_its_fabric():
+    strategy = Parallel(pipeline=2)
+    experiment = Experiment("dgx1-v100", "resnet18", strategy, fabric=ddlsim.Fabric("halving_doubling", "given"))
+    assert experiment.strategy == Parallel(pipeline=2, algorithm="halving_doubling", rank_order="given")
+    with pytest.raises(ConfigError, match=r"cost = 'nccl': parallel .* whose collectives are simulated"):
+        Experiment("dgx1-v100", "resnet18", strategy, fabric=ddlsim.Fabric(cost="nccl"))
+
+
+def test_it_is_written_in_a_file(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('cluster = "dgx1-v100"\nmodel = "resnet18"\nbatch_size = 64\nsteps = 2\nwarmup = 0\n'
+                    '[strategy]\ntype = "parallel"\npipeline = 4\nmicro_batch = 4\norder = "zb-2p"\n')  # fmt: skip
+    from ddlsim.run.files import load_experiment
+
+    assert load_experiment(path).strategy == Parallel(pipeline=4, micro_batch=4, order="zb-2p")
+    assert isinstance(load_experiment(path), Experiment)
