@@ -19,6 +19,7 @@ from typing import ClassVar, Literal, Protocol
 
 from ddlsim.errors import ConfigError
 from ddlsim.workload.attention_layers import Attention, CrossAttention, RMSNorm, SwiGLU
+from ddlsim.workload.expert_layers import MixtureOfExperts
 from ddlsim.workload.layer_rules import (
     STRICT,
     Cost,
@@ -60,6 +61,7 @@ __all__ = [
     "LayerNorm",
     "LayerSpec",
     "LeakyReLU",
+    "MixtureOfExperts",
     "Pool",
     "RMSNorm",
     "Shape",
@@ -263,5 +265,5 @@ LAYER_TYPES: dict[str, type[LayerSpec]] = {
     "gelu": Activation, "tanh": Activation, "sigmoid": Activation, "dropout": Dropout, "flatten": Flatten,
     "embedding": Embedding, "tied_embedding": TiedEmbedding, "embedding_bag": EmbeddingBag,
     "interaction": Interaction, "attention": Attention, "cross_attention": CrossAttention, "take": Take,
-    "slice": Slice,
+    "slice": Slice, "mixture_of_experts": MixtureOfExperts,
 }  # fmt: skip

@@ -72,8 +72,16 @@ def _last_sum(layers: Sequence[Layer]) -> int:
 
 
 def check_split(model: Model, tensor: int) -> None:
-    """Raise ConfigError for heads, or features between two dense layers, that `tensor` ranks cannot share evenly."""
+    """Raise ConfigError for heads, or features between two dense layers, that `tensor` ranks cannot share evenly.
+
+    Mixtures of experts are not split at all, which is an error as well.
+    """
     for layer, role in zip(model.layers, roles(model.layers), strict=True):
+        if tensor > 1 and layer.type == "mixture_of_experts":
+            raise ConfigError(
+                f"tensor = {tensor}: layers of type {layer.type!r}, such as {model.name}'s {layer.name}, are not split "
+                "over tensor-parallel ranks; use tensor=1"
+            )
         n, what = (layer.heads, "heads") if role == ATTENTION else (layer.out_shape[-1], "features")
         if role in (ATTENTION, COLUMN) and n % tensor:
             below = max(t for t in range(1, min(n, tensor) + 1) if n % t == 0)

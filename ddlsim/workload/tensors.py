@@ -30,6 +30,6 @@ def _shape(layer: Layer, name: str, n: int) -> tuple[int, ...]:
         return layer.out_shape[0], n // layer.out_shape[0]
     if layer.type == "dense":
         return layer.out_shape[-1], n // layer.out_shape[-1]
-    if layer.type in ("attention", "cross_attention", "swiglu"):  # projections of the features
+    if layer.type in ("attention", "cross_attention", "swiglu", "mixture_of_experts"):  # projections of the features
         return n // layer.in_shape[-1], layer.in_shape[-1]
     return (n,)

@@ -26,6 +26,7 @@ EXPECTED = {  # workers, hosts
     "dgx1-v100-16": (128, 16),
     "endeavor-16": (16, 16),
     "fat-tree-k8-10g": (128, 128),
+    "ib-800g-a100": (512, 64),
     "lab-heterogeneous": (11, 7),
     "minicluster": (10, 10),
     "office-1gbe": (8, 8),

@@ -256,6 +256,10 @@ def test_memory_prints_its_terms() -> None:
         (lambda: memory_of(load_model("gpt2"), -1), "batch_size = -1: must be a whole number of at least 0"),
         (lambda: memory_of(load_model("gpt2"), 1, "fp8"), "precision = 'fp8'"),
         (
+            lambda: memory_of(load_model("mixtral-8x7b"), 1, holding=Holding(tensor=2)),
+            r"tensor = 2: layers of type 'mixture_of_experts', such as mixtral-8x7b's layers.0.mixture_of_experts1",
+        ),
+        (
             lambda: memory_of(load_model("gpt2"), 1, holding=Holding(tensor=5)),
             r"tensor = 5: does not divide the 12 heads of gpt2's h.0.attention1; 4 or 6 does",
         ),

@@ -43,6 +43,8 @@ PUBLISHED: dict[str, tuple[int, float | None]] = {
     "llama-3-8b": (8_030_261_248, None),
     "llama-3-70b": (70_553_706_496, None),
     "llama-3-405b": (405_853_388_800, None),
+    "mixtral-8x7b": (46_702_792_704, None),
+    "mixtral-8x22b": (140_620_634_112, None),
     "mpt-125m": (125_311_488, None),
     "mpt-350m": (355_985_408, None),
     "mpt-760m": (760_470_528, None),
@@ -191,7 +193,7 @@ def test_shapes(model: str, layer: str, shape: tuple[int, ...]):
 
 #: models whose structure is walked: of families with sizes the smallest
 STRUCTURES = sorted(
-    {name for name in PUBLISHED if not name.startswith(("gpt2-", "llama-", "mpt-"))}
+    {name for name in PUBLISHED if not name.startswith(("gpt2-", "llama-", "mpt-", "mixtral-8x22b"))}
     | {"llama-7b", "mpt-125m", "transformer-base", "amoebanet-d", "unet", "overfeat-fast", "dlrm-criteo"}
 )
 

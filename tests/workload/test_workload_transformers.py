@@ -7,7 +7,7 @@ import math
 import pytest
 
 from ddlsim.errors import ConfigError
-from ddlsim.workload.layers import Attention, CrossAttention, RMSNorm, Slice, SwiGLU
+from ddlsim.workload.layers import Attention, CrossAttention, MixtureOfExperts, RMSNorm, Slice, SwiGLU
 from ddlsim.workload.model import Model, load_model
 from ddlsim.workload.tensors import tensor_shapes
 
@@ -127,6 +127,36 @@ def test_gated_and_normalised():
     assert RMSNorm().cost((5, 8)).tensors == (("weight", 8),)
 
 
+def test_experts_cost_what_the_formulas_say():
+    """A token is multiplied by the router and by three matrices of each of its experts. With one expert for all of the
+    tokens it is a gated network of the same width, but for the router."""
+    s, d, f, n, k = 6, 16, 24, 8, 2
+    cost = MixtureOfExperts(n, k, f).cost((s, d))
+    assert dict(cost.tensors) == {
+        "router.weight": n * d, "gate.weight": n * d * f, "up.weight": n * d * f, "down.weight": n * d * f,
+    }  # fmt: skip
+    assert cost.macs == s * d * n + 3 * k * s * d * f
+    assert cost.out_shape == (s, d)
+    one, gated = MixtureOfExperts(1, 1, f).cost((s, d)), SwiGLU(f).cost((s, d))
+    assert one.macs == gated.macs + s * f * d + s * d
+    assert MixtureOfExperts(n, k, f, gated=False).cost((s, d)).macs == s * d * n + 2 * k * s * d * f
+    twice = MixtureOfExperts(n, 2 * k, f).cost((s, d))
+    assert twice.stored - cost.stored == k * s * (2 * d + 3 * f)
+    assert twice.tensors == cost.tensors
+
+
+def test_flops_of_mixtral():
+    """Of its parameters a token uses 2 of 8 experts: 12.9 billion, as Jiang et al. state."""
+    model = load_model("mixtral-8x7b+seq=64")
+    matrices = {"gate.weight", "up.weight", "down.weight"}
+    experts = sum(n for layer in model.layers for name, n in layer.tensors if name in matrices)
+    assert model.n_params - experts * 6 / 8 == pytest.approx(12.9e9, rel=2e-3)
+    embedding = 32000 * 4096
+    norms = (2 * 32 + 1) * 4096
+    scores = 32 * 2 * 64 * 64 * 4096
+    assert model.macs == 64 * (model.n_params - experts * 6 / 8 - embedding - norms) + scores
+
+
 def test_a_slice_costs_nothing():
     cost = Slice(2, 3).cost((8, 4, 4))
     assert (cost.out_shape, cost.macs, cost.moved, cost.stored) == ((3, 4, 4), 0.0, 0.0, 0.0)
@@ -142,6 +172,9 @@ def test_a_slice_costs_nothing():
         (lambda: CrossAttention(4, context=8).cost((8, 16)), r"context = 8: must leave tokens of the 8"),
         (lambda: CrossAttention(3, context=8).cost((9, 16)), r"heads = 3 must divide the 16 features"),
         (lambda: SwiGLU(4).cost((3, 8, 8)), r"needs \(tokens, features\)"),
+        (lambda: MixtureOfExperts(2, 3, 8), r"active = 3: must be at most experts = 2"),
+        (lambda: MixtureOfExperts(0, 0, 8), r"experts = 0: must be at least 1"),
+        (lambda: MixtureOfExperts(2, 1, 8).cost((8,)), r"needs \(tokens, features\)"),
         (lambda: RMSNorm(eps=0.0), r"eps = 0.0: must be above 0"),
         (lambda: Slice(6, 3).cost((8, 4)), r"first = 6, count = 3: are not among the 8"),
         (lambda: Slice(8).cost((8, 4)), r"first = 8, count = None: are not among the 8"),

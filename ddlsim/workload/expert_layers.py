@@ -1,0 +1,51 @@
+"""Layers whose tokens go to some of many experts (timing only: nothing here executes them)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from ddlsim.errors import ConfigError
+from ddlsim.workload.layer_rules import STRICT, Cost, Shape, at_least, need_tokens
+
+__all__ = ["MixtureOfExperts"]
+
+
+@dataclass(frozen=True)
+class MixtureOfExperts:
+    """A feed-forward network in ``experts`` copies, of which a router chooses ``active`` for each token.
+
+    An expert is silu(x W) * (x V) times a third matrix, ``units`` wide in between (Shazeer 2020, arXiv:2002.05202), or
+    without ``gated`` two matrices with a non-linearity. The outputs of a token's experts are added up, weighted by the
+    router's softmax (Shazeer et al. 2017, arXiv:1701.06538, section 2; Jiang et al. 2024, Mixtral of experts,
+    arXiv:2401.04088, section 2.1). No token is dropped, none of the matrices has a bias.
+
+    Per sample of s tokens and d features, E experts of width f, of which k are active: s d E MACs in the router and
+    3 k s d f in the experts (2 without ``gated``); d E + 3 E d f parameters.
+    """
+
+    experts: int
+    active: int
+    units: int
+    gated: bool = True
+    type: Literal["mixture_of_experts"] = "mixture_of_experts"
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+
+    def __post_init__(self) -> None:
+        at_least(1, experts=self.experts, active=self.active, units=self.units)
+        if self.active > self.experts:
+            raise ConfigError(f"active = {self.active}: must be at most experts = {self.experts}")
+
+    def cost(self, in_shape: Shape) -> Cost:
+        need_tokens(in_shape)
+        s, d = in_shape
+        names = ("gate", "up", "down") if self.gated else ("up", "down")
+        matrices = tuple((f"{name}.weight", self.experts * d * self.units) for name in names)
+        rows = s * self.active  # of tokens, one for each expert that a token goes to
+        macs = float(s * d * self.experts + len(names) * rows * d * self.units)
+        # tokens are read, copied to their experts and read there, what comes back is written, read and summed up; in
+        # between as in SwiGLU: both products written and read, their product written and read
+        inner = 5 if self.gated else 3
+        moved = float(2 * s * d + 4 * rows * d + (inner + 1) * rows * self.units + 2 * s * self.experts)
+        stored = float(s * d + 2 * rows * d + (inner + 1) // 2 * rows * self.units + s * self.experts)
+        return Cost(in_shape, (("router.weight", self.experts * d), *matrices), macs, moved, stored)
