@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,10 +45,16 @@ def load_cluster(source: ClusterLike) -> Cluster:
         return _load_file(path, settings)
     bundled = bundled_files("topologies")
     if stem in bundled:
-        return _load_file(bundled[stem], settings)
+        return _load_bundled(bundled[stem], tuple(settings), os.stat(bundled[stem]).st_mtime_ns)
     if path.suffix or len(path.parts) != 1:  # no bundled cluster has a name like that
         raise ConfigError(f"{path}: no such file; give a path or a bundled cluster (see: ddlsim topologies)")
     raise unknown_name("cluster", stem, bundled)
+
+
+@functools.lru_cache(maxsize=8)
+def _load_bundled(path: Path, settings: tuple[str, ...], changed: int) -> Cluster:
+    """Return the cluster of a bundled file as it was `changed` last; runs of a study all name the same."""
+    return _load_file(path, settings)
 
 
 def _load_file(path: Path, settings: Sequence[str]) -> Cluster:

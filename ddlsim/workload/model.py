@@ -166,9 +166,11 @@ def load_model(
     """
     if isinstance(source, Model):
         return source
-    from ddlsim.workload.model_files import find_model_file, read_model
+    from ddlsim.workload.model_files import find_model_file, read_bundled, read_model
 
-    path, options = find_model_file(source)
+    path, options, is_bundled = find_model_file(source)
+    if is_bundled and not layers:
+        return read_bundled(path, options)
     return read_model(path, options, layers, allow_code=allow_code)
 
 

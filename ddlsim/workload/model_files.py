@@ -36,7 +36,7 @@ from ddlsim.workload.model_build import Block, Builder, Entry, Flow, check_layer
 from ddlsim.workload.model_values import Values, chosen_values, substitute, titled
 from ddlsim.workload.toml_files import read_toml, validate
 
-__all__ = ["bundled_names", "find_model_file", "read_model"]
+__all__ = ["bundled_names", "find_model_file", "read_bundled", "read_model"]
 
 
 class _File(BaseModel):
@@ -53,21 +53,22 @@ class _File(BaseModel):
     sources: tuple[str, ...] = ()
 
 
-def find_model_file(source: str | Path) -> tuple[Path, tuple[str, ...]]:
-    """Return the path that ``name``, ``path``, ``name+option`` or ``path+option`` means, and the options.
+def find_model_file(source: str | Path) -> tuple[Path, tuple[str, ...], bool]:
+    """Return the path that ``name``, ``path``, ``name+option`` or ``path+option`` means, the options, and whether that
+    is the name of a bundled file.
 
     A name of the form ``family-size`` is the file ``family`` with the option ``size``.
     """
     text = str(source)
     stem, *options = text.split("+") if not os.path.isfile(text) else [text]
     if isinstance(source, Path) or stem.endswith(".toml") or "/" in stem:
-        return Path(stem), tuple(options)
+        return Path(stem), tuple(options), False
     files = bundled_files("models")
     if stem in files:
-        return files[stem], tuple(options)
+        return files[stem], tuple(options), True
     for family, path in files.items():
         if stem.startswith(f"{family}-") and (size := stem.removeprefix(f"{family}-")) in _sizes(path):
-            return path, (size, *options)
+            return path, (size, *options), True
     raise unknown_name("model", stem, bundled_names())
 
 
@@ -86,6 +87,17 @@ def _sizes(path: Path) -> Mapping[str, Mapping[str, object]]:
     """Return the sizes of a bundled file by name; ``""`` are the values without one."""
     table = cast("dict[str, dict[str, dict[str, object]]]", read_toml(path))
     return {"": table.get("parameters", {}), **table.get("sizes", {})}
+
+
+def read_bundled(path: Path, options: tuple[str, ...]) -> Model:
+    """Return the model in a bundled file, read once for all runs of a study."""
+    return _read_bundled(path, options, os.stat(path).st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=32)
+def _read_bundled(path: Path, options: tuple[str, ...], changed: int) -> Model:
+    """Return the model of a file as it was `changed` last."""
+    return read_model(path, options)
 
 
 def read_model(

@@ -1,5 +1,6 @@
 """Every bundled cluster loads, is connected and holds sensible numbers with a source beside each."""
 
+import os
 import re
 import subprocess
 import sys
@@ -135,14 +136,28 @@ def test_loading_takes_work_in_proportion_to_the_machines():
         cluster, calls[n] = counted(lambda n=n: load_cluster(star(n, bandwidth="10 Gbit/s", latency="5 us")))
         assert len(cluster.workers) == n
     assert calls[512] - calls[256] == pytest.approx((calls[1024] - calls[512]) / 2, rel=0.02)
-    large, n_calls = counted(lambda: load_cluster("star-1024-10g"))
+    large, n_calls = counted(lambda: load_cluster(bundled_files("topologies")["star-1024-10g"]))
     assert len(large.workers) == 1024
     assert n_calls < 1000 * 1024
 
 
+def test_a_bundled_cluster_is_built_once(monkeypatch, tmp_path):
+    """Runs of a study name the same cluster; a file that has changed is read again."""
+    assert load_cluster("office-1gbe") is load_cluster("office-1gbe")
+    assert load_cluster("office-1gbe+n_hosts=3") is not load_cluster("office-1gbe")
+    path = tmp_path / "mine.toml"
+    path.write_text(bundled_files("topologies")["office-1gbe"].read_text())
+    monkeypatch.setattr("ddlsim.cluster.catalogue.bundled_files", lambda folder: {"mine": path})
+    before = load_cluster("mine")
+    path.write_text(path.read_text().replace("n_hosts = 8", "n_hosts = 9"))
+    os.utime(path, ns=(0, 1))
+    assert (len(before.workers), len(load_cluster("mine").workers)) == (8, 9)
+
+
 def test_the_largest_machines_are_built_in_proportion_to_their_links():
     """6,144 GPUs of 24 units take 24 times the calls of a unit (and a part that is the same)."""
-    calls = {n: counted(lambda n=n: load_cluster(f"dgx-h100-pod+n_leaves={8 * n}"))[1] for n in (1, 2, 4, 8)}
+    path = bundled_files("topologies")["dgx-h100-pod"]
+    calls = {n: counted(lambda n=n: load_cluster(f"{path}+n_leaves={8 * n}"))[1] for n in (1, 2, 4, 8)}
     assert calls[8] - calls[4] == pytest.approx(2 * (calls[4] - calls[2]), rel=0.05)
     assert calls[8] < 8.5 * calls[1]
 

@@ -61,6 +61,14 @@ def test_names_of_bundled_sizes():
     assert load_model("dlrm-criteo-large").name == "dlrm-criteo-large"
 
 
+def test_a_bundled_model_is_read_once_and_a_file_every_time(tmp_path):
+    assert load_model("gpt2-xl") is load_model("gpt2-xl")
+    path = _file(tmp_path)
+    assert load_model(f"{path}+s") is not load_model(f"{path}+s")
+    _file(tmp_path, FILE.replace("width = 6", "width = 10"))
+    assert load_model(f"{path}+s").layers[-1].out_shape == (6,)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -91,6 +99,7 @@ def test_options_that_cannot_be(tmp_path, options: str, message: str):
         ("$width / 2 + 1", "$width / 0", "is no whole number with width = 6"),
         ("$width / 2 + 1", "len($width)", "is no sum of whole numbers"),
         ("$width / 2 + 1", "$width +", "is no sum of whole numbers"),
+        ("$width / 2 + 1", "-" * 100_000 + "$width", "is no sum of whole numbers"),
         ("2 * $width - $n", "2 * $with - $n", "block 'unit' needs 'with'"),
         ("depth = 1", "depth = 1\nspare = 2", r"parameters: 'spare' is used nowhere; write \"\$spare\""),
         ("[sizes]", "[size]", "unknown key 'size'; did you mean 'sizes'"),
