@@ -5,11 +5,12 @@ A checkout has these folders beside the package; a wheel carries them inside it,
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ddlsim.errors import ConfigError, unknown_name
 
-__all__ = ["bundled_files", "find_bundled"]
+__all__ = ["bundled_files", "find_bundled", "split_options"]
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -35,3 +36,13 @@ def find_bundled(folder: str, name: str, what: str) -> Path:
     if name not in files:
         raise unknown_name(what, name, files)
     return files[name]
+
+
+def split_options(text: str, folder: Path = Path()) -> tuple[str, list[str]]:
+    """Return the name or the path that a text like ``name+option+key=value`` begins with, and what follows it.
+
+    Files and folders can have a plus in their names as well: the longest beginning that is a file (in `folder`) counts.
+    """
+    ends = [*(i for i, character in enumerate(text) if character == "+"), len(text)]
+    end = next((i for i in reversed(ends) if os.path.isfile(os.path.join(folder, text[:i]))), ends[0])
+    return text[:end], text[end + 1 :].split("+") if end < len(text) else []

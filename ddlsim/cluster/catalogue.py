@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddlsim.arguments import checked
-from ddlsim.bundled import bundled_files
+from ddlsim.bundled import bundled_files, split_options
 from ddlsim.cluster.cluster import Cluster, ClusterLike
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.plain import decoded, read_bytes
@@ -38,8 +38,7 @@ def load_cluster(source: ClusterLike) -> Cluster:
         return source
     if not isinstance(source, str | Path):
         return Cluster.from_graph(source)
-    text = str(source)
-    stem, *settings = text.split("+") if not os.path.isfile(text) else [text]
+    stem, settings = split_options(str(source))
     path = Path(stem)
     if path.suffix in _SUFFIXES or os.path.isfile(path):
         return _load_file(path, settings)

@@ -82,8 +82,9 @@ def _read_toml(stem: str, text: str, settings: Sequence[str]) -> Cluster:
     routes = [schema.check_table(schema.RouteTable, row, f"routes.{i}") for i, row in enumerate(file.routes)]
     sources += [route.source for route in routes if route.source]
     graph.graph.update(
-        title=file.title, sources=sources, notes=file.notes, routes=[route.path for route in routes]
-    )
+        title=", but ".join((file.title, *settings)), sources=sources, notes=file.notes,
+        routes=[route.path for route in routes],
+    )  # fmt: skip
     if file.routing is not None:
         graph.graph["routing"] = file.routing
     cluster = from_graph(graph, "+".join((file.name or stem, *settings))).with_costs(switch_power=file.switch_power)

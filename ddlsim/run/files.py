@@ -40,6 +40,7 @@ import ddlsim.compression as compression
 import ddlsim.optim as optim
 import ddlsim.strategies as strategies
 from ddlsim.arguments import checked
+from ddlsim.bundled import split_options
 from ddlsim.compression.choice import Compression
 from ddlsim.errors import ConfigError, DdlsimError, shown
 from ddlsim.learning import Dirichlet, Phase, Training
@@ -215,9 +216,12 @@ def experiment_from(table: dict[str, object], path: Path, *, allow_code: bool = 
 
 
 def beside(path: Path, name: str) -> str | Path:
-    """Return the file or folder `name` beside `path` if there is one, else the name."""
-    file = path.parent / name
-    return file if (file.suffix and os.path.isfile(file)) or ("/" in name and os.path.isdir(file)) else name
+    """Return the file or folder `name` (of a file: with options) beside `path` if there is one, else the name."""
+    stem, options = split_options(name, path.parent)
+    file = path.parent / stem
+    if file.suffix and os.path.isfile(file):
+        return Path("+".join((str(file), *options)))
+    return path.parent / name if "/" in name and os.path.isdir(path.parent / name) else name
 
 
 def value_of(path: Path, field: str, value: object, where: str) -> object:

@@ -26,7 +26,7 @@ from typing import cast
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from ddlsim.bundled import bundled_files
+from ddlsim.bundled import bundled_files, split_options
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.workload.kept import with_kept
 from ddlsim.workload.layer_rules import MAX_DIMS, MAX_ELEMENTS, MAX_SIZE
@@ -59,8 +59,7 @@ def find_model_file(source: str | Path) -> tuple[Path, tuple[str, ...], bool]:
 
     A name of the form ``family-size`` is the file ``family`` with the option ``size``.
     """
-    text = str(source)
-    stem, *options = text.split("+") if not os.path.isfile(text) else [text]
+    stem, options = split_options(str(source))
     if isinstance(source, Path) or stem.endswith(".toml") or "/" in stem:
         return Path(stem), tuple(options), False
     files = bundled_files("models")

@@ -94,6 +94,7 @@ def test_known_figures():
 def test_keys_can_be_set():
     pod = load_cluster("dgx-h100-pod+n_leaves=24")
     assert (pod.name, len(pod.workers), len(pod.host_names)) == ("dgx-h100-pod+n_leaves=24", 768, 96)
+    assert pod.title.endswith("8 x NDR on rails, but n_leaves=24")
     star = load_cluster("star-1024-10g+n_hosts=3+bandwidth=25 Gbit/s+device=k80+price=2 USD/h")
     assert (len(star.workers), set(star.link_bandwidth)) == (3, {3.125e9})
     assert {star.device_of[worker] for worker in star.workers} == {"k80"}
@@ -119,6 +120,16 @@ def test_keys_can_be_set():
 def test_keys_that_cannot_be_set(name, message):
     with pytest.raises(ConfigError, match=message):
         load_cluster(name)
+
+
+def test_files_whose_names_have_a_plus(tmp_path):
+    folder = tmp_path / "a+b"
+    folder.mkdir()
+    path = folder / "c+d.toml"
+    path.write_text(bundled_files("topologies")["office-1gbe"].read_text())
+    assert load_cluster(path).name == "c+d"
+    cluster = load_cluster(f"{path}+n_hosts=3+price=2 USD/h")
+    assert (cluster.name, len(cluster.workers)) == ("c+d+n_hosts=3+price=2 USD/h", 3)
 
 
 def test_graph_files_have_no_keys_to_set(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 import ddlsim
 from ddlsim import compression, optim, strategies
 from ddlsim.arguments.annotations import alternatives
+from ddlsim.bundled import bundled_files
 from ddlsim.errors import ConfigError
 from ddlsim.run import files, tables
 from ddlsim.workload import jitter
@@ -90,6 +91,16 @@ def test_data_beside_the_file_are_found(tmp_path):
         training = load(tmp_path, f'cluster = "office-1gbe"\n[training]\nupdates = 5\ndata = "{name}"\n').training
         assert training is not None
         assert training.data == found
+
+
+def test_files_beside_the_file_take_options(tmp_path):
+    (tmp_path / "pcs.toml").write_text(bundled_files("topologies")["office-1gbe"].read_text())
+    (tmp_path / "net.toml").write_text(
+        'title = "Net"\ninput = [4]\nlayers = [{ type = "dense", units = "$n" }]\n[sizes]\ns = { n = 3 }\n'
+    )
+    result = ddlsim.simulate(load(tmp_path, 'cluster = "pcs.toml+n_hosts=3"\nmodel = "net.toml+s"\nsteps = 1\n'))
+    assert len(result.workers) == 3
+    assert "net-s" in str(result)
 
 
 @pytest.mark.parametrize(("old", "new", "words"), [
