@@ -104,7 +104,12 @@ from .study import Study as Study
 from .validation.calibration import calibrate as calibrate
 from .validation.comparison import validate as validate
 from .validation.intervals import predict_interval as predict_interval
-from .workload.compute import Affine as Affine, Measured as Measured, Roofline as Roofline
+from .workload.compute import (
+    Affine as Affine,
+    Measured as Measured,
+    PerKernel as PerKernel,
+    Roofline as Roofline,
+)
 from .workload.devices import Device as Device, device_names as device_names, load_device as load_device
 from .workload.jitter import (
     Exponential as Exponential,

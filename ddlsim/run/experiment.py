@@ -23,7 +23,7 @@ from ddlsim.run.traced import Traced
 from ddlsim.runtime.fabric import Fabric, on_fabric
 from ddlsim.strategies import AllReduce, Strategy
 from ddlsim.units import si
-from ddlsim.workload.compute import Affine, Measured, Roofline
+from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline
 from ddlsim.workload.devices import Device, DeviceLike
 from ddlsim.workload.jitter import Jitter, NoJitter, SlowDown
 from ddlsim.workload.model import Model, ModelLike
@@ -52,8 +52,8 @@ WorkersLike = Count | Annotated[Sequence[Index], "a list of places such as [0, 1
 StrategyLike = Annotated[Strategy, "an object such as ddlsim.AllReduce('ring')"]
 GradientType = Annotated[str, one_of(*GRADIENT_TYPES)]
 ComputeLike = Annotated[
-    Measured | Affine | Roofline | Traced,
-    "a Measured, Affine, Roofline or Traced, such as Measured('97 ms', 32)",
+    Measured | Affine | PerKernel | Roofline | Traced,
+    "a Measured, Affine, PerKernel, Roofline or Traced, such as Measured('97 ms', 32)",
 ]
 JitterLike = Annotated[Jitter, having("an object such as ddlsim.Lognormal(0.1)", "sample", "mean")]
 SlowDowns = Annotated[Sequence[SlowDown], by(_slow_downs)]
@@ -81,8 +81,8 @@ class Experiment:
     gradient_dtype  gradients on the wire ("fp32", "fp16", "bf16")
     optimizer       rule whose time and memory count where nothing is learned: "sgd", "momentum", "adam", "lars",
                     "lamb"; None: momentum, its kernels' launches not counted. A run that learns has that of its training
-    compute         where compute time comes from: Measured, Affine, Roofline, Traced; None: the device's measured
-                    curve for this model if the catalogue has one, else Roofline
+    compute         where compute time comes from: Measured, Affine, PerKernel, Roofline, Traced; None: the device's
+                    measured curve for this model if the catalogue has one, else Roofline
     device          device of all workers, instead of the cluster's own
     jitter          distribution of a factor on every step's compute time
     slow_downs      transient slow-downs of some workers

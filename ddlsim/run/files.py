@@ -50,7 +50,7 @@ from ddlsim.run.traced import Traced
 from ddlsim.runtime.fabric import Fabric
 from ddlsim.strategies import Strategy
 from ddlsim.workload import jitter as jitters
-from ddlsim.workload.compute import Affine, Measured, Roofline
+from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline
 from ddlsim.workload.model import load_model
 from ddlsim.workload.toml_files import read_toml, validate
 
@@ -96,7 +96,9 @@ OVERLAPS: Kinds = {
     "horovod": strategies.HorovodFusion,
     "priority": strategies.Priority,
 }
-COMPUTE: Kinds = {"measured": Measured, "affine": Affine, "roofline": Roofline, "traced": Traced}
+COMPUTE: Kinds = {
+    "measured": Measured, "affine": Affine, "per_kernel": PerKernel, "roofline": Roofline, "traced": Traced,
+}  # fmt: skip
 JITTER: Kinds = {
     "none": jitters.NoJitter,
     "lognormal": jitters.Lognormal,

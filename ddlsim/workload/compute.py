@@ -31,8 +31,9 @@ from ddlsim.workload.layer_times import Floats, Ints, roofline_times, scaled
 from ddlsim.workload.model import Layer, Model, load_model
 from ddlsim.workload.optimizer_rules import NORM_LAUNCHES, NORM_TRAFFIC, NORMS, OPTIMIZER_RULES
 from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
+from ddlsim.workload.products import check_kernels, kernel_times
 
-__all__ = ["Affine", "Measured", "Roofline", "Workload", "fit_affine", "make_workload"]
+__all__ = ["Affine", "Measured", "PerKernel", "Roofline", "Workload", "fit_affine", "make_workload"]
 
 
 @checked
@@ -109,6 +110,17 @@ class Roofline:
     memory_efficiency: Density = 0.8
 
 
+@checked
+@dataclass(frozen=True)
+class PerKernel:
+    """Transformers kernel by kernel, on devices whose kernels are known (docs/models/compute.md).
+
+    flash   attention never writes its matrices (Dao et al. 2022, arXiv:2205.14135)
+    """
+
+    flash: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Workload:
     """What one worker computes in one step. Arrays over layers are in forward order.
@@ -116,7 +128,9 @@ class Workload:
     ``basis`` says where the times come from. ``tensors`` of the model that are exchanged lie flat in
     ``tensor_layer`` and ``tensor_nbytes``, in forward declaration order. ``memory_bandwidth`` is what the device
     achieves, ``launch_time`` what a kernel takes at least. ``rule`` is the optimizer's that somebody named, ``norms``
-    the part of its time in which it computes norms of layers.
+    the part of its time in which it computes norms of layers, ``device`` and ``speed`` what computes, ``known`` whether
+    somebody gave the time of the step or the efficiency, or measured it, ``flash`` whether attention writes no
+    matrices.
     """
 
     model: Model
@@ -133,6 +147,10 @@ class Workload:
     launch_time: float  # s per kernel
     rule: str | None = None  # of the optimizer
     norms: float = 0.0  # s
+    device: Device | None = None
+    speed: float = 1.0
+    known: bool = False
+    flash: bool = False
 
     @property
     def forward_time(self) -> float:
@@ -187,7 +205,7 @@ def make_workload(
     device: Device,
     batch_size: int,
     *,
-    compute: Measured | Affine | Roofline | None = None,
+    compute: Measured | Affine | Roofline | PerKernel | None = None,
     precision: str = "fp32",
     gradient_dtype: str = "fp32",
     speed: float = 1.0,
@@ -216,9 +234,13 @@ def make_workload(
         raise unknown_name("optimizer", optimizer, OPTIMIZER_RULES)
     roofline = compute if isinstance(compute, Roofline) else Roofline()
     efficiency = roofline.efficiency or device.efficiency[precision]
-    forward, backward = roofline_times(
-        model, device, batch_size, precision, efficiency, roofline.memory_efficiency
-    )
+    if isinstance(compute, PerKernel):
+        check_kernels(model, device, precision)
+        forward, backward = kernel_times(model, device, batch_size, precision, flash=compute.flash)
+    else:
+        forward, backward = roofline_times(
+            model, device, batch_size, precision, efficiency, roofline.memory_efficiency
+        )
     total, basis = _step_time(model, device, batch_size, compute, precision)
     norms = _norm_time(model, device, roofline) if optimizer in NORMS else 0.0
     if total is None:
@@ -236,7 +258,9 @@ def make_workload(
         tensor_layer=np.array([i for i, _ in tensors], dtype=np.int64),
         tensor_nbytes=element * np.array([n for _, n in tensors], dtype=np.float64),
         memory_bandwidth=device.memory_bandwidth * roofline.memory_efficiency * speed,
-        launch_time=device.launch_time / speed, rule=optimizer, norms=norms / speed,
+        launch_time=device.launch_time / speed, rule=optimizer, norms=norms / speed, device=device, speed=speed,
+        known=total is not None or (isinstance(compute, Roofline) and compute.efficiency is not None),
+        flash=isinstance(compute, PerKernel) and compute.flash,
     )  # fmt: skip
 
 
@@ -262,7 +286,7 @@ def _step_time(
     model: Model,
     device: Device,
     batch_size: int,
-    compute: Measured | Affine | Roofline | None,
+    compute: Measured | Affine | Roofline | PerKernel | None,
     precision: str,
 ) -> tuple[float | None, str]:
     """Return the known seconds of a step, or None where the roofline decides, and what that rests on."""
@@ -283,6 +307,9 @@ def _step_time(
             f"{_affine_text(affine)}, within {error:.1%} of {curve.source}, "
             f"batch {min(curve.batch_size)} to {max(curve.batch_size)}"
         )
+    if isinstance(compute, PerKernel):
+        assert device.kernels is not None
+        return None, f"kernels of {device.name} ({device.kernels.source.partition(':')[0]})"
     given = compute.efficiency if compute is not None else None
     where = "as given" if given is not None else device.efficiency_basis
     fraction = given if given is not None else device.efficiency[precision]

@@ -17,7 +17,7 @@ from ddlsim.arguments import Count, Density, NotNegative, Positive, checked
 from ddlsim.errors import unknown_name
 from ddlsim.units import parse
 
-__all__ = ["Curve", "Device", "device_names", "load_device"]
+__all__ = ["Curve", "Device", "Kernels", "device_names", "load_device"]
 
 _CATALOGUE = Path(__file__).with_name("devices.toml")
 
@@ -36,6 +36,34 @@ class Curve:
 
 @checked
 @dataclass(frozen=True)
+class Kernels:
+    """How fast a device gets through the layers of transformers, kernel by kernel.
+
+    precisions       that it holds for
+    fraction         of the peak FLOP/s that matrix products reach while all multiprocessors are at work
+    units, tile      multiprocessors, each of which makes a tile of (rows, columns) of the product at a time: with more
+                     tiles than that they come in waves, and the last wave takes as long as a full one
+    forward_launch   s in which the framework gets one kernel of the forward pass under way; while the device is faster,
+                     it waits
+    backward_launch  the same in the backward pass, for each kernel of the forward pass
+    loss_time        s that the framework takes for each micro-batch beside its layers (batch, loss, schedule)
+    wait             s by which each further rank of a tensor-parallel group is later at a collective
+    source           of these numbers
+    """
+
+    precisions: tuple[str, ...]
+    fraction: Density
+    units: Count
+    tile: tuple[Count, Count]
+    forward_launch: NotNegative
+    backward_launch: NotNegative
+    loss_time: NotNegative
+    wait: NotNegative
+    source: str
+
+
+@checked
+@dataclass(frozen=True)
 class Device:
     """A processor that a worker computes on.
 
@@ -45,7 +73,8 @@ class Device:
 
     ``power_w`` is what it draws while it computes (the datasheet's limit), ``idle_power_w`` what it draws while it
     waits, ``price`` what it costs to use, in USD/s; None: not known. ``launch_time`` is what
-    each of several kernels takes at least, one after the other, in s.
+    each of several kernels takes at least, one after the other, in s. ``kernels`` is what is known of the layers of
+    transformers; None: nothing, they take the roofline's time.
     """
 
     name: str
@@ -61,6 +90,20 @@ class Device:
     idle_power_w: NotNegative | None = None
     price: NotNegative | None = None
     launch_time: NotNegative = 0.0
+    kernels: Kernels | None = None
+
+
+class _KernelsTable(TypedDict):
+    devices: list[str]
+    precisions: list[str]
+    fraction: float
+    units: int
+    tile: list[int]
+    forward_launch: str
+    backward_launch: str
+    loss_time: str
+    wait: str
+    source: str
 
 
 class _DeviceTable(TypedDict):
@@ -112,15 +155,17 @@ def device_names() -> list[str]:
 def _catalogue() -> Mapping[str, Device]:
     tables = tomllib.loads(_CATALOGUE.read_text(encoding="utf-8"))
     curves = cast(list[_CurveTable], tables["curves"])
+    kernels = cast(list[_KernelsTable], tables["kernels"])
     return {
         name: _device(
-            name, cast(_DeviceTable, table), tuple(_curve(c) for c in curves if name in c["devices"])
+            name, cast(_DeviceTable, table), tuple(_curve(c) for c in curves if name in c["devices"]),
+            next((_kernels(k) for k in kernels if name in k["devices"]), None),
         )
         for name, table in tables["devices"].items()
-    }
+    }  # fmt: skip
 
 
-def _device(name: str, table: _DeviceTable, curves: tuple[Curve, ...]) -> Device:
+def _device(name: str, table: _DeviceTable, curves: tuple[Curve, ...], kernels: Kernels | None) -> Device:
     return Device(
         name=name,
         title=table["title"],
@@ -135,7 +180,17 @@ def _device(name: str, table: _DeviceTable, curves: tuple[Curve, ...]) -> Device
         idle_power_w=parse(table["idle_power"], "power") if "idle_power" in table else None,
         price=parse(table["price"], "price") if "price" in table else None,
         launch_time=parse(table["launch_time"], "time") if "launch_time" in table else 0.0,
+        kernels=kernels,
     )
+
+
+def _kernels(table: _KernelsTable) -> Kernels:
+    rows, columns = table["tile"]
+    return Kernels(
+        tuple(table["precisions"]), table["fraction"], table["units"], (rows, columns),
+        forward_launch=parse(table["forward_launch"], "time"), backward_launch=parse(table["backward_launch"], "time"),
+        loss_time=parse(table["loss_time"], "time"), wait=parse(table["wait"], "time"), source=table["source"],
+    )  # fmt: skip
 
 
 def _curve(table: _CurveTable) -> Curve:

@@ -180,7 +180,7 @@ def check_memory(stage: Stage, device: Device, n_workers: int = 1, activations: 
     model, precision = workload.model, workload.precision
     one = stage.memory
     if one is None:
-        holding = Holding(workload.rule or "momentum")
+        holding = Holding(workload.rule or "momentum", flash=workload.flash)
         one = memory_of(model, workload.batch_size, precision, holding, batches=stage.batches, n_workers=n_workers)
     varying = one.activations if activations is None else activations
     fixed = one.weights + one.gradients + stage.state * one.optimizer + one.buffers

@@ -19,6 +19,7 @@ __all__ = [
 WHOLE, COLUMN, INNER, ROW, ATTENTION, VOCABULARY = "whole", "column", "inner", "row", "attention", "vocabulary"
 #: a layer that mixes the features of a token needs all of them
 _MIXING = ("attention", "cross_attention", "layer_norm", "rms_norm", "add", "embedding", "swiglu", "tied_dense", "take")
+_BY_VOCABULARY = ("embedding", "tied_embedding", "tied_dense")
 
 
 def roles(layers: Sequence[Layer]) -> tuple[str, ...]:
@@ -27,7 +28,7 @@ def roles(layers: Sequence[Layer]) -> tuple[str, ...]:
     for i, layer in enumerate(layers):
         if layer.heads:
             kinds[i] = ATTENTION
-        elif layer.type in ("embedding", "tied_dense") or (layer.type == "dense" and _makes_logits(layer)):
+        elif layer.type in _BY_VOCABULARY or (layer.type == "dense" and _makes_logits(layer)):
             kinds[i] = VOCABULARY
         elif layer.type in ("dense", "swiglu") and kinds[i] == WHOLE and len(layer.out_shape) == 2:
             second = _second(layers, i)

@@ -1,0 +1,267 @@
+"""What one of t tensor-parallel ranks computes and exchanges: Megatron-LM's split of a transformer, as data.
+
+Shoeybi et al. 2019 (arXiv:1909.08053): attention by heads, the two dense layers behind it by columns and rows,
+embedding and output layer by the vocabulary. What leaves attention and the second dense layer is a part of a sum, so
+there are two all-reduces of b s h elements in a layer's forward pass and two in its backward pass. With sequence
+parallelism (Korthikanti et al. 2022, arXiv:2205.05198) normalisations, dropout and sums are split by tokens, and each
+all-reduce becomes a reduce-scatter and an all-gather, of the same bytes together; what was gathered is not kept, so the
+backward pass gathers it once more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+
+from ddlsim.arguments import Count, Index, checked, one_of
+from ddlsim.errors import ConfigError
+from ddlsim.workload.compute import Workload
+from ddlsim.workload.layer_times import Floats
+from ddlsim.workload.memory import Holding, Memory, memory_of
+from ddlsim.workload.model import Layer, Model
+from ddlsim.workload.precision import ELEMENT_NBYTES
+from ddlsim.workload.products import has_kernels, kernel_times, score_times
+from ddlsim.workload.roles import ATTENTION, COLUMN, INNER, ROW, VOCABULARY, blocks, check_split, rank_tensors, roles
+
+__all__ = ["Collective", "Shard", "step_flops", "tensor_parallel"]
+
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
+Pass = Literal["forward", "backward"]
+_Add = Callable[[Pass, str, float, int], None]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """An exchange of the t ranks that hold parts of the same layers.
+
+    kind    "all_reduce", "all_gather" or "reduce_scatter"
+    nbytes  of the whole that is summed, or put together, on every rank
+    layer   whose time in the pass it follows (of an all-gather of sequence parallelism: precedes)
+    phase   "forward" or "backward"; what is computed again belongs to the backward pass
+    """
+
+    kind: str
+    nbytes: float
+    layer: int
+    phase: Pass
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """What one of `tensor` ranks does with a micro-batch.
+
+    workload     its seconds per layer, forward and backward (with what is computed again), and the gradients of its
+                 part of the parameters, which data-parallel replicas exchange. Its ``model`` is that of the whole
+    collectives  what the ranks exchange, in the order of the passes
+    memory       of the rank, for one micro-batch under way
+    """
+
+    workload: Workload
+    tensor: int
+    sequence: bool
+    recompute: str
+    collectives: tuple[Collective, ...]
+    memory: Memory
+
+    def exchanged(self, phase: Pass) -> float:
+        """Return the bytes that a rank sends in a pass by rings: 2 (t - 1)/t of an all-reduce, else (t - 1)/t."""
+        share = (self.tensor - 1) / self.tensor
+        return sum(
+            (2.0 if each.kind == ALL_REDUCE else 1.0) * share * each.nbytes
+            for each in self.collectives
+            if each.phase == phase
+        )
+
+    def cut(self, first: Index, end: Count) -> Shard:
+        """Return the shard of a stage that has the layers `first` to `end` - 1 (:meth:`Workload.cut`)."""
+        workload = self.workload.cut(first, end)
+        inside = tuple(
+            dataclasses.replace(each, layer=each.layer - first)
+            for each in self.collectives
+            if first <= each.layer < end
+        )
+        holding = _holding(workload, self.tensor, self.sequence, self.recompute)
+        memory = memory_of(workload.model, workload.batch_size, workload.precision, holding)
+        return dataclasses.replace(self, workload=workload, collectives=inside, memory=memory)
+
+
+@checked
+def tensor_parallel(
+    workload: Workload, tensor: Count, *, sequence: bool = False,
+    recompute: Annotated[str, one_of("none", "selective", "full")] = "none",
+) -> Shard:  # fmt: skip
+    """Return what one of `tensor` ranks does of a workload.
+
+    sequence   sequence parallelism: what tensor parallelism leaves whole is split by tokens
+    recompute  what the backward pass computes again: attention's matrices ("selective") or transformer layers ("full",
+               and with them their two all-reduces)
+
+    Where the device's kernels are known (:class:`~ddlsim.workload.devices.Kernels`) layers take the time of their
+    smaller kernels; if somebody gave or measured the step, its layers change by the ratio of these. Elsewhere what is
+    split takes 1/t of its time, which is too little where small products leave a device idle. Raises ConfigError for a
+    model without attention, for heads or features that `tensor` does not divide, and for a sequence that it does not.
+    """
+    model, device = workload.model, workload.device
+    if tensor > 1 and not any(layer.heads for layer in model.layers):
+        raise ConfigError(f"tensor = {tensor}: splits attention and the dense layers behind it; {model.name} has none")
+    if sequence and tensor == 1:
+        raise ConfigError("sequence = True: splits what tensor = 1 leaves whole; give tensor=2 or more")
+    check_split(model, tensor)
+    tokens = next((layer.out_shape[0] for layer in model.layers if layer.heads), tensor)
+    if sequence and tokens % tensor:
+        raise ConfigError(f"sequence = True: {tokens} tokens cannot be shared evenly by tensor = {tensor} ranks")
+    kinds = roles(model.layers)
+    if device is not None and has_kernels(model, device, workload.precision):
+        forward, backward = _kernel_seconds(workload, tensor, sequence)
+    else:
+        share = _shares(model, kinds, tensor, sequence)
+        forward, backward = workload.forward * share, workload.backward * share
+    backward = backward + _again(workload, forward, recompute, tensor)
+    tensors = [
+        [] if layer.model_parallel else [n for _, n in rank_tensors(layer, role, tensor)]
+        for layer, role in zip(model.layers, kinds, strict=True)
+    ]
+    flat = [n for sizes in tensors for n in sizes]
+    element = workload.gradient_nbytes / max(1.0, model.gradient_nbytes(1))
+    rank = dataclasses.replace(
+        workload, forward=forward, backward=backward,
+        optimizer=workload.optimizer * sum(flat) / max(1.0, model.gradient_nbytes(1)),
+        grad_nbytes=element * np.array([sum(sizes) for sizes in tensors]), tensor_nbytes=element * np.array(flat),
+    )  # fmt: skip
+    memory = memory_of(
+        model, workload.batch_size, workload.precision, _holding(workload, tensor, sequence, recompute)
+    )  # fmt: skip
+    exchanges = _collectives(workload, kinds, tensor, sequence, recompute) if tensor > 1 else ()
+    return Shard(rank, tensor, sequence, recompute, exchanges, memory)
+
+
+def _holding(workload: Workload, tensor: int, sequence: bool, recompute: str) -> Holding:
+    return Holding(
+        workload.rule or "momentum", tensor=tensor, sequence=sequence, recompute=recompute, flash=workload.flash
+    )
+
+
+def _kernel_seconds(workload: Workload, tensor: int, sequence: bool) -> tuple[Floats, Floats]:
+    """Return forward and backward seconds by kernel; of a known step, its layers scaled by how these change."""
+    device = workload.device
+    assert device is not None
+    args = (workload.model, device, workload.batch_size, workload.precision)
+    split = kernel_times(*args, tensor=tensor, sequence=sequence, flash=workload.flash)
+    if not workload.known:
+        return split[0] / workload.speed, split[1] / workload.speed
+    whole = kernel_times(*args, flash=workload.flash)
+    one, two = (
+        known * np.divide(part, all_of_it, out=np.ones_like(part), where=all_of_it > 0.0)
+        for known, part, all_of_it in zip((workload.forward, workload.backward), split, whole, strict=True)
+    )
+    return one, two
+
+
+def _shares(model: Model, kinds: tuple[str, ...], tensor: int, sequence: bool) -> Floats:
+    """Return the share of each layer's time that a rank takes where nothing is known of its kernels."""
+    split = [
+        role in (ATTENTION, COLUMN, INNER, ROW)
+        or (role == VOCABULARY and not layer.type.endswith("embedding"))
+        or (sequence and len(layer.out_shape) == 2)
+        for layer, role in zip(model.layers, kinds, strict=True)
+    ]
+    return np.where(split, 1.0 / tensor, 1.0)
+
+
+def _again(workload: Workload, forward: Floats, recompute: str, tensor: int) -> Floats:
+    """Return the seconds of each layer that are computed again in the backward pass."""
+    again = np.zeros_like(forward)
+    if recompute == "full":
+        for first, end in blocks(workload.model.layers):
+            again[first:end] = forward[first:end]
+    elif recompute == "selective":
+        again = _scores_again(workload, forward, tensor)
+    return again
+
+
+def _scores_again(workload: Workload, forward: Floats, tensor: int) -> Floats:
+    """Return the seconds of each layer's attention matrices, their softmax and what is mixed with them."""
+    model, device = workload.model, workload.device
+    if device is None or not has_kernels(model, device, workload.precision):
+        share = [_core_flops(layer) / layer.flops if layer.heads else 0.0 for layer in model.layers]
+        again: Floats = forward * np.array(share)
+        return again
+    seconds = score_times(model, device, workload.batch_size, workload.precision, tensor) / workload.speed
+    if workload.known:
+        whole, _ = kernel_times(model, device, workload.batch_size, workload.precision, flash=workload.flash)
+        seconds *= workload.speed * np.divide(workload.forward, whole, out=np.ones_like(whole), where=whole > 0.0)
+    return seconds
+
+
+def _core_flops(layer: Layer) -> float:
+    """Return the FLOPs of a sample's attention matrices and of what is mixed with them: 4 s^2 h."""
+    return 4.0 * layer.scores * layer.out_shape[1] / layer.heads
+
+
+def _collectives(
+    workload: Workload, kinds: tuple[str, ...], tensor: int, sequence: bool, recompute: str
+) -> tuple[Collective, ...]:
+    """Return the exchanges of the forward pass, layer by layer, then of the backward pass from the last layer on."""
+    layers, element, batch = workload.model.layers, ELEMENT_NBYTES[workload.precision], workload.batch_size
+    inside = [any(first <= i < end for first, end in blocks(layers)) for i in range(len(layers))]
+    forward: list[Collective] = []
+    backward: list[Collective] = []
+
+    def add(phase: Pass, kind: str, nbytes: float, layer: int) -> None:
+        (forward if phase == "forward" else backward).append(Collective(kind, nbytes, layer, phase))
+
+    for i, (layer, role) in enumerate(zip(layers, kinds, strict=True)):
+        entering = element * batch * math.prod(layer.in_shape)
+        leaving = element * batch * math.prod(layer.out_shape)
+        opens = role in (ATTENTION, COLUMN)  # every rank needs all that enters; its gradient is a sum over the ranks
+        closes = role in (ATTENTION, ROW)  # what leaves is a sum over the ranks
+        phases: tuple[Pass, ...] = ("forward", "backward") if recompute == "full" and inside[i] else ("forward",)
+        if opens and sequence:
+            for phase in (*phases, "backward") if recompute != "full" else phases:
+                add(phase, ALL_GATHER, entering, i)  # in the backward pass again, as it is not kept
+        for phase in phases if closes else ():
+            add(phase, REDUCE_SCATTER if sequence else ALL_REDUCE, leaving, i)
+        if closes and sequence:
+            add("backward", ALL_GATHER, leaving, i)
+        if opens:
+            add("backward", REDUCE_SCATTER if sequence else ALL_REDUCE, entering, i)
+        if role == VOCABULARY and layer.type.endswith("embedding"):
+            add("forward", REDUCE_SCATTER if sequence else ALL_REDUCE, leaving, i)
+            if sequence:
+                add("backward", ALL_GATHER, leaving, i)
+        elif role == VOCABULARY:
+            _loss(add, layer, i, entering, batch, sequence)
+    return (*forward, *sorted(backward, key=lambda each: -each.layer))
+
+
+def _loss(add: _Add, layer: Layer, i: int, entering: float, batch: int, sequence: bool) -> None:
+    """Add what the output layer exchanges: its input, its input's gradient, maximum and sum of exponentials in fp32."""
+    if sequence:
+        add("forward", ALL_GATHER, entering, i)
+    for _ in range(2):
+        add("forward", ALL_REDUCE, 4.0 * batch * layer.out_shape[0], i)
+    add("backward", REDUCE_SCATTER if sequence else ALL_REDUCE, entering, i)
+
+
+@checked
+def step_flops(
+    model: Model, batch_size: Count, recompute: Annotated[str, one_of("none", "selective", "full")] = "none"
+) -> float:
+    """Return the FLOPs of a step on `batch_size` samples: 3 times the forward pass, 4 times with "full" recomputation.
+
+    Of a transformer of L layers, h features, s tokens and V words 72 B s L h^2 (1 + s/(6 h) + V/(12 L h)), and with
+    "full" recomputation 96 B s L h^2 (1 + s/(6 h) + V/(16 L h)), as the output layer is not computed again (Narayanan
+    et al. 2021, arXiv:2104.04473, equation 3); "selective" computes 4 s^2 h L B of attention's matrices again.
+    """
+    total = 3.0 * model.flops
+    for layer in model.layers:
+        if recompute == "selective" and layer.heads:
+            total += _core_flops(layer)
+    if recompute == "full":
+        total += sum(layer.flops for first, end in blocks(model.layers) for layer in model.layers[first:end])
+    return batch_size * total

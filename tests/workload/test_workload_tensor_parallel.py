@@ -1,0 +1,225 @@
+"""What a tensor-parallel rank computes and exchanges: identities of Megatron-LM's split, the kernels' curve by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddlsim import Affine, ConfigError, Measured, PerKernel, Roofline, load_device, load_model, simulate
+from ddlsim.workload.compute import Workload, make_workload
+from ddlsim.workload.memory import Holding, memory_of
+from ddlsim.workload.model import Model
+from ddlsim.workload.products import Product, kernel_times, product_time
+from ddlsim.workload.roles import blocks
+from ddlsim.workload.tensor_parallel import step_flops, tensor_parallel
+
+A100, GPT2 = load_device("a100-80g"), load_model("gpt2")
+KERNELS = A100.kernels
+assert KERNELS is not None
+
+
+def workload(model: Model = GPT2, batch: int = 8, **options: object) -> Workload:
+    return make_workload(model, A100, batch, precision="fp16", **options)  # type: ignore[arg-type]
+
+
+def gpt(path: Path, h: int, n_layers: int, heads: int) -> Model:
+    text = (Path(__file__).parents[2] / "models" / "gpt2.toml").read_text(encoding="utf-8")
+    text = text.replace("dim = 768, hidden = 3072, heads = 12", f"dim = {h}, hidden = {4 * h}, heads = {heads}")
+    text = text.replace("repeat = 12", f"repeat = {n_layers}").replace("positions = 1024, dim = 768", f"dim = {h}")
+    file = path / "gpt.toml"
+    file.write_text(text, encoding="utf-8")
+    return load_model(file)
+
+
+@pytest.mark.parametrize("t", [2, 4, 6])
+def test_two_all_reduces_a_layer_and_pass(t: int) -> None:
+    """b s h elements each; embedding, output layer and loss by the vocabulary."""
+    shard, bsh = tensor_parallel(workload(), t), 8 * 1024 * 768
+    first, end = blocks(GPT2.layers)[3]
+    inside = [each for each in shard.collectives if first <= each.layer < end]
+    assert [(each.kind, each.nbytes, each.phase) for each in inside] == (
+        2 * [("all_reduce", 2.0 * bsh, "forward")] + 2 * [("all_reduce", 2.0 * bsh, "backward")]
+    )
+    ends = [each for each in shard.collectives if not any(a <= each.layer < b for a, b in blocks(GPT2.layers))]
+    nbytes = [2.0 * bsh, 4.0 * 8 * 1024, 4.0 * 8 * 1024]
+    assert [each.nbytes for each in ends if each.phase == "forward"] == nbytes
+    assert [each.nbytes for each in ends if each.phase == "backward"] == [2.0 * bsh]
+    ring = 2.0 * (t - 1) / t
+    assert shard.exchanged("forward") == pytest.approx(ring * (12 * 2 * 2.0 * bsh + sum(nbytes)), rel=1e-12)
+    again = tensor_parallel(workload(), t, recompute="full")
+    assert again.exchanged("backward") - shard.exchanged("backward") == pytest.approx(
+        ring * 12 * 2 * 2.0 * bsh, rel=1e-12
+    )
+    assert tensor_parallel(workload(), 1).collectives == ()
+
+
+def test_sequence_parallelism_sends_the_same_and_gathers_once_more() -> None:
+    plain, split = tensor_parallel(workload(), 4), tensor_parallel(workload(), 4, sequence=True)
+    bsh, share = 2.0 * 8 * 1024 * 768, 3 / 4
+    assert split.exchanged("forward") == pytest.approx(plain.exchanged("forward"), rel=1e-12)
+    more = split.exchanged("backward") - plain.exchanged("backward")
+    assert more == pytest.approx(share * bsh * (2 * 12), rel=1e-12)
+    assert {each.kind for each in split.collectives if each.nbytes == bsh} == {"all_gather", "reduce_scatter"}
+
+
+@pytest.mark.parametrize("t", [1, 2, 3, 4, 12])
+def test_a_rank_holds_its_part_of_the_parameters(t: int) -> None:
+    """Matrices over t; of a layer, norms (4 h) and the biases of the two sums (2 h) are on every rank."""
+    shard, h, v = tensor_parallel(workload(), t), 768, 50257
+    layer = (12 * h * h + 7 * h) / t + 6 * h
+    expected = v * h / t + 1024 * h + 12 * layer + 2 * h
+    assert shard.workload.gradient_nbytes == pytest.approx(4.0 * expected, rel=1e-12)
+    assert shard.workload.tensor_nbytes.sum() == pytest.approx(4.0 * expected, rel=1e-12)
+    assert shard.memory.weights == pytest.approx(2.0 * expected, rel=1e-12)
+    assert shard.workload.optimizer == pytest.approx(workload().optimizer * expected / GPT2.n_params, rel=1e-12)
+
+
+@pytest.mark.parametrize(("h", "n_layers", "heads"), [(1024, 4, 16), (6144, 2, 64)])
+def test_flops_are_those_of_the_published_formula(tmp_path: Path, h: int, n_layers: int, heads: int) -> None:
+    """Narayanan et al. 2021, equation 3: with full recomputation 96 B s L h^2 (1 + s/6h + V/16Lh); the output layer's
+    part is 6 B s h V either way, so without it is 72 B s L h^2 (1 + s/6h + V/12Lh)."""
+    model, s, v, batch = gpt(tmp_path, h, n_layers, heads), 1024, 50257, 5
+    base = batch * s * n_layers * h**2
+    full = 96 * base * (1 + s / (6 * h) + v / (16 * n_layers * h))
+    assert step_flops(model, batch, "full") == pytest.approx(full, rel=1e-12)
+    none = 72 * base * (1 + s / (6 * h) + v / (12 * n_layers * h))
+    assert step_flops(model, batch) == pytest.approx(none, rel=1e-12)
+    assert step_flops(model, batch, "selective") == pytest.approx(none + 4 * batch * s**2 * h * n_layers, rel=1e-12)
+
+
+def test_a_product_by_hand() -> None:
+    """4,096 x 4,096 by 4,096: 32 x 16 tiles of 128 x 256 are 4.74 waves of 108, so 5; 0.863 of 312 TFLOP/s."""
+    assert KERNELS is not None
+    seconds = product_time(Product(4096, 4096, 4096), A100, "fp16")
+    assert seconds == pytest.approx(5 * 108 * 128 * 256 * 2 * 4096 / (KERNELS.fraction * 312e12), rel=1e-12)
+    narrow = product_time(Product(4096, 4096, 16), A100, "fp16")  # limited by memory: 33.8 MB at 0.8 of 2,039 GB/s
+    assert narrow == pytest.approx(2 * (2 * 4096 * 16 + 4096**2) / (0.8 * 2039e9), rel=1e-12)
+    few, many = Product(100, 100, 4096, 8), Product(128 * 12, 256 * 9, 4096)
+    assert product_time(few, A100, "fp16") == product_time(many, A100, "fp16")
+
+
+def test_larger_products_are_more_efficient() -> None:
+    """Up to the fraction: no size beats it, and whole waves reach it."""
+    assert KERNELS is not None
+    sizes = [256, 512, 1024, 4096, 128 * 108]
+    shares = [2 * n**3 / product_time(Product(n, n, n), A100, "fp16") / 312e12 for n in sizes]
+    assert shares == sorted(shares)
+    assert shares[-1] <= KERNELS.fraction * (1 + 1e-12)
+    assert shares[0] < 0.1
+    whole = Product(128 * 12, 256 * 9, 8192)
+    assert 2 * math.prod(whole[:3]) / product_time(whole, A100, "fp16") == pytest.approx(KERNELS.fraction * 312e12)
+
+
+def test_small_layers_take_the_time_of_their_launches() -> None:
+    """19 kernels a layer forward: two normalisations, attention (8), two dropouts, two dense layers with bias (4),
+    GELU, two sums."""
+    assert KERNELS is not None
+    forward, backward = kernel_times(GPT2, A100, 1, "fp16")
+    for first, end in blocks(GPT2.layers):
+        assert forward[first:end].sum() == pytest.approx(19 * KERNELS.forward_launch, rel=1e-9)
+        assert backward[first:end].sum() == pytest.approx(19 * KERNELS.backward_launch, rel=1e-9)
+    large, _ = kernel_times(GPT2, A100, 64, "fp16")
+    first, end = blocks(GPT2.layers)[0]
+    assert large[first:end].sum() > 19 * KERNELS.forward_launch
+
+
+def test_flash_attention_and_width_take_less_time() -> None:
+    one = kernel_times(GPT2, A100, 64, "fp16")[0].sum()
+    assert kernel_times(GPT2, A100, 64, "fp16", flash=True)[0].sum() < 0.9 * one
+    two, both = (kernel_times(GPT2, A100, 64, "fp16", tensor=2, sequence=s)[0].sum() for s in (False, True))
+    assert 0.5 * one < both < two < one
+
+
+def test_what_is_computed_again() -> None:
+    plain, some, full = (tensor_parallel(workload(batch=32), 2, recompute=r) for r in ("none", "selective", "full"))
+    ranges = blocks(GPT2.layers)
+    again = full.workload.backward - plain.workload.backward
+    for first, end in ranges:
+        assert again[first:end] == pytest.approx(plain.workload.forward[first:end], rel=1e-9)
+    assert again[ranges[-1][1] :].sum() == 0.0
+    scores = (some.workload.backward - plain.workload.backward)[[layer.heads > 0 for layer in GPT2.layers]]
+    assert np.all((scores > 0.0) & (scores < again.max()))
+    assert some.memory.activations < plain.memory.activations
+
+
+def test_a_known_step_keeps_its_sum_on_one_rank_and_shrinks_with_more() -> None:
+    known = workload(compute=Measured("200 ms", 8))
+    one = tensor_parallel(known, 1).workload
+    assert one.step_time == pytest.approx(0.2, rel=1e-12)
+    two, by_kernel = tensor_parallel(known, 2).workload, tensor_parallel(workload(), 2).workload
+    assert 0.1 < two.step_time < 0.2
+    ratio = by_kernel.forward / tensor_parallel(workload(), 1).workload.forward
+    assert two.forward == pytest.approx(known.forward * ratio, rel=1e-9)
+    half = tensor_parallel(workload(speed=0.5), 2).workload
+    assert half.forward == pytest.approx(2.0 * by_kernel.forward, rel=1e-12)
+
+
+def test_without_known_kernels_split_layers_take_their_share() -> None:
+    v100 = make_workload(GPT2, load_device("v100"), 8)
+    shard = tensor_parallel(v100, 4).workload
+    attention = next(i for i, layer in enumerate(GPT2.layers) if layer.heads)
+    norm = next(i for i, layer in enumerate(GPT2.layers) if layer.type == "layer_norm")
+    assert shard.forward[attention] == v100.forward[attention] / 4
+    assert shard.forward[norm] == v100.forward[norm]
+    assert tensor_parallel(v100, 4, sequence=True).workload.forward[norm] == v100.forward[norm] / 4
+
+
+def test_cuts_of_a_shard_are_the_whole() -> None:
+    shard = tensor_parallel(workload(), 4)
+    n, middle = len(GPT2.layers), blocks(GPT2.layers)[6][0]
+    cuts = [shard.cut(0, middle), shard.cut(middle, n)]
+    assert sum(cut.workload.forward_time for cut in cuts) == pytest.approx(shard.workload.forward_time, rel=1e-12)
+    assert sum(len(cut.collectives) for cut in cuts) == len(shard.collectives)
+    assert sum(cut.memory.weights for cut in cuts) == pytest.approx(shard.memory.weights, rel=1e-12)
+    whole = memory_of(GPT2, 8, "fp16", Holding(tensor=4))
+    assert sum(cut.memory.activations for cut in cuts) == pytest.approx(whole.activations, rel=1e-12)
+
+
+def test_per_kernel_computes_runs() -> None:
+    run = simulate("dgx-a100-pod", "gpt2", batch_size=8, workers=2, precision="fp16", compute=PerKernel(), steps=2)
+    assert "kernels of a100" in run.workloads[0].basis
+    expected, _ = kernel_times(GPT2, load_device("a100-40g"), 8, "fp16")
+    assert run.workloads[0].forward == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: tensor_parallel(workload(), 5), "tensor = 5: does not divide the 12 heads of gpt2.*; 4 or 6 does"),
+        (lambda: tensor_parallel(workload(), 0), "tensor = 0: must be a whole number of at least 1"),
+        (lambda: tensor_parallel(workload(), 1, sequence=True), "sequence = True: splits what tensor = 1 leaves whole"),
+        (lambda: tensor_parallel(workload(), 3, sequence=True), "1024 tokens cannot be shared evenly by tensor = 3"),
+        (lambda: tensor_parallel(workload(), 2, recompute="segments"), "recompute = 'segments': must be 'none'"),
+        (
+            lambda: tensor_parallel(make_workload(load_model("vgg16"), A100, 1), 2),
+            "tensor = 2: splits attention and the dense layers behind it; vgg16 has none",
+        ),
+        (lambda: workload(load_model("vgg16"), compute=PerKernel()), "PerKernel: vgg16 has no attention"),
+        (
+            lambda: make_workload(GPT2, load_device("v100"), 1, compute=PerKernel()),
+            "PerKernel: the kernels of v100 in fp32 are not known; they are in fp16 and bf16",
+        ),
+        (
+            lambda: make_workload(GPT2, load_device("v100"), 1, precision="fp16", compute=PerKernel()),
+            "PerKernel: the kernels of v100 in fp16 are not known; they are of a100-40g, a100-80g",
+        ),
+        (lambda: step_flops(GPT2, 0), "batch_size = 0"),
+        (lambda: step_flops(GPT2, 1, "ful"), "recompute = 'ful'"),
+    ],
+)
+def test_bad_arguments(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_curves_and_rooflines_are_left_alone() -> None:
+    """Who does not ask for kernels gets what there was before."""
+    for compute in (None, Roofline(), Affine(0.0, "1 ms")):
+        work = workload(compute=compute)
+        assert "kernels" not in work.basis
+    assert replace(A100, kernels=None).kernels is None
