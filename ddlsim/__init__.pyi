@@ -110,6 +110,7 @@ from .workload.compute import (
     PerKernel as PerKernel,
     Roofline as Roofline,
 )
+from .workload.fits import fits as fits
 from .workload.devices import Device as Device, device_names as device_names, load_device as load_device
 from .workload.jitter import (
     Exponential as Exponential,

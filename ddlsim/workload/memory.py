@@ -121,6 +121,10 @@ def memory_of(
         0.0 if layer.model_parallel else sum(n for _, n in rank_tensors(layer, role, holding.tensor))
         for layer, role in zip(layers, kinds, strict=True)
     ]
+    if not any(layer.type == "embedding" for layer in layers):
+        for i, layer in enumerate(layers):
+            if layer.type == "tied_dense":  # the embedding that it is tied to is on another stage: a copy
+                sizes[i] += layer.in_shape[-1] * layer.out_shape[-1] / holding.tensor
     shared = sum(sizes)
     gradient = element if holding.gradient_dtype is None else ELEMENT_NBYTES[holding.gradient_dtype]
     state = 0.0 if holding.offload else optimizer_nbytes(holding.optimizer, element)

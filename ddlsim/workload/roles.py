@@ -7,7 +7,9 @@ vocabulary. Everything else is whole on every rank.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import pairwise
 
 from ddlsim.errors import ConfigError
 from ddlsim.workload.model import Layer, Model
@@ -60,12 +62,9 @@ def blocks(layers: Sequence[Layer]) -> list[tuple[int, int]]:
     if not starts:
         return []
     width = starts[-1] - starts[-2] if len(starts) > 1 else 1 + max(_last_sum(layers) - starts[0], 0)
-    first_of = {unit: next(i for i, layer in enumerate(layers) if layer.unit >= unit) for unit in starts}
-    ends = [*starts[1:], starts[-1] + width]
-    return [
-        (first_of[start], next((i for i, layer in enumerate(layers) if layer.unit >= end), len(layers)))
-        for start, end in zip(starts, ends, strict=True)
-    ]
+    units = [layer.unit for layer in layers]
+    cuts = [bisect_left(units, unit) for unit in (*starts, starts[-1] + width)]
+    return list(pairwise(cuts))
 
 
 def _last_sum(layers: Sequence[Layer]) -> int:

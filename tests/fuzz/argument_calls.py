@@ -153,6 +153,7 @@ CALLS = {
     "CHOCOSGD": lambda: {"gamma": 0.5},
     "ElasticAveraging": lambda: {"alpha": 0.1},
     "FedAvg": lambda: {"local_steps": 2},
+    "fits": lambda: {"model": "lenet5", "device": "v100"},
     "FedBuff": lambda: {"local_steps": 2},
     **{name: (lambda: {"k": 2}) for name in ("KAsync", "KBatchAsync", "KBatchSync", "KSync")},
     "SoftSync": lambda: {"n": 2},

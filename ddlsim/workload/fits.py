@@ -1,0 +1,281 @@
+"""Does a model fit a device, and what would make it fit?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any
+
+from ddlsim.arguments import Bytes, Count, checked, one_of, whole
+from ddlsim.errors import ConfigError
+from ddlsim.readable import size
+from ddlsim.workload.activations import RECOMPUTE
+from ddlsim.workload.devices import DeviceLike, load_device
+from ddlsim.workload.memory import Holding, Memory, Precision, memory_of
+from ddlsim.workload.model import Model, ModelLike, load_model
+from ddlsim.workload.optimizer_rules import OPTIMIZER_RULES
+from ddlsim.workload.precision import GRADIENT_TYPES
+from ddlsim.workload.roles import blocks, check_split
+
+__all__ = ["Fit", "Remedy", "fits"]
+
+#: ranks that a remedy may ask for: data-parallel ones, and those of a tensor-parallel group, which stays in a machine
+MOST_SHARDS, MOST_TENSOR, MACHINE = 1024, 8, 8
+#: of remedies, in the order in which they are put together
+KINDS = ("shards", "flash", "recompute", "zero", "batch_size", "tensor", "pipeline", "offload")
+_Changes = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What is asked: a model on ranks that hold it in a certain way."""
+
+    model: Model
+    precision: str
+    batch_size: int
+    pipeline: int
+    micro_batches: int | None  # None: as many as there are stages
+    interleave: int
+    holding: Holding
+
+    def memory(self) -> Memory:
+        """Return the memory of the stage that needs most."""
+        p, v = self.pipeline, self.interleave
+        stages = _stages(self.model, p)
+        memories = []
+        for i, stage in enumerate(stages):
+            live = float(min(self.micro_batches or p, p - i))
+            live *= 1.0 + (p - 1) / (p * v) if v > 1 and i == 0 else 1.0
+            memories.append(
+                memory_of(
+                    stage, self.batch_size, self.precision, self.holding, batches=live, n_workers=self.holding.shards
+                )
+            )
+        return max(memories, key=lambda memory: memory.total)
+
+    def changed(self, changes: Mapping[str, Any]) -> _Case:
+        """Return the case with other values of some arguments of :func:`fits`."""
+        mine = {name: value for name, value in changes.items() if name in _MINE}
+        others = {name: value for name, value in changes.items() if name not in _MINE}
+        return dataclasses.replace(self, holding=dataclasses.replace(self.holding, **others), **mine)
+
+
+_MINE = ("batch_size", "pipeline")
+
+
+@checked
+@dataclass(frozen=True)
+class Remedy:
+    """A change, as arguments of :func:`fits`, what a rank needs with it and the bytes that this is less."""
+
+    change: str
+    memory: Memory
+    saves: float
+    fits: bool
+
+
+@checked
+@dataclass(frozen=True)
+class Fit:
+    """Whether a rank has room for its part of a training step.
+
+    question  what was asked, in words
+    device    its name
+    capacity  bytes of its memory
+    memory    what the rank needs, in five terms
+    remedies  changes that save memory, best first; empty where it fits
+    """
+
+    question: str
+    device: str
+    capacity: float
+    memory: Memory
+    remedies: tuple[Remedy, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether all of it has room."""
+        return self.memory.total <= self.capacity
+
+    def __bool__(self) -> bool:
+        return self.fits
+
+    def __str__(self) -> str:
+        verb = "fits" if self.fits else "does not fit"
+        have, need = size(self.capacity), size(self.memory.total)
+        lines = [f"{self.question} {verb} {self.device}: needs {need} of {have}", "", str(self.memory)]
+        if self.remedies:
+            lines += ["", "What saves memory, best first:"]
+        width = max((len(remedy.change) for remedy in self.remedies), default=0)
+        for remedy in self.remedies:
+            ends = "fits" if remedy.fits else "is not enough"
+            saved, left = size(remedy.saves), size(remedy.memory.total)
+            lines.append(f"  {remedy.change:{width}}  saves {saved:>9}, needs {left:>9}: {ends}")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return everything as plain values, sizes in bytes."""
+        return {**dataclasses.asdict(self), "fits": self.fits, "total": self.memory.total}
+
+
+@checked
+def fits(
+    model: ModelLike, device: DeviceLike, batch_size: Count = 1, precision: Precision = "fp32",
+    optimizer: Annotated[str, one_of(*OPTIMIZER_RULES)] = "momentum", *,
+    gradient_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None, zero: Annotated[int, whole(0, 3)] = 0,
+    shards: Count = 1, tensor: Count = 1, sequence: bool = False, pipeline: Count = 1,
+    micro_batches: Count | None = None, interleave: Count = 1,
+    recompute: Annotated[str, one_of(*RECOMPUTE)] = "none", flash: bool = False, offload: bool = False,
+    workspace: Bytes | None = None,
+) -> Fit:  # fmt: skip
+    """Return whether a model can be trained on a device, with the memory of the fullest rank and remedies.
+
+    batch_size     samples of a micro-batch of a rank
+    pipeline       stages that the model is cut into, of equally many transformer layers
+    shards         data-parallel ranks, over which ZeRO shares, and embedding tables that are exchanged with nobody
+    micro_batches  of a step; the first stage keeps up to `pipeline` of them (1F1B). None: as many as stages
+    interleave     chunks of a stage (Narayanan et al. 2021, arXiv:2104.04473)
+
+    The other arguments are those of :class:`~ddlsim.workload.memory.Holding`. Remedies that are enough by themselves
+    come first, those that cost least time before others: tables shared out, flash attention, selective recomputation,
+    ZeRO stage 1 and 2 (which send no more bytes), a smaller micro-batch, full recomputation (a third more work), ZeRO
+    stage 3 (half as many bytes more), tensor parallelism, pipelines, the optimizer's state in the host's memory. If
+    none is enough, several together may be. Then come the others, the most saved first.
+
+    Raises ConfigError, in one line, for what cannot be split so.
+
+    >>> import ddlsim
+    >>> print(bool(ddlsim.fits("gpt2-xl", "a100-40g", 8, "fp16", "adam")))
+    False
+    """
+    network, machine = load_model(model), load_device(device)
+    holding = Holding(
+        optimizer, gradient_dtype, zero, shards, tensor, sequence, recompute, flash, offload, workspace
+    )  # fmt: skip
+    case = _Case(network, precision, batch_size, pipeline, micro_batches, interleave, holding)
+    if interleave > 1 and pipeline == 1:
+        raise ConfigError(f"interleave = {interleave}: cuts stages of a pipeline into chunks; give pipeline=2 or more")
+    memory = case.memory()
+    question = f"{network.name} with micro-batches of {batch_size} in {precision} with {optimizer}"
+    room = machine.memory_nbytes
+    if memory.total <= room:
+        return Fit(question, machine.name, room, memory)
+    return Fit(question, machine.name, room, memory, tuple(_remedies(case, memory, room)))
+
+
+def _remedies(case: _Case, memory: Memory, room: float) -> Iterator[Remedy]:
+    """Yield remedies, best first."""
+    tried = [(changes, case.changed(changes).memory()) for _, changes in _options(case, room)]
+    enough = [one for one in tried if one[1].total <= room]
+    if not enough:
+        enough = list(_together(case, room))
+    less = sorted((one for one in tried if room < one[1].total < memory.total), key=lambda one: one[1].total)
+    for changes, after in (*enough, *less):
+        text = ", ".join(f"{name}={value!r}" for name, value in changes.items())
+        yield Remedy(text, after, memory.total - after.total, after.total <= room)
+
+
+def _together(case: _Case, room: float) -> Iterator[tuple[_Changes, Memory]]:
+    """Yield what is enough together, if anything is: the best of each kind, in order, without what is not needed."""
+    chosen: list[_Changes] = []
+    for kind in KINDS:
+        now = case.changed(_joined(chosen))
+        options = [changes for name, changes in _options(now, room) if name == kind]
+        sized = [(changes, now.changed(changes).memory().total) for changes in options]
+        better = [one for one in sized if one[1] < now.memory().total]
+        if not better:
+            continue
+        changes, total = next((one for one in better if one[1] <= room), min(better, key=lambda one: one[1]))
+        chosen.append(changes)
+        if total <= room:
+            for changes in list(chosen):
+                fewer = [one for one in chosen if one is not changes]
+                if case.changed(_joined(fewer)).memory().total <= room:
+                    chosen = fewer
+            yield _joined(chosen), case.changed(_joined(chosen)).memory()
+            return
+
+
+def _joined(changes: Iterable[_Changes]) -> _Changes:
+    return {name: value for each in changes for name, value in each.items()}
+
+
+def _options(case: _Case, room: float) -> Iterator[tuple[str, _Changes]]:
+    """Yield (kind, what can be changed), what costs least time first; of counts the smallest that is enough."""
+    holding, layers = case.holding, case.model.layers
+    attention = any(layer.scores for layer in layers)
+    if holding.shards == 1 and any(layer.model_parallel for layer in layers):
+        yield from _first(case, room, "shards", [{"shards": n} for n in _doubles(1, MOST_SHARDS)])
+    if attention and not holding.flash:
+        yield "flash", {"flash": True}
+        if holding.recompute == "none":
+            yield "recompute", {"recompute": "selective"}
+    yield from _sharded(case, room, (1, 2))
+    yield from _first(case, room, "batch_size", [{"batch_size": n} for n in _halves(case.batch_size)])
+    if holding.recompute in ("none", "selective"):
+        yield "recompute", {"recompute": "full" if attention else "segments"}
+    yield from _sharded(case, room, (3,))
+    widths = [t for t in range(holding.tensor + 1, MOST_TENSOR + 1) if _splits(case, t)]
+    yield from _first(case, room, "tensor", [{"tensor": t, "sequence": True} for t in widths])
+    most = len(blocks(layers)) or 1 + layers[-1].unit
+    yield from _first(case, room, "pipeline", [{"pipeline": p} for p in _doubles(case.pipeline, most)])
+    if not holding.offload:
+        yield "offload", {"offload": True}
+
+
+def _sharded(case: _Case, room: float, stages: Iterable[int]) -> Iterator[tuple[str, _Changes]]:
+    """Yield stages of ZeRO, over the ranks that there are, or as many as are enough; if none are, over a machine's."""
+    shards = case.holding.shards
+    for stage in stages:
+        if stage > case.holding.zero:
+            counts = [shards] if shards > 1 else [*_doubles(1, MOST_SHARDS), MACHINE]
+            yield from _first(case, room, "zero", [{"zero": stage, "shards": n} for n in counts])
+
+
+def _first(case: _Case, room: float, kind: str, options: Sequence[_Changes]) -> Iterator[tuple[str, _Changes]]:
+    """Yield the first of the options that is enough, else the last."""
+    enough = (changes for changes in options if case.changed(changes).memory().total <= room)
+    if options:
+        yield kind, next(enough, options[-1])
+
+
+def _splits(case: _Case, tensor: int) -> bool:
+    if not any(layer.heads for layer in case.model.layers):
+        return False
+    try:
+        check_split(case.model, tensor)
+    except ConfigError:
+        return False
+    return True
+
+
+def _halves(n: int) -> Iterator[int]:
+    while n > 1:
+        n //= 2
+        yield n
+
+
+def _doubles(n: int, most: int) -> Iterator[int]:
+    while (n := 2 * n) <= most:
+        yield n
+
+
+def _stages(model: Model, pipeline: int) -> list[Model]:
+    """Return the parts of a model, of equally many transformer layers (or units, where there are none) as far as it
+    goes."""
+    if pipeline == 1:
+        return [model]
+    layers, ranges = model.layers, blocks(model.layers)
+    starts = [first for first, _ in ranges] or [
+        i for i in range(len(layers)) if i == 0 or layers[i].unit != layers[i - 1].unit
+    ]
+    if pipeline > len(starts):
+        kind = "transformer layers" if ranges else "parts between which one tensor is alive"
+        raise ConfigError(f"pipeline = {pipeline}: {model.name} has {len(starts)} {kind}; give at most {len(starts)}")
+    cuts = [0, *(starts[len(starts) * i // pipeline] for i in range(1, pipeline)), len(layers)]
+    return [
+        dataclasses.replace(model, layers=layers[first:end], structure=(), trainable=False)
+        for first, end in pairwise(cuts)
+    ]

@@ -1,0 +1,139 @@
+"""`fits`: terms as published, remedies that keep their promise, words that a user can type."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import ddlsim
+from ddlsim import ConfigError, cli, fits
+from ddlsim.workload.memory import Holding, memory_of
+
+GIB = 2.0**30
+
+
+def asked(change: str) -> dict[str, object]:
+    """The arguments that a remedy names."""
+    return dict(eval(f"dict({change})"))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("gpt2-xl", "a100-40g", 8, "fp16", "adam"), ("resnet50", "v100", 512), ("dlrm-criteo", "v100", 64),
+        ("llama-7b", "a100-40g", 1, "bf16", "adam"), ("gpt3-175b", "a100-40g", 2, "fp16", "adam"),
+        ("unet", "k80", 64, "fp32", "sgd"),
+    ],
+    ids=lambda call: call[0],
+)  # fmt: skip
+def test_remedies_do_what_they_say(call: tuple[object, ...]) -> None:
+    """Asked again with a remedy's arguments, the answer is the memory that it names, and whether that fits."""
+    answer = fits(*call)  # type: ignore[arg-type]
+    assert not answer
+    assert answer.memory.total > answer.capacity
+    assert answer.remedies
+    names = ("model", "device", "batch_size", "precision", "optimizer")
+    for remedy in answer.remedies:
+        again = fits(**{**dict(zip(names, call, strict=False)), **asked(remedy.change)})  # type: ignore[arg-type]
+        assert again.memory == remedy.memory
+        assert bool(again) == remedy.fits
+        assert remedy.saves == pytest.approx(answer.memory.total - again.memory.total)
+        assert remedy.saves > 0.0
+    order = [remedy.fits for remedy in answer.remedies]
+    assert order == sorted(order, reverse=True)
+    saved = [remedy.saves for remedy in answer.remedies if not remedy.fits]
+    assert saved == sorted(saved, reverse=True)
+
+
+def test_several_remedies_are_put_together_where_none_is_enough() -> None:
+    question = {"batch_size": 2, "precision": "fp16", "optimizer": "adam"}
+    first, *others = fits("gpt3-175b", "a100-80g", **question).remedies  # type: ignore[arg-type]
+    assert first.fits
+    assert not any(remedy.fits for remedy in others)
+    together = asked(first.change)
+    assert set(together) == {"recompute", "zero", "shards"}
+    for left_out in ({"recompute"}, {"zero", "shards"}):  # and none of them is too much
+        fewer = {name: value for name, value in together.items() if name not in left_out}
+        assert not fits("gpt3-175b", "a100-80g", **{**question, **fewer})  # type: ignore[arg-type]
+
+
+def test_what_fits_has_no_remedies() -> None:
+    answer = fits("gpt2", "a100-40g", 8, "fp16", "adam")
+    assert answer
+    assert answer.remedies == ()
+    assert answer.memory == memory_of(ddlsim.load_model("gpt2"), 8, "fp16", Holding("adam"))
+    assert answer.capacity == 40 * GIB
+    line = "gpt2 with micro-batches of 8 in fp16 with adam fits a100-40g: needs 12.28 GB of 42.95 GB"
+    assert str(answer).splitlines()[0] == line
+
+
+def test_stages_hold_their_layers_and_live_micro_batches() -> None:
+    """GPT-3 175B as published (Korthikanti et al. 2022): 12 layers a stage; the first keeps 8 micro-batches, times
+    1 + 7/24 with three chunks. The activations in figure 1 are without the embedding's mask and output."""
+    answer = fits(
+        "megatron-175b", "a100-80g", 1, "fp16", "adam", gradient_dtype="fp32", tensor=8, pipeline=8, interleave=3,
+        sequence=True, recompute="selective",
+    )  # fmt: skip
+    live, s, h = 8 * (1 + 7 / 24), 2048, 12288
+    embedding = s * h / 8 * (1 + 2)  # mask, and what the first layer takes
+    assert (answer.memory.activations - live * embedding) / GIB == pytest.approx(12.3515625, abs=0.01)
+    few = fits("megatron-175b", "a100-80g", 1, "fp16", "adam", tensor=8, pipeline=8, micro_batches=2)
+    many = fits("megatron-175b", "a100-80g", 1, "fp16", "adam", tensor=8, pipeline=8, micro_batches=64)
+    assert many.memory.activations == pytest.approx(4 * few.memory.activations, rel=0.02)
+
+
+def test_a_tied_output_layer_without_its_embedding_has_a_copy() -> None:
+    gpt2 = ddlsim.load_model("gpt2")
+    head = replace(gpt2, layers=gpt2.layers[-1:])
+    assert memory_of(head, 0, "fp16").weights == 2.0 * 768 * 50257
+    assert memory_of(head, 0, "fp16", Holding(tensor=4)).weights == 2.0 * 768 * 50257 / 4
+
+
+def test_on_the_command_line() -> None:
+    line = ["fits", "gpt2-xl", "a100-40g", "-b", "8", "--precision", "fp16", "--optimizer", "adam"]
+    result = CliRunner().invoke(cli.app, line)
+    assert result.exit_code == 0
+    assert result.stdout.strip() == str(fits("gpt2-xl", "a100-40g", 8, "fp16", "adam"))
+    options = [
+        "--zero", "3", "--shards", "8", "--tensor", "5", "--sequence", "--pipeline", "2", "--micro-batches", "4",
+        "--interleave", "2", "--recompute", "selective", "--offload", "--gradient-dtype", "fp32",
+        "--workspace", "8 MiB",
+    ]  # fmt: skip
+    told = json.loads(CliRunner().invoke(cli.app, [*line, *options, "--json"]).stdout)
+    answer = fits(
+        "gpt2-xl", "a100-40g", 8, "fp16", "adam", zero=3, shards=8, tensor=5, sequence=True, pipeline=2,
+        micro_batches=4, interleave=2, recompute="selective", offload=True, gradient_dtype="fp32", workspace="8 MiB",
+    )  # fmt: skip
+    assert told["total"] == answer.memory.total
+    assert told["fits"] is True
+
+
+def test_the_page_shows_what_is_printed() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models" / "memory.md").read_text(encoding="utf-8")
+    printed = str(fits("gpt2-xl", "a100-40g", 8, "fp16", "adam")).splitlines()
+    for line in printed[:14]:
+        assert not line or f"    {line}\n" in page
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fits("gpt2-xxl", "a100-40g"), "unknown model 'gpt2-xxl'; did you mean 'gpt2-xl'"),
+        (lambda: fits("gpt2-xl", "a100"), "unknown device 'a100'; did you mean 'a100-"),
+        (lambda: fits("gpt2-xl", "a100-40g", 0), "batch_size = 0: must be a whole number of at least 1"),
+        (lambda: fits("gpt2-xl", "a100-40g", precision="fp8"), "precision = 'fp8'"),
+        (lambda: fits("gpt2-xl", "a100-40g", tensor=8), "tensor = 8: does not divide the 25 heads of gpt2-xl.*; 5 or 25"),
+        (lambda: fits("gpt2", "a100-40g", pipeline=13), "pipeline = 13: gpt2 has 12 transformer layers; give at most"),
+        (lambda: fits("lenet5", "v100", pipeline=99), "pipeline = 99: lenet5 has .* parts between which one tensor is"),
+        (lambda: fits("gpt2", "a100-40g", interleave=2), "interleave = 2: cuts stages of a pipeline into chunks"),
+        (lambda: fits("gpt2", "a100-40g", zero=2), "zero = 2: shares out over shards = 1 rank"),
+    ],
+)  # fmt: skip
+def test_bad_questions(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
