@@ -12,6 +12,7 @@ WITH_CASES = [
     "asynchronous",
     "collectives",
     "compute",
+    "embeddings",
     "federated",
     "gossip",
     "local_sgd",

@@ -2,6 +2,7 @@
 
 from .batches import BatchStream as BatchStream
 from .cifar import read_cifar as read_cifar
+from .clicks import clicks as clicks
 from .dataset import DataSet as DataSet, from_arrays as from_arrays, split as split, standardize as standardize
 from .digits import load_digits as load_digits
 from .idx import read_idx as read_idx

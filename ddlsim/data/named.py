@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ddlsim.arguments import checked
 from ddlsim.data.cifar import read_cifar
+from ddlsim.data.clicks import clicks
 from ddlsim.data.dataset import DataSet
 from ddlsim.data.digits import load_digits
 from ddlsim.data.image_folder import read_images
@@ -17,15 +18,16 @@ from ddlsim.errors import ConfigError, unknown_name
 
 __all__ = ["DATA_NAMES", "load_data"]
 
-DATA_NAMES = ("digits", "shapes", "sentences")
+DATA_NAMES = ("digits", "shapes", "sentences", "clicks")
 #: images that load_data makes of the synthetic set, and their size: those of the model "shapes-cnn"
 _N_SHAPES, _SHAPES_SIZE = 2000, 32
 _N_PIECES = 4000
+_N_CLICKS = 8000
 
 
 @checked
 def load_data(source: str | Path) -> DataSet:
-    """Return a data set by name ("digits", "shapes", "sentences") or from a file or folder.
+    """Return a data set by name ("digits", "shapes", "sentences", "clicks") or from a file or folder.
 
     ``.npz``            an archive (:func:`~ddlsim.data.read_npz`)
     ``.bin``            CIFAR-10 binary (:func:`~ddlsim.data.read_cifar`)
@@ -40,6 +42,8 @@ def load_data(source: str | Path) -> DataSet:
         return shapes(_N_SHAPES, _SHAPES_SIZE)
     if source == "sentences":
         return sentences(_N_PIECES)
+    if source == "clicks":
+        return clicks(_N_CLICKS)
     path = Path(source)
     if os.path.isdir(path):
         return read_images(path, size=_SHAPES_SIZE)

@@ -39,7 +39,8 @@ class Dirichlet:
 class Training:
     """Makes a run learn: ``simulate(..., training=Training("digits", rate=0.1, epochs=5))``.
 
-    data              "digits", "shapes", "sentences", a path (see :func:`ddlsim.data.load_data`) or a :class:`DataSet`
+    data              "digits", "shapes", "sentences", "clicks", a path (see :func:`ddlsim.data.load_data`) or a
+                      :class:`DataSet`
     held_out          share or number of samples to evaluate on, or a DataSet of them
     optimizer         SGD, Momentum, Adam, LARS or LAMB of :mod:`ddlsim.optim`
     rate              learning rate: a number, or a schedule over epochs

@@ -15,8 +15,9 @@ from ddlsim.errors import ConfigError
 from ddlsim.nn.conv_layer import Conv2d, Pool2d, adaptive_windows, pool_windows
 from ddlsim.nn.layers import Chain, Dense, Dropout, Elementwise, Join, Pure, Sum, ToMaps, ToRows
 from ddlsim.nn.norm_layer import BatchNorm2d, LayerNorm
-from ddlsim.nn.parameters import Parameter, normal
+from ddlsim.nn.parameters import Parameter, normal, uniform
 from ddlsim.nn.pass_state import Array, Buffers, Layer, PureLayer, Slot
+from ddlsim.nn.recommendation_layers import EmbeddingBag, Interaction
 from ddlsim.nn.token_layers import Attention, Embedding, Take, TiedDense
 from ddlsim.workload import layers as specs
 from ddlsim.workload.layer_rules import Shape, spread
@@ -25,6 +26,7 @@ from ddlsim.workload.model import Concat, Leaf, Model, Node, Residual
 __all__ = ["Builder"]
 
 _OF_TOKENS = (specs.Embedding, specs.Attention, specs.TiedDense, specs.Take)
+_OF_ROWS = (specs.Dense, specs.LayerNorm, specs.Flatten, specs.EmbeddingBag, specs.Interaction, *_OF_TOKENS)
 _FRESH = (Conv2d, Dense, BatchNorm2d, Sum)  # their output is theirs alone and they do not look at it again
 
 
@@ -45,6 +47,7 @@ class Builder:
     parameters: list[Parameter] = field(default_factory=list)
     state: list[Parameter] = field(default_factory=list)
     embedding: Slot | None = None  # the first table of tokens
+    ids: list[int] = field(default_factory=list)  # below which the last numbers of a sample are whole
 
     @property
     def vocabulary(self) -> int:
@@ -121,7 +124,7 @@ class Builder:
             if len(shape) not in (2, 3):
                 raise self._cannot(name, f"{layer.type} on shape {shape}: only one or two spatial dimensions run")
             self._lay_out(built, True, shape, input_grad=layer.input_grad)
-        elif isinstance(spec, (specs.Dense, specs.LayerNorm, specs.Flatten, *_OF_TOKENS)) or _is_pure(spec):
+        elif isinstance(spec, _OF_ROWS) or _is_pure(spec):
             self._lay_out(built, False, shape, input_grad=layer.input_grad)
         built.layers += self._make(leaf, built, shape, follows)
 
@@ -155,6 +158,10 @@ class Builder:
             return []
         if isinstance(spec, _OF_TOKENS):
             return [self._of_tokens(leaf, spec, shape)]
+        if isinstance(spec, specs.Interaction):
+            return [Interaction(spec.dim, buffers)]
+        if isinstance(spec, specs.EmbeddingBag):
+            return [self._bags(layer.name, spec, shape)]
         if _is_pure(spec):
             return [self._pure(leaf, cast(PureLayer, spec), shape)]
         raise self._cannot(
@@ -172,7 +179,7 @@ class Builder:
             self.embedding = self.embedding or tokens
             return Embedding(name, tokens, places, kind, buffers)
         if isinstance(spec, specs.Take):
-            return Take(spec.count * shape[1], buffers)
+            return Take(spec.count * math.prod(shape[1:]), buffers)
         if isinstance(spec, specs.TiedDense):
             if self.embedding is None or self.embedding.shape != (spec.units, shape[-1]):
                 raise self._cannot(name, f"no embedding of {spec.units} tokens and {shape[-1]} features comes before")
@@ -187,6 +194,19 @@ class Builder:
                         for what in (*projections, "out"))  # fmt: skip
         weights, biases = [slots[0] for slots in first], [slots[1] for slots in first]
         return Attention(d, spec.heads, spec.causal, weights, biases, *last, buffers)
+
+    def _bags(self, name: str, spec: specs.EmbeddingBag, shape: Shape) -> EmbeddingBag:
+        """Return tables whose rows start uniform in +-1 / sqrt(rows), as the DLRM code's do."""
+        n_ids = len(spec.tables) * spec.pooling
+        if len(shape) != 1 or shape[0] < n_ids:
+            raise self._cannot(name, f"it looks up {n_ids} ids, which must be the last of its inputs {shape}")
+        slots = []
+        for i, rows in enumerate(spec.tables):
+            slots.append(self._slot(self.parameters, f"{name}.table{i}", (rows, spec.dim)))
+            draw = functools.partial(uniform, (rows, spec.dim))
+            self.parameters[-1] = dataclasses.replace(self.parameters[-1], draw=draw)
+        self.ids += [rows for rows in spec.tables for _ in range(spec.pooling)]
+        return EmbeddingBag(name, slots, spec.pooling, self._buffers())
 
     def _table(self, name: str, shape: tuple[int, int]) -> Slot | None:
         """Return the slot of an embedding, normal with deviation 0.02 (Radford et al. 2018, GPT, section 4.1)."""

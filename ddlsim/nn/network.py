@@ -51,6 +51,7 @@ class Network:
     initial_state: Array  # running means 0 and variances 1, read-only
     state_keep: Array  # (n_state,), 1 - momentum: how much of the running statistics a batch leaves, read-only
     vocabulary: int  # samples are whole numbers below it; 0: they are any numbers
+    ids: tuple[int, ...]  # below which the last numbers of a sample are whole
     _chain: Chain
     _buffers: Buffers
 
@@ -75,12 +76,14 @@ class Network:
         return classes(self.out_shape)
 
     def random_batch(self, n: int, rng: np.random.Generator) -> tuple[Array, npt.NDArray[np.int64]]:
-        """Return `n` samples without a meaning and their classes: standard normal numbers, or tokens."""
+        """Return `n` samples without a meaning and their classes: standard normal numbers, tokens, ids."""
         shape = (n, *self.model.input_shape)
         if self.vocabulary:
             x = rng.integers(self.vocabulary, size=shape).astype(self.dtype)
         else:
             x = rng.standard_normal(shape, self.dtype)
+        for place, rows in enumerate(reversed(self.ids), start=1):
+            x[:, -place] = rng.integers(rows, size=n)
         return x, rng.integers(self.n_classes, size=(n, *each_label(self.out_shape)))
 
     def views(self, params: Array) -> dict[str, Array]:
@@ -193,7 +196,7 @@ def build_network(
     return Network(
         description, loss, kind, tuple(p.slot for p in builder.parameters), tuple(p.slot for p in builder.state),
         initial_values(builder.parameters, seed, kind), initial_values(builder.state, seed, kind),
-        kept_shares(builder.state, kind), builder.vocabulary, chain, Buffers(kind),
+        kept_shares(builder.state, kind), builder.vocabulary, tuple(builder.ids), chain, Buffers(kind),
     )  # fmt: skip
 
 

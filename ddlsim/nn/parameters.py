@@ -11,7 +11,7 @@ import numpy as np
 from ddlsim.nn.pass_state import Array, Slot
 from ddlsim.streams import stream
 
-__all__ = ["Parameter", "initial_values", "kept_shares", "normal"]
+__all__ = ["Parameter", "initial_values", "kept_shares", "normal", "uniform"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,12 @@ class Parameter:
 def normal(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     """Draw an embedding: deviation 0.02 (Radford et al. 2018, GPT, section 4.1)."""
     return 0.02 * rng.standard_normal(shape)
+
+
+def uniform(shape: tuple[int, int], rng: np.random.Generator) -> Array:
+    """Draw an embedding table of a recommendation model: within +-1 / sqrt(rows)."""
+    bound = 1.0 / math.sqrt(shape[0])
+    return rng.uniform(-bound, bound, shape)
 
 
 def kept_shares(state: Sequence[Parameter], dtype: np.dtype[np.floating]) -> Array:

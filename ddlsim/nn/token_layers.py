@@ -12,7 +12,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.nn import attention_kernels, dense_kernels
 from ddlsim.nn.pass_state import Array, Buffers, Pass, Slot
 
-__all__ = ["Attention", "Embedding", "Take", "TiedDense"]
+__all__ = ["Attention", "Embedding", "Take", "TiedDense", "whole_ids"]
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Embedding:
 
     def forward(self, x: Array, run: Pass) -> Array:
         table = self.tokens.of(run.params)
-        self._ids = _ids(x, len(table), self.name)
+        self._ids = whole_ids(x, len(table), self.name)
         n, length = x.shape
         out = self.buffers.get("out", n, length * table.shape[1])
         rows = out.reshape(n, length, -1)
@@ -53,12 +53,13 @@ class Embedding:
         return None
 
 
-def _ids(x: Array, vocabulary: int, name: str) -> npt.NDArray[np.int64]:
+def whole_ids(x: Array, vocabulary: int, name: str) -> npt.NDArray[np.int64]:
+    """Return `x` as rows of a table of so many. Raises ConfigError for anything else, of the layer `name`."""
     ids = x.astype(np.int64)
     wrong = (ids != x) | (ids < 0) | (ids >= vocabulary)
     if wrong.any():
         raise ConfigError(
-            f"layer {name!r}: {x[wrong][0]:g} is no token; samples must be whole numbers from 0 to {vocabulary - 1}"
+            f"layer {name!r}: {x[wrong][0]:g} is no id; samples must be whole numbers from 0 to {vocabulary - 1}"
         )
     return ids
 

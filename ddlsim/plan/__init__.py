@@ -12,6 +12,7 @@ from ddlsim.plan.check import check
 from ddlsim.plan.chunks import Chunk, balanced, between_blocks, chunks_at, crossing_nbytes
 from ddlsim.plan.data_parallel import data_parallel, sharded
 from ddlsim.plan.draft import Draft
+from ddlsim.plan.embeddings import embeddings
 from ddlsim.plan.execute import Execution, execute
 from ddlsim.plan.goal import read_goal
 from ddlsim.plan.local_steps import local_steps
@@ -45,6 +46,7 @@ __all__ = [
     "crossing_nbytes",
     "cut",
     "data_parallel",
+    "embeddings",
     "execute",
     "local_steps",
     "mesh_of",

@@ -70,6 +70,7 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
     "diloco": strategies.DiLoCo,
     "dpsgd": strategies.DPSGD,
     "elastic-averaging": strategies.ElasticAveraging,
+    "embedding-parallel": strategies.EmbeddingParallel,
     "fedavg": strategies.FedAvg,
     "fedbuff": strategies.FedBuff,
     "gossip-sgd": strategies.GossipSGD,
@@ -164,6 +165,7 @@ PARTS: Mapping[str, Kinds] = {
     "inner": COMPRESSORS,
     "cost": {"codec-cost": compression.CodecCost},
     "work": {"server-work": strategies.ServerWork},
+    "host": {"host-memory": strategies.HostMemory},
 }
 #: field of an experiment -> what a table in it may describe
 FIELDS: Mapping[str, Kinds] = {

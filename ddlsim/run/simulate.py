@@ -102,7 +102,8 @@ def prepare(experiment: Experiment) -> Prepared:
     devices = sorted({device.name for _, device in workloads})
     if isinstance(experiment.compute, Measured | Affine) and len(devices) > 1 and experiment.speed is None:
         notes = (*notes, f"the compute time given counts for {' and '.join(devices)} alike; give speed=[...] if not so")
-    missing = exchange_left_out(made[0], n_workers, experiment.accumulation)
+    exchanged = getattr(experiment.strategy, "exchanges_tables", False)
+    missing = None if exchanged else exchange_left_out(made[0], n_workers, experiment.accumulation)
     return Prepared(
         experiment, cluster, model, time_model, task, nodes, made, stages, tuple(dict.fromkeys(texts)), notes,
         () if missing is None else (missing,), regimes,
@@ -221,6 +222,16 @@ def _workers(prepared: Prepared, loop: Loop, recorder: Recorder, stop: StopRule,
     return workers
 
 
+def _check_compressible(model: Model) -> None:
+    """Raise ConfigError for embedding tables that learn: what is compressed is what workers exchange, without them."""
+    names = ", ".join(layer.name for layer in model.layers if layer.model_parallel)
+    if names:
+        raise ConfigError(
+            f"compression: workers do not exchange the gradients of {names} of {model.name}, which learn all the same; "
+            "leave it out, or train a model without embedding_bag layers"
+        )
+
+
 def _monitor(
     setting: Setting, experiment: Experiment, progress: Progress | None, saved: Checkpoint | None
 ) -> Monitor | None:
@@ -320,6 +331,8 @@ def run(
             f"compression has no effect with {experiment.strategy.label}: nothing that it sends goes through an "
             "Exchange, a Group or Wires (ddlsim.runtime), which compress; leave it out"
         )
+    if setting.compression is not None and learner.task is not None:
+        _check_compressible(prepared.model)
     interrupt = Interrupt()
     report = None if progress is None else interrupt.guarded(progress)
     monitor = stop.monitor = _monitor(setting, experiment, report, saved.checkpoint if saved is not None else None)

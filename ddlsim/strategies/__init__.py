@@ -7,6 +7,7 @@ from ddlsim.strategies.asynchronous import AsyncParameterServer
 from ddlsim.strategies.asynchronous_gossip import ADPSGD, GossipSGD
 from ddlsim.strategies.delayed_averaging import CoCoDSGD, DaSGD, OverlapLocalSGD
 from ddlsim.strategies.elastic import ElasticAveraging
+from ddlsim.strategies.embedding_parallel import EmbeddingParallel
 from ddlsim.strategies.federated import FedAvg, FedBuff
 from ddlsim.strategies.gossip import CHOCOSGD, DPSGD
 from ddlsim.strategies.k_async import KAsync, KBatchAsync
@@ -26,6 +27,7 @@ from ddlsim.strategies.staleness import (
     InverseStaleness,
     SquareRootStaleness,
 )
+from ddlsim.workload.table_placement import HostMemory
 
 __all__ = [
     "ADPSGD",
@@ -43,12 +45,14 @@ __all__ = [
     "DelayCompensation",
     "DiLoCo",
     "ElasticAveraging",
+    "EmbeddingParallel",
     "ExponentialPenalty",
     "FedAvg",
     "FedBuff",
     "GossipSGD",
     "HierarchicalLocalSGD",
     "HorovodFusion",
+    "HostMemory",
     "InverseStaleness",
     "KAsync",
     "KBatchAsync",

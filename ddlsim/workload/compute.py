@@ -153,6 +153,11 @@ class Workload:
     flash: bool = False
 
     @property
+    def memory_nbytes(self) -> float:
+        """Bytes of memory that the device has; infinite where it is not known."""
+        return self.device.memory_nbytes if self.device is not None else math.inf
+
+    @property
     def forward_time(self) -> float:
         """Seconds of the forward pass."""
         return float(self.forward.sum())

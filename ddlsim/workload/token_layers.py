@@ -77,7 +77,7 @@ class TiedEmbedding:
 
 @dataclass(frozen=True)
 class EmbeddingBag:
-    """Categorical features of a recommendation model: one row looked up in each table, side by side.
+    """Categorical features of a recommendation model: the sum of `pooling` rows of each table, side by side.
 
     The tables are model-parallel (each lives on one device), so their gradients are not exchanged between
     data-parallel workers (Naumov et al. 2019, arXiv:1906.00091, section 4).
@@ -85,16 +85,17 @@ class EmbeddingBag:
 
     tables: tuple[int, ...]  # rows of each table
     dim: int
+    pooling: int = 1
     type: Literal["embedding_bag"] = "embedding_bag"
     __pydantic_config__: ClassVar[dict[str, object]] = STRICT
 
     def __post_init__(self) -> None:
-        at_least(1, tables=self.tables, dim=self.dim)
+        at_least(1, tables=self.tables, dim=self.dim, pooling=self.pooling)
 
     def cost(self, in_shape: Shape) -> Cost:
         n_out = len(self.tables) * self.dim
         tensors = tuple((f"table{i}", rows * self.dim) for i, rows in enumerate(self.tables))
-        return Cost((n_out,), tensors, moved=2.0 * n_out, stored=float(n_out))
+        return Cost((n_out,), tensors, moved=(self.pooling + 1.0) * n_out, stored=float(n_out))
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ class Interaction:
 
 @dataclass(frozen=True)
 class Take:
-    """The first ``count`` tokens (BERT's pooler reads one, its masked-token head the masked positions)."""
+    """The first ``count`` tokens (BERT's pooler reads one, its masked-token head the masked positions), or numbers of a
+    vector."""
 
     count: int
     type: Literal["take"] = "take"
@@ -130,11 +132,13 @@ class Take:
         at_least(1, count=self.count)
 
     def cost(self, in_shape: Shape) -> Cost:
-        need_tokens(in_shape)
+        if len(in_shape) > 2:
+            raise ConfigError(f"needs (tokens, features) or (features,) but gets {in_shape}; put 'flatten' before it")
         if self.count > in_shape[0]:
-            raise ConfigError(f"count = {self.count} is above the {in_shape[0]} tokens of its input")
-        n_out = float(self.count * in_shape[1])
-        return Cost((self.count, in_shape[1]), moved=2.0 * n_out, stored=n_out)
+            what = "tokens" if len(in_shape) == 2 else "numbers"
+            raise ConfigError(f"count = {self.count} is above the {in_shape[0]} {what} of its input")
+        n_out = float(self.count * math.prod(in_shape[1:]))
+        return Cost((self.count, *in_shape[1:]), moved=2.0 * n_out, stored=n_out)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,233 @@
+"""Recommendation models whose embedding tables are dealt out over the ranks, as a plan: all-to-alls beside two MLPs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ddlsim.errors import ConfigError
+from ddlsim.plan.draft import Draft
+from ddlsim.plan.plan import Floats, Part, Plan
+from ddlsim.plan.repeated import each_rank, parts_of
+from ddlsim.workload.buckets import Bucket, ddp_buckets
+from ddlsim.workload.compute import Workload
+from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
+from ddlsim.workload.table_placement import INDEX_NBYTES, TableWork
+
+__all__ = ["embeddings"]
+
+
+def embeddings(
+    workloads: Sequence[Workload],
+    works: Sequence[TableWork],
+    buckets: Callable[[Workload], Sequence[Bucket]] = ddp_buckets,
+    *,
+    steps: int = 1,
+    row_wise: int = 0,
+    replicated: float = 0.0,
+    indices: str = "exchanged",
+    bottom_rank: int | None = None,
+) -> Plan:
+    """Return the plan of training with tables that are dealt out (Naumov et al. 2019, arXiv:1906.00091, section 4).
+
+    A rank sends indices to those who hold the tables, looks up rows for the samples of all ranks, and sends each rank
+    the vectors of its samples; beside that, it computes the layers before the tables (the bottom MLP). With all vectors
+    it computes the rest forward and, down to the tables, backward; the gradients of the vectors go the way back, beside
+    the backward pass of the bottom MLP and the all-reduces of both MLPs' gradients; rows and MLPs are updated.
+
+    works        what each rank does for its tables
+    buckets      of the gradients of the MLPs
+    row_wise     numbers of a sample of which every rank has a part of the sum: their reduce-scatter and, on the way
+                 back, all-gather replace the all-to-alls
+    replicated   bytes of gradients of tables of which every rank has a copy: they are all-reduced
+    indices      "exchanged" in the step; "prefetched" beside the step before; "local": each rank reads those of its
+                 tables by itself
+    bottom_rank  the rank that computes the bottom MLP for the samples of all, and sends them its results; None: each
+                 rank for its own
+
+    A message is a rank's vectors for another one: those of an all-to-all start together, on lanes of their own. The
+    times of lookups and updates of tables are those of `works`; those of the tables' layers do not count.
+
+    Raises ConfigError for a model without tables, or without a bottom MLP that `bottom_rank` could compute.
+    """
+    each = each_rank(workloads, None, steps, 1)
+    layers = each[0].model.layers
+    tables = [i for i, layer in enumerate(layers) if layer.type == "embedding_bag"]
+    if not tables:
+        raise ConfigError(f"plan: model {each[0].model.name!r} has no embedding_bag; use data_parallel")
+    if bottom_rank is not None and not (tables[0] and 0 <= bottom_rank < len(each)):
+        raise ConfigError(
+            f"plan: bottom_rank = {bottom_rank}: must be a rank below {len(each)} of a model with layers before its "
+            "tables"
+        )
+    draft = _Steps(each, list(works), tables, buckets, row_wise, replicated, indices, bottom_rank)
+    for step in range(steps):
+        draft.step(step)
+    return draft.draft.plan()
+
+
+@dataclass
+class _Steps:
+    """Steps, written down one after the other. Lists over ranks hold rows of the current step."""
+
+    each: list[Workload]
+    works: list[TableWork]
+    tables: list[int]
+    chosen: Callable[[Workload], Sequence[Bucket]]
+    row_wise: int
+    replicated: float
+    indices: str
+    root: int | None
+    lookups: list[int] = field(default_factory=list)  # of the step before
+    updates: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        first = self.each[0]
+        self.n, self.n_layers, self.cut = len(self.each), len(first.forward), self.tables[0]
+        if self.root is None:
+            self.buckets, parts = list(self.chosen(first)), []
+        else:  # the others' bottom MLPs learn nothing
+            top = first.cut(self.cut, self.n_layers)
+            self.buckets = [
+                Bucket(b.nbytes, b.ready_layer + self.cut, b.first_layer + self.cut, b.priority + self.cut)
+                for b in self.chosen(top)
+            ]
+            parts = [Part(float(first.grad_nbytes[: self.cut].sum()), 0, self.cut)]
+        offset = 0 if self.root is None else self.cut
+        whole = first if self.root is None else first.cut(self.cut, self.n_layers)
+        local = [Bucket(b.nbytes, b.ready_layer - offset, b.first_layer - offset, 0) for b in self.buckets]
+        self.parts = [Part(p.nbytes, p.first + offset, p.end + offset) for p in parts_of(whole, local)]
+        if self.replicated:
+            self.buckets.append(Bucket(self.replicated, self.cut, self.cut, self.cut))
+            self.parts.append(Part(self.replicated, self.cut, self.tables[-1] + 1))
+        self.draft = Draft(self.n_layers, [*self.parts, *parts])
+        self.forward, self.backward = ([_without(w, name, self.tables) for w in self.each]
+                                       for name in ("forward", "backward"))  # fmt: skip
+        self.vector = [ELEMENT_NBYTES[w.precision] for w in self.each]
+
+    def step(self, step: int) -> None:
+        ranks = range(self.n)
+        asked = self._indices(step)
+        lookups = [self.draft.work(r, self.works[r].lookup, "lookup", step=step, needs=asked[r]) for r in ranks]
+        arrived = self._vectors(step, "vectors", lookups)
+        bottom = self._bottom(step, "forward", [[] for _ in ranks])
+        top = (self.cut, self.n_layers)
+        for r in ranks:
+            self._pass(step, "forward", r, top, r, [*arrived[r], *bottom[r]])
+        sums: list[list[int]] = [[] for _ in ranks]
+        back = self._backward(step, self.n_layers, self.cut, sums)
+        arrived = self._vectors(step, "gradients", back)
+        if self.root is None:
+            self._backward(step, self.cut, 0, sums)
+        else:
+            self._bottom(step, "backward", [[row] for row in back])
+        for r in ranks:
+            self.draft.work(r, self.works[r].update, "sparse update", step=step, needs=arrived[r])
+        self.lookups, self.updates = lookups, [self._update(step, r, sums[r]) for r in ranks]
+
+    # ------------------------------------------------------------ compute
+
+    def _pass(self, step: int, kind: str, rank: int, layers: tuple[int, int], batch: int, needs: Sequence[int]) -> int:
+        first, end = layers
+        workload, times = self.each[batch], self.forward if kind == "forward" else self.backward
+        element = ELEMENT_NBYTES[workload.precision] / FP32_NBYTES
+        kept = element * workload.batch_size * sum(layer.stored_nbytes for layer in workload.model.layers[first:end])
+        return self.draft.work(
+            rank, float(times[rank][first:end].sum()), kind=kind, batch=batch, layers=layers, step=step, needs=needs,
+            holds=kept if kind == "forward" else -kept,
+        )  # fmt: skip
+
+    def _backward(self, step: int, end: int, first: int, sums: list[list[int]]) -> list[int]:
+        """Go back from layer `end` to `first`, and let buckets leave on the way; return the last rows of all ranks."""
+        stops = sorted({b.ready_layer for b in self.buckets if first <= b.ready_layer < end} | {first}, reverse=True)
+        rows: list[int] = []
+        for stop in stops if end > first else []:
+            rows = [self._pass(step, "backward", r, (stop, end), r, ()) for r in range(self.n)]
+            end = stop
+            for part, bucket in enumerate(self.buckets):
+                if bucket.ready_layer == stop:
+                    ready = [[row] for row in rows]
+                    each = self.draft.all_reduce(range(self.n), bucket.nbytes, ready, step=step, part=part)
+                    for r, row in enumerate(each):
+                        sums[r].append(row)
+        return rows
+
+    def _bottom(self, step: int, kind: str, needs: list[list[int]]) -> list[list[int]]:
+        """Let all samples pass the bottom MLP; return what each rank waits for."""
+        layers, root = (0, self.cut), self.root
+        if not self.cut:
+            return [[] for _ in range(self.n)]
+        if root is None:
+            return [[self._pass(step, kind, r, layers, r, needs[r])] for r in range(self.n)]
+        width = float(np.prod(self.each[0].model.layers[self.cut - 1].out_shape))
+        arrived: list[list[int]] = [[] for _ in range(self.n)]
+        for r in range(self.n):
+            nbytes = self.each[r].batch_size * width * self.vector[r]
+            if kind == "forward":
+                row = self._pass(step, kind, root, layers, r, ())
+                arrived[r] = [row] if r == root else [self._message(step, root, r, nbytes, "bottom", [row], batch=r)]
+            else:
+                come = needs[r] if r == root else [
+                    self._message(step, r, root, nbytes, "bottom gradients", needs[r], batch=r)
+                ]  # fmt: skip
+                self._pass(step, kind, root, layers, r, come)
+        return arrived
+
+    def _update(self, step: int, rank: int, needs: Sequence[int]) -> int:
+        workload, first = self.each[rank], 0 if self.root in (None, rank) else self.cut
+        total = workload.gradient_nbytes
+        share = (float(workload.grad_nbytes[first:].sum()) + self.replicated) / total if total else 0.0
+        return self.draft.work(
+            rank, share * workload.optimizer, kind="update", layers=(first, self.n_layers), step=step, needs=needs
+        )
+
+    # ------------------------------------------------------------ what travels
+
+    def _indices(self, step: int) -> list[list[int]]:
+        """Let ranks send their samples' indices to those who hold the tables; return what each waits for."""
+        arrived: list[list[int]] = [[] for _ in range(self.n)]
+        before = self.updates if self.indices == "exchanged" else self.lookups
+        for src in range(self.n) if self.indices != "local" else ():
+            for dst in range(self.n):
+                nbytes = self.each[src].batch_size * self.works[dst].indices * INDEX_NBYTES
+                if src != dst and nbytes:
+                    needs = before[src : src + 1] if step else ()
+                    arrived[dst].append(self._message(step, src, dst, nbytes, "indices", needs))
+        return arrived
+
+    def _vectors(self, step: int, name: str, ready: Sequence[int]) -> list[list[int]]:
+        """Let vectors travel from those who hold the tables to those who have the samples, or their gradients back,
+        when the rows `ready` have ended; return what each rank waits for."""
+        arrived: list[list[int]] = [[] for _ in range(self.n)]
+        for holder in range(self.n):
+            for r in range(self.n):
+                nbytes = self.each[r].batch_size * self.works[holder].columns * self.vector[r]
+                if r != holder and nbytes:
+                    src, dst = (holder, r) if name == "vectors" else (r, holder)
+                    arrived[dst].append(self._message(step, src, dst, nbytes, name, [ready[src]]))
+        if self.row_wise:
+            kind = "reduce_scatter" if name == "vectors" else "all_gather"
+            nbytes = sum(w.batch_size * self.row_wise * z for w, z in zip(self.each, self.vector, strict=True))
+            rows = self.draft.collective(
+                kind, range(self.n), nbytes, [[row] for row in ready], name, step=step, lane=name
+            )
+            for own, row in zip(arrived, rows, strict=True):
+                own.append(row)
+        return arrived
+
+    def _message(
+        self, step: int, src: int, dst: int, nbytes: float, name: str, needs: Sequence[int], batch: int = -1
+    ) -> int:
+        """Return the row of its receive. What is sent to different ranks goes at the same time."""
+        cut = self.cut if batch >= 0 else 0
+        lanes = f"{name} to {dst}", name
+        return self.draft.message(src, dst, nbytes, name, step=step, needs=needs, lanes=lanes, batch=batch, cut=cut)[1]
+
+
+def _without(workload: Workload, name: str, tables: Sequence[int]) -> Floats:
+    """Return the seconds of all layers, of the tables 0."""
+    times: Floats = np.array(getattr(workload, name), dtype=np.float64)
+    times[list(tables)] = 0.0
+    return times

@@ -1,0 +1,39 @@
+"""`Synchronous`: the values of a run in which all workers' gradients make one update, whatever carries them."""
+
+from __future__ import annotations
+
+from ddlsim.errors import ConfigError
+from ddlsim.learning import Array, Value
+from ddlsim.plan.plan import Floats
+from ddlsim.runtime.setting import Setting
+
+__all__ = ["Synchronous"]
+
+
+class Synchronous:
+    """w <- w - eta (1/N) sum_i g_i(w), when a step of :func:`~ddlsim.runtime.table_run.run_table` has ended.
+
+    Raises ConfigError for batches that grow, and evaluations that take time, of which a table knows nothing.
+    """
+
+    def __init__(self, setting: Setting, owner: str) -> None:
+        self.setting, self.owner, self.learner = setting, owner, setting.learner
+        self.params: Value[Array] = self.learner.initial
+        self._state = self.learner.optimizer_state(self.params)
+        self._n_samples = 0
+        if setting.workers[0].batch_size_at is not None:
+            raise ConfigError(f"growing_batch: the batch of {owner} keeps its size; leave it out")
+        setting.model = lambda: self.params
+
+    def follow(self, step: int, begins: Floats) -> None:
+        """Make the update of a step, which the workers began at these times (s)."""
+        learner, workers = self.learner, self.setting.workers
+        if workers[0].owed:
+            raise ConfigError(f"charge_evaluation: evaluations of {self.owner} take no time; leave it out")
+        gradients = [
+            learner.gradient(worker.rank, self.params, worker.samples_per_step, time)
+            for worker, time in zip(workers, begins.tolist(), strict=True)
+        ]
+        rate = learner.rate(self._n_samples)
+        self.params, self._state = learner.update(self.params, learner.mean(gradients), self._state, rate)
+        self._n_samples += sum(worker.samples_per_step for worker in workers)

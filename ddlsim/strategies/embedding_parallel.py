@@ -1,0 +1,259 @@
+"""Synchronous SGD of recommendation models whose embedding tables are dealt out over the workers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from ddlsim.arguments import Density, by, checked, one_of, quantity
+from ddlsim.collectives import Collective
+from ddlsim.errors import ConfigError
+from ddlsim.plan import Plan
+from ddlsim.plan.embeddings import embeddings
+from ddlsim.plan.schedules import Schedules
+from ddlsim.readable import size
+from ddlsim.runtime.fabric import RankOrder, algorithm_of
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.synchronous import Synchronous
+from ddlsim.runtime.table_run import run_table
+from ddlsim.strategies.overlap import DdpBuckets, NoOverlap, PerLayer, overlap_named
+from ddlsim.units import si
+from ddlsim.workload.compute import Workload
+from ddlsim.workload.memory import Holding, Memory, memory_of
+from ddlsim.workload.model import Model
+from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
+from ddlsim.workload.stage import Stage
+from ddlsim.workload.table_placement import (
+    SHARDINGS,
+    HostMemory,
+    Placement,
+    Shard,
+    Space,
+    place,
+    tables_of,
+    work_of,
+)  # fmt: skip
+
+__all__ = ["EmbeddingParallel"]
+
+InOrder = NoOverlap | PerLayer | DdpBuckets
+#: workers from which on the one that computes the bottom MLP for all holds no tables (NVIDIA's DLRM)
+MANY = 5
+
+
+def _in_order(overlap: str | InOrder, where: str) -> str | InOrder:
+    if not isinstance(overlap_named(overlap, where), InOrder):
+        raise ConfigError(f"{where} = {overlap!r}: must be 'none', 'layer', 'ddp' or DdpBuckets(...)")
+    return overlap
+
+
+@checked
+@dataclass(frozen=True)
+class EmbeddingParallel:
+    """Embedding tables dealt out over the workers, two MLPs in data parallelism, all-to-alls between them (Naumov et
+    al. 2019, arXiv:1906.00091, section 4; TorchRec: Ivchenko et al. 2022). ``batch_size`` is that of all workers
+    together.
+
+    sharding         "table-wise", "row-wise" (sums by reduce-scatter, gradients by all-gather) or "column-wise"
+    data_parallel    bytes up to which every worker has a copy of a table, whose gradients are all-reduced
+    host             memory of the host for the tables that are too large for the device; None: none
+    table_optimizer  "sgd", or "rowwise_adagrad", which keeps 4 bytes a row
+    table_dtype      of the numbers in tables
+    indices          "exchanged" in the step; "prefetched" beside the step before (TorchRec's TrainPipelineSparseDist);
+                     "local": each worker reads those of its tables by itself (NVIDIA's DLRM)
+    bottom_mlp       "data-parallel", or "one rank" for the samples of all, from 5 workers on without tables (NVIDIA's)
+    random_access    share of the streamed memory bandwidth that rows at random reach. 0.75 is an assumption
+    overlap          of the MLPs' gradients with the backward pass: "ddp", "layer", "none" or DdpBuckets(...)
+    algorithm, rank_order  of their all-reduce, as for :class:`~ddlsim.AllReduce`
+
+    Values are those of synchronous SGD with the whole batch: it does not matter to them where tables are. Rows of a
+    table are taken to be equally likely, and lookups to fuse all tables of a worker into one kernel.
+    """
+
+    sharding: Annotated[str, one_of(*SHARDINGS)] = "table-wise"
+    data_parallel: Annotated[float | str, quantity("bytes", "1 MB", zero=True)] = 0.0
+    host: HostMemory | None = None
+    table_optimizer: Annotated[str, one_of("sgd", "rowwise_adagrad")] = "rowwise_adagrad"
+    table_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] = "fp32"
+    indices: Annotated[str, one_of("exchanged", "prefetched", "local")] = "exchanged"
+    bottom_mlp: Annotated[str, one_of("data-parallel", "one rank")] = "data-parallel"
+    random_access: Density = 0.75
+    overlap: Annotated[str | InOrder, by(_in_order)] = "ddp"
+    algorithm: Annotated[str | Collective, algorithm_of("all_reduce")] = "ring"
+    rank_order: RankOrder = "topology"
+
+    #: runs need not say that the exchange of tables is left out
+    exchanges_tables = True
+
+    @property
+    def label(self) -> str:
+        """How tables are dealt out, and where the bottom MLP is."""
+        more = ", bottom MLP on one rank" if self.bottom_mlp == "one rank" else ""
+        return f"embedding parallel ({self.sharding}{more})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """One update a step."""
+        return steps
+
+    def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
+        """Return the samples of a worker. Raises ConfigError for a batch that cannot be dealt out evenly."""
+        if batch_size % n_workers:
+            near = sorted({max(batch_size // n_workers, 1) * n_workers, -(-batch_size // n_workers) * n_workers})
+            raise ConfigError(
+                f"batch_size = {batch_size}: EmbeddingParallel deals it out over {n_workers} workers; use "
+                f"{' or '.join(map(str, near))}"
+            )
+        return batch_size // n_workers
+
+    def n_replicas(self, n_workers: int) -> int:
+        """Every worker learns from samples of its own."""
+        return n_workers
+
+    # ------------------------------------------------------------ where tables are
+
+    def placement(self, workload: Workload, n_workers: int) -> Placement:
+        """Return which worker holds which part of which table.
+
+        Raises ConfigError, with what would fit, where there is no room.
+        """
+        found = self._place(workload, n_workers)
+        if isinstance(found, Placement):
+            return found
+        space, model = self._space(workload, n_workers), workload.model
+        table = tables_of(model)[found.table]
+        raise ConfigError(
+            f"EmbeddingParallel({self.sharding!r}): the tables of {model.name} do not fit: {size(space.nbytes(found))} "
+            f"of table {found.table} ({table.rows:,} rows of {table.dim}) find no room on {n_workers} workers with "
+            f"{size(max(space.device, 0.0))} each for tables, {self._total(workload, space)} in all; "
+            f"{self._remedies(workload, n_workers)}"
+        )
+
+    def _total(self, workload: Workload, space: Space) -> str:
+        return size(sum(t.rows * (t.dim * space.element + space.row) for t in tables_of(workload.model)))
+
+    def _remedies(self, workload: Workload, n_workers: int) -> str:
+        """Return the nearest configurations that fit."""
+        fit: list[str] = []
+        for sharding in SHARDINGS:
+            if isinstance(dataclasses.replace(self, sharding=sharding)._place(workload, n_workers), Placement):
+                fit.append(f"{sharding!r} fits")
+        if self.table_dtype == "fp32":
+            half = dataclasses.replace(self, table_dtype="fp16")
+            if isinstance(half._place(workload, n_workers), Placement):
+                fit.append("table_dtype='fp16' fits")
+        for gigabytes in (64, 256, 1024, 4096) if self.host is None else ():
+            host = HostMemory(gigabytes * 1e9)
+            if isinstance(dataclasses.replace(self, host=host)._place(workload, n_workers), Placement):
+                fit.append(f"host=HostMemory('{gigabytes} GB') fits")
+                break
+        for n in (n_workers * 2**i for i in range(1, 8)):
+            if isinstance(self._place(workload, n), Placement):
+                fit.append(f"{n} workers fit")
+                break
+        return ", ".join(fit) if fit else "use devices with more memory, or a smaller batch"
+
+    def _place(self, workload: Workload, n_workers: int) -> Placement | Shard:
+        tables = tables_of(workload.model)
+        if not tables:
+            raise ConfigError(
+                f"EmbeddingParallel: model {workload.model.name!r} has no embedding_bag layers; use AllReduce"
+            )
+        without = frozenset({0} if self._root is not None and n_workers >= MANY else ())
+        limit = si(self.data_parallel, "bytes")
+        return place(tables, n_workers, self.sharding, self._space(workload, n_workers), limit, without)
+
+    def _space(self, workload: Workload, n_workers: int) -> Space:
+        """Return the room for tables: what the rest of the model and its activations leave."""
+        element, samples = ELEMENT_NBYTES[workload.precision], workload.batch_size * n_workers
+        room = workload.memory_nbytes - self._dense(workload).total
+        row = 4.0 if self.table_optimizer == "rowwise_adagrad" else 0.0
+        return Space(room, ELEMENT_NBYTES[self.table_dtype], row, element * samples, self.host)
+
+    def _dense(self, workload: Workload) -> Memory:
+        """Return the memory of a worker without tables."""
+        layers = tuple(
+            dataclasses.replace(layer, n_params=0, tensors=()) if layer.type == "embedding_bag" else layer
+            for layer in workload.model.layers
+        )
+        model: Model = dataclasses.replace(workload.model, layers=layers, structure=(), trainable=False)
+        return memory_of(model, workload.batch_size, workload.precision, Holding(workload.rule or "momentum"))
+
+    def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
+        """Return what a worker holds: the MLPs and its tables, and what it looks up for all samples."""
+        placement, space = self.placement(workload, n_workers), self._space(workload, n_workers)
+        dense, shards, copies = self._dense(workload), placement.of(rank), placement.replicated_params
+        tables = sum(space.on_device(shard) for shard in shards)
+        rows = sum(space.cached(shard) * space.row * shard.rows for shard in shards)
+        memory = Memory(
+            dense.weights + tables - rows + copies * space.element, dense.gradients + copies * space.element,
+            dense.optimizer + rows, dense.activations,
+            dense.buffers + space.sample * sum(shard.columns for shard in shards),
+        )  # fmt: skip
+        return Stage(workload, memory=memory)
+
+    # ------------------------------------------------------------ the step
+
+    @property
+    def _root(self) -> int | None:
+        return 0 if self.bottom_mlp == "one rank" else None
+
+    @property
+    def _policy(self) -> InOrder:
+        policy = overlap_named(self.overlap)
+        assert isinstance(policy, InOrder)
+        return policy
+
+    def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
+        """Return what workers with these workloads do in `steps` steps (:func:`ddlsim.plan.embeddings`)."""
+        if accumulation > 1:
+            raise ConfigError(f"accumulation = {accumulation}: EmbeddingParallel takes the whole batch at once; use 1")
+        n, first = len(workloads), workloads[0]
+        placement = self.placement(first, n)
+        space = self._space(first, n)
+        adagrad = self.table_optimizer == "rowwise_adagrad"
+        works = [
+            work_of(placement, rank, w.batch_size, space, w.memory_bandwidth * self.random_access, adagrad)
+            for rank, w in enumerate(workloads)
+        ]
+        gradient = first.gradient_nbytes / sum(
+            layer.n_params for layer in first.model.layers if not layer.model_parallel
+        )  # bytes of each
+        return embeddings(
+            workloads, works, self._policy.buckets, steps=steps, row_wise=placement.row_wise_columns,
+            replicated=gradient * placement.replicated_params, indices=self.indices, bottom_rank=self._root,
+        )  # fmt: skip
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers. Raises ConfigError for what a step as a table cannot do."""
+        values = Synchronous(setting, "EmbeddingParallel")
+        each = [worker.workload for worker in setting.workers]
+        accumulation = setting.workers[0].accumulation
+        schedules = Schedules(
+            self.plan(each, 1, accumulation), self.algorithm, setting.cluster, np.array(setting.nodes), self.rank_order
+        )
+        setting.notes.append(self._note(each[0], len(each)))
+        run_table(
+            setting, lambda steps: self.plan(each, steps), schedules,
+            samples=sum(workload.batch_size for workload in each), follow=values.follow,
+        )  # fmt: skip
+
+    def _note(self, workload: Workload, n_workers: int) -> str:
+        """Say how full the fullest and the emptiest workers are, and what they look up."""
+        placement = self.placement(workload, n_workers)
+        totals = []
+        for rank in range(n_workers):
+            memory = self.stage(workload, rank, n_workers).memory
+            assert memory is not None
+            totals.append(memory.total)
+        low, high = int(np.argmin(totals)), int(np.argmax(totals))
+        hosted = sum(shard.on_host for shard in placement.shards)
+        also = f"; {hosted} parts of tables lie on hosts" if hosted else ""
+        also += f"; {len(placement.replicated)} tables are on all workers" if placement.replicated else ""
+        return (
+            f"memory: {size(totals[high])} on worker {high} ({len(placement.of(high))} parts of tables) down to "
+            f"{size(totals[low])} on worker {low} ({len(placement.of(low))}){also}"
+        )
