@@ -126,7 +126,7 @@ def test_samples_that_are_no_tokens():
     network = build_network("char-transformer", 0)
     with pytest.raises(ConfigError, match="28 is no id; samples must be whole numbers from 0 to 27"):
         network.predict(network.initial_params, np.full((1, 32), 28.0))
-    with pytest.raises(ConfigError, match=r"0\.5 is no token"):
+    with pytest.raises(ConfigError, match=r"0\.5 is no id"):
         network.predict(network.initial_params, np.full((1, 32), 0.5))
     with pytest.raises(ConfigError, match=r"needs \(1, 32\) whole numbers"):
         network.loss_and_gradient(network.initial_params, np.zeros((1, 32)), [3])
