@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Protocol, cast
 
-from ddlsim.arguments import checked
+from ddlsim.arguments import checked, one_of
 from ddlsim.compression.contract import AnyCompressor
-from ddlsim.compression.cost import CodecCost
+from ddlsim.compression.cost import PROFILES, CodecCost
 from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError, shown
 
@@ -28,13 +28,20 @@ class Compression:
 
     compressor  what every worker sends its gradient with
     down        what parameter servers answer with; None: dense, 4 bytes per element
-    cost        time to encode and decode, the same on every worker and server; None: bytes touched over the
-                achieved memory bandwidth of each worker's device, and servers take no time
+    cost        time to encode and decode: a :class:`CodecCost`, the same on every worker and server; or bytes touched
+                over the achieved memory bandwidth of each worker's device, servers taking no time, with the k largest
+                elements found by radix selection ("radix", the default) or by sorting, as frameworks did up to 2021
+                ("sort": :data:`~ddlsim.compression.cost.SORT_V100`, measured on a V100)
     """
 
     compressor: Annotated[AnyCompressor, A_COMPRESSOR]
     down: Annotated[AnyCompressor, A_COMPRESSOR] | None = None
-    cost: CodecCost | None = None
+    cost: CodecCost | Annotated[str, one_of(*PROFILES)] | None = None
+
+    @property
+    def given(self) -> CodecCost | None:
+        """The cost, if that is not estimated."""
+        return self.cost if isinstance(self.cost, CodecCost) else None
 
     @property
     def label(self) -> str:

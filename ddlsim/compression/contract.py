@@ -61,6 +61,14 @@ class Traits:
 
     encode_kernels  kernels that a GPU runs one after the other to encode, each of which takes time to launch
                     (decoding is one for each payload)
+    selection       how the code of its paper's time finds the k largest of all elements, which is a radix selection in
+                    these passes and kernels: "top_k" (``torch.topk``), "sort" (``torch.sort``), "" if not at all
+
+    For runs that cut gradients into buckets:
+
+    whole           it is of the whole gradient; by buckets it would be something else
+    sparse_answer   a synchronous server answers with the coordinates of the last round, an index and a value each, and
+                    not with a dense gradient
     """
 
     collective: Collective
@@ -71,6 +79,9 @@ class Traits:
     encode_passes: float = 2.0
     decode_passes: float = 0.0
     encode_kernels: int = 2
+    selection: Literal["", "top_k", "sort"] = ""
+    whole: bool = False
+    sparse_answer: bool = False
 
 
 class Payload(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from dataclasses import dataclass
@@ -12,11 +13,12 @@ import numpy as np
 from ddlsim.arguments import Count, Index, NotNegative, checked
 from ddlsim.compression.contract import Compressor, Payload, Traits, TwoRounds, Vector
 from ddlsim.compression.exchange import aggregate, average
+from ddlsim.compression.select import SELECT_KERNELS, SELECT_PASSES, SORT_KERNELS, SORT_PASSES
 from ddlsim.workload.precision import FP32_NBYTES
 
 __all__ = [
-    "FREE", "SORT_P102_100", "SORT_V100", "CodecCost", "decode_launches", "decode_traffic", "encode_launches",
-    "encode_traffic", "measure_cost",
+    "FREE", "PROFILES", "SORT_P102_100", "SORT_V100", "CodecCost", "decode_launches", "decode_traffic",
+    "encode_launches", "encode_traffic", "measure_cost", "sorting",
 ]  # fmt: skip
 
 P = TypeVar("P", bound=Payload)
@@ -55,6 +57,24 @@ FREE = CodecCost()
 #: ``s * n * log2(n)`` for top-k by sorting, from the source code of MG-WFBP (Shi et al. 2019, utils.py)
 SORT_P102_100 = CodecCost(encode_sort=2.19e-10)
 SORT_V100 = CodecCost(encode_sort=5.0e-10)
+
+#: how the k largest elements are found exactly: by radix selection, near memory traffic, in libraries of today; or by
+#: sorting all, as the frameworks up to 2021 did (``SORT_V100`` for their top-k)
+PROFILES = ("radix", "sort")
+
+
+def sorting(traits: Traits, n: int) -> tuple[float, Traits]:
+    """Return the seconds of the frameworks' top-k of n elements up to 2021, if that is what a compressor's code calls,
+    and the traits of what else encodes, sorting included."""
+    if not traits.selection:
+        return 0.0, traits
+    by_top_k = traits.selection == "top_k"
+    passes, kernels = (0.0, 0) if by_top_k else (SORT_PASSES, SORT_KERNELS)
+    rest = dataclasses.replace(
+        traits, encode_passes=traits.encode_passes - SELECT_PASSES + passes,
+        encode_kernels=traits.encode_kernels - SELECT_KERNELS + kernels,
+    )  # fmt: skip
+    return SORT_V100.encode_seconds(n) if by_top_k else 0.0, rest
 
 
 def encode_traffic(traits: Traits, n: int, nbytes: float) -> float:

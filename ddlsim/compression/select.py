@@ -6,7 +6,9 @@ import numpy as np
 
 from ddlsim.compression.contract import Indices, Vector
 
-__all__ = ["COLLECT_KERNELS", "SELECT_KERNELS", "SELECT_PASSES", "ms_top_k", "top_k"]
+__all__ = [
+    "COLLECT_KERNELS", "SELECT_KERNELS", "SELECT_PASSES", "SORT_KERNELS", "SORT_PASSES", "ms_top_k", "top_k",
+]  # fmt: skip
 
 #: passes of an exact selection on a device: a radix select reads 32-bit keys 8 bits at a time, then collects
 SELECT_PASSES = 5.0
@@ -14,6 +16,11 @@ SELECT_PASSES = 5.0
 #: histogram and a choice each, then that
 COLLECT_KERNELS = 3
 SELECT_KERNELS = 8 + COLLECT_KERNELS
+
+#: passes of sorting all elements with their places: a radix sort of 4-byte keys and 8-byte indices takes four digits,
+#: for each of which it reads the keys, then reads and writes both: 4 (4 + 12 + 12) bytes, in units of 4; its kernels
+SORT_PASSES = 28.0
+SORT_KERNELS = 8
 
 
 def top_k(values: Vector, k: int) -> Indices:

@@ -50,8 +50,10 @@ class CountSketch:
 
     Row r adds ``sign_r(i) g_i`` to column ``column_r(i)``; the estimate of g_i is the median over the rows of
     ``sign_r(i) table[r, column_r(i)]`` (Charikar et al. 2002), within ``|g| / sqrt(columns)`` with a
-    probability that grows with the rows. Sketches are linear, so all-reduce sums them: Sketched-SGD (Ivkin et
-    al. 2019) and gs-SGD (Dai et al. 2021). Wrap it in ErrorFeedback: both papers do.
+    probability that grows with the rows. Sketches are linear, so all-reduce sums them: gs-SGD (Dai et al. 2021,
+    arXiv:2108.06004); so do parameter servers: Sketched-SGD (Ivkin et al. 2019, arXiv:1903.04488). Wrap it in
+    ErrorFeedback: both papers do. It is of the whole gradient, so overlaps that cut that into buckets wait for the end
+    of the backward pass.
     """
 
     density: Density
@@ -62,7 +64,10 @@ class CountSketch:
     def traits(self) -> Traits:
         passes = 2.0 * self.rows + SELECT_PASSES  # every row is written, and read for the estimate
         kernels = self.rows + 1 + SELECT_KERNELS
-        return Traits("all_reduce", n_rounds=2, encode_passes=passes, encode_kernels=kernels)
+        return Traits(
+            "all_reduce", n_rounds=2, encode_passes=passes, encode_kernels=kernels, selection="sort", whole=True,
+            sparse_answer=True,
+        )  # fmt: skip
 
     def init(self, n: int, seed: int = 0) -> SketchState:
         return SketchState(n, seed)

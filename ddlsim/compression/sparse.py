@@ -25,7 +25,9 @@ from ddlsim.compression.select import COLLECT_KERNELS, SELECT_KERNELS, SELECT_PA
 __all__ = ["GTopK", "MSTopK", "RandomK", "RandomKState", "Threshold", "TopK", "merge_top_k"]
 
 _DIFFERENT = "workers choose different coordinates, so their values do not line up"
-_SPARSE = Traits("all_gather", not_summable=_DIFFERENT, encode_passes=SELECT_PASSES, encode_kernels=SELECT_KERNELS)
+_SPARSE = Traits(
+    "all_gather", not_summable=_DIFFERENT, encode_passes=SELECT_PASSES, encode_kernels=SELECT_KERNELS, selection="top_k"
+)
 
 
 def _take(gradient: Vector, indices: Indices) -> SparsePayload:
@@ -65,7 +67,8 @@ class MSTopK:
     @functools.cached_property
     def traits(self) -> Traits:
         passes, kernels = self.n_searches + 2.0, self.n_searches + 1 + COLLECT_KERNELS
-        return replace(_SPARSE, encode_passes=passes, encode_kernels=kernels)  # mean and maximum, counts, collecting
+        # mean and maximum, counts, collecting
+        return replace(_SPARSE, encode_passes=passes, encode_kernels=kernels, selection="")
 
     def init(self, n: int, seed: int = 0) -> None:
         return None
@@ -88,7 +91,7 @@ class Threshold:
     """Every element of magnitude `minimum` or more (Strom 2015); how many is known only from the values."""
 
     minimum: NotNegative
-    traits = replace(_SPARSE, encode_passes=1.0, encode_kernels=COLLECT_KERNELS)
+    traits = replace(_SPARSE, encode_passes=1.0, encode_kernels=COLLECT_KERNELS, selection="")
 
     def init(self, n: int, seed: int = 0) -> None:
         return None

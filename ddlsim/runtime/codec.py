@@ -16,7 +16,7 @@ import numpy as np
 
 from ddlsim.compression.choice import Compression, fitted
 from ddlsim.compression.contract import AnyCompressor
-from ddlsim.compression.cost import decode_launches, decode_traffic, encode_launches, encode_traffic
+from ddlsim.compression.cost import decode_launches, decode_traffic, encode_launches, encode_traffic, sorting
 from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError
 from ddlsim.learning import ABSENT, Array, Learner, Value
@@ -39,7 +39,7 @@ def chosen(setting: Setting, *, servers: bool) -> Compression:
         return choice
     setting.compresses = True
     estimate = "their memory traffic" + (" on the workers; the servers' work is free" if servers else "")
-    time = "as given" if choice.cost is not None else f"that of {estimate}"
+    time = "as given" if choice.given is not None else f"that of {estimate}{_selection(choice)}"
     setting.notes.append(f"compression: {choice.label}; the time to encode and decode is {time}")
     for compressor in (choice.compressor, *([choice.down] if choice.down is not None else [])):
         if setting.learner.task is None and compressor.expected_nbytes(1) is None:
@@ -48,6 +48,14 @@ def chosen(setting: Setting, *, servers: bool) -> Compression:
                 "none; give it training=ddlsim.Training(...), or a compressor of known size such as TopK"
             )
     return choice
+
+
+def _selection(choice: Compression) -> str:
+    """Return how the k largest elements are found, in words; nothing where none are."""
+    if not choice.compressor.traits.selection:
+        return ""
+    how = "sorting, as frameworks did up to 2021" if choice.cost == "sort" else "radix selection"
+    return f"; the largest elements are found by {how} (cost = {choice.cost or 'radix'!r})"
 
 
 def one_model(setting: Setting) -> bool:
@@ -101,21 +109,23 @@ class Seconds:
 
     def encode(self, worker: Worker, n: int, nbytes: float) -> float:
         """Return what a worker needs to encode n elements to `nbytes`, all rounds."""
-        if self.choice.cost is not None:
-            return self.choice.cost.encode_seconds(n)
-        traffic = encode_traffic(self.choice.compressor.traits, n, nbytes)
-        return _kernels(worker, traffic, encode_launches(self.choice.compressor.traits))
+        if self.choice.given is not None:
+            return self.choice.given.encode_seconds(n)
+        traits, seconds = self.choice.compressor.traits, 0.0
+        if self.choice.cost == "sort":
+            seconds, traits = sorting(traits, n)
+        return seconds + _kernels(worker, encode_traffic(traits, n, nbytes), encode_launches(traits))
 
     def decode(self, worker: Worker, compressor: AnyCompressor, n: int, nbytes: float, n_payloads: int = 1) -> float:
         """Return what a worker needs to decode payloads of `nbytes` in all to a mean of n elements."""
-        if self.choice.cost is not None:
-            return self.choice.cost.decode_seconds(n, n_payloads)
+        if self.choice.given is not None:
+            return self.choice.given.decode_seconds(n, n_payloads)
         traffic = decode_traffic(compressor.traits, n, nbytes, n_payloads)
         return _kernels(worker, traffic, decode_launches(compressor.traits, n_payloads))
 
     def server(self, n: int, n_payloads: int) -> float:
         """Return what a server needs to decode payloads of n elements each, and to encode the answer."""
-        cost = self.choice.cost
+        cost = self.choice.given
         if cost is None:  # nobody knows its memory
             return 0.0
         return cost.decode_seconds(n, n_payloads) + (cost.encode_seconds(n) if self.choice.down is not None else 0.0)
@@ -211,7 +221,9 @@ class Codec:
         """Return the bytes of the server's answer to each worker."""
         down, n = self.pieces[piece].down, self.pieces[piece].n
         if down is None:
-            return FP32_NBYTES * n
+            sizes = known_nbytes(self.pieces[piece].compressor, n, step)
+            sparse = self.choice.compressor.traits.sparse_answer and sizes is not None
+            return 2.0 * sizes[-1] if sparse and sizes is not None else FP32_NBYTES * n
         known = known_nbytes(down, n, step)
         if known is not None:
             return sum(known)

@@ -19,7 +19,7 @@ from ddlsim.runtime.group import Carrier, Dense, Group
 from ddlsim.runtime.planned import planned
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies import overlap as overlaps
-from ddlsim.strategies.overlap import Overlap, OverlapChoice, buckets_of, overlap_named
+from ddlsim.strategies.overlap import Overlap, OverlapChoice, as_compressed, buckets_of, overlap_named
 from ddlsim.workload.compute import Workload
 
 __all__ = ["AllReduce", "start_group"]
@@ -58,7 +58,7 @@ class AllReduce:
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
-        members, overlap = communicator(setting, self), overlap_named(self.overlap)
+        members, overlap = communicator(setting, self), as_compressed(overlap_named(self.overlap), setting)
         buckets = buckets_of(overlap, setting.workers[0].workload)
 
         def carrier(group: Group) -> Carrier:

@@ -21,6 +21,7 @@ from ddlsim.named_code import imported, names_code
 from ddlsim.plan import FusedQueue, Plan, UrgentQueue, data_parallel
 from ddlsim.runtime.coordinator import Coordinator, Fused, MostUrgent
 from ddlsim.runtime.group import Group
+from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies.plans import tells_plan
 from ddlsim.units import si
@@ -28,8 +29,19 @@ from ddlsim.workload.buckets import Bucket, ddp_buckets, one_bucket, partitioned
 from ddlsim.workload.compute import Workload
 
 __all__ = [
-    "DdpBuckets", "HorovodFusion", "NoOverlap", "Overlap", "OverlapChoice", "PerLayer", "Priority", "buckets_of",
-    "is_table", "overlap_named", "plan", "work",
+    "DdpBuckets",
+    "HorovodFusion",
+    "NoOverlap",
+    "Overlap",
+    "OverlapChoice",
+    "PerLayer",
+    "Priority",
+    "as_compressed",
+    "buckets_of",
+    "is_table",
+    "overlap_named",
+    "plan",
+    "work",
 ]  # fmt: skip
 
 
@@ -164,6 +176,17 @@ def _choice(overlap: str | Overlap, where: str) -> str | Overlap:
 
 
 OverlapChoice = Annotated[str | Overlap, by(_choice)]
+
+
+def as_compressed(overlap: Overlap, setting: Setting) -> Overlap:
+    """Return the policy under which gradients travel: "none" where what compresses them is of the whole gradient."""
+    choice = setting.compression
+    if choice is None or not choice.compressor.traits.whole or isinstance(overlap, NoOverlap):
+        return overlap
+    setting.notes.append(
+        f"compression: {choice.label} is of the whole gradient, so nothing travels beside the backward pass"
+    )
+    return NoOverlap()
 
 
 @functools.lru_cache(maxsize=16)

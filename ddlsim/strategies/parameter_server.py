@@ -19,7 +19,7 @@ from ddlsim.runtime.server_work import ServerWork, WorkingServers
 from ddlsim.runtime.servers import Placement, memory_nodes, server_nodes
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies.all_reduce import AllReduce, start_group
-from ddlsim.strategies.overlap import OverlapChoice, buckets_of, overlap_named
+from ddlsim.strategies.overlap import OverlapChoice, as_compressed, buckets_of, overlap_named
 from ddlsim.workload.compute import Workload
 
 __all__ = ["ParameterServer"]
@@ -62,7 +62,7 @@ class ParameterServer:
         """Start all workers; the servers only react."""
         nodes = server_nodes(setting.cluster, setting.nodes, self.servers, self.placement)
         hosts = setting.hosts(setting.nodes).tolist() if self.local_reduction else None
-        star, overlap = self.local_reduction == "star", overlap_named(self.overlap)
+        star, overlap = self.local_reduction == "star", as_compressed(overlap_named(self.overlap), setting)
         members = Communicator(setting, Fabric(rank_order="given"), bystanders=nodes, owner="ParameterServer")
         if setting.compression is not None:
             self._check_compression()

@@ -20,7 +20,7 @@ from ddlsim.runtime.fabric import Cost, Fabric, RankOrder, algorithm_of, cost_sa
 from ddlsim.runtime.group import Carrier, Dense, Group
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process, Worker
-from ddlsim.strategies.overlap import DdpBuckets, NoOverlap, PerLayer, buckets_of, overlap_named
+from ddlsim.strategies.overlap import DdpBuckets, NoOverlap, PerLayer, as_compressed, buckets_of, overlap_named
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.stage import Stage
@@ -107,6 +107,11 @@ class ShardedUpdate:
                 "AllReduce, or an element-wise optimizer such as Momentum(0.9)"
             )
         members = Communicator(setting, Fabric("ring", self.rank_order, self.cost), owner="ShardedUpdate")
+        if as_compressed(self._policy, setting) is not self._policy:
+            raise ConfigError(
+                "ShardedUpdate: the compressor is of the whole gradient, which overlaps cut in buckets; "
+                "use overlap='none'"
+            )
         buckets = buckets_of(self._policy, setting.workers[0].workload)
 
         def scattering(group: Group) -> Carrier:
