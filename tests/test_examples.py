@@ -28,7 +28,7 @@ def check(script: Path, printed: str) -> None:
     assert numbers(printed) == pytest.approx(numbers(expected), rel=5e-3, abs=0.011)
 
 
-@pytest.mark.parametrize("script", sorted(set(EXAMPLES.glob("*.py")) - {DEMO}), ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", sorted(set(EXAMPLES.rglob("*.py")) - {DEMO}), ids=lambda path: path.stem)
 def test_example_prints_what_stands_beside_it(script, tmp_path, monkeypatch, capsys):
     """In this process, which has loaded the libraries and kernels; warnings are errors here as everywhere."""
     monkeypatch.chdir(tmp_path)

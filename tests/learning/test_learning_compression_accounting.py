@@ -22,8 +22,10 @@ NONE = ddlsim.AllReduce("ring", overlap="none")
 KNOWN = [name for name in COMPRESSORS if name != "threshold"]
 
 
-def buckets():
-    """The elements of each layer, last first."""
+def buckets(compressor):
+    """The elements of each layer, last first; all of them together where the compressor is of the whole gradient."""
+    if compressor.traits.whole:
+        return [slice(0, N)]
     ends = np.cumsum(LAYERS)
     return [slice(N - end, N - end + n) for end, n in zip(ends.tolist(), LAYERS, strict=True)]
 
@@ -38,7 +40,7 @@ def test_an_all_reduce_run_sends_what_the_exchange_counts(name, n_workers):
     compressor = COMPRESSORS[name]
     sent = 0.0
     for step in (2, 3, 4):
-        for part in buckets():
+        for part in buckets(compressor):
             sizes = fitted(compressor, TENSORS, part).expected_nbytes(part.stop - part.start, step)
             sent += sum(sent_nbytes(compressor.traits.collective, [size] * n_workers).sum() for size in sizes)
     before, after = (timing(compressor, n_steps=n, workers=n_workers).nbytes_sent for n in (2, 5))
@@ -48,14 +50,19 @@ def test_an_all_reduce_run_sends_what_the_exchange_counts(name, n_workers):
 @pytest.mark.parametrize("strategy", ["servers", "async"])
 @pytest.mark.parametrize("name", KNOWN)
 def test_servers_get_a_payload_and_answer_it(name, strategy):
-    """Steps 2, 3 and 4 of one worker: both rounds' payloads up; down 4 bytes per element, or 2 with FP16."""
-    compressor, parts = COMPRESSORS[name], buckets() if strategy == "servers" else [slice(0, N)]
+    """Steps 2, 3 and 4 of one worker: both rounds' payloads up; down 4 bytes per element (of a sketch, from a
+    synchronous server, 8 per element that is kept), or 2 with FP16."""
+    compressor = COMPRESSORS[name]
+    parts = buckets(compressor) if strategy == "servers" else [slice(0, N)]
     up = sum(
         sum(fitted(compressor, TENSORS, part).expected_nbytes(part.stop - part.start, step))
         for part in parts
         for step in (2, 3, 4)
     )
-    for down, answer in ((None, 4 * N), (ddlsim.FP16(), 2 * N)):
+    dense = 4 * N
+    if compressor.traits.sparse_answer and strategy == "servers":
+        dense = 2 * compressor.expected_nbytes(N)[-1]
+    for down, answer in ((None, dense), (ddlsim.FP16(), 2 * N)):
         choice = ddlsim.Compression(compressor, down=down)
         before, after = (timing(choice, STRATEGIES[strategy], n, workers=1).nbytes_sent for n in (2, 5))
         assert after - before == pytest.approx(up + 3 * answer, rel=1e-12)
