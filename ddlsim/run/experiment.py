@@ -80,7 +80,7 @@ class Experiment:
     precision       arithmetic ("fp32", "tf32", "fp16", "bf16")
     gradient_dtype  gradients on the wire ("fp32", "fp16", "bf16")
     optimizer       rule whose time and memory count where nothing is learned: "sgd", "momentum", "adam", "lars",
-                    "lamb"; None: momentum, its kernels' launches not counted. A run that learns has that of its training
+                    "lamb"; None: momentum, without launches of kernels. A run that learns has that of its training
     compute         where compute time comes from: Measured, Affine, PerKernel, Roofline, Traced; None: the device's
                     measured curve for this model if the catalogue has one, else Roofline
     device          device of all workers, instead of the cluster's own

@@ -13,7 +13,7 @@ __all__ = ["Synchronous"]
 class Synchronous:
     """w <- w - eta (1/N) sum_i g_i(w), when a step of :func:`~ddlsim.runtime.table_run.run_table` has ended.
 
-    Raises ConfigError for batches that grow, and evaluations that take time, of which a table knows nothing.
+    Raises ConfigError for evaluations that take time, of which a table knows nothing.
     """
 
     def __init__(self, setting: Setting, owner: str) -> None:
@@ -21,8 +21,6 @@ class Synchronous:
         self.params: Value[Array] = self.learner.initial
         self._state = self.learner.optimizer_state(self.params)
         self._n_samples = 0
-        if setting.workers[0].batch_size_at is not None:
-            raise ConfigError(f"growing_batch: the batch of {owner} keeps its size; leave it out")
         setting.model = lambda: self.params
 
     def follow(self, step: int, begins: Floats) -> None:

@@ -167,8 +167,6 @@ class Parallel:
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         workers, learner = setting.workers, setting.learner
-        if workers[0].batch_size_at is not None:
-            raise ConfigError("Parallel: growing_batch: the micro-batches of a pipeline stay as they are; leave it out")
         whole = setting.whole
         mesh, micro_batches = self.mesh(len(workers)), workers[0].accumulation
         schedules = Schedules(
