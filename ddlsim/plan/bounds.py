@@ -92,8 +92,8 @@ def cut(plan: Plan, cluster: Cluster, nodes: Sequence[int] | None = None) -> Cut
 
     Messages cross where their ends are apart, and collectives bring what :func:`ddlsim.plan.least.least_crossing`
     says: an all-reduce of m bytes over members in k places at least m bytes out of each and m into each, and
-    2 (k - 1) m into all together. What a token bucket lets through at once (docs/models/tcp.md) takes no time. No
-    schedule of messages is faster.
+    2 (k - 1) m into all together. What is pushed to servers may be added up inside machines, not on the way between
+    them. What a token bucket lets through at once (docs/models/tcp.md) takes no time. No messages are faster.
     """
     return narrowest(plan, interfaces(cluster), nodes_of(plan, cluster, nodes), np.arange(len(plan)))
 
@@ -121,11 +121,11 @@ def _narrowest(plan: Plan, level: Interfaces, place: Ints, rows: Ints, begun: In
     out += np.bincount(src[apart], weights=nbytes[apart], minlength=n)
     into += np.bincount(dst[apart], weights=nbytes[apart], minlength=n)
     together = float(nbytes[apart].sum())  # into all places
-    for _, least, total in _crossings(plan, place, rows):
+    for _, least, total in _crossings(plan, level, place, rows):
         out[least.place] += least.out * total
         into[least.place] += least.into * total
         together += least.together * total
-    for kind, least, total in _crossings(plan, place, begun) if begun is not None else ():
+    for kind, least, total in _crossings(plan, level, place, begun) if begun is not None else ():
         if kind in (ALL_REDUCE, PUSH_PULL):  # half of it makes the sum, half tells it to all
             together += 0.5 * least.together * total
     seconds = np.maximum.reduce([
@@ -140,7 +140,7 @@ def _narrowest(plan: Plan, level: Interfaces, place: Ints, rows: Ints, begun: In
     return Cut(whole, f"all {len(used)} {level.what}s together", together, together)
 
 
-def _crossings(plan: Plan, place: Ints, rows: Ints) -> Iterator[tuple[int, Crossing, float]]:
+def _crossings(plan: Plan, level: Interfaces, place: Ints, rows: Ints) -> Iterator[tuple[int, Crossing, float]]:
     """Yield the kind of collectives that are alike, what their buffers must cross, and the bytes of all of them."""
     rows = rows[plan.kind[rows] >= ALL_REDUCE]
     rows = rows[np.unique(plan.key[rows], return_index=True)[1]]
@@ -148,7 +148,8 @@ def _crossings(plan: Plan, place: Ints, rows: Ints) -> Iterator[tuple[int, Cross
     totals = np.bincount(which.reshape(-1), weights=plan.nbytes[rows], minlength=alike.shape[1])
     for kind, number, total in zip(*alike.tolist(), totals.tolist(), strict=True):
         group = np.array(plan.groups[number], dtype=np.int64)
-        yield kind, least_crossing(KINDS[kind], place[group], np.isin(group, plan.servers)), total
+        is_server, inside = np.isin(group, plan.servers), level.what != "machine"
+        yield kind, least_crossing(KINDS[kind], place[group], is_server, added_up=inside), total
 
 
 def _seconds(nbytes: Floats, rate: Floats, burst: Floats) -> Floats:

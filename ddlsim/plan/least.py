@@ -20,11 +20,13 @@ class Crossing(NamedTuple):
     together: float
 
 
-def least_crossing(kind: str, members: Ints, is_server: Bools) -> Crossing:
+def least_crossing(kind: str, members: Ints, is_server: Bools, *, added_up: bool = True) -> Crossing:
     """Return what a collective must bring across borders at least, in units of its buffer.
 
     members    (n,) the place of each member, in the group's order
     is_server  (n,) of the members of a push_pull, which come last
+    added_up   whether pushes of several places may be added up on their way, as those of a machine's devices are;
+               otherwise every place with workers pushes by itself, and pulls
 
     What has to be added up (all-reduce, reduce-scatter, reduce, push) can be added up inside a place first, and what
     all need (all-reduce, all-gather, broadcast, pull) enters a place once: k - 1 receptions make a sum of k places,
@@ -56,5 +58,6 @@ def least_crossing(kind: str, members: Ints, is_server: Bools) -> Crossing:
     shard = np.bincount(which[is_server], minlength=k) / is_server.sum()
     works = np.bincount(which[~is_server], minlength=k) > 0
     elsewhere = works.sum() - works  # places with workers besides this one
-    crossing = works * (1.0 - shard) + shard * (elsewhere > 0)  # out: push to others, answer others; into: likewise
+    answers = elsewhere > 0 if added_up else elsewhere
+    crossing = works * (1.0 - shard) + shard * answers  # out: push to others, answer others; into: likewise
     return Crossing(place, crossing, crossing, 2.0 * float((shard * elsewhere).sum()))

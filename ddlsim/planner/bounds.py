@@ -3,18 +3,17 @@
 **Plans.** A strategy that tells its steps as a table (docs/models/plans.md) cannot be faster than the longest chain of
 that table, nor than the bytes of its exchanges cross the interfaces of devices and machines: :mod:`ddlsim.plan.window`.
 The work of jitter is that of the factors that the workers will draw. Bytes count where they are sent as the table says:
-uncompressed, and with collectives that are simulated.
+uncompressed, and with collectives that are simulated. What is compressed is encoded before.
 
 **Computing.** Of a strategy without a plan nothing is known but that every sample that counts has passed forward and
-backward through the model, on one worker or several. In a window of K steps that is K times the samples of a step; at
-its begin workers may be in the middle of one: at most K / (K - 1) of the throughput of the workers without any
-communication. Nothing is said where compute times vary.
+backward through the model, on one worker or several: if it is measured from its begin, it has at most the throughput of
+the workers without any communication. Workers may be any number of steps ahead when a later window begins, so nothing
+is said of that, nor where compute times vary.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,7 +30,7 @@ from ddlsim.planner.target import Figures
 from ddlsim.run.alone import alone, is_replicated
 from ddlsim.run.costs import host_price
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.plans import least_seconds
+from ddlsim.run.plans import least_seconds, with_encoding
 from ddlsim.run.simulate import Prepared, prepare
 from ddlsim.strategies.plans import nodes_of_plan, plan_of, tells_plan
 from ddlsim.workload.jitter import NoJitter
@@ -50,13 +49,11 @@ class Bound:
     figures   throughput and efficiency that it cannot exceed, costs that it cannot stay below
     limit     what sets the bound: "computing alone", "what computing cannot hide" or "bytes that must travel"
     warning   why the step does not fit the device's memory; empty if it does
-    tight     whether all that is known has been used: otherwise the plan of the strategy has not been looked at
     """
 
     figures: Figures
     limit: str
     warning: str
-    tight: bool = True
 
 
 class _Window(NamedTuple):
@@ -78,20 +75,16 @@ class Bounds:
     priced: bool = False
     samples: float | None = None
     _levels: dict[int, tuple[Cluster, tuple[Interfaces, Interfaces]]] = field(default_factory=dict)
-    _windows: dict[Hashable, _Window | None] = field(default_factory=dict)
     _seconds: dict[bytes, tuple[float, float]] = field(default_factory=dict)
 
-    def of(self, candidate: Candidate, *, tight: bool = True) -> Bound:
-        """Return the bound of a candidate, by computing alone (in less time) if it need not be tight.
-
-        Raises ConfigError if its parts do not fit together.
-        """
+    def of(self, candidate: Candidate) -> Bound:
+        """Return the bound of a candidate. Raises ConfigError if its parts do not fit together."""
         experiment = candidate.experiment
         prepared = prepare(experiment)
         limits = {"computing alone": _computing(candidate, prepared)}
         batches = float(experiment.accumulation)
         replicated = is_replicated(prepared.stages, prepared.workloads)
-        window = self._window(candidate, prepared) if tight else None
+        window = self._window(candidate, prepared)
         if window is not None:
             n_samples = float(window.batches * experiment.batch_size)
             limits["what computing cannot hide"] = n_samples / window.chains if window.chains > 0.0 else np.inf
@@ -107,26 +100,18 @@ class Bounds:
         rate = price_rate(candidate) if self.priced else float(candidate.workers)
         total = None if self.samples is None else self.samples / throughput
         figures = Figures(throughput, efficiency, rate * (1.0 - ROUNDING), total)
-        return Bound(figures, limit, "; ".join(prepared.warnings), tight)
+        return Bound(figures, limit, "; ".join(prepared.warnings))
 
     def _window(self, candidate: Candidate, prepared: Prepared) -> _Window | None:
-        """Return what the plan says of the measured steps, once for candidates that differ in their compression only;
-        None where the strategy has no plan."""
+        """Return what the plan says of the measured steps; None where the strategy has no plan."""
         experiment, strategy, cluster = candidate.experiment, candidate.experiment.strategy, candidate.cluster
         nodes = nodes_of_plan(strategy, cluster, prepared.nodes)
         simulated = getattr(strategy, "cost", "simulated") == "simulated"
         as_planned = experiment.compression is None and simulated
-        key = (
-            id(strategy), id(cluster), candidate.workers, candidate.batch_size, as_planned, experiment.warmup,
-            experiment.steps,
-        )  # fmt: skip
-        if key not in self._windows:
-            plan = _plan(candidate, prepared)
-            carriers = None
-            if plan is not None and as_planned and len(nodes) == plan.n_ranks:
-                carriers = Carriers(self._interfaces(cluster), np.array(nodes, dtype=np.int64))
-            self._windows[key] = None if plan is None else self._window_of(plan, experiment, carriers)
-        return self._windows[key]
+        plan, carriers = _plan(candidate, prepared), None
+        if plan is not None and as_planned and len(nodes) == plan.n_ranks:
+            carriers = Carriers(self._interfaces(cluster), np.array(nodes, dtype=np.int64))
+        return None if plan is None else self._window_of(plan, experiment, carriers)
 
     def _interfaces(self, cluster: Cluster) -> tuple[Interfaces, Interfaces]:
         if id(cluster) not in self._levels:
@@ -174,7 +159,10 @@ def _plan(candidate: Candidate, prepared: Prepared) -> Plan | None:
     except ConfigError:  # an overlap, say, that does not tell its plan
         return None
     workers = plan.n_ranks - len(plan.servers)
-    return plan if workers == candidate.workers and _n_batches(plan, experiment.warmup) > 0 else None
+    if workers != candidate.workers or not _n_batches(plan, experiment.warmup):
+        return None
+    hosts = prepared.cluster.host_of[prepared.nodes]
+    return with_encoding(plan, experiment, prepared.workloads, hosts)
 
 
 def _n_batches(plan: Plan, begin: int) -> int:
@@ -186,7 +174,6 @@ def _n_batches(plan: Plan, begin: int) -> int:
 def _computing(candidate: Candidate, prepared: Prepared) -> float:
     """Samples/s that the forward and backward passes allow."""
     experiment = candidate.experiment
-    if not isinstance(experiment.jitter, NoJitter) or experiment.slow_downs or experiment.steps < 2:
+    if not isinstance(experiment.jitter, NoJitter) or experiment.slow_downs or experiment.warmup > 0:
         return np.inf
-    rate = sum(experiment.batch_size / (w.forward_time + w.backward_time) for w in prepared.workloads)
-    return rate * experiment.steps / (experiment.steps - 1)
+    return sum(experiment.batch_size / (w.forward_time + w.backward_time) for w in prepared.workloads)

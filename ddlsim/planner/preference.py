@@ -70,10 +70,11 @@ def _known(found: Found) -> Figures:
     return found.figures
 
 
-def beats_bound(figures: Figures, bound: Figures, target: Target, spread: float) -> bool:
-    """Return whether a simulated configuration stands before any that is no better than `bound`, whatever else that one
-    does: it is better in what was asked by more than `spread`, the largest by which any of those compared may tie."""
-    (missed, value), (misses, its) = target.rank(figures), target.rank(bound)
+def beats_bound(rank: tuple[float, float], bound: tuple[float, float], spread: float) -> bool:
+    """Return whether a simulated configuration of this rank (:meth:`Target.rank`) stands before any that is no better
+    than one of rank `bound`, whatever else that one does: it is better in what was asked by more than `spread`, the
+    largest by which any of those compared may tie."""
+    (missed, value), (misses, its) = rank, bound
     if missed > 0.0:
         return 1.0 + missed < (1.0 + misses) * (1.0 - spread)
     return misses > 0.0 or value < its * (1.0 - spread)

@@ -42,10 +42,10 @@ def _best_of(near: Sequence[Found], target: Target, simulate: Callable[[Candidat
     """Return the best of some configurations; those that were left out are simulated as long as one may be it."""
 
     done = [(other, other.figures) for other in near if other.figures is not None]
-    open_ = [(target.rank(other.bound), other.candidate, other.bound) for other in near if other.bound is not None]
-    for _, candidate, bound in sorted(open_, key=lambda item: (item[0], item[1].number)):
+    open_ = [(target.rank(other.bound), other.candidate) for other in near if other.bound is not None]
+    for rank, candidate in sorted(open_, key=lambda item: (item[0], item[1].number)):
         spread = max((spread_of(figures) for _, figures in done), default=0.0)
-        if any(beats_bound(figures, bound, target, spread) for _, figures in done):
+        if any(beats_bound(target.rank(figures), rank, spread) for _, figures in done):
             continue
         tried = simulate(candidate)
         done += [(tried, tried.figures)] if tried.figures is not None else []

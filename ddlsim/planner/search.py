@@ -7,7 +7,6 @@ depend on the number of processes.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
@@ -99,22 +98,21 @@ class Search:
         bounds = Bounds(self.priced, self.samples)
         done: list[Found] = []
         rest: list[Found] = []
-        ready = [item for candidate in candidates if (item := self._bounded(candidate, bounds, rest, tight=False))]
+        ready = sorted(item for candidate in candidates if (item := self._bounded(candidate, bounds, rest)))
         pruned: list[Found] = []
         open_ = ready
         while open_:
-            wave = self._wave(open_, bounds, rest)
-            for found in self.simulate([item.candidate for item in wave]):
+            wave = {item.number for item in open_[:WAVE]}
+            for found in self.simulate([item.candidate for item in open_[:WAVE]]):
                 (done if found.status == SIMULATED else rest).append(found)
-            out = {found.candidate for found in (*done, *rest)}
-            ready = [item for item in ready if item.candidate not in out]
-            open_, pruned = self._pruned(ready, done, bounds, rest)  # of all: one less stable than thought lets some in
+            ready = [item for item in ready if item.number not in wave]
+            open_, pruned = self._pruned(ready, done)  # of all: one less stable than thought lets some in
         return preferred(done, self.target) + sorted(rest + pruned, key=lambda found: found.candidate.number)
 
-    def _bounded(self, candidate: Candidate, bounds: Bounds, rest: list[Found], *, tight: bool) -> _Ready | None:
+    def _bounded(self, candidate: Candidate, bounds: Bounds, rest: list[Found]) -> _Ready | None:
         """Return a candidate with its bound, None (and why, in `rest`) if it does not fit."""
         try:
-            best = bounds.of(candidate, tight=tight)
+            best = bounds.of(candidate)
         except ConfigError as error:
             rest.append(Found(candidate, OUT, str(error)))
             return None
@@ -122,19 +120,6 @@ class Search:
             rest.append(Found(candidate, OUT, best.warning))
             return None
         return _Ready(self.target.rank(best.figures), candidate.number, candidate, best)
-
-    def _wave(self, open_: Sequence[_Ready], bounds: Bounds, rest: list[Found]) -> list[_Ready]:
-        """Return those that could reach most by their tight bounds, which are worked out for no more than need be."""
-        heap = [(item.rank, item.number, item) for item in open_]
-        heapq.heapify(heap)
-        wave: list[_Ready] = []
-        while heap and len(wave) < WAVE:
-            item = heapq.heappop(heap)[-1]
-            if item.bound.tight:
-                wave.append(item)
-            elif tight := self._bounded(item.candidate, bounds, rest, tight=True):
-                heapq.heappush(heap, (tight.rank, tight.number, tight))
-        return wave
 
     def simulate(self, candidates: Sequence[Candidate]) -> list[Found]:
         """Simulate candidates, whatever their bounds say."""
@@ -152,38 +137,25 @@ class Search:
         assert isinstance(notes, list)
         return Found(candidate, SIMULATED, "", figures, shares, tuple(notes))
 
-    def _pruned(
-        self, ready: Sequence[_Ready], done: list[Found], bounds: Bounds, rest: list[Found]
-    ) -> tuple[list[_Ready], list[Found]]:
+    def _pruned(self, ready: Sequence[_Ready], done: list[Found]) -> tuple[list[_Ready], list[Found]]:
         """Return the candidates that may still be among the best, and those that cannot: what ties may be preferred."""
-        groups: dict[Hashable, list[Found]] = defaultdict(list)
+        groups: dict[Hashable, list[tuple[tuple[float, float], bool]]] = defaultdict(list)
+        spread = 0.0
         for found in done:
-            groups[self.group(found.candidate)].append(found)
-        spread = max((spread_of(found.figures) for found in done if found.figures is not None), default=0.0)
+            if found.figures is not None:
+                rank = self.target.rank(found.figures)
+                groups[self.group(found.candidate)].append((rank, found.candidate.exact))
+                spread = max(spread, spread_of(found.figures))
         left, pruned = [], []
         for item in ready:
-            others = groups[self.group(item.candidate)]
-            better = self._better(item, others, spread)
-            if better is None and not item.bound.tight:
-                tight = self._bounded(item.candidate, bounds, rest, tight=True)
-                if tight is None:
-                    continue
-                item = tight
-                better = self._better(item, others, spread)
-            if better is None:
+            better = [
+                exact for rank, exact in groups[self.group(item.candidate)] if beats_bound(rank, item.rank, spread)
+            ]
+            if len(better) < self.n_best or (item.candidate.exact and not any(better)):
                 left.append(item)
             else:
                 best = item.bound
                 at_most = f"at most {best.figures.throughput:.4g} samples/s ({best.limit})"
-                reason = f"{at_most}: {better} others are better"
+                reason = f"{at_most}: {len(better)} others are better"
                 pruned.append(Found(item.candidate, PRUNED, reason, bound=best.figures))
         return left, pruned
-
-    def _better(self, item: _Ready, others: Sequence[Found], spread: float) -> int | None:
-        """Return how many others are surely better, None if too few are for leaving a candidate out."""
-        before = [
-            found.candidate for found in others
-            if found.figures is not None and beats_bound(found.figures, item.bound.figures, self.target, spread)
-        ]  # fmt: skip
-        exact = not item.candidate.exact or any(other.exact for other in before)
-        return len(before) if len(before) >= self.n_best and exact else None

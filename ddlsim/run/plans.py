@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -9,18 +10,26 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.compression.choice import compression_of
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan
+from ddlsim.plan.plan import ALL_REDUCE, PUSH_PULL, REDUCE_SCATTER
 from ddlsim.run.experiment import Experiment
+from ddlsim.runtime.codec import encoding, rounded
+from ddlsim.runtime.communicator import hierarchical
+from ddlsim.runtime.fabric import HasFabric
 from ddlsim.runtime.worker import factors
 from ddlsim.strategies.plans import plan_of
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.stage import micro_batches
 
-__all__ = ["least_seconds", "plan_of_run"]
+__all__ = ["least_seconds", "plan_of_run", "with_encoding"]
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+#: collectives of what is compressed
+SUMS = (ALL_REDUCE, REDUCE_SCATTER, PUSH_PULL)
 
 
 def plan_of_run(experiment: Experiment, workloads: Sequence[Workload], steps: int = 1) -> Plan:
@@ -32,6 +41,41 @@ def plan_of_run(experiment: Experiment, workloads: Sequence[Workload], steps: in
         raise ConfigError("plan: the step with compression is not a table yet; leave compression out to see it")
     n_batches = micro_batches(experiment.strategy, experiment.batch_size, len(workloads), experiment.accumulation)
     return plan_of(experiment.strategy, workloads, steps, n_batches)
+
+
+def with_encoding(
+    plan: Plan, experiment: Experiment, workloads: Sequence[Workload], hosts: Sequence[int] | Ints
+) -> Plan:
+    """Return the plan with the s that workers of a run need at least to encode the parts that are summed, as it
+    compresses: in the last tasks that the sums need of their devices.
+
+    hosts  (n_workers,) the machine of each worker: where one is on its way to be compressed between machines only,
+           every worker of a machine encodes its share
+    """
+    choice = compression_of(experiment.compression)
+    if choice is None:
+        return plan
+    sums = np.flatnonzero(np.isin(plan.kind, SUMS) & (plan.part >= 0) & ~np.isin(plan.rank, plan.servers))
+    row = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
+    computing = np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane]
+    last = np.full(len(plan), -1)
+    of_device = computing[plan.needs]
+    np.maximum.at(last, row[of_device], plan.needs[of_device])
+    sums = sums[last[sums] >= 0]
+    share, strategy = 1, experiment.strategy
+    shared = hierarchical(strategy.algorithm) if isinstance(strategy, HasFabric) else not plan.servers
+    if shared and choice.compressor.traits.collective == "all_gather":
+        share = int(np.unique(hosts, return_counts=True)[1].max())
+    pieces = max(len(plan.servers), 1)
+    least = {
+        (id(workload), part): pieces * encoding(choice, workload, rounded(each.nbytes) // (share * pieces), 0.0)
+        for workload in {id(workload): workload for workload in workloads}.values()
+        for part, each in enumerate(plan.parts)
+    }
+    seconds = plan.seconds.copy()
+    taken = [least[id(workloads[rank]), part] for rank, part in zip(plan.rank[sums], plan.part[sums], strict=True)]
+    np.add.at(seconds, last[sums], taken)
+    return dataclasses.replace(plan, seconds=seconds)
 
 
 def least_seconds(plan: Plan, experiment: Experiment) -> Floats:

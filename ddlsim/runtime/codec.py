@@ -25,10 +25,13 @@ from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.streams import stream
 from ddlsim.workload.buckets import Bucket
+from ddlsim.workload.compute import Workload
 from ddlsim.workload.precision import FP32_NBYTES
 from ddlsim.workload.tensors import tensor_shapes
 
-__all__ = ["Codec", "Piece", "Seconds", "backwards", "chosen", "cut", "known_nbytes", "one_model", "rounded"]
+__all__ = [
+    "Codec", "Piece", "Seconds", "backwards", "chosen", "cut", "encoding", "known_nbytes", "one_model", "rounded",
+]  # fmt: skip
 
 
 def chosen(setting: Setting, *, servers: bool) -> Compression:
@@ -109,19 +112,14 @@ class Seconds:
 
     def encode(self, worker: Worker, n: int, nbytes: float) -> float:
         """Return what a worker needs to encode n elements to `nbytes`, all rounds."""
-        if self.choice.given is not None:
-            return self.choice.given.encode_seconds(n)
-        traits, seconds = self.choice.compressor.traits, 0.0
-        if self.choice.cost == "sort":
-            seconds, traits = sorting(traits, n)
-        return seconds + _kernels(worker, encode_traffic(traits, n, nbytes), encode_launches(traits))
+        return encoding(self.choice, worker.workload, n, nbytes)
 
     def decode(self, worker: Worker, compressor: AnyCompressor, n: int, nbytes: float, n_payloads: int = 1) -> float:
         """Return what a worker needs to decode payloads of `nbytes` in all to a mean of n elements."""
         if self.choice.given is not None:
             return self.choice.given.decode_seconds(n, n_payloads)
         traffic = decode_traffic(compressor.traits, n, nbytes, n_payloads)
-        return _kernels(worker, traffic, decode_launches(compressor.traits, n_payloads))
+        return _kernels(worker.workload, traffic, decode_launches(compressor.traits, n_payloads))
 
     def server(self, n: int, n_payloads: int) -> float:
         """Return what a server needs to decode payloads of n elements each, and to encode the answer."""
@@ -131,9 +129,19 @@ class Seconds:
         return cost.decode_seconds(n, n_payloads) + (cost.encode_seconds(n) if self.choice.down is not None else 0.0)
 
 
-def _kernels(worker: Worker, traffic: float, launches: int) -> float:
+def encoding(choice: Compression, workload: Workload, n: int, nbytes: float) -> float:
+    """Return the s that a worker with this workload needs to encode n elements to `nbytes`, all rounds."""
+    if choice.given is not None:
+        return choice.given.encode_seconds(n)
+    traits, seconds = choice.compressor.traits, 0.0
+    if choice.cost == "sort":
+        seconds, traits = sorting(traits, n)
+    return seconds + _kernels(workload, encode_traffic(traits, n, nbytes), encode_launches(traits))
+
+
+def _kernels(workload: Workload, traffic: float, launches: int) -> float:
     """Return the s of kernels that move `traffic` bytes between them: launches are hidden behind long ones only."""
-    return max(traffic / worker.workload.memory_bandwidth, launches * worker.workload.launch_time)
+    return max(traffic / workload.memory_bandwidth, launches * workload.launch_time)
 
 
 @dataclass

@@ -157,6 +157,15 @@ def test_what_every_kind_brings_across_borders(kind, out, into, together, algori
     assert not tight or seconds == pytest.approx(bound, rel=1e-9)
 
 
+def test_pushes_of_machines_are_not_added_up_on_the_way():
+    """Three machines with a worker each, whose server is on the first: two push to it; devices of one machine could
+    send one push for both."""
+    place, server = np.array([0, 1, 2, 0]), np.array([False, False, False, True])
+    crossing = {added_up: least_crossing("push_pull", place, server, added_up=added_up) for added_up in (True, False)}
+    assert [crossing[added_up].into.tolist() for added_up in (True, False)] == [[1.0, 1.0, 1.0], [2.0, 1.0, 1.0]]
+    assert [crossing[added_up].together for added_up in (True, False)] == [4.0, 4.0]
+
+
 def test_ranks_of_a_machine_share_what_crosses():
     """Three of four ranks in one place: their pieces do not cross, and what all need crosses once."""
     place = np.array([0, 0, 0, 1])

@@ -147,8 +147,7 @@ def test_no_bound_leaves_out_what_would_be_preferred(seed: int, monkeypatch: pyt
         figures[candidate] = Figures(rate, rate / 110.0, price, SAMPLES / rate, spread=spread)
         most = rate * (1e3 if i == 0 else float(random.choice([1.0, 1.0 + SAME, 1.1])))
         bounds[candidate] = Figures(most, most / 110.0, price, SAMPLES / most)
-    loose = {one: Figures(1e9, 1e9, 1e-9, 1e-9) for one in made}
-    by_hand = SimpleNamespace(of=lambda one, tight: Bound((bounds if tight else loose)[one], "by hand", "", tight))
+    by_hand = SimpleNamespace(of=lambda one: Bound(bounds[one], "by hand", ""))
     monkeypatch.setattr(search, "Bounds", lambda priced, samples: by_hand)
 
     class Faked(Search):
