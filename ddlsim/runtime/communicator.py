@@ -14,7 +14,7 @@ from ddlsim.cluster import Cluster
 from ddlsim.collectives import Collective, Schedule, algorithm_names, build, reorder
 from ddlsim.collectives.build import groups_of
 from ddlsim.collectives.find import n_segments_for
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, DeadlockError
 from ddlsim.network import schedule_time
 from ddlsim.runtime.costs import Known, Phase, known_cost
 from ddlsim.runtime.fabric import Fabric, HasFabric, fabric_of
@@ -28,6 +28,8 @@ Ints = npt.NDArray[np.int64]
 
 #: algorithms that "auto" does not try: never the fastest, or the same as another at these settings
 NOT_TRIED = ("gloo_ring", "naive_ring", "parameter_server")
+#: collectives that can wait for members at a time: those of a thousand tensors in some steps
+MOST_OPEN = 4096
 
 
 @dataclass
@@ -66,6 +68,7 @@ class Communicator:
         #: of the members, then of the bystanders
         self.all_nodes = [*self.nodes, *bystanders]
         self._open: dict[Hashable, _Operation] = {}
+        self._entered = [0] * self.n_ranks  # collectives, by each member
         self._schedules: dict[tuple[str, str | Collective, float], Schedule] = {}
         self._costs: dict[str, Callable[[Phase], Known]] = {}
         self._known: dict[tuple[Phase, ...], Known] = {}
@@ -150,7 +153,7 @@ class Communicator:
         """
         if self.simulated:
             return self.follow(key, worker, nbytes, lambda: self.schedule(nbytes, kind, algorithm))
-        return self.take(key, lambda: self.phases(kind, nbytes))
+        return self.take(key, lambda: self.phases(kind, nbytes), worker)
 
     def follow(
         self, key: Hashable, worker: Worker, nbytes: float, schedule: Callable[[], Schedule]
@@ -158,7 +161,9 @@ class Communicator:
         """Enter a collective that goes by a `schedule` of its own, message by message."""
         loop, place = self.setting.loop, self.place[worker.rank]
         operation = self._open.get(key)
+        self._entered[place] += 1
         if operation is None:
+            self._check_open()
             number = loop.collective(schedule(), self.all_nodes, nbytes)
             operation = self._open[key] = _Operation(number, self.n_ranks)
             for bystander in range(self.n_ranks, len(self.all_nodes)):
@@ -169,12 +174,18 @@ class Communicator:
         assert operation.number is not None
         return loop.join(operation.number, place)
 
-    def take(self, key: Hashable, phases: Callable[[], tuple[Phase, ...]]) -> simpy.Event:
+    def take(
+        self, key: Hashable, phases: Callable[[], tuple[Phase, ...]], worker: Worker | None = None
+    ) -> simpy.Event:
         """Enter a collective of known time, which consists of `phases` one after the other.
 
         It starts when all members have entered it and those before it have ended, and ends for all at once.
         """
         loop = self.setting.loop
+        if worker is not None:
+            self._entered[self.place[worker.rank]] += 1
+        if key not in self._open:
+            self._check_open()
         operation = self._open.setdefault(key, _Operation(None, self.n_ranks))
         event = loop.env.event()
         operation.joined.append(event)
@@ -186,6 +197,18 @@ class Communicator:
             for each in operation.joined:
                 loop.trigger_at(each, self._stream_end)
         return event
+
+    def _check_open(self) -> None:
+        """Raise DeadlockError if so many collectives wait for a member that it will hardly ever enter them."""
+        if len(self._open) < MOST_OPEN:
+            return
+        last, first = min(range(self.n_ranks), key=self._entered.__getitem__), next(iter(self._open.values()))
+        raise DeadlockError(
+            f"{self.owner}: {MOST_OPEN} collectives are open at {self.setting.loop.now:.6g} s, the first of which "
+            f"{first.n_missing} of {self.n_ranks} workers have not entered: {self.workers[last].name} has entered "
+            f"{self._entered[last]}, others up to {max(self._entered)}; let every member enter every collective, or "
+            "wait for one before the next"
+        )
 
     def _known_of(self, phases: tuple[Phase, ...]) -> Known:
         if phases not in self._known:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import simpy
 
+from ddlsim.errors import DeadlockError
 from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.learning.monitor import Monitor
 from ddlsim.runtime.loop import Loop
@@ -27,6 +28,8 @@ __all__ = ["Computation", "Process", "StopRule", "Worker", "factors"]
 Process = Generator[simpy.Event, object, None]
 #: a process that ends with a value
 Computation = Generator[simpy.Event, object, Value[Array]]
+#: steps of a worker in which there must be an update
+MOST_STEPS = 10_000
 
 
 def factors(jitter: Jitter, seed: int, rank: int) -> Iterator[float]:
@@ -52,12 +55,30 @@ class StopRule:
     reason: str = ""
     n_samples: int = 0
     ended: simpy.Event = field(init=False)
+    #: steps of workers since the last update
+    _n_steps: int = 0
 
     def __post_init__(self) -> None:
         self.ended = self.loop.env.event()
 
+    def stepped(self) -> None:
+        """Count a step of a worker. Raises DeadlockError if there have been so many that no update will ever come."""
+        self._n_steps += 1
+        if self._n_steps < MOST_STEPS * self.recorder.n_workers:
+            return
+        steps = [len(ends) for ends in self.recorder.step_end]
+        last = steps.index(min(steps))
+        since, *_ = (*(time for time, _ in self.recorder.updates[-1:]), 0.0)
+        waits = f" and waits for {self.loop.waiting[name]}" if (name := f"worker {last}") in self.loop.waiting else ""
+        raise DeadlockError(
+            f"no update since {since:.6g} s, in {self._n_steps} steps of workers: {name} has made {steps[last]}{waits},"
+            f" others up to {max(steps)}; count updates (worker.stop.updated), and let every worker enter what others "
+            "wait for"
+        )
+
     def updated(self, n_samples: int) -> None:
         """Count an update made from `n_samples` samples."""
+        self._n_steps = 0
         if self.ended.triggered:
             return
         self.recorder.updates.append((self.loop.now, n_samples))
@@ -200,6 +221,7 @@ class Worker:
     def end_step(self) -> None:
         """Book the end of a step of this worker."""
         self.recorder.step_end[self.rank].append(self.loop.now)
+        self.stop.stepped()
 
 
 def all_of(loop: Loop, events: Iterable[simpy.Event]) -> simpy.Event:
