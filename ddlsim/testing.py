@@ -210,12 +210,18 @@ def check_layer(layer: object, in_shape: tuple[Count, ...], *, n: Count = 3) -> 
 
 
 @checked
-def check_strategy(strategy: object, *, n_workers: Annotated[int, whole(2, 8)] = 4, alone: bool = True) -> None:
-    """Raise ConfigError unless a strategy keeps the rules of all strategies. Some seconds of runs that learn digits.
+def check_strategy(
+    strategy: object, *, n_workers: Annotated[int, whole(2, 8)] = 4, alone: bool = True, compresses: bool = True,
+    decides: bool = False,
+) -> None:  # fmt: skip
+    """Raise ConfigError unless a strategy keeps the rules of all strategies. Half a second of runs that learn digits.
 
-    The seed decides everything; it promises no more updates than steps make; one worker `alone` is plain SGD bit for
-    bit (False where the rule differs from it); it compresses, runs on a part of the workers and, where it has
-    collectives, on another fabric. Every run checks by itself that bytes, seconds and updates add up.
+    The seed decides everything; it promises no more updates than steps make; it runs on a part of the cluster and, where
+    it has collectives, on another fabric. Every run checks by itself that bytes, seconds and updates add up.
+
+    alone       one worker is plain SGD bit for bit; False where the rule differs from it
+    compresses  it runs compressed; False where it refuses
+    decides     values decide what it does when, so that it has to learn in all of these runs
     """
     rule, owner = cast(Strategy, strategy), type(strategy).__name__
 
@@ -224,11 +230,16 @@ def check_strategy(strategy: object, *, n_workers: Annotated[int, whole(2, 8)] =
         return simulate(CLUSTER, "digits-cnn", rule, 16, n, training=training, jitter=Lognormal(0.3), seed=seed)
 
     def timed(**more: Any) -> Result:
+        model, training = "lenet5", None
+        if decides:
+            model = "digits-cnn"
+            training = Training("digits", updates=rule.updates(4, n_workers), sharding="shared")
         more = {"workers": n_workers, "steps": 3, **more}
-        return simulate(CLUSTER, "lenet5", rule, 8, warmup=1, **more)
+        return simulate(CLUSTER, model, rule, 8, warmup=1, training=training, **more)
 
     first, again, other = (learned(rule, n_workers, seed) for seed in (1, 1, 2))
-    _need(first.history.equals(again.history), owner, "two runs with the same seed differ; draw from ddlsim's streams")
+    same = first.history.equals(again.history) and _same([first.params], [again.params])
+    _need(same, owner, "two runs with the same seed differ; draw from ddlsim's streams")
     _need(not first.history.equals(other.history), owner, "another seed gives the same run")
     samples = [n for _, n in timed().recorder.updates]
     said, most = f"updates(4, {n_workers}) says {rule.updates(4, n_workers)}", 4 * 8 * n_workers
@@ -238,7 +249,8 @@ def check_strategy(strategy: object, *, n_workers: Annotated[int, whole(2, 8)] =
         plain, here = (learned(each, 1, 1).params for each in (AllReduce(), rule))
         same = plain is not None and here is not None and _same([plain], [here])
         _need(same, owner, "one worker is not plain SGD, bit for bit (say alone=False where the rule differs from it)")
-    timed(compression=TopK(0.1))
-    timed(workers=list(range(1, n_workers)))
+    if compresses:
+        timed(compression=TopK(0.1))
+    timed(workers=list(range(8 - n_workers, 8)))
     if isinstance(strategy, HasFabric) and fabric_of(strategy) == Fabric():
         timed(fabric=Fabric("binomial_tree", "given"))
