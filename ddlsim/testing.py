@@ -216,8 +216,8 @@ def check_strategy(
 ) -> None:  # fmt: skip
     """Raise ConfigError unless a strategy keeps the rules of all strategies. Half a second of runs that learn digits.
 
-    The seed decides everything; it promises no more updates than steps make; it runs on a part of the cluster and, where
-    it has collectives, on another fabric. Every run checks by itself that bytes, seconds and updates add up.
+    The seed decides everything; it promises no more updates than steps make; it runs on a part of the cluster and,
+    where it has collectives, on another fabric. Every run checks by itself that bytes, seconds and updates add up.
 
     alone       one worker is plain SGD bit for bit; False where the rule differs from it
     compresses  it runs compressed; False where it refuses
