@@ -12,6 +12,8 @@ from ddlsim.compiler import called, inlined
 from ddlsim.network.state import LAST
 
 SAME = 1e-13  # relative; shares and rates this close differ by rounding only
+BELOW = 1.0 - 1e-9  # a channel with a level so much below the threshold has only flows below it, whatever the rounding
+FROZEN = -(1 << 30)
 ZERO, ONE, TWO, THREE, FOUR = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
 
 
@@ -19,12 +21,15 @@ ZERO, ONE, TWO, THREE, FOUR = np.uint64(0), np.uint64(1), np.uint64(2), np.uint6
 def collect_all(n_active, threshold, shift, channels, filling, fill, rates, nexts, hops, freezing):  # type: ignore[no-untyped-def]
     """Make all flows not below the threshold ready for the filling; return (channels, flows) to be filled.
 
-    The channels are listed in ``fill[].component``.
+    The channels are listed in ``fill[].component``. Nobody asks what is left of those that fill up below the threshold.
     """
     n_channels = np.uint64(channels.size)
     for channel in range(n_channels):
+        level = channels[channel].level
         filling[channel].residual = channels[channel].capacity
-        filling[channel].unfrozen = channels[channel].used
+        filling[channel].unfrozen = FROZEN if level < threshold * BELOW else channels[channel].used
+        if not level < threshold:
+            channels[channel].level = np.inf
     n_frozen = ZERO
     for flow in range(np.uint64(n_active)):  # without branches, which would be unpredictable
         nexts[flow] = -1.0
@@ -37,14 +42,13 @@ def collect_all(n_active, threshold, shift, channels, filling, fill, rates, next
         entry = frozen << shift
         other = hops[entry]
         while other != LAST:
-            filling[other].residual -= rate
-            filling[other].unfrozen -= 1
+            if filling[other].unfrozen > 0:
+                filling[other].residual -= rate
+                filling[other].unfrozen -= 1
             entry += ONE
             other = hops[entry]
     n = ZERO
     for channel in range(n_channels):
-        if not channels[channel].level < threshold:
-            channels[channel].level = np.inf
         if filling[channel].unfrozen > 0:
             fill[n].component = channel
             n += ONE
@@ -67,8 +71,9 @@ def least(keys, low, high):  # type: ignore[no-untyped-def]
 
 
 @called
-def fill_few(n_channels, shift, channels, filling, fill, keys, pool, nexts, hops, freezing):  # type: ignore[no-untyped-def]
-    """Fill the `n_channels` channels listed in ``fill[].component`` until all their flows are frozen.
+def fill_few(n_channels, n_flows, most, shift, channels, filling, fill, keys, pool, nexts, hops, freezing):  # type: ignore[no-untyped-def]
+    """Fill the `n_channels` channels listed in ``fill[].component`` until all their `n_flows` flows are frozen, or
+    `most` channels are full; return how many channels are listed then, how many flows are left, and the last level.
 
     The shares of all of them are kept up to date in `keys`, and looked through for the least.
     """
@@ -79,10 +84,10 @@ def fill_few(n_channels, shift, channels, filling, fill, keys, pool, nexts, hops
         filling[channel].place = i
         k = filling[channel].unfrozen
         keys[i] = filling[channel].residual / k if k > 0 else np.inf
-    while True:
+    left = np.uint64(n_flows)
+    least_left = n - min(n, np.uint64(most))
+    while left > ZERO and n > least_left:
         share = least(keys, ZERO, n)
-        if share == np.inf:
-            return
         place = ZERO
         while keys[place] != share:
             place += ONE
@@ -94,10 +99,14 @@ def fill_few(n_channels, shift, channels, filling, fill, keys, pool, nexts, hops
         filling[moved].place = place
         last = share if share > last * (1.0 + SAME) else last
         channels[best].level = last
-        for j in range(list_unfrozen(best, shift, channels, pool, nexts, freezing)):
-            flow = np.uint64(freezing[j])
-            nexts[flow] = last
-            entry = flow << shift
+        frozen = list_unfrozen(best, shift, channels, pool, nexts, freezing)
+        left -= frozen
+        for j in range(frozen):
+            nexts[freezing[j]] = last
+        if left == ZERO:
+            break
+        for j in range(frozen):
+            entry = np.uint64(freezing[j]) << shift
             other = hops[entry]
             while other != LAST:
                 if other != best:
@@ -108,16 +117,16 @@ def fill_few(n_channels, shift, channels, filling, fill, keys, pool, nexts, hops
                     keys[filling[other].place] = residual / k if k > 0 else np.inf
                 entry += ONE
                 other = hops[entry]
+    return n, left, last
 
 
 @called
-def fill_many(n_channels, shift, channels, filling, fill, pool, nexts, hops, freezing):  # type: ignore[no-untyped-def]
-    """Do what :func:`fill_few` does, for many channels.
+def fill_many(n_channels, n_flows, last, shift, channels, filling, fill, pool, nexts, hops, freezing):  # type: ignore[no-untyped-def]
+    """Do what :func:`fill_few` does, to the end, for many channels, from the level `last` upwards.
 
     They are in a heap by a lower bound of their share: shares only rise while others freeze, so an old share
     will do.
     """
-    last = 0.0
     size = ZERO
     for i in range(np.uint64(n_channels)):
         channel = np.uint64(fill[i].component)
@@ -127,7 +136,8 @@ def fill_many(n_channels, shift, channels, filling, fill, pool, nexts, hops, fre
             size += ONE
     for i in range(size >> ONE):
         sift(fill, (size >> ONE) - ONE - i, size)
-    while size > ZERO:
+    left = np.uint64(n_flows)
+    while left > ZERO:
         channel = np.uint64(fill[ZERO].channel)
         k = filling[channel].unfrozen
         share = filling[channel].residual / k
@@ -140,7 +150,9 @@ def fill_many(n_channels, shift, channels, filling, fill, pool, nexts, hops, fre
         else:
             last = share if share > last * (1.0 + SAME) else last
             channels[channel].level = last
-            for j in range(list_unfrozen(channel, shift, channels, pool, nexts, freezing)):
+            frozen = list_unfrozen(channel, shift, channels, pool, nexts, freezing)
+            left -= frozen
+            for j in range(frozen):
                 flow = np.uint64(freezing[j])
                 nexts[flow] = last
                 entry = flow << shift

@@ -43,6 +43,7 @@ from ddlsim.network.state import (
 )
 
 FEW = 512  # so many channels are filled by looking through all of them instead of with a heap
+FIRST = 8  # and as many of more channels first of all, in the hope that no flows are left then
 PROBE = 64  # every so many solves a sweep is replaced by a search, to see whether it would be cheaper by now
 
 
@@ -141,15 +142,15 @@ def place_new_flows(net: Net):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def fill_component(net: Net, n):  # type: ignore[no-untyped-def]
-    """Fill the `n` channels listed in ``fill[].component``."""
+def fill_component(net: Net, n, n_flows):  # type: ignore[no-untyped-def]
+    """Fill the `n` channels listed in ``fill[].component``, which `n_flows` flows are on."""
     shift = np.uint64(net.counts[HOP_SHIFT])
     channels, filling, fill, keys, pool = net.channels, net.filling, net.fill, net.keys, net.pool
     nexts, hops, freezing = net.flow_next, net.flow_hops, net.freezing
-    if n <= FEW:
-        fill_few(n, shift, channels, filling, fill, keys, pool, nexts, hops, freezing)
-    else:
-        fill_many(n, shift, channels, filling, fill, pool, nexts, hops, freezing)
+    few = FEW if n <= FEW else FIRST
+    n, left, last = fill_few(n, n_flows, few, shift, channels, filling, fill, keys, pool, nexts, hops, freezing)
+    if left > ZERO:
+        fill_many(n, left, last, shift, channels, filling, fill, pool, nexts, hops, freezing)
 
 
 @inlined
@@ -170,7 +171,7 @@ def sweep(net: Net, threshold):  # type: ignore[no-untyped-def]
         net.flow_hops,
         net.freezing,
     )
-    fill_component(net, n)
+    fill_component(net, n, found)
     set_all_rates(n_old, net.reals[NOW], net.flow_rate, net.flow_next, net.flow_end)
     for flow in range(n_old, n_active):
         set_rate(net, flow, net.flow_next[flow])
@@ -194,8 +195,9 @@ def solve(net: Net):  # type: ignore[no-untyped-def]
             for i in range(n_dirty):
                 channel = net.dirty[i]
                 if net.channels[channel].mark != epoch and net.channels[channel].used > 0:
+                    before = found
                     n, found = collect(net, channel, epoch, threshold, found)
-                    fill_component(net, n)
+                    fill_component(net, n, found - before)
             for i in range(found):
                 set_rate(net, net.scratch[i], net.flow_next[net.scratch[i]])
         net.counts[N_DIRTY] = 0
