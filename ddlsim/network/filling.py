@@ -21,14 +21,18 @@ ZERO, ONE, TWO, THREE, FOUR = np.uint64(0), np.uint64(1), np.uint64(2), np.uint6
 def collect_all(n_active, threshold, shift, channels, filling, fill, rates, nexts, hops, freezing):  # type: ignore[no-untyped-def]
     """Make all flows not below the threshold ready for the filling; return (channels, flows) to be filled.
 
-    The channels are listed in ``fill[].component``. Nobody asks what is left of those that fill up below the threshold.
+    The channels are listed in ``fill[].component``. What is left of a channel that fills up below the threshold is not
+    counted where it carries most flows (that of a server, say), one after the other.
     """
     n_channels = np.uint64(channels.size)
+    hubs = False
     for channel in range(n_channels):
-        level = channels[channel].level
         filling[channel].residual = channels[channel].capacity
-        filling[channel].unfrozen = FROZEN if level < threshold * BELOW else channels[channel].used
-        if not level < threshold:
+        filling[channel].unfrozen = channels[channel].used
+        if 2 * channels[channel].used > n_active and channels[channel].level < threshold * BELOW:
+            filling[channel].unfrozen = FROZEN
+            hubs = True
+        if not channels[channel].level < threshold:
             channels[channel].level = np.inf
     n_frozen = ZERO
     for flow in range(np.uint64(n_active)):  # without branches, which would be unpredictable
@@ -42,7 +46,7 @@ def collect_all(n_active, threshold, shift, channels, filling, fill, rates, next
         entry = frozen << shift
         other = hops[entry]
         while other != LAST:
-            if filling[other].unfrozen > 0:
+            if not (hubs and filling[other].unfrozen < 0):
                 filling[other].residual -= rate
                 filling[other].unfrozen -= 1
             entry += ONE
@@ -101,12 +105,14 @@ def fill_few(n_channels, n_flows, most, shift, channels, filling, fill, keys, po
         channels[best].level = last
         frozen = list_unfrozen(best, shift, channels, pool, nexts, freezing)
         left -= frozen
-        for j in range(frozen):
-            nexts[freezing[j]] = last
         if left == ZERO:
+            for j in range(frozen):
+                nexts[freezing[j]] = last
             break
         for j in range(frozen):
-            entry = np.uint64(freezing[j]) << shift
+            flow = np.uint64(freezing[j])
+            nexts[flow] = last
+            entry = flow << shift
             other = hops[entry]
             while other != LAST:
                 if other != best:
