@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import math
-import typing
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict
 
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.named_code import imported, names_code
 from ddlsim.workload.layer_rules import MAX_ELEMENTS, MAX_PARAMETERS, Cost, Shape
+from ddlsim.workload.layer_specs import check_layer_type, is_bundled, read_spec
 from ddlsim.workload.layers import LAYER_TYPES, EmbeddingBag, LayerSpec
 from ddlsim.workload.model import Concat, Layer, Leaf, Node, Residual, Side
 from ddlsim.workload.model_values import Values, substitute
 from ddlsim.workload.precision import FP32_NBYTES
-from ddlsim.workload.toml_files import validate
 
-__all__ = ["Block", "Builder", "Entry", "Flow", "check_layer_type"]
+__all__ = ["Block", "Builder", "Entry", "Flow"]
 
 Entry = dict[str, object]
 MAX_LAYERS = 10_000  # a runaway `repeat` is a slip of the keyboard, not a model
@@ -48,32 +45,6 @@ class Flow(NamedTuple):
 
 #: nodes and what leaves the last
 Walked = tuple[tuple[Node, ...], Flow]
-
-_ADAPTERS: dict[type[LayerSpec], TypeAdapter[LayerSpec]] = {
-    kind: TypeAdapter(kind) for kind in set(LAYER_TYPES.values())
-}
-
-
-@functools.cache
-def _schema(kind: type[LayerSpec]) -> TypeAdapter[BaseModel]:
-    """Return what the keys of a user's layer must look like."""
-    types = typing.get_type_hints(kind)
-    keys = {f.name: (types[f.name], ... if f.default is f.default_factory is MISSING else None) for f in fields(kind)}  # type: ignore[arg-type]
-    table: type[BaseModel] = create_model(kind.__name__, __config__=Block.model_config, **keys)  # type: ignore[call-overload]
-    return TypeAdapter(table)
-
-
-@functools.lru_cache(maxsize=4096)
-def _spec(kind: type[LayerSpec], text: str) -> LayerSpec:
-    """Return the bundled layer that an entry, as JSON, describes: most layers of a large model are alike."""
-    return _ADAPTERS[kind].validate_json(text)
-
-
-def check_layer_type(kind: object, where: str) -> None:
-    """Raise ConfigError unless `kind` is a class of layers."""
-    if not (isinstance(kind, type) and is_dataclass(kind) and hasattr(kind, "cost")):
-        raise ConfigError(f"{where} is {shown(kind)}: must be a frozen dataclass with a method cost(in_shape)")
-
 
 @dataclass
 class Builder:
@@ -205,31 +176,15 @@ class Builder:
         return cast("type[LayerSpec]", kind)
 
     def _leaf(self, entry: Entry, spec_type: type[LayerSpec], place: str, scope: str, flow: Flow) -> Walked:
-        bundled = spec_type in _ADAPTERS
-        kind = str(entry["type"]) if bundled else spec_type.__name__
+        kind = str(entry["type"]) if is_bundled(spec_type) else spec_type.__name__
         name = self._name(entry, kind, place, scope)
-        where, keys = f"{self.path}: {place} ({kind} {name!r})", [f.name for f in fields(spec_type)]  # type: ignore[arg-type]
-        if bundled:
-            try:
-                spec = _spec(spec_type, json.dumps(entry, default=str))
-            except ValidationError:
-                spec = validate(_ADAPTERS[spec_type], entry, where, keys)
-        else:
-            spec = self._own(spec_type, {key: value for key, value in entry.items() if key != "type"}, where, keys)
+        spec = read_spec(spec_type, entry, f"{self.path}: {place} ({kind} {name!r})")
         try:
             cost = spec.cost(flow.shape)
         except ConfigError as error:
             raise self.error(place, f"{kind} {name!r}: {error}") from None
         index = self._append(name, kind, flow, cost, model_parallel=isinstance(spec, EmbeddingBag))
         return (Leaf(index, spec),), Flow(cost.out_shape, flow.learned or bool(cost.tensors))
-
-    def _own(self, kind: type[LayerSpec], entry: Entry, where: str, keys: list[str]) -> LayerSpec:
-        """Return a layer of the user's, its keys checked by the types of its fields."""
-        table = validate(_schema(kind), entry, where, keys)
-        try:
-            return kind(**{key: getattr(table, key) for key in entry})
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from None
 
     def _append(self, name: str, kind: str, flow: Flow, cost: Cost, *, model_parallel: bool = False) -> int:
         if len(self.layers) >= MAX_LAYERS:
