@@ -16,9 +16,14 @@ __all__ = [
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Source = Annotated[
-    str, typer.Argument(help="A bundled cluster, a topology file, or an experiment file (.toml).", metavar="WHAT")
+    str,
+    typer.Argument(
+        help="A bundled cluster or a topology file (with +key=value), or an experiment file (.toml).", metavar="WHAT"
+    ),
 ]
-Model = Annotated[str | None, typer.Option("--model", "-m", help="Bundled model or model file.")]
+Model = Annotated[
+    str | None, typer.Option("--model", "-m", help="Bundled model or model file, with +option or +key=value.")
+]
 Strat = Annotated[
     str | None, typer.Option("--strategy", "-s", help="all-reduce, local-sgd, ..., or package.module:Name.")
 ]

@@ -20,7 +20,9 @@ __all__ = ["recommend"]
 @app.command()
 def recommend(
     clusters: Annotated[list[str], typer.Argument(help="Bundled clusters or topology files to choose from.")],
-    model: Annotated[str, typer.Option("--model", "-m", help="Bundled model or model file.")] = "resnet50",
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Bundled model or model file, with +option or +key=value.")
+    ] = "resnet50",
     deadline: Annotated[str | None, typer.Option("--deadline", help='For the whole training, e.g. "36 h".')] = None,
     budget: Annotated[float | None, typer.Option("--budget", help="USD for the whole training.")] = None,
     efficiency: Annotated[float | None, typer.Option("--efficiency", help="At least, e.g. 0.9.")] = None,
