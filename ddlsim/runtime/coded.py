@@ -58,7 +58,7 @@ class Coded:
         self.kind = kind
         self.collective = choice.compressor.traits.collective
         self.machines = self._machines(choice.compressor)
-        self.decodes = choice.compressor.traits.encode_passes > 0.0 or choice.cost is not None
+        self.decodes = choice.compressor.traits.encode_passes > 0.0 or choice.given is not None
         self.what = kind.replace("_", "-") if self.collective == "all_reduce" else self.collective.replace("_", " ")
         self._note(setting, choice.compressor)
         self._prepare(choice.compressor)

@@ -12,18 +12,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
+from ddlsim.arguments import Positive, checked, one_of
 from ddlsim.errors import ConfigError
-from ddlsim.workload.devices import Device, device_names, load_device
+from ddlsim.workload.devices import Device, DeviceLike, device_names, load_device
 from ddlsim.workload.layer_times import Floats, roofline_times
 from ddlsim.workload.model import Layer, Model
 from ddlsim.workload.precision import ELEMENT_NBYTES
 from ddlsim.workload.roles import ATTENTION, COLUMN, INNER, ROW, VOCABULARY, blocks, roles
 
-__all__ = ["Product", "check_kernels", "has_kernels", "kernel_times", "layer_products", "product_time", "score_times"]
+__all__ = [
+    "Product", "check_kernels", "gemm_efficiency", "has_kernels", "kernel_times", "layer_products", "product_time",
+    "score_times",
+]  # fmt: skip
 
 #: kernels that a layer of the forward pass launches, where they are not one: attention its four products, the
 #: transpositions before and behind them, softmax and dropout; a dense layer with bias also its addition
@@ -75,6 +79,23 @@ def product_time(
     seconds = 2.0 * made * k / (device.peak_flops[precision] * kernels.fraction)
     moved = 0.0 if resident else ELEMENT_NBYTES[precision] * copies * (m * k + k * n + m * n)
     return max(seconds, moved / (device.memory_bandwidth * memory_efficiency))
+
+
+@checked
+def gemm_efficiency(
+    device: DeviceLike, m: Positive, n: Positive, k: Positive,
+    precision: Annotated[str, one_of("fp16", "bf16")] = "fp16",
+) -> float:  # fmt: skip
+    """Return the share of the peak FLOP/s that a product of (m, k) by (k, n) numbers reaches on a device.
+
+    Raises ConfigError for a device whose kernels are not known.
+    """
+    machine = load_device(device)
+    if machine.kernels is None:
+        names = [name for name in device_names() if load_device(name).kernels]
+        which = ", ".join(names)
+        raise ConfigError(f"gemm_efficiency: the kernels of {machine.name} are not known; they are of {which}")
+    return 2.0 * m * n * k / (product_time(Product(m, n, k), machine, precision) * machine.peak_flops[precision])
 
 
 def _elements(product: Product, units: int, rows: int, columns: int) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ from ddlsim import Affine, ConfigError, Measured, PerKernel, Roofline, load_devi
 from ddlsim.workload.compute import Workload, make_workload
 from ddlsim.workload.memory import Holding, memory_of
 from ddlsim.workload.model import Model
-from ddlsim.workload.products import Product, kernel_times, product_time
+from ddlsim.workload.products import Product, gemm_efficiency, kernel_times, product_time
 from ddlsim.workload.roles import blocks
 from ddlsim.workload.tensor_parallel import step_flops, tensor_parallel
 
@@ -97,12 +96,11 @@ def test_larger_products_are_more_efficient() -> None:
     """Up to the fraction: no size beats it, and whole waves reach it."""
     assert KERNELS is not None
     sizes = [256, 512, 1024, 4096, 128 * 108]
-    shares = [2 * n**3 / product_time(Product(n, n, n), A100, "fp16") / 312e12 for n in sizes]
+    shares = [gemm_efficiency("a100-80g", n, n, n) for n in sizes]
     assert shares == sorted(shares)
     assert shares[-1] <= KERNELS.fraction * (1 + 1e-12)
     assert shares[0] < 0.1
-    whole = Product(128 * 12, 256 * 9, 8192)
-    assert 2 * math.prod(whole[:3]) / product_time(whole, A100, "fp16") == pytest.approx(KERNELS.fraction * 312e12)
+    assert gemm_efficiency(A100, 128 * 12, 256 * 9, 8192, "bf16") == pytest.approx(KERNELS.fraction, rel=1e-12)
 
 
 def test_small_layers_take_the_time_of_their_launches() -> None:
@@ -199,6 +197,8 @@ def test_per_kernel_computes_runs() -> None:
             lambda: make_workload(GPT2, load_device("v100"), 1, precision="fp16", compute=PerKernel()),
             "PerKernel: the kernels of v100 in fp16 are not known; they are of a100-40g, a100-80g",
         ),
+        (lambda: gemm_efficiency("v100", 8, 8, 8), "the kernels of v100 are not known; they are of a100-40g, a100-80g"),
+        (lambda: gemm_efficiency("a100-40g", 0, 8, 8), "m = 0: must be finite and above 0"),
         (lambda: step_flops(GPT2, 0), "batch_size = 0"),
         (lambda: step_flops(GPT2, 1, "ful"), "recompute = 'ful'"),
     ],
