@@ -138,6 +138,12 @@ class Lanes:
         self.tables.ways["back_nbytes"][int(self.tables.actors["first"][worker.rank]) + server] = nbytes
 
     @property
+    def _charged(self) -> bool:
+        """Whether somebody asks workers to evaluate."""
+        monitor = self.setting.stop.monitor
+        return monitor is not None and monitor.charge is not None
+
+    @property
     def _seconds(self) -> Floats:
         return self.tables.seconds.reshape(-1, len(self.ops))
 
@@ -199,8 +205,7 @@ class Lanes:
         self.setting.stop.counted(rows["time"][rows["whole"] == 1].tolist(), self.samples)
 
     def _follow_rows(self, rows: Records) -> None:
-        setting = self.setting
-        ends = self.tables.ways["end"]
+        setting, ends, charged = self.setting, self.tables.ways["end"], self._charged
         for time, _, _, what, rank, place, whole, staleness in rows.tolist():
             if what in (ls.WORKED, ls.WAITED):
                 continue
@@ -217,7 +222,7 @@ class Lanes:
                     worker.end_step()
                 if whole:
                     setting.stop.updated(worker.samples_per_step * len(setting.workers))
-            if whole:
+            if whole and charged:
                 self._owe()
 
     def _owe(self) -> None:

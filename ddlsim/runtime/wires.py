@@ -186,7 +186,7 @@ class Wires:
         if compressor is None:
             n = len(parts)
             dense = worker.workload.gradient_nbytes / self.n_parts
-            cut_up = vector if part is None or model else vector[self.parts[part]]
+            cut_up = vector if part is None or model or self.n_parts == 1 else vector[self.parts[part]]
             return Parcel(cut_up, [dense] * n if choice is None else [FP32_NBYTES * self.n[i] for i in parts])
         values, sizes, seconds = [], [], 0.0
         for i in parts:

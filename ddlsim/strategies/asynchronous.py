@@ -54,14 +54,14 @@ class _Shard:
 class _Trip:
     """What a worker has computed since it pulled last, from `n_samples` samples, and what it holds of each shard.
 
-    ``parts`` are what the servers get of it, ``decoding`` the s that their answers take to decode.
+    ``parcels`` are what the servers get of it if it is compressed, ``decoding`` the s that answers take to decode.
     """
 
     pulled: list[Value[Array]]
     gradient: Value[Array] | None = None
     latest: Value[Array] = ABSENT
     n_samples: int = 0
-    parts: list[Parcel] = field(default_factory=list)
+    parcels: list[Parcel] = field(default_factory=list)
     decoding: list[float] = field(default_factory=list)
 
 
@@ -84,8 +84,8 @@ class _Downpour:
         follows = packs or setting.learner.task is not None
         compute = gradient(setting, self.drawn if follows else None, lambda worker: self.lanes.resize(worker))
         ops = [*compute, OPTIMIZER, Op(ls.STEP, follow=self.stepped if follows else None)] * (accumulate - 1) + compute
-        if follows:
-            ops.append(Op(ls.ASK if packs else ls.NOTE, follow=self.pushed))
+        if packs:
+            ops.append(Op(ls.ASK, follow=self.packed))
         ops += [
             Op(ls.WORK, "encode"), Op(ls.EXCHANGE, waits="its parameter servers"), Op(ls.WORK, "decode"),
             Op(ls.STEP, follow=self.pulled if follows else None),
@@ -97,39 +97,36 @@ class _Downpour:
         )  # fmt: skip
 
     def drawn(self, worker: Worker) -> None:
-        """The gradient is that of the parameters which the worker has now."""
-        self.trips[worker.rank].latest = worker.draw()
-
-    def computed(self, worker: Worker) -> _Trip:
-        """Add a gradient to those before."""
+        """The gradient is that of the parameters which the worker has now; it is added to those before."""
         trip = self.trips[worker.rank]
+        trip.latest = worker.draw()
         trip.gradient = trip.latest if trip.gradient is None else trip.gradient + trip.latest
         trip.n_samples += worker.samples_per_step
-        return trip
 
     def stepped(self, worker: Worker) -> None:
         """w_i <- w_i - eta g"""
-        latest = self.computed(worker).latest
-        worker.params = worker.params - worker.learner.rate(worker.stop.n_samples) * latest
+        rate = worker.learner.rate(worker.stop.n_samples)
+        worker.params = worker.params - rate * self.trips[worker.rank].latest
 
-    def pushed(self, worker: Worker) -> None:
-        """Cut up and encode what has been computed."""
-        trip = self.computed(worker)
+    def packed(self, worker: Worker) -> None:
+        """Encode each shard's part of what has been computed."""
+        trip = self.trips[worker.rank]
         assert trip.gradient is not None
-        trip.parts = [self.wires.gradient(worker, trip.gradient, i) for i in range(len(self.shards))]
+        trip.parcels = [self.wires.gradient(worker, trip.gradient, i) for i in range(len(self.shards))]
         trip.decoding = [0.0] * len(self.shards)
-        if self.wires.choice is not None:
-            self.lanes.set_seconds(worker, "encode", sum(part.seconds for part in trip.parts))
-            self.lanes.set_sizes(worker, [part.sizes[0] for part in trip.parts])
+        self.lanes.set_seconds(worker, "encode", sum(parcel.seconds for parcel in trip.parcels))
+        self.lanes.set_sizes(worker, [parcel.sizes[0] for parcel in trip.parcels])
 
     def served(self, worker: Worker, i: int, staleness: int, whole: bool) -> None:
         """A shard applies its part and answers; it is an update when all have."""
         trip, shard = self.trips[worker.rank], self.shards[i]
-        shard.apply(trip.parts[i].value, trip.pulled[i], staleness, worker.stop.n_samples)
-        answer = self.wires.answer(worker, shard.params, i)
-        trip.pulled[i] = answer.value
-        if self.wires.choice is not None:
-            trip.decoding[i] = answer.seconds
+        assert trip.gradient is not None
+        part = trip.parcels[i] if trip.parcels else self.wires.gradient(worker, trip.gradient, i)
+        shard.apply(part.value, trip.pulled[i], staleness, worker.stop.n_samples)
+        trip.pulled[i] = shard.params
+        if trip.parcels:
+            answer = self.wires.answer(worker, shard.params, i)
+            trip.pulled[i], trip.decoding[i] = answer.value, answer.seconds
             self.lanes.set_seconds(worker, "decode", sum(trip.decoding))
             self.lanes.set_answer(worker, i, answer.sizes[0])
         if whole:
