@@ -82,4 +82,6 @@ def phase_notes(phases: Sequence[Phase], regimes: Regimes) -> list[str]:
             f"phase {number}: {phase.epochs:g} epochs with samples of size {size}, batch {each.batch_size}, "
             f"{each.step_time * 1e3:.4g} ms a step without communication{why}"
         )
+    if lines:
+        lines.append("speed-up and efficiency are over one worker that has the run's own batches and images all the time")
     return lines

@@ -230,6 +230,7 @@ CALLS = {
     },
     "resume": lambda: {"path": saved(), "experiment": learning()},
     "scaling": lambda: {"experiment": experiment(), "workers": [1, 2]},
+    "sentences": lambda: {"n_samples": 8},
     "shapes": lambda: {"n_samples": 8, "size": 8},
     "clicks": lambda: {"n_samples": 8},
     "sentences": lambda: {"n_samples": 8},
