@@ -230,7 +230,6 @@ CALLS = {
     },
     "resume": lambda: {"path": saved(), "experiment": learning()},
     "scaling": lambda: {"experiment": experiment(), "workers": [1, 2]},
-    "sentences": lambda: {"n_samples": 8},
     "shapes": lambda: {"n_samples": 8, "size": 8},
     "clicks": lambda: {"n_samples": 8},
     "sentences": lambda: {"n_samples": 8},
