@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from accuracy import aws, collectives, minicluster, minicluster_training, published, strong, techniques
+from accuracy import (
+    aws,
+    collectives,
+    minicluster,
+    minicluster_training,
+    published,
+    recommendation,
+    strong,
+    techniques,
+)  # fmt: skip
 from accuracy.rows import Row, mean_error
 
 __all__ = ["FAMILIES", "Family"]
@@ -178,5 +187,17 @@ FAMILIES = (
          ("fixed", "", "equal workers stay in step under exact fair sharing, real ones drift apart"),
          ("", "staleness", "few updates in a run (presumed)"),
          ("exp", "", "not explained"),),
+    ),
+    Family(
+        "dlrm", "Recommendation models: DLRM on several GPUs", 0.15, "recommendation",
+        "The one-GPU row of each framework, machine and precision gives the efficiency of matrix products; the smaller "
+        "batch of several GPUs lowers it by what is left empty of waves of tiles.",
+        recommendation.rows,
+        causes=(
+            ("", "", "the host's time is not modelled: the code waits for the GPU at the begin of each step, updates "
+             "outside of the CUDA graph, and in mixed precision waits again to look for infinite gradients; its "
+             "sparse SGD passes over the gradients of rows several times"),
+        ),
+        remark=recommendation.remark,
     ),
 )  # fmt: skip

@@ -44,8 +44,8 @@ def embeddings(
     replicated   bytes of gradients of tables of which every rank has a copy: they are all-reduced
     indices      "exchanged" in the step; "prefetched" beside the step before; "local": each rank reads those of its
                  tables by itself
-    bottom_rank  the rank that computes the bottom MLP for the samples of all, and sends them its results; None: each
-                 rank for its own
+    bottom_rank  the rank that computes the bottom MLP for the samples of all, and sends them its results in the same
+                 all-to-all, for which it is ready then: nobody can send it anything before; None: each rank for its own
 
     A message is a rank's vectors for another one: those of an all-to-all start together, on lanes of their own. The
     times of lookups and updates of tables are those of `works`; those of the tables' layers do not count.
@@ -111,18 +111,24 @@ class _Steps:
         ranks = range(self.n)
         asked = self._indices(step)
         lookups = [self.draft.work(r, self.works[r].lookup, "lookup", step=step, needs=asked[r]) for r in ranks]
-        arrived = self._vectors(step, "vectors", lookups)
-        bottom = self._bottom(step, "forward", [[] for _ in ranks])
-        top = (self.cut, self.n_layers)
+        if self.root is None:
+            arrived = self._vectors(step, "vectors", lookups)
+            for r in ranks if self.cut else ():
+                self._pass(step, "forward", r, (0, self.cut), r, ())
+        else:
+            bottom, allowed, end = self._bottom_forward(step, self.root)
+            ready = [end if r == self.root else row for r, row in enumerate(lookups)]
+            arrived = self._vectors(step, "vectors", ready, allowed)
+            arrived = [[*own, *more] for own, more in zip(arrived, bottom, strict=True)]
         for r in ranks:
-            self._pass(step, "forward", r, top, r, [*arrived[r], *bottom[r]])
+            self._pass(step, "forward", r, (self.cut, self.n_layers), r, arrived[r])
         sums: list[list[int]] = [[] for _ in ranks]
         back = self._backward(step, self.n_layers, self.cut, sums)
         arrived = self._vectors(step, "gradients", back)
         if self.root is None:
             self._backward(step, self.cut, 0, sums)
         else:
-            self._bottom(step, "backward", [[row] for row in back])
+            self._bottom_backward(step, self.root, back)
         for r in ranks:
             self.draft.work(r, self.works[r].update, "sparse update", step=step, needs=arrived[r])
         self.lookups, self.updates = lookups, [self._update(step, r, sums[r]) for r in ranks]
@@ -154,26 +160,31 @@ class _Steps:
                         sums[r].append(row)
         return rows
 
-    def _bottom(self, step: int, kind: str, needs: list[list[int]]) -> list[list[int]]:
-        """Let all samples pass the bottom MLP; return what each rank waits for."""
-        layers, root = (0, self.cut), self.root
-        if not self.cut:
-            return [[] for _ in range(self.n)]
-        if root is None:
-            return [[self._pass(step, kind, r, layers, r, needs[r])] for r in range(self.n)]
-        width = float(np.prod(self.each[0].model.layers[self.cut - 1].out_shape))
+    def _bottom_forward(self, step: int, root: int) -> tuple[list[list[int]], list[list[int]], int]:
+        """Let all samples pass the bottom MLP on one rank; return the rows that bring its results to each rank, those
+        after which each may send to it, and its last one."""
+        end = [self._pass(step, "forward", root, (0, self.cut), r, ()) for r in range(self.n)][-1]
         arrived: list[list[int]] = [[] for _ in range(self.n)]
+        allowed: list[list[int]] = [[] for _ in range(self.n)]
         for r in range(self.n):
-            nbytes = self.each[r].batch_size * width * self.vector[r]
-            if kind == "forward":
-                row = self._pass(step, kind, root, layers, r, ())
-                arrived[r] = [row] if r == root else [self._message(step, root, r, nbytes, "bottom", [row], batch=r)]
-            else:
-                come = needs[r] if r == root else [
-                    self._message(step, r, root, nbytes, "bottom gradients", needs[r], batch=r)
-                ]  # fmt: skip
-                self._pass(step, kind, root, layers, r, come)
-        return arrived
+            if r != root:
+                allowed[r] = [self._message(step, root, r, 0.0, "go ahead", [end])]
+                arrived[r] = [self._message(step, root, r, self._bottom_nbytes(r), "bottom", [end], batch=r)]
+        return arrived, allowed, end
+
+    def _bottom_backward(self, step: int, root: int, ready: Sequence[int]) -> None:
+        come = [
+            self._message(step, r, root, self._bottom_nbytes(r), "bottom gradients", [ready[r]], batch=r)
+            for r in range(self.n)
+            if r != root
+        ]
+        for r in range(self.n):
+            self._pass(step, "backward", root, (0, self.cut), r, come if r == 0 else ())
+
+    def _bottom_nbytes(self, rank: int) -> float:
+        """Return the bytes of what the bottom MLP makes of a rank's samples."""
+        width = float(np.prod(self.each[0].model.layers[self.cut - 1].out_shape))
+        return self.each[rank].batch_size * width * self.vector[rank]
 
     def _update(self, step: int, rank: int, needs: Sequence[int]) -> int:
         workload, first = self.each[rank], 0 if self.root in (None, rank) else self.cut
@@ -197,16 +208,20 @@ class _Steps:
                     arrived[dst].append(self._message(step, src, dst, nbytes, "indices", needs))
         return arrived
 
-    def _vectors(self, step: int, name: str, ready: Sequence[int]) -> list[list[int]]:
+    def _vectors(
+        self, step: int, name: str, ready: Sequence[int], allowed: Sequence[Sequence[int]] = ()
+    ) -> list[list[int]]:
         """Let vectors travel from those who hold the tables to those who have the samples, or their gradients back,
-        when the rows `ready` have ended; return what each rank waits for."""
+        when the rows `ready` have ended, to the rank of the bottom MLP after those `allowed`; return what each waits
+        for."""
         arrived: list[list[int]] = [[] for _ in range(self.n)]
         for holder in range(self.n):
             for r in range(self.n):
                 nbytes = self.each[r].batch_size * self.works[holder].columns * self.vector[r]
                 if r != holder and nbytes:
                     src, dst = (holder, r) if name == "vectors" else (r, holder)
-                    arrived[dst].append(self._message(step, src, dst, nbytes, name, [ready[src]]))
+                    needs = [ready[src], *(allowed[src] if allowed and dst == self.root else ())]
+                    arrived[dst].append(self._message(step, src, dst, nbytes, name, needs))
         if self.row_wise:
             kind = "reduce_scatter" if name == "vectors" else "all_gather"
             nbytes = sum(w.batch_size * self.row_wise * z for w, z in zip(self.each, self.vector, strict=True))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from accuracy import aws, collectives, published, strong, techniques
+from accuracy import aws, collectives, published, recommendation, strong, techniques
 from accuracy.families import FAMILIES, Family
 from accuracy.report import section, summary
 from accuracy.rows import Row, mean_error
@@ -106,3 +106,17 @@ def test_every_large_miss_has_a_cause() -> None:
 def test_sources_are_named() -> None:
     cases = yaml.safe_load(published.DATA.read_text())["cases"]
     assert all(case.get("source") for case in cases)
+
+
+def test_recommendation_models_on_several_gpus() -> None:
+    found = recommendation.rows()
+    assert all(abs(row.error) < 1e-3 for row in found if row.fitted_on)
+    predicted = [row for row in found if not row.fitted_on]
+    assert len(predicted) == 2
+    assert mean_error(predicted) <= 0.15
+    assert max(abs(row.error) for row in predicted) <= 0.17
+
+
+def test_small_products_leave_more_of_the_last_wave_empty() -> None:
+    """8192 x 1024 numbers are 32 x 8 tiles, 2.4 waves of 108."""
+    assert recommendation.filled(8192, 108) < 0.85 < recommendation.filled(65536, 108) <= 1.0
