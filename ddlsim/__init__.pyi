@@ -75,6 +75,7 @@ from .strategies import (
     DiLoCo as DiLoCo,
     ElasticAveraging as ElasticAveraging,
     EmbeddingParallel as EmbeddingParallel,
+    ExpertParallel as ExpertParallel,
     ExponentialPenalty as ExponentialPenalty,
     FedAvg as FedAvg,
     FedBuff as FedBuff,

@@ -13,6 +13,7 @@ WITH_CASES = [
     "collectives",
     "compute",
     "embeddings",
+    "experts",
     "federated",
     "gossip",
     "local_sgd",

@@ -71,6 +71,7 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
     "dpsgd": strategies.DPSGD,
     "elastic-averaging": strategies.ElasticAveraging,
     "embedding-parallel": strategies.EmbeddingParallel,
+    "expert-parallel": strategies.ExpertParallel,
     "fedavg": strategies.FedAvg,
     "fedbuff": strategies.FedBuff,
     "gossip-sgd": strategies.GossipSGD,

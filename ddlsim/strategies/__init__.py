@@ -8,6 +8,7 @@ from ddlsim.strategies.asynchronous_gossip import ADPSGD, GossipSGD
 from ddlsim.strategies.delayed_averaging import CoCoDSGD, DaSGD, OverlapLocalSGD
 from ddlsim.strategies.elastic import ElasticAveraging
 from ddlsim.strategies.embedding_parallel import EmbeddingParallel
+from ddlsim.strategies.expert_parallel import ExpertParallel
 from ddlsim.strategies.federated import FedAvg, FedBuff
 from ddlsim.strategies.gossip import CHOCOSGD, DPSGD
 from ddlsim.strategies.k_async import KAsync, KBatchAsync
@@ -46,6 +47,7 @@ __all__ = [
     "DiLoCo",
     "ElasticAveraging",
     "EmbeddingParallel",
+    "ExpertParallel",
     "ExponentialPenalty",
     "FedAvg",
     "FedBuff",

@@ -38,14 +38,15 @@ from ddlsim.workload.table_placement import (
     work_of,
 )  # fmt: skip
 
-__all__ = ["EmbeddingParallel"]
+__all__ = ["EmbeddingParallel", "InOrder", "in_order"]
 
 InOrder = NoOverlap | PerLayer | DdpBuckets
 #: workers from which on the one that computes the bottom MLP for all holds no tables (NVIDIA's DLRM)
 MANY = 5
 
 
-def _in_order(overlap: str | InOrder, where: str) -> str | InOrder:
+def in_order(overlap: str | InOrder, where: str) -> str | InOrder:
+    """Return an overlap whose buckets travel in order; raises ConfigError for another one."""
     if not isinstance(overlap_named(overlap, where), InOrder):
         raise ConfigError(f"{where} = {overlap!r}: must be 'none', 'layer', 'ddp' or DdpBuckets(...)")
     return overlap
@@ -82,7 +83,7 @@ class EmbeddingParallel:
     indices: Annotated[str, one_of("exchanged", "prefetched", "local")] = "exchanged"
     bottom_mlp: Annotated[str, one_of("data-parallel", "one rank")] = "data-parallel"
     random_access: Density = 0.75
-    overlap: Annotated[str | InOrder, by(_in_order)] = "ddp"
+    overlap: Annotated[str | InOrder, by(in_order)] = "ddp"
     algorithm: Annotated[str | Collective, algorithm_of("all_reduce")] = "ring"
     rank_order: RankOrder = "topology"
 

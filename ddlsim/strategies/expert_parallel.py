@@ -1,0 +1,111 @@
+"""Synchronous SGD of mixtures of experts that are dealt out over workers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from ddlsim.arguments import Count, by, checked
+from ddlsim.collectives import Collective
+from ddlsim.errors import ConfigError
+from ddlsim.plan import Plan
+from ddlsim.plan.experts import expert_elements, experts, experts_in
+from ddlsim.plan.schedules import Schedules
+from ddlsim.runtime.fabric import RankOrder, algorithm_of
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.synchronous import Synchronous
+from ddlsim.runtime.table_run import run_table
+from ddlsim.strategies.embedding_parallel import InOrder, in_order
+from ddlsim.strategies.overlap import overlap_named
+from ddlsim.workload.compute import Workload
+from ddlsim.workload.memory import Holding, memory_of
+from ddlsim.workload.precision import ELEMENT_NBYTES
+from ddlsim.workload.stage import Stage
+
+__all__ = ["ExpertParallel"]
+
+
+@checked
+@dataclass(frozen=True)
+class ExpertParallel:
+    """Data parallelism in which workers that follow each other share out the experts of every layer, and exchange
+    tokens in two all-to-alls a layer each way (Lepikhin et al. 2021, GShard, arXiv:2006.16668; DeepSpeed-MoE:
+    Rajbhandari et al. 2022, arXiv:2201.05596). ``batch_size`` is that of all workers together.
+
+    ways        workers that share out the experts (expert parallelism); None: all
+    overlap     of gradients with the backward pass: "ddp", "layer", "none" or DdpBuckets(...)
+    algorithm   of all-reduces; ``all_to_all`` of the exchanges of tokens; ``rank_order`` as for
+                :class:`~ddlsim.AllReduce`
+
+    Every expert gets as many tokens as any other one.
+    """
+
+    ways: Count | None = None
+    overlap: Annotated[str | InOrder, by(in_order)] = "ddp"
+    algorithm: Annotated[str | Collective, algorithm_of("all_reduce")] = "ring"
+    all_to_all: Annotated[str | Collective, algorithm_of("all_to_all")] = "direct"
+    rank_order: RankOrder = "topology"
+
+    @property
+    def label(self) -> str:
+        """Over how many workers experts are dealt out."""
+        return f"expert parallel ({'all' if self.ways is None else self.ways} ways)"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """One update a step."""
+        return steps
+
+    def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
+        """Return the samples of a worker. Raises ConfigError for a batch that cannot be dealt out evenly."""
+        if batch_size % n_workers:
+            near = sorted({max(batch_size // n_workers, 1) * n_workers, -(-batch_size // n_workers) * n_workers})
+            raise ConfigError(
+                f"batch_size = {batch_size}: ExpertParallel deals it out over {n_workers} workers; use "
+                f"{' or '.join(map(str, near))}"
+            )
+        return batch_size // n_workers
+
+    def n_replicas(self, n_workers: int) -> int:
+        """Every worker learns from samples of its own."""
+        return n_workers
+
+    def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
+        """Return what a worker holds: its share of the experts, and the tokens that it sends and gets."""
+        ways, model = self._ways(n_workers), workload.model
+        layers = tuple(
+            dataclasses.replace(layer, n_params=n, tensors=(("own", n),)) if n < layer.n_params else layer
+            for layer in model.layers
+            for n in [layer.n_params - expert_elements(layer) * (ways - 1) // ways]
+        )
+        own = dataclasses.replace(model, layers=layers, structure=(), trainable=False)
+        memory = memory_of(own, workload.batch_size, workload.precision, Holding(workload.rule or "momentum"))
+        tokens = max((numbers for _, numbers in experts_in(model).values()), default=0.0)
+        exchanged = 2.0 * workload.batch_size * tokens * ELEMENT_NBYTES[workload.precision] if ways > 1 else 0.0
+        return Stage(workload, memory=dataclasses.replace(memory, buffers=memory.buffers + exchanged))
+
+    def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
+        """Return what workers with these workloads do in `steps` steps (:func:`ddlsim.plan.experts.experts`)."""
+        if accumulation > 1:
+            raise ConfigError(f"accumulation = {accumulation}: ExpertParallel takes the whole batch at once; use 1")
+        policy = overlap_named(self.overlap)
+        assert isinstance(policy, InOrder)
+        return experts(workloads, self._ways(len(workloads)), policy.buckets, steps=steps)
+
+    def _ways(self, n_workers: int) -> int:
+        return n_workers if self.ways is None else self.ways
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers. Raises ConfigError for what a step as a table cannot do."""
+        values = Synchronous(setting, "ExpertParallel")
+        each = [worker.workload for worker in setting.workers]
+        algorithms = {"all_reduce": self.algorithm, "all_to_all": self.all_to_all}
+        first = self.plan(each, 1, setting.workers[0].accumulation)
+        schedules = Schedules(first, algorithms, setting.cluster, np.array(setting.nodes), self.rank_order)
+        run_table(
+            setting, lambda steps: self.plan(each, steps), schedules,
+            samples=sum(workload.batch_size for workload in each), follow=values.follow,
+        )  # fmt: skip
