@@ -14,6 +14,7 @@ from ddlsim.plan.data_parallel import data_parallel, sharded
 from ddlsim.plan.draft import Draft
 from ddlsim.plan.embeddings import embeddings
 from ddlsim.plan.execute import Execution, execute
+from ddlsim.plan.fully_sharded import fully_sharded
 from ddlsim.plan.goal import read_goal
 from ddlsim.plan.local_steps import local_steps
 from ddlsim.plan.mesh import Mesh, mesh_of
@@ -48,6 +49,7 @@ __all__ = [
     "data_parallel",
     "embeddings",
     "execute",
+    "fully_sharded",
     "local_steps",
     "mesh_of",
     "peak_memory",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ddlsim.errors import ConfigError
+from ddlsim.plan.fetches import PASSES, Touching, check_fetches, fetches_of, on_rank, place_of, touching
 from ddlsim.plan.order import Order
-from ddlsim.plan.overlaps import joined, with_parts
+from ddlsim.plan.overlaps import joined
 from ddlsim.plan.plan import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -20,7 +19,6 @@ from ddlsim.plan.plan import (
     REDUCE,
     REDUCE_SCATTER,
     UPDATE,
-    Bools,
     Ints,
     Plan,
 )  # fmt: skip
@@ -33,21 +31,6 @@ SUMS = (ALL_REDUCE, REDUCE_SCATTER, REDUCE, PUSH_PULL)
 SPREADS = (ALL_GATHER, BROADCAST)
 
 
-@dataclass(frozen=True)
-class Touching:
-    """Tasks that have to do with a part on their rank, in their step: `row`, `part`, and the place of both, and whether
-    by the layer that is `tied` to it, (n,)."""
-
-    row: Ints
-    part: Ints
-    place: Ints
-    tied: Bools
-
-    def of(self, mask: Bools) -> Touching:
-        """Return some of them."""
-        return Touching(self.row[mask], self.part[mask], self.place[mask], self.tied[mask])
-
-
 def check_gradients(plan: Plan, order: Order) -> None:
     """Raise ConfigError for a gradient that is not summed exactly once, and for weights that are used too early.
 
@@ -55,7 +38,7 @@ def check_gradients(plan: Plan, order: Order) -> None:
     that starts after the backward passes and ends before the next forward passes.
     """
     backward, update, forward = (
-        _touching(plan, *kinds) for kinds in ((BACKWARD, BACKWARD_WEIGHT), (UPDATE,), (FORWARD,))
+        touching(plan, *kinds) for kinds in ((BACKWARD, BACKWARD_WEIGHT), (UPDATE,), (FORWARD,))
     )
     # where both layers of tied weights are on a rank, it updates them with the first
     update = update.of(~update.tied | ~np.isin(update.place, update.place[~update.tied]))
@@ -74,36 +57,29 @@ def check_gradients(plan: Plan, order: Order) -> None:
     later = plan.step[forward.row] > 0
     uses, earlier = forward.row[later], forward.place[later] - plan.n_ranks * len(plan.parts)
     last = deeds.of(np.append(first[1:], True)) if len(first) else deeds
+    fetches = fetches_of(plan)
+    shared = np.isin(on_rank(plan, forward), on_rank(plan, fetches))
     for row in uses[~np.isin(earlier, last.place)].tolist():
         raise ConfigError(f"plan: {plan.task(row)}: its weights have not been updated on its rank in the step before")
-    _replay(plan, deeds, backward, update, np.union1d(backward.place, earlier))
+    kept = ~np.isin(on_rank(plan, backward), on_rank(plan, fetches))
+    replay = _replay(plan, deeds, backward, update, np.union1d(backward.place[kept], earlier[~shared[later]]))
     i, j = joined(last.place, earlier)
     order.demand(last.row[i], uses[j], "whose weights it uses")
-
-
-def _touching(plan: Plan, *kinds: int) -> Touching:
-    rows = plan.rows(*kinds)
-    first, end, tied = (
-        np.array([getattr(part, name) for part in plan.parts], dtype=np.int64) for name in ("first", "end", "tied")
-    )
-    i, part = with_parts(plan.first[rows], plan.end[rows], first, end)
-    j, other = with_parts(plan.first[rows], plan.end[rows], tied, tied + 1)
-    by_tie = np.repeat([False, True], [len(i), len(j)])
-    i, part = np.concatenate([i, j]), np.concatenate([part, other])
-    return Touching(rows[i], part, _place(plan, rows[i], part), by_tie)
+    if len(fetches.row):
+        check_fetches(plan, order, replay, fetches, last, (forward, touching(plan, *PASSES[1:])))
 
 
 def _deeds(plan: Plan, order: Order, update: Touching) -> Touching:
     """Return sums, updates and spreading by place, in their order there: sums, then the update, then what spreads it,
     unless the update surely waits for that: then it has spread sums."""
-    rows = plan.collectives[plan.part[plan.collectives] >= 0]
+    rows = plan.collectives[(plan.part[plan.collectives] >= 0) & (plan.batch[plan.collectives] < 0)]
     wrong = rows[~np.isin(plan.kind[rows], (*SUMS, *SPREADS))]
     for row in wrong.tolist():
         raise ConfigError(
             f"plan: {plan.task(row)}: nothing of a part is summed or made whole that way; use all_reduce, "
             "reduce_scatter, all_gather, reduce, broadcast or push_pull, or leave part out"
         )
-    place = _place(plan, rows, plan.part[rows])
+    place = place_of(plan, rows, plan.part[rows])
     phase = np.where(np.isin(plan.kind[rows], SUMS), 0, 2)
     i, j = joined(place, update.place)
     sums_first = (phase[i] == 2) & order.proved(rows[i], update.row[j])
@@ -116,10 +92,6 @@ def _deeds(plan: Plan, order: Order, update: Touching) -> Touching:
     by_place = np.lexsort((turn[row], np.concatenate([phase, np.ones(len(update.row), dtype=np.int64)]), places))
     tied = np.concatenate([np.zeros(len(rows), dtype=np.bool_), update.tied])
     return Touching(row[by_place], part[by_place], places[by_place], tied[by_place])
-
-
-def _place(plan: Plan, rows: Ints, part: Ints) -> Ints:
-    return (plan.step[rows] * plan.n_ranks + plan.rank[rows]) * len(plan.parts) + part
 
 
 def _updated_once(plan: Plan, backward: Touching, update: Touching, deeds: Touching) -> None:
@@ -143,7 +115,7 @@ def _contributions(plan: Plan, backward: Touching, n_batches: int) -> Ints:
     return np.unique(np.stack([backward.place, plan.batch[backward.row] + n_batches * backward.tied]), axis=1)
 
 
-def _replay(plan: Plan, deeds: Touching, backward: Touching, update: Touching, used: Ints) -> None:
+def _replay(plan: Plan, deeds: Touching, backward: Touching, update: Touching, used: Ints) -> Replay:
     """Check what each update finds, every micro-batch of the step that has a gradient of the part, once, and that
     all updated weights are in the end where they are `used`."""
     n_batches = int(plan.batch.max(initial=-1)) + 1
@@ -161,6 +133,7 @@ def _replay(plan: Plan, deeds: Touching, backward: Touching, update: Touching, u
     for row, place in zip(update.row[wrong].tolist(), update.place[wrong].tolist(), strict=True):
         raise ConfigError(f"plan: {plan.task(row)}: {_what_is_wrong(plan, deeds, backward, place, n_batches)}")
     _check_whole(plan, deeds, replay, used)
+    return replay
 
 
 def _check_whole(plan: Plan, deeds: Touching, replay: Replay, places: Ints) -> None:

@@ -106,7 +106,8 @@ class Plan:
     key           number below n that a send and its receive, or the rows of a collective, have in common; others: -1
     step          number of the training step
     batch         passes: the micro-batch, numbered over all ranks; messages: the one whose tensors they bring over a
-                  cut between layers; others: -1
+                  cut between layers; all-gathers of weights that ranks keep a share of: the one for whose pass they do;
+                  others: -1
     first, end    passes, update: of the layers `first` to `end` - 1; messages with a micro-batch: the layer behind the
                   cut, twice; others: 0 and 0
     part          collective: which gradients it sums, or of which the updated weights it brings; -1 if none

@@ -41,6 +41,7 @@ def what(plan: Plan, row: int) -> str:
         text += f" over the cut before layer {plan.first[row]}, batch {plan.batch[row]}"
     if kind >= ALL_REDUCE and plan.part[row] >= 0:
         text += f" of part {plan.part[row]}"
+        text += f", batch {plan.batch[row]}" if plan.batch[row] >= 0 else ""
     return f"{text}, step {plan.step[row]}"
 
 

@@ -1,0 +1,203 @@
+"""Data parallelism whose ranks keep a share of everything, weights too: ZeRO stage 3, FSDP and hybrid sharding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ddlsim.arguments import Count, Index, checked
+from ddlsim.errors import ConfigError
+from ddlsim.plan.chunks import stored_nbytes
+from ddlsim.plan.plan import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BACKWARD,
+    COMPUTE,
+    FORWARD,
+    REDUCE_SCATTER,
+    UPDATE,
+    Floats,
+    Ints,
+    Lane,
+    Part,
+    Plan,
+)  # fmt: skip
+from ddlsim.workload.compute import Workload
+from ddlsim.workload.precision import ELEMENT_NBYTES
+
+__all__ = ["fully_sharded"]
+
+_LANES = ("compute", "gather", "stream")
+_FREE = "reshard"
+
+
+@dataclass
+class _Row:
+    """A task of one rank; `needs` are rows of its step. `renewed` says that it comes after the update before."""
+
+    lane: int
+    kind: int
+    seconds: float = 0.0
+    nbytes: float = 0.0
+    micro: int = -1
+    first: int = 0
+    end: int = 0
+    part: int = -1
+    holds: float = 0.0
+    group: int = -1
+    needs: tuple[int, ...] = ()
+    renewed: bool = False
+
+
+@checked
+def fully_sharded(
+    workload: Workload, n_ranks: Count, units: Sequence[Index] | None = None, *, steps: Count = 1,
+    accumulation: Count = 1, prefetch: Index = 1, reshard: bool = True, shard: Count | None = None,
+) -> Plan:  # fmt: skip
+    """Return the plan of training in which every rank keeps a share of the weights, gradients and optimizer's state
+    (ZeRO stage 3, Rajbhandari et al. 2020, arXiv:1910.02054; PyTorch FSDP, Zhao et al. 2023, arXiv:2304.11277).
+
+    units         layers with which units begin that are gathered together, such as transformer layers; None: every
+                  layer with parameters begins one
+    accumulation  micro-batches of each rank in a step. Weights are gathered for each, gradients scattered after the
+                  last (``no_sync``)
+    prefetch      units that may be gathered ahead of the one that computes; 0: each when the one before has computed
+    reshard       weights are given back after the forward pass, and gathered again for the backward pass ("FULL_SHARD";
+                  False: "SHARD_GRAD_OP")
+    shard         ranks that share, neighbours; as many as there are if nothing is said. With fewer ("HYBRID_SHARD")
+                  each has as many copies of its share as there are such groups, which sum their gradients
+
+    A rank has the lanes "compute", "gather" (all-gathers) and "stream" (sums). The all-gather of unit l starts when
+    that of the unit before has ended, and the computation of unit l - 1 - prefetch. Units hold their gathered weights from
+    the time at which they may be gathered until they have computed.
+
+    Raises ConfigError for units that are no layers, and for ranks that `shard` does not divide.
+    """
+    size = n_ranks if shard is None else shard
+    if n_ranks % size:
+        divisors = [each for each in range(1, n_ranks + 1) if n_ranks % each == 0]
+        near = [max(each for each in divisors if each < size), *(each for each in divisors if each > size)][:2]
+        raise ConfigError(
+            f"fully_sharded: shard = {size}: must divide the {n_ranks} ranks; use {' or '.join(map(str, near))}"
+        )
+    parts = _units(workload, units)
+    rows = _rows(workload, parts, n_ranks, size, accumulation, prefetch, reshard)
+    ranks = np.arange(n_ranks)
+    groups = [ranks.reshape(-1, size), ranks.reshape(-1, size).T]
+    return _tiled(rows, parts, len(workload.forward), n_ranks, steps, accumulation, groups)
+
+
+def _units(workload: Workload, units: Sequence[Index] | None) -> tuple[Part, ...]:
+    n_layers = len(workload.forward)
+    begins = [0, *np.flatnonzero(workload.grad_nbytes > 0.0).tolist()[1:]] if units is None else list(units)
+    if not begins or begins[0] != 0 or any(b <= a for a, b in zip(begins, [*begins[1:], n_layers], strict=True)):
+        raise ConfigError(
+            f"fully_sharded: units = {begins}: must be layers of {workload.model.name}, 0 and others below {n_layers}, "
+            "increasing"
+        )
+    ends = [*begins[1:], n_layers]
+    nbytes = [float(workload.grad_nbytes[a:b].sum()) for a, b in zip(begins, ends, strict=True)]
+    return tuple(Part(size, a, b) for size, a, b in zip(nbytes, begins, ends, strict=True))
+
+
+def _rows(
+    workload: Workload, parts: Sequence[Part], n_ranks: int, shard: int, accumulation: int, prefetch: int, reshard: bool
+) -> list[_Row]:
+    """Return what a rank does in a step: units forward, then backward, for every micro-batch."""
+    rows: list[_Row] = []
+    stored, n = stored_nbytes(workload), len(parts)
+    gradient = workload.gradient_nbytes / max(workload.model.gradient_nbytes(1), 1.0)
+    weights = [part.nbytes / gradient * ELEMENT_NBYTES[workload.precision] for part in parts]
+    uses = [(micro, kind, unit) for micro in range(accumulation)
+            for kind, order in ((FORWARD, range(n)), (BACKWARD, reversed(range(n)))) for unit in order]  # fmt: skip
+    gathered = [i for i, (_, kind, unit) in enumerate(uses)
+                if weights[unit] and shard > 1 and (kind == FORWARD or reshard)]  # fmt: skip
+    gather_of: dict[int, int] = {}
+    sums: list[int] = []
+    pending = list(gathered)
+
+    def gather(limit: int, after: int | None) -> float:
+        """Gather what may be once the use `limit` - 1 - prefetch is over; return the bytes."""
+        taken = 0.0
+        while pending and pending[0] <= limit:
+            use = pending.pop(0)
+            micro, _, unit = uses[use]
+            renewed = not gather_of
+            gather_of[use] = len(rows)
+            rows.append(_Row(1, ALL_GATHER, nbytes=weights[unit], micro=micro, part=unit, group=0,
+                             needs=() if after is None else (after,), renewed=renewed))  # fmt: skip
+            taken += weights[unit]
+        return taken
+
+    taken = gather(prefetch, None)
+    for i, (micro, kind, unit) in enumerate(uses):
+        part = parts[unit]
+        layers = slice(part.first, part.end)
+        seconds = workload.forward if kind == FORWARD else workload.backward
+        needs = (gather_of[i],) if i in gather_of else ()
+        if taken:
+            rows.append(_Row(0, COMPUTE, holds=taken))
+        keeps = float(stored[layers].sum())
+        now = len(rows)
+        rows.append(_Row(0, kind, float(seconds[layers].sum()), 0.0, micro, part.first, part.end,
+                         holds=keeps if kind == FORWARD else -keeps, needs=needs))  # fmt: skip
+        if kind == BACKWARD and micro == accumulation - 1 and part.nbytes:
+            sums.append(_sum(rows, unit, part.nbytes, now, shard, n_ranks))
+        taken = gather(i + 1 + prefetch, now)
+        if shard > 1 and weights[unit] and (reshard or kind == BACKWARD):
+            taken -= weights[unit]
+            if taken <= 0.0:
+                rows.append(_Row(0, COMPUTE, holds=taken))
+                taken = 0.0
+    rows.append(_Row(0, UPDATE, workload.optimizer / shard, first=0, end=len(workload.forward), needs=tuple(sums)))
+    return rows
+
+
+def _sum(rows: list[_Row], unit: int, nbytes: float, after: int, shard: int, n_ranks: int) -> int:
+    """Add the sum of a unit's gradient: scattered over those that share, then added up over their groups."""
+    if shard > 1:
+        rows.append(_Row(2, REDUCE_SCATTER, nbytes=nbytes, part=unit, group=0, needs=(after,)))
+        after = len(rows) - 1
+    if shard < n_ranks:
+        rows.append(_Row(2, ALL_REDUCE, nbytes=nbytes / shard, part=unit, group=1, needs=(after,)))
+        after = len(rows) - 1
+    return after
+
+
+def _tiled(
+    rows: Sequence[_Row], parts: tuple[Part, ...], n_layers: int, n_ranks: int, steps: int, accumulation: int,
+    groups: Sequence[Ints],
+) -> Plan:  # fmt: skip
+    """Return the plan in which every rank does the rows in every step; ``groups`` are (n_groups, n_members) each."""
+    n, blocks = len(rows), n_ranks * steps
+    rank, step = np.tile(np.repeat(np.arange(n_ranks), n), steps), np.repeat(np.arange(steps), n * n_ranks)
+    names = ("lane", "kind", "seconds", "nbytes", "micro", "first", "end", "part", "holds")
+    column: dict[str, Any] = {name: np.tile(np.array([getattr(row, name) for row in rows]), blocks) for name in names}
+    mine = np.stack([np.argsort(each.reshape(-1)) // each.shape[1] for each in groups])  # the group of each rank
+    begin = np.cumsum([0, *(len(each) for each in groups)])
+    key, n_keys = np.full((n_ranks, n), -1), 0
+    peer = np.full((n_ranks, n), -1)
+    for i, row in enumerate(rows):
+        if row.group >= 0:
+            key[:, i], peer[:, i] = n_keys + mine[row.group], begin[row.group] + mine[row.group]
+            n_keys += len(groups[row.group])
+    keys = np.tile(key.reshape(-1), steps)
+    micro, update = column.pop("micro"), len(rows) - 1
+    counts, needs = [], []
+    for number in range(steps):
+        lists = [[*row.needs, *([update - n_ranks * n] if row.renewed and number else [])] for row in rows]
+        flat: Floats | Ints = np.array([each for row in lists for each in row], dtype=np.int64)
+        needs.append(((number * n_ranks + np.arange(n_ranks))[:, None] * n + flat).reshape(-1))
+        counts.append(np.tile([len(each) for each in lists], n_ranks))
+    return Plan(
+        lanes=tuple(Lane(r, name) for r in range(n_ranks) for name in _LANES),
+        groups=tuple(tuple(group) for each in groups for group in each.tolist()), parts=parts, names=(_FREE,),
+        n_layers=n_layers, name=np.where(column["kind"] == COMPUTE, 0, -1), peer=np.tile(peer.reshape(-1), steps),
+        key=np.where(keys >= 0, keys + step * n_keys, -1), step=step,
+        batch=np.where(micro >= 0, rank * accumulation + micro, -1), needs=np.concatenate(needs),
+        need_offsets=np.cumsum(np.concatenate([[0], *counts])),
+        **(column | {"lane": column["lane"] + len(_LANES) * rank}),
+    )  # fmt: skip

@@ -1,0 +1,160 @@
+"""ZeRO stage 3, FSDP and hybrid sharding as plans: starts of gathers, bytes, memory, and what proofs refuse."""
+
+import numpy as np
+import pytest
+from plan_examples import changed, with_value, without, workload
+from split_models import chain
+
+from ddlsim import ConfigError
+from ddlsim.cluster import load_cluster, star
+from ddlsim.network import Network
+from ddlsim.plan import fully_sharded, sharded
+from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, BACKWARD, FORWARD, REDUCE_SCATTER, UPDATE
+from ddlsim.plan.runner import Run
+from ddlsim.plan.schedules import Schedules
+
+
+def units(rng, n, **more):
+    return chain(rng.uniform(0.1, 1.0, n), rng.uniform(0.1, 2.0, n), weights=1000, **more)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 9])
+def test_when_units_are_gathered(prefetch, accumulation):
+    """start_l = max(end_compute_(l - 1 - k), end_gather_(l - 1)), compute_l = max(end_compute_(l - 1), end_gather_l),
+    with reduce-scatters (in the last micro-batch) that share the links left out by a tiny gradient."""
+    n, ranks = 5, 4
+    work = units(np.random.default_rng(prefetch), n)
+    work.grad_nbytes[:] *= 1e-12  # bytes of gradients on the wire
+    plan = fully_sharded(work, ranks, prefetch=prefetch, accumulation=accumulation)
+    plan = changed(plan, nbytes=np.where(plan.kind == ALL_GATHER, 4000.0, plan.nbytes))
+    run = plan.execute(star(ranks, bandwidth=4000.0 * 3 / 4 / 0.5, latency=0.0))
+    computes = [row for row in plan.rows(FORWARD, BACKWARD) if plan.rank[row] == 0]
+    gathers = [row for row in plan.rows(ALL_GATHER) if plan.rank[row] == 0]
+    assert len(computes) == len(gathers) == 2 * n * accumulation
+    computed = gathered = 0.0
+    ends = []
+    for nth, (compute, gather) in enumerate(zip(computes, gathers, strict=True)):
+        at = nth - 1 - prefetch
+        gathered = max(ends[at] if at >= 0 else 0.0, gathered) + 0.5
+        assert run.end[gather] == pytest.approx(gathered, rel=1e-9)
+        computed = max(computed, gathered) + plan.seconds[compute]
+        assert run.end[compute] == pytest.approx(computed, rel=1e-9)
+        ends.append(computed)
+
+
+def bytes_of_ranks(plan, n):
+    """Return the bytes that each of n ranks sends by rings."""
+    cluster = load_cluster(star(n, bandwidth=1e9, latency=0.0))
+    network = Network(cluster)
+    nodes = cluster.workers[:n]
+    Run(plan, network, nodes, Schedules(plan, "ring", cluster, nodes)).to_end()
+    out = [cluster.link_channel[cluster.link_src == node] for node in nodes]
+    return np.array([network.channel_nbytes[channels].sum() for channels in out])
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_bytes_of_each_stage(n):
+    """(N - 1)/N (g + w) P with stages 1 and 2, (g + 2 w) P with stage 3, (g + w) P if it keeps weights."""
+    work = workload("resnet18", gradient_dtype="fp32")
+    gradients = work.gradient_nbytes
+    share = (n - 1) / n
+    for plan, expected in (
+        (sharded(work, n), 2.0), (fully_sharded(work, n), 3.0), (fully_sharded(work, n, reshard=False), 2.0),
+    ):  # fmt: skip
+        assert bytes_of_ranks(plan, n) == pytest.approx(np.full(n, share * expected * gradients), rel=1e-6)
+    half = workload("resnet18", precision="fp16", gradient_dtype="fp32")
+    assert bytes_of_ranks(fully_sharded(half, n), n) == pytest.approx(np.full(n, share * 2.0 * gradients), rel=1e-6)
+
+
+def test_bytes_of_hybrid_sharding():
+    """Inside groups of S as with S ranks, and an all-reduce of P / S over their R copies."""
+    work, size, copies = workload("resnet18"), 4, 2
+    expected = (size - 1) / size * 3.0 + 2.0 * (copies - 1) / copies / size
+    sent = bytes_of_ranks(fully_sharded(work, size * copies, shard=size), size * copies)
+    assert sent == pytest.approx(np.full(size * copies, expected * work.gradient_nbytes), rel=1e-6)
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("more", [{}, {"prefetch": 0}, {"reshard": False}, {"shard": 2}, {"shard": 1}, {"shard": 3}])
+def test_it_is_proved(more, accumulation):
+    fully_sharded(workload("resnet18"), 6, steps=3, accumulation=accumulation, **more).check()
+    fully_sharded(workload("resnet18"), 6, [0, 30, 50], steps=2, **more).check()
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+def test_gathered_units_are_in_memory(prefetch):
+    """As many as are ahead and the one that computes, beside activations."""
+    work = units(np.random.default_rng(0), 6, stored=[0.0] * 6)
+    plan = fully_sharded(work, 2, prefetch=prefetch, accumulation=2)
+    assert plan.peak_memory().tolist() == [4000.0 * (prefetch + 1)] * 2
+    assert plan.holds[plan.rank == 0].sum() == 0.0
+    kept = fully_sharded(work, 2, reshard=False)
+    assert kept.peak_memory().tolist() == [4000.0 * 6] * 2
+
+
+def refuses(plan, *texts):
+    with pytest.raises(ConfigError) as error:
+        plan.check()
+    for text in texts:
+        assert text in str(error.value), str(error.value)
+
+
+def example(**more):
+    return fully_sharded(chain([1.0] * 3, [2.0] * 3), 2, steps=2, **more)
+
+
+def rows(plan, kind, step):
+    return plan.rows(kind)[(plan.step[plan.rows(kind)] == step) & (plan.rank[plan.rows(kind)] == 0)]
+
+
+def test_weights_that_nothing_gathers():
+    plan = example()
+    for nth, text in ((1, "may start before"), (None, "nothing gathers the rest for this batch")):
+        gathers = rows(plan, ALL_GATHER, 1)
+        own = gathers[plan.part[gathers] == 1][: nth or 2]
+        refuses(without(plan, np.flatnonzero(np.isin(plan.key, plan.key[own]))), text)
+
+
+def test_a_pass_that_does_not_wait_for_its_weights():
+    plan = example()
+    row = rows(plan, FORWARD, 1)[1]
+    need = plan.need_offsets[row]
+    early = with_value(plan, "needs", need, plan.needs[need] - 6)
+    refuses(early, "may start before the end of", "all-gather of part 1")
+
+
+def test_weights_that_are_gathered_before_they_are_updated():
+    plan = example()
+    gather = rows(plan, ALL_GATHER, 1)[0]
+    first, end = plan.need_offsets[gather], plan.need_offsets[gather + 1]
+    assert plan.kind[plan.needs[first:end]].tolist() == [UPDATE]
+    early = with_value(plan, "needs", first, rows(plan, BACKWARD, 0)[0])
+    refuses(early, "all-gather of part 0", "may start before", "update", "whose weights it gathers")
+
+
+def test_shares_that_are_not_the_whole():
+    plan = fully_sharded(chain([1.0] * 3, [2.0] * 3), 4, steps=2, shard=2)
+    gathers = plan.rows(ALL_GATHER)
+    assert plan.groups[:2] == ((0, 1), (2, 3))
+    assert set(plan.peer[gathers]) == {0, 1}
+    swapped = np.where((plan.kind == ALL_GATHER) & (plan.peer == 0), len(plan.groups), plan.peer)
+    other = changed(plan, groups=(*plan.groups, (1, 0)), peer=swapped)
+    refuses(other, "the shares of its group are not the whole of part")
+
+
+def test_sums_that_are_missing():
+    plan = fully_sharded(chain([1.0] * 3, [2.0] * 3), 4, steps=2, shard=2)
+    for kind in (REDUCE_SCATTER, ALL_REDUCE):
+        gone = plan.rows(kind)[plan.step[plan.rows(kind)] == 0]
+        keys = plan.key[gone][:1]
+        refuses(without(plan, np.flatnonzero(np.isin(plan.key, keys))), "part")
+
+
+def test_what_does_not_fit():
+    work = workload("resnet18")
+    with pytest.raises(ConfigError, match="shard = 4: must divide the 6 ranks; use 3 or 6"):
+        fully_sharded(work, 6, shard=4)
+    for wrong in ([1, 2], [0, 5, 5], [0, 500], []):
+        with pytest.raises(ConfigError, match=r"units = .*must be layers of resnet18"):
+            fully_sharded(work, 2, wrong)
