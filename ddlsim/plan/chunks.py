@@ -26,6 +26,7 @@ class Chunk:
     """The layers `first` to `end` - 1 of a model, that one rank computes.
 
     workload  what they cost for a micro-batch, as :meth:`Workload.cut` returns it
+    kept      bytes of activations that it keeps of a micro-batch, where that is not what its layers say
     enters    bytes of activations that a micro-batch brings over the cut before them, and of gradients that go back:
               of all tensors that are made before and used behind it (of the first chunk: the model's input)
     """
@@ -34,6 +35,7 @@ class Chunk:
     end: int
     workload: Workload
     enters: float
+    kept: float | None = None
 
     @cached_property
     def weight_seconds(self) -> Floats:
@@ -45,8 +47,9 @@ class Chunk:
 
     @cached_property
     def stored(self) -> Floats:
-        """Bytes of activations that each layer keeps of a micro-batch, (n_layers,)."""
-        return stored_nbytes(self.workload)
+        """Bytes of activations that each layer keeps of a micro-batch, (n_layers,); of what is kept in all, shares."""
+        stored = stored_nbytes(self.workload)
+        return stored if self.kept is None else stored * (self.kept / max(float(stored.sum()), 1.0))
 
 
 def stored_nbytes(workload: Workload) -> Floats:

@@ -71,8 +71,8 @@ def fully_sharded(
                   each has as many copies of its share as there are such groups, which sum their gradients
 
     A rank has the lanes "compute", "gather" (all-gathers) and "stream" (sums). The all-gather of unit l starts when
-    that of the unit before has ended, and the computation of unit l - 1 - prefetch. Units hold their gathered weights from
-    the time at which they may be gathered until they have computed.
+    that of the unit before has ended, and the computation of unit l - 1 - prefetch. Units hold their gathered weights
+    from the time at which they may be gathered until they have computed.
 
     Raises ConfigError for units that are no layers, and for ranks that `shard` does not divide.
     """

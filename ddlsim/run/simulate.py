@@ -32,7 +32,7 @@ from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import StopRule, Worker, factors
-from ddlsim.strategies.plans import plan_of, tells_plan
+from ddlsim.strategies.plans import first_workers, plan_of, tells_plan
 from ddlsim.units import si
 from ddlsim.workload.compute import Affine, Measured, Workload, make_workload
 from ddlsim.workload.devices import Device, load_device
@@ -147,7 +147,9 @@ def _memory_warnings(
     parts = any(stage.workload is not workload for stage, workload in zip(stages, whole, strict=True))
     if parts and tells_plan(strategy, "start"):
         accumulation = micro_batches(strategy, experiment.batch_size, n_workers, experiment.accumulation)
-        held = plan_of(strategy, whole, 1, accumulation).peak_memory()[:n_workers].tolist()
+        peak = plan_of(strategy, whole, 1, accumulation).peak_memory()
+        for rank, worker in enumerate(first_workers(strategy, n_workers)):
+            held[worker] = float(peak[rank])
     different = {
         (id(stage), device.name, nbytes): (stage, device, nbytes)
         for stage, (_, device), nbytes in zip(stages, workloads, held, strict=True)

@@ -11,18 +11,24 @@ from typing import Annotated, Literal
 import numpy as np
 
 from ddlsim.arguments import Count, by, checked
+from ddlsim.cluster import Cluster
+from ddlsim.collectives import build
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
+from ddlsim.network import schedule_time
 from ddlsim.plan import Chunk, Mesh, Plan, balanced, between_blocks, chunks_at, mesh_of, pipeline
 from ddlsim.plan.pipeline_orders import ORDERS, PassOrder, pass_order
 from ddlsim.plan.plan import Floats
 from ddlsim.plan.schedules import Schedules
+from ddlsim.plan.tensor_groups import Seconds, as_one_rank, with_exchanges
 from ddlsim.runtime.fabric import AllReduceAlgorithm, Fabric, RankOrder, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
 from ddlsim.workload.buckets import Bucket, ddp_buckets, one_bucket, per_layer
 from ddlsim.workload.compute import Workload
+from ddlsim.workload.memory import Holding, Memory, memory_of
 from ddlsim.workload.stage import Stage
+from ddlsim.workload.tensor_parallel import Shard, tensor_parallel
 
 __all__ = ["Parallel"]
 
@@ -40,31 +46,36 @@ def _known_order(order: object, where: str) -> object:
 @checked
 @dataclass(frozen=True)
 class Parallel:
-    """Synchronous SGD on a model that is split over ``pipeline`` workers, in ``data`` replicas.
+    """Synchronous SGD on a model that is split over ``pipeline`` x ``tensor`` workers, in ``data`` replicas.
 
     The batch size of a run is that of an update, of all workers together, as in Megatron-LM and DeepSpeed: each replica
     does ``batch_size / (data * micro_batch)`` micro-batches. Worker i is rank i of the mesh
-    (:class:`~ddlsim.plan.Mesh`): replicas of a stage are neighbours.
+    (:class:`~ddlsim.plan.Mesh`): tensor groups are neighbours, then come the replicas of a stage.
 
-    pipeline     stages, each on a worker
+    tensor       workers that share the layers of a stage (:func:`ddlsim.workload.tensor_parallel.tensor_parallel`)
+    pipeline     stages
     data         replicas; None: as many as there are workers for
     micro_batch  samples that a worker computes at once
     order        "gpipe", "1f1b", "zb-1p", "zb-2p", "zb-v", "v-half" or "v-min" (docs/models/splitting.md), or a table:
                  for every stage a list of ("F", "B" or "W", chunk, micro-batch)
     interleave   chunks of layers per stage, with "1f1b" and with tables
-    recompute    stages keep their input only, and go forward again before they go backward
+    sequence     sequence parallelism: what tensor parallelism leaves whole is split by tokens
+    recompute    what is computed again instead of kept: "none", "selective" (attention's matrices), "full" (transformer
+                 layers), or "stage": chunks keep their input only, and go forward again before they go backward
     sharded      replicas update a share of each bucket and gather the rest (ZeRO stage 1)
     overlap      what replicas sum beside the last backward passes: "none" (chunk by chunk), "layer" or "ddp" buckets
     algorithm, rank_order
                  how replicas sum
     """
 
+    tensor: Count = 1
     pipeline: Count = 1
     data: Count | None = None
     micro_batch: Count = 1
     order: Annotated[str | Sequence[Sequence[tuple[str, int, int]]], by(_known_order)] = "1f1b"
     interleave: Count = 1
-    recompute: bool = False
+    sequence: bool = False
+    recompute: Literal["none", "selective", "full", "stage"] = "none"
     sharded: bool = False
     overlap: Literal["none", "layer", "ddp"] = "ddp"
     algorithm: AllReduceAlgorithm = "ring"
@@ -77,14 +88,22 @@ class Parallel:
                 f"Parallel: interleave = {self.interleave}: has no effect with order = {self.order!r}, which has "
                 f"{per_stage} chunk{'s' * (per_stage > 1)} per stage; leave it out, or use '1f1b'"
             )
+        table = pass_order(self.order, 2, 2, 2 * per_stage) if isinstance(self.order, str) else self.order
+        if (self.tensor > 1 or self._again != "none") and any(each[0] == "W" for passes in table for each in passes):
+            raise ConfigError(
+                "Parallel: order: gradients of weights apart from those of inputs (W) go with tensor = 1 and recompute "
+                "'none' or 'stage' only; use 'gpipe' or '1f1b'"
+            )
 
     @property
     def label(self) -> str:
         """Sizes and order."""
         order = self.order if isinstance(self.order, str) else "own order"
         chunks = f" x {self.interleave}" if self.interleave > 1 else ""
-        more = "".join(f", {name}" for name in ("recompute", "sharded") if getattr(self, name))
+        more = "" if self.recompute == "none" else f", {self.recompute} recomputation"
+        more += ", sharded" if self.sharded else ""
         data = "" if self.data is None else f"data {self.data}, "
+        data += f"tensor {self.tensor}{' with sequence' if self.sequence else ''}, " if self.tensor > 1 else ""
         return f"parallel ({data}pipeline {self.pipeline}, {order}{chunks}{more}, {name_of(self.algorithm)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
@@ -104,7 +123,7 @@ class Parallel:
 
     def mesh(self, n_workers: int) -> Mesh:
         """Return the mesh of so many workers. Raises ConfigError, with the nearest ones, where there is none."""
-        return mesh_of(n_workers, self.data, self.pipeline)
+        return mesh_of(n_workers, self.data, self.pipeline, self.tensor)
 
     def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
         """Return the samples that a worker computes at once."""
@@ -123,16 +142,32 @@ class Parallel:
         return self.mesh(n_workers).data
 
     def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
-        """Return what a worker computes of the model, and its share of the optimizer's state."""
+        """Return what a worker computes of the model, and the memory that it takes beside activations."""
         mesh = self.mesh(n_workers)
         place = mesh.coordinates(rank).pipeline
         mine = sorted({each.chunk for each in self._order(mesh, 2 * self.pipeline)[place]})
-        chunks = self._chunks(workload)
-        return Stage(_together(tuple(chunks[i] for i in mine)), state=1.0 / mesh.data if self.sharded else 1.0)
+        chunks = self._chunks(self._shard(workload).workload)
+        work = _together(tuple(chunks[i] for i in mine))
+        holding = _holding(work, mesh.data if self.sharded else 1, self.tensor, self.sequence, self._again)
+        return Stage(work, memory=_memory(work, holding))
 
     def _chunks(self, workload: Workload) -> tuple[Chunk, ...]:
         per_stage = ORDERS[self.order][0] if isinstance(self.order, str) else 1
         return _cut(workload, self.pipeline, max(per_stage, self.interleave))
+
+    @property
+    def _again(self) -> str:
+        """What layers compute again."""
+        return "none" if self.recompute == "stage" else self.recompute
+
+    def _shard(self, workload: Workload) -> Shard:
+        """Return what a rank of a tensor group computes of the whole model."""
+        if self._again != "none" and not any(layer.heads for layer in workload.model.layers):
+            raise ConfigError(
+                f"Parallel: recompute = {self.recompute!r}: {workload.model.name} has no attention and no transformer "
+                "layers; use 'stage'"
+            )
+        return _shard(workload, self.tensor, self.sequence, self._again)
 
     def _order(self, mesh: Mesh, micro_batches: int) -> PassOrder:
         per_stage = ORDERS[self.order][0] if isinstance(self.order, str) else 1
@@ -145,53 +180,128 @@ class Parallel:
     def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
         """Return what workers do in `steps` steps of `accumulation` micro-batches of each replica.
 
-        Stages are balanced for workers like the first. Raises ConfigError for an order that does not go with the
-        micro-batches.
+        A rank stands for a tensor group, the slowest of its workers, and exchanges inside the group take no time here;
+        in a run they do. Stages are balanced for workers like the first. Raises ConfigError for an order that does not
+        go with the micro-batches.
         """
-        mesh, cuts = self.mesh(len(workloads)), [chunk.first for chunk in self._chunks(workloads[0])[1:]]
-        different = {id(workload): workload for workload in workloads}
+        return self._plan(workloads, steps, accumulation, lambda kind, nbytes: 0.0)
+
+    def _plan(self, workloads: Sequence[Workload], steps: int, micro_batches: int, seconds: Seconds) -> Plan:
+        mesh = self.mesh(len(workloads))
+        cuts = [chunk.first for chunk in self._chunks(self._shard(workloads[0]).workload)[1:]]
+        slowest = [max((workloads[i] for i in own), key=lambda each: each.step_time) for own in self._members(mesh)]
         plans = {
             number: pipeline(
-                chunks_at(workload, cuts), mesh, accumulation, self.order, steps=steps, recompute=self.recompute,
-                buckets=BUCKETS[self.overlap], sharded=self.sharded,
+                self._split(workload, cuts, seconds), Mesh(mesh.data, mesh.pipeline), micro_batches, self.order,
+                steps=steps, recompute=self.recompute == "stage", buckets=BUCKETS[self.overlap], sharded=self.sharded,
             )
-            for number, workload in different.items()
+            for number, workload in {id(workload): workload for workload in slowest}.items()
         }  # fmt: skip
-        first = plans[id(workloads[0])]
+        plan = plans[id(slowest[0])]
         if len(plans) == 1:
-            return first
-        which = np.array([list(plans).index(id(workload)) for workload in workloads])[first.rank]
-        every = np.stack([plan.seconds for plan in plans.values()])
-        return dataclasses.replace(first, seconds=every[which, np.arange(len(first))])
+            return plan
+        which = np.array([list(plans).index(id(workload)) for workload in slowest])[plan.rank]
+        every = np.stack([each.seconds for each in plans.values()])
+        return dataclasses.replace(plan, seconds=every[which, np.arange(len(plan))])
+
+    def _members(self, mesh: Mesh) -> list[list[int]]:
+        """Return the workers that each rank of the plan stands for: tensor groups, stage by stage."""
+        members: list[list[int]] = mesh.ranks.transpose(1, 0, 2).reshape(-1, self.tensor).tolist()
+        return members
+
+    def _split(self, workload: Workload, cuts: Sequence[int], seconds: Seconds) -> tuple[Chunk, ...]:
+        """Return the chunks that one rank of each tensor group computes, with the seconds of its exchanges."""
+        shard = self._shard(workload)
+        if self.tensor == 1 and self._again == "none":
+            return chunks_at(workload, cuts)
+        chunks = chunks_at(with_exchanges(shard.workload, shard.collectives, seconds), cuts)
+        holding = _holding(workload, 1, self.tensor, self.sequence, self._again)
+        return as_one_rank(chunks, self.tensor, lambda chunk: _memory(chunk.workload, holding).activations,
+                           gather=None if self.sequence else seconds)  # fmt: skip
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         workers, learner = setting.workers, setting.learner
         whole = setting.whole
         mesh, micro_batches = self.mesh(len(workers)), workers[0].accumulation
-        schedules = Schedules(
-            self.plan(whole, 1, micro_batches), self.algorithm, setting.cluster, np.array(setting.nodes),
-            self.rank_order,
-        )  # fmt: skip
+        members = self._members(mesh)
+        seconds = self._seconds(setting, members)
+        make = functools.partial(self._plan, whole, micro_batches=micro_batches, seconds=seconds)
+        nodes = np.array(self.plan_nodes(setting.cluster, setting.nodes))
+        schedules = Schedules(make(steps=1), self.algorithm, setting.cluster, nodes, self.rank_order)
         samples = whole[0].batch_size * micro_batches
         params: Value[Array] = learner.initial
         state, seen = learner.optimizer_state(params), 0
-        firsts = mesh.ranks[:, 0, 0]
 
         def follow(step: int, begins: Floats) -> None:
             """w <- w - eta * (1/N) sum_i g_i"""
             nonlocal params, state, seen
             gradients = [
-                learner.gradient(replica, params, samples, float(begins[rank])) for replica, rank in enumerate(firsts)
+                learner.gradient(replica, params, samples, float(begins[replica]))  # ranks that have the first stage
+                for replica in range(mesh.data)
             ]
             params, state = learner.update(params, learner.mean(gradients), state, learner.rate(seen))
             seen += samples * mesh.data
 
         setting.model = lambda: params
         run_table(
-            setting, lambda steps: self.plan(whole, steps, micro_batches), schedules, samples=samples * mesh.data,
-            follow=follow,
+            setting, lambda steps: make(steps=steps), schedules, samples=samples * mesh.data, follow=follow,
+            members=members,
         )  # fmt: skip
+
+    def plan_nodes(self, cluster: Cluster, nodes: Sequence[int]) -> list[int]:
+        """Return where the ranks of the plan are: on the first workers of their tensor groups."""
+        return [nodes[rank] for rank in self.plan_workers(len(nodes))]
+
+    def plan_workers(self, n_workers: int) -> list[int]:
+        """Return the first of the workers that each rank of the plan stands for."""
+        return [own[0] for own in self._members(self.mesh(n_workers))]
+
+    def _seconds(self, setting: Setting, members: Sequence[Sequence[int]]) -> Seconds:
+        """Return what collectives inside a tensor group take on the idle machine of the first group.
+
+        Raises ConfigError for groups that cross machines.
+        """
+        cluster, nodes = setting.cluster, np.array(setting.nodes)
+        machine = setting.hosts(setting.nodes)
+        hosts = machine[np.array(members)]
+        if (hosts != hosts[:, :1]).any():
+            most = int(np.unique(machine, return_counts=True)[1].min())
+            raise ConfigError(
+                f"Parallel: tensor = {self.tensor}: groups of {self.tensor} neighbours cross machines, the smallest of "
+                f"which has {most} of the workers; use a number that divides those of every machine"
+            )
+        if self.tensor > 1:
+            setting.notes.append(
+                f"tensor groups of {self.tensor} workers are simulated as one: their own collectives, as on the idle "
+                "machine, count as compute; of what each member sends to other stages and replicas one is simulated"
+            )
+        places = nodes[list(members[0])]
+        places = places[cluster.locality_order(places)]
+
+        @functools.cache
+        def seconds(kind: str, nbytes: float) -> float:
+            schedule = build("ring", self.tensor, nbytes, None, kind)
+            return schedule_time(cluster, schedule, places.tolist(), nbytes) if self.tensor > 1 else 0.0
+
+        return seconds
+
+
+@functools.lru_cache(maxsize=16)
+def _shard(workload: Workload, tensor: int, sequence: bool, recompute: str) -> Shard:
+    return tensor_parallel(workload, tensor, sequence=sequence, recompute=recompute)
+
+
+def _holding(workload: Workload, shards: int, tensor: int, sequence: bool, recompute: str) -> Holding:
+    return Holding(
+        workload.rule or "momentum", zero=int(shards > 1), shards=shards, tensor=tensor, sequence=sequence,
+        recompute=recompute, flash=workload.flash,
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=256)
+def _memory(workload: Workload, holding: Holding) -> Memory:
+    return memory_of(workload.model, workload.batch_size, workload.precision, holding)
 
 
 @functools.lru_cache(maxsize=16)

@@ -10,7 +10,7 @@ from ddlsim.plan import Plan
 from ddlsim.runtime.setting import Strategy
 from ddlsim.workload.compute import Workload
 
-__all__ = ["nodes_of_plan", "plan_of", "tells_plan"]
+__all__ = ["first_workers", "nodes_of_plan", "plan_of", "tells_plan"]
 
 
 def plan_of(strategy: Strategy, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
@@ -32,6 +32,13 @@ def nodes_of_plan(strategy: Strategy, cluster: Cluster, nodes: Sequence[int]) ->
     more ranks, such as servers, what its method ``plan_nodes(cluster, nodes)`` says."""
     places = getattr(strategy, "plan_nodes", None)
     return list(nodes) if places is None else list(places(cluster, list(nodes)))
+
+
+def first_workers(strategy: Strategy, n_workers: int) -> list[int]:
+    """Return the worker that each rank of a strategy's plan is, or the first of those that it stands for by what the
+    method ``plan_workers(n_workers)`` says."""
+    workers = getattr(strategy, "plan_workers", None)
+    return list(range(n_workers)) if workers is None else list(workers(n_workers))
 
 
 def tells_plan(rule: object, beside: str) -> bool:

@@ -18,7 +18,7 @@ INSTANT = star(8, bandwidth=1e15, latency=0.0)
     "strategy",
     [
         *(Parallel(pipeline=2, order=order, micro_batch=2) for order in ORDERS),
-        Parallel(pipeline=2, interleave=2, micro_batch=2, recompute=True),
+        Parallel(pipeline=2, interleave=2, micro_batch=2, recompute="stage"),
         Parallel(pipeline=2, sharded=True, overlap="layer"), Parallel(pipeline=4, data=1), Parallel(overlap="none"),
     ],
 )  # fmt: skip
@@ -66,7 +66,7 @@ def history(strategy, workers, batch_size):
 
 @pytest.mark.parametrize(("strategy", "workers", "replicas"), [
     (Parallel(pipeline=2, micro_batch=8), 2, 1),
-    (Parallel(pipeline=4, micro_batch=16, order="gpipe", recompute=True), 4, 1),
+    (Parallel(pipeline=4, micro_batch=16, order="gpipe", recompute="stage"), 4, 1),
     (Parallel(pipeline=2, micro_batch=8, order="zb-v", sharded=True), 4, 2),
 ])  # fmt: skip
 def test_it_learns_what_replicas_learn(strategy, workers, replicas):
@@ -133,3 +133,38 @@ def test_it_is_written_in_a_file(tmp_path):
 
     assert load_experiment(path).strategy == Parallel(pipeline=4, micro_batch=4, order="zb-2p")
     assert isinstance(load_experiment(path), Experiment)
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"sequence": True, "recompute": "selective"}, {"recompute": "full", "sharded": True}]
+)
+def test_tensor_groups(more):
+    """Groups are one rank of the plan, whose exchanges come on top in a run; of memory each has a part."""
+    strategy = Parallel(tensor=2, pipeline=2, micro_batch=4, **more)
+    result = simulate("dgx1-v100", "bert-large", strategy, batch_size=32, steps=3)
+    result.plan.check()
+    assert result.plan.n_ranks == 4
+    assert len(result.workers) == 8
+    assert result.samples_per_update == 32
+    nodes = strategy.plan_nodes(result.cluster, result.cluster.workers.tolist())
+    without = strategy.plan(result.workloads, 3, 4).execute(result.cluster, nodes=nodes)
+    assert result.step_time > without.step_times[-1]
+    assert any("tensor groups of 2 workers are simulated as one" in text for text in result.notes)
+    whole, part = (
+        each.stage(result.workloads[0], 0, 8).memory for each in (Parallel(pipeline=2, micro_batch=4), strategy)
+    )
+    assert part.weights < 0.6 * whole.weights
+    assert part.optimizer < (0.3 if "sharded" in more else 0.6) * whole.optimizer
+
+
+def test_what_does_not_fit_of_tensor_groups():
+    with pytest.raises(ConfigError, match="tensor = 3: does not divide the 16 heads of bert-large"):
+        simulate("dgx1-v100", "bert-large", Parallel(tensor=3), batch_size=8, workers=6)
+    with pytest.raises(ConfigError, match=r"tensor = 2: splits attention .* resnet18 has none"):
+        simulate("dgx1-v100", "resnet18", Parallel(tensor=2), batch_size=8)
+    with pytest.raises(ConfigError, match="tensor = 16: groups of 16 neighbours cross machines"):
+        simulate("dgx1-v100-16", "bert-large", Parallel(tensor=16), batch_size=8, workers=16)
+    with pytest.raises(ConfigError, match="recompute = 'full': resnet18 has no attention"):
+        simulate("dgx1-v100", "resnet18", Parallel(recompute="full"), batch_size=8)
+    with pytest.raises(ConfigError, match="gradients of weights apart from those of inputs"):
+        Parallel(tensor=2, order="zb-v")

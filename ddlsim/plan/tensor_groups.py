@@ -1,0 +1,69 @@
+"""Tensor parallelism in plans: the ranks that share the layers of a stage as one rank of the plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ddlsim.arguments import Count
+from ddlsim.plan.chunks import Chunk
+from ddlsim.workload.compute import Workload
+
+__all__ = ["Exchange", "as_one_rank", "with_exchanges"]
+
+#: kind of collective, bytes of the whole -> s
+Seconds = Callable[[str, float], float]
+
+
+class Exchange(Protocol):
+    """A collective of a tensor group: its kind, the bytes of the whole, and in which pass of which layer it is."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def nbytes(self) -> float: ...
+    @property
+    def layer(self) -> int: ...
+    @property
+    def phase(self) -> str: ...
+
+
+def with_exchanges(workload: Workload, exchanges: Sequence[Exchange], seconds: Seconds) -> Workload:
+    """Return what one rank of a tensor group computes, and waits for: its layers take the time of their exchanges too.
+
+    That is exact where the ranks of a group compute equally long and nobody else uses the links between them, as their
+    exchanges then start together, one after the other.
+    """
+    forward, backward = workload.forward.copy(), workload.backward.copy()
+    for each in exchanges:
+        (forward if each.phase == "forward" else backward)[each.layer] += seconds(each.kind, each.nbytes)
+    return dataclasses.replace(workload, forward=forward, backward=backward)
+
+
+def as_one_rank(
+    chunks: Sequence[Chunk], tensor: Count, kept: Callable[[Chunk], float], *, gather: Seconds | None
+) -> tuple[Chunk, ...]:
+    """Return chunks of a plan in which one rank stands for the `tensor` ranks of a group.
+
+    chunks  as one rank of the group computes them (:func:`with_exchanges`)
+    kept    bytes of activations that a rank keeps of a micro-batch
+    gather  seconds of collectives; None: activations stay split by tokens
+
+    Over a cut each rank of a group sends its part of the activations, 1 / `tensor`, through an interface of its own,
+    and the group behind puts them together (the scatter/gather of Narayanan et al. 2021, arXiv:2104.04473, section
+    4.1).
+    """
+    split: list[Chunk] = []
+    for i, chunk in enumerate(chunks):
+        work = chunk.workload
+        if gather is not None and tensor > 1:
+            forward, backward = work.forward.copy(), work.backward.copy()
+            forward[0] += gather("all_gather", chunk.enters) if i else 0.0
+            backward[-1] += gather("all_gather", chunks[i + 1].enters) if i + 1 < len(chunks) else 0.0
+            work = dataclasses.replace(work, forward=forward, backward=backward)
+        enters = chunk.enters / tensor if i else chunk.enters
+        split.append(dataclasses.replace(chunk, workload=work, enters=enters, kept=kept(chunk)))
+    return tuple(split)
+
+
