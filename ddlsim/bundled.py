@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.errors import ConfigError
 
-__all__ = ["bundled_files", "find_bundled", "split_options"]
+__all__ = ["bundled_files", "split_options"]
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -25,17 +25,6 @@ def bundled_files(folder: str) -> dict[str, Path]:
         if root.is_dir():
             return {path.stem: path for path in sorted(root.glob("*.toml"))}
     raise ConfigError(f"the bundled folder {folder!r} is missing beside {_PACKAGE}; reinstall ddlsim")
-
-
-def find_bundled(folder: str, name: str, what: str) -> Path:
-    """Return the path of the bundled file `name` (without suffix); `what` names the kind in the error.
-
-    Raises :class:`ConfigError` with the nearest name when there is none.
-    """
-    files = bundled_files(folder)
-    if name not in files:
-        raise unknown_name(what, name, files)
-    return files[name]
 
 
 def split_options(text: str, folder: Path = Path()) -> tuple[str, list[str]]:

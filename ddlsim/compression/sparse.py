@@ -34,23 +34,25 @@ def _take(gradient: Vector, indices: Indices) -> SparsePayload:
     return SparsePayload(gradient.size, indices, gradient[indices])
 
 
-@checked
-@dataclass(frozen=True)
-class TopK:
-    """The ``density * n`` elements of largest magnitude (Aji and Heafield 2017; Lin et al. 2018)."""
-
-    density: Density
-    traits = _SPARSE
+class _Sparse:
+    """Sends indices and values, and keeps nothing."""
 
     def init(self, n: int, seed: int = 0) -> None:
         return None
 
+    def decode(self, payload: SparsePayload) -> Vector:
+        return scatter(payload.n, payload.indices, payload.values)
+
+
+@dataclass(frozen=True)
+class _Largest(_Sparse):
+    """Sends the ``density * n`` elements of largest magnitude."""
+
+    density: Density
+
     def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[SparsePayload, None]:
         check_gradient(gradient)
         return _take(gradient, top_k(gradient, count(self.density, gradient.size))), None
-
-    def decode(self, payload: SparsePayload) -> Vector:
-        return scatter(payload.n, payload.indices, payload.values)
 
     def expected_nbytes(self, n: int, step: int = 0) -> tuple[int, ...]:
         return (8 * count(self.density, n),)
@@ -58,10 +60,17 @@ class TopK:
 
 @checked
 @dataclass(frozen=True)
-class MSTopK:
+class TopK(_Largest):
+    """The ``density * n`` elements of largest magnitude (Aji and Heafield 2017; Lin et al. 2018)."""
+
+    traits = _SPARSE
+
+
+@checked
+@dataclass(frozen=True)
+class MSTopK(_Largest):
     """About the ``density * n`` largest elements, found by `n_searches` threshold counts (Shi et al. 2021)."""
 
-    density: Density
     n_searches: Count = 30
 
     @functools.cached_property
@@ -70,38 +79,23 @@ class MSTopK:
         # mean and maximum, counts, collecting
         return replace(_SPARSE, encode_passes=passes, encode_kernels=kernels, selection="")
 
-    def init(self, n: int, seed: int = 0) -> None:
-        return None
-
     def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[SparsePayload, None]:
         check_gradient(gradient)
         k = count(self.density, gradient.size)
         return _take(gradient, ms_top_k(gradient, k, self.n_searches, rng)), None
 
-    def decode(self, payload: SparsePayload) -> Vector:
-        return scatter(payload.n, payload.indices, payload.values)
-
-    def expected_nbytes(self, n: int, step: int = 0) -> tuple[int, ...]:
-        return (8 * count(self.density, n),)
-
 
 @checked
 @dataclass(frozen=True)
-class Threshold:
+class Threshold(_Sparse):
     """Every element of magnitude `minimum` or more (Strom 2015); how many is known only from the values."""
 
     minimum: NotNegative
     traits = replace(_SPARSE, encode_passes=1.0, encode_kernels=COLLECT_KERNELS, selection="")
 
-    def init(self, n: int, seed: int = 0) -> None:
-        return None
-
     def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[SparsePayload, None]:
         check_gradient(gradient)
         return _take(gradient, np.flatnonzero(np.abs(gradient) >= self.minimum).astype(np.int32)), None
-
-    def decode(self, payload: SparsePayload) -> Vector:
-        return scatter(payload.n, payload.indices, payload.values)
 
     def expected_nbytes(self, n: int, step: int = 0) -> None:
         return None
@@ -163,7 +157,7 @@ class RandomK:
 
 @checked
 @dataclass(frozen=True)
-class GTopK:
+class GTopK(_Largest):
     """Global top-k: the k largest of the sum, by pairwise merging (Shi et al. 2019, "A Distributed Synchronous
     SGD Algorithm with Global Top-k Sparsification", algorithms 2 and 4).
 
@@ -172,21 +166,8 @@ class GTopK:
     is lost, as in the paper.
     """
 
-    density: Density
     traits = replace(_SPARSE, collective="gtopk_tree")
 
-    def init(self, n: int, seed: int = 0) -> None:
-        return None
-
-    def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[SparsePayload, None]:
-        check_gradient(gradient)
-        return _take(gradient, top_k(gradient, count(self.density, gradient.size))), None
-
-    def decode(self, payload: SparsePayload) -> Vector:
-        return scatter(payload.n, payload.indices, payload.values)
-
-    def expected_nbytes(self, n: int, step: int = 0) -> tuple[int, ...]:
-        return (8 * count(self.density, n),)
 
     def combine(self, payloads: Sequence[SparsePayload]) -> SparsePayload:
         """Merge rank r + 2**j into rank r for j = 0, 1, ..., then divide by the number of workers."""
