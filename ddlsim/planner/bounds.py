@@ -14,6 +14,7 @@ is said of that, nor where compute times vary.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,8 +30,7 @@ from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.target import Figures
 from ddlsim.run.alone import alone, is_replicated
 from ddlsim.run.costs import host_price
-from ddlsim.run.experiment import Experiment
-from ddlsim.run.plans import least_seconds, with_encoding
+from ddlsim.run.plans import encode_seconds, least_seconds
 from ddlsim.run.simulate import Prepared, prepare
 from ddlsim.strategies.plans import nodes_of_plan, plan_of, tells_plan
 from ddlsim.workload.jitter import NoJitter
@@ -64,6 +64,16 @@ class _Window(NamedTuple):
     crossing: float
 
 
+class _Prepared(NamedTuple):
+    """What candidates share that differ in their compression only: the plan, if there is one, and what tells it from
+    others."""
+
+    prepared: Prepared
+    plan: Plan | None
+    content: bytes
+    n_batches: int
+
+
 @dataclass(frozen=True, eq=False)
 class Bounds:
     """Bounds of the candidates of one search, which differ in what is varied only; what they share is worked out once.
@@ -76,15 +86,17 @@ class Bounds:
     samples: float | None = None
     _levels: dict[int, tuple[Cluster, tuple[Interfaces, Interfaces]]] = field(default_factory=dict)
     _seconds: dict[bytes, tuple[float, float]] = field(default_factory=dict)
+    _latest: dict[Hashable, dict[int, _Prepared]] = field(default_factory=dict)
 
     def of(self, candidate: Candidate) -> Bound:
         """Return the bound of a candidate. Raises ConfigError if its parts do not fit together."""
         experiment = candidate.experiment
-        prepared = prepare(experiment)
+        shared = self._prepared(candidate)
+        prepared = shared.prepared
         limits = {"computing alone": _computing(candidate, prepared)}
         batches = float(experiment.accumulation)
         replicated = is_replicated(prepared.stages, prepared.workloads)
-        window = self._window(candidate, prepared)
+        window = None if shared.plan is None else self._window(candidate, prepared, shared.plan, shared)
         if window is not None:
             n_samples = float(window.batches * experiment.batch_size)
             limits["what computing cannot hide"] = n_samples / window.chains if window.chains > 0.0 else np.inf
@@ -102,37 +114,52 @@ class Bounds:
         figures = Figures(throughput, efficiency, rate * (1.0 - ROUNDING), total)
         return Bound(figures, limit, "; ".join(prepared.warnings))
 
-    def _window(self, candidate: Candidate, prepared: Prepared) -> _Window | None:
-        """Return what the plan says of the measured steps; None where the strategy has no plan."""
-        experiment, strategy, cluster = candidate.experiment, candidate.experiment.strategy, candidate.cluster
-        nodes = nodes_of_plan(strategy, cluster, prepared.nodes)
-        simulated = getattr(strategy, "cost", "simulated") == "simulated"
-        as_planned = experiment.compression is None and simulated
-        plan, carriers = _plan(candidate, prepared), None
-        if plan is not None and as_planned and len(nodes) == plan.n_ranks:
-            carriers = Carriers(self._interfaces(cluster), np.array(nodes, dtype=np.int64))
-        return None if plan is None else self._window_of(plan, experiment, carriers)
+    def _prepared(self, candidate: Candidate) -> _Prepared:
+        """Return what candidates share; those of a strategy and a number of workers come one after the other."""
+        experiment = candidate.experiment
+        key = id(experiment.strategy), id(candidate.cluster), candidate.workers
+        if key not in self._latest:
+            self._latest.clear()
+            self._latest[key] = {}
+        sizes = self._latest[key]
+        if candidate.batch_size not in sizes:
+            prepared = prepare(experiment)
+            plan = _plan(candidate, prepared)
+            content, n_batches = (b"", 0) if plan is None else (_content(plan), _n_batches(plan, experiment.warmup))
+            sizes[candidate.batch_size] = _Prepared(prepared, plan if n_batches else None, content, n_batches)
+        return sizes[candidate.batch_size]
+
+    def _window(self, candidate: Candidate, prepared: Prepared, plan: Plan, shared: _Prepared) -> _Window:
+        """Return what a plan says of the measured steps, worked out once for plans that are equal."""
+        experiment, cluster = candidate.experiment, candidate.cluster
+        simulated = getattr(experiment.strategy, "cost", "simulated") == "simulated"
+        nodes = np.array(nodes_of_plan(experiment.strategy, cluster, prepared.nodes), dtype=np.int64)
+        carriers = None
+        if experiment.compression is None and simulated and len(nodes) == plan.n_ranks:
+            carriers = Carriers(self._interfaces(cluster), nodes)
+        encoding = encode_seconds(plan, experiment, prepared.workloads, cluster.host_of[prepared.nodes])
+        seconds = least_seconds(plan, experiment, encoding)
+        begin, end = experiment.warmup, experiment.warmup + experiment.steps
+        content = hashlib.blake2b(shared.content + seconds.tobytes(), digest_size=16)
+        if carriers is not None:
+            content.update(nodes.tobytes() + repr(id(carriers.levels)).encode())
+        key = content.digest() + repr((begin, end)).encode()
+        if key not in self._seconds:
+            self._seconds[key] = window(plan, begin, end, carriers, seconds)
+        return _Window(shared.n_batches, *self._seconds[key])
 
     def _interfaces(self, cluster: Cluster) -> tuple[Interfaces, Interfaces]:
         if id(cluster) not in self._levels:
             self._levels[id(cluster)] = cluster, interfaces(cluster)
         return self._levels[id(cluster)][1]
 
-    def _window_of(self, plan: Plan, experiment: Experiment, carriers: Carriers | None) -> _Window:
-        """Return what a plan says of the measured steps, worked out once for plans that are equal."""
-        begin, end = experiment.warmup, experiment.warmup + experiment.steps
-        seconds = least_seconds(plan, experiment)
-        content = hashlib.blake2b(seconds.tobytes(), digest_size=16)
-        for name in (*COLUMNS, "need_offsets", "needs"):
-            content.update(getattr(plan, name).tobytes())
-        if carriers is not None:
-            content.update(carriers.nodes.tobytes())
-        levels = None if carriers is None else id(carriers.levels)
-        content.update(repr((plan.lanes, plan.queues, plan.groups, plan.servers, levels, begin, end)).encode())
-        key = content.digest()
-        if key not in self._seconds:
-            self._seconds[key] = window(plan, begin, end, carriers, seconds)
-        return _Window(_n_batches(plan, begin), *self._seconds[key])
+
+def _content(plan: Plan) -> bytes:
+    """Return what plans have in common that are equal."""
+    content = hashlib.blake2b(repr((plan.lanes, plan.queues, plan.groups, plan.servers)).encode(), digest_size=16)
+    for name in (*COLUMNS, "need_offsets", "needs"):
+        content.update(getattr(plan, name).tobytes())
+    return content.digest()
 
 
 def price_rate(candidate: Candidate) -> float:
@@ -158,11 +185,7 @@ def _plan(candidate: Candidate, prepared: Prepared) -> Plan | None:
         plan = plan_of(strategy, prepared.workloads, last, experiment.accumulation)
     except ConfigError:  # an overlap, say, that does not tell its plan
         return None
-    workers = plan.n_ranks - len(plan.servers)
-    if workers != candidate.workers or not _n_batches(plan, experiment.warmup):
-        return None
-    hosts = prepared.cluster.host_of[prepared.nodes]
-    return with_encoding(plan, experiment, prepared.workloads, hosts)
+    return plan if plan.n_ranks - len(plan.servers) == candidate.workers else None
 
 
 def _n_batches(plan: Plan, begin: int) -> int:

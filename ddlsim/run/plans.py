@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from ddlsim.workload.compute import Workload
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.stage import micro_batches
 
-__all__ = ["least_seconds", "plan_of_run", "with_encoding"]
+__all__ = ["encode_seconds", "least_seconds", "plan_of_run"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -43,18 +42,19 @@ def plan_of_run(experiment: Experiment, workloads: Sequence[Workload], steps: in
     return plan_of(experiment.strategy, workloads, steps, n_batches)
 
 
-def with_encoding(
+def encode_seconds(
     plan: Plan, experiment: Experiment, workloads: Sequence[Workload], hosts: Sequence[int] | Ints
-) -> Plan:
-    """Return the plan with the s that workers of a run need at least to encode the parts that are summed, as it
-    compresses: in the last tasks that the sums need of their devices.
+) -> Floats:
+    """Return the s of encoding that each task takes besides in a run that compresses, at least, (n,): a part that is
+    summed is encoded with the last task that its sum needs of the device.
 
     hosts  (n_workers,) the machine of each worker: where one is on its way to be compressed between machines only,
            every worker of a machine encodes its share
     """
+    seconds = np.zeros(len(plan))
     choice = compression_of(experiment.compression)
     if choice is None:
-        return plan
+        return seconds
     sums = np.flatnonzero(np.isin(plan.kind, SUMS) & (plan.part >= 0) & ~np.isin(plan.rank, plan.servers))
     row = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
     computing = np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane]
@@ -67,25 +67,25 @@ def with_encoding(
     if shared and choice.compressor.traits.collective == "all_gather":
         share = int(np.unique(hosts, return_counts=True)[1].max())
     pieces = max(len(plan.servers), 1)
-    least = {
-        (id(workload), part): pieces * encoding(choice, workload, rounded(each.nbytes) // (share * pieces), 0.0)
-        for workload in {id(workload): workload for workload in workloads}.values()
-        for part, each in enumerate(plan.parts)
-    }
-    seconds = plan.seconds.copy()
-    taken = [least[id(workloads[rank]), part] for rank, part in zip(plan.rank[sums], plan.part[sums], strict=True)]
-    np.add.at(seconds, last[sums], taken)
-    return dataclasses.replace(plan, seconds=seconds)
+    different = list({id(workload): workload for workload in workloads}.values())
+    least = np.array([
+        [pieces * encoding(choice, workload, rounded(part.nbytes) // (share * pieces), 0.0) for part in plan.parts]
+        for workload in different
+    ])  # fmt: skip
+    which = np.array([next(i for i, one in enumerate(different) if one is workload) for workload in workloads])
+    np.add.at(seconds, last[sums], least[which[plan.rank[sums]], plan.part[sums]])
+    return seconds
 
 
-def least_seconds(plan: Plan, experiment: Experiment) -> Floats:
-    """Return the s that the work of each task takes at least in a run, with the factors that its workers draw, (n,).
+def least_seconds(plan: Plan, experiment: Experiment, besides: Floats) -> Floats:
+    """Return the s that the work of each task and what it does `besides` take at least in a run, with the factors that
+    its workers draw, (n,).
 
     Of slow-downs only those count that are none. A worker draws a factor for every micro-batch (`Worker.begin_step`);
     where the plan's micro-batches are not done one after the other, as many as the accumulation in a step, the least
     that it draws stands for all.
     """
-    seconds = math.prod(min(slow.factor, 1.0) for slow in experiment.slow_downs) * plan.seconds
+    seconds = math.prod(min(slow.factor, 1.0) for slow in experiment.slow_downs) * (plan.seconds + besides)
     if isinstance(experiment.jitter, NoJitter):
         return seconds
     by_rank = np.argsort(plan.rank, kind="stable")
