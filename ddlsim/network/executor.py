@@ -13,7 +13,7 @@ from ddlsim.network.network import Network
 from ddlsim.network.pointers import addresses
 from ddlsim.network.state import Floats, Ints, Records, grown
 
-__all__ = ["Dispatcher", "Executor", "Launch", "Queue", "TaskColumns", "Wake"]
+__all__ = ["Dispatcher", "Executor", "Launch", "Outside", "Queue", "TaskColumns", "Wake"]
 
 
 class Dispatcher(Protocol):
@@ -40,6 +40,22 @@ class Queue(Protocol):
 
     def dispatcher(self, launch: Launch, wake: Wake) -> Dispatcher:
         """Return this queue at work."""
+
+
+class Outside(Protocol):
+    """What happens beside the tasks, on the same clock and the same network."""
+
+    def next(self) -> float:
+        """Return when something happens there next, s: no task goes beyond."""
+
+    def begins(self, row: int) -> float:
+        """A task that is asked for begins; return the s that it works, or infinity if :meth:`Executor.end` ends it."""
+
+    def meet(self, keys: list[int], queue: int) -> None:
+        """All members enter collectives as one, launched by a `queue` (-1: none); :meth:`Executor.end` ends them."""
+
+    def completed(self, ids: Ints, ranks: Ints) -> None:
+        """The network has ended what is no task's: messages, and collectives for a rank, (n,)."""
 
 
 class TaskColumns(NamedTuple):
@@ -80,15 +96,17 @@ class Executor:
     nbytes      (n_keys,) of the buffer of each key
     send        rows -> the source and target nodes and the bytes of these messages
     bystanders  ranks of every collective, behind those with tasks, that enter it by themselves
+    outside     what else goes on
+    meets       whether what queues launch goes by `outside`
     """
 
     def __init__(
         self, columns: TaskColumns, network: Network, collective: Callable[[list[int]], int], nbytes: Floats,
         queues: Sequence[Queue] = (), send: Callable[[Ints], tuple[Ints, Ints, Floats]] | None = None, *,
-        bystanders: int = 0,
+        bystanders: int = 0, outside: Outside | None = None, meets: bool = False,
     ) -> None:  # fmt: skip
         self.network, self.collective, self.nbytes, self.send = network, collective, nbytes, send
-        self.bystanders = bystanders
+        self.bystanders, self.outside, self.meets = bystanders, outside, meets
         self._queue_of = np.full(len(nbytes), -1, dtype=np.int64)
         self._queue_of[columns.key[columns.kind == ts.QUEUED]] = columns.queue[columns.kind == ts.QUEUED]
         self.tables = _tables(columns, len(nbytes), len(queues), bystanders)
@@ -114,10 +132,12 @@ class Executor:
 
     def run(self, limit: float = np.inf) -> int | None:
         """Go on up to `limit` (s); return the next step whose tasks have all ended by then, None if there is none."""
-        counts = self.tables.counts
+        counts, outside = self.tables.counts, self.outside
         while True:
-            status = ts.execute(self.network.table, float(limit), *self.tables)
-            self._settle(max(limit, self.now) if status == ts.LIMIT else self.now)
+            until = limit if outside is None else min(limit, outside.next())
+            self._lengthen(self.network.n_instances)
+            status = ts.execute(self.network.table, float(until), *self.tables)
+            self._settle(max(until, self.now) if status == ts.LIMIT else self.now)
             argument = int(counts[ts.ARGUMENT])
             if status == ts.PREPARE:
                 self._start([argument], -1)
@@ -135,6 +155,13 @@ class Executor:
                 self.dispatchers[argument].tick(self.now)
             elif status == ts.SENDING:
                 self._send()
+            elif status == ts.ASKING:
+                assert outside is not None
+                self.tables.tasks["seconds"][argument] = outside.begins(argument)
+            elif status == ts.ELSEWHERE:
+                assert outside is not None
+                n, counts[ts.N_ELSEWHERE] = int(counts[ts.N_ELSEWHERE]), 0
+                outside.completed(*self.network.completed(n))
             else:
                 raise DdlsimError(f"task {argument} would start anew before all of its step have ended; let ranks wait")
 
@@ -157,7 +184,31 @@ class Executor:
         exchanges["delivered"] = 0
         self.tables.left[step] = len(tasks)
 
+    # ------------------------------------------------------------ for what is outside
+
+    def reach(self, now: float) -> None:
+        """Set the clock to `now`, before the next event."""
+        self.tables.now[0] = max(self.now, now)
+
+    def end(self, rows: Sequence[int] | Ints, time: float) -> None:
+        """Let tasks that have begun end at `time`, not before now."""
+        for row in rows:
+            self._wake(time, int(row))
+
+    def members(self, key: int) -> Ints:
+        """Return the tasks of a collective, by place."""
+        first, size = self.tables.exchanges["first"][key], self.tables.exchanges["size"][key]
+        return self.tables.members[first : first + size]
+
     # ------------------------------------------------------------ inside
+
+    def _lengthen(self, n_instances: int) -> None:
+        """Have a place for each instance."""
+        n = len(self.tables.launches)
+        if n_instances > n:
+            longer = grown(self.tables.launches, n_instances)
+            longer["key"][n:] = -1
+            self.tables = self.tables._replace(launches=longer, freed=grown(self.tables.freed, len(longer) + 1))
 
     def _settle(self, now: float) -> None:
         """Tell the network what has been taken from it."""
@@ -170,9 +221,7 @@ class Executor:
         """Prepare the collective that carries `keys`; return its id."""
         instance = self.collective(keys)
         exchanges = self.tables.exchanges
-        if instance >= len(self.tables.launches):
-            longer = grown(self.tables.launches, instance + 1)
-            self.tables = self.tables._replace(launches=longer, freed=grown(self.tables.freed, len(longer) + 1))
+        self._lengthen(instance + 1)
         exchanges["instance"][keys] = instance
         exchanges["next"][keys] = [*keys[1:], -1]
         size = int(exchanges["size"][keys[0]])
@@ -189,6 +238,10 @@ class Executor:
         tables.counts[ts.N_JOINS] = n + end - first
 
     def _ready(self, key: int) -> None:
+        if self._queue_of[key] < 0:
+            assert self.outside is not None
+            self.outside.meet([key], -1)
+            return
         turn = int(self._turn[key])
         self._key_of[turn] = key
         self.dispatchers[self._queue_of[key]].ready(turn, float(self.nbytes[key]), self.now)
@@ -196,20 +249,22 @@ class Executor:
     def _launch(self, turns: list[int]) -> None:
         """Let all members enter collectives of a queue as one buffer, now."""
         keys = [self._key_of.pop(turn) for turn in turns]
-        instance = self._start(keys, int(self._queue_of[keys[0]]))
-        tables = self.tables
-        first, size = tables.exchanges["first"], int(tables.exchanges["size"][keys[0]])
-        rows = np.concatenate([tables.members[first[key] : first[key] + size] for key in keys])
-        tables.tasks["start"][rows] = self.now
-        self._join(instance, 0, size)
+        queue = int(self._queue_of[keys[0]])
+        self.tables.tasks["start"][np.concatenate([self.members(key) for key in keys])] = self.now
+        if self.meets:
+            assert self.outside is not None
+            self.outside.meet(keys, queue)
+            return
+        instance = self._start(keys, queue)
+        self._join(instance, 0, len(self.members(keys[0])))
 
     def _waker(self, queue: int) -> Wake:
-        def wake(time: float) -> None:
-            counts = self.tables.counts
-            self.tables.calendar[counts[ts.N_CALENDAR] + counts[ts.N_WOKEN]] = (time, 0, -1 - queue)
-            counts[ts.N_WOKEN] += 1
+        return lambda time: self._wake(time, -1 - queue)
 
-        return wake
+    def _wake(self, time: float, item: int) -> None:
+        counts = self.tables.counts
+        self.tables.calendar[counts[ts.N_CALENDAR] + counts[ts.N_WOKEN]] = (time, 0, item)
+        counts[ts.N_WOKEN] += 1
 
     def _send(self) -> None:
         """Issue the messages that start now."""
@@ -228,7 +283,7 @@ def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int) -
     tasks["first"], tasks["last"] = columns.offsets[:-1], columns.offsets[1:]
     for name in ("seconds", "missing", "waits", "kind", "key", "place", "step", "slow"):
         tasks[name] = getattr(columns, name)
-    rows = np.flatnonzero(np.isin(columns.kind, (ts.JOIN, ts.QUEUED)))
+    rows = np.flatnonzero(np.isin(columns.kind, (ts.JOIN, ts.QUEUED, ts.MEETING)))
     rows = rows[np.lexsort((columns.place[rows], columns.key[rows]))]
     exchanges = np.zeros(n_keys, dtype=ts.EXCHANGE)
     sizes = np.bincount(columns.key[rows], minlength=n_keys)
@@ -240,6 +295,8 @@ def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int) -
     ready[: len(first)] = first
     counts = np.zeros(ts.N_COUNTS, dtype=np.int64)
     counts[ts.N_READY] = len(first)
+    launches = np.zeros(16, dtype=ts.LAUNCH)
+    launches["key"] = -1
     n_sends, n_joins = int((columns.kind == ts.SEND).sum()), n + bystanders * n_keys
 
     def places(size: int) -> Ints:
@@ -247,7 +304,7 @@ def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int) -
 
     return ts.Tables(
         counts=counts, now=np.zeros(1), tasks=tasks, following=np.ascontiguousarray(columns.following),
-        exchanges=exchanges, members=rows, launches=np.zeros(16, dtype=ts.LAUNCH),
+        exchanges=exchanges, members=rows, launches=launches,
         left=np.bincount(columns.step).astype(np.int64), calendar=np.zeros(n + n_queues + 1, dtype=ts.EVENT),
         ended=places(2 * n + n_queues + 16), ready=ready, join_instances=places(n_joins), join_ranks=places(n_joins),
         sends=places(n_sends + 1), messages=places(n_sends + 1), freed=places(17),

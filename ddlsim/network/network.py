@@ -216,6 +216,15 @@ class Network:
         for instance in freed:
             self._free_instances[self._instance_program[instance]].append(instance)
 
+    @property
+    def n_instances(self) -> int:
+        """How many instances of collectives there are."""
+        return len(self._instance_program)
+
+    def completed(self, n: int) -> tuple[Ints, Ints]:
+        """Return the ids and ranks of the first `n` completions, which somebody has put there."""
+        return self._net.out["id"][:n].copy(), self._net.out["rank"][:n].copy()
+
     def make_room(self) -> None:
         """Make the arrays longer that the kernel has said are full."""
         if self._net.counts[st.LOG_ON]:

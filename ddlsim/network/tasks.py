@@ -25,18 +25,22 @@ from ddlsim.network.view import attach
 # What a task can be
 WORK, SEND, RECEIVE, JOIN, QUEUED = range(5)
 OPTIONAL = 5  # work that does not happen where it takes no seconds, and is followed by one task
+MEETING = 6  # a member of a collective that goes by Python's word, when all have entered
+ASKED = 7  # work of NaN seconds: Python says when it starts how long it takes; if infinitely, it ends by Python's word
 
 # What `execute` returns; ARGUMENT is in `counts`
 END = 0  # nothing is left to happen
 FULL = 1  # arrays of the network must be made longer
 PREPARE = 2  # the collective ARGUMENT is entered and has no instance yet
-READY = 3  # all members of the collective ARGUMENT, which a queue launches, are ready for it
+READY = 3  # all members of the collective ARGUMENT, which a queue or Python launches, are ready for it
 LAUNCHED = 4  # what the queue ARGUMENT had launched has arrived everywhere
 TICK = 5  # the time has come for which the queue ARGUMENT has asked
 SENDING = 6  # the tasks of `sends` are messages that start now
 STEP = 7  # all tasks of the step ARGUMENT have ended
 LIMIT = 8  # nothing more happens up to the limit
 OVERRUN = 9  # the task ARGUMENT would start anew, but its step has not been read
+ASKING = 10  # the task ARGUMENT starts, for seconds that Python says
+ELSEWHERE = 11  # the network has ended what is no task: the first N_ELSEWHERE completions
 
 # Places in `counts` (int64)
 N_CALENDAR = 0
@@ -48,7 +52,8 @@ N_JOINS, N_SENDS = 7, 8  # at this instant
 N_TAKEN, N_FREED = 9, 10  # completions, and instances that have ended, that the network has not been told of
 ARGUMENT = 11
 ADVANCE, JOINING = 12, 13  # addresses in the kernel
-N_COUNTS = 14
+N_ELSEWHERE = 14  # completions that are of no task
+N_COUNTS = 15
 
 #: start, end: s, NaN where it has not come; first:last of `following` start after it; missing: of those that it waits
 #: for, `waits` altogether; place: in the group of its collective; slow: where `slow` begins for it, or -1
@@ -60,7 +65,8 @@ TASK = record(
 #: tasks; not_ready: how many have not started; next: the key that travels with it, -1 if none; waiting: the receive
 #: that has started, -1 if none; delivered: 1 if the message is
 EXCHANGE = record(instance="n", first="n", size="n", not_ready="n", next="n", waiting="n", delivered="n")
-#: what runs as an instance of the network: its first key, ranks under way, the queue that launched it (-1: none)
+#: what runs as an instance of the network: its first key (-1: it has no tasks), ranks under way, the queue that
+#: launched it (-1: none)
 LAUNCH = record(key="n", left="n", queue="n")
 #: up to the time `until` (s), since the entry before, work takes `factor` times as long; the last entry is for ever
 SLOW = record(until="f", factor="f")
@@ -203,11 +209,14 @@ def begin(  # type: ignore[no-untyped-def]
         return OVERRUN
     if kind == JOIN and exchanges[exchange].instance < 0:
         return PREPARE
+    seconds = tasks[row].seconds
+    if kind == ASKED and np.isnan(seconds):
+        counts[ARGUMENT] = row
+        return ASKING
     counts[FIRST_READY] += 1
     tasks[row].start = now
     tasks[row].missing = tasks[row].waits
-    seconds = tasks[row].seconds
-    if kind == WORK or (kind == OPTIONAL and seconds > 0.0):
+    if kind == WORK or (kind == OPTIONAL and seconds > 0.0) or (kind == ASKED and seconds < np.inf):
         if tasks[row].slow >= 0:
             seconds = slowed(slow, tasks[row].slow, now, seconds)
         push(counts, calendar, now + seconds, row)
@@ -216,7 +225,7 @@ def begin(  # type: ignore[no-untyped-def]
         instances[n] = exchanges[exchange].instance
         ranks[n] = tasks[row].place
         counts[N_JOINS] = n + 1
-    elif kind == QUEUED:
+    elif kind in (QUEUED, MEETING):
         exchanges[exchange].not_ready -= 1
         if exchanges[exchange].not_ready == 0:
             return READY
@@ -231,6 +240,8 @@ def begin(  # type: ignore[no-untyped-def]
     elif kind == SEND:
         sends[counts[N_SENDS]] = row
         counts[N_SENDS] += 1
+    elif kind == ASKED:
+        return END
     elif exchanges[exchange].delivered == 1:
         push(counts, calendar, now, row)
     else:
@@ -268,17 +279,26 @@ def sort(out, n):  # type: ignore[no-untyped-def]
 
 @inlined
 def take(counts, out, n, state, exchanges, members, launches, messages, ended, freed):  # type: ignore[no-untyped-def]
-    """Note the tasks that the network has ended, all before anything starts and gets an instance that is free again."""
+    """Note the tasks that the network has ended, all before anything starts and gets an instance that is free again.
+
+    What has no tasks goes to the front of `out`.
+    """
     sort(out, n)
     at = counts[N_ENDED]
     for i in range(n):
         instance = out[i].id
-        if instance < 0:
+        if instance < 0 and messages.size > 1:
             ended[at] = messages[(-1 - instance) % messages.size]
             at += 1
             continue
-        key = launches[instance].key
-        if out[i].rank < exchanges[key].size:  # the others have no tasks
+        key = launches[instance].key if instance >= 0 else -1
+        if key < 0:
+            out[counts[N_ELSEWHERE]].id = instance
+            out[counts[N_ELSEWHERE]].rank = out[i].rank
+            counts[N_ELSEWHERE] += 1
+            if instance < 0:
+                continue
+        elif out[i].rank < exchanges[key].size:  # the others have no tasks
             while key >= 0:
                 ended[at] = members[exchanges[key].first + out[i].rank]
                 at += 1
@@ -290,6 +310,7 @@ def take(counts, out, n, state, exchanges, members, launches, messages, ended, f
         if state[instance].ranks_left == 0 and (i + 1 == n or out[i + 1].id != instance):
             freed[counts[N_FREED]] = instance
             counts[N_FREED] += 1
+            launches[instance].key = -1
     counts[N_ENDED] = at
     counts[N_TAKEN] += n
 
@@ -356,6 +377,8 @@ def _entry_point(stamp: int) -> Any:
                 n = net.counts[N_OUT]
                 net.counts[N_OUT] = 0
                 take(counts, net.out, n, net.instances, exchanges, members, launches, messages, ended, freed)
+                if counts[N_ELSEWHERE] > 0:
+                    return ELSEWHERE
             elif after <= max(limit, now) and after < np.inf:
                 clock[0] = after
                 item = pop(counts, calendar)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,10 +9,10 @@ from functools import cached_property
 import numpy as np
 
 from ddlsim.network.executor import TaskColumns
-from ddlsim.plan.plan import COMPUTE, Floats, Ints, Plan
+from ddlsim.plan.plan import Floats, Ints, Plan
 from ddlsim.plan.runner import columns, key_sizes
 
-__all__ = ["LIVE", "N_STEPS", "LiveSteps", "live_steps", "with_evaluations"]
+__all__ = ["LIVE", "N_STEPS", "LiveSteps", "live_steps"]
 
 #: Steps that can be under way. Where no rank updates before all have contributed, a third one begins only after all
 #: ranks have updated in the first.
@@ -21,10 +20,6 @@ LIVE = 3
 #: steps of a plan that :func:`live_steps` needs to see
 N_STEPS = LIVE + 2
 
-_COLUMNS = (
-    "lane", "kind", "name", "seconds", "nbytes", "peer", "key", "step", "batch", "first", "end", "part", "holds",
-)  # fmt: skip
-_EVALUATION = {"kind": COMPUTE, "seconds": 0.0, "batch": -1, "first": 0, "end": 0, "holds": 0.0}
 _BY_ROW = ("kind", "seconds", "key", "place", "queue", "step", "missing", "slow")
 
 
@@ -110,31 +105,3 @@ def _alike(plan: Plan, every: TaskColumns, bounds: Ints, keys: list[slice]) -> b
         and bool((ends < bounds[2]).all())
         and all(bool(((own >= 0) & (own < bounds[3] - bounds[1])).all()) for own in after(1)[1:])
     )
-
-
-def with_evaluations(plan: Plan, name: str, needing: bool) -> Plan:
-    """Return a plan in which the first rank begins every step with other work, of no seconds.
-
-    needing  whether that comes after all that the first task of the rank needs
-    """
-    device = next(i for i, lane in enumerate(plan.lanes) if lane.rank == 0)
-    rows = np.flatnonzero(plan.lane == device)
-    firsts = rows[np.diff(plan.step[rows], prepend=-1) > 0]
-    number = np.arange(len(plan)) + np.searchsorted(firsts, np.arange(len(plan)), side="right")  # of the old rows
-    old = np.insert(np.arange(len(plan)), firsts, firsts)  # the row that each is, or comes before
-    added = np.ones(len(old), dtype=bool)
-    added[number] = False
-    lists = [number[plan.needs[plan.need_offsets[row] : plan.need_offsets[row + 1]]] for row in firsts.tolist()]
-    counts = np.diff(plan.need_offsets)[old]
-    counts[added] = [len(needs) if needing else 0 for needs in lists]
-    offsets = np.concatenate([[0], np.cumsum(counts)])
-    needs = np.empty(offsets[-1], dtype=np.int64)
-    kept = np.repeat(~added, counts)
-    needs[kept] = number[plan.needs]
-    if needing:
-        needs[~kept] = np.concatenate(lists)
-    columns: dict[str, Ints | Floats] = {name: getattr(plan, name)[old] for name in _COLUMNS}
-    for column, value in _EVALUATION.items():
-        columns[column][added] = value
-    columns["name"][added] = len(plan.names)
-    return dataclasses.replace(plan, **columns, names=(*plan.names, name), need_offsets=offsets, needs=needs)  # type: ignore[arg-type]

@@ -177,7 +177,7 @@ def _plan(candidate: Candidate, prepared: Prepared) -> Plan | None:
     """Return the plan of the steps that are simulated, each of which is an update; None if the strategy has none."""
     experiment = candidate.experiment
     strategy, last = experiment.strategy, experiment.warmup + experiment.steps
-    if not tells_plan(strategy, "start"):
+    if not tells_plan(strategy):
         return None
     if any(strategy.updates(steps, candidate.workers) != steps for steps in (experiment.warmup, last)):
         return None

@@ -145,7 +145,7 @@ def _memory_warnings(
     whole = [workload for workload, _ in workloads]
     held: list[float | None] = [None] * n_workers
     parts = any(stage.workload is not workload for stage, workload in zip(stages, whole, strict=True))
-    if parts and tells_plan(strategy, "start"):
+    if parts and tells_plan(strategy):
         accumulation = micro_batches(strategy, experiment.batch_size, n_workers, experiment.accumulation)
         peak = plan_of(strategy, whole, 1, accumulation).peak_memory()
         for rank, worker in enumerate(first_workers(strategy, n_workers)):
@@ -331,7 +331,7 @@ def run(
     if setting.compression is not None and not setting.compresses:
         raise ConfigError(
             f"compression has no effect with {experiment.strategy.label}: nothing that it sends goes through an "
-            "Exchange, a Group or Wires (ddlsim.runtime), which compress; leave it out"
+            "Exchange or Wires (ddlsim.runtime), which compress; leave it out"
         )
     if setting.compression is not None and learner.task is not None:
         _check_compressible(prepared.model)

@@ -3,7 +3,6 @@
 from ddlsim.runtime.communicator import Communicator, communicator
 from ddlsim.runtime.exchange import Averaging, Exchange
 from ddlsim.runtime.fabric import Fabric, WithFabric
-from ddlsim.runtime.group import Group
 from ddlsim.runtime.outer import Outer
 from ddlsim.runtime.replica import Replica, local_sgd, local_steps, start_replicas
 from ddlsim.runtime.rounds import Rounds
@@ -19,7 +18,6 @@ __all__ = [
     "Communicator",
     "Exchange",
     "Fabric",
-    "Group",
     "Outer",
     "Parcel",
     "Process",

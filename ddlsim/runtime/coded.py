@@ -22,6 +22,7 @@ from ddlsim.compression.hierarchy import shard_sizes
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.runtime.averaging import Averaging, Flat, Machines
+from ddlsim.runtime.carrier import Way
 from ddlsim.runtime.codec import Codec, backwards, chosen
 from ddlsim.runtime.communicator import Communicator, hierarchical
 from ddlsim.runtime.costs import Phase
@@ -35,7 +36,7 @@ __all__ = ["Coded"]
 
 
 class Coded:
-    """The :class:`~ddlsim.runtime.group.Carrier` of compressed vectors among the members of a communicator.
+    """The :class:`~ddlsim.runtime.carrier.Carrier` of compressed vectors among the members of a communicator.
 
     buckets  parts of the vector that are compressed by themselves
     vector   what a member (by its place) brings to a step
@@ -140,9 +141,42 @@ class Coded:
             n, nbytes = n // self.communicator.n_ranks, nbytes / self.communicator.n_ranks
         return self.codec.seconds.decode(worker, compressor, n, nbytes, n_payloads)
 
-    def carry(self, worker: Worker, step: int, index: int, nbytes: float, tensor: int | None = None) -> simpy.Event:
-        travel = self._travel if self._known(index) else self._pass_on
-        return self.loop.env.process(travel(worker, step, index))
+    @functools.cached_property
+    def way(self) -> Way:
+        one = all(piece.compressor.traits.n_rounds == 1 for piece in self.codec.pieces)
+        if not self.communicator.simulated:
+            return "known" if one else "process"
+        return "schedule" if one and not self.machines and self._known(0) else "process"
+
+    def carry(self, worker: Worker, step: int, index: int, nbytes: float) -> simpy.Event:
+        communicator, key = self.communicator, (self, step, index)
+        if self.way == "known":
+            return communicator.take(key, lambda: self.phases(step, index, nbytes))
+        if self.way == "schedule":
+            schedule, size = self.schedule(step, index, nbytes)
+            return communicator.follow(key, worker, size, lambda: schedule)
+        return self.loop.env.process(self._travel(worker, step, index))
+
+    def schedule(self, step: int, index: int, nbytes: float) -> tuple[Schedule, float]:
+        """Return the one collective of a part, and the bytes of its buffer."""
+        (size,) = self._nbytes(step, index, 0)
+        if self.collective == "all_reduce":
+            return self.communicator.schedule(size, self.kind), size
+        if self.collective == "all_gather":
+            size *= self.communicator.n_ranks
+            return self.communicator.schedule(size, "all_gather", "ring"), size
+        return self._vote if self.collective == "majority_vote" else self._tree, size
+
+    def phases(self, step: int, index: int, nbytes: float) -> tuple[Phase, ...]:
+        """Return what the one collective of a part consists of, where its time is known."""
+        if self.machines:
+            dense, (size,) = FP32_NBYTES * self.codec.pieces[index].n, self._nbytes(step, index, 0)
+            return self.communicator.by_machine(dense, Phase("all_gather", (), len(self.machines) * size))
+        if self.collective == "all_reduce":
+            return self.communicator.phases(self.kind, self._nbytes(step, index, 0)[0])
+        known = self._known(index)  # otherwise the sum of all sizes, which are known when the last one enters
+        n, size = self.communicator.n_ranks, self._nbytes(step, index, 0)[0] if known else 0.0
+        return self.communicator.phases("all_gather", n * size if known else self._gathered(step, index))
 
     def mean(self, step: int, vectors: Sequence[Value[Array]]) -> Value[Array]:
         return self.codec.mean(step)
@@ -170,17 +204,15 @@ class Coded:
 
     def _travel(self, worker: Worker, step: int, index: int) -> Process:
         communicator, place = self.communicator, self.communicator.place[worker.rank]
-        sizes = self._nbytes(step, index, place)
-        if self.machines:
-            yield from self._between_machines(worker, step, index, sizes[0])
-        elif self.collective in ("all_reduce", "all_gather"):
+        if not self._known(index):
+            yield from self._pass_on(worker, step, index)
+        elif self.machines:
+            yield from self._between_machines(worker, step, index, self._nbytes(step, index, place)[0])
+        else:
             gathers = self.collective == "all_gather"
-            for number, size in enumerate(sizes):
+            for number, size in enumerate(self._nbytes(step, index, place)):
                 nbytes, key = size * (communicator.n_ranks if gathers else 1), (self, step, index, number)
                 yield communicator.enter(key, worker, nbytes, self._kind, "ring" if gathers else None)
-        else:
-            vote = self.collective == "majority_vote"
-            yield communicator.follow((self, step, index), worker, sizes[0], lambda: self._vote if vote else self._tree)
 
     @functools.cached_property
     def _vote(self) -> Schedule:
@@ -223,10 +255,6 @@ class Coded:
         machine, local = self._seats[communicator.place[worker.rank]]
         n = self.codec.pieces[index].n
         dense, payloads = FP32_NBYTES * n, len(self.machines) * nbytes
-        if not communicator.simulated:
-            between = Phase("all_gather", (), payloads)
-            yield communicator.take((self, step, index), lambda: communicator.by_machine(dense, between))
-            return
         inside, among = self._inside[machine], self._among[local]
         yield inside.follow((step, index, "in"), worker, dense, lambda: self._ring(n, "reduce_scatter"))
         yield among.enter((step, index), worker, payloads, "all_gather", "ring")
@@ -237,10 +265,6 @@ class Coded:
     def _pass_on(self, worker: Worker, step: int, index: int) -> Process:
         """A ring all-gather, message by message: pass on what has come, the own payload first."""
         communicator = self.communicator
-        if not communicator.simulated:  # the sum of all sizes is known when the last one enters
-            key = self, step, index
-            yield communicator.take(key, lambda: communicator.phases("all_gather", self._gathered(step, index)))
-            return
         order, n = communicator.order, communicator.n_ranks
         seat = int(np.flatnonzero(order == communicator.place[worker.rank])[0])
         right = (seat + 1) % n

@@ -17,6 +17,7 @@ import simpy
 from ddlsim.collectives import Schedule, messages
 from ddlsim.learning import Array, Value
 from ddlsim.runtime.averaging import Served
+from ddlsim.runtime.carrier import Way
 from ddlsim.runtime.codec import Codec, backwards, chosen, cut
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.worker import Process, Worker
@@ -43,9 +44,10 @@ class _Exchange:
 
 
 class CodedServers:
-    """The :class:`~ddlsim.runtime.group.Carrier` of synchronous parameter servers at `nodes`."""
+    """The :class:`~ddlsim.runtime.carrier.Carrier` of synchronous parameter servers at `nodes`."""
 
     what = "push and pull"
+    way: Way = "process"
 
     def __init__(
         self, communicator: Communicator, nodes: Sequence[int], buckets: Sequence[Bucket],
@@ -86,7 +88,7 @@ class CodedServers:
                 seconds += self.codec.seconds.decode(worker, down, n, nbytes)
         return seconds
 
-    def carry(self, worker: Worker, step: int, index: int, nbytes: float, tensor: int | None = None) -> simpy.Event:
+    def carry(self, worker: Worker, step: int, index: int, nbytes: float) -> simpy.Event:
         first = self.codec.pieces[index * len(self.nodes)]
         if any(each is not None and each.expected_nbytes(1) is None for each in (first.compressor, first.down)):
             env, pieces = self.loop.env, self._pieces(index)

@@ -192,11 +192,16 @@ class Communicator:
         operation.n_missing -= 1
         if not operation.n_missing:
             del self._open[key]
-            known = self._known_of(phases())
-            self._stream_end = loop.known(max(loop.now, self._stream_end), known.seconds, known.traffic)
+            end = self.run(phases())
             for each in operation.joined:
-                loop.trigger_at(each, self._stream_end)
+                loop.trigger_at(each, end)
         return event
+
+    def run(self, phases: tuple[Phase, ...]) -> float:
+        """Let all members enter a collective of known time now; return its end (s)."""
+        loop, known = self.setting.loop, self._known_of(phases)
+        self._stream_end = loop.known(max(loop.now, self._stream_end), known.seconds, known.traffic)
+        return self._stream_end
 
     def _check_open(self) -> None:
         """Raise DeadlockError if so many collectives wait for a member that it will hardly ever enter them."""

@@ -18,9 +18,9 @@ import simpy
 
 from ddlsim.collectives import Collective
 from ddlsim.learning import Array, Value
+from ddlsim.runtime.carrier import Carrier, Dense
 from ddlsim.runtime.coded import Coded
 from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.group import Carrier, Dense
 from ddlsim.runtime.worker import Computation, Process, Worker
 from ddlsim.workload.buckets import one_bucket
 

@@ -209,13 +209,13 @@ class Loop:
                 if pause is not None and pause():
                     self.catch_up()  # the network may have got to a completion that nobody has been told of
                     return
-                if self._start_queued():
+                if self.start_queued():
                     quiet_until = -np.inf
             if next_event > quiet_until:
                 done = self.network.advance(min(next_event, max_time))
                 if done is not None:
                     for number, rank in zip(done.ids.tolist(), done.ranks.tolist(), strict=True):
-                        self._complete(number, rank, done.time)
+                        self.complete(number, rank, done.time)
                     continue
                 quiet_until = next_event
             if next_event == np.inf and (max_time == np.inf or not self.network.pending):
@@ -225,10 +225,14 @@ class Loop:
                 return
             env.step()
 
-    def _start_queued(self) -> bool:
+    @property
+    def asks(self) -> bool:
+        """Whether processes have started something at this instant that has not been handed over."""
+        return bool(self._joins or self._sends)
+
+    def start_queued(self) -> bool:
         """Hand over what processes started at this instant, all at once; return whether there was anything."""
-        now = self.now
-        found = bool(self._joins or self._sends)
+        now, found = self.now, self.asks
         if self._joins:
             joins, self._joins = self._joins, []
             self.network.join([c for c, _ in joins], [r for _, r in joins], now)
@@ -241,7 +245,8 @@ class Loop:
                 self._events[number, 0] = event
         return found
 
-    def _complete(self, number: int, rank: int, time: float) -> None:
+    def complete(self, number: int, rank: int, time: float) -> None:
+        """Trigger what waits for the end of a message, or of a collective for a rank."""
         event = self._events.pop((number, rank), None)
         if event is not None:
             self.trigger_at(event, time)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ddlsim.collectives import Schedule
-from ddlsim.errors import DeadlockError
-from ddlsim.learning import Array, Value
+from ddlsim.errors import ConfigError, DeadlockError
 from ddlsim.network.executor import Executor, TaskColumns
 from ddlsim.network.state import Records
 from ddlsim.network.tasks import OPTIONAL
-from ddlsim.plan.live import LIVE, N_STEPS, LiveSteps, live_steps, with_evaluations
-from ddlsim.plan.norms import NORMS
+from ddlsim.plan.inserted import with_codes, with_evaluations
+from ddlsim.plan.live import LIVE, N_STEPS, live_steps
 from ddlsim.plan.order import Order
-from ddlsim.plan.plan import UPDATE, Floats, Ints, Plan
-from ddlsim.plan.runner import key_sizes
+from ddlsim.plan.plan import FORWARD, KINDS, REDUCE_SCATTER, SEND, Bools, Floats, Ints, Plan
 from ddlsim.runtime.bookings import Bookings, Step
+from ddlsim.runtime.common_model import Carriers, CommonModel
 from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.travel import Travel
 from ddlsim.runtime.worker import Worker
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.jitter import slow_intervals
@@ -30,75 +29,78 @@ EVALUATION = "evaluation"
 MakePlan = Callable[[Sequence[Workload], int], Plan]
 
 
-def planned(
-    members: Communicator, make: MakePlan, schedules: Mapping[int, Callable[[float], Schedule]]
-) -> PlannedRun | None:
-    """Let the plans that `make` makes for all workers drive a run; return None, and do nothing, if steps differ.
+def planned(members: Communicator, make: MakePlan, carriers: Carriers) -> None:
+    """Let the plans that `make` makes for all workers drive a run, and `carriers` what they exchange.
 
-    schedules  kind of collective -> bytes -> the schedule among the members (and those who stand by)
+    Raises ConfigError if later steps are not like the second one.
     """
-    setting = members.setting
-    if setting.learner.task is not None:
-        make = _evaluating(make, setting.workers[0].accumulation > 1)
-    steps = live_steps(make([worker.workload for worker in setting.workers], N_STEPS))
-    if steps is None:
-        return None
-    run = PlannedRun(members, make, schedules, steps)
-    setting.loop.drive(run)
-    setting.model = lambda: run.params
-    return run
-
-
-def _evaluating(make: MakePlan, needing: bool) -> MakePlan:
-    """Let a worker evaluate the model before its steps, for as long as somebody asks it to."""
-
-    def make_so(workloads: Sequence[Workload], steps: int) -> Plan:
-        return with_evaluations(make(workloads, steps), EVALUATION, needing)
-
-    return make_so
+    run = PlannedRun(members, make, carriers)
+    members.setting.loop.drive(run)
+    members.setting.model = lambda: run.model.params
 
 
 class PlannedRun:
     """Synchronous workers whose steps are a plan's.
 
     Compute times are the plan's seconds, multiplied by the factor of the worker's (micro-)step. The values follow what
-    has happened: all gradients of a step, the mean and the update are made when it has ended.
+    has happened: they are made when a step has ended, or when somebody has to know how many bytes they are when
+    compressed.
     """
 
-    def __init__(
-        self, members: Communicator, make: MakePlan, schedules: Mapping[int, Callable[[float], Schedule]],
-        steps: LiveSteps,
-    ) -> None:  # fmt: skip
-        self.setting, self.members, self.make, self.schedules, self.steps = (
-            members.setting, members, make, schedules, steps,
-        )  # fmt: skip
-        setting = members.setting
+    def __init__(self, members: Communicator, make: MakePlan, carriers: Carriers) -> None:
+        self.setting, setting = members.setting, members.setting
         self.workers, self.learner = setting.workers, setting.learner
-        self.params: Value[Array] = self.learner.initial
-        self._state = self.learner.optimizer_state(self.params)
-        self._n_samples = 0
+        self.model = CommonModel(self.learner, self.workers, carriers, self._samples, self._began)
+        carried = self.model.carriers
+        self._make = make
+        workloads = [worker.workload for worker in setting.workers]
+        steps = live_steps(self.make(workloads, N_STEPS))
+        if steps is None:
+            raise ConfigError(
+                "plan: steps after the first one differ, so it cannot be gone through over and over; let every step do "
+                "the same, with keys and rows in the same order"
+            )
+        self.steps = steps
+        for row in np.flatnonzero((steps.plan.kind >= SEND) & ~np.isin(steps.plan.kind, list(carried))).tolist():
+            raise ConfigError(
+                f"plan: {steps.plan.task(row)}: a run of {members.owner} has no such exchange; it has "
+                f"{' and '.join(KINDS[kind] for kind in carried)}"
+            )
+        self.travel = Travel(members, carried, steps, self._step_in, lambda step, rank: float(self._last[step][rank]))
         self.bookings = Bookings(setting.recorder)
-        self._key_kinds = key_sizes(steps.plan)[2]
         self._micro = [self._micro_steps(rows) for rows in steps.rows[:2]]
         last = setting.workers[0].accumulation - 1
+        said = {kind: carrier.what for kind, carrier in carried.items()}
         self._shape = [
-            Step.of(steps.plan, rows, micro == last) for rows, micro in zip(steps.rows, self._micro, strict=False)
+            Step.of(steps.plan, rows, micro == last, said)
+            for rows, micro in zip(steps.rows, self._micro, strict=False)
         ]
-        workloads = [worker.workload for worker in setting.workers]
         #: by the first worker's workload, which the list holds and so keeps the number of
-        self._regimes = {id(workloads[0]): (workloads, [steps.plan.seconds[rows] for rows in steps.rows[:2]])}
+        self._regimes = {id(workloads[0]): (workloads, self._seconds(steps.plan, steps.rows))}
         self.done = 0  # steps
         self._ended: set[int] = set()  # slots, of later steps
         self._n_armed = 0
         self._drawn = 0  # samples of each worker in the steps that are armed
         self._armed: dict[int, list[Workload]] = {}  # all workers' in the steps under way
         self._last: dict[int, Floats] = {}  # (n_ranks,) factor of the last micro-step, by step
-        self._launched: dict[int, list[list[int]]] = {}  # keys of each buffer, by slot
-        tasks = steps.tasks._replace(seconds=np.concatenate([self._arm() for _ in steps.rows]), kind=_kinds(steps))
+        kind = np.where(_named(steps.plan, EVALUATION)[: len(steps.tasks.kind)], OPTIONAL, self.travel.kinds)
+        tasks = steps.tasks._replace(seconds=np.concatenate([self._arm() for _ in steps.rows]), kind=kind)
         self.executor = Executor(
-            with_slow_downs(tasks, steps.plan.rank, setting.workers), setting.loop.network, self._collective,
-            steps.key_sizes, steps.plan.queues, bystanders=members.n_bystanders,
+            with_slow_downs(tasks, steps.plan.rank, setting.workers), setting.loop.network, self.travel.collective,
+            steps.key_sizes, steps.plan.queues, bystanders=members.n_bystanders, outside=self.travel,
+            meets=self.travel.meets,
         )  # fmt: skip
+        self.travel.executes(self.executor)
+
+    def make(self, workloads: Sequence[Workload], n_steps: int) -> Plan:
+        """Return the plan of steps, with what happens besides: evaluations, encoding and decoding."""
+        plan, setting = self._make(workloads, n_steps), self.setting
+        if setting.compression is not None:
+            summing = self.model.summing
+            plan = with_codes(plan, decodes=self.model.carriers[summing].decodes, together=summing == REDUCE_SCATTER)
+        if self.learner.task is None:
+            return plan
+        return with_evaluations(plan, EVALUATION)
 
     # ------------------------------------------------------------ running
 
@@ -114,9 +116,11 @@ class PlannedRun:
                 if pause is not None and pause():
                     break
                 slot = self.executor.run(max_time)
+                while slot is None and self.travel.turn(max_time):
+                    slot = self.executor.run(max_time)
                 loop.env.pass_time(self.executor.now)
                 if slot is None:
-                    if not self.executor.under_way:
+                    if not self.travel.under_way:
                         raise self._deadlock()
                     loop.env.pass_time(max_time)
                     return
@@ -124,6 +128,8 @@ class PlannedRun:
                 while self.steps.slot(self.done) in self._ended and not stop.ended.triggered:
                     self._end_step()
             self.executor.end_instant()
+            while self.travel.turn(self.executor.now):
+                self.executor.end_instant()
         finally:
             self._close()
 
@@ -132,7 +138,7 @@ class PlannedRun:
         step, slot = self.done, self.steps.slot(self.done)
         self._ended.discard(slot)
         rows = self.executor.tasks[self.steps.rows[slot]].copy()
-        self._learn(step, rows)
+        self.model.learn_until(step)
         self._book(step, rows)
         samples = self._samples(step)
         self.done += 1
@@ -151,8 +157,14 @@ class PlannedRun:
 
     # ------------------------------------------------------------ compute times
 
-    def _shape_of(self, step: int) -> int:
-        return min(step, 1)
+    def _step_in(self, slot: int) -> int:
+        """Return the step under way that is executed in a slot."""
+        return next(step for step in range(self.done, self.done + LIVE + 1) if self.steps.slot(step) == slot)
+
+    def _seconds(self, plan: Plan, rows: Sequence[slice]) -> list[Floats]:
+        """Return the seconds of the tasks of a first and a later step, NaN where they are asked for."""
+        seconds = np.where(self.travel.asked[: len(plan)], np.nan, plan.seconds)
+        return [seconds[each] for each in rows[:2]]
 
     def _micro_steps(self, rows: slice) -> Ints:
         """Return the micro-step of each row among those of its rank, which has its factor; the last, if none."""
@@ -170,7 +182,7 @@ class PlannedRun:
         drawn = np.array([[next(worker.factors) for _ in range(worker.accumulation)] for worker in workers])
         self._last[step] = drawn[:, -1]
         self._last.pop(step - LIVE - 2, None)
-        shape = self._shape_of(step)
+        shape = min(step, 1)
         factor: Floats = drawn[self.steps.plan.rank[self.steps.rows[shape]], self._micro[shape]]
         return seconds[shape] * factor
 
@@ -181,8 +193,7 @@ class PlannedRun:
         key = id(self.workers[0].workload_at(epoch))
         if key not in self._regimes:
             workloads = [worker.workload_at(epoch) for worker in self.workers if worker.workload_at is not None]
-            plan = self.make(workloads, 2)
-            self._regimes[key] = workloads, [plan.seconds[rows] for rows in self.steps.rows[:2]]
+            self._regimes[key] = workloads, self._seconds(self.make(workloads, 2), self.steps.rows)
         return self._regimes[key]
 
     def _samples(self, step: int) -> int:
@@ -198,9 +209,14 @@ class PlannedRun:
 
     def _first_task(self, rank: int, step: int) -> Records:
         """Return the first task of a rank's device in a step under way."""
-        first = self._shape[self._shape_of(step)].device[rank]
+        first = self._shape[min(step, 1)].device[rank]
         task: Records = self.executor.tasks[self.steps.rows[self.steps.slot(step)].start + first]
         return task
+
+    def _began(self, step: int, place: int) -> float:
+        """Return when a worker began the gradient of a step, s."""
+        shape, slot = self._shape[min(step, 1)], self.steps.slot(step)
+        return float(self.executor.tasks["start"][self.steps.rows[slot].start + shape.begins[place]])
 
     def _charge(self) -> None:
         """Let the first worker evaluate, if it owes that, before the next step that it begins."""
@@ -214,47 +230,27 @@ class PlannedRun:
                 worker.owed = 0.0
                 break
 
-    # ------------------------------------------------------------ what travels
-
-    def _collective(self, keys: list[int]) -> int:
-        sizes = self.steps.key_sizes
-        nbytes = float(np.cumsum(sizes[keys])[-1])  # one after the other, as buffers are filled
-        if self.setting.recorder.keep_spans:
-            slot = next(i for i, own in enumerate(self.steps.keys) if keys[0] < own.stop)
-            self._launched.setdefault(slot, []).append(keys)
-        schedule = self.schedules[int(self._key_kinds[keys[0]])](nbytes)
-        return self.setting.loop.collective(schedule, self.members.all_nodes, nbytes)
-
     # ------------------------------------------------------------ what follows
 
-    def _learn(self, step: int, rows: Records) -> None:
-        """w <- w - eta * (1/N) sum_i g_i"""
-        learner, samples = self.learner, self._samples(step)
-        began = rows["start"][self._shape[self._shape_of(step)].begins]
-        gradients = [
-            learner.gradient(worker.rank, self.params, samples, time)
-            for worker, time in zip(self.workers, began.tolist(), strict=True)
-        ]
-        rate = learner.rate(self._n_samples)
-        self.params, self._state = learner.update(self.params, learner.mean(gradients), self._state, rate)
-        self._n_samples += samples * len(self.workers)
-
     def _book(self, step: int, rows: Records) -> None:
-        shape, slot = self._shape[self._shape_of(step)], self.steps.slot(step)
+        shape, slot = self._shape[min(step, 1)], self.steps.slot(step)
         self.bookings.step(step, shape, rows)
-        plan, queued = self.steps.plan, self.steps.plan.queues != ()
-        for keys in self._launched.pop(slot, []):
-            of_key = plan.key[shape.first + shape.exchanged] == self._key_in_shape(keys[0], step)
-            own = shape.exchanged[of_key & ~np.isnan(rows["end"][shape.exchanged])]
-            if len(own):
-                part = plan.part[shape.first + own[0]]
-                name = f"{len(keys)} buckets of step {step}" if queued else f"bucket {part}"
-                name = name if part >= 0 else NORMS
-                self.bookings.exchange(name, plan.rank[shape.first + own], rows["start"][own], rows["end"][own])
+        if not self.setting.recorder.keep_spans:
+            return
+        plan, launched = self.steps.plan, self.travel.launched.pop(slot, [])
+        if plan.queues == ():
+            for name, exchanged in shape.exchanges:
+                self.bookings.exchange(name, plan.rank[shape.first + exchanged], rows, exchanged)
+            return
+        key = plan.key[shape.first + shape.exchanged]
+        for keys in launched:
+            exchanged = shape.exchanged[key == self._key_in_shape(keys[0], step)]
+            name = f"{len(keys)} buckets of step {step}"
+            self.bookings.exchange(name, plan.rank[shape.first + exchanged], rows, exchanged)
 
     def _key_in_shape(self, key: int, step: int) -> int:
         keys = self.steps.keys
-        return int(key - keys[self.steps.slot(step)].start + keys[self._shape_of(step)].start)
+        return int(key - keys[self.steps.slot(step)].start + keys[min(step, 1)].start)
 
     def _close(self) -> None:
         """Book what workers are in the middle of, and say what they wait for."""
@@ -263,8 +259,8 @@ class PlannedRun:
         waits: dict[int, str] = {}
         for step in range(self.done, self.done + LIVE):
             slot = self.steps.slot(step)
-            shape, rows = self._shape[self._shape_of(step)], self.executor.tasks[self.steps.rows[slot]].copy()
-            for ranks, turn, _ in shape.turns:
+            shape, rows = self._shape[min(step, 1)], self.executor.tasks[self.steps.rows[slot]].copy()
+            for ranks, turn, *_ in shape.turns:
                 for rank, row in zip(ranks.tolist(), turn.tolist(), strict=True):
                     if np.isnan(rows["start"][row]):
                         waits.setdefault(rank, self._missing(step, shape.first + row))
@@ -272,23 +268,21 @@ class PlannedRun:
                 break
             self._book(step, rows)
             if step == self.done and (self.bookings.step_end[-1] <= now).any():
-                self._learn(step, rows)  # somebody has got that far
+                self.model.learn_until(step)  # somebody has got that far
         self.bookings.close(now, waits)
 
     def _missing(self, step: int, row: int) -> str:
         """Return what a task waits for, in words."""
-        if self.steps.plan.kind[row] == UPDATE:
+        if self.steps.plan.kind[row] != FORWARD:
             return f"the gradients of step {step}"
         if self.workers[0].accumulation > 1:
             return f"the parameters of step {step}"
         return f"the parameters of layer {self.steps.plan.first[row]}"
 
 
-def _kinds(steps: LiveSteps) -> Ints:
-    """Return what the tasks are, where evaluations happen only if they take time."""
-    plan, kind = steps.plan, steps.tasks.kind
-    names = np.array([name == EVALUATION for name in plan.names] + [False])  # the last for rows without a name
-    return np.where(names[plan.name[: len(kind)]], OPTIONAL, kind)
+def _named(plan: Plan, name: str) -> Bools:
+    """Return which rows have a name."""
+    return np.asarray(plan.name == (plan.names.index(name) if name in plan.names else len(plan.names)))
 
 
 def with_slow_downs(tasks: TaskColumns, rank: Ints, workers: Sequence[Worker]) -> TaskColumns:

@@ -19,8 +19,8 @@ import simpy
 from ddlsim.arguments import checked, number, quantity
 from ddlsim.collectives import Schedule
 from ddlsim.collectives.push_pull import inside
+from ddlsim.runtime.carrier import Dense, Way
 from ddlsim.runtime.communicator import Communicator
-from ddlsim.runtime.group import Dense
 from ddlsim.runtime.worker import Process, Worker, all_of
 from ddlsim.units import si
 
@@ -110,10 +110,14 @@ class WorkingServers(Dense):
         self._gather, self._scatter = (Schedule(n, 1, (r,)) if r else None for r in (before, after))
         self._pace = work.seconds_per_byte()
 
-    def carry(self, worker: Worker, step: int, index: int, nbytes: float, tensor: int | None = None) -> simpy.Event:
+    @property
+    def way(self) -> Way:
+        return "process"
+
+    def carry(self, worker: Worker, step: int, index: int, nbytes: float) -> simpy.Event:
         place = self.communicator.place[worker.rank]
         if (step, index) not in self._exchanges:
-            self._exchanges[step, index] = self._begun(index if tensor is None else tensor, nbytes)
+            self._exchanges[step, index] = self._begun(index, nbytes)
         exchange = self._exchanges[step, index]
         exchange.n_missing -= 1
         if exchange.n_missing == 0:

@@ -170,11 +170,8 @@ class Worker:
             yield self.loop.env.timeout(duration)
             self.recorder.worker(self.rank, COMPUTE, what, start, self.loop.now)
 
-    def begin_step(self, first_forward: Callable[[], Process] | None = None) -> Process:
-        """Draw the step's jitter; with gradient accumulation compute all micro-steps but the last.
-
-        `first_forward` takes the place of the first one's forward pass.
-        """
+    def begin_step(self) -> Process:
+        """Draw the step's jitter; with gradient accumulation compute all micro-steps but the last."""
         if self.owed:
             seconds, self.owed = self.owed, 0.0
             yield from self.compute(seconds, "evaluation")
@@ -182,9 +179,9 @@ class Worker:
             workload = self.workload_at(self.learner.own_epoch(self.rank))
             if workload is not self.workload:
                 self.use(workload)
-        for micro in range(self.accumulation - 1):
+        for _ in range(self.accumulation - 1):
             self.factor = next(self.factors)
-            yield from first_forward() if first_forward and not micro else self.forward()
+            yield from self.forward()
             yield from self.compute(self.workload.backward_time, "backward")
         self.factor = next(self.factors)
 

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ddlsim.arguments import checked
-from ddlsim.collectives import Collective, Schedule
+from ddlsim.collectives import Collective
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan
 from ddlsim.plan.norms import with_shared_norms
-from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, PUSH_PULL
+from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE
+from ddlsim.runtime.carrier import Carrier, Dense
 from ddlsim.runtime.coded import Coded
+from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator, communicator
 from ddlsim.runtime.fabric import AllReduceAlgorithm, Cost, RankOrder, algorithm_of, cost_said, name_of
-from ddlsim.runtime.group import Carrier, Dense, Group
 from ddlsim.runtime.planned import planned
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies import overlap as overlaps
@@ -61,12 +62,10 @@ class AllReduce:
         members, overlap = communicator(setting, self), as_compressed(overlap_named(self.overlap), setting)
         buckets = buckets_of(overlap, setting.workers[0].workload)
 
-        def carrier(group: Group) -> Carrier:
-            return Dense(members) if setting.compression is None else Coded(members, buckets, group.gradient)
+        def carrier(gradients: Gradients) -> Carrier:
+            return Dense(members) if setting.compression is None else Coded(members, buckets, gradients)
 
-        start_group(
-            setting, overlap, members, carrier, members.schedule if members.simulated else None, self.shared_norms
-        )
+        start_group(setting, overlap, members, carrier, self.shared_norms)
 
     def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
         """Return what workers with these workloads do in `steps` steps, gradients uncompressed.
@@ -79,39 +78,32 @@ class AllReduce:
 
 
 def start_group(
-    setting: Setting, overlap: Overlap, members: Communicator, carrier: Callable[[Group], Carrier],
-    schedule: Callable[[float], Schedule] | None, shared_norms: str | Collective | None = None,
+    setting: Setting, overlap: Overlap, members: Communicator, carrier: Callable[[Gradients], Carrier],
+    shared_norms: str | Collective | None = None,
 ) -> None:  # fmt: skip
-    """Start synchronous workers that exchange gradients under `overlap`, by what `carrier` makes.
+    """Let the plan of `overlap` drive workers that exchange gradients by what `carrier` makes.
 
-    Where that is collectives by a `schedule` (of so many bytes) and the overlap tells its plan, the kernel executes it.
-    `shared_norms` is the all-gather of norms that workers share out.
+    `shared_norms` is the all-gather of norms that workers share out. Raises ConfigError for an overlap that puts
+    together anew what has been compressed.
     """
-    if schedule is not None and setting.compression is None and overlaps.is_table(overlap):
-        accumulation = setting.workers[0].accumulation
-
-        def make(workloads: Sequence[Workload], steps: int) -> Plan:
-            plan = overlaps.plan(overlap, workloads, steps, accumulation)
-            return plan if shared_norms is None else with_shared_norms(plan, workloads)
-
-        schedules = {
-            ALL_REDUCE: schedule, PUSH_PULL: schedule,
-            ALL_GATHER: lambda nbytes: members.schedule(nbytes, "all_gather", shared_norms),
-        }  # fmt: skip
-        if planned(members, make, schedules):
-            return
-    if shared_norms is not None:
+    accumulation, compresses = setting.workers[0].accumulation, setting.compression is not None
+    if shared_norms is not None and (compresses or not members.simulated):
         raise ConfigError(
             "AllReduce: shared_norms goes with dense gradients and collectives that are simulated message by message; "
             "leave compression and cost out, or shared_norms"
         )
-    coordinator = getattr(overlap, "coordinator", None)
-    if coordinator is not None and setting.compression is not None:
-        raise ConfigError(
-            f"overlap = {type(overlap).__name__} fuses or cuts what compression has packed; with compression "
-            "use 'none', 'layer' or 'ddp'"
-        )
-    group = Group(members, carrier, coordinator)
-    setting.model = lambda: group.params
-    for worker in members.workers:
-        setting.loop.env.process(overlaps.work(overlap, worker, group))
+
+    def make(workloads: Sequence[Workload], steps: int) -> Plan:
+        plan = overlaps.plan(overlap, workloads, steps, accumulation)
+        if plan.queues and compresses:
+            raise ConfigError(
+                f"overlap = {type(overlap).__name__} fuses or cuts what compression has packed; with compression "
+                "use 'none', 'layer' or 'ddp'"
+            )
+        return plan if shared_norms is None else with_shared_norms(plan, workloads)
+
+    def carriers(gradients: Gradients) -> dict[int, Carrier]:
+        norms = {} if shared_norms is None else {ALL_GATHER: Dense(members, "all_gather", shared_norms)}
+        return {ALL_REDUCE: carrier(gradients), **norms}
+
+    planned(members, make, carriers)

@@ -13,43 +13,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
-import simpy
-
 from ddlsim.arguments import Bytes, Count, Duration, by, checked
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.named_code import imported, names_code
 from ddlsim.plan import FusedQueue, Plan, UrgentQueue, data_parallel
-from ddlsim.runtime.coordinator import Coordinator, Fused, MostUrgent
-from ddlsim.runtime.group import Group
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.worker import Process, Worker
-from ddlsim.strategies.plans import tells_plan
 from ddlsim.units import si
 from ddlsim.workload.buckets import Bucket, ddp_buckets, one_bucket, partitioned, per_layer
 from ddlsim.workload.compute import Workload
 
 __all__ = [
-    "DdpBuckets",
-    "HorovodFusion",
-    "NoOverlap",
-    "Overlap",
-    "OverlapChoice",
-    "PerLayer",
-    "Priority",
-    "as_compressed",
-    "buckets_of",
-    "is_table",
-    "overlap_named",
-    "plan",
-    "work",
+    "DdpBuckets", "HorovodFusion", "NoOverlap", "Overlap", "OverlapChoice", "PerLayer", "Priority", "as_compressed",
+    "buckets_of", "overlap_named", "plan",
 ]  # fmt: skip
 
 
 class Overlap(Protocol):
     """When gradients travel; ``buckets`` is enough: workers exchange them in order, beside the backward pass.
 
-    With ``work(worker, group)`` it is a worker's whole life, with ``coordinator(group)`` something else decides which
-    bucket goes next; ``plan(workloads, steps, accumulation)`` is what workers do then, as a table.
+    A policy that does otherwise tells what workers do as a table: ``plan(workloads, steps, accumulation)``, by
+    :func:`ddlsim.plan.data_parallel`, a queue of its own, or row by row. All steps after the first must be alike.
     """
 
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
@@ -103,12 +86,6 @@ class HorovodFusion:
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
         return per_layer(workload)
 
-    def coordinator(self, group: Group) -> Coordinator:
-        return Fused(group, si(self.threshold, "bytes"), si(self.cycle_time, "time"))
-
-    def work(self, worker: Worker, group: Group) -> Process:
-        yield from coordinated(worker, group, buckets_of(self, worker.workload), pipelined=False)
-
     def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
         """Return what workers with these workloads do in `steps` steps, as a table."""
         queue = FusedQueue(self.threshold, self.cycle_time)
@@ -126,12 +103,6 @@ class Priority:
 
     def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
         return partitioned(workload, si(self.partition, "bytes"))
-
-    def coordinator(self, group: Group) -> Coordinator:
-        return MostUrgent(group, self.in_flight)
-
-    def work(self, worker: Worker, group: Group) -> Process:
-        yield from coordinated(worker, group, buckets_of(self, worker.workload), pipelined=True)
 
     def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
         """Return what workers with these workloads do in `steps` steps, as a table."""
@@ -161,6 +132,12 @@ def overlap_named(overlap: str | Overlap, where: str = "overlap") -> Overlap:
             raise ConfigError(
                 f"{where} = {shown(overlap)}: must be one of {', '.join(_NAMES)}, or a policy such as "
                 "DdpBuckets('25 MiB'): a frozen dataclass with a method buckets(workload)"
+            )
+        unused = [name for name in ("work", "coordinator") if hasattr(overlap, name)]
+        if unused and not hasattr(overlap, "plan"):
+            raise ConfigError(
+                f"{where} = {shown(overlap)}: nobody calls its method {unused[0]}; an overlap is its buckets, or tells "
+                "what workers do by a method plan(workloads, steps, accumulation)"
             )
         if type(overlap).__hash__ is None:
             raise ConfigError(f"{where} = {shown(overlap)}: can change; make it @dataclass(frozen=True)")
@@ -211,153 +188,11 @@ def buckets_of(overlap: Overlap, workload: Workload) -> tuple[Bucket, ...]:
     return buckets
 
 
-def work(overlap: Overlap, worker: Worker, group: Group) -> Process:
-    """Return a worker's life under a policy: the policy's own, or its buckets in order."""
-    if hasattr(overlap, "work"):
-        process: Process = overlap.work(worker, group)
-        return process
-    return in_order(worker, group, buckets_of(overlap, worker.workload))
-
-
-def is_table(overlap: Overlap) -> bool:
-    """Return whether the steps under a policy can be told as a plan."""
-    return tells_plan(overlap, "work") if hasattr(overlap, "plan") else not hasattr(overlap, "work")
-
-
 def plan(overlap: Overlap, workloads: Sequence[Workload], steps: int, accumulation: int) -> Plan:
-    """Return what workers with these workloads do in `steps` steps. Raises ConfigError where a policy cannot tell."""
-    if not hasattr(overlap, "work") and not hasattr(overlap, "plan"):
-        return data_parallel(
-            workloads, None, functools.partial(buckets_of, overlap), steps=steps, accumulation=accumulation
-        )
-    if not is_table(overlap):
-        raise ConfigError(
-            f"plan: the step of overlap = {type(overlap).__name__} is not a table; give it a method "
-            "plan(workloads, steps, accumulation) that is true of its method work"
-        )
-    told: Plan = overlap.plan(workloads, steps, accumulation)  # type: ignore[attr-defined]  # it has one
-    return told
-
-
-# ---------------------------------------------------------------- buckets in order, rank by rank
-
-
-def in_order(worker: Worker, group: Group, buckets: tuple[Bucket, ...]) -> Process:
-    """Exchange buckets first come first served: a rank starts one when it is ready and the last one is over."""
-    carrier = group.carrier
-    step = 0
-    n_layers = len(worker.workload.forward)
-    while True:
-        yield from worker.begin_step()
-        group.contribute(step, worker.rank, worker.draw())
-        yield from worker.forward()
-        arrivals: list[simpy.Event] = []
-        layer = n_layers
-        for i, bucket in enumerate(buckets):
-            yield from worker.backward(layer, bucket.ready_layer)
-            layer = bucket.ready_layer
-            yield from worker.compute(carrier.encode_seconds(worker, step, i), "encode")
-            group.ready(step, i)
-            last = arrivals[-1] if arrivals else None
-            arrivals.append(worker.loop.env.process(_exchange(worker, group, step, i, bucket, last)))
-        yield from worker.backward(layer, 0)
-        yield from _collect(worker, group, step, arrivals)
-        yield from worker.optimizer_step()
-        worker.params = group.parameters(step, worker.samples_per_step)
-        worker.end_step()
-        if group.finish_step(step):
-            worker.stop.updated(worker.samples_per_step * group.n_workers)
-        step += 1
-
-
-def _exchange(worker: Worker, group: Group, step: int, index: int, bucket: Bucket, wire: simpy.Event | None) -> Process:
-    if wire is not None:
-        yield wire
-    start = worker.loop.now
-    yield group.carrier.carry(worker, step, index, bucket.nbytes)
-    worker.recorder.background(f"{worker.name} network", f"bucket {index}", start, worker.loop.now)
-
-
-def _collect(worker: Worker, group: Group, step: int, arrivals: list[simpy.Event]) -> Process:
-    """Wait for the means of all buckets, and decode each when it has arrived."""
-    for i, arrival in enumerate(arrivals):
-        if group.carrier.decodes or i + 1 == len(arrivals):
-            start = worker.loop.now
-            yield from worker.block(arrival, f"the gradients of step {step}")
-            worker.book(start, group.operation(step, i).last_ready, group.carrier.what)
-            yield from worker.compute(group.carrier.decode_seconds(worker, step, i), "decode")
-
-
-# ---------------------------------------------------------------- buckets that a coordinator orders
-
-
-def coordinated(worker: Worker, group: Group, buckets: tuple[Bucket, ...], *, pipelined: bool) -> Process:
-    """Announce buckets to the group's coordinator; it says when they travel.
-
-    With `pipelined`, the next forward pass goes on layer by layer as their gradients arrive; otherwise it
-    starts when all have arrived.
-    """
-    coordinator = group.coordinator
-    assert coordinator is not None
-    n_layers = len(worker.workload.forward)
-    arrived: list[simpy.Event] = []  # of the previous step, by bucket
-    step = 0
-    while True:
-        if arrived and pipelined and worker.accumulation > 1:  # the first micro-step needs all parameters
-            start = worker.loop.now
-            yield from worker.block(worker.loop.env.all_of(arrived), f"the parameters of step {step}")
-            worker.book(start, coordinator.latest_ready, "all-reduce")
-        yield from worker.begin_step()
-        yield from _forward(worker, buckets, arrived if pipelined else [], coordinator)
-        if step > 0:  # by now all of the last step has arrived
-            worker.params = group.parameters(step - 1, worker.samples_per_step)
-        group.contribute(step, worker.rank, worker.draw())
-        arrived = []
-        layer = n_layers
-        for i, bucket in enumerate(buckets):
-            yield from worker.backward(layer, bucket.ready_layer)
-            layer = bucket.ready_layer
-            arrived.append(coordinator.announce(step, i, bucket, worker.rank))
-        yield from worker.backward(layer, 0)
-        if pipelined:
-            worker.loop.env.process(_finish(worker, group, step, arrived, worker.samples_per_step))
-        else:
-            start = worker.loop.now
-            yield from worker.block(worker.loop.env.all_of(arrived), f"the gradients of step {step}")
-            worker.book(start, coordinator.last_ready(step), "all-reduce")
-            yield from worker.optimizer_step()
-            yield from _finish(worker, group, step, [], worker.samples_per_step)
-        step += 1
-
-
-def _forward(
-    worker: Worker, buckets: tuple[Bucket, ...], arrived: list[simpy.Event], coordinator: Coordinator
-) -> Process:
-    """Compute the forward pass, each layer as soon as its parameters of the previous step are complete."""
-    if not arrived:
-        yield from worker.forward()
-        return
-    needed: dict[int, list[simpy.Event]] = {}
-    for bucket, event in zip(buckets, arrived, strict=True):
-        needed.setdefault(bucket.first_layer, []).append(event)
-    done = 0
-    forward = worker.workload.forward
-    for layer in sorted(needed):
-        yield from worker.compute(float(forward[done:layer].sum()), "forward")
-        done = layer
-        missing = [event for event in needed[layer] if not event.processed]
-        if missing:
-            start = worker.loop.now
-            yield from worker.block(worker.loop.env.all_of(missing), f"the parameters of layer {layer}")
-            worker.book(start, coordinator.latest_ready, "all-reduce")
-    yield from worker.compute(float(forward[done:].sum()), "forward")
-    yield from worker.optimizer_step()
-
-
-def _finish(worker: Worker, group: Group, step: int, arrived: list[simpy.Event], n_samples: int) -> Process:
-    if arrived:
-        yield worker.loop.env.all_of(arrived)
-    group.parameters(step, n_samples)
-    worker.end_step()
-    if group.finish_step(step):
-        worker.stop.updated(n_samples * group.n_workers)
+    """Return what workers with these workloads do in `steps` steps: what a policy says, or its buckets in order."""
+    if hasattr(overlap, "plan"):
+        told: Plan = overlap.plan(workloads, steps, accumulation)
+        return told
+    return data_parallel(
+        workloads, None, functools.partial(buckets_of, overlap), steps=steps, accumulation=accumulation
+    )

@@ -11,10 +11,11 @@ from ddlsim.cluster import Cluster
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan, through_servers
+from ddlsim.runtime.carrier import Carrier, Dense
 from ddlsim.runtime.coded_servers import CodedServers
+from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.fabric import Fabric
-from ddlsim.runtime.group import Carrier, Dense, Group
 from ddlsim.runtime.server_work import ServerWork, WorkingServers
 from ddlsim.runtime.servers import Placement, memory_nodes, server_nodes
 from ddlsim.runtime.setting import Setting
@@ -69,15 +70,15 @@ class ParameterServer:
 
         schedule = push_pull(len(setting.workers), self.servers, hosts, star=star)
 
-        def carrier(group: Group) -> Carrier:
+        def carrier(gradients: Gradients) -> Carrier:
             if setting.compression is not None:
-                return CodedServers(members, nodes, buckets_of(overlap, setting.workers[0].workload), group.gradient)
+                return CodedServers(members, nodes, buckets_of(overlap, setting.workers[0].workload), gradients)
             if self.work is not None:
                 memory = memory_nodes(setting.cluster, setting.nodes)
                 return WorkingServers(members, nodes, self.work, memory, hosts, star=star)
-            return Dense(members, schedule=schedule)
+            return Dense(members, own=schedule)
 
-        start_group(setting, overlap, members, carrier, (lambda _: schedule) if self.work is None else None)
+        start_group(setting, overlap, members, carrier)
 
     def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
         """Return what workers with these workloads, and the servers, which are the ranks behind them, do in `steps`

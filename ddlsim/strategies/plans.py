@@ -18,7 +18,7 @@ def plan_of(strategy: Strategy, workloads: Sequence[Workload], steps: int = 1, a
 
     Raises ConfigError for a strategy whose step is no plan yet.
     """
-    if not tells_plan(strategy, "start"):
+    if not tells_plan(strategy):
         raise ConfigError(
             f"plan: the step of {strategy.label} is not a table yet; those of AllReduce, LocalSGD, "
             "ParameterServer and ShardedUpdate are"
@@ -41,12 +41,11 @@ def first_workers(strategy: Strategy, n_workers: int) -> list[int]:
     return list(range(n_workers)) if workers is None else list(workers(n_workers))
 
 
-def tells_plan(rule: object, beside: str) -> bool:
-    """Return whether a strategy (or an overlap) has a method `plan` that is true of its method `beside`.
+def tells_plan(strategy: object) -> bool:
+    """Return whether a strategy has a method `plan` that is true of its method `start`.
 
-    A subclass that runs in another way than its parent has to say its plan anew.
+    A subclass that starts in another way than its parent has to say its plan anew.
     """
-    order = type(rule).__mro__
-    home = {name: next((i for i, c in enumerate(order) if name in vars(c)), None) for name in ("plan", beside)}
-    plan, runs = home["plan"], home[beside]
-    return plan is not None and (runs is None or plan <= runs)
+    order = type(strategy).__mro__
+    plan, start = (next((i for i, c in enumerate(order) if name in vars(c)), None) for name in ("plan", "start"))
+    return plan is not None and (start is None or plan <= start)

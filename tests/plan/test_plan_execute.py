@@ -15,7 +15,6 @@ from ddlsim.plan import ALGORITHMS, KINDS, Draft, FusedQueue, Lane, UrgentQueue,
 from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND
 from ddlsim.runtime.servers import server_nodes
 from ddlsim.runtime.worker import factors
-from ddlsim.strategies.overlap import in_order
 from ddlsim.strategies.plans import plan_of
 from ddlsim.workload.buckets import one_bucket, per_layer
 
@@ -329,22 +328,6 @@ class Renamed(AllReduce):
     label = "mine"
 
 
-class Mine:
-    """An overlap of one's own that tells no plan."""
-
-    buckets = NoOverlap().buckets
-
-    def work(self, worker, group):
-        return in_order(worker, group, self.buckets(worker.workload))
-
-
-class Eager(PerLayer):
-    """Runs in a way of its own, so that its parent's plan is not its."""
-
-    def work(self, worker, group):
-        return in_order(worker, group, self.buckets(worker.workload))
-
-
 @pytest.mark.parametrize(
     ("strategy", "more", "text"),
     [
@@ -352,8 +335,6 @@ class Eager(PerLayer):
         (ddlsim.AsyncParameterServer(placement="colocated"), {}, "the step of .* is not a table yet"),
         (ddlsim.DPSGD(), {}, "the step of .* is not a table yet"),
         (Later(), {}, "is not a table yet"),
-        (AllReduce(overlap=Mine()), {}, "the step of overlap = Mine is not a table; give it a method plan"),
-        (AllReduce(overlap=Eager()), {}, "the step of overlap = Eager is not a table"),
         (AllReduce(), {"compression": ddlsim.TopK(0.1)}, "the step with compression is not a table yet"),
     ],
 )

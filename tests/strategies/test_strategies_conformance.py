@@ -47,14 +47,14 @@ from ddlsim.collectives import build, reorder
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.network import lanes, tasks
 from ddlsim.run import run
+from ddlsim.runtime import Averaging, Process, Worker
 from ddlsim.runtime import lanes as runtime_lanes
 from ddlsim.runtime import loop as loop_module
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.fabric import Fabric
-from ddlsim.runtime.group import Group
 from ddlsim.runtime.servers import server_nodes
 from ddlsim.strategies import Setting, Strategy
-from ddlsim.strategies.overlap import NoOverlap, Overlap, overlap_named, work
+from ddlsim.strategies.overlap import Overlap, overlap_named
 from ddlsim.workload.compute import Workload
 
 OVERLAPS: dict[str, Overlap | str] = {
@@ -322,9 +322,13 @@ class OneStaysAway:
         return steps
 
     def start(self, setting: Setting) -> None:
-        group = Group(Communicator(setting, Fabric()))
+        together = Averaging(Communicator(setting, Fabric()), models=False)
         for worker in setting.workers[:-1]:
-            setting.loop.env.process(work(NoOverlap(), worker, group))
+            setting.loop.env.process(self.work(worker, together))
+
+    def work(self, worker: Worker, together: Averaging) -> Process:
+        gradient = yield from worker.gradient()
+        yield from together.mean(worker, 0, gradient)
 
 
 @pytest.mark.parametrize("max_time", [float("inf"), 60.0])
@@ -335,7 +339,7 @@ def test_a_deadlock_names_who_waits_for_what(max_time: float) -> None:
     text = str(caught.value)
     assert "\n" not in text
     for rank in range(N - 1):
-        assert f"worker {rank} waits for the gradients of step 0" in text
+        assert f"worker {rank} waits for the all-reduce of step 0" in text
     assert f"worker {N - 1}" not in text
     assert "deadlock at 0.00" in text
 

@@ -30,6 +30,14 @@ class Changing:
         return per_layer(workload)
 
 
+@dataclass(frozen=True)
+class Process(Own):
+    """A worker's life, as overlaps once were written."""
+
+    def work(self, worker, group):
+        yield worker
+
+
 def run(overlap, **more):
     return ddlsim.simulate("office-1gbe", "lenet5", ddlsim.AllReduce(overlap=overlap), 8, 4, steps=3, **more)
 
@@ -42,6 +50,10 @@ def test_buckets_are_enough():
     assert own.plan.critical_path() == bundled.plan.critical_path()
     packed, known = (run(overlap, compression=ddlsim.TopK(0.1)) for overlap in (Own(), "layer"))
     assert packed.step_time == known.step_time
+    shards, known = (ddlsim.ShardedUpdate(overlap=overlap) for overlap in (Own(), "layer"))
+    shards, known = (ddlsim.simulate("office-1gbe", "lenet5", each, 8, 4, steps=3) for each in (shards, known))
+    assert shards.step_time == known.step_time
+    assert shards.plan == known.plan
     served, known = (
         ddlsim.simulate("office-1gbe", "lenet5", ddlsim.ParameterServer(overlap=overlap), 8, 4, steps=3)
         for overlap in (Own(), "layer")
@@ -59,6 +71,7 @@ def test_buckets_are_enough():
         (Own("sizes"), r"Own\.buckets: must return ddlsim\.runtime\.Bucket objects"),
         (Own, "overlap = .*Own.*: must be one of none, layer, .* a frozen dataclass with a method buckets"),
         (object(), "overlap = .*: must be one of none, layer"),
+        (Process(), r"overlap = Process\(.*: nobody calls its method work; .* by a method plan"),
         (Changing(), r"overlap = .*Changing.*: can change; make it @dataclass\(frozen=True\)"),
         ("os:no_such", "overlap 'os:no_such': .*; write it 'package.module:Name'"),
     ],

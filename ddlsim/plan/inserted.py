@@ -1,0 +1,121 @@
+"""Plans with further work put in between: evaluations before steps, encoding and decoding of what is exchanged."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from ddlsim.errors import ConfigError
+from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, COMPUTE, PUSH_PULL, REDUCE_SCATTER, Ints, Plan
+
+__all__ = ["DECODE", "ENCODE", "with_codes", "with_evaluations"]
+
+ENCODE, DECODE = "encode", "decode"
+_WORK = {"kind": COMPUTE, "seconds": 0.0, "nbytes": 0.0, "peer": -1, "key": -1, "batch": -1, "first": 0, "end": 0,
+         "part": -1, "holds": 0.0}  # fmt: skip
+
+
+def with_evaluations(plan: Plan, name: str) -> Plan:
+    """Return a plan in which the first rank begins every step with other work, of no seconds.
+
+    That waits for what the first task of a step waits for, if that is all that the rank waits for from the step before;
+    where layers of the model arrive one by one it waits for nothing.
+    """
+    device = next(i for i, lane in enumerate(plan.lanes) if lane.rank == 0)
+    rows = np.flatnonzero(plan.lane == device)
+    firsts = rows[np.diff(plan.step[rows], prepend=-1) > 0]
+    row, need = _pairs(plan)
+    later = (plan.lane[row] == device) & (plan.step[row] == 1) & (plan.step[need] == 0)
+    at_once = np.isin(need[later], need[later & np.isin(row, firsts)]).all()
+    same = np.isin(row, firsts) & at_once
+    place = np.searchsorted(firsts, row[same])
+    columns = {"lane": np.full(len(firsts), device), "step": plan.step[firsts], "name": len(plan.names)}
+    return _inserted(plan, (name,), firsts, columns, (place, need[same]), (row[:0], row[:0]))
+
+
+def with_codes(plan: Plan, *, decodes: bool, together: bool) -> Plan:
+    """Return a plan in which ranks "encode" gradients before they are summed and "decode" what has come, in no seconds.
+
+    That is work with the `part` of what it works on. Encoding comes directly after what a sum needs of its rank's
+    device; decoding before the first task there that waits for the sum, or for a later one.
+
+    decodes   whether anything is decoded
+    together  whether that begins only when all that the task waits for has come, not bucket by bucket
+
+    Raises ConfigError where a sum waits for nothing that its rank computes, or the other way round.
+    """
+    computing = np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane]
+    sums = np.flatnonzero(np.isin(plan.kind, (ALL_REDUCE, REDUCE_SCATTER, PUSH_PULL)) & (plan.part >= 0))
+    row, need = _pairs(plan)
+    last = np.full(len(plan), -1)
+    filling = np.isin(row, sums) & computing[need]
+    np.maximum.at(last, row[filling], need[filling])
+    if (last[sums] < 0).any():
+        raise ConfigError(f"plan: {plan.task(int(sums[last[sums] < 0][0]))}: waits for nothing that could be encoded")
+    encoded, (waiting, came) = last[sums], _waiting(plan, sums, row, need, computing)
+    if decodes and (waiting < 0).any():
+        raise ConfigError(f"plan: {plan.task(int(sums[waiting < 0][0]))}: its rank's device never waits for it")
+    waited = np.flatnonzero(waiting >= 0) if decodes else sums[:0]
+    before = np.concatenate([encoded + 1, waiting[waited]])
+    summed = np.concatenate([sums, sums[waited]])
+    n = len(sums)
+    columns: dict[str, Ints | int] = {
+        "lane": plan.lane[np.concatenate([encoded, waiting[waited]])],
+        "step": np.concatenate([plan.step[encoded], plan.step[waiting[waited]]]),
+        "name": len(plan.names) + np.repeat([0, 1], [n, len(waited)]), "part": plan.part[summed],
+    }  # fmt: skip
+    order = np.lexsort((summed, before))
+    columns = {name: value[order] if isinstance(value, np.ndarray) else value for name, value in columns.items()}
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    arrived = came[waited] if together else sums[waited]
+    return _inserted(plan, (ENCODE, DECODE), before[order], columns, (place[n:], arrived), (sums, place[:n]))
+
+
+def _waiting(plan: Plan, sums: Ints, row: Ints, need: Ints, computing: Ints) -> tuple[Ints, Ints]:
+    """Return the first task of its rank's device that waits for each sum, or a later one of its lane (-1: none), and
+    the last sum that this waits for, (n_sums,) each."""
+    waits = computing[row] & np.isin(need, sums)
+    row, need, n = row[waits], need[waits], len(plan) + 1
+    order = np.argsort(plan.lane[need] * n + need, kind="stable")
+    keys = (plan.lane[need] * n + need)[order]
+    firsts = np.minimum.accumulate((plan.lane[need] * n + row)[order][::-1])[::-1]  # later lanes have larger numbers
+    at = np.minimum(np.searchsorted(keys, plan.lane[sums] * n + sums), max(len(keys) - 1, 0))
+    if not len(keys):
+        return np.full(len(sums), -1), sums
+    none = (keys[at] < plan.lane[sums] * n + sums) | (keys[at] // n != plan.lane[sums])
+    first = np.where(none, -1, firsts[at] % n)
+    latest = np.full(len(plan), -1)
+    np.maximum.at(latest, row, need)
+    return first, np.where(none, -1, latest[first])
+
+
+def _pairs(plan: Plan) -> tuple[Ints, Ints]:
+    """Return (row, row that it needs), one after the other."""
+    return np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets)), plan.needs
+
+
+def _inserted(
+    plan: Plan, names: tuple[str, ...], before: Ints, columns: dict[str, Any], needing: tuple[Ints, Ints],
+    needed: tuple[Ints, Ints],
+) -> Plan:  # fmt: skip
+    """Return a plan with further rows of work, each before one of the old rows (in order), with these `columns`.
+
+    needing  (new rows, old rows that they need)
+    needed   (old rows, new rows that they need)
+    """
+    n, added = len(plan), before + np.arange(len(before))
+    number = np.arange(n) + np.searchsorted(before, np.arange(n), side="right")  # of the old rows
+    changed: dict[str, Any] = {}
+    for name in COLUMNS:
+        old = getattr(plan, name)
+        changed[name] = np.empty(n + len(before), dtype=old.dtype)
+        changed[name][number], changed[name][added] = old, columns.get(name, _WORK.get(name))
+    row, need = _pairs(plan)
+    after = np.concatenate([number[row], added[needing[0]], number[needed[0]]])
+    first = np.concatenate([number[need], number[needing[1]], added[needed[1]]])
+    order = np.argsort(after, kind="stable")
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(after, minlength=len(changed["lane"])))])
+    return dataclasses.replace(plan, names=(*plan.names, *names), need_offsets=offsets, needs=first[order], **changed)

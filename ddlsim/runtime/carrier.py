@@ -1,0 +1,90 @@
+"""What carries vectors of many workers so that they become one: their mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import simpy
+
+from ddlsim.collectives import Collective, Schedule
+from ddlsim.learning import Array, Value
+from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.costs import Phase
+from ddlsim.runtime.worker import Worker
+
+__all__ = ["Carrier", "Dense", "Way"]
+
+Way = Literal["schedule", "known", "process"]
+
+
+class Carrier(Protocol):
+    """How vectors of all members, in parts, become their mean."""
+
+    #: what a worker is said to do while it waits for them
+    what: str
+    #: whether workers decode parts as they arrive; otherwise they wait for the last one only
+    decodes: bool
+
+    @property
+    def way(self) -> Way:
+        """What a part travels by: one collective, simulated by a "schedule" or of "known" time, or a "process"."""
+
+    def encode_seconds(self, worker: Worker, step: int, index: int) -> float:
+        """Return the seconds that a worker computes when a part is ready, before it leaves."""
+
+    def carry(self, worker: Worker, step: int, index: int, nbytes: float) -> simpy.Event:
+        """Let a worker's part of `nbytes` leave now; return the event of the mean's arrival."""
+
+    def decode_seconds(self, worker: Worker, step: int, index: int) -> float:
+        """Return the seconds that a worker computes when a part's mean has arrived."""
+
+    def mean(self, step: int, vectors: Sequence[Value[Array]]) -> Value[Array]:
+        """Return what every worker ends with, given what all have brought, by place."""
+
+
+@dataclass(eq=False)
+class Dense:
+    """Vectors travel as they are: by collectives of a `kind`, by the fabric's algorithm or another one, or by a
+    schedule of their `own`."""
+
+    communicator: Communicator
+    kind: str = "all_reduce"
+    algorithm: str | Collective | None = None
+    own: Schedule | None = None
+    decodes: bool = False
+
+    def __post_init__(self) -> None:
+        self.what = self.kind.replace("_", "-")
+        if self.own is None:
+            self.communicator.prepare(self.kind, self.algorithm)
+
+    @property
+    def way(self) -> Way:
+        return "schedule" if self.own is not None or self.communicator.simulated else "known"
+
+    def encode_seconds(self, worker: Worker, step: int, index: int) -> float:
+        return 0.0
+
+    def carry(self, worker: Worker, step: int, index: int, nbytes: float) -> simpy.Event:
+        communicator, key = self.communicator, (self, step, index)
+        if self.way == "known":
+            return communicator.take(key, lambda: self.phases(step, index, nbytes))
+        return communicator.follow(key, worker, nbytes, lambda: self.schedule(step, index, nbytes)[0])
+
+    def schedule(self, step: int, index: int, nbytes: float) -> tuple[Schedule, float]:
+        """Return the collective of a part of `nbytes`, and the bytes of its buffer."""
+        if self.own is not None:
+            return self.own, nbytes
+        return self.communicator.schedule(nbytes, self.kind, self.algorithm), nbytes
+
+    def phases(self, step: int, index: int, nbytes: float) -> tuple[Phase, ...]:
+        """Return what the collective of a part of `nbytes` consists of, where its time is known."""
+        return self.communicator.phases(self.kind, nbytes)
+
+    def decode_seconds(self, worker: Worker, step: int, index: int) -> float:
+        return 0.0
+
+    def mean(self, step: int, vectors: Sequence[Value[Array]]) -> Value[Array]:
+        return self.communicator.setting.learner.mean(vectors)
