@@ -128,7 +128,7 @@ class PlannedRun:
                 while self.steps.slot(self.done) in self._ended and not stop.ended.triggered:
                     self._end_step()
             self.executor.end_instant()
-            while self.travel.turn(self.executor.now):
+            while self.travel.meets and self.travel.turn(self.executor.now):
                 self.executor.end_instant()
         finally:
             self._close()
