@@ -368,8 +368,8 @@ def test_an_interrupt_keeps_what_was_simulated(name: str, monkeypatch: pytest.Mo
     whole = run(experiment(STRATEGIES[name]))
     interrupted = Interrupted(monkeypatch)
     run(experiment(STRATEGIES[name]))
-    calls = interrupted.count
-    interrupted.after, interrupted.count = calls - 2 if calls < 20 else calls * 2 // 3, 0  # few begin with factors
+    calls = interrupted.count  # of lanes, the first of which only ask for factors
+    interrupted.after, interrupted.count = calls - 1 if name == "async-1" else calls * 2 // 3, 0
     result = run(experiment(STRATEGIES[name]))
     assert result.interrupted
     done = len(result.recorder.updates)
