@@ -83,5 +83,5 @@ def phase_notes(phases: Sequence[Phase], regimes: Regimes) -> list[str]:
             f"{each.step_time * 1e3:.4g} ms a step without communication{why}"
         )
     if lines:
-        lines.append("speed-up and efficiency are over one worker with the batches and images of the run itself throughout")
+        lines.append("speed-up and efficiency are over one worker with the batches and images of the run throughout")
     return lines

@@ -34,11 +34,12 @@ from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import StopRule, Worker, factors
 from ddlsim.strategies.plans import first_workers, plan_of, tells_plan
 from ddlsim.units import si
-from ddlsim.workload.compute import Affine, Measured, Workload, make_workload
+from ddlsim.workload.compute import Affine, Measured, PerKernel, Workload, make_workload
 from ddlsim.workload.devices import Device, load_device
 from ddlsim.workload.memory import check_memory
 from ddlsim.workload.model import Model, load_model
 from ddlsim.workload.optimizer_rules import rule_of
+from ddlsim.workload.products import has_kernels
 from ddlsim.workload.stage import Stage, at_once, micro_batches, n_replicas, stages_of
 from ddlsim.workload.tables import exchange_left_out
 
@@ -161,6 +162,8 @@ def _memory_warnings(
 def _nodes(experiment: Experiment, cluster: Cluster) -> list[int]:
     """Return the node of each worker."""
     n_devices, wanted = len(cluster.workers), experiment.workers
+    if wanted is None:
+        wanted = getattr(experiment.strategy, "n_workers", None)
     if not n_devices:
         raise ConfigError(f"cluster {cluster.name!r} has no device to place a worker on")
     places = range(n_devices if wanted is None else wanted) if wanted is None or isinstance(wanted, int) else wanted
@@ -197,6 +200,9 @@ def _workloads(
 def _workload(experiment: Experiment, model: Model, device: Device, speed: float, batch_size: int) -> Workload:
     compute, precision, gradient_dtype = experiment.compute, experiment.precision, experiment.gradient_dtype
     rule = experiment.optimizer if experiment.training is None else rule_of(experiment.training.optimizer)
+    if compute is None and hasattr(experiment.strategy, "micro_batch_size"):
+        # parts of a model are timed kernel by kernel where that is known, and so is the whole that they are compared with
+        compute = PerKernel() if has_kernels(model, device, precision) else None
     if isinstance(compute, Traced):
         return traced_workload(
             compute, model, device, batch_size, precision=precision, gradient_dtype=gradient_dtype, speed=speed,

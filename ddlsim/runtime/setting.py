@@ -70,8 +70,8 @@ class Strategy(Protocol):
     ``plan(workloads, steps, accumulation) -> Plan``, what the workers do in so many steps as a table
     (:mod:`ddlsim.strategies.plans`). Where the batch size of a run is that of all workers together it has the methods
     ``micro_batch_size(batch_size, n_workers) -> int``, what a worker computes at once, and ``n_replicas(n_workers)``,
-    how many groups of workers learn from samples of their own. An update carries its samples:
-    ``worker.stop.updated(n_samples)``.
+    how many groups of workers learn from samples of their own; where it is for so many workers only, ``n_workers``. An
+    update carries its samples: ``worker.stop.updated(n_samples)``.
     """
 
     @property

@@ -121,6 +121,11 @@ class Parallel:
 
     # ------------------------------------------------------------ who has what
 
+    @property
+    def n_workers(self) -> int | None:
+        """Workers that the layout is for, if it says how many replicas there are."""
+        return None if self.data is None else self.data * self.pipeline * self.tensor
+
     def mesh(self, n_workers: int) -> Mesh:
         """Return the mesh of so many workers. Raises ConfigError, with the nearest ones, where there is none."""
         return mesh_of(n_workers, self.data, self.pipeline, self.tensor)

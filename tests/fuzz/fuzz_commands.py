@@ -31,6 +31,7 @@ LINES = {
     "report": ["report", "FOLDER/s.sqlite"],
     "validate": ["validate", "FOLDER/r.csv", "-c", "FOLDER/c4.toml", "-m", "resnet50"],
     "calibrate": ["calibrate", "FOLDER/m.csv", "-c", "FOLDER/c.toml"],
+    "fits": ["fits", "lenet5", "v100", "-b", "8"],
     "lab": ["lab", "FOLDER/c.toml", "--sizes", "1 B", "--operations", "nothing"],
     "show topology": ["show", "topology", "FOLDER/c.toml"],
     "show plan": ["show", "plan", "FOLDER/p.goal", "--on", "FOLDER/c.toml"],
