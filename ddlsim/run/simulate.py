@@ -201,7 +201,7 @@ def _workload(experiment: Experiment, model: Model, device: Device, speed: float
     compute, precision, gradient_dtype = experiment.compute, experiment.precision, experiment.gradient_dtype
     rule = experiment.optimizer if experiment.training is None else rule_of(experiment.training.optimizer)
     if compute is None and hasattr(experiment.strategy, "micro_batch_size"):
-        # parts of a model are timed kernel by kernel where that is known, and so is the whole that they are compared with
+        # parts of a model are timed kernel by kernel where that is known, and so is the whole beside them
         compute = PerKernel() if has_kernels(model, device, precision) else None
     if isinstance(compute, Traced):
         return traced_workload(
