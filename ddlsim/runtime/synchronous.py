@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.plan.plan import Floats
 from ddlsim.runtime.setting import Setting
@@ -11,13 +10,10 @@ __all__ = ["Synchronous"]
 
 
 class Synchronous:
-    """w <- w - eta (1/N) sum_i g_i(w), when a step of :func:`~ddlsim.runtime.table_run.run_table` has ended.
+    """w <- w - eta (1/N) sum_i g_i(w), when a step of :func:`~ddlsim.runtime.table_run.run_table` has ended."""
 
-    Raises ConfigError for evaluations that take time, of which a table knows nothing.
-    """
-
-    def __init__(self, setting: Setting, owner: str) -> None:
-        self.setting, self.owner, self.learner = setting, owner, setting.learner
+    def __init__(self, setting: Setting) -> None:
+        self.setting, self.learner = setting, setting.learner
         self.params: Value[Array] = self.learner.initial
         self._state = self.learner.optimizer_state(self.params)
         self._n_samples = 0
@@ -26,8 +22,6 @@ class Synchronous:
     def follow(self, step: int, begins: Floats) -> None:
         """Make the update of a step, which the workers began at these times (s)."""
         learner, workers = self.learner, self.setting.workers
-        if workers[0].owed:
-            raise ConfigError(f"charge_evaluation: evaluations of {self.owner} take no time; leave it out")
         gradients = [
             learner.gradient(worker.rank, self.params, worker.samples_per_step, time)
             for worker, time in zip(workers, begins.tolist(), strict=True)

@@ -145,9 +145,11 @@ class TableRun:
     def run(self, max_time: float, pause: Callable[[], bool] | None) -> None:
         """Run until the rule that ends the run says so, but not beyond `max_time` (s), nor past where `pause` says so.
 
-        It is asked when a step has ended.
+        It is asked when a step has ended. Raises ConfigError for evaluations that should take time.
         """
         loop, stop = self.setting.loop, self.setting.stop
+        if any(worker.owed for worker in self.setting.workers):  # by the evaluation before the first step
+            raise ConfigError("charge_evaluation: evaluations take no time where a plan drives the run; leave it out")
         try:
             while not stop.ended.triggered:
                 if pause is not None and pause():

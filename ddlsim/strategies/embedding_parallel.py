@@ -230,7 +230,7 @@ class EmbeddingParallel:
 
     def start(self, setting: Setting) -> None:
         """Start all workers. Raises ConfigError for what a step as a table cannot do."""
-        values = Synchronous(setting, "EmbeddingParallel")
+        values = Synchronous(setting)
         each = [worker.workload for worker in setting.workers]
         accumulation = setting.workers[0].accumulation
         schedules = Schedules(

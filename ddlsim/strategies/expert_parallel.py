@@ -100,7 +100,7 @@ class ExpertParallel:
 
     def start(self, setting: Setting) -> None:
         """Start all workers. Raises ConfigError for what a step as a table cannot do."""
-        values = Synchronous(setting, "ExpertParallel")
+        values = Synchronous(setting)
         each = [worker.workload for worker in setting.workers]
         algorithms = {"all_reduce": self.algorithm, "all_to_all": self.all_to_all}
         first = self.plan(each, 1, setting.workers[0].accumulation)

@@ -168,3 +168,11 @@ def test_what_does_not_fit_of_tensor_groups():
         simulate("dgx1-v100", "resnet18", Parallel(recompute="full"), batch_size=8)
     with pytest.raises(ConfigError, match="gradients of weights apart from those of inputs"):
         Parallel(tensor=2, order="zb-v")
+
+
+def test_evaluations_that_should_take_time_are_refused():
+    training = ddlsim.Training("digits", updates=2, charge_evaluation=True)
+    with pytest.raises(ConfigError, match="charge_evaluation: evaluations take no time where a plan drives the run"):
+        ddlsim.simulate(
+            "office-1gbe", "digits-cnn", ddlsim.Parallel(pipeline=2), batch_size=16, workers=4, training=training
+        )
