@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from ddlsim.arguments import Count
+from ddlsim.cluster import Cluster
 from ddlsim.plan.chunks import Chunk
+from ddlsim.plan.plan import RECEIVE, SEND, Ints, Plan
 from ddlsim.workload.compute import Workload
 
-__all__ = ["Exchange", "as_one_rank", "with_exchanges"]
+__all__ = ["Exchange", "as_one_rank", "with_exchanges", "with_shared_interfaces"]
 
 #: kind of collective, bytes of the whole -> s
 Seconds = Callable[[str, float], float]
@@ -67,3 +72,36 @@ def as_one_rank(
     return tuple(split)
 
 
+def with_shared_interfaces(plan: Plan, cluster: Cluster, nodes: Ints) -> Plan:
+    """Return the plan with the bytes of messages and collectives by which the first member of each group takes as long
+    as all of them together, where members share links on their way.
+
+    nodes  where the members of each rank's group are, (n_ranks, tensor), the first one first
+
+    What each member sends starts at the same time and is as large, so a link that k of them cross carries k times as
+    much. Where all have interfaces of their own nothing changes. Of a collective the most crowded hop between
+    neighbours counts.
+    """
+
+    @functools.cache
+    def times(source: int, target: int) -> float:
+        """Return how many times as long it takes if all members send from one rank to another."""
+        routes = cluster.routes(nodes[source], nodes[target])
+        channels = [np.unique(cluster.link_channel[routes[i]]) for i in range(nodes.shape[1])]
+        if not len(channels[0]):
+            return 1.0
+        used = np.bincount(np.concatenate(channels), minlength=cluster.n_channels)[channels[0]]
+        capacity = cluster.channel_capacity[channels[0]]
+        return float((used / capacity).max() * capacity.min())
+
+    of_group = [
+        max((times(a, b) for a, b in zip(group, (*group[1:], group[0]), strict=True) if a != b), default=1.0)
+        for group in plan.groups
+    ]
+    factor = np.ones(len(plan))
+    for row in plan.rows(SEND, RECEIVE).tolist():
+        ends = (int(plan.rank[row]), int(plan.peer[row]))
+        factor[row] = times(*(ends if plan.kind[row] == SEND else ends[::-1]))
+    grouped = plan.collectives
+    factor[grouped] = np.array(of_group)[plan.peer[grouped]] if len(grouped) else 1.0
+    return dataclasses.replace(plan, nbytes=plan.nbytes * factor)

@@ -20,7 +20,7 @@ from ddlsim.plan import Chunk, Mesh, Plan, balanced, between_blocks, chunks_at, 
 from ddlsim.plan.pipeline_orders import ORDERS, PassOrder, pass_order
 from ddlsim.plan.plan import Floats
 from ddlsim.plan.schedules import Schedules
-from ddlsim.plan.tensor_groups import Seconds, as_one_rank, with_exchanges
+from ddlsim.plan.tensor_groups import Seconds, as_one_rank, with_exchanges, with_shared_interfaces
 from ddlsim.runtime.fabric import AllReduceAlgorithm, Fabric, RankOrder, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
@@ -231,9 +231,15 @@ class Parallel:
         mesh, micro_batches = self.mesh(len(workers)), workers[0].accumulation
         members = self._members(mesh)
         seconds = self._seconds(setting, members)
-        make = functools.partial(self._plan, whole, micro_batches=micro_batches, seconds=seconds)
+
+        def make(steps: int) -> Plan:
+            plan = self._plan(whole, steps, micro_batches, seconds)
+            if self.tensor == 1:
+                return plan
+            return with_shared_interfaces(plan, setting.cluster, np.array(setting.nodes)[np.array(members)])
+
         nodes = np.array(self.plan_nodes(setting.cluster, setting.nodes))
-        schedules = Schedules(make(steps=1), self.algorithm, setting.cluster, nodes, self.rank_order)
+        schedules = Schedules(make(1), self.algorithm, setting.cluster, nodes, self.rank_order)
         samples = whole[0].batch_size * micro_batches
         params: Value[Array] = learner.initial
         state, seen = learner.optimizer_state(params), 0
@@ -250,7 +256,7 @@ class Parallel:
 
         setting.model = lambda: params
         run_table(
-            setting, lambda steps: make(steps=steps), schedules, samples=samples * mesh.data, follow=follow,
+            setting, make, schedules, samples=samples * mesh.data, follow=follow,
             members=members,
         )  # fmt: skip
 
@@ -279,7 +285,8 @@ class Parallel:
         if self.tensor > 1:
             setting.notes.append(
                 f"tensor groups of {self.tensor} workers are simulated as one: their own collectives, as on the idle "
-                "machine, count as compute; of what each member sends to other stages and replicas one is simulated"
+                "machine, count as compute; to other stages and replicas the first member sends, as much more as all "
+                "of them share its links"
             )
         places = nodes[list(members[0])]
         places = places[cluster.locality_order(places)]

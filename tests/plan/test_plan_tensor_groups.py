@@ -5,12 +5,15 @@ import numpy as np
 import pytest
 from plan_examples import workload
 
-from ddlsim.cluster import load_cluster
+from ddlsim.cluster import Cluster, MultiGpu, load_cluster, star
 from ddlsim.collectives import build
-from ddlsim.network import schedule_time
-from ddlsim.plan import Draft, Mesh, chunks_at, pipeline
+from ddlsim.network import Network, schedule_time
+from ddlsim.plan import Draft, Mesh, balanced, chunks_at, pipeline
 from ddlsim.plan.pipeline_orders import pass_order
-from ddlsim.plan.tensor_groups import as_one_rank, with_exchanges
+from ddlsim.plan.tensor_groups import as_one_rank, with_exchanges, with_shared_interfaces
+from ddlsim.workload.compute import make_workload
+from ddlsim.workload.devices import load_device
+from ddlsim.workload.model import load_model
 from ddlsim.workload.tensor_parallel import tensor_parallel
 
 
@@ -112,3 +115,26 @@ def test_what_a_rank_keeps_and_sends():
     plan = pipeline(split, Mesh(pipeline=2), 4)
     plan.check()
     assert plan.peak_memory() == pytest.approx([2000.0, 1000.0])
+
+
+@pytest.mark.parametrize(("n_nics", "times"), [(1, 4.0), (2, 2.0), (4, 1.0)])
+def test_members_that_share_an_interface_send_together(n_nics, times):
+    """Four GPUs send their quarters to another machine at once: over one interface that takes four times as long."""
+    host = MultiGpu(
+        n_gpus=4, inside="nvswitch", device="v100", nvlink_bandwidth="150 GB/s", pcie_bandwidth="1000 GB/s",
+        nvlink_latency=0.0, pcie_latency=0.0, n_nics=n_nics, n_pcie_switches=n_nics,
+    )  # fmt: skip
+    cluster = Cluster.from_graph(star(4, bandwidth="10 Gbit/s", latency=0.0, host=host))
+    bert = make_workload(load_model("bert-base"), load_device("v100"), 1)
+    plan = pipeline(balanced(bert, 2), Mesh(data=2, pipeline=2), 2)
+    nodes = cluster.workers.reshape(4, 4)
+    shared = with_shared_interfaces(plan, cluster, nodes)
+    travels = plan.nbytes > 0.0
+    np.testing.assert_allclose(shared.nbytes[travels] / plan.nbytes[travels], times, rtol=1e-12)
+    network = Network(cluster)  # what all four really take
+    ids = network.send(nodes[0].tolist(), nodes[1].tolist(), np.full(4, 1e6), 0.0)
+    arrivals = []
+    while (done := network.advance()) is not None:
+        arrivals += [done.time] * len(done.ids)
+    assert len(arrivals) == len(ids)
+    assert max(arrivals) == pytest.approx(times * 1e6 / 1.25e9, rel=1e-9)
