@@ -46,6 +46,19 @@ def names_in(path: Path) -> dict[str, ast.AST]:
     return {**names, **_public(stub)} if stub.exists() else names
 
 
+def public_names(module: str) -> list[str]:
+    """Return what a module means to export: what it says is public ("name as name", a stub), else what it defines."""
+    listed = getattr(importlib.import_module(module), "__all__", None)  # of a stub, and of kinds of collectives
+    if listed is not None:
+        return list(listed)
+    nodes = _bound(tree_of(module_file(module)).body)
+    return [name for name, node in nodes if not name.startswith("_") and _is_public(node)]
+
+
+def _is_public(node: ast.AST) -> bool:
+    return not isinstance(node, ast.ImportFrom) or node.names[0].asname == node.names[0].name
+
+
 def _public(stub: Path) -> dict[str, ast.AST]:
     """Return the imports of a stub, which are relative to its package, as absolute ones."""
     package = ".".join(stub.parent.relative_to(ROOT).parts)

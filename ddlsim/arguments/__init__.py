@@ -24,32 +24,17 @@ Relations between arguments stay in ``__post_init__``. Texts with units are kept
 
 from typing import Annotated
 
-from ddlsim.arguments.checking import checked
-from ddlsim.arguments.fields import takes_fields_of
-from ddlsim.arguments.rules import Rule, by, having, number, one_of, quantity, whole
-
-__all__ = [
-    "Bandwidth",
-    "Bytes",
-    "Count",
-    "Decay",
-    "Density",
-    "Duration",
-    "Index",
-    "NotNegative",
-    "Positive",
-    "Rule",
-    "Seed",
-    "Share",
-    "by",
-    "checked",
-    "having",
-    "number",
-    "one_of",
-    "quantity",
-    "takes_fields_of",
-    "whole",
-]
+from ddlsim.arguments.checking import checked as checked
+from ddlsim.arguments.fields import takes_fields_of as takes_fields_of
+from ddlsim.arguments.rules import (
+    Rule as Rule,
+    by as by,
+    having as having,
+    number as number,
+    one_of as one_of,
+    quantity as quantity,
+    whole as whole,
+)
 
 Count = Annotated[int, whole(1)]
 Index = Annotated[int, whole(0)]

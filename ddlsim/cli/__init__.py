@@ -11,6 +11,4 @@ from ddlsim.cli import (  # noqa: F401  (they register the commands)
     studying,
     validating,
 )
-from ddlsim.cli.application import app, main
-
-__all__ = ["app", "main"]
+from ddlsim.cli.application import app as app, main as main

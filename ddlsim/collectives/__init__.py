@@ -6,23 +6,19 @@ has what PyTorch does over TCP. `build` finds algorithms by name, `check` proves
 says, `combine` puts schedules together, `cost` has the closed forms.
 """
 
-from ddlsim.collectives.build import algorithm_names, build
-from ddlsim.collectives.check import check
-from ddlsim.collectives.combine import on_ranks, parallel, reorder, sequence, split
-from ddlsim.collectives.schedule import KINDS, Collective, Round, Schedule, messages
-
-__all__ = [
-    "KINDS",
-    "Collective",
-    "Round",
-    "Schedule",
-    "algorithm_names",
-    "build",
-    "check",
-    "messages",
-    "on_ranks",
-    "parallel",
-    "reorder",
-    "sequence",
-    "split",
-]
+from ddlsim.collectives.build import algorithm_names as algorithm_names, build as build
+from ddlsim.collectives.check import check as check
+from ddlsim.collectives.combine import (
+    on_ranks as on_ranks,
+    parallel as parallel,
+    reorder as reorder,
+    sequence as sequence,
+    split as split,
+)
+from ddlsim.collectives.schedule import (
+    KINDS as KINDS,
+    Collective as Collective,
+    Round as Round,
+    Schedule as Schedule,
+    messages as messages,
+)

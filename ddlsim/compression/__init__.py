@@ -4,51 +4,37 @@ A compressor is a frozen dataclass (`contract.Compressor` says with which method
 for what all workers hold after one exchange; `sent_nbytes` counts what each of them put on the wire.
 """
 
-from ddlsim.compression.choice import Compression
-from ddlsim.compression.contract import Compressor, Payload, Traits, check_gradient
-from ddlsim.compression.cost import CodecCost, measure_cost
-from ddlsim.compression.dense import BF16, FP16, NoCompression
-from ddlsim.compression.dgc import DGC
-from ddlsim.compression.exchange import Exchanged, aggregate, average, exchange, sent_nbytes, settle
-from ddlsim.compression.feedback import ErrorFeedback
-from ddlsim.compression.hierarchy import HierarchicallyExchanged, hierarchical_exchange
-from ddlsim.compression.low_rank import PowerSGD
-from ddlsim.compression.quantised import QSGD, Natural, TernGrad
-from ddlsim.compression.signs import OneBit, SignSGD
-from ddlsim.compression.sketch import CountSketch
-from ddlsim.compression.sparse import GTopK, MSTopK, RandomK, Threshold, TopK
-
-__all__ = [
-    "BF16",
-    "DGC",
-    "FP16",
-    "QSGD",
-    "CodecCost",
-    "Compression",
-    "Compressor",
-    "CountSketch",
-    "ErrorFeedback",
-    "Exchanged",
-    "GTopK",
-    "HierarchicallyExchanged",
-    "MSTopK",
-    "Natural",
-    "NoCompression",
-    "OneBit",
-    "Payload",
-    "PowerSGD",
-    "RandomK",
-    "SignSGD",
-    "TernGrad",
-    "Threshold",
-    "TopK",
-    "Traits",
-    "aggregate",
-    "average",
-    "check_gradient",
-    "exchange",
-    "hierarchical_exchange",
-    "measure_cost",
-    "sent_nbytes",
-    "settle",
-]
+from ddlsim.compression.choice import Compression as Compression
+from ddlsim.compression.contract import (
+    Compressor as Compressor,
+    Payload as Payload,
+    Traits as Traits,
+    check_gradient as check_gradient,
+)
+from ddlsim.compression.cost import CodecCost as CodecCost, measure_cost as measure_cost
+from ddlsim.compression.dense import BF16 as BF16, FP16 as FP16, NoCompression as NoCompression
+from ddlsim.compression.dgc import DGC as DGC
+from ddlsim.compression.exchange import (
+    Exchanged as Exchanged,
+    aggregate as aggregate,
+    average as average,
+    exchange as exchange,
+    sent_nbytes as sent_nbytes,
+    settle as settle,
+)
+from ddlsim.compression.feedback import ErrorFeedback as ErrorFeedback
+from ddlsim.compression.hierarchy import (
+    HierarchicallyExchanged as HierarchicallyExchanged,
+    hierarchical_exchange as hierarchical_exchange,
+)
+from ddlsim.compression.low_rank import PowerSGD as PowerSGD
+from ddlsim.compression.quantised import QSGD as QSGD, Natural as Natural, TernGrad as TernGrad
+from ddlsim.compression.signs import OneBit as OneBit, SignSGD as SignSGD
+from ddlsim.compression.sketch import CountSketch as CountSketch
+from ddlsim.compression.sparse import (
+    GTopK as GTopK,
+    MSTopK as MSTopK,
+    RandomK as RandomK,
+    Threshold as Threshold,
+    TopK as TopK,
+)

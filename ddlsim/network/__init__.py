@@ -1,8 +1,6 @@
 """The fluid network: max-min fair flows and message-level collectives in a compiled event kernel."""
 
-from ddlsim.network.accounts import Accounts
-from ddlsim.network.busy import BusyIntervals
-from ddlsim.network.idle import schedule_time
-from ddlsim.network.network import Completions, Interconnect, Network
-
-__all__ = ["Accounts", "BusyIntervals", "Completions", "Interconnect", "Network", "schedule_time"]
+from ddlsim.network.accounts import Accounts as Accounts
+from ddlsim.network.busy import BusyIntervals as BusyIntervals
+from ddlsim.network.idle import schedule_time as schedule_time
+from ddlsim.network.network import Completions as Completions, Interconnect as Interconnect, Network as Network

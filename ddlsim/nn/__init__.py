@@ -7,6 +7,4 @@
 A layer of one's own is a frozen dataclass with ``cost`` (see :class:`Cost`), ``init``, ``forward`` and ``backward``.
 """
 
-from ddlsim.workload.layer_rules import Cost, streaming
-
-__all__ = ["Cost", "streaming"]
+from ddlsim.workload.layer_rules import Cost as Cost, streaming as streaming

@@ -6,56 +6,27 @@ data parallelism, :func:`pipeline` those of models split over a :class:`Mesh`.
 :func:`execute` gives every task its start and end on a cluster.
 """
 
-from ddlsim.plan.bounds import Cut, critical_path, cut, peak_memory
-from ddlsim.plan.chakra import read_chakra
-from ddlsim.plan.check import check
-from ddlsim.plan.chunks import Chunk, balanced, between_blocks, chunks_at, crossing_nbytes
-from ddlsim.plan.data_parallel import data_parallel, sharded
-from ddlsim.plan.draft import Draft
-from ddlsim.plan.embeddings import embeddings
-from ddlsim.plan.execute import Execution, execute
-from ddlsim.plan.fully_sharded import fully_sharded
-from ddlsim.plan.goal import read_goal
-from ddlsim.plan.local_steps import local_steps
-from ddlsim.plan.mesh import Mesh, mesh_of
-from ddlsim.plan.pipeline import pipeline
-from ddlsim.plan.pipeline_orders import ORDERS
-from ddlsim.plan.plan import KINDS, Lane, Part, Plan
-from ddlsim.plan.queues import FusedQueue, UrgentQueue
-from ddlsim.plan.schedules import ALGORITHMS
-from ddlsim.plan.servers import through_servers
-
-__all__ = [
-    "ALGORITHMS",
-    "KINDS",
-    "ORDERS",
-    "Chunk",
-    "Cut",
-    "Draft",
-    "Execution",
-    "FusedQueue",
-    "Lane",
-    "Mesh",
-    "Part",
-    "Plan",
-    "UrgentQueue",
-    "balanced",
-    "between_blocks",
-    "check",
-    "chunks_at",
-    "critical_path",
-    "crossing_nbytes",
-    "cut",
-    "data_parallel",
-    "embeddings",
-    "execute",
-    "fully_sharded",
-    "local_steps",
-    "mesh_of",
-    "peak_memory",
-    "pipeline",
-    "read_chakra",
-    "read_goal",
-    "sharded",
-    "through_servers",
-]
+from ddlsim.plan.bounds import Cut as Cut, critical_path as critical_path, cut as cut, peak_memory as peak_memory
+from ddlsim.plan.chakra import read_chakra as read_chakra
+from ddlsim.plan.check import check as check
+from ddlsim.plan.chunks import (
+    Chunk as Chunk,
+    balanced as balanced,
+    between_blocks as between_blocks,
+    chunks_at as chunks_at,
+    crossing_nbytes as crossing_nbytes,
+)
+from ddlsim.plan.data_parallel import data_parallel as data_parallel, sharded as sharded
+from ddlsim.plan.draft import Draft as Draft
+from ddlsim.plan.embeddings import embeddings as embeddings
+from ddlsim.plan.execute import Execution as Execution, execute as execute
+from ddlsim.plan.fully_sharded import fully_sharded as fully_sharded
+from ddlsim.plan.goal import read_goal as read_goal
+from ddlsim.plan.local_steps import local_steps as local_steps
+from ddlsim.plan.mesh import Mesh as Mesh, mesh_of as mesh_of
+from ddlsim.plan.pipeline import pipeline as pipeline
+from ddlsim.plan.pipeline_orders import ORDERS as ORDERS
+from ddlsim.plan.plan import KINDS as KINDS, Lane as Lane, Part as Part, Plan as Plan
+from ddlsim.plan.queues import FusedQueue as FusedQueue, UrgentQueue as UrgentQueue
+from ddlsim.plan.schedules import ALGORITHMS as ALGORITHMS
+from ddlsim.plan.servers import through_servers as through_servers

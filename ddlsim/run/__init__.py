@@ -1,7 +1,5 @@
 """From an experiment to a result."""
 
-from ddlsim.run.experiment import Experiment
-from ddlsim.run.result import Result
-from ddlsim.run.simulate import run
-
-__all__ = ["Experiment", "Result", "run"]
+from ddlsim.run.experiment import Experiment as Experiment
+from ddlsim.run.result import Result as Result
+from ddlsim.run.simulate import run as run

@@ -1,79 +1,42 @@
 """The distributed training algorithms. A strategy is a frozen dataclass with `label`, `updates` and `start`."""
 
-from ddlsim.runtime import Setting, Strategy
-from ddlsim.runtime.server_work import ServerWork
-from ddlsim.strategies.all_reduce import AllReduce
-from ddlsim.strategies.asynchronous import AsyncParameterServer
-from ddlsim.strategies.asynchronous_gossip import ADPSGD, GossipSGD
-from ddlsim.strategies.delayed_averaging import CoCoDSGD, DaSGD, OverlapLocalSGD
-from ddlsim.strategies.elastic import ElasticAveraging
-from ddlsim.strategies.embedding_parallel import EmbeddingParallel
-from ddlsim.strategies.expert_parallel import ExpertParallel
-from ddlsim.strategies.federated import FedAvg, FedBuff
-from ddlsim.strategies.gossip import CHOCOSGD, DPSGD
-from ddlsim.strategies.k_async import KAsync, KBatchAsync
-from ddlsim.strategies.k_sync import BackupWorkers, KBatchSync, KSync
-from ddlsim.strategies.local_sgd import AdaComm, HierarchicalLocalSGD, LocalSGD, QsparseLocalSGD
-from ddlsim.strategies.outer import BMUF, DiLoCo, SlowMo
-from ddlsim.strategies.overlap import DdpBuckets, HorovodFusion, NoOverlap, PerLayer, Priority
-from ddlsim.strategies.parallel import Parallel
-from ddlsim.strategies.parameter_server import ParameterServer
-from ddlsim.strategies.sharded_update import ShardedUpdate
-from ddlsim.strategies.soft_sync import SoftSync
-from ddlsim.strategies.sparse_averaging import SPARTA
-from ddlsim.strategies.stale_synchronous import StaleSynchronous
-from ddlsim.strategies.staleness import (
-    DelayCompensation,
-    ExponentialPenalty,
-    InverseStaleness,
-    SquareRootStaleness,
+from ddlsim.runtime import Setting as Setting, Strategy as Strategy
+from ddlsim.runtime.server_work import ServerWork as ServerWork
+from ddlsim.strategies.all_reduce import AllReduce as AllReduce
+from ddlsim.strategies.asynchronous import AsyncParameterServer as AsyncParameterServer
+from ddlsim.strategies.asynchronous_gossip import ADPSGD as ADPSGD, GossipSGD as GossipSGD
+from ddlsim.strategies.delayed_averaging import CoCoDSGD as CoCoDSGD, DaSGD as DaSGD, OverlapLocalSGD as OverlapLocalSGD
+from ddlsim.strategies.elastic import ElasticAveraging as ElasticAveraging
+from ddlsim.strategies.embedding_parallel import EmbeddingParallel as EmbeddingParallel
+from ddlsim.strategies.expert_parallel import ExpertParallel as ExpertParallel
+from ddlsim.strategies.federated import FedAvg as FedAvg, FedBuff as FedBuff
+from ddlsim.strategies.gossip import CHOCOSGD as CHOCOSGD, DPSGD as DPSGD
+from ddlsim.strategies.k_async import KAsync as KAsync, KBatchAsync as KBatchAsync
+from ddlsim.strategies.k_sync import BackupWorkers as BackupWorkers, KBatchSync as KBatchSync, KSync as KSync
+from ddlsim.strategies.local_sgd import (
+    AdaComm as AdaComm,
+    HierarchicalLocalSGD as HierarchicalLocalSGD,
+    LocalSGD as LocalSGD,
+    QsparseLocalSGD as QsparseLocalSGD,
 )
-from ddlsim.workload.table_placement import HostMemory
-
-__all__ = [
-    "ADPSGD",
-    "BMUF",
-    "CHOCOSGD",
-    "DPSGD",
-    "SPARTA",
-    "AdaComm",
-    "AllReduce",
-    "AsyncParameterServer",
-    "BackupWorkers",
-    "CoCoDSGD",
-    "DaSGD",
-    "DdpBuckets",
-    "DelayCompensation",
-    "DiLoCo",
-    "ElasticAveraging",
-    "EmbeddingParallel",
-    "ExpertParallel",
-    "ExponentialPenalty",
-    "FedAvg",
-    "FedBuff",
-    "GossipSGD",
-    "HierarchicalLocalSGD",
-    "HorovodFusion",
-    "HostMemory",
-    "InverseStaleness",
-    "KAsync",
-    "KBatchAsync",
-    "KBatchSync",
-    "KSync",
-    "LocalSGD",
-    "NoOverlap",
-    "OverlapLocalSGD",
-    "Parallel",
-    "ParameterServer",
-    "PerLayer",
-    "Priority",
-    "QsparseLocalSGD",
-    "ServerWork",
-    "Setting",
-    "ShardedUpdate",
-    "SlowMo",
-    "SoftSync",
-    "SquareRootStaleness",
-    "StaleSynchronous",
-    "Strategy",
-]
+from ddlsim.strategies.outer import BMUF as BMUF, DiLoCo as DiLoCo, SlowMo as SlowMo
+from ddlsim.strategies.overlap import (
+    DdpBuckets as DdpBuckets,
+    HorovodFusion as HorovodFusion,
+    NoOverlap as NoOverlap,
+    PerLayer as PerLayer,
+    Priority as Priority,
+)
+from ddlsim.strategies.parallel import Parallel as Parallel
+from ddlsim.strategies.parameter_server import ParameterServer as ParameterServer
+from ddlsim.strategies.sharded_update import ShardedUpdate as ShardedUpdate
+from ddlsim.strategies.soft_sync import SoftSync as SoftSync
+from ddlsim.strategies.sparse_averaging import SPARTA as SPARTA
+from ddlsim.strategies.stale_synchronous import StaleSynchronous as StaleSynchronous
+from ddlsim.strategies.staleness import (
+    DelayCompensation as DelayCompensation,
+    ExponentialPenalty as ExponentialPenalty,
+    InverseStaleness as InverseStaleness,
+    SquareRootStaleness as SquareRootStaleness,
+)
+from ddlsim.workload.table_placement import HostMemory as HostMemory

@@ -10,10 +10,11 @@ import types
 from pathlib import Path
 
 import numpy as np
+from documentation import public_names
 
 import ddlsim
 
-#: where public names come from: everything in ``__all__``
+#: where public names come from: everything that they say or define
 MODULES = (
     "ddlsim", "ddlsim.cluster", "ddlsim.collectives", "ddlsim.collectives.all_gather",
     "ddlsim.collectives.all_reduce", "ddlsim.collectives.all_to_all", "ddlsim.collectives.broadcast",
@@ -395,7 +396,7 @@ def public():
     for module in MODULES:
         loaded = importlib.import_module(module)
         short = module.rpartition(".")[2]
-        for name in loaded.__all__:
+        for name in public_names(module):
             target = getattr(loaded, name)
             if not callable(target) or id(target) in seen or name in MADE_HERE or name in NO_CALLS:
                 continue

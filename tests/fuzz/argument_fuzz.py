@@ -18,7 +18,7 @@ import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.extend(str(folder) for folder in Path(__file__).parents[:2])
 
 import matplotlib
 from argument_calls import READERS, public

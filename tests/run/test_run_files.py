@@ -5,6 +5,7 @@ import inspect
 import sys
 
 import pytest
+from documentation import public_names
 
 import ddlsim
 from ddlsim import compression, optim, strategies
@@ -143,7 +144,7 @@ def test_slow_downs_are_a_list_of_tables(tmp_path):
 
 def test_files_know_every_strategy_optimizer_schedule_and_jitter():
     def made_by(module, methods):
-        classes = [getattr(module, name) for name in module.__all__]
+        classes = [getattr(module, name) for name in public_names(module.__name__)]
         return {c for c in classes if dataclasses.is_dataclass(c) and all(hasattr(c, m) for m in methods)}
 
     assert set(files.STRATEGIES.values()) == made_by(strategies, ("start", "updates"))

@@ -3,6 +3,7 @@
 import inspect
 
 import pytest
+from documentation import public_names
 from worlds_generator import BUNDLED, world
 from worlds_invariants import check_world
 
@@ -35,5 +36,5 @@ def test_every_part_can_be_drawn():
 
 def classes(package, *attributes):
     """Return the names of the package's public classes that have all these attributes."""
-    found = [getattr(package, name) for name in package.__all__]
+    found = [getattr(package, name) for name in public_names(package.__name__)]
     return {c.__name__ for c in found if inspect.isclass(c) and all(hasattr(c, name) for name in attributes)}
