@@ -63,6 +63,7 @@ from .strategies import (
     BMUF as BMUF,
     CHOCOSGD as CHOCOSGD,
     DPSGD as DPSGD,
+    FSDP as FSDP,
     SPARTA as SPARTA,
     AdaComm as AdaComm,
     AllReduce as AllReduce,

@@ -65,6 +65,7 @@ def sharded(
     steps: int = 1,
     accumulation: int = 1,
     overlap: bool = True,
+    no_sync: bool = True,
 ) -> Plan:
     """Return the plan of data-parallel training in which each rank updates its share of every bucket (ZeRO stage 1,
     Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1).
@@ -73,7 +74,8 @@ def sharded(
     ``overlap_param_gather`` (NVIDIA, Megatron Core, ``DistributedDataParallel``): buckets are reduce-scattered beside
     the (last) backward pass; when all have arrived, a rank updates its shards; the updated parameters are all-gathered
     bucket by bucket, those near the input first, and the next forward pass goes on as far as they have arrived. Without
-    `overlap` it starts when all have.
+    `overlap` it starts when all have. Without `no_sync` buckets are reduce-scattered beside the backward pass of every
+    micro-batch, and shares added up (stage 2, which has no room for whole gradients).
 
     The arguments are those of :func:`data_parallel`, and so are lanes and errors. An update takes 1 / n_ranks of the
     optimizer's time.
@@ -81,7 +83,10 @@ def sharded(
     each = each_rank(workloads, n_ranks, steps, accumulation)
     chosen = tuple(buckets(each[0]))
     firsts = [part.first if overlap else 0 for part in parts_of(each[0], chosen)]
-    templates = [in_shards(chosen, firsts, len(each[0].forward), accumulation, first=first) for first in (True, False)]
+    n_layers = len(each[0].forward)
+    templates = [
+        in_shards(chosen, firsts, n_layers, accumulation, first=first, no_sync=no_sync) for first in (True, False)
+    ]
     return repeated(templates, each, chosen, steps, accumulation)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from ddlsim.arguments import Count, Index, checked
+from ddlsim.arguments import Count, Index, checked, one_of
 from ddlsim.errors import ConfigError
 from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.plan import (
@@ -25,8 +26,9 @@ from ddlsim.plan.plan import (
     Part,
     Plan,
 )  # fmt: skip
+from ddlsim.plan.repeated import each_rank
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.precision import ELEMENT_NBYTES
+from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
 
 __all__ = ["fully_sharded"]
 
@@ -52,23 +54,39 @@ class _Row:
     renewed: bool = False
 
 
+@dataclass(frozen=True)
+class _Sharing:
+    """The arguments of :func:`fully_sharded`, and the bytes of a gathered weight."""
+
+    n_ranks: int
+    shard: int
+    accumulation: int
+    prefetch: int
+    reshard: bool
+    no_sync: bool
+    element: float
+
+
 @checked
 def fully_sharded(
-    workload: Workload, n_ranks: Count, units: Sequence[Index] | None = None, *, steps: Count = 1,
-    accumulation: Count = 1, prefetch: Index = 1, reshard: bool = True, shard: Count | None = None,
+    workloads: Workload | Sequence[Workload], n_ranks: Count | None = None, units: Sequence[Index] | None = None, *,
+    steps: Count = 1, accumulation: Count = 1, prefetch: Index = 1, reshard: bool = True, shard: Count | None = None,
+    no_sync: bool = True, param_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None,
 ) -> Plan:  # fmt: skip
     """Return the plan of training in which every rank keeps a share of the weights, gradients and optimizer's state
     (ZeRO stage 3, Rajbhandari et al. 2020, arXiv:1910.02054; PyTorch FSDP, Zhao et al. 2023, arXiv:2304.11277).
 
+    workloads     of each rank; or one for all, with ``n_ranks``
     units         layers with which units begin that are gathered together, such as transformer layers; None: every
                   layer with parameters begins one
-    accumulation  micro-batches of each rank in a step. Weights are gathered for each, gradients scattered after the
-                  last (``no_sync``)
+    accumulation  micro-batches of each rank in a step. Weights are gathered for each
+    no_sync       gradients are added up where they are made and scattered after the last micro-batch; False: after each
     prefetch      units that may be gathered ahead of the one that computes; 0: each when the one before has computed
     reshard       weights are given back after the forward pass, and gathered again for the backward pass ("FULL_SHARD";
                   False: "SHARD_GRAD_OP")
     shard         ranks that share, neighbours; as many as there are if nothing is said. With fewer ("HYBRID_SHARD")
                   each has as many copies of its share as there are such groups, which sum their gradients
+    param_dtype   of the weights that are gathered; None: as they are computed with
 
     A rank has the lanes "compute", "gather" (all-gathers) and "stream" (sums). The all-gather of unit l starts when
     that of the unit before has ended, and the computation of unit l - 1 - prefetch. Units hold their gathered weights
@@ -76,6 +94,8 @@ def fully_sharded(
 
     Raises ConfigError for units that are no layers, and for ranks that `shard` does not divide.
     """
+    each = each_rank(workloads, n_ranks, steps, accumulation)
+    workload, n_ranks = each[0], len(each)
     size = n_ranks if shard is None else shard
     if n_ranks % size:
         divisors = [each for each in range(1, n_ranks + 1) if n_ranks % each == 0]
@@ -84,10 +104,17 @@ def fully_sharded(
             f"fully_sharded: shard = {size}: must divide the {n_ranks} ranks; use {' or '.join(map(str, near))}"
         )
     parts = _units(workload, units)
-    rows = _rows(workload, parts, n_ranks, size, accumulation, prefetch, reshard)
+    element = ELEMENT_NBYTES[param_dtype or workload.precision]
+    how = _Sharing(n_ranks, size, accumulation, prefetch, reshard, no_sync, element)
     ranks = np.arange(n_ranks)
     groups = [ranks.reshape(-1, size), ranks.reshape(-1, size).T]
-    return _tiled(rows, parts, len(workload.forward), n_ranks, steps, accumulation, groups)
+    different = {id(workload): workload for workload in each}
+    rows = {key: _rows(workload, parts, how) for key, workload in different.items()}
+    plan = _tiled(rows[id(workload)], parts, len(workload.forward), n_ranks, steps, accumulation, groups)
+    if len(rows) == 1:
+        return plan
+    seconds = {key: [row.seconds for row in own] for key, own in rows.items()}
+    return dataclasses.replace(plan, seconds=np.tile(np.concatenate([seconds[id(own)] for own in each]), steps))
 
 
 def _units(workload: Workload, units: Sequence[Index] | None) -> tuple[Part, ...]:
@@ -100,21 +127,25 @@ def _units(workload: Workload, units: Sequence[Index] | None) -> tuple[Part, ...
         )
     ends = [*begins[1:], n_layers]
     nbytes = [float(workload.grad_nbytes[a:b].sum()) for a, b in zip(begins, ends, strict=True)]
+    for size, begin, end in zip(nbytes, begins, ends, strict=True):
+        if not size and any(nbytes):
+            raise ConfigError(
+                f"fully_sharded: units = {begins}: layers {begin} to {end - 1} of {workload.model.name} have no "
+                f"weights to gather; leave {begin or end} out"
+            )
     return tuple(Part(size, a, b) for size, a, b in zip(nbytes, begins, ends, strict=True))
 
 
-def _rows(
-    workload: Workload, parts: Sequence[Part], n_ranks: int, shard: int, accumulation: int, prefetch: int, reshard: bool
-) -> list[_Row]:
+def _rows(workload: Workload, parts: Sequence[Part], how: _Sharing) -> list[_Row]:
     """Return what a rank does in a step: units forward, then backward, for every micro-batch."""
     rows: list[_Row] = []
-    stored, n = stored_nbytes(workload), len(parts)
+    stored, n, shard, last = stored_nbytes(workload), len(parts), how.shard, how.accumulation - 1
     gradient = workload.gradient_nbytes / max(workload.model.gradient_nbytes(1), 1.0)
-    weights = [part.nbytes / gradient * ELEMENT_NBYTES[workload.precision] for part in parts]
-    uses = [(micro, kind, unit) for micro in range(accumulation)
+    weights = [part.nbytes / gradient * how.element for part in parts]
+    uses = [(micro, kind, unit) for micro in range(how.accumulation)
             for kind, order in ((FORWARD, range(n)), (BACKWARD, reversed(range(n)))) for unit in order]  # fmt: skip
     gathered = [i for i, (_, kind, unit) in enumerate(uses)
-                if weights[unit] and shard > 1 and (kind == FORWARD or reshard)]  # fmt: skip
+                if weights[unit] and shard > 1 and (kind == FORWARD or how.reshard)]  # fmt: skip
     gather_of: dict[int, int] = {}
     sums: list[int] = []
     pending = list(gathered)
@@ -132,7 +163,7 @@ def _rows(
             taken += weights[unit]
         return taken
 
-    taken = gather(prefetch, None)
+    taken = gather(how.prefetch, None)
     for i, (micro, kind, unit) in enumerate(uses):
         part = parts[unit]
         layers = slice(part.first, part.end)
@@ -144,10 +175,12 @@ def _rows(
         now = len(rows)
         rows.append(_Row(0, kind, float(seconds[layers].sum()), 0.0, micro, part.first, part.end,
                          holds=keeps if kind == FORWARD else -keeps, needs=needs))  # fmt: skip
-        if kind == BACKWARD and micro == accumulation - 1 and part.nbytes:
-            sums.append(_sum(rows, unit, part.nbytes, now, shard, n_ranks))
-        taken = gather(i + 1 + prefetch, now)
-        if shard > 1 and weights[unit] and (reshard or kind == BACKWARD):
+        if kind == BACKWARD and part.nbytes and micro == last:
+            sums.append(_sum(rows, unit, part.nbytes, now, how))
+        elif kind == BACKWARD and part.nbytes and shard > 1 and not how.no_sync:
+            rows.append(_Row(2, REDUCE_SCATTER, nbytes=part.nbytes, micro=micro, part=unit, group=0, needs=(now,)))
+        taken = gather(i + 1 + how.prefetch, now)
+        if shard > 1 and weights[unit] and (how.reshard or kind == BACKWARD):
             taken -= weights[unit]
             if taken <= 0.0:
                 rows.append(_Row(0, COMPUTE, holds=taken))
@@ -156,13 +189,13 @@ def _rows(
     return rows
 
 
-def _sum(rows: list[_Row], unit: int, nbytes: float, after: int, shard: int, n_ranks: int) -> int:
+def _sum(rows: list[_Row], unit: int, nbytes: float, after: int, how: _Sharing) -> int:
     """Add the sum of a unit's gradient: scattered over those that share, then added up over their groups."""
-    if shard > 1:
+    if how.shard > 1:
         rows.append(_Row(2, REDUCE_SCATTER, nbytes=nbytes, part=unit, group=0, needs=(after,)))
         after = len(rows) - 1
-    if shard < n_ranks:
-        rows.append(_Row(2, ALL_REDUCE, nbytes=nbytes / shard, part=unit, group=1, needs=(after,)))
+    if how.shard < how.n_ranks:
+        rows.append(_Row(2, ALL_REDUCE, nbytes=nbytes / how.shard, part=unit, group=1, needs=(after,)))
         after = len(rows) - 1
     return after
 

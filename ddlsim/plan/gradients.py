@@ -44,6 +44,7 @@ def check_gradients(plan: Plan, order: Order) -> None:
     update = update.of(~update.tied | ~np.isin(update.place, update.place[~update.tied]))
     deeds = _deeds(plan, order, update)
     _updated_once(plan, backward, update, deeds)
+    _check_early_sums(plan, order, backward, deeds)
     first = np.diff(deeds.place, prepend=-1) != 0
     i, j = joined(backward.place, deeds.place[first])
     before = np.concatenate([backward.row[i], deeds.row[:-1][~first[1:]]])
@@ -107,6 +108,36 @@ def _updated_once(plan: Plan, backward: Touching, update: Touching, deeds: Touch
     never = ~np.isin(update.place, np.concatenate([backward.place, summed]))
     for row, part in zip(update.row[never].tolist(), update.part[never].tolist(), strict=True):
         raise ConfigError(f"plan: {plan.task(row)}: the gradient of part {part} is never summed on this rank")
+
+
+def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touching) -> None:
+    """Check what is scattered after single micro-batches: shares to which the last sum of the step adds the rest. Each
+    comes after the passes that it is of and before that sum, once, in its group."""
+    rows = plan.collectives[(plan.part[plan.collectives] >= 0) & (plan.batch[plan.collectives] >= 0)]
+    rows = rows[plan.kind[rows] != ALL_GATHER]
+    if not len(rows):
+        return
+    for row in rows[plan.kind[rows] != REDUCE_SCATTER].tolist():
+        raise ConfigError(f"plan: {plan.task(row)}: the gradients of one micro-batch can only be scattered")
+    n_batches = int(plan.batch.max()) + 1
+    place = place_of(plan, rows, plan.part[rows])
+    visit = place * n_batches + plan.batch[rows]
+    again = np.setdiff1d(np.arange(len(rows)), np.unique(visit, return_index=True)[1])
+    for row in rows[again].tolist():
+        raise ConfigError(f"plan: {plan.task(row)}: the gradient of batch {plan.batch[row]} is scattered twice")
+    passes = backward.place * n_batches + plan.batch[backward.row]
+    i, j = joined(passes, visit)
+    order.demand(backward.row[i], rows[j], "which it sums")
+    last = deeds.of(plan.kind[deeds.row] == REDUCE_SCATTER)
+    i, j = joined(place, last.place)
+    order.demand(rows[i], last.row[j], "to which it adds the rest")
+    inside = plan.peer[rows[i]] == plan.peer[last.row[j]]
+    wrong = np.setdiff1d(np.arange(len(rows)), i[inside])
+    for row in rows[wrong].tolist():
+        raise ConfigError(
+            f"plan: {plan.task(row)}: its group scatters nothing of part {plan.part[row]} at the end of the step, to "
+            "which these shares could be added"
+        )
 
 
 def _contributions(plan: Plan, backward: Touching, n_batches: int) -> Ints:

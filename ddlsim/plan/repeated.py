@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ddlsim.errors import ConfigError
 from ddlsim.plan.chunks import stored_nbytes
-from ddlsim.plan.plan import ALL_GATHER, BACKWARD, FORWARD, REDUCE_SCATTER, UPDATE, Floats, Lane, Part, Plan
+from ddlsim.plan.plan import ALL_GATHER, BACKWARD, FORWARD, KINDS, REDUCE_SCATTER, UPDATE, Floats, Lane, Part, Plan
 from ddlsim.plan.queues import Queue
 from ddlsim.plan.templates import Row
 from ddlsim.workload.buckets import Bucket
@@ -34,9 +34,11 @@ def repeated(
     order = np.arange(n) if queue is None else urgency
     sizes = np.array([bucket.nbytes for bucket in buckets])
     place = -1 if queue is None else 0
-    kinds, kind = np.unique(columns["kind"][bucket_of >= 0], return_inverse=True)
+    moved = np.flatnonzero(bucket_of >= 0)
+    micro = np.where(columns["batch"] >= 0, columns["batch"] % accumulation, accumulation)[moved]  # the rest come last
+    label = ((step[moved] * (accumulation + 1) + micro) * len(KINDS) + columns["kind"][moved]) * n
     key = np.full(len(step), -1)
-    key[bucket_of >= 0] = (step[bucket_of >= 0] * len(kinds) + kind.reshape(-1)) * n + order[bucket_of[bucket_of >= 0]]
+    key[moved] = np.unique(label + order[bucket_of[moved]], return_inverse=True)[1].reshape(-1)
     return Plan(
         lanes=tuple(lane for r in range(len(each)) for lane in (Lane(r, "compute"), Lane(r, "stream", place))),
         groups=(tuple(range(len(each))),), parts=parts_of(each[0], buckets), names=(), n_layers=len(each[0].forward),

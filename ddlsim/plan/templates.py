@@ -74,11 +74,12 @@ def pipelined(
 
 
 def in_shards(
-    buckets: Sequence[Bucket], firsts: Sequence[int], n_layers: int, accumulation: int, *, first: bool
+    buckets: Sequence[Bucket], firsts: Sequence[int], n_layers: int, accumulation: int, *, first: bool, no_sync: bool
 ) -> list[Row]:
     """Return the rows of a step that updates shards and gathers them, bucket by bucket, beside the next forward pass.
 
-    That needs a bucket from layer ``firsts[bucket]`` on.
+    That needs a bucket from layer ``firsts[bucket]`` on. Without `no_sync` buckets are scattered after each
+    micro-batch.
     """
     rows: list[Row] = []
     for micro in range(accumulation):
@@ -86,8 +87,10 @@ def in_shards(
         for layer, end in zip(begins, [*begins[1:], n_layers], strict=True):
             waits = () if first or micro else [i for i, needed in enumerate(firsts[::-1]) if needed == layer]
             rows.append(Row(FORWARD, micro=micro, first=layer, end=end, updates=tuple(waits)))
-        if micro < accumulation - 1:
+        if micro < accumulation - 1 and no_sync:
             rows.append(Row(BACKWARD, micro=micro, end=n_layers))
+        elif micro < accumulation - 1:
+            _backward(rows, buckets, n_layers, micro, kind=REDUCE_SCATTER, of=micro)
     sums = _backward(rows, buckets, n_layers, accumulation - 1, kind=REDUCE_SCATTER)
     rows.append(Row(UPDATE, end=n_layers, needs=(sums[-1],)))
     update = len(rows) - 1
@@ -96,9 +99,10 @@ def in_shards(
 
 
 def _backward(
-    rows: list[Row], buckets: Sequence[Bucket], n_layers: int, micro: int, kind: int = ALL_REDUCE
+    rows: list[Row], buckets: Sequence[Bucket], n_layers: int, micro: int, kind: int = ALL_REDUCE, of: int = -1
 ) -> list[int]:
-    """Append a backward pass, beside which each bucket leaves when it is ready; return the rows of their sums."""
+    """Append a backward pass, beside which each bucket leaves when it is ready; return the rows of their sums, which
+    are those `of` a micro-batch, or of what is left of the step (-1)."""
     latest, layer = len(rows) - 1, n_layers  # the backward pass has come down to `layer`
     sums = []
     for part, bucket in enumerate(buckets):
@@ -111,7 +115,7 @@ def _backward(
             rows.append(Row(BACKWARD, micro=micro, first=bucket.ready_layer, end=layer))
             latest, layer = len(rows) - 1, bucket.ready_layer
         sums.append(len(rows))
-        rows.append(Row(kind, stream=True, part=part, needs=(latest,)))
+        rows.append(Row(kind, stream=True, micro=of, part=part, needs=(latest,)))
     if layer > 0:
         rows.append(Row(BACKWARD, micro=micro, end=layer))
     return sums

@@ -74,6 +74,7 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
     "expert-parallel": strategies.ExpertParallel,
     "fedavg": strategies.FedAvg,
     "fedbuff": strategies.FedBuff,
+    "fsdp": strategies.FSDP,
     "gossip-sgd": strategies.GossipSGD,
     "hierarchical-local-sgd": strategies.HierarchicalLocalSGD,
     "k-async": strategies.KAsync,

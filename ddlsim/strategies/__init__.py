@@ -10,6 +10,7 @@ from ddlsim.strategies.elastic import ElasticAveraging as ElasticAveraging
 from ddlsim.strategies.embedding_parallel import EmbeddingParallel as EmbeddingParallel
 from ddlsim.strategies.expert_parallel import ExpertParallel as ExpertParallel
 from ddlsim.strategies.federated import FedAvg as FedAvg, FedBuff as FedBuff
+from ddlsim.strategies.fsdp import FSDP as FSDP
 from ddlsim.strategies.gossip import CHOCOSGD as CHOCOSGD, DPSGD as DPSGD
 from ddlsim.strategies.k_async import KAsync as KAsync, KBatchAsync as KBatchAsync
 from ddlsim.strategies.k_sync import BackupWorkers as BackupWorkers, KBatchSync as KBatchSync, KSync as KSync

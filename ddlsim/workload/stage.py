@@ -40,11 +40,11 @@ def stages_of(strategy: object, workloads: Sequence[Workload]) -> list[Stage]:
 
     workloads  of each worker, were it to compute the whole model
 
-    A strategy says so with a method ``stage(workload, rank, n_workers) -> Stage``; without one every worker is a full
-    replica. Raises ConfigError for a method that returns something else.
+    A strategy says so with a method ``stage(workload, rank, n_workers) -> Stage`` (``stage_of`` where that name is
+    another's); without one every worker is a full replica. Raises ConfigError for a method that returns something else.
     """
     n_workers = len(workloads)
-    stage = getattr(strategy, "stage", None)
+    stage = getattr(strategy, "stage_of", None) or getattr(strategy, "stage", None)
     if stage is None:
         whole = {id(workload): Stage(workload) for workload in workloads}
         return [whole[id(workload)] for workload in workloads]

@@ -82,6 +82,29 @@ def test_it_is_proved(more, accumulation):
     fully_sharded(workload("resnet18"), 6, [0, 30, 50], steps=2, **more).check()
 
 
+@pytest.mark.parametrize("more", [{}, {"shard": 2}, {"reshard": False}])
+def test_gradients_of_every_micro_batch_are_scattered(more):
+    """m (g + 2 w) P bytes instead of (g + 2 m w) P, of m micro-batches."""
+    work, m = workload("resnet18"), 3
+    each = fully_sharded(work, 4, steps=2, accumulation=m, no_sync=False, **more)
+    each.check()
+    last = fully_sharded(work, 4, steps=2, accumulation=m, **more)
+    assert len(each.rows(REDUCE_SCATTER)) == m * len(last.rows(REDUCE_SCATTER))
+    scattered = [plan.nbytes[plan.rows(REDUCE_SCATTER)].sum() for plan in (each, last)]
+    assert scattered[0] == pytest.approx(m * scattered[1])
+    assert len(each.rows(ALL_REDUCE)) == len(last.rows(ALL_REDUCE))
+    stage_2 = sharded(work, 4, steps=2, accumulation=m, no_sync=False)
+    stage_2.check()
+    assert len(stage_2.rows(REDUCE_SCATTER)) == m * len(sharded(work, 4, steps=2).rows(REDUCE_SCATTER))
+
+
+def test_ranks_of_different_speed():
+    fast, slow = (chain([seconds] * 3, [2.0 * seconds] * 3) for seconds in (1.0, 2.0))
+    plan = fully_sharded([fast, slow], steps=2)
+    plan.check()
+    assert plan.seconds[plan.rank == 1].tolist() == (2.0 * plan.seconds[plan.rank == 0]).tolist()
+
+
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
 def test_gathered_units_are_in_memory(prefetch):
     """As many as are ahead and the one that computes, beside activations."""
@@ -151,6 +174,31 @@ def test_sums_that_are_missing():
         refuses(without(plan, np.flatnonzero(np.isin(plan.key, keys))), "part")
 
 
+def early_sum(part=1):
+    """Return a plan that scatters after each micro-batch, and rank 0's row of the first of a part."""
+    plan = fully_sharded(chain([1.0] * 3, [2.0] * 3), 4, steps=2, accumulation=2, no_sync=False, shard=2)
+    early = plan.rows(REDUCE_SCATTER)
+    return plan, int(early[(plan.batch[early] == 0) & (plan.part[early] == part)][0])
+
+
+def test_early_sums_that_come_too_early():
+    plan, row = early_sum()
+    other = rows(plan, BACKWARD, 0)[0]  # of part 2
+    assert plan.first[other] == 2
+    early = with_value(plan, "needs", plan.need_offsets[row], other)
+    refuses(early, "reduce-scatter of part 1", "may start before the end of", "which it sums")
+
+
+def test_early_sums_of_other_shares():
+    plan, row = early_sum()
+    group = len(plan.groups)
+    same = (plan.key == plan.key[row]) & (plan.kind == REDUCE_SCATTER)
+    other = changed(plan, groups=(*plan.groups, (1, 0)), peer=np.where(same, group, plan.peer))
+    refuses(other, "its group scatters nothing of part 1 at the end of the step")
+    summed = changed(plan, kind=np.where(same, ALL_REDUCE, plan.kind))
+    refuses(summed, "the gradients of one micro-batch can only be scattered")
+
+
 def test_what_does_not_fit():
     work = workload("resnet18")
     with pytest.raises(ConfigError, match="shard = 4: must divide the 6 ranks; use 3 or 6"):
@@ -158,3 +206,5 @@ def test_what_does_not_fit():
     for wrong in ([1, 2], [0, 5, 5], [0, 500], []):
         with pytest.raises(ConfigError, match=r"units = .*must be layers of resnet18"):
             fully_sharded(work, 2, wrong)
+    with pytest.raises(ConfigError, match=r"units = \[0, 2, 4\]: layers 2 to 3 of resnet18 have no weights"):
+        fully_sharded(work, 2, [0, 2, 4])

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from ddlsim import (
+    FSDP,
     AllReduce,
     AsyncParameterServer,
     BackupWorkers,
@@ -56,6 +57,7 @@ from ddlsim.runtime.servers import server_nodes
 from ddlsim.strategies import Setting, Strategy
 from ddlsim.strategies.overlap import Overlap, overlap_named
 from ddlsim.workload.compute import Workload
+from ddlsim.workload.stage import at_once
 
 OVERLAPS: dict[str, Overlap | str] = {
     "none": "none",
@@ -115,7 +117,13 @@ CENTRAL: dict[str, Strategy] = {
     "elastic": ElasticAveraging(0.2, 2, servers=2, apply_time="1 ms"),
     "elastic-async": ElasticAveraging(0.2, 2, synchronous=False, apply_time="1 ms"),
 }
-STRATEGIES = SYNCHRONOUS | ASYNCHRONOUS | CENTRAL
+SHARING: dict[str, Strategy] = {
+    "fsdp-1": FSDP(stage=1, micro_batch=4, overlap=DdpBuckets(1e5, 3e4)),
+    "fsdp-2": FSDP(stage=2, micro_batch=2, overlap="layer"),
+    "fsdp-3": FSDP(micro_batch=4, prefetch=2),
+    "fsdp-hybrid": FSDP(micro_batch=8, shard=2, reshard=False, no_sync=True),
+}
+STRATEGIES = SYNCHRONOUS | ASYNCHRONOUS | CENTRAL | SHARING
 N = 4
 
 
@@ -135,10 +143,12 @@ CLUSTER = cluster()
 
 def experiment(strategy: Strategy, *, jitter: bool = True, n: int = N, seed: int = 5) -> Experiment:
     """Four workers of unequal speed with jitter and a slow-down, or without any of these."""
+    batch_size = 8 * n if isinstance(strategy, FSDP) else 8  # of all workers together
+    measured = Measured(0.004, at_once(strategy, batch_size, n))
     if not jitter:
-        return Experiment(CLUSTER, "lenet5", strategy, 8, n, steps=3, warmup=1, compute=Measured(0.004, 8), seed=seed)
+        return Experiment(CLUSTER, "lenet5", strategy, batch_size, n, steps=3, warmup=1, compute=measured, seed=seed)
     return Experiment(
-        CLUSTER, "lenet5", strategy, 8, n, steps=3, warmup=1, compute=Measured(0.004, 8), jitter=Gamma(0.3),
+        CLUSTER, "lenet5", strategy, batch_size, n, steps=3, warmup=1, compute=measured, jitter=Gamma(0.3),
         slow_downs=(SlowDown(1, 0.01, 0.02, 2.0),), speed=(1.0, 0.8, 1.1, 0.9)[:n], seed=seed,
     )  # fmt: skip
 

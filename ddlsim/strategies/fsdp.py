@@ -1,0 +1,285 @@
+"""`FSDP`: data parallelism whose ranks keep shares of optimizer, gradients and weights (ZeRO, FSDP, HYBRID_SHARD)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from ddlsim.arguments import Count, Index, by, checked, one_of, whole
+from ddlsim.collectives import Collective
+from ddlsim.errors import ConfigError
+from ddlsim.plan import Plan, fully_sharded, sharded
+from ddlsim.plan.chunks import stored_nbytes
+from ddlsim.plan.plan import BACKWARD, FORWARD
+from ddlsim.plan.schedules import Schedules
+from ddlsim.runtime.fabric import AllReduceAlgorithm, Fabric, RankOrder, algorithm_of, name_of
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.synchronous import Synchronous
+from ddlsim.runtime.table_run import run_table
+from ddlsim.strategies.embedding_parallel import InOrder, in_order
+from ddlsim.strategies.overlap import NoOverlap, overlap_named
+from ddlsim.workload.compute import Workload
+from ddlsim.workload.memory import Holding, Memory, memory_of
+from ddlsim.workload.model import Model
+from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
+from ddlsim.workload.roles import blocks
+from ddlsim.workload.stage import Stage
+from ddlsim.workload.tensor_parallel import tensor_parallel
+
+__all__ = ["FSDP"]
+
+#: fields that go with a stage only
+OF_STAGE_3 = ("prefetch", "shard", "units", "param_dtype")
+
+
+def _maybe_in_order(overlap: str | InOrder | None, where: str) -> str | InOrder | None:
+    return None if overlap is None else in_order(overlap, where)
+
+
+@checked
+@dataclass(frozen=True)
+class FSDP:
+    """Data parallelism whose ranks share out what they hold: ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054;
+    DeepSpeed) and PyTorch FSDP (Zhao et al. 2023, arXiv:2304.11277).
+
+    The batch size of a run is that of an update, of all workers together, as in DeepSpeed: each does
+    ``batch_size / (workers * micro_batch)`` micro-batches one after the other.
+
+    stage         1: shares of the optimizer's state; 2: of the gradients too; 3: of the weights too, which are gathered
+                  unit by unit for each pass (FSDP's FULL_SHARD)
+    micro_batch   samples that a worker computes at once; None: all of its own
+    no_sync       gradients are added up where they are made and scattered after the last micro-batch, so that there
+                  must be room for whole ones. Otherwise stages 2 and 3 scatter those of every micro-batch. Stage 1
+                  always does this
+    recompute     activations that are computed again in the backward pass (checkpointing): "none", "selective"
+                  (attention's matrices) or "full" (transformer layers)
+    reduce_scatter, all_gather, rank_order
+                  as for :class:`~ddlsim.ShardedUpdate`
+
+    Stages 1 and 2 also have
+
+    overlap       buckets that are scattered beside the backward pass and gathered beside the next forward pass: "ddp"
+                  (if nothing is said), "layer" or DdpBuckets(...); "none": all behind it, at once
+
+    and stage 3 has
+
+    prefetch      units that may be gathered ahead of the one that computes: 1 if nothing is said
+    reshard       weights are given back after the forward pass, and gathered again for the backward pass; False:
+                  SHARD_GRAD_OP
+    units         layers with which units begin; None: transformer layers, and what is before and behind them; in other
+                  networks blocks
+    shard         neighbours that share, such as the GPUs of a machine (HYBRID_SHARD; with ``reshard=False``
+                  _HYBRID_SHARD_ZERO2): as many copies as there are such groups sum their shares of the gradients; None:
+                  all workers share
+    all_reduce    how they do that, "ring" if nothing is said
+    param_dtype   of the weights that are gathered: None: as they are computed with; "fp32" where each rank casts what
+                  it has gathered (autocast)
+
+    Rules that need whole layers (LARS, LAMB) do not fit.
+    """
+
+    stage: Annotated[int, whole(1, 3)] = 3
+    micro_batch: Count | None = None
+    prefetch: Index | None = None
+    reshard: bool = True
+    shard: Count | None = None
+    units: Sequence[Index] | None = None
+    no_sync: bool = False
+    recompute: Annotated[str, one_of("none", "selective", "full")] = "none"
+    overlap: Annotated[str | InOrder | None, by(_maybe_in_order)] = None
+    param_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None
+    reduce_scatter: Annotated[str | Collective, algorithm_of("reduce_scatter")] = "ring"
+    all_gather: Annotated[str | Collective, algorithm_of("all_gather")] = "ring"
+    all_reduce: AllReduceAlgorithm | None = None
+    rank_order: RankOrder = "topology"
+
+    def __post_init__(self) -> None:
+        if self.stage < 3:
+            said = [name for name in OF_STAGE_3 if getattr(self, name) is not None]
+            said += [] if self.reshard else ["reshard"]
+            if said:
+                raise ConfigError(
+                    f"FSDP: {said[0]} = {getattr(self, said[0])!r}: has no effect with stage = {self.stage}, whose "
+                    "ranks keep whole weights; use stage=3, or leave it out"
+                )
+        elif self.overlap is not None:
+            raise ConfigError(
+                f"FSDP: overlap = {self.overlap!r}: has no effect with stage = 3, which travels unit by unit; say "
+                "units=[...] and prefetch=, or leave it out"
+            )
+        if self.stage == 1 and self.no_sync:
+            raise ConfigError("FSDP: no_sync = True: stage = 1 never does otherwise; leave it out, or use stage=2")
+        if self.all_reduce is not None and self.shard is None:
+            raise ConfigError(
+                f"FSDP: all_reduce = {name_of(self.all_reduce)!r}: is how copies of a share sum, of which there are "
+                "several with shard= only; leave it out"
+            )
+
+    @property
+    def label(self) -> str:
+        """Stage and how it shares."""
+        more = f", micro-batch {self.micro_batch}" if self.micro_batch is not None else ""
+        more += "" if self.shard is None else f", hybrid {self.shard}"
+        more += "" if self.reshard else ", weights kept"
+        more += "" if self.stage < 3 else f", prefetch {self._ahead}"
+        more += ", no_sync" if self.no_sync else ""
+        more += "" if self.recompute == "none" else f", {self.recompute} recomputation"
+        return f"FSDP (stage {self.stage}{more})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """One update a step."""
+        return steps
+
+    def on_fabric(self, fabric: Fabric) -> FSDP:
+        """Return it with all collectives by the algorithm of a fabric. Raises ConfigError where its cost is not
+        simulated."""
+        if fabric.cost != "simulated":
+            raise ConfigError(
+                f"fabric: cost = {fabric.cost!r}: {self.label} has collectives of several kinds, which are simulated; "
+                "leave it out"
+            )
+        return dataclasses.replace(
+            self, reduce_scatter=fabric.algorithm, all_gather=fabric.algorithm, rank_order=fabric.rank_order,
+            all_reduce=None if self.shard is None else fabric.algorithm,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ who has what
+
+    @property
+    def _ahead(self) -> int:
+        return 1 if self.prefetch is None else self.prefetch
+
+    def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
+        """Return the samples that a worker computes at once. Raises ConfigError, with the nearest batches, for one that
+        cannot be dealt out evenly."""
+        at_once = n_workers * (self.micro_batch or 1)
+        if batch_size % at_once:
+            below = batch_size - batch_size % at_once
+            near = " or ".join(str(each) for each in (below, below + at_once) if each)
+            each = "" if self.micro_batch is None else f" x micro_batch {self.micro_batch}"
+            raise ConfigError(
+                f"batch_size = {batch_size}: must be a multiple of {at_once}, {n_workers} workers{each}; use {near}"
+            )
+        return self.micro_batch or batch_size // n_workers
+
+    def n_replicas(self, n_workers: int) -> int:
+        """Every worker learns from samples of its own."""
+        return n_workers
+
+    def stage_of(self, workload: Workload, rank: int, n_workers: int) -> Stage:
+        """Return what a worker computes, all of the model, and the memory that it takes: of P parameters in fp16 with
+        Adam 4 P + 12 P / N bytes in stage 1, 2 P + 14 P / N in stage 2, 16 P / N in stage 3, and what is gathered of
+        `prefetch` + 1 units."""
+        return Stage(workload, memory=_memory(self, workload, n_workers))
+
+    def _units(self, model: Model) -> tuple[int, ...]:
+        """Return the layers with which units begin."""
+        if self.units is not None:
+            return tuple(self.units)
+        ranges, layers = blocks(model.layers), model.layers
+        begins = [first for first, _ in ranges] + [end for _, end in ranges[-1:]]
+        if not ranges:
+            begins = [i for i in range(1, len(layers)) if layers[i].unit != layers[i - 1].unit]
+        units = [0]
+        for begin, end in itertools.pairwise((*(begin for begin in begins if begin), len(layers))):
+            before, inside = layers[units[-1] : begin], layers[begin:end]
+            if all(any(layer.tensors for layer in some) for some in (before, inside)):  # both have weights
+                units.append(begin)
+        return tuple(units)
+
+    # ------------------------------------------------------------ what they do
+
+    def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
+        """Return what workers do in `steps` steps of `accumulation` micro-batches (:func:`ddlsim.plan.sharded`,
+        :func:`ddlsim.plan.fully_sharded`)."""
+        model = workloads[0].model
+        if self.shard is not None and len(workloads) % self.shard:
+            near = [n for n in range(1, len(workloads) + 1) if len(workloads) % n == 0]
+            raise ConfigError(
+                f"FSDP: shard = {self.shard}: must divide the {len(workloads)} workers; use one of "
+                f"{', '.join(map(str, near))}"
+            )
+        each = [_recomputing(workload, self.recompute) for workload in workloads]
+        kept = _memory(self, workloads[0], len(workloads)).activations
+        if self.stage < 3:
+            policy = overlap_named("ddp" if self.overlap is None else self.overlap)
+            plan = sharded(
+                each, None, policy.buckets, steps=steps, accumulation=accumulation,
+                overlap=not isinstance(policy, NoOverlap), no_sync=self.stage == 1 or self.no_sync,
+            )  # fmt: skip
+        else:
+            plan = fully_sharded(
+                each, None, self._units(model), steps=steps, accumulation=accumulation, prefetch=self._ahead,
+                reshard=self.reshard, shard=self.shard, no_sync=self.no_sync, param_dtype=self.param_dtype,
+            )  # fmt: skip
+        passes = np.isin(plan.kind, (FORWARD, BACKWARD))
+        whole = float(stored_nbytes(workloads[0]).sum())
+        return dataclasses.replace(plan, holds=np.where(passes, plan.holds * (kept / max(whole, 1.0)), plan.holds))
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers. Raises ConfigError for an optimizer that is not element-wise."""
+        task = setting.learner.task
+        if task is not None and hasattr(task.optimizer, "with_bounds"):
+            raise ConfigError(
+                f"FSDP: optimizer = {type(task.optimizer).__name__} needs the norms of whole layers, of which ranks "
+                "have shares; use AllReduce, or an element-wise optimizer such as Adam()"
+            )
+        each = [worker.workload for worker in setting.workers]
+        accumulation = setting.workers[0].accumulation
+        algorithms = {
+            "reduce_scatter": self.reduce_scatter, "all_gather": self.all_gather,
+            "all_reduce": "ring" if self.all_reduce is None else self.all_reduce,
+        }  # fmt: skip
+        schedules = Schedules(
+            self.plan(each, 1, accumulation), algorithms, setting.cluster, np.array(setting.nodes), self.rank_order
+        )
+        run_table(
+            setting, lambda steps: self.plan(each, steps, accumulation), schedules,
+            samples=sum(worker.samples_per_step for worker in setting.workers), follow=Synchronous(setting).follow,
+        )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=16)
+def _recomputing(workload: Workload, recompute: str) -> Workload:
+    """Return the workload whose backward pass computes activations again."""
+    if recompute == "none":
+        return workload
+    if not any(layer.heads for layer in workload.model.layers):
+        raise ConfigError(
+            f"FSDP: recompute = {recompute!r}: {workload.model.name} has no attention and no transformer layers; leave "
+            "it out"
+        )
+    return tensor_parallel(workload, 1, recompute=recompute).workload
+
+
+@functools.lru_cache(maxsize=64)
+def _memory(strategy: FSDP, workload: Workload, n_workers: int) -> Memory:
+    shards = n_workers if strategy.shard is None else strategy.shard
+    model, samples, precision = workload.model, workload.batch_size, workload.precision
+
+    def memory(zero: int) -> Memory:
+        holding = Holding(
+            workload.rule or "momentum", zero=zero if shards > 1 else 0, shards=shards, recompute=strategy.recompute,
+            flash=workload.flash,
+        )  # fmt: skip
+        return memory_of(model, samples, precision, holding, n_workers=n_workers)
+
+    held, unshared = memory(strategy.stage), memory(0 if shards == 1 else 1)
+    if strategy.no_sync:
+        held = dataclasses.replace(held, gradients=unshared.gradients)
+    if strategy.stage < 3 or shards == 1:
+        return held
+    begins = [*strategy._units(model), len(model.layers)]
+    n_params = [
+        sum(layer.n_params for layer in model.layers[first:end] if not layer.model_parallel)
+        for first, end in itertools.pairwise(begins)
+    ]
+    gathered = min(sum(n_params), max(n_params) * (strategy._ahead + 1)) if strategy.reshard else sum(n_params)
+    element = ELEMENT_NBYTES[strategy.param_dtype or precision]
+    return dataclasses.replace(held, buffers=unshared.buffers + element * gathered)

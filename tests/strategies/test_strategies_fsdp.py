@@ -1,0 +1,217 @@
+"""`FSDP`: ZeRO stages, FULL_SHARD and HYBRID_SHARD as runs: bytes, memory, times, values and what is refused."""
+
+import re
+
+import numpy as np
+import pytest
+
+import ddlsim
+from ddlsim import (
+    FSDP,
+    SGD,
+    Adam,
+    AllReduce,
+    ConfigError,
+    DdpBuckets,
+    Experiment,
+    Measured,
+    Momentum,
+    Training,
+    simulate,
+)
+from ddlsim.cluster import star
+from ddlsim.run.files import load_experiment
+from ddlsim.run.simulate import prepare
+
+KINDS = {
+    "stage 1": FSDP(stage=1, micro_batch=4), "stage 2": FSDP(stage=2, micro_batch=4, overlap="layer"),
+    "stage 2, no_sync": FSDP(stage=2, micro_batch=4, no_sync=True, overlap="none"), "full": FSDP(micro_batch=4),
+    "grad_op": FSDP(reshard=False, no_sync=True, micro_batch=8), "hybrid": FSDP(shard=2, prefetch=3, micro_batch=8),
+    "nothing ahead": FSDP(prefetch=0, units=[0, 4]), "buckets": FSDP(stage=1, overlap=DdpBuckets(1e6, 1e5)),
+}  # fmt: skip
+
+
+def trained(strategy, workers, batch_size, optimizer, model="digits-cnn", data="digits"):
+    training = Training(data, updates=20, optimizer=optimizer, rate=0.01, sharding="shared")
+    return simulate("lab-heterogeneous", model, strategy, batch_size, workers, seed=3, training=training)
+
+
+@pytest.mark.parametrize("optimizer", [SGD(), Momentum(0.9), Adam()])
+def test_it_ends_with_the_weights_of_one_worker(optimizer):
+    alone = trained(AllReduce(), 1, 64, optimizer)
+    assert np.abs(alone.params - alone.monitor.learner.initial.read()).max() > 1e-3
+    for strategy in KINDS.values():
+        result = trained(strategy, 4, 64, optimizer)
+        np.testing.assert_allclose(result.params, alone.params, rtol=0, atol=2e-6)
+        assert result.history["updates"].max() == 20
+
+
+def test_transformers_learn_with_it():
+    one, four = (
+        trained(strategy, workers, 16, Adam(), "char-transformer", "sentences")
+        for strategy, workers in ((AllReduce(), 1), (FSDP(), 4))
+    )
+    np.testing.assert_allclose(four.params, one.params, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_is_its_plan_again_and_again(kind):
+    result = simulate("dgx1-v100", "resnet18", KINDS[kind], batch_size=64, workers=4, steps=3, warmup=1)
+    result.plan.check()
+    assert result.samples_per_update == 64
+    longer = KINDS[kind].plan(result.workloads, 5, 16 // result.workloads[0].batch_size)
+    longer.check()
+    run = longer.execute(result.cluster, nodes=result.cluster.workers[:4].tolist())
+    np.testing.assert_allclose(result.step_times, np.diff(run.step_ends.max(axis=0), prepend=0.0)[1:4], rtol=1e-9)
+
+
+def nbytes_of_a_step(strategy, n, micro_batches, **more):
+    """Return what each rank sends, in bytes of the model's fp32 gradients: the difference of runs of 6 and 3 steps."""
+    cluster = star(n, bandwidth=1e9, latency=0.0)
+    runs = [
+        simulate(cluster, "resnet18", strategy, batch_size=2 * n * micro_batches, steps=steps,
+                 compute=Measured("1 ms", 2), device="v100", **more)
+        for steps in (6, 3)
+    ]  # fmt: skip
+    sent = np.diff([run.nbytes_sent for run in runs])[0] / -3 / n
+    return sent / (4.0 * runs[0].workloads[0].model.gradient_nbytes(1))
+
+
+@pytest.mark.parametrize("m", [1, 3])
+@pytest.mark.parametrize("n", [2, 4])
+def test_bytes_by_stage(n, m):
+    """(N - 1)/N (g + w) P of stages 1 and 2, (g + 2 w) P of stage 3; each micro-batch scatters its gradients from stage
+    2 on, and gathers in stage 3."""
+    share, micro = (n - 1) / n, {"micro_batch": 2}
+    for strategy, expected in (
+        (FSDP(stage=1, **micro), 2), (FSDP(stage=2, **micro), m + 1), (FSDP(stage=2, no_sync=True, **micro), 2),
+        (FSDP(**micro), 3 * m), (FSDP(no_sync=True, **micro), 2 * m + 1), (FSDP(reshard=False, **micro), 2 * m),
+    ):  # fmt: skip
+        assert nbytes_of_a_step(strategy, n, m) == pytest.approx(share * expected, rel=1e-6)
+    half = nbytes_of_a_step(FSDP(**micro), n, m, precision="fp16", gradient_dtype="fp16")
+    assert half == pytest.approx(share * 1.5 * m, rel=1e-6)
+    mixed = nbytes_of_a_step(FSDP(param_dtype="fp32", **micro), n, m, precision="fp16", gradient_dtype="fp16")
+    assert mixed == pytest.approx(share * 2.5 * m, rel=1e-6)
+
+
+@pytest.mark.parametrize("m", [1, 2])
+def test_bytes_of_hybrid_sharding(m):
+    """Inside groups of S as with S ranks, and an all-reduce of P / S over their R copies, once a step."""
+    size, copies = 4, 2
+    expected = 3 * m * (size - 1) / size + 2 * (copies - 1) / copies / size
+    assert nbytes_of_a_step(FSDP(shard=size, micro_batch=2), size * copies, m) == pytest.approx(expected, rel=1e-6)
+
+
+def test_memory_by_stage():
+    """Adam in mixed precision: (2 + 2) P + 12 P/N, 2 P + 14 P/N, 16 P/N and gathered units."""
+    n = 8
+
+    def memory(strategy):
+        experiment = Experiment("roce-a100-80g", "mpt-7b", strategy, n, workers=n, precision="bf16", optimizer="adam")
+        stages = prepare(experiment).stages
+        assert all(stage.memory == stages[0].memory for stage in stages)
+        return stages[0].memory
+
+    model = ddlsim.load_model("mpt-7b")
+    p, layer = float(model.n_params), 12 * 4096**2 + 13 * 4096
+    held = {kind: memory(strategy) for kind, strategy in (
+        (1, FSDP(stage=1)), (2, FSDP(stage=2)), (3, FSDP()), ("no_sync", FSDP(stage=2, no_sync=True)),
+        ("ahead", FSDP(prefetch=3)), ("kept", FSDP(reshard=False)), ("4", FSDP(shard=4)),
+        ("full", FSDP(recompute="full")),
+    )}  # fmt: skip
+    states = {kind: each.weights + each.gradients + each.optimizer for kind, each in held.items()}
+    assert states[1] == pytest.approx(4 * p + 12 * p / n)
+    assert states[2] == pytest.approx(2 * p + 14 * p / n)
+    assert states[3] == states["ahead"] == states["kept"] == pytest.approx(16 * p / n)
+    assert states["4"] == pytest.approx(16 * p / 4)
+    assert states["no_sync"] == states[1]
+    assert held[1].buffers == held[2].buffers == 0.0
+    # the largest unit is the embedding with its positions, or a transformer layer
+    largest = max(float(50368 * 4096 + 2048 * 4096), float(layer))
+    assert held[3].buffers == pytest.approx(2 * 2 * largest)
+    assert held["ahead"].buffers == pytest.approx(4 * 2 * largest)
+    assert held["kept"].buffers == pytest.approx(2 * p)
+    assert held["full"].activations < 0.1 * held[3].activations
+
+
+def test_a_layer_is_computed_again():
+    """A third more work, in the same units."""
+    kept, again = (
+        simulate("roce-a100-80g", "mpt-1b", FSDP(recompute=recompute), 16, 8, steps=2, precision="bf16")
+        for recompute in ("none", "full")
+    )
+    assert 1.2 < again.step_time / kept.step_time < 1.34
+    assert again.nbytes_sent == pytest.approx(kept.nbytes_sent)
+    assert again.plan.peak_memory().max() < 0.35 * kept.plan.peak_memory().max()
+
+
+def test_hybrid_sharding_spares_the_network_between_machines():
+    """Weights are gathered inside the machine only; that pays where machines are far apart."""
+    near, far = (
+        simulate("cloud-25g-16x8-v100", "bert-large", strategy, batch_size=128, workers=32, steps=2)
+        for strategy in (FSDP(shard=8), FSDP())
+    )
+    assert near.step_time < 0.75 * far.step_time
+
+
+@pytest.mark.parametrize("strategy", [FSDP(stage=2), FSDP(), FSDP(shard=2)])
+def test_workers_of_different_speed(strategy):
+    """The slowest says how long a step takes, the others wait for it."""
+    cluster = star(4, bandwidth=1e15, latency=0.0)
+    result = simulate(cluster, "resnet18", strategy, batch_size=32, speed=[1.0, 0.5, 1.0, 0.8], steps=3,
+                      compute=Measured("80 ms", 8))  # fmt: skip
+    assert result.step_time == pytest.approx(160e-3, rel=1e-3)
+    computing = result.workers["compute"] / result.end_time
+    assert computing.tolist() == pytest.approx([0.5, 1.0, 0.5, 0.625], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "more", "text"),
+    [
+        ({"stage": 2, "prefetch": 2}, {}, "prefetch = 2: has no effect with stage = 2, whose ranks keep whole weights"),
+        ({"stage": 1, "reshard": False}, {}, "reshard = False: has no effect with stage = 1"),
+        ({"stage": 2, "shard": 2}, {}, "shard = 2: has no effect with stage = 2"),
+        ({"overlap": "ddp"}, {}, "overlap = 'ddp': has no effect with stage = 3"),
+        ({"stage": 2, "overlap": "priority"}, {}, "overlap = 'priority': must be 'none', 'layer', 'ddp' or DdpBuckets"),
+        ({"stage": 1, "no_sync": True}, {}, "no_sync = True: stage = 1 never does otherwise"),
+        ({"stage": 4}, {}, "stage = 4: must be"),
+        ({"all_reduce": "ring"}, {}, "all_reduce = 'ring': is how copies of a share sum"),
+        ({"shard": 3}, {}, "shard = 3: must divide the 4 workers; use one of 1, 2, 4"),
+        ({"units": [3, 500]}, {}, "must be layers of resnet18, 0 and others below"),
+        ({"micro_batch": 3}, {}, "batch_size = 64: must be a multiple of 12, 4 workers x micro_batch 3; use 60 or 72"),
+        ({}, {"batch_size": 3}, "batch_size = 3: must be a multiple of 4, 4 workers; use 4"),
+        ({"recompute": "full"}, {}, "recompute = 'full': resnet18 has no attention"),
+        ({}, {"compression": ddlsim.TopK(0.01)}, "compression has no effect with FSDP"),
+        ({}, {"fabric": ddlsim.Fabric(cost="nccl")}, "cost = 'nccl': FSDP (stage 3, prefetch 1) has collectives"),
+    ],
+)
+def test_what_does_not_fit(strategy, more, text):
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        simulate("dgx1-v100", "resnet18", FSDP(**strategy), workers=4, **{"batch_size": 64, **more})
+
+
+def test_rules_that_need_whole_layers():
+    with pytest.raises(ConfigError, match="optimizer = LAMB needs the norms of whole layers"):
+        trained(FSDP(), 4, 64, ddlsim.LAMB())
+
+
+def test_its_fabric():
+    experiment = Experiment("dgx1-v100", "resnet18", FSDP(shard=4), 64, fabric=ddlsim.Fabric("ring", "given"))
+    assert experiment.strategy == FSDP(shard=4, all_reduce="ring", rank_order="given")
+
+
+def test_it_is_written_in_a_file(tmp_path):
+    path = tmp_path / "run.toml"
+    run = 'cluster = "dgx1-v100"\nmodel = "bert-large"\nbatch_size = 64\nsteps = 2\nwarmup = 0\n'
+    path.write_text(run + '[strategy]\ntype = "fsdp"\nstage = 3\nmicro_batch = 4\nshard = 4\nrecompute = "full"\n')
+    assert load_experiment(path).strategy == FSDP(micro_batch=4, shard=4, recompute="full")
+    other = path.read_text().replace("stage = 3", 'stage = 2\noverlap = { type = "ddp", cap = "1 MB" }')
+    path.write_text(other.replace("shard = 4\n", ""))
+    assert load_experiment(path).strategy == FSDP(
+        stage=2, micro_batch=4, overlap=DdpBuckets("1 MB"), recompute="full"
+    )
+
+
+def test_memory_that_is_too_small_is_told():
+    result = simulate("roce-a100-40g", "mpt-30b", FSDP(), batch_size=8, workers=8, steps=1, precision="bf16")
+    assert any("mpt-30b with batch size 1 in bf16 needs about" in text for text in result.warnings)
