@@ -84,6 +84,7 @@ from .strategies import (
     HierarchicalLocalSGD as HierarchicalLocalSGD,
     HorovodFusion as HorovodFusion,
     HostMemory as HostMemory,
+    Hybrid as Hybrid,
     InverseStaleness as InverseStaleness,
     KAsync as KAsync,
     KBatchAsync as KBatchAsync,

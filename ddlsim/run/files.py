@@ -77,6 +77,7 @@ STRATEGIES: Mapping[str, type[Strategy]] = {
     "fsdp": strategies.FSDP,
     "gossip-sgd": strategies.GossipSGD,
     "hierarchical-local-sgd": strategies.HierarchicalLocalSGD,
+    "hybrid": strategies.Hybrid,
     "k-async": strategies.KAsync,
     "k-batch-async": strategies.KBatchAsync,
     "k-batch-sync": strategies.KBatchSync,

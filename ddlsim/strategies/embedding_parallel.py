@@ -21,6 +21,7 @@ from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.synchronous import Synchronous
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.overlap import DdpBuckets, NoOverlap, PerLayer, overlap_named
+from ddlsim.strategies.shares import share_of, whole_batch
 from ddlsim.units import si
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, Memory, memory_of
@@ -102,13 +103,7 @@ class EmbeddingParallel:
 
     def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
         """Return the samples of a worker. Raises ConfigError for a batch that cannot be dealt out evenly."""
-        if batch_size % n_workers:
-            near = sorted({max(batch_size // n_workers, 1) * n_workers, -(-batch_size // n_workers) * n_workers})
-            raise ConfigError(
-                f"batch_size = {batch_size}: EmbeddingParallel deals it out over {n_workers} workers; use "
-                f"{' or '.join(map(str, near))}"
-            )
-        return batch_size // n_workers
+        return share_of(batch_size, n_workers, "EmbeddingParallel")
 
     def n_replicas(self, n_workers: int) -> int:
         """Every worker learns from samples of its own."""
@@ -210,8 +205,7 @@ class EmbeddingParallel:
 
     def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
         """Return what workers with these workloads do in `steps` steps (:func:`ddlsim.plan.embeddings`)."""
-        if accumulation > 1:
-            raise ConfigError(f"accumulation = {accumulation}: EmbeddingParallel takes the whole batch at once; use 1")
+        whole_batch(accumulation, "EmbeddingParallel")
         n, first = len(workloads), workloads[0]
         placement = self.placement(first, n)
         space = self._space(first, n)

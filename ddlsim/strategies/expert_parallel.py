@@ -11,7 +11,6 @@ import numpy as np
 
 from ddlsim.arguments import Count, by, checked
 from ddlsim.collectives import Collective
-from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan
 from ddlsim.plan.experts import expert_elements, experts, experts_in
 from ddlsim.plan.schedules import Schedules
@@ -21,6 +20,7 @@ from ddlsim.runtime.synchronous import Synchronous
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.embedding_parallel import InOrder, in_order
 from ddlsim.strategies.overlap import overlap_named
+from ddlsim.strategies.shares import share_of, whole_batch
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, memory_of
 from ddlsim.workload.precision import ELEMENT_NBYTES
@@ -61,13 +61,7 @@ class ExpertParallel:
 
     def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
         """Return the samples of a worker. Raises ConfigError for a batch that cannot be dealt out evenly."""
-        if batch_size % n_workers:
-            near = sorted({max(batch_size // n_workers, 1) * n_workers, -(-batch_size // n_workers) * n_workers})
-            raise ConfigError(
-                f"batch_size = {batch_size}: ExpertParallel deals it out over {n_workers} workers; use "
-                f"{' or '.join(map(str, near))}"
-            )
-        return batch_size // n_workers
+        return share_of(batch_size, n_workers, "ExpertParallel")
 
     def n_replicas(self, n_workers: int) -> int:
         """Every worker learns from samples of its own."""
@@ -89,8 +83,7 @@ class ExpertParallel:
 
     def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
         """Return what workers with these workloads do in `steps` steps (:func:`ddlsim.plan.experts.experts`)."""
-        if accumulation > 1:
-            raise ConfigError(f"accumulation = {accumulation}: ExpertParallel takes the whole batch at once; use 1")
+        whole_batch(accumulation, "ExpertParallel")
         policy = overlap_named(self.overlap)
         assert isinstance(policy, InOrder)
         return experts(workloads, self._ways(len(workloads)), policy.buckets, steps=steps)

@@ -130,7 +130,7 @@ class Workload:
     achieves, ``launch_time`` what a kernel takes at least. ``rule`` is the optimizer's that somebody named, ``norms``
     the part of its time in which it computes norms of layers, ``device`` and ``speed`` what computes, ``known`` whether
     somebody gave the time of the step or the efficiency, or measured it, ``flash`` whether attention writes no
-    matrices.
+    matrices, ``efficiency`` the share of the device's peak by which times are shared out over layers.
     """
 
     model: Model
@@ -151,6 +151,7 @@ class Workload:
     speed: float = 1.0
     known: bool = False
     flash: bool = False
+    efficiency: float | None = None
 
     @property
     def memory_nbytes(self) -> float:
@@ -265,7 +266,7 @@ def make_workload(
         memory_bandwidth=device.memory_bandwidth * roofline.memory_efficiency * speed,
         launch_time=device.launch_time / speed, rule=optimizer, norms=norms / speed, device=device, speed=speed,
         known=total is not None or (isinstance(compute, Roofline) and compute.efficiency is not None),
-        flash=isinstance(compute, PerKernel) and compute.flash,
+        flash=isinstance(compute, PerKernel) and compute.flash, efficiency=efficiency,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ def test_every_part_can_be_drawn():
     assert (len(named), len(overlaps)) > (20, 4)
     missing = {*named, *overlaps, *classes(compression, "encode"), *BUNDLED, "ServerWork"} - {"Compressor"}
     # layouts with tests of their own: their batch is that of all workers, their models have stages, tables or experts
-    missing -= {"FSDP", "Parallel", "EmbeddingParallel", "ExpertParallel"}
+    missing -= {"FSDP", "Hybrid", "Parallel", "EmbeddingParallel", "ExpertParallel"}
     for seed in range(3000):
         one = world(seed).experiment
         used = [one.strategy, getattr(one.strategy, "overlap", None), getattr(one.strategy, "work", None)]

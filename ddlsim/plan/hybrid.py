@@ -1,0 +1,237 @@
+"""Layer by layer a choice between data and model parallelism, as a plan: Das et al. 2016, arXiv:1602.06709."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ddlsim.plan.draft import Draft
+from ddlsim.plan.layouts import Layout
+from ddlsim.plan.plan import Floats, Plan
+from ddlsim.plan.repeated import each_rank, parts_of
+from ddlsim.workload.buckets import Bucket, per_layer
+from ddlsim.workload.compute import Workload
+from ddlsim.workload.devices import Device
+from ddlsim.workload.layer_times import roofline_times
+from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
+
+__all__ = ["hybrid", "kept_nbytes"]
+
+
+def hybrid(
+    workloads: Sequence[Workload],
+    layout: Layout,
+    buckets: Callable[[Workload], Sequence[Bucket]] = per_layer,
+    *,
+    steps: int = 1,
+    at_end: bool = False,
+) -> Plan:
+    """Return the plan of ranks that compute each layer in groups which share out its outputs.
+
+    What a layer needs of the samples of its group is exchanged before it (:class:`~ddlsim.plan.layouts.Layout`), and
+    the gradients of that go back when the layer has made them: before the gradients of its weights, which hide them.
+    Weights that all ranks have are all-reduced in `buckets` beside the backward pass, parts of weights among the ranks
+    that hold the same part, when the layer's are there; `at_end`: after the backward pass.
+
+    layout  of as many ranks as there are workloads; these say what a rank computes of its own samples, all outputs
+    """
+    each = each_rank(workloads, None, steps, 1)
+    draft = _Steps(each, layout, buckets, at_end)
+    for step in range(steps):
+        draft.step(step)
+    return draft.draft.plan()
+
+
+def kept_nbytes(workload: Workload, layout: Layout) -> Floats:
+    """Return the bytes that a rank keeps of each layer for the backward pass: with what it got from others of the
+    inputs of split layers, (n_layers,)."""
+    element = ELEMENT_NBYTES[workload.precision]
+    kept = [
+        layer.stored_nbytes / FP32_NBYTES + (np.prod(layer.in_shape) * (layout.ways(i) - 1) if layout.gathers(i) else 0)
+        for i, layer in enumerate(workload.model.layers)
+    ]
+    return element * workload.batch_size * np.array(kept, dtype=np.float64)
+
+
+def split_factors(workload: Workload, layout: Layout) -> Floats:
+    """Return how many times as long a layer takes if a rank computes the 1/M of the outputs of M times as many samples,
+    (n_layers,): the same multiplications, fewer weights and more inputs to read, by the roofline of the device.
+    """
+    model, device, efficiency = workload.model, workload.device, workload.efficiency
+    factor = np.ones(len(model.layers))
+    if device is None or efficiency is None:
+        return factor
+    memory = workload.memory_bandwidth / (device.memory_bandwidth * workload.speed)
+
+    def seconds(ways: int, device: Device, efficiency: float) -> Floats:
+        layers = tuple(
+            dataclasses.replace(
+                layer, flops=layer.flops / ways, n_params=layer.n_params // ways,
+                moved_nbytes=layer.moved_nbytes - FP32_NBYTES * float(np.prod(layer.out_shape)) * (1.0 - 1.0 / ways),
+            )
+            for layer in model.layers
+        )  # fmt: skip
+        shared = dataclasses.replace(model, layers=layers, structure=(), trainable=False)
+        batch = workload.batch_size * ways
+        return roofline_times(shared, device, batch, workload.precision, efficiency, memory)[0]
+
+    whole = seconds(1, device, efficiency)
+    for ways in sorted({layout.ways(i) for i in layout.split}):
+        own = [i for i in layout.split if layout.ways(i) == ways]
+        factor[own] = seconds(ways, device, efficiency)[own] / whole[own]
+    return factor
+
+
+@dataclass
+class _Steps:
+    """Steps, written down one after the other. Lists over ranks hold rows of the current step."""
+
+    each: list[Workload]
+    layout: Layout
+    chosen: Callable[[Workload], Sequence[Bucket]]
+    at_end: bool
+    sums: list[list[int]] = field(default_factory=list)
+    passed: list[list[int]] = field(default_factory=list)  # the latest backward passes
+    updated: list[list[int]] = field(default_factory=list)  # of the step before
+
+    def __post_init__(self) -> None:
+        first, layout = self.each[0], self.layout
+        self.n, self.n_layers = len(self.each), len(first.forward)
+        rest = first.grad_nbytes.copy()
+        rest[list(layout.split)] = 0.0
+        shared = ~np.isin(first.tensor_layer, list(layout.split))
+        dense = dataclasses.replace(
+            first, grad_nbytes=rest, tensor_layer=first.tensor_layer[shared], tensor_nbytes=first.tensor_nbytes[shared]
+        )
+        self.buckets = list(self.chosen(dense)) if shared.any() else []
+        self.draft = Draft(self.n_layers, parts_of(dense, self.buckets) if self.buckets else ())
+        factors = {id(w): split_factors(w, layout) for w in self.each}
+        every = range(self.n_layers)
+        shares = np.array([[layout.share(i, r) * layout.ways(i) for i in every] for r in range(self.n)])
+        self.forward = [w.forward * factors[id(w)] * shares[r] for r, w in enumerate(self.each)]
+        self.backward = [w.backward * factors[id(w)] * shares[r] for r, w in enumerate(self.each)]
+        self.held = [self._held(r) for r in range(self.n)]
+        self.kept = [kept_nbytes(w, layout) for w in self.each]
+        #: layers before which something is exchanged, between which passes are one task
+        self.starts = [0, *(i for i in range(1, self.n_layers) if layout.exchanges(i))]
+
+    def _held(self, rank: int) -> float:
+        """Return the share of all weights that a rank updates."""
+        nbytes = self.each[rank].grad_nbytes
+        total = float(nbytes.sum())
+        held = sum(self.layout.share(i, rank) * float(nbytes[i]) for i in range(self.n_layers))
+        return held / total if total else 0.0
+
+    def step(self, step: int) -> None:
+        self.sums = [[] for _ in range(self.n)]
+        done = self.updated if step else [[] for _ in range(self.n)]
+        ends = [*self.starts[1:], self.n_layers]
+        for first, end in zip(self.starts, ends, strict=True):
+            needs = self._exchange(step, first, done)
+            done = [[row] for row in self._pass(step, "forward", first, end, needs)]
+        needs = self._loss(step, done)
+        for first, end in zip(reversed(self.starts), reversed(ends), strict=True):
+            needs = self._back(step, first, end, needs)
+        for layer in reversed(self.layout.split) if self.at_end else ():
+            self._sum_split(step, layer, self.passed)
+        self.updated = [
+            [
+                self.draft.work(
+                    r, self.held[r] * workload.optimizer, kind="update", layers=(0, self.n_layers), step=step,
+                    needs=self.sums[r],
+                )
+            ]
+            for r, workload in enumerate(self.each)
+        ]  # fmt: skip
+
+    # ------------------------------------------------------------ compute
+
+    def _pass(
+        self, step: int, kind: str, first: int, end: int, needs: Sequence[Sequence[int]], part: float = 1.0
+    ) -> list[int]:
+        """Let all ranks do a pass through some layers, or `part` of its time; return its rows."""
+        times = self.forward if kind == "forward" else self.backward
+        sign = {"forward": 1.0, "backward_input": 0.0}.get(kind, -1.0)
+        return [
+            self.draft.work(
+                r, part * float(times[r][first:end].sum()), kind=kind, batch=r, layers=(first, end), step=step,
+                needs=needs[r], holds=sign * float(self.kept[r][first:end].sum()),
+            )
+            for r in range(self.n)
+        ]  # fmt: skip
+
+    def _back(self, step: int, first: int, end: int, needs: list[list[int]]) -> list[list[int]]:
+        """Go back from layer `end` to `first`, and let gradients leave on the way; return what is to be waited for."""
+        layer = self.each[0].model.layers[first]
+        apart = self.layout.exchanges(first) and layer.input_grad and layer.n_params > 0
+        stops = {b.ready_layer for b in self.buckets} | set(self.layout.split) | {first + apart, first}
+        for stop in sorted((s for s in stops if first <= s < end), reverse=True):
+            if stop == first and apart:  # half of the time each, see ddlsim.workload.compute
+                inputs = [[row] for row in self._pass(step, "backward_input", stop, end, needs, 0.5)]
+                rows = self._pass(step, "backward_weight", stop, end, [[] for _ in inputs], 0.5)
+            else:
+                rows = self._pass(step, "backward", stop, end, needs)
+                inputs = [[row] for row in rows]
+            needs, end = [[] for _ in rows], stop
+            if stop == first and layer.input_grad:
+                needs = self._exchange(step, first, inputs, back=True)
+            self.passed = [[row] for row in rows]
+            for part, bucket in enumerate(self.buckets):
+                if bucket.ready_layer == stop:
+                    rows = self.draft.all_reduce(range(self.n), bucket.nbytes, self.passed, step=step, part=part)
+                    self._add(range(self.n), rows)
+            if stop in self.layout.split and not self.at_end:
+                self._sum_split(step, stop, self.passed)
+        return needs
+
+    # ------------------------------------------------------------ what travels
+
+    def _add(self, members: Sequence[int], rows: Sequence[int]) -> None:
+        for r, row in zip(members, rows, strict=True):
+            self.sums[r].append(row)
+
+    def _sum_split(self, step: int, layer: int, done: Sequence[Sequence[int]]) -> None:
+        """Let the ranks that hold the same part of a layer's weights sum its gradients."""
+        name = self.each[0].model.layers[layer].name
+        for members in self.layout.alike(layer):
+            if len(members) > 1:
+                nbytes = self.layout.share(layer, members[0]) * float(self.each[0].grad_nbytes[layer])
+                rows = self.draft.all_reduce(members, nbytes, [done[r] for r in members], name, step=step)
+                self._add(members, rows)
+
+    def _exchange(
+        self, step: int, layer: int, done: list[list[int]], *, back: bool = False
+    ) -> list[list[int]]:
+        """Exchange what a layer needs of its group's samples, or the gradients of that; return what each waits for."""
+        for kind, groups, nbytes in self.layout.moves(layer, self._numbers(layer), back=back):
+            waits: list[list[int]] = [[] for _ in range(self.n)]
+            for group in groups:
+                needs = [done[r] for r in group]
+                rows = self.draft.collective(kind, group, nbytes, needs, "activations", step=step, lane="activations")
+                for r, row in zip(group, rows, strict=True):
+                    waits[r] = [row]
+            done = waits
+        return done
+
+    def _numbers(self, layer: int) -> float:
+        """Return the bytes of a layer's input, of the samples of all ranks."""
+        first = self.each[0]
+        size = float(np.prod(first.model.layers[layer].in_shape)) * ELEMENT_NBYTES[first.precision]
+        return size * sum(w.batch_size for w in self.each)
+
+    def _loss(self, step: int, done: list[list[int]]) -> list[list[int]]:
+        """Sum what the loss needs of all outputs of a sample, where the last layer is split: the largest one, and the
+        sum of exponentials."""
+        if not self.layout.split_end:
+            return [[] for _ in range(self.n)]
+        samples = sum(w.batch_size for w in self.each)
+        waits: list[list[int]] = [[] for _ in range(self.n)]
+        for group in self.layout.members(self.n_layers - 1):
+            nbytes = self.layout.loss_nbytes(samples)
+            rows = self.draft.all_reduce(group, nbytes, [done[r] for r in group], "loss", step=step, lane="activations")
+            for r, row in zip(group, rows, strict=True):
+                waits[r] = [row]
+        return waits

@@ -1,0 +1,126 @@
+"""Synchronous SGD in which each layer is split over groups of workers of its own size (Das et al. 2016)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+
+from ddlsim.arguments import Count, by, checked
+from ddlsim.collectives import Collective
+from ddlsim.plan import Plan
+from ddlsim.plan.hybrid import hybrid, kept_nbytes
+from ddlsim.plan.layouts import Layout, balanced_layout, layout_of
+from ddlsim.plan.schedules import Schedules
+from ddlsim.runtime.fabric import RankOrder, algorithm_of
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.synchronous import Synchronous
+from ddlsim.runtime.table_run import run_table
+from ddlsim.strategies.embedding_parallel import InOrder, in_order
+from ddlsim.strategies.overlap import NoOverlap, overlap_named
+from ddlsim.strategies.shares import share_of, whole_batch
+from ddlsim.workload.compute import Workload
+from ddlsim.workload.memory import Holding, memory_of
+from ddlsim.workload.precision import ELEMENT_NBYTES
+from ddlsim.workload.stage import Stage
+
+__all__ = ["Hybrid"]
+
+
+@checked
+@dataclass(frozen=True)
+class Hybrid:
+    """Layer by layer data parallelism, model parallelism, or something between the two (Das et al. 2016,
+    arXiv:1602.06709): G groups of N / G workers, in each of which the outputs of the layer are shared out.
+    ``batch_size`` is that of all workers together.
+
+    groups      G by the name of the layer, as ``{"fc6": 1, "fc7": 2}``; layers that are not named have N, data
+                parallelism. "balance": of all numbers, those with which a worker gets the fewest bytes in a step
+    overlap     of gradients with the backward pass: "layer", "ddp", "none" or DdpBuckets(...)
+    algorithm   of all-reduces, ``rank_order`` as for :class:`~ddlsim.AllReduce`
+
+    Dense layers and convolutions outside of branches can be split (:mod:`ddlsim.plan.layouts`). Inputs are gathered in
+    the group before the layer, the gradients of inputs reduce-scattered behind it, and weights, of which each worker of
+    a group has its part, all-reduced over the groups.
+    """
+
+    groups: Literal["balance"] | Mapping[str, Count] = "balance"
+    overlap: Annotated[str | InOrder, by(in_order)] = "layer"
+    algorithm: Annotated[str | Collective, algorithm_of("all_reduce")] = "ring"
+    rank_order: RankOrder = "topology"
+
+    def __hash__(self) -> int:
+        groups = self.groups if isinstance(self.groups, str) else tuple(self.groups.items())
+        return hash((groups, self.overlap, self.rank_order))
+
+    @property
+    def label(self) -> str:
+        """How many groups."""
+        if isinstance(self.groups, str):
+            return "hybrid (balance)"
+        return f"hybrid ({', '.join(f'{name} {n}' for name, n in self.groups.items())})"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """One update a step."""
+        return steps
+
+    def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
+        """Return the samples of a worker. Raises ConfigError for a batch that cannot be dealt out evenly."""
+        return share_of(batch_size, n_workers, "Hybrid")
+
+    def n_replicas(self, n_workers: int) -> int:
+        """Every worker brings samples of its own."""
+        return n_workers
+
+    def layout(self, workload: Workload, n_workers: int) -> Layout:
+        """Return in how many groups so many workers compute each layer.
+
+        Raises ConfigError, with what would work, for layers and numbers that do not go with model and workers.
+        """
+        model = workload.model
+        if not isinstance(self.groups, str):
+            return layout_of(model, n_workers, self.groups)
+        gradient = workload.gradient_nbytes / max(1.0, model.gradient_nbytes(1))
+        samples = workload.batch_size * n_workers
+        return balanced_layout(model, n_workers, samples, ELEMENT_NBYTES[workload.precision], gradient)
+
+    def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
+        """Return what a worker holds: its parts of weights, its activations, and what it gathers."""
+        layout, model = self.layout(workload, n_workers), workload.model
+        layers = list(model.layers)
+        for i in layout.split:
+            n_params = round(layers[i].n_params * layout.share(i, rank))
+            layers[i] = dataclasses.replace(layers[i], n_params=n_params, tensors=(("own", n_params),))
+        own = dataclasses.replace(model, layers=tuple(layers), structure=(), trainable=False)
+        memory = memory_of(own, workload.batch_size, workload.precision, Holding(workload.rule or "momentum"))
+        whole = ELEMENT_NBYTES[workload.precision] / 4.0 * sum(layer.stored_nbytes for layer in layers)
+        gathered = float(kept_nbytes(workload, layout).sum()) - workload.batch_size * whole
+        return Stage(workload, memory=dataclasses.replace(memory, activations=memory.activations + gathered))
+
+    def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
+        """Return what workers with these workloads do in `steps` steps (:func:`ddlsim.plan.hybrid.hybrid`)."""
+        whole_batch(accumulation, "Hybrid")
+        policy = overlap_named(self.overlap)
+        assert isinstance(policy, InOrder)
+        layout = self.layout(workloads[0], len(workloads))
+        return hybrid(workloads, layout, policy.buckets, steps=steps, at_end=isinstance(policy, NoOverlap))
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers. Raises ConfigError for what a step as a table cannot do."""
+        values = Synchronous(setting)
+        each = [worker.workload for worker in setting.workers]
+        first = self.plan(each, 1, setting.workers[0].accumulation)
+        schedules = Schedules(first, self.algorithm, setting.cluster, np.array(setting.nodes), self.rank_order)
+        layout = self.layout(each[0], len(each))
+        if isinstance(self.groups, str):
+            names = [f"{each[0].model.layers[i].name} {layout.groups[i]}" for i in layout.split]
+            setting.notes.append(
+                f"groups: {', '.join(names)}; {'all others' if names else 'all'} {len(each)} (data parallelism)"
+            )
+        run_table(
+            setting, lambda steps: self.plan(each, steps), schedules,
+            samples=sum(workload.batch_size for workload in each), follow=values.follow,
+        )  # fmt: skip
