@@ -40,6 +40,11 @@ def check(plan: Plan) -> None:
       after the backward passes that fill it;
     - weights are updated once a step where they are used, and before the next step uses them.
 
+    Where ``plan.delays`` says how old the weights are that gradients are computed with, micro-batches pass the model
+    once in all steps together, those that have not come back excepted; all of a micro-batch's gradients are in one
+    update; the weights that it meets on a layer are there, of as many updates before; and gradients of an update are
+    added up when those of the one before have been used.
+
     The order of two tasks of a rank must follow from the lanes and needs of that rank. Plans without layers (whose
     tasks are only work and messages) have only the first two to fulfil.
     """
@@ -51,19 +56,28 @@ def check(plan: Plan) -> None:
 
 
 def _check_passes(plan: Plan, order: Order) -> None:
-    n_batches = int(plan.batch[plan.rows(FORWARD)].max(initial=-1)) + 1
-    forward, backward = (_each_once(plan, kinds, n_batches) for kinds in ((FORWARD,), (BACKWARD, BACKWARD_INPUT)))
+    if plan.delays:
+        passage = plan.batch
+        n_batches = n_passages = int(plan.batch[plan.rows(BACKWARD, BACKWARD_INPUT)].max(initial=-1)) + 1
+    else:
+        n_batches = int(plan.batch[plan.rows(FORWARD)].max(initial=-1)) + 1
+        passage, n_passages = plan.step * n_batches + plan.batch, plan.n_steps * n_batches
+    forward, backward = (
+        _each_once(plan, kinds, passage, n_passages) for kinds in ((FORWARD,), (BACKWARD, BACKWARD_INPUT))
+    )
     # in this order, a pass comes before the next: forward from the first layer, backward from the last
     for rows, after, cut in ((forward, "after", plan.end), (backward[::-1], "before", plan.first)):
-        follows = (plan.step[rows[1:]] == plan.step[rows[:-1]]) & (plan.batch[rows[1:]] == plan.batch[rows[:-1]])
+        follows = passage[rows[1:]] == passage[rows[:-1]]
         first, second = rows[:-1][follows], rows[1:][follows]
         here = plan.rank[first] == plan.rank[second]
         order.demand(first[here], second[here], f"which comes {after} it in the model")
         _check_carried(plan, order, first[~here], second[~here], cut)
     rest = backward
     if len(plan.rows(BACKWARD_WEIGHT)):
-        rest = np.union1d(backward, _each_once(plan, (BACKWARD, BACKWARD_WEIGHT), n_batches))
-    sides = [plan.step[rows] * n_batches + plan.batch[rows] for rows in (forward, rest)]
+        rest = np.union1d(backward, _each_once(plan, (BACKWARD, BACKWARD_WEIGHT), passage, n_passages))
+    if plan.delays:
+        _check_one_update(plan, rest)
+    sides = [passage[rows] for rows in (forward, rest)]
     first, second = overlapping(sides[0], plan.first[forward], plan.end[forward],
                                 sides[1], plan.first[rest], plan.end[rest])  # fmt: skip
     elsewhere = plan.rank[forward[first]] != plan.rank[rest[second]]
@@ -71,7 +85,7 @@ def _check_passes(plan: Plan, order: Order) -> None:
         raise ConfigError(f"plan: {plan.task(b)}: its activations are on another rank, where {plan.task(a)} ran")
     order.demand(forward[first], rest[second], "whose activations it uses")
     apart, inputs = plan.rows(BACKWARD_WEIGHT), plan.rows(BACKWARD_INPUT)
-    sides = [plan.step[rows] * n_batches + plan.batch[rows] for rows in (inputs, apart)]
+    sides = [passage[rows] for rows in (inputs, apart)]
     first, second = overlapping(sides[0], plan.first[inputs], plan.end[inputs],
                                 sides[1], plan.first[apart], plan.end[apart])  # fmt: skip
     order.demand(inputs[first], apart[second], "which makes the gradient that it uses")
@@ -84,7 +98,7 @@ def _check_carried(plan: Plan, order: Order, first: Ints, second: Ints, cut: Int
     marked = plan.batch[sends] >= 0
     sends, receives = sends[marked], receives[marked]
     labels = [
-        np.stack([plan.step[rows], plan.batch[rows], at, plan.rank[rows], to])
+        np.stack([0 * rows if plan.delays else plan.step[rows], plan.batch[rows], at, plan.rank[rows], to])
         for rows, at, to in ((first, cut[first], plan.rank[second]), (sends, plan.first[sends], plan.peer[sends]))
     ]
     which = np.unique(np.concatenate(labels, axis=1), axis=1, return_inverse=True)[1].reshape(-1)
@@ -102,18 +116,36 @@ def _check_carried(plan: Plan, order: Order, first: Ints, second: Ints, cut: Int
         )
 
 
-def _each_once(plan: Plan, kinds: tuple[int, ...], n_batches: int) -> Ints:
-    """Return the forward (or backward) rows by step, batch and layer, after checking that they cover each once."""
+def _check_one_update(plan: Plan, backward: Ints) -> None:
+    """Check that all gradients of a micro-batch are in the update of one step."""
+    leader = backward[np.unique(plan.batch[backward], return_index=True)[1]]
+    leader = leader[np.searchsorted(plan.batch[leader], plan.batch[backward])]
+    wrong = plan.step[backward] != plan.step[leader]
+    for row, other in zip(backward[wrong][:1].tolist(), leader[wrong][:1].tolist(), strict=True):
+        raise ConfigError(
+            f"plan: {plan.task(row)}: its gradient is in another update than that of {plan.task(other)}; let all ranks "
+            "update with the same micro-batches"
+        )
+
+
+def _each_once(plan: Plan, kinds: tuple[int, ...], passage: Ints, n_passages: int) -> Ints:
+    """Return the forward (or backward) rows by passage and layer, after checking that they cover each once.
+
+    passage  (n,) which passage of a micro-batch through the model each row belongs to; those from `n_passages` on may
+             end on the way
+    """
     rows = plan.rows(*kinds)
     for row in rows[(plan.batch[rows] < 0) | (plan.end[rows] <= plan.first[rows])].tolist():
         raise ConfigError(f"plan: {plan.task(row)}: it has no micro-batch or no layers")
-    rows = rows[np.lexsort((plan.first[rows], plan.batch[rows], plan.step[rows]))]
+    rows = rows[np.lexsort((plan.first[rows], passage[rows]))]
     name = KINDS[kinds[-1] if (plan.kind[rows] == kinds[-1]).any() else kinds[0]].replace("_", "-")
-    passes = plan.step[rows] * n_batches + plan.batch[rows]
-    missing = np.setdiff1d(np.arange(plan.n_steps * n_batches), passes)
-    if len(missing) or not n_batches:
-        step, batch = divmod(int(missing[0]), n_batches) if n_batches else (0, 0)
-        raise ConfigError(f"plan: batch {batch} of step {step} never goes {name}; every micro-batch must once")
+    passes = passage[rows]
+    missing = np.setdiff1d(np.arange(n_passages), passes)
+    if len(missing) or not n_passages:
+        one = int(missing[0]) if n_passages else 0
+        step, batch = divmod(one, n_passages // plan.n_steps) if n_passages and not plan.delays else (-1, one)
+        where = f" of step {step}" if step >= 0 else ""
+        raise ConfigError(f"plan: batch {batch}{where} never goes {name}; every micro-batch must once")
     begins = np.diff(passes, prepend=-1) != 0
     expected = np.where(begins, 0, np.concatenate([[0], plan.end[rows][:-1]]))
     wrong = plan.first[rows] != expected
@@ -123,7 +155,7 @@ def _each_once(plan: Plan, kinds: tuple[int, ...], n_batches: int) -> Ints:
             raise ConfigError(f"plan: {plan.task(row)}: layer {first} goes {name} a second time for this batch")
         raise ConfigError(f"plan: {plan.task(row)}: layer {layer} never goes {name} for this batch")
     last = np.append(begins[1:], True)
-    for row in rows[last & (plan.end[rows] < plan.n_layers)].tolist():
+    for row in rows[last & (passes < n_passages) & (plan.end[rows] < plan.n_layers)].tolist():
         raise ConfigError(f"plan: {plan.task(row)}: layer {plan.end[row]} never goes {name} for this batch")
     return rows
 

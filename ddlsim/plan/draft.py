@@ -16,7 +16,8 @@ __all__ = ["Draft"]
 class Draft:
     """A plan in the making, for a model of `n_layers` layers whose gradients are exchanged in `parts`.
 
-    `servers` are the ranks that are parameter servers.
+    `servers` are the ranks that are parameter servers, `delays` how old the weights of each layer are where steps
+    overlap.
 
     >>> from ddlsim.plan import Draft
     >>> draft = Draft()
@@ -27,9 +28,11 @@ class Draft:
     3
     """
 
-    def __init__(self, n_layers: int = 0, parts: Iterable[Part] = (), servers: Iterable[int] = ()) -> None:
+    def __init__(
+        self, n_layers: int = 0, parts: Iterable[Part] = (), servers: Iterable[int] = (), delays: Iterable[int] = ()
+    ) -> None:
         self.n_layers = n_layers
-        self.servers = tuple(servers)
+        self.servers, self.delays = tuple(servers), tuple(delays)
         self.parts = tuple(parts)
         self._lanes: dict[Lane, int] = {}
         self._groups: dict[tuple[int, ...], int] = {}
@@ -100,7 +103,7 @@ class Draft:
         lengths = [len(needs) for needs in self._needs]
         return Plan(
             lanes=tuple(self._lanes), groups=tuple(self._groups), parts=self.parts, names=tuple(self._names),
-            n_layers=self.n_layers, servers=self.servers, need_offsets=np.cumsum([0, *lengths]),
+            n_layers=self.n_layers, servers=self.servers, delays=self.delays, need_offsets=np.cumsum([0, *lengths]),
             needs=np.array([row for needs in self._needs for row in needs], dtype=np.int64),
             **dict(zip(COLUMNS, columns, strict=True)),  # type: ignore[arg-type]  # the plan converts them
         )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from ddlsim.errors import ConfigError
@@ -55,10 +57,19 @@ def check_gradients(plan: Plan, order: Order) -> None:
                        (updated, "whose weights it brings"),
                        (~passed & ~updates & ~updated, "which comes before it for this part")):  # fmt: skip
         order.demand(before[pairs], after[pairs], why)
-    later = plan.step[forward.row] > 0
+    forward, version = _versions(plan, forward)
+    later = version > 0
     uses, earlier = forward.row[later], forward.place[later] - plan.n_ranks * len(plan.parts)
     last = deeds.of(np.append(first[1:], True)) if len(first) else deeds
+    if plan.delays:
+        i, j = joined(last.place, backward.place - plan.n_ranks * len(plan.parts))
+        order.demand(last.row[i], backward.row[j], "whose gradients it would add to")
     fetches = fetches_of(plan)
+    if plan.delays and len(fetches.row):
+        raise ConfigError(
+            f"plan: {plan.task(int(fetches.row[0]))}: weights of other ages than those of the step (delays) cannot be "
+            "gathered for a pass; keep them whole on their ranks"
+        )
     shared = np.isin(on_rank(plan, forward), on_rank(plan, fetches))
     for row in uses[~np.isin(earlier, last.place)].tolist():
         raise ConfigError(f"plan: {plan.task(row)}: its weights have not been updated on its rank in the step before")
@@ -68,6 +79,23 @@ def check_gradients(plan: Plan, order: Order) -> None:
     order.demand(last.row[i], uses[j], "whose weights it uses")
     if len(fetches.row):
         check_fetches(plan, order, replay, fetches, last, (forward, touching(plan, *PASSES[1:])))
+
+
+def _versions(plan: Plan, forward: Touching) -> tuple[Touching, Ints]:
+    """Return forward passes with the places of the weights that they meet, and after how many updates these are.
+
+    Of a plan with delays those of micro-batches that do not come back are left out: nobody knows when they would.
+    """
+    if not plan.delays:
+        return forward, plan.step[forward.row]
+    backward = plan.rows(BACKWARD, BACKWARD_WEIGHT)
+    update = np.full(int(plan.batch.max(initial=-1)) + 1, -1)
+    update[plan.batch[backward]] = plan.step[backward]
+    forward = forward.of(update[plan.batch[forward.row]] >= 0)
+    age = np.array(plan.delays)[plan.first[forward.row]]
+    version = np.maximum(update[plan.batch[forward.row]] - age, 0)
+    where = forward.place % (plan.n_ranks * len(plan.parts))
+    return dataclasses.replace(forward, place=version * plan.n_ranks * len(plan.parts) + where), version
 
 
 def _deeds(plan: Plan, order: Order, update: Touching) -> Touching:

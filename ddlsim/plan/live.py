@@ -12,34 +12,38 @@ from ddlsim.network.executor import TaskColumns
 from ddlsim.plan.plan import Floats, Ints, Plan
 from ddlsim.plan.runner import columns, key_sizes
 
-__all__ = ["LIVE", "N_STEPS", "LiveSteps", "live_steps"]
+__all__ = ["LIVE", "MORE_STEPS", "N_STEPS", "LiveSteps", "live_steps"]
 
 #: Steps that can be under way. Where no rank updates before all have contributed, a third one begins only after all
 #: ranks have updated in the first.
 LIVE = 3
-#: steps of a plan that :func:`live_steps` needs to see
-N_STEPS = LIVE + 2
+#: steps of a plan that :func:`live_steps` needs to see beside those that can be under way
+MORE_STEPS = 2
+#: the same, of steps of which :data:`LIVE` can be
+N_STEPS = LIVE + MORE_STEPS
 
 _BY_ROW = ("kind", "seconds", "key", "place", "queue", "step", "missing", "slow")
 
 
 @dataclass(frozen=True, eq=False)
 class LiveSteps:
-    """The first step of a plan (slot 0) and those after it (slots 1 to LIVE, over and over).
+    """The first step of a plan (slot 0) and those after it (slots 1 to `live`, over and over).
 
     tasks  of all slots
     rows   of each slot
     keys   of each slot
+    live   steps that can be under way
     """
 
     plan: Plan
     tasks: TaskColumns
     rows: tuple[slice, ...]
     keys: tuple[slice, ...]
+    live: int = LIVE
 
     def slot(self, step: int) -> int:
         """Return where a step is executed."""
-        return step if step <= LIVE else 1 + (step - 1) % LIVE
+        return step if step <= self.live else 1 + (step - 1) % self.live
 
     @cached_property
     def key_sizes(self) -> Floats:
@@ -47,11 +51,14 @@ class LiveSteps:
         return key_sizes(self.plan)[0][: self.keys[-1].stop]
 
 
-def live_steps(plan: Plan) -> LiveSteps | None:
-    """Return how a plan of N_STEPS steps goes on, or None if those after the first are not alike."""
-    bounds = np.searchsorted(plan.step, np.arange(N_STEPS + 1))
+def live_steps(plan: Plan, live: int = LIVE) -> LiveSteps | None:
+    """Return how a plan of `live` + MORE_STEPS steps goes on, or None if those after the first are not alike.
+
+    live  steps of which something can be under way at the same time
+    """
+    bounds = np.searchsorted(plan.step, np.arange(live + MORE_STEPS + 1))
     sizes = np.diff(bounds)
-    if (np.diff(plan.step) < 0).any() or plan.n_steps != N_STEPS or (sizes[1:] != sizes[1]).any():
+    if (np.diff(plan.step) < 0).any() or plan.n_steps != live + MORE_STEPS or (sizes[1:] != sizes[1]).any():
         return None
     keys = _keys(plan, bounds)
     every = columns(plan)
@@ -67,7 +74,7 @@ def live_steps(plan: Plan) -> LiveSteps | None:
         following=np.where(following >= n, following - n + bounds[1], following),
     )  # fmt: skip
     rows = tuple(slice(int(a), int(b)) for a, b in itertools.pairwise(bounds[:-1]))
-    return LiveSteps(plan, tasks, rows, tuple(keys[:-1]))
+    return LiveSteps(plan, tasks, rows, tuple(keys[:-1]), live)
 
 
 def _keys(plan: Plan, bounds: Ints) -> list[slice] | None:
@@ -97,7 +104,7 @@ def _alike(plan: Plan, every: TaskColumns, bounds: Ints, keys: list[slice]) -> b
         offsets = every.offsets[first : last + 1]
         return [offsets - offsets[0], every.following[offsets[0] : offsets[-1]] - first]
 
-    steps = range(1, N_STEPS)
+    steps = range(1, plan.n_steps)
     ends = every.following[: every.offsets[bounds[1]]]
     return (
         all(np.array_equal(a, b) for step in steps for a, b in zip(shape(1), shape(step), strict=True))

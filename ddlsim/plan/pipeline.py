@@ -9,9 +9,11 @@ import numpy as np
 
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
+from ddlsim.plan.asynchronous_pipeline import asynchronous_pipeline
 from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.mesh import Mesh
-from ddlsim.plan.pipeline_orders import pass_order
+from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, pass_order
+from ddlsim.plan.pipeline_rows import groups_of
 from ddlsim.plan.pipeline_template import RECOMPUTE, Template
 from ddlsim.plan.plan import COMPUTE, Ints, Lane, Plan
 from ddlsim.workload.buckets import Bucket, one_bucket
@@ -39,7 +41,8 @@ def pipeline(
     micro_batches  of each replica in a step
     order          "gpipe", "1f1b" (interleaved where there are several chunks per rank), "zb-1p", "zb-2p", "zb-v",
                    "v-half", "v-min" (:mod:`ddlsim.plan.pipeline_orders`), or a table: for every rank of the pipeline a
-                   list of ("F", "B" or "W", chunk, micro-batch)
+                   list of ("F", "B" or "W", chunk, micro-batch); or, with weights as old as they say, "pipedream" or
+                   "2bw" (:mod:`ddlsim.plan.asynchronous_pipeline`)
     recompute      of a micro-batch that waits for its backward pass a rank keeps the chunk's input only, and goes
                    forward again before it goes backward (Chen et al. 2016, arXiv:1604.06174)
     buckets        of a chunk: which gradients replicas sum together, each as soon as the last backward pass on the
@@ -55,9 +58,17 @@ def pipeline(
     must be 1. Raises ConfigError for an order that does not go with mesh, chunks and micro-batches.
     """
     _check(chunks, mesh)
-    table = pass_order(order, mesh.pipeline, micro_batches, len(chunks))
     if len({chunk.workload.batch_size for chunk in chunks}) > 1:
         raise ConfigError("pipeline: chunks: must be of micro-batches of one size")
+    if isinstance(order, str) and order in ASYNCHRONOUS:
+        if sharded:
+            raise ConfigError(
+                f"pipeline: sharded = True: goes with orders whose steps end before the next begin, not with {order!r}"
+            )
+        return asynchronous_pipeline(
+            chunks, mesh, micro_batches, order, steps, recompute=recompute, buckets=buckets
+        )
+    table = pass_order(order, mesh.pipeline, micro_batches, len(chunks))
     template = Template(chunks, table, buckets, mesh.data, recompute=recompute, sharded=sharded)
     return _repeated(template, mesh, micro_batches, steps)
 
@@ -83,7 +94,7 @@ def _repeated(template: Template, mesh: Mesh, micro_batches: int, steps: int) ->
     column = {name: np.tile(np.array([getattr(row, name) for row in rows]), blocks) for name in names}
     replica, step = np.tile(np.repeat(np.arange(replicas), n), steps), np.repeat(np.arange(steps), n * replicas)
     ranks = mesh.ranks[:, :, 0]
-    groups, group_of = _groups(template, ranks)
+    groups, group_of = groups_of(template.groups, ranks)
     number, alone, micro = column["number"], replicas * template.n_alone, column["micro"]
     key = step * (alone + template.n_shared) + np.where(
         column["shared"], alone + number, replica * template.n_alone + number
@@ -114,14 +125,3 @@ def _needs(template: Template, replicas: int, steps: int) -> dict[str, Ints]:
         needs.append((begins[:, None] + flat).ravel())
         counts.append(np.tile([len(each) for each in lists], replicas))
     return {"needs": np.concatenate(needs), "need_offsets": np.cumsum(np.concatenate([[0], *counts]))}
-
-
-def _groups(template: Template, ranks: Ints) -> tuple[tuple[tuple[int, ...], ...], Ints]:
-    """Return the groups, and which of them each of the template's is for a replica, (n_replicas, n)."""
-    groups: dict[tuple[int, ...], int] = {}
-    number = np.zeros((len(ranks), max(len(template.groups), 1)), dtype=np.int64)
-    for nth, stages in enumerate(template.groups):
-        for replica in range(len(ranks)):
-            members = ranks[:, stages[0]] if len(stages) == 1 else ranks[replica, list(stages)]
-            number[replica, nth] = groups.setdefault(tuple(members.tolist()), len(groups))
-    return tuple(groups), number

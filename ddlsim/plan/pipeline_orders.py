@@ -14,7 +14,9 @@ from typing import Literal, NamedTuple
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError, unknown_name
 
-__all__ = ["ORDERS", "Pass", "PassOrder", "check_order", "gpipe", "interleaved", "one_f_one_b", "pass_order"]
+__all__ = [
+    "ASYNCHRONOUS", "ORDERS", "Pass", "PassOrder", "check_order", "gpipe", "interleaved", "one_f_one_b", "pass_order",
+]  # fmt: skip
 
 Kind = Literal["F", "B", "W"]
 
@@ -110,6 +112,10 @@ ORDERS: Mapping[str, tuple[int, Callable[[int, int], PassOrder]]] = MappingProxy
 })  # fmt: skip
 
 
+#: orders of pipelines that are never flushed (:mod:`ddlsim.plan.asynchronous_pipeline`), whose passes are those of 1F1B
+ASYNCHRONOUS = ("pipedream", "2bw")
+
+
 def pass_order(
     order: str | Sequence[Sequence[tuple[str, int, int]]], ranks: int, micro_batches: int, n_chunks: int
 ) -> PassOrder:
@@ -120,8 +126,10 @@ def pass_order(
     """
     if not isinstance(order, str):
         return check_order(order, ranks, micro_batches, n_chunks)
+    if order in ASYNCHRONOUS:
+        order = "1f1b"
     if order not in ORDERS:
-        raise unknown_name("pipeline order", order, ORDERS)
+        raise unknown_name("pipeline order", order, [*ORDERS, *ASYNCHRONOUS])
     per_rank, function = ORDERS[order]
     if order == "1f1b" and n_chunks % ranks == 0:
         return interleaved(ranks, micro_batches, n_chunks // ranks)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
 from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.pipeline_orders import Pass, PassOrder
+from ddlsim.plan.pipeline_rows import Row, tie_of
 from ddlsim.plan.plan import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -29,65 +28,11 @@ from ddlsim.plan.repeated import parts_of
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
 
-__all__ = ["RECOMPUTE", "Row", "Template", "Tie", "tie_of"]
+__all__ = ["RECOMPUTE", "Buckets", "Template"]
 
 #: what the name of the rows says that go forward again
 RECOMPUTE = "recompute"
 Buckets = Callable[[Workload], Sequence[Bucket]]
-
-
-@dataclass
-class Row:
-    """A task of one stage.
-
-    micro   the micro-batch, -1 if none
-    to      message: the stage at the other end
-    group   collective: place in ``Template.groups``
-    number  of the message or collective, among those of a replica or, if `shared`, among those of all replicas
-    needs   rows of the same step, `before` rows of the step before
-    """
-
-    stage: int
-    lane: str
-    kind: int
-    seconds: float = 0.0
-    nbytes: float = 0.0
-    micro: int = -1
-    first: int = 0
-    end: int = 0
-    part: int = -1
-    holds: float = 0.0
-    to: int = -1
-    group: int = -1
-    number: int = -1
-    shared: bool = False
-    needs: list[int] = field(default_factory=list)
-    before: list[int] = field(default_factory=list)
-
-
-class Tie(NamedTuple):
-    """Weights that the first chunk's layer `owner` and the last chunk's layer `user` both use."""
-
-    owner: int
-    user: int
-    nbytes: float
-
-
-def tie_of(chunks: Sequence[Chunk]) -> Tie | None:
-    """Return the word embedding that a tied output layer uses too, if there is one."""
-    layers = [(chunk, i, layer) for chunk in chunks for i, layer in enumerate(chunk.workload.model.layers)]
-    for chunk, i, user in layers:
-        if user.type != "tied_dense":
-            continue
-        size = user.in_shape[-1] * user.out_shape[-1]
-        for other, j, owner in layers:
-            for name, n in owner.tensors:
-                if owner.type == "embedding" and n == size:
-                    work = other.workload
-                    names = [each for each, _ in owner.tensors]
-                    nbytes = work.tensor_nbytes[work.tensor_layer == j][names.index(name)]
-                    return Tie(other.first + j, chunk.first + i, float(nbytes))
-    return None
 
 
 class Template:
@@ -115,13 +60,18 @@ class Template:
         self.passes: list[tuple[int, Pass]] = []  # first row of every pass
         self.sums: dict[int, list[int]] = {}  # chunk -> its sums
         self.parts_of: dict[int, list[int]] = {}
+        self.part_of: dict[tuple[int, int], int] = {}  # chunk and bucket -> part
         for stage in range(len(order)):
             self._stage(stage)
         for row, each in self.passes:
             if (arrival := self.arrivals.get(each)) is not None:
                 self.rows[row].needs.append(arrival)
+        self._end()
+
+    def _end(self) -> None:
+        """Add what comes after all passes."""
         tied = self._tied_sums()
-        for stage in range(len(order)):
+        for stage in range(len(self.order)):
             self._updates(stage, tied.get(stage))
 
     def _alone(self, chunk: Chunk) -> Workload:
@@ -226,7 +176,9 @@ class Template:
         at = self.chunks[chunk].first
         for bucket in buckets:
             nbytes, first, end, _ = self.ranges[chunk][bucket]
-            part = self._part(nbytes, at + first, at + end)
+            part = self.part_of.get((chunk, bucket), -1)
+            if part < 0:
+                part = self.part_of[chunk, bucket] = self._part(nbytes, at + first, at + end)
             self.parts_of.setdefault(chunk, []).append(part)
             self.sums.setdefault(chunk, []).append(self._of_replicas(stage, part, row))
 

@@ -94,6 +94,11 @@ class Plan:
     n_layers      layers of the model, 0..n_layers-1 in forward order
     servers       ranks that are parameter servers: the last members of the groups of push_pulls, in which the other
                   members give gradients and get their sum; server i has the i-th part of the bytes
+    delays        (n_layers,) where micro-batches pass several steps at once (asynchronous pipelines): how many updates
+                  older than the weights that its gradient changes those are that a micro-batch passes a layer with,
+                  forward and backward. Batches then are numbered over all steps, a pass is in the step in which its
+                  rank does it, its gradient in that of its backward pass, and the last ones may not have come back.
+                  (): steps begin with the updated weights, and end with all micro-batches
 
     lane          the lane that does the task; rows of one lane are in its order
     kind          place in :data:`KINDS`. Passes are forward and backward ones, and of the latter those that make the
@@ -126,6 +131,7 @@ class Plan:
     names: tuple[str, ...]
     n_layers: int
     servers: tuple[int, ...] = ()
+    delays: tuple[int, ...] = ()
     lane: Ints
     kind: Ints
     name: Ints
@@ -181,6 +187,8 @@ class Plan:
                 raise ConfigError(f"plan: groups[{i}] = {group}: must list ranks below {self.n_ranks} once each")
         if not set(self.servers) <= set(range(self.n_ranks)):
             raise ConfigError(f"plan: servers = {self.servers}: must be ranks below {self.n_ranks}")
+        if self.delays and (len(self.delays) != self.n_layers or min(self.delays) < 0):
+            raise ConfigError(f"plan: delays = {self.delays}: must be a number of at least 0 for each of the layers")
 
     def __len__(self) -> int:
         return len(self.lane)

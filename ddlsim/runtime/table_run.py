@@ -12,7 +12,7 @@ from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError, DdlsimError, DeadlockError
 from ddlsim.network.executor import Executor
 from ddlsim.network.state import Records
-from ddlsim.plan.live import LIVE, N_STEPS, LiveSteps, live_steps
+from ddlsim.plan.live import LIVE, MORE_STEPS, LiveSteps, live_steps
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import ALL_REDUCE, COMPUTE, KINDS, SEND, UPDATE, Floats, Ints, Plan
 from ddlsim.plan.runner import key_sizes
@@ -32,7 +32,7 @@ Follow = Callable[[int, Floats], None]
 
 def run_table(
     setting: Setting, make: Callable[[int], Plan], schedules: Schedules, *, samples: int, follow: Follow,
-    members: Sequence[Sequence[int]] | None = None,
+    members: Sequence[Sequence[int]] | None = None, live: int = LIVE,
 ) -> None:  # fmt: skip
     """Let a plan drive a run, over and over.
 
@@ -41,6 +41,7 @@ def run_table(
     follow     is called when all tasks of a step have ended
     members    workers that each rank of the plan stands for, which do the same at the same time; by default rank r is
                worker r
+    live       steps of which something can be under way at the same time
 
     Raises DdlsimError for a plan whose steps after the first are not alike, ConfigError for batches that change.
     """
@@ -49,7 +50,7 @@ def run_table(
             "training: growing_batch and phases change the seconds of a step, which this strategy takes from one plan; "
             "run each batch size by itself"
         )
-    steps = live_steps(make(N_STEPS))
+    steps = live_steps(make(live + MORE_STEPS), live)
     if steps is None:
         raise DdlsimError("plan: its steps after the first are not alike")
     each = [[rank] for rank in range(len(setting.workers))] if members is None else [list(own) for own in members]
@@ -175,7 +176,7 @@ class TableRun:
         self._book(step, rows)
         self.follow(step, self._begins(step, rows))
         self.done += 1
-        if slot > 0:  # where the step LIVE steps later is executed
+        if slot > 0:  # where the step so many steps later is executed
             n_keys = self.steps.keys[-1].stop - self.steps.keys[1].start
             self.executor.arm(slot, self.steps.rows[slot], self.steps.keys[slot], self._seconds(1), n_keys)
         self.setting.stop.updated(self.samples)
@@ -300,7 +301,7 @@ class TableRun:
         setting, recorder = self.setting, self.setting.recorder
         now = max(self.executor.now, setting.loop.network.now)
         setting.loop.env.pass_time(now)
-        for step in range(self.done, self.done + LIVE):
+        for step in range(self.done, self.done + self.steps.live):
             rows = self.executor.tasks[self.steps.rows[self.steps.slot(step)]].copy()
             if np.isnan(rows["start"]).all():
                 break

@@ -17,13 +17,16 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
 from ddlsim.network import schedule_time
 from ddlsim.plan import Chunk, Mesh, Plan, balanced, between_blocks, chunks_at, mesh_of, pipeline
-from ddlsim.plan.pipeline_orders import ORDERS, PassOrder, pass_order
+from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
+from ddlsim.plan.live import LIVE
+from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS, PassOrder, pass_order
 from ddlsim.plan.plan import Floats
 from ddlsim.plan.schedules import Schedules
 from ddlsim.plan.tensor_groups import Seconds, as_one_rank, with_exchanges, with_shared_interfaces
 from ddlsim.runtime.fabric import AllReduceAlgorithm, Fabric, RankOrder, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
+from ddlsim.strategies.stashed_weights import StashedWeights, stage_slices
 from ddlsim.workload.buckets import Bucket, ddp_buckets, one_bucket, per_layer
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, Memory, memory_of
@@ -46,7 +49,7 @@ def _known_order(order: object, where: str) -> object:
 @checked
 @dataclass(frozen=True)
 class Parallel:
-    """Synchronous SGD on a model that is split over ``pipeline`` x ``tensor`` workers, in ``data`` replicas.
+    """SGD on a model that is split over ``pipeline`` x ``tensor`` workers, in ``data`` replicas.
 
     The batch size of a run is that of an update, of all workers together, as in Megatron-LM and DeepSpeed: each replica
     does ``batch_size / (data * micro_batch)`` micro-batches. Worker i is rank i of the mesh
@@ -55,9 +58,12 @@ class Parallel:
     tensor       workers that share the layers of a stage (:func:`ddlsim.workload.tensor_parallel.tensor_parallel`)
     pipeline     stages
     data         replicas; None: as many as there are workers for
-    micro_batch  samples that a worker computes at once
+    micro_batch  samples that a worker computes at once; None: 1, and with "pipedream" all of its replica's
     order        "gpipe", "1f1b", "zb-1p", "zb-2p", "zb-v", "v-half" or "v-min" (docs/models/splitting.md), or a table:
-                 for every stage a list of ("F", "B" or "W", chunk, micro-batch)
+                 for every stage a list of ("F", "B" or "W", chunk, micro-batch). All these are synchronous SGD.
+                 Without a flush between updates: "pipedream", which updates after every micro-batch, stage i of p with
+                 gradients of weights that are p - 1 - i updates old, and "2bw", one update old on all stages
+                 (:mod:`ddlsim.plan.asynchronous_pipeline`)
     interleave   chunks of layers per stage, with "1f1b" and with tables
     sequence     sequence parallelism: what tensor parallelism leaves whole is split by tokens
     recompute    what is computed again instead of kept: "none", "selective" (attention's matrices), "full" (transformer
@@ -71,7 +77,7 @@ class Parallel:
     tensor: Count = 1
     pipeline: Count = 1
     data: Count | None = None
-    micro_batch: Count = 1
+    micro_batch: Count | None = None
     order: Annotated[str | Sequence[Sequence[tuple[str, int, int]]], by(_known_order)] = "1f1b"
     interleave: Count = 1
     sequence: bool = False
@@ -82,7 +88,11 @@ class Parallel:
     rank_order: RankOrder = "topology"
 
     def __post_init__(self) -> None:
-        per_stage = ORDERS[self.order][0] if isinstance(self.order, str) else 1
+        per_stage = self._chunks_per_stage
+        if self._asynchronous and self.sharded:
+            raise ConfigError(
+                f"Parallel: sharded = True: goes with orders whose steps end before the next begin, not {self.order!r}"
+            )
         if self.interleave > 1 and isinstance(self.order, str) and self.order != "1f1b":
             raise ConfigError(
                 f"Parallel: interleave = {self.interleave}: has no effect with order = {self.order!r}, which has "
@@ -122,6 +132,19 @@ class Parallel:
     # ------------------------------------------------------------ who has what
 
     @property
+    def _chunks_per_stage(self) -> int:
+        return ORDERS[self.order][0] if isinstance(self.order, str) and self.order in ORDERS else 1
+
+    @property
+    def _asynchronous(self) -> bool:
+        return isinstance(self.order, str) and self.order in ASYNCHRONOUS
+
+    @property
+    def _delays(self) -> tuple[int, ...]:
+        """How many updates old the weights are that each stage computes gradients with."""
+        return stage_delays(str(self.order), self.pipeline) if self._asynchronous else (0,) * self.pipeline
+
+    @property
     def n_workers(self) -> int | None:
         """Workers that the layout is for, if it says how many replicas there are."""
         return None if self.data is None else self.data * self.pipeline * self.tensor
@@ -132,15 +155,23 @@ class Parallel:
 
     def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
         """Return the samples that a worker computes at once."""
-        at_once = self.mesh(n_workers).data * self.micro_batch
+        data, micro_batch = self.mesh(n_workers).data, self.micro_batch or 1
+        at_once = data * micro_batch
         if batch_size % at_once:
             below = batch_size - batch_size % at_once
             near = " or ".join(str(each) for each in (below, below + at_once) if each)
             raise ConfigError(
-                f"batch_size = {batch_size}: must be a multiple of {at_once}, data {self.mesh(n_workers).data} x "
-                f"micro_batch {self.micro_batch}; use {near}"
+                f"batch_size = {batch_size}: must be a multiple of {at_once}, data {data} x "
+                f"micro_batch {micro_batch}; use {near}"
             )
-        return self.micro_batch
+        if self.order != "pipedream":
+            return micro_batch
+        if self.micro_batch not in (None, batch_size // data):
+            raise ConfigError(
+                f"Parallel: micro_batch = {self.micro_batch}: 'pipedream' updates after every micro-batch, of "
+                f"{batch_size // data} samples in each of {data} replicas; leave it out, or use batch_size={at_once}"
+            )
+        return batch_size // data
 
     def n_replicas(self, n_workers: int) -> int:
         """Return how many replicas learn from samples of their own."""
@@ -154,11 +185,12 @@ class Parallel:
         chunks = self._chunks(self._shard(workload).workload)
         work = _together(tuple(chunks[i] for i in mine))
         holding = _holding(work, mesh.data if self.sharded else 1, self.tensor, self.sequence, self._again)
-        return Stage(work, memory=_memory(work, holding))
+        memory = _memory(work, holding)
+        versions = 1 + self._delays[place]
+        return Stage(work, memory=dataclasses.replace(memory, weights=versions * memory.weights))
 
     def _chunks(self, workload: Workload) -> tuple[Chunk, ...]:
-        per_stage = ORDERS[self.order][0] if isinstance(self.order, str) else 1
-        return _cut(workload, self.pipeline, max(per_stage, self.interleave))
+        return _cut(workload, self.pipeline, max(self._chunks_per_stage, self.interleave))
 
     @property
     def _again(self) -> str:
@@ -175,7 +207,7 @@ class Parallel:
         return _shard(workload, self.tensor, self.sequence, self._again)
 
     def _order(self, mesh: Mesh, micro_batches: int) -> PassOrder:
-        per_stage = ORDERS[self.order][0] if isinstance(self.order, str) else 1
+        per_stage = self._chunks_per_stage
         if not isinstance(self.order, str):
             micro_batches = 1 + max((each[2] for passes in self.order for each in passes), default=0)
         return pass_order(self.order, mesh.pipeline, micro_batches, self.pipeline * max(per_stage, self.interleave))
@@ -243,21 +275,26 @@ class Parallel:
         samples = whole[0].batch_size * micro_batches
         params: Value[Array] = learner.initial
         state, seen = learner.optimizer_state(params), 0
+        ends = [chunk.end for chunk in self._chunks(self._shard(whole[0]).workload)]
+        weights = StashedWeights(learner, self._delays, stage_slices(learner, ends))
 
         def follow(step: int, begins: Floats) -> None:
-            """w <- w - eta * (1/N) sum_i g_i"""
+            """w <- w - eta * (1/N) sum_i g_i, of asynchronous pipelines with gradients of older weights"""
             nonlocal params, state, seen
+            met = weights.at(step, params)
             gradients = [
-                learner.gradient(replica, params, samples, float(begins[replica]))  # ranks that have the first stage
+                learner.gradient(replica, met, samples, float(begins[replica]))  # ranks that have the first stage
                 for replica in range(mesh.data)
             ]
             params, state = learner.update(params, learner.mean(gradients), state, learner.rate(seen))
             seen += samples * mesh.data
+            if self._asynchronous:
+                setting.recorder.staleness += [min(delay, step) for delay in self._delays] * mesh.data
 
         setting.model = lambda: params
         run_table(
             setting, make, schedules, samples=samples * mesh.data, follow=follow,
-            members=members,
+            members=members, live=steps_under_way(self.pipeline, micro_batches) if self._asynchronous else LIVE,
         )  # fmt: skip
 
     def plan_nodes(self, cluster: Cluster, nodes: Sequence[int]) -> list[int]:

@@ -27,7 +27,7 @@ def test_a_run_is_its_plan_again_and_again(strategy):
     plan = result.plan
     plan.check()
     assert plan.n_ranks == 4
-    longer = strategy.plan(result.workloads, 4, 32 // (strategy.mesh(4).data * strategy.micro_batch))
+    longer = strategy.plan(result.workloads, 4, 32 // (strategy.mesh(4).data * (strategy.micro_batch or 1)))
     run = longer.execute(result.cluster, nodes=result.cluster.workers[:4].tolist())
     assert result.step_times == pytest.approx(run.step_times[1:], rel=1e-9)
     assert result.samples_per_update == 32

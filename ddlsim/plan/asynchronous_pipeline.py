@@ -1,0 +1,178 @@
+"""Pipelines that are never empty: updates follow each other without a flush, and gradients are of older weights.
+
+"pipedream" (Narayanan et al. 2019, SOSP, doi:10.1145/3341301.3359646) updates after every micro-batch. Stage i of p
+has done p - 1 - i forward passes more than backward ones when it takes them in turns, so a micro-batch that goes
+forward there meets weights that lack the p - 1 - i updates before its own. They are *stashed* for its backward pass:
+p - i versions.
+
+    w_i(t + 1) = w_i(t) - eta grad_i f(w_0(t - p + 1), ..., w_(p-2)(t - 1), w_(p-1)(t))
+
+"2bw" (Narayanan et al. 2021, ICML, arXiv:2006.09503) updates after m >= p micro-batches, all of which meet the weights
+before the newest update, on all stages: two versions.
+
+    w(t + 1) = w(t) - eta grad f(w(t - 1))
+
+Replicas of a stage sum their gradients before it updates (of PipeDream's replicated stages those that have as many
+replicas as their neighbours), and a stage updates before it goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ddlsim.errors import ConfigError
+from ddlsim.plan.chunks import Chunk
+from ddlsim.plan.mesh import Mesh
+from ddlsim.plan.pipeline_orders import one_f_one_b
+from ddlsim.plan.pipeline_rows import Row, groups_of, tie_of
+from ddlsim.plan.pipeline_template import RECOMPUTE, Buckets, Template
+from ddlsim.plan.plan import ALL_REDUCE, COMPUTE, Ints, Lane, Plan
+
+__all__ = ["asynchronous_pipeline", "stage_delays", "steps_under_way"]
+
+def stage_delays(order: str, stages: int) -> tuple[int, ...]:
+    """Return how many updates old the weights are that stages compute gradients with, (stages,)."""
+    return tuple(stages - 1 - stage if order == "pipedream" else 1 for stage in range(stages))
+
+
+def steps_under_way(stages: int, micro_batches: int) -> int:
+    """Return in how many steps the stages of an asynchronous pipeline are at the same time at most."""
+    return math.ceil((stages - 1) / micro_batches) + 2
+
+
+def asynchronous_pipeline(
+    chunks: Sequence[Chunk], mesh: Mesh, micro_batches: int, order: str, steps: int, *, recompute: bool,
+    buckets: Buckets,
+) -> Plan:  # fmt: skip
+    """Return the first steps of a pipeline that goes on: see :func:`ddlsim.plan.pipeline` for what it consists of.
+
+    A step of a stage ends with its update; what a stage does between two updates is in one step. Micro-batch m of
+    replica r is batch ``m * data + r``. Raises ConfigError for micro-batches that do not go with the order, and for
+    weights that the first and the last stage share where they have different ages.
+    """
+    stages = mesh.pipeline
+    if len(chunks) != stages:
+        raise ConfigError(f"pipeline: {len(chunks)} chunks: order {order!r} needs one for each of the {stages} ranks")
+    if order == "pipedream" and micro_batches > 1:
+        raise ConfigError(f"pipeline: micro_batches = {micro_batches}: 'pipedream' updates after each; use 1, or '2bw'")
+    if order == "2bw" and micro_batches < stages:
+        raise ConfigError(
+            f"pipeline: micro_batches = {micro_batches}: '2bw' needs as many as stages in a step, {stages}, or more; "
+            "use 'pipedream' for an update after each"
+        )
+    if order == "pipedream" and stages > 1 and tie_of(chunks) is not None:
+        raise ConfigError(
+            "pipeline: chunks: the first and the last stage share weights (tied_dense), which differ in age with "
+            "'pipedream'; use '2bw'"
+        )
+    total = (steps + steps_under_way(stages, micro_batches)) * micro_batches
+    template = _Stream(chunks, micro_batches, total, buckets, mesh.data, recompute)
+    delays = stage_delays(order, stages)
+    ages = [delay for chunk, delay in zip(chunks, delays, strict=True) for _ in range(chunk.first, chunk.end)]
+    return _first_steps(template, mesh, steps, tuple(ages))
+
+
+class _Stream(Template):
+    """The rows of so many micro-batches, with an update after every `micro_batches` of them."""
+
+    def __init__(self, chunks: Sequence[Chunk], micro_batches: int, total: int, buckets: Buckets, replicas: int,
+                 recompute: bool) -> None:  # fmt: skip
+        self.micro_batches, self.step = micro_batches, 0
+        self.shared_sums: dict[int, int] = {}  # step -> number of the sum of weights that two stages share
+        self.tied_part = -1
+        super().__init__(chunks, one_f_one_b(len(chunks), total), buckets, replicas, recompute=recompute, sharded=False)
+
+    def _add(self, row: Row) -> int:
+        return super()._add(dataclasses.replace(row, step=self.step))
+
+    def _stage(self, stage: int) -> None:
+        self.step = 0
+        for each in self.order[stage]:
+            if each.kind == "F":
+                self._forward(stage, each)
+                continue
+            last = (each.micro + 1) % self.micro_batches == 0
+            self._backward(stage, each, last)
+            if last:
+                self._updates(stage, self._shared_sum(stage))
+                self.sums.pop(stage, None)
+                self.step += 1
+
+    def _shared_sum(self, stage: int) -> tuple[int, int] | None:
+        """Sum the gradient of weights that the first and the last stage share, after the row before."""
+        stages = tuple(dict.fromkeys((0, len(self.order) - 1)))
+        if self.tie is None or stage not in stages:
+            return None
+        if self.tied_part < 0:
+            self.tied_part = self._part(self.tie.nbytes, self.tie.owner, self.tie.owner + 1, self.tie.user)
+        latest = next(i for i in reversed(range(len(self.rows))) if self.rows[i].lane == "compute")
+        row = self._of_replicas(stage, self.tied_part, latest)
+        if len(stages) == 2:
+            number = self.shared_sums.get(self.step)
+            row = self._collective(ALL_REDUCE, stage, stages, self.tied_part, [row], number)
+            self.shared_sums[self.step] = self.rows[row].number
+        return self.tied_part, row
+
+    def _end(self) -> None:
+        """Let messages be in the step of the pass that waits for them."""
+        for row, each in self.passes:
+            arrival = self.arrivals.get(each, -1)
+            if arrival >= 0:
+                for end in (arrival - 1, arrival):  # a message's rows are added one after the other
+                    self.rows[end].step = self.rows[row].step
+
+
+def _first_steps(template: _Stream, mesh: Mesh, steps: int, delays: tuple[int, ...]) -> Plan:
+    """Return the plan in which every replica does the rows of the first steps."""
+    kept = [i for i, row in enumerate(template.rows) if row.step < steps]
+    place = np.full(len(template.rows), -1)
+    place[kept] = np.arange(len(kept))
+    rows, replicas, ranks = [template.rows[i] for i in kept], mesh.data, mesh.ranks[:, :, 0]
+    n = len(rows)
+    lanes: dict[tuple[int, str], int] = {}
+    lane_of = np.array([lanes.setdefault((row.stage, row.lane), len(lanes)) for row in rows])
+    names = ("kind", "seconds", "nbytes", "micro", "first", "end", "part", "holds", "to", "group", "number", "shared",
+             "step")  # fmt: skip
+    column = {name: np.tile(np.array([getattr(row, name) for row in rows]), replicas) for name in names}
+    replica = np.repeat(np.arange(replicas), n)
+    groups, group_of = groups_of(template.groups, ranks)
+    alone = replicas * template.n_alone
+    number = np.where(column["shared"], alone + column["number"], replica * template.n_alone + column["number"])
+    key = np.full(len(number), -1)
+    carried = column["number"] >= 0
+    pairs = np.stack([column["step"], number])[:, carried]
+    key[carried] = np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1)  # step by step
+    peer = np.where(column["to"] >= 0, ranks[replica, column["to"]], -1)
+    values: dict[str, Any] = {
+        name: column[name] for name in ("kind", "seconds", "nbytes", "first", "end", "part", "holds", "step")
+    } | {
+        "lane": replica * len(lanes) + np.tile(lane_of, replicas), "name": np.where(column["kind"] == COMPUTE, 0, -1),
+        "peer": np.where(column["group"] >= 0, group_of[replica, column["group"]], peer), "key": key,
+        "batch": np.where(column["micro"] >= 0, column["micro"] * replicas + replica, -1),
+    }  # fmt: skip
+    order = np.argsort(column["step"], kind="stable")
+    counts = np.tile([len(row.needs) for row in rows], replicas)
+    flat = place[[each for row in rows for each in row.needs]]
+    needs = (replica[:: max(n, 1)][:, None] * n + flat).ravel()
+    columns: dict[str, Any] = {name: each[order] for name, each in values.items()}
+    return Plan(
+        lanes=tuple(Lane(int(ranks[r, stage]), name) for r in range(replicas) for stage, name in lanes),
+        groups=groups, parts=tuple(template.parts), names=(RECOMPUTE,), n_layers=template.n_layers, delays=delays,
+        **(columns | _sorted_needs(counts, needs, order)),
+    )  # fmt: skip
+
+
+def _sorted_needs(counts: Ints, needs: Ints, order: Ints) -> dict[str, Ints]:
+    """Return the CSR of needs after rows have been put in this order."""
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    sizes = counts[order]
+    begins = np.cumsum(sizes) - sizes
+    at = np.repeat(offsets[:-1][order] - begins, sizes) + np.arange(len(needs))
+    return {"need_offsets": np.concatenate([[0], np.cumsum(sizes)]), "needs": place[needs[at]]}
