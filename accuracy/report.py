@@ -11,7 +11,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from accuracy.families import FAMILIES, Family
 from accuracy.rows import Row, mean_error
 from ddlsim.output_files import write_text
-from ddlsim.report.plots import COLOURS, MARKERS, figure, save
+from ddlsim.report.drawing import COLOURS, MARKERS, figure, save
 
 __all__ = ["main", "page", "picture"]
 

@@ -51,9 +51,10 @@ from .optim import (
 from .planner import Target as Target, recommend as recommend
 from .report.compare import compare as compare
 from .report.learning import plot_learning as plot_learning
-from .run.api import load_experiment as load_experiment, resume as resume, scaling as scaling, simulate as simulate
+from .run.api import resume as resume, scaling as scaling, simulate as simulate
 from .run.collective import collective_time as collective_time
 from .run.experiment import Experiment as Experiment
+from .run.files import load_experiment as load_experiment
 from .run.result import Result as Result
 from .run.seeds import Seeds as Seeds, simulate_seeds as simulate_seeds
 from .run.traced import Traced as Traced

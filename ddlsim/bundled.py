@@ -10,8 +10,6 @@ from pathlib import Path
 
 from ddlsim.errors import ConfigError
 
-__all__ = ["bundled_files", "split_options"]
-
 _PACKAGE = Path(__file__).resolve().parent
 
 

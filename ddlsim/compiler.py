@@ -23,8 +23,6 @@ from numba.core import compiler, typed_passes, untyped_passes
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_machinery import PassManager
 
-__all__ = ["addressed", "called", "entry", "inlined"]
-
 #: A compiled function takes arrays or numbers; numba infers the types.
 _Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -11,8 +11,6 @@ import re
 
 from ddlsim.printable import shown
 
-__all__ = ["guarded", "unguarded"]
-
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
 
 

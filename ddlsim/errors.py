@@ -14,17 +14,6 @@ from typing import Any
 
 from ddlsim import printable
 
-__all__ = [
-    "ConfigError",
-    "ConservationError",
-    "DdlsimError",
-    "DeadlockError",
-    "UnitError",
-    "nearest",
-    "shown",
-    "unknown_name",
-]
-
 #: characters of a message, and of a word in it (a path, say)
 _LONGEST, _LONGEST_WORD = 1200, 300
 

@@ -6,8 +6,6 @@ import importlib
 
 from ddlsim.errors import ConfigError
 
-__all__ = ["imported", "names_code"]
-
 
 def names_code(name: object) -> bool:
     """Return whether a name is one of code, to be imported."""

@@ -19,8 +19,6 @@ from typing import BinaryIO
 
 from ddlsim.errors import ConfigError
 
-__all__ = ["cannot_be_written", "check_place", "replacing", "write_text"]
-
 #: what can be done about it
 _REMEDIES = {
     errno.ENOSPC: "free some or choose another folder",

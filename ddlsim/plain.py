@@ -16,9 +16,6 @@ from pathlib import Path
 from ddlsim.errors import ConfigError, shown
 from ddlsim.units import LARGEST, SMALLEST, in_range
 
-__all__ = ["MAX_DEPTH", "MAX_NBYTES", "checked", "decoded", "is_unicode", "parse_json", "parse_toml", "parse_value"]
-__all__ += ["read_bytes"]
-
 #: larger files are refused: a mistake, or an attempt to fill the memory
 MAX_NBYTES = 2**30
 #: tables and lists inside each other

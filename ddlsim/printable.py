@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["shown"]
-
 #: all but line feed and tabulator of C0; DEL and C1; the marks, embeddings, overrides and isolates of Unicode's
 #: bidirectional algorithm (UAX 9); line and paragraph separators; byte order mark; halves of surrogate pairs
 _OBEYED = re.compile(

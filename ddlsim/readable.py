@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["count", "percent", "rate", "seconds", "si", "size", "spread"]
-
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from ddlsim.arguments import Index, Seed, checked
 
-__all__ = ["stream"]
-
 
 @checked
 def stream(seed: Seed, rank: Index, purpose: str) -> np.random.Generator:

@@ -29,8 +29,6 @@ from ddlsim.strategies import AllReduce
 from ddlsim.streams import stream
 from ddlsim.workload.jitter import Lognormal
 
-__all__ = ["check_compressor", "check_layer", "check_optimizer", "check_strategy"]
-
 Array = npt.NDArray[Any]
 #: of the runs of a strategy: eight machines on a switch
 CLUSTER = "office-1gbe"

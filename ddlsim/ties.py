@@ -10,8 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-__all__ = ["FLOOR", "in_order", "places", "tie"]
-
 #: relative difference below which two simulated numbers are never told apart
 FLOOR = 1e-9
 

@@ -14,8 +14,6 @@ from decimal import Decimal, InvalidOperation
 
 from ddlsim.errors import UnitError, shown
 
-__all__ = ["DIMENSIONS", "LARGEST", "SMALLEST", "in_range", "parse", "si"]
-
 #: no number besides 0 that somebody means is smaller or larger in size: products and quotients of two stay finite
 SMALLEST, LARGEST = 1e-100, 1e100
 

@@ -47,8 +47,8 @@ def names_in(path: Path) -> dict[str, ast.AST]:
 
 
 def public_names(module: str) -> list[str]:
-    """Return what a module means to export: what it says is public ("name as name", a stub), else what it defines."""
-    listed = getattr(importlib.import_module(module), "__all__", None)  # of a stub, and of kinds of collectives
+    """Return what a module exports: what it says is public ("name as name", a stub), its functions and classes."""
+    listed = getattr(importlib.import_module(module), "__all__", None)  # of a stub, or of a kind of collective
     if listed is not None:
         return list(listed)
     nodes = _bound(tree_of(module_file(module)).body)
@@ -56,7 +56,9 @@ def public_names(module: str) -> list[str]:
 
 
 def _is_public(node: ast.AST) -> bool:
-    return not isinstance(node, ast.ImportFrom) or node.names[0].asname == node.names[0].name
+    if isinstance(node, ast.ImportFrom):
+        return node.names[0].asname == node.names[0].name
+    return isinstance(node, ast.FunctionDef | ast.ClassDef)
 
 
 def _public(stub: Path) -> dict[str, ast.AST]:

@@ -19,7 +19,7 @@ from ddlsim.csv_cells import guarded, unguarded
 from ddlsim.errors import ConfigError
 from ddlsim.printable import shown
 from ddlsim.report.csv_table import csv_text, save_csv
-from ddlsim.report.picture_text import drawn
+from ddlsim.report.drawing import drawn
 from ddlsim.study import Study
 
 #: reverses what follows, colours the terminal, is markup of rich and of HTML, a formula of TeX and of a spreadsheet

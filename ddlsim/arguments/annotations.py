@@ -17,8 +17,6 @@ import numpy.typing as npt
 from ddlsim.arguments.rules import PATH, TEXT, Rule, having, number, one_of, whole, wrong
 from ddlsim.errors import ConfigError, shown
 
-__all__ = ["alternatives", "array_of", "checked_items", "rule_of"]
-
 MAX_LENGTH = 10**7  # of a sequence
 _PLAIN = {
     bool: Rule("True or False", lambda value: isinstance(value, bool | np.bool_), lambda value, _: bool(value)),

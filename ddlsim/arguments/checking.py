@@ -13,8 +13,6 @@ from ddlsim.arguments.annotations import checked_items, rule_of
 from ddlsim.arguments.rules import Rule
 from ddlsim.errors import ConfigError, unknown_name
 
-__all__ = ["annotations_of", "checked"]
-
 T = TypeVar("T", bound=Callable[..., Any])
 _EMPTY = inspect.Parameter.empty
 _PLAIN, _NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY

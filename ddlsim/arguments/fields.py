@@ -9,8 +9,6 @@ from typing import ParamSpec, TypeVar
 
 from ddlsim.arguments.checking import checked
 
-__all__ = ["takes_fields_of"]
-
 P = ParamSpec("P")
 F = TypeVar("F")
 R = TypeVar("R")

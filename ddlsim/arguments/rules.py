@@ -12,8 +12,6 @@ from typing import Any
 from ddlsim.errors import ConfigError, nearest, shown
 from ddlsim.units import DIMENSIONS, LARGEST, SMALLEST, parse
 
-__all__ = ["PATH", "TEXT", "Rule", "by", "having", "number", "one_of", "quantity", "whole", "wrong"]
-
 #: of any whole number that nothing else limits: what is counted must fit into memory, and into a lifetime
 MOST = 10**9
 MAX_TEXT = 10**6  # characters

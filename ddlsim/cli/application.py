@@ -14,8 +14,6 @@ import ddlsim
 from ddlsim.errors import DdlsimError
 from ddlsim.printable import shown
 
-__all__ = ["app", "main", "show"]
-
 app = typer.Typer(
     help="Simulate distributed training on a cluster before renting it.",
     no_args_is_help=True,

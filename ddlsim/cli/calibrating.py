@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ddlsim.validation import Calibration
     from ddlsim.validation.sources import Reader
 
-__all__ = ["calibrate"]
-
 
 @app.command()
 def calibrate(

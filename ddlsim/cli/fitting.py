@@ -11,8 +11,6 @@ import ddlsim
 from ddlsim.cli.application import app
 from ddlsim.cli.options import Json
 
-__all__ = ["fits"]
-
 
 @app.command()
 def fits(

@@ -21,8 +21,6 @@ from ddlsim.units import parse
 if TYPE_CHECKING:
     from ddlsim.lab import Comparison
 
-__all__ = ["lab"]
-
 OPERATIONS = "point_to_point:one_way,all_reduce:ring,all_reduce:binomial_tree,parameter_server"
 
 

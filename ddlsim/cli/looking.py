@@ -15,8 +15,6 @@ from ddlsim.cli.options import Algorithm, Json
 from ddlsim.cli.output import check_picture, print_table, write_file
 from ddlsim.printable import shown
 
-__all__ = ["algorithms", "devices", "models", "show_model", "show_plan", "show_topology", "topologies"]
-
 
 @app.command()
 def topologies(as_json: Json = False) -> None:

@@ -9,11 +9,6 @@ import typer
 
 from ddlsim.errors import ConfigError, shown
 
-__all__ = [
-    "Algorithm", "AllowCode", "Batch", "Cost", "Json", "Model", "Overlap", "Placement", "Precision", "Seed", "Servers",
-    "Source", "Steps", "Strat", "counts",
-]  # fmt: skip
-
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Source = Annotated[
     str,

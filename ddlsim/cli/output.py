@@ -13,8 +13,6 @@ from ddlsim.errors import ConfigError
 from ddlsim.output_files import check_place
 from ddlsim.printable import shown
 
-__all__ = ["check_folder", "check_picture", "print_table", "write_file"]
-
 #: what matplotlib writes, as far as people ask for it
 PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".eps")
 

@@ -14,8 +14,6 @@ from ddlsim.cli.options import Json, counts
 from ddlsim.cli.output import check_folder, write_file
 from ddlsim.errors import ConfigError
 
-__all__ = ["recommend"]
-
 
 @app.command()
 def recommend(

@@ -14,8 +14,6 @@ from ddlsim.errors import ConfigError
 if TYPE_CHECKING:
     from ddlsim.run.sensitivity import Sensitivity
 
-__all__ = ["report"]
-
 
 @app.command()
 def report(

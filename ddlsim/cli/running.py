@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from ddlsim.run.result import Result
     from ddlsim.strategies import Strategy
 
-__all__ = ["run", "scaling"]
-
 
 @app.command()
 def run(

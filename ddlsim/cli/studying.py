@@ -17,8 +17,6 @@ from ddlsim.errors import ConfigError
 if TYPE_CHECKING:
     from ddlsim.study.executors import DaskClient
 
-__all__ = ["sweep"]
-
 _FORMATS = (".csv", ".parquet", ".json")
 
 

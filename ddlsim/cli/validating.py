@@ -14,8 +14,6 @@ from ddlsim.cli.options import Json, Model
 from ddlsim.cli.output import check_folder, check_picture, write_file
 from ddlsim.errors import ConfigError
 
-__all__ = ["validate"]
-
 
 @app.command()
 def validate(

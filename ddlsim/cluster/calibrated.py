@@ -23,8 +23,6 @@ import numpy as np
 from ddlsim.cluster.cluster import Bools, Cluster, Floats, Ints
 from ddlsim.errors import ConfigError, unknown_name
 
-__all__ = ["PARAMETERS", "current_parameters", "inside_hosts", "payload_rate", "reference_ends", "with_parameters"]
-
 #: name of a parameter -> its dimension in :data:`ddlsim.units.DIMENSIONS`
 PARAMETERS = {
     "between.latency": "time",

@@ -18,9 +18,6 @@ from ddlsim.cluster.quantity import positive
 from ddlsim.cluster.schema import Table
 from ddlsim.errors import ConfigError, unknown_name
 
-__all__ = ["CalibrationTable", "ComputeTable", "CurveTable", "JitterTable", "MeasuredTable", "ParameterTable"]
-__all__ += ["ResidualTable", "apply", "parse_calibration", "value_of"]
-
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)

@@ -13,8 +13,6 @@ from ddlsim.cluster.cluster import Cluster, ClusterLike
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.plain import decoded, read_bytes
 
-__all__ = ["cluster_names", "load_cluster"]
-
 _SUFFIXES = (".toml", ".json", ".graphml")
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ddlsim.cluster.details import LinkDetails
     from ddlsim.cluster.routing import GridRouter, TableRouter
 
-__all__ = ["Bools", "Cluster", "ClusterLike", "Floats", "Ints", "Routes"]
-
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

@@ -16,8 +16,6 @@ from ddlsim.cluster.cluster import Cluster, Floats, Ints
 from ddlsim.cluster.quantity import Quantity, nonnegative
 from ddlsim.errors import ConfigError, shown, unknown_name
 
-__all__ = ["DETAIL_KEYS", "LinkDetail", "LinkDetails", "checked_detail", "collected", "reverse_links", "with_detail"]
-
 
 @checked
 @dataclass(frozen=True)

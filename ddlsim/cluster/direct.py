@@ -12,8 +12,6 @@ from ddlsim.cluster.parts import PLAIN, Link, checked_link, start
 from ddlsim.cluster.quantity import MAX_NODES, Places, Quantity
 from ddlsim.errors import ConfigError, shown
 
-__all__ = ["fully_connected", "hypercube", "line", "ring", "torus"]
-
 MAX_DIMS = 20  # of a torus: with more, all but a few have size 1
 
 

@@ -27,8 +27,6 @@ from ddlsim.cluster.quantity import check_size
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.output_files import replacing, write_text
 
-__all__ = ["read_cluster", "write_cluster"]
-
 #: graph attributes that GraphML, which knows no lists, carries as JSON text
 _LISTS = ("sources", "notes", "grid", "routes")
 

@@ -19,25 +19,10 @@ from dataclasses import replace
 from typing import Annotated
 
 from ddlsim.arguments import checked, whole
-from ddlsim.cluster.direct import fully_connected, hypercube, line, ring, torus
 from ddlsim.cluster.nodes import Graph, Host, Interior
 from ddlsim.cluster.parts import PLAIN, Link, add_switch, checked_link, oversubscribed, start, trunk_of
 from ddlsim.cluster.quantity import MAX_NODES, Places, Quantity
 from ddlsim.errors import ConfigError
-
-__all__ = [
-    "dragonfly",
-    "fat_tree",
-    "fully_connected",
-    "hypercube",
-    "leaf_spine",
-    "line",
-    "racks",
-    "ring",
-    "star",
-    "torus",
-    "two_racks",
-]
 
 
 def _n_nics(host: Interior) -> int:

@@ -33,8 +33,6 @@ from ddlsim.cluster.quantity import fraction, nonnegative, positive
 from ddlsim.cluster.routing import check_policy
 from ddlsim.errors import ConfigError, shown, unknown_name
 
-__all__ = ["from_graph", "to_graph"]
-
 NODE_KINDS = ("gpu", "host", "switch")
 GRAPH_KEYS = {"name", "title", "sources", "notes", "routing", "grid", "routes"}
 #: what networkx itself, or a drawing tool on the way, leaves in a graph

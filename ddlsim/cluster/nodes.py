@@ -17,8 +17,6 @@ from ddlsim.cluster.details import LinkDetail
 from ddlsim.cluster.quantity import Places, Quantity, fraction, nonnegative, positive
 from ddlsim.errors import ConfigError, unknown_name
 
-__all__ = ["INTERIORS", "Host", "Interior", "MultiGpu", "add_host", "connect", "size_of"]
-
 if TYPE_CHECKING:
     Graph: TypeAlias = nx.MultiDiGraph[str]
 else:

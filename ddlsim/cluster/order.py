@@ -13,8 +13,6 @@ import numpy as np
 
 from ddlsim.cluster.cluster import Cluster, Ints
 
-__all__ = ["locality_order"]
-
 #: the search for a cycle inside a machine gives up beyond this size, and keeps the rank order
 _MAX_CYCLE = 16
 

@@ -11,8 +11,6 @@ from ddlsim.cluster.nodes import Graph, Host, Interior, add_host, connect, size_
 from ddlsim.cluster.quantity import Quantity, check_size, fraction, nonnegative, positive
 from ddlsim.errors import ConfigError
 
-__all__ = ["PLAIN", "Link", "Ports", "add_switch", "checked_link", "oversubscribed", "start", "trunk_of"]
-
 #: the nodes of a machine to which its NICs attach
 Ports: TypeAlias = list[str]
 

@@ -10,8 +10,6 @@ from ddlsim import units
 from ddlsim.arguments import whole
 from ddlsim.errors import ConfigError, UnitError, shown
 
-__all__ = ["MAX_LINKS", "MAX_NODES", "Places", "Quantity", "check_size", "fraction", "nonnegative", "positive"]
-
 #: a cluster is built in memory, node by node and link by link (half a minute and 1.5 GB at these sizes); more is a slip
 MAX_NODES, MAX_LINKS = 500_000, 2_000_000
 

@@ -16,8 +16,6 @@ from ddlsim.errors import ConfigError, unknown_name
 if TYPE_CHECKING:
     from ddlsim.cluster.cluster import Cluster
 
-__all__ = ["POLICIES", "GridRouter", "TableRouter", "check_policy", "make_router"]
-
 Ints = npt.NDArray[np.int64]
 
 #: Among equally short paths: lowest link ids; a hash of (src, dst, node); the digits of the destination;

@@ -18,22 +18,19 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
-from ddlsim.cluster import generators
+from ddlsim.cluster import direct, generators
 from ddlsim.cluster.details import LinkDetail, checked_detail
 from ddlsim.cluster.nodes import Graph, Host, Interior, MultiGpu
 from ddlsim.cluster.quantity import MAX_NODES, nonnegative, positive
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.plain import parse_value
 
-__all__ = ["GENERATORS", "AllLinksTable", "ClusterFile", "HostTable", "LinkTable", "RouteTable"]
-__all__ += ["SwitchTable", "check_table", "generate", "interior", "parse_file", "set_key"]
-
 #: `type` of `[generator]` -> the function
 GENERATORS: dict[str, Callable[..., Graph]] = {
     function.__name__.replace("_", "-"): function
     for function in (
-        generators.star, generators.ring, generators.line, generators.fully_connected, generators.torus,
-        generators.hypercube, generators.leaf_spine, generators.fat_tree, generators.racks,
+        generators.star, direct.ring, direct.line, direct.fully_connected, direct.torus,
+        direct.hypercube, generators.leaf_spine, generators.fat_tree, generators.racks,
         generators.two_racks, generators.dragonfly,
     )
 }  # fmt: skip

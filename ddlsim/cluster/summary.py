@@ -9,8 +9,6 @@ import numpy as np
 from ddlsim.cluster.cluster import Bools, Cluster, Floats
 from ddlsim.printable import shown
 
-__all__ = ["summary"]
-
 
 def summary(cluster: Cluster) -> str:
     """Return machines, devices, links by kind, routing and sources of the cluster."""

@@ -12,8 +12,6 @@ from numba import njit
 
 from ddlsim.compiler import called, entry
 
-__all__ = ["D_MOD_K", "ECMP", "SHORTEST", "grid_walk", "mark_shortest", "walk"]
-
 SHORTEST, ECMP, D_MOD_K = 0, 1, 2
 
 _Ints = npt.NDArray[np.int64]

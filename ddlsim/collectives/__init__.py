@@ -6,7 +6,7 @@ has what PyTorch does over TCP. `build` finds algorithms by name, `check` proves
 says, `combine` puts schedules together, `cost` has the closed forms.
 """
 
-from ddlsim.collectives.build import algorithm_names as algorithm_names, build as build
+from ddlsim.collectives.build import build as build
 from ddlsim.collectives.check import check as check
 from ddlsim.collectives.combine import (
     on_ranks as on_ranks,
@@ -15,6 +15,7 @@ from ddlsim.collectives.combine import (
     sequence as sequence,
     split as split,
 )
+from ddlsim.collectives.find import algorithm_names as algorithm_names
 from ddlsim.collectives.schedule import (
     KINDS as KINDS,
     Collective as Collective,

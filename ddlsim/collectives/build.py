@@ -9,11 +9,9 @@ import numpy as np
 
 from ddlsim.arguments import Index, NotNegative, checked
 from ddlsim.collectives.check import check, validate
-from ddlsim.collectives.find import algorithm_names, called, find, given, n_segments_for, parameters_of
+from ddlsim.collectives.find import called, find, given, n_segments_for, parameters_of
 from ddlsim.collectives.schedule import Collective, Ints, Kind, Ranks, Schedule
 from ddlsim.errors import ConfigError
-
-__all__ = ["algorithm_names", "build", "groups_of"]
 
 #: schedules that move more chunks than this are proved on fewer ranks instead
 CHECK_LIMIT = 4_000_000
@@ -36,8 +34,9 @@ def build(
 ) -> Schedule:
     """Return the schedule of a collective on `n_ranks` ranks.
 
-    algorithm  a name (see :func:`algorithm_names`), perhaps with arguments (``"parameter_server(4)"``,
-               ``"hierarchical(ring, halving_doubling)"``), ``"package.module:function"``, or a function
+    algorithm  a name (see :func:`ddlsim.collectives.find.algorithm_names`), perhaps with arguments
+               (``"parameter_server(4)"``, ``"hierarchical(ring, halving_doubling)"``),
+               ``"package.module:function"``, or a function
     nbytes     bytes per rank; a function with a parameter `n_segments` gets one segment per 512 KiB
     hosts      (n_ranks,) the machine of each rank; one with a parameter `groups` gets the ranks of each
 

@@ -30,8 +30,6 @@ from ddlsim.arguments import checked
 from ddlsim.collectives.schedule import KINDS, Ints, Round, Schedule
 from ddlsim.errors import ConfigError, unknown_name
 
-__all__ = ["check", "validate"]
-
 Marks = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]
 

@@ -13,9 +13,6 @@ from ddlsim.arguments import Positive, checked
 from ddlsim.collectives.schedule import Floats, Ints, Kind, Ranks, Round, Schedule, Wholes
 from ddlsim.errors import ConfigError
 
-__all__ = ["on_ranks", "parallel", "refine", "reorder", "reverse", "sequence", "split", "strided", "uniform"]
-__all__ += ["with_root"]
-
 
 @checked
 def on_ranks(schedule: Schedule, ranks: Wholes, n_ranks: Ranks) -> Schedule:

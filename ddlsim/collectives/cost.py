@@ -19,36 +19,6 @@ from __future__ import annotations
 from ddlsim.arguments import Count, NotNegative, checked
 from ddlsim.errors import ConfigError
 
-__all__ = [
-    "all_gather_bruck",
-    "all_gather_direct",
-    "all_gather_recursive_doubling",
-    "all_gather_ring",
-    "all_to_all_bruck",
-    "all_to_all_direct",
-    "all_to_all_pairwise",
-    "binomial_tree",
-    "broadcast_binomial",
-    "broadcast_chain",
-    "broadcast_scatter_all_gather",
-    "gather_direct",
-    "halving_doubling",
-    "hierarchical",
-    "naive_ring",
-    "parameter_server",
-    "pipelined_ring",
-    "recursive_doubling",
-    "reduce_binomial",
-    "reduce_chain",
-    "reduce_scatter_direct",
-    "reduce_scatter_recursive_halving",
-    "reduce_scatter_ring",
-    "ring",
-    "scatter_direct",
-    "torus_2d",
-]
-
-
 #: bytes, s, s per byte
 Real = NotNegative
 #: alpha, beta and gamma of one of the two networks of a hierarchy

@@ -13,8 +13,6 @@ from ddlsim.collectives.schedule import Collective, Kind, Schedule
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.named_code import imported, names_code
 
-__all__ = ["SEGMENT_BYTES", "algorithm_names", "called", "find", "given", "n_segments_for", "parameters_of"]
-
 SEGMENT_BYTES = 512 * 1024
 MAX_SEGMENTS = 1024
 

@@ -22,9 +22,6 @@ from ddlsim.collectives.combine import with_root
 from ddlsim.collectives.schedule import Ints, Ranks, Round, Schedule, Segments, messages
 from ddlsim.errors import ConfigError
 
-__all__ = ["gloo_all_gather", "gloo_all_to_all", "gloo_broadcast", "gloo_gather", "gloo_reduce"]
-__all__ += ["gloo_reduce_scatter", "gloo_ring", "gloo_scatter"]
-
 #: bytes of ``transport::tcp::Op``'s preamble, which a notification consists of and data begin with
 PREAMBLE = 48
 IN_FLIGHT = 2

@@ -8,8 +8,6 @@ import numpy as np
 
 from ddlsim.collectives.schedule import Ints, Round, messages
 
-__all__ = ["fold_pairs", "halving"]
-
 
 def fold_pairs(n_ranks: int) -> tuple[Ints, Ints]:
     """Return `(pairs, active)`: ranks `pairs` sit out, folded into `pairs + 1`; 2^q ranks remain active.

@@ -15,8 +15,6 @@ from ddlsim.collectives.find import called, find, given, parameters_of
 from ddlsim.collectives.schedule import Collective, Ints, Ranks, Round, Schedule, Segments
 from ddlsim.errors import ConfigError, unknown_name
 
-__all__ = ["hierarchical", "torus_2d"]
-
 #: what runs inside a group before and after the exchange between groups: reduce-scatter and all-gather ...
 _SHARED = {
     "ring": ("ring", "ring"),

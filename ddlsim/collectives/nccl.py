@@ -36,8 +36,6 @@ from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.units import si
 
-__all__ = ["LAPS", "NcclTime", "bus_bandwidth", "nccl_time"]
-
 PROTOCOLS = ("LL", "LL128", "Simple")
 #: s, by algorithm: base latency, and latency of one hop by NVLink, PCIe and network; each for LL, LL128, Simple
 BASE = {"ring": (6.6e-6, 14.0e-6, 8.4e-6), "tree": (6.8e-6, 14.0e-6, 8.4e-6)}

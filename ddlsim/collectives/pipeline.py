@@ -8,8 +8,6 @@ import numpy as np
 
 from ddlsim.collectives.schedule import Ints, Round, messages
 
-__all__ = ["pipeline"]
-
 
 def pipeline(
     src: Ints, dst: Ints, stage: Ints, n_segments: int, *, reduce: bool, first: Ints | int = 0

@@ -6,8 +6,6 @@ import numpy as np
 
 from ddlsim.collectives.schedule import Ints, Round, Schedule, messages
 
-__all__ = ["inside", "push_pull"]
-
 
 def push_pull(n_workers: int, n_servers: int, hosts: list[int] | None = None, *, star: bool = False) -> Schedule:
     """Return the schedule by which ranks 0..n_workers-1 push their gradients to the servers (ranks n_workers..)

@@ -18,10 +18,6 @@ import numpy.typing as npt
 from ddlsim.arguments import Count, Index, NotNegative, checked, one_of, whole
 from ddlsim.arguments.annotations import array_of
 
-__all__ = [
-    "KINDS", "Collective", "Floats", "Ints", "Kind", "Ranks", "Round", "Schedule", "Segments", "Wholes", "messages",
-]  # fmt: skip
-
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 

@@ -9,8 +9,6 @@ from ddlsim.collectives.pipeline import pipeline
 from ddlsim.collectives.schedule import Ints, Ranks, Schedule, Segments
 from ddlsim.errors import ConfigError
 
-__all__ = ["double_binary_tree", "double_tree"]
-
 
 def double_tree(n_ranks: int) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
     """Return two trees as `(parent, depth)`, both (n_ranks,); the root is its own parent.

@@ -14,8 +14,6 @@ from ddlsim.compression.cost import PROFILES, CodecCost
 from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError, shown
 
-__all__ = ["Compression", "Tensors", "compression_of", "fitted"]
-
 A_COMPRESSOR = "a compressor such as ddlsim.TopK(0.01)"
 #: (name, shape) of the tensors of a flat vector, in order
 Tensors = Sequence[tuple[str, tuple[int, ...]]]

@@ -16,22 +16,6 @@ import numpy.typing as npt
 
 from ddlsim.errors import ConfigError
 
-__all__ = [
-    "AnyCompressor",
-    "Bytes",
-    "Collective",
-    "Combines",
-    "Compressor",
-    "Indices",
-    "Payload",
-    "Settles",
-    "Traits",
-    "TwoRounds",
-    "Vector",
-    "check_gradient",
-    "count",
-]
-
 Vector = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]

@@ -16,11 +16,6 @@ from ddlsim.compression.exchange import aggregate, average
 from ddlsim.compression.select import SELECT_KERNELS, SELECT_PASSES, SORT_KERNELS, SORT_PASSES
 from ddlsim.workload.precision import FP32_NBYTES
 
-__all__ = [
-    "FREE", "PROFILES", "SORT_P102_100", "SORT_V100", "CodecCost", "decode_launches", "decode_traffic",
-    "encode_launches", "encode_traffic", "measure_cost", "sorting",
-]  # fmt: skip
-
 P = TypeVar("P", bound=Payload)
 S = TypeVar("S")
 

@@ -12,8 +12,6 @@ from ddlsim.compression.contract import Traits, Vector, check_gradient
 from ddlsim.compression.payloads import DensePayload, mean
 from ddlsim.errors import ConfigError
 
-__all__ = ["BF16", "FP16", "NoCompression"]
-
 
 @checked
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ from ddlsim.compression.payloads import SparsePayload, scatter
 from ddlsim.compression.select import SELECT_PASSES, top_k
 from ddlsim.errors import ConfigError
 
-__all__ = ["DGC", "WARM_UP", "DGCState"]
-
 #: sparsity of each warm-up stage and after it (Lin et al. 2018, section 3.3: one epoch each)
 WARM_UP = (0.75, 0.9375, 0.984375, 0.996, 0.999)
 

@@ -14,8 +14,6 @@ from ddlsim.compression.contract import Collective, Combines, Compressor, Payloa
 from ddlsim.compression.payloads import SparsePayload
 from ddlsim.errors import ConfigError
 
-__all__ = ["Exchanged", "aggregate", "average", "exchange", "finish", "sent_nbytes", "settle", "title"]
-
 P = TypeVar("P", bound=Payload)
 S = TypeVar("S")
 

@@ -21,8 +21,6 @@ from ddlsim.compression.contract import (
 )
 from ddlsim.errors import ConfigError
 
-__all__ = ["ErrorFeedback", "FeedbackState"]
-
 P = TypeVar("P")
 S = TypeVar("S")
 

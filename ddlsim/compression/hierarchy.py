@@ -16,8 +16,6 @@ from ddlsim.compression.payloads import mean
 from ddlsim.errors import ConfigError
 from ddlsim.workload.precision import FP32_NBYTES
 
-__all__ = ["HierarchicallyExchanged", "hierarchical_exchange", "shard_sizes"]
-
 P = TypeVar("P", bound=Payload)
 S = TypeVar("S")
 

@@ -13,8 +13,6 @@ from ddlsim.compression.contract import Traits, Vector, check_gradient
 from ddlsim.compression.payloads import mean
 from ddlsim.errors import ConfigError
 
-__all__ = ["LowRankPayload", "PowerSGD", "PowerSGDState"]
-
 
 @dataclass(frozen=True)
 class LowRankPayload:

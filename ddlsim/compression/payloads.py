@@ -11,8 +11,6 @@ import numpy.typing as npt
 from ddlsim.compression.contract import Bytes, Indices, Vector
 from ddlsim.errors import ConfigError
 
-__all__ = ["AlignedPayload", "DensePayload", "SparsePayload", "mean", "pack", "scatter", "unpack"]
-
 
 @dataclass(frozen=True)
 class DensePayload:

@@ -13,8 +13,6 @@ from ddlsim.arguments import Count, Positive, checked, whole
 from ddlsim.compression.contract import Bytes, Traits, Vector, check_gradient
 from ddlsim.compression.payloads import pack, unpack
 
-__all__ = ["QSGD", "CodePayload", "Natural", "NaturalPayload", "TernGrad"]
-
 _CODES = "codes are multiples of a scale that each worker draws from its own gradient"
 
 

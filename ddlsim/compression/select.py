@@ -6,10 +6,6 @@ import numpy as np
 
 from ddlsim.compression.contract import Indices, Vector
 
-__all__ = [
-    "COLLECT_KERNELS", "SELECT_KERNELS", "SELECT_PASSES", "SORT_KERNELS", "SORT_PASSES", "ms_top_k", "top_k",
-]  # fmt: skip
-
 #: passes of an exact selection on a device: a radix select reads 32-bit keys 8 bits at a time, then collects
 SELECT_PASSES = 5.0
 #: kernels of collecting what reaches a threshold: count, prefix sum, write; and of the selection: four digits, a

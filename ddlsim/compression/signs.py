@@ -10,8 +10,6 @@ import numpy as np
 from ddlsim.arguments import checked
 from ddlsim.compression.contract import Bytes, Traits, Vector, check_gradient
 
-__all__ = ["LevelPayload", "OneBit", "SignPayload", "SignSGD"]
-
 
 @dataclass(frozen=True)
 class SignPayload:

@@ -20,8 +20,6 @@ from ddlsim.compression.contract import (
 from ddlsim.compression.payloads import AlignedPayload, mean, scatter
 from ddlsim.compression.select import SELECT_KERNELS, SELECT_PASSES, top_k
 
-__all__ = ["CountSketch", "SketchPayload", "SketchState"]
-
 
 @dataclass(frozen=True)
 class SketchPayload:

@@ -22,8 +22,6 @@ from ddlsim.compression.contract import (
 from ddlsim.compression.payloads import AlignedPayload, SparsePayload, mean, scatter
 from ddlsim.compression.select import COLLECT_KERNELS, SELECT_KERNELS, SELECT_PASSES, ms_top_k, top_k
 
-__all__ = ["GTopK", "MSTopK", "RandomK", "RandomKState", "Threshold", "TopK", "merge_top_k"]
-
 _DIFFERENT = "workers choose different coordinates, so their values do not line up"
 _SPARSE = Traits(
     "all_gather", not_summable=_DIFFERENT, encode_passes=SELECT_PASSES, encode_kernels=SELECT_KERNELS, selection="top_k"

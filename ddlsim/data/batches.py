@@ -11,8 +11,6 @@ from ddlsim.data.dataset import Ints
 from ddlsim.errors import ConfigError
 from ddlsim.streams import stream
 
-__all__ = ["BatchStream"]
-
 
 @dataclass
 class _Draws:

@@ -15,8 +15,6 @@ from ddlsim.data.dataset import DataSet, images_to_floats
 from ddlsim.data.files_common import read_bytes
 from ddlsim.errors import ConfigError
 
-__all__ = ["read_cifar"]
-
 _PIXELS = 3 * 32 * 32
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 

@@ -8,8 +8,6 @@ from ddlsim.arguments import Count, Seed, checked
 from ddlsim.data.dataset import DataSet
 from ddlsim.streams import stream
 
-__all__ = ["FEATURE_ROWS", "N_DENSE", "clicks"]
-
 N_DENSE = 4
 #: values of each categorical feature
 FEATURE_ROWS = (60, 40, 20, 12, 6, 3)

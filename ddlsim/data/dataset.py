@@ -12,8 +12,6 @@ from ddlsim.arguments import Seed, checked, number, whole
 from ddlsim.errors import ConfigError
 from ddlsim.streams import stream
 
-__all__ = ["DataSet", "Floats", "Ints", "from_arrays", "images_to_floats", "split", "standardize"]
-
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 

@@ -9,8 +9,6 @@ import numpy as np
 from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError
 
-__all__ = ["load_digits"]
-
 _FILE = Path(__file__).parent / "files" / "digits.npz"
 _SOURCE = (
     "E. Alpaydin and C. Kaynak (1998), Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, "

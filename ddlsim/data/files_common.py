@@ -8,8 +8,6 @@ from pathlib import Path
 
 from ddlsim.errors import ConfigError
 
-__all__ = ["read_bytes"]
-
 
 def read_bytes(path: Path) -> bytes:
     """Return the content of `path`, unpacked if its name ends in ``.gz``; ConfigError if it cannot be read."""

@@ -16,8 +16,6 @@ from ddlsim.data.dataset import DataSet, images_to_floats
 from ddlsim.data.files_common import read_bytes
 from ddlsim.errors import ConfigError
 
-__all__ = ["read_idx"]
-
 _UNSIGNED_BYTE = 8
 
 

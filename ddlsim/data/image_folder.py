@@ -19,8 +19,6 @@ from ddlsim.data.dataset import DataSet, images_to_floats
 from ddlsim.errors import ConfigError
 from ddlsim.output_files import replacing
 
-__all__ = ["read_images"]
-
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _MOST_NBYTES = 2 * 10**9  # of decoded bytes; four times as many as floats
 

@@ -16,8 +16,6 @@ from ddlsim.data.sentences import sentences
 from ddlsim.data.synthetic import shapes
 from ddlsim.errors import ConfigError, unknown_name
 
-__all__ = ["DATA_NAMES", "load_data"]
-
 DATA_NAMES = ("digits", "shapes", "sentences", "clicks")
 #: images that load_data makes of the synthetic set, and their size: those of the model "shapes-cnn"
 _N_SHAPES, _SHAPES_SIZE = 2000, 32

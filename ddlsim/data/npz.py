@@ -14,8 +14,6 @@ from ddlsim.arguments import checked
 from ddlsim.data.dataset import DataSet, from_arrays, images_to_floats
 from ddlsim.errors import ConfigError, unknown_name
 
-__all__ = ["read_npz"]
-
 
 @checked
 def read_npz(path: str | Path, part: str = "train") -> DataSet:

@@ -8,8 +8,6 @@ import numpy as np
 
 from ddlsim.data.dataset import Floats
 
-__all__ = ["resize"]
-
 
 def resize(images: Floats, height: int, width: int) -> Floats:
     """Return images (n, channels, h, w) as (n, channels, height, width), a new array.

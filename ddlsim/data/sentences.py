@@ -8,8 +8,6 @@ from ddlsim.arguments import Count, Seed, checked
 from ddlsim.data.dataset import DataSet
 from ddlsim.streams import stream
 
-__all__ = ["CHARACTERS", "sentences"]
-
 CHARACTERS = " .abcdefghijklmnopqrstuvwxyz"
 _NOUNS = ("worker", "server", "switch", "cable", "gradient", "model", "packet", "engineer", "cat", "bird")
 _ADJECTIVES = ("slow", "fast", "small", "large", "new", "old", "stale", "quiet")

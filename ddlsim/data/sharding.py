@@ -9,8 +9,6 @@ from ddlsim.data.dataset import Ints
 from ddlsim.errors import ConfigError
 from ddlsim.streams import stream
 
-__all__ = ["by_class", "dirichlet", "iid"]
-
 _TRIES = 1000
 
 

@@ -16,8 +16,6 @@ from ddlsim.data.dataset import DataSet, Floats, Ints
 from ddlsim.errors import ConfigError
 from ddlsim.streams import stream
 
-__all__ = ["shapes"]
-
 MAX_PIXELS = 10**10
 _CHUNK = 256  # images of one random stream: the first n images of a seed do not depend on how many follow
 

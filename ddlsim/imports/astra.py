@@ -30,8 +30,6 @@ from ddlsim.imports.json_values import finite
 from ddlsim.imports.machines import named_cluster
 from ddlsim.imports.text import SourceText, read_text
 
-__all__ = ["read_astra"]
-
 _GB = float(2**30)
 _BLOCKS = ("Ring", "FullyConnected", "Switch")
 _KEYS = ("topology", "npus_count", "bandwidth", "latency")

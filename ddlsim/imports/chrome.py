@@ -14,8 +14,6 @@ from ddlsim.errors import shown
 from ddlsim.imports.json_values import finite, parse_json
 from ddlsim.imports.text import SourceText
 
-__all__ = ["Event", "read_events"]
-
 
 @dataclass(frozen=True)
 class Event:

@@ -10,8 +10,6 @@ from ddlsim.errors import ConfigError
 from ddlsim.imports.timing import Timing
 from ddlsim.measure.table import OPERATIONS, Measurement
 
-__all__ = ["to_measurements"]
-
 _BACKENDS = {"nccl-tests": "nccl", "osu": "mpi", "iperf3": "tcp", "ping": "icmp"}
 
 

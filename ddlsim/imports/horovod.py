@@ -20,8 +20,6 @@ from ddlsim.imports.chrome import Event, read_events
 from ddlsim.imports.text import SourceText, read_text
 from ddlsim.imports.timing import Timing
 
-__all__ = ["HorovodOperation", "HorovodTimeline", "read_horovod"]
-
 _OPERATIONS = {
     "ALLREDUCE": "all_reduce", "ADASUM": "all_reduce", "ALLGATHER": "all_gather", "BROADCAST": "broadcast",
     "ALLTOALL": "all_to_all", "REDUCESCATTER": "reduce_scatter",

@@ -9,8 +9,6 @@ from ddlsim.errors import ConfigError, shown
 from ddlsim.imports.text import SourceText
 from ddlsim.units import in_range
 
-__all__ = ["Node", "finite", "parse_json"]
-
 MAX_COUNT = 2**53  # whole numbers up to here are exact in JSON
 
 

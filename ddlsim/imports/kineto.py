@@ -29,8 +29,6 @@ from ddlsim.imports.kineto_layers import LayerTime, input_samples, layer_times
 from ddlsim.imports.text import SourceText, read_text
 from ddlsim.imports.timing import Timing
 
-__all__ = ["KinetoTrace", "fastest_over_ranks", "read_kineto"]
-
 _STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
 _KERNEL = re.compile(r"nccl\w*?(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AlltoAll)")
 _CPU = re.compile(r"(?:gloo|mpi|ucc):(\w+)")

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 
 from ddlsim.imports.chrome import Event
 
-__all__ = ["LayerTime", "input_samples", "layer_times"]
-
 _MODULE = re.compile(r"nn\.Module: (.+)")
 _BACKWARD = "autograd::engine::evaluate_function:"
 

@@ -13,8 +13,6 @@ from ddlsim.errors import ConfigError
 from ddlsim.imports.kineto_layers import LayerTime
 from ddlsim.workload.compute import Workload
 
-__all__ = ["profile_workload"]
-
 #: torch.nn class, without its dimension -> layer type of a model file
 _TYPES = {
     "Conv": "conv", "Linear": "dense", "BatchNorm": "batch_norm", "SyncBatchNorm": "batch_norm",

@@ -11,8 +11,6 @@ from ddlsim.cluster.nodes import Graph, add_host, connect
 from ddlsim.cluster.quantity import Quantity, check_size, nonnegative
 from ddlsim.errors import ConfigError
 
-__all__ = ["Machine", "assemble", "copies", "named_cluster"]
-
 
 @dataclass
 class Machine:

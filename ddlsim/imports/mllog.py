@@ -21,8 +21,6 @@ from ddlsim.imports.json_values import Node
 from ddlsim.imports.text import SourceText, read_text
 from ddlsim.imports.timing import Timing
 
-__all__ = ["MlperfRun", "read_mllog"]
-
 _MLLOG = re.compile(r":::MLLOG\s*(\{.*\})\s*$")
 _OLD = re.compile(r":::MLP(?:v0\.[56](?:\.\d+)?)\s+(\S+)\s+([\d.]+)\s+\([^)]*\)\s+(\w+)(?::\s*(.*))?$")
 _EPOCH_KEYS = ("epoch_num", "epoch", "first_epoch_num", "epoch_no")

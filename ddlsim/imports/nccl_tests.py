@@ -20,8 +20,6 @@ from ddlsim.imports.json_values import Node, parse_json
 from ddlsim.imports.text import SourceText, nonnegative_number, positive_number, read_text
 from ddlsim.imports.timing import Timing
 
-__all__ = ["read_nccl_tests"]
-
 #: program -> operation
 _PROGRAMS = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",

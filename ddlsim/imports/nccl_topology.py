@@ -20,8 +20,6 @@ from ddlsim.imports.machines import Machine, assemble, copies
 from ddlsim.imports.text import read_text
 from ddlsim.imports.xml_tree import Element, parse_xml
 
-__all__ = ["read_nccl_topology"]
-
 #: GB/s of one NVLink and direction, from this compute capability on (topo.h: SM60_NVLINK_BW, ...)
 _NVLINK = ((100, 40.1), (90, 20.6), (87, 20.0), (86, 12.0), (80, 20.0), (70, 20.0), (60, 18.0))
 #: units of 100 Mbit/s per PCIe lane by its transfer rate (topo.cc: kvDictPciGen); unknown ones count as the third

@@ -16,8 +16,6 @@ from ddlsim.imports.json_values import Node, parse_json
 from ddlsim.imports.text import SourceText, positive_number, read_text
 from ddlsim.imports.timing import Timing
 
-__all__ = ["read_iperf3", "read_ping"]
-
 _REPLY = re.compile(r"\b([0-9]{1,6}) bytes from (\S+?):? .*?\btime[=<]([\d.]+) ?(ms|us|s)\b")
 _SUMMARY = re.compile(
     r"(?:rtt|round-trip) min/avg/max(?:/(?:mdev|stddev|std-dev))? = ([\d.]+)/([\d.]+)/([\d.]+)(?:/[\w.]+)? ms"

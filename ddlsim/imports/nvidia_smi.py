@@ -23,8 +23,6 @@ from ddlsim.errors import ConfigError
 from ddlsim.imports.machines import Machine, assemble, copies
 from ddlsim.imports.text import SourceText, read_text
 
-__all__ = ["read_nvidia_smi"]
-
 _KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS", "SOC")
 _HEADING = re.compile(r"^\s*GPU0\s")
 MAX_NVLINKS = 18  # of one GPU: 4 (P100), 6 (V100), 12 (A100), 18 (H100, B200)

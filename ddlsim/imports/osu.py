@@ -21,8 +21,6 @@ from ddlsim.arguments import Count, checked
 from ddlsim.imports.text import SourceText, nonnegative_number, positive_number, read_text
 from ddlsim.imports.timing import Timing
 
-__all__ = ["read_osu"]
-
 _HEADING = re.compile(r"#\s*OSU\s+(\S+)\s+(.+?)\s+Test(?:\s+v?([\d.]+))?\s*$")
 _PAIRS = re.compile(r"#\s*\[\s*pairs:\s*([0-9]{1,9})\b")
 #: test -> (operation, whether the size is one rank's part of the buffer)

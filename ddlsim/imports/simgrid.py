@@ -17,8 +17,6 @@ from ddlsim.imports.simgrid_zones import ZONES, zones_graph
 from ddlsim.imports.text import read_text
 from ddlsim.imports.xml_tree import Element, parse_xml
 
-__all__ = ["read_simgrid"]
-
 _QUIET = ("config", "prop", "random", "process", "actor", "trace", "trace_connect")  # no part of the network
 
 

@@ -16,8 +16,6 @@ from ddlsim.cluster.nodes import Graph, add_host, connect
 from ddlsim.imports import simgrid_units as units
 from ddlsim.imports.xml_tree import Element
 
-__all__ = ["MAX_HOSTS", "cluster_graph", "host_names", "is_shared"]
-
 MAX_HOSTS = 100_000  # a runaway radical is a slip of the keyboard, not a cluster
 
 

@@ -11,8 +11,6 @@ import re
 from ddlsim.imports.xml_tree import Element
 from ddlsim.units import LARGEST, in_range
 
-__all__ = ["bandwidth", "latency", "speed"]
-
 FASTEST = 1e30
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z": 1e21, "Y": 1e24}
 _BINARY = {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE", start=1)}

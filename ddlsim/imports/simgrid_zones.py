@@ -23,8 +23,6 @@ from ddlsim.imports import simgrid_units as units
 from ddlsim.imports.simgrid_cluster import host_names, is_shared
 from ddlsim.imports.xml_tree import Element
 
-__all__ = ["ZONES", "zones_graph"]
-
 ZONES = ("zone", "AS")
 _ROUTES = ("zoneRoute", "ASroute")
 _SHORTEST = ("Floyd", "Dijkstra", "DijkstraCache")

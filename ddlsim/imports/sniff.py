@@ -27,8 +27,6 @@ from ddlsim.imports.timing import Timing
 if TYPE_CHECKING:
     from ddlsim.plan import Plan
 
-__all__ = ["KINDS", "Imported", "kind_of", "read_any"]
-
 #: what a reader returns
 Imported = Union[tuple[Timing, ...], KinetoTrace, HorovodTimeline, MlperfRun, Cluster, "Plan"]
 

@@ -17,8 +17,6 @@ from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, shown
 from ddlsim.units import LARGEST, in_range
 
-__all__ = ["MAX_NBYTES", "SourceText", "nonnegative_number", "positive_number", "read_bytes", "read_text"]
-
 #: larger files (also after decompression) are refused: a mistake, or an attempt to fill the memory
 MAX_NBYTES = 2**30
 #: characters of a log that may be broken: a few, and this share of all

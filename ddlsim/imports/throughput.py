@@ -22,8 +22,6 @@ from ddlsim.arguments import Count, checked
 from ddlsim.imports.text import SourceText, positive_number, read_text
 from ddlsim.imports.timing import Timing
 
-__all__ = ["is_throughput_table", "read_throughput"]
-
 _RANKS = (
     "n", "nranks", "ranks", "gpus", "ngpus", "numgpus", "gpucount", "workers", "nworkers", "numworkers", "worldsize",
 )  # fmt: skip

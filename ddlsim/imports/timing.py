@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from ddlsim.errors import ConfigError, shown
 from ddlsim.units import LARGEST, in_range
 
-__all__ = ["Timing"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:

@@ -12,8 +12,6 @@ from xml.sax.xmlreader import AttributesImpl
 from ddlsim.errors import ConfigError
 from ddlsim.imports.text import SourceText
 
-__all__ = ["Element", "parse_xml"]
-
 #: names a file elsewhere and defines nothing; it is taken out, since no DTD is loaded here
 _DOCTYPE = re.compile(r"""<!DOCTYPE\s+[\w:.-]+\s+SYSTEM\s+("[^"]*"|'[^']*')\s*>""")
 

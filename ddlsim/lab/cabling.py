@@ -16,8 +16,6 @@ import numpy as np
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 
-__all__ = ["KERNEL_LATENCY", "MOST_HOSTS", "Cable", "Cabling", "Port", "plan"]
-
 MOST_HOSTS = 64
 #: s that a frame takes over a veth pair anyway; links up to twice this long get no delay of their own
 KERNEL_LATENCY = 25e-6

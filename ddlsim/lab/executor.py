@@ -19,8 +19,6 @@ import numpy.typing as npt
 from ddlsim.errors import DdlsimError
 from ddlsim.lab.program import ITEM_NBYTES, Part, Program, Step
 
-__all__ = ["PATIENCE", "Buffer", "Executor", "LabError"]
-
 Buffer = npt.NDArray[np.float32]
 
 #: s without any byte in or out after which a rank gives up

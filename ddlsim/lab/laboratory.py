@@ -28,8 +28,6 @@ from ddlsim.lab.program import ITEM_NBYTES
 from ddlsim.lab.rank import Done, Failed, Go, Prepare, congestion_control
 from ddlsim.measure.table import Measurement
 
-__all__ = ["BUSY", "Comparison", "Ranks", "Repetition", "compare", "measured"]
-
 #: s until the common start: ranks must have got the order by then
 _LEAD, _LEAD_PER_RANK = 3e-3, 0.3e-3
 #: a rank gives up when nothing moved for this many times as long as the whole operation should take

@@ -25,8 +25,6 @@ from types import FrameType
 from ddlsim.errors import ConfigError
 from ddlsim.lab.cabling import Cabling, Port
 
-__all__ = ["QUEUE", "Built", "built", "check_computer", "clean", "has_netem", "undisturbed"]
-
 _NAME = re.compile(r"ddlsim-(\d+)-(\d+)-\S+")
 _TOOLS = ("ip", "tc")
 #: bytes that wait at a port before frames are dropped: what a port of a data-centre switch has, about

@@ -17,8 +17,6 @@ from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure.table import OPERATIONS
 from ddlsim.network import schedule_time
 
-__all__ = ["Operation", "parse_operations", "predicted", "schedule_of"]
-
 #: commas that are not inside parentheses, as in hierarchical(ring, ring)
 _COMMA = re.compile(r",(?![^(]*\))")
 

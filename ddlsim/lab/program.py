@@ -15,8 +15,6 @@ import numpy as np
 from ddlsim.collectives.schedule import Ints, Round, Schedule
 from ddlsim.errors import ConfigError
 
-__all__ = ["ITEM_NBYTES", "Part", "Program", "Step", "boundaries", "program_of"]
-
 ITEM_NBYTES = 4
 
 

@@ -20,8 +20,6 @@ from ddlsim.lab.executor import PATIENCE, Buffer, Executor, LabError
 from ddlsim.lab.program import boundaries, program_of
 from ddlsim.lab.values import Promise, initial, problem, promises
 
-__all__ = ["Address", "Done", "Failed", "Go", "Prepare", "Ready", "congestion_control", "serve"]
-
 Address: TypeAlias = tuple[str, int]
 
 #: what Linux clusters use unless somebody chose otherwise (CUBIC, RFC 9438)

@@ -12,8 +12,6 @@ import numpy as np
 from ddlsim.collectives.schedule import Ints, Schedule
 from ddlsim.lab.executor import Buffer
 
-__all__ = ["Promise", "contribution", "initial", "problem", "promises"]
-
 
 @dataclass(frozen=True)
 class Promise:

@@ -24,8 +24,6 @@ from ddlsim.errors import ConfigError, shown
 from ddlsim.learning.values import Replay
 from ddlsim.output_files import replacing
 
-__all__ = ["Checkpoint", "read", "write"]
-
 #: 2: with a digest
 FORMAT = 2
 #: packages whose dataclasses may be parts of values

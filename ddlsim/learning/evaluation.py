@@ -9,8 +9,6 @@ from ddlsim.errors import DdlsimError
 from ddlsim.learning.values import Array
 from ddlsim.nn.network import Network
 
-__all__ = ["DivergedError", "evaluation", "targets"]
-
 #: samples that are evaluated at once
 CHUNK = 1024
 

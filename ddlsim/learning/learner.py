@@ -26,8 +26,6 @@ from ddlsim.optim import OptimizerState, Schedule
 from ddlsim.optim.rules import Optimizer
 from ddlsim.streams import stream
 
-__all__ = ["DivergedError", "Learner", "State", "Task"]
-
 #: an optimizer's state as a value
 State = Value[OptimizerState]
 T = TypeVar("T")

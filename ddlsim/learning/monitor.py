@@ -13,8 +13,6 @@ from ddlsim.learning.learner import Learner
 from ddlsim.learning.training import Training
 from ddlsim.learning.values import ABSENT, Array, Value
 
-__all__ = ["Monitor", "Progress", "Row", "first_reaching"]
-
 
 class Row(NamedTuple):
     """A line of the history. Sizes in bytes, times in s.

@@ -24,8 +24,6 @@ from ddlsim.nn.network import Network, build_network
 from ddlsim.streams import stream
 from ddlsim.workload.model import Model
 
-__all__ = ["NoiseScale", "gradient_noise_scale", "noise_scale"]
-
 
 @dataclass(frozen=True)
 class NoiseScale:

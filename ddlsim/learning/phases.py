@@ -10,8 +10,6 @@ from ddlsim.arguments import Count, NotNegative, Positive, checked
 from ddlsim.optim import Constant, Schedule
 from ddlsim.workload.compute import Affine, Measured, Roofline
 
-__all__ = ["Phase", "PhasedRate", "phase_at", "total_epochs"]
-
 
 @checked
 @dataclass(frozen=True)

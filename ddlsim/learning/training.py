@@ -21,8 +21,6 @@ from ddlsim.units import parse
 from ddlsim.workload.model import Model
 from ddlsim.workload.resized import resized
 
-__all__ = ["Dirichlet", "Training"]
-
 SHARDINGS = ("iid", "by_class", "shared")
 
 

@@ -36,8 +36,6 @@ import numpy.typing as npt
 
 from ddlsim.errors import ConfigError, DdlsimError
 
-__all__ = ["ABSENT", "Array", "BatchStatistics", "Plane", "Replay", "Value", "absorbed", "weighted_sum"]
-
 Array = npt.NDArray[np.floating]
 #: (momentum * statistics of a batch, 1 - momentum), element by element, both of shape (n_state,)
 BatchStatistics = tuple[Array, Array]

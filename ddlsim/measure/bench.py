@@ -26,8 +26,6 @@ import numpy as np
 from ddlsim.measure.plan import Task
 from ddlsim.measure.transport import ITEM_NBYTES, Action, Transport
 
-__all__ = ["Timing", "Work", "combine", "measure", "prepare"]
-
 #: repetitions of one row; fewer than the least only when the time is up
 LEAST, MOST = 5, 500
 #: seconds that a burst of small messages should last: far above what reading the clock takes

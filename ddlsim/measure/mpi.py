@@ -13,8 +13,6 @@ from mpi4py import MPI
 from ddlsim.errors import ConfigError
 from ddlsim.measure.transport import Action
 
-__all__ = ["MpiTransport", "connect_mpi", "host_action"]
-
 T = TypeVar("T")
 Buffer: TypeAlias = npt.NDArray[np.float32]
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure.transport import ITEM_NBYTES
 
-__all__ = ["COLLECTIVES", "EXPERIMENTS", "Task", "make_plan", "pair_sets", "sizes"]
-
 EXPERIMENTS = ("point_to_point", "collective", "memory", "step")
 #: the most useful first
 COLLECTIVES = (

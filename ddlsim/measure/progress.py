@@ -15,8 +15,6 @@ from ddlsim.measure.runner import Event
 from ddlsim.measure.table import Measurement
 from ddlsim.printable import shown
 
-__all__ = ["follow", "summary"]
-
 
 def follow(events: Iterable[Event], tasks: Sequence[Task], budget: float) -> Iterator[Measurement]:
     """Yield the rows among the events of :func:`ddlsim.measure.runner.run`, showing on stderr how far it is.

@@ -20,8 +20,6 @@ from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.measure.table import Measurement
 from ddlsim.plain import decoded, read_bytes
 
-__all__ = ["COLUMNS", "read_measurements"]
-
 COLUMNS = tuple(field.name for field in fields(Measurement))
 #: what to write into a cell that cannot be used
 _REMEDIES = {"nbytes": "write bytes like 1048576 or '1 MiB'", "_s": "write seconds like 0.0012 or '1.2 ms'"}

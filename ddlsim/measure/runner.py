@@ -17,8 +17,6 @@ from ddlsim.measure.steps import Trained
 from ddlsim.measure.table import Measurement
 from ddlsim.measure.transport import Action, Transport
 
-__all__ = ["Event", "crowding", "run"]
-
 #: repetitions before those that count
 WARM_UP = 2
 

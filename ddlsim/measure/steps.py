@@ -15,8 +15,6 @@ from ddlsim.measure.transport import Action
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Trained", "numpy_model", "torch_module"]
-
 #: small, so that parameters stay what they are; it costs as much as any other
 RATE = 1e-9
 

@@ -13,8 +13,6 @@ from ddlsim.measure.reading import COLUMNS, read_measurements
 from ddlsim.measure.table import Measurement
 from ddlsim.output_files import cannot_be_written, write_text
 
-__all__ = ["append", "open_table"]
-
 
 def open_table(folder: str | Path) -> tuple[Path, list[Measurement]]:
     """Return the table ``measurements.csv`` in `folder`, made if it is missing, and the rows that it has.

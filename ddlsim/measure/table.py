@@ -14,8 +14,6 @@ from ddlsim.collectives import KINDS
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.units import LARGEST, SMALLEST, in_range, parse
 
-__all__ = ["OPERATIONS", "Measurement"]
-
 T = TypeVar("T")
 
 #: experiment -> what it can time

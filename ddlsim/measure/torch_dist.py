@@ -15,8 +15,6 @@ from ddlsim.errors import ConfigError
 from ddlsim.measure.plan import COLLECTIVES
 from ddlsim.measure.transport import Action
 
-__all__ = ["TorchTransport", "connect_torch"]
-
 T = TypeVar("T")
 
 

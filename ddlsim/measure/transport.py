@@ -9,8 +9,6 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from ddlsim.errors import ConfigError, unknown_name
 
-__all__ = ["BACKENDS", "ITEM_NBYTES", "Action", "Transport", "connect", "local_rank"]
-
 T = TypeVar("T")
 #: something to be timed: prepared (buffers, connections), and finished when it returns
 Action: TypeAlias = Callable[[], None]

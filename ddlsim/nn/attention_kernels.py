@@ -14,8 +14,6 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-__all__ = ["attend", "attend_gradient"]
-
 _Floats = npt.NDArray[np.floating]
 
 

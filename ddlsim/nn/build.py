@@ -23,8 +23,6 @@ from ddlsim.workload import layers as specs
 from ddlsim.workload.layer_rules import Shape, spread
 from ddlsim.workload.model import Concat, Leaf, Model, Node, Residual
 
-__all__ = ["Builder"]
-
 _OF_TOKENS = (specs.Embedding, specs.Attention, specs.TiedDense, specs.Take)
 _OF_ROWS = (specs.Dense, specs.LayerNorm, specs.Flatten, specs.EmbeddingBag, specs.Interaction, *_OF_TOKENS)
 _FRESH = (Conv2d, Dense, BatchNorm2d, Sum)  # their output is theirs alone and they do not look at it again

@@ -19,11 +19,6 @@ from numba import njit
 
 from ddlsim.nn.simd import WIDTH, add, fma, load, splat, store, total, zeros
 
-__all__ = [
-    "LANES", "bias_gradient", "correlate4", "correlate6", "pack", "plane_size", "weight_gradient",
-    "weight_gradient1",
-]  # fmt: skip
-
 LANES = 2 * WIDTH
 #: pixels over which a tile of the weight gradient is summed before it leaves the registers
 _PIXELS = 64

@@ -12,8 +12,6 @@ from ddlsim.nn import conv_kernels, map_kernels
 from ddlsim.nn.conv_kernels import plane_size
 from ddlsim.nn.pass_state import Array, Buffers, Pass, Slot
 
-__all__ = ["Conv2d", "Pool2d", "Taps", "Windows", "adaptive_windows", "pool_windows", "taps"]
-
 Pair = tuple[int, int]
 Ints = npt.NDArray[np.int64]
 

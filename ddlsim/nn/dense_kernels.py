@@ -14,8 +14,6 @@ from numba import njit
 
 from ddlsim.nn.simd import WIDTH, fma, load, splat, store, total, zeros
 
-__all__ = ["product", "product_transposed"]
-
 _Floats = npt.NDArray[np.floating]
 
 

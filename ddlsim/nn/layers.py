@@ -13,8 +13,6 @@ from ddlsim.nn import dense_kernels, map_kernels, row_kernels
 from ddlsim.nn.conv_kernels import plane_size
 from ddlsim.nn.pass_state import Array, Buffers, Layer, Pass, PureLayer, Slot
 
-__all__ = ["Chain", "Dense", "Dropout", "Elementwise", "Join", "Pure", "Sum", "ToMaps", "ToRows"]
-
 
 @dataclass
 class Dense:

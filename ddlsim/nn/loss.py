@@ -12,8 +12,6 @@ from ddlsim.errors import ConfigError
 from ddlsim.nn import row_kernels
 from ddlsim.nn.pass_state import Array, Buffers
 
-__all__ = ["LOSSES", "Loss", "check_labels", "classes", "each_label", "loss_of"]
-
 Labels = npt.NDArray[np.int64] | Array
 Loss = Literal["cross_entropy", "mean_squared_error"]
 LOSSES: tuple[Loss, ...] = ("cross_entropy", "mean_squared_error")

@@ -15,11 +15,6 @@ from numba import njit
 from ddlsim.nn.conv_kernels import LANES, plane_size
 from ddlsim.nn.simd import WIDTH, add, blend_equal, fma, load, maximum, splat, store, zeros
 
-__all__ = [
-    "average_pool", "average_pool_gradient", "channel_sums", "from_maps", "max_pool", "max_pool_gradient",
-    "scale_channels", "scale_channels_gradient", "to_maps",
-]  # fmt: skip
-
 _Floats = npt.NDArray[np.floating]
 _Ints = npt.NDArray[np.int64]
 

@@ -24,8 +24,6 @@ from ddlsim.nn.parameters import initial_values, kept_shares
 from ddlsim.nn.pass_state import Array, Buffers, Pass, Slot
 from ddlsim.workload.model import Model, ModelLike, load_model
 
-__all__ = ["Network", "build_network"]
-
 #: samples that go through the network at once: their activations should fit the second-level cache, and
 #: memory stays bounded whatever the batch. Batch normalisation needs the whole batch together.
 _CHUNK = 64

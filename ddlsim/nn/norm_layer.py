@@ -11,8 +11,6 @@ import numpy.typing as npt
 from ddlsim.nn import map_kernels, row_kernels
 from ddlsim.nn.pass_state import Array, Buffers, Pass, Slot
 
-__all__ = ["BatchNorm2d", "LayerNorm"]
-
 _Doubles = npt.NDArray[np.float64]
 
 

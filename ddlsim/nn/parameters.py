@@ -11,8 +11,6 @@ import numpy as np
 from ddlsim.nn.pass_state import Array, Slot
 from ddlsim.streams import stream
 
-__all__ = ["Parameter", "initial_values", "kept_shares", "normal", "uniform"]
-
 
 @dataclass(frozen=True)
 class Parameter:

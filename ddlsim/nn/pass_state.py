@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from ddlsim.nn.conv_kernels import LANES
 
-__all__ = ["Array", "Buffers", "Layer", "Pass", "PureLayer", "Slot"]
-
 Array = npt.NDArray[np.floating]
 _ALIGNMENT = 64  # bytes of a cache line, which is also LANES numbers of 4 bytes
 

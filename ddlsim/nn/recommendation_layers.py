@@ -10,8 +10,6 @@ import numpy as np
 from ddlsim.nn.pass_state import Array, Buffers, Pass, Slot
 from ddlsim.nn.token_layers import whole_ids
 
-__all__ = ["EmbeddingBag", "Interaction"]
-
 
 @dataclass
 class EmbeddingBag:

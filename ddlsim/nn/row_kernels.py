@@ -10,11 +10,6 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-__all__ = [
-    "cross_entropy", "gelu", "gelu_gradient", "layer_norm", "layer_norm_gradient", "relu", "relu_gradient",
-    "sigmoid", "sigmoid_gradient", "squared_error", "tanh_gradient",
-]  # fmt: skip
-
 _Floats = npt.NDArray[np.floating]
 _Ints = npt.NDArray[np.int64]
 _ROOT_HALF = math.sqrt(0.5)

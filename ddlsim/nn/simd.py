@@ -18,10 +18,6 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-__all__ = [
-    "WIDTH", "add", "blend_equal", "fma", "load", "maximum", "splat", "store", "subtract", "total", "zeros",
-]  # fmt: skip
-
 WIDTH = 8
 
 

@@ -12,8 +12,6 @@ from ddlsim.errors import ConfigError
 from ddlsim.nn import attention_kernels, dense_kernels
 from ddlsim.nn.pass_state import Array, Buffers, Pass, Slot
 
-__all__ = ["Attention", "Embedding", "Take", "TiedDense", "whole_ids"]
-
 
 @dataclass
 class Embedding:

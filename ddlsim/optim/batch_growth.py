@@ -8,8 +8,6 @@ from itertools import pairwise
 from ddlsim.arguments import Count, Positive, checked
 from ddlsim.errors import ConfigError
 
-__all__ = ["GrowingBatch"]
-
 
 @checked
 @dataclass(frozen=True)

@@ -18,8 +18,6 @@ from ddlsim.arguments import Decay, Index, NotNegative, checked
 from ddlsim.errors import ConfigError
 from ddlsim.optim.rules import Adam, Array, Optimizer, OptimizerState, decayed
 
-__all__ = ["LAMB", "LARS", "bounds_of", "with_layers"]
-
 
 class _Slot(Protocol):
     @property

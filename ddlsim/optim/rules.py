@@ -20,8 +20,6 @@ import numpy.typing as npt
 
 from ddlsim.arguments import Decay, NotNegative, checked
 
-__all__ = ["SGD", "Adam", "Array", "Momentum", "Optimizer", "OptimizerState"]
-
 Array = npt.NDArray[np.floating]
 
 

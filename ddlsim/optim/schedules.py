@@ -14,17 +14,6 @@ from typing import Protocol
 from ddlsim.arguments import Count, NotNegative, Positive, checked
 from ddlsim.errors import ConfigError
 
-__all__ = [
-    "Constant",
-    "Cosine",
-    "Polynomial",
-    "Schedule",
-    "Steps",
-    "WarmUp",
-    "linear_scaling",
-    "square_root_scaling",
-]
-
 
 class Schedule(Protocol):
     """A learning rate that depends on the epoch."""

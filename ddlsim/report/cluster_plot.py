@@ -12,11 +12,8 @@ from matplotlib.collections import LineCollection
 from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
 from ddlsim.readable import si
-from ddlsim.report.picture_text import drawn
-from ddlsim.report.plots import figure, save
+from ddlsim.report.drawing import drawn, figure, save
 from ddlsim.run.result import Result
-
-__all__ = ["cluster_plot"]
 
 Floats = npt.NDArray[np.float64]
 #: clusters with more nodes than this are drawn without the inside of their machines

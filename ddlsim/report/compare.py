@@ -22,8 +22,6 @@ from ddlsim.run.seeds import Seeds
 if TYPE_CHECKING:
     from ddlsim.run.seeds import Interval
 
-__all__ = ["Comparison", "compare"]
-
 
 @dataclass(frozen=True, eq=False)
 class Comparison:

@@ -11,8 +11,6 @@ from ddlsim.output_files import write_text
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["csv_text", "save_csv"]
-
 
 def csv_text(frame: pd.DataFrame) -> str:
     """Return the rows of a frame as CSV, without its index; texts that look like formulas are guarded

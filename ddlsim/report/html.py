@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ddlsim.study.study import Study
     from ddlsim.study.table import Table
 
-__all__ = ["html_report", "save_html", "sensitivities_of_best"]
-
 _TEMPLATES = Path(__file__).parent / "templates"
 #: values of a field, and members of the Pareto front, that are named at the top
 N_VALUES = 12

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ddlsim.run.sensitivity import Sensitivity
     from ddlsim.study.table import Table
 
-__all__ = ["Picture", "pictures"]
-
 #: bars of a breakdown; more make a picture that no screen shows whole
 N_BARS = 12
 

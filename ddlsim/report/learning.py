@@ -11,15 +11,12 @@ from matplotlib.axes import Axes
 
 from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.report.picture_text import drawn
-from ddlsim.report.plots import COLOURS, MARKERS, STYLES, figure, save
+from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, drawn, figure, save
 from ddlsim.run.result import Result
 from ddlsim.run.seeds import AXES, Seeds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-__all__ = ["plot_learning"]
 
 #: markers on a line, about
 N_MARKERS = 8

@@ -14,14 +14,11 @@ from ddlsim.errors import ConfigError
 from ddlsim.plan import KINDS
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND
-from ddlsim.report.picture_text import drawn
+from ddlsim.report.drawing import drawn, figure, save
 from ddlsim.report.plan_plot import STYLES
-from ddlsim.report.plots import figure, save
 
 if TYPE_CHECKING:
     from ddlsim.plan.plan import Bools, Floats, Ints, Plan
-
-__all__ = ["graph"]
 
 #: tasks that are drawn, and up to which they have a label
 MOST, LABELLED = 400, 120

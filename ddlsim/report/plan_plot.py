@@ -11,13 +11,10 @@ from matplotlib.patches import Patch
 
 from ddlsim.errors import ConfigError
 from ddlsim.plan import KINDS
-from ddlsim.report.picture_text import drawn
-from ddlsim.report.plots import figure, save
+from ddlsim.report.drawing import drawn, figure, save
 
 if TYPE_CHECKING:
     from ddlsim.plan import Execution
-
-__all__ = ["gantt"]
 
 #: kind of task -> (colour, hatch)
 STYLES = {

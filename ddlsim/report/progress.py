@@ -16,8 +16,6 @@ from ddlsim.learning import Training
 from ddlsim.learning.monitor import Progress, Row
 from ddlsim.readable import percent, seconds
 
-__all__ = ["bar", "counted", "share_done", "status"]
-
 T = TypeVar("T")
 
 #: s after which the bar appears, and between two looks at it; between two lines where there is no terminal

@@ -18,8 +18,7 @@ from matplotlib.axes import Axes
 
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.readable import seconds
-from ddlsim.report.picture_text import drawn
-from ddlsim.report.plots import COLOURS, MARKERS, STYLES, TIME_STYLES, figure, save
+from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, TIME_STYLES, drawn, figure, save
 from ddlsim.report.study_words import label_of, plain, varied
 from ddlsim.run.metrics import METRICS
 
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
     from ddlsim.run.sensitivity import Sensitivity
     from ddlsim.study.table import Table
-
-__all__ = ["breakdown", "heat_map", "learning", "one_change", "tornado"]
 
 Floats = npt.NDArray[np.float64]
 #: values of a field beyond which cells of a heat map cannot be read

@@ -18,8 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from ddlsim.errors import ConfigError, UnitError, unknown_name
-from ddlsim.report.picture_text import drawn
-from ddlsim.report.plots import COLOURS, MARKERS, STYLES, figure, save
+from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, drawn, figure, save
 from ddlsim.report.study_words import plain, varied
 from ddlsim.run.metrics import METRICS
 from ddlsim.units import DIMENSIONS, parse
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ddlsim.study.table import Table
-
-__all__ = ["describe", "is_wide", "lines", "log_axis", "numbers_of", "pareto", "scaling"]
 
 #: series in a legend beyond which the plot says nothing any more
 N_SERIES = 24

@@ -16,8 +16,6 @@ from ddlsim.report.progress import DELAY, LINES
 if TYPE_CHECKING:
     from ddlsim.study.dispatch import Count
 
-__all__ = ["bar", "status"]
-
 
 @contextmanager
 def bar() -> Iterator[Callable[[Count], None]]:

@@ -14,8 +14,7 @@ from matplotlib.ticker import LogLocator
 
 from ddlsim.errors import ConfigError, UnitError
 from ddlsim.readable import seconds, si, size
-from ddlsim.report.picture_text import drawn
-from ddlsim.report.plots import COLOURS, figure, save
+from ddlsim.report.drawing import COLOURS, drawn, figure, save
 from ddlsim.report.study_plots import describe, is_wide, log_axis, numbers_of
 from ddlsim.report.study_words import plain, varied
 from ddlsim.run.metrics import METRICS
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ddlsim.study.table import Table
-
-__all__ = ["scatter"]
 
 #: panels, and texts beside each other on an axis, that can be read
 N_PANELS, N_TEXTS = 6, 8

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from ddlsim.study.table import Table
 
-__all__ = ["Cell", "Heading", "Manifests", "Reason", "Row", "configurations", "manifests_of", "reasons", "runs"]
-
 #: columns of :data:`ddlsim.run.metrics.METRICS` that describe single runs, and that means over seeds do not need
 _OF_RUNS = ("speedup", "loss", "updates", "epochs", "simulated_time", "cost", "energy", "n_messages")
 #: columns that are left out where they are 0 everywhere

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from ddlsim.study.table import Table
 
-__all__ = ["study_text"]
-
 #: rows that are shown; the frame has all
 N_ROWS = 40
 N_REASONS = 5

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
     from ddlsim.study.table import Table
 
-__all__ = ["Answer", "answers", "front_of", "label_of", "plain", "varied"]
-
-
 #: what may be the best about a configuration, and what the answer calls the one that has it
 _BEST = {
     "time_to_accuracy": "First to the target accuracy",

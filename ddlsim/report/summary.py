@@ -18,8 +18,6 @@ from ddlsim.workload.jitter import NoJitter
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
 
-__all__ = ["scaling_rows", "scaling_table", "summary"]
-
 #: how many links and sensitivities are shown
 N_LINKS = 3
 N_SENSITIVITIES = 4

@@ -19,8 +19,6 @@ from ddlsim.printable import shown
 from ddlsim.run.result import Result
 from ddlsim.runtime.recorder import TRANSFER, Span
 
-__all__ = ["N_LINKS", "save_trace", "trace_events"]
-
 #: links shown: the busiest ones, with so many intervals each (the shortest gaps are drawn as busy)
 N_LINKS = 64
 N_INTERVALS = 2000

@@ -13,8 +13,6 @@ from ddlsim.workload.stage import Stage, n_copies, n_replicas
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
 
-__all__ = ["alone", "batches_alone", "is_replicated"]
-
 
 def alone(experiment: Experiment, workload: Workload, batches: float) -> float:
     """Return the samples/s of a worker that makes an update from so many `batches` (were its memory large enough)."""

@@ -16,13 +16,10 @@ from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.errors import ConfigError
 from ddlsim.learning.monitor import Progress
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.files import load_experiment
 from ddlsim.run.result import Result
 from ddlsim.run.resume import Saved, load
 from ddlsim.run.simulate import run
 from ddlsim.units import si
-
-__all__ = ["load_experiment", "resume", "scaling", "simulate"]
 
 #: real time between two files that a run is saved in
 Pause = Annotated[float | str, quantity("time", "5 min", infinite=True)]

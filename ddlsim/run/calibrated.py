@@ -10,8 +10,6 @@ from ddlsim.run.experiment import Experiment
 from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import NoJitter
 
-__all__ = ["as_measured", "measured_steps"]
-
 
 def measured_steps(experiment: Experiment, cluster: Cluster, model: str) -> tuple[ComputeTable | None, str]:
     """Return the calibration's step times for this experiment's `model` on `cluster`, and why there are none.

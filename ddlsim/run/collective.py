@@ -16,8 +16,6 @@ from ddlsim.errors import ConfigError, shown
 from ddlsim.network import schedule_time
 from ddlsim.units import si
 
-__all__ = ["collective_time"]
-
 
 @checked
 def collective_time(

@@ -34,8 +34,6 @@ from ddlsim.runtime.recorder import Recorder
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
 
-__all__ = ["check_bytes", "check_links", "check_result", "check_workers"]
-
 Floats = npt.NDArray[np.float64]
 
 #: relative; sums of some million numbers differ by less because of rounding

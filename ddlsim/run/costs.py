@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ddlsim.cluster import Cluster
     from ddlsim.run.result import Result
 
-__all__ = ["cost_rate", "energy", "energy_assumptions", "host_price"]
-
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -30,8 +30,6 @@ from ddlsim.workload.model import Model, ModelLike
 from ddlsim.workload.optimizer_rules import OPTIMIZER_RULES
 from ddlsim.workload.precision import GRADIENT_TYPES
 
-__all__ = ["Experiment"]
-
 
 def _slow_downs(value: object, where: str) -> object:
     return _SLOW_DOWNS((value,) if isinstance(value, SlowDown) else value, where)

@@ -54,9 +54,6 @@ from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline
 from ddlsim.workload.model import load_model
 from ddlsim.workload.toml_files import read_toml, validate
 
-__all__ = ["STRATEGIES", "experiment_from", "load_experiment", "value_of"]
-
-
 STRATEGIES: Mapping[str, type[Strategy]] = {
     "adacomm": strategies.AdaComm,
     "adpsgd": strategies.ADPSGD,

@@ -13,8 +13,6 @@ from ddlsim.readable import percent, rate, seconds, si, size, spread
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
 
-__all__ = ["METRICS", "Metric", "record"]
-
 Write: TypeAlias = Callable[[float], str]
 _Of: TypeAlias = "Callable[[Result], float | None]"
 

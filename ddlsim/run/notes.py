@@ -5,8 +5,6 @@ from __future__ import annotations
 from ddlsim.learning.monitor import Monitor
 from ddlsim.runtime.setting import Setting
 
-__all__ = ["handed_over_notes", "unsent_warnings"]
-
 
 def unsent_warnings(n_workers: int, nbytes_sent: float) -> list[str]:
     """Return a warning if several workers have exchanged nothing: their speed is that of computing alone."""

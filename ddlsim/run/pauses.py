@@ -15,8 +15,6 @@ from types import FrameType
 from ddlsim.learning.checkpoint import Checkpoint
 from ddlsim.learning.monitor import Monitor, Progress, Row
 
-__all__ = ["Interrupt", "Pauses"]
-
 
 @dataclass
 class Interrupt:

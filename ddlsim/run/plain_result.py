@@ -10,8 +10,6 @@ from ddlsim.run.costs import energy_assumptions
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
 
-__all__ = ["plain_result"]
-
 
 def plain_result(result: Result) -> dict[str, object]:
     """Return the numbers of a result and the manifest of its run."""

@@ -23,8 +23,6 @@ from ddlsim.workload.compute import Workload
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.stage import micro_batches
 
-__all__ = ["encode_seconds", "least_seconds", "plan_of_run"]
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 #: collectives of what is compressed

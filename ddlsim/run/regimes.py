@@ -13,8 +13,6 @@ from ddlsim.workload.model import Model
 from ddlsim.workload.resized import resized
 from ddlsim.workload.stage import Stage
 
-__all__ = ["Regimes", "in_phase", "phase_notes"]
-
 #: (batch size, number of the phase)
 Regime = tuple[int, int | None]
 

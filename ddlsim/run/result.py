@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ddlsim.run.stability import Stability
     from ddlsim.validation.intervals import RunInterval
 
-__all__ = ["Result"]
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 #: messages and steps of workers up to which a run is so short that printing it simulates it 20 times more

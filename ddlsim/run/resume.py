@@ -23,8 +23,6 @@ from ddlsim.workload.model import Model, load_model
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
 
-__all__ = ["Saved", "load", "manifest", "save", "saving"]
-
 #: fields of an experiment that may be others in the run that continues: they say when it ends
 ENDS = frozenset({
     "max_time", "training.epochs", "training.updates", "training.target_accuracy", "training.target_loss",

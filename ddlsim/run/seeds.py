@@ -30,8 +30,6 @@ from ddlsim.run.simulate import run
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Interval", "SeedRun", "Seeds", "one_thread_each", "simulate_seeds"]
-
 Floats = npt.NDArray[np.float64]
 #: columns of the history that others can be drawn against
 AXES = ("time", "updates", "epoch", "nbytes")

@@ -12,8 +12,6 @@ from ddlsim.run.experiment import Experiment
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
 
-__all__ = ["Sensitivity", "sensitivities"]
-
 CHANGE = 0.10
 #: steps that each variant simulates (with the same random streams), at most and unless workers talk less often
 STEPS = 5

@@ -16,7 +16,8 @@ from ddlsim.compression.choice import compression_of
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Learner, Phase, Plane, Training
 from ddlsim.learning.checkpoint import Checkpoint
-from ddlsim.learning.learner import DivergedError, Task
+from ddlsim.learning.evaluation import DivergedError
+from ddlsim.learning.learner import Task
 from ddlsim.learning.monitor import Monitor, Progress
 from ddlsim.network import Network
 from ddlsim.run.calibrated import as_measured
@@ -42,8 +43,6 @@ from ddlsim.workload.optimizer_rules import rule_of
 from ddlsim.workload.products import has_kernels
 from ddlsim.workload.stage import Stage, at_once, micro_batches, n_replicas, stages_of
 from ddlsim.workload.tables import exchange_left_out
-
-__all__ = ["prepare", "run"]
 
 DEFAULT_DEVICE = "desktop-cpu"
 

@@ -20,7 +20,6 @@ from ddlsim.ties import FLOOR
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
 
-__all__ = ["Stability", "moved", "stability_of"]
 
 @dataclass(frozen=True)
 class Stability:

@@ -22,8 +22,6 @@ from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.named_code import imported, names_code
 from ddlsim.workload.toml_files import validate
 
-__all__ = ["Kinds", "Table", "build", "chosen", "class_named", "refuse_code", "schema_of"]
-
 T = TypeVar("T")
 
 

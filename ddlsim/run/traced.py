@@ -12,8 +12,6 @@ from ddlsim.workload.compute import Roofline, Workload, make_workload
 from ddlsim.workload.devices import Device
 from ddlsim.workload.model import Model
 
-__all__ = ["Traced", "traced_workload"]
-
 
 @checked
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ddlsim.compression.exchange import exchange, finish
 from ddlsim.compression.hierarchy import hierarchical_exchange, shard_sizes
 from ddlsim.compression.payloads import mean
 from ddlsim.errors import ConfigError
-from ddlsim.learning.learner import DivergedError
+from ddlsim.learning.evaluation import DivergedError
 from ddlsim.workload.precision import FP32_NBYTES
 
 __all__ = ["Averaging", "Encoded", "Flat", "Machines", "Outcome", "Served", "diverging"]

@@ -12,8 +12,6 @@ from ddlsim.learning.monitor import Row
 from ddlsim.plain import is_unicode
 from ddlsim.units import LARGEST
 
-__all__ = ["checked_record", "fields_of", "number_of", "paths_in", "settings_of", "status_of"]
-
 #: how a point can have ended, as in `work`
 STATUSES = ("done", "skipped", "failed")
 #: names in a record that are no numbers; all others are

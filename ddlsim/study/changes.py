@@ -26,8 +26,6 @@ from ddlsim.run.experiment import Experiment
 from ddlsim.units import parse
 from ddlsim.workload.devices import Device, load_device
 
-__all__ = ["UnknownPathError", "changed"]
-
 #: name -> what to put there (under ""), and what to change inside it
 _Tree: TypeAlias = dict[str, "_Tree | object"]
 

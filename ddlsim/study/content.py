@@ -22,8 +22,6 @@ from ddlsim.data.dataset import DataSet
 from ddlsim.run.experiment import Experiment
 from ddlsim.workload.model import Model
 
-__all__ = ["Digests", "canonical", "key_of", "text_of"]
-
 #: what a cluster says about itself that no simulation reads
 _COMMENTS = frozenset({"title", "sources", "notes", "source"})
 _ABOUT = (Cluster, Model, DataSet)

@@ -21,8 +21,6 @@ from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, UnitError, shown, unknown_name
 from ddlsim.units import DIMENSIONS, parse
 
-__all__ = ["DESIGNS", "MAX_POINTS", "Range", "Vary", "paths_of", "rows_of", "spread"]
-
 DESIGNS = ("grid", "list", "random", "latin-hypercube")
 #: every point of a study is simulated, which takes a millisecond at best; more are a slip of the keyboard
 MAX_POINTS = 100_000

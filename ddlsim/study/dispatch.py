@@ -20,8 +20,6 @@ from ddlsim.study.processes import ProcessDied
 from ddlsim.study.store import LEASE, Store
 from ddlsim.study.work import FAILED, HAND_IN, Answer, Outcome
 
-__all__ = ["Count", "Progress", "Task", "dispatch"]
-
 #: times that a point was there when a process died -> it is sent without others; goes alone; has failed
 _SINGLE, _ALONE, _GUILTY = 1, 2, 4
 #: points that are sent at once, at most

@@ -15,8 +15,6 @@ from ddlsim.study.parcels import Job, Packer
 from ddlsim.study.processes import Processes
 from ddlsim.study.work import Answer, simulate_all, simulate_some
 
-__all__ = ["DaskClient", "Pool", "open_pool"]
-
 #: s between two looks at how many workers a Dask cluster has
 _LOOK = 2.0
 

@@ -38,8 +38,6 @@ from ddlsim.study.designs import Range, paths_of
 from ddlsim.study.study import Study
 from ddlsim.workload.toml_files import read_toml, validate
 
-__all__ = ["load_study"]
-
 #: fields that "none" may stand for nothing in
 _OPTIONAL = frozenset(field.name for field in dataclasses.fields(Experiment) if field.default is None)
 

@@ -12,8 +12,6 @@ from ddlsim.data.dataset import DataSet
 from ddlsim.workload.devices import Device
 from ddlsim.workload.model import Model
 
-__all__ = ["bare", "labels_of"]
-
 
 def labels_of(values: Sequence[object]) -> list[str | int | float | bool]:
     """Return a label for each value; different values have different labels, None is "none"."""

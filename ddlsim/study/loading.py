@@ -16,8 +16,6 @@ from ddlsim.run.experiment import Experiment
 from ddlsim.study.content import Digests
 from ddlsim.workload.model import Model, load_model
 
-__all__ = ["Loader"]
-
 S = TypeVar("S")
 T = TypeVar("T")
 

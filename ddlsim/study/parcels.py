@@ -25,8 +25,6 @@ from ddlsim.run.experiment import Experiment
 from ddlsim.study.content import Digests
 from ddlsim.workload.model import Model
 
-__all__ = ["Job", "Packer", "Parcel", "opened"]
-
 _PARTS = (Cluster, Model, DataSet)
 #: bytes of (pickled) parts that a process keeps, the last used ones
 KEPT_NBYTES = 1e9

@@ -23,8 +23,6 @@ from ddlsim.run.seeds import one_thread_each
 from ddlsim.study.parcels import Job, Packer, Parcel
 from ddlsim.study.work import Answer, simulate_some, warm_up
 
-__all__ = ["ProcessDied", "Processes"]
-
 #: times that a process may be killed as it starts, one after the other
 _STARTS = 5
 

@@ -13,8 +13,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["connected"]
-
 
 def connected(path: str, timeout: float) -> tuple[sqlite3.Connection, Callable[[], None]]:
     """Return a connection to an existing database that only reads, and what to call when it has been closed.

@@ -25,8 +25,6 @@ from ddlsim.study import cells
 from ddlsim.study.reading import connected
 from ddlsim.study.work import Outcome
 
-__all__ = ["LEASE", "Member", "Store"]
-
 #: "ddls" in the file's header says that it is one of ours (PRAGMA application_id)
 APPLICATION_ID = 0x64646C73
 #: of the tables below; PRAGMA user_version. Files of a newer version are refused

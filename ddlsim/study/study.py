@@ -30,8 +30,6 @@ from ddlsim.study.store import Member, Store
 from ddlsim.study.table import Table
 from ddlsim.study.work import DONE, FAILED, SKIPPED, Outcome
 
-__all__ = ["Point", "Study"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

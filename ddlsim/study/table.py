@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import matplotlib.axes
     import pandas as pd
 
-__all__ = ["MISSING", "OF_RUNS", "Table", "load_table"]
-
 Ints = npt.NDArray[np.int64]
 
 #: status of a point that has not been simulated (yet)

@@ -21,9 +21,6 @@ from ddlsim.workload.model import load_model
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
 
-__all__ = ["DONE", "FAILED", "SKIPPED", "Answer", "Outcome", "record_of", "simulate_all", "simulate_one"]
-__all__ += ["simulate_some", "warm_up"]
-
 #: how a point ended: simulated; does not fit together; went wrong
 DONE, SKIPPED, FAILED = "done", "skipped", "failed"
 #: s after which a process hands in what it has, so that nothing finished waits long to be stored

@@ -11,8 +11,6 @@ from scipy.optimize import brentq
 from ddlsim.validation.run_model import Fitted, RunModel
 from ddlsim.workload.jitter import NoJitter
 
-__all__ = ["Cause", "causes"]
-
 #: factors beyond this explain nothing that a user could believe
 MOST = 4.0
 MOST_JITTER = 1.0

@@ -25,8 +25,6 @@ from ddlsim.validation.links import LinkRow, fit_links
 from ddlsim.validation.log_fit import Floats, LogFit, t_quantile
 from ddlsim.validation.sources import Reader, read_sources
 
-__all__ = ["Calibration", "Parameter", "Residual", "calibrate"]
-
 #: smaller buffers are added in the caches, and starting takes a part of the time
 LEAST_REDUCTION = 64 * 1024
 

@@ -27,8 +27,6 @@ from ddlsim.validation.curves import Curve
 from ddlsim.validation.jitter_fit import FITTED, JitterFit
 from ddlsim.workload.jitter import Gamma, Lognormal, ShiftedExponential
 
-__all__ = ["attached", "load_calibration", "write_calibration"]
-
 #: what is below this line is replaced when the file is calibrated again
 MARK = "# ---- below: written by ddlsim calibrate; calibrate again to change it ----"
 

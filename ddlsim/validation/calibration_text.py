@@ -12,8 +12,6 @@ from ddlsim.readable import percent, seconds, si, size
 if TYPE_CHECKING:
     from ddlsim.validation.calibration import Calibration, Residual
 
-__all__ = ["shown", "summary"]
-
 N_WORST = 3
 
 

@@ -13,8 +13,6 @@ from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure import Measurement
 from ddlsim.network import Network, schedule_time
 
-__all__ = ["ALGORITHMS", "Case", "chosen_algorithms", "collective_case", "make_case"]
-
 #: the algorithm that a collective is taken to use where nothing says otherwise: what MPI, Gloo and NCCL use for large
 #: buffers. Small ones often go by another; a curve over the sizes takes that in.
 ALGORITHMS: Mapping[str, str] = {

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     import matplotlib.axes
     import pandas as pd
 
-__all__ = ["Compared", "Summary", "Validation", "validate"]
-
 #: the largest errors are explained, unless they are smaller than this
 N_EXPLAINED, WORTH_EXPLAINING = 3, 0.03
 

@@ -12,8 +12,6 @@ from ddlsim.validation.calibration_text import shown
 if TYPE_CHECKING:
     from ddlsim.validation.comparison import Compared, Summary, Validation
 
-__all__ = ["text"]
-
 
 def text(validation: Validation) -> str:
     """Return a row per run, the errors of fitted and held-out runs, fitted values, and causes of the largest errors."""

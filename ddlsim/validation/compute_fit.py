@@ -15,8 +15,6 @@ from ddlsim.errors import ConfigError
 from ddlsim.validation.log_fit import Floats, spread_of, t_quantile
 from ddlsim.workload.compute import Affine, Measured
 
-__all__ = ["ComputeFit", "fit_compute"]
-
 
 @dataclass(frozen=True, eq=False)
 class ComputeFit:

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from ddlsim.errors import ConfigError, shown, unknown_name
 
-__all__ = ["Condition", "parse_condition"]
-
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le, ">=": operator.ge, "!=": operator.ne, "==": operator.eq, "=": operator.eq, "<": operator.lt,
     ">": operator.gt,

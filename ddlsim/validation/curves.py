@@ -25,8 +25,6 @@ from ddlsim.runtime.curve_cost import parts_of as simulated_parts
 from ddlsim.validation.links import LinkRow
 from ddlsim.validation.log_fit import NOISE, Floats, spread_of, t_quantile
 
-__all__ = ["Curve", "Interval", "Parts", "curve_time", "fit_curve", "parts_of"]
-
 MAX_PIECES = 3
 
 

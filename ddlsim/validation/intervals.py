@@ -26,8 +26,6 @@ from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.model import load_model
 
-__all__ = ["RunInterval", "calibrated", "interval_of", "predict_interval"]
-
 
 @dataclass(frozen=True, eq=False)
 class RunInterval:

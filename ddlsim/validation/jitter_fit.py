@@ -16,8 +16,6 @@ from ddlsim.streams import stream
 from ddlsim.validation.log_fit import Floats
 from ddlsim.workload.jitter import Gamma, Lognormal, ShiftedExponential
 
-__all__ = ["FITTED", "JitterFit", "fit_jitter"]
-
 LEAST = 20  # samples; with fewer, distributions cannot be told apart
 BOOTSTRAP = 199
 #: relative variation below which times count as constant

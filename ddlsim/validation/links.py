@@ -14,8 +14,6 @@ from ddlsim.measure import Measurement
 from ddlsim.validation.cases import Case
 from ddlsim.validation.log_fit import Floats, LogFit, Prior, fit_logs
 
-__all__ = ["LinkRow", "fit_links"]
-
 #: how far off the cluster file may be: two times out of three within a factor of exp(sd)
 LATENCY_SD = 1.5
 BANDWIDTH_SD = 0.7

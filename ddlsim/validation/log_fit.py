@@ -13,8 +13,6 @@ from scipy.stats import t as student
 
 from ddlsim.errors import ConfigError
 
-__all__ = ["NOISE", "Floats", "LogFit", "Prior", "fit_logs", "spread_of", "t_quantile"]
-
 Floats = npt.NDArray[np.float64]
 
 #: relative scatter that a timing is expected to have before any is seen, and how many observations that is worth

@@ -5,16 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddlsim.report.picture_text import drawn
-from ddlsim.report.plots import COLOURS, figure, save
+from ddlsim.report.drawing import COLOURS, drawn, figure, save
 from ddlsim.run.metrics import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from ddlsim.validation.comparison import Validation
-
-__all__ = ["measured_against_predicted"]
 
 BAND = 0.10
 

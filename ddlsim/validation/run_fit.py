@@ -17,8 +17,6 @@ from ddlsim.validation.log_fit import Floats, Prior, fit_logs, spread_of, t_quan
 from ddlsim.validation.run_model import ComputeKey, Fitted, RunModel
 from ddlsim.workload.compute import Affine
 
-__all__ = ["COMPUTE_SD", "FITTABLE", "Knowledge", "fit_runs", "interval_of"]
-
 FITTABLE = ("compute", "network")
 #: the compute time before any fit: two times out of three right within a factor of 2
 COMPUTE_SD = 0.7

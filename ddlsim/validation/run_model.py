@@ -22,8 +22,6 @@ from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import Jitter, Lognormal, NoJitter
 from ddlsim.workload.model import Model, load_model
 
-__all__ = ["ComputeKey", "Fitted", "RunModel", "make_run_model"]
-
 #: what compute times are known for: model, precision
 ComputeKey = tuple[str, str]
 STEPS, WARMUP = 4, 1

@@ -14,8 +14,6 @@ from ddlsim.errors import ConfigError, UnitError, shown, unknown_name
 from ddlsim.plain import decoded, read_bytes
 from ddlsim.units import parse
 
-__all__ = ["COLUMNS", "NUMBERS", "TEXTS", "MeasuredRun", "read_runs"]
-
 NUMBERS = ("workers", "batch_size", "accumulation", "nodes", "throughput", "step_time")
 TEXTS = ("model", "strategy", "algorithm", "overlap", "cost", "precision", "note")
 COLUMNS = (*NUMBERS, *TEXTS)

@@ -12,8 +12,6 @@ from ddlsim.imports import KinetoTrace, Timing, kind_of, read_any, to_measuremen
 from ddlsim.imports.text import read_text
 from ddlsim.measure import Measurement, read_measurements
 
-__all__ = ["Reader", "Sources", "read_sources"]
-
 #: what reads measurements from a file
 Reader = Callable[[Path], tuple[Timing, ...]]
 

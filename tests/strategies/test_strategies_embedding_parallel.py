@@ -10,7 +10,7 @@ import pytest
 import ddlsim
 from ddlsim import AllReduce, ConfigError, EmbeddingParallel, Experiment, HostMemory, Training
 from ddlsim.optim import Adam, Momentum
-from ddlsim.run.api import load_experiment
+from ddlsim.run.files import load_experiment
 from ddlsim.workload.stage import Stage
 
 BIG = """
