@@ -13,7 +13,7 @@ import numpy as np
 from ddlsim.arguments import Count, by, checked
 from ddlsim.cluster import Cluster
 from ddlsim.collectives import build
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, shown
 from ddlsim.learning import Array, Value
 from ddlsim.network import schedule_time
 from ddlsim.plan import Chunk, Mesh, Plan, balanced, between_blocks, chunks_at, mesh_of, pipeline
@@ -43,6 +43,8 @@ BUCKETS: dict[str, Callable[[Workload], Sequence[Bucket]]] = {
 def _known_order(order: object, where: str) -> object:
     if isinstance(order, str) and order not in ORDERS:
         pass_order(order, 1, 1, 1)  # raises, with what there is
+    if isinstance(order, (bytes, bytearray)):
+        raise ConfigError(f"{where} = {shown(order)}: must be the name of an order, or a table of passes")
     return order
 
 
