@@ -10,9 +10,11 @@ import numpy as np
 from ddlsim.errors import ConfigError
 from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, COMPUTE, PUSH_PULL, REDUCE_SCATTER, Ints, Plan
 
-__all__ = ["DECODE", "ENCODE", "with_codes", "with_evaluations"]
+__all__ = ["DECODE", "ENCODE", "SUMMING", "with_codes", "with_evaluations"]
 
 ENCODE, DECODE = "encode", "decode"
+#: collectives that sum what has been encoded
+SUMMING = (ALL_REDUCE, REDUCE_SCATTER, PUSH_PULL)
 _WORK = {"kind": COMPUTE, "seconds": 0.0, "nbytes": 0.0, "peer": -1, "key": -1, "batch": -1, "first": 0, "end": 0,
          "part": -1, "holds": 0.0}  # fmt: skip
 
@@ -23,7 +25,7 @@ def with_evaluations(plan: Plan, name: str) -> Plan:
     That waits for what the first task of a step waits for, if that is all that the rank waits for from the step before;
     where layers of the model arrive one by one it waits for nothing.
     """
-    device = next(i for i, lane in enumerate(plan.lanes) if lane.rank == 0)
+    device = next(i for i, lane in enumerate(plan.lanes) if lane.rank == 0 and lane.name == "compute")
     rows = np.flatnonzero(plan.lane == device)
     firsts = rows[np.diff(plan.step[rows], prepend=-1) > 0]
     row, need = _pairs(plan)
@@ -47,7 +49,7 @@ def with_codes(plan: Plan, *, decodes: bool, together: bool) -> Plan:
     Raises ConfigError where a sum waits for nothing that its rank computes, or the other way round.
     """
     computing = np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane]
-    sums = np.flatnonzero(np.isin(plan.kind, (ALL_REDUCE, REDUCE_SCATTER, PUSH_PULL)) & (plan.part >= 0))
+    sums = np.flatnonzero(np.isin(plan.kind, SUMMING) & (plan.part >= 0))
     row, need = _pairs(plan)
     last = np.full(len(plan), -1)
     filling = np.isin(row, sums) & computing[need]

@@ -1,10 +1,11 @@
-"""What workers did in the steps of a plan, read from its columns: seconds, spans, ends of steps."""
+"""What ranks did in the steps of a plan, read from its columns: seconds, spans, ends of steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +15,11 @@ from ddlsim.plan.plan import (
     ALL_GATHER,
     ALL_REDUCE,
     BACKWARD,
+    BROADCAST,
     COMPUTE,
     FORWARD,
     KINDS,
+    SEND,
     UPDATE,
     Bools,
     Floats,
@@ -26,210 +29,234 @@ from ddlsim.plan.plan import (
 from ddlsim.runtime import recorder as rc
 from ddlsim.runtime.recorder import Recorder, Spans
 
-__all__ = ["Bookings", "Step"]
+__all__ = ["Bookings", "Shape", "devices"]
 
 _NAMES = {FORWARD: "forward", BACKWARD: "backward", UPDATE: "optimizer", COMPUTE: "optimizer"}
 Records = npt.NDArray[Any]
+Texts = npt.NDArray[np.str_]
 
 
-class Turn(NamedTuple):
-    """The tasks of the same name that the devices of `ranks` do at one place of a step, numbered in it: `rows`.
-
-    They wait for what is ready when ``ready[source]`` (-1: nothing) of this step, or of the one `before`, says so;
-    meanwhile the ranks are said to do `what`.
-    """
-
-    ranks: Ints
-    rows: Ints
-    name: str
-    source: Ints
-    before: Bools
-    what: str
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """The rows of one step of a plan, numbered from 0: who works on what, and what is exchanged.
-
-    turns     of the lanes "compute": the first tasks of the ranks, the second ones, and so on
-    device    the first task of each rank's device, (n_ranks,)
-    begins    the row with which each rank begins its gradient, (n_ranks,)
-    lasts     rows after which a rank's step has ended
-    n_sources collectives that somebody waits for
-    filled    (collective, row of this step that must end before one of its members can enter), (2, n)
-    exchanged rows of collectives
-    exchanges (name, rows) of each collective
-    """
-
-    plan: Plan
-    first: int
-    turns: tuple[Turn, ...]
-    device: Ints
-    begins: Ints
-    lasts: Ints
-    n_sources: int
-    filled: Ints
-    exchanged: Ints
-    exchanges: tuple[tuple[str, Ints], ...]
-
-    @classmethod
-    def of(cls, plan: Plan, rows: slice, last_micro_step: Bools, said: Mapping[int, str]) -> Step:
-        """Return the step of these rows, of which some (a mask) are of the last micro-batch.
-
-        said  what a rank is said to do that waits for collectives of a kind
-        """
-        kind, part, rank = (column[rows] for column in (plan.kind, plan.part, plan.rank))
-        exchanged = np.flatnonzero(kind >= ALL_REDUCE)
-        forward = np.flatnonzero((kind == FORWARD) & last_micro_step)[::-1]
-        begins, device = np.zeros((2, plan.n_ranks), dtype=np.int64)
-        begins[rank[forward]] = forward  # the first of each rank, which comes last
-        waits = _waits(plan)
-        turns = tuple(_turns(plan, rows, waits, said))
-        for turn in turns[::-1]:
-            device[turn.ranks] = turn.rows
-        gathers = np.flatnonzero((kind == ALL_GATHER) & (part >= 0))
-        sources = _sources(plan, waits, int(plan.step[rows.start]))
-        member = plan.collectives[np.isin(plan.key[plan.collectives], sources)]
-        counts = np.diff(plan.need_offsets)[member]
-        needs = [plan.needs[plan.need_offsets[row] : plan.need_offsets[row + 1]] for row in member.tolist()]
-        filled = np.stack([
-            np.repeat(np.searchsorted(sources, plan.key[member]), counts),
-            np.concatenate([plan.needs[:0], *needs]) - rows.start,
-        ])  # fmt: skip
-        filled = filled[:, filled[1] >= 0]
-        key = plan.key[rows][exchanged]
-        several = len(np.unique(kind[exchanged[part[exchanged] >= 0]])) > 1
-        exchanges = []
-        for each in np.unique(key).tolist():
-            members = exchanged[key == each]
-            name = f"bucket {part[members[0]]}"
-            name = f"{said[int(kind[members[0]])]} of {name}" if several else name
-            exchanges.append((name if part[members[0]] >= 0 else NORMS, members))
-        return cls(
-            plan, rows.start, turns, device, begins, gathers if len(gathers) else np.flatnonzero(kind == UPDATE),
-            len(sources), filled, exchanged, tuple(exchanges),
-        )  # fmt: skip
-
-
-def _computing(plan: Plan) -> Bools:
-    """Return what devices do, (n,)."""
+def devices(plan: Plan) -> Bools:
+    """Return which rows are done by devices, (n,)."""
     return np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane]
 
 
-def _waits(plan: Plan) -> Ints:
-    """Return the collective that each task waits for, the last to be ready of those that it waits for: the row of its
-    rank, or -1, (n,)."""
-    computing = _computing(plan)
-    row = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
-    latest = np.where(plan.kind >= ALL_REDUCE, np.arange(len(plan)), -1)
-    waits = np.full(len(plan), -1)
-    for _ in range(2):  # also by way of another task of the stream
-        np.maximum.at(waits, row, latest[plan.needs])
-        streams = ~computing & (plan.kind < ALL_REDUCE)
-        latest = np.where(streams, waits, latest)
-    return np.where(plan.kind >= ALL_REDUCE, -1, waits)
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """The rows of one step of a plan, numbered from 0.
+
+    before  rows of the step before
+    micro   of each row, (n,): its micro-batch among those of its rank; of other rows, the last one
+    said    what a rank is said to do that waits for collectives of a kind and a group
+    """
+
+    plan: Plan
+    rows: slice
+    before: int
+    micro: Ints
+    said: Mapping[tuple[int, int], str]
+
+    @cached_property
+    def device(self) -> Ints:
+        """Tasks of the lanes "compute", rank by rank in their order."""
+        rows = np.flatnonzero(devices(self.plan)[self.rows])
+        return rows[np.argsort(self.plan.rank[self.rows][rows], kind="stable")]
+
+    @cached_property
+    def rank(self) -> Ints:
+        """The rank of each of these."""
+        return self.plan.rank[self.rows][self.device]
+
+    @cached_property
+    def first(self) -> Ints:
+        """The place in `device` of the first task of each rank, (n_ranks,)."""
+        return np.searchsorted(self.rank, np.arange(self.plan.n_ranks))
+
+    @cached_property
+    def begins(self) -> Ints:
+        """The row with which each rank begins its (last) micro-batch, (n_ranks,)."""
+        rank, kind = self.plan.rank[self.rows], self.plan.kind[self.rows]
+        last = np.zeros(self.plan.n_ranks, dtype=np.int64)
+        np.maximum.at(last, rank, self.micro)
+        forward = np.flatnonzero((kind == FORWARD) & (self.micro == last[rank]))[::-1]
+        begins = np.zeros(self.plan.n_ranks, dtype=np.int64)
+        begins[rank[forward]] = forward  # the first of each rank, which comes last
+        return begins
+
+    @cached_property
+    def lasts(self) -> Ints:
+        """Rows after which a rank's step has ended: all updated weights are there."""
+        kind, part = self.plan.kind[self.rows], self.plan.part[self.rows]
+        return np.flatnonzero((kind == UPDATE) | (np.isin(kind, (ALL_GATHER, BROADCAST)) & (part >= 0)))
+
+    @cached_property
+    def entering(self) -> tuple[Ints, Ints]:
+        """For each need of a row that enters an exchange: the key, and the needed row, from the step before on."""
+        rows = np.arange(self.rows.start, self.rows.stop)
+        kind = self.plan.kind[rows]
+        row, need = _needs(self.plan, rows[(kind >= ALL_REDUCE) | (kind == SEND)])
+        return self.plan.key[row], need - (self.rows.start - self.before)
+
+    @cached_property
+    def _awaited(self) -> tuple[Ints, Ints]:
+        """For each exchange that a device's task needs, also by way of work of the stream: the task's place in
+        `device`, and the row of the exchange."""
+        rows = self.rows.start + self.device
+        row, need = _needs(self.plan, rows)
+        place = np.full(self.rows.stop - self.rows.start, -1)
+        place[self.device] = np.arange(len(self.device))
+        place = place[row - self.rows.start]
+        stream = (self.plan.kind[need] < SEND) & ~devices(self.plan)[need]
+        counts = np.diff(self.plan.need_offsets)[need[stream]]
+        place = np.concatenate([place, np.repeat(place[stream], counts)])
+        need = np.concatenate([need, _needs(self.plan, need[stream])[1]])
+        exchanged = self.plan.kind[need] >= SEND
+        return place[exchanged], need[exchanged]
+
+    @cached_property
+    def comes(self) -> tuple[Ints, Ints]:
+        """For each exchange that a device's task needs: the task's place in `device`, and the key."""
+        place, need = self._awaited
+        return place, self.plan.key[need]
+
+    @cached_property
+    def names(self) -> Texts:
+        """What each device's task is called."""
+        rows = self.rows.start + self.device
+        pairs = np.stack([self.plan.name[rows], self.plan.kind[rows]])
+        different, which = np.unique(pairs, axis=1, return_inverse=True)
+        texts = [
+            self.plan.names[name] if name >= 0 else _NAMES.get(kind, KINDS[kind]) for name, kind in different.T.tolist()
+        ]
+        return np.array(texts)[which.reshape(-1)]
+
+    @cached_property
+    def waits(self) -> Texts:
+        """What a rank is said to do before each device's task: to wait for the last exchange that it needs."""
+        place, need = self._awaited
+        latest = np.full(len(self.device), -1)
+        np.maximum.at(latest, place, need)
+        pairs = np.stack([self.plan.kind[latest], np.where(latest >= 0, self.plan.peer[latest], -1)])
+        different, which = np.unique(pairs, axis=1, return_inverse=True)
+        texts = [self.said.get((kind, group), "message") for kind, group in different.T.tolist()]
+        return np.array(texts)[which.reshape(-1)]
+
+    @cached_property
+    def exchanges(self) -> list[tuple[str, Ints]]:
+        """(name, rows) of what travels: of each collective, and of all messages."""
+        kind, part, key = (column[self.rows] for column in (self.plan.kind, self.plan.part, self.plan.key))
+        rows = np.flatnonzero(kind >= ALL_REDUCE)
+        several = len(np.unique(kind[rows[part[rows] >= 0]])) > 1
+        rows = rows[np.argsort(key[rows], kind="stable")]
+        named = []
+        for own in np.split(rows, np.flatnonzero(np.diff(key[rows])) + 1):
+            if len(own):
+                what = self.said[int(kind[own[0]]), int(self.plan.peer[self.rows][own[0]])]
+                name = f"bucket {part[own[0]]}"
+                name = f"{what} of {name}" if several else name
+                named.append((name if part[own[0]] >= 0 else NORMS if kind[own[0]] == ALL_GATHER else what, own))
+        messages = np.flatnonzero(kind == SEND)
+        return [*named, ("message", messages)] if len(messages) else named
 
 
-def _sources(plan: Plan, waits: Ints, step: int) -> Ints:
-    """Return the keys of a step that somebody waits for, in order."""
-    sources = np.unique(plan.key[waits[waits >= 0]])
-    of_key = np.full(int(plan.key.max(initial=0)) + 1, -1)
-    of_key[plan.key[plan.collectives]] = plan.step[plan.collectives]
-    return np.asarray(sources[of_key[sources] == step], dtype=np.int64)
-
-
-def _turns(plan: Plan, rows: slice, waits: Ints, said: Mapping[int, str]) -> list[Turn]:
-    device = np.flatnonzero(_computing(plan)[rows]) + rows.start
-    device = device[np.argsort(plan.lane[device], kind="stable")]
-    _, counts = np.unique(plan.lane[device], return_counts=True)
-    place = np.arange(len(device)) - np.repeat(np.cumsum(counts) - counts, counts)
-    names = np.array([
-        plan.names[name] if name >= 0 else _NAMES.get(kind, KINDS[kind])
-        for name, kind in zip(plan.name[device].tolist(), plan.kind[device].tolist(), strict=True)
-    ])  # fmt: skip
-    step = int(plan.step[rows.start])
-    sources = [_sources(plan, waits, step - 1), _sources(plan, waits, step)]
-    turns = []
-    for k in range(int(counts.max())):
-        for name in np.unique(names[place == k]).tolist():
-            own = device[(place == k) & (names == name)]
-            awaited = waits[own]
-            before = (awaited >= 0) & (plan.step[awaited] < step)
-            key = plan.key[awaited]
-            found = np.where(before, np.searchsorted(sources[0], key), np.searchsorted(sources[1], key))
-            what = next((said[int(plan.kind[row])] for row in awaited.tolist() if row >= 0), "")
-            turns.append(Turn(plan.rank[own], own - rows.start, name, np.where(awaited >= 0, found, -1), before, what))
-    return turns
+def _needs(plan: Plan, rows: Ints) -> tuple[Ints, Ints]:
+    """Return all (row, row that it needs) of some rows."""
+    first, counts = plan.need_offsets[rows], np.diff(plan.need_offsets)[rows]
+    at = np.arange(counts.sum()) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+    return np.repeat(rows, counts), plan.needs[at]
 
 
 class Bookings:
-    """Books steps into a recorder, one after the other; what all workers did is added up as arrays.
+    """Books steps into a recorder, one after the other.
 
-    A worker computes, or waits for a collective: until all workers are ready for it (waiting), and for its bytes from
-    then on (communication).
+    A rank computes, or waits for an exchange: until what all put into it has been handed over to the network
+    (waiting), and for its bytes from then on (communication).
+
+    members  the workers that each rank stands for, which do the same at the same time
+    shapes   of the first steps, the last of which is that of all further ones
+    keys     of the exchanges of these steps
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        n = recorder.n_workers
-        self.recorder = recorder
+    def __init__(
+        self, recorder: Recorder, members: Sequence[Sequence[int]], shapes: Sequence[Shape], keys: Sequence[slice]
+    ) -> None:
+        n = len(members)
+        self.recorder, self.members, self.shapes, self.keys = recorder, members, shapes, keys
         self.seconds = {kind: np.zeros(n) for kind in (rc.COMPUTE, rc.COMMUNICATION, rc.WAITING)}
         self.booked = np.zeros(n)
         self.step_end: list[Floats] = []
-        self._ready = np.zeros(0)  # when all were, for the collectives of the latest step that somebody waits for
+        self._ends = np.zeros(0)  # of the tasks of the latest step
+        #: s at which the last rank had what it puts into each exchange
+        self._entered = np.zeros(max(own.stop for own in keys))
+        self._first = np.array([own[0] for own in members], dtype=np.int64)
 
-    def step(self, number: int, step: Step, tasks: Records) -> None:
+    def shape(self, step: int) -> Shape:
+        """Return the rows of a step."""
+        return self.shapes[min(step, len(self.shapes) - 1)]
+
+    def step(self, number: int, tasks: Records) -> None:
         """Book what has been done in a step: all of it or, of the last ones of a run, what has ended."""
+        shape, keys = self.shape(number), self.keys[min(number, len(self.keys) - 1)]
+        if number >= len(self.keys) > 1:  # what it calls the step before
+            self._entered[self.keys[-2]] = self._entered[keys]
         start, end = tasks["start"], tasks["end"]
-        ready = np.zeros(step.n_sources)
-        np.maximum.at(ready, step.filled[0], np.nan_to_num(end[step.filled[1]], nan=np.inf))
-        before, self._ready = np.append(self._ready, 0.0), np.append(ready, 0.0)
-        for ranks, rows, name, source, earlier, what in step.turns:
-            begun = ~np.isnan(start[rows])
-            now, then = self._ready[np.where(earlier, -1, source)], before[np.where(earlier, source, -1)]
-            all_ready = np.where(earlier, then, now)
-            self._wait(ranks[begun], start[rows[begun]], all_ready[begun], what)
-            over = ~np.isnan(end[rows])
-            for rank, row in zip(ranks[begun & ~over].tolist(), rows[begun & ~over].tolist(), strict=True):
-                self.recorder.open[rank] = (rc.COMPUTE, name, float(start[row]))
-            self._compute(name, ranks[over], start[rows[over]], end[rows[over]])
-        last = np.zeros(self.recorder.n_workers)
-        np.maximum.at(last, step.plan.rank[step.first + step.lasts], np.nan_to_num(end[step.lasts], nan=np.inf))
+        ends = np.concatenate([self._ends, end])
+        self._ends = end
+        self._entered[keys] = 0.0
+        key, need = shape.entering
+        np.maximum.at(self._entered, key, np.nan_to_num(ends[need], nan=np.inf))
+        ready = np.zeros(len(shape.device))
+        place, key = shape.comes
+        np.maximum.at(ready, place, self._entered[key])
+        self._device(shape, start[shape.device], end[shape.device], ready)
+        last = np.zeros(len(self.members))
+        np.maximum.at(last, shape.plan.rank[shape.rows][shape.lasts], np.nan_to_num(end[shape.lasts], nan=np.inf))
         self.step_end.append(last)
+
+    def _device(self, shape: Shape, start: Floats, end: Floats, ready: Floats) -> None:
+        rank, begun, over = shape.rank, ~np.isnan(start), ~np.isnan(end)
+        since = np.concatenate([[0.0], end[:-1]])
+        ranks = np.unique(rank)
+        since[shape.first[ranks]] = self.booked[ranks]
+        ready = np.minimum(np.maximum(ready, since), start)
+        spans = (
+            (rc.WAITING, begun, since, ready), (rc.COMMUNICATION, begun, ready, start), (rc.COMPUTE, over, start, end),
+        )  # fmt: skip
+        for kind, which, begins, ends in spans:
+            who, until = rank[which], ends[which]
+            np.add.at(self.seconds[kind], who, until - begins[which])
+            np.maximum.at(self.booked, who, until)
+            if self.recorder.keep_spans:
+                names = shape.names if kind == rc.COMPUTE else shape.waits
+                self._keep(kind, names[which], who, begins[which], until)
+        for i in np.flatnonzero(begun & ~over).tolist():
+            for worker in self.members[rank[i]]:
+                self.recorder.open[worker] = (rc.COMPUTE, str(shape.names[i]), float(start[i]))
+
+    def _keep(self, kind: str, names: Texts, ranks: Ints, starts: Floats, ends: Floats) -> None:
+        """Show what ranks did, on the tracks of all workers that they stand for."""
+        for name in np.unique(names).tolist():
+            own = np.flatnonzero((names == name) & (ends > starts))
+            workers = [self.members[rank] for rank in ranks[own].tolist()]
+            places = np.repeat(own, [len(each) for each in workers])
+            flat = np.array([worker for each in workers for worker in each], dtype=np.int64)
+            self.recorder.columns.append(Spans(kind, name, flat, starts[places], ends[places]))
 
     def exchange(self, name: str, ranks: Ints, tasks: Records, rows: Ints) -> None:
         """Show what the networks of `ranks` did beside computing, where it has ended."""
         over = ~np.isnan(tasks["end"][rows])
         done = tasks[rows[over]]
-        self.recorder.columns.append(Spans(rc.TRANSFER, name, ranks[over], done["start"], done["end"]))
+        self.recorder.columns.append(Spans(rc.TRANSFER, name, self._first[ranks[over]], done["start"], done["end"]))
 
     def close(self, now: float, waits: dict[int, str]) -> None:
-        """Hand everything over to the recorder at the end of a run; `waits` says what workers are waiting for."""
-        recorder = self.recorder
-        for kind, seconds in self.seconds.items():
-            for rank, value in enumerate(seconds.tolist()):
-                recorder.seconds[rank][kind] += value
-        recorder.booked = self.booked.tolist()
-        for rank, what in waits.items():
-            recorder.open.setdefault(rank, (rc.COMMUNICATION, what, recorder.booked[rank]))
-        ends = np.array(self.step_end).reshape(-1, recorder.n_workers)
-        for rank, column in enumerate(ends.T):
-            recorder.step_end[rank] = column[column <= now].tolist()
-
-    # ------------------------------------------------------------ inside
-
-    def _compute(self, name: str, ranks: Ints, start: Floats, end: Floats) -> None:
-        self.seconds[rc.COMPUTE][ranks] += end - start
-        self.booked[ranks] = end
-        if self.recorder.keep_spans:
-            self.recorder.columns.append(Spans(rc.COMPUTE, name, ranks, start, end))
-
-    def _wait(self, ranks: Ints, until: Floats, all_ready: Floats, what: str) -> None:
-        """Book the time since the last task as waiting and communication."""
-        since = self.booked[ranks]
-        ready = np.minimum(np.maximum(all_ready, since), until)
-        self.seconds[rc.WAITING][ranks] += ready - since
-        self.seconds[rc.COMMUNICATION][ranks] += until - ready
-        self.booked[ranks] = until
-        if self.recorder.keep_spans:
-            self.recorder.columns.append(Spans(rc.WAITING, what, ranks, since, ready))
-            self.recorder.columns.append(Spans(rc.COMMUNICATION, what, ranks, ready, until))
+        """Hand everything over to the recorder at the end of a run; `waits` says what ranks are waiting for."""
+        recorder, ends = self.recorder, np.array(self.step_end).reshape(-1, len(self.members))
+        for rank, own in enumerate(self.members):
+            step_end = ends[:, rank][ends[:, rank] <= now].tolist()
+            for worker in own:
+                for kind, seconds in self.seconds.items():
+                    recorder.seconds[worker][kind] += float(seconds[rank])
+                recorder.booked[worker] = float(self.booked[rank])
+                if rank in waits:
+                    recorder.open.setdefault(worker, (rc.COMMUNICATION, waits[rank], recorder.booked[worker]))
+                recorder.step_end[worker] = list(step_end)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import simpy
 
 from ddlsim.collectives import Collective, Schedule
 from ddlsim.learning import Array, Value
+from ddlsim.plan.plan import KINDS
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.costs import Phase
+from ddlsim.runtime.fabric import Fabric
+from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 
-__all__ = ["Carrier", "Dense", "Way"]
+__all__ = ["Carrier", "Dense", "Exchanges", "OfGroups", "OfKinds", "Way"]
 
 Way = Literal["schedule", "known", "process"]
 
@@ -22,6 +26,8 @@ Way = Literal["schedule", "known", "process"]
 class Carrier(Protocol):
     """How vectors of all members, in parts, become their mean."""
 
+    #: the members
+    communicator: Communicator
     #: what a worker is said to do while it waits for them
     what: str
     #: whether workers decode parts as they arrive; otherwise they wait for the last one only
@@ -42,6 +48,29 @@ class Carrier(Protocol):
 
     def mean(self, step: int, vectors: Sequence[Value[Array]]) -> Value[Array]:
         """Return what every worker ends with, given what all have brought, by place."""
+
+
+class Exchanges(Protocol):
+    """What carries the collectives of a plan."""
+
+    def carrier(self, kind: int, group: int) -> Carrier | None:
+        """Return what carries collectives of a kind (:data:`ddlsim.plan.KINDS`) in a group; None if nothing does."""
+
+    def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
+        """Return what the gradients of all who learn become, by place."""
+
+
+@dataclass(frozen=True, eq=False)
+class OfKinds:
+    """:class:`Exchanges` of a carrier for each kind of collective; the first one sums gradients."""
+
+    carriers: Mapping[int, Carrier]
+
+    def carrier(self, kind: int, group: int) -> Carrier | None:
+        return self.carriers.get(kind)
+
+    def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
+        return next(iter(self.carriers.values())).mean(step, gradients)
 
 
 @dataclass(eq=False)
@@ -88,3 +117,35 @@ class Dense:
 
     def mean(self, step: int, vectors: Sequence[Value[Array]]) -> Value[Array]:
         return self.communicator.setting.learner.mean(vectors)
+
+
+@dataclass(eq=False)
+class _Scheduled(Dense):
+    """Vectors travel as they are, by the schedules of a plan."""
+
+    schedules: Callable[[float], Schedule] = field(kw_only=True)
+
+    def schedule(self, step: int, index: int, nbytes: float) -> tuple[Schedule, float]:
+        return self.schedules(nbytes), nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class OfGroups:
+    """:class:`Exchanges` in several groups of the ranks of a plan, dense and simulated.
+
+    workers    that the ranks are, or the first of those that each stands for
+    schedules  kind of collective, group, bytes -> its schedule
+    """
+
+    setting: Setting
+    workers: Sequence[Worker]
+    groups: Sequence[Sequence[int]]
+    schedules: Callable[[int, int, float], Schedule]
+
+    def carrier(self, kind: int, group: int) -> Carrier:
+        members = [self.workers[rank] for rank in self.groups[group]]
+        communicator = Communicator(self.setting, Fabric(rank_order="given"), members)
+        return _Scheduled(communicator, KINDS[kind], schedules=functools.partial(self.schedules, kind, group))
+
+    def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
+        return self.setting.learner.mean(gradients)

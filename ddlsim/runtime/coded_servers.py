@@ -55,7 +55,7 @@ class CodedServers:
     ) -> None:  # fmt: skip
         setting = communicator.setting
         choice = chosen(setting, servers=True)
-        self.loop = setting.loop
+        self.loop, self.communicator = setting.loop, communicator
         self.recorder = setting.recorder
         self.place = communicator.place
         self.n_workers = communicator.n_ranks

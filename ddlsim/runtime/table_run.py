@@ -1,164 +1,183 @@
-"""Runs whose steps are any plan that repeats: ranks with parts of a model, groups of several kinds, messages."""
+"""Runs whose steps are a plan: the kernel executes it, and Python follows step by step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from ddlsim.collectives import Schedule
-from ddlsim.errors import ConfigError, DdlsimError, DeadlockError
-from ddlsim.network.executor import Executor
+from ddlsim.errors import ConfigError, DeadlockError
+from ddlsim.network.executor import Executor, TaskColumns
 from ddlsim.network.state import Records
-from ddlsim.plan.live import LIVE, MORE_STEPS, LiveSteps, live_steps
+from ddlsim.network.tasks import OPTIONAL
+from ddlsim.plan.inserted import SUMMING, with_codes, with_evaluations
+from ddlsim.plan.live import LIVE, MORE_STEPS, live_steps
 from ddlsim.plan.order import Order
-from ddlsim.plan.plan import ALL_REDUCE, COMPUTE, KINDS, SEND, UPDATE, Floats, Ints, Plan
-from ddlsim.plan.runner import key_sizes
-from ddlsim.runtime import recorder as rc
-from ddlsim.runtime.planned import with_slow_downs
-from ddlsim.runtime.recorder import Spans
+from ddlsim.plan.plan import FORWARD, REDUCE_SCATTER, Bools, Floats, Ints, Plan
+from ddlsim.runtime.bookings import Bookings, Shape
+from ddlsim.runtime.carrier import Carrier, Exchanges, OfGroups, OfKinds
+from ddlsim.runtime.common_model import CommonModel, Gradients
+from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.setting import Setting
-from ddlsim.workload.jitter import NoJitter
+from ddlsim.runtime.travel import Travel
+from ddlsim.runtime.worker import Worker
+from ddlsim.workload.compute import Workload
+from ddlsim.workload.jitter import NoJitter, slow_intervals
 
-__all__ = ["TableRun", "run_table"]
+__all__ = ["Make", "TableRun", "planned", "run_table"]
 
+EVALUATION = "evaluation"
+#: (workloads of all workers, steps) -> their plan
+Make = Callable[[Sequence[Workload], int], Plan]
 #: kind of collective, group, bytes -> its schedule
 Schedules = Callable[[int, int, float], Schedule]
-#: step, begin of each rank's first task in s -> None: lets the values follow
+#: step, when each rank began its (last) micro-batch, s -> None: lets the values follow
 Follow = Callable[[int, Floats], None]
 
 
+def planned(members: Communicator, make: Make, carriers: Callable[[Gradients], Mapping[int, Carrier]]) -> None:
+    """Let the plans that `make` makes for all workers drive a run, and `carriers` what they exchange, by the kind of
+    collective, those that sum gradients first.
+
+    Raises ConfigError if later steps are not like the second one.
+    """
+    setting = members.setting
+    setting.loop.drive(
+        TableRun(setting, make, lambda gradients, plan: OfKinds(carriers(gradients)), owner=members.owner)
+    )
+
+
 def run_table(
-    setting: Setting, make: Callable[[int], Plan], schedules: Schedules, *, samples: int, follow: Follow,
-    members: Sequence[Sequence[int]] | None = None, live: int = LIVE,
+    setting: Setting, make: Callable[[int], Plan], schedules: Schedules, *, samples: int,
+    follow: Follow | None = None, members: Sequence[Sequence[int]] | None = None, live: int = LIVE,
 ) -> None:  # fmt: skip
-    """Let a plan drive a run, over and over.
+    """Let a plan drive a run, over and over, whose collectives go by `schedules`.
 
     make       steps -> their plan
-    samples    of an update
-    follow     is called when all tasks of a step have ended
+    samples    of an update: ranks 0, 1, ... learn from so many together
+    follow     is called when all tasks of a step have ended, if the values do not follow from the mean of all gradients
     members    workers that each rank of the plan stands for, which do the same at the same time; by default rank r is
                worker r
     live       steps of which something can be under way at the same time
 
-    Raises DdlsimError for a plan whose steps after the first are not alike, ConfigError for batches that change.
+    Raises ConfigError for a plan whose steps after the first are not alike, and for batches that change.
     """
-    if setting.workers[0].workload_at is not None:
+    first = setting.workers[0]
+    if first.workload_at is not None:
         raise ConfigError(
             "training: growing_batch and phases change the seconds of a step, which this strategy takes from one plan; "
             "run each batch size by itself"
         )
-    steps = live_steps(make(live + MORE_STEPS), live)
-    if steps is None:
-        raise DdlsimError("plan: its steps after the first are not alike")
-    each = [[rank] for rank in range(len(setting.workers))] if members is None else [list(own) for own in members]
-    setting.loop.drive(TableRun(setting, steps, schedules, samples, follow, each))
-
-
-@dataclass(frozen=True, eq=False)
-class _Shape:
-    """The rows of a step, numbered from 0.
-
-    device    tasks of the lanes "compute", rank by rank in their order
-    rank      of these
-    comes     for each need of such a task that is an exchange: the task (place in ``device``) and the key
-    entering  for each need of a row that enters an exchange: the key, and the needed row, from the begin of the step
-              before on
-    """
-
-    plan: Plan
-    rows: slice
-    before: int
-
-    @cached_property
-    def device(self) -> Ints:
-        plan = self.plan
-        computing = np.array([lane.name == "compute" for lane in plan.lanes])[plan.lane[self.rows]]
-        rows = np.flatnonzero(computing)
-        return rows[np.argsort(plan.rank[self.rows][rows], kind="stable")]
-
-    @cached_property
-    def rank(self) -> Ints:
-        return self.plan.rank[self.rows][self.device]
-
-    @cached_property
-    def needs(self) -> tuple[Ints, Ints]:
-        """All (row of the step, needed row counted from the begin of the step before)."""
-        offsets = self.plan.need_offsets[self.rows.start : self.rows.stop + 1]
-        row = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-        return row, self.plan.needs[offsets[0] : offsets[-1]] - (self.rows.start - self.before)
-
-    @cached_property
-    def entering(self) -> tuple[Ints, Ints]:
-        row, need = self.needs
-        kind = self.plan.kind[self.rows][row]
-        enters = (kind >= ALL_REDUCE) | (kind == SEND)
-        return self.plan.key[self.rows][row[enters]], need[enters]
-
-    @cached_property
-    def comes(self) -> tuple[Ints, Ints]:
-        row, need = self.needs
-        place = np.full(self.rows.stop - self.rows.start, -1)
-        place[self.device] = np.arange(len(self.device))
-        key = self.plan.key[self.rows.start - self.before + need]
-        waits = (place[row] >= 0) & (key >= 0)
-        return place[row[waits]], key[waits]
+    workers = setting.workers if members is None else [setting.workers[own[0]] for own in members]
+    run = TableRun(
+        setting, lambda workloads, steps: make(steps),
+        lambda gradients, plan: OfGroups(setting, workers, plan.groups, schedules),
+        members=members, n_learners=samples // first.samples_per_step, follow=follow, live=live,
+    )  # fmt: skip
+    setting.loop.drive(run)
 
 
 class TableRun:
-    """Ranks that do the tasks of a plan. Compute times are the plan's seconds, multiplied by the factor that a worker
-    draws for each micro-batch: of several workers that a rank stands for, by the largest."""
+    """Ranks that do the tasks of a plan, step after step.
+
+    Compute times are the plan's seconds, multiplied by the factor that a worker draws for each micro-batch: of several
+    workers that a rank stands for, by the largest. The values follow what has happened: they are made when a step has
+    ended, or when somebody has to know how many bytes they are when compressed.
+
+    exchanges   of gradients and the plan: what carries its collectives
+    members     workers that each rank stands for; by default rank r is worker r
+    n_learners  ranks 0, 1, ... that learn from samples of their own; by default all
+    follow      is called when a step has ended, in place of a model in common that learns
+    live        steps of which something can be under way
+    owner       whose run it is, for messages
+    """
 
     def __init__(
-        self, setting: Setting, steps: LiveSteps, schedules: Schedules, samples: int, follow: Follow,
-        members: list[list[int]],
+        self, setting: Setting, make: Make, exchanges: Callable[[Gradients, Plan], Exchanges], *,
+        members: Sequence[Sequence[int]] | None = None, n_learners: int | None = None, follow: Follow | None = None,
+        live: int = LIVE, owner: str = "this strategy",
     ) -> None:  # fmt: skip
-        self.setting, self.steps, self.schedules = setting, steps, schedules
-        self.samples, self.follow, self.members = samples, follow, members
-        plan = steps.plan
-        self.nodes = np.array([setting.workers[own[0]].node for own in members], dtype=np.int64)
-        _, self._group, self._kind = key_sizes(plan)
-        sizes = [rows.stop - rows.start for rows in steps.rows]
-        self._shape = [
-            _Shape(plan, rows, before) for rows, before in zip(steps.rows[:3], [0, *sizes[:2]], strict=True)
-        ]
-        self.done = 0
-        self._ended: set[int] = set()
-        self._micro = [self._micro_batches(rows) for rows in steps.rows[:2]]
-        self._varies = not isinstance(setting.jitter, NoJitter)
-        tasks = steps.tasks._replace(seconds=np.concatenate([self._seconds(min(i, 1)) for i in range(len(steps.rows))]))
-        workers = [setting.workers[own[0]] for own in members]
-        self.executor = Executor(
-            with_slow_downs(tasks, plan.rank, workers), setting.loop.network, self._collective, steps.key_sizes,
-            plan.queues, self._messages,
+        self.setting, self.learner, self._make, self.follow = setting, setting.learner, make, follow
+        self.members = [[worker.rank] for worker in setting.workers] if members is None else [[*own] for own in members]
+        self.workers = [setting.workers[own[0]] for own in self.members]
+        self.n_learners = len(self.members) if n_learners is None else n_learners
+        workloads = [worker.workload for worker in setting.workers]
+        model = CommonModel(
+            self.learner, self.n_learners, lambda step, gradients: self.exchanges.mean(step, gradients), self._samples,
+            self._began,
         )  # fmt: skip
-        n = len(members)
-        self._spent = {kind: np.zeros(n) for kind in (rc.COMPUTE, rc.COMMUNICATION, rc.WAITING)}
-        self._booked = np.zeros(n)
-        self._ends_before = np.zeros(0)
-        self._entered = np.zeros(len(self._group))  # s at which the last rank had what it puts into each exchange
-        self._step_end: list[Floats] = []
+        if follow is None:
+            setting.model = lambda: model.params
+        self.model = model
+        plan = make(workloads, live + MORE_STEPS)
+        self.exchanges = exchanges(model.gradient, plan)
+        steps = live_steps(self._with_more(plan), live)
+        if steps is None:
+            raise ConfigError(
+                "plan: steps after the first one differ: they are not alike, so it cannot be gone through over and "
+                "over; let every step do the same, with keys and rows in the same order"
+            )
+        self.steps = steps
+        self._last: dict[int, Floats] = {}  # (n_ranks,) factor of the last micro-step, by step
+        self.travel = Travel(setting, self.workers, self.exchanges, steps, owner, self._step_in,
+                             lambda step, rank: float(self._last[step][rank]))  # fmt: skip
+        said = {pair: carrier.what for pair, carrier in self.travel.carriers.items()}
+        rows = steps.rows[:3]
+        before = [0, *(own.stop - own.start for own in rows[:-1])]
+        shapes = [
+            Shape(steps.plan, own, earlier, _micro_batches(steps.plan, own), said)
+            for own, earlier in zip(rows, before, strict=True)
+        ]
+        self.bookings = Bookings(setting.recorder, self.members, shapes, steps.keys[:3])
+        #: by the first worker's workload, which the list holds and so keeps the number of
+        self._regimes = {id(workloads[0]): (workloads, self._seconds(steps.plan))}
+        self._varies = not isinstance(setting.jitter, NoJitter)
+        self.done = 0  # steps
+        self._ended: set[int] = set()  # slots, of later steps
+        self._n_armed = 0
+        self._drawn = 0  # samples of each who learns in the steps that are armed
+        self._armed: dict[int, list[Workload]] = {}  # all workers' in the steps under way
+        kind = np.where(_named(steps.plan, EVALUATION)[: len(steps.tasks.kind)], OPTIONAL, self.travel.kinds)
+        tasks = steps.tasks._replace(seconds=np.concatenate([self._arm() for _ in steps.rows]), kind=kind)
+        each = [[setting.workers[i] for i in own] for own in self.members]
+        self.executor = Executor(
+            _with_slow_downs(tasks, steps.plan.rank, each), setting.loop.network, self.travel.collective,
+            steps.key_sizes, steps.plan.queues, self.travel.messages, bystanders=self.travel.n_bystanders,
+            outside=self.travel, meets=self.travel.meets,
+        )  # fmt: skip
+        self.travel.executes(self.executor)
+
+    def _with_more(self, plan: Plan) -> Plan:
+        """Return the plan with what happens besides: evaluations, encoding and decoding."""
+        if self.setting.compression is not None:
+            sums = plan.collectives[np.isin(plan.kind[plan.collectives], SUMMING)]
+            kinds = plan.kind[sums].tolist()
+            carriers = [self.exchanges.carrier(kinds[0], int(plan.peer[sums[0]]))] if kinds else []
+            for carrier in carriers:
+                if carrier is not None:
+                    plan = with_codes(plan, decodes=carrier.decodes, together=kinds[0] == REDUCE_SCATTER)
+        return plan if self.learner.task is None else with_evaluations(plan, EVALUATION)
 
     # ------------------------------------------------------------ running
 
     def run(self, max_time: float, pause: Callable[[], bool] | None) -> None:
         """Run until the rule that ends the run says so, but not beyond `max_time` (s), nor past where `pause` says so.
 
-        It is asked when a step has ended. Raises ConfigError for evaluations that should take time.
+        It is asked when a step has ended.
         """
         loop, stop = self.setting.loop, self.setting.stop
-        if any(worker.owed for worker in self.setting.workers):  # by the evaluation before the first step
-            raise ConfigError("charge_evaluation: evaluations take no time where a plan drives the run; leave it out")
         try:
+            self._charge()
             while not stop.ended.triggered:
                 if pause is not None and pause():
                     break
                 slot = self.executor.run(max_time)
+                while slot is None and self.travel.turn(max_time):
+                    slot = self.executor.run(max_time)
                 loop.env.pass_time(self.executor.now)
                 if slot is None:
-                    if not self.executor.under_way:
+                    if not self.travel.under_way:
                         raise self._deadlock()
                     loop.env.pass_time(max_time)
                     return
@@ -166,26 +185,29 @@ class TableRun:
                 while self.steps.slot(self.done) in self._ended and not stop.ended.triggered:
                     self._end_step()
             self.executor.end_instant()
+            while self.travel.meets and self.travel.turn(self.executor.now):
+                self.executor.end_instant()
         finally:
             self._close()
 
     def _end_step(self) -> None:
+        """All tasks of a step have ended, and those of all steps before."""
         step, slot = self.done, self.steps.slot(self.done)
         self._ended.discard(slot)
         rows = self.executor.tasks[self.steps.rows[slot]].copy()
+        if self.follow is None:
+            self.model.learn_until(step)
+        else:
+            self.follow(step, rows["start"][self.bookings.shape(step).begins])
         self._book(step, rows)
-        self.follow(step, self._begins(step, rows))
+        samples = self._samples(step)
         self.done += 1
         if slot > 0:  # where the step so many steps later is executed
             n_keys = self.steps.keys[-1].stop - self.steps.keys[1].start
-            self.executor.arm(slot, self.steps.rows[slot], self.steps.keys[slot], self._seconds(1), n_keys)
-        self.setting.stop.updated(self.samples)
-
-    def _begins(self, step: int, rows: Records) -> Floats:
-        shape = self._shape[min(step, 2)]
-        first = shape.device[np.searchsorted(shape.rank, np.arange(len(self.members)))]
-        begins: Floats = rows["start"][first]
-        return begins
+            self.executor.arm(slot, self.steps.rows[slot], self.steps.keys[slot], self._arm(), n_keys)
+        self._resize()
+        self.setting.stop.updated(samples * self.n_learners)
+        self._charge()
 
     def _deadlock(self) -> DeadlockError:
         rows = self.steps.rows[self.steps.slot(self.done)]
@@ -195,124 +217,157 @@ class TableRun:
 
     # ------------------------------------------------------------ compute times
 
-    def _micro_batches(self, rows: slice) -> Ints:
-        """Return the number of each row's micro-batch among those of its rank; of other rows, the last one's."""
-        plan = self.steps.plan
-        rank, batch = plan.rank[rows], plan.batch[rows]
-        of_batch = batch >= 0
-        pairs, place = np.unique(np.stack([rank[of_batch], batch[of_batch]]), axis=1, return_inverse=True)
-        first = np.searchsorted(pairs[0], np.arange(plan.n_ranks))
-        last = np.searchsorted(pairs[0], np.arange(plan.n_ranks), side="right") - first - 1
-        micro = np.maximum(last, 0)[rank]
-        micro[of_batch] = place.reshape(-1) - first[rank[of_batch]]
-        return np.asarray(micro, dtype=np.int64)
+    def _step_in(self, slot: int) -> int:
+        """Return the step under way that is executed in a slot."""
+        return next(step for step in range(self.done, self.done + self.steps.live + 1) if self.steps.slot(step) == slot)
 
-    def _seconds(self, shape: int) -> Floats:
-        """Return the seconds of the next step's tasks."""
-        rows = self.steps.rows[shape]
-        seconds = self.steps.plan.seconds[rows]
+    def _seconds(self, plan: Plan) -> list[Floats]:
+        """Return the seconds of the tasks of a first and a later step, NaN where they are asked for."""
+        seconds = np.where(self.travel.asked[: len(plan)], np.nan, plan.seconds)
+        return [seconds[each] for each in self.steps.rows[:2]]
+
+    def _arm(self) -> Floats:
+        """Return the seconds of the next step's tasks, with its factors, of what the workers compute then."""
+        step = self._n_armed
+        self._n_armed += 1
+        workloads, seconds = self._regime(self.learner.epoch(self._drawn * self.n_learners))
+        self._armed[step] = workloads
+        self._drawn += self._samples(step)
+        shape = self.bookings.shape(min(step, 1))
         if not self._varies:
-            return seconds.copy()
-        n = int(self._micro[shape].max(initial=0)) + 1
-        workers = self.setting.workers
-        drawn = [[[next(workers[i].factors) for _ in range(n)] for i in own] for own in self.members]
+            self._last[step] = np.ones(len(self.members))
+            return seconds[min(step, 1)].copy()
+        n = int(shape.micro.max(initial=0)) + 1
+        drawn = [[[next(self.setting.workers[i].factors) for _ in range(n)] for i in own] for own in self.members]
         largest = np.array([np.max(own, axis=0) for own in drawn])
-        return np.asarray(seconds * largest[self.steps.plan.rank[rows], self._micro[shape]], dtype=np.float64)
+        self._last[step] = largest[:, -1]
+        self._last.pop(step - self.steps.live - 2, None)
+        factor: Floats = largest[shape.plan.rank[shape.rows], shape.micro]
+        return seconds[min(step, 1)] * factor
 
-    # ------------------------------------------------------------ what travels
+    def _regime(self, epoch: float) -> tuple[list[Workload], list[Floats]]:
+        """Return all workers' workloads at an epoch, and the seconds of the tasks of a first and a later step."""
+        workers = self.setting.workers
+        if workers[0].workload_at is None:
+            return next(iter(self._regimes.values()))
+        key = id(workers[0].workload_at(epoch))
+        if key not in self._regimes:
+            workloads = [worker.workload_at(epoch) for worker in workers if worker.workload_at is not None]
+            self._regimes[key] = workloads, self._seconds(self._with_more(self._make(workloads, 2)))
+        return self._regimes[key]
 
-    def _collective(self, keys: list[int]) -> int:
-        nbytes = float(np.cumsum(self.steps.key_sizes[keys])[-1])  # one after the other, as buffers are filled
-        group = int(self._group[keys[0]])
-        schedule = self.schedules(int(self._kind[keys[0]]), group, nbytes)
-        return self.setting.loop.collective(schedule, self.nodes[list(self.steps.plan.groups[group])].tolist(), nbytes)
+    def _samples(self, step: int) -> int:
+        return self._armed[step][0].batch_size * self.setting.workers[0].accumulation
 
-    def _messages(self, rows: Ints) -> tuple[Ints, Ints, Floats]:
-        plan = self.steps.plan
-        self.setting.loop.nbytes_asked += float(plan.nbytes[rows].sum())
-        return self.nodes[plan.rank[rows]], self.nodes[plan.peer[rows]], plan.nbytes[rows]
+    def _resize(self) -> None:
+        """Let workers have the workload of the step that they are in."""
+        if self.workers[0].workload_at is None:
+            return
+        for rank, own in enumerate(self.members):
+            begun = not np.isnan(self._first_task(rank, self.done)["start"])
+            for worker in own:
+                self.setting.workers[worker].use(self._armed[self.done if begun else self.done - 1][worker])
 
-    # ------------------------------------------------------------ where the time goes
+    def _first_task(self, rank: int, step: int) -> Records:
+        """Return the first task of a rank's device in a step under way."""
+        shape = self.bookings.shape(step)
+        row = self.steps.rows[self.steps.slot(step)].start + shape.device[shape.first[rank]]
+        task: Records = self.executor.tasks[row]
+        return task
+
+    def _began(self, step: int, rank: int) -> float:
+        """Return when a rank began the gradient of a step, s."""
+        row = self.steps.rows[self.steps.slot(step)].start + self.bookings.shape(step).begins[rank]
+        return float(self.executor.tasks["start"][row])
+
+    def _charge(self) -> None:
+        """Let the first worker evaluate, if it owes that, before the next step that it begins."""
+        worker = self.setting.workers[0]
+        if not worker.owed:
+            return
+        for step in range(self.done, self.done + self.steps.live):
+            task = self._first_task(0, step)
+            if np.isnan(task["start"]):
+                task["seconds"] += worker.owed * (float(self._last[step - 1][0]) if step else 1.0)
+                worker.owed = 0.0
+                break
+
+    # ------------------------------------------------------------ what follows
 
     def _book(self, step: int, rows: Records) -> None:
-        """Book a step, all of it or, of the last ones, what has ended: ranks compute; they wait for other ranks until
-        what they need has been handed over to the network, and for its bytes from then on."""
-        shape = self._shape[min(step, 2)]
-        start, end = rows["start"], rows["end"]
-        ends = np.concatenate([self._ends_before, end])
-        self._ends_before = end
-        entered = self._entered  # of the exchanges of this step and the one before
-        number = min(step, 2)
-        if step > 2:
-            entered[self.steps.keys[1]] = entered[self.steps.keys[2]]
-        entered[self.steps.keys[number]] = 0.0
-        key, need = shape.entering
-        np.maximum.at(entered, key, np.nan_to_num(ends[need], nan=np.inf))
-        ready = np.zeros(len(shape.device))
-        place, key = shape.comes
-        np.maximum.at(ready, place, entered[key])
-        self._book_device(shape, start[shape.device], end[shape.device], ready)
-        plan = self.steps.plan
-        updates = np.flatnonzero(plan.kind[shape.rows] == UPDATE)
-        last = np.zeros(len(self.members))
-        np.maximum.at(last, plan.rank[shape.rows][updates], np.nan_to_num(end[updates], nan=np.inf))
-        self._step_end.append(last)
-
-    def _book_device(self, shape: _Shape, start: Floats, end: Floats, ready: Floats) -> None:
-        rank, begun, over = shape.rank, ~np.isnan(start), ~np.isnan(end)
-        since = np.concatenate([[0.0], end[:-1]])
-        first = np.flatnonzero(np.diff(rank, prepend=-1))
-        since[first] = self._booked[rank[first]]
-        since, until = since[begun], start[begun]
-        ready = np.minimum(np.maximum(ready[begun], since), until)
-        for kind, who, begins, ends in (
-            (rc.WAITING, rank[begun], since, ready), (rc.COMMUNICATION, rank[begun], ready, until),
-            (rc.COMPUTE, rank[over], start[over], end[over]),
-        ):  # fmt: skip
-            np.add.at(self._spent[kind], who, ends - begins)
-            np.maximum.at(self._booked, who, ends)
-            if self.setting.recorder.keep_spans:
-                rows = shape.device[begun if kind != rc.COMPUTE else over]
-                self._keep(shape, kind, rows, who, begins, ends)
-        for row, own in zip(shape.device[begun & ~over].tolist(), rank[begun & ~over].tolist(), strict=True):
-            for worker in self.members[own]:
-                began = float(start[shape.device == row][0])
-                self.setting.recorder.open[worker] = (rc.COMPUTE, self._name(shape, row), began)
-
-    def _keep(self, shape: _Shape, kind: str, rows: Ints, ranks: Ints, starts: Floats, ends: Floats) -> None:
-        """Show what ranks did, on the tracks of all workers that they stand for."""
-        names = np.array([self._name(shape, row) if kind == rc.COMPUTE else "communication" for row in rows.tolist()])
-        for name in np.unique(names).tolist():
-            own = np.flatnonzero(names == name)
-            workers = [self.members[rank] for rank in ranks[own].tolist()]
-            places = np.repeat(own, [len(each) for each in workers])
-            flat = np.array([worker for each in workers for worker in each], dtype=np.int64)
-            self.setting.recorder.columns.append(Spans(kind, name, flat, starts[places], ends[places]))
-
-    def _name(self, shape: _Shape, row: int) -> str:
-        plan = self.steps.plan
-        name, kind = int(plan.name[shape.rows.start + row]), int(plan.kind[shape.rows.start + row])
-        if name >= 0:
-            return plan.names[name]
-        return "optimizer" if kind in (UPDATE, COMPUTE) else KINDS[kind]
+        self.bookings.step(step, rows)
+        if not self.setting.recorder.keep_spans:
+            return
+        shape, plan, slot = self.bookings.shape(step), self.steps.plan, self.steps.slot(step)
+        launched, rank = self.travel.launched.pop(slot, []), plan.rank[shape.rows]
+        if plan.queues == ():
+            for name, exchanged in shape.exchanges:
+                self.bookings.exchange(name, rank[exchanged], rows, exchanged)
+            return
+        key = plan.key[shape.rows]
+        for keys in launched:
+            of_step = self.bookings.keys[min(step, len(self.bookings.keys) - 1)]
+            exchanged = np.flatnonzero(key == keys[0] - self.steps.keys[slot].start + of_step.start)
+            self.bookings.exchange(f"{len(keys)} buckets of step {step}", rank[exchanged], rows, exchanged)
 
     def _close(self) -> None:
-        """Book what ranks are in the middle of, and hand all over to the recorder."""
-        setting, recorder = self.setting, self.setting.recorder
-        now = max(self.executor.now, setting.loop.network.now)
-        setting.loop.env.pass_time(now)
+        """Book what ranks are in the middle of, and say what they wait for."""
+        now = max(self.executor.now, self.setting.loop.network.now)
+        self.setting.loop.env.pass_time(now)
+        waits: dict[int, str] = {}
         for step in range(self.done, self.done + self.steps.live):
-            rows = self.executor.tasks[self.steps.rows[self.steps.slot(step)]].copy()
+            shape, rows = self.bookings.shape(step), self.executor.tasks[self.steps.rows[self.steps.slot(step)]].copy()
+            left = np.flatnonzero(np.isnan(rows["start"][shape.device]))
+            ranks, first = np.unique(shape.rank[left], return_index=True)
+            for rank, place in zip(ranks.tolist(), left[first].tolist(), strict=True):
+                waits.setdefault(rank, self._missing(step, shape.rows.start + int(shape.device[place])))
             if np.isnan(rows["start"]).all():
                 break
             self._book(step, rows)
-        ends = np.array(self._step_end).reshape(-1, len(self.members))
-        for rank, own in enumerate(self.members):
-            for worker in own:
-                for kind, seconds in self._spent.items():
-                    recorder.seconds[worker][kind] += float(seconds[rank])
-                recorder.booked[worker] = float(self._booked[rank])
-                recorder.open.setdefault(
-                    worker, (rc.WAITING, "its next task", recorder.booked[worker])
-                )
-                recorder.step_end[worker] = ends[:, rank][ends[:, rank] <= now].tolist()
+            if step == self.done and self.follow is None and (self.bookings.step_end[-1] <= now).any():
+                self.model.learn_until(step)  # somebody has got that far
+        self.bookings.close(now, waits)
+
+    def _missing(self, step: int, row: int) -> str:
+        """Return what a task waits for, in words."""
+        if self.steps.plan.kind[row] != FORWARD:
+            return f"the gradients of step {step}"
+        if self.workers[0].accumulation > 1:
+            return f"the parameters of step {step}"
+        return f"the parameters of layer {self.steps.plan.first[row]}"
+
+
+def _micro_batches(plan: Plan, rows: slice) -> Ints:
+    """Return the number of each row's micro-batch among those of its rank; of other rows, the last one's."""
+    rank, batch = plan.rank[rows], plan.batch[rows]
+    of_batch = batch >= 0
+    width = int(batch.max(initial=0)) + 1
+    pairs, place = np.unique(rank[of_batch] * width + batch[of_batch], return_inverse=True)
+    first = np.searchsorted(pairs, np.arange(plan.n_ranks) * width)
+    last = np.searchsorted(pairs, (1 + np.arange(plan.n_ranks)) * width) - first - 1
+    micro = np.maximum(last, 0)[rank]
+    micro[of_batch] = place.reshape(-1) - first[rank[of_batch]]
+    return np.asarray(micro, dtype=np.int64)
+
+
+def _named(plan: Plan, name: str) -> Bools:
+    """Return which rows have a name."""
+    return np.asarray(plan.name == (plan.names.index(name) if name in plan.names else len(plan.names)))
+
+
+def _factor_until(intervals: Sequence[tuple[float, float]], end: float) -> float:
+    """Return the factor of the interval in which a time lies, or with which it ends."""
+    return next(factor for until, factor in intervals if end <= until)
+
+
+def _with_slow_downs(tasks: TaskColumns, rank: Ints, members: Sequence[Sequence[Worker]]) -> TaskColumns:
+    """Return the tasks with the slow-downs of the workers that do them: of several, with the largest ones."""
+    first = np.full(len(members), -1, dtype=np.int64)
+    entries: list[tuple[float, float]] = []
+    for place, own in enumerate(members):
+        slowed = [slow_intervals(worker.slow_downs) for worker in own if worker.slow_downs]
+        if slowed:
+            first[place] = len(entries)
+            ends = sorted({end for intervals in slowed for end, _ in intervals})
+            entries += [(end, max(_factor_until(intervals, end) for intervals in slowed)) for end in ends]
+    return tasks._replace(slow=first[rank[: len(tasks.kind)]], slow_downs=entries)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import simpy
 
+from ddlsim.errors import ConfigError
 from ddlsim.network import tasks
 from ddlsim.network.executor import Executor
-from ddlsim.plan.inserted import DECODE, ENCODE
+from ddlsim.plan.inserted import DECODE, ENCODE, SUMMING
 from ddlsim.plan.live import LiveSteps
-from ddlsim.plan.plan import ALL_REDUCE, Bools, Ints
-from ddlsim.runtime.carrier import Carrier, Dense
+from ddlsim.plan.plan import KINDS, Bools, Floats, Ints
+from ddlsim.runtime.carrier import Carrier, Dense, Exchanges
 from ddlsim.runtime.coded import Coded
-from ddlsim.runtime.communicator import Communicator
+from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import Worker
 
 __all__ = ["Travel"]
 
@@ -24,41 +26,59 @@ class Travel:
     """What goes on outside the tasks of steps (:class:`~ddlsim.network.executor.Outside`): collectives of known time,
     those that go by processes, and the seconds of encoding and decoding, which can depend on values.
 
-    carriers  by the kind of collective
+    workers   of the ranks of the plan
+    owner     whose run it is, for messages
     step_in   the step that is executed in a slot, and the factor of a rank's compute times there
+
+    Raises ConfigError for a collective that nothing carries.
     """
 
     def __init__(
-        self, members: Communicator, carriers: Mapping[int, Carrier], steps: LiveSteps,
+        self, setting: Setting, workers: Sequence[Worker], exchanges: Exchanges, steps: LiveSteps, owner: str,
         step_in: Callable[[int], int], factor: Callable[[int, int], float],
     ) -> None:  # fmt: skip
-        self.members, self.carriers, self.steps = members, carriers, steps
-        self.loop, self.step_in, self.factor = members.setting.loop, step_in, factor
+        self.setting, self.workers, self.steps = setting, workers, steps
+        self.loop, self.step_in, self.factor = setting.loop, step_in, factor
+        self.nodes = np.array([worker.node for worker in workers], dtype=np.int64)
         self.launched: dict[int, list[list[int]]] = {}  # keys of each buffer, by slot
         plan = steps.plan
         rows = plan.collectives
-        n_keys = len(steps.key_sizes)
+        #: by kind of collective and group
+        self.carriers: dict[tuple[int, int], Carrier] = {}
+        _, first = np.unique(plan.kind[rows] * (len(plan.groups) + 1) + plan.peer[rows], return_index=True)
+        for row in rows[np.sort(first)].tolist():
+            kind, group = int(plan.kind[row]), int(plan.peer[row])
+            carrier = exchanges.carrier(kind, group)
+            if carrier is None:
+                those = [name for other, name in enumerate(KINDS) if exchanges.carrier(other, group) is not None]
+                raise ConfigError(
+                    f"plan: {plan.task(row)}: a run of {owner} has no such exchange; it has {' and '.join(those)}"
+                )
+            self.carriers[kind, group] = carrier
         self._row = np.zeros(int(plan.key.max(initial=-1)) + 1, dtype=np.int64)  # one of each key
         self._row[plan.key[rows]] = rows
-        self._row = self._row[:n_keys]
         self.decoding = plan.names.index(DECODE) if DECODE in plan.names else -1
-        (self.summing, *_) = [kind for kind in carriers if kind in plan.kind] or [ALL_REDUCE]
+
+    def _by(self, way: str) -> Bools:
+        """Return which rows of the plan are collectives that travel in a `way`."""
+        plan, which = self.steps.plan, np.zeros(len(self.steps.plan), dtype=np.bool_)
+        for (kind, group), carrier in self.carriers.items():
+            if carrier.way == way:
+                which |= (plan.kind == kind) & (plan.peer == group)
+        return which
 
     @functools.cached_property
     def kinds(self) -> Ints:
         """What the tasks are for the executor."""
-        plan, kind = self.steps.plan, self.steps.tasks.kind.copy()
-        known = [collective for collective, carrier in self.carriers.items() if carrier.way == "known"]
-        kind[np.isin(plan.kind[: len(kind)], known) & (kind == tasks.JOIN)] = tasks.MEETING
+        kind = self.steps.tasks.kind.copy()
+        kind[self._by("known")[: len(kind)] & (kind == tasks.JOIN)] = tasks.MEETING
         kind[self.asked[: len(kind)]] = tasks.ASKED
         return kind
 
     @functools.cached_property
     def asked(self) -> Bools:
         """Which rows of the plan take as long as somebody says when they begin."""
-        plan = self.steps.plan
-        processes = [collective for collective, carrier in self.carriers.items() if carrier.way == "process"]
-        return self.coding | (np.isin(plan.kind, processes) & (plan.queue < 0))
+        return self.coding | (self._by("process") & (self.steps.plan.queue < 0))
 
     @functools.cached_property
     def coding(self) -> Bools:
@@ -67,23 +87,43 @@ class Travel:
         names = np.array([name in (ENCODE, DECODE) for name in plan.names] + [False])  # the last for those without
         return names[plan.name]
 
-    @property
+    @functools.cached_property
+    def _summing(self) -> dict[tuple[int, int], Carrier]:
+        """What carries the sum of a part, by rank and part."""
+        plan = self.steps.plan
+        rows = np.flatnonzero(np.isin(plan.kind, SUMMING) & (plan.part >= 0))[::-1]
+        columns = (plan.rank[rows], plan.part[rows], plan.kind[rows], plan.peer[rows])
+        every = zip(*(column.tolist() for column in columns), strict=True)
+        return {(rank, part): self.carriers[kind, group] for rank, part, kind, group in every}
+
+    @functools.cached_property
     def meets(self) -> bool:
         """Whether what queues launch does not go by schedules."""
         return any(carrier.way != "schedule" for carrier in self.carriers.values())
+
+    @property
+    def n_bystanders(self) -> int:
+        """Ranks that enter every collective by themselves."""
+        return max((carrier.communicator.n_bystanders for carrier in self.carriers.values()), default=0)
 
     def executes(self, executor: Executor) -> None:
         """Remember who executes the tasks."""
         self.executor = executor
 
-    # ------------------------------------------------------------ collectives
+    # ------------------------------------------------------------ collectives and messages
 
     def collective(self, keys: list[int]) -> int:
         """Prepare a collective, simulated by a schedule, that carries `keys`; return its id."""
         carrier, step, part, nbytes = self._carried(keys)
         assert isinstance(carrier, Dense | Coded)  # others go by processes
         schedule, size = carrier.schedule(step, part, nbytes)
-        return self.loop.collective(schedule, self.members.all_nodes, size)
+        return self.loop.collective(schedule, carrier.communicator.all_nodes, size)
+
+    def messages(self, rows: Ints) -> tuple[Ints, Ints, Floats]:
+        """Return the nodes that messages leave and reach, and their bytes."""
+        plan = self.steps.plan
+        self.loop.nbytes_asked += float(plan.nbytes[rows].sum())
+        return self.nodes[plan.rank[rows]], self.nodes[plan.peer[rows]], plan.nbytes[rows]
 
     def meet(self, keys: list[int], queue: int) -> None:
         self.loop.env.pass_time(self.executor.now)
@@ -91,13 +131,13 @@ class Travel:
         members = [self.executor.members(key) for key in keys]
         if carrier.way == "known":
             assert isinstance(carrier, Dense | Coded)
-            end = self.members.run(carrier.phases(step, part, nbytes))
+            end = carrier.communicator.run(carrier.phases(step, part, nbytes))
             self.executor.end(np.concatenate(members), end)
             finished = self.loop.env.event()
             if queue >= 0:
                 self.loop.trigger_at(finished, end)
         else:
-            ends = [carrier.carry(worker, step, part, nbytes) for worker in self.members.workers]
+            ends = [carrier.carry(worker, step, part, nbytes) for worker in carrier.communicator.workers]
             for place, arrival in enumerate(ends):
                 _after(arrival, functools.partial(self._end, [int(rows[place]) for rows in members]))
             finished = self.loop.env.all_of(ends)
@@ -107,13 +147,13 @@ class Travel:
     def begins(self, row: int) -> float:
         plan = self.steps.plan
         step, part, rank = self.step_in(int(plan.step[row])), int(plan.part[row]), int(plan.rank[row])
-        worker, coding = self.members.workers[rank], self.coding[row]
-        carrier = self.carriers[self.summing if coding else int(plan.kind[row])]
+        worker = self.workers[rank]
         self.loop.env.pass_time(self.executor.now)
-        if coding:
-            decodes = plan.name[row] == self.decoding
+        if self.coding[row]:
+            carrier, decodes = self._summing[rank, part], plan.name[row] == self.decoding
             seconds = (carrier.decode_seconds if decodes else carrier.encode_seconds)(worker, step, part)
             return seconds * self.factor(step, rank)
+        carrier = self.carriers[int(plan.kind[row]), int(plan.peer[row])]
         _after(carrier.carry(worker, step, part, float(plan.nbytes[row])), functools.partial(self._end, [row]))
         return float("inf")
 
@@ -123,10 +163,11 @@ class Travel:
     def _carried(self, keys: list[int]) -> tuple[Carrier, int, int, float]:
         """Return who carries `keys` as one, in which step, as which part, and their bytes."""
         plan, row = self.steps.plan, int(self._row[keys[0]])
-        if self.members.setting.recorder.keep_spans:
+        if self.setting.recorder.keep_spans and plan.queues:
             self.launched.setdefault(int(plan.step[row]), []).append(keys)
         nbytes = float(np.cumsum(self.steps.key_sizes[keys])[-1])  # one after the other, as buffers are filled
-        return self.carriers[int(plan.kind[row])], self.step_in(int(plan.step[row])), int(plan.part[row]), nbytes
+        carrier = self.carriers[int(plan.kind[row]), int(plan.peer[row])]
+        return carrier, self.step_in(int(plan.step[row])), int(plan.part[row]), nbytes
 
     # ------------------------------------------------------------ processes
 

@@ -17,8 +17,8 @@ from ddlsim.runtime.coded import Coded
 from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator, communicator
 from ddlsim.runtime.fabric import AllReduceAlgorithm, Cost, RankOrder, algorithm_of, cost_said, name_of
-from ddlsim.runtime.planned import planned
 from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.table_run import planned
 from ddlsim.strategies import overlap as overlaps
 from ddlsim.strategies.overlap import Overlap, OverlapChoice, as_compressed, buckets_of, overlap_named
 from ddlsim.workload.compute import Workload

@@ -18,7 +18,6 @@ from ddlsim.plan.schedules import Schedules
 from ddlsim.readable import size
 from ddlsim.runtime.fabric import RankOrder, algorithm_of
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.synchronous import Synchronous
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.overlap import DdpBuckets, NoOverlap, PerLayer, overlap_named
 from ddlsim.strategies.shares import share_of, whole_batch
@@ -224,7 +223,6 @@ class EmbeddingParallel:
 
     def start(self, setting: Setting) -> None:
         """Start all workers. Raises ConfigError for what a step as a table cannot do."""
-        values = Synchronous(setting)
         each = [worker.workload for worker in setting.workers]
         accumulation = setting.workers[0].accumulation
         schedules = Schedules(
@@ -233,7 +231,7 @@ class EmbeddingParallel:
         setting.notes.append(self._note(each[0], len(each)))
         run_table(
             setting, lambda steps: self.plan(each, steps), schedules,
-            samples=sum(workload.batch_size for workload in each), follow=values.follow,
+            samples=sum(workload.batch_size for workload in each),
         )  # fmt: skip
 
     def _note(self, workload: Workload, n_workers: int) -> str:

@@ -16,7 +16,6 @@ from ddlsim.plan.experts import expert_elements, experts, experts_in
 from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.fabric import RankOrder, algorithm_of
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.synchronous import Synchronous
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.embedding_parallel import InOrder, in_order
 from ddlsim.strategies.overlap import overlap_named
@@ -93,12 +92,11 @@ class ExpertParallel:
 
     def start(self, setting: Setting) -> None:
         """Start all workers. Raises ConfigError for what a step as a table cannot do."""
-        values = Synchronous(setting)
         each = [worker.workload for worker in setting.workers]
         algorithms = {"all_reduce": self.algorithm, "all_to_all": self.all_to_all}
         first = self.plan(each, 1, setting.workers[0].accumulation)
         schedules = Schedules(first, algorithms, setting.cluster, np.array(setting.nodes), self.rank_order)
         run_table(
             setting, lambda steps: self.plan(each, steps), schedules,
-            samples=sum(workload.batch_size for workload in each), follow=values.follow,
+            samples=sum(workload.batch_size for workload in each),
         )  # fmt: skip

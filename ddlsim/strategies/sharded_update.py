@@ -18,8 +18,8 @@ from ddlsim.runtime.coded import Coded
 from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.fabric import Cost, Fabric, RankOrder, algorithm_of, cost_said, name_of
-from ddlsim.runtime.planned import planned
 from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.table_run import planned
 from ddlsim.strategies.overlap import NoOverlap, Overlap, as_compressed, buckets_of, overlap_named
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.stage import Stage

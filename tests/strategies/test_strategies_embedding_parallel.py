@@ -149,8 +149,6 @@ def test_what_it_cannot_do_is_said(arguments: dict[str, object], text: str):
 
 
 def test_what_a_table_knows_nothing_of_is_said():
-    with pytest.raises(ConfigError, match="charge_evaluation: evaluations take no time"):
-        learned(EmbeddingParallel(), 2, charge_evaluation=True)
     with pytest.raises(ConfigError, match="overlap = 'horovod': must be 'none'"):
         EmbeddingParallel(overlap="horovod")
 

@@ -170,9 +170,31 @@ def test_what_does_not_fit_of_tensor_groups():
         Parallel(tensor=2, order="zb-v")
 
 
-def test_evaluations_that_should_take_time_are_refused():
-    training = ddlsim.Training("digits", updates=2, charge_evaluation=True)
-    with pytest.raises(ConfigError, match="charge_evaluation: evaluations take no time where a plan drives the run"):
-        ddlsim.simulate(
-            "office-1gbe", "digits-cnn", ddlsim.Parallel(pipeline=2), batch_size=16, workers=4, training=training
+@pytest.mark.parametrize("strategy", [ddlsim.Parallel(pipeline=2), ddlsim.Parallel(pipeline=4, order="gpipe")])
+def test_evaluations_take_the_time_of_the_first_stage(strategy: Parallel):
+    """359 held-out samples go through the first worker's stage before steps that it has not begun."""
+    runs = {}
+    for charged in (False, True):
+        training = ddlsim.Training("digits", updates=4, evaluate_every=2, charge_evaluation=charged)
+        runs[charged] = ddlsim.simulate(
+            "office-1gbe", "digits-cnn", strategy, batch_size=16, workers=4, training=training
         )
+    stage = strategy.stage(runs[True].workloads[0], 0, 4).workload
+    seconds = stage.forward_time * 359 / stage.batch_size
+    spans = [span for span in runs[True].traced.recorder.spans if span.name == "evaluation"]
+    assert {span.track for span in spans} == {"worker 0"}
+    assert [span.end - span.start for span in spans] == pytest.approx([seconds, seconds], rel=1e-9)
+    assert runs[True].end_time == pytest.approx(runs[False].end_time + 2 * seconds, rel=1e-3)
+    assert [row.loss for row in runs[True].monitor.history] == [row.loss for row in runs[False].monitor.history]
+
+
+def test_a_tensor_group_is_as_slow_as_its_slowest_member():
+    def end(*ranks: int) -> float:
+        slow = [ddlsim.SlowDown([rank], "0 s", "1 h", 2.0) for rank in ranks]
+        strategy = Parallel(tensor=2, pipeline=2)
+        return ddlsim.simulate(
+            "dgx1-v100", "bert-large", strategy, batch_size=4, workers=4, steps=1, warmup=0, slow_downs=slow
+        ).end_time
+
+    assert end() < end(0) == end(1) == end(0, 1)
+    assert end(0) < end(1, 2)
