@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -33,6 +33,7 @@ def pipeline(
     recompute: bool = False,
     buckets: Callable[[Workload], Sequence[Bucket]] = one_bucket,
     sharded: bool = False,
+    p2p: Literal["overlapped", "exchange", "in turns"] = "overlapped",
 ) -> Plan:
     """Return the plan of a model that is split over the pipeline axis of a mesh, in replicas along its data axis.
 
@@ -49,6 +50,12 @@ def pipeline(
                    chunk has come so far
     sharded        a replica updates its share of every bucket, and the shares are gathered (ZeRO stage 1)
 
+    p2p            what a rank does while it sends to a neighbour: "overlapped": it computes on. "exchange": it waits,
+                   while both send to each other at once, as Megatron-LM does without interleaving (megatron/core,
+                   p2p_communication.py: isend and irecv in one batch, then wait). "in turns": it waits, and sends a
+                   gradient only after the activations of its next forward pass have come, as DeepSpeed does
+                   (runtime/pipe/schedule.py and p2p.py: blocking send and recv); for "1f1b" with one chunk per stage
+
     A rank has the lanes "compute" and "stream" (collectives), and one for the messages to or from each neighbour and in
     each direction, beside which it computes. What crosses a cut is one message, tensors that skip over chunks included:
     they pass through the ranks between. A layer whose weights are tied to those of the first one ("tied_dense") has a
@@ -60,6 +67,8 @@ def pipeline(
     _check(chunks, mesh)
     if len({chunk.workload.batch_size for chunk in chunks}) > 1:
         raise ConfigError("pipeline: chunks: must be of micro-batches of one size")
+    if p2p == "in turns" and (order != "1f1b" or len(chunks) > mesh.pipeline):
+        raise ConfigError("pipeline: p2p = 'in turns': goes with order '1f1b' and one chunk per stage; use 'exchange'")
     if isinstance(order, str) and order in ASYNCHRONOUS:
         if sharded:
             raise ConfigError(
@@ -69,7 +78,7 @@ def pipeline(
             chunks, mesh, micro_batches, order, steps, recompute=recompute, buckets=buckets
         )
     table = pass_order(order, mesh.pipeline, micro_batches, len(chunks))
-    template = Template(chunks, table, buckets, mesh.data, recompute=recompute, sharded=sharded)
+    template = Template(chunks, table, buckets, mesh.data, recompute=recompute, sharded=sharded, p2p=p2p)
     return _repeated(template, mesh, micro_batches, steps)
 
 

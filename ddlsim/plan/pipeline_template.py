@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -42,8 +43,8 @@ class Template:
     """
 
     def __init__(self, chunks: Sequence[Chunk], order: PassOrder, buckets: Buckets, replicas: int, *,
-                 recompute: bool, sharded: bool) -> None:  # fmt: skip
-        self.chunks, self.order, self.replicas = chunks, order, replicas
+                 recompute: bool, sharded: bool, p2p: str = "overlapped") -> None:  # fmt: skip
+        self.chunks, self.order, self.replicas, self.p2p = chunks, order, replicas, p2p
         self.recompute, self.sharded = recompute, sharded and replicas > 1
         self.n_layers = chunks[-1].end
         self.stage_of = {each.chunk: stage for stage, passes in enumerate(order) for each in passes}
@@ -63,6 +64,8 @@ class Template:
         self.part_of: dict[tuple[int, int], int] = {}  # chunk and bucket -> part
         for stage in range(len(order)):
             self._stage(stage)
+        if p2p == "in turns":
+            self._take_turns()
         for row, each in self.passes:
             if (arrival := self.arrivals.get(each)) is not None:
                 self.rows[row].needs.append(arrival)
@@ -97,11 +100,23 @@ class Template:
         passes = self.order[stage]
         last = {(each.kind == "W" or (each.chunk, each.micro) not in self.apart, each.chunk): at
                 for at, each in enumerate(passes) if each.kind != "F"}  # fmt: skip
+        sent: list[int] = []
         for at, each in enumerate(passes):
+            begin = len(self.rows)
             if each.kind == "F":
                 self._forward(stage, each)
             else:
                 self._backward(stage, each, at == last.get((True, each.chunk)))
+            if self.p2p != "overlapped":
+                self.rows[begin].needs += sent
+            sent = [i for i in range(begin, len(self.rows)) if self.rows[i].kind == SEND]
+
+    def _take_turns(self) -> None:
+        """Let what a stage sends backward wait until what it needs for its next forward pass has come."""
+        for (row, each), (_, after) in itertools.pairwise(self.passes):
+            sends = (i for i in range(row, len(self.rows)) if self.rows[i].kind == SEND)
+            if each.kind == "B" and after.kind == "F" and after in self.arrivals and each.chunk > 0:
+                self.rows[next(sends)].needs.append(self.arrivals[after])
 
     def _forward(self, stage: int, each: Pass) -> None:
         chunk = self.chunks[each.chunk]

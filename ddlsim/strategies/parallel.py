@@ -71,6 +71,8 @@ class Parallel:
     recompute    what is computed again instead of kept: "none", "selective" (attention's matrices), "full" (transformer
                  layers), or "stage": chunks keep their input only, and go forward again before they go backward
     sharded      replicas update a share of each bucket and gather the rest (ZeRO stage 1)
+    p2p          while tensors travel between stages, ranks compute on ("overlapped"), wait for both directions at once
+                 ("exchange", as Megatron-LM), or for one after the other ("in turns", as DeepSpeed)
     overlap      what replicas sum beside the last backward passes: "none" (chunk by chunk), "layer" or "ddp" buckets
     algorithm, rank_order
                  how replicas sum
@@ -85,6 +87,7 @@ class Parallel:
     sequence: bool = False
     recompute: Literal["none", "selective", "full", "stage"] = "none"
     sharded: bool = False
+    p2p: Literal["overlapped", "exchange", "in turns"] = "overlapped"
     overlap: Literal["none", "layer", "ddp"] = "ddp"
     algorithm: AllReduceAlgorithm = "ring"
     rank_order: RankOrder = "topology"
@@ -99,6 +102,11 @@ class Parallel:
             raise ConfigError(
                 f"Parallel: interleave = {self.interleave}: has no effect with order = {self.order!r}, which has "
                 f"{per_stage} chunk{'s' * (per_stage > 1)} per stage; leave it out, or use '1f1b'"
+            )
+        if self.p2p == "in turns" and (self.order != "1f1b" or self.interleave > 1):
+            raise ConfigError(
+                "Parallel: p2p = 'in turns': goes with order = '1f1b' and interleave = 1 only, as in DeepSpeed; use "
+                "'exchange'"
             )
         table = pass_order(self.order, 2, 2, 2 * per_stage) if isinstance(self.order, str) else self.order
         if (self.tensor > 1 or self._again != "none") and any(each[0] == "W" for passes in table for each in passes):
@@ -233,6 +241,7 @@ class Parallel:
             number: pipeline(
                 self._split(workload, cuts, seconds), Mesh(mesh.data, mesh.pipeline), micro_batches, self.order,
                 steps=steps, recompute=self.recompute == "stage", buckets=BUCKETS[self.overlap], sharded=self.sharded,
+                p2p=self.p2p,
             )
             for number, workload in {id(workload): workload for workload in slowest}.items()
         }  # fmt: skip
@@ -308,32 +317,40 @@ class Parallel:
         return [own[0] for own in self._members(self.mesh(n_workers))]
 
     def _seconds(self, setting: Setting, members: Sequence[Sequence[int]]) -> Seconds:
-        """Return what collectives inside a tensor group take on the idle machine of the first group.
+        """Return what collectives inside a tensor group take on the idle machines of the first group.
 
-        Raises ConfigError for groups that cross machines.
+        Inside a machine they are rings; across machines the faster one of a ring and a hierarchical all-reduce, as a
+        library's tuner would choose. Raises ConfigError for groups that cross machines and share them with others.
         """
         cluster, nodes = setting.cluster, np.array(setting.nodes)
         machine = setting.hosts(setting.nodes)
         hosts = machine[np.array(members)]
-        if (hosts != hosts[:, :1]).any():
+        crosses = bool((hosts != hosts[:, :1]).any())
+        if crosses and any(len(np.unique(np.nonzero(hosts == each)[0])) > 1 for each in np.unique(hosts)):
             most = int(np.unique(machine, return_counts=True)[1].min())
             raise ConfigError(
-                f"Parallel: tensor = {self.tensor}: groups of {self.tensor} neighbours cross machines, the smallest of "
-                f"which has {most} of the workers; use a number that divides those of every machine"
+                f"Parallel: tensor = {self.tensor}: groups of {self.tensor} neighbours cross machines and share them, "
+                f"the smallest of which has {most} of the workers; use a number that divides those of every machine, "
+                "or is a multiple of them"
             )
         if self.tensor > 1:
             setting.notes.append(
-                f"tensor groups of {self.tensor} workers are simulated as one: their own collectives, as on the idle "
-                "machine, count as compute; to other stages and replicas the first member sends, as much more as all "
-                "of them share its links"
+                f"tensor groups of {self.tensor} workers are simulated as one: their own collectives, as on "
+                f"{'idle machines' if crosses else 'the idle machine'}, count as compute; to other stages and replicas "
+                "the first member sends, as much more as all of them share its links"
             )
         places = nodes[list(members[0])]
-        places = places[cluster.locality_order(places)]
+        order = cluster.locality_order(places)
+        places, near = places[order], hosts[0][order].tolist()
 
         @functools.cache
         def seconds(kind: str, nbytes: float) -> float:
-            schedule = build("ring", self.tensor, nbytes, None, kind)
-            return schedule_time(cluster, schedule, places.tolist(), nbytes) if self.tensor > 1 else 0.0
+            if self.tensor == 1:
+                return 0.0
+            schedules = [build("ring", self.tensor, nbytes, None, kind)]
+            if crosses and kind == "all_reduce":
+                schedules.append(build("hierarchical", self.tensor, nbytes, near))
+            return min(schedule_time(cluster, each, places.tolist(), nbytes) for each in schedules)
 
         return seconds
 

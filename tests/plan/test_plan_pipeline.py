@@ -122,6 +122,73 @@ def test_messages_of_equal_seconds_take_the_longest_path():
     assert plan.critical_path(np.where(plan.kind == RECEIVE, one, 0.0)) == pytest.approx(expected, rel=1e-9)
 
 
+def blocking(table, f, g, one, p2p):
+    """Return when a pipeline ends whose stages wait for their messages of `one` second each, instruction by instruction
+    as DeepSpeed's engine and Megatron-LM's loop have them."""
+    p = len(table)
+    programs = []
+    for stage, passes in enumerate(table):
+        program, pending = [], []
+        for each in passes:
+            forward, key = each.kind == "F", (each.kind, each.micro)
+            comes = [("receive", key, stage)] if (stage > 0 if forward else stage < p - 1) else []
+            if p2p == "exchange":
+                program.append(("batch", pending, comes))
+            else:  # DeepSpeed: a forward step receives activations, then sends the gradient of the step before
+                program += comes + pending if forward and pending and pending[0][1][0] == "B" else pending + comes
+            program.append(("work", (f if forward else g)[stage]))
+            goes = stage < p - 1 if forward else stage > 0
+            pending = [("send", key, stage + (1 if forward else -1))] if goes else []
+        programs.append([*program, *pending])
+    now, at, arrived = [0.0] * p, [0] * p, {}
+
+    def step(stage, instruction):
+        what, *rest = instruction
+        if what == "work":
+            now[stage] += rest[0]
+        elif what == "send":
+            arrived[rest[0], rest[1]] = now[stage] = now[stage] + one
+        elif what == "receive":
+            if (rest[0], rest[1]) not in arrived:
+                return False
+            now[stage] = max(now[stage], arrived[rest[0], rest[1]])
+        else:
+            begin = now[stage]
+            for _, key, to in rest[0]:
+                arrived[key, to] = begin + one
+            if any((key, here) not in arrived for _, key, here in rest[1]):
+                return False
+            now[stage] = max([begin + one] * len(rest[0]) + [arrived[key, here] for _, key, here in rest[1]] + [begin])
+        return True
+
+    while any(at[i] < len(programs[i]) for i in range(p)):
+        for i in range(p):
+            while at[i] < len(programs[i]) and step(i, programs[i][at[i]]):
+                at[i] += 1
+    return max(now)
+
+
+@pytest.mark.parametrize("p2p", ["exchange", "in turns"])
+@pytest.mark.parametrize(("p", "m"), [(2, 5), (4, 3), (4, 9)])
+def test_stages_that_wait_for_their_messages(p, m, p2p):
+    rng = np.random.default_rng(p * m)
+    f, g = rng.uniform(1.0, 2.0, p), rng.uniform(1.0, 3.0, p)
+    cluster = star(p, bandwidth=1e3, latency=0.025)
+    one = 0.05 + 200.0 / 1e3
+    plans = {each: pipeline(chunks_at(chain(f, g), range(1, p)), Mesh(pipeline=p), m, p2p=each)
+             for each in ("overlapped", "exchange", "in turns")}  # fmt: skip
+    plans[p2p].check()
+    seconds = plans[p2p].execute(cluster).end[plans[p2p].kind < SEND].max()  # the last gradient's message aside
+    assert seconds == pytest.approx(blocking(one_f_one_b(p, m), f, g, one, p2p), rel=1e-9)
+    assert plans["overlapped"].execute(cluster).seconds <= plans["exchange"].execute(cluster).seconds
+    assert plans["exchange"].execute(cluster).seconds < plans["in turns"].execute(cluster).seconds
+
+
+def test_turns_are_for_one_chunk_per_stage():
+    with pytest.raises(ConfigError, match="p2p = 'in turns': goes with order '1f1b' and one chunk per stage"):
+        pipeline(equal(2), Mesh(pipeline=2), 4, "gpipe", p2p="in turns")
+
+
 @pytest.mark.parametrize("p", [1, 2, 5])
 def test_layers_on_ranks_without_pipelining(p):
     """T = sum (f + g) + 2 sum over cuts of alpha + A / bw."""
@@ -137,7 +204,9 @@ def test_layers_on_ranks_without_pipelining(p):
 # ---------------------------------------------------------------- proofs
 
 
-@pytest.mark.parametrize("more", [{}, {"sharded": True}, {"recompute": True}, {"buckets": per_layer}])
+@pytest.mark.parametrize(
+    "more", [{}, {"sharded": True}, {"recompute": True}, {"buckets": per_layer}, {"p2p": "exchange"}]
+)
 @pytest.mark.parametrize("data", [1, 3])
 @pytest.mark.parametrize(("order", "per_rank"), NAMES)
 def test_all_orders_are_proved(order, per_rank, data, more):

@@ -8,8 +8,11 @@ import pytest
 import ddlsim
 from ddlsim import AllReduce, ConfigError, Experiment, Measured, Parallel, Training, simulate
 from ddlsim.cluster import star
+from ddlsim.collectives import build
+from ddlsim.network import schedule_time
 from ddlsim.plan.pipeline_orders import ORDERS
 from ddlsim.run.simulate import prepare
+from ddlsim.workload.tensor_parallel import tensor_parallel
 
 INSTANT = star(8, bandwidth=1e15, latency=0.0)
 
@@ -108,6 +111,7 @@ def test_stages_of_different_workers():
         ({"pipeline": 2, "interleave": 2, "order": "gpipe"}, {}, "interleave = 2: has no effect with order = 'gpipe'"),
         ({"pipeline": 4, "interleave": 2, "micro_batch": 32}, {}, "= 2: must be a multiple of the 4 ranks"),
         ({"pipeline": 4, "interleave": 30}, {}, "stages 4 x chunks 30 = 120: resnet18 has "),
+        ({"pipeline": 2, "order": "gpipe", "p2p": "in turns"}, {}, "goes with order = '1f1b' and interleave = 1 only"),
         ({"order": "1b1f"}, {}, "unknown pipeline order '1b1f'; did you mean"),
         ({"pipeline": 2}, {"compression": ddlsim.TopK(0.01)}, "compression has no effect with parallel"),
     ],
@@ -162,12 +166,29 @@ def test_what_does_not_fit_of_tensor_groups():
         simulate("dgx1-v100", "bert-large", Parallel(tensor=3), batch_size=8, workers=6)
     with pytest.raises(ConfigError, match=r"tensor = 2: splits attention .* resnet18 has none"):
         simulate("dgx1-v100", "resnet18", Parallel(tensor=2), batch_size=8)
-    with pytest.raises(ConfigError, match="tensor = 16: groups of 16 neighbours cross machines"):
-        simulate("dgx1-v100-16", "bert-large", Parallel(tensor=16), batch_size=8, workers=16)
+    with pytest.raises(ConfigError, match="tensor = 16: groups of 16 neighbours cross machines and share them"):
+        simulate("ib-800g-a100+n_hosts=6", "bert-large", Parallel(tensor=16), batch_size=8, workers=[*range(4, 36)])
     with pytest.raises(ConfigError, match="recompute = 'full': resnet18 has no attention"):
         simulate("dgx1-v100", "resnet18", Parallel(recompute="full"), batch_size=8)
     with pytest.raises(ConfigError, match="gradients of weights apart from those of inputs"):
         Parallel(tensor=2, order="zb-v")
+
+
+def test_tensor_groups_across_machines():
+    """Their all-reduces leave through all interfaces of a machine; a ring leaves through one."""
+    result = simulate("ib-800g-a100+n_hosts=2", "bert-large", Parallel(tensor=16, micro_batch=64), batch_size=64,
+                      steps=2, precision="fp16")  # fmt: skip
+    cluster, shard = result.cluster, tensor_parallel(result.workloads[0], 16)
+
+    def seconds(algorithm, nbytes):
+        schedule = build(algorithm, 16, nbytes, [0] * 8 + [1] * 8)
+        return schedule_time(cluster, schedule, cluster.workers.tolist(), nbytes)
+
+    sums = [each.nbytes for each in shard.collectives]
+    assert {each.kind for each in shard.collectives} == {"all_reduce"}
+    assert seconds("ring", sums[0]) > 2.0 * seconds("hierarchical", sums[0])
+    expected = shard.workload.step_time + sum(min(seconds("ring", n), seconds("hierarchical", n)) for n in sums)
+    assert result.step_time == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("strategy", [ddlsim.Parallel(pipeline=2), ddlsim.Parallel(pipeline=4, order="gpipe")])
