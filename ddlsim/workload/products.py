@@ -22,7 +22,7 @@ from ddlsim.workload.devices import Device, DeviceLike, device_names, load_devic
 from ddlsim.workload.layer_times import Floats, roofline_times
 from ddlsim.workload.model import Layer, Model
 from ddlsim.workload.precision import ELEMENT_NBYTES
-from ddlsim.workload.roles import ATTENTION, COLUMN, INNER, ROW, VOCABULARY, blocks, roles
+from ddlsim.workload.roles import ATTENTION, COLUMN, INNER, ROW, VOCABULARY, blocks, rank_tensors, roles
 
 __all__ = [
     "Product", "check_kernels", "gemm_efficiency", "has_kernels", "kernel_times", "layer_products", "product_time",
@@ -120,10 +120,11 @@ def layer_products(layer: Layer, role: str, batch_size: float, tensor: int = 1) 
 def _attention_products(layer: Layer, batch_size: float, tensor: int) -> tuple[Product, ...]:
     (tokens, h), (entering, _) = (layer.out_shape[0], layer.out_shape[1]), layer.in_shape
     context = layer.scores / (layer.heads * tokens)
-    projected = sum(n for name, n in layer.tensors if name.endswith("weight") and not name.startswith("out")) / h
-    first = [Product(batch_size * entering, projected / tensor, h)]
+    tensors = rank_tensors(layer, ATTENTION, tensor)
+    projected = sum(n for name, n in tensors if name.endswith("weight") and not name.startswith("out")) / h
+    first = [Product(batch_size * entering, projected, h)]
     if entering != tokens:  # queries are of the layer's own tokens, keys and values of those that it attends to
-        others = Product(batch_size * context, (projected - h) / tensor, h)
+        others = Product(batch_size * context, projected - h / tensor, h)
         first = [Product(batch_size * tokens, h / tensor, h), others]
     heads, size = batch_size * layer.heads / tensor, h / layer.heads
     return (

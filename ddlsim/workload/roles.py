@@ -2,7 +2,9 @@
 
 Shoeybi et al. 2019, arXiv:1909.08053, section 3: of two dense layers in a row the first is split by columns and the
 second by rows, so that what lies between needs no exchange; attention by heads; embedding and output layer by the
-vocabulary. Everything else is whole on every rank.
+vocabulary. Everything else is whole on every rank. Where keys and values have fewer heads than there are ranks, each of
+these heads is on all ranks whose queries use it (AWS NeuronX Distributed, GQAQKVColumnParallelLinear; vLLM's Llama).
+That the gradients of its copies are summed, some megabytes once a step, takes no time here.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from ddlsim.errors import ConfigError
 from ddlsim.workload.model import Layer, Model
 
 __all__ = [
-    "ATTENTION", "COLUMN", "INNER", "ROW", "VOCABULARY", "WHOLE", "blocks", "check_split", "rank_tensors", "roles",
+    "ATTENTION", "COLUMN", "INNER", "ROW", "VOCABULARY", "WHOLE", "blocks", "check_split", "copies", "kv_heads",
+    "rank_tensors", "roles",
 ]  # fmt: skip
 
 WHOLE, COLUMN, INNER, ROW, ATTENTION, VOCABULARY = "whole", "column", "inner", "row", "attention", "vocabulary"
@@ -92,9 +95,41 @@ def check_split(model: Model, tensor: int) -> None:
             )
 
 
+        kv = kv_heads(layer) if role == ATTENTION else tensor
+        if kv % tensor and tensor % kv:
+            works = [t for t in range(1, layer.heads + 1) if layer.heads % t == 0 and (kv % t == 0 or t % kv == 0)]
+            near = " or ".join(str(t) for t in sorted(sorted(works, key=lambda t: abs(t - tensor))[:2]))
+            raise ConfigError(
+                f"tensor = {tensor}: neither divides the {kv} heads of keys and values of {model.name}'s {layer.name} "
+                f"nor is a multiple of them; use {near}"
+            )
+
+
+def kv_heads(layer: Layer) -> int:
+    """Return the heads of an attention layer's keys and values."""
+    sizes = dict(layer.tensors)
+    whole = sizes["out.weight"]  # d x d, of all heads
+    key = sizes["key.weight"] if "key.weight" in sizes else (sizes["qkv.weight"] - whole) / 2
+    return round(layer.heads * key / whole)
+
+
+def copies(layer: Layer, tensor: int) -> int:
+    """Return how many of `tensor` ranks have a copy of each head of keys and values."""
+    return max(1, tensor // kv_heads(layer))
+
+
 def rank_tensors(layer: Layer, role: str, tensor: int) -> tuple[tuple[str, float], ...]:
     """Return (name, elements) of a layer's parameter tensors on one of `tensor` ranks, on average."""
-    return tuple((name, n / tensor if _is_split(role, name) else float(n)) for name, n in layer.tensors)
+    times = copies(layer, tensor) if role == ATTENTION else 1
+    if times == 1:
+        return tuple((name, n / tensor if _is_split(role, name) else float(n)) for name, n in layer.tensors)
+    kept = {"key": float(times), "value": float(times), "qkv": 1.0, "query": 1.0, "out": 1.0}
+    kv = 2.0 * kv_heads(layer) / layer.heads  # of keys and values together, in heads of queries
+    kept["qkv"] = (1.0 + times * kv) / (1.0 + kv)
+    return tuple(
+        (name, n * kept[name.partition(".")[0]] / tensor if _is_split(role, name) else float(n))
+        for name, n in layer.tensors
+    )
 
 
 def _is_split(role: str, name: str) -> bool:

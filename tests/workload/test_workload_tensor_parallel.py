@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from ddlsim import Affine, ConfigError, Measured, PerKernel, Roofline, load_device, load_model, simulate
+from ddlsim.workload.activations import layer_nbytes
 from ddlsim.workload.compute import Workload, make_workload
 from ddlsim.workload.memory import Holding, memory_of
 from ddlsim.workload.model import Model
-from ddlsim.workload.products import Product, gemm_efficiency, kernel_times, product_time
-from ddlsim.workload.roles import blocks
+from ddlsim.workload.products import Product, gemm_efficiency, kernel_times, layer_products, product_time
+from ddlsim.workload.roles import ATTENTION, blocks, check_split, kv_heads, rank_tensors
 from ddlsim.workload.tensor_parallel import step_flops, tensor_parallel
 
 A100, GPT2 = load_device("a100-80g"), load_model("gpt2")
@@ -155,6 +156,31 @@ def test_without_known_kernels_split_layers_take_their_share() -> None:
     assert shard.forward[attention] == v100.forward[attention] / 4
     assert shard.forward[norm] == v100.forward[norm]
     assert tensor_parallel(v100, 4, sequence=True).workload.forward[norm] == v100.forward[norm] / 4
+
+
+def test_heads_of_keys_and_values_are_copied_where_there_are_fewer_than_ranks() -> None:
+    """Llama 2 70B: 64 heads of 128 features, 8 of keys and values; of 32 ranks four have each of these."""
+    model = load_model("llama-70b")
+    layer = next(layer for layer in model.layers if layer.heads)
+    assert kv_heads(layer) == 8
+    d, k = 8192, 1024
+    for tensor, part in ((4, 4), (8, 8), (32, 8)):
+        sizes = dict(rank_tensors(layer, ATTENTION, tensor))
+        assert sizes == {"query.weight": d * d / tensor, "key.weight": d * k / part, "value.weight": d * k / part,
+                         "out.weight": d * d / tensor}  # fmt: skip
+        products = layer_products(layer, ATTENTION, 1, tensor)
+        assert products[0] == (layer.out_shape[0], d / tensor + 2 * k / part, d, 1.0, False)
+        kept = layer_nbytes(layer, "bf16", ATTENTION, tensor, scores=False)
+        once = layer_nbytes(layer, "bf16", ATTENTION, 1, scores=False)
+        copied = 2 * 2 * layer.out_shape[0] * k * (1 / part - 1 / tensor)
+        assert kept == pytest.approx(once / tensor + copied, rel=1e-12)
+    memory = [memory_of(model, 1, "bf16", Holding(tensor=tensor)).weights for tensor in (8, 32)]
+    assert memory[1] > memory[0] / 4 + 2 * len(blocks(model.layers)) * 2 * d * k * (1 / 8 - 1 / 32) * 0.99
+    fused = load_model("gpt2").layers[2:]
+    assert {kv_heads(layer) for layer in fused if layer.heads} == {12}
+    odd = replace(layer, tensors=(("key.weight", d * 128 * 12), ("out.weight", d * d)))
+    with pytest.raises(ConfigError, match=r"tensor = 8: neither divides the 12 heads of keys .*; use 2 or 4"):
+        check_split(replace(model, layers=(odd,)), 8)
 
 
 def test_cuts_of_a_shard_are_the_whole() -> None:
