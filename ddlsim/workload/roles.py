@@ -97,8 +97,8 @@ def check_split(model: Model, tensor: int) -> None:
 
         kv = kv_heads(layer) if role == ATTENTION else tensor
         if kv % tensor and tensor % kv:
-            works = [t for t in range(1, layer.heads + 1) if layer.heads % t == 0 and (kv % t == 0 or t % kv == 0)]
-            near = " or ".join(str(t) for t in sorted(sorted(works, key=lambda t: abs(t - tensor))[:2]))
+            fits = [t for t in range(1, layer.heads + 1) if layer.heads % t == 0 and (kv % t == 0 or t % kv == 0)]
+            near = " or ".join(str(t) for t in sorted(sorted(fits, key=lambda t: abs(t - tensor))[:2]))
             raise ConfigError(
                 f"tensor = {tensor}: neither divides the {kv} heads of keys and values of {model.name}'s {layer.name} "
                 f"nor is a multiple of them; use {near}"
