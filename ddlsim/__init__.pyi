@@ -1,6 +1,11 @@
 """The public names, and where they live: read by type checkers, and by the package when it is imported."""
 
-from .cluster import Cluster as Cluster, cluster_names as cluster_names, load_cluster as load_cluster
+from .cluster import (
+    Cluster as Cluster,
+    Endpoints as Endpoints,
+    cluster_names as cluster_names,
+    load_cluster as load_cluster,
+)
 from .collectives import Round as Round, Schedule as Schedule, algorithm_names as algorithm_names
 from .compression import (
     BF16 as BF16,
@@ -75,6 +80,7 @@ from .strategies import (
     DdpBuckets as DdpBuckets,
     DelayCompensation as DelayCompensation,
     DiLoCo as DiLoCo,
+    Distribution as Distribution,
     ElasticAveraging as ElasticAveraging,
     EmbeddingParallel as EmbeddingParallel,
     ExpertParallel as ExpertParallel,
@@ -105,6 +111,7 @@ from .strategies import (
     SoftSync as SoftSync,
     SquareRootStaleness as SquareRootStaleness,
     StaleSynchronous as StaleSynchronous,
+    WhileWaiting as WhileWaiting,
 )
 from .study import Study as Study
 from .validation.calibration import calibrate as calibrate

@@ -28,6 +28,7 @@ def hybrid(
     *,
     steps: int = 1,
     at_end: bool = False,
+    blocking: bool = False,
 ) -> Plan:
     """Return the plan of ranks that compute each layer in groups which share out its outputs.
 
@@ -36,10 +37,11 @@ def hybrid(
     Weights that all ranks have are all-reduced in `buckets` beside the backward pass, parts of weights among the ranks
     that hold the same part, when the layer's are there; `at_end`: after the backward pass.
 
-    layout  of as many ranks as there are workloads; these say what a rank computes of its own samples, all outputs
+    layout    of as many ranks as there are workloads; these say what a rank computes of its own samples, all outputs
+    blocking  nothing travels while anything is computed
     """
     each = each_rank(workloads, None, steps, 1)
-    draft = _Steps(each, layout, buckets, at_end)
+    draft = _Steps(each, layout, buckets, at_end or blocking, blocking)
     for step in range(steps):
         draft.step(step)
     return draft.draft.plan()
@@ -93,6 +95,7 @@ class _Steps:
     layout: Layout
     chosen: Callable[[Workload], Sequence[Bucket]]
     at_end: bool
+    blocking: bool
     sums: list[list[int]] = field(default_factory=list)
     passed: list[list[int]] = field(default_factory=list)  # the latest backward passes
     updated: list[list[int]] = field(default_factory=list)  # of the step before
@@ -175,10 +178,9 @@ class _Steps:
             else:
                 rows = self._pass(step, "backward", stop, end, needs)
                 inputs = [[row] for row in rows]
-            needs, end = [[] for _ in rows], stop
+            needs, end, self.passed = [[] for _ in rows], stop, [[row] for row in rows]
             if stop == first and layer.input_grad:
-                needs = self._exchange(step, first, inputs, back=True)
-            self.passed = [[row] for row in rows]
+                needs = self._exchange(step, first, self.passed if self.blocking else inputs, back=True)
             for part, bucket in enumerate(self.buckets):
                 if bucket.ready_layer == stop:
                     rows = self.draft.all_reduce(range(self.n), bucket.nbytes, self.passed, step=step, part=part)

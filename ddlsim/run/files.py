@@ -96,6 +96,7 @@ OVERLAPS: Kinds = {
     "ddp": strategies.DdpBuckets,
     "horovod": strategies.HorovodFusion,
     "priority": strategies.Priority,
+    "while-waiting": strategies.WhileWaiting,
 }
 COMPUTE: Kinds = {
     "measured": Measured, "affine": Affine, "per_kernel": PerKernel, "roofline": Roofline, "traced": Traced,
@@ -166,6 +167,7 @@ PARTS: Mapping[str, Kinds] = {
     "cost": {"codec-cost": compression.CodecCost},
     "work": {"server-work": strategies.ServerWork},
     "host": {"host-memory": strategies.HostMemory},
+    "groups": {"distribution": strategies.Distribution},
 }
 #: field of an experiment -> what a table in it may describe
 FIELDS: Mapping[str, Kinds] = {

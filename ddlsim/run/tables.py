@@ -90,7 +90,7 @@ def build(make: Callable[..., T], table: Mapping[str, object], parts: Mapping[st
     validate(TypeAdapter(schema), dict(table), where, schema.model_fields)
     arguments: dict[str, object] = {}
     for name, value in table.items():
-        if isinstance(value, dict) and name in parts:
+        if isinstance(value, dict) and ("type" in value or not _maps(alternatives(annotations_of(make)[name]))):
             value = chosen(value, parts[name], parts, f"{where}.{name}")
         if isinstance(value, list):
             value = tuple(
@@ -120,9 +120,14 @@ def _annotation(kinds: Sequence[object], has_parts: bool) -> object:
     if float in kinds and str in kinds:  # a quantity
         kinds = [kind for kind in kinds if kind is not float]
     allowed = [_PLAIN[kind] for kind in kinds if kind in _PLAIN]
-    if any(typing.get_origin(kind) is Mapping and int in alternatives(typing.get_args(kind)[1]) for kind in kinds):
-        allowed.append(dict[str, int])  # of names to numbers
+    if _maps(kinds):
+        allowed.append(dict[str, int])
     if has_parts:
         several = any(typing.get_origin(kind) in (tuple, Sequence) for kind in kinds)
         allowed.append(list[dict[str, object]] if several else dict[str, object])
     return functools.reduce(operator.or_, allowed) if allowed else None
+
+
+def _maps(kinds: Sequence[object]) -> bool:
+    """Whether one of the types maps names to whole numbers."""
+    return any(typing.get_origin(kind) is Mapping and int in alternatives(typing.get_args(kind)[1]) for kind in kinds)

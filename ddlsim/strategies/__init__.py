@@ -12,7 +12,7 @@ from ddlsim.strategies.expert_parallel import ExpertParallel as ExpertParallel
 from ddlsim.strategies.federated import FedAvg as FedAvg, FedBuff as FedBuff
 from ddlsim.strategies.fsdp import FSDP as FSDP
 from ddlsim.strategies.gossip import CHOCOSGD as CHOCOSGD, DPSGD as DPSGD
-from ddlsim.strategies.hybrid import Hybrid as Hybrid
+from ddlsim.strategies.hybrid import Distribution as Distribution, Hybrid as Hybrid
 from ddlsim.strategies.k_async import KAsync as KAsync, KBatchAsync as KBatchAsync
 from ddlsim.strategies.k_sync import BackupWorkers as BackupWorkers, KBatchSync as KBatchSync, KSync as KSync
 from ddlsim.strategies.local_sgd import (
@@ -28,6 +28,7 @@ from ddlsim.strategies.overlap import (
     NoOverlap as NoOverlap,
     PerLayer as PerLayer,
     Priority as Priority,
+    WhileWaiting as WhileWaiting,
 )
 from ddlsim.strategies.parallel import Parallel as Parallel
 from ddlsim.strategies.parameter_server import ParameterServer as ParameterServer

@@ -11,23 +11,56 @@ import numpy as np
 
 from ddlsim.arguments import Count, by, checked
 from ddlsim.collectives import Collective
+from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan
 from ddlsim.plan.hybrid import hybrid, kept_nbytes
-from ddlsim.plan.layouts import Layout, balanced_layout, layout_of
+from ddlsim.plan.layouts import Layout, balanced_layout, layout_of, splittable
 from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.fabric import RankOrder, algorithm_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.synchronous import Synchronous
 from ddlsim.runtime.table_run import run_table
-from ddlsim.strategies.embedding_parallel import InOrder, in_order
-from ddlsim.strategies.overlap import NoOverlap, overlap_named
+from ddlsim.strategies.overlap import DdpBuckets, NoOverlap, PerLayer, WhileWaiting, overlap_named
 from ddlsim.strategies.shares import share_of, whole_batch
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, memory_of
 from ddlsim.workload.precision import ELEMENT_NBYTES
 from ddlsim.workload.stage import Stage
 
-__all__ = ["Hybrid"]
+__all__ = ["Distribution", "Hybrid"]
+
+InOrder = NoOverlap | PerLayer | DdpBuckets | WhileWaiting
+
+
+def _in_order(overlap: str | InOrder, where: str) -> str | InOrder:
+    if not isinstance(overlap_named(overlap, where), InOrder):
+        raise ConfigError(f"{where} = {overlap!r}: must be 'none', 'layer', 'ddp', DdpBuckets(...) or WhileWaiting()")
+    return overlap
+
+
+@checked
+@dataclass(frozen=True)
+class Distribution:
+    """Every layer in ``data`` groups of ``model`` workers, as MLSL's distributions say it (Sridharan et al. 2018,
+    arXiv:1801.08030): ``Hybrid(Distribution(data=4, model=16))``. Layers with fewer outputs than that keep data
+    parallelism.
+    """
+
+    data: Count
+    model: Count
+
+    def groups(self, workload: Workload, n_workers: int) -> dict[str, int]:
+        """Return the groups of each layer. Raises ConfigError for another number of workers."""
+        if self.data * self.model != n_workers:
+            fit = [m for m in range(1, n_workers + 1) if n_workers % m == 0]
+            near = sorted(sorted(fit, key=lambda m: abs(m - self.model))[:2])
+            use = " or ".join(f"data={n_workers // m}, model={m}" for m in near)
+            raise ConfigError(
+                f"Distribution: data {self.data} x model {self.model} = {self.data * self.model}: must be the "
+                f"{n_workers} workers; use {use}"
+            )
+        layers = workload.model.layers
+        return {layers[i].name: self.data for i, n in splittable(workload.model).items() if n >= self.model}
 
 
 @checked
@@ -38,8 +71,9 @@ class Hybrid:
     ``batch_size`` is that of all workers together.
 
     groups      G by the name of the layer, as ``{"fc6": 1, "fc7": 2}``; layers that are not named have N, data
-                parallelism. "balance": of all numbers, those with which a worker gets the fewest bytes in a step
-    overlap     of gradients with the backward pass: "layer", "ddp", "none" or DdpBuckets(...)
+                parallelism. "balance": of all numbers, those with which a worker gets the fewest bytes in a step.
+                Distribution(data, model): the same for all layers
+    overlap     of gradients with the backward pass: "layer", "ddp", "none", DdpBuckets(...) or WhileWaiting()
     algorithm   of all-reduces, ``rank_order`` as for :class:`~ddlsim.AllReduce`
 
     Dense layers and convolutions outside of branches can be split (:mod:`ddlsim.plan.layouts`). Inputs are gathered in
@@ -47,13 +81,13 @@ class Hybrid:
     a group has its part, all-reduced over the groups.
     """
 
-    groups: Literal["balance"] | Mapping[str, Count] = "balance"
-    overlap: Annotated[str | InOrder, by(in_order)] = "layer"
+    groups: Literal["balance"] | Mapping[str, Count] | Distribution = "balance"
+    overlap: Annotated[str | InOrder, by(_in_order)] = "layer"
     algorithm: Annotated[str | Collective, algorithm_of("all_reduce")] = "ring"
     rank_order: RankOrder = "topology"
 
     def __hash__(self) -> int:
-        groups = self.groups if isinstance(self.groups, str) else tuple(self.groups.items())
+        groups = tuple(self.groups.items()) if isinstance(self.groups, Mapping) else self.groups
         return hash((groups, self.overlap, self.rank_order))
 
     @property
@@ -61,6 +95,8 @@ class Hybrid:
         """How many groups."""
         if isinstance(self.groups, str):
             return "hybrid (balance)"
+        if isinstance(self.groups, Distribution):
+            return f"hybrid (data {self.groups.data}, model {self.groups.model})"
         return f"hybrid ({', '.join(f'{name} {n}' for name, n in self.groups.items())})"
 
     def updates(self, steps: int, n_workers: int) -> int:
@@ -81,6 +117,8 @@ class Hybrid:
         Raises ConfigError, with what would work, for layers and numbers that do not go with model and workers.
         """
         model = workload.model
+        if isinstance(self.groups, Distribution):
+            return layout_of(model, n_workers, self.groups.groups(workload, n_workers))
         if not isinstance(self.groups, str):
             return layout_of(model, n_workers, self.groups)
         gradient = workload.gradient_nbytes / max(1.0, model.gradient_nbytes(1))
@@ -106,7 +144,10 @@ class Hybrid:
         policy = overlap_named(self.overlap)
         assert isinstance(policy, InOrder)
         layout = self.layout(workloads[0], len(workloads))
-        return hybrid(workloads, layout, policy.buckets, steps=steps, at_end=isinstance(policy, NoOverlap))
+        return hybrid(
+            workloads, layout, policy.buckets, steps=steps, at_end=isinstance(policy, NoOverlap),
+            blocking=isinstance(policy, WhileWaiting),
+        )  # fmt: skip
 
     def start(self, setting: Setting) -> None:
         """Start all workers. Raises ConfigError for what a step as a table cannot do."""

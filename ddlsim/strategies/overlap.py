@@ -6,12 +6,13 @@ the backward pass has gone through its layers (:mod:`ddlsim.workload.buckets`).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, Literal, Protocol
 
 from ddlsim.arguments import Bytes, Count, Duration, by, checked
 from ddlsim.errors import ConfigError, shown, unknown_name
@@ -23,8 +24,8 @@ from ddlsim.workload.buckets import Bucket, ddp_buckets, one_bucket, partitioned
 from ddlsim.workload.compute import Workload
 
 __all__ = [
-    "DdpBuckets", "HorovodFusion", "NoOverlap", "Overlap", "OverlapChoice", "PerLayer", "Priority", "as_compressed",
-    "buckets_of", "overlap_named", "plan",
+    "DdpBuckets", "HorovodFusion", "NoOverlap", "Overlap", "OverlapChoice", "PerLayer", "Priority", "WhileWaiting",
+    "as_compressed", "buckets_of", "overlap_named", "plan",
 ]  # fmt: skip
 
 
@@ -75,6 +76,23 @@ class DdpBuckets:
 
 @checked
 @dataclass(frozen=True)
+class WhileWaiting:
+    """The buckets of another policy, which go on only while workers wait for them: messages of a library that makes no
+    progress by itself, as MPI without a thread of its own (Hoefler and Lumsdaine 2008, Message progression in parallel
+    computing: to thread or not to thread?). So nothing travels beside the backward pass.
+
+    overlap  "layer", "ddp" or DdpBuckets(...)
+    """
+
+    overlap: Literal["layer", "ddp"] | DdpBuckets = "layer"
+
+    def buckets(self, workload: Workload) -> tuple[Bucket, ...]:
+        buckets = overlap_named(self.overlap).buckets(workload)
+        return tuple(dataclasses.replace(bucket, ready_layer=0) for bucket in buckets)
+
+
+@checked
+@dataclass(frozen=True)
 class HorovodFusion:
     """Horovod: every `cycle_time` the coordinator fuses the tensors that are ready on all workers into buffers
     of at most `threshold` bytes and reduces them one after the other (Sergeev and Del Balso 2018,
@@ -118,12 +136,13 @@ _NAMES: dict[str, Overlap] = {
     "ddp": DdpBuckets(),
     "horovod": HorovodFusion(),
     "priority": Priority(),
+    "while-waiting": WhileWaiting(),
 }
 
 
 def overlap_named(overlap: str | Overlap, where: str = "overlap") -> Overlap:
-    """Return the policy of a name ("none", "layer", "ddp", "horovod", "priority", or "package.module:Name" of a class
-    without arguments), or the policy itself. Raises ConfigError."""
+    """Return the policy of a name ("none", "layer", "ddp", "horovod", "priority", "while-waiting", or
+    "package.module:Name" of a class without arguments), or the policy itself. Raises ConfigError."""
     if names_code(overlap):
         policy = imported(str(overlap), where)
         return overlap_named(policy() if isinstance(policy, type) else policy, where)  # type: ignore[arg-type]

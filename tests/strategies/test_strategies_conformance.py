@@ -39,6 +39,7 @@ from ddlsim import (
     SlowDown,
     SoftSync,
     StaleSynchronous,
+    WhileWaiting,
     algorithm_names,
     load_cluster,
 )
@@ -77,6 +78,7 @@ SYNCHRONOUS: dict[str, Strategy] = {
         for cost in ("nccl", "calibrated")
         for name, overlap in OVERLAPS.items()
     },
+    "ring-while-waiting": AllReduce("ring", WhileWaiting(DdpBuckets(1e5, 3e4))),
     **{f"ring-{order}": AllReduce("ring", "none", order) for order in ("given", (3, 1, 0, 2))},
     **{
         f"server-{servers}-{placement}-{name}{'-local' if local else ''}": ParameterServer(

@@ -130,7 +130,7 @@ BUNDLED = (
 def overlap(draw: Draw) -> Any:
     return draw.choice((
         sg.NoOverlap(), sg.PerLayer(), sg.DdpBuckets(2e5, 3e4), sg.HorovodFusion(draw.choice((1e5, 1e8)), "0.7 ms"),
-        sg.Priority(draw.choice((1e5, 4e6)), draw.choice((1, 2, 4))),
+        sg.Priority(draw.choice((1e5, 4e6)), draw.choice((1, 2, 4))), sg.WhileWaiting(),
     ))  # fmt: skip
 
 
