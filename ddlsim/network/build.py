@@ -8,6 +8,7 @@ import numpy as np
 
 from ddlsim.errors import DdlsimError
 from ddlsim.network import state as st
+from ddlsim.network.calendar import EVENT
 from ddlsim.network.state import Entries, Floats, Ints, Net, Records, grown
 
 NO_BARRIER = -(1 << 62)
@@ -70,7 +71,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         slots=np.zeros(0, dtype=st.SLOT),
         free_slots=no_places,
         fifo=np.zeros(1, dtype=st.TIMED),
-        timers=np.zeros(0, dtype=st.TIMED),
+        timers=np.zeros(0, dtype=EVENT),
         scratch=no_places,
         freezing=no_entries,
         nodes=nodes,
@@ -120,7 +121,6 @@ def grow_slots(net: Net, n_slots: int) -> Net:
     old = len(net.slots)
     slots = grown(net.slots, n_slots)
     n = len(slots)
-    slots["heap_place"][old:] = -1
     free = int(net.counts[st.N_FREE])
     free_slots = np.zeros(n, dtype=np.int32)
     free_slots[: n - old] = np.arange(n - 1, old - 1, -1)

@@ -9,6 +9,7 @@ import numpy as np
 
 from ddlsim.errors import DdlsimError
 from ddlsim.network import tasks as ts
+from ddlsim.network.calendar import EVENT
 from ddlsim.network.network import Network
 from ddlsim.network.pointers import addresses
 from ddlsim.network.state import Floats, Ints, Records, grown
@@ -305,7 +306,7 @@ def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int) -
     return ts.Tables(
         counts=counts, now=np.zeros(1), tasks=tasks, following=np.ascontiguousarray(columns.following),
         exchanges=exchanges, members=rows, launches=launches,
-        left=np.bincount(columns.step).astype(np.int64), calendar=np.zeros(n + n_queues + 1, dtype=ts.EVENT),
+        left=np.bincount(columns.step).astype(np.int64), calendar=np.zeros(n + n_queues + 1, dtype=EVENT),
         ended=places(2 * n + n_queues + 16), ready=ready, join_instances=places(n_joins), join_ranks=places(n_joins),
         sends=places(n_sends + 1), messages=places(n_sends + 1), freed=places(17),
         slow=np.array(list(columns.slow_downs), dtype=ts.SLOW),

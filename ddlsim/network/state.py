@@ -55,7 +55,8 @@ USUALLY_FOUND = 29  # 16 times the flows that a solve has filled again, averaged
 SHAPED = 30  # 1: some link has frames, a token bucket or acknowledgements (ddlsim.network.shaping)
 HEADERS = 31  # 1: some program's messages have headers
 LOG_REPEATS = 32  # replays logged
-N_COUNTS = 33
+TIMER_SEQUENCE = 33  # timers that did not come in order, ever
+N_COUNTS = 34
 
 # Places in Net.reals (float64)
 NOW = 0
@@ -110,8 +111,8 @@ FRAME = record(header="f", payload="f")
 #: hops[first:last] are the channels of the route
 ROUTE = record(latency="f", first="n", last="n")
 #: a message on its way. instance: -1 - handle for a single message; message: its number, or the target node of
-#: a single message; heap_place: in the heap of timers
-SLOT = record(nbytes="f", instance="i", message="n", route="n", state="n", heap_place="n")
+#: a single message
+SLOT = record(nbytes="f", instance="i", message="n", route="n", state="n")
 #: slot: the message; heap_place: in the heap of ends
 FLOW = record(slot="n", heap_place="n")
 #: an entry of a heap or of the ring buffer; the item is a flow or a slot
@@ -175,7 +176,7 @@ class Net(NamedTuple):
     slots: Records  # SLOT
     free_slots: Places
     fifo: Records  # TIMED, timers of slots that came in order (ring buffer)
-    timers: Records  # TIMED, heap of the others
+    timers: Records  # EVENT of ddlsim.network.calendar, heap of the others
     scratch: Places  # slots or flows found
     freezing: Entries  # flows being frozen
     nodes: Records  # NODE

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddlsim.compiler import entry, inlined
+from ddlsim.network.calendar import insert, take_first
 from ddlsim.network.compiled import source_stamp
 from ddlsim.network.pointers import call_advance, call_join
 from ddlsim.network.state import FULL as NETWORK_FULL
@@ -70,8 +71,6 @@ EXCHANGE = record(instance="n", first="n", size="n", not_ready="n", next="n", wa
 LAUNCH = record(key="n", left="n", queue="n")
 #: up to the time `until` (s), since the entry before, work takes `factor` times as long; the last entry is for ever
 SLOW = record(until="f", factor="f")
-#: item: a task, or -1 - queue for a tick
-EVENT = record(time="f", sequence="i", item="i")
 
 
 class Tables(NamedTuple):
@@ -85,7 +84,7 @@ class Tables(NamedTuple):
     members: Ints
     launches: Records  # LAUNCH, by instance
     left: Ints  # tasks of each step that have not ended
-    calendar: Records  # EVENT, a heap
+    calendar: Records  # EVENT, a heap; item: a task, or -1 - queue for a tick
     ended: Ints  # tasks that have ended now, -1 - queue for what a queue has launched
     ready: Ints  # tasks that may start now
     join_instances: Ints
@@ -100,55 +99,18 @@ class Tables(NamedTuple):
 
 
 @inlined
-def _earlier(heap, i, time, sequence):  # type: ignore[no-untyped-def]
-    return heap[i].time < time or (heap[i].time == time and heap[i].sequence < sequence)
-
-
-@inlined
-def _put(heap, i, time, sequence, item):  # type: ignore[no-untyped-def]
-    heap[i].time = time
-    heap[i].sequence = sequence
-    heap[i].item = item
-
-
-@inlined
 def push(counts, heap, time, item):  # type: ignore[no-untyped-def]
     """Let an item come at `time`, after those of the same time that are there."""
-    i = counts[N_CALENDAR]
-    sequence = counts[SEQUENCE]
-    counts[N_CALENDAR] = i + 1
-    counts[SEQUENCE] = sequence + 1
-    while i > 0:
-        parent = (i - 1) >> 1
-        if _earlier(heap, parent, time, sequence):
-            break
-        _put(heap, i, heap[parent].time, heap[parent].sequence, heap[parent].item)
-        i = parent
-    _put(heap, i, time, sequence, item)
+    insert(heap, counts[N_CALENDAR], time, counts[SEQUENCE], item)
+    counts[N_CALENDAR] += 1
+    counts[SEQUENCE] += 1
 
 
 @inlined
 def pop(counts, heap):  # type: ignore[no-untyped-def]
     """Return the item that comes first."""
-    first = heap[0].item
-    n = counts[N_CALENDAR] - 1
-    counts[N_CALENDAR] = n
-    time = heap[n].time
-    sequence = heap[n].sequence
-    item = heap[n].item
-    i = 0
-    while True:
-        child = 2 * i + 1
-        if child >= n:
-            break
-        if child + 1 < n and _earlier(heap, child + 1, heap[child].time, heap[child].sequence):
-            child += 1
-        if not _earlier(heap, child, time, sequence):
-            break
-        _put(heap, i, heap[child].time, heap[child].sequence, heap[child].item)
-        i = child
-    _put(heap, i, time, sequence, item)
-    return first
+    counts[N_CALENDAR] -= 1
+    return take_first(heap, counts[N_CALENDAR] + 1)
 
 
 # ---------------------------------------------------------------- tasks

@@ -1,12 +1,16 @@
-"""Timers of messages: in order they cost nothing (a ring buffer), out of order they go to a heap."""
+"""Timers of messages: in order they cost nothing (a ring buffer), out of order they go to a heap.
+
+Those of one instant ring in the order in which they were set. What is in the ring buffer was set before what is in the
+heap for the same instant: a timer goes to the heap when a later one is in the ring buffer already.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ddlsim.compiler import inlined
-from ddlsim.network.heap import heap_remove, heap_set
-from ddlsim.network.state import FIFO_HEAD, FIFO_TAIL, N_TIMER_HEAP, Net
+from ddlsim.network.calendar import insert, take_first
+from ddlsim.network.state import FIFO_HEAD, FIFO_TAIL, N_TIMER_HEAP, TIMER_SEQUENCE, Net
 
 
 @inlined
@@ -19,7 +23,9 @@ def push_timer(net: Net, time, slot):  # type: ignore[no-untyped-def]
         net.fifo[tail & mask].item = slot
         net.counts[FIFO_TAIL] = tail + 1
         return
-    net.counts[N_TIMER_HEAP] = heap_set(net.timers, net.slots, net.counts[N_TIMER_HEAP], time, slot)
+    insert(net.timers, net.counts[N_TIMER_HEAP], time, net.counts[TIMER_SEQUENCE], slot)
+    net.counts[N_TIMER_HEAP] += 1
+    net.counts[TIMER_SEQUENCE] += 1
 
 
 @inlined
@@ -36,13 +42,12 @@ def next_timer(net: Net):  # type: ignore[no-untyped-def]
 
 @inlined
 def pop_timer(net: Net):  # type: ignore[no-untyped-def]
-    """Return the slot of the earliest timer; at equal times the ring buffer goes first."""
+    """Return the slot of the earliest timer."""
     head = net.counts[FIFO_HEAD]
     mask = net.fifo.size - 1
     n = net.counts[N_TIMER_HEAP]
     if head != net.counts[FIFO_TAIL] and not (n > 0 and net.timers[0].time < net.fifo[head & mask].time):
         net.counts[FIFO_HEAD] = head + 1
         return net.fifo[head & mask].item
-    slot = net.timers[0].item
-    net.counts[N_TIMER_HEAP] = heap_remove(net.timers, net.slots, n, slot)
-    return slot
+    net.counts[N_TIMER_HEAP] = n - 1
+    return take_first(net.timers, n)

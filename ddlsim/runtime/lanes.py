@@ -10,9 +10,10 @@ import numpy as np
 
 from ddlsim.errors import DeadlockError
 from ddlsim.network import lanes as ls
+from ddlsim.network.calendar import EVENT
 from ddlsim.network.pointers import addresses, send_address
 from ddlsim.network.state import Floats, Records
-from ddlsim.network.tasks import EVENT, N_CALENDAR, SEQUENCE, SLOW
+from ddlsim.network.tasks import N_CALENDAR, SEQUENCE, SLOW
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, WAITING, Spans
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker

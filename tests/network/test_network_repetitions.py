@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddlsim.cluster import Cluster, star
@@ -103,7 +103,20 @@ def cases(draw):
     return cluster, schedule, draw(st.lists(st.sampled_from([0.0, 0.7e-3]), min_size=n, max_size=n))
 
 
+def served_at_one_instant():
+    """Two messages reach a machine at one instant, while timers of later ones have been set: an empty one first, and
+    one that is reduced for 1 ms. The machine has an overhead for each, in the order in which they came."""
+    alone = messages([0], [0], [0], [1], reduce=True)
+    to_1 = messages([0, 1, 1, 0], [1, 1, 1, 0], [0] * 4, [2, 1, 4, 1], reduce=True, repeat=3, shift=2)
+    to_0 = messages([0, 0, 0, 0], [0, 0, 0, 1], [0] * 4, [1] * 4, reduce=True, repeat=2, shift=3)
+    weight = np.array([0.0, 0.0, 0.0, 0.1])
+    overhead, reduce_time = np.array([0.0, 1e-4, 0.0]), np.array([0.0, 1e-9, 0.0])
+    cluster = machines(2, recv_overhead=overhead, reduce_time=reduce_time)
+    return cluster, Schedule(2, 4, ((alone, to_1), (to_0, alone, alone)), chunk_weight=weight), [0.0, 0.0]
+
+
 @settings(max_examples=300, deadline=None)
+@example(served_at_one_instant())
 @given(cases())
 def test_repeated_rounds_are_the_rounds_written_out(case):
     cluster, schedule, joins = case
