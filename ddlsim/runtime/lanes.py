@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddlsim.errors import DeadlockError
-from ddlsim.network import lanes as ls
+from ddlsim.network import lane_tables as ls
 from ddlsim.network.calendar import EVENT
+from ddlsim.network.lanes import go_round
 from ddlsim.network.pointers import addresses, send_address
-from ddlsim.network.state import Floats, Records
+from ddlsim.network.state import Floats, Ints, Records
 from ddlsim.network.tasks import N_CALENDAR, SEQUENCE, SLOW
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, WAITING, Spans
 from ddlsim.runtime.setting import Setting
@@ -22,7 +23,6 @@ from ddlsim.workload.jitter import slow_intervals
 __all__ = ["OPTIMIZER", "Lanes", "Op", "gradient"]
 
 LOG_ROWS = 4096
-MANY = 1 << 62
 #: what follows an operation, where something does
 Follow = Callable[[Worker], None]
 
@@ -31,11 +31,13 @@ Follow = Callable[[Worker], None]
 class Op:
     """What workers do in their cycles.
 
-    kind     (:mod:`ddlsim.network.lanes`)
+    kind     (:mod:`ddlsim.network.lane_tables`)
     name     of work and of waiting, in timelines
-    seconds  of a worker's work
+    seconds  of a worker's work, or of a rest
     follow   what Python does when it is written down
-    waits    what a worker waits for, in words, in which {begun} and {ended} are the numbers of its step from 0 and 1
+    waits    what a worker waits for, in words, in which {begun} and {ended} are the numbers of its step from 0 and 1;
+             its name if nothing is said
+    number   as the kind says
     """
 
     kind: int
@@ -43,6 +45,7 @@ class Op:
     seconds: Callable[[Worker], float] | None = None
     follow: Follow | None = None
     waits: str = ""
+    number: int = 0
 
 
 OPTIMIZER = Op(ls.WORK, "optimizer", lambda worker: worker.workload.optimizer)
@@ -53,16 +56,15 @@ def _seconds_of(workers: Sequence[Worker], ops: Sequence[Op]) -> Floats:
     return np.array([[op.seconds(worker) if op.seconds is not None else 0.0 for op in ops] for worker in workers])
 
 
-def gradient(setting: Setting, drawn: Follow | None, resized: Follow | None = None) -> list[Op]:
-    """Return the operations of :meth:`Worker.gradient`: `drawn` follows when its parameters are read, and `resized` is
-    asked before, where batches grow or images change."""
+def gradient(setting: Setting, drawn: Follow | None) -> list[Op]:
+    """Return the operations of :meth:`Worker.gradient`: `drawn` follows when its parameters are read."""
     first = setting.workers[0]
     forward = Op(ls.WORK, "forward", lambda worker: worker.workload.forward_time)
     early = Op(ls.WORK, "backward", lambda worker: worker.workload.backward_time)
     late = Op(ls.WORK, "backward", lambda worker: float(worker.backward_until[0]))
     ops = [Op(ls.OWED, "evaluation")] if setting.learner.task is not None else []
     if first.workload_at is not None:
-        ops.append(Op(ls.ASK, follow=resized))
+        ops.append(Op(ls.RESIZE))
     ops += [Op(ls.DRAW), forward, early] * (first.accumulation - 1) + [Op(ls.DRAW)]
     if drawn is not None:
         ops.append(Op(ls.NOTE, follow=drawn))
@@ -74,24 +76,28 @@ class Lanes:
 
     ops      the cycle; rows of STEP end a worker's step
     servers  nodes of servers, to all of which every worker sends, and the s that each needs for a request; or none
-    peers    rank -> the ranks that its letters go to, where there are no servers: a step of all is an update then
+    peers    rank -> the ranks that its letters go to, where there are no servers
     depth    letters that one can have posted before its peer is through with the first of them
     nbytes   of every message
     samples  of an update, where nothing follows the operations
     served   what follows a service: (worker, server, staleness, whether it makes an update)
     asks     `served` must be told before anything else happens
+    batch    services of an update of servers that act together; 0: their staleness is no matter
+    first    the operation that all begin with
 
     Where nothing learns and nothing is asked, Python hears of blocks of the log alone.
     """
 
     def __init__(
-        self, setting: Setting, ops: Sequence[Op], nbytes: float, samples: int, *, waited: str,
+        self, setting: Setting, ops: Sequence[Op], nbytes: float, samples: int, *,
         servers: Sequence[tuple[int, float]] = (), peers: Sequence[Sequence[int]] = (), depth: int = 1,
         served: Callable[[Worker, int, int, bool], None] | None = None, asks: bool = False,
+        batch: int = 1, first: int = 0,
     ) -> None:  # fmt: skip
-        self.setting, self.ops, self.samples, self.waited, self.served = setting, list(ops), samples, waited, served
-        self.n_servers = len(servers)
-        self.follows = served is not None or any(op.follow is not None for op in ops)
+        self.setting, self.ops, self.samples, self.served, self.batch = setting, list(ops), samples, served, batch
+        self.together = any(op.kind == ls.TURN for op in ops)
+        self.follows = served is not None or any(op.follow is not None or op.kind == ls.RESIZE for op in ops)
+        self._stale: list[int] = []  # what has been served, but not yet told of
         workers = setting.workers
         ends = [range(len(servers)) for _ in workers] if servers else peers
         self.tables = _tables(workers, self.ops, ends, depth)
@@ -110,24 +116,18 @@ class Lanes:
             ways["route"] = network.routes(source, target)
             ways["back_route"] = network.routes(target, source) if servers else 0
         network.reserve(len(ways))
+        self.tables.actors["op"] = first
         counts = self.tables.counts
         counts[ls.ADVANCE], counts[ls.SEND] = addresses()[0], send_address()
         counts[ls.ASKS], counts[ls.RETURNS], counts[ls.SPANS] = asks, self.follows, setting.recorder.keep_spans
+        counts[ls.TOGETHER] = self.together
         setting.loop.drive(self)
 
     # ------------------------------------------------------------ what follows may change
 
-    def resize(self, worker: Worker) -> None:
-        """Give a worker what it computes in its step, as :meth:`Worker.begin_step` does."""
-        if worker.workload_at is not None:
-            workload = worker.workload_at(worker.learner.own_epoch(worker.rank))
-            if workload is not worker.workload:
-                worker.use(workload)
-                self._seconds[worker.rank] = _seconds_of([worker], self.ops)[0]
-
     def set_seconds(self, worker: Worker, name: str, seconds: float) -> None:
         """Let a worker's work of a name take so many s from now on."""
-        self._seconds[worker.rank, [op.name == name for op in self.ops]] = seconds
+        self._seconds[worker.rank, [op.kind == ls.WORK and op.name == name for op in self.ops]] = seconds
 
     def set_sizes(self, worker: Worker, sizes: Sequence[float]) -> None:
         """Let a worker's next messages have so many bytes."""
@@ -156,14 +156,14 @@ class Lanes:
         It is asked after updates.
         """
         loop, stop, counts = self.setting.loop, self.setting.stop, self.tables.counts
-        counts[ls.UPDATES_LEFT] = 1 if self.follows else int(min(stop.n_updates, MANY))
+        counts[ls.UPDATES_LEFT] = 1 if self.follows else int(min(stop.n_updates, ls.MANY))
         status = -1
         self._owe()
         try:
             if pause is not None and pause():
                 return
             while status not in (ls.OVER, ls.LIMIT):
-                status = ls.go_round(loop.network.table, float(max_time), *self.tables)
+                status = go_round(loop.network.table, float(max_time), *self.tables)
                 now = float(self.tables.reals[ls.NOW])
                 loop.network.has_run(max_time if status == ls.LIMIT else now, 0, ())
                 self._follow()
@@ -192,17 +192,20 @@ class Lanes:
         """Let what has been written down have its consequences."""
         rows = self.tables.log[: int(self.tables.counts[ls.N_LOGGED])]
         self.tables.counts[ls.N_LOGGED] = 0
-        if self.setting.recorder.keep_spans:
-            self._show(rows)
+        recorder, kinds = self.setting.recorder, np.where(rows["what"] < 0, -1, self.tables.ops["kind"][rows["what"]])
+        if recorder.keep_spans:
+            self._show(rows, kinds)
+        if self.batch:
+            self._stale += rows["staleness"][rows["what"] == ls.SERVED].tolist()
+            n = self.batch * np.count_nonzero(kinds == ls.UPDATE) if self.together else len(self._stale)
+            recorder.staleness += self._stale[:n]
+            del self._stale[:n]
         if self.follows:
             self._follow_rows(rows)
             return
-        recorder = self.setting.recorder
-        ended = rows["what"] >= 0  # steps are all that is written down
+        ended = kinds == ls.STEP
         for rank, time in zip(rows["actor"][ended].tolist(), rows["time"][ended].tolist(), strict=True):
             recorder.step_end[rank].append(time)
-        if self.n_servers:
-            recorder.staleness += rows["staleness"][rows["what"] == ls.SERVED].tolist()
         self.setting.stop.counted(rows["time"][rows["whole"] == 1].tolist(), self.samples)
 
     def _follow_rows(self, rows: Records) -> None:
@@ -213,18 +216,29 @@ class Lanes:
             setting.loop.env.pass_time(time)
             worker = setting.workers[rank]
             if what == ls.SERVED:
-                setting.recorder.staleness.append(staleness)
                 assert self.served is not None
                 self.served(worker, int(ends[place]), staleness, bool(whole))
             else:
-                if (follow := self.ops[what].follow) is not None:
-                    follow(worker)
-                if self.ops[what].kind == ls.STEP:
+                op = self.ops[what]
+                if op.follow is not None:
+                    op.follow(worker)
+                if op.kind == ls.RESIZE:
+                    self._resize(worker)
+                elif op.kind == ls.STEP:
                     worker.end_step()
-                if whole:
-                    setting.stop.updated(worker.samples_per_step * len(setting.workers))
+                    if whole:
+                        n_steps = len(setting.workers) if op.number == ls.COMMON else 1
+                        setting.stop.updated(worker.samples_per_step * n_steps)
             if whole and charged:
                 self._owe()
+
+    def _resize(self, worker: Worker) -> None:
+        """Give a worker what it computes in its step, as :meth:`Worker.begin_step` does."""
+        assert worker.workload_at is not None
+        workload = worker.workload_at(worker.learner.own_epoch(worker.rank))
+        if workload is not worker.workload:
+            worker.use(workload)
+            self._seconds[worker.rank] = _seconds_of([worker], self.ops)[0]
 
     def _owe(self) -> None:
         """Let workers evaluate, who have been asked to, before their next steps."""
@@ -233,22 +247,26 @@ class Lanes:
                 self.tables.actors["owed"][worker.rank] += worker.owed
                 worker.owed = 0.0
 
-    def _show(self, rows: Records) -> None:
+    def _show(self, rows: Records, kinds: Ints) -> None:
         """Keep the spans of a block of the log."""
         recorder = self.setting.recorder
 
-        def keep(kind: str, name: str, which: Records, start: str, end: str) -> None:
-            recorder.columns.append(Spans(kind, name, which["actor"].astype(np.int64), which[start], which[end]))
+        def keep(kind: str, what: int, start: str, end: str) -> None:
+            of_kind = rows[rows["what"] == what]
+            for op in np.unique(of_kind["place"]).tolist():
+                each = of_kind[of_kind["place"] == op]
+                ranks = each["actor"].astype(np.int64)
+                recorder.columns.append(Spans(kind, self.ops[op].name, ranks, each[start], each[end]))
 
-        worked, waited, served = (rows[rows["what"] == what] for what in (ls.WORKED, ls.WAITED, ls.SERVED))
-        for op in np.unique(worked["place"]).tolist():
-            keep(COMPUTE, self.ops[op].name, worked[worked["place"] == op], "begin", "time")
-        if len(waited):
-            keep(WAITING, self.waited, waited, "begin", "where")
-            keep(COMMUNICATION, self.waited, waited, "where", "time")
-        for row in served:
+        keep(COMPUTE, ls.WORKED, "begin", "time")
+        keep(WAITING, ls.WAITED, "begin", "where")
+        keep(COMMUNICATION, ls.WAITED, "where", "time")
+        for row in rows[rows["what"] == ls.SERVED]:
             server, worker = self.tables.ways["end"][row["place"]], row["actor"]
             recorder.background(f"server {server}", f"update from worker {worker}", *row[["begin", "time"]].item())
+        for row in rows[kinds == ls.UPDATE]:
+            for server in range(len(self.tables.servers)):
+                recorder.background(f"server {server}", "update", *row[["begin", "time"]].item())
 
     def _close(self) -> None:
         """Book what workers have done, and what they are in the middle of."""
@@ -259,18 +277,17 @@ class Lanes:
             for kind in (COMPUTE, COMMUNICATION, WAITING):
                 recorder.seconds[rank][kind] += float(actor[kind])
             recorder.booked[rank] = float(actor["start"])
-            if op.kind in (ls.EXCHANGE, ls.AWAIT):
-                waits = op.waits.format(begun=actor["posts"] - 1, ended=actor["posts"])
-                recorder.open[rank] = (COMMUNICATION, waits, float(actor["start"]))
-            elif op.kind in (ls.WORK, ls.OWED):
-                recorder.open[rank] = (COMPUTE, op.name, float(actor["start"]))
+            kind, what = COMPUTE, op.name
+            if op.kind not in (ls.WORK, ls.OWED):
+                kind, what = COMMUNICATION, op.waits.format(begun=actor["posts"] - 1, ended=actor["posts"])
+            recorder.open[rank] = (kind, what or op.name, float(actor["start"]))
 
 
 def _tables(workers: Sequence[Worker], ops: Sequence[Op], ends: Sequence[Sequence[int]], depth: int) -> ls.Tables:
     """Return the tables of workers at the beginning, each with ways to its `ends`; no servers yet."""
     n, n_ways = len(workers), sum(len(each) for each in ends)
     table = np.zeros(len(ops), dtype=ls.OP)
-    table["kind"] = [op.kind for op in ops]
+    table["kind"], table["number"] = [op.kind for op in ops], [op.number for op in ops]
     ways = np.zeros(n_ways, dtype=ls.WAY)
     last = np.cumsum([len(each) for each in ends])
     ways["actor"] = np.repeat(np.arange(n), [len(each) for each in ends])
@@ -288,7 +305,8 @@ def _tables(workers: Sequence[Worker], ops: Sequence[Op], ends: Sequence[Sequenc
             actors["slow"][worker.rank] = len(slow)
             slow += slow_intervals(worker.slow_downs)
     counts = np.zeros(ls.N_COUNTS, dtype=np.int64)
-    counts[ls.PENDING], counts[ls.DEPTH], counts[ls.BEHIND] = -1, depth, n
+    counts[ls.DEPTH], counts[ls.BEHIND] = depth, n
+    counts[[ls.PENDING, ls.RESUMED, ls.MEETING, ls.HELD]] = -1
     counts[N_CALENDAR] = counts[SEQUENCE] = n
     calendar = np.zeros(2 * (n + 3 * n_ways) + 16, dtype=EVENT)
     calendar["sequence"][:n], calendar["item"][:n] = np.arange(n), ls.START + 16 * np.arange(n)

@@ -9,7 +9,7 @@ from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.learning.learner import State
-from ddlsim.network import lanes as ls
+from ddlsim.network import lane_tables as ls
 from ddlsim.runtime.lanes import OPTIMIZER, Lanes, Op, gradient
 from ddlsim.runtime.servers import (
     ApplyTime,
@@ -82,18 +82,18 @@ class _Downpour:
         setting, workers = self.setting, self.setting.workers
         packs = self.wires.choice is not None
         follows = packs or setting.learner.task is not None
-        compute = gradient(setting, self.drawn if follows else None, lambda worker: self.lanes.resize(worker))
+        compute = gradient(setting, self.drawn if follows else None)
         ops = [*compute, OPTIMIZER, Op(ls.STEP, follow=self.stepped if follows else None)] * (accumulate - 1) + compute
         if packs:
             ops.append(Op(ls.ASK, follow=self.packed))
         ops += [
-            Op(ls.WORK, "encode"), Op(ls.EXCHANGE, waits="its parameter servers"), Op(ls.WORK, "decode"),
-            Op(ls.STEP, follow=self.pulled if follows else None),
+            Op(ls.WORK, "encode"), Op(ls.EXCHANGE, "push and pull", waits="its parameter servers"),
+            Op(ls.WORK, "decode"), Op(ls.STEP, follow=self.pulled if follows else None),
         ]  # fmt: skip
         each = [(node, apply_time + self.wires.server_seconds(i)) for i, node in enumerate(servers)]
         self.lanes = Lanes(
             setting, ops, workers[0].workload.gradient_nbytes / len(servers), workers[0].samples_per_step * accumulate,
-            waited="push and pull", servers=each, served=self.served if follows else None, asks=packs,
+            servers=each, served=self.served if follows else None, asks=packs,
         )  # fmt: skip
 
     def drawn(self, worker: Worker) -> None:

@@ -6,43 +6,21 @@ a gradient counts when all servers have their part of it, and an update happens 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-import simpy
-
-from ddlsim.learning import ABSENT, Array, Value
+from ddlsim.learning import Array, Value
+from ddlsim.network import lane_tables as ls
+from ddlsim.runtime.lanes import Op, gradient
 from ddlsim.runtime.servers import Served, check_layers
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.shards import Shards, communicate, wait
-from ddlsim.runtime.worker import Process, Worker
+from ddlsim.runtime.shards import Shards
+from ddlsim.runtime.visits import Visit, Visits, follows
+from ddlsim.runtime.wires import Parcel
+from ddlsim.runtime.worker import Worker
 from ddlsim.strategies.staleness import Scaling, scaled
 
-__all__ = ["Batch", "Center", "Gradient"]
-
-
-class Gradient(NamedTuple):
-    """A gradient of `n_samples` that has arrived, computed by `rank` with parameters `staleness` updates old."""
-
-    rank: int
-    value: Value[Array]
-    staleness: int
-    n_samples: int
-
-
-@dataclass
-class Batch:
-    """Gradients of one update; when it is ``applied``, ``params`` are those after it, of ``version``."""
-
-    applied: simpy.Event
-    gradients: list[Gradient] = field(default_factory=list)
-    params: Value[Array] = ABSENT
-    version: int = 0
-
-
-#: a worker's time until its gradient is part of a batch, or dropped
-Pushing = Generator[simpy.Event, object, Batch | None]
+__all__ = ["Center"]
 
 
 @dataclass
@@ -59,12 +37,12 @@ class Center:
     drop_late: bool = False
     move: Callable[[Value[Array]], Value[Array]] | None = None
     version: int = 0
+    gradients: dict[int, Value[Array]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         setting = self.shards.setting
         self.params = setting.learner.initial
         self._state = setting.learner.optimizer_state(self.params)
-        self._batch = Batch(setting.loop.env.event())
         setting.model = lambda: self.params
 
     @classmethod
@@ -77,46 +55,32 @@ class Center:
         check_layers(type(strategy).__name__, setting.learner, strategy.servers)
         return cls(Shards.of(strategy, setting), count, scaling, drop_late)
 
-    def push(self, worker: Worker, gradient: Value[Array], version: int, n_samples: int | None = None) -> Pushing:
-        """Send a gradient (of `n_samples`, a step's if nothing is said) computed with the parameters of `version`,
-        queue, and make the update if it is the last one that is needed. Return the batch that it is part of, None if
-        it was dropped."""
-        parcel = self.shards.wires.gradient(worker, gradient)
-        yield from self.shards.push(worker, parcel)
-        with self.shards.turn.request() as turn:
-            yield from wait(worker, turn, "the servers' queue")
-            if (seconds := self.shards.wires.server_seconds()) > 0.0:
-                yield from communicate(worker, worker.loop.env.timeout(seconds), "decode")
-            staleness = self.version - version
-            if self.drop_late and staleness > 0:
-                return None
-            batch = self._batch
-            counts = worker.samples_per_step if n_samples is None else n_samples
-            batch.gradients.append(Gradient(worker.rank, parcel.value, staleness, counts))
-            if len(batch.gradients) == self.count:
-                yield from self._apply(worker, batch)
-        return batch
+    def go(self, *held: Op) -> None:
+        """Let all workers compute a gradient, push it, wait for what is said, and pull the parameters, for ever."""
+        compute = gradient(self.shards.setting, self._drawn if follows(self.shards) else None)
+        self.visits(compute, [Op(ls.STEP)], lambda worker: self.gradients[worker.rank], held=held)
 
-    def pull(self, worker: Worker, params: Value[Array]) -> Process:
-        """Send parameters to the worker, which are what it works with then."""
-        parcel = self.shards.wires.answer(worker, params)
+    def visits(
+        self, before: Sequence[Op], after: Sequence[Op], vector: Callable[[Worker], Value[Array]], *,
+        held: Sequence[Op] = (), steps: int = 1,
+    ) -> None:  # fmt: skip
+        """Let all workers go round, and push a `vector` of so many steps between ``before`` and ``after``."""
+        wires = self.shards.wires
+        Visits(
+            self.shards, before, after, count=self.count, update=self.update, answer=self._answer, held=held,
+            pack=lambda worker: wires.gradient(worker, vector(worker)), steps=steps, late=not self.drop_late,
+            told=not self.drop_late,
+        )  # fmt: skip
+
+    def _drawn(self, worker: Worker) -> None:
+        self.gradients[worker.rank] = worker.draw()
+
+    def _answer(self, worker: Worker) -> Parcel:
+        parcel = self.shards.wires.answer(worker, self.params)
         worker.params = parcel.value
-        yield from self.shards.pull(worker, parcel)
+        return parcel
 
-    def _apply(self, worker: Worker, batch: Batch) -> Process:
-        """Make the update of a complete batch, for which the worker waits."""
-        begin = worker.loop.now
-        if self.shards.apply_time > 0.0:
-            yield from communicate(worker, worker.loop.env.timeout(self.shards.apply_time), "update")
-            self.shards.show_update(begin)
-        self._batch = Batch(worker.loop.env.event())
-        if not self.drop_late:
-            worker.recorder.staleness.extend(gradient.staleness for gradient in batch.gradients)
-        self.update(batch.gradients)
-        batch.params, batch.version = self.params, self.version
-        batch.applied.succeed()
-
-    def update(self, gradients: Sequence[Gradient]) -> None:
+    def update(self, gradients: Sequence[Visit]) -> None:
         """Make an update now. The sum is in the order of the ranks, whoever came first."""
         setting = self.shards.setting
         learner, stop = setting.learner, setting.stop

@@ -2,80 +2,73 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
-import simpy
-
 from ddlsim.arguments import Count, checked, number
-from ddlsim.learning import ABSENT, Array, Value
-from ddlsim.runtime.replica import Replica, start_replicas
+from ddlsim.learning import Array, Value
+from ddlsim.network import lane_tables as ls
+from ddlsim.runtime.lanes import OPTIMIZER, Op, gradient
+from ddlsim.runtime.replica import replicas_of
 from ddlsim.runtime.servers import ApplyTime, Placement, note_lock_step
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.shards import Shards, communicate, wait
-from ddlsim.runtime.worker import Computation, Process, Worker
+from ddlsim.runtime.shards import Shards
+from ddlsim.runtime.visits import Visit, Visits, follows
+from ddlsim.runtime.wires import Parcel
+from ddlsim.runtime.worker import Worker
 
 __all__ = ["ElasticAveraging"]
 
 
-@dataclass
-class _Meeting:
-    """Workers whose parameters move the center together, when it ``moved``; ``center`` is what it was before."""
+class _Springs:
+    """Workers tied to the center z at the servers: z <- z + alpha sum_i (x_i - z), over ``n_visitors`` at a time."""
 
-    moved: simpy.Event
-    visitors: dict[int, Value[Array]] = field(default_factory=dict)
-    center: Value[Array] = ABSENT
+    def __init__(self, shards: Shards, alpha: float, n_visitors: int) -> None:
+        setting = shards.setting
+        self.shards, self.alpha, self.n_visitors = shards, alpha, n_visitors
+        self.center = self.before = setting.learner.initial
+        self.replicas = replicas_of(setting)
+        self.gradients: dict[int, Value[Array]] = {}
+        self.pulled: dict[int, Value[Array]] = {}
+        setting.model, setting.mixture = lambda: self.center, "the center, which has been moved by workers"
 
+    def go(self, period: int) -> None:
+        """Let all workers make local steps; in every `period`-th, pull the center and be pulled by it."""
+        shards, setting = self.shards, self.shards.setting
+        learns = follows(shards)
+        end = Op(ls.STEP, follow=self._step if learns else None, number=ls.COMMON if self.n_visitors > 1 else ls.EACH)
+        step = [*gradient(setting, self._drawn if learns else None), OPTIMIZER, end]
+        pull = [Op(ls.NOTE, follow=self._pull)] if learns else []
+        Visits(
+            shards, [], [*pull, *step * period], count=self.n_visitors, pack=self._pack, update=self._move,
+            answer=self._answer, held=[Op(ls.MEET, "the other workers")], counted=False, told=self.n_visitors == 1,
+            first=len(pull),
+        )  # fmt: skip
 
-@dataclass
-class _Spring:
-    """The center z at the servers: z <- z + alpha sum_i (x_i - z), over ``n_visitors`` at a time."""
+    def _pack(self, worker: Worker) -> Parcel:
+        return self.shards.wires.model(worker, worker.params)
 
-    shards: Shards
-    alpha: float
-    n_visitors: int
-    n_moves: int = 0
-    #: moves that the center had made when a worker saw it last
-    _seen: dict[int, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        setting = self.shards.setting
-        self.center = setting.learner.initial
-        self._meeting = _Meeting(setting.loop.env.event())
-
-    def exchange(self, worker: Worker) -> Computation:
-        """Send x_i, move the center, pull what it was before; return x_i - alpha (x_i - z)."""
-        shards = self.shards
-        model = shards.wires.model(worker, worker.params)
-        yield from shards.push(worker, model)
-        with shards.turn.request() as turn:
-            yield from wait(worker, turn, "the servers' queue")
-            if (seconds := shards.wires.server_seconds()) > 0.0:
-                yield from communicate(worker, worker.loop.env.timeout(seconds), "decode")
-            meeting = self._meeting
-            meeting.visitors[worker.rank] = model.value
-            if len(meeting.visitors) == self.n_visitors:
-                yield from self._move(worker, meeting)
-        yield from wait(worker, meeting.moved, "the other workers")
-        center = shards.wires.answer(worker, meeting.center)
-        yield from shards.pull(worker, center)
-        return worker.params - self.alpha * (worker.params - center.value)
-
-    def _move(self, worker: Worker, meeting: _Meeting) -> Process:
-        """Move the center, for which the worker waits."""
-        begin = worker.loop.now
-        if self.shards.apply_time > 0.0:
-            yield from communicate(worker, worker.loop.env.timeout(self.shards.apply_time), "update")
-            self.shards.show_update(begin)
-        mean = worker.learner.mean([meeting.visitors[rank] for rank in sorted(meeting.visitors)])
-        meeting.center = self.center
+    def _move(self, visits: list[Visit]) -> None:
+        mean = self.shards.setting.learner.mean([visit.value for visit in sorted(visits, key=lambda v: v.rank)])
+        self.before = self.center
         self.center = self.center + self.alpha * self.n_visitors * (mean - self.center)
-        self._meeting = _Meeting(worker.loop.env.event())
-        meeting.moved.succeed()
-        self.n_moves += 1
-        if self.n_visitors == 1:
-            worker.recorder.staleness.append(self.n_moves - 1 - self._seen.get(worker.rank, 0))
-            self._seen[worker.rank] = self.n_moves
+
+    def _answer(self, worker: Worker) -> Parcel:
+        parcel = self.shards.wires.answer(worker, self.before)
+        self.pulled[worker.rank] = parcel.value
+        return parcel
+
+    def _pull(self, worker: Worker) -> None:
+        """x_i - alpha (x_i - z)"""
+        self.pulled[worker.rank] = worker.params - self.alpha * (worker.params - self.pulled[worker.rank])
+
+    def _drawn(self, worker: Worker) -> None:
+        self.gradients[worker.rank] = worker.draw()  # at x_i before it was moved
+
+    def _step(self, worker: Worker) -> None:
+        replica, moved = self.replicas[worker.rank], self.pulled.pop(worker.rank, worker.params)
+        worker.params, replica.state = replica.after(moved, self.gradients[worker.rank])
+        replica.count()
 
 
 @checked
@@ -115,25 +108,6 @@ class ElasticAveraging:
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         n_visitors = len(setting.workers) if self.synchronous else 1
-        spring = _Spring(Shards.of(self, setting, models=True), self.alpha, n_visitors)
         if not self.synchronous:
             note_lock_step(setting)
-        start_replicas(setting, lambda replica: self.work(replica, spring))
-        setting.model, setting.mixture = lambda: spring.center, "the center, which has been moved by workers"
-
-    def work(self, replica: Replica, spring: _Spring) -> Process:
-        """Make local steps; in every `period`-th, pull the center and be pulled by it."""
-        worker = replica.worker
-        while True:
-            moved = worker.params
-            if replica.step > 0 and replica.step % self.period == 0:
-                moved = yield from spring.exchange(worker)
-            gradient = yield from worker.gradient()  # at x_i before it was moved
-            yield from worker.optimizer_step()
-            worker.params, replica.state = replica.after(moved, gradient)
-            replica.count()
-            if self.synchronous:
-                replica.end_step()
-            else:
-                worker.end_step()
-                worker.stop.updated(worker.samples_per_step)
+        _Springs(Shards.of(self, setting, models=True), self.alpha, n_visitors).go(self.period)

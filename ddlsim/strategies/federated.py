@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -10,10 +11,14 @@ import numpy as np
 
 from ddlsim.arguments import Count, Positive, checked, number
 from ddlsim.errors import ConfigError
+from ddlsim.learning import Array, Value
+from ddlsim.network import lane_tables as ls
 from ddlsim.optim import SGD, Optimizer
 from ddlsim.runtime import Outer, Process, Rounds, Setting, Shards, Worker, local_steps
+from ddlsim.runtime.lanes import OPTIMIZER, Op, gradient
 from ddlsim.runtime.replica import need_values
 from ddlsim.runtime.servers import ApplyTime, Placement, note_lock_step
+from ddlsim.runtime.visits import follows
 from ddlsim.strategies.center import Center
 from ddlsim.strategies.staleness import ScalingChoice, scaling_named
 
@@ -131,16 +136,41 @@ class FedBuff:
         shards = Shards.of(self, setting)
         center = Center(shards, self.buffer, scaling, move=lambda delta: outer.step(delta, self.outer_rate))
         note_lock_step(setting)
-        for worker in setting.workers:
-            setting.loop.env.process(self.work(worker, center))
+        clients = [_Client(worker) for worker in setting.workers]
 
-    def work(self, worker: Worker, center: Center) -> Process:
-        """One client's life."""
-        version, plane = 0, worker.learner.plane
-        while True:
-            begun = worker.params
-            gradients = yield from local_steps(worker, self.local_steps)
-            delta = plane.apply(np.subtract, begun, worker.params).carrying(*gradients)
-            yield from center.push(worker, delta, version, self.local_steps * worker.samples_per_step)
-            version = center.version
-            yield from center.pull(worker, center.params)
+        def after(follow: Callable[[_Client], None]) -> Callable[[Worker], None] | None:
+            return (lambda worker: follow(clients[worker.rank])) if follows(shards) else None
+
+        begin = [Op(ls.NOTE, follow=after(_Client.begin))] if follows(shards) else []
+        step = [*gradient(setting, after(_Client.draw)), OPTIMIZER, Op(ls.STEP, follow=after(_Client.step))]
+        center.visits(
+            [*begin, *step * self.local_steps], [], lambda worker: clients[worker.rank].delta(), steps=self.local_steps
+        )
+
+
+class _Client:
+    """What a client of :class:`FedBuff` does between two visits."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a fresh optimizer with the learning rate of now."""
+        worker, learner = self.worker, self.worker.learner
+        self.begun, self.gradients = worker.params, list[Value[Array]]()
+        self.rate, self.state = learner.rate(worker.stop.n_samples), learner.optimizer_state(worker.params)
+
+    def draw(self) -> None:
+        """The gradient is that of the parameters which the client has now."""
+        self.gradients.append(self.worker.draw())
+
+    def step(self) -> None:
+        """w_k <- w_k - eta g_k(w_k)"""
+        worker = self.worker
+        worker.params, self.state = worker.learner.update(worker.params, self.gradients[-1], self.state, self.rate)
+
+    def delta(self) -> Value[Array]:
+        """Return w - w_k."""
+        plane = self.worker.learner.plane
+        return plane.apply(np.subtract, self.begun, self.worker.params).carrying(*self.gradients)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ddlsim.arguments import by, checked, number
 from ddlsim.learning import ABSENT, Array, Value, weighted_sum
-from ddlsim.network import lanes as ls
+from ddlsim.network import lane_tables as ls
 from ddlsim.runtime.lanes import OPTIMIZER, Lanes, Op, gradient
 from ddlsim.runtime.replica import Replica, replicas_of
 from ddlsim.runtime.setting import Setting
@@ -66,7 +66,7 @@ class Neighbours:
 
     def gradient(self) -> list[Op]:
         """Return what computes a gradient."""
-        return gradient(self.setting, self._drawn if self.follows else None, lambda worker: self.lanes.resize(worker))
+        return gradient(self.setting, self._drawn if self.follows else None)
 
     def send(self) -> list[Op]:
         """Return what encodes a worker's model and sends it off."""
@@ -76,7 +76,7 @@ class Neighbours:
     def receive(self, step: str) -> list[Op]:
         """Return what waits until all that a worker has sent in a `step` (a name) has arrived and all it gets has come.
         """
-        come = Op(ls.AWAIT, waits=f"its neighbours' parameters of step {step}")
+        come = Op(ls.AWAIT, "neighbours", waits=f"its neighbours' parameters of step {step}")
         return [come, *([Op(ls.ASK, follow=self._come)] if self.packs else []), Op(ls.WORK, "decode")]
 
     def after(self, follow: Callable[[Worker], None]) -> Callable[[Worker], None] | None:
@@ -88,7 +88,7 @@ class Neighbours:
         first = self.setting.workers[0]
         self.lanes = Lanes(
             self.setting, ops, first.workload.gradient_nbytes, first.samples_per_step * len(self.matrix),
-            waited="neighbours", peers=self.receivers, depth=1 + self._lead(),
+            peers=self.receivers, depth=1 + self._lead(),
         )  # fmt: skip
 
     def _lead(self) -> int:
@@ -178,7 +178,7 @@ class DPSGD:
             worker.params, replica.state = replica.after(mixed, neighbours.gradients[me])
             replica.count()
 
-        step = [OPTIMIZER, Op(ls.STEP, follow=neighbours.after(mix))]
+        step = [OPTIMIZER, Op(ls.STEP, follow=neighbours.after(mix), number=ls.COMMON)]
         neighbours.go([*neighbours.send(), *neighbours.gradient(), *neighbours.receive("{begun}"), *step])
 
 
@@ -233,5 +233,5 @@ class CHOCOSGD:
         local = [*neighbours.gradient(), OPTIMIZER]
         if (follow := neighbours.after(step)) is not None:
             local.append(Op(ls.NOTE, follow=follow))
-        mixing = [*neighbours.receive("{ended}"), Op(ls.STEP, follow=neighbours.after(mix))]
+        mixing = [*neighbours.receive("{ended}"), Op(ls.STEP, follow=neighbours.after(mix), number=ls.COMMON)]
         neighbours.go([*local, *neighbours.send(), *mixing])

@@ -7,35 +7,22 @@ from dataclasses import dataclass
 
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
+from ddlsim.network import lane_tables as ls
+from ddlsim.runtime.lanes import Op
 from ddlsim.runtime.servers import ApplyTime, Placement, note_lock_step
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.shards import wait
-from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies.center import Center
-from ddlsim.strategies.soft_sync import freely
 
-__all__ = ["KAsync", "KBatchAsync", "check_k", "until_applied"]
+__all__ = ["UNTIL_APPLIED", "KAsync", "KBatchAsync", "check_k"]
+
+#: a worker waits for the update that its gradient is part of
+UNTIL_APPLIED = Op(ls.MEET, "the gradients of others")
 
 
 def check_k(kind: str, k: int, n_workers: int) -> None:
     """Raise ConfigError if `k` learners are more than there are."""
     if k > n_workers:
         raise ConfigError(f"{kind}: k = {k}: there are {n_workers} workers; use at most {n_workers}")
-
-
-def until_applied(worker: Worker, center: Center) -> Process:
-    """Compute, push, wait for the update that the gradient is part of, pull, for ever."""
-    version = 0
-    while True:
-        gradient = yield from worker.gradient()
-        batch = yield from center.push(worker, gradient, version)
-        if batch is None:  # too late
-            params, version = center.params, center.version
-        else:
-            yield from wait(worker, batch.applied, "the gradients of others")
-            params, version = batch.params, batch.version
-        yield from center.pull(worker, params)
-        worker.end_step()
 
 
 @checked
@@ -67,8 +54,7 @@ class KAsync:
         center = Center.of(self, setting, self.k)
         if self.k < len(setting.workers):  # all of them are a barrier
             note_lock_step(setting)
-        for worker in setting.workers:
-            setting.loop.env.process(until_applied(worker, center))
+        center.go(UNTIL_APPLIED)
 
 
 @checked
@@ -96,5 +82,4 @@ class KBatchAsync:
         """Start all workers."""
         center = Center.of(self, setting, self.k)
         note_lock_step(setting)
-        for worker in setting.workers:
-            setting.loop.env.process(freely(worker, center))
+        center.go()

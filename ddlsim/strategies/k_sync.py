@@ -14,10 +14,11 @@ from ddlsim.learning import Array, Value
 from ddlsim.runtime.servers import ApplyTime, Placement
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.shards import communicate
+from ddlsim.runtime.visits import Visit
 from ddlsim.runtime.wires import Parcel
 from ddlsim.runtime.worker import Process, Worker
-from ddlsim.strategies.center import Center, Gradient
-from ddlsim.strategies.k_async import check_k, until_applied
+from ddlsim.strategies.center import Center
+from ddlsim.strategies.k_async import UNTIL_APPLIED, check_k
 
 __all__ = ["BackupWorkers", "KBatchSync", "KSync"]
 
@@ -60,7 +61,7 @@ class _Rounds:
     """Steps made from the first gradients to arrive; every update is sent to all workers, who drop what they do."""
 
     center: Center
-    gathered: list[Gradient] = field(default_factory=list)
+    gathered: list[Visit] = field(default_factory=list)
     _arrivals: dict[tuple[int, int], _Arrival] = field(default_factory=dict)
 
     def arrival(self, worker: Worker, version: int) -> _Arrival:
@@ -70,11 +71,11 @@ class _Rounds:
     def push(self, worker: Worker, parcel: Parcel, version: int) -> simpy.Event:
         """Send a gradient computed with the parameters of `version`; the event is when it has arrived."""
         arrived = self.center.shards.up(worker, parcel)
-        found = Gradient(worker.rank, parcel.value, 0, worker.samples_per_step)
-        worker.loop.env.process(self._receive(arrived, found, version))
+        visit = Visit(worker.rank, parcel.value, 0, worker.samples_per_step)
+        worker.loop.env.process(self._receive(arrived, visit, version))
         return arrived
 
-    def _receive(self, arrived: simpy.Event, gradient: Gradient, version: int) -> Process:
+    def _receive(self, arrived: simpy.Event, visit: Visit, version: int) -> Process:
         """Take the gradient unless it is too late; make the update if there are enough."""
         center, shards = self.center, self.center.shards
         env = shards.setting.loop.env
@@ -83,7 +84,7 @@ class _Rounds:
             yield env.timeout(seconds)
         if version != center.version or len(self.gathered) == center.count:
             return
-        self.gathered.append(gradient)
+        self.gathered.append(visit)
         if len(self.gathered) < center.count:
             return
         begin = shards.setting.loop.now
@@ -239,7 +240,9 @@ class BackupWorkers:
         center = Center.of(self, setting, n_needed, drop_late=not self.restart)
         if self.backups > 0:
             _note_dropped(setting, self.label, n_needed)
+        if not self.restart:
+            center.go(UNTIL_APPLIED)
+            return
         rounds = _Rounds(center)
         for worker in setting.workers:
-            process = rounds.work(worker, again=False) if self.restart else until_applied(worker, center)
-            setting.loop.env.process(process)
+            setting.loop.env.process(rounds.work(worker, again=False))

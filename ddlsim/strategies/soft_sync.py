@@ -9,22 +9,10 @@ from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
 from ddlsim.runtime.servers import ApplyTime, Placement, note_lock_step
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies.center import Center
 from ddlsim.strategies.staleness import ScalingChoice, scaling_named
 
-__all__ = ["SoftSync", "freely"]
-
-
-def freely(worker: Worker, center: Center) -> Process:
-    """Compute, push, pull what is there, for ever."""
-    version = 0
-    while True:
-        gradient = yield from worker.gradient()
-        yield from center.push(worker, gradient, version)
-        version = center.version
-        yield from center.pull(worker, center.params)
-        worker.end_step()
+__all__ = ["SoftSync"]
 
 
 @checked
@@ -71,5 +59,4 @@ class SoftSync:
         scaling = scaling_named(self.staleness_scaling)
         center = Center.of(self, setting, self._count(len(setting.workers)), scaling)
         note_lock_step(setting)
-        for worker in setting.workers:
-            setting.loop.env.process(freely(worker, center))
+        center.go()

@@ -6,10 +6,27 @@ import random
 import networkx as nx
 import numpy as np
 import pytest
+import together_reference as processes
 from lanes_reference import start_choco, start_downpour, start_dpsgd
 
 import ddlsim
-from ddlsim import CHOCOSGD, DPSGD, AsyncParameterServer, Compression, Lognormal, SlowDown, Training
+from ddlsim import (
+    CHOCOSGD,
+    DPSGD,
+    AsyncParameterServer,
+    BackupWorkers,
+    Compression,
+    ElasticAveraging,
+    FedBuff,
+    KAsync,
+    KBatchAsync,
+    Lognormal,
+    Momentum,
+    SlowDown,
+    SoftSync,
+    StaleSynchronous,
+    Training,
+)  # fmt: skip
 from ddlsim.compression import ErrorFeedback, TopK
 from ddlsim.run import run
 from ddlsim.strategies import DelayCompensation
@@ -94,6 +111,30 @@ def gossip(seed):
     return experiment, start_dpsgd if isinstance(strategy, DPSGD) else start_choco
 
 
+def together(seed):
+    """Return a small random experiment with servers that act together, and its process."""
+    rng = random.Random(seed)
+    placement = rng.choice(["own", "colocated"])
+    fields = surroundings(rng, seed, [*SIMPLE, ErrorFeedback(TopK(0.05)), Compression(TopK(0.1), down=TopK(0.2))])
+    n = fields["workers"]
+    where = {"servers": rng.choice([1, 2, 3]) if placement == "own" else 1, "placement": placement}
+    where["apply_time"] = rng.choice([0.0, "1 ms", "30 ms"])
+    k, scaling = rng.randint(1, n), rng.choice([None, "inverse"])
+    strategy, start = rng.choice([
+        (KAsync(k, **where), processes.start_k_async),
+        (KBatchAsync(k, **where), processes.start_k_batch_async),
+        (BackupWorkers(k - 1, restart=False, **where), processes.start_backup_workers),
+        (SoftSync(k, scaling, **where), processes.start_soft_sync),
+        (StaleSynchronous(rng.choice([0, 1, 3, np.inf]), **where), processes.start_stale_synchronous),
+        (FedBuff(rng.choice([1, 3]), k, scaling, outer=Momentum(0.3), **where), processes.start_fed_buff),
+        (ElasticAveraging(0.9 / n, rng.choice([1, 3]), rng.random() < 0.5, **where), processes.start_elastic),
+    ])  # fmt: skip
+    if isinstance(strategy, ElasticAveraging) and isinstance(fields.get("compression"), ErrorFeedback):
+        fields["compression"] = TopK(0.1)  # models take no feedback twice
+    cluster = CLUSTERS[0] if placement == "own" else rng.choice(CLUSTERS)
+    return ddlsim.Experiment(cluster, fields.pop("model"), strategy, **fields), start
+
+
 def assert_same_when_cut(experiment, start, seed, monkeypatch):
     result = assert_same(experiment, start, monkeypatch)
     first = result.recorder.updates[0][0]
@@ -110,3 +151,8 @@ def test_servers(seed, monkeypatch):
 @pytest.mark.parametrize("seed", range(24))
 def test_neighbours(seed, monkeypatch):
     assert_same_when_cut(*gossip(seed), seed, monkeypatch)
+
+
+@pytest.mark.parametrize("seed", range(42))
+def test_servers_that_act_together(seed, monkeypatch):
+    assert_same_when_cut(*together(seed), seed, monkeypatch)

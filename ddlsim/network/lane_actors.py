@@ -1,0 +1,283 @@
+"""What actors do, one operation after the other, and how they ask servers: compiled (:mod:`ddlsim.network.lanes`)."""
+
+from __future__ import annotations
+
+from ddlsim.compiler import inlined
+from ddlsim.network import lane_tables as lt
+from ddlsim.network.tasks import push, slowed
+
+ON = -1  # an actor goes on to its next operation
+
+
+@inlined
+def come(t: lt.Tables, time, what, number):  # type: ignore[no-untyped-def]
+    """Let something happen at `time`, behind all that is there."""
+    push(t.counts, t.calendar, time, what + 16 * number)
+
+
+@inlined
+def write(t: lt.Tables, what, actor, place, begin, where, now):  # type: ignore[no-untyped-def]
+    """Write a row of the log; return its number."""
+    i = t.counts[lt.N_LOGGED]
+    t.counts[lt.N_LOGGED] = i + 1
+    t.log[i].time = now
+    t.log[i].begin = begin
+    t.log[i].where = where
+    t.log[i].what = what
+    t.log[i].actor = actor
+    t.log[i].place = place
+    t.log[i].whole = 0
+    return i
+
+
+@inlined
+def leave(t: lt.Tables, message):  # type: ignore[no-untyped-def]
+    """Send a message when nothing is left of the instant."""
+    t.sends[t.counts[lt.N_SENDS]] = message
+    t.counts[lt.N_SENDS] += 1
+
+
+@inlined
+def updated(t: lt.Tables, row, now):  # type: ignore[no-untyped-def]
+    """Count an update that a row of the log has made; return whether Python must be told."""
+    if t.counts[lt.UPDATES_LEFT] == 0:
+        return False
+    t.log[row].whole = 1
+    t.counts[lt.UPDATES_LEFT] -= 1
+    if t.counts[lt.UPDATES_LEFT] > 0:
+        return False
+    if t.counts[lt.RETURNS] == 0:
+        come(t, now, lt.END, 0)
+    return t.counts[lt.RETURNS] == 1
+
+
+@inlined
+def grant(t: lt.Tables, server, now):  # type: ignore[no-untyped-def]
+    """Let a server that is free turn to the first in its queue."""
+    way = t.servers[server].head
+    if way >= 0 and t.servers[server].busy == 0:
+        t.servers[server].head = t.ways[way].next
+        t.servers[server].busy = 1
+        come(t, now, lt.GRANTED, way)
+
+
+@inlined
+def request(t: lt.Tables, way, now):  # type: ignore[no-untyped-def]
+    """Let a request queue at the server to which a way leads."""
+    server = t.ways[way].end
+    t.ways[way].arrived = now
+    t.ways[way].next = -1
+    if t.servers[server].head < 0:
+        t.servers[server].head = way
+    else:
+        t.ways[t.servers[server].tail].next = way
+    t.servers[server].tail = way
+    grant(t, server, now)
+
+
+@inlined
+def append(t: lt.Tables, first, last, actor):  # type: ignore[no-untyped-def]
+    """Put an actor at the end of a list, whose ends are in the places `first` and `last` of the counts."""
+    t.actors[actor].next = -1
+    if t.counts[first] < 0:
+        t.counts[first] = actor
+    else:
+        t.actors[t.counts[last]].next = actor
+    t.counts[last] = actor
+
+
+@inlined
+def rest(t: lt.Tables, actor, seconds, now):  # type: ignore[no-untyped-def]
+    """Let an actor wait for some seconds, if there are any."""
+    if seconds <= 0.0:
+        return ON
+    t.actors[actor].start = now
+    come(t, now + seconds, lt.THROUGH, actor)
+    return lt.GOING
+
+
+@inlined
+def gather(t: lt.Tables, actor, op, now):  # type: ignore[no-untyped-def]
+    """Let servers that act together add what an actor has sent; the last one of an update waits for it."""
+    staleness = t.servers[0].version - t.actors[actor].version
+    t.actors[actor].part = lt.DROPPED
+    if t.ops[op].kind == lt.GATHER_NEW and staleness > 0:
+        return ON
+    row = write(t, lt.SERVED, actor, t.actors[actor].first, now, now, now)
+    t.log[row].staleness = staleness  # type: ignore[attr-defined]  # mypy knows no fields
+    t.actors[actor].part = lt.ADDED
+    t.counts[lt.GATHERED] += 1
+    if t.counts[lt.GATHERED] < t.ops[op].number:
+        return ON
+    t.counts[lt.GATHERED] = 0
+    t.actors[actor].part = lt.COMPLETING
+    t.actors[actor].start = now
+    return rest(t, actor, t.seconds[actor * t.ops.size + op], now)
+
+
+@inlined
+def tick(t: lt.Tables, actor, slack, now):  # type: ignore[no-untyped-def]
+    """Advance an actor's clock, which may let others go on; return whether it may itself."""
+    t.actors[actor].clock += 1
+    slowest = t.actors[actor].clock
+    for other in range(t.actors.size):
+        slowest = min(slowest, t.actors[other].clock)
+    before = -1
+    other = t.counts[lt.HELD]
+    while other >= 0:
+        after = t.actors[other].next
+        if t.actors[other].clock - slowest > slack:
+            before = other
+        else:
+            if before < 0:
+                t.counts[lt.HELD] = after
+            else:
+                t.actors[before].next = after
+            if after < 0:
+                t.counts[lt.LAST_HELD] = before
+            come(t, now, lt.THROUGH, other)
+        other = after
+    return t.actors[actor].clock - slowest <= slack
+
+
+@inlined
+def at_servers(t: lt.Tables, actor, op, now):  # type: ignore[no-untyped-def]
+    """Let an actor do something at servers that act together; return GOING if it waits, ON if it goes on, or what
+    Python must do before."""
+    kind = t.ops[op].kind
+    number = t.ops[op].number
+    if kind == lt.REST:
+        return rest(t, actor, t.seconds[actor * t.ops.size + op], now)
+    if kind in (lt.GATHER, lt.GATHER_NEW):
+        return gather(t, actor, op, now)
+    if kind == lt.UPDATE:
+        if t.actors[actor].part == lt.COMPLETING:
+            t.servers[0].version += 1
+            row = write(t, op, actor, op, t.actors[actor].start, now, now)
+            if number == 1 and updated(t, row, now):
+                return lt.UPDATED
+        return ON
+    if kind == lt.RELEASE:
+        if t.actors[actor].part == lt.COMPLETING:
+            come(t, now, lt.UPDATES, 0)
+        t.servers[0].busy = 0
+        come(t, now, lt.RELEASED, 0)
+        return ON
+    if kind == lt.TAKE:
+        t.actors[actor].version = t.servers[0].version
+        if t.counts[lt.RETURNS] == 1:
+            write(t, op, actor, op, now, now, now)
+        return lt.ASKED if number == 1 else ON
+    if kind == lt.CLOCK and tick(t, actor, number, now):
+        return ON
+    if kind == lt.MEET and t.actors[actor].part == lt.DROPPED:
+        return ON
+    t.actors[actor].start = now
+    if kind == lt.TRAVEL:
+        t.actors[actor].left = t.actors[actor].last - t.actors[actor].first
+        for way in range(t.actors[actor].first, t.actors[actor].last):
+            leave(t, 2 * way + number)
+    elif kind == lt.TURN:
+        request(t, t.actors[actor].first, now)
+    elif kind == lt.MEET:
+        append(t, lt.MEETING, lt.LAST_MEETING, actor)
+    else:  # CLOCK
+        append(t, lt.HELD, lt.LAST_HELD, actor)
+    return lt.GOING
+
+
+@inlined
+def next_op(t: lt.Tables, actor):  # type: ignore[no-untyped-def]
+    """Let an actor be through with what it does."""
+    op = t.actors[actor].op + 1
+    t.actors[actor].op = op if op < t.ops.size else 0
+
+
+@inlined
+def step_ends(t: lt.Tables, actor, op, row, now):  # type: ignore[no-untyped-def]
+    """Count a step; return whether Python must be told of an update that it makes."""
+    if t.ops[op].number == lt.EACH:
+        return updated(t, row, now)
+    if t.ops[op].number == lt.NO_UPDATE:
+        return False
+    steps = t.actors[actor].steps
+    t.actors[actor].steps = steps + 1
+    if steps > t.counts[lt.SLOWEST]:
+        return False
+    t.counts[lt.BEHIND] -= 1
+    if t.counts[lt.BEHIND] > 0:
+        return False
+    t.counts[lt.SLOWEST] = steps + 1
+    for other in range(t.actors.size):
+        t.counts[lt.BEHIND] += 1 if t.actors[other].steps == steps + 1 else 0
+    return updated(t, row, now)
+
+
+@inlined
+def go_on(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]
+    """Let an actor do what comes next, up to what takes time (GOING), or return what Python must do before."""
+    n_ops = t.ops.size
+    while True:
+        op = t.actors[actor].op
+        kind = t.ops[op].kind
+        then = ON
+        if kind in (lt.WORK, lt.OWED):
+            seconds = t.seconds[actor * n_ops + op]
+            if kind == lt.OWED:
+                seconds = t.actors[actor].owed
+                t.actors[actor].owed = 0.0
+            seconds *= t.actors[actor].factor
+            if seconds > 0.0:
+                t.actors[actor].start = now
+                if t.actors[actor].slow >= 0:
+                    seconds = slowed(t.slow, t.actors[actor].slow, now, seconds)
+                come(t, now + seconds, lt.WORK_ENDS, actor)
+                return lt.GOING
+        elif kind == lt.DRAW:
+            cursor = t.actors[actor].cursor
+            if cursor == lt.BLOCK:
+                t.counts[lt.PENDING] = actor
+                return lt.REFILL
+            t.actors[actor].factor = t.factors[actor * lt.BLOCK + cursor]
+            t.actors[actor].cursor = cursor + 1
+        elif kind == lt.EXCHANGE:
+            t.actors[actor].start = now
+            t.actors[actor].queued = 0.0
+            t.actors[actor].left = t.actors[actor].last - t.actors[actor].first
+            for way in range(t.actors[actor].first, t.actors[actor].last):
+                t.ways[way].under_way = 1
+                leave(t, 2 * way)
+            return lt.GOING
+        elif kind == lt.POST:
+            posts = t.actors[actor].posts
+            t.actors[actor].posts = posts + 1
+            for way in range(t.actors[actor].first, t.actors[actor].last):
+                t.ways[way].under_way = 1
+                t.posted[way * t.counts[lt.DEPTH] + posts % t.counts[lt.DEPTH]] = now
+                leave(t, 2 * way)
+        elif kind == lt.AWAIT:
+            t.actors[actor].start = now
+            left = 0
+            for way in range(t.actors[actor].first, t.actors[actor].last):
+                left += t.ways[way].under_way
+            for i in range(t.actors[actor].first_in, t.actors[actor].last_in):
+                if t.ways[t.arrivals[i]].read < t.actors[actor].posts:
+                    left += 1
+            t.actors[actor].left = left
+            if left == 0:
+                come(t, now, lt.THROUGH, actor)
+            return lt.GOING
+        elif lt.TRAVEL <= kind <= lt.TAKE:
+            then = at_servers(t, actor, op, now)
+            if then == lt.GOING:
+                return lt.GOING
+        else:
+            row = write(t, op, actor, op, now, now, now)
+            if kind in (lt.ASK, lt.RESIZE):
+                then = lt.ASKED
+            elif kind == lt.STEP and step_ends(t, actor, op, row, now):
+                then = lt.UPDATED
+        next_op(t, actor)
+        if then != ON:
+            t.counts[lt.PENDING] = actor
+            return then

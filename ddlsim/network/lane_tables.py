@@ -1,0 +1,125 @@
+"""What actors and servers do, and the tables in which compiled code keeps it (:mod:`ddlsim.network.lanes`)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ddlsim.network.state import Floats, Ints, Records, record
+
+# Kinds of operations
+WORK = 0  # takes its seconds times the factor
+OWED = 1  # work that somebody has asked for, with the factor of the step before
+DRAW = 2  # takes the next factor
+EXCHANGE = 3  # sends to all servers and waits for their answers
+POST = 4  # sends to all peers
+AWAIT = 5  # waits until what it has posted has arrived, and the letters of this round have come from all peers
+NOTE = 6  # is written down
+ASK = 7  # is written down, and Python is asked before it goes on
+RESIZE = 19  # as well; what the actor computes may change
+STEP = 8  # is written down: a step of the actor has ended, which is an update as `number` says
+# ... at servers that act together, who serve one actor at a time and have one version
+TRAVEL = 9  # waits until all ways have carried a message, there (`number` 0) or back (1)
+REST = 10  # takes its seconds, whatever the factor
+TURN = 11  # waits until it has the servers for itself
+GATHER, GATHER_NEW = 12, 13  # adds to what servers have gathered, unless that is too old; takes its seconds if complete
+UPDATE = 14  # makes an update of what has been gathered, if that is complete: `number` in all; counted if 1
+RELEASE = 15  # ends its turn
+MEET = 16  # waits for the update to which it has added
+CLOCK = 17  # waits until it has added no more than `number` times more often than anybody else
+TAKE = 18  # takes the version that there is; is written down, and Python is asked if `number` is 1
+
+# What a STEP can be
+NO_UPDATE, COMMON, EACH = range(3)  # an update when all actors have ended theirs, or each is one
+
+# What `go_round` returns
+OVER = 0  # the instant has come at which the run ends
+LIMIT = 1  # nothing more happens up to the limit
+STUCK = 2  # nothing is left to happen
+FULL = 3  # arrays of the network must be made longer
+LOGGED = 4  # the log must be read
+REFILL = 5  # the actor PENDING needs factors
+ASKED = 6  # an operation, or a server, asks
+UPDATED = 7  # as many updates have been made as should be
+GOING = 8  # (nothing)
+
+# What a row of the log tells, besides the number of a NOTE, ASK or STEP
+SERVED, WORKED, WAITED = -1, -2, -3
+
+# Places in `counts` (int64), behind N_CALENDAR, N_WOKEN and SEQUENCE of :mod:`ddlsim.network.tasks`
+ADVANCE, SEND = 3, 4  # addresses in the kernel
+N_SENDS, N_SENT = 5, 6  # at this instant, and ever
+N_LOGGED = 7
+PENDING = 8  # the actor that goes on first, -1 if none
+UPDATES_LEFT = 9
+RETURNS = 10  # 1: Python is told of the last update, 0: the run ends with it
+ASKS = 11  # 1: servers ask Python
+ENDING = 12  # 1: the run ends when all is over that has been scheduled
+SPANS = 13  # 1: work, waiting and services are logged
+DEPTH = 14  # letters of a way that can have been posted before the first has been read
+SLOWEST, BEHIND = 15, 16  # steps that all actors have ended, and how many have ended no more
+TOGETHER = 17  # 1: servers act together, as the first of them
+GATHERED = 18  # by these
+MEETING, LAST_MEETING = 19, 20  # actors that wait for the next update, a list, -1 if there are none
+RESUMED = 21  # actors that go on because of an update, a list
+HELD, LAST_HELD = 22, 23  # actors that wait for others' clocks
+N_COUNTS = 24
+
+# Places in `reals` (float64)
+NOW = 0
+QUIET = 1  # the network is known to complete nothing before
+NBYTES = 2  # sent
+N_REALS = 3
+
+MANY = 1 << 62  # no bound
+BLOCK = 64  # factors of an actor that are drawn ahead
+
+# What happens (EVENT.item & 15; the rest is the number of an actor, a way or a server)
+START, WORK_ENDS, ARRIVES, GRANTED, SERVICE_ENDS, RELEASED, ANSWERED, RETURNED, READ, THROUGH, UPDATES, END = range(12)
+
+# What a gradient has become (ACTOR.part)
+DROPPED, ADDED, COMPLETING = range(3)
+
+#: number: as the kind says
+OP = record(kind="n", number="i")
+#: start: s, of what it does; factor: of its step; owed: s; queued: s, in the longest queue of its exchange; compute,
+#: communication, waiting: s in all; op: what it does; left: what it waits for, -1 if it does not; cursor: of its
+#: factors; posts: rounds of letters; steps: that have ended; slow: where `slow` begins for it, -1 if nowhere; its ways
+#: are first:last, those that lead to it arrivals[first_in:last_in]; version: of the servers that act together, when it
+#: took it; clock: times that it has added to them; part: of an update, above; next: behind it in a list
+ACTOR = record(
+    start="f", factor="f", owed="f", queued="f", compute="f", communication="f", waiting="f", version="i", clock="i",
+    op="n", left="n", cursor="n", posts="n", steps="n", slow="n", first="n", last="n", first_in="n", last_in="n",
+    part="n", next="n",
+)  # fmt: skip
+#: nbytes, route, source, target: of the message there, and of the answer (back_); arrived, begin: s, of the request;
+#: version: of the server when it answered last; read: letters that have come; under_way: 1 if the sender waits for one;
+#: end: the server or peer that it leads to; next: the way behind it in the server's queue
+WAY = record(
+    nbytes="f", back_nbytes="f", arrived="f", begin="f", version="i", read="i", actor="n", end="n", next="n",
+    under_way="n", route="n", back_route="n", source="n", target="n",
+)  # fmt: skip
+#: seconds: of a service; version: services so far; the queue goes from head to tail, -1 if it is empty; busy: 1 if it
+#: serves somebody
+SERVER = record(seconds="f", version="i", head="n", tail="n", busy="n")
+#: time: s; begin: s, of work and services; where: waiting ended, between the two; what: above; place: the way or
+#: operation; staleness: of what a server applies; whole: 1 if that makes an update, or a step does
+ROW = record(time="f", begin="f", where="f", what="n", actor="n", place="n", whole="n", staleness="i")
+
+
+class Tables(NamedTuple):
+    """What :func:`~ddlsim.network.lanes.go_round` works on; Python makes all of it."""
+
+    counts: Ints
+    reals: Floats
+    ops: Records  # OP
+    seconds: Floats  # of each actor's operations
+    actors: Records  # ACTOR
+    ways: Records  # WAY
+    servers: Records  # SERVER
+    arrivals: Ints
+    posted: Floats  # s, of the last DEPTH letters of each way
+    factors: Floats  # BLOCK of each actor
+    slow: Records  # SLOW
+    calendar: Records  # EVENT, a heap
+    sends: Ints  # 2 * way, + 1 for its answer
+    log: Records  # ROW

@@ -1,0 +1,325 @@
+"""Servers that act together as processes of an event loop: what the kernel's lanes must do, to the last bit."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import simpy
+
+from ddlsim.learning import ABSENT, Value
+from ddlsim.runtime import local_steps, start_replicas
+from ddlsim.runtime.outer import Outer
+from ddlsim.runtime.shards import Shards, communicate, wait
+from ddlsim.strategies.staleness import Scaling, scaled, scaling_named
+
+
+class Gradient(NamedTuple):
+    """A gradient of `n_samples` that has arrived, computed by `rank` with parameters `staleness` updates old."""
+
+    rank: int
+    value: Value
+    staleness: int
+    n_samples: int
+
+
+@dataclass
+class Batch:
+    """Gradients of one update; when it is ``applied``, ``params`` are those after it, of ``version``."""
+
+    applied: simpy.Event
+    gradients: list[Gradient] = field(default_factory=list)
+    params: Value = ABSENT
+    version: int = 0
+
+
+@dataclass
+class Center:
+    """The model at the servers: w <- w - eta * (1/c) sum_l f(tau_l) g_l for every ``count`` = c gradients.
+
+    ``scaling`` is f. With ``drop_late``, gradients that are older than the latest update are thrown away.
+    ``move`` makes the next model of that mean, the run's optimizer where there is none. ``version`` counts the updates.
+    """
+
+    shards: Shards
+    count: int = 1
+    scaling: Scaling | None = None
+    drop_late: bool = False
+    move: object = None
+    version: int = 0
+
+    def __post_init__(self):
+        setting = self.shards.setting
+        self.params = setting.learner.initial
+        self._state = setting.learner.optimizer_state(self.params)
+        self._batch = Batch(setting.loop.env.event())
+        setting.model = lambda: self.params
+
+    @classmethod
+    def of(cls, strategy, setting, count=1, scaling=None, *, drop_late=False):
+        """Place the strategy's servers."""
+        return cls(Shards.of(strategy, setting), count, scaling, drop_late)
+
+    def push(self, worker, gradient, version: int, n_samples=None):
+        """Send a gradient (of `n_samples`, a step's if nothing is said) computed with the parameters of `version`,
+        queue, and make the update if it is the last one that is needed. Return the batch that it is part of, None if
+        it was dropped."""
+        parcel = self.shards.wires.gradient(worker, gradient)
+        yield from self.shards.push(worker, parcel)
+        with self.shards.turn.request() as turn:
+            yield from wait(worker, turn, "the servers' queue")
+            if (seconds := self.shards.wires.server_seconds()) > 0.0:
+                yield from communicate(worker, worker.loop.env.timeout(seconds), "decode")
+            staleness = self.version - version
+            if self.drop_late and staleness > 0:
+                return None
+            batch = self._batch
+            counts = worker.samples_per_step if n_samples is None else n_samples
+            batch.gradients.append(Gradient(worker.rank, parcel.value, staleness, counts))
+            if len(batch.gradients) == self.count:
+                yield from self._apply(worker, batch)
+        return batch
+
+    def pull(self, worker, params):
+        """Send parameters to the worker, which are what it works with then."""
+        parcel = self.shards.wires.answer(worker, params)
+        worker.params = parcel.value
+        yield from self.shards.pull(worker, parcel)
+
+    def _apply(self, worker, batch):
+        """Make the update of a complete batch, for which the worker waits."""
+        begin = worker.loop.now
+        if self.shards.apply_time > 0.0:
+            yield from communicate(worker, worker.loop.env.timeout(self.shards.apply_time), "update")
+            self.shards.show_update(begin)
+        self._batch = Batch(worker.loop.env.event())
+        if not self.drop_late:
+            worker.recorder.staleness.extend(gradient.staleness for gradient in batch.gradients)
+        self.update(batch.gradients)
+        batch.params, batch.version = self.params, self.version
+        batch.applied.succeed()
+
+    def update(self, gradients):
+        """Make an update now. The sum is in the order of the ranks, whoever came first."""
+        setting = self.shards.setting
+        learner, stop = setting.learner, setting.stop
+        in_order = sorted(gradients, key=lambda g: g.rank)
+        mean = learner.mean([scaled(g.value, self.scaling, g.staleness) for g in in_order])
+        if self.move is not None:
+            self.params = self.move(mean)
+        else:
+            self.params, self._state = learner.update(self.params, mean, self._state, learner.rate(stop.n_samples))
+        self.version += 1
+        stop.updated(sum(g.n_samples for g in gradients))
+
+
+def until_applied(worker, center):
+    """Compute, push, wait for the update that the gradient is part of, pull, for ever."""
+    version = 0
+    while True:
+        gradient = yield from worker.gradient()
+        batch = yield from center.push(worker, gradient, version)
+        if batch is None:  # too late
+            params, version = center.params, center.version
+        else:
+            yield from wait(worker, batch.applied, "the gradients of others")
+            params, version = batch.params, batch.version
+        yield from center.pull(worker, params)
+        worker.end_step()
+
+
+def freely(worker, center):
+    """Compute, push, pull what is there, for ever."""
+    version = 0
+    while True:
+        gradient = yield from worker.gradient()
+        yield from center.push(worker, gradient, version)
+        version = center.version
+        yield from center.pull(worker, center.params)
+        worker.end_step()
+
+
+
+@dataclass
+class Clocks:
+    """How many gradients of each worker have been applied, and who waits for the slowest."""
+
+    loop: object
+    slack: float
+    clock: list
+    waiting: list = field(default_factory=list)
+
+    def tick(self, rank: int) -> simpy.Event:
+        """Advance a worker's clock; the event returned is when it may go on."""
+        self.clock[rank] += 1
+        may_go = self.loop.env.event()
+        self.waiting.append((rank, may_go))
+        slowest = min(self.clock)
+        held = []
+        for other, event in self.waiting:
+            if self.clock[other] - slowest > self.slack:
+                held.append((other, event))
+            else:
+                event.succeed()
+        self.waiting = held
+        return may_go
+
+
+
+@dataclass
+class Meeting:
+    """Workers whose parameters move the center together, when it ``moved``; ``center`` is what it was before."""
+
+    moved: simpy.Event
+    visitors: dict = field(default_factory=dict)
+    center: Value = ABSENT
+
+
+@dataclass
+class Spring:
+    """The center z at the servers: z <- z + alpha sum_i (x_i - z), over ``n_visitors`` at a time."""
+
+    shards: Shards
+    alpha: float
+    n_visitors: int
+    n_moves: int = 0
+    #: moves that the center had made when a worker saw it last
+    _seen: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self):
+        setting = self.shards.setting
+        self.center = setting.learner.initial
+        self._meeting = Meeting(setting.loop.env.event())
+
+    def exchange(self, worker):
+        """Send x_i, move the center, pull what it was before; return x_i - alpha (x_i - z)."""
+        shards = self.shards
+        model = shards.wires.model(worker, worker.params)
+        yield from shards.push(worker, model)
+        with shards.turn.request() as turn:
+            yield from wait(worker, turn, "the servers' queue")
+            if (seconds := shards.wires.server_seconds()) > 0.0:
+                yield from communicate(worker, worker.loop.env.timeout(seconds), "decode")
+            meeting = self._meeting
+            meeting.visitors[worker.rank] = model.value
+            if len(meeting.visitors) == self.n_visitors:
+                yield from self._move(worker, meeting)
+        yield from wait(worker, meeting.moved, "the other workers")
+        center = shards.wires.answer(worker, meeting.center)
+        yield from shards.pull(worker, center)
+        return worker.params - self.alpha * (worker.params - center.value)
+
+    def _move(self, worker, meeting):
+        """Move the center, for which the worker waits."""
+        begin = worker.loop.now
+        if self.shards.apply_time > 0.0:
+            yield from communicate(worker, worker.loop.env.timeout(self.shards.apply_time), "update")
+            self.shards.show_update(begin)
+        mean = worker.learner.mean([meeting.visitors[rank] for rank in sorted(meeting.visitors)])
+        meeting.center = self.center
+        self.center = self.center + self.alpha * self.n_visitors * (mean - self.center)
+        self._meeting = Meeting(worker.loop.env.event())
+        meeting.moved.succeed()
+        self.n_moves += 1
+        if self.n_visitors == 1:
+            worker.recorder.staleness.append(self.n_moves - 1 - self._seen.get(worker.rank, 0))
+            self._seen[worker.rank] = self.n_moves
+
+
+
+def start_k_async(strategy, setting):
+    """KAsync.start."""
+    center = Center.of(strategy, setting, strategy.k)
+    for worker in setting.workers:
+        setting.loop.env.process(until_applied(worker, center))
+
+
+def start_k_batch_async(strategy, setting):
+    """KBatchAsync.start."""
+    center = Center.of(strategy, setting, strategy.k)
+    for worker in setting.workers:
+        setting.loop.env.process(freely(worker, center))
+
+
+def start_backup_workers(strategy, setting):
+    """BackupWorkers.start, without restart."""
+    center = Center.of(strategy, setting, len(setting.workers) - strategy.backups, drop_late=True)
+    for worker in setting.workers:
+        setting.loop.env.process(until_applied(worker, center))
+
+
+def start_soft_sync(strategy, setting):
+    """SoftSync.start."""
+    count = len(setting.workers) // strategy.n
+    center = Center.of(strategy, setting, count, scaling_named(strategy.staleness_scaling))
+    for worker in setting.workers:
+        setting.loop.env.process(freely(worker, center))
+
+
+def start_stale_synchronous(strategy, setting):
+    """StaleSynchronous.start."""
+    center = Center.of(strategy, setting)
+    clocks = Clocks(setting.loop, strategy.slack, [0] * len(setting.workers))
+    for worker in setting.workers:
+        setting.loop.env.process(stale_synchronous(worker, center, clocks))
+
+
+def stale_synchronous(worker, center, clocks):
+    """Compute, push, wait for the slowest if too far ahead, pull, for ever."""
+    version = 0
+    while True:
+        gradient = yield from worker.gradient()
+        yield from center.push(worker, gradient, version)
+        if not (may_go := clocks.tick(worker.rank)).triggered:
+            yield from wait(worker, may_go, "the slowest worker")
+        version = center.version
+        yield from center.pull(worker, center.params)
+        worker.end_step()
+
+
+def start_fed_buff(strategy, setting):
+    """FedBuff.start."""
+    outer, scaling = Outer(setting.learner, strategy.outer), scaling_named(strategy.staleness_scaling)
+    center = Center(
+        Shards.of(strategy, setting), strategy.buffer, scaling,
+        move=lambda delta: outer.step(delta, strategy.outer_rate),
+    )  # fmt: skip
+    for worker in setting.workers:
+        setting.loop.env.process(fed_buff(strategy, worker, center))
+
+
+def fed_buff(strategy, worker, center):
+    """One client's life."""
+    version, plane = 0, worker.learner.plane
+    while True:
+        begun = worker.params
+        gradients = yield from local_steps(worker, strategy.local_steps)
+        delta = plane.apply(np.subtract, begun, worker.params).carrying(*gradients)
+        yield from center.push(worker, delta, version, strategy.local_steps * worker.samples_per_step)
+        version = center.version
+        yield from center.pull(worker, center.params)
+
+
+def start_elastic(strategy, setting):
+    """ElasticAveraging.start."""
+    n_visitors = len(setting.workers) if strategy.synchronous else 1
+    spring = Spring(Shards.of(strategy, setting, models=True), strategy.alpha, n_visitors)
+    start_replicas(setting, lambda replica: elastic(strategy, replica, spring))
+    setting.model = lambda: spring.center
+
+
+def elastic(strategy, replica, spring):
+    """Make local steps; in every `period`-th, pull the center and be pulled by it."""
+    worker = replica.worker
+    while True:
+        moved = worker.params
+        if replica.step > 0 and replica.step % strategy.period == 0:
+            moved = yield from spring.exchange(worker)
+        gradient = yield from worker.gradient()  # at x_i before it was moved
+        yield from worker.optimizer_step()
+        worker.params, replica.state = replica.after(moved, gradient)
+        replica.count()
+        if strategy.synchronous:
+            replica.end_step()
+        else:
+            worker.end_step()
+            worker.stop.updated(worker.samples_per_step)
