@@ -9,11 +9,13 @@ from accuracy import (
     aws,
     collectives,
     minicluster,
+    minicluster_splits,
     minicluster_training,
     published,
     recommendation,
     strong,
     techniques,
+    torchgpipe,
 )  # fmt: skip
 from accuracy.rows import Row, mean_error
 
@@ -199,5 +201,32 @@ FAMILIES = (
              "sparse SGD passes over the gradients of rows several times"),
         ),
         remark=recommendation.remark,
+    ),
+    Family(
+        "torchgpipe", "Pipelines with recomputation: torchgpipe on eight P40", 0.10, "torchgpipe",
+        "One row of each model gives the efficiency of convolutions: AmoebaNet-D on two stages with one micro-batch, "
+        "the others without a pipeline. Batches, cuts and what is recomputed are those of the benchmarks' code.",
+        torchgpipe.rows,
+        causes=(("amoebanet", "n4 m4", "not explained: four stages are measured 8 % faster than two, with cuts whose "
+                 "slowest stage has three fifths of the time; the same stages with 32 micro-batches are not among "
+                 "these rows"),),
+        remark=torchgpipe.remark,
+    ),
+    Family(
+        "pipelines", "Mini-cluster of network namespaces: pipelines", 0.02, "minicluster_splits",
+        "`calibration.csv` (messages between two idle hosts, the calls that hand over and fetch them, a sleep).",
+        minicluster_splits.pipeline_rows,
+        causes=(("pipeline_1f1b", "", "where a host has messages to both neighbours under way they are served in the "
+                 "order in which they were handed over as long as they fit TCP's queue, not side by side: with one "
+                 "lane for all that a host sends, 3 x 256 KiB is 0.2 % off, and those of 1 MiB are too fast (tested "
+                 "on these rows, not adopted)"),),
+    ),
+    Family(
+        "hybrids", "Mini-cluster of network namespaces: pipelines in replicas, tensor groups, shards", 0.03,
+        "minicluster_splits", "As the pipelines.", minicluster_splits.hybrid_rows,
+        causes=(("tensor_ring", "16 KiB", "an idle link lets 4,542 bytes through at once, half of what a chunk has: "
+                 "what is left is software, 0.31 ms a step measured, 0.39 predicted"),
+                ("tensor_ring", "", "two cores serve all hosts, which copy and add at the same time (not modelled)"),
+                ("_then_ring", "", "the fixed cost of a message is that of the large ones")),
     ),
 )  # fmt: skip

@@ -1,0 +1,227 @@
+"""Pipelines and other split steps on the namespaces of :mod:`accuracy.minicluster`, as plans that are executed.
+
+Hosts compute for given seconds, and send and sum given bytes. ``calibration.csv`` gives what software takes: of a
+message beside its bytes, of handing one over and of fetching one that has arrived (all three by the size, between which
+they are interpolated), and of a sleep. Nothing is taken from the rows that are predicted.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+
+from accuracy.minicluster import TCP, Measurement, read
+from accuracy.rows import Row, mean_error, show
+from ddlsim.cluster import Cluster, star, with_detail
+from ddlsim.plan import Draft, Plan
+
+__all__ = ["DATA", "Software", "hybrid_rows", "passes", "pipeline_rows", "predicted", "software"]
+
+DATA = Path(__file__).parents[1] / "tests" / "accuracy" / "data" / "minicluster2"
+LARGE = 16384
+
+
+def wire(nbytes: float) -> float:
+    """Return the bytes on the wire of a message."""
+    return nbytes + TCP["frame_header"] * ceil(nbytes / TCP["frame_payload"])
+
+
+@dataclass(frozen=True)
+class Software:
+    """Seconds of a message beside its bytes and of a sleep beside its own; of the calls that hand a message over
+    (bytes, s) and that fetch one (of which all but the last bytes have been copied when it is there)."""
+
+    message: float
+    sleep: float
+    sends: tuple[tuple[float, float], ...]
+    receive: float
+
+    def send(self, nbytes: float) -> float:
+        """Seconds that a host is busy with handing a message over."""
+        return float(np.interp(nbytes, *zip(*self.sends, strict=True)))
+
+
+@cache
+def software() -> Software:
+    """Return what ``calibration.csv`` says."""
+    rows = read(DATA / "calibration.csv")
+
+    def of(algorithm: str) -> list[Measurement]:
+        return [row for row in rows if row.algorithm == algorithm]
+
+    beside = [
+        row.seconds - max(0.0, wire(row.nbytes) - TCP["burst"]) / (row.mbps * 1e6 / 8)
+        for row in of("one_way") if row.nbytes >= LARGE
+    ]  # fmt: skip
+    sends = tuple((row.nbytes, row.seconds) for row in of("send_call") if row.mbps == 100.0)
+    (sleeps,) = of("compute_20x5ms")
+    smallest = min(of("receive_call"), key=lambda row: row.nbytes)
+    return Software(statistics.median(beside), (sleeps.seconds - 0.1) / 20, sends, smallest.seconds)
+
+
+def cluster_of(row: Measurement, taken: float) -> Cluster:
+    """Return the hosts of a row, of whose messages' software so many s are in the plan."""
+    graph = star(row.n, bandwidth=row.mbps * 1e6 / 8, latency=(software().message - taken) / 2)
+    return with_detail(Cluster.from_graph(graph), **TCP)
+
+
+# ---------------------------------------------------------------- pipelines
+
+
+def passes(schedule: str, n_stages: int, micro_batches: int, stage: int) -> list[tuple[str, int]]:
+    """Return what a stage does: "F", "B" and, where the backward pass is split, "W" of micro-batches."""
+    m, every = micro_batches, range(micro_batches)
+    if schedule == "gpipe":
+        return [("F", k) for k in every] + [("B", k) for k in every]
+    warm_up = min(n_stages - 1 - stage, m)
+    order, summed = [("F", k) for k in range(warm_up)], 0
+    for k in every:
+        if warm_up + k < m:
+            order.append(("F", warm_up + k))
+        order.append(("B", k))
+        if schedule == "zb" and (k + 1 - summed > stage or warm_up + k >= m):
+            order.append(("W", summed))
+            summed += 1
+    return order + [("W", k) for k in range(summed, m) if schedule == "zb"]
+
+
+class Pipeline:
+    """The rows of pipelines in a draft: replica d's stage s is on host s + stages * d."""
+
+    def __init__(self, draft: Draft, row: Measurement, n_stages: int, first: int) -> None:
+        self.draft, self.row, self.n, self.first = draft, row, n_stages, first
+        self.arrived: dict[tuple[str, int, int], int] = {}  # kind, stage, micro-batch -> its message's receive
+        extra = row.extra
+        self.seconds = {kind: [float(s) for s in extra[f"{name}_s"].split("/")]
+                        for kind, name in (("F", "forward"), ("B", "backward"))}  # fmt: skip
+        self.schedule, self.m = row.algorithm.split("_")[1], int(extra["micro_batches"])
+        self.latest = [-1] * n_stages
+        left = [passes(self.schedule, n_stages, self.m, stage) for stage in range(n_stages)]
+        while any(left):  # a stage goes on while it has what it needs: rows of a lane are in its order
+            for stage in range(n_stages):
+                while left[stage] and self._ready(stage, *left[stage][0]):
+                    self._add(stage, *left[stage].pop(0))
+
+    def _comes(self, stage: int, kind: str) -> bool:
+        return (kind == "F" and stage > 0) or (kind == "B" and stage < self.n - 1)
+
+    def _ready(self, stage: int, kind: str, micro: int) -> bool:
+        return not self._comes(stage, kind) or (kind, stage, micro) in self.arrived
+
+    def _add(self, stage: int, kind: str, micro: int) -> None:
+        draft, told, rank = self.draft, software(), self.first + stage
+        if self._comes(stage, kind):
+            draft.work(rank, told.receive, needs=[self.arrived[kind, stage, micro]])
+        seconds = self.seconds["F" if kind == "F" else "B"][stage]
+        if kind != "F" and self.schedule == "zb":
+            seconds /= 2
+        done = draft.work(rank, seconds + told.sleep, f"{kind} {micro}")
+        self.latest[stage] = done
+        to = stage + (1 if kind == "F" else -1)
+        if kind == "W" or not 0 <= to < self.n:
+            return
+        self.latest[stage] = draft.work(rank, told.send(self.row.nbytes), "send")
+        lanes = (f"to {to}", f"from {stage}")
+        self.arrived[kind, to, micro] = draft.message(
+            rank, self.first + to, self.row.nbytes, needs=[done], lanes=lanes
+        )[1]  # fmt: skip
+
+
+def _pipeline(row: Measurement) -> Plan:
+    draft = Draft()
+    replicas = int(row.extra.get("replicas", 1))
+    n_stages = row.n // replicas
+    copies = [Pipeline(draft, row, n_stages, d * n_stages) for d in range(replicas)]
+    if replicas > 1:
+        nbytes = float(row.extra["gradient_bytes"])
+        for stage in range(n_stages):
+            group = [stage + n_stages * d for d in range(replicas)]
+            draft.all_reduce(group, nbytes, [[copy.latest[stage]] for copy in copies])
+    return draft.plan()
+
+
+# ---------------------------------------------------------------- other splits
+
+
+def _tensor_parallel(row: Measurement) -> Plan:
+    draft, group = Draft(), range(row.n)
+    needs: list[list[int]] = [[] for _ in group]
+    for name in ("forward", "backward"):
+        for _ in range(int(row.extra["layers"])):
+            seconds = float(row.extra[f"layer_{name}_s"]) + software().sleep
+            done = [[draft.work(rank, seconds, needs=needs[rank])] for rank in group]
+            needs = [[sum_row] for sum_row in draft.all_reduce(group, row.nbytes, done)]
+    return draft.plan()
+
+
+def _sharded(row: Measurement) -> Plan:
+    draft, group, n = Draft(), range(row.n), int(row.extra["buckets"])
+    forward, backward = (float(row.extra[f"bucket_{name}_s"]) + software().sleep for name in ("forward", "backward"))
+    blocking = row.algorithm.endswith("blocking")
+    latest: list[list[int]] = [[] for _ in group]
+    gathers = [] if blocking else [draft.collective("all_gather", group, row.nbytes) for _ in range(n)]
+    for bucket in range(n):
+        gathered = draft.collective("all_gather", group, row.nbytes, latest) if blocking else gathers[bucket]
+        latest = [[draft.work(rank, forward, needs=[gathered[rank]])] for rank in group]
+    for _ in range(n):
+        latest = [[draft.work(rank, backward, needs=latest[rank])] for rank in group]
+        scattered = draft.collective("reduce_scatter", group, row.nbytes, latest)
+        latest = [[each] for each in scattered] if blocking else latest
+    return draft.plan()
+
+
+def _bucketed(row: Measurement) -> Plan:
+    draft, group, n = Draft(), range(row.n), int(row.extra["buckets"])
+    forward, backward = (float(row.extra[f"bucket_{name}_s"]) + software().sleep for name in ("forward", "backward"))
+    for rank in group:
+        for _ in range(n):
+            draft.work(rank, forward)
+    for _ in range(n):
+        draft.all_reduce(group, row.nbytes, [[draft.work(rank, backward)] for rank in group])
+    return draft.plan()
+
+
+PLANS: dict[str, Callable[[Measurement], Plan]] = {
+    "pipeline": _pipeline, "pipeline_x_data": _pipeline, "tensor_parallel": _tensor_parallel,
+    "sharded_data": _sharded, "bucketed_data": _bucketed,
+}  # fmt: skip
+
+
+def predicted(row: Measurement) -> float:
+    """Return the s of a row."""
+    fetched = row.experiment.startswith("pipeline")  # what fetching takes is in the plan
+    cluster = cluster_of(row, software().receive if fetched else 0.0)
+    return PLANS[row.experiment](row).execute(cluster, rank_order="given").seconds
+
+
+def _rows(measured: Sequence[Measurement]) -> list[Row]:
+    made = []
+    for row in measured:
+        more = [f"{row.extra[key]} {word}" for key, word in (("micro_batches", "micro-batches"), ("layers", "layers"),
+                ("buckets", "buckets"), ("stages", "stages")) if key in row.extra]  # fmt: skip
+        made.append(Row(f"{row.experiment}: {row.algorithm}", ", ".join([row.where, *more]), row.seconds,
+                        predicted(row), "s", False))  # fmt: skip
+    return made
+
+
+def pipeline_rows() -> list[Row]:
+    """Return pipelines beside their predictions."""
+    return _rows(read(DATA / "pipeline.csv"))
+
+
+def hybrid_rows() -> list[Row]:
+    """Return pipelines in replicas, tensor parallelism, shards and buckets beside their predictions."""
+    return _rows(read(DATA / "hybrid.csv"))
+
+
+if __name__ == "__main__":
+    print(software())
+    show(pipeline_rows())
+    show(hybrid_rows())
+    print(f"{mean_error(pipeline_rows()):.2%} and {mean_error(hybrid_rows()):.2%}")
