@@ -14,8 +14,6 @@ from ddlsim.network import state as st
 from ddlsim.network.busy import busy_rows
 from ddlsim.network.state import Floats, Ints, Net, Places, Records
 
-__all__ = ["Accounts", "accounts", "channel_busy", "channel_nbytes", "open_intervals"]
-
 
 class Accounts(NamedTuple):
     """Totals that must agree with each other and with the channels: bytes, and s.

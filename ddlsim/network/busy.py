@@ -10,8 +10,6 @@ import numpy as np
 from ddlsim.compiler import entry
 from ddlsim.network.state import BUSY, REPEAT, Floats, Ints, Records
 
-__all__ = ["BusyIntervals", "Logged", "busy_rows"]
-
 
 class Logged(NamedTuple):
     """A part of the log: intervals (BUSY), and which of them are rounds that came again (REPEAT)."""

@@ -16,8 +16,6 @@ from numba.core.datamodel import models
 from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_global, signature
 from numba.extending import infer_getattr, lower_builtin, lower_getattr, register_model, type_callable
 
-__all__ = ["Column"]
-
 
 class Column(types.Type):  # type: ignore[misc,unused-ignore]
     """The numba type of such an array, of items of a numba type."""

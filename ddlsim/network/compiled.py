@@ -13,7 +13,6 @@ from numba.core import event
 
 from ddlsim import compiler
 
-__all__ = ["announced", "source_stamp"]
 
 def source_stamp() -> int:
     """Return a hash of the package's source files, and of the compiler's.

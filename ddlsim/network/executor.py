@@ -14,8 +14,6 @@ from ddlsim.network.network import Network
 from ddlsim.network.pointers import addresses
 from ddlsim.network.state import Floats, Ints, Records, grown
 
-__all__ = ["Dispatcher", "Executor", "Launch", "Outside", "Queue", "TaskColumns", "Wake"]
-
 
 class Dispatcher(Protocol):
     """A queue at work. Collectives have the numbers (keys) that the tasks give them."""

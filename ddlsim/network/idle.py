@@ -10,8 +10,6 @@ from ddlsim.cluster import Cluster
 from ddlsim.collectives import Schedule
 from ddlsim.network.network import Network
 
-__all__ = ["schedule_time"]
-
 
 def schedule_time(
     cluster: Cluster,

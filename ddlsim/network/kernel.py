@@ -56,8 +56,6 @@ from ddlsim.network.state import (
 from ddlsim.network.timers import next_timer, pop_timer
 from ddlsim.network.view import attach
 
-__all__ = ["advance", "join", "send", "send_one"]
-
 BLOCK = np.uint64(64)  # flows that are looked at together for one that ends
 
 

@@ -25,9 +25,6 @@ from ddlsim.network.program import (
 from ddlsim.network.state import Floats, Ints, grown
 from ddlsim.network.view import Table
 
-__all__ = ["Completions", "Interconnect", "Network"]
-
-
 _FIRST = 1 << 62  # puts messages before collectives
 _LOG_ROUNDS, _LOG_ROOM = 8, 1 << 16  # busy intervals that the log takes: so many of each channel, and so many more
 _LOG_REPEATS = 1 << 10  # replays that it takes

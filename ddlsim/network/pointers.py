@@ -15,8 +15,6 @@ from numba.extending import intrinsic
 from ddlsim.network import kernel
 from ddlsim.network.state import Ints
 
-__all__ = ["addresses", "call_advance", "call_join", "call_send", "send_address"]
-
 _INTS = types.Array(types.int64, 1, "C")
 _ADVANCE = (_INTS, types.float64)
 _JOIN = (_INTS, _INTS, _INTS, types.float64)

@@ -16,8 +16,6 @@ from ddlsim.compiler import entry
 from ddlsim.errors import ConfigError
 from ddlsim.network.state import Floats, Ints, Places
 
-__all__ = ["Program", "compile_schedule", "write_frames", "write_messages", "write_routes", "write_steps"]
-
 
 @dataclass(frozen=True)
 class Program:

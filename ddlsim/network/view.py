@@ -24,8 +24,6 @@ from ddlsim.network.build import empty_net
 from ddlsim.network.columns import Column
 from ddlsim.network.state import Floats, Ints, Net
 
-__all__ = ["Table", "attach"]
-
 _NOTHING: Floats = np.zeros(0)
 _ITEMS = {
     name: numpy_support.from_dtype(array.dtype)

@@ -9,8 +9,6 @@ import numpy as np
 
 from ddlsim.plan.plan import COLUMNS, RECEIVE, SEND, Ints, Plan
 
-__all__ = ["Alike", "alike"]
-
 
 @dataclass(frozen=True, eq=False)
 class Alike:

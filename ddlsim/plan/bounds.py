@@ -15,8 +15,6 @@ from ddlsim.plan.least import Crossing, least_crossing
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import ALL_REDUCE, KINDS, PUSH_PULL, SEND, Floats, Ints, Plan
 
-__all__ = ["Cut", "critical_path", "cut", "narrowest", "nodes_of", "peak_memory"]
-
 
 class Cut(NamedTuple):
     """What must cross an interface: seconds at least, which interface, and the bytes out of it and into it."""

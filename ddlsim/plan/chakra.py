@@ -17,8 +17,6 @@ from ddlsim.plan.graph import Operation, plan_of_operations
 from ddlsim.plan.plan import ALL_GATHER, GATHER, KINDS, RECEIVE, SEND, Plan
 from ddlsim.units import LARGEST, si
 
-__all__ = ["read_chakra", "trace_files"]
-
 _KIND_OF = {**{name: KINDS.index(name.lower()) for name in COLLECTIVES[:8]},
             "REDUCE_SCATTER_BLOCK": KINDS.index("reduce_scatter"), "BARRIER": KINDS.index("all_reduce")}  # fmt: skip
 _MAX_RANKS = 10**5

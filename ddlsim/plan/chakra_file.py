@@ -14,8 +14,6 @@ from ddlsim.imports.text import read_bytes
 from ddlsim.output_files import replacing
 from ddlsim.plan.wire import BYTES, FIXED32, FIXED64, VARINT, WireError, fields, lengthened, messages, put, signed
 
-__all__ = ["COLLECTIVES", "NODE_TYPES", "Attribute", "TraceNode", "is_chakra", "read_nodes", "write_nodes"]
-
 #: places are the numbers of the schema's NodeType and CollectiveCommType
 NODE_TYPES = (
     "INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE", "COMM_SEND_NODE", "COMM_RECV_NODE",

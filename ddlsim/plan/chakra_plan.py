@@ -16,8 +16,6 @@ from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, COLUMNS, GATHER, KINDS, PUS
 from ddlsim.plan.queues import FusedQueue, UrgentQueue
 from ddlsim.plan.text import what
 
-__all__ = ["is_plan", "plan_of_files", "to_chakra"]
-
 _PLAN, _LANES = "ddlsim.plan", "ddlsim.lanes"
 #: of the columns, what most rows have: it is not written. Lane and kind always are
 _DEFAULTS = {name: -1 if name in ("name", "peer", "key", "batch", "part") else 0 for name in COLUMNS[2:]}

@@ -25,8 +25,6 @@ from ddlsim.plan.plan import (
     Plan,
 )  # fmt: skip
 
-__all__ = ["check"]
-
 
 def check(plan: Plan) -> None:
     """Prove a plan. Raises ConfigError, naming the task, unless

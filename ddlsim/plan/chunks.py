@@ -18,8 +18,6 @@ from ddlsim.workload.compute import Workload
 from ddlsim.workload.model import Concat, Leaf, Model, Node, Residual, Side
 from ddlsim.workload.precision import ELEMENT_NBYTES
 
-__all__ = ["Chunk", "balanced", "between_blocks", "chunks_at", "crossing_nbytes", "stored_nbytes"]
-
 
 @dataclass(frozen=True, eq=False)
 class Chunk:

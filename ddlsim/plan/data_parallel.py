@@ -12,8 +12,6 @@ from ddlsim.plan.templates import in_order, in_shards, pipelined
 from ddlsim.workload.buckets import Bucket, ddp_buckets
 from ddlsim.workload.compute import Workload
 
-__all__ = ["data_parallel", "sharded"]
-
 
 def data_parallel(
     workloads: Workload | Sequence[Workload],

@@ -10,8 +10,6 @@ import numpy as np
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, KINDS, RECEIVE, SEND, Lane, Part, Plan
 
-__all__ = ["Draft"]
-
 
 class Draft:
     """A plan in the making, for a model of `n_layers` layers whose gradients are exchanged in `parts`.

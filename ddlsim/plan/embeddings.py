@@ -16,8 +16,6 @@ from ddlsim.workload.compute import Workload
 from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
 from ddlsim.workload.table_placement import INDEX_NBYTES, TableWork
 
-__all__ = ["embeddings"]
-
 
 def embeddings(
     workloads: Sequence[Workload],

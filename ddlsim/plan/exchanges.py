@@ -7,8 +7,6 @@ import numpy as np
 from ddlsim.errors import ConfigError
 from ddlsim.plan.plan import PUSH_PULL, RECEIVE, SEND, Bools, Ints, Plan
 
-__all__ = ["check_exchanges"]
-
 
 def check_exchanges(plan: Plan) -> None:
     """Raise ConfigError for a message that nobody receives or sends, and a collective that not all members enter."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import matplotlib.axes
     import networkx as nx
 
-__all__ = ["Execution", "execute"]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Execution:

@@ -18,8 +18,6 @@ from ddlsim.workload.expert_layers import MixtureOfExperts
 from ddlsim.workload.model import Layer, Leaf, Model, Node, Residual, Side
 from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
 
-__all__ = ["expert_elements", "experts", "experts_in"]
-
 
 def experts(
     workloads: Sequence[Workload],

@@ -12,8 +12,6 @@ from ddlsim.plan.overlaps import joined, with_parts
 from ddlsim.plan.plan import ALL_GATHER, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Bools, Ints, Plan
 from ddlsim.plan.shards import Replay
 
-__all__ = ["PASSES", "Touching", "check_fetches", "fetches_of", "on_rank", "place_of", "touching"]
-
 PASSES = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 
 

@@ -30,8 +30,6 @@ from ddlsim.plan.repeated import each_rank
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
 
-__all__ = ["fully_sharded"]
-
 _LANES = ("compute", "gather", "stream")
 _FREE = "reshard"
 

@@ -19,8 +19,6 @@ from ddlsim.plan.graph import Operation, plan_of_operations
 from ddlsim.plan.plan import ALL_REDUCE, COMPUTE, RECEIVE, SEND, Plan
 from ddlsim.plan.schedules import Schedules
 
-__all__ = ["read_goal", "to_goal"]
-
 MAX_RANKS, MAX_MESSAGES, LARGEST = 10**6, 2_000_000, 2**62
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _LABEL = r"[a-zA-Z]\w*"

@@ -26,8 +26,6 @@ from ddlsim.plan.plan import (
 )  # fmt: skip
 from ddlsim.plan.shards import Replay
 
-__all__ = ["check_gradients"]
-
 #: what can be done to the gradients and weights of a part: sums come before an update, spreading may come after it
 SUMS = (ALL_REDUCE, REDUCE_SCATTER, REDUCE, PUSH_PULL)
 SPREADS = (ALL_GATHER, BROADCAST)

@@ -12,8 +12,6 @@ from ddlsim.plan.order import Order
 from ddlsim.plan.plan import ALL_REDUCE, COMPUTE, KINDS, RECEIVE, SEND, Ints, Lane, Plan
 from ddlsim.plan.queues import UrgentQueue
 
-__all__ = ["WAITING", "Operation", "plan_of_operations"]
-
 #: the lane of what waits for nothing but its needs
 WAITING = "waiting"
 

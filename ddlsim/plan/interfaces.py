@@ -10,8 +10,6 @@ import numpy as np
 from ddlsim.cluster import Cluster
 from ddlsim.plan.plan import Bools, Floats, Ints
 
-__all__ = ["Interfaces", "Width", "interfaces"]
-
 
 class Width(NamedTuple):
     """Bytes/s of channels together, and the bytes that their token buckets let through at once; (n_places,) each."""

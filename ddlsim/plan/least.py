@@ -8,8 +8,6 @@ import numpy as np
 
 from ddlsim.plan.plan import Bools, Floats, Ints
 
-__all__ = ["Crossing", "least_crossing"]
-
 
 class Crossing(NamedTuple):
     """Buffers that must leave and enter each of some places, (k,) each, and all places together."""

@@ -14,8 +14,6 @@ from ddlsim.plan.plan import COLUMNS, Part, Plan
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import activation_nbytes
 
-__all__ = ["local_steps"]
-
 
 @checked
 def local_steps(workloads: Sequence[Workload], period: Count, steps: Count = 1, accumulation: Count = 1) -> Plan:

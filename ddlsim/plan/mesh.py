@@ -15,8 +15,6 @@ from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 from ddlsim.plan.plan import Ints
 
-__all__ = ["AXES", "Axis", "Coordinates", "Mesh", "mesh_of"]
-
 Axis = Literal["data", "pipeline", "tensor"]
 #: of the array of ranks, in this order
 AXES: tuple[Axis, ...] = ("data", "pipeline", "tensor")

@@ -12,8 +12,6 @@ from ddlsim.plan.plan import ALL_GATHER, COLUMNS, COMPUTE, UPDATE, Floats, Ints,
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.precision import FP32_NBYTES
 
-__all__ = ["NORMS", "with_shared_norms"]
-
 NORMS = "layer norms"
 
 

@@ -11,8 +11,6 @@ from ddlsim.errors import ConfigError
 from ddlsim.plan.overlaps import joined
 from ddlsim.plan.plan import BROADCAST, GATHER, PUSH_PULL, RECEIVE, REDUCE, ROOTED, SCATTER, SEND, Bools, Ints, Plan
 
-__all__ = ["Order"]
-
 #: tasks of a cycle that an error names
 N_SHOWN = 6
 

@@ -6,8 +6,6 @@ import numpy as np
 
 from ddlsim.plan.plan import Ints
 
-__all__ = ["joined", "overlapping", "with_parts"]
-
 
 def joined(left: Ints, right: Ints) -> tuple[Ints, Ints]:
     """Return all (i, j) with ``left[i] == right[j]``, as two arrays, by i."""

@@ -19,8 +19,6 @@ from ddlsim.plan.plan import COMPUTE, Ints, Lane, Plan
 from ddlsim.workload.buckets import Bucket, one_bucket
 from ddlsim.workload.compute import Workload
 
-__all__ = ["pipeline"]
-
 
 @checked
 def pipeline(

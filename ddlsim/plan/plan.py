@@ -31,12 +31,6 @@ if TYPE_CHECKING:
     from ddlsim.plan.execute import Execution
     from ddlsim.plan.queues import Queue
 
-__all__ = [
-    "ALL_GATHER", "ALL_REDUCE", "BACKWARD", "BACKWARD_INPUT", "BACKWARD_WEIGHT", "BROADCAST", "COLUMNS", "COMPUTE",
-    "FORWARD", "KINDS", "PUSH_PULL", "RECEIVE", "REDUCE", "REDUCE_SCATTER", "ROOTED", "SCATTER", "SEND", "UPDATE",
-    "Bools", "Floats", "Ints", "Lane", "Part", "Plan",
-]  # fmt: skip
-
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

@@ -11,10 +11,9 @@ import math
 from dataclasses import dataclass
 
 from ddlsim.arguments import Bytes, Count, Duration, checked
-from ddlsim.network.executor import Dispatcher, Launch, Queue, Wake
+from ddlsim.network.executor import Dispatcher, Launch, Wake
+from ddlsim.network.executor import Queue as Queue
 from ddlsim.units import si
-
-__all__ = ["Dispatcher", "FusedQueue", "Queue", "UrgentQueue"]
 
 
 @checked

@@ -16,8 +16,6 @@ from ddlsim.plan.templates import Row
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
 
-__all__ = ["each_rank", "parts_of", "repeated"]
-
 
 def repeated(
     templates: Sequence[Sequence[Row]], each: Sequence[Workload], buckets: Sequence[Bucket], steps: int,

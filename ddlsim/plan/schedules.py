@@ -13,8 +13,6 @@ from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.plan.plan import KINDS, PUSH_PULL, ROOTED, Ints, Plan
 
-__all__ = ["ALGORITHMS", "Schedules"]
-
 #: how collectives run if nothing else is said: in rings and pipelined chains as NCCL, all-to-alls at once
 ALGORITHMS: dict[str, str | Collective] = {
     "all_reduce": "ring", "reduce_scatter": "ring", "all_gather": "ring", "broadcast": "chain", "reduce": "chain",

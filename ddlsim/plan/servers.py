@@ -11,8 +11,6 @@ from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
 from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, PUSH_PULL, Lane, Plan
 
-__all__ = ["through_servers"]
-
 
 @checked
 def through_servers(plan: Plan, n_servers: Count = 1) -> Plan:

@@ -20,8 +20,6 @@ from ddlsim.plan.plan import (
     Plan,
 )  # fmt: skip
 
-__all__ = ["Replay"]
-
 #: of a number that stands for a micro-batch; sums wrap around
 Marks = npt.NDArray[np.uint64]
 #: ranges are cut in so many pieces at most

@@ -9,8 +9,6 @@ from ddlsim.errors import ConfigError
 from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, BACKWARD, COMPUTE, FORWARD, REDUCE_SCATTER, UPDATE, Part
 from ddlsim.workload.buckets import Bucket
 
-__all__ = ["Row", "in_order", "pipelined"]
-
 
 class Row(NamedTuple):
     """A task of one rank in one step.

@@ -15,8 +15,6 @@ from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.plan import RECEIVE, SEND, Ints, Plan
 from ddlsim.workload.compute import Workload
 
-__all__ = ["Exchange", "as_one_rank", "with_exchanges", "with_shared_interfaces"]
-
 #: kind of collective, bytes of the whole -> s
 Seconds = Callable[[str, float], float]
 

@@ -17,8 +17,6 @@ from ddlsim.plan.plan import (
     Plan,
 )
 
-__all__ = ["table", "task", "what"]
-
 #: rows of the table that are printed
 N_ROWS = 24
 

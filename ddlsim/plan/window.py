@@ -32,8 +32,6 @@ from ddlsim.plan.interfaces import Interfaces, Width
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import ALL_REDUCE, PUSH_PULL, SEND, UPDATE, Floats, Ints, Plan
 
-__all__ = ["Carriers", "window"]
-
 NEVER = -np.inf
 
 

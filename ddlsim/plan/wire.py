@@ -9,9 +9,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-__all__ = ["BYTES", "FIXED32", "FIXED64", "VARINT", "WireError", "fields", "lengthened", "messages", "put", "signed",
-           "varint"]  # fmt: skip
-
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _SIZES = {FIXED64: 8, FIXED32: 4}
 _ONE_BYTE = [bytes([value]) for value in range(0x80)]

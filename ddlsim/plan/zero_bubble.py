@@ -12,8 +12,6 @@ import itertools
 from ddlsim.arguments import Count, checked
 from ddlsim.plan.pipeline_orders import Kind, Pass, PassOrder, one_f_one_b
 
-__all__ = ["v_half", "v_min", "zb_1p", "zb_2p", "zb_v"]
-
 
 @checked
 def zb_1p(ranks: Count, micro_batches: Count) -> PassOrder:

@@ -21,8 +21,6 @@ from ddlsim.workload.compute import Workload
 from ddlsim.workload.devices import load_device
 from ddlsim.workload.model import Layer
 
-__all__ = ["Guideline", "advice"]
-
 #: how much faster the machines' links become, and how many local steps are made, in the rules about these
 FASTER, LOCAL_STEPS = 4.0, 8
 NOT_AVAILABLE = "n/a"

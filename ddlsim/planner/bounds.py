@@ -36,8 +36,6 @@ from ddlsim.strategies.plans import nodes_of_plan, plan_of, tells_plan
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.stage import n_copies
 
-__all__ = ["Bound", "Bounds", "price_rate"]
-
 #: sums in another order than the simulation's differ in the last bits
 ROUNDING = 1e-9
 

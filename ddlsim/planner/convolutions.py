@@ -24,8 +24,6 @@ from ddlsim.workload.layer_times import WINOGRAD
 from ddlsim.workload.model import Layer, Model
 from ddlsim.workload.precision import FP32_NBYTES
 
-__all__ = ["Algorithm", "choose_algorithms", "convolution_options"]
-
 
 @checked
 @dataclass(frozen=True)

@@ -14,8 +14,6 @@ from ddlsim.planner.search import Found
 from ddlsim.printable import shown
 from ddlsim.study.work import DONE, Outcome
 
-__all__ = ["Crossover", "crossovers"]
-
 #: ways to exchange gradients that are compared
 N_WAYS = 4
 #: throughputs that differ by a smaller share are equal

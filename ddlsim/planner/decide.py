@@ -31,8 +31,6 @@ from ddlsim.strategies import Strategy
 from ddlsim.units import si
 from ddlsim.workload.model import Model, ModelLike, load_model
 
-__all__ = ["recommend"]
-
 #: efficiency that the rule on the number of GPUs is asked for where the target names none
 EFFICIENCY = 0.9
 

@@ -13,8 +13,6 @@ from ddlsim.study.parcels import Packer
 from ddlsim.study.store import Store
 from ddlsim.study.work import Outcome
 
-__all__ = ["Evaluator"]
-
 
 class Evaluator:
     """Simulates, and remembers what it has simulated.

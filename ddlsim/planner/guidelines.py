@@ -17,25 +17,6 @@ from ddlsim.workload.memory import training_nbytes
 from ddlsim.workload.model import Model
 from ddlsim.workload.precision import ELEMENT_NBYTES
 
-__all__ = [
-    "byteps_time",
-    "compute_to_traffic",
-    "data_parallel_nbytes",
-    "hybrid_groups",
-    "hybrid_nbytes",
-    "largest_batch",
-    "largest_n_gpus",
-    "largest_overhead_ratio",
-    "local_sgd_speedup",
-    "medium_speedup",
-    "model_parallel_nbytes",
-    "n_parameter_servers",
-    "scaling_efficiency",
-    "server_time",
-    "traffic_share",
-]
-
-
 # ---------------------------------------------------------------- how many GPUs
 
 

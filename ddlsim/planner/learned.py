@@ -23,8 +23,6 @@ from ddlsim.study.work import DONE, Outcome
 from ddlsim.ties import in_order
 from ddlsim.workload.model import Model
 
-__all__ = ["Lesson", "learning_group", "lesson", "trained"]
-
 #: configurations that are trained
 N_TRAINED = 6
 

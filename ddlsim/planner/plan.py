@@ -20,8 +20,6 @@ from ddlsim.run.sensitivity import Sensitivity
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Choice", "Plan"]
-
 
 @dataclass(frozen=True, eq=False)
 class Choice:

@@ -19,8 +19,6 @@ from ddlsim.ties import in_order, tie
 if TYPE_CHECKING:
     from ddlsim.planner.search import Found
 
-__all__ = ["SAME", "beats_bound", "levels", "preferred", "spread_of", "tie_reason"]
-
 #: relative difference that a plan calls "as much" and "as long": no prediction of a few steps is that sure
 SAME = 0.0005
 #: what decides, in this order, where what was asked ties; and what the worse one is called

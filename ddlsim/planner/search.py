@@ -21,8 +21,6 @@ from ddlsim.planner.preference import beats_bound, preferred, spread_of
 from ddlsim.planner.target import Figures, Target
 from ddlsim.study.work import DONE, Outcome
 
-__all__ = ["OUT", "PRUNED", "SIMULATED", "Found", "Search", "figures_of"]
-
 #: what became of a candidate
 SIMULATED, PRUNED, OUT = "simulated", "pruned", "skipped"
 #: candidates that are simulated before it is looked again who can still win

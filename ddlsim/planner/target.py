@@ -11,8 +11,6 @@ from ddlsim.run.metrics import METRICS
 from ddlsim.ties import FLOOR
 from ddlsim.units import parse
 
-__all__ = ["Figures", "Miss", "Target"]
-
 AIMS = ("time", "cost")
 _Least = Annotated[float, number(0.0, 1.0, above=True, hint=" (0.9 is 90 %)")]
 

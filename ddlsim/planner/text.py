@@ -15,8 +15,6 @@ from ddlsim.readable import count, percent, rate, seconds, spread
 from ddlsim.run.metrics import METRICS
 from ddlsim.ties import FLOOR
 
-__all__ = ["text"]
-
 #: how many sensitivities, and reasons why configurations do not fit, are shown
 N_SENSITIVITIES, N_SKIPPED = 4, 3
 #: gains below this share are none

@@ -21,8 +21,6 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning.evaluation import DivergedError
 from ddlsim.workload.precision import FP32_NBYTES
 
-__all__ = ["Averaging", "Encoded", "Flat", "Machines", "Outcome", "Served", "diverging"]
-
 #: a worker's (first) message, and its next state; or between machines, what it has before they meet
 Encoded: TypeAlias = tuple[Payload | Vector, object]
 

@@ -31,8 +31,6 @@ from ddlsim.collectives.nccl import LAPS
 from ddlsim.collectives.trees import double_tree
 from ddlsim.network import Network
 
-__all__ = ["Charge", "Load", "by_schedule", "spread"]
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 

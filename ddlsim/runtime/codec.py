@@ -29,10 +29,6 @@ from ddlsim.workload.compute import Workload
 from ddlsim.workload.precision import FP32_NBYTES
 from ddlsim.workload.tensors import tensor_shapes
 
-__all__ = [
-    "Codec", "Piece", "Seconds", "backwards", "chosen", "cut", "encoding", "known_nbytes", "one_model", "rounded",
-]  # fmt: skip
-
 
 def chosen(setting: Setting, *, servers: bool) -> Compression:
     """Return the compression of a run that compresses, after checks that do not depend on the strategy."""

@@ -32,8 +32,6 @@ from ddlsim.runtime.worker import Process, Worker
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.precision import FP32_NBYTES
 
-__all__ = ["Coded"]
-
 
 class Coded:
     """The :class:`~ddlsim.runtime.carrier.Carrier` of compressed vectors among the members of a communicator.

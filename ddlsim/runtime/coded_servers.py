@@ -23,8 +23,6 @@ from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.worker import Process, Worker
 from ddlsim.workload.buckets import Bucket
 
-__all__ = ["CodedServers"]
-
 
 @dataclass
 class _Mean:

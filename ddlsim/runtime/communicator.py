@@ -22,8 +22,6 @@ from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.ties import tie
 
-__all__ = ["Communicator", "communicator", "fastest", "hierarchical"]
-
 Ints = npt.NDArray[np.int64]
 
 #: algorithms that "auto" does not try: never the fastest, or the same as another at these settings

@@ -28,8 +28,6 @@ from ddlsim.runtime.fabric import name_of
 from ddlsim.runtime.loop import Traffic
 from ddlsim.runtime.setting import Setting
 
-__all__ = ["Known", "Phase", "known_cost"]
-
 #: our names of what NCCL's tuner chooses among; None: whatever is fastest
 _NCCL = {"ring": "ring", "double_binary_tree": "tree", "auto": None}
 _SCHEDULE = {"ring": "ring", "tree": "double_binary_tree"}

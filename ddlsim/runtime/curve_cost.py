@@ -21,8 +21,6 @@ import numpy.typing as npt
 
 from ddlsim.cluster import Cluster
 
-__all__ = ["Parts", "columns", "curve_seconds", "parts_of"]
-
 Floats = npt.NDArray[np.float64]
 
 

@@ -24,8 +24,6 @@ from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.worker import Computation, Process, Worker
 from ddlsim.workload.buckets import one_bucket
 
-__all__ = ["Averaging", "Exchange", "carrier_of"]
-
 T = TypeVar("T")
 
 

@@ -12,11 +12,6 @@ from ddlsim.collectives import Collective
 from ddlsim.collectives.find import find
 from ddlsim.errors import ConfigError, shown
 
-__all__ = [
-    "COSTS", "AllReduceAlgorithm", "Cost", "Fabric", "HasFabric", "RankOrder", "WithFabric", "algorithm_of",
-    "cost_said", "fabric_of", "name_of", "on_fabric",
-]  # fmt: skip
-
 S = TypeVar("S")
 COSTS = ("simulated", "calibrated", "nccl")
 

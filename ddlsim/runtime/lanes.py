@@ -20,8 +20,6 @@ from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.workload.jitter import slow_intervals
 
-__all__ = ["OPTIMIZER", "Lanes", "Op", "gradient"]
-
 LOG_ROWS = 4096
 #: what follows an operation, where something does
 Follow = Callable[[Worker], None]

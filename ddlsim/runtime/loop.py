@@ -22,8 +22,6 @@ from ddlsim.errors import DeadlockError
 from ddlsim.network import Accounts, BusyIntervals, Network
 from ddlsim.network.busy import busy_rows
 
-__all__ = ["Driver", "Loop", "Traffic"]
-
 
 class Driver(Protocol):
     """What lets the network run in place of simpy's processes."""

@@ -9,8 +9,6 @@ from ddlsim.learning.learner import State
 from ddlsim.optim import Optimizer, OptimizerState
 from ddlsim.optim.layerwise import with_layers
 
-__all__ = ["Outer"]
-
 
 class Outer:
     """The model w, which an outer ``optimizer`` moves while the run's own one makes the workers' local steps.

@@ -8,8 +8,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["COMMUNICATION", "COMPUTE", "TRANSFER", "WAITING", "Recorder", "Span", "Spans"]
-
 COMPUTE = "compute"
 COMMUNICATION = "communication"  # a worker does nothing but wait for bytes
 WAITING = "waiting"  # a worker waits for other workers or for a server's queue

@@ -18,8 +18,6 @@ from ddlsim.runtime.worker import Process, Worker
 if TYPE_CHECKING:
     from ddlsim.runtime.exchange import Averaging
 
-__all__ = ["Replica", "local_sgd", "local_steps", "need_values", "replicas_of", "start_replicas"]
-
 
 @dataclass
 class Replica:

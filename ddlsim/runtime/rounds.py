@@ -9,8 +9,6 @@ from ddlsim.runtime.shards import Shards, communicate, wait
 from ddlsim.runtime.worker import Process, Worker
 from ddlsim.streams import stream
 
-__all__ = ["Rounds"]
-
 
 class Rounds:
     """Rounds of `n_drawn` workers each, drawn by chance, all different: :meth:`enter` them, compute, :meth:`leave`.

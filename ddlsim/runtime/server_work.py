@@ -24,9 +24,6 @@ from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.worker import Process, Worker, all_of
 from ddlsim.units import si
 
-__all__ = ["ServerWork", "WorkingServers"]
-
-
 #: over the bytes of a tensor
 Passes = Annotated[float, number(0.0, hint=" passes, such as 2")]
 

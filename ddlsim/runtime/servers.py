@@ -12,11 +12,6 @@ from ddlsim.runtime.setting import Setting
 from ddlsim.units import si
 from ddlsim.workload.jitter import NoJitter
 
-__all__ = [
-    "ApplyTime", "Placement", "Served", "apply_seconds", "check_layers", "memory_nodes", "note_lock_step",
-    "server_nodes",
-]  # fmt: skip
-
 Placement = Annotated[str, one_of("own", "colocated")]
 ApplyTime = Annotated[float | str, quantity("time", "1 ms", zero=True)]
 

@@ -18,8 +18,6 @@ from ddlsim.runtime.worker import StopRule, Worker
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.jitter import Jitter, NoJitter
 
-__all__ = ["Setting", "Strategy"]
-
 
 @dataclass
 class Setting:

@@ -11,8 +11,6 @@ from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.wires import Parcel, Wires
 from ddlsim.runtime.worker import Process, Worker, all_of
 
-__all__ = ["Shards", "communicate", "wait"]
-
 
 def communicate(worker: Worker, event: simpy.Event, what: str) -> Process:
     """Block the worker until `event`, booked as communication."""

@@ -6,8 +6,6 @@ from ddlsim.learning import Array, Value
 from ddlsim.plan.plan import Floats
 from ddlsim.runtime.setting import Setting
 
-__all__ = ["Synchronous"]
-
 
 class Synchronous:
     """w <- w - eta (1/N) sum_i g_i(w), when a step of :func:`~ddlsim.runtime.table_run.run_table` has ended."""

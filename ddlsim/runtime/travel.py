@@ -19,8 +19,6 @@ from ddlsim.runtime.coded import Coded
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 
-__all__ = ["Travel"]
-
 
 class Travel:
     """What goes on outside the tasks of steps (:class:`~ddlsim.network.executor.Outside`): collectives of known time,

@@ -26,8 +26,6 @@ from ddlsim.streams import stream
 from ddlsim.workload.precision import FP32_NBYTES
 from ddlsim.workload.tensors import tensor_shapes
 
-__all__ = ["Parcel", "Wires"]
-
 
 @dataclass(frozen=True, eq=False)
 class Parcel:

@@ -23,8 +23,6 @@ from ddlsim.streams import stream
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.jitter import Jitter, NoJitter, SlowDown, slowed_duration
 
-__all__ = ["Computation", "Process", "StopRule", "Worker", "factors"]
-
 Process = Generator[simpy.Event, object, None]
 #: a process that ends with a value
 Computation = Generator[simpy.Event, object, Value[Array]]

@@ -23,8 +23,6 @@ from ddlsim.strategies import overlap as overlaps
 from ddlsim.strategies.overlap import Overlap, OverlapChoice, as_compressed, buckets_of, overlap_named
 from ddlsim.workload.compute import Workload
 
-__all__ = ["AllReduce", "start_group"]
-
 
 @checked
 @dataclass(frozen=True)

@@ -24,8 +24,6 @@ from ddlsim.runtime.wires import Parcel, Wires
 from ddlsim.runtime.worker import Worker
 from ddlsim.strategies.staleness import DelayCompensation, Scaling, ScalingChoice, scaled, scaling_named
 
-__all__ = ["AsyncParameterServer"]
-
 
 @dataclass
 class _Shard:

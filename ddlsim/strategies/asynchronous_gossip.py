@@ -18,8 +18,6 @@ from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies.mixing import Graph, bipartition, check_graph, describe, neighbours
 from ddlsim.streams import stream
 
-__all__ = ["ADPSGD", "GossipSGD", "Peer"]
-
 #: a process that ends with what a partner has sent back
 Averaged = Generator[simpy.Event, object, Parcel]
 #: a process that ends with the event of a push's arrival

@@ -19,8 +19,6 @@ from ddlsim.runtime.replica import Replica, start_replicas
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process
 
-__all__ = ["CoCoDSGD", "DaSGD", "OverlapLocalSGD"]
-
 
 def _continued(mean: Array, params: Array, begun: Array) -> Array:
     """Return mean + (params - begun), rounded once."""

@@ -17,8 +17,6 @@ from ddlsim.runtime.visits import Visit, Visits, follows
 from ddlsim.runtime.wires import Parcel
 from ddlsim.runtime.worker import Worker
 
-__all__ = ["ElasticAveraging"]
-
 
 class _Springs:
     """Workers tied to the center z at the servers: z <- z + alpha sum_i (x_i - z), over ``n_visitors`` at a time."""

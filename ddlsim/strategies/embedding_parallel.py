@@ -38,8 +38,6 @@ from ddlsim.workload.table_placement import (
     work_of,
 )  # fmt: skip
 
-__all__ = ["EmbeddingParallel", "InOrder", "in_order"]
-
 InOrder = NoOverlap | PerLayer | DdpBuckets
 #: workers from which on the one that computes the bottom MLP for all holds no tables (NVIDIA's DLRM)
 MANY = 5

@@ -22,8 +22,6 @@ from ddlsim.runtime.visits import follows
 from ddlsim.strategies.center import Center
 from ddlsim.strategies.staleness import ScalingChoice, scaling_named
 
-__all__ = ["FedAvg", "FedBuff"]
-
 
 @checked
 @dataclass(frozen=True)

@@ -21,8 +21,6 @@ from ddlsim.runtime.wires import Parcel, Wires
 from ddlsim.runtime.worker import Worker
 from ddlsim.strategies.mixing import Graph, Weights, agreement, check_graph, describe, mixing_matrix
 
-__all__ = ["CHOCOSGD", "DPSGD"]
-
 #: who takes whose models with which weights
 Mixing = Annotated[
     str | Graph | Weights | Sequence[Sequence[float]] | npt.NDArray[np.float64],

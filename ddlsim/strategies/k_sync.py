@@ -20,8 +20,6 @@ from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies.center import Center
 from ddlsim.strategies.k_async import UNTIL_APPLIED, check_k
 
-__all__ = ["BackupWorkers", "KBatchSync", "KSync"]
-
 #: a worker's time until it has a gradient; None if it was stopped before
 _Attempt = Generator[simpy.Event, object, Value[Array] | None]
 

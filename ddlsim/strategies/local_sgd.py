@@ -29,8 +29,6 @@ from ddlsim.runtime.worker import Process
 from ddlsim.units import si
 from ddlsim.workload.compute import Workload
 
-__all__ = ["AdaComm", "HierarchicalLocalSGD", "LocalSGD", "QsparseLocalSGD"]
-
 
 @checked
 @dataclass(frozen=True)

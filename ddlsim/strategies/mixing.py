@@ -13,18 +13,6 @@ import numpy.typing as npt
 
 from ddlsim.errors import ConfigError, unknown_name
 
-__all__ = [
-    "Graph",
-    "Weights",
-    "agreement",
-    "bipartition",
-    "check_graph",
-    "contraction",
-    "describe",
-    "mixing_matrix",
-    "neighbours",
-]
-
 Floats = npt.NDArray[np.float64]
 #: (N, N), row i holds the weights with which worker i takes the others' parameters
 Weights = tuple[tuple[float, ...], ...]

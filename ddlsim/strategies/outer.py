@@ -26,8 +26,6 @@ from ddlsim.runtime import (
 )
 from ddlsim.runtime.fabric import cost_said, name_of
 
-__all__ = ["BMUF", "DiLoCo", "SlowMo"]
-
 
 @checked
 @dataclass(frozen=True)

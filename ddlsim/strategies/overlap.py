@@ -23,11 +23,6 @@ from ddlsim.units import si
 from ddlsim.workload.buckets import Bucket, ddp_buckets, one_bucket, partitioned, per_layer
 from ddlsim.workload.compute import Workload
 
-__all__ = [
-    "DdpBuckets", "HorovodFusion", "NoOverlap", "Overlap", "OverlapChoice", "PerLayer", "Priority", "WhileWaiting",
-    "as_compressed", "buckets_of", "overlap_named", "plan",
-]  # fmt: skip
-
 
 class Overlap(Protocol):
     """When gradients travel; ``buckets`` is enough: workers exchange them in order, beside the backward pass.

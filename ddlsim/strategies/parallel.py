@@ -33,8 +33,6 @@ from ddlsim.workload.memory import Holding, Memory, memory_of
 from ddlsim.workload.stage import Stage
 from ddlsim.workload.tensor_parallel import Shard, tensor_parallel
 
-__all__ = ["Parallel"]
-
 BUCKETS: dict[str, Callable[[Workload], Sequence[Bucket]]] = {
     "none": one_bucket, "layer": per_layer, "ddp": ddp_buckets,
 }  # fmt: skip

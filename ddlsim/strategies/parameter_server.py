@@ -23,8 +23,6 @@ from ddlsim.strategies.all_reduce import AllReduce, start_group
 from ddlsim.strategies.overlap import OverlapChoice, as_compressed, buckets_of, overlap_named
 from ddlsim.workload.compute import Workload
 
-__all__ = ["ParameterServer"]
-
 
 @checked
 @dataclass(frozen=True)

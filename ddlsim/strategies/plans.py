@@ -10,8 +10,6 @@ from ddlsim.plan import Plan
 from ddlsim.runtime.setting import Strategy
 from ddlsim.workload.compute import Workload
 
-__all__ = ["first_workers", "nodes_of_plan", "plan_of", "tells_plan"]
-
 
 def plan_of(strategy: Strategy, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
     """Return what workers with these workloads do in `steps` steps of a strategy that can tell.

@@ -24,8 +24,6 @@ from ddlsim.strategies.overlap import NoOverlap, Overlap, as_compressed, buckets
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.stage import Stage
 
-__all__ = ["ShardedUpdate"]
-
 
 def _in_order(overlap: str | Overlap, where: str) -> str | Overlap:
     if hasattr(overlap_named(overlap, where), "plan"):

@@ -18,8 +18,6 @@ from ddlsim.runtime import Averaging, Process, Replica, Setting, WithFabric, com
 from ddlsim.runtime.fabric import cost_said, name_of
 from ddlsim.streams import stream
 
-__all__ = ["SPARTA"]
-
 Indices = Value[npt.NDArray[np.int64]]
 
 

@@ -14,8 +14,6 @@ from ddlsim.runtime.servers import ApplyTime, Placement, note_lock_step
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies.center import Center
 
-__all__ = ["StaleSynchronous"]
-
 
 def _slack(value: object, where: str) -> object:
     if isinstance(value, float) and value == math.inf:

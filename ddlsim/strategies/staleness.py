@@ -11,11 +11,6 @@ import numpy as np
 from ddlsim.arguments import Decay, NotNegative, checked, number, one_of
 from ddlsim.learning import Array, Value
 
-__all__ = [
-    "DelayCompensation", "ExponentialPenalty", "InverseStaleness", "Scaling", "SquareRootStaleness", "scaled",
-    "scaling_named",
-]  # fmt: skip
-
 
 class Scaling(Protocol):
     """What a gradient of staleness tau is multiplied with; 1 for tau = 0."""

@@ -19,8 +19,6 @@ from ddlsim.workload.model import Layer
 from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
 from ddlsim.workload.roles import ATTENTION, COLUMN, INNER, VOCABULARY, blocks, copies, kv_heads, roles
 
-__all__ = ["RECOMPUTE", "kept_nbytes", "layer_nbytes", "segments"]
-
 #: what is computed again in the backward pass instead of being kept
 RECOMPUTE = ("none", "selective", "full", "segments")
 

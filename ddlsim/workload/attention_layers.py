@@ -8,8 +8,6 @@ from typing import ClassVar, Literal
 from ddlsim.errors import ConfigError
 from ddlsim.workload.layer_rules import STRICT, Cost, Shape, at_least, need_tokens, streaming
 
-__all__ = ["Attention", "CrossAttention", "RMSNorm", "SwiGLU"]
-
 
 @dataclass(frozen=True)
 class Attention:

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from ddlsim.errors import ConfigError
 from ddlsim.workload.compute import Workload
 
-__all__ = ["Bucket", "ddp_buckets", "one_bucket", "partitioned", "per_layer"]
-
 
 @dataclass(frozen=True)
 class Bucket:

@@ -33,8 +33,6 @@ from ddlsim.workload.optimizer_rules import NORM_LAUNCHES, NORM_TRAFFIC, NORMS, 
 from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
 from ddlsim.workload.products import check_kernels, kernel_times
 
-__all__ = ["Affine", "Measured", "PerKernel", "Roofline", "Workload", "fit_affine", "make_workload"]
-
 
 @checked
 @dataclass(frozen=True, init=False)

@@ -17,8 +17,6 @@ from ddlsim.arguments import Count, Density, NotNegative, Positive, checked
 from ddlsim.errors import unknown_name
 from ddlsim.units import parse
 
-__all__ = ["Curve", "Device", "Kernels", "device_names", "load_device"]
-
 _CATALOGUE = Path(__file__).with_name("devices.toml")
 
 

@@ -8,8 +8,6 @@ from typing import ClassVar, Literal
 from ddlsim.errors import ConfigError
 from ddlsim.workload.layer_rules import STRICT, Cost, Shape, at_least, need_tokens
 
-__all__ = ["MixtureOfExperts"]
-
 
 @dataclass(frozen=True)
 class MixtureOfExperts:

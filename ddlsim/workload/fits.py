@@ -19,8 +19,6 @@ from ddlsim.workload.optimizer_rules import OPTIMIZER_RULES
 from ddlsim.workload.precision import GRADIENT_TYPES
 from ddlsim.workload.roles import blocks, check_split
 
-__all__ = ["Fit", "Remedy", "fits"]
-
 #: ranks that a remedy may ask for: data-parallel ones, and those of a tensor-parallel group, which stays in a machine
 MOST_SHARDS, MOST_TENSOR, MACHINE = 1024, 8, 8
 #: of remedies, in the order in which they are put together

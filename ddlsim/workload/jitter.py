@@ -20,21 +20,6 @@ from ddlsim.arguments import Index, Positive, checked, number, quantity
 from ddlsim.errors import ConfigError
 from ddlsim.units import si
 
-__all__ = [
-    "Exponential",
-    "Gamma",
-    "Jitter",
-    "Lognormal",
-    "NoJitter",
-    "Pareto",
-    "ShiftedExponential",
-    "SlowDown",
-    "Trace",
-    "Uniform",
-    "slow_intervals",
-    "slowed_duration",
-]
-
 Floats = npt.NDArray[np.float64]
 
 

@@ -17,8 +17,6 @@ from ddlsim.workload.layers import LayerSpec
 from ddlsim.workload.model import Layer, Leaf, Node, Residual, Side
 from ddlsim.workload.precision import FP32_NBYTES
 
-__all__ = ["with_kept"]
-
 #: layers whose backward pass does not need what went in
 _BLIND = (
     "add", "concat", "dropout", "embedding", "embedding_bag", "flatten", "slice", "take", "tied_embedding",

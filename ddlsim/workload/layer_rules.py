@@ -7,23 +7,6 @@ from dataclasses import dataclass
 
 from ddlsim.errors import ConfigError
 
-__all__ = [
-    "MAX_DIMS",
-    "MAX_ELEMENTS",
-    "MAX_PARAMETERS",
-    "MAX_SIZE",
-    "STRICT",
-    "Cost",
-    "Shape",
-    "Size",
-    "at_least",
-    "need_map",
-    "need_tokens",
-    "spread",
-    "streaming",
-    "windows",
-]
-
 Shape = tuple[int, ...]
 Size = int | tuple[int, ...]
 MAX_SIZE = 10**9  # of any one number; products of a few still fit a float

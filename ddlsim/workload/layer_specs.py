@@ -13,8 +13,6 @@ from ddlsim.errors import ConfigError, shown
 from ddlsim.workload.layers import LAYER_TYPES, LayerSpec
 from ddlsim.workload.toml_files import validate
 
-__all__ = ["check_layer_type", "is_bundled", "read_spec"]
-
 _ADAPTERS: dict[type[LayerSpec], TypeAdapter[LayerSpec]] = {
     kind: TypeAdapter(kind) for kind in set(LAYER_TYPES.values())
 }

@@ -9,8 +9,6 @@ from ddlsim.workload.devices import Device
 from ddlsim.workload.model import Layer, Model
 from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
 
-__all__ = ["Floats", "Ints", "roofline_times", "scaled"]
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 

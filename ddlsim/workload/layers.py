@@ -18,12 +18,17 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Protocol
 
 from ddlsim.errors import ConfigError
-from ddlsim.workload.attention_layers import Attention, CrossAttention, RMSNorm, SwiGLU
-from ddlsim.workload.expert_layers import MixtureOfExperts
+from ddlsim.workload.attention_layers import (
+    Attention as Attention,
+    CrossAttention as CrossAttention,
+    RMSNorm as RMSNorm,
+    SwiGLU as SwiGLU,
+)
+from ddlsim.workload.expert_layers import MixtureOfExperts as MixtureOfExperts
 from ddlsim.workload.layer_rules import (
     STRICT,
-    Cost,
-    Shape,
+    Cost as Cost,
+    Shape as Shape,
     Size,
     at_least,
     need_map,
@@ -31,47 +36,16 @@ from ddlsim.workload.layer_rules import (
     streaming,
     windows,
 )
-from ddlsim.workload.map_layers import InstanceNorm, LeakyReLU, Upsample
+from ddlsim.workload.map_layers import InstanceNorm as InstanceNorm, LeakyReLU as LeakyReLU, Upsample as Upsample
 from ddlsim.workload.token_layers import (
-    Embedding,
-    EmbeddingBag,
-    Interaction,
-    Slice,
-    Take,
-    TiedDense,
-    TiedEmbedding,
+    Embedding as Embedding,
+    EmbeddingBag as EmbeddingBag,
+    Interaction as Interaction,
+    Slice as Slice,
+    Take as Take,
+    TiedDense as TiedDense,
+    TiedEmbedding as TiedEmbedding,
 )
-
-__all__ = [
-    "LAYER_TYPES",
-    "Activation",
-    "AdaptiveAvgPool",
-    "Attention",
-    "BatchNorm",
-    "Conv",
-    "Cost",
-    "CrossAttention",
-    "Dense",
-    "Dropout",
-    "Embedding",
-    "EmbeddingBag",
-    "Flatten",
-    "InstanceNorm",
-    "Interaction",
-    "LayerNorm",
-    "LayerSpec",
-    "LeakyReLU",
-    "MixtureOfExperts",
-    "Pool",
-    "RMSNorm",
-    "Shape",
-    "Slice",
-    "SwiGLU",
-    "Take",
-    "TiedDense",
-    "TiedEmbedding",
-    "Upsample",
-]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ from typing import ClassVar, Literal
 from ddlsim.errors import ConfigError
 from ddlsim.workload.layer_rules import STRICT, Cost, Shape, at_least, need_map, streaming
 
-__all__ = ["InstanceNorm", "LeakyReLU", "Upsample"]
-
 
 @dataclass(frozen=True)
 class InstanceNorm:

@@ -18,8 +18,6 @@ from ddlsim.errors import ConfigError
 from ddlsim.workload.layer_rules import MAX_ELEMENTS
 from ddlsim.workload.layers import LayerSpec, Shape
 
-__all__ = ["Concat", "Layer", "Leaf", "Model", "Node", "Residual", "Side", "load_model", "model_names"]
-
 
 @dataclass(frozen=True)
 class Layer:

@@ -19,8 +19,6 @@ from ddlsim.workload.model import Concat, Layer, Leaf, Node, Residual, Side
 from ddlsim.workload.model_values import Values, substitute
 from ddlsim.workload.precision import FP32_NBYTES
 
-__all__ = ["Block", "Builder", "Entry", "Flow"]
-
 Entry = dict[str, object]
 MAX_LAYERS = 10_000  # a runaway `repeat` is a slip of the keyboard, not a model
 MAX_ENTRIES = 10 * MAX_LAYERS

@@ -37,8 +37,6 @@ from ddlsim.workload.model_build import Block, Builder, Entry, Flow
 from ddlsim.workload.model_values import Values, chosen_values, substitute, titled
 from ddlsim.workload.toml_files import read_toml, validate
 
-__all__ = ["bundled_names", "find_model_file", "read_bundled", "read_model"]
-
 
 class _File(BaseModel):
     """The top level, its blocks still unchecked."""

@@ -11,8 +11,6 @@ from string import Template
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.plain import parse_value
 
-__all__ = ["Values", "chosen_values", "substitute", "titled"]
-
 Values = Mapping[str, object]
 
 MAX_LENGTH = 200  # of a sum

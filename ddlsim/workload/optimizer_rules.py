@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["NORMS", "NORM_LAUNCHES", "NORM_TRAFFIC", "OPTIMIZER_RULES", "OptimizerRule", "optimizer_nbytes", "rule_of"]
-
 
 class OptimizerRule(NamedTuple):
     """The costs of a rule.

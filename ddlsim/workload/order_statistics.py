@@ -17,8 +17,6 @@ import numpy.typing as npt
 from ddlsim.arguments import Count, NotNegative, Positive, checked, number, whole
 from ddlsim.errors import ConfigError
 
-__all__ = ["exponential", "lognormal", "normal", "pareto", "shifted_exponential", "uniform", "weibull"]
-
 Floats = npt.NDArray[np.float64]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ELEMENT_NBYTES", "FP32_NBYTES", "GRADIENT_TYPES"]
-
 #: of an activation, a weight or a gradient, by precision (tf32 is kept in 32 bits)
 ELEMENT_NBYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0}
 FP32_NBYTES = ELEMENT_NBYTES["fp32"]

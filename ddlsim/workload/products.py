@@ -24,11 +24,6 @@ from ddlsim.workload.model import Layer, Model
 from ddlsim.workload.precision import ELEMENT_NBYTES
 from ddlsim.workload.roles import ATTENTION, COLUMN, INNER, ROW, VOCABULARY, blocks, rank_tensors, roles
 
-__all__ = [
-    "Product", "check_kernels", "gemm_efficiency", "has_kernels", "kernel_times", "layer_products", "product_time",
-    "score_times",
-]  # fmt: skip
-
 #: kernels that a layer of the forward pass launches, where they are not one: attention its four products, the
 #: transpositions before and behind them, softmax and dropout; a dense layer with bias also its addition
 N_KERNELS = {"attention": 8, "cross_attention": 10, "swiglu": 3, "embedding": 2, "tied_embedding": 2}

@@ -11,8 +11,6 @@ from ddlsim.workload.layer_rules import Cost, Shape
 from ddlsim.workload.model import Layer, Leaf, Model, Node, Residual, Side
 from ddlsim.workload.precision import FP32_NBYTES
 
-__all__ = ["resized"]
-
 
 def resized(model: Model, size: int) -> Model:
     """Return `model` for square images of `size` x `size` pixels, with the same parameters.

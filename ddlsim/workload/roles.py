@@ -16,11 +16,6 @@ from itertools import pairwise
 from ddlsim.errors import ConfigError
 from ddlsim.workload.model import Layer, Model
 
-__all__ = [
-    "ATTENTION", "COLUMN", "INNER", "ROW", "VOCABULARY", "WHOLE", "blocks", "check_split", "copies", "kv_heads",
-    "rank_tensors", "roles",
-]  # fmt: skip
-
 WHOLE, COLUMN, INNER, ROW, ATTENTION, VOCABULARY = "whole", "column", "inner", "row", "attention", "vocabulary"
 #: a layer that mixes the features of a token needs all of them
 _MIXING = ("attention", "cross_attention", "layer_norm", "rms_norm", "add", "embedding", "swiglu", "tied_dense", "take")

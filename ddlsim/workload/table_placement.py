@@ -15,11 +15,6 @@ from ddlsim.units import si
 from ddlsim.workload.model import Model
 from ddlsim.workload.precision import FP32_NBYTES
 
-__all__ = [
-    "INDEX_NBYTES", "SHARDINGS", "HostMemory", "Placement", "Shard", "Space", "Table", "TableWork", "place",
-    "tables_of", "work_of",
-]  # fmt: skip
-
 SHARDINGS = ("table-wise", "row-wise", "column-wise")
 INDEX_NBYTES = 8.0  # of an index: int64
 #: row-wise Adagrad reads and writes one fp32 number of each row that it updates

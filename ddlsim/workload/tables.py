@@ -17,8 +17,6 @@ from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
 if TYPE_CHECKING:  # compute needs this module
     from ddlsim.workload.compute import Workload
 
-__all__ = ["exchange_left_out", "held_params", "table_exchange_nbytes"]
-
 
 def held_params(model: Model, n_workers: int) -> int:
     """Return the parameters on the fullest device: all but the tables, and its share of these.

@@ -28,8 +28,6 @@ from ddlsim.workload.precision import ELEMENT_NBYTES
 from ddlsim.workload.products import has_kernels, kernel_times, score_times
 from ddlsim.workload.roles import ATTENTION, COLUMN, INNER, ROW, VOCABULARY, blocks, check_split, rank_tensors, roles
 
-__all__ = ["Collective", "Shard", "step_flops", "tensor_parallel"]
-
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
 Pass = Literal["forward", "backward"]
 _Add = Callable[[Pass, str, float, int], None]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ddlsim.workload.model import Layer, Model
 
-__all__ = ["tensor_shapes"]
-
 
 def tensor_shapes(model: Model) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Return (name, shape) of every tensor that data-parallel workers exchange, in forward declaration order.

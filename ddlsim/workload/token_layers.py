@@ -9,8 +9,6 @@ from typing import ClassVar, Literal
 from ddlsim.errors import ConfigError
 from ddlsim.workload.layer_rules import STRICT, Cost, Shape, at_least, need_tokens, streaming
 
-__all__ = ["Embedding", "EmbeddingBag", "Interaction", "Slice", "Take", "TiedDense", "TiedEmbedding"]
-
 
 @dataclass(frozen=True)
 class TiedDense:

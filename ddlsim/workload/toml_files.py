@@ -13,8 +13,6 @@ from pydantic_core import ErrorDetails
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.plain import decoded, parse_toml, read_bytes
 
-__all__ = ["read_toml", "validate"]
-
 T = TypeVar("T")
 
 
