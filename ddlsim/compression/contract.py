@@ -113,6 +113,13 @@ class Compressor(Protocol[S, P]):
 AnyCompressor: TypeAlias = Compressor[Any, Any]
 
 
+class Stateless:
+    """What compressors without memory share."""
+
+    def init(self, n: int, seed: int = 0) -> None:
+        """Return no state."""
+
+
 class Combines(Protocol[P]):
     """A compressor of any collective but all_gather: what comes of several payloads is a payload again."""
 

@@ -50,7 +50,6 @@ class CodecCost:
 FREE = CodecCost()
 
 #: ``s * n * log2(n)`` for top-k by sorting, from the source code of MG-WFBP (Shi et al. 2019, utils.py)
-SORT_P102_100 = CodecCost(encode_sort=2.19e-10)
 SORT_V100 = CodecCost(encode_sort=5.0e-10)
 
 #: how the k largest elements are found exactly: by radix selection, near memory traffic, in libraries of today; or by

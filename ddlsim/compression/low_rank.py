@@ -10,12 +10,12 @@ import numpy as np
 
 from ddlsim.arguments import Count, checked
 from ddlsim.compression.contract import Traits, Vector, check_gradient
-from ddlsim.compression.payloads import mean
+from ddlsim.compression.payloads import Buffers, mean
 from ddlsim.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class LowRankPayload:
+class LowRankPayload(Buffers):
     """Round 1: `sent` holds the left factors P. Round 2: `sent` holds the right factors Q, then the vectors.
 
     left  () in round 1; in round 2 the agreed, orthonormal left factors, which every worker computed from
@@ -24,10 +24,6 @@ class LowRankPayload:
 
     sent: Vector
     left: tuple[Vector, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return self.sent.nbytes
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,41 +13,41 @@ from ddlsim.compression.contract import Bytes, Indices, Vector
 from ddlsim.errors import ConfigError
 
 
+class Buffers:
+    """What the messages share: as many bytes as the arrays among their fields have, but those that are `agreed`."""
+
+    agreed: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def nbytes(self) -> int:
+        travelling = (array for name, array in vars(self).items() if name not in self.agreed)
+        return sum(array.nbytes for array in travelling if isinstance(array, np.ndarray))
+
+
 @dataclass(frozen=True)
-class DensePayload:
+class DensePayload(Buffers):
     """Every element: float32, or float16, or the upper half of a float32 (bfloat16) as uint16."""
 
     values: Vector | npt.NDArray[np.float16] | npt.NDArray[np.uint16]
 
-    @property
-    def nbytes(self) -> int:
-        return self.values.nbytes
-
 
 @dataclass(frozen=True)
-class SparsePayload:
+class SparsePayload(Buffers):
     """`values` (k,) at the distinct, ascending coordinates `indices` (k,) of a vector of n elements."""
 
     n: int
     indices: Indices
     values: Vector
 
-    @property
-    def nbytes(self) -> int:
-        return self.indices.nbytes + self.values.nbytes
-
 
 @dataclass(frozen=True)
-class AlignedPayload:
+class AlignedPayload(Buffers):
     """`values` (k,) at coordinates that every worker knows: `indices` (k,) are agreed and do not travel."""
 
+    agreed = ("indices",)
     n: int
     indices: Indices
     values: Vector
-
-    @property
-    def nbytes(self) -> int:
-        return self.values.nbytes
 
 
 def scatter(n: int, indices: Indices, values: Vector) -> Vector:

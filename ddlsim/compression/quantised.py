@@ -10,28 +10,24 @@ from typing import Annotated
 import numpy as np
 
 from ddlsim.arguments import Count, Positive, checked, whole
-from ddlsim.compression.contract import Bytes, Traits, Vector, check_gradient
-from ddlsim.compression.payloads import pack, unpack
+from ddlsim.compression.contract import Bytes, Stateless, Traits, Vector, check_gradient
+from ddlsim.compression.payloads import Buffers, pack, unpack
 
 _CODES = "codes are multiples of a scale that each worker draws from its own gradient"
 
 
 @dataclass(frozen=True)
-class CodePayload:
+class CodePayload(Buffers):
     """n codes of a fixed width packed in `codes`, and `scales` (n_buckets,) float32."""
 
     n: int
     codes: Bytes
     scales: Vector
 
-    @property
-    def nbytes(self) -> int:
-        return self.codes.nbytes + self.scales.nbytes
-
 
 @checked
 @dataclass(frozen=True)
-class QSGD:
+class QSGD(Stateless):
     """Random rounding to `n_levels` levels per sign, in buckets with an L2 norm each (Alistarh et al. 2017).
 
     ``q_i = norm * sign(g_i) * l / s`` where l is floor or ceil of ``s |g_i| / norm``, unbiased; the variance is
@@ -59,9 +55,6 @@ class QSGD:
     def width(self) -> int:
         """Bits per code."""
         return (2 * self.n_levels).bit_length()
-
-    def init(self, n: int, seed: int = 0) -> None:
-        return None
 
     def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[CodePayload, None]:
         check_gradient(gradient)
@@ -95,7 +88,7 @@ class QSGD:
 
 @checked
 @dataclass(frozen=True)
-class TernGrad:
+class TernGrad(Stateless):
     """-scale, 0 or +scale with scale = max |g| and probability |g| / scale, unbiased (Wen et al. 2017).
 
     Two bits per element. `clip_sigmas` first clips to that many standard deviations (2.5 in the paper), which
@@ -111,9 +104,6 @@ class TernGrad:
             "all_gather", unbiased=self.clip_sigmas is None, not_summable=_CODES, encode_passes=passes,
             decode_passes=2.0, encode_kernels=int(passes),
         )  # fmt: skip
-
-    def init(self, n: int, seed: int = 0) -> None:
-        return None
 
     def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[CodePayload, None]:
         check_gradient(gradient)
@@ -137,21 +127,17 @@ class TernGrad:
 
 
 @dataclass(frozen=True)
-class NaturalPayload:
+class NaturalPayload(Buffers):
     """`signs` packed to bits and `exponents` (n,): 0 for zero, otherwise 127 + log2 of the magnitude."""
 
     n: int
     signs: Bytes
     exponents: Bytes
 
-    @property
-    def nbytes(self) -> int:
-        return self.signs.nbytes + self.exponents.nbytes
-
 
 @checked
 @dataclass(frozen=True)
-class Natural:
+class Natural(Stateless):
     """Random rounding to one of the two nearest powers of two (Horvath et al. 2019), nine bits per element.
 
     Unbiased with variance at most ``|g|**2 / 8``. At float32's ends: below 2**-126 it rounds to 0 or 2**-126,
@@ -166,9 +152,6 @@ class Natural:
         decode_passes=2.0,
         encode_kernels=1,
     )
-
-    def init(self, n: int, seed: int = 0) -> None:
-        return None
 
     def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[NaturalPayload, None]:
         check_gradient(gradient)

@@ -8,37 +8,30 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddlsim.arguments import checked
-from ddlsim.compression.contract import Bytes, Traits, Vector, check_gradient
+from ddlsim.compression.contract import Bytes, Stateless, Traits, Vector, check_gradient
+from ddlsim.compression.payloads import Buffers
 
 
 @dataclass(frozen=True)
-class SignPayload:
+class SignPayload(Buffers):
     """The signs of n elements: `bits` (ceil(n / 8),), 1 for zero and above, first element in the high bit."""
 
     n: int
     bits: Bytes
 
-    @property
-    def nbytes(self) -> int:
-        return self.bits.nbytes
-
 
 @dataclass(frozen=True)
-class LevelPayload:
+class LevelPayload(Buffers):
     """`bits` as in SignPayload and `levels` (2,) float32: what a 0 and what a 1 stands for."""
 
     n: int
     bits: Bytes
     levels: Vector
 
-    @property
-    def nbytes(self) -> int:
-        return self.bits.nbytes + self.levels.nbytes
-
 
 @checked
 @dataclass(frozen=True)
-class SignSGD:
+class SignSGD(Stateless):
     """Signs only; the workers' majority decides (Bernstein et al. 2018, "signSGD"; algorithm 1 with vote).
 
     Decodes to +1 and -1 whatever the magnitude, so it needs its own learning rate. The sign of 0 and a tied
@@ -52,9 +45,6 @@ class SignSGD:
         encode_passes=1.0,
         encode_kernels=1,
     )
-
-    def init(self, n: int, seed: int = 0) -> None:
-        return None
 
     def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[SignPayload, None]:
         check_gradient(gradient)
@@ -77,7 +67,7 @@ class SignSGD:
 
 @checked
 @dataclass(frozen=True)
-class OneBit:
+class OneBit(Stateless):
     """Signs with two levels, the mean of the elements below zero and that of the others (Seide et al. 2014).
 
     The levels minimise the squared error for these signs. Meant for ErrorFeedback, without which it is biased.
@@ -86,9 +76,6 @@ class OneBit:
     traits = Traits(
         "all_gather", not_summable="every worker's bits stand for levels of its own", decode_passes=2.0
     )
-
-    def init(self, n: int, seed: int = 0) -> None:
-        return None
 
     def encode(self, gradient: Vector, state: None, rng: np.random.Generator) -> tuple[LevelPayload, None]:
         check_gradient(gradient)

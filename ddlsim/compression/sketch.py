@@ -17,19 +17,15 @@ from ddlsim.compression.contract import (
     check_gradient,
     count,
 )
-from ddlsim.compression.payloads import AlignedPayload, mean, scatter
+from ddlsim.compression.payloads import AlignedPayload, Buffers, mean, scatter
 from ddlsim.compression.select import SELECT_KERNELS, SELECT_PASSES, top_k
 
 
 @dataclass(frozen=True)
-class SketchPayload:
+class SketchPayload(Buffers):
     """The sketch: `table` (rows, columns) float32."""
 
     table: Vector
-
-    @property
-    def nbytes(self) -> int:
-        return self.table.nbytes
 
 
 @dataclass(frozen=True)

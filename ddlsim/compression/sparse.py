@@ -14,6 +14,7 @@ import numpy as np
 from ddlsim.arguments import Count, Density, NotNegative, checked
 from ddlsim.compression.contract import (
     Indices,
+    Stateless,
     Traits,
     Vector,
     check_gradient,
@@ -32,11 +33,8 @@ def _take(gradient: Vector, indices: Indices) -> SparsePayload:
     return SparsePayload(gradient.size, indices, gradient[indices])
 
 
-class _Sparse:
+class _Sparse(Stateless):
     """Sends indices and values, and keeps nothing."""
-
-    def init(self, n: int, seed: int = 0) -> None:
-        return None
 
     def decode(self, payload: SparsePayload) -> Vector:
         return scatter(payload.n, payload.indices, payload.values)
@@ -165,7 +163,6 @@ class GTopK(_Largest):
     """
 
     traits = replace(_SPARSE, collective="gtopk_tree")
-
 
     def combine(self, payloads: Sequence[SparsePayload]) -> SparsePayload:
         """Merge rank r + 2**j into rank r for j = 0, 1, ..., then divide by the number of workers."""
