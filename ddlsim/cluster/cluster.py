@@ -311,6 +311,20 @@ class Cluster:
 
         return locality_order(self, self._nodes(nodes))
 
+    @cached_property
+    def machine_tour(self) -> Ints:
+        """The machines in the order of a depth-first tour of the fabric, shape (n_machines,)."""
+        from ddlsim.cluster.order import machine_tour
+
+        return _frozen(machine_tour(self))
+
+    @cached_property
+    def direct_links(self) -> dict[tuple[int, int], float]:
+        """The bandwidth (bytes/s) of the links that join two endpoints of one machine, by their nodes."""
+        from ddlsim.cluster.order import direct_links
+
+        return direct_links(self)
+
     def to_graph(self) -> nx.MultiDiGraph[str]:
         """Return the cluster as a networkx graph, the inverse of :meth:`from_graph`."""
         from ddlsim.cluster.graphs import to_graph

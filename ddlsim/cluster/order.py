@@ -29,7 +29,7 @@ def locality_order(cluster: Cluster, nodes: Ints) -> Ints:
         place[_gray_tour(cluster.grid)] = np.arange(cluster.n_nodes)
         return np.argsort(place[nodes], kind="stable")
     touring, plain = (
-        _by_machine(cluster, nodes, order) for order in (_tour(cluster), np.arange(len(cluster.host_names)))
+        _by_machine(cluster, nodes, order) for order in (cluster.machine_tour, np.arange(len(cluster.host_names)))
     )
     return touring if _n_hops(cluster, nodes[touring]) < _n_hops(cluster, nodes[plain]) else plain
 
@@ -47,7 +47,7 @@ def _gray_tour(sizes: tuple[int, ...]) -> Ints:
     return tour
 
 
-def _tour(cluster: Cluster) -> Ints:
+def machine_tour(cluster: Cluster) -> Ints:
     """Return the machines in the order of a depth-first tour of a breadth-first spanning forest."""
     n_hosts, host_of = len(cluster.host_names), cluster.host_of
     # one vertex per machine, whatever is inside, and one per fabric switch
@@ -86,7 +86,7 @@ def _by_machine(cluster: Cluster, nodes: Ints, machines: Ints) -> Ints:
     outer = np.where(host >= 0, rank[host], len(rank))
     order = np.lexsort((nodes, outer))
     starts = np.flatnonzero(np.diff(outer[order], prepend=-1))
-    direct = _direct_links(cluster)
+    direct = cluster.direct_links
     known: dict[tuple[tuple[float, ...], ...], list[int]] = {}
     pieces = []
     for piece in np.split(order, starts[1:]):
@@ -98,7 +98,7 @@ def _by_machine(cluster: Cluster, nodes: Ints, machines: Ints) -> Ints:
     return np.concatenate(pieces)
 
 
-def _direct_links(cluster: Cluster) -> dict[tuple[int, int], float]:
+def direct_links(cluster: Cluster) -> dict[tuple[int, int], float]:
     """Return the bandwidth of the links that join two endpoints of one machine."""
     src, dst = cluster.link_src, cluster.link_dst
     within = np.flatnonzero(

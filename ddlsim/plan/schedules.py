@@ -49,6 +49,7 @@ class Schedules:
             outside = len(cluster.host_names) + nodes
             self.machines = np.where(cluster.host_of[nodes] >= 0, cluster.host_of[nodes], outside)
         self.cache: dict[tuple[int, int, int], Schedule] = {}
+        self.places: dict[int, Ints] = {}
 
     def __call__(self, kind: int, group: int, nbytes: float) -> Schedule:
         key = kind, group, n_segments_for(nbytes)
@@ -63,14 +64,20 @@ class Schedules:
             n_servers = int(np.isin(members, self.plan.servers).sum())
             inside = None if algorithm == "direct" or hosts is None else hosts[: len(hosts) - n_servers].tolist()
             return push_pull(len(members) - n_servers, n_servers, inside, star=algorithm == "star")
-        order = self.orders[group]
-        if isinstance(order, str) and self.cluster is not None and self.nodes is not None:
-            order = self.cluster.locality_order(self.nodes[members])
-        places = np.asarray(order)
+        places = self._places(group)
         if kind in ROOTED:  # from or to the first member, whatever the order
             places = np.roll(places, -int(np.flatnonzero(places == 0)[0]))
         near = None if hosts is None else hosts[places].tolist()
         return reorder(build(algorithm, len(places), nbytes, near, KINDS[kind]), places)
+
+    def _places(self, group: int) -> Ints:
+        """Return the places of a group's members in the order in which they follow each other."""
+        if group not in self.places:
+            order = self.orders[group]
+            if isinstance(order, str) and self.cluster is not None and self.nodes is not None:
+                order = self.cluster.locality_order(self.nodes[np.array(self.plan.groups[group])])
+            self.places[group] = np.asarray(order)
+        return self.places[group]
 
 
 def _wanted(rank_order: str | Sequence[int], plan: Plan, group: tuple[int, ...]) -> str | Ints:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -12,7 +12,7 @@ import numpy as np
 from ddlsim.arguments import Count
 from ddlsim.cluster import Cluster
 from ddlsim.plan.chunks import Chunk
-from ddlsim.plan.plan import RECEIVE, SEND, Ints, Plan
+from ddlsim.plan.plan import RECEIVE, SEND, Floats, Ints, Plan
 from ddlsim.workload.compute import Workload
 
 #: kind of collective, bytes of the whole -> s
@@ -81,25 +81,38 @@ def with_shared_interfaces(plan: Plan, cluster: Cluster, nodes: Ints) -> Plan:
     neighbours counts.
     """
 
-    @functools.cache
-    def times(source: int, target: int) -> float:
-        """Return how many times as long it takes if all members send from one rank to another."""
-        routes = cluster.routes(nodes[source], nodes[target])
-        channels = [np.unique(cluster.link_channel[routes[i]]) for i in range(nodes.shape[1])]
-        if not len(channels[0]):
-            return 1.0
-        used = np.bincount(np.concatenate(channels), minlength=cluster.n_channels)[channels[0]]
-        capacity = cluster.channel_capacity[channels[0]]
-        return float((used / capacity).max() * capacity.min())
-
-    of_group = [
-        max((times(a, b) for a, b in zip(group, (*group[1:], group[0]), strict=True) if a != b), default=1.0)
-        for group in plan.groups
-    ]
+    rows = plan.rows(SEND, RECEIVE)
+    ends = np.stack([plan.rank[rows], plan.peer[rows]])
+    ends = np.where(plan.kind[rows] == SEND, ends, ends[::-1])
+    members = [np.array(group, dtype=np.int64) for group in plan.groups]
+    hops = [np.stack([group, np.roll(group, -1)]) for group in members]
+    pairs, which = np.unique(np.concatenate([ends, *hops], axis=1), axis=1, return_inverse=True)
+    times = _times(cluster, nodes[pairs[0]], nodes[pairs[1]])[which.reshape(-1)]
     factor = np.ones(len(plan))
-    for row in plan.rows(SEND, RECEIVE).tolist():
-        ends = (int(plan.rank[row]), int(plan.peer[row]))
-        factor[row] = times(*(ends if plan.kind[row] == SEND else ends[::-1]))
+    factor[rows] = times[: len(rows)]
+    bounds = len(rows) + np.cumsum([0, *map(len, members)])
+    of_group = np.array([times[a:b].max() for a, b in itertools.pairwise(bounds.tolist())])
     grouped = plan.collectives
-    factor[grouped] = np.array(of_group)[plan.peer[grouped]] if len(grouped) else 1.0
+    factor[grouped] = of_group[plan.peer[grouped]] if len(grouped) else 1.0
     return dataclasses.replace(plan, nbytes=plan.nbytes * factor)
+
+
+def _times(cluster: Cluster, source: Ints, target: Ints) -> Floats:
+    """Return how many times as long it takes if all members of a group send to those of another, (n_pairs,).
+
+    source, target  where they are, (n_pairs, n_members)
+    """
+    n_pairs, n_members = source.shape
+    routes = cluster.routes(source.ravel(), target.ravel())
+    message = np.repeat(np.arange(n_pairs * n_members), np.diff(routes.offsets))
+    n = cluster.n_channels
+    crossed = np.unique(message * n + cluster.link_channel[routes.links])  # each channel of a route once
+    message, channel = crossed // n, crossed % n
+    _, which, used = np.unique(message // n_members * n + channel, return_inverse=True, return_counts=True)
+    first = np.flatnonzero(message % n_members == 0)
+    pair, capacity = message[first] // n_members, cluster.channel_capacity[channel[first]]
+    slowest, alone = np.zeros(n_pairs), np.full(n_pairs, np.inf)
+    np.maximum.at(slowest, pair, used[which.reshape(-1)[first]] / capacity)
+    np.minimum.at(alone, pair, capacity)
+    with np.errstate(invalid="ignore"):
+        return np.where(slowest > 0.0, slowest * alone, 1.0)

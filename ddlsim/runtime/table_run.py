@@ -89,7 +89,7 @@ class TableRun:
     members     workers that each rank stands for; by default rank r is worker r
     n_learners  ranks 0, 1, ... that learn from samples of their own; by default all
     follow      is called when a step has ended, in place of a model in common that learns
-    live        steps of which something can be under way
+    live        steps of which something can be under way at the same time
     owner       whose run it is, for messages
     """
 
@@ -138,11 +138,11 @@ class TableRun:
         self._n_armed = 0
         self._drawn = 0  # samples of each who learns in the steps that are armed
         self._armed: dict[int, list[Workload]] = {}  # all workers' in the steps under way
-        kind = np.where(_named(steps.plan, EVALUATION)[: len(steps.tasks.kind)], OPTIONAL, self.travel.kinds)
+        kind = np.where(_named(steps.plan, EVALUATION)[steps.row], OPTIONAL, self.travel.kinds)
         tasks = steps.tasks._replace(seconds=np.concatenate([self._arm() for _ in steps.rows]), kind=kind)
         each = [[setting.workers[i] for i in own] for own in self.members]
         self.executor = Executor(
-            _with_slow_downs(tasks, steps.plan.rank, each), setting.loop.network, self.travel.collective,
+            _with_slow_downs(tasks, steps.plan.rank[steps.row], each), setting.loop.network, self.travel.collective,
             steps.key_sizes, steps.plan.queues, self.travel.messages, bystanders=self.travel.n_bystanders,
             outside=self.travel, meets=self.travel.meets,
         )  # fmt: skip
@@ -213,7 +213,8 @@ class TableRun:
         rows = self.steps.rows[self.steps.slot(self.done)]
         stuck = rows.start + int(np.flatnonzero(np.isnan(self.executor.tasks["end"][rows]))[0])
         _ = Order(self.steps.plan).events  # raises, naming the circle that it is in
-        return DeadlockError(f"deadlock at {self.executor.now:.6g} s: {self.steps.plan.task(stuck)} never ends")
+        task = self.steps.plan.task(int(self.steps.row[stuck]))
+        return DeadlockError(f"deadlock at {self.executor.now:.6g} s: {task} never ends")
 
     # ------------------------------------------------------------ compute times
 
@@ -370,4 +371,4 @@ def _with_slow_downs(tasks: TaskColumns, rank: Ints, members: Sequence[Sequence[
             first[place] = len(entries)
             ends = sorted({end for intervals in slowed for end, _ in intervals})
             entries += [(end, max(_factor_until(intervals, end) for intervals in slowed)) for end in ends]
-    return tasks._replace(slow=first[rank[: len(tasks.kind)]], slow_downs=entries)
+    return tasks._replace(slow=first[rank], slow_downs=entries)

@@ -13,7 +13,7 @@ from ddlsim.network import tasks
 from ddlsim.network.executor import Executor
 from ddlsim.plan.inserted import DECODE, ENCODE, SUMMING
 from ddlsim.plan.live import LiveSteps
-from ddlsim.plan.plan import KINDS, Bools, Floats, Ints
+from ddlsim.plan.plan import ALL_REDUCE, KINDS, Bools, Floats, Ints
 from ddlsim.runtime.carrier import Carrier, Dense, Exchanges
 from ddlsim.runtime.coded import Coded
 from ddlsim.runtime.setting import Setting
@@ -53,8 +53,9 @@ class Travel:
                     f"plan: {plan.task(row)}: a run of {owner} has no such exchange; it has {' and '.join(those)}"
                 )
             self.carriers[kind, group] = carrier
-        self._row = np.zeros(int(plan.key.max(initial=-1)) + 1, dtype=np.int64)  # one of each key
-        self._row[plan.key[rows]] = rows
+        self._task = np.zeros(len(steps.key_sizes), dtype=np.int64)  # one of each key
+        collectives = np.flatnonzero(plan.kind[steps.row] >= ALL_REDUCE)
+        self._task[steps.tasks.key[collectives]] = collectives
         self.decoding = plan.names.index(DECODE) if DECODE in plan.names else -1
 
     def _by(self, way: str) -> Bools:
@@ -69,8 +70,8 @@ class Travel:
     def kinds(self) -> Ints:
         """What the tasks are for the executor."""
         kind = self.steps.tasks.kind.copy()
-        kind[self._by("known")[: len(kind)] & (kind == tasks.JOIN)] = tasks.MEETING
-        kind[self.asked[: len(kind)]] = tasks.ASKED
+        kind[self._by("known")[self.steps.row] & (kind == tasks.JOIN)] = tasks.MEETING
+        kind[self.asked[self.steps.row]] = tasks.ASKED
         return kind
 
     @functools.cached_property
@@ -119,7 +120,7 @@ class Travel:
 
     def messages(self, rows: Ints) -> tuple[Ints, Ints, Floats]:
         """Return the nodes that messages leave and reach, and their bytes."""
-        plan = self.steps.plan
+        plan, rows = self.steps.plan, self.steps.row[rows]
         self.loop.nbytes_asked += float(plan.nbytes[rows].sum())
         return self.nodes[plan.rank[rows]], self.nodes[plan.peer[rows]], plan.nbytes[rows]
 
@@ -143,8 +144,8 @@ class Travel:
             _after(finished, lambda _: self.executor.dispatchers[queue].ended(self.executor.now))
 
     def begins(self, row: int) -> float:
-        plan = self.steps.plan
-        step, part, rank = self.step_in(int(plan.step[row])), int(plan.part[row]), int(plan.rank[row])
+        plan, task, row = self.steps.plan, row, int(self.steps.row[row])
+        step, part, rank = self.step_in(int(self.steps.tasks.step[task])), int(plan.part[row]), int(plan.rank[row])
         worker = self.workers[rank]
         self.loop.env.pass_time(self.executor.now)
         if self.coding[row]:
@@ -152,7 +153,7 @@ class Travel:
             seconds = (carrier.decode_seconds if decodes else carrier.encode_seconds)(worker, step, part)
             return seconds * self.factor(step, rank)
         carrier = self.carriers[int(plan.kind[row]), int(plan.peer[row])]
-        _after(carrier.carry(worker, step, part, float(plan.nbytes[row])), functools.partial(self._end, [row]))
+        _after(carrier.carry(worker, step, part, float(plan.nbytes[row])), functools.partial(self._end, [task]))
         return float("inf")
 
     def _end(self, rows: list[int], _: simpy.Event) -> None:
@@ -160,12 +161,13 @@ class Travel:
 
     def _carried(self, keys: list[int]) -> tuple[Carrier, int, int, float]:
         """Return who carries `keys` as one, in which step, as which part, and their bytes."""
-        plan, row = self.steps.plan, int(self._row[keys[0]])
+        plan, task = self.steps.plan, int(self._task[keys[0]])
+        row, slot = int(self.steps.row[task]), int(self.steps.tasks.step[task])
         if self.setting.recorder.keep_spans and plan.queues:
-            self.launched.setdefault(int(plan.step[row]), []).append(keys)
+            self.launched.setdefault(slot, []).append(keys)
         nbytes = float(np.cumsum(self.steps.key_sizes[keys])[-1])  # one after the other, as buffers are filled
         carrier = self.carriers[int(plan.kind[row]), int(plan.peer[row])]
-        return carrier, self.step_in(int(plan.step[row])), int(plan.part[row]), nbytes
+        return carrier, self.step_in(slot), int(plan.part[row]), nbytes
 
     # ------------------------------------------------------------ processes
 

@@ -13,7 +13,8 @@ from ddlsim import ConfigError
 from ddlsim.cluster import star
 from ddlsim.plan import Mesh, balanced, chunks_at, pipeline, read_chakra
 from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
-from ddlsim.plan.live import MORE_STEPS, live_steps
+from ddlsim.plan.live import N_STEPS, live_steps
+from ddlsim.plan.runner import columns
 from ddlsim.plan.plan import ALL_REDUCE, BACKWARD, FORWARD, RECEIVE, SEND, UPDATE
 from ddlsim.workload.buckets import ddp_buckets, one_bucket, per_layer
 
@@ -75,8 +76,15 @@ def test_the_ages_of_weights():
 @pytest.mark.parametrize(("order", "p", "m"), KINDS)
 def test_steps_after_the_first_are_alike(order, p, m, data):
     live = steps_under_way(p, m)
-    plan = pipeline(stages(p), Mesh(data=data, pipeline=p), m, order, steps=live + MORE_STEPS)
-    assert live_steps(plan, live) is not None
+    plan = pipeline(stages(p), Mesh(data=data, pipeline=p), m, order, steps=live + 2)
+    steps = live_steps(pipeline(stages(p), Mesh(data=data, pipeline=p), m, order, steps=N_STEPS), live)
+    assert steps is not None
+    longer, end = columns(plan), steps.rows[-1].stop
+    for name in ("kind", "seconds", "key", "place", "queue", "step", "missing"):
+        assert np.array_equal(getattr(steps.tasks, name), getattr(longer, name)[:end]), name
+    following = longer.following[: longer.offsets[end]]
+    wrapped = np.where(following >= end, following - end + steps.rows[1].start, following)
+    assert np.array_equal(steps.tasks.following, wrapped)
     shorter = pipeline(stages(p), Mesh(data=data, pipeline=p), m, order, steps=2)
     first = plan.step < 2
     for name in ("lane", "kind", "seconds", "key", "batch", "step", "part", "peer"):

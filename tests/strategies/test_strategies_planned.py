@@ -37,8 +37,8 @@ from ddlsim import (
 from ddlsim.errors import DdlsimError
 from ddlsim.plan import KINDS
 from ddlsim.plan.inserted import with_evaluations
-from ddlsim.plan.live import N_STEPS, live_steps
-from ddlsim.plan.runner import columns
+from ddlsim.plan.live import LIVE, N_STEPS, live_steps
+from ddlsim.plan.runner import columns, key_sizes
 from ddlsim.run import run
 from ddlsim.strategies import overlap as overlaps
 
@@ -210,11 +210,31 @@ def test_steps_that_differ_are_not_repeated():
     plan = AllReduce().plan(result.workloads, N_STEPS)
     steps = live_steps(plan)
     assert steps is not None
-    assert len(steps.tasks.kind) == steps.rows[-1].stop < len(plan)
     seconds = np.where(plan.step == N_STEPS - 1, 2.0, 1.0) * plan.seconds
     assert live_steps(dataclasses.replace(plan, seconds=seconds)) is None
     assert live_steps(AllReduce().plan(result.workloads, N_STEPS - 1)) is None
-    assert (steps.tasks.waits[steps.rows[2]] == columns(plan).missing[steps.rows[2]]).all()
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [AllReduce(), AllReduce(overlap="priority"), ShardedUpdate(overlap="ddp"), ddlsim.Parallel(pipeline=2),
+     ddlsim.Parallel(pipeline=2, order="zb-v", sharded=True)],
+)  # fmt: skip
+def test_steps_that_repeat_are_those_of_a_longer_plan(strategy):
+    """Tasks of four slots, made from three steps; what follows the last slot is in the second one."""
+    result = ddlsim.simulate("dgx1-v100", "bert-large", strategy, batch_size=64, workers=4, steps=1, warmup=0)
+    steps = live_steps(strategy.plan(result.workloads, N_STEPS, 4))
+    longer = columns(strategy.plan(result.workloads, LIVE + 2, 4))
+    begin, end = steps.rows[1].start, steps.rows[-1].stop
+    for name in ("kind", "seconds", "key", "place", "queue", "step", "missing", "slow"):
+        assert (getattr(steps.tasks, name) == getattr(longer, name)[:end]).all(), name
+    assert (steps.tasks.offsets == longer.offsets[: end + 1]).all()
+    following = longer.following[: longer.offsets[end]]
+    assert (steps.tasks.following == np.where(following >= end, following - end + begin, following)).all()
+    assert (steps.tasks.waits == steps.tasks.missing).all()
+    sizes = key_sizes(strategy.plan(result.workloads, LIVE + 1, 4))[0]
+    assert (steps.key_sizes == sizes).all()
+    assert [steps.keys[0].start, steps.keys[-1].stop] == [0, len(sizes)]
 
 
 class Growing(PerLayer):
