@@ -79,9 +79,8 @@ def live_steps(plan: Plan, live: int = LIVE) -> LiveSteps | None:
         offsets=np.concatenate([every.offsets[:begin], offsets[0] + np.cumsum([0, *np.tile(counts, live)])]),
         following=np.concatenate([every.following[: offsets[0]], *(begin + each for each in later)]),
     )  # fmt: skip
-    return LiveSteps(
-        plan, tasks, row, tuple(_slices(0, begin, n, live)), tuple(_slices(keys[0].start, keys[1].start, n_keys, live)), live
-    )
+    own_keys = _slices(keys[0].start, keys[1].start, n_keys, live)
+    return LiveSteps(plan, tasks, row, tuple(_slices(0, begin, n, live)), tuple(own_keys), live)
 
 
 def _slices(start: int, begin: int, n: int, live: int) -> list[slice]:

@@ -18,7 +18,7 @@ from ddlsim.learning import Array, Value
 from ddlsim.network import schedule_time
 from ddlsim.plan import Chunk, Mesh, Plan, balanced, between_blocks, chunks_at, mesh_of, pipeline
 from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
-from ddlsim.plan.live import LIVE
+from ddlsim.plan.live import LIVE, N_STEPS
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS, PassOrder, pass_order
 from ddlsim.plan.plan import Floats
 from ddlsim.plan.schedules import Schedules
@@ -159,7 +159,7 @@ class Parallel:
 
     def mesh(self, n_workers: int) -> Mesh:
         """Return the mesh of so many workers. Raises ConfigError, with the nearest ones, where there is none."""
-        return mesh_of(n_workers, self.data, self.pipeline, self.tensor)
+        return _mesh(n_workers, self.data, self.pipeline, self.tensor)
 
     def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
         """Return the samples that a worker computes at once."""
@@ -189,13 +189,14 @@ class Parallel:
         """Return what a worker computes of the model, and the memory that it takes beside activations."""
         mesh = self.mesh(n_workers)
         place = mesh.coordinates(rank).pipeline
-        mine = sorted({each.chunk for each in self._order(mesh, 2 * self.pipeline)[place]})
         chunks = self._chunks(self._shard(workload).workload)
+        if isinstance(self.order, str):
+            mine: Sequence[int] = _chunks_of(self.order, self.pipeline, len(chunks))[place]
+        else:
+            mine = sorted({chunk for _, chunk, _ in self._order(mesh, 0)[place]})
         work = _together(tuple(chunks[i] for i in mine))
         holding = _holding(work, mesh.data if self.sharded else 1, self.tensor, self.sequence, self._again)
-        memory = _memory(work, holding)
-        versions = 1 + self._delays[place]
-        return Stage(work, memory=dataclasses.replace(memory, weights=versions * memory.weights))
+        return _stage(work, holding, 1 + self._delays[place])
 
     def _chunks(self, workload: Workload) -> tuple[Chunk, ...]:
         return _cut(workload, self.pipeline, max(self._chunks_per_stage, self.interleave))
@@ -273,6 +274,7 @@ class Parallel:
         members = self._members(mesh)
         seconds = self._seconds(setting, members)
 
+        @functools.cache
         def make(steps: int) -> Plan:
             plan = self._plan(whole, steps, micro_batches, seconds)
             if self.tensor == 1:
@@ -280,7 +282,7 @@ class Parallel:
             return with_shared_interfaces(plan, setting.cluster, np.array(setting.nodes)[np.array(members)])
 
         nodes = np.array(self.plan_nodes(setting.cluster, setting.nodes))
-        schedules = Schedules(make(1), self.algorithm, setting.cluster, nodes, self.rank_order)
+        schedules = Schedules(make(N_STEPS), self.algorithm, setting.cluster, nodes, self.rank_order)
         samples = whole[0].batch_size * micro_batches
         params: Value[Array] = learner.initial
         state, seen = learner.optimizer_state(params), 0
@@ -351,6 +353,25 @@ class Parallel:
             return min(schedule_time(cluster, each, places.tolist(), nbytes) for each in schedules)
 
         return seconds
+
+
+@functools.lru_cache(maxsize=16)
+def _mesh(n_workers: int, data: int | None, stages: int, tensor: int) -> Mesh:
+    return mesh_of(n_workers, data, stages, tensor)
+
+
+@functools.lru_cache(maxsize=16)
+def _chunks_of(order: str, stages: int, n_chunks: int) -> tuple[tuple[int, ...], ...]:
+    """Return the chunks that each stage has, in an order with a name."""
+    every = pass_order(order, stages, 2 * stages, n_chunks)
+    return tuple(tuple(sorted({each.chunk for each in passes})) for passes in every)
+
+
+@functools.lru_cache(maxsize=256)
+def _stage(work: Workload, holding: Holding, versions: int) -> Stage:
+    """Return what a worker has that keeps so many versions of its weights."""
+    memory = _memory(work, holding)
+    return Stage(work, memory=dataclasses.replace(memory, weights=versions * memory.weights))
 
 
 @functools.lru_cache(maxsize=16)
