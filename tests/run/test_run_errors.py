@@ -128,7 +128,7 @@ PARTS: list[tuple[Callable[[], object], str]] = [
     (lambda: AllReduce(algoritm="ring"), "AllReduce: unknown argument 'algoritm'; did you mean 'algorithm'?"),
     (lambda: BackupWorkers(1, restart="no"), "BackupWorkers: restart = 'no': must be True or False"),
     (lambda: AllReduce("ring", "dpp"), "unknown overlap 'dpp'; did you mean 'ddp'?"),
-    (lambda: AllReduce("ring", 3), "overlap = 3: must be one of none, layer, ddp, horovod, priority, while-waiting, or"),
+    (lambda: AllReduce("ring", 3), "overlap = 3: must be one of none, layer, ddp, horovod, priority, while-waiting"),
     (lambda: AllReduce("ring", DdpBuckets), "or a policy such as DdpBuckets('25 MiB')"),
     (lambda: AllReduce(3), "AllReduce: algorithm = 3: must be a name such as 'ring', or a function"),
     (lambda: AllReduce(rank_order="topologi"), "list of ranks, 'given' or 'topology'; did you mean 'topology'?"),
