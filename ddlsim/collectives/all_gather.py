@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ddlsim.arguments import checked
 from ddlsim.collectives import reduce_scatter
 from ddlsim.collectives.combine import reverse
 from ddlsim.collectives.gloo import gloo_all_gather
-from ddlsim.collectives.schedule import Ranks, Schedule, messages
+from ddlsim.collectives.rings import laps
+from ddlsim.collectives.schedule import Ints, Ranks, Schedule, messages
 
-__all__ = ["bruck", "direct", "gloo_all_gather", "recursive_doubling", "ring"]
+__all__ = ["bruck", "direct", "gloo_all_gather", "recursive_doubling", "ring", "rings"]
 
 
 @checked
@@ -19,6 +22,12 @@ def ring(n_ranks: Ranks) -> Schedule:
     rank = np.arange(n_ranks)
     step = messages(rank, (rank + 1) % n_ranks, rank, reduce=False, repeat=n_ranks - 1, shift=-1)
     return Schedule(n_ranks, n_ranks, ((step,),) if n_ranks > 1 else (), kind="all_gather")
+
+
+@checked
+def rings(n_ranks: Ranks, *, groups: Sequence[Ints] | None = None) -> Schedule:
+    """Rings at once, each of which leaves a machine by another member (:func:`ddlsim.collectives.rings.laps`)."""
+    return laps(n_ranks, groups, "all_gather")
 
 
 @checked

@@ -66,6 +66,12 @@ def validate(schedule: Schedule) -> None:
     ):
         raise ConfigError(f"chunk_weight must hold {schedule.n_chunks} positive numbers, one per chunk")
     _validate_groups(schedule)
+    owners = schedule.owners
+    if owners is not None and (
+        owners.shape != (schedule.n_chunks,)
+        or (np.bincount(owners, minlength=schedule.n_ranks) * schedule.n_ranks != schedule.n_chunks).any()
+    ):
+        raise ConfigError(f"owners must name each of the {schedule.n_ranks} ranks for as many of the chunks")
     for i, lane in enumerate(schedule.lanes):
         for k, round in enumerate(lane):
             _validate_round(schedule, round, f"lane {i}, round {k}")
@@ -216,6 +222,8 @@ def _promise(schedule: Schedule, group: Ints, n_chunks: int, marks: Marks) -> tu
     """Return the marks (members, n_chunks, width) promised to a group, and where (members, n_chunks)."""
     size = len(group)
     place, block = np.arange(size)[:, None], (np.arange(n_chunks) * size // n_chunks)[None, :]
+    if schedule.owners is not None:
+        block = schedule.owners[None, :]
     everywhere = np.ones((size, n_chunks), dtype=np.bool_)
     if schedule.kind in ("all_reduce", "reduce", "reduce_scatter"):
         everyone = marks[group].sum(axis=0, dtype=np.uint64)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ddlsim.arguments import checked
 from ddlsim.collectives.gloo import gloo_reduce_scatter
 from ddlsim.collectives.halving import fold_pairs, halving
-from ddlsim.collectives.schedule import Ranks, Schedule, messages
+from ddlsim.collectives.rings import laps
+from ddlsim.collectives.schedule import Ints, Ranks, Schedule, messages
 
-__all__ = ["direct", "gloo_reduce_scatter", "recursive_halving", "ring"]
+__all__ = ["direct", "gloo_reduce_scatter", "recursive_halving", "ring", "rings"]
 
 
 @checked
@@ -23,6 +26,12 @@ def ring(n_ranks: Ranks) -> Schedule:
         rank, (rank + 1) % n_ranks, (rank - 1) % n_ranks, reduce=True, repeat=n_ranks - 1, shift=-1
     )
     return Schedule(n_ranks, n_ranks, ((step,),) if n_ranks > 1 else (), kind="reduce_scatter")
+
+
+@checked
+def rings(n_ranks: Ranks, *, groups: Sequence[Ints] | None = None) -> Schedule:
+    """Rings at once, each of which leaves a machine by another member (:func:`ddlsim.collectives.rings.laps`)."""
+    return laps(n_ranks, groups, "reduce_scatter")
 
 
 @checked

@@ -71,6 +71,8 @@ class Schedule:
     copies        number of whole buffers that the chunks span (1, except for algorithms that keep the
                   contributions of several ranks side by side and add them up at the end; member i of a group
                   starts with its own in copy i mod `copies`)
+    owners        (n_chunks,) the member to whom each chunk of a reduce-scatter or all-gather belongs, as many to each;
+                  None: block i to member i
     """
 
     n_ranks: Ranks
@@ -81,6 +83,7 @@ class Schedule:
     root: Index = 0
     groups: tuple[Ints, ...] | None = None
     copies: Count = 1
+    owners: Ints | None = None
 
     @property
     def n_rounds(self) -> int:

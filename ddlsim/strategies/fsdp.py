@@ -36,6 +36,11 @@ __all__ = ["FSDP"]
 
 #: fields that go with a stage only
 OF_STAGE_3 = ("prefetch", "shard", "units", "param_dtype")
+#: all-reduce -> the reduce-scatter and the all-gather that it consists of
+HALVES = {
+    "ring": ("rings", "rings"), "halving_doubling": ("recursive_halving", "recursive_doubling"),
+    "gloo_ring": ("gloo_reduce_scatter", "gloo_all_gather"),
+}  # fmt: skip
 
 
 def _maybe_in_order(overlap: str | InOrder | None, where: str) -> str | InOrder | None:
@@ -58,9 +63,10 @@ class FSDP:
                   must be room for whole ones. Otherwise stages 2 and 3 scatter those of every micro-batch. Stage 1
                   always does this
     recompute     activations that are computed again in the backward pass (checkpointing): "none", "selective"
-                  (attention's matrices) or "full" (transformer layers)
+                  (attention's matrices), "full" (transformer layers), or "early-stop": transformer layers as far as
+                  anything in them needs it, without the last product (PyTorch's checkpoint, use_reentrant=False)
     reduce_scatter, all_gather, rank_order
-                  as for :class:`~ddlsim.ShardedUpdate`
+                  as for :class:`~ddlsim.ShardedUpdate`; "rings", as NCCL's, leave a machine by all of its adapters
 
     Stages 1 and 2 also have
 
@@ -91,11 +97,11 @@ class FSDP:
     shard: Count | None = None
     units: Sequence[Index] | None = None
     no_sync: bool = False
-    recompute: Annotated[str, one_of("none", "selective", "full")] = "none"
+    recompute: Annotated[str, one_of("none", "selective", "full", "early-stop")] = "none"
     overlap: Annotated[str | InOrder | None, by(_maybe_in_order)] = None
     param_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None
-    reduce_scatter: Annotated[str | Collective, algorithm_of("reduce_scatter")] = "ring"
-    all_gather: Annotated[str | Collective, algorithm_of("all_gather")] = "ring"
+    reduce_scatter: Annotated[str | Collective, algorithm_of("reduce_scatter")] = "rings"
+    all_gather: Annotated[str | Collective, algorithm_of("all_gather")] = "rings"
     all_reduce: AllReduceAlgorithm | None = None
     rank_order: RankOrder = "topology"
 
@@ -137,15 +143,21 @@ class FSDP:
         return steps
 
     def on_fabric(self, fabric: Fabric) -> FSDP:
-        """Return it with all collectives by the algorithm of a fabric. Raises ConfigError where its cost is not
-        simulated."""
+        """Return it with collectives that are the halves of a fabric's all-reduce. Raises ConfigError for one that has
+        no such halves, and where its cost is not simulated."""
         if fabric.cost != "simulated":
             raise ConfigError(
                 f"fabric: cost = {fabric.cost!r}: {self.label} has collectives of several kinds, which are simulated; "
                 "leave it out"
             )
+        if fabric.algorithm not in HALVES:
+            raise ConfigError(
+                f"fabric: algorithm = {name_of(fabric.algorithm)!r}: {self.label} needs its reduce-scatter and its "
+                f"all-gather; use {', '.join(map(repr, HALVES))}"
+            )
+        reduce_scatter, all_gather = HALVES[str(fabric.algorithm)]
         return dataclasses.replace(
-            self, reduce_scatter=fabric.algorithm, all_gather=fabric.algorithm, rank_order=fabric.rank_order,
+            self, reduce_scatter=reduce_scatter, all_gather=all_gather, rank_order=fabric.rank_order,
             all_reduce=None if self.shard is None else fabric.algorithm,
         )  # fmt: skip
 
@@ -255,7 +267,13 @@ def _recomputing(workload: Workload, recompute: str) -> Workload:
             f"FSDP: recompute = {recompute!r}: {workload.model.name} has no attention and no transformer layers; leave "
             "it out"
         )
-    return tensor_parallel(workload, 1, recompute=recompute).workload
+    if recompute != "early-stop":
+        return tensor_parallel(workload, 1, recompute=recompute).workload
+    backward, layers = workload.backward.copy(), workload.model.layers
+    for first, end in blocks(layers):
+        last = max(i for i in range(first, end) if layers[i].type != "add")  # nothing needs what it makes
+        backward[first:last] += workload.forward[first:last]
+    return dataclasses.replace(workload, backward=backward)
 
 
 @functools.lru_cache(maxsize=64)
@@ -264,8 +282,9 @@ def _memory(strategy: FSDP, workload: Workload, n_workers: int) -> Memory:
     model, samples, precision = workload.model, workload.batch_size, workload.precision
 
     def memory(zero: int) -> Memory:
+        recompute = "full" if strategy.recompute == "early-stop" else strategy.recompute
         holding = Holding(
-            workload.rule or "momentum", zero=zero if shards > 1 else 0, shards=shards, recompute=strategy.recompute,
+            workload.rule or "momentum", zero=zero if shards > 1 else 0, shards=shards, recompute=recompute,
             flash=workload.flash,
         )  # fmt: skip
         return memory_of(model, samples, precision, holding, n_workers=n_workers)

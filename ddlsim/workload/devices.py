@@ -47,6 +47,8 @@ class Kernels:
     loss_time        s that the framework takes for each micro-batch beside its layers (batch, loss, schedule)
     wait             s by which each further rank of a tensor-parallel group is later at a collective
     source           of these numbers
+    flash            of the peak FLOP/s that fused attention (flash) reaches, counted as if nothing were masked; None:
+                     as other products
     """
 
     precisions: tuple[str, ...]
@@ -58,6 +60,7 @@ class Kernels:
     loss_time: NotNegative
     wait: NotNegative
     source: str
+    flash: Density | None = None
 
 
 @checked
@@ -102,6 +105,7 @@ class _KernelsTable(TypedDict):
     loss_time: str
     wait: str
     source: str
+    flash: float
 
 
 class _DeviceTable(TypedDict):
@@ -188,6 +192,7 @@ def _kernels(table: _KernelsTable) -> Kernels:
         tuple(table["precisions"]), table["fraction"], table["units"], (rows, columns),
         forward_launch=parse(table["forward_launch"], "time"), backward_launch=parse(table["backward_launch"], "time"),
         loss_time=parse(table["loss_time"], "time"), wait=parse(table["wait"], "time"), source=table["source"],
+        flash=table["flash"],
     )  # fmt: skip
 
 

@@ -69,6 +69,8 @@ def product_time(
     kernels = device.kernels
     assert kernels is not None
     m, n, k, copies, _ = product
+    if resident and kernels.flash is not None:  # its tiles are its own
+        return 2.0 * m * n * k * copies / (device.peak_flops[precision] * kernels.flash)
     rows, columns = kernels.tile
     made = min(_elements(product, kernels.units, rows, columns), _elements(product, kernels.units, columns, rows))
     seconds = 2.0 * made * k / (device.peak_flops[precision] * kernels.fraction)
@@ -211,7 +213,8 @@ def _layer_times(
         return product_time(product, device, precision, memory_efficiency, resident=flash and product.core)
 
     forward = sum(seconds(product) for product in products)
-    backward = 0.0
+    # flash attention makes its matrix again (Dao et al. 2022, section 3.1): five products instead of four
+    backward = sum(seconds(product) for product in products if flash and product.core) / 2.0
     for m, n, k, copies, core in products:
         if layer.input_grad:
             backward += seconds(Product(m, k, n, copies, core))

@@ -16,12 +16,14 @@ from ddlsim import (
     Experiment,
     Measured,
     Momentum,
+    PerKernel,
     Training,
     simulate,
 )
 from ddlsim.cluster import star
 from ddlsim.run.files import load_experiment
 from ddlsim.run.simulate import prepare
+from ddlsim.workload.roles import blocks
 
 KINDS = {
     "stage 1": FSDP(stage=1, micro_batch=4), "stage 2": FSDP(stage=2, micro_batch=4, overlap="layer"),
@@ -145,6 +147,33 @@ def test_a_layer_is_computed_again():
     assert again.plan.peak_memory().max() < 0.35 * kept.plan.peak_memory().max()
 
 
+def test_the_last_product_of_a_layer_is_not_computed_again():
+    """4 of 12 h^2 multiplications of a layer's products; attention and the rest are."""
+    work = prepare(
+        Experiment("roce-a100-80g", "mpt-1b", FSDP(), 8, workers=8, precision="bf16", compute=PerKernel(flash=True))
+    ).workloads[0]
+    seconds = {
+        recompute: FSDP(recompute=recompute).plan([work]).seconds.sum() for recompute in ("none", "early-stop", "full")
+    }
+    (first, end), *_ = blocks(work.model.layers)
+    last = max(i for i in range(first, end) if work.model.layers[i].type == "dense")
+    assert last == end - 2  # then comes the sum
+    spared = len(blocks(work.model.layers)) * work.forward[last:end].sum()
+    assert seconds["full"] - seconds["early-stop"] == pytest.approx(spared)
+    assert 0.2 < spared / (seconds["full"] - seconds["none"]) < 0.36
+    memory = [FSDP(recompute=each).stage_of(work, 0, 8).memory for each in ("full", "early-stop")]
+    assert memory[0] == memory[1]
+
+
+def test_rings_leave_machines_by_all_adapters():
+    """Eight times the rate of one ring between machines whose GPUs have an adapter each."""
+    slow, fast = (
+        simulate("roce-h100+n_hosts=4", "mpt-1b", FSDP(all_gather=how, reduce_scatter=how), 32, steps=1,
+                 precision="bf16").step_time for how in ("ring", "rings")
+    )  # fmt: skip
+    assert slow > 3.0 * fast
+
+
 def test_hybrid_sharding_spares_the_network_between_machines():
     """Weights are gathered inside the machine only; that pays where machines are far apart."""
     near, far = (
@@ -198,6 +227,10 @@ def test_rules_that_need_whole_layers():
 def test_its_fabric():
     experiment = Experiment("dgx1-v100", "resnet18", FSDP(shard=4), 64, fabric=ddlsim.Fabric("ring", "given"))
     assert experiment.strategy == FSDP(shard=4, all_reduce="ring", rank_order="given")
+    halves = Experiment("dgx1-v100", "resnet18", FSDP(), 64, fabric=ddlsim.Fabric("halving_doubling"))
+    assert halves.strategy == FSDP(reduce_scatter="recursive_halving", all_gather="recursive_doubling")
+    with pytest.raises(ConfigError, match=r"algorithm = 'torus_2d': FSDP .* needs its reduce-scatter and"):
+        Experiment("dgx1-v100", "resnet18", FSDP(), 64, fabric=ddlsim.Fabric("torus_2d"))
 
 
 def test_it_is_written_in_a_file(tmp_path):
