@@ -12,7 +12,7 @@ from ddlsim.network.executor import Executor, TaskColumns
 from ddlsim.network.state import Records
 from ddlsim.network.tasks import OPTIONAL
 from ddlsim.plan.inserted import SUMMING, with_codes, with_evaluations
-from ddlsim.plan.live import LIVE, MORE_STEPS, live_steps
+from ddlsim.plan.live import LIVE, N_STEPS, live_steps
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import FORWARD, REDUCE_SCATTER, Bools, Floats, Ints, Plan
 from ddlsim.runtime.bookings import Bookings, Shape
@@ -110,7 +110,7 @@ class TableRun:
         if follow is None:
             setting.model = lambda: model.params
         self.model = model
-        plan = make(workloads, live + MORE_STEPS)
+        plan = make(workloads, N_STEPS)
         self.exchanges = exchanges(model.gradient, plan)
         steps = live_steps(self._with_more(plan), live)
         if steps is None:
