@@ -101,6 +101,7 @@ class Lanes:
         self.tables = _tables(workers, self.ops, ends, depth)
         ways = self.tables.ways
         ways["nbytes"] = ways["back_nbytes"] = nbytes
+        self._ends = ways["end"].tolist()
         ways["source"] = np.array(setting.nodes)[ways["actor"]]
         nodes = [node for node, _ in servers] if servers else setting.nodes
         ways["target"] = np.array(nodes)[ways["end"]]
@@ -190,34 +191,43 @@ class Lanes:
         """Let what has been written down have its consequences."""
         rows = self.tables.log[: int(self.tables.counts[ls.N_LOGGED])]
         self.tables.counts[ls.N_LOGGED] = 0
-        recorder, kinds = self.setting.recorder, np.where(rows["what"] < 0, -1, self.tables.ops["kind"][rows["what"]])
-        if recorder.keep_spans:
-            self._show(rows, kinds)
-        if self.batch:
-            self._stale += rows["staleness"][rows["what"] == ls.SERVED].tolist()
-            n = self.batch * np.count_nonzero(kinds == ls.UPDATE) if self.together else len(self._stale)
-            recorder.staleness += self._stale[:n]
-            del self._stale[:n]
+        if self.setting.recorder.keep_spans:
+            self._show(rows)
         if self.follows:
             self._follow_rows(rows)
-            return
+        else:
+            self._count(rows)
+
+    def _count(self, rows: Records) -> None:
+        """Count steps, updates and staleness, after which nothing follows."""
+        recorder, kinds = self.setting.recorder, self._kinds(rows)
         ended = kinds == ls.STEP
         for rank, time in zip(rows["actor"][ended].tolist(), rows["time"][ended].tolist(), strict=True):
             recorder.step_end[rank].append(time)
+        self._stale += rows["staleness"][rows["what"] == ls.SERVED].tolist()
+        self._tell(self.batch * np.count_nonzero(kinds == ls.UPDATE) if self.together else len(self._stale))
         self.setting.stop.counted(rows["time"][rows["whole"] == 1].tolist(), self.samples)
 
+    def _kinds(self, rows: Records) -> Ints:
+        """Return the kinds of the operations that have been written down; -1 of other rows."""
+        kinds: Ints = np.where(rows["what"] < 0, -1, self.tables.ops["kind"][rows["what"]])
+        return kinds
+
+    def _tell(self, n: int) -> None:
+        """Let the staleness of so many services be known, the first ones that have not been told of."""
+        if self.batch:
+            self.setting.recorder.staleness += self._stale[:n]
+            del self._stale[:n]
+
     def _follow_rows(self, rows: Records) -> None:
-        setting, ends, charged = self.setting, self.tables.ways["end"], self._charged
+        setting, pass_time = self.setting, self.setting.loop.env.pass_time
         for time, _, _, what, rank, place, whole, staleness in rows.tolist():
-            if what in (ls.WORKED, ls.WAITED):
-                continue
-            setting.loop.env.pass_time(time)
             worker = setting.workers[rank]
-            if what == ls.SERVED:
-                assert self.served is not None
-                self.served(worker, int(ends[place]), staleness, bool(whole))
-            else:
+            if what >= 0:
+                pass_time(time)
                 op = self.ops[what]
+                if op.kind == ls.UPDATE:
+                    self._tell(self.batch)
                 if op.follow is not None:
                     op.follow(worker)
                 if op.kind == ls.RESIZE:
@@ -227,7 +237,15 @@ class Lanes:
                     if whole:
                         n_steps = len(setting.workers) if op.number == ls.COMMON else 1
                         setting.stop.updated(worker.samples_per_step * n_steps)
-            if whole and charged:
+            elif what == ls.SERVED:
+                pass_time(time)
+                assert self.served is not None
+                if self.batch:
+                    self._stale.append(staleness)
+                if not self.together:
+                    self._tell(1)
+                self.served(worker, self._ends[place], staleness, bool(whole))
+            if whole and self._charged:
                 self._owe()
 
     def _resize(self, worker: Worker) -> None:
@@ -245,7 +263,7 @@ class Lanes:
                 self.tables.actors["owed"][worker.rank] += worker.owed
                 worker.owed = 0.0
 
-    def _show(self, rows: Records, kinds: Ints) -> None:
+    def _show(self, rows: Records) -> None:
         """Keep the spans of a block of the log."""
         recorder = self.setting.recorder
 
@@ -260,9 +278,9 @@ class Lanes:
         keep(WAITING, ls.WAITED, "begin", "where")
         keep(COMMUNICATION, ls.WAITED, "where", "time")
         for row in rows[rows["what"] == ls.SERVED]:
-            server, worker = self.tables.ways["end"][row["place"]], row["actor"]
+            server, worker = self._ends[row["place"]], row["actor"]
             recorder.background(f"server {server}", f"update from worker {worker}", *row[["begin", "time"]].item())
-        for row in rows[kinds == ls.UPDATE]:
+        for row in rows[self._kinds(rows) == ls.UPDATE]:
             for server in range(len(self.tables.servers)):
                 recorder.background(f"server {server}", "update", *row[["begin", "time"]].item())
 
