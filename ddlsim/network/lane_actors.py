@@ -103,7 +103,7 @@ def gather(t: lt.Tables, actor, op, now):  # type: ignore[no-untyped-def]
     t.actors[actor].part = lt.DROPPED
     if t.ops[op].kind == lt.GATHER_NEW and staleness > 0:
         return ON
-    row = write(t, lt.SERVED, actor, t.actors[actor].first, now, now, now)
+    row = write(t, lt.SERVED, actor, 0, now, now, now)
     t.log[row].staleness = staleness  # type: ignore[attr-defined]  # mypy knows no fields
     t.actors[actor].part = lt.ADDED
     t.counts[lt.GATHERED] += 1
@@ -194,11 +194,47 @@ def next_op(t: lt.Tables, actor):  # type: ignore[no-untyped-def]
 
 
 @inlined
+def to_one(t: lt.Tables, actor, op, now):  # type: ignore[no-untyped-def]
+    """Let an actor choose whom it sends to, send, or wait; return as :func:`at_servers` does."""
+    kind = t.ops[op].kind
+    way = t.actors[actor].first
+    if kind == lt.JOIN:
+        if t.ways[way].under_way == 0:
+            return ON
+        t.actors[actor].start = now
+        t.actors[actor].left = 1
+        return lt.GOING
+    if kind == lt.CHOOSE:
+        if t.actors[actor].drawn == lt.BLOCK:
+            t.counts[lt.PENDING] = actor
+            return lt.CHOICES
+        t.actors[actor].drawn += 1
+    choice = t.choices[actor * lt.BLOCK + t.actors[actor].drawn - 1]
+    if kind == lt.DISPATCH:
+        t.ways[way].end = choice.end
+        t.ways[way].target = choice.target
+        t.ways[way].route = choice.route
+        t.ways[way].back_route = choice.back_route
+        t.ways[way].begin = now
+        t.ways[way].under_way = 1
+        leave(t, 2 * way)
+    elif choice.end < 0:
+        t.actors[actor].op += t.ops[op].number
+    return ON
+
+
+@inlined
 def step_ends(t: lt.Tables, actor, op, row, now):  # type: ignore[no-untyped-def]
     """Count a step; return whether Python must be told of an update that it makes."""
-    if t.ops[op].number == lt.EACH:
-        return updated(t, row, now)
-    if t.ops[op].number == lt.NO_UPDATE:
+    number = t.ops[op].number
+    if number in (lt.EACH, lt.AGED):
+        told = updated(t, row, now)
+        if number == lt.AGED:
+            t.log[row].staleness = t.counts[lt.N_UPDATES] - t.actors[actor].version
+            t.counts[lt.N_UPDATES] += t.log[row].whole
+            t.actors[actor].version = t.counts[lt.N_UPDATES]
+        return told
+    if number == lt.NO_UPDATE:
         return False
     steps = t.actors[actor].steps
     t.actors[actor].steps = steps + 1
@@ -267,10 +303,10 @@ def go_on(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]
             if left == 0:
                 come(t, now, lt.THROUGH, actor)
             return lt.GOING
-        elif lt.TRAVEL <= kind <= lt.TAKE:
-            then = at_servers(t, actor, op, now)
-            if then == lt.GOING:
-                return lt.GOING
+        elif lt.TRAVEL <= kind <= lt.TAKE or kind >= lt.CHOOSE:
+            then = at_servers(t, actor, op, now) if kind < lt.CHOOSE else to_one(t, actor, op, now)
+            if then in (lt.GOING, lt.CHOICES):
+                return then
         else:
             row = write(t, op, actor, op, now, now, now)
             if kind in (lt.ASK, lt.RESIZE):

@@ -28,8 +28,15 @@ MEET = 16  # waits for the update to which it has added
 CLOCK = 17  # waits until it has added no more than `number` times more often than anybody else
 TAKE = 18  # takes the version that there is; is written down, and Python is asked if `number` is 1
 
-# What a STEP can be
-NO_UPDATE, COMMON, EACH = range(3)  # an update when all actors have ended theirs, or each is one
+# ... with one message at a time, on the only way, to whom Python has chosen
+CHOOSE = 20  # takes the next choice; if it is nobody, `number` operations are left out
+DISPATCH = 21  # sends to who has been chosen, whose answer comes back if `number` is 1
+JOIN = 22  # waits until what was sent last has arrived, or been answered
+
+# What a STEP can be: an update when all actors have ended theirs; or each is one; or each, whose staleness is told
+NO_UPDATE, COMMON, EACH, AGED = range(4)
+# Who gets messages (MANNER): servers, each for itself, or all peers; servers together; a peer that answers; a peer
+APART, TOGETHER, ANSWERING, PUSHING = range(4)
 
 # What `go_round` returns
 OVER = 0  # the instant has come at which the run ends
@@ -38,12 +45,13 @@ STUCK = 2  # nothing is left to happen
 FULL = 3  # arrays of the network must be made longer
 LOGGED = 4  # the log must be read
 REFILL = 5  # the actor PENDING needs factors
+CHOICES = 9  # it needs choices
 ASKED = 6  # an operation, or a server, asks
 UPDATED = 7  # as many updates have been made as should be
 GOING = 8  # (nothing)
 
 # What a row of the log tells, besides the number of a NOTE, ASK or STEP
-SERVED, WORKED, WAITED = -1, -2, -3
+SERVED, WORKED, WAITED, DELIVERED = -1, -2, -3, -4
 
 # Places in `counts` (int64), behind N_CALENDAR, N_WOKEN and SEQUENCE of :mod:`ddlsim.network.tasks`
 ADVANCE, SEND = 3, 4  # addresses in the kernel
@@ -57,12 +65,14 @@ ENDING = 12  # 1: the run ends when all is over that has been scheduled
 SPANS = 13  # 1: work, waiting and services are logged
 DEPTH = 14  # letters of a way that can have been posted before the first has been read
 SLOWEST, BEHIND = 15, 16  # steps that all actors have ended, and how many have ended no more
-TOGETHER = 17  # 1: servers act together, as the first of them
+MANNER = 17
 GATHERED = 18  # by these
 MEETING, LAST_MEETING = 19, 20  # actors that wait for the next update, a list, -1 if there are none
 RESUMED = 21  # actors that go on because of an update, a list
 HELD, LAST_HELD = 22, 23  # actors that wait for others' clocks
-N_COUNTS = 24
+ASKING = 24  # the way on which a peer is about to answer, -1 if there is none
+N_UPDATES = 25  # so far, of AGED steps
+N_COUNTS = 26
 
 # Places in `reals` (float64)
 NOW = 0
@@ -72,6 +82,9 @@ N_REALS = 3
 
 MANY = 1 << 62  # no bound
 BLOCK = 64  # factors of an actor that are drawn ahead
+
+#: end: -1 for nobody
+CHOICE = record(end="n", target="n", route="n", back_route="n")
 
 # What happens (EVENT.item & 15; the rest is the number of an actor, a way or a server)
 START, WORK_ENDS, ARRIVES, GRANTED, SERVICE_ENDS, RELEASED, ANSWERED, RETURNED, READ, THROUGH, UPDATES, END = range(12)
@@ -85,24 +98,25 @@ OP = record(kind="n", number="i")
 #: communication, waiting: s in all; op: what it does; left: what it waits for, -1 if it does not; cursor: of its
 #: factors; posts: rounds of letters; steps: that have ended; slow: where `slow` begins for it, -1 if nowhere; its ways
 #: are first:last, those that lead to it arrivals[first_in:last_in]; version: of the servers that act together, when it
-#: took it; clock: times that it has added to them; part: of an update, above; next: behind it in a list
+#: took it, or updates when its step began; clock: times that it has added to them; part: of an update, above; next:
+#: behind it in a list; drawn: choices
 ACTOR = record(
     start="f", factor="f", owed="f", queued="f", compute="f", communication="f", waiting="f", version="i", clock="i",
     op="n", left="n", cursor="n", posts="n", steps="n", slow="n", first="n", last="n", first_in="n", last_in="n",
-    part="n", next="n",
+    part="n", next="n", drawn="n",
 )  # fmt: skip
 #: nbytes, route, source, target: of the message there, and of the answer (back_); arrived, begin: s, of the request;
-#: version: of the server when it answered last; read: letters that have come; under_way: 1 if the sender waits for one;
-#: end: the server or peer that it leads to; next: the way behind it in the server's queue
+#: seconds: until a peer answers; version: of the server when it answered last; read: letters that have come; under_way:
+#: 1 if the sender waits for one; end: the server or peer that it leads to; next: behind it in the server's queue
 WAY = record(
-    nbytes="f", back_nbytes="f", arrived="f", begin="f", version="i", read="i", actor="n", end="n", next="n",
-    under_way="n", route="n", back_route="n", source="n", target="n",
+    nbytes="f", back_nbytes="f", arrived="f", begin="f", seconds="f", version="i", read="i", actor="n", end="n",
+    next="n", under_way="n", route="n", back_route="n", source="n", target="n",
 )  # fmt: skip
 #: seconds: of a service; version: services so far; the queue goes from head to tail, -1 if it is empty; busy: 1 if it
 #: serves somebody
 SERVER = record(seconds="f", version="i", head="n", tail="n", busy="n")
-#: time: s; begin: s, of work and services; where: waiting ended, between the two; what: above; place: the way or
-#: operation; staleness: of what a server applies; whole: 1 if that makes an update, or a step does
+#: time: s; begin: s, of work and services; where: waiting ended, between the two; what: above; place: the server or
+#: peer, or operation; staleness: of what a server applies; whole: 1 if that makes an update, or a step does
 ROW = record(time="f", begin="f", where="f", what="n", actor="n", place="n", whole="n", staleness="i")
 
 
@@ -119,6 +133,7 @@ class Tables(NamedTuple):
     arrivals: Ints
     posted: Floats  # s, of the last DEPTH letters of each way
     factors: Floats  # BLOCK of each actor
+    choices: Records  # CHOICE, as many
     slow: Records  # SLOW
     calendar: Records  # EVENT, a heap
     sends: Ints  # 2 * way, + 1 for its answer

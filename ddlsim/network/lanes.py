@@ -46,7 +46,7 @@ def served(t: lt.Tables, way, now):  # type: ignore[no-untyped-def]
     """A server has served a request: it answers, and is free."""
     actor = t.ways[way].actor
     server = t.ways[way].end
-    row = write(t, lt.SERVED, actor, way, t.ways[way].begin, now, now)
+    row = write(t, lt.SERVED, actor, server, t.ways[way].begin, now, now)
     version = t.servers[server].version
     t.log[row].staleness = version - t.ways[way].version  # type: ignore[attr-defined]  # mypy knows no fields
     t.servers[server].version = version + 1
@@ -93,10 +93,37 @@ def proceed(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]
 
 
 @inlined
+def one_arrives(t: lt.Tables, way, what, now):  # type: ignore[no-untyped-def]
+    """What an actor has sent to a peer has arrived there, or its answer here."""
+    actor = t.ways[way].actor
+    if what == lt.ARRIVES:
+        if t.counts[lt.RETURNS] == 1:
+            write(t, lt.SERVED, actor, t.ways[way].end, now, now, now)
+        if t.counts[lt.MANNER] == lt.ANSWERING:
+            t.counts[lt.ASKING] = way
+            return
+    if t.counts[lt.SPANS] == 1:
+        write(t, lt.DELIVERED, actor, t.ways[way].end, t.ways[way].begin, now, now)
+    come(t, now, lt.RETURNED, way)
+
+
+@inlined
+def answer(t: lt.Tables, now):  # type: ignore[no-untyped-def]
+    """Let a peer answer what has just arrived, which Python has been told of."""
+    way = t.counts[lt.ASKING]
+    t.counts[lt.ASKING] = -1
+    if t.ways[way].seconds > 0.0:
+        come(t, now + t.ways[way].seconds, lt.SERVICE_ENDS, way)
+    else:
+        leave(t, 2 * way + 1)
+
+
+@inlined
 def happen(t: lt.Tables, item, now):  # type: ignore[no-untyped-def]
     """Let an event happen; return the actor that goes on then, -1 if none does."""
     what = item & 15
     i = item >> 4
+    manner = t.counts[lt.MANNER]
     if what == lt.START:
         return i
     if what == lt.WORK_ENDS:
@@ -105,8 +132,10 @@ def happen(t: lt.Tables, item, now):  # type: ignore[no-untyped-def]
             write(t, lt.WORKED, i, t.actors[i].op, t.actors[i].start, now, now)
         next_op(t, i)
         return i
-    if what in (lt.ARRIVES, lt.ANSWERED) and t.counts[lt.TOGETHER] == 1:
+    if what in (lt.ARRIVES, lt.ANSWERED) and manner == lt.TOGETHER:
         less(t, t.ways[i].actor, now)
+    elif what in (lt.ARRIVES, lt.ANSWERED) and manner >= lt.ANSWERING:
+        one_arrives(t, i, what, now)
     elif what == lt.ARRIVES and t.servers.size > 0:
         request(t, i, now)
     elif what == lt.ARRIVES:  # the letter is read, and its sender hears of it
@@ -114,7 +143,7 @@ def happen(t: lt.Tables, item, now):  # type: ignore[no-untyped-def]
         come(t, now, lt.RETURNED, i)
     elif what == lt.GRANTED:
         actor = t.ways[i].actor
-        if t.counts[lt.TOGETHER] == 1:
+        if manner == lt.TOGETHER:
             return proceed(t, actor, now)
         t.ways[i].begin = now
         t.actors[actor].queued = max(t.actors[actor].queued, now - t.ways[i].arrived)
@@ -123,6 +152,8 @@ def happen(t: lt.Tables, item, now):  # type: ignore[no-untyped-def]
             come(t, now + seconds, lt.SERVICE_ENDS, i)
         else:
             served(t, i, now)
+    elif what == lt.SERVICE_ENDS and manner == lt.ANSWERING:
+        leave(t, 2 * i + 1)
     elif what == lt.SERVICE_ENDS:
         served(t, i, now)
     elif what == lt.RELEASED:
@@ -132,6 +163,8 @@ def happen(t: lt.Tables, item, now):  # type: ignore[no-untyped-def]
     elif what == lt.RETURNED:
         actor = t.ways[i].actor
         t.ways[i].under_way = 0
+        if t.actors[actor].left > 0 and manner >= lt.ANSWERING:
+            return proceed(t, actor, now)
         if t.actors[actor].left > 0:
             less(t, actor, now)
     elif what == lt.READ:
@@ -152,13 +185,14 @@ def _entry_point(stamp: int) -> Any:
 
     @entry
     def go_round(  # type: ignore[no-untyped-def]
-        table: Ints, limit, counts, reals, ops, seconds, actors, ways, servers, arrivals, posted, factors, slow,
-        calendar, sends, log,
+        table: Ints, limit, counts, reals, ops, seconds, actors, ways, servers, arrivals, posted, factors, choices,
+        slow, calendar, sends, log,
     ):  # fmt: skip
         """Let actors go round up to and including `limit` (s), or until Python must do something; return what."""
         stamp  # noqa: B018
         t = lt.Tables(
-            counts, reals, ops, seconds, actors, ways, servers, arrivals, posted, factors, slow, calendar, sends, log,
+            counts, reals, ops, seconds, actors, ways, servers, arrivals, posted, factors, choices, slow, calendar,
+            sends, log,
         )  # fmt: skip
         net = attach(table)
         if counts[lt.ENDING] == 1:
@@ -169,6 +203,8 @@ def _entry_point(stamp: int) -> Any:
             logged = counts[lt.N_LOGGED]
             left = counts[lt.UPDATES_LEFT]
             actor = counts[lt.PENDING]
+            if counts[lt.ASKING] >= 0:
+                answer(t, now)
             if actor < 0 and log.size - logged < ops.size + 2:
                 return lt.LOGGED
             if actor < 0 and counts[lt.RESUMED] >= 0:

@@ -4,69 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from ddlsim.errors import DeadlockError
 from ddlsim.network import lane_tables as ls
-from ddlsim.network.calendar import EVENT
 from ddlsim.network.lanes import go_round
 from ddlsim.network.pointers import addresses, send_address
 from ddlsim.network.state import Floats, Ints, Records
-from ddlsim.network.tasks import N_CALENDAR, SEQUENCE, SLOW
+from ddlsim.runtime.lane_ops import Op, seconds_of, tables_of
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, WAITING, Spans
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
-from ddlsim.workload.jitter import slow_intervals
 
-LOG_ROWS = 4096
-#: what follows an operation, where something does
-Follow = Callable[[Worker], None]
-
-
-@dataclass(frozen=True, eq=False)
-class Op:
-    """What workers do in their cycles.
-
-    kind     (:mod:`ddlsim.network.lane_tables`)
-    name     of work and of waiting, in timelines
-    seconds  of a worker's work, or of a rest
-    follow   what Python does when it is written down
-    waits    what a worker waits for, in words, in which {begun} and {ended} are the numbers of its step from 0 and 1;
-             its name if nothing is said
-    number   as the kind says
-    """
-
-    kind: int
-    name: str = ""
-    seconds: Callable[[Worker], float] | None = None
-    follow: Follow | None = None
-    waits: str = ""
-    number: int = 0
-
-
-OPTIMIZER = Op(ls.WORK, "optimizer", lambda worker: worker.workload.optimizer)
-
-
-def _seconds_of(workers: Sequence[Worker], ops: Sequence[Op]) -> Floats:
-    """Return the undisturbed s of each worker's operations, (n_workers, n_ops)."""
-    return np.array([[op.seconds(worker) if op.seconds is not None else 0.0 for op in ops] for worker in workers])
-
-
-def gradient(setting: Setting, drawn: Follow | None) -> list[Op]:
-    """Return the operations of :meth:`Worker.gradient`: `drawn` follows when its parameters are read."""
-    first = setting.workers[0]
-    forward = Op(ls.WORK, "forward", lambda worker: worker.workload.forward_time)
-    early = Op(ls.WORK, "backward", lambda worker: worker.workload.backward_time)
-    late = Op(ls.WORK, "backward", lambda worker: float(worker.backward_until[0]))
-    ops = [Op(ls.OWED, "evaluation")] if setting.learner.task is not None else []
-    if first.workload_at is not None:
-        ops.append(Op(ls.RESIZE))
-    ops += [Op(ls.DRAW), forward, early] * (first.accumulation - 1) + [Op(ls.DRAW)]
-    if drawn is not None:
-        ops.append(Op(ls.NOTE, follow=drawn))
-    return [*ops, forward, late]
+__all__ = ["Lanes"]
 
 
 class Lanes:
@@ -79,6 +30,7 @@ class Lanes:
     nbytes   of every message
     samples  of an update, where nothing follows the operations
     served   what follows a service: (worker, server, staleness, whether it makes an update)
+    choose   whom a worker sends to next: a rank, -1 for nobody
     asks     `served` must be told before anything else happens
     batch    services of an update of servers that act together; 0: their staleness is no matter
     first    the operation that all begin with
@@ -90,18 +42,18 @@ class Lanes:
         self, setting: Setting, ops: Sequence[Op], nbytes: float, samples: int, *,
         servers: Sequence[tuple[int, float]] = (), peers: Sequence[Sequence[int]] = (), depth: int = 1,
         served: Callable[[Worker, int, int, bool], None] | None = None, asks: bool = False,
-        batch: int = 1, first: int = 0,
+        choose: Callable[[Worker], int] | None = None, batch: int = 1, first: int = 0,
     ) -> None:  # fmt: skip
         self.setting, self.ops, self.samples, self.served, self.batch = setting, list(ops), samples, served, batch
         self.together = any(op.kind == ls.TURN for op in ops)
+        self.choose = choose
         self.follows = served is not None or any(op.follow is not None or op.kind == ls.RESIZE for op in ops)
         self._stale: list[int] = []  # what has been served, but not yet told of
         workers = setting.workers
-        ends = [range(len(servers)) for _ in workers] if servers else peers
-        self.tables = _tables(workers, self.ops, ends, depth)
+        ends = peers if peers else [range(max(len(servers), 1)) for _ in workers]
+        self.tables = tables_of(workers, self.ops, ends, depth)
         ways = self.tables.ways
         ways["nbytes"] = ways["back_nbytes"] = nbytes
-        self._ends = ways["end"].tolist()
         ways["source"] = np.array(setting.nodes)[ways["actor"]]
         nodes = [node for node, _ in servers] if servers else setting.nodes
         ways["target"] = np.array(nodes)[ways["end"]]
@@ -111,7 +63,7 @@ class Lanes:
             table["head"] = -1
             self.tables = self.tables._replace(servers=table)
         network, source, target = setting.loop.network, ways["source"].tolist(), ways["target"].tolist()
-        if len(ways):
+        if len(ways) and choose is None:
             ways["route"] = network.routes(source, target)
             ways["back_route"] = network.routes(target, source) if servers else 0
         network.reserve(len(ways))
@@ -119,7 +71,9 @@ class Lanes:
         counts = self.tables.counts
         counts[ls.ADVANCE], counts[ls.SEND] = addresses()[0], send_address()
         counts[ls.ASKS], counts[ls.RETURNS], counts[ls.SPANS] = asks, self.follows, setting.recorder.keep_spans
-        counts[ls.TOGETHER] = self.together
+        counts[ls.MANNER] = ls.TOGETHER if self.together else ls.APART
+        if choose is not None:
+            counts[ls.MANNER] = ls.ANSWERING if any(op.kind == ls.DISPATCH and op.number for op in ops) else ls.PUSHING
         setting.loop.drive(self)
 
     # ------------------------------------------------------------ what follows may change
@@ -136,6 +90,15 @@ class Lanes:
     def set_answer(self, worker: Worker, server: int, nbytes: float) -> None:
         """Let a server's next answer to a worker have so many bytes."""
         self.tables.ways["back_nbytes"][int(self.tables.actors["first"][worker.rank]) + server] = nbytes
+
+    def set_service(self, worker: Worker, seconds: float) -> None:
+        """Let the peer that a worker's message has reached need so many s for its answer."""
+        self.tables.ways["seconds"][worker.rank] = seconds
+
+    def chosen(self, worker: Worker) -> int:
+        """Return whom a worker has chosen."""
+        place = worker.rank * ls.BLOCK + int(self.tables.actors["drawn"][worker.rank]) - 1
+        return int(self.tables.choices["end"][place])
 
     @property
     def _charged(self) -> bool:
@@ -171,6 +134,8 @@ class Lanes:
                     loop.network.make_room()
                 elif status == ls.REFILL:
                     self._refill(int(counts[ls.PENDING]))
+                elif status == ls.CHOICES:
+                    self._choose(self.setting.workers[int(counts[ls.PENDING])])
                 elif status == ls.STUCK:
                     raise DeadlockError(f"deadlock at {now:.6g} s: nothing is left to happen, but the run goes on")
                 elif status == ls.UPDATED:
@@ -184,6 +149,20 @@ class Lanes:
         block = itertools.islice(self.setting.workers[rank].factors, ls.BLOCK)
         self.tables.factors[rank * ls.BLOCK : (rank + 1) * ls.BLOCK] = list(block)
         self.tables.actors["cursor"][rank] = 0
+
+    def _choose(self, worker: Worker) -> None:
+        """Make a worker's next choices."""
+        assert self.choose is not None
+        network, nodes = self.setting.loop.network, self.setting.nodes
+        choices = self.tables.choices[worker.rank * ls.BLOCK : (worker.rank + 1) * ls.BLOCK]
+        choices["end"] = [self.choose(worker) for _ in range(ls.BLOCK)]
+        some = np.flatnonzero(choices["end"] >= 0)
+        if len(some):
+            here, there = [worker.node] * len(some), [nodes[end] for end in choices["end"][some].tolist()]
+            choices["target"][some] = there
+            choices["route"][some] = network.routes(here, there)
+            choices["back_route"][some] = network.routes(there, here)
+        self.tables.actors["drawn"][worker.rank] = 0
 
     # ------------------------------------------------------------ what follows
 
@@ -205,7 +184,9 @@ class Lanes:
         for rank, time in zip(rows["actor"][ended].tolist(), rows["time"][ended].tolist(), strict=True):
             recorder.step_end[rank].append(time)
         self._stale += rows["staleness"][rows["what"] == ls.SERVED].tolist()
-        self._tell(self.batch * np.count_nonzero(kinds == ls.UPDATE) if self.together else len(self._stale))
+        if any(op.number == ls.AGED for op in self.ops if op.kind == ls.STEP):
+            recorder.staleness += rows["staleness"][ended].tolist()
+        self._tell(self.batch * int(np.count_nonzero(kinds == ls.UPDATE)) if self.together else len(self._stale))
         self.setting.stop.counted(rows["time"][rows["whole"] == 1].tolist(), self.samples)
 
     def _kinds(self, rows: Records) -> Ints:
@@ -233,6 +214,8 @@ class Lanes:
                 if op.kind == ls.RESIZE:
                     self._resize(worker)
                 elif op.kind == ls.STEP:
+                    if op.number == ls.AGED:
+                        setting.recorder.staleness.append(staleness)
                     worker.end_step()
                     if whole:
                         n_steps = len(setting.workers) if op.number == ls.COMMON else 1
@@ -244,7 +227,7 @@ class Lanes:
                     self._stale.append(staleness)
                 if not self.together:
                     self._tell(1)
-                self.served(worker, self._ends[place], staleness, bool(whole))
+                self.served(worker, place, staleness, bool(whole))
             if whole and self._charged:
                 self._owe()
 
@@ -254,7 +237,7 @@ class Lanes:
         workload = worker.workload_at(worker.learner.own_epoch(worker.rank))
         if workload is not worker.workload:
             worker.use(workload)
-            self._seconds[worker.rank] = _seconds_of([worker], self.ops)[0]
+            self._seconds[worker.rank] = seconds_of([worker], self.ops)[0]
 
     def _owe(self) -> None:
         """Let workers evaluate, who have been asked to, before their next steps."""
@@ -278,8 +261,11 @@ class Lanes:
         keep(WAITING, ls.WAITED, "begin", "where")
         keep(COMMUNICATION, ls.WAITED, "where", "time")
         for row in rows[rows["what"] == ls.SERVED]:
-            server, worker = self._ends[row["place"]], row["actor"]
-            recorder.background(f"server {server}", f"update from worker {worker}", *row[["begin", "time"]].item())
+            what = f"update from worker {row['actor']}"
+            recorder.background(f"server {row['place']}", what, *row[["begin", "time"]].item())
+        for row in rows[rows["what"] == ls.DELIVERED]:
+            track, (name,) = f"worker {row['actor']} network", [op.name for op in self.ops if op.kind == ls.DISPATCH]
+            recorder.background(track, f"{name} worker {row['place']}", *row[["begin", "time"]].item())
         for row in rows[self._kinds(rows) == ls.UPDATE]:
             for server in range(len(self.tables.servers)):
                 recorder.background(f"server {server}", "update", *row[["begin", "time"]].item())
@@ -297,41 +283,3 @@ class Lanes:
             if op.kind not in (ls.WORK, ls.OWED):
                 kind, what = COMMUNICATION, op.waits.format(begun=actor["posts"] - 1, ended=actor["posts"])
             recorder.open[rank] = (kind, what or op.name, float(actor["start"]))
-
-
-def _tables(workers: Sequence[Worker], ops: Sequence[Op], ends: Sequence[Sequence[int]], depth: int) -> ls.Tables:
-    """Return the tables of workers at the beginning, each with ways to its `ends`; no servers yet."""
-    n, n_ways = len(workers), sum(len(each) for each in ends)
-    table = np.zeros(len(ops), dtype=ls.OP)
-    table["kind"], table["number"] = [op.kind for op in ops], [op.number for op in ops]
-    ways = np.zeros(n_ways, dtype=ls.WAY)
-    last = np.cumsum([len(each) for each in ends])
-    ways["actor"] = np.repeat(np.arange(n), [len(each) for each in ends])
-    ways["end"] = [end for each in ends for end in each]
-    ways["next"] = -1
-    actors = np.zeros(n, dtype=ls.ACTOR)
-    actors["factor"], actors["left"], actors["cursor"], actors["slow"] = 1.0, -1, ls.BLOCK, -1
-    actors["first"], actors["last"] = last - [len(each) for each in ends], last
-    arrivals = np.argsort(ways["end"], kind="stable")
-    actors["first_in"] = np.searchsorted(ways["end"][arrivals], np.arange(n))
-    actors["last_in"] = np.searchsorted(ways["end"][arrivals], np.arange(n), side="right")
-    slow: list[tuple[float, float]] = []
-    for worker in workers:
-        if worker.slow_downs:
-            actors["slow"][worker.rank] = len(slow)
-            slow += slow_intervals(worker.slow_downs)
-    counts = np.zeros(ls.N_COUNTS, dtype=np.int64)
-    counts[ls.DEPTH], counts[ls.BEHIND] = depth, n
-    counts[[ls.PENDING, ls.RESUMED, ls.MEETING, ls.HELD]] = -1
-    counts[N_CALENDAR] = counts[SEQUENCE] = n
-    calendar = np.zeros(2 * (n + 3 * n_ways) + 16, dtype=EVENT)
-    calendar["sequence"][:n], calendar["item"][:n] = np.arange(n), ls.START + 16 * np.arange(n)
-    reals = np.zeros(ls.N_REALS)
-    reals[ls.QUIET] = -np.inf
-    return ls.Tables(
-        counts=counts, reals=reals, ops=table, seconds=_seconds_of(workers, ops).reshape(-1), actors=actors, ways=ways,
-        servers=np.zeros(0, dtype=ls.SERVER), arrivals=arrivals.astype(np.int64), posted=np.zeros(n_ways * depth),
-        factors=np.zeros(n * ls.BLOCK), slow=np.array(slow, dtype=SLOW), calendar=calendar,
-        sends=np.zeros(n_ways + 1, dtype=np.int64),
-        log=np.zeros(max(LOG_ROWS, 4 * len(ops)), dtype=ls.ROW),
-    )  # fmt: skip

@@ -58,6 +58,12 @@ class Replica:
         worker.params, self.state = self.after(worker.params, gradient)
         self.count()
 
+    def step_freely(self, gradient: Value[Array]) -> None:
+        """Make a step at the learning rate of now, where workers do not go in step."""
+        self.n_samples = self.worker.stop.n_samples
+        self.worker.params, self.state = self.after(self.worker.params, gradient)
+        self.count()
+
     def count(self) -> None:
         """Count a step that has been made."""
         self.step += 1

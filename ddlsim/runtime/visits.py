@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from ddlsim.learning import Array, Value
 from ddlsim.network import lane_tables as ls
-from ddlsim.runtime.lanes import Lanes, Op
+from ddlsim.runtime.lane_ops import Op
+from ddlsim.runtime.lanes import Lanes
 from ddlsim.runtime.shards import Shards
 from ddlsim.runtime.wires import Parcel
 from ddlsim.runtime.worker import Worker

@@ -92,7 +92,7 @@ class StopRule:
         """Count updates of a run without a monitor, each made from `n_samples` samples, not more than are left."""
         self.recorder.updates += [(time, n_samples) for time in times]
         self.n_samples += n_samples * len(times)
-        if len(self.recorder.updates) >= self.n_updates:
+        if times and len(self.recorder.updates) >= self.n_updates:
             self.reason = "steps"
             self.ended.succeed()
 

@@ -10,7 +10,8 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.learning.learner import State
 from ddlsim.network import lane_tables as ls
-from ddlsim.runtime.lanes import OPTIMIZER, Lanes, Op, gradient
+from ddlsim.runtime.lane_ops import OPTIMIZER, Op, gradient
+from ddlsim.runtime.lanes import Lanes
 from ddlsim.runtime.servers import (
     ApplyTime,
     Placement,

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import numpy as np
-import simpy
-
 from ddlsim.arguments import by, checked, number
-from ddlsim.learning import weighted_sum
-from ddlsim.runtime.replica import Replica, start_replicas
+from ddlsim.learning import Array, Value, weighted_sum
+from ddlsim.network import lane_tables as ls
+from ddlsim.runtime.lane_ops import OPTIMIZER, Op, gradient
+from ddlsim.runtime.lanes import Lanes
+from ddlsim.runtime.replica import Replica, replicas_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.wires import Parcel, Wires
-from ddlsim.runtime.worker import Process, Worker
+from ddlsim.runtime.worker import Worker
 from ddlsim.strategies.mixing import Graph, bipartition, check_graph, describe, neighbours
 from ddlsim.streams import stream
 
-#: a process that ends with what a partner has sent back
-Averaged = Generator[simpy.Event, object, Parcel]
-#: a process that ends with the event of a push's arrival
-Pushed = Generator[simpy.Event, object, simpy.Process]
-
+__all__ = ["ADPSGD", "GossipSGD", "Peer"]
 
 @checked
 @dataclass(frozen=True)
@@ -54,58 +50,70 @@ class ADPSGD:
         """Start all workers. Raises ConfigError for a graph that is not bipartite."""
         near = neighbours("ADPSGD", self.graph, len(setting.workers))
         asks = bipartition("ADPSGD", self.graph, near)
+        _Pairs(setting, [partners if asks[rank] else [] for rank, partners in enumerate(near)])
 
-        def work(replica: Replica) -> Process:
-            rank = replica.worker.rank
-            partners = [setting.workers[j] for j in near[rank]] if asks[rank] else []
-            return self.work(replica, partners, wires, stream(setting.seed, rank, "gossip"))
 
-        wires = Wires(setting, owner="ADPSGD", peers=True)
-        start_replicas(setting, work)
+class _Pairs:
+    """Workers who ask one of their `partners` for the average in every step, if they have any."""
 
-    def work(self, replica: Replica, partners: list[Worker], wires: Wires, draws: np.random.Generator) -> Process:
-        """One worker's life; it asks one of `partners` in every step, if it has any."""
-        worker, recorder = replica.worker, replica.worker.recorder
-        while True:
-            begun = len(recorder.updates)
-            averaged: simpy.Process | None = None
-            if partners:
-                partner = partners[int(draws.integers(len(partners)))]
-                parcel = wires.model(worker, worker.params, name=f"to {partner.rank}")
-                yield from worker.compute(parcel.seconds, "encode")
-                averaged = worker.loop.env.process(self._average(worker, partner, parcel, wires))
-            gradient = yield from worker.gradient()
-            if averaged is not None and not averaged.processed:
-                start = worker.loop.now
-                yield from worker.block(averaged, "the average with its neighbour")
-                worker.book(start, start, "averaging")
-            if averaged is not None:
-                back: Parcel = averaged.value  # type: ignore[assignment]  # it has ended
-                yield from worker.compute(wires.decode_seconds(worker, back), "decode")
-            yield from worker.optimizer_step()
-            replica.n_samples = worker.stop.n_samples
-            worker.params, replica.state = replica.after(worker.params, gradient)
-            replica.count()
-            recorder.staleness.append(len(recorder.updates) - begun)
-            worker.end_step()
-            worker.stop.updated(worker.samples_per_step)
+    def __init__(self, setting: Setting, partners: Sequence[Sequence[int]]) -> None:
+        self.setting, self.partners, self.replicas = setting, partners, replicas_of(setting)
+        self.wires = Wires(setting, owner="ADPSGD", peers=True)
+        self.draws = [stream(setting.seed, worker.rank, "gossip") for worker in setting.workers]
+        self.gradients, self.parcels = dict[int, Value[Array]](), dict[int, Parcel]()
+        packs = self.wires.choice is not None
+        learns = packs or setting.learner.task is not None
+        asking = [
+            *([Op(ls.ASK if packs else ls.NOTE, follow=self._packed)] if learns else []),
+            Op(ls.WORK, "encode"), Op(ls.DISPATCH, "average with", number=1),
+        ]  # fmt: skip
+        ops = [
+            Op(ls.CHOOSE, number=len(asking)), *asking, *gradient(setting, self._drawn if learns else None),
+            Op(ls.JOIN, "averaging", waits="the average with its neighbour"),
+            *([Op(ls.ASK, follow=self._come)] if packs else []), Op(ls.WORK, "decode"), OPTIMIZER,
+            Op(ls.STEP, follow=self._step if learns else None, number=ls.AGED),
+        ]  # fmt: skip
+        first = setting.workers[0]
+        self.lanes = Lanes(
+            setting, ops, first.workload.gradient_nbytes, first.samples_per_step, choose=self._choose,
+            served=self._average if learns else None, asks=packs, batch=0,
+        )  # fmt: skip
 
-    def _average(self, worker: Worker, partner: Worker, parcel: Parcel, wires: Wires) -> Averaged:
-        """Send the parameters, average where they arrive, send the partner's back (compressing them on the way is not
-        the partner's own time); return what has come back.
+    def _choose(self, worker: Worker) -> int:
+        partners = self.partners[worker.rank]
+        return partners[int(self.draws[worker.rank].integers(len(partners)))] if partners else -1
+
+    def _packed(self, worker: Worker) -> None:
+        name = f"to {self.lanes.chosen(worker)}"
+        parcel = self.parcels[worker.rank] = self.wires.model(worker, worker.params, name=name)
+        if self.wires.choice is not None:
+            self.lanes.set_seconds(worker, "encode", parcel.seconds)
+            self.lanes.set_sizes(worker, parcel.sizes)
+
+    def _drawn(self, worker: Worker) -> None:
+        self.gradients[worker.rank] = worker.draw()
+
+    def _average(self, worker: Worker, rank: int, staleness: int, whole: bool) -> None:
+        """Average where the parameters have arrived, and send the partner's back (compressing them on the way is not
+        the partner's own time).
 
         Nobody else changes the parameters of a worker that asks, so both can have the average at once.
         """
-        loop, start, mine = worker.loop, worker.loop.now, worker.params
-        yield loop.send(worker.node, partner.node, parcel.sizes[0])
-        back, theirs = wires.model(partner, partner.params, name=f"to {worker.rank}"), partner.params
+        partner, parcel, mine = self.setting.workers[rank], self.parcels[worker.rank], worker.params
+        back, theirs = self.wires.model(partner, partner.params, name=f"to {worker.rank}"), partner.params
         partner.params = 0.5 * (parcel.value + theirs)
         worker.params = partner.params if back.value is theirs else 0.5 * (mine + back.value)
-        if back.seconds > 0.0:
-            yield loop.env.timeout(back.seconds)
-        yield loop.send(partner.node, worker.node, back.sizes[0])
-        worker.recorder.background(f"{worker.name} network", f"average with {partner.name}", start, loop.now)
-        return back
+        self.parcels[worker.rank] = back
+        if self.wires.choice is not None:
+            self.lanes.set_service(worker, back.seconds)
+            self.lanes.set_answer(worker, 0, back.sizes[0])
+
+    def _come(self, worker: Worker) -> None:
+        if (back := self.parcels.get(worker.rank)) is not None:
+            self.lanes.set_seconds(worker, "decode", self.wires.decode_seconds(worker, back))
+
+    def _step(self, worker: Worker) -> None:
+        self.replicas[worker.rank].step_freely(self.gradients[worker.rank])
 
 
 @dataclass
@@ -126,33 +134,34 @@ class Peer:
     inbox: list[_Push] = field(default_factory=list)
     outgoing: _Push | None = None
 
-    def merge(self) -> Process:
-        """x <- (w x + w_s x_s) / (w + w_s);  w <- w + w_s   for all that has come in."""
+    coming: list[_Push] = field(default_factory=list)
+
+    def take(self) -> float:
+        """Turn to all that has come in; return the s that decoding it takes."""
+        self.coming, self.inbox = self.inbox, []
+        return sum(self.wires.decode_seconds(self.replica.worker, push.parcel) for push in self.coming)
+
+    def merge(self) -> None:
+        """x <- (w x + w_s x_s) / (w + w_s);  w <- w + w_s   for all that it has turned to."""
         worker = self.replica.worker
-        pushes = list(self.inbox)
-        self.inbox.clear()
-        for push in pushes:
-            yield from worker.compute(self.wires.decode_seconds(worker, push.parcel), "decode")
+        for push in self.coming:
             total = self.weight + push.weight
             shares = [self.weight / total, push.weight / total]
             worker.params = weighted_sum(worker.learner.plane, shares, [worker.params, push.parcel.value])
             self.weight = total
 
-    def push(self, other: Peer) -> Pushed:
-        """w <- w / 2;  send (x, w), as they are now, to another. The event returned is their arrival."""
-        worker = self.replica.worker
+    def push(self, rank: int) -> Parcel:
+        """w <- w / 2;  send (x, w), as they are now, to another."""
         self.weight /= 2.0
-        parcel = self.wires.model(worker, worker.params, name=f"to {other.replica.worker.rank}")
+        parcel = self.wires.model(self.replica.worker, self.replica.worker.params, name=f"to {rank}")
         self.outgoing = _Push(parcel, self.weight)
-        yield from worker.compute(parcel.seconds, "encode")
-        return worker.loop.env.process(self._carry(self.outgoing, other))
+        return parcel
 
-    def _carry(self, push: _Push, other: Peer) -> Process:
-        worker, receiver, start = self.replica.worker, other.replica.worker, self.replica.worker.loop.now
-        yield worker.loop.send(worker.node, receiver.node, push.parcel.sizes[0])
-        other.inbox.append(push)
+    def arrive(self, other: Peer) -> None:
+        """What is on its way out reaches another."""
+        assert self.outgoing is not None
+        other.inbox.append(self.outgoing)
         self.outgoing = None
-        worker.recorder.background(f"{worker.name} network", f"push to {receiver.name}", start, worker.loop.now)
 
 
 @checked
@@ -182,35 +191,61 @@ class GossipSGD:
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
-        n_workers = len(setting.workers)
-        near = neighbours("GossipSGD", self.graph, n_workers)
-        peers: list[Peer] = []
         wires = Wires(setting, owner="GossipSGD", peers=True)
+        _Gossip(self, setting, self.peers(setting, wires), neighbours("GossipSGD", self.graph, len(setting.workers)))
 
-        def work(replica: Replica) -> Process:
-            rank = replica.worker.rank
-            peers.append(Peer(replica, 1.0 / n_workers, wires))
-            return self.work(peers[rank], peers, near[rank], stream(setting.seed, rank, "gossip"))
+    def peers(self, setting: Setting, wires: Wires) -> list[Peer]:
+        """Return the workers, who share the weight evenly."""
+        return [Peer(replica, 1.0 / len(setting.workers), wires) for replica in replicas_of(setting)]
 
-        start_replicas(setting, work)
 
-    def work(self, peer: Peer, peers: list[Peer], near: list[int], draws: np.random.Generator) -> Process:
-        """One worker's life."""
-        replica, worker = peer.replica, peer.replica.worker
-        pushed: simpy.Process | None = None
-        while True:
-            yield from peer.merge()
-            gradient = yield from worker.gradient()
-            yield from worker.optimizer_step()
-            replica.n_samples = worker.stop.n_samples
-            worker.params, replica.state = replica.after(worker.params, gradient)
-            replica.count()
-            worker.end_step()
-            worker.stop.updated(worker.samples_per_step)
-            if near and draws.random() < self.probability:
-                if pushed is not None and not pushed.processed:
-                    start = worker.loop.now
-                    yield from worker.block(pushed, "its last push")
-                    worker.book(start, start, "push")
-                other = peers[near[int(draws.integers(len(near)))]]
-                pushed = yield from peer.push(other)
+class _Gossip:
+    """Workers who push to one of those `near` them now and then."""
+
+    def __init__(self, rule: GossipSGD, setting: Setting, peers: list[Peer], near: Sequence[Sequence[int]]) -> None:
+        self.probability, self.peers, self.near, wires = rule.probability, peers, near, peers[0].wires
+        self.draws = [stream(setting.seed, worker.rank, "gossip") for worker in setting.workers]
+        self.gradients: dict[int, Value[Array]] = {}
+        self.packs = wires.choice is not None
+        learns = self.packs or setting.learner.task is not None
+        pushing = [
+            Op(ls.JOIN, "push", waits="its last push"),
+            *([Op(ls.ASK if self.packs else ls.NOTE, follow=self._packed)] if learns else []),
+            Op(ls.WORK, "encode"), Op(ls.DISPATCH, "push to"),
+        ]  # fmt: skip
+        merging = [Op(ls.ASK, follow=self._come), Op(ls.WORK, "decode"), Op(ls.NOTE, follow=self._merge)]
+        ops = [
+            *(merging if learns else []), *gradient(setting, self._drawn if learns else None), OPTIMIZER,
+            Op(ls.STEP, follow=self._step if learns else None, number=ls.EACH),
+            Op(ls.CHOOSE, number=len(pushing)), *pushing,
+        ]  # fmt: skip
+        first = setting.workers[0]
+        self.lanes = Lanes(
+            setting, ops, first.workload.gradient_nbytes, first.samples_per_step, choose=self._choose,
+            served=self._arrived if learns else None, batch=0,
+        )  # fmt: skip
+
+    def _choose(self, worker: Worker) -> int:
+        near, draws = self.near[worker.rank], self.draws[worker.rank]
+        return near[int(draws.integers(len(near)))] if near and draws.random() < self.probability else -1
+
+    def _come(self, worker: Worker) -> None:
+        self.lanes.set_seconds(worker, "decode", self.peers[worker.rank].take())
+
+    def _merge(self, worker: Worker) -> None:
+        self.peers[worker.rank].merge()
+
+    def _drawn(self, worker: Worker) -> None:
+        self.gradients[worker.rank] = worker.draw()
+
+    def _step(self, worker: Worker) -> None:
+        self.peers[worker.rank].replica.step_freely(self.gradients[worker.rank])
+
+    def _packed(self, worker: Worker) -> None:
+        parcel = self.peers[worker.rank].push(self.lanes.chosen(worker))
+        if self.packs:
+            self.lanes.set_seconds(worker, "encode", parcel.seconds)
+            self.lanes.set_sizes(worker, parcel.sizes)
+
+    def _arrived(self, worker: Worker, rank: int, staleness: int, whole: bool) -> None:
+        self.peers[worker.rank].arrive(self.peers[rank])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ddlsim.learning import Array, Value
 from ddlsim.network import lane_tables as ls
-from ddlsim.runtime.lanes import Op, gradient
+from ddlsim.runtime.lane_ops import Op, gradient
 from ddlsim.runtime.servers import Served, check_layers
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.shards import Shards

@@ -8,7 +8,7 @@ from typing import Annotated
 from ddlsim.arguments import Count, checked, number
 from ddlsim.learning import Array, Value
 from ddlsim.network import lane_tables as ls
-from ddlsim.runtime.lanes import OPTIMIZER, Op, gradient
+from ddlsim.runtime.lane_ops import OPTIMIZER, Op, gradient
 from ddlsim.runtime.replica import replicas_of
 from ddlsim.runtime.servers import ApplyTime, Placement, note_lock_step
 from ddlsim.runtime.setting import Setting

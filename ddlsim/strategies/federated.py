@@ -15,7 +15,7 @@ from ddlsim.learning import Array, Value
 from ddlsim.network import lane_tables as ls
 from ddlsim.optim import SGD, Optimizer
 from ddlsim.runtime import Outer, Process, Rounds, Setting, Shards, Worker, local_steps
-from ddlsim.runtime.lanes import OPTIMIZER, Op, gradient
+from ddlsim.runtime.lane_ops import OPTIMIZER, Op, gradient
 from ddlsim.runtime.replica import need_values
 from ddlsim.runtime.servers import ApplyTime, Placement, note_lock_step
 from ddlsim.runtime.visits import follows

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from ddlsim.arguments import by, checked, number
 from ddlsim.learning import ABSENT, Array, Value, weighted_sum
 from ddlsim.network import lane_tables as ls
-from ddlsim.runtime.lanes import OPTIMIZER, Lanes, Op, gradient
+from ddlsim.runtime.lane_ops import OPTIMIZER, Op, gradient
+from ddlsim.runtime.lanes import Lanes
 from ddlsim.runtime.replica import Replica, replicas_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.wires import Parcel, Wires

@@ -9,7 +9,7 @@ from typing import Annotated
 from ddlsim.arguments import Count, by, checked, whole
 from ddlsim.errors import ConfigError
 from ddlsim.network import lane_tables as ls
-from ddlsim.runtime.lanes import Op
+from ddlsim.runtime.lane_ops import Op
 from ddlsim.runtime.servers import ApplyTime, Placement, note_lock_step
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies.center import Center

@@ -100,11 +100,11 @@ def test_pairs_that_average_keep_the_mean(graph):
 class Watched(ddlsim.GossipSGD):
     """Keeps its peers where a test can see them."""
 
-    peers: ClassVar[list[Peer]] = []
+    here: ClassVar[list[Peer]] = []
 
-    def work(self, peer, peers, near, draws):
-        Watched.peers = peers
-        return super().work(peer, peers, near, draws)
+    def peers(self, setting, wires):
+        Watched.here = super().peers(setting, wires)
+        return Watched.here
 
 
 def test_sum_weight_gossip_preserves_the_weighted_sum():
@@ -113,9 +113,9 @@ def test_sum_weight_gossip_preserves_the_weighted_sum():
 
     def look(time, updates, epoch, row):
         if row is not None and row.rate == 0.0 and updates > 40:
-            held = [(peer.weight, peer.replica.worker.params) for peer in Watched.peers]
-            held += [(push.weight, push.parcel.value) for peer in Watched.peers for push in peer.inbox]
-            flying = [peer.outgoing for peer in Watched.peers if peer.outgoing is not None]
+            held = [(peer.weight, peer.replica.worker.params) for peer in Watched.here]
+            held += [(push.weight, push.parcel.value) for peer in Watched.here for push in peer.inbox]
+            flying = [peer.outgoing for peer in Watched.here if peer.outgoing is not None]
             held += [(push.weight, push.parcel.value) for push in flying]
             sums.append(sum(weight * params.read().astype(np.float64) for weight, params in held))
             weights.append([weight for weight, _ in held])

@@ -8,13 +8,14 @@ import numpy as np
 import simpy
 
 from ddlsim.learning import Value, weighted_sum
-from ddlsim.runtime.replica import start_replicas
+from ddlsim.runtime.replica import Replica, start_replicas
 from ddlsim.runtime.servers import apply_seconds, server_nodes
 from ddlsim.runtime.wires import Parcel, Wires
 from ddlsim.runtime.worker import all_of
 from ddlsim.strategies.asynchronous import _Shard
-from ddlsim.strategies.mixing import mixing_matrix
+from ddlsim.strategies.mixing import bipartition, mixing_matrix, neighbours
 from ddlsim.strategies.staleness import scaling_named
+from ddlsim.streams import stream
 
 
 @dataclass
@@ -209,3 +210,150 @@ def choco(replica, towards, neighbours):
         weights, models = [1.0, *towards[list(public)].tolist()], [worker.params, *public.values()]
         worker.params = weighted_sum(worker.learner.plane, weights, models)
         replica.end_step()
+
+# ---------------------------------------------------------------- gossip without steps in common
+
+
+def start_adpsgd(strategy, setting):
+    """Start a process per worker: ADPSGD.start."""
+    near = neighbours("ADPSGD", strategy.graph, len(setting.workers))
+    asks = bipartition("ADPSGD", strategy.graph, near)
+    wires = Wires(setting, owner="ADPSGD", peers=True)
+
+    def work(replica):
+        rank = replica.worker.rank
+        partners = [setting.workers[j] for j in near[rank]] if asks[rank] else []
+        return adpsgd(replica, partners, wires, stream(setting.seed, rank, "gossip"))
+
+    start_replicas(setting, work)
+
+
+def adpsgd(replica, partners, wires, draws):
+    """One worker's life; it asks one of `partners` in every step, if it has any."""
+    worker, recorder = replica.worker, replica.worker.recorder
+    while True:
+        begun = len(recorder.updates)
+        averaged = None
+        if partners:
+            partner = partners[int(draws.integers(len(partners)))]
+            parcel = wires.model(worker, worker.params, name=f"to {partner.rank}")
+            yield from worker.compute(parcel.seconds, "encode")
+            averaged = worker.loop.env.process(average(worker, partner, parcel, wires))
+        gradient = yield from worker.gradient()
+        if averaged is not None and not averaged.processed:
+            start = worker.loop.now
+            yield from worker.block(averaged, "the average with its neighbour")
+            worker.book(start, start, "averaging")
+        if averaged is not None:
+            back = averaged.value
+            yield from worker.compute(wires.decode_seconds(worker, back), "decode")
+        yield from worker.optimizer_step()
+        replica.n_samples = worker.stop.n_samples
+        worker.params, replica.state = replica.after(worker.params, gradient)
+        replica.count()
+        recorder.staleness.append(len(recorder.updates) - begun)
+        worker.end_step()
+        worker.stop.updated(worker.samples_per_step)
+
+
+def average(worker, partner, parcel, wires):
+    """Send the parameters, average where they arrive, send the partner's back (compressing them on the way is not
+    the partner's own time); return what has come back.
+
+    Nobody else changes the parameters of a worker that asks, so both can have the average at once.
+    """
+    loop, start, mine = worker.loop, worker.loop.now, worker.params
+    yield loop.send(worker.node, partner.node, parcel.sizes[0])
+    back, theirs = wires.model(partner, partner.params, name=f"to {worker.rank}"), partner.params
+    partner.params = 0.5 * (parcel.value + theirs)
+    worker.params = partner.params if back.value is theirs else 0.5 * (mine + back.value)
+    if back.seconds > 0.0:
+        yield loop.env.timeout(back.seconds)
+    yield loop.send(partner.node, worker.node, back.sizes[0])
+    worker.recorder.background(f"{worker.name} network", f"average with {partner.name}", start, loop.now)
+    return back
+
+
+@dataclass
+class Pushed:
+    """Parameters and their weight on their way."""
+
+    parcel: Parcel
+    weight: float
+
+
+@dataclass
+class Peer:
+    """A worker of :class:`GossipSGD`: the weight of its parameters, and what has come in or is on its way out."""
+
+    replica: Replica
+    weight: float
+    wires: Wires
+    inbox: list = field(default_factory=list)
+    outgoing: object = None
+
+    def merge(self):
+        """x <- (w x + w_s x_s) / (w + w_s);  w <- w + w_s   for all that has come in."""
+        worker = self.replica.worker
+        pushes = list(self.inbox)
+        self.inbox.clear()
+        seconds = sum(self.wires.decode_seconds(worker, push.parcel) for push in pushes)
+        yield from worker.compute(seconds, "decode")
+        for push in pushes:
+            total = self.weight + push.weight
+            shares = [self.weight / total, push.weight / total]
+            worker.params = weighted_sum(worker.learner.plane, shares, [worker.params, push.parcel.value])
+            self.weight = total
+
+    def push(self, other):
+        """w <- w / 2;  send (x, w), as they are now, to another. The event returned is their arrival."""
+        worker = self.replica.worker
+        self.weight /= 2.0
+        parcel = self.wires.model(worker, worker.params, name=f"to {other.replica.worker.rank}")
+        self.outgoing = Pushed(parcel, self.weight)
+        yield from worker.compute(parcel.seconds, "encode")
+        return worker.loop.env.process(self._carry(self.outgoing, other))
+
+    def _carry(self, push: Pushed, other):
+        worker, receiver, start = self.replica.worker, other.replica.worker, self.replica.worker.loop.now
+        yield worker.loop.send(worker.node, receiver.node, push.parcel.sizes[0])
+        other.inbox.append(push)
+        self.outgoing = None
+        worker.recorder.background(f"{worker.name} network", f"push to {receiver.name}", start, worker.loop.now)
+
+
+def start_gossip_sgd(strategy, setting):
+    """Start a process per worker: GossipSGD.start."""
+    n_workers = len(setting.workers)
+    near = neighbours("GossipSGD", strategy.graph, n_workers)
+    peers = []
+    wires = Wires(setting, owner="GossipSGD", peers=True)
+
+    def work(replica):
+        rank = replica.worker.rank
+        peers.append(Peer(replica, 1.0 / n_workers, wires))
+        return gossip_sgd(strategy, peers[rank], peers, near[rank], stream(setting.seed, rank, "gossip"))
+
+    start_replicas(setting, work)
+
+
+def gossip_sgd(strategy, peer, peers, near, draws):
+    """One worker's life."""
+    replica, worker = peer.replica, peer.replica.worker
+    pushed = None
+    while True:
+        yield from peer.merge()
+        gradient = yield from worker.gradient()
+        yield from worker.optimizer_step()
+        replica.n_samples = worker.stop.n_samples
+        worker.params, replica.state = replica.after(worker.params, gradient)
+        replica.count()
+        worker.end_step()
+        worker.stop.updated(worker.samples_per_step)
+        if near and draws.random() < strategy.probability:
+            if pushed is not None and not pushed.processed:
+                start = worker.loop.now
+                yield from worker.block(pushed, "its last push")
+                worker.book(start, start, "push")
+            other = peers[near[int(draws.integers(len(near)))]]
+            pushed = yield from peer.push(other)

@@ -7,10 +7,11 @@ import networkx as nx
 import numpy as np
 import pytest
 import together_reference as processes
-from lanes_reference import start_choco, start_downpour, start_dpsgd
+from lanes_reference import start_adpsgd, start_choco, start_downpour, start_dpsgd, start_gossip_sgd
 
 import ddlsim
 from ddlsim import (
+    ADPSGD,
     CHOCOSGD,
     DPSGD,
     AsyncParameterServer,
@@ -18,6 +19,7 @@ from ddlsim import (
     Compression,
     ElasticAveraging,
     FedBuff,
+    GossipSGD,
     KAsync,
     KBatchAsync,
     Lognormal,
@@ -135,6 +137,20 @@ def together(seed):
     return ddlsim.Experiment(cluster, fields.pop("model"), strategy, **fields), start
 
 
+def freely(seed):
+    """Return a small random experiment with gossip without steps in common, and its process."""
+    rng = random.Random(seed)
+    fields = surroundings(rng, seed, SIMPLE)
+    n = fields["workers"]
+    if rng.random() < 0.5 and n > 1:
+        graph = rng.choice(["bipartite", nx.path_graph(n), *(["ring"] if n % 2 == 0 else [])])
+        strategy, start = ADPSGD(graph), start_adpsgd
+    else:
+        graph = rng.choice(["complete", nx.path_graph(n)])
+        strategy, start = GossipSGD(rng.choice([0.1, 0.5, 1.0]), graph), start_gossip_sgd
+    return ddlsim.Experiment(rng.choice(CLUSTERS), fields.pop("model"), strategy, **fields), start
+
+
 def assert_same_when_cut(experiment, start, seed, monkeypatch):
     result = assert_same(experiment, start, monkeypatch)
     first = result.recorder.updates[0][0]
@@ -156,3 +172,8 @@ def test_neighbours(seed, monkeypatch):
 @pytest.mark.parametrize("seed", range(42))
 def test_servers_that_act_together(seed, monkeypatch):
     assert_same_when_cut(*together(seed), seed, monkeypatch)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_gossip_without_steps_in_common(seed, monkeypatch):
+    assert_same_when_cut(*freely(seed), seed, monkeypatch)
