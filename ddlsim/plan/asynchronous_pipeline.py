@@ -19,7 +19,6 @@ replicas as their neighbours), and a stage updates before it goes on.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,8 +40,13 @@ def stage_delays(order: str, stages: int) -> tuple[int, ...]:
 
 
 def steps_under_way(stages: int, micro_batches: int) -> int:
-    """Return in how many steps the stages of an asynchronous pipeline are at the same time at most."""
-    return math.ceil((stages - 1) / micro_batches) + 2
+    """Return in how many steps the stages of an asynchronous pipeline are at the same time at most.
+
+    While the first stage is in a step, the last one can be (p - 1)/m steps ahead. While the last one updates, the first
+    one can be in the next step, whose micro-batches the second stage receives for the step behind that. In both cases
+    somebody waits already for the first message of one step more.
+    """
+    return max((stages - 1) // micro_batches + 3, 4)
 
 
 def asynchronous_pipeline(

@@ -47,6 +47,22 @@ def test_the_slowest_stage_works_all_the_time(micro_batch):
         assert result.step_time == pytest.approx(batch_size / samples * slowest, rel=1e-6)
 
 
+@pytest.mark.parametrize("slow", [0, 1, 2, 3])
+@pytest.mark.parametrize("strategy", [
+    Parallel(pipeline=4, data=2, order="pipedream"), Parallel(pipeline=4, data=2, order="2bw", micro_batch=2),
+])  # fmt: skip
+def test_one_stage_that_is_late(strategy, slow):
+    """Whichever stage computes or sums slowly, others run ahead no further than the slots for their steps."""
+    speed = [0.1 if rank // 2 == slow else 1.0 for rank in range(8)]
+    for cluster in (INSTANT, star(8, bandwidth=2e8, latency=1e-4)):
+        result = simulate(cluster, "vgg16", strategy, workers=8, batch_size=16, steps=10, speed=speed)
+        # in a plan that ends, the last messages would be alone on their links
+        longer = strategy.plan(result.workloads, 16, 16 // 2 // (strategy.micro_batch or 8))
+        run = longer.execute(cluster)
+        times = np.diff([time for time, _ in result.recorder.updates], prepend=0.0)
+        assert times[:10] == pytest.approx(run.step_times[:10], rel=1e-9)
+
+
 def history_of(strategy, updates=14, workers=4, batch_size=32, **more):
     return simulate("lab-heterogeneous", "digits-cnn", strategy, workers=workers, batch_size=batch_size, seed=3,
                     training=Training("digits", updates=updates, evaluate_every=5, **more))  # fmt: skip
