@@ -1,20 +1,31 @@
-"""A bar on the terminal that shows how far a training run is. It appears when a run takes more than a second."""
+"""A bar on the terminal that shows how far a run or a study is. It appears when that takes more than a second."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn, track
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    track,
+)
 from rich.progress import Progress as Bars
 
 from ddlsim.learning import Training
 from ddlsim.learning.monitor import Progress, Row
 from ddlsim.readable import percent, seconds
+
+if TYPE_CHECKING:
+    from ddlsim.study.dispatch import Count
 
 T = TypeVar("T")
 
@@ -22,35 +33,77 @@ T = TypeVar("T")
 DELAY, INTERVAL, LINES = 1.0, 0.1, 10.0
 
 
-@contextmanager
-def bar(training: Training, max_time: float) -> Iterator[Progress]:
-    """Yield what a run calls after every update. The bar is on stderr and is gone at the end; where stderr is no
-    terminal, there is a line now and then."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    bars = Bars(*columns, console=console, transient=True)
-    task = bars.add_task("", total=1.0)
-    started, next_look = False, time.monotonic() + (DELAY if console.is_terminal else LINES)
+#: what a bar shows: the line that stands for it where there is no terminal; beside the bar; how much is done, of what
+Look = tuple[str, str, float, float | None]
 
-    def report(now: float, n_updates: int, epoch: float, row: Row) -> None:
-        nonlocal next_look, started
-        if time.monotonic() < next_look:
+
+@contextmanager
+def _shown(*columns: ProgressColumn) -> Iterator[Callable[[Callable[[], Look], bool], None]]:
+    """Yield what is to be called as things go on, with a function that looks at them, which is asked now and then, and
+    whether a bar is to be there at once.
+
+    The bar is on stderr and is gone at the end; where stderr is no terminal, there is a line now and then.
+    """
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    bars = Bars(*columns, console=console, transient=True)
+    task = bars.add_task("")
+    next_look = time.monotonic() + (DELAY if console.is_terminal else LINES)
+
+    def show(look: Callable[[], Look], at_once: bool) -> None:
+        nonlocal next_look
+        if time.monotonic() < next_look and not (at_once and console.is_terminal):
             return
-        done, line = share_done(training, max_time, now, n_updates, epoch), status(now, n_updates, epoch, row)
+        line, beside, done, total = look()
         if console.is_terminal:
-            if not started:
-                bars.start()
-                started = True
-            bars.update(task, completed=done or 0.0, total=None if done is None else 1.0, description=line)
+            bars.start()  # unless it has
+            bars.update(task, completed=done, total=total, description=beside)
         else:
-            console.print(line if done is None else f"{percent(done)}: {line}", markup=False)
+            console.print(line, markup=False)
         next_look = time.monotonic() + (INTERVAL if console.is_terminal else LINES)
 
     try:
-        yield report
+        yield show
     finally:
-        if started:
+        if bars.live.is_started:
             bars.stop()
+
+
+@contextmanager
+def bar(training: Training, max_time: float) -> Iterator[Progress]:
+    """Yield what a run calls after every update."""
+    with _shown(BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}")) as show:
+
+        def report(now: float, n_updates: int, epoch: float, row: Row) -> None:
+            def look() -> Look:
+                done, line = share_done(training, max_time, now, n_updates, epoch), status(now, n_updates, epoch, row)
+                return (line, line, 0.0, None) if done is None else (f"{percent(done)}: {line}", line, done, 1.0)
+
+            show(look, False)
+
+        yield report
+
+
+@contextmanager
+def study_bar() -> Iterator[Callable[[Count], None]]:
+    """Yield what a study calls as points finish."""
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("points"), TimeRemainingColumn())
+    with _shown(*columns, TextColumn("{task.description}")) as show:
+
+        def report(count: Count) -> None:  # the first point may take long
+            show(lambda: (study_status(count), _misses(count), count.finished, count.total), not count.finished)
+
+        yield report
+
+
+def study_status(count: Count) -> str:
+    """Return how far a study is, in a line."""
+    misses = _misses(count)
+    return f"{count.finished} of {count.total} points{f' ({misses})' if misses else ''}"
+
+
+def _misses(count: Count) -> str:
+    parts = ((count.skipped, "skipped"), (count.failed, "failed"))
+    return ", ".join(f"{n} {what}" for n, what in parts if n)
 
 
 def share_done(training: Training, max_time: float, now: float, n_updates: int, epoch: float) -> float | None:

@@ -23,9 +23,9 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Training
 from ddlsim.learning.monitor import Row, first_reaching
 from ddlsim.printable import shown
+from ddlsim.run.complete import complete
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.metrics import METRICS
-from ddlsim.run.simulate import run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,7 +115,7 @@ class Seeds:
         at = np.unique(np.concatenate([line[0] for line in lines]))
         at = at[(at >= start) & (at <= end)]
         values = np.array([np.interp(at, line[0], line[1]) for line in lines])
-        mean, half = values.mean(axis=0), _half_width(values, confidence)
+        mean, half = values.mean(axis=0), half_width(values, confidence)
         return pd.DataFrame({"mean": mean, "low": mean - half, "high": mean + half}, index=pd.Index(at, name=x))
 
     @checked
@@ -160,7 +160,7 @@ class Seeds:
         return shown("\n".join(lines))
 
 
-def _half_width(values: Floats, confidence: float) -> Floats:
+def half_width(values: Floats, confidence: float) -> Floats:
     """Return half the width of the interval of the mean over the first axis."""
     from scipy.special import stdtrit
 
@@ -176,15 +176,9 @@ def _interval(values: Sequence[float], confidence: float, most: float = math.inf
     n_missed = len(values) - len(known)
     if not len(known):
         return Interval(math.inf, math.nan, math.nan, math.inf, 0, n_missed, confidence)
-    mean, half = float(known.mean()), float(_half_width(known, confidence))
+    mean, half = float(known.mean()), float(half_width(known, confidence))
     low, high = (mean - half, mean + half) if math.isnan(half) else (max(mean - half, 0.0), min(mean + half, most))
-    return Interval(mean, low, high, _median(values), len(known), n_missed, confidence)
-
-
-def _median(values: Sequence[float]) -> float:
-    """Return the median, inf if it lies among those that are."""
-    ordered, middle = sorted(values), len(values) // 2
-    return ordered[middle] if len(values) % 2 else 0.5 * (ordered[middle - 1] + ordered[middle])
+    return Interval(mean, low, high, float(np.median(values)), len(known), n_missed, confidence)
 
 
 # ---------------------------------------------------------------- running
@@ -213,9 +207,7 @@ def simulate_seeds(experiment: Experiment, seeds: Many | Sequence[Seed] = 5, pro
 
 
 def _one(experiment: Experiment) -> SeedRun:
-    result = run(experiment)
-    if result.interrupted:
-        raise KeyboardInterrupt
+    result = complete(experiment)
     assert result.monitor is not None
     return SeedRun(
         experiment.seed, tuple(result.monitor.history), result.end_time, result.throughput, result.nbytes_sent,

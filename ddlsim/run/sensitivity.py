@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.run.complete import clock_of, complete
 from ddlsim.run.experiment import Experiment
-
-if TYPE_CHECKING:
-    from ddlsim.run.result import Result
 
 CHANGE = 0.10
 #: steps that each variant simulates (with the same random streams), at most and unless workers talk less often
@@ -40,15 +37,12 @@ def sensitivities(experiment: Experiment) -> list[Sensitivity]:
     KeyboardInterrupt ends it without a result: a variant that was cut short has nothing to compare.
     """
     steps = min(experiment.steps, max(STEPS, getattr(experiment.strategy, "period", 1)))
-    base = dataclasses.replace(experiment, steps=steps, warmup=min(experiment.warmup, 1))
-    if base.training is not None:  # the clock does not need the values
-        model = base.model if base.time_model is None else base.time_model
-        base = dataclasses.replace(base, training=None, time_model=None, model=model)
-    reference = _complete(base)
+    base = dataclasses.replace(clock_of(experiment), steps=steps, warmup=min(experiment.warmup, 1))
+    reference = complete(base)
     # workers that seldom talk have to talk once
     while reference.n_workers > 1 and not reference.nbytes_sent and base.steps < experiment.steps:
         base = dataclasses.replace(base, steps=min(experiment.steps, 2 * base.steps))
-        reference = _complete(base)
+        reference = complete(base)
     cluster = load_cluster(base.cluster)
     n = reference.n_workers
     speed = tuple((1.0 + CHANGE) * s for s in (base.speed or (1.0,) * n))
@@ -58,19 +52,10 @@ def sensitivities(experiment: Experiment) -> list[Sensitivity]:
         variants.append((f"bandwidth of {kind}", _with_cluster(base, cluster.scaled(kind, bandwidth=1.0 + CHANGE))))
         variants.append((f"latency of {kind}", _with_cluster(base, cluster.scaled(kind, latency=1.0 - CHANGE))))
     found = [
-        Sensitivity(what, CHANGE, _complete(variant).throughput / reference.throughput - 1.0)
+        Sensitivity(what, CHANGE, complete(variant).throughput / reference.throughput - 1.0)
         for what, variant in variants
     ]
     return sorted(found, key=lambda s: -s.gain)
-
-
-def _complete(experiment: Experiment) -> Result:
-    from ddlsim.run.simulate import run
-
-    result = run(experiment)
-    if result.interrupted:
-        raise KeyboardInterrupt
-    return result
 
 
 def _with_cluster(experiment: Experiment, cluster: Cluster) -> Experiment:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.run.complete import clock_of, complete
 from ddlsim.run.experiment import Experiment
 from ddlsim.streams import stream
 from ddlsim.ties import FLOOR
@@ -78,12 +79,9 @@ def _spread(values: tuple[float, ...]) -> float:
 
 def stability_of(result: Result, *, runs: int = 3, size: float = 1e-12, seed: int = 0) -> Stability:
     """Simulate a run `runs` times with moved inputs; see :meth:`ddlsim.Result.stability`."""
-    experiment, learns = result.experiment, result.experiment.training is not None
-    if learns:  # the clock does not need the values
-        model = experiment.model if experiment.time_model is None else experiment.time_model
-        experiment = dataclasses.replace(experiment, training=None, time_model=None, model=model)
-    itself = _complete(experiment) if learns or result.interrupted else result
-    others = [_complete(moved(experiment, result.n_workers, size, seed, i)) for i in range(runs)]
+    experiment, learns = clock_of(result.experiment), result.experiment.training is not None
+    itself = complete(experiment) if learns or result.interrupted else result
+    others = [complete(moved(experiment, result.n_workers, size, seed, i)) for i in range(runs)]
     found = [itself, *others]
     return Stability(
         float(size), tuple(one.throughput for one in found), tuple(one.step_time for one in found), clock_only=learns
@@ -108,12 +106,3 @@ def moved(experiment: Experiment, n_workers: int, size: float, seed: int, run: i
         ),
         speed=tuple(speed * factor for speed, factor in zip(speeds, worker.tolist(), strict=True)),
     )
-
-
-def _complete(experiment: Experiment) -> Result:
-    from ddlsim.run.simulate import run
-
-    result = run(experiment)
-    if result.interrupted:
-        raise KeyboardInterrupt
-    return result

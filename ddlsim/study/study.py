@@ -354,6 +354,6 @@ def _shown(progress: bool | Progress | None) -> AbstractContextManager[Progress 
         return nullcontext(progress)
     if not (sys.stderr.isatty() if progress is None else progress):
         return nullcontext()
-    from ddlsim.report.study_progress import bar
+    from ddlsim.report.progress import study_bar
 
-    return bar()
+    return study_bar()

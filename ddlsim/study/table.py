@@ -18,6 +18,7 @@ from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.output_files import replacing, write_text
 from ddlsim.report.csv_table import save_csv
 from ddlsim.run.metrics import METRICS
+from ddlsim.run.seeds import half_width
 from ddlsim.study.store import Member, Store
 from ddlsim.study.work import DONE, FAILED, SKIPPED, Outcome
 from ddlsim.ties import places
@@ -257,15 +258,11 @@ class Table:
 
 def _means(values: pd.DataFrame) -> dict[str, float]:
     """Return mean, low and high of each column; a mean with an inf in it is inf, without an interval."""
-    from scipy.special import stdtrit
-
-    n = len(values)
     found: dict[str, float] = {}
     for name, column in values.items():
         array = column.to_numpy()
-        mean, half = float(array.mean()), math.nan
-        if n > 1 and math.isfinite(mean):
-            half = float(stdtrit(n - 1, 0.5 + 0.5 * CONFIDENCE) * array.std(ddof=1) / math.sqrt(n))
+        mean = float(array.mean())
+        half = float(half_width(array, CONFIDENCE)) if math.isfinite(mean) else math.nan
         found |= {f"{name}": mean, f"{name}_low": mean - half, f"{name}_high": mean + half}
     return found
 

@@ -72,14 +72,11 @@ def simulate_one(experiment: Experiment, *, stability: bool = False) -> Outcome:
     """Return how an experiment ends, whatever happens: what does not fit is skipped, any other error a failure.
 
     With `stability` the record says how stable its throughput is, after three more runs."""
-    from ddlsim.run.simulate import run
+    from ddlsim.run.complete import complete
 
     started = time.perf_counter()
     try:
-        result = run(experiment, stability=stability)
-        if result.interrupted:
-            raise KeyboardInterrupt
-        outcome = Outcome(DONE, record=record_of(result))
+        outcome = Outcome(DONE, record=record_of(complete(experiment, stability=stability)))
     except ConfigError as error:
         outcome = Outcome(SKIPPED, str(error))
     except Exception as error:

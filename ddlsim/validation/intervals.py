@@ -13,9 +13,9 @@ from ddlsim.arguments import Seed, checked, number, whole
 from ddlsim.cluster import load_cluster
 from ddlsim.errors import ConfigError
 from ddlsim.run.calibrated import measured_steps
+from ddlsim.run.complete import clock_of, complete
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.result import Result
-from ddlsim.run.simulate import run
 from ddlsim.streams import stream
 from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.calibration_file import load_calibration
@@ -94,9 +94,9 @@ def predict_interval(
             "predict_interval: nothing is uncertain: the cluster is not calibrated and there is no jitter; give "
             "calibration=ddlsim.calibrate(...) or a calibrated cluster file"
         )
-    result = _complete(base)
+    result = complete(base)
     random = stream(seed, 0, "calibration")
-    draws = [_complete(_drawn(base, experiment, calibration, random, i)) for i in range(n_draws)]
+    draws = [complete(_drawn(base, experiment, calibration, random, i)) for i in range(n_draws)]
     throughputs = np.array([draw.throughput for draw in draws])
     return RunInterval(
         result, _interval(result.throughput, throughputs, level),
@@ -107,10 +107,7 @@ def predict_interval(
 @checked
 def interval_of(result: Result, *, n_draws: Draws = 20, level: Level = 0.95, seed: Seed = 0) -> RunInterval:
     """Return the interval of a run that has been simulated; see :meth:`ddlsim.Result.interval`."""
-    experiment = result.given if result.given is not None else result.experiment
-    if experiment.training is not None:  # the clock does not need the values
-        model = experiment.model if experiment.time_model is None else experiment.time_model
-        experiment = dataclasses.replace(experiment, training=None, time_model=None, model=model)
+    experiment = clock_of(result.given if result.given is not None else result.experiment)
     own = _own(experiment)
     calibration = None if own is None else dataclasses.replace(own, jitter=None)
     return predict_interval(experiment, calibration, n_draws=n_draws, level=level, seed=seed)
@@ -152,10 +149,3 @@ def _drawn(
 def _interval(value: float, draws: Floats, level: float) -> Interval:
     low, high = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2]).tolist()
     return Interval(min(low, value), value, max(high, value), level)
-
-
-def _complete(experiment: Experiment) -> Result:
-    result = run(experiment)
-    if result.interrupted:
-        raise KeyboardInterrupt
-    return result

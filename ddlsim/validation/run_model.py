@@ -12,9 +12,10 @@ import numpy as np
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.calibrated import current_parameters, with_parameters
 from ddlsim.errors import ConfigError, DdlsimError, unknown_name
+from ddlsim.run.complete import complete
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import STRATEGIES
-from ddlsim.run.simulate import prepare, run
+from ddlsim.run.simulate import prepare
 from ddlsim.strategies import AllReduce, Strategy
 from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.run_table import MeasuredRun
@@ -75,11 +76,9 @@ class RunModel:
         if not isinstance(experiment.jitter, NoJitter):
             experiment = dataclasses.replace(experiment, steps=JITTER_STEPS)
         try:
-            result = run(experiment)
+            result = complete(experiment)
         except DdlsimError as error:  # an algorithm, say, that is not for this number of ranks
             raise type(error)(f"{self.measured.place}: {error}") from None
-        if result.interrupted:
-            raise KeyboardInterrupt
         return self.measured.samples / result.throughput
 
     @property

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import ddlsim
 from ddlsim import cli
-from ddlsim.report.study_progress import bar, status
+from ddlsim.report.progress import study_bar, study_status
 from ddlsim.study import Count, load_table
 
 STUDY = """
@@ -104,8 +104,8 @@ def n_done(store):
 
 def test_lines_tell_how_far_a_study_is(capsys, monkeypatch):
     """Where there is no terminal, a line now and then."""
-    monkeypatch.setattr("ddlsim.report.study_progress.LINES", 0.0)
-    with bar() as report:
+    monkeypatch.setattr("ddlsim.report.progress.LINES", 0.0)
+    with study_bar() as report:
         report(Count(12, 5, 1, 2))
     assert capsys.readouterr().err == "8 of 12 points (1 skipped, 2 failed)\n"
-    assert status(Count(12, 5, 0, 0)) == "5 of 12 points"
+    assert study_status(Count(12, 5, 0, 0)) == "5 of 12 points"
