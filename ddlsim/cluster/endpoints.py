@@ -15,8 +15,6 @@ from ddlsim.errors import ConfigError
 from ddlsim.readable import size
 from ddlsim.units import si
 
-__all__ = ["Endpoints"]
-
 
 @checked
 @dataclass(frozen=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from ddlsim.compiler import inlined
 from ddlsim.network.state import record
 
-__all__ = ["EVENT", "insert", "take_first"]
-
 #: sequence: larger than that of all events that were put there before
 EVENT = record(time="f", sequence="i", item="i")
 

@@ -29,8 +29,6 @@ from ddlsim.network.state import NOW as NETWORK_NOW
 from ddlsim.network.tasks import N_CALENDAR, pop, sort
 from ddlsim.network.view import attach
 
-__all__ = ["go_round"]
-
 
 @inlined
 def less(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]

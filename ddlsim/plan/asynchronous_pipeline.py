@@ -32,7 +32,6 @@ from ddlsim.plan.pipeline_rows import Row, groups_of, tie_of
 from ddlsim.plan.pipeline_template import RECOMPUTE, Buckets, Template
 from ddlsim.plan.plan import ALL_REDUCE, COMPUTE, Ints, Lane, Plan
 
-__all__ = ["asynchronous_pipeline", "stage_delays", "steps_under_way"]
 
 def stage_delays(order: str, stages: int) -> tuple[int, ...]:
     """Return how many updates old the weights are that stages compute gradients with, (stages,)."""

@@ -18,8 +18,6 @@ from ddlsim.workload.devices import Device
 from ddlsim.workload.layer_times import roofline_times
 from ddlsim.workload.precision import ELEMENT_NBYTES, FP32_NBYTES
 
-__all__ = ["hybrid", "kept_nbytes"]
-
 
 def hybrid(
     workloads: Sequence[Workload],

@@ -10,8 +10,6 @@ import numpy as np
 from ddlsim.errors import ConfigError
 from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, COMPUTE, PUSH_PULL, REDUCE_SCATTER, Ints, Plan
 
-__all__ = ["DECODE", "ENCODE", "SUMMING", "with_codes", "with_evaluations"]
-
 ENCODE, DECODE = "encode", "decode"
 #: collectives that sum what has been encoded
 SUMMING = (ALL_REDUCE, REDUCE_SCATTER, PUSH_PULL)

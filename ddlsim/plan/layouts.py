@@ -15,8 +15,6 @@ from ddlsim.workload.layers import Conv, Dense
 from ddlsim.workload.model import Leaf, Model
 from ddlsim.workload.precision import FP32_NBYTES
 
-__all__ = ["Layout", "balanced_layout", "layout_of", "splittable"]
-
 #: layers that do the same to every output of the layer before, so they are split as that one is
 FOLLOW = frozenset({
     "relu", "leaky_relu", "gelu", "tanh", "sigmoid", "dropout", "max_pool", "avg_pool", "adaptive_avg_pool", "upsample",

@@ -12,8 +12,6 @@ from ddlsim.network.executor import TaskColumns
 from ddlsim.plan.plan import Floats, Ints, Plan
 from ddlsim.plan.runner import columns, key_sizes
 
-__all__ = ["LIVE", "N_STEPS", "LiveSteps", "live_steps"]
-
 #: Steps that can be under way. Where no rank updates before all have contributed, a third one begins only after all
 #: ranks have updated in the first.
 LIVE = 3

@@ -65,17 +65,17 @@ def pipeline(
     _check(chunks, mesh)
     if len({chunk.workload.batch_size for chunk in chunks}) > 1:
         raise ConfigError("pipeline: chunks: must be of micro-batches of one size")
+    if isinstance(order, str) and order in ASYNCHRONOUS:
+        for name, value, default in (("sharded", sharded, False), ("p2p", p2p, "overlapped")):
+            if value != default:
+                raise ConfigError(
+                    f"pipeline: {name} = {value!r}: goes with orders whose steps end before the next begin, not with "
+                    f"{order!r}"
+                )
+        return asynchronous_pipeline(chunks, mesh, micro_batches, order, steps, recompute=recompute, buckets=buckets)
+    table = pass_order(order, mesh.pipeline, micro_batches, len(chunks))
     if p2p == "in turns" and (order != "1f1b" or len(chunks) > mesh.pipeline):
         raise ConfigError("pipeline: p2p = 'in turns': goes with order '1f1b' and one chunk per stage; use 'exchange'")
-    if isinstance(order, str) and order in ASYNCHRONOUS:
-        if sharded:
-            raise ConfigError(
-                f"pipeline: sharded = True: goes with orders whose steps end before the next begin, not with {order!r}"
-            )
-        return asynchronous_pipeline(
-            chunks, mesh, micro_batches, order, steps, recompute=recompute, buckets=buckets
-        )
-    table = pass_order(order, mesh.pipeline, micro_batches, len(chunks))
     template = Template(chunks, table, buckets, mesh.data, recompute=recompute, sharded=sharded, p2p=p2p)
     return _repeated(template, mesh, micro_batches, steps)
 

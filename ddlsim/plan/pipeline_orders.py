@@ -14,10 +14,6 @@ from typing import Literal, NamedTuple
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError, unknown_name
 
-__all__ = [
-    "ASYNCHRONOUS", "ORDERS", "Pass", "PassOrder", "check_order", "gpipe", "interleaved", "one_f_one_b", "pass_order",
-]  # fmt: skip
-
 Kind = Literal["F", "B", "W"]
 
 

@@ -11,8 +11,6 @@ import numpy as np
 from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.plan import Ints
 
-__all__ = ["Row", "Tie", "groups_of", "tie_of"]
-
 
 @dataclass
 class Row:

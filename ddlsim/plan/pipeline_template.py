@@ -29,8 +29,6 @@ from ddlsim.plan.repeated import parts_of
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
 
-__all__ = ["RECOMPUTE", "Buckets", "Template"]
-
 #: what the name of the rows says that go forward again
 RECOMPUTE = "recompute"
 Buckets = Callable[[Workload], Sequence[Bucket]]

@@ -23,10 +23,6 @@ from ddlsim.workload.devices import load_device
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.model import load_model
 
-__all__ = [
-    "BATCH_SIZES", "COMPRESSIONS", "LEAST_SIMPLE", "Candidate", "Nature", "candidates", "nature_of", "worker_counts",
-]  # fmt: skip
-
 BATCH_SIZES = (32, 64, 128)
 COMPRESSIONS: tuple[Compression | None, ...] = (None, Compression(FP16()), Compression(ErrorFeedback(TopK(0.01))))
 #: algorithms of all-reduces, and the local steps, that are tried where no strategies are given

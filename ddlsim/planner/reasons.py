@@ -11,8 +11,6 @@ from ddlsim.planner.search import Found
 from ddlsim.planner.target import Figures, Target
 from ddlsim.readable import percent
 
-__all__ = ["reasons"]
-
 _DIMENSIONS = ("cluster", "workers", "strategy", "compression", "batch_size")
 _NAMES = {"batch_size": "batch"}
 

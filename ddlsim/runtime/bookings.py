@@ -29,8 +29,6 @@ from ddlsim.plan.plan import (
 from ddlsim.runtime import recorder as rc
 from ddlsim.runtime.recorder import Recorder, Spans
 
-__all__ = ["Bookings", "Shape", "devices"]
-
 _NAMES = {FORWARD: "forward", BACKWARD: "backward", UPDATE: "optimizer", COMPUTE: "optimizer"}
 Records = npt.NDArray[Any]
 Texts = npt.NDArray[np.str_]

@@ -18,8 +18,6 @@ from ddlsim.runtime.fabric import Fabric
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 
-__all__ = ["Carrier", "Dense", "Exchanges", "OfGroups", "OfKinds", "Way"]
-
 Way = Literal["schedule", "known", "process"]
 
 

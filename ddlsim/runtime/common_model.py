@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 
 from ddlsim.learning import Array, Learner, Value
 
-__all__ = ["CommonModel", "Gradients"]
-
 #: (step, place of who learns) -> its gradient
 Gradients = Callable[[int, int], Value[Array]]
 #: step, gradients by place -> their mean

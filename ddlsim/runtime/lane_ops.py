@@ -15,8 +15,6 @@ from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.workload.jitter import slow_intervals
 
-__all__ = ["OPTIMIZER", "Follow", "Op", "gradient", "seconds_of", "tables_of"]
-
 LOG_ROWS = 4096
 #: what follows an operation, where something does
 Follow = Callable[[Worker], None]

@@ -17,8 +17,6 @@ from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, WAITING, Spans
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 
-__all__ = ["Lanes"]
-
 
 class Lanes:
     """Workers that all go round in the same cycle of operations, with servers or peers.

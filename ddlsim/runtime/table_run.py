@@ -25,8 +25,6 @@ from ddlsim.runtime.worker import Worker
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.jitter import NoJitter, slow_intervals
 
-__all__ = ["Make", "TableRun", "planned", "run_table"]
-
 EVALUATION = "evaluation"
 #: (workloads of all workers, steps) -> their plan
 Make = Callable[[Sequence[Workload], int], Plan]

@@ -13,8 +13,6 @@ from ddlsim.runtime.shards import Shards
 from ddlsim.runtime.wires import Parcel
 from ddlsim.runtime.worker import Worker
 
-__all__ = ["Visit", "Visits"]
-
 
 class Visit(NamedTuple):
     """What a worker has brought, `staleness` updates after it took what it rests on, of `n_samples`."""

@@ -18,7 +18,6 @@ from ddlsim.runtime.worker import Worker
 from ddlsim.strategies.mixing import Graph, bipartition, check_graph, describe, neighbours
 from ddlsim.streams import stream
 
-__all__ = ["ADPSGD", "GossipSGD", "Peer"]
 
 @checked
 @dataclass(frozen=True)

@@ -20,8 +20,6 @@ from ddlsim.runtime.wires import Parcel
 from ddlsim.runtime.worker import Worker
 from ddlsim.strategies.staleness import Scaling, scaled
 
-__all__ = ["Center"]
-
 
 @dataclass
 class Center:

@@ -32,8 +32,6 @@ from ddlsim.workload.roles import blocks
 from ddlsim.workload.stage import Stage
 from ddlsim.workload.tensor_parallel import tensor_parallel
 
-__all__ = ["FSDP"]
-
 #: fields that go with a stage only
 OF_STAGE_3 = ("prefetch", "shard", "units", "param_dtype")
 #: all-reduce -> the reduce-scatter and the all-gather that it consists of

@@ -27,8 +27,6 @@ from ddlsim.workload.memory import Holding, memory_of
 from ddlsim.workload.precision import ELEMENT_NBYTES
 from ddlsim.workload.stage import Stage
 
-__all__ = ["Distribution", "Hybrid"]
-
 InOrder = NoOverlap | PerLayer | DdpBuckets | WhileWaiting
 
 

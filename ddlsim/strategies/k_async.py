@@ -13,8 +13,6 @@ from ddlsim.runtime.servers import ApplyTime, Placement, note_lock_step
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies.center import Center
 
-__all__ = ["UNTIL_APPLIED", "KAsync", "KBatchAsync", "check_k"]
-
 #: a worker waits for the update that its gradient is part of
 UNTIL_APPLIED = Op(ls.MEET, "the gradients of others")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ddlsim.errors import ConfigError
 
-__all__ = ["share_of", "whole_batch"]
-
 
 def share_of(batch_size: int, n_workers: int, name: str) -> int:
     """Return the samples of a worker. Raises ConfigError, for the strategy `name`, where it is not a whole number."""

@@ -12,8 +12,6 @@ from ddlsim.runtime.setting import Setting
 from ddlsim.strategies.center import Center
 from ddlsim.strategies.staleness import ScalingChoice, scaling_named
 
-__all__ = ["SoftSync"]
-
 
 @checked
 @dataclass(frozen=True)

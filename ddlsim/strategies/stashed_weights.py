@@ -10,8 +10,6 @@ import numpy as np
 
 from ddlsim.learning import Array, Learner, Value
 
-__all__ = ["StashedWeights", "stage_slices"]
-
 
 class StashedWeights:
     """The versions of all parameters that stages still use.

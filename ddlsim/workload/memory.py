@@ -22,8 +22,6 @@ from ddlsim.workload.tables import held_params
 if TYPE_CHECKING:  # a stage says what memory it takes
     from ddlsim.workload.stage import Stage
 
-__all__ = ["Holding", "Memory", "activation_nbytes", "check_memory", "memory_of", "training_nbytes"]
-
 Precision = Annotated[str, one_of(*ELEMENT_NBYTES)]
 
 

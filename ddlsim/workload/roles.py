@@ -88,8 +88,6 @@ def check_split(model: Model, tensor: int) -> None:
             raise ConfigError(
                 f"tensor = {tensor}: does not divide the {n} {what} of {model.name}'s {layer.name}; {works} does"
             )
-
-
         kv = kv_heads(layer) if role == ATTENTION else tensor
         if kv % tensor and tensor % kv:
             fits = [t for t in range(1, layer.heads + 1) if layer.heads % t == 0 and (kv % t == 0 or t % kv == 0)]

@@ -10,8 +10,6 @@ from ddlsim.errors import ConfigError
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Memory
 
-__all__ = ["Stage", "at_once", "micro_batches", "n_copies", "n_replicas", "stages_of"]
-
 
 @checked
 @dataclass(frozen=True)
