@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from accuracy import (
     aws,
     collectives,
+    megatron,
     minicluster,
     minicluster_splits,
     minicluster_training,
@@ -17,6 +18,7 @@ from accuracy import (
     strong,
     techniques,
     torchgpipe,
+    vtrain,
 )  # fmt: skip
 from accuracy.rows import Row, mean_error
 
@@ -244,5 +246,44 @@ FAMILIES = (
             ("H100 80GB_30b", "", "the share of the peak is one for all sizes; large products reach more"),
         ),
         remark=mosaic_fsdp.remark,
+    ),
+    Family(
+        "vtrain_single", "Megatron-DeepSpeed on one machine of 8 A100", 0.06, "vtrain",
+        "Two halves: rows with an even number are predicted with the kernels fitted to the odd ones (five numbers, by "
+        "least squares, `accuracy/kernels.py`), and the other way round.",
+        vtrain.single_rows,
+        causes=(("", "", "products are made of tiles of one size, and kernels take as long to launch (presumed)"),),
+    ),
+    Family(
+        "vtrain_multi", "Megatron-DeepSpeed on 8 to 64 machines of 8 A100", 0.08, "vtrain",
+        "Kernels fitted to the steps of one machine, all 363 of them; nothing is fitted to these rows. How DeepSpeed "
+        "exchanges is taken from its code.",
+        vtrain.multi_rows,
+        causes=(
+            ("3.6B", "micro-batch 64", "not explained: a micro-batch of 64 samples takes twice as long as two of 32; "
+             "nearly full memory, which PyTorch frees and allocates again, could do that"),
+            ("3.6B", "t=16", "the wait at collectives, fitted up to t = 8, grows in proportion to t - 1"),
+            ("3.6B", "micro-batch 2", "not explained: with t = 4 and 8 a sample takes 30 and 70 % longer than in "
+             "micro-batches of 4 and 8, which launches do not explain, as on one machine they take half of that"),
+            ("39.1B", "t=2, d=16", "not explained: both rows take 0.19 s per sample and stage; "
+             "with t = 1 and 4 a stage of as many layers takes 0.215 and 0.062 s, so 0.11 s would be in line: it "
+             "looks like a slow machine"),
+            ("", "t=2", "replicas with two to four GPUs in each machine seem to sum at 4 to 16 GB/s a machine, those "
+             "with one at 30 GB/s or more (by hand, from what is missing); the rings of the former go from one "
+             "adapter's switch to another's, and how these are joined is not known"),
+            ("", "t=4", "as with t = 2"),
+        ),
+        remark=vtrain.remark,
+    ),
+    Family(
+        "megatron_table5", "Megatron-LM with sequence parallelism and selective recomputation, A100", 0.05, "megatron",
+        "Nothing is fitted: the kernels are those of Megatron-DeepSpeed on one machine of another cluster.",
+        megatron.table_5_rows,
+    ),
+    Family(
+        "megatron_a100", "Megatron-LM, weak scaling on up to 3,072 A100", 0.08, "megatron",
+        "The smallest model, which is on one GPU, gives the speed of all devices; layouts and micro-batches are those "
+        "of the repository's scripts.",
+        megatron.a100_rows,
     ),
 )  # fmt: skip

@@ -78,9 +78,9 @@ class Row(NamedTuple):
     seconds: float
 
 
-def rows() -> list[Row]:
-    """Return the rows of the file."""
-    lines = [line for line in FILE.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+def rows(path: Path = FILE) -> list[Row]:
+    """Return the rows of a file."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     table = list(csv.reader(lines))[1:]
     return [Row(*(int(value) for value in row[:-1]), seconds=float(row[-1]) / 1e3) for row in table]
 

@@ -30,6 +30,7 @@ from ddlsim.strategies.stashed_weights import StashedWeights, stage_slices
 from ddlsim.workload.buckets import Bucket, ddp_buckets, one_bucket, per_layer
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, Memory, memory_of
+from ddlsim.workload.roles import blocks
 from ddlsim.workload.stage import Stage
 from ddlsim.workload.tensor_parallel import Shard, tensor_parallel
 
@@ -65,6 +66,9 @@ class Parallel:
                  gradients of weights that are p - 1 - i updates old, and "2bw", one update old on all stages
                  (:mod:`ddlsim.plan.asynchronous_pipeline`)
     interleave   chunks of layers per stage, with "1f1b" and with tables
+    cut          where stages are cut: "balanced", so that the slowest is as fast as it can be, or "layers": as many
+                 transformer layers for each (chunk of a) stage, as in Megatron-LM and with DeepSpeed's partition_method
+                 "type:transformer"; embedding and output layer come on top of the first and the last
     sequence     sequence parallelism: what tensor parallelism leaves whole is split by tokens
     recompute    what is computed again instead of kept: "none", "selective" (attention's matrices), "full" (transformer
                  layers), or "stage": chunks keep their input only, and go forward again before they go backward
@@ -82,6 +86,7 @@ class Parallel:
     micro_batch: Count | None = None
     order: Annotated[str | Sequence[Sequence[tuple[str, int, int]]], by(_known_order)] = "1f1b"
     interleave: Count = 1
+    cut: Literal["balanced", "layers"] = "balanced"
     sequence: bool = False
     recompute: Literal["none", "selective", "full", "stage"] = "none"
     sharded: bool = False
@@ -92,10 +97,12 @@ class Parallel:
 
     def __post_init__(self) -> None:
         per_stage = self._chunks_per_stage
-        if self._asynchronous and self.sharded:
-            raise ConfigError(
-                f"Parallel: sharded = True: goes with orders whose steps end before the next begin, not {self.order!r}"
-            )
+        for name, default in (("sharded", False), ("p2p", "overlapped")):
+            if self._asynchronous and getattr(self, name) != default:
+                raise ConfigError(
+                    f"Parallel: {name} = {getattr(self, name)!r}: goes with orders whose steps end before the next "
+                    f"begin, not {self.order!r}"
+                )
         if self.interleave > 1 and isinstance(self.order, str) and self.order != "1f1b":
             raise ConfigError(
                 f"Parallel: interleave = {self.interleave}: has no effect with order = {self.order!r}, which has "
@@ -199,7 +206,10 @@ class Parallel:
         return _stage(work, holding, 1 + self._delays[place])
 
     def _chunks(self, workload: Workload) -> tuple[Chunk, ...]:
-        return _cut(workload, self.pipeline, max(self._chunks_per_stage, self.interleave))
+        chunks = max(self._chunks_per_stage, self.interleave)
+        if self.cut == "layers":
+            return _equal_layers(workload, self.pipeline * chunks)
+        return _cut(workload, self.pipeline, chunks)
 
     @property
     def _again(self) -> str:
@@ -217,9 +227,11 @@ class Parallel:
 
     def _order(self, mesh: Mesh, micro_batches: int) -> PassOrder:
         per_stage = self._chunks_per_stage
-        if not isinstance(self.order, str):
-            micro_batches = 1 + max((each[2] for passes in self.order for each in passes), default=0)
-        return pass_order(self.order, mesh.pipeline, micro_batches, self.pipeline * max(per_stage, self.interleave))
+        chunks = self.pipeline * max(per_stage, self.interleave)
+        if isinstance(self.order, str):
+            return _named_order(self.order, mesh.pipeline, micro_batches, chunks)
+        most = 1 + max((each[2] for passes in self.order for each in passes), default=0)
+        return pass_order(self.order, mesh.pipeline, most, chunks)
 
     # ------------------------------------------------------------ what they do
 
@@ -355,6 +367,12 @@ class Parallel:
         return seconds
 
 
+@functools.lru_cache(maxsize=4)
+def _named_order(order: str, ranks: int, micro_batches: int, chunks: int) -> PassOrder:
+    """Return the order of a name: every worker asks."""
+    return pass_order(order, ranks, micro_batches, chunks)
+
+
 @functools.lru_cache(maxsize=16)
 def _mesh(n_workers: int, data: int | None, stages: int, tensor: int) -> Mesh:
     return mesh_of(n_workers, data, stages, tensor)
@@ -389,6 +407,20 @@ def _holding(workload: Workload, shards: int, tensor: int, sequence: bool, recom
 @functools.lru_cache(maxsize=256)
 def _memory(workload: Workload, holding: Holding) -> Memory:
     return memory_of(workload.model, workload.batch_size, workload.precision, holding)
+
+
+@functools.lru_cache(maxsize=16)
+def _equal_layers(workload: Workload, chunks: int) -> tuple[Chunk, ...]:
+    """Return chunks of as many transformer layers each."""
+    ranges = blocks(workload.model.layers)
+    if not ranges or len(ranges) % chunks:
+        works = [n for n in range(1, len(ranges) + 1) if len(ranges) % n == 0]
+        near = " or ".join(str(n) for n in sorted(sorted(works, key=lambda n: abs(n - chunks))[:2]))
+        raise ConfigError(
+            f"Parallel: cut = 'layers': pipeline x chunks = {chunks}: does not divide the {len(ranges)} transformer "
+            f"layers of {workload.model.name}; use {near or 'cut = balanced'}"
+        )
+    return chunks_at(workload, [first for first, _ in ranges[:: len(ranges) // chunks]][1:])
 
 
 @functools.lru_cache(maxsize=16)

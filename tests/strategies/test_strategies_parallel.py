@@ -174,6 +174,28 @@ def test_what_does_not_fit_of_tensor_groups():
         Parallel(tensor=2, order="zb-v")
 
 
+def test_stages_of_equal_layers():
+    """Megatron-LM's: embedding and output layer come on top, where balanced stages take them into account."""
+    model = "megatron+dim=1024+layers=12+heads=16"
+    step = {}
+    for cut in ("balanced", "layers"):
+        strategy = Parallel(pipeline=4, micro_batch=2, cut=cut)
+        result = simulate("ib-800g-a100+n_hosts=1", model, strategy, batch_size=16, workers=4, steps=2,
+                          precision="fp16")  # fmt: skip
+        parts = [strategy.stage(result.workloads[0], rank, 4).workload.model.layers for rank in range(4)]
+        heads = [sum(1 for layer in part if layer.heads) for part in parts]
+        assert sum(heads) == 12
+        assert (heads == [3, 3, 3, 3]) == (cut == "layers")
+        result.plan.check()
+        step[cut] = result.step_time
+    assert step["balanced"] < step["layers"]
+    text = "cut = 'layers': pipeline x chunks = 5: does not divide the 12 transformer layers of .*; use 4 or 6"
+    with pytest.raises(ConfigError, match=text):
+        simulate("ib-800g-a100+n_hosts=1", model, Parallel(pipeline=5, cut="layers"), batch_size=16, workers=5)
+    with pytest.raises(ConfigError, match="does not divide the 0 transformer layers of resnet18; use cut = balanced"):
+        simulate("dgx1-v100", "resnet18", Parallel(pipeline=2, cut="layers"), batch_size=16, workers=4)
+
+
 def test_tensor_groups_across_machines():
     """Their all-reduces leave through all interfaces of a machine; a ring leaves through one."""
     result = simulate("ib-800g-a100+n_hosts=2", "bert-large", Parallel(tensor=16, micro_batch=64), batch_size=64,
