@@ -284,7 +284,7 @@ class Pushed:
 
 @dataclass
 class Peer:
-    """A worker of :class:`~ddlsim.GossipSGD`: the weight of its parameters, what came in, what is on its way out."""
+    """A worker of GoSGD: the weight of its parameters, what has come in, what is on its way out."""
 
     replica: Replica
     weight: float
