@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from accuracy import (
     aws,
     collectives,
+    hybrids,
     megatron,
     minicluster,
     minicluster_splits,
@@ -285,5 +286,15 @@ FAMILIES = (
         "The smallest model, which is on one GPU, gives the speed of all devices; layouts and micro-batches are those "
         "of the repository's scripts.",
         megatron.a100_rows,
+    ),
+    Family(
+        "das", "Hybrids of data and model parallelism on Xeons", 0.10, "hybrids",
+        "None on these rows: nodes by the roofline, slower with fewer than 16 samples as another Xeon is. The speech "
+        "network does not count: its batch is not stated, and decides.",
+        hybrids.rows, hybrids.counts,
+        (("", "128 nodes", "all nodes compute alike here; with 128 the slowest one of each step counts (not tested)"),
+         ("", "speech", "no batch from 256 to 2,048 gives less than 9.7: the nodes seem to lose time that is neither "
+          "computing nor the exchange of activations; what 64 samples lose in dense layers is not known")),
+        hybrids.remark,
     ),
 )  # fmt: skip

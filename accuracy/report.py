@@ -40,9 +40,9 @@ TAIL = """
 ## What is not predicted here
 
 Cases of the data file without a section: runs whose batch or whose baseline is not stated (NVIDIA's DGX-2 table,
-Horovod's and BytePS's efficiencies), the large runs on processors (FFN on Theta, Intel
-Caffe on Zenith, Das et al.), whose losses are stragglers and smaller batches that no row of one machine tells,
-n-softsync's speed-ups, and end-to-end records (DAWNBench), which differ in their training schedules.
+Horovod's and BytePS's efficiencies), the large runs on processors (FFN on Theta, Intel Caffe on Zenith), whose losses
+are stragglers and smaller batches that no row of one machine tells, n-softsync's speed-ups, and end-to-end records
+(DAWNBench), which differ in their training schedules.
 """
 
 

@@ -32,7 +32,7 @@ Cost = Annotated[
     str | None, typer.Option("--cost", help="What all-reduces cost: simulated, calibrated (measured curve) or nccl.")
 ]
 Overlap = Annotated[
-    str | None, typer.Option("--overlap", help="none, layer, ddp, horovod, priority or package.module:Name.")
+    str | None, typer.Option("--overlap", help="none, layer, ddp, horovod, priority, while-waiting or module:Name.")
 ]
 Servers = Annotated[int | None, typer.Option("--servers", help="Number of parameter servers.")]
 Placement = Annotated[str | None, typer.Option("--placement", help="Parameter servers: own or colocated.")]

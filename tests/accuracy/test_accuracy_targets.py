@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from accuracy import aws, collectives, published, recommendation, strong, techniques
+from accuracy import aws, collectives, hybrids, published, recommendation, strong, techniques
 from accuracy.families import FAMILIES, Family
 from accuracy.report import section, summary
 from accuracy.rows import Row, mean_error
@@ -120,3 +120,13 @@ def test_recommendation_models_on_several_gpus() -> None:
 def test_small_products_leave_more_of_the_last_wave_empty() -> None:
     """8192 x 1024 numbers are 32 x 8 tiles, 2.4 waves of 108."""
     assert recommendation.filled(8192, 108) < 0.85 < recommendation.filled(65536, 108) <= 1.0
+
+
+def test_hybrids_of_data_and_model_parallelism() -> None:
+    rows = hybrids.rows()
+    counted = [row for row in rows if hybrids.counts(row)]
+    assert (len(rows), len(counted)) == (5, 4)
+    assert mean_error(counted) <= 0.07
+    assert max(abs(row.error) for row in counted) <= 0.14
+    for row in rows:
+        assert abs(row.error) <= 0.10 or FAMILY["das"].cause(row) != "not explained", row

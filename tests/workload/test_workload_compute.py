@@ -33,6 +33,8 @@ def _curve(device: str, model: str):
         ("k80", "resnet50", 45.9, 18.97),
         ("m60", "resnet50", 34.8, 13.5),
         ("v100", "inception-v3", 41.7, 3.42),
+        ("xeon-6148", "vgg-19", 196.4, 32.05),
+        ("xeon-6148", "resnet50", 27.5, 11.84),
     ],
 )
 def test_affine_fits_of_the_measured_curves(device: str, model: str, c0_ms: float, c1_ms: float):
