@@ -27,5 +27,5 @@ for model in ("alexnet", "googlenet"):
         print(f"{model:<12}{name:<32}" + "".join(f"{speedup:7.1f}" for speedup in speedups))
 print("""
 Why they differ: GoogLeNet on 24 GPUs would be an estimate of 19, but of which network, batch and how many GPUs it was
-made the slides do not say. AlexNet has 244 MB of gradients for little computing, and already loses most of it to the sums
+made the slides do not say. AlexNet has 244 MB of gradients for little computing, and loses most of it to the sums
 inside a machine, over PCIe. Spark itself only starts the executors; reading from HDFS is not simulated.""")
