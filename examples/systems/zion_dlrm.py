@@ -30,5 +30,5 @@ for model in ("dlrm-criteo", "dlrm-criteo-large", "dlrm-criteo-xlarge"):
     print(f"{model:<19}{nbytes / 1e9:5.0f} GB   " + "".join(f"{figure:>26}" for figure in figures))
 print("""
 Published: no samples/s; that models whose tables outgrow 8 accelerators train on Zion. So do these: 452 GB do not fit
-the accelerators, and with the CPUs' memory they cost next to nothing, as nine of ten rows are taken to be in the cache and
-these models look up one row of each table. Models that look up dozens would show the links to the CPUs.""")
+the accelerators, and with the CPUs' memory they cost next to nothing, as nine of ten rows are taken to be in the cache
+and these models look up one row of each table. Models that look up dozens would show the links to the CPUs.""")
