@@ -11,7 +11,7 @@ from ddlsim.errors import DdlsimError
 from ddlsim.network import tasks as ts
 from ddlsim.network.calendar import EVENT
 from ddlsim.network.network import Network
-from ddlsim.network.pointers import addresses
+from ddlsim.network.pointers import addresses, send_address
 from ddlsim.network.state import Floats, Ints, Records, grown
 
 
@@ -93,7 +93,7 @@ class Executor:
 
     collective  keys -> what they carry together, prepared by :meth:`Network.collective`: its id
     nbytes      (n_keys,) of the buffer of each key
-    send        rows -> the source and target nodes and the bytes of these messages
+    send        tasks -> the source and target nodes and the bytes of these messages
     bystanders  ranks of every collective, behind those with tasks, that enter it by themselves
     outside     what else goes on
     meets       whether what queues launch goes by `outside`
@@ -104,11 +104,12 @@ class Executor:
         queues: Sequence[Queue] = (), send: Callable[[Ints], tuple[Ints, Ints, Floats]] | None = None, *,
         bystanders: int = 0, outside: Outside | None = None, meets: bool = False,
     ) -> None:  # fmt: skip
-        self.network, self.collective, self.nbytes, self.send = network, collective, nbytes, send
+        self.network, self.collective, self.nbytes = network, collective, nbytes
         self.bystanders, self.outside, self.meets = bystanders, outside, meets
         self._queue_of = np.full(len(nbytes), -1, dtype=np.int64)
         self._queue_of[columns.key[columns.kind == ts.QUEUED]] = columns.queue[columns.kind == ts.QUEUED]
         self.tables = _tables(columns, len(nbytes), len(queues), bystanders)
+        self._prepare_messages(send)
         self._turn = np.arange(len(nbytes), dtype=np.int64)  # the number under which a queue knows a key
         self._key_of: dict[int, int] = {}
         self.tables.counts[ts.ADVANCE], self.tables.counts[ts.JOINING] = addresses()
@@ -125,6 +126,11 @@ class Executor:
         return float(self.tables.now[0])
 
     @property
+    def nbytes_sent(self) -> float:
+        """Bytes of the messages that tasks have sent."""
+        return float(self.tables.now[1])
+
+    @property
     def under_way(self) -> bool:
         """Whether anything is left to happen."""
         return bool(self.tables.counts[ts.N_CALENDAR]) or self.network.pending
@@ -135,6 +141,7 @@ class Executor:
         while True:
             until = limit if outside is None else min(limit, outside.next())
             self._lengthen(self.network.n_instances)
+            counts[ts.N_SENT] = self.network.n_sent
             status = ts.execute(self.network.table, float(until), *self.tables)
             self._settle(max(until, self.now) if status == ts.LIMIT else self.now)
             argument = int(counts[ts.ARGUMENT])
@@ -152,8 +159,6 @@ class Executor:
                 self.dispatchers[argument].ended(self.now)
             elif status == ts.TICK:
                 self.dispatchers[argument].tick(self.now)
-            elif status == ts.SENDING:
-                self._send()
             elif status == ts.ASKING:
                 assert outside is not None
                 self.tables.tasks["seconds"][argument] = outside.begins(argument)
@@ -213,7 +218,7 @@ class Executor:
         """Tell the network what has been taken from it."""
         counts = self.tables.counts
         n = int(counts[ts.N_FREED])
-        self.network.has_run(now, int(counts[ts.N_TAKEN]), self.tables.freed[:n].tolist())
+        self.network.has_run(now, int(counts[ts.N_TAKEN]), self.tables.freed[:n].tolist(), int(counts[ts.N_SENT]))
         counts[ts.N_FREED] = counts[ts.N_TAKEN] = 0
 
     def _start(self, keys: list[int], queue: int) -> int:
@@ -265,14 +270,23 @@ class Executor:
         self.tables.calendar[counts[ts.N_CALENDAR] + counts[ts.N_WOKEN]] = (time, 0, item)
         counts[ts.N_WOKEN] += 1
 
-    def _send(self) -> None:
-        """Issue the messages that start now."""
-        counts, n = self.tables.counts, int(self.tables.counts[ts.N_SENDS])
-        counts[ts.N_SENDS] = 0
-        assert self.send is not None
-        rows = self.tables.sends[:n]
-        ids = self.network.send(*self.send(rows), self.now)
-        self.tables.messages[(-1 - ids) % len(self.tables.messages)] = rows
+    def _prepare_messages(self, send: Callable[[Ints], tuple[Ints, Ints, Floats]] | None) -> None:
+        """Have routes and room for what tasks send: each of them one message at a time."""
+        tasks, messages = self.tables.tasks, self.tables.messages
+        rows = np.flatnonzero(tasks["kind"] == ts.SEND)
+        if not len(rows):
+            return
+        assert send is not None
+        source, target, nbytes = send(rows)
+        pairs, which = np.unique(np.stack([source, target]), axis=1, return_inverse=True)
+        routes = self.network.routes(*pairs.tolist())[which.reshape(-1)]
+        tasks["place"][rows] = np.arange(len(rows))
+        for name, column in (("row", rows), ("source", source), ("target", target), ("route", routes),
+                             ("nbytes", nbytes)):  # fmt: skip
+            messages[name][:-1] = column
+        self.network.stride = len(messages)
+        self.network.reserve(len(rows))
+        self.tables.counts[ts.SENDER] = send_address()
 
 
 def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int) -> ts.Tables:
@@ -302,10 +316,10 @@ def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int) -
         return np.zeros(size, dtype=np.int64)
 
     return ts.Tables(
-        counts=counts, now=np.zeros(1), tasks=tasks, following=np.ascontiguousarray(columns.following),
+        counts=counts, now=np.zeros(2), tasks=tasks, following=np.ascontiguousarray(columns.following),
         exchanges=exchanges, members=rows, launches=launches,
         left=np.bincount(columns.step).astype(np.int64), calendar=np.zeros(n + n_queues + 1, dtype=EVENT),
         ended=places(2 * n + n_queues + 16), ready=ready, join_instances=places(n_joins), join_ranks=places(n_joins),
-        sends=places(n_sends + 1), messages=places(n_sends + 1), freed=places(17),
+        sends=places(n_sends + 1), messages=np.zeros(n_sends + 1, dtype=ts.MESSAGE), freed=places(17),
         slow=np.array(list(columns.slow_downs), dtype=ts.SLOW),
     )  # fmt: skip

@@ -107,6 +107,9 @@ class Network:
         self._route_of: dict[tuple[int, int], int] = {}
         self._n_sent = 0
         self._n_waiting = 0  # completions that may still be shown
+        self._reserved = 0  # messages that compiled callers may have on their way
+        #: messages get every so manieth number; those between are for compiled callers
+        self.stride = 1
         self._next_instant = -np.inf  # before it, nothing happens by itself
         self._now = 0.0
 
@@ -155,7 +158,7 @@ class Network:
 
         src, dst, nbytes  (n,): nodes, and bytes of each message
         """
-        n, handle = len(src), self._n_sent
+        n, handle = len(src), (self._n_sent + 1) * self.stride - 1
         self._n_sent += n
         self._next_instant = -np.inf
         self._now = now
@@ -170,7 +173,7 @@ class Network:
             return np.array([-1 - handle], dtype=np.int64)
         sources, targets = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
         routes = self._pair_routes(sources.tolist(), targets.tolist())
-        handles = np.arange(handle, handle + n, dtype=np.int64)
+        handles = handle + self.stride * np.arange(n, dtype=np.int64)
         sizes = np.array(nbytes, dtype=np.float64)
         kernel.send(self._table.of(self._net), handles, sources, targets, routes, sizes, float(now))
         return -1 - handles
@@ -202,13 +205,22 @@ class Network:
 
     def reserve(self, n: int) -> None:
         """Make room for `n` messages on their way at once, which others send."""
-        self._expect(n)
-        self._n_waiting -= n
-        self._ensure_slots(extra=n)
+        self._reserved += n
+        self._expect(0)
+        self._ensure_slots()
 
-    def has_run(self, now: float, n_taken: int, freed: Sequence[int]) -> None:
-        """Note that others have let the kernel run up to `now`, and have taken completions and instances that ended."""
+    @property
+    def n_sent(self) -> int:
+        """How many single messages have been sent."""
+        return self._n_sent
+
+    def has_run(self, now: float, n_taken: int, freed: Sequence[int], n_sent: int | None = None) -> None:
+        """Note that others have let the kernel run up to `now`, have taken completions and instances that ended, and
+        have sent until so many messages have been sent altogether."""
         self._now, self._next_instant = max(self._now, now), -np.inf
+        if n_sent is not None:
+            self._n_waiting += n_sent - self._n_sent
+            self._n_sent = n_sent
         self._n_waiting -= n_taken
         for instance in freed:
             self._free_instances[self._instance_program[instance]].append(instance)
@@ -319,12 +331,12 @@ class Network:
 
     def _expect(self, n: int) -> None:
         self._n_waiting += n
-        if self._n_waiting > len(self._net.out):
-            self._net = self._net._replace(out=grown(self._net.out, self._n_waiting))
+        if self._n_waiting + self._reserved > len(self._net.out):
+            self._net = self._net._replace(out=grown(self._net.out, self._n_waiting + self._reserved))
 
     def _ensure_slots(self, extra: int = 0) -> None:
         counts = self._net.counts
-        need = int(counts[st.N_DELIVERING]) + 2 * (int(counts[st.LIVE_SENDS]) + extra)
+        need = int(counts[st.N_DELIVERING]) + 2 * (int(counts[st.LIVE_SENDS]) + self._reserved + extra)
         if need > len(self._net.slots):
             self._net = grow_slots(self._net, need)
 

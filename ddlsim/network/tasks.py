@@ -17,7 +17,7 @@ import numpy as np
 from ddlsim.compiler import entry, inlined
 from ddlsim.network.calendar import insert, take_first
 from ddlsim.network.compiled import source_stamp
-from ddlsim.network.pointers import call_advance, call_join
+from ddlsim.network.pointers import call_advance, call_join, call_send
 from ddlsim.network.state import FULL as NETWORK_FULL
 from ddlsim.network.state import IDLE, N_OUT, Floats, Ints, Records, record
 from ddlsim.network.state import NOW as NETWORK_NOW
@@ -36,12 +36,11 @@ PREPARE = 2  # the collective ARGUMENT is entered and has no instance yet
 READY = 3  # all members of the collective ARGUMENT, which a queue or Python launches, are ready for it
 LAUNCHED = 4  # what the queue ARGUMENT had launched has arrived everywhere
 TICK = 5  # the time has come for which the queue ARGUMENT has asked
-SENDING = 6  # the tasks of `sends` are messages that start now
-STEP = 7  # all tasks of the step ARGUMENT have ended
-LIMIT = 8  # nothing more happens up to the limit
-OVERRUN = 9  # the task ARGUMENT would start anew, but its step has not been read
-ASKING = 10  # the task ARGUMENT starts, for seconds that Python says
-ELSEWHERE = 11  # the network has ended what is no task: the first N_ELSEWHERE completions
+STEP = 6  # all tasks of the step ARGUMENT have ended
+LIMIT = 7  # nothing more happens up to the limit
+OVERRUN = 8  # the task ARGUMENT would start anew, but its step has not been read
+ASKING = 9  # the task ARGUMENT starts, for seconds that Python says
+ELSEWHERE = 10  # the network has ended what is no task: the first N_ELSEWHERE completions
 
 # Places in `counts` (int64)
 N_CALENDAR = 0
@@ -52,12 +51,14 @@ FIRST_READY, N_READY = 5, 6
 N_JOINS, N_SENDS = 7, 8  # at this instant
 N_TAKEN, N_FREED = 9, 10  # completions, and instances that have ended, that the network has not been told of
 ARGUMENT = 11
-ADVANCE, JOINING = 12, 13  # addresses in the kernel
-N_ELSEWHERE = 14  # completions that are of no task
-N_COUNTS = 15
+ADVANCE, JOINING, SENDER = 12, 13, 14  # addresses in the kernel
+N_ELSEWHERE = 15  # completions that are of no task
+N_SENT = 16  # messages, altogether
+N_COUNTS = 17
 
 #: start, end: s, NaN where it has not come; first:last of `following` start after it; missing: of those that it waits
-#: for, `waits` altogether; place: in the group of its collective; slow: where `slow` begins for it, or -1
+#: for, `waits` altogether; place: in the group of its collective, or of a message
+#: among those that are sent; slow: where `slow` begins for it, or -1
 TASK = record(
     seconds="f", start="f", end="f", first="n", last="n", missing="n", waits="n", kind="n", key="n", place="n",
     step="n", slow="n",
@@ -71,13 +72,15 @@ EXCHANGE = record(instance="n", first="n", size="n", not_ready="n", next="n", wa
 LAUNCH = record(key="n", left="n", queue="n")
 #: up to the time `until` (s), since the entry before, work takes `factor` times as long; the last entry is for ever
 SLOW = record(until="f", factor="f")
+#: what the task `row` sends, over a `route` of the network
+MESSAGE = record(row="n", source="n", target="n", route="n", nbytes="f")
 
 
 class Tables(NamedTuple):
     """What :func:`execute` works on; Python makes all of it."""
 
     counts: Ints
-    now: Floats  # (1,) s
+    now: Floats  # (2,) s, and bytes of all messages that have been sent
     tasks: Records  # TASK
     following: Ints
     exchanges: Records  # EXCHANGE
@@ -90,7 +93,7 @@ class Tables(NamedTuple):
     join_instances: Ints
     join_ranks: Ints
     sends: Ints
-    messages: Ints  # the task of each message sent, by the order of sending
+    messages: Records  # MESSAGE, by place; the last is none
     freed: Ints  # instances that have ended
     slow: Records  # SLOW
 
@@ -249,8 +252,9 @@ def take(counts, out, n, state, exchanges, members, launches, messages, ended, f
     at = counts[N_ENDED]
     for i in range(n):
         instance = out[i].id
-        if instance < 0 and messages.size > 1:
-            ended[at] = messages[(-1 - instance) % messages.size]
+        message = (-1 - instance) % messages.size
+        if instance < 0 and message < messages.size - 1:
+            ended[at] = messages[message].row
             at += 1
             continue
         key = launches[instance].key if instance >= 0 else -1
@@ -329,8 +333,16 @@ def _entry_point(stamp: int) -> Any:
                 if n > 0:
                     counts[N_JOINS] = 0
                     call_join(counts[JOINING], table, join_instances[:n], join_ranks[:n], now)
-                if counts[N_SENDS] > 0:
-                    return SENDING
+                n = counts[N_SENDS]
+                counts[N_SENDS] = 0
+                for i in range(n):
+                    message = tasks[sends[i]].place
+                    clock[1] += messages[message].nbytes
+                    call_send(
+                        counts[SENDER], table, counts[N_SENT] * messages.size + message, messages[message].source,
+                        messages[message].target, messages[message].route, messages[message].nbytes, now,
+                    )  # fmt: skip
+                    counts[N_SENT] += 1
             status = call_advance(counts[ADVANCE], table, min(after, limit))
             if status == NETWORK_FULL:
                 return FULL

@@ -313,6 +313,7 @@ class TableRun:
         """Book what ranks are in the middle of, and say what they wait for."""
         now = max(self.executor.now, self.setting.loop.network.now)
         self.setting.loop.env.pass_time(now)
+        self.setting.loop.nbytes_asked += self.executor.nbytes_sent
         waits: dict[int, str] = {}
         for step in range(self.done, self.done + self.steps.live):
             shape, rows = self.bookings.shape(step), self.executor.tasks[self.steps.rows[self.steps.slot(step)]].copy()

@@ -121,7 +121,6 @@ class Travel:
     def messages(self, rows: Ints) -> tuple[Ints, Ints, Floats]:
         """Return the nodes that messages leave and reach, and their bytes."""
         plan, rows = self.steps.plan, self.steps.row[rows]
-        self.loop.nbytes_asked += float(plan.nbytes[rows].sum())
         return self.nodes[plan.rank[rows]], self.nodes[plan.peer[rows]], plan.nbytes[rows]
 
     def meet(self, keys: list[int], queue: int) -> None:
