@@ -94,6 +94,7 @@ class Executor:
     collective  keys -> what they carry together, prepared by :meth:`Network.collective`: its id
     nbytes      (n_keys,) of the buffer of each key
     send        tasks -> the source and target nodes and the bytes of these messages
+    at_once     how many of these can be under way at the same time
     bystanders  ranks of every collective, behind those with tasks, that enter it by themselves
     outside     what else goes on
     meets       whether what queues launch goes by `outside`
@@ -102,14 +103,14 @@ class Executor:
     def __init__(
         self, columns: TaskColumns, network: Network, collective: Callable[[list[int]], int], nbytes: Floats,
         queues: Sequence[Queue] = (), send: Callable[[Ints], tuple[Ints, Ints, Floats]] | None = None, *,
-        bystanders: int = 0, outside: Outside | None = None, meets: bool = False,
+        at_once: int = 0, bystanders: int = 0, outside: Outside | None = None, meets: bool = False,
     ) -> None:  # fmt: skip
         self.network, self.collective, self.nbytes = network, collective, nbytes
         self.bystanders, self.outside, self.meets = bystanders, outside, meets
         self._queue_of = np.full(len(nbytes), -1, dtype=np.int64)
         self._queue_of[columns.key[columns.kind == ts.QUEUED]] = columns.queue[columns.kind == ts.QUEUED]
         self.tables = _tables(columns, len(nbytes), len(queues), bystanders)
-        self._prepare_messages(send)
+        self._prepare_messages(send, at_once)
         self._turn = np.arange(len(nbytes), dtype=np.int64)  # the number under which a queue knows a key
         self._key_of: dict[int, int] = {}
         self.tables.counts[ts.ADVANCE], self.tables.counts[ts.JOINING] = addresses()
@@ -270,22 +271,23 @@ class Executor:
         self.tables.calendar[counts[ts.N_CALENDAR] + counts[ts.N_WOKEN]] = (time, 0, item)
         counts[ts.N_WOKEN] += 1
 
-    def _prepare_messages(self, send: Callable[[Ints], tuple[Ints, Ints, Floats]] | None) -> None:
-        """Have routes and room for what tasks send: each of them one message at a time."""
+    def _prepare_messages(self, send: Callable[[Ints], tuple[Ints, Ints, Floats]] | None, at_once: int) -> None:
+        """Have routes and room for what tasks send."""
         tasks, messages = self.tables.tasks, self.tables.messages
         rows = np.flatnonzero(tasks["kind"] == ts.SEND)
         if not len(rows):
             return
         assert send is not None
         source, target, nbytes = send(rows)
-        pairs, which = np.unique(np.stack([source, target]), axis=1, return_inverse=True)
-        routes = self.network.routes(*pairs.tolist())[which.reshape(-1)]
+        width = int(target.max()) + 1
+        pairs, which = np.unique(source * width + target, return_inverse=True)
+        routes = self.network.routes((pairs // width).tolist(), (pairs % width).tolist())[which]
         tasks["place"][rows] = np.arange(len(rows))
         for name, column in (("row", rows), ("source", source), ("target", target), ("route", routes),
                              ("nbytes", nbytes)):  # fmt: skip
             messages[name][:-1] = column
         self.network.stride = len(messages)
-        self.network.reserve(len(rows))
+        self.network.reserve(at_once)
         self.tables.counts[ts.SENDER] = send_address()
 
 

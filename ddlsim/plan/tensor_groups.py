@@ -86,8 +86,9 @@ def with_shared_interfaces(plan: Plan, cluster: Cluster, nodes: Ints) -> Plan:
     ends = np.where(plan.kind[rows] == SEND, ends, ends[::-1])
     members = [np.array(group, dtype=np.int64) for group in plan.groups]
     hops = [np.stack([group, np.roll(group, -1)]) for group in members]
-    pairs, which = np.unique(np.concatenate([ends, *hops], axis=1), axis=1, return_inverse=True)
-    times = _times(cluster, nodes[pairs[0]], nodes[pairs[1]])[which.reshape(-1)]
+    source, target = np.concatenate([ends, *hops], axis=1)
+    pairs, which = np.unique(source * len(nodes) + target, return_inverse=True)
+    times = _times(cluster, nodes[pairs // len(nodes)], nodes[pairs % len(nodes)])[which]
     factor = np.ones(len(plan))
     factor[rows] = times[: len(rows)]
     bounds = len(rows) + np.cumsum([0, *map(len, members)])
@@ -112,7 +113,7 @@ def _times(cluster: Cluster, source: Ints, target: Ints) -> Floats:
     first = np.flatnonzero(message % n_members == 0)
     pair, capacity = message[first] // n_members, cluster.channel_capacity[channel[first]]
     slowest, alone = np.zeros(n_pairs), np.full(n_pairs, np.inf)
-    np.maximum.at(slowest, pair, used[which.reshape(-1)[first]] / capacity)
+    np.maximum.at(slowest, pair, used[which[first]] / capacity)
     np.minimum.at(alone, pair, capacity)
     with np.errstate(invalid="ignore"):
         return np.where(slowest > 0.0, slowest * alone, 1.0)

@@ -121,12 +121,10 @@ class Shape:
     def names(self) -> Texts:
         """What each device's task is called."""
         rows = self.rows.start + self.device
-        pairs = np.stack([self.plan.name[rows], self.plan.kind[rows]])
-        different, which = np.unique(pairs, axis=1, return_inverse=True)
-        texts = [
-            self.plan.names[name] if name >= 0 else _NAMES.get(kind, KINDS[kind]) for name, kind in different.T.tolist()
-        ]
-        return np.array(texts)[which.reshape(-1)]
+        named, kind = self.plan.name[rows], self.plan.kind[rows]
+        different, which = np.unique(np.where(named >= 0, len(KINDS) + named, kind), return_inverse=True)
+        texts = [*(_NAMES.get(number, name) for number, name in enumerate(KINDS)), *self.plan.names]
+        return np.array([texts[number] for number in different.tolist()])[which]
 
     @cached_property
     def waits(self) -> Texts:
@@ -134,10 +132,10 @@ class Shape:
         place, need = self._awaited
         latest = np.full(len(self.device), -1)
         np.maximum.at(latest, place, need)
-        pairs = np.stack([self.plan.kind[latest], np.where(latest >= 0, self.plan.peer[latest], -1)])
-        different, which = np.unique(pairs, axis=1, return_inverse=True)
-        texts = [self.said.get((kind, group), "message") for kind, group in different.T.tolist()]
-        return np.array(texts)[which.reshape(-1)]
+        pairs = np.where(latest >= 0, self.plan.peer[latest] * len(KINDS) + self.plan.kind[latest], -1)
+        different, which = np.unique(pairs, return_inverse=True)
+        texts = [self.said.get((pair % len(KINDS), pair // len(KINDS)), "message") for pair in different.tolist()]
+        return np.array(texts)[which]
 
     @cached_property
     def exchanges(self) -> list[tuple[str, Ints]]:

@@ -206,7 +206,9 @@ def _collectives(
 ) -> tuple[Collective, ...]:
     """Return the exchanges of the forward pass, layer by layer, then of the backward pass from the last layer on."""
     layers, element, batch = workload.model.layers, ELEMENT_NBYTES[workload.precision], workload.batch_size
-    inside = [any(first <= i < end for first, end in blocks(layers)) for i in range(len(layers))]
+    inside = np.zeros(len(layers), dtype=np.bool_)
+    for first, end in blocks(layers):
+        inside[first:end] = True
     forward: list[Collective] = []
     backward: list[Collective] = []
 
