@@ -102,6 +102,16 @@ def run_of(cluster: Callable[[int], Cluster], strategy: Strategy, workers: int, 
     return partial(training, cluster, strategy, workers, steps, beside)
 
 
+def split(model: str, leaves: int, layout: ddlsim.Parallel, batch_size: int, tiny: bool) -> dict[str, float]:
+    """Simulate a step of a model that is split over the GPUs of a SuperPOD."""
+    if tiny:
+        model, leaves, layout, batch_size = "gpt3-175b", 8, ddlsim.Parallel(tensor=8, pipeline=2, data=2), 16
+    made = ddlsim.Experiment(
+        f"dgx-a100-pod+n_leaves={leaves}", model, layout, batch_size=batch_size, precision="fp16", steps=1, warmup=0
+    )
+    return {"seconds": cpu(lambda: run(made))}
+
+
 def timeline(tiny: bool) -> dict[str, float]:
     """A run that keeps its spans against one that does not."""
     workers, steps = (16, 1) if tiny else (256, 20)
@@ -147,6 +157,10 @@ def first_result(tiny: bool) -> dict[str, float]:
 
 
 RING, NESTED = ddlsim.AllReduce("ring", overlap="ddp"), ddlsim.AllReduce("hierarchical", overlap="ddp")
+GPT3 = partial(split, "gpt3-175b", 64, ddlsim.Parallel(tensor=8, pipeline=8, data=16), 1536)
+MEGATRON_1T = partial(
+    split, "megatron+dim=25600+layers=128+heads=160", 160, ddlsim.Parallel(tensor=8, pipeline=64, data=6), 3072
+)
 SERVERS, ASYNC, GOSSIP = ddlsim.ParameterServer(64), ddlsim.AsyncParameterServer(), ddlsim.DPSGD("ring")
 WORKLOADS = [
     Workload("ddp-ring-1024", "DDP ring, 1,024 workers, 100 steps", run_of(switch, RING, 1024, 100), 15.0),
@@ -155,6 +169,8 @@ WORKLOADS = [
     Workload("async-1024", "asynchronous server, 1,024 x 100 updates", run_of(switch, ASYNC, 1024, 100, 1), 2.0),
     Workload("gossip-256", "D-PSGD on a ring, 256 workers, 100 steps", run_of(switch, GOSSIP, 256, 100), 1.0),
     Workload("long-128", "hierarchical, 16 x 8 GPUs, 1,000 steps", run_of(machines, NESTED, 128, 1000), 4.0),
+    Workload("gpt3-1024", "GPT-3 on 1,024 A100, a step of 1,536 sequences", GPT3, 1.0),
+    Workload("megatron-1t", "Megatron with 1T parameters on 3,072 A100, a step of 3,072 sequences", MEGATRON_1T, 5.0),
     Workload("kernel-call", "a kernel call from Python", kernel_call, 1e-6),
     Workload("co-simulation", "16 asynchronous workers learn digits, to the gradients alone", co_simulation, 1.15),
     Workload("timeline", "spans kept to not kept, DDP ring, 256 workers, 20 steps", timeline, 1.2),

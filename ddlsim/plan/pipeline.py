@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -125,10 +126,14 @@ def _needs(template: Template, replicas: int, steps: int) -> dict[str, Ints]:
     """Return the needs as a CSR: of the first step those inside it, of others also those of the step before."""
     n = len(template.rows)
     counts, needs = [], []
+    first = [row.needs for row in template.rows]
+    later = [row.needs + [each - replicas * n for each in row.before] if row.before else row.needs
+             for row in template.rows]  # fmt: skip
+    shapes = [(np.array([*itertools.chain.from_iterable(lists)], dtype=np.int64), [len(each) for each in lists])
+              for lists in (first, later)[: min(steps, 2)]]  # fmt: skip
     for step in range(steps):
-        lists = [[*row.needs, *(each - replicas * n for each in row.before if step)] for row in template.rows]
-        flat = np.array([each for row in lists for each in row], dtype=np.int64)
+        flat, lengths = shapes[min(step, 1)]
         begins = (step * replicas + np.arange(replicas)) * n
         needs.append((begins[:, None] + flat).ravel())
-        counts.append(np.tile([len(each) for each in lists], replicas))
+        counts.append(np.tile(lengths, replicas))
     return {"needs": np.concatenate(needs), "need_offsets": np.cumsum(np.concatenate([[0], *counts]))}

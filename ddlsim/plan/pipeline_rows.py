@@ -12,7 +12,7 @@ from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.plan import Ints
 
 
-@dataclass
+@dataclass(slots=True)  # there are hundreds of thousands of them
 class Row:
     """A task of one stage.
 
