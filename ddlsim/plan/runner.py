@@ -13,6 +13,7 @@ from ddlsim.network.executor import Executor, TaskColumns
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import ALL_REDUCE, RECEIVE, SEND, Floats, Ints, Plan
 
+
 class Run:
     """An execution under way: rows become ready, start and end; the network does what travels.
 
