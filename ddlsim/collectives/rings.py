@@ -17,24 +17,24 @@ def laps(n_ranks: int, groups: Sequence[Ints] | None, kind: str) -> Schedule:
             leaves it by another member, and adapters carry the same
     kind    "reduce_scatter" or "all_gather"
 
-    A block is cut in as many chunks as there are rings. Chunk c of ring i is at place p of the ring in the begin (or in
-    the end) where c = p r + i.
+    A rank goes on when it has sent and received in all rings, so that all rounds are alike. A block is cut in as many
+    chunks as there are rings; chunk p r + i is in the begin (in the end) where place p of ring i is.
     """
     machines = [np.arange(n_ranks)] if groups is None else [np.asarray(group) for group in groups]
     n_rings = 1 if len(machines) == 1 else min(len(machine) for machine in machines)
     places = np.arange(n_ranks)
     owners = np.empty(n_ranks * n_rings, dtype=np.int64)
-    lanes = []
+    first = places if kind == "all_gather" else (places - 1) % n_ranks
+    src, dst, start = [], [], []
     for i in range(n_rings):
         order = np.concatenate([np.roll(machine, -i) for machine in machines])
         owners[places * n_rings + i] = order
-        first = places if kind == "all_gather" else (places - 1) % n_ranks
-        lap = messages(
-            order, np.roll(order, -1), first * n_rings + i, reduce=kind == "reduce_scatter", repeat=n_ranks - 1,
-            shift=-n_rings,
-        )  # fmt: skip
-        lanes.append((lap,))
-    return Schedule(
-        n_ranks, n_ranks * n_rings, tuple(lanes) if n_ranks > 1 else (), kind=kind,
-        owners=None if n_rings == 1 else owners,
+        src.append(order)
+        dst.append(np.roll(order, -1))
+        start.append(first * n_rings + i)
+    lap = messages(
+        np.concatenate(src), np.concatenate(dst), np.concatenate(start), reduce=kind == "reduce_scatter",
+        repeat=n_ranks - 1, shift=-n_rings,
     )  # fmt: skip
+    lanes = ((lap,),) if n_ranks > 1 else ()
+    return Schedule(n_ranks, n_ranks * n_rings, lanes, kind=kind, owners=None if n_rings == 1 else owners)

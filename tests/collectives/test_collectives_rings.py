@@ -22,20 +22,16 @@ def test_they_are_proved(kind, hosts):
     check(schedule)
     assert schedule.bytes_sent(1e6) == pytest.approx(np.full(n, (n - 1) / n * 1e6))
     one = build("ring", n, 1e6, hosts, kind)
-    assert len(schedule.lanes) == (1 if hosts is None or len(set(hosts)) == 1 else min(np.bincount(hosts)))
-    assert schedule.n_messages == len(schedule.lanes) * one.n_messages
+    n_rings = 1 if hosts is None or len(set(hosts)) == 1 else min(np.bincount(hosts))
+    assert schedule.n_messages == n_rings * one.n_messages
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_member_leaves_its_machine_once(kind):
     hosts = np.repeat(np.arange(3), 4)
-    for lane in build("rings", 12, 1e6, hosts.tolist(), kind).lanes:
-        (lap,) = lane
-        out = lap.src[hosts[lap.src] != hosts[lap.dst]]
-        assert len(out) == 3
-    leaving = np.concatenate([lane[0].src[hosts[lane[0].src] != hosts[lane[0].dst]]
-                              for lane in build("rings", 12, 1e6, hosts.tolist(), kind).lanes])  # fmt: skip
-    assert sorted(leaving.tolist()) == list(range(12))
+    (((lap,),)) = build("rings", 12, 1e6, hosts.tolist(), kind).lanes
+    crosses = hosts[lap.src] != hosts[lap.dst]
+    assert sorted(lap.src[crosses].tolist()) == sorted(lap.dst[crosses].tolist()) == list(range(12))
 
 
 @pytest.mark.parametrize("kind", KINDS)
