@@ -11,7 +11,7 @@ from ddlsim.workload.compute import Workload
 from ddlsim.workload.stage import Stage, n_copies, n_replicas
 
 if TYPE_CHECKING:
-    from ddlsim.run.result import Result
+    from ddlsim.run.outcome import Outcome
 
 
 def alone(experiment: Experiment, workload: Workload, batches: float) -> float:
@@ -20,7 +20,7 @@ def alone(experiment: Experiment, workload: Workload, batches: float) -> float:
     return batches * workload.batch_size / (seconds * experiment.jitter.mean)
 
 
-def batches_alone(result: Result, stages: Sequence[Stage]) -> float:
+def batches_alone(result: Outcome, stages: Sequence[Stage]) -> float:
     """Return from how many batches a worker alone would make an update: a replica from its own of a step; where a model
     is shared out over workers, from those of one copy of the model."""
     strategy, batch_size = result.experiment.strategy, result.workloads[0].batch_size

@@ -24,14 +24,14 @@ from ddlsim.workload.devices import Device, load_device
 
 if TYPE_CHECKING:
     from ddlsim.cluster import Cluster
-    from ddlsim.run.result import Result
+    from ddlsim.run.outcome import Outcome
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-def cost_rate(result: Result) -> float:
+def cost_rate(result: Outcome) -> float:
     """Return what the machines of a run cost, in USD/s. Raises ConfigError, with the remedy, for one without price."""
     cluster = result.cluster
     used = np.unique(cluster.host_of[_touched(result)])
@@ -63,7 +63,7 @@ def host_price(cluster: Cluster, host: int, workers: Ints, given: str | Device |
     return sum(known)
 
 
-def energy(result: Result) -> float:
+def energy(result: Outcome) -> float:
     """Return the energy of a run in J. Raises ConfigError, with the remedy, where workers have no known device."""
     cluster = result.cluster
     total = 0.0
@@ -80,7 +80,7 @@ def energy(result: Result) -> float:
     return total + float(np.nansum(_switch_watts(result))) * result.end_time
 
 
-def energy_assumptions(result: Result) -> list[str]:
+def energy_assumptions(result: Outcome) -> list[str]:
     """Return what :func:`energy` has assumed about this run where powers are not known; empty if all are."""
     devices = {device.name: device for node in result.nodes.tolist()
                if (device := _device(result.cluster, node, result.experiment.device)) is not None}  # fmt: skip
@@ -89,14 +89,14 @@ def energy_assumptions(result: Result) -> list[str]:
     return [*unknown, *(["switches left out"] if np.isnan(_switch_watts(result)).any() else [])]
 
 
-def _switch_watts(result: Result) -> Floats:
+def _switch_watts(result: Outcome) -> Floats:
     """Return what each switch between machines that the traffic touches draws, NaN where that is not known."""
     switches = np.flatnonzero(_touched(result) & result.cluster.is_fabric_switch)
     power = result.cluster.switch_power
     return np.full(len(switches), np.nan) if power is None else power[switches]
 
 
-def _touched(result: Result) -> Bools:
+def _touched(result: Outcome) -> Bools:
     """Return which nodes hold a worker, or are at an end of a link that carried bytes, shape (n_nodes,)."""
     cluster = result.cluster
     touched = np.zeros(cluster.n_nodes, dtype=bool)

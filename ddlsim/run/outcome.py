@@ -1,0 +1,229 @@
+"""`Outcome`: what was counted in a run, and the numbers that are read off it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.cluster import Cluster
+from ddlsim.learning.monitor import Monitor
+from ddlsim.network import BusyIntervals
+from ddlsim.run.alone import alone, batches_alone
+from ddlsim.run.experiment import Experiment
+from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, WAITING, Recorder
+from ddlsim.workload.compute import Workload
+from ddlsim.workload.stage import stages_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+#: steps whose updates are counted to know those of one: strategies round up, and this has many divisors
+MANY_STEPS = 232_792_560
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Outcome:
+    """The fields of a :class:`~ddlsim.Result`, its tables, and its numbers of time, cost and energy.
+
+    ``workloads`` are what each worker would compute if it had the whole model (a strategy may give it a part of that,
+    see :class:`ddlsim.workload.stage.Stage`).
+    """
+
+    experiment: Experiment
+    cluster: Cluster
+    workloads: list[Workload]
+    nodes: Ints
+    recorder: Recorder
+    end_time: float
+    channel_nbytes: Floats
+    channel_busy: Floats
+    busy: BusyIntervals | None
+    n_messages: int
+    nbytes_sent: float
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+    interrupted: bool
+    wall_seconds: float
+    stop_reason: str = ""
+    monitor: Monitor | None = None
+    #: the experiment as it was asked for; `experiment` has what a calibrated cluster knows about it put in
+    given: Experiment | None = None
+    #: how stable the run is was asked for: what is printed and written says it, however long it takes
+    wants_stability: bool = False
+
+    @property
+    def n_workers(self) -> int:
+        """Number of workers."""
+        return len(self.workloads)
+
+    @cached_property
+    def measured_updates(self) -> list[tuple[float, int]]:
+        """The updates (time, samples) after the warm-up; the first entry only marks where measuring starts.
+
+        A run that ended sooner is measured from the latest update that was before its last instant.
+        """
+        warmup = self.experiment.strategy.updates(self.experiment.warmup, self.n_workers)
+        updates = [(0.0, 0), *self.recorder.updates]
+        earlier = sum(time < updates[-1][0] for time, _ in updates)
+        return updates[min(warmup, max(earlier - 1, 0)) :]
+
+    @cached_property
+    def throughput(self) -> float:
+        """Samples per second of all workers together, after the warm-up; those of dropped gradients do not count."""
+        updates = self.measured_updates
+        return sum(n for _, n in updates[1:]) / (updates[-1][0] - updates[0][0])
+
+    @cached_property
+    def updates_per_step(self) -> float:
+        """Updates that make a step of the run: 1, but where workers update on their own (asynchronous: the staleness of
+        updates is counted) as many as the strategy says that one step of all workers makes."""
+        if not self.recorder.staleness:
+            return 1.0
+        return self.experiment.strategy.updates(MANY_STEPS, self.n_workers) / MANY_STEPS
+
+    @cached_property
+    def step_times(self) -> Floats:
+        """Times between successive updates after the warm-up, in s; an asynchronous worker's own step times."""
+        if self.recorder.staleness:
+            ends = [np.diff([0.0, *ends]) for ends in self.recorder.step_end]
+            return np.concatenate(ends) if ends else np.empty(0)
+        return np.diff([t for t, _ in self.measured_updates])
+
+    @property
+    def step_time(self) -> float:
+        """Mean time of a step after the warm-up, in s: the time between updates, times :attr:`updates_per_step`.
+
+        Of asynchronous workers it is thus the time in which they make one step each, on average. Nothing is said of how
+        many samples an update has: those are counted (``steps``), and ``throughput`` is of them.
+        """
+        updates = self.measured_updates
+        return self.updates_per_step * (updates[-1][0] - updates[0][0]) / (len(updates) - 1)
+
+    @cached_property
+    def samples_per_update(self) -> float:
+        """Samples that an update after the warm-up is made from, on average."""
+        updates = self.measured_updates[1:]
+        return sum(n for _, n in updates) / len(updates)
+
+    @cached_property
+    def _alone(self) -> list[float]:
+        """Samples per second of each worker with the whole model, alone, without any communication."""
+        batches = batches_alone(self, stages_of(self.experiment.strategy, self.workloads))
+        return [alone(self.experiment, workload, batches) for workload in self.workloads]
+
+    @cached_property
+    def single_throughput(self) -> float:
+        """Samples per second of the first worker alone, with the whole model, without any communication (and were its
+        memory large enough)."""
+        return self._alone[0]
+
+    @property
+    def speedup(self) -> float:
+        """Throughput over that of the first worker alone."""
+        return self.throughput / self.single_throughput
+
+    @cached_property
+    def efficiency(self) -> float:
+        """Throughput over what all workers would reach together if each were alone with the whole model."""
+        return self.throughput / sum(self._alone)
+
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """How the workers spent their time on average: compute, communication, waiting, idle; they add up to 1."""
+        table = self._seconds()
+        return {name: float(values.mean() / self.end_time) for name, values in table.items()}
+
+    def _seconds(self) -> dict[str, Floats]:
+        kinds = (COMPUTE, COMMUNICATION, WAITING)
+        table = {kind: np.array([seconds[kind] for seconds in self.recorder.seconds]) for kind in kinds}
+        table["idle"] = np.array(self.recorder.idle)
+        return table
+
+    @property
+    def mean_staleness(self) -> float:
+        """Mean staleness of the applied gradients (0 for synchronous strategies)."""
+        return float(np.mean(self.recorder.staleness)) if self.recorder.staleness else 0.0
+
+    @cached_property
+    def staleness_histogram(self) -> dict[int, int]:
+        """Staleness -> number of applied gradients with it (asynchronous strategies)."""
+        values, counts = np.unique(np.array(self.recorder.staleness, dtype=np.int64), return_counts=True)
+        return dict(zip(values.tolist(), counts.tolist(), strict=True))
+
+    @property
+    def nbytes_per_step(self) -> float:
+        """Bytes that a worker (or a server for it) puts on the wire in a step, on average."""
+        steps = len(self.recorder.updates) / self.updates_per_step
+        return self.nbytes_sent / max(steps * self.n_workers, 1.0)
+
+    # ------------------------------------------------------------ cost and energy
+
+    @cached_property
+    def cost_rate(self) -> float:
+        """What the machines cost, in USD/s; see :mod:`ddlsim.run.costs`. Raises ConfigError for one without price."""
+        from ddlsim.run.costs import cost_rate
+
+        return cost_rate(self)
+
+    @cached_property
+    def energy(self) -> float:
+        """Energy of devices and switches, in J; see :func:`ddlsim.run.costs.energy_assumptions` for what it takes for
+        given. Raises ConfigError where the workers' devices are not known."""
+        from ddlsim.run.costs import energy
+
+        return energy(self)
+
+    @property
+    def cost(self) -> float:
+        """What the simulated time costs, in USD. Raises ConfigError for a machine without price."""
+        return self.cost_rate * self.end_time
+
+    @property
+    def power(self) -> float:
+        """Mean power in W. Raises ConfigError where the workers' devices are not known."""
+        return self.energy / self.end_time
+
+    # ------------------------------------------------------------ tables
+
+    @cached_property
+    def workers(self) -> pd.DataFrame:
+        """One row per worker: node, device times in s (compute, communication, waiting, idle), steps."""
+        import pandas as pd
+
+        names = [self.cluster.node_names[node] for node in self.nodes]
+        steps = [len(ends) for ends in self.recorder.step_end]
+        return pd.DataFrame({"node": names, "steps": steps, **self._seconds()}).rename_axis("worker")
+
+    @cached_property
+    def links(self) -> pd.DataFrame:
+        """One row per directed link (the two directions of a shared one are a row): kind, nbytes, utilisation."""
+        import pandas as pd
+
+        cluster = self.cluster
+        first = np.unique(cluster.link_channel, return_index=True)[1]
+        channel = cluster.link_channel[first]
+        names = cluster.node_names
+        capacity = cluster.channel_capacity[channel]
+        return pd.DataFrame(
+            {
+                "source": [names[i] for i in cluster.link_src[first]],
+                "target": [names[i] for i in cluster.link_dst[first]],
+                "kind": [cluster.link_kind[i] for i in first],
+                "nbytes": self.channel_nbytes[channel],
+                "utilisation": self.channel_nbytes[channel] / (capacity * self.end_time),
+                "busy": self.channel_busy[channel] / self.end_time,
+            }
+        )
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """One row per update: time in s, samples."""
+        import pandas as pd
+
+        return pd.DataFrame(self.recorder.updates, columns=["time", "samples"]).rename_axis("update")
