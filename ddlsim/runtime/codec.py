@@ -26,6 +26,7 @@ from ddlsim.runtime.worker import Worker
 from ddlsim.streams import stream
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
+from ddlsim.workload.model import Model
 from ddlsim.workload.precision import FP32_NBYTES
 from ddlsim.workload.tensors import tensor_shapes
 
@@ -60,7 +61,12 @@ def _selection(choice: Compression) -> str:
 def one_model(setting: Setting) -> bool:
     """Return whether the clock is that of the model that learns (or nothing learns)."""
     task = setting.learner.task
-    return task is None or task.network.model.layers == setting.workers[0].workload.model.layers
+    return task is None or task.network.model.layers == _clock_model(setting).layers
+
+
+def _clock_model(setting: Setting) -> Model:
+    """Return the whole model that takes the time."""
+    return (setting.whole[0] if setting.whole else setting.workers[0].workload).model
 
 
 def rounded(nbytes: float) -> int:
@@ -186,7 +192,7 @@ class Codec:
             if not self.one_model:
                 setting.notes.append(
                     f"compression: the gradient of {task.network.model.name} is compressed as one; bytes and seconds "
-                    f"are those of the buckets of {setting.workers[0].workload.model.name}"
+                    f"are those of the buckets of {_clock_model(setting).name}"
                 )
                 parts = [slice(0, task.network.n_params)]
             tensors = tensor_shapes(task.network.model)
@@ -199,7 +205,7 @@ class Codec:
         return fitted(self.choice.compressor, tensors, part), None if down is None else fitted(down, tensors, part)
 
     def _pieces(self, setting: Setting, parts: Sequence[slice]) -> list[Piece]:
-        tensors = tensor_shapes(setting.workers[0].workload.model)
+        tensors = tensor_shapes(_clock_model(setting))
         return [Piece(part.stop - part.start, *self._fitted(tensors, part)) for part in parts]
 
     def _unit(self, part: slice, averaging: Averaging) -> _Unit:

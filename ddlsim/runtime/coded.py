@@ -36,14 +36,15 @@ from ddlsim.workload.precision import FP32_NBYTES
 class Coded:
     """The :class:`~ddlsim.runtime.carrier.Carrier` of compressed vectors among the members of a communicator.
 
-    buckets  parts of the vector that are compressed by themselves
+    buckets  parts of the vector that are compressed by themselves, from its end to its begin, or which ones they are
     vector   what a member (by its place) brings to a step
     kind     "all_reduce", or "reduce_scatter" where a member needs no more than its shard of the mean
+    like     what carries other parts of the same vectors: their values are made once for both
     """
 
     def __init__(
-        self, communicator: Communicator, buckets: Sequence[Bucket], vector: Callable[[int, int], Value[Array]],
-        kind: str = "all_reduce",
+        self, communicator: Communicator, buckets: Sequence[Bucket] | Sequence[slice],
+        vector: Callable[[int, int], Value[Array]], kind: str = "all_reduce", *, like: Coded | None = None,
     ) -> None:  # fmt: skip
         setting = communicator.setting
         choice = chosen(setting, servers=False)
@@ -62,7 +63,17 @@ class Coded:
         self._note(setting, choice.compressor)
         self._prepare(choice.compressor)
         ranks = [worker.rank for worker in communicator.workers]
-        self.codec = Codec(setting, ranks, choice, backwards(buckets), self._averaging, vector)
+        if like is None:
+            parts = [each for each in buckets if isinstance(each, slice)]
+            parts = parts or backwards([each for each in buckets if isinstance(each, Bucket)])
+            self.codec = Codec(setting, ranks, choice, parts, self._averaging, vector)
+        elif like.machines != self.machines:
+            raise ConfigError(
+                f"{communicator.owner}: algorithm = {communicator.fabric.algorithm!r} with {title(choice.compressor)}: "
+                "the stages' replicas lie on machines in different ways; use 'ring'"
+            )
+        else:
+            self.codec = like.codec
         seats = enumerate(self.machines)
         self._seats = {place: (m, local) for m, places in seats for local, place in enumerate(places)}
         self._inbox: dict[tuple[int, ...], simpy.Event] = {}
@@ -117,7 +128,8 @@ class Coded:
         else:
             name = name_of(self.communicator.fabric.algorithm)
             text = f"by {way} instead of the {self.kind.replace('_', '-')} {name!r}: {traits.not_summable}"
-        setting.notes.append(f"compression: {title(compressor)} travels {text}")
+        note = f"compression: {title(compressor)} travels {text}"
+        setting.notes += [note] if note not in setting.notes else []
 
     # ------------------------------------------------------------ as a carrier
 

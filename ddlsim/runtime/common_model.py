@@ -10,6 +10,8 @@ from ddlsim.learning import Array, Learner, Value
 Gradients = Callable[[int, int], Value[Array]]
 #: step, gradients by place -> their mean
 Mean = Callable[[int, Sequence[Value[Array]]], Value[Array]]
+#: step, parameters before its update -> those that its micro-batches meet
+Met = Callable[[int, Value[Array]], Value[Array]]
 
 
 class CommonModel:
@@ -21,14 +23,15 @@ class CommonModel:
     mean        of gradients
     samples     of each who learns in a step
     began       when the gradient of a step was begun, s
+    met         which parameters the gradients of a step are of, given those before its update; by default these
     """
 
     def __init__(
         self, learner: Learner, n_learners: int, mean: Mean, samples: Callable[[int], int],
-        began: Callable[[int, int], float],
+        began: Callable[[int, int], float], met: Met | None = None,
     ) -> None:  # fmt: skip
         self.learner, self.n_learners, self.samples, self.began = learner, n_learners, samples, began
-        self._mean = mean
+        self._mean, self._met = mean, met
         self.params: Value[Array] = learner.initial
         self._state = learner.optimizer_state(self.params)
         self._n_samples = 0
@@ -40,7 +43,8 @@ class CommonModel:
         made = self._made.setdefault(step, {})
         if place not in made:
             self.learn_until(step - 1)  # all have contributed to those
-            made[place] = self.learner.gradient(place, self.params, self.samples(step), self.began(step, place))
+            met = self.params if self._met is None else self._met(step, self.params)
+            made[place] = self.learner.gradient(place, met, self.samples(step), self.began(step, place))
         return made[place]
 
     def learn_until(self, step: int) -> None:

@@ -18,7 +18,7 @@ from ddlsim.plan.plan import FORWARD, REDUCE_SCATTER, Bools, Floats, Ints, Plan
 from ddlsim.plan.runner import n_senders
 from ddlsim.runtime.bookings import Bookings, Shape
 from ddlsim.runtime.carrier import Carrier, Exchanges, OfGroups, OfKinds
-from ddlsim.runtime.common_model import CommonModel, Gradients
+from ddlsim.runtime.common_model import CommonModel, Gradients, Met
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.travel import Travel
@@ -31,6 +31,8 @@ EVALUATION = "evaluation"
 Make = Callable[[Sequence[Workload], int], Plan]
 #: kind of collective, group, bytes -> its schedule
 Schedules = Callable[[int, int, float], Schedule]
+#: gradients and plan -> what carries its collectives
+MakeExchanges = Callable[[Gradients, Plan], Exchanges]
 #: step, when each rank began its (last) micro-batch, s -> None: lets the values follow
 Follow = Callable[[int, Floats], None]
 
@@ -50,6 +52,7 @@ def planned(members: Communicator, make: Make, carriers: Callable[[Gradients], M
 def run_table(
     setting: Setting, make: Callable[[int], Plan], schedules: Schedules, *, samples: int,
     follow: Follow | None = None, members: Sequence[Sequence[int]] | None = None, live: int = LIVE,
+    exchanges: MakeExchanges | None = None, met: Met | None = None, owner: str = "this strategy",
 ) -> None:  # fmt: skip
     """Let a plan drive a run, over and over, whose collectives go by `schedules`.
 
@@ -59,6 +62,9 @@ def run_table(
     members    workers that each rank of the plan stands for, which do the same at the same time; by default rank r is
                worker r
     live       steps of which something can be under way at the same time
+    exchanges  of gradients and the plan: what carries its collectives, in the place of `schedules`
+    met        which parameters the gradients of a step are of (:class:`~ddlsim.runtime.common_model.CommonModel`)
+    owner      whose run it is, for messages
 
     Raises ConfigError for a plan whose steps after the first are not alike, and for batches that change.
     """
@@ -71,8 +77,8 @@ def run_table(
     workers = setting.workers if members is None else [setting.workers[own[0]] for own in members]
     run = TableRun(
         setting, lambda workloads, steps: make(steps),
-        lambda gradients, plan: OfGroups(setting, workers, plan.groups, schedules),
-        members=members, n_learners=samples // first.samples_per_step, follow=follow, live=live,
+        exchanges or (lambda gradients, plan: OfGroups(setting, workers, plan.groups, schedules)), members=members,
+        n_learners=samples // first.samples_per_step, follow=follow, live=live, met=met, owner=owner,
     )  # fmt: skip
     setting.loop.drive(run)
 
@@ -89,13 +95,14 @@ class TableRun:
     n_learners  ranks 0, 1, ... that learn from samples of their own; by default all
     follow      is called when a step has ended, in place of a model in common that learns
     live        steps of which something can be under way at the same time
+    met         which parameters the gradients of a step are of, where steps overlap
     owner       whose run it is, for messages
     """
 
     def __init__(
-        self, setting: Setting, make: Make, exchanges: Callable[[Gradients, Plan], Exchanges], *,
+        self, setting: Setting, make: Make, exchanges: MakeExchanges, *,
         members: Sequence[Sequence[int]] | None = None, n_learners: int | None = None, follow: Follow | None = None,
-        live: int = LIVE, owner: str = "this strategy",
+        live: int = LIVE, met: Met | None = None, owner: str = "this strategy",
     ) -> None:  # fmt: skip
         self.setting, self.learner, self._make, self.follow = setting, setting.learner, make, follow
         self.members = [[worker.rank] for worker in setting.workers] if members is None else [[*own] for own in members]
@@ -104,8 +111,9 @@ class TableRun:
         workloads = [worker.workload for worker in setting.workers]
         model = CommonModel(
             self.learner, self.n_learners, lambda step, gradients: self.exchanges.mean(step, gradients), self._samples,
-            self._began,
+            self._began, met,
         )  # fmt: skip
+        self._overlap = met is not None
         if follow is None:
             setting.model = lambda: model.params
         self.model = model
@@ -325,7 +333,8 @@ class TableRun:
             if np.isnan(rows["start"]).all():
                 break
             self._book(step, rows)
-            if step == self.done and self.follow is None and (self.bookings.step_end[-1] <= now).any():
+            common = self.follow is None and not self._overlap
+            if step == self.done and common and (self.bookings.step_end[-1] <= now).any():
                 self.model.learn_until(step)  # somebody has got that far
         self.bookings.close(now, waits)
 

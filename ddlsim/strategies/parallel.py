@@ -14,18 +14,19 @@ from ddlsim.arguments import Count, by, checked
 from ddlsim.cluster import Cluster
 from ddlsim.collectives import build
 from ddlsim.errors import ConfigError, shown
-from ddlsim.learning import Array, Value
 from ddlsim.network import schedule_time
 from ddlsim.plan import Chunk, Mesh, Plan, balanced, between_blocks, chunks_at, mesh_of, pipeline
 from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
 from ddlsim.plan.live import LIVE, N_STEPS
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS, PassOrder, pass_order
-from ddlsim.plan.plan import Floats
 from ddlsim.plan.schedules import Schedules
 from ddlsim.plan.tensor_groups import Seconds, as_one_rank, with_exchanges, with_shared_interfaces
-from ddlsim.runtime.fabric import AllReduceAlgorithm, Fabric, RankOrder, name_of
+from ddlsim.runtime.carrier import OfGroups
+from ddlsim.runtime.common_model import Gradients
+from ddlsim.runtime.fabric import AllReduceAlgorithm, Cost, Fabric, RankOrder, cost_said, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
+from ddlsim.strategies.replica_groups import OfReplicas, compressible_parts
 from ddlsim.strategies.stashed_weights import StashedWeights, stage_slices
 from ddlsim.workload.buckets import Bucket, ddp_buckets, one_bucket, per_layer
 from ddlsim.workload.compute import Workload
@@ -76,8 +77,8 @@ class Parallel:
     p2p          while tensors travel between stages, ranks compute on ("overlapped"), wait for both directions at once
                  ("exchange", as Megatron-LM), or for one after the other ("in turns", as DeepSpeed)
     overlap      what replicas sum beside the last backward passes: "none" (chunk by chunk), "layer" or "ddp" buckets
-    algorithm, rank_order
-                 how replicas sum
+    algorithm, rank_order, cost
+                 the :class:`~ddlsim.Fabric` on which replicas sum; what else is exchanged is simulated
     """
 
     tensor: Count = 1
@@ -94,6 +95,7 @@ class Parallel:
     overlap: Literal["none", "layer", "ddp"] = "ddp"
     algorithm: AllReduceAlgorithm = "ring"
     rank_order: RankOrder = "topology"
+    cost: Cost = "simulated"
 
     def __post_init__(self) -> None:
         per_stage = self._chunks_per_stage
@@ -129,20 +131,12 @@ class Parallel:
         more += ", sharded" if self.sharded else ""
         data = "" if self.data is None else f"data {self.data}, "
         data += f"tensor {self.tensor}{' with sequence' if self.sequence else ''}, " if self.tensor > 1 else ""
-        return f"parallel ({data}pipeline {self.pipeline}, {order}{chunks}{more}, {name_of(self.algorithm)})"
+        fabric = f"{name_of(self.algorithm)}{cost_said(self.cost)}"
+        return f"parallel ({data}pipeline {self.pipeline}, {order}{chunks}{more}, {fabric})"
 
     def updates(self, steps: int, n_workers: int) -> int:
         """One update a step."""
         return steps
-
-    def on_fabric(self, fabric: Fabric) -> Parallel:
-        """Return the strategy whose replicas sum on a fabric. Raises ConfigError where its cost is not simulated."""
-        if fabric.cost != "simulated":
-            raise ConfigError(
-                f"fabric: cost = {fabric.cost!r}: {self.label} has groups of several kinds, whose collectives are "
-                "simulated; leave it out"
-            )
-        return dataclasses.replace(self, algorithm=fabric.algorithm, rank_order=fabric.rank_order)
 
     # ------------------------------------------------------------ who has what
 
@@ -280,8 +274,7 @@ class Parallel:
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
-        workers, learner = setting.workers, setting.learner
-        whole = setting.whole
+        workers, whole = setting.workers, setting.whole
         mesh, micro_batches = self.mesh(len(workers)), workers[0].accumulation
         members = self._members(mesh)
         seconds = self._seconds(setting, members)
@@ -295,29 +288,23 @@ class Parallel:
 
         nodes = np.array(self.plan_nodes(setting.cluster, setting.nodes))
         schedules = Schedules(make(N_STEPS), self.algorithm, setting.cluster, nodes, self.rank_order)
-        samples = whole[0].batch_size * micro_batches
-        params: Value[Array] = learner.initial
-        state, seen = learner.optimizer_state(params), 0
-        ends = [chunk.end for chunk in self._chunks(self._shard(whole[0]).workload)]
-        weights = StashedWeights(learner, self._delays, stage_slices(learner, ends))
+        chunks = self._chunks(self._shard(whole[0]).workload)
+        asynchronous = self._asynchronous
+        ages = self._delays if asynchronous else ()
+        weights = StashedWeights(setting.learner, self._delays, stage_slices(setting.learner, [c.end for c in chunks]))
 
-        def follow(step: int, begins: Floats) -> None:
-            """w <- w - eta * (1/N) sum_i g_i, of asynchronous pipelines with gradients of older weights"""
-            nonlocal params, state, seen
-            met = weights.at(step, params)
-            gradients = [
-                learner.gradient(replica, met, samples, float(begins[replica]))  # ranks that have the first stage
-                for replica in range(mesh.data)
-            ]
-            params, state = learner.update(params, learner.mean(gradients), state, learner.rate(seen))
-            seen += samples * mesh.data
-            if self._asynchronous:
-                setting.recorder.staleness += [min(delay, step) for delay in self._delays] * mesh.data
+        def exchanges(gradients: Gradients, plan: Plan) -> OfReplicas:
+            dense = OfGroups(setting, [workers[own[0]] for own in members], plan.groups, schedules)
+            fabric, parts = Fabric(self.algorithm, self.rank_order, self.cost), list[slice]()
+            if setting.compression is not None:
+                compressor = setting.compression.compressor
+                parts = compressible_parts(plan, chunks, BUCKETS[self.overlap], self.tensor, compressor)
+            return OfReplicas(dense, fabric, mesh.data, parts, gradients, ages)
 
-        setting.model = lambda: params
         run_table(
-            setting, make, schedules, samples=samples * mesh.data, follow=follow,
-            members=members, live=steps_under_way(self.pipeline, micro_batches) if self._asynchronous else LIVE,
+            setting, make, schedules, samples=whole[0].batch_size * micro_batches * mesh.data, members=members,
+            live=steps_under_way(self.pipeline, micro_batches) if asynchronous else LIVE, exchanges=exchanges,
+            met=weights.at if asynchronous else None, owner="Parallel",
         )  # fmt: skip
 
     def plan_nodes(self, cluster: Cluster, nodes: Sequence[int]) -> list[int]:

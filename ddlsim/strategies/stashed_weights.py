@@ -21,17 +21,23 @@ class StashedWeights:
     def __init__(self, learner: Learner, delays: Sequence[int], slices: Sequence[slice]) -> None:
         self._learner, self._delays, self._slices = learner, delays, slices
         self._versions: deque[Value[Array]] = deque(maxlen=max(delays) + 1)
+        self._step, self._met = -1, learner.initial
 
     def at(self, step: int, params: Value[Array]) -> Value[Array]:
         """Return the parameters that micro-batches of a step have met: stage by stage those before the update of the
         step so many updates earlier, or those of the start.
 
-        params  before the update of this step; steps are asked for one after the other
+        params  before the update of this step; steps are asked for one after the other, perhaps several times
         """
-        self._versions.append(params)
+        if step > self._step:
+            self._versions.append(params)
+            self._step, self._met = step, self._mixed(step)
+        return self._met
+
+    def _mixed(self, step: int) -> Value[Array]:
         met = [self._versions[-1 - min(delay, step)] for delay in self._delays]
-        if self._learner.task is None or all(each is params for each in met):
-            return params
+        if self._learner.task is None or all(each is met[0] for each in met):
+            return met[0]
         slices = self._slices
 
         def together(*versions: Array) -> Array:

@@ -7,6 +7,7 @@ import pytest
 
 import ddlsim
 from ddlsim import AllReduce, ConfigError, Experiment, Measured, Parallel, Training, simulate
+from ddlsim import compression as cp
 from ddlsim.cluster import star
 from ddlsim.collectives import build
 from ddlsim.network import schedule_time
@@ -113,7 +114,7 @@ def test_stages_of_different_workers():
         ({"pipeline": 4, "interleave": 30}, {}, "stages 4 x chunks 30 = 120: resnet18 has "),
         ({"pipeline": 2, "order": "gpipe", "p2p": "in turns"}, {}, "goes with order = '1f1b' and interleave = 1 only"),
         ({"order": "1b1f"}, {}, "unknown pipeline order '1b1f'; did you mean"),
-        ({"pipeline": 2}, {"compression": ddlsim.TopK(0.01)}, "compression has no effect with parallel"),
+        ({"pipeline": 4}, {"compression": ddlsim.TopK(0.01)}, "compression has no effect with parallel"),
     ],
 )
 def test_what_does_not_fit(strategy, more, text):
@@ -125,8 +126,79 @@ def test_its_fabric():
     strategy = Parallel(pipeline=2)
     experiment = Experiment("dgx1-v100", "resnet18", strategy, fabric=ddlsim.Fabric("halving_doubling", "given"))
     assert experiment.strategy == Parallel(pipeline=2, algorithm="halving_doubling", rank_order="given")
-    with pytest.raises(ConfigError, match=r"cost = 'nccl': parallel .* whose collectives are simulated"):
-        Experiment("dgx1-v100", "resnet18", strategy, fabric=ddlsim.Fabric(cost="nccl"))
+    known = Experiment("dgx1-v100", "resnet18", strategy, fabric=ddlsim.Fabric(cost="nccl")).strategy
+    assert known == Parallel(pipeline=2, cost="nccl")
+    assert known.label == "parallel (pipeline 2, 1f1b, ring, nccl cost)"
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("order", ["1f1b", "zb-v", "pipedream"])
+def test_sums_of_known_cost(order, sharded):
+    """Of one stage they take what those of data parallelism do; stages sum beside each other."""
+    if order == "pipedream" and sharded:
+        return
+    times = {}
+    for cost in ("simulated", "nccl"):
+        strategy = Parallel(pipeline=2, order=order, sharded=sharded, cost=cost, overlap="none")
+        times[cost] = simulate("dgx1-v100", "vgg16", strategy, batch_size=32, steps=3).step_time
+    assert times["nccl"] < times["simulated"]  # NCCL has several rings on NVLink
+    one = {}
+    for strategy in (Parallel(micro_batch=4, cost="nccl", overlap="none"), AllReduce("ring", "none", cost="nccl")):
+        batch_size = 32 if isinstance(strategy, Parallel) else 4
+        one[type(strategy)] = simulate("dgx1-v100", "vgg16", strategy, batch_size=batch_size, steps=3).step_times
+    assert one[Parallel] == pytest.approx(one[AllReduce], rel=1e-12)
+
+
+COMPRESSORS = (
+    cp.ErrorFeedback(cp.TopK(0.05)), cp.FP16(), cp.OneBit(), cp.PowerSGD(2), cp.SignSGD(), cp.GTopK(0.1),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("strategy", [
+    Parallel(pipeline=2, micro_batch=8, overlap="layer"),
+    Parallel(pipeline=2, order="zb-v", overlap="layer", sharded=True),
+    Parallel(pipeline=3, data=2, micro_batch=4, overlap="layer"),
+], ids=["1f1b", "sharded", "3 stages"])  # fmt: skip
+def test_replicas_compress_what_they_sum(strategy, compressor):
+    """Layer by layer, as replicas that nobody split would: the same values bit for bit, in fewer bytes."""
+    workers = 2 * strategy.pipeline
+    more = {"seed": 3, "training": Training("digits", updates=8, rate=0.02)}
+    more["batch_size"] = 32
+    split = simulate("office-1gbe", "digits-cnn", strategy, workers=workers, compression=compressor, **more)
+    dense = simulate("office-1gbe", "digits-cnn", strategy, workers=workers, **more)
+    more["batch_size"] = 16
+    whole = simulate("office-1gbe", "digits-cnn", AllReduce(overlap="layer"), workers=2,
+                     compression=compressor, **more)  # fmt: skip
+    np.testing.assert_array_equal(split.params, whole.params)
+    if compressor in (cp.FP16(), cp.PowerSGD(2)):
+        assert np.abs(split.params - dense.params).max() > 0.0
+    assert split.nbytes_sent != dense.nbytes_sent
+    told = [sum(note.startswith("compression") for note in result.notes) for result in (split, whole)]
+    assert told[0] == told[1]
+
+
+def test_stale_gradients_compress_too():
+    strategy = Parallel(pipeline=2, order="pipedream", overlap="layer")
+    sent = {}
+    for compressor in (None, cp.FP16()):
+        result = simulate("office-1gbe", "digits-cnn", strategy, workers=4, batch_size=32, compression=compressor,
+                          seed=3, training=Training("digits", updates=12, rate=0.02))  # fmt: skip
+        sent[compressor] = result.nbytes_sent
+        assert result.staleness_histogram == {0: 26, 1: 22}
+    assert sent[cp.FP16()] < sent[None]
+
+
+@pytest.mark.parametrize(("strategy", "compressor", "model", "text"), [
+    (Parallel(tensor=2), cp.TopK(0.1), "bert-large", "tensor = 2: members of a tensor group have shares"),
+    (Parallel(pipeline=2), cp.TopK(0.1), "gpt2", "layers that share weights sum their gradients apart"),
+])  # fmt: skip
+def test_what_is_not_compressed(strategy, compressor, model, text):
+    with pytest.raises(ConfigError, match=text):
+        simulate("dgx1-v100", model, strategy, batch_size=8, compression=compressor)
+    with pytest.raises(ConfigError, match="the size of what Threshold sends depends on values"):
+        simulate("office-1gbe", "digits-cnn", Parallel(pipeline=2), batch_size=8, compression=cp.Threshold(0.1),
+                 workers=4, training=Training("digits", updates=2))  # fmt: skip
 
 
 def test_it_is_written_in_a_file(tmp_path):
