@@ -106,10 +106,11 @@ def _links(result: Result) -> dict[str, list[Span]]:
 
 
 def _merged(start: Floats, end: Floats) -> tuple[list[float], list[float]]:
-    """Join the intervals across their shortest gaps until at most N_INTERVALS are left."""
-    gaps = start[1:] - end[:-1]
-    if len(start) > N_INTERVALS:
-        cut = np.sort(np.argsort(-gaps, kind="stable")[: N_INTERVALS - 1])
-    else:
-        cut = np.arange(len(gaps))
-    return start[np.concatenate([[0], cut + 1])].tolist(), end[np.concatenate([cut, [len(end) - 1]])].tolist()
+    """Join intervals that overlap (of collectives of known cost, which do not wait for each other), and others across
+    their shortest gaps until at most N_INTERVALS are left."""
+    latest = np.maximum.accumulate(end)
+    gaps = start[1:] - latest[:-1]
+    cut = np.flatnonzero(gaps >= 0.0)
+    if len(cut) >= N_INTERVALS:
+        cut = np.sort(cut[np.argsort(-gaps[cut], kind="stable")[: N_INTERVALS - 1]])
+    return start[np.concatenate([[0], cut + 1])].tolist(), latest[np.concatenate([cut, [len(end) - 1]])].tolist()

@@ -83,10 +83,16 @@ def n_replicas(strategy: object, n_workers: int) -> int:
 
 def micro_batches(strategy: object, batch_size: int, n_workers: int, accumulation: int) -> int:
     """Return how many (micro-)batches a worker computes for an update: those of the run's `accumulation`, and where the
-    batch size is that of all workers together, what its replica needs of them for its share."""
+    batch size is that of all workers together, what its replica needs of them for its share. Raises ConfigError for an
+    `accumulation` there: the batch size is that of an update already."""
     if not hasattr(strategy, "micro_batch_size"):
         return accumulation
-    return accumulation * batch_size // (at_once(strategy, batch_size, n_workers) * n_replicas(strategy, n_workers))
+    if accumulation > 1:
+        raise ConfigError(
+            f"accumulation = {accumulation}: the batch size of {type(strategy).__name__} is that of an update, of all "
+            f"workers together; leave it out, or use batch_size={accumulation * batch_size}"
+        )
+    return batch_size // (at_once(strategy, batch_size, n_workers) * n_replicas(strategy, n_workers))
 
 
 def n_copies(stages: Sequence[Stage], workloads: Sequence[Workload]) -> float:

@@ -278,7 +278,62 @@ def experiment(draw: Draw) -> ddlsim.Experiment:
     )  # fmt: skip
 
 
+# ------------------------------------------------------------ strategies whose batch is that of all workers together
+
+
+def parallel(draw: Draw, n: int) -> sg.Parallel:
+    p = draw.choice([p for p in (1, 2, 3, 4) if n % p == 0])
+    order = draw.choice(("gpipe", "1f1b", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "pipedream", "2bw"))
+    asynchronous = order in ("pipedream", "2bw")
+    return sg.Parallel(
+        pipeline=p, data=n // p, order=order, micro_batch=None if asynchronous else draw.choice((1, 2)),
+        overlap=draw.choice(("none", "layer", "ddp")), sharded=not asynchronous and draw.random() < 0.3,
+        recompute=draw.choice(("none", "stage")), cost=draw.choice(("simulated", "simulated", "nccl")),
+    )  # fmt: skip
+
+
+def fsdp(draw: Draw, n: int) -> sg.FSDP:
+    return sg.FSDP(stage=draw.choice((1, 2, 3)), micro_batch=draw.choice((1, 2)))
+
+
+#: (what is drawn for so many workers, a model for it that may learn, one for time only)
+LAYOUTS: tuple[tuple[Callable[[Draw, int], Any], str, str], ...] = (
+    (parallel, "digits-cnn", "resnet18-cifar"), (parallel, "digits-cnn", "lenet5"),
+    (parallel, "digits-cnn", "googlenet"),
+    (fsdp, "digits-cnn", "resnet18-cifar"),
+    (lambda draw, n: sg.Hybrid(), "digits-cnn", "vgg-a"),
+    (lambda draw, n: sg.EmbeddingParallel(draw.choice(("table-wise", "row-wise"))), "clicks-dlrm", "dlrm"),
+    (lambda draw, n: sg.ExpertParallel(), "mixtral-8x7b", "mixtral-8x7b"),
+)  # fmt: skip
+
+
+def laid_out(draw: Draw, one: ddlsim.Experiment) -> ddlsim.Experiment:
+    """Return an experiment with such a strategy in the place of its own."""
+    most = len(one.cluster.workers)
+    n = draw.choice([n for n in (1, 2, 4, 6, 8) if n <= most])
+    make, learns, model = draw.choice(LAYOUTS)
+    strategy = make(draw, n)
+    training = one.training if learns in ("digits-cnn", "clicks-dlrm") else None
+    if training is not None:
+        training = dataclasses.replace(
+            training, data="clicks" if learns == "clicks-dlrm" else "digits", rate=0.01, growing_batch=None, phases=(),
+            sharding=draw.choice(("iid", "shared")), updates=training.updates, charge_evaluation=draw.random() < 0.2,
+        )  # fmt: skip
+    compresses = isinstance(strategy, sg.Parallel) and strategy.data != 1 and draw.random() < 0.4
+    compressor = draw.choice((cp.FP16(), cp.TopK(0.05), cp.OneBit()))
+    jitters = draw.random() < 0.5
+    return one.with_(
+        model=model if training is None else learns, strategy=strategy, workers=n, batch_size=24 * n, accumulation=1,
+        training=training, compression=compressor if compresses else None,
+        jitter=jitter(draw) if jitters else NoJitter(), compute=Affine(1e-3, draw.choice((1e-4, 4e-3))),
+        speed=tuple(draw.choice((0.3, 1.0, 2.0)) for _ in range(n)) if draw.random() < 0.3 else None,
+        slow_downs=(SlowDown(draw.randrange(n), 1e-3, 2e-2, 5.0),) if draw.random() < 0.2 else (),
+    )  # fmt: skip
+
+
 def world(seed: int) -> World:
     """Return the world of a seed."""
     draw = Draw(seed)
-    return World(seed, experiment(draw), draw.random() if draw.random() < 0.5 else None)
+    one, cut = experiment(draw), draw.random() if draw.random() < 0.5 else None
+    layouts = Draw(f"layout {seed}")
+    return World(seed, laid_out(layouts, one) if layouts.random() < 0.15 else one, cut)
