@@ -55,6 +55,9 @@ CASES = [
     Case(ddlsim.ShardedUpdate()),
     Case(ddlsim.ShardedUpdate(cost="nccl")),
     Case(ddlsim.ShardedUpdate(overlap="layer")),
+    Case(ddlsim.Parallel()),
+    Case(ddlsim.Parallel(pipeline=2), alone=False),  # needs a worker for each stage
+    Case(ddlsim.Parallel(pipeline=2, order="pipedream"), alone=False),  # likewise
     Case(ddlsim.LocalSGD(4)),
     Case(ddlsim.LocalSGD(4, cost="nccl")),
     Case(ddlsim.LocalSGD(4, start_epoch=1.0), decides=True),  # epochs are passes over data

@@ -31,6 +31,7 @@ from ddlsim import (
     KBatchSync,
     KSync,
     Measured,
+    Parallel,
     ParameterServer,
     Priority,
     Result,
@@ -123,6 +124,11 @@ SHARING: dict[str, Strategy] = {
     "fsdp-2": FSDP(stage=2, micro_batch=2, overlap="layer"),
     "fsdp-3": FSDP(micro_batch=4, prefetch=2),
     "fsdp-hybrid": FSDP(micro_batch=8, shard=2, reshard=False, no_sync=True),
+    "pipeline": Parallel(pipeline=2, micro_batch=2),
+    "pipeline-sharded": Parallel(pipeline=2, micro_batch=2, order="zb-v", sharded=True, overlap="layer"),
+    "pipeline-recomputed": Parallel(pipeline=4, micro_batch=4, order="gpipe", recompute="stage"),
+    "pipedream": Parallel(pipeline=2, order="pipedream"),
+    "2bw": Parallel(pipeline=4, micro_batch=4, order="2bw", cost="nccl"),
 }
 STRATEGIES = SYNCHRONOUS | ASYNCHRONOUS | CENTRAL | SHARING
 N = 4
@@ -144,7 +150,7 @@ CLUSTER = cluster()
 
 def experiment(strategy: Strategy, *, jitter: bool = True, n: int = N, seed: int = 5) -> Experiment:
     """Four workers of unequal speed with jitter and a slow-down, or without any of these."""
-    batch_size = 8 * n if isinstance(strategy, FSDP) else 8  # of all workers together
+    batch_size = 8 * n if isinstance(strategy, FSDP | Parallel) else 8  # of all workers together
     measured = Measured(0.004, at_once(strategy, batch_size, n))
     if not jitter:
         return Experiment(CLUSTER, "lenet5", strategy, batch_size, n, steps=3, warmup=1, compute=measured, seed=seed)

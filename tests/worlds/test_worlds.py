@@ -20,8 +20,6 @@ def test_every_part_can_be_drawn():
     named, overlaps = classes(strategies, "start", "updates") - {"Strategy"}, classes(strategies, "buckets")
     assert (len(named), len(overlaps)) > (20, 4)
     missing = {*named, *overlaps, *classes(compression, "encode"), *BUNDLED, "ServerWork"} - {"Compressor"}
-    # layouts with tests of their own: their batch is that of all workers, their models have stages, tables or experts
-    missing -= {"FSDP", "Hybrid", "Parallel", "EmbeddingParallel", "ExpertParallel"}
     for seed in range(3000):
         one = world(seed).experiment
         used = [one.strategy, getattr(one.strategy, "overlap", None), getattr(one.strategy, "work", None)]
