@@ -22,6 +22,7 @@ WITH_CASES = [
     "parameter_servers",
     "plans",
     "splitting",
+    "taxonomy",
     "tcp",
     "variability",
 ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,6 +34,18 @@ def recommend(
         list[str] | None, typer.Option("--price", help='Of a machine, "24.48 USD/h"; several: one for each cluster.')
     ] = None,
     precision: Annotated[str, typer.Option("--precision", help="fp32, tf32, fp16 or bf16.")] = "fp32",
+    optimizer: Annotated[str | None, typer.Option("--optimizer", help="sgd, momentum, adam, lars or lamb.")] = None,
+    split: Annotated[
+        bool, typer.Option("--split", help="Share the model out over workers; --batch-size is the global batch.")
+    ] = False,
+    tensor: Annotated[str | None, typer.Option("--tensor", help='Tensor-parallel sizes to try, "4,8".')] = None,
+    pipeline: Annotated[str | None, typer.Option("--pipeline", help='Pipeline stages to try, "8,16".')] = None,
+    data: Annotated[str | None, typer.Option("--data", help='Replicas to try, "8,16".')] = None,
+    micro_batch: Annotated[str | None, typer.Option("--micro-batch", help='Micro-batches to try, "1,2".')] = None,
+    interleave: Annotated[str | None, typer.Option("--interleave", help='Chunks per stage to try, "1,2".')] = None,
+    recompute: Annotated[
+        str | None, typer.Option("--recompute", help='To try, of "none,selective,full,stage".')
+    ] = None,
     n_best: Annotated[int, typer.Option("--best", help="How many configurations to show.")] = 3,
     stability: Annotated[
         bool, typer.Option("--stability", help="Three more runs of each say what is not to be told apart.")
@@ -44,14 +57,25 @@ def recommend(
     """Find workers, strategy, compression and batch size that meet a target, and say why.
 
     Example: ddlsim recommend cloud-25g-16x8-v100 --model resnet50 --deadline "3 h" --samples 115e6
+
+    Models that do not fit one device: ddlsim recommend selene -m gpt3-175b -n 512 -b 1536 --precision fp16 --split
     """
     check_folder(csv)
+    sizes: dict[str, Any] = {
+        "tensor": _counts("--tensor", tensor), "pipeline": _counts("--pipeline", pipeline),
+        "data": _counts("--data", data), "micro_batch": _counts("--micro-batch", micro_batch),
+        "interleave": _counts("--interleave", interleave),
+        "recompute": None if recompute is None else [each.strip() for each in recompute.split(",")],
+    }  # fmt: skip
+    wanted = {name: values for name, values in sizes.items() if values is not None}
+    ways = [replace(ddlsim.Splits(), **wanted)] if split or wanted else None
+    base: dict[str, Any] = {} if optimizer is None else {"optimizer": optimizer}
     priced = _priced(clusters, price or [])
     plan = ddlsim.recommend(
         priced, model, ddlsim.Target(deadline, budget, efficiency, throughput, aim=aim), samples=samples,
         workers=_counts("--workers", workers), batch_sizes=_counts("--batch-size", batch_size),
-        base=ddlsim.Experiment(priced[0], model, precision=precision), n_best=n_best, stability=stability,
-        jobs=jobs,
+        base=ddlsim.Experiment(priced[0], model, precision=precision, **base), n_best=n_best, stability=stability,
+        jobs=jobs, strategies=ways,
     )  # fmt: skip
     typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
     if csv is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -59,6 +60,11 @@ def stored_nbytes(workload: Workload) -> Floats:
 def crossing_nbytes(workload: Workload) -> Floats:
     """Return the bytes of a (micro-)batch that cross a cut before each layer, (n_layers,): of all tensors, each once,
     that are made before and used behind it. Those that skip layers (residual connections, say) count at every cut."""
+    return _crossing(workload).copy()
+
+
+@functools.lru_cache(maxsize=32)
+def _crossing(workload: Workload) -> Floats:
     model, sizes = workload.model, np.zeros(len(workload.model.layers) + 1)
     for made, used in _tensors(model):
         shape = model.layers[made].out_shape if made >= 0 else model.input_shape
@@ -151,6 +157,11 @@ def balanced(
 
     Raises ConfigError for more chunks than there are pieces.
     """
+    return chunks_at(workload, balanced_cuts(workload, stages, chunks, at))
+
+
+def balanced_cuts(workload: Workload, stages: int, chunks: int = 1, at: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Return the layers before which :func:`balanced` cuts. Raises ConfigError for more chunks than pieces."""
     n_layers = len(workload.forward)
     allowed = np.unique([0, *(range(n_layers) if at is None else at), n_layers]).astype(np.int64)
     pieces, n_chunks = len(allowed) - 1, stages * chunks
@@ -162,9 +173,16 @@ def balanced(
             f"balanced: {what}: {workload.model.name} has {pieces} "
             f"{'layers' if at is None else 'pieces between the layers where it may be cut'}; use {pieces} at most"
         )
-    seconds = np.concatenate([[0.0], np.cumsum(workload.forward + workload.backward)])[allowed]
-    cuts = _fewest_bytes(seconds, crossing_nbytes(workload)[allowed[:-1]], n_chunks, _slowest(seconds, n_chunks))
-    return chunks_at(workload, allowed[cuts].tolist())
+    return _best_cuts(workload, n_chunks, tuple(allowed.tolist()))
+
+
+@functools.lru_cache(maxsize=1024)
+def _best_cuts(workload: Workload, n_chunks: int, allowed: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the cuts, which are the same for two chunks of each of four stages and for one of each of eight."""
+    places = np.array(allowed, dtype=np.int64)
+    seconds = np.concatenate([[0.0], np.cumsum(workload.forward + workload.backward)])[places]
+    cuts = _fewest_bytes(seconds, _crossing(workload)[places[:-1]], n_chunks, _slowest(seconds, n_chunks))
+    return tuple(places[cuts].tolist())
 
 
 def _slowest(until: Floats, n_chunks: int) -> float:

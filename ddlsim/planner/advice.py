@@ -74,6 +74,8 @@ class _Case:
 def advice(candidate: Candidate, efficiency: float, evaluator: Evaluator) -> tuple[Guideline, ...]:
     """Return the rules for a configuration; the question "how many GPUs" is asked for an `efficiency`."""
     experiment = candidate.experiment
+    if hasattr(experiment.strategy, "micro_batch_size"):  # the rules are about workers with the whole model
+        return ()
     prepared = prepare(experiment)
     workload = prepared.workloads[0]
     hosts = np.unique(candidate.cluster.host_of[prepared.nodes])

@@ -14,7 +14,7 @@ is said of that, nor where compute times vary.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,13 +31,21 @@ from ddlsim.planner.target import Figures
 from ddlsim.run.alone import alone, is_replicated
 from ddlsim.run.costs import host_price
 from ddlsim.run.plans import encode_seconds, least_seconds
-from ddlsim.run.simulate import Prepared, prepare
+from ddlsim.run.simulate import Placed, Prepared, place, prepare
 from ddlsim.strategies.plans import nodes_of_plan, plan_of, tells_plan
 from ddlsim.workload.jitter import NoJitter
-from ddlsim.workload.stage import n_copies
+from ddlsim.workload.memory import check_memory, held_nbytes
+from ddlsim.workload.stage import Outlook, at_once, micro_batches, n_copies, n_replicas
 
 #: sums in another order than the simulation's differ in the last bits
 ROUNDING = 1e-9
+
+
+class Fit(NamedTuple):
+    """Why a step does not fit the device's memory, empty if it does, and the bytes that the fullest worker needs."""
+
+    warning: str
+    held: float
 
 
 @dataclass(frozen=True)
@@ -47,11 +55,13 @@ class Bound:
     figures   throughput and efficiency that it cannot exceed, costs that it cannot stay below
     limit     what sets the bound: "computing alone", "what computing cannot hide" or "bytes that must travel"
     warning   why the step does not fit the device's memory; empty if it does
+    fit       tells that later, where it takes longer than the rest
     """
 
     figures: Figures
     limit: str
-    warning: str
+    warning: str = ""
+    fit: Callable[[], Fit] | None = None
 
 
 class _Window(NamedTuple):
@@ -85,9 +95,13 @@ class Bounds:
     _levels: dict[int, tuple[Cluster, tuple[Interfaces, Interfaces]]] = field(default_factory=dict)
     _seconds: dict[bytes, tuple[float, float]] = field(default_factory=dict)
     _latest: dict[Hashable, dict[int, _Prepared]] = field(default_factory=dict)
+    _placed: dict[Hashable, Placed] = field(default_factory=dict)
 
     def of(self, candidate: Candidate) -> Bound:
         """Return the bound of a candidate. Raises ConfigError if its parts do not fit together."""
+        told = self._outlook(candidate)
+        if told is not None:
+            return told
         experiment = candidate.experiment
         shared = self._prepared(candidate)
         prepared = shared.prepared
@@ -107,10 +121,46 @@ class Bounds:
         efficiency = np.inf
         if replicated or window is not None:
             efficiency = throughput / sum(alone(experiment, workload, batches) for workload in prepared.workloads)
+        return Bound(self._figures(candidate, throughput, efficiency), limit, "; ".join(prepared.warnings))
+
+    def _figures(self, candidate: Candidate, throughput: float, efficiency: float) -> Figures:
         rate = price_rate(candidate) if self.priced else float(candidate.workers)
         total = None if self.samples is None else self.samples / throughput
-        figures = Figures(throughput, efficiency, rate * (1.0 - ROUNDING), total)
-        return Bound(figures, limit, "; ".join(prepared.warnings))
+        return Figures(throughput, efficiency, rate * (1.0 - ROUNDING), total)
+
+    def _outlook(self, candidate: Candidate) -> Bound | None:
+        """Return the bound of a strategy that tells it without a plan; None of others and where chance plays a part."""
+        experiment, cluster = candidate.experiment, candidate.cluster
+        strategy, steps = experiment.strategy, experiment.steps
+        tell = getattr(strategy, "outlook", None)
+        varies = not isinstance(experiment.jitter, NoJitter) or bool(experiment.slow_downs)
+        if tell is None or varies or not experiment.warmup:
+            return None
+        at_a_time = at_once(strategy, experiment.batch_size, candidate.workers)
+        key = id(cluster), candidate.workers, at_a_time
+        if key not in self._placed:
+            self._placed[key] = place(experiment)
+        placed = self._placed[key]
+        batches = micro_batches(strategy, experiment.batch_size, candidate.workers, experiment.accumulation)
+        whole = [workload for workload, _ in placed.workloads]
+        outlook: Outlook | None = tell(
+            whole, batches, steps, cluster, placed.nodes, whole=experiment.compression is None
+        )
+        if outlook is None:
+            return None
+        samples = batches * at_a_time * n_replicas(strategy, candidate.workers)
+        throughput = (1.0 + ROUNDING) * samples * steps / outlook.seconds
+        efficiency = throughput / (len(whole) * alone(placed.experiment, whole[0], float(batches)))
+        device = placed.workloads[0][1]
+
+        def fit() -> Fit:
+            warning, held = "", 0.0
+            for stage, nbytes in outlook.holds():
+                warning = warning or check_memory(stage, device, candidate.workers, nbytes) or ""
+                held = max(held, sum(held_nbytes(stage, candidate.workers, nbytes)))
+            return Fit(warning, held)
+
+        return Bound(self._figures(candidate, throughput, efficiency), "the pipeline's longest chain", fit=fit)
 
     def _prepared(self, candidate: Candidate) -> _Prepared:
         """Return what candidates share; those of a strategy and a number of workers come one after the other."""

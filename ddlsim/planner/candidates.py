@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+import dataclasses
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,10 +15,12 @@ from ddlsim.compression import FP16, Compression, ErrorFeedback, TopK
 from ddlsim.compression.choice import compression_of
 from ddlsim.errors import ConfigError
 from ddlsim.plan import KINDS
+from ddlsim.planner.splits import Splits, sizes_of
 from ddlsim.printable import shown
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.simulate import DEFAULT_DEVICE
-from ddlsim.strategies import AllReduce, LocalSGD, ParameterServer, Strategy
+from ddlsim.runtime.fabric import name_of
+from ddlsim.strategies import AllReduce, LocalSGD, Parallel, ParameterServer, Strategy
 from ddlsim.strategies.plans import plan_of
 from ddlsim.study.labels import labels_of
 from ddlsim.workload.compute import make_workload
@@ -35,6 +40,8 @@ EACH = "parameter server (1 per machine)"
 REGULAR, OWN_WAYS, RANDOM = (1, 2), (2, 8), (2, 10)
 #: a model of few layers, to look at plans
 SMALL = "lenet5"
+#: why a combination makes no sense
+TOO_MANY = "more workers than devices"
 #: how simple a way to exchange gradients is that is not exact
 LEAST_SIMPLE = 3
 
@@ -46,6 +53,7 @@ class Candidate:
     exact        what is learned is what one worker would learn with the global batch
     simple       how simple the exchange of gradients is, the smaller the simpler (:class:`Nature`)
     per_machine  it has a server on each machine, whatever their number
+    sizes        of a split of the model (:class:`~ddlsim.planner.splits.Splits`), by name
     """
 
     number: int
@@ -59,19 +67,46 @@ class Candidate:
     exact: bool
     simple: int
     per_machine: bool
+    sizes: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of an update of all workers: the batch size, or that of each worker times their number."""
+        together = hasattr(self.experiment.strategy, "micro_batch_size")
+        return self.batch_size * (1 if together else self.workers)
+
+    def mfu(self, throughput: float) -> float | None:
+        """Return which share of their peak the devices reach with so many samples/s, forward and backward passes
+        counted once, as nobody computes anything again (model FLOPs utilisation); None where a peak is not known."""
+        experiment, nodes = self.experiment, self.cluster.workers[: self.workers]
+        names = Counter(experiment.device or self.cluster.device_of[node] or DEFAULT_DEVICE for node in nodes.tolist())
+        peaks = [(load_device(name).peak_flops.get(experiment.precision), n) for name, n in names.items()]
+        if any(peak is None for peak, _ in peaks):
+            return None
+        return 3.0 * load_model(experiment.model).flops * throughput / sum((peak or 0.0) * n for peak, n in peaks)
 
     @property
     def settings(self) -> dict[str, object]:
         """What is varied, by name."""
         return {
             "cluster": self.place, "workers": self.workers, "strategy": self.strategy,
-            "compression": self.compression, "batch_size": self.batch_size,
+            "compression": self.compression, "batch_size": self.batch_size, **self.sizes,
         }  # fmt: skip
 
     def __str__(self) -> str:
         packed = "" if self.compression == "none" else f", {self.compression}"
         workers = f"{self.workers} worker{'' if self.workers == 1 else 's'}"
-        return shown(f"{workers} of {self.place}, {self.strategy}{packed}, batch {self.batch_size}")
+        way = self.strategy
+        if self.sizes:
+            sizes = self.sizes
+            chunks = f" x {sizes['interleave']}" if sizes["interleave"] != 1 else ""
+            again = "" if sizes["recompute"] == "none" else f", {sizes['recompute']} recomputation"
+            more = (", sequence" if sizes["sequence"] else "") + (", sharded" if sizes["sharded"] else "")
+            way = (
+                f"tensor {sizes['tensor']}, pipeline {sizes['pipeline']}, data {sizes['data']}, "
+                f"{sizes['order']}{chunks}, micro-batches of {sizes['micro_batch']}{again}{more}"
+            )
+        return shown(f"{workers} of {self.place}, {way}{packed}, batch {self.batch_size}")
 
     def at(self, workers: int) -> Experiment:
         """Return the experiment with another number of workers."""
@@ -103,27 +138,30 @@ def candidates(
     base: Experiment,
     clusters: Sequence[Cluster],
     workers: Sequence[int] | None,
-    strategies: Sequence[Strategy] | None,
+    strategies: Sequence[Strategy | Splits] | None,
     compressions: Sequence[Compression | None],
     batch_sizes: Sequence[int],
-) -> tuple[list[Candidate], int]:
-    """Return all configurations that make sense, and how many do not: more workers than a cluster has.
+) -> tuple[list[Candidate], Counter[str]]:
+    """Return all configurations that make sense, and how many do not, by reason: more workers than a cluster has, say.
 
     Raises ConfigError for values that are none, and if nothing is left.
     """
-    rows = list(_rows(clusters, workers, strategies, compressions, batch_sizes))
-    made = [row for row in rows if row[1] <= len(row[0].workers)]
+    senseless: Counter[str] = Counter()
+    made = list(_rows(base, clusters, workers, strategies, compressions, batch_sizes, senseless))
+    if not made and set(senseless) - {TOO_MANY}:
+        raise ConfigError(f"recommend: no configuration fits together: {text_of_senseless(senseless)}")
     if not made:
         devices = ", ".join(f"{cluster.name!r} has {len(cluster.workers)} devices" for cluster in clusters)
         raise ConfigError(
             f"recommend: no configuration fits together ({devices}); give fewer workers"
         )
-    labels = labels_of([row[2] for row in made]), labels_of([row[3] for row in made])
+    ways = [row.strategy if row.split is None else f"parallel ({name_of(row.split.algorithm)})" for row in made]
+    labels = labels_of(ways), labels_of([row.compression for row in made])
     places = _places(clusters)
     natures: dict[Hashable, Nature] = {}
     found = []
-    for i, (cluster, n, strategy, compression, batch_size, each) in enumerate(made):
-        key = _key(strategy)
+    for i, (cluster, n, strategy, compression, batch_size, each, split) in enumerate(made):
+        key = _key(_small(strategy))
         nature = natures[key] = natures[key] if key in natures else nature_of(strategy)
         warmup, steps = _length(base, strategy, nature.synchronous)
         experiment = base.with_(
@@ -134,9 +172,15 @@ def candidates(
             Candidate(
                 i, experiment, cluster, places[id(cluster)], n, EACH if each else str(labels[0][i]), str(labels[1][i]),
                 batch_size, nature.exact and compression is None, nature.simple, each,
+                sizes_of(strategy, n) if isinstance(strategy, Parallel) and split is not None else {},
             )
         )  # fmt: skip
-    return found, len(rows) - len(made)
+    return found, senseless
+
+
+def text_of_senseless(senseless: Counter[str]) -> str:
+    """Return how many combinations make no sense, and why."""
+    return "; ".join(f"{n} x {reason}" for reason, n in senseless.most_common())
 
 
 def _places(clusters: Sequence[Cluster]) -> dict[int, str]:
@@ -148,26 +192,47 @@ def _places(clusters: Sequence[Cluster]) -> dict[int, str]:
     return found
 
 
-_Row = tuple[Cluster, int, Strategy, Compression | None, int, bool]
+class _Row(NamedTuple):
+    """What is varied of a candidate, whether it has a server on each machine, and the `Splits` that it is of."""
+
+    cluster: Cluster
+    workers: int
+    strategy: Strategy
+    compression: Compression | None
+    batch_size: int
+    each: bool
+    split: Splits | None = None
 
 
 def _rows(
+    base: Experiment,
     clusters: Sequence[Cluster],
     workers: Sequence[int] | None,
-    strategies: Sequence[Strategy] | None,
+    strategies: Sequence[Strategy | Splits] | None,
     compressions: Sequence[Compression | None],
     batch_sizes: Sequence[int],
+    senseless: Counter[str],
 ) -> Iterator[_Row]:
-    packed = [compression_of(compression) for compression in compressions]
+    packed, model = [compression_of(compression) for compression in compressions], load_model(base.model)
     for cluster in clusters:
         for n in dict.fromkeys(worker_counts(cluster) if workers is None else workers):
-            usual = _usual_strategies(cluster, n) if strategies is None else [(one, False) for one in strategies]
+            usual: Sequence[tuple[Strategy | Splits, bool]] = (
+                _usual_strategies(cluster, n) if strategies is None else [(one, False) for one in strategies]
+            )
             for strategy, each in usual:
                 # one worker sends nothing; compressing and averaging seldom cost accuracy: both only where asked for
-                alone = n == 1 or (strategies is None and not nature_of(strategy).exact)
+                rarely = strategies is None and not isinstance(strategy, Splits) and not nature_of(strategy).exact
+                alone = n == 1 or rarely
                 for compression in packed[:1] if alone else packed:
                     for batch_size in batch_sizes:
-                        yield cluster, n, strategy, compression, batch_size, each
+                        if n > len(cluster.workers):
+                            senseless[TOO_MANY] += 1
+                            continue
+                        if not isinstance(strategy, Splits):
+                            yield _Row(cluster, n, strategy, compression, batch_size, each)
+                            continue
+                        for way in strategy.strategies(cluster, model, n, batch_size, senseless):
+                            yield _Row(cluster, n, way, compression, batch_size, each, strategy)
 
 
 @dataclass(frozen=True)
@@ -188,6 +253,7 @@ class Nature:
 
 def nature_of(strategy: Strategy) -> Nature:
     """Return what is known of a strategy, by its plan for two small workers."""
+    strategy = _small(strategy)
     workload = make_workload(load_model(SMALL), load_device(DEFAULT_DEVICE), 1)
     synchronous = False
     try:
@@ -198,6 +264,15 @@ def nature_of(strategy: Strategy) -> Nature:
         return Nature(synchronous, False, LEAST_SIMPLE)
     kinds = {KINDS[kind] for kind in plan.kind[plan.collectives].tolist()}
     return Nature(True, True, 0 if kinds <= {"all_reduce"} else 1 if plan.servers else 2)
+
+
+def _small(strategy: Strategy) -> Strategy:
+    """Return a way to learn for two workers that is as exact: of a split model, two stages."""
+    if not isinstance(strategy, Parallel) or not isinstance(strategy.order, str):
+        return strategy
+    pipeline = min(strategy.pipeline, 2)
+    return dataclasses.replace(strategy, tensor=1, pipeline=pipeline, data=None, micro_batch=1, interleave=1,
+                               recompute="none", sequence=False)  # fmt: skip
 
 
 def _key(strategy: Strategy) -> Hashable:

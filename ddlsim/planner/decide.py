@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Training
 from ddlsim.planner.advice import advice
 from ddlsim.planner.bounds import price_rate
-from ddlsim.planner.candidates import BATCH_SIZES, COMPRESSIONS, Candidate, candidates
+from ddlsim.planner.candidates import BATCH_SIZES, COMPRESSIONS, Candidate, candidates, text_of_senseless
 from ddlsim.planner.crossovers import crossovers
 from ddlsim.planner.evaluate import Evaluator
 from ddlsim.planner.learned import Lesson, learning_group, lesson, trained
@@ -23,6 +24,7 @@ from ddlsim.planner.plan import Choice, Plan, choices_of
 from ddlsim.planner.preference import tie_reason
 from ddlsim.planner.reasons import reasons
 from ddlsim.planner.search import Found, Search
+from ddlsim.planner.splits import Splits
 from ddlsim.planner.target import Target
 from ddlsim.run.experiment import CompressionLike, Experiment, StrategyLike, TrainingLike
 from ddlsim.run.sensitivity import sensitivities
@@ -45,7 +47,7 @@ def recommend(
     training: TrainingLike | None = None,
     learning_model: ModelLike | None = None,
     workers: Sequence[Count] | None = None,
-    strategies: Sequence[StrategyLike] | None = None,
+    strategies: Sequence[Splits | StrategyLike] | None = None,
     compressions: Sequence[CompressionLike | None] | None = None,
     batch_sizes: Sequence[Count] | None = None,
     base: Experiment | None = None,
@@ -63,10 +65,11 @@ def recommend(
     training        what is learned, for an accuracy: the finalists are trained with real gradients
     learning_model  the (small) model that learns, if it is another one than `model`
     workers         numbers of workers to try; None: powers of two, and all of each cluster
-    strategies      to try; None: four all-reduces, a server on each machine, local SGD over 8 steps
+    strategies      to try; None: four all-reduces, a server on each machine, local SGD over 8 steps.
+                    :class:`~ddlsim.Splits` among them stands for ways to share the model out over workers
     compressions    to try (of the usual strategies not with local SGD, which costs accuracy itself); None: none, 16
                     bits, top 1 % with error feedback (none alone where strategies are given)
-    batch_sizes     per worker; None: 32, 64 and 128
+    batch_sizes     per worker, with :class:`~ddlsim.Splits` of all together; None: 32, 64 and 128
     base            an experiment with everything else: precision, jitter, compute, accumulation, seed, ...
     n_best          how many configurations to return
     stability       whether to look how stable each throughput is, by three more runs; what differs by less than that
@@ -81,7 +84,7 @@ def recommend(
     what = _lesson(target, training, learning_model, base, samples)
     template = _template(base, load_model(model), loaded[0])
     packed = _compressions(compressions, strategies)
-    options, n_left_out = candidates(template, loaded, workers, strategies, packed, batch_sizes or BATCH_SIZES)
+    options, senseless = candidates(template, loaded, workers, strategies, packed, batch_sizes or BATCH_SIZES)
     priced, notes = _priced(options, target)
     with Evaluator(jobs, progress) as evaluator:
         search = Search(target, evaluator, n_best if what is None else 1, priced, samples, stability=stability)
@@ -93,8 +96,8 @@ def recommend(
         counts = [option.workers for option in options if option.cluster is best.cluster]
         crossings, remarks = crossovers(found, best, counts, evaluator)
         rules = advice(best, target.efficiency or EFFICIENCY, evaluator)
-    gains = tuple(sensitivities(best.experiment)) if best.workers > 1 else ()
-    notes += [*more, *remarks, *_notes(choices, options, n_left_out, what), *prepare(best.experiment).left_out]
+    gains = tuple(sensitivities(best.experiment)) if best.workers > 1 and not best.sizes else ()
+    notes += [*more, *remarks, *_notes(choices, options, senseless, what), *prepare(best.experiment).left_out]
     return Plan(target, tuple(choices), tuple(found), tuple(crossings), gains, rules, tuple(notes), priced)
 
 
@@ -142,7 +145,7 @@ def _lesson(
 
 
 def _compressions(
-    given: Sequence[Compression | AnyCompressor | None] | None, strategies: Sequence[Strategy] | None
+    given: Sequence[Compression | AnyCompressor | None] | None, strategies: Sequence[Splits | Strategy] | None
 ) -> list[Compression | None]:
     if given is None:
         return list(COMPRESSIONS) if strategies is None else [None]
@@ -176,7 +179,9 @@ def _choices(
     found: list[Found], what: Lesson | None, search: Search, n_best: int
 ) -> tuple[list[Choice], list[str]]:
     if not any(one.figures is not None for one in found):
-        raise ConfigError(f"recommend: no configuration can be simulated; the first: {found[0].reason}")
+        whole = not any(hasattr(one.candidate.experiment.strategy, "micro_batch_size") for one in found)
+        hint = "; to share the model out over workers give strategies=[ddlsim.Splits()] (--split)" if whole else ""
+        raise ConfigError(f"recommend: no configuration can be simulated; the first: {found[0].reason}{hint}")
     target = search.target
     if what is not None:
         return trained(found, what, target, search.evaluator, n_best)
@@ -194,7 +199,9 @@ def _choices(
     return choices, []
 
 
-def _notes(choices: list[Choice], options: Sequence[Candidate], n_left_out: int, what: Lesson | None) -> list[str]:
+def _notes(
+    choices: list[Choice], options: Sequence[Candidate], senseless: Counter[str], what: Lesson | None
+) -> list[str]:
     notes = []
     best = choices[0]
     near = [miss.what for miss in best.misses if miss.share == 0.0 and abs(miss.value / miss.limit - 1.0) < best.spread]
@@ -205,12 +212,12 @@ def _notes(choices: list[Choice], options: Sequence[Candidate], n_left_out: int,
             "* learns otherwise than plain SGD (compressed, local steps, ...) and may need more samples; give an "
             "accuracy and a training to find out"
         )
-    batches = {option.workers * option.batch_size for option in options}
+    batches = {option.global_batch for option in options}
     if what is None and len(batches) > 1:
         notes.append(
             f"global batches from {min(batches):,} to {max(batches):,} are taken to need as many samples; large ones "
             "often need more"
         )
-    if n_left_out:
-        notes.append(f"{n_left_out} combinations make no sense: more workers than devices")
+    if senseless:
+        notes.append(f"{senseless.total()} combinations make no sense: {text_of_senseless(senseless)}")
     return notes

@@ -59,7 +59,7 @@ def learning_group(candidate: Candidate) -> Hashable:
     Those that are exact with the same global batch; otherwise the same strategy, compression, workers and batch.
     """
     if candidate.exact:
-        return candidate.workers * candidate.batch_size
+        return candidate.global_batch
     return candidate.strategy, candidate.compression, candidate.workers, candidate.batch_size
 
 

@@ -118,22 +118,28 @@ class Plan:
     def table(self) -> pd.DataFrame:
         """One row per configuration, the simulated ones first: what is varied, exact, status, throughput (samples/s),
         efficiency, time (s of the whole training), cost (USD or device-hours: of it, or of a million samples), miss
-        (worst share by which a limit is missed), shares of the time, reason."""
+        (worst share by which a limit is missed), step_time (s of an update of the global batch), mfu (share of the
+        devices' peak), memory (bytes of the fullest worker, where a split of the model was looked at), shares of the
+        time, reason."""
         import pandas as pd
 
         return pd.DataFrame([self._row(found) for found in self.found])
 
     def _row(self, found: Found) -> dict[str, object]:
         figures = found.figures
-        numbers = dict.fromkeys(("throughput", "efficiency", "time", "cost", "miss"), math.nan)
+        candidate = found.candidate
+        numbers = dict.fromkeys(("throughput", "efficiency", "time", "cost", "miss", "step_time", "mfu"), math.nan)
         if figures is not None:
             time = math.nan if figures.total_time is None else figures.total_time
             numbers = {
                 "throughput": figures.throughput, "efficiency": figures.efficiency, "time": time,
                 "cost": self.cost(figures), "miss": self.target.rank(figures)[0],
+                "step_time": candidate.global_batch / figures.throughput,
+                "mfu": math.nan if (mfu := candidate.mfu(figures.throughput)) is None else mfu,
             }  # fmt: skip
+        numbers["memory"] = math.nan if found.held is None else found.held
         shares = found.shares or dict.fromkeys(("compute", "communication", "waiting", "idle"), math.nan)
-        row: dict[str, object] = {**found.candidate.settings, "exact": found.candidate.exact, "status": found.status}
+        row: dict[str, object] = {**candidate.settings, "exact": candidate.exact, "status": found.status}
         return {**row, **numbers, **shares, "reason": found.reason}
 
     def cost(self, figures: Figures) -> float:

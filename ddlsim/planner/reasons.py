@@ -8,11 +8,14 @@ from collections.abc import Callable, Sequence
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.preference import SAME, beats_bound, preferred, spread_of
 from ddlsim.planner.search import Found
+from ddlsim.planner.splits import SIZES
 from ddlsim.planner.target import Figures, Target
 from ddlsim.readable import percent
 
-_DIMENSIONS = ("cluster", "workers", "strategy", "compression", "batch_size")
-_NAMES = {"batch_size": "batch"}
+_DIMENSIONS = (
+    "cluster", "workers", "strategy", "compression", "batch_size", *(each for each in SIZES if each != "data"),
+)  # fmt: skip
+_NAMES = {"batch_size": "batch", "micro_batch": "micro-batch"}
 
 
 def reasons(
@@ -20,7 +23,8 @@ def reasons(
 ) -> tuple[str, ...]:
     """Return where the time goes, and for each thing that is varied the best other value with its consequence.
 
-    simulate  tells the figures of a configuration that the search has left out
+    simulate  tells the figures of a configuration that the search has left out; of splits of a model what a bound
+              says of them is told
     """
     lines = []
     if best.shares is not None:
@@ -28,12 +32,23 @@ def reasons(
         lines.append("time goes to " + ", ".join(f"{name} {percent(share)}" for name, share in shares.items()))
     for dimension in _DIMENSIONS:
         near = [other for other in found if _differs_in(best, other, dimension)]
-        other = _best_of(near, target, simulate)
+        if best.candidate.sizes:  # whose simulation takes long: what a bound says is enough
+            other, figures = _best_known(near, target)
+        else:
+            other = _best_of(near, target, simulate)
+            figures = None if other is None else other.figures
         if other is not None:
             value = other.candidate.settings[dimension]
             name = _NAMES.get(dimension, dimension)
-            lines.append(f"{name} {value} instead {_consequence(best.figures, other.figures, target)}")
+            at_best = " at best" if other.figures is None else ""
+            lines.append(f"{name} {value} instead {_consequence(best.figures, figures, target)}{at_best}")
     return tuple(lines)
+
+
+def _best_known(near: Sequence[Found], target: Target) -> tuple[Found | None, Figures | None]:
+    """Return the best of some configurations and its figures, or the best that it can have."""
+    ranked = [(other, figures) for other in near if (figures := other.figures or other.bound) is not None]
+    return min(ranked, key=lambda pair: (target.rank(pair[1]), pair[0].candidate.number), default=(None, None))
 
 
 def _best_of(near: Sequence[Found], target: Target, simulate: Callable[[Candidate], Found]) -> Found | None:
@@ -52,7 +67,8 @@ def _best_of(near: Sequence[Found], target: Target, simulate: Callable[[Candidat
 
 def _differs_in(one: Found, other: Found, dimension: str) -> bool:
     a, b = one.candidate.settings, other.candidate.settings
-    return [name for name in a if a[name] != b[name]] == [dimension]
+    follow = ("sequence", "sharded") if dimension in ("tensor", "pipeline") else ()  # one rank alone has neither
+    return [name for name in _DIMENSIONS if a.get(name) != b.get(name) and name not in follow] == [dimension]
 
 
 def _consequence(best: Figures | None, other: Figures | None, target: Target) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ddlsim.errors import ConfigError
@@ -33,6 +33,7 @@ class Found:
 
     shares  of the workers' time, by name, where it was simulated
     bound   the best figures that it can have, where it was left out because of them
+    held    bytes of memory that its fullest worker needs, where that is known
     """
 
     candidate: Candidate
@@ -42,6 +43,7 @@ class Found:
     shares: dict[str, float] | None = None
     notes: tuple[str, ...] = ()
     bound: Figures | None = None
+    held: float | None = None
 
 
 def figures_of(candidate: Candidate, outcome: Outcome, *, priced: bool, samples: float | None) -> Figures:
@@ -90,34 +92,41 @@ class Search:
     samples: float | None
     group: Callable[[Candidate], Hashable] = lambda candidate: None
     stability: bool = False
+    _held: dict[int, float] = field(default_factory=dict)
 
     def run(self, candidates: Sequence[Candidate]) -> list[Found]:
         """Return what became of each candidate, the simulated ones first, best first."""
         bounds = Bounds(self.priced, self.samples)
+        self._held.clear()
         done: list[Found] = []
         rest: list[Found] = []
-        ready = sorted(item for candidate in candidates if (item := self._bounded(candidate, bounds, rest)))
+        ready = sorted(item for candidate in candidates if (item := _bounded(candidate, self.target, bounds, rest)))
         pruned: list[Found] = []
         open_ = ready
         while open_:
-            wave = {item.number for item in open_[:WAVE]}
-            for found in self.simulate([item.candidate for item in open_[:WAVE]]):
+            wave: list[_Ready] = []
+            asked: set[int] = set()
+            for item in open_:
+                asked.add(item.number)
+                if self._fits(item, rest):
+                    wave.append(item)
+                if len(wave) == WAVE:
+                    break
+            for found in self.simulate([item.candidate for item in wave]):
                 (done if found.status == SIMULATED else rest).append(found)
-            ready = [item for item in ready if item.number not in wave]
+            ready = [item for item in ready if item.number not in asked]
             open_, pruned = self._pruned(ready, done)  # of all: one less stable than thought lets some in
         return preferred(done, self.target) + sorted(rest + pruned, key=lambda found: found.candidate.number)
 
-    def _bounded(self, candidate: Candidate, bounds: Bounds, rest: list[Found]) -> _Ready | None:
-        """Return a candidate with its bound, None (and why, in `rest`) if it does not fit."""
-        try:
-            best = bounds.of(candidate)
-        except ConfigError as error:
-            rest.append(Found(candidate, OUT, str(error)))
-            return None
-        if best.warning:
-            rest.append(Found(candidate, OUT, best.warning))
-            return None
-        return _Ready(self.target.rank(best.figures), candidate.number, candidate, best)
+    def _fits(self, item: _Ready, rest: list[Found]) -> bool:
+        """Return whether a candidate fits its devices' memory; why not goes to `rest`."""
+        if item.bound.fit is None:
+            return True
+        fit = item.bound.fit()
+        self._held[item.number] = fit.held
+        if fit.warning:
+            rest.append(Found(item.candidate, OUT, fit.warning, held=fit.held))
+        return not fit.warning
 
     def simulate(self, candidates: Sequence[Candidate]) -> list[Found]:
         """Simulate candidates, whatever their bounds say."""
@@ -133,7 +142,7 @@ class Search:
         shares = {name: _number(outcome, f"{name}_share") for name in names}
         notes = outcome.record["notes"]
         assert isinstance(notes, list)
-        return Found(candidate, SIMULATED, "", figures, shares, tuple(notes))
+        return Found(candidate, SIMULATED, "", figures, shares, tuple(notes), held=self._held.get(candidate.number))
 
     def _pruned(self, ready: Sequence[_Ready], done: list[Found]) -> tuple[list[_Ready], list[Found]]:
         """Return the candidates that may still be among the best, and those that cannot: what ties may be preferred."""
@@ -157,3 +166,16 @@ class Search:
                 reason = f"{at_most}: {len(better)} others are better"
                 pruned.append(Found(item.candidate, PRUNED, reason, bound=best.figures))
         return left, pruned
+
+
+def _bounded(candidate: Candidate, target: Target, bounds: Bounds, rest: list[Found]) -> _Ready | None:
+    """Return a candidate with its bound, None (and why, in `rest`) if it does not go together."""
+    try:
+        best = bounds.of(candidate)
+    except ConfigError as error:
+        rest.append(Found(candidate, OUT, str(error)))
+        return None
+    if best.warning:
+        rest.append(Found(candidate, OUT, best.warning))
+        return None
+    return _Ready(target.rank(best.figures), candidate.number, candidate, best)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
@@ -11,14 +12,18 @@ from ddlsim.planner.plan import Choice, Plan
 from ddlsim.planner.search import OUT, PRUNED, SIMULATED
 from ddlsim.planner.target import Miss, Target
 from ddlsim.printable import shown
-from ddlsim.readable import count, percent, rate, seconds, spread
+from ddlsim.readable import count, percent, rate, seconds, size, spread
 from ddlsim.run.metrics import METRICS
 from ddlsim.ties import FLOOR
 
 #: how many sensitivities, and reasons why configurations do not fit, are shown
 N_SENSITIVITIES, N_SKIPPED = 4, 3
+#: splits of the model that are shown
+N_LAYOUTS = 8
 #: gains below this share are none
 NOTHING = 0.001
+#: reasons that differ in their numbers only are shown once
+_NUMBER = re.compile(r"\d[\d,.]*")
 WIDTH = 118
 
 
@@ -31,15 +36,17 @@ def text(plan: Plan) -> str:
         new = [reason for reason in choice.reasons if reason not in said]  # the rest is as above
         rows += [("why" if j == 0 else "", reason) for j, reason in enumerate(new)]
         said.update(new)
+    layouts = _layouts(plan)
+    rows += [("", ""), *(("splits" if i == 0 else "", line) for i, line in enumerate(layouts))] if layouts else []
     rows += [("", "")] if plan.crossovers or plan.sensitivities else []
     rows += [("crossovers" if i == 0 else "", str(crossing)) for i, crossing in enumerate(plan.crossovers)]
     rows += [("sensitivity" if i == 0 else "", line) for i, line in enumerate(_sensitivities(plan))]
-    rows += [("", "")]
+    rows += [("", "")] if plan.guidelines else []
     for guideline in plan.guidelines:
         rows += [("rule", f"{guideline.name} ({guideline.source}): {guideline.says}")]
         rows += [("", f"simulated: {guideline.simulated}")]
     rows += [("", ""), *_skipped(plan), *(("note", note) for note in plan.notes)]
-    return shown("\n".join(line for row in rows for line in _lines(*row)))
+    return shown("\n".join(line for label, content in rows for line in _lines(label, content, content in layouts)))
 
 
 def _sensitivities(plan: Plan) -> list[str]:
@@ -53,9 +60,34 @@ def _sensitivities(plan: Plan) -> list[str]:
     return shown
 
 
-def _lines(label: str, content: str) -> list[str]:
+def _layouts(plan: Plan) -> list[str]:
+    """Return a table of the fastest splits of the model."""
+    found = [one for one in plan.found if one.figures is not None and one.candidate.sizes][:N_LAYOUTS]
+    if not found:
+        return []
+    rows: list[tuple[str, ...]] = [
+        ("tensor", "pipeline", "data", "micro-batch", "order", "recompute", "s/step", "MFU", "memory", "bubble")
+    ]
+    for one in found:
+        assert one.figures is not None
+        sizes, candidate = one.candidate.sizes, one.candidate
+        chunks = f" x {sizes['interleave']}" if sizes["interleave"] != 1 else ""
+        mfu, waits = candidate.mfu(one.figures.throughput), (one.shares or {}).get("waiting")
+        rows.append((
+            *(str(sizes[name]) for name in ("tensor", "pipeline", "data", "micro_batch")), f"{sizes['order']}{chunks}",
+            str(sizes["recompute"]), f"{candidate.global_batch / one.figures.throughput:.4g}",
+            "" if mfu is None else percent(mfu), "" if one.held is None else size(one.held),
+            "" if waits is None else percent(waits),
+        ))  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+def _lines(label: str, content: str, as_it_is: bool = False) -> list[str]:
     if not content:
         return [""]
+    if as_it_is:
+        return [f"{label:<13} {content}"]
     lines = textwrap.wrap(
         content.replace(" %", "\0%"), WIDTH, initial_indent=f"{label:<13} ", subsequent_indent=" " * 14,
         break_on_hyphens=False,
@@ -141,8 +173,13 @@ def _figures(plan: Plan, choice: Choice) -> str:
 
 def _skipped(plan: Plan) -> Iterator[tuple[str, str]]:
     """The commonest reasons why configurations do not fit."""
-    counts = Counter(found.reason for found in plan.found if found.status == OUT)
-    for i, (reason, n) in enumerate(counts.most_common(N_SKIPPED)):
-        yield ("do not fit" if i == 0 else "", f"{n} x {reason}")
-    if len(counts) > N_SKIPPED:
-        yield "", f"{sum(counts.values()) - sum(n for _, n in counts.most_common(N_SKIPPED))} more: see plan.table"
+    alike: dict[str, list[str]] = {}
+    for found in plan.found:
+        if found.status == OUT:
+            alike.setdefault(_NUMBER.sub("#", found.reason), []).append(found.reason)
+    by_count = sorted(alike.values(), key=lambda reasons: -len(reasons))
+    for i, reasons in enumerate(by_count[:N_SKIPPED]):
+        such_as = "such as: " if len(set(reasons)) > 1 else ""
+        yield ("do not fit" if i == 0 else "", f"{len(reasons)} x {such_as}{reasons[0]}")
+    if len(by_count) > N_SKIPPED:
+        yield "", f"{sum(map(len, by_count[N_SKIPPED:]))} more: see plan.table"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -72,7 +73,19 @@ class Prepared:
     regimes: Regimes | None = None
 
 
-def prepare(experiment: Experiment) -> Prepared:
+class Placed(NamedTuple):
+    """An experiment with the node, the workload with the whole model and the device of each worker, and notes."""
+
+    experiment: Experiment
+    cluster: Cluster
+    model: Model
+    time_model: Model
+    nodes: list[int]
+    workloads: list[tuple[Workload, Device]]
+    notes: tuple[str, ...]
+
+
+def place(experiment: Experiment) -> Placed:
     """Load the cluster and the model, place the workers and work out their compute times.
 
     Raises ConfigError with the field and the remedy if the parts do not fit.
@@ -89,6 +102,16 @@ def prepare(experiment: Experiment) -> Prepared:
         if max(slow.ranks) >= n_workers:
             raise ConfigError(f"slow_downs: rank {max(slow.ranks)} of {slow} is not among the {n_workers} workers")
     workloads = _workloads(experiment, cluster, time_model, nodes)
+    return Placed(experiment, cluster, model, time_model, nodes, workloads, notes)
+
+
+def prepare(experiment: Experiment) -> Prepared:
+    """Place the workers, and work out what each of them does under the strategy and learns.
+
+    Raises ConfigError with the field and the remedy if the parts do not fit.
+    """
+    experiment, cluster, model, time_model, nodes, workloads, notes = place(experiment)
+    n_workers = len(nodes)
     stages = stages_of(experiment.strategy, [workload for workload, _ in workloads])
     phased = experiment.training is not None and bool(experiment.training.phases)
     texts = [] if phased else _memory_warnings(experiment, workloads, stages)

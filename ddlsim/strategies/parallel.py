@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -15,9 +15,11 @@ from ddlsim.cluster import Cluster
 from ddlsim.collectives import build
 from ddlsim.errors import ConfigError, shown
 from ddlsim.network import schedule_time
-from ddlsim.plan import Chunk, Mesh, Plan, balanced, between_blocks, chunks_at, mesh_of, pipeline
+from ddlsim.plan import Chunk, Mesh, Plan, between_blocks, chunks_at, mesh_of, pipeline
 from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
+from ddlsim.plan.chunks import balanced_cuts
 from ddlsim.plan.live import LIVE, N_STEPS
+from ddlsim.plan.pipeline_least import Travel, costs_of, least_seconds, rank_holds, representative_order
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS, PassOrder, pass_order
 from ddlsim.plan.schedules import Schedules
 from ddlsim.plan.tensor_groups import Seconds, as_one_rank, with_exchanges, with_shared_interfaces
@@ -32,12 +34,13 @@ from ddlsim.workload.buckets import Bucket, ddp_buckets, one_bucket, per_layer
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, Memory, memory_of
 from ddlsim.workload.roles import blocks
-from ddlsim.workload.stage import Stage
+from ddlsim.workload.stage import Outlook, Stage
 from ddlsim.workload.tensor_parallel import Shard, tensor_parallel
 
 BUCKETS: dict[str, Callable[[Workload], Sequence[Bucket]]] = {
     "none": one_bucket, "layer": per_layer, "ddp": ddp_buckets,
 }  # fmt: skip
+
 
 
 def _known_order(order: object, where: str) -> object:
@@ -200,10 +203,14 @@ class Parallel:
         return _stage(work, holding, 1 + self._delays[place])
 
     def _chunks(self, workload: Workload) -> tuple[Chunk, ...]:
-        chunks = max(self._chunks_per_stage, self.interleave)
         if self.cut == "layers":
-            return _equal_layers(workload, self.pipeline * chunks)
-        return _cut(workload, self.pipeline, chunks)
+            return _equal_layers(workload, self.pipeline * self._per_stage)
+        return _cut(workload, self.pipeline, self._per_stage)
+
+    @property
+    def _per_stage(self) -> int:
+        """Chunks of a stage."""
+        return max(self._chunks_per_stage, self.interleave)
 
     @property
     def _again(self) -> str:
@@ -267,7 +274,7 @@ class Parallel:
         shard = self._shard(workload)
         if self.tensor == 1 and self._again == "none":
             return chunks_at(workload, cuts)
-        chunks = chunks_at(with_exchanges(shard.workload, shard.collectives, seconds), cuts)
+        chunks = chunks_at(_exchanging(shard, seconds), cuts)
         holding = _holding(workload, 1, self.tensor, self.sequence, self._again)
         return as_one_rank(chunks, self.tensor, lambda chunk: _memory(chunk.workload, holding).activations,
                            gather=None if self.sequence else seconds)  # fmt: skip
@@ -277,7 +284,13 @@ class Parallel:
         workers, whole = setting.workers, setting.whole
         mesh, micro_batches = self.mesh(len(workers)), workers[0].accumulation
         members = self._members(mesh)
-        seconds = self._seconds(setting, members)
+        seconds = self._exchange_seconds(setting.cluster, setting.nodes, members)
+        if self.tensor > 1:
+            setting.notes.append(
+                f"tensor groups of {self.tensor} workers are simulated as one: their own collectives, as on idle "
+                "machines, count as compute; to other stages and replicas the first member sends, as much more as all "
+                "of them share its links"
+            )
 
         @functools.cache
         def make(steps: int) -> Plan:
@@ -307,6 +320,41 @@ class Parallel:
             met=weights.at if asynchronous else None, owner="Parallel",
         )  # fmt: skip
 
+    def outlook(
+        self, workloads: Sequence[Workload], micro_batches: int, steps: int, cluster: Cluster, nodes: Sequence[int],
+        *, whole: bool,
+    ) -> Outlook | None:
+        """Return what can be said of `steps` steps without their plan; None where workers differ, or the order is one
+        whose steps are not apart.
+
+        whole  gradients travel as they are, not compressed
+
+        Raises ConfigError for sizes and an order that do not go with workers and micro-batches.
+        """
+        if not isinstance(self.order, str) or self._asynchronous or len({id(workload) for workload in workloads}) > 1:
+            return None
+        mesh, work, again = self.mesh(len(workloads)), workloads[0], self.recompute == "stage"
+        members = self._members(mesh)
+        shard = self._shard(work)
+        if self.cut == "layers":
+            cuts = tuple(chunk.first for chunk in self._chunks(shard.workload)[1:])
+        else:
+            cuts = _cuts(shard.workload, self.pipeline, self._per_stage)
+        order = representative_order(str(self.order), self.pipeline, micro_batches, len(cuts) + 1)
+        seconds = self._exchange_seconds(cluster, nodes, members)
+        travel = Travel(cluster, np.array(nodes)[[own[0] for own in members]]) if whole else None
+        least = least_seconds(
+            costs_of(_exchanging(shard, seconds), cuts, self.tensor, None if self.sequence else seconds), order,
+            Mesh(mesh.data, mesh.pipeline), micro_batches, steps, recompute=again, sharded=self.sharded, travel=travel,
+        )  # fmt: skip
+
+        def holds() -> Iterator[tuple[Stage, float]]:
+            held = rank_holds(self._split(work, cuts, seconds), order, recompute=again)
+            for place, nbytes in enumerate(held.tolist()):
+                yield self.stage(work, int(mesh.ranks[0, place, 0]), len(workloads)), nbytes
+
+        return Outlook(least, holds)
+
     def plan_nodes(self, cluster: Cluster, nodes: Sequence[int]) -> list[int]:
         """Return where the ranks of the plan are: on the first workers of their tensor groups."""
         return [nodes[rank] for rank in self.plan_workers(len(nodes))]
@@ -315,14 +363,15 @@ class Parallel:
         """Return the first of the workers that each rank of the plan stands for."""
         return [own[0] for own in self._members(self.mesh(n_workers))]
 
-    def _seconds(self, setting: Setting, members: Sequence[Sequence[int]]) -> Seconds:
+    def _exchange_seconds(self, cluster: Cluster, places: Sequence[int], members: Sequence[Sequence[int]]) -> Seconds:
         """Return what collectives inside a tensor group take on the idle machines of the first group.
 
         Inside a machine they are rings; across machines the faster one of a ring and a hierarchical all-reduce, as a
         library's tuner would choose. Raises ConfigError for groups that cross machines and share them with others.
         """
-        cluster, nodes = setting.cluster, np.array(setting.nodes)
-        machine = setting.hosts(setting.nodes)
+        nodes = np.array(places)
+        machine = cluster.host_of[nodes]
+        machine = np.where(machine >= 0, machine, len(cluster.host_names) + nodes)
         hosts = machine[np.array(members)]
         crosses = bool((hosts != hosts[:, :1]).any())
         if crosses and any(len(np.unique(np.nonzero(hosts == each)[0])) > 1 for each in np.unique(hosts)):
@@ -332,26 +381,7 @@ class Parallel:
                 f"the smallest of which has {most} of the workers; use a number that divides those of every machine, "
                 "or is a multiple of them"
             )
-        if self.tensor > 1:
-            setting.notes.append(
-                f"tensor groups of {self.tensor} workers are simulated as one: their own collectives, as on "
-                f"{'idle machines' if crosses else 'the idle machine'}, count as compute; to other stages and replicas "
-                "the first member sends, as much more as all of them share its links"
-            )
-        places = nodes[list(members[0])]
-        order = cluster.locality_order(places)
-        places, near = places[order], hosts[0][order].tolist()
-
-        @functools.cache
-        def seconds(kind: str, nbytes: float) -> float:
-            if self.tensor == 1:
-                return 0.0
-            schedules = [build("ring", self.tensor, nbytes, None, kind)]
-            if crosses and kind == "all_reduce":
-                schedules.append(build("hierarchical", self.tensor, nbytes, near))
-            return min(schedule_time(cluster, each, places.tolist(), nbytes) for each in schedules)
-
-        return seconds
+        return _group_seconds(cluster, tuple(nodes[list(members[0])].tolist()), tuple(hosts[0].tolist()))
 
 
 @functools.lru_cache(maxsize=4)
@@ -380,6 +410,30 @@ def _stage(work: Workload, holding: Holding, versions: int) -> Stage:
 
 
 @functools.lru_cache(maxsize=16)
+def _group_seconds(cluster: Cluster, nodes: tuple[int, ...], hosts: tuple[int, ...]) -> Seconds:
+    """Return what collectives among some nodes, on these machines, take on an idle cluster."""
+    order = cluster.locality_order(np.array(nodes))
+    places, near = np.array(nodes)[order].tolist(), np.array(hosts)[order].tolist()
+
+    @functools.cache
+    def seconds(kind: str, nbytes: float) -> float:
+        if len(places) == 1:
+            return 0.0
+        schedules = [build("ring", len(places), nbytes, None, kind)]
+        if len(set(hosts)) > 1 and kind == "all_reduce":
+            schedules.append(build("hierarchical", len(places), nbytes, near))
+        return min(schedule_time(cluster, each, places, nbytes) for each in schedules)
+
+    return seconds
+
+
+@functools.lru_cache(maxsize=64)
+def _exchanging(shard: Shard, seconds: Seconds) -> Workload:
+    """Return what a rank of a tensor group computes, and waits for."""
+    return with_exchanges(shard.workload, shard.collectives, seconds)
+
+
+@functools.lru_cache(maxsize=64)
 def _shard(workload: Workload, tensor: int, sequence: bool, recompute: str) -> Shard:
     return tensor_parallel(workload, tensor, sequence=sequence, recompute=recompute)
 
@@ -412,9 +466,18 @@ def _equal_layers(workload: Workload, chunks: int) -> tuple[Chunk, ...]:
 
 @functools.lru_cache(maxsize=16)
 def _cut(workload: Workload, stages: int, chunks: int) -> tuple[Chunk, ...]:
-    """Return balanced chunks, cut between blocks if there are enough of them."""
-    places = between_blocks(workload.model)
-    return balanced(workload, stages, chunks, at=places if len(places) >= stages * chunks - 1 else None)
+    return chunks_at(workload, _cuts(workload, stages, chunks))
+
+
+def _cuts(workload: Workload, stages: int, chunks: int) -> tuple[int, ...]:
+    """Return where a model is cut into balanced chunks: between blocks if there are enough of them."""
+    places = _between_blocks(workload)
+    return balanced_cuts(workload, stages, chunks, places if len(places) >= stages * chunks - 1 else None)
+
+
+@functools.lru_cache(maxsize=64)
+def _between_blocks(workload: Workload) -> tuple[int, ...]:
+    return tuple(between_blocks(workload.model))
 
 
 @functools.lru_cache(maxsize=256)

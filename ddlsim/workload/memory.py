@@ -172,6 +172,19 @@ def activation_nbytes(model: Model, precision: str) -> float:
     return kept_nbytes(model.layers, precision)[0]
 
 
+def held_nbytes(stage: Stage, n_workers: int = 1, activations: float | None = None) -> tuple[float, float]:
+    """Return the bytes that one of `n_workers` holds of parameters, gradients, optimizer and buffers, and of
+    activations, which a plan may know better."""
+    workload, one = stage.workload, stage.memory
+    if one is None:
+        holding = Holding(workload.rule or "momentum", flash=workload.flash)
+        one = memory_of(
+            workload.model, workload.batch_size, workload.precision, holding, batches=stage.batches, n_workers=n_workers
+        )
+    fixed = one.weights + one.gradients + stage.state * one.optimizer + one.buffers
+    return fixed, one.activations if activations is None else activations
+
+
 def check_memory(stage: Stage, device: Device, n_workers: int = 1, activations: float | None = None) -> str | None:
     """Return None if what one of `n_workers` holds fits `device`'s memory, else a line with the numbers and the
     largest batch.
@@ -180,12 +193,7 @@ def check_memory(stage: Stage, device: Device, n_workers: int = 1, activations: 
     """
     workload = stage.workload
     model, precision = workload.model, workload.precision
-    one = stage.memory
-    if one is None:
-        holding = Holding(workload.rule or "momentum", flash=workload.flash)
-        one = memory_of(model, workload.batch_size, precision, holding, batches=stage.batches, n_workers=n_workers)
-    varying = one.activations if activations is None else activations
-    fixed = one.weights + one.gradients + stage.state * one.optimizer + one.buffers
+    fixed, varying = held_nbytes(stage, n_workers, activations)
     needed = fixed + varying
     if needed <= device.memory_nbytes:
         return None

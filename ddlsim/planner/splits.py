@@ -1,0 +1,144 @@
+"""`Splits`: the ways to share a model out over workers that a search tries."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+
+from ddlsim.arguments import Count, checked, one_of
+from ddlsim.cluster import Cluster
+from ddlsim.errors import ConfigError
+from ddlsim.plan import between_blocks
+from ddlsim.plan.pipeline_orders import ORDERS
+from ddlsim.runtime.fabric import AllReduceAlgorithm
+from ddlsim.strategies import Parallel
+from ddlsim.workload.model import Model
+from ddlsim.workload.roles import blocks, check_split
+
+#: what is varied, beside what candidates without a split have
+SIZES = ("tensor", "pipeline", "data", "micro_batch", "interleave", "order", "recompute", "sequence", "sharded")
+#: chunks per stage that are tried at most where nobody says how many
+MOST_CHUNKS = 4
+#: why combinations make no sense
+PRODUCT = "tensor x pipeline x data is not the number of workers"
+GLOBAL_BATCH = "the batch is no multiple of data x micro_batch"
+
+
+@checked
+@dataclass(frozen=True)
+class Splits:
+    """What to try of the sizes of :class:`~ddlsim.Parallel`; all combinations that go with workers and batch are.
+
+    The batch sizes of the search are global ones, of an update, as for ``Parallel``.
+
+    tensor       None: all that divide the workers of each machine and the model's heads
+    pipeline     None: all that divide the workers that are left, up to the model's blocks
+    data         None: as many as are left
+    micro_batch  samples that a worker computes at once
+    order        of passes; interleaving goes with "1f1b"
+    interleave   chunks per stage; None: up to 4 of those that share transformer layers out evenly
+    recompute    None: "none", "selective" and "full" where the model has attention, otherwise "none" and "stage"
+    sequence     sequence parallelism beside tensor parallelism
+    sharded      whether replicas update shares (ZeRO stage 1)
+    algorithm    how replicas sum
+    """
+
+    tensor: Sequence[Count] | None = None
+    pipeline: Sequence[Count] | None = None
+    data: Sequence[Count] | None = None
+    micro_batch: Sequence[Count] = (1, 2, 4)
+    order: Sequence[Annotated[str, one_of(*ORDERS)]] = ("1f1b",)
+    interleave: Sequence[Count] | None = None
+    recompute: Sequence[Literal["none", "selective", "full", "stage"]] | None = None
+    sequence: Sequence[bool] = (True,)
+    sharded: Sequence[bool] = (True,)
+    algorithm: AllReduceAlgorithm = "ring"
+
+    def __post_init__(self) -> None:
+        for name in SIZES:
+            if getattr(self, name) is not None and not len(getattr(self, name)):
+                raise ConfigError(f"Splits: {name} is empty; give at least one value to try")
+
+    def strategies(
+        self, cluster: Cluster, model: Model, n_workers: int, batch_size: int, senseless: Counter[str]
+    ) -> Iterator[Parallel]:
+        """Yield each way once; ``senseless`` counts combinations that do not go together, by reason."""
+        done: set[Parallel] = set()
+        for tensor in self.tensor or _widths(cluster, model, n_workers):
+            left = n_workers // tensor
+            for pipeline in self.pipeline or [p for p in _divisors(left) if p <= _most_stages(model)]:
+                data = left // pipeline
+                if data * pipeline * tensor != n_workers or (self.data is not None and data not in self.data):
+                    senseless[PRODUCT] += 1
+                    continue
+                for one in self._of_mesh(model, tensor, pipeline, data, batch_size, senseless):
+                    if one not in done:
+                        done.add(one)
+                        yield one
+
+    def _of_mesh(
+        self, model: Model, tensor: int, pipeline: int, data: int, batch_size: int, senseless: Counter[str]
+    ) -> Iterator[Parallel]:
+        attention = any(layer.heads for layer in model.layers)
+        recompute = self.recompute or (("none", "selective", "full") if attention else ("none", "stage"))
+        for micro_batch in self.micro_batch:
+            if batch_size % (data * micro_batch):
+                senseless[GLOBAL_BATCH] += 1
+                continue
+            turns = batch_size // (data * micro_batch)
+            chunks = self.interleave or _even_chunks(model, pipeline, turns)
+            for order, interleave, again, sequence, sharded in itertools.product(
+                self.order, chunks, recompute, self.sequence, self.sharded
+            ):
+                several = pipeline > 1 and order == "1f1b"
+                try:
+                    yield Parallel(
+                        tensor=tensor, pipeline=pipeline, micro_batch=micro_batch, order=order,
+                        interleave=interleave if several else 1, sequence=sequence and tensor > 1, recompute=again,
+                        sharded=sharded and data > 1, algorithm=self.algorithm,
+                    )  # fmt: skip
+                except ConfigError as error:
+                    senseless[str(error)] += 1
+
+
+def sizes_of(strategy: Parallel, n_workers: int) -> dict[str, object]:
+    """Return the sizes of a split by name."""
+    return {name: getattr(strategy, name) for name in SIZES} | {"data": strategy.mesh(n_workers).data}
+
+
+def _divisors(n: int) -> list[int]:
+    return [i for i in range(1, n + 1) if n % i == 0]
+
+
+def _widths(cluster: Cluster, model: Model, n_workers: int) -> list[int]:
+    """Return how many neighbours in a machine can share the layers of a model."""
+    workers = cluster.workers[:n_workers]
+    hosts = cluster.host_of[workers]
+    inside = np.unique(np.where(hosts >= 0, hosts, len(cluster.host_names) + workers), return_counts=True)[1]
+    return [t for t in _divisors(int(np.gcd.reduce(inside))) if t == 1 or _divides(model, t)]
+
+
+def _divides(model: Model, tensor: int) -> bool:
+    if not any(layer.heads for layer in model.layers):
+        return False
+    try:
+        check_split(model, tensor)
+    except ConfigError:
+        return False
+    return True
+
+
+def _most_stages(model: Model) -> int:
+    return max(len(blocks(model.layers)), 0) or len(between_blocks(model)) + 1
+
+
+def _even_chunks(model: Model, pipeline: int, micro_batches: int) -> list[int]:
+    """Return numbers of chunks per stage that share the transformer layers out evenly; 1 also where they do not."""
+    layers = len(blocks(model.layers))
+    several = pipeline > 1 and micro_batches % pipeline == 0
+    return [1, *(v for v in range(2, MOST_CHUNKS + 1) if several and layers and layers % (pipeline * v) == 0)]

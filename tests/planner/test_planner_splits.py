@@ -1,0 +1,182 @@
+"""Ways to share a model out: what is tried, bounds that no simulation beats, and the search against trying all."""
+
+import itertools
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import ddlsim
+from ddlsim import ConfigError, Experiment, Parallel, Splits, recommend
+from ddlsim.cli import app
+from ddlsim.cluster import load_cluster, star
+from ddlsim.plan import ORDERS, Mesh, balanced, pipeline
+from ddlsim.plan.pipeline_least import Costs, least_seconds, rank_holds, representative_order
+from ddlsim.plan.pipeline_orders import pass_order
+from ddlsim.planner.bounds import Bounds
+from ddlsim.planner.candidates import candidates
+from ddlsim.workload.compute import make_workload
+from ddlsim.workload.devices import load_device
+from ddlsim.workload.model import load_model
+
+CLUSTER = "dgx1-v100-16"
+
+
+def options(strategies, workers=16, batch=32, cluster=CLUSTER, model="bert-base", **changes):
+    loaded = load_cluster(cluster)
+    base = Experiment(loaded, model, **changes)
+    return candidates(base, [loaded], [workers], strategies, [None], [batch])
+
+
+SOME = [
+    Parallel(pipeline=4, micro_batch=2),
+    Parallel(pipeline=2, interleave=3, sharded=True),
+    Parallel(pipeline=8, order="gpipe", recompute="stage"),
+    Parallel(pipeline=4, order="zb-1p"),
+    Parallel(pipeline=4, order="zb-v", overlap="none"),
+    Parallel(tensor=4, pipeline=2, sequence=True, sharded=True, recompute="full"),
+    Parallel(tensor=2, pipeline=4, interleave=3, recompute="selective", overlap="layer"),
+    Parallel(tensor=4),
+    Parallel(sharded=True, micro_batch=2),
+]
+
+
+@pytest.mark.parametrize("bandwidth", [None, "0.2 Gbit/s"])
+def test_no_simulation_beats_its_bound(bandwidth):
+    cluster = CLUSTER if bandwidth is None else f"{CLUSTER}+bandwidth={bandwidth}"
+    found, _ = options(SOME, cluster=cluster)
+    bounds = Bounds()
+    ratios = []
+    for each in found:
+        bound = bounds.of(each)
+        assert bound.limit == "the pipeline's longest chain"
+        result = ddlsim.simulate(each.experiment)
+        ratios.append(result.throughput / bound.figures.throughput)
+        assert result.throughput <= bound.figures.throughput
+        assert result.efficiency <= bound.figures.efficiency
+    if bandwidth is None:  # and it is no empty one
+        assert np.mean(ratios) > 0.8
+        assert max(ratios) > 0.95
+
+
+def test_what_is_held_is_what_the_plan_holds():
+    workload = make_workload(load_model("bert-base"), load_device("v100"), 2)
+    chunks_of = {n: balanced(workload, n) for n in (2, 4, 8)}
+    for order, ranks, n_chunks, micro_batches in [
+        *((name, 4, 4 * per_rank, m) for (name, (per_rank, _)), m in itertools.product(ORDERS.items(), (8, 20))
+          if 4 * per_rank in chunks_of),
+        ("1f1b", 2, 8, 18), ("1f1b", 4, 8, 40),
+    ]:  # fmt: skip
+        chunks = chunks_of[n_chunks]
+        for again in (False, True):
+            if again and any(each.kind == "W" for each in itertools.chain(*pass_order(order, ranks, 8, n_chunks))):
+                continue
+            table = representative_order(order, ranks, micro_batches, n_chunks)
+            held = rank_holds(chunks, table, recompute=again)
+            plan = pipeline(chunks, Mesh(1, ranks), micro_batches, order, recompute=again)
+            assert held == pytest.approx(plan.peak_memory(), rel=1e-12)
+
+
+def test_what_does_not_fit_is_told_as_a_run_tells_it():
+    found, _ = options([Parallel(pipeline=2, micro_batch=16)], batch=2048, model="bert-large")
+    later = Bounds().of(found[0]).fit
+    assert later is not None
+    fit = later()
+    assert fit.warning
+    assert fit.warning in ddlsim.simulate(found[0].experiment).warnings
+    assert f"{fit.held / 1e9:.1f} GB but v100" in fit.warning
+
+
+def test_the_search_finds_what_trying_all_finds():
+    splits = Splits(micro_batch=(1, 2), recompute=("none", "full"), sharded=(False, True))
+    plan = recommend(CLUSTER, "bert-base", strategies=[splits], workers=[16], batch_sizes=[64], jobs=1)
+    status = plan.table["status"].value_counts()
+    assert status["pruned"] > status["simulated"]
+    found, _ = options([splits], batch=64)
+    bounds = Bounds()
+    least = plan.best.throughput * (1.0 - 0.0005)
+    best = [ddlsim.simulate(each.experiment).throughput
+            for each in found if bounds.of(each).figures.throughput > least]  # fmt: skip
+    assert plan.best.throughput >= max(best) * (1.0 - 0.0005)
+    row = plan.table.iloc[0]
+    assert row["step_time"] == pytest.approx(64 / row["throughput"])
+    model = load_model("bert-base")
+    peak = 16 * load_device("v100").peak_flops["fp32"]
+    assert row["mfu"] == pytest.approx(3 * model.flops * row["throughput"] / peak)
+    assert 1e9 < row["memory"] < 32e9
+    text = str(plan)
+    assert "micro-batch 2 instead takes" in text
+    assert "tensor  pipeline  data" in text
+    assert plan.to_dict()["choices"][0]["tensor"] == row["tensor"]
+
+
+def test_what_is_tried():
+    found, senseless = options([Splits()], batch=48)
+    sizes = [each.sizes for each in found]
+    assert {each["tensor"] for each in sizes} == {1, 2, 4}  # 12 heads, 8 devices in a machine
+    assert {each["pipeline"] for each in sizes} == {1, 2, 4, 8}  # 12 layers
+    assert all(each["tensor"] * each["pipeline"] * each["data"] == 16 for each in sizes)
+    assert {each["interleave"] for each in sizes if each["pipeline"] == 4} == {1, 3}
+    assert {each["sequence"] for each in sizes if each["tensor"] == 1} == {False}
+    assert len({tuple(each.items()) for each in sizes}) == len(sizes)
+    assert set(senseless) == {"the batch is no multiple of data x micro_batch"}
+
+
+def test_what_does_not_go_together_is_counted():
+    found, senseless = options([Splits(tensor=(2, 3), pipeline=(2, 4), data=(4,), micro_batch=(1, 5))], batch=32)
+    assert {each.sizes["tensor"] for each in found} == {2}
+    assert senseless["tensor x pipeline x data is not the number of workers"] == 3
+    assert senseless["the batch is no multiple of data x micro_batch"] == 1
+    split = Splits(order=("zb-1p",), recompute=("full",), tensor=(1,))
+    with pytest.raises(ConfigError, match=r"fits together: .* x Parallel: order: gradients of weights"):
+        options([split])
+
+
+@pytest.mark.parametrize(("name", "value", "text"), [
+    ("tensor", (), "Splits: tensor is empty"), ("tensor", (0,), "tensor"), ("recompute", ("some",), "recompute"),
+    ("order", ("1f1",), "1f1b"),
+])  # fmt: skip
+def test_bad_splits_are_refused(name, value, text):
+    with pytest.raises(ConfigError, match=text):
+        Splits(**{name: value})
+
+
+def test_a_model_that_fits_nowhere_points_to_splits():
+    with pytest.raises(ConfigError, match=r"no configuration can be simulated.*strategies=\[ddlsim.Splits\(\)\]"):
+        recommend(CLUSTER, "gpt3-6.7b", workers=[2], batch_sizes=[64], jobs=1)
+
+
+def test_on_the_command_line(tmp_path):
+    table = tmp_path / "plan.csv"
+    done = CliRunner().invoke(app, [
+        "recommend", CLUSTER, "-m", "bert-base", "-n", "16", "-b", "32", "--tensor", "1,2", "--pipeline", "4",
+        "--micro-batch", "2", "--interleave", "1,3", "--recompute", "none,full", "--precision", "fp16", "-j", "1",
+        "--optimizer", "adam", "--csv", str(table),
+    ])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "MFU" in done.output
+    lines = table.read_text().splitlines()
+    assert len(lines) == 1 + 8
+    assert "micro_batch" in lines[0]
+
+
+def test_least_of_one_stage_by_hand():
+    """Two replicas on a slow link, nothing overlaps but the last pass: 2 (d - 1) / d of the bytes after it."""
+    cluster = star(2, bandwidth=1e8, latency=0.0)
+    found, _ = options([Parallel(overlap="none")], workers=2, batch=4, cluster=cluster, model="lenet5", device="v100")
+    bound, result = Bounds().of(found[0]), ddlsim.simulate(found[0].experiment)
+    work = result.workloads[0]
+    seconds = 2 * (work.forward_time + work.backward_time) + work.optimizer
+    exposed = work.gradient_nbytes / 1e8 - work.backward_time
+    assert 4 / bound.figures.throughput == pytest.approx(seconds + exposed, rel=1e-6)
+    assert np.isclose(result.step_time, seconds + work.gradient_nbytes / 1e8, rtol=1e-3)
+
+
+def test_two_stages_by_hand():
+    """docs/planning.md: 9 ms a step from the first stage's end, and 8 ms where the second one ended the step before."""
+    stages = np.full(2, 1e-3), np.full(2, 2e-3)
+    costs = Costs(*stages, np.zeros(2), np.zeros(2), np.zeros(2))
+    order = representative_order("1f1b", 2, 2, 2)
+    assert least_seconds(costs, order, Mesh(1, 2), 2, 1) == pytest.approx(8e-3)
+    assert least_seconds(costs, order, Mesh(1, 2), 2, 2) == pytest.approx(17e-3)
+    assert least_seconds(costs, order, Mesh(1, 2), 2, 2, recompute=True) == pytest.approx(23e-3)
