@@ -11,6 +11,8 @@ import numpy as np
 
 from ddlsim.arguments import Count
 from ddlsim.cluster import Cluster
+from ddlsim.collectives import build
+from ddlsim.network import schedule_time
 from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.plan import RECEIVE, SEND, Floats, Ints, Plan
 from ddlsim.workload.compute import Workload
@@ -117,3 +119,21 @@ def _times(cluster: Cluster, source: Ints, target: Ints) -> Floats:
     np.minimum.at(alone, pair, capacity)
     with np.errstate(invalid="ignore"):
         return np.where(slowest > 0.0, slowest * alone, 1.0)
+
+
+@functools.lru_cache(maxsize=16)
+def group_seconds(cluster: Cluster, nodes: tuple[int, ...], hosts: tuple[int, ...]) -> Seconds:
+    """Return what collectives among some nodes, on these machines, take on an idle cluster."""
+    order = cluster.locality_order(np.array(nodes))
+    places, near = np.array(nodes)[order].tolist(), np.array(hosts)[order].tolist()
+
+    @functools.cache
+    def seconds(kind: str, nbytes: float) -> float:
+        if len(places) == 1:
+            return 0.0
+        schedules = [build("ring", len(places), nbytes, None, kind)]
+        if len(set(hosts)) > 1 and kind == "all_reduce":
+            schedules.append(build("hierarchical", len(places), nbytes, near))
+        return min(schedule_time(cluster, each, places, nbytes) for each in schedules)
+
+    return seconds

@@ -12,9 +12,7 @@ import numpy as np
 
 from ddlsim.arguments import Count, by, checked
 from ddlsim.cluster import Cluster
-from ddlsim.collectives import build
 from ddlsim.errors import ConfigError, shown
-from ddlsim.network import schedule_time
 from ddlsim.plan import Chunk, Mesh, Plan, between_blocks, chunks_at, mesh_of, pipeline
 from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
 from ddlsim.plan.chunks import balanced_cuts
@@ -22,7 +20,7 @@ from ddlsim.plan.live import LIVE, N_STEPS
 from ddlsim.plan.pipeline_least import Travel, costs_of, least_seconds, rank_holds, representative_order
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS, PassOrder, pass_order
 from ddlsim.plan.schedules import Schedules
-from ddlsim.plan.tensor_groups import Seconds, as_one_rank, with_exchanges, with_shared_interfaces
+from ddlsim.plan.tensor_groups import Seconds, as_one_rank, group_seconds, with_exchanges, with_shared_interfaces
 from ddlsim.runtime.carrier import OfGroups
 from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.fabric import AllReduceAlgorithm, Cost, Fabric, RankOrder, cost_said, name_of
@@ -381,7 +379,7 @@ class Parallel:
                 f"the smallest of which has {most} of the workers; use a number that divides those of every machine, "
                 "or is a multiple of them"
             )
-        return _group_seconds(cluster, tuple(nodes[list(members[0])].tolist()), tuple(hosts[0].tolist()))
+        return group_seconds(cluster, tuple(nodes[list(members[0])].tolist()), tuple(hosts[0].tolist()))
 
 
 @functools.lru_cache(maxsize=4)
@@ -407,24 +405,6 @@ def _stage(work: Workload, holding: Holding, versions: int) -> Stage:
     """Return what a worker has that keeps so many versions of its weights."""
     memory = _memory(work, holding)
     return Stage(work, memory=dataclasses.replace(memory, weights=versions * memory.weights))
-
-
-@functools.lru_cache(maxsize=16)
-def _group_seconds(cluster: Cluster, nodes: tuple[int, ...], hosts: tuple[int, ...]) -> Seconds:
-    """Return what collectives among some nodes, on these machines, take on an idle cluster."""
-    order = cluster.locality_order(np.array(nodes))
-    places, near = np.array(nodes)[order].tolist(), np.array(hosts)[order].tolist()
-
-    @functools.cache
-    def seconds(kind: str, nbytes: float) -> float:
-        if len(places) == 1:
-            return 0.0
-        schedules = [build("ring", len(places), nbytes, None, kind)]
-        if len(set(hosts)) > 1 and kind == "all_reduce":
-            schedules.append(build("hierarchical", len(places), nbytes, near))
-        return min(schedule_time(cluster, each, places, nbytes) for each in schedules)
-
-    return seconds
 
 
 @functools.lru_cache(maxsize=64)
