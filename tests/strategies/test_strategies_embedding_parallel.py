@@ -137,7 +137,7 @@ def test_what_lies_on_the_host_is_slow(big: Path):
     [
         ({"batch_size": 1001}, "batch_size = 1001: EmbeddingParallel deals it out over 8 workers; use 1000 or 1008"),
         ({"batch_size": 1}, "use 8"),
-        ({"accumulation": 2}, "accumulation = 2: EmbeddingParallel takes the whole batch at once"),
+        ({"accumulation": 2}, "accumulation = 2: the batch size of EmbeddingParallel is that of an update"),
         ({"model": "resnet50"}, "model 'resnet50' has no embedding_bag layers; use AllReduce"),
         ({"compression": ddlsim.FP16()}, "compression has no effect"),
     ],
