@@ -94,7 +94,6 @@ class Executor:
     collective  keys -> what they carry together, prepared by :meth:`Network.collective`: its id
     nbytes      (n_keys,) of the buffer of each key
     send        tasks -> the source and target nodes and the bytes of these messages
-    at_once     how many of these can be under way at the same time
     bystanders  ranks of every collective, behind those with tasks, that enter it by themselves
     outside     what else goes on
     meets       whether what queues launch goes by `outside`
@@ -103,14 +102,14 @@ class Executor:
     def __init__(
         self, columns: TaskColumns, network: Network, collective: Callable[[list[int]], int], nbytes: Floats,
         queues: Sequence[Queue] = (), send: Callable[[Ints], tuple[Ints, Ints, Floats]] | None = None, *,
-        at_once: int = 0, bystanders: int = 0, outside: Outside | None = None, meets: bool = False,
+        bystanders: int = 0, outside: Outside | None = None, meets: bool = False,
     ) -> None:  # fmt: skip
         self.network, self.collective, self.nbytes = network, collective, nbytes
         self.bystanders, self.outside, self.meets = bystanders, outside, meets
         self._queue_of = np.full(len(nbytes), -1, dtype=np.int64)
         self._queue_of[columns.key[columns.kind == ts.QUEUED]] = columns.queue[columns.kind == ts.QUEUED]
         self.tables = _tables(columns, len(nbytes), len(queues), bystanders)
-        self._prepare_messages(send, at_once)
+        self._prepare_messages(send)
         self._turn = np.arange(len(nbytes), dtype=np.int64)  # the number under which a queue knows a key
         self._key_of: dict[int, int] = {}
         self.tables.counts[ts.ADVANCE], self.tables.counts[ts.JOINING] = addresses()
@@ -153,7 +152,7 @@ class Executor:
             elif status in (ts.END, ts.LIMIT):
                 return None
             elif status == ts.FULL:
-                self.network.make_room()
+                self._make_room()
             elif status == ts.READY:
                 self._ready(argument)
             elif status == ts.LAUNCHED:
@@ -206,6 +205,16 @@ class Executor:
         return self.tables.members[first : first + size]
 
     # ------------------------------------------------------------ inside
+
+    def _make_room(self) -> None:
+        """Make longer what the kernel has said is full."""
+        counts = self.tables.counts
+        missing = int(counts[ts.N_FLYING] + counts[ts.N_SENDS] - counts[ts.RESERVED])
+        if missing > 0:
+            more = max(missing, int(counts[ts.RESERVED]))
+            self.network.reserve(more)
+            counts[ts.RESERVED] += more
+        self.network.make_room()
 
     def _lengthen(self, n_instances: int) -> None:
         """Have a place for each instance."""
@@ -271,8 +280,8 @@ class Executor:
         self.tables.calendar[counts[ts.N_CALENDAR] + counts[ts.N_WOKEN]] = (time, 0, item)
         counts[ts.N_WOKEN] += 1
 
-    def _prepare_messages(self, send: Callable[[Ints], tuple[Ints, Ints, Floats]] | None, at_once: int) -> None:
-        """Have routes and room for what tasks send."""
+    def _prepare_messages(self, send: Callable[[Ints], tuple[Ints, Ints, Floats]] | None) -> None:
+        """Have routes for what tasks send."""
         tasks, messages = self.tables.tasks, self.tables.messages
         rows = np.flatnonzero(tasks["kind"] == ts.SEND)
         if not len(rows):
@@ -287,7 +296,6 @@ class Executor:
                              ("nbytes", nbytes)):  # fmt: skip
             messages[name][:-1] = column
         self.network.stride = len(messages)
-        self.network.reserve(at_once)
         self.tables.counts[ts.SENDER] = send_address()
 
 

@@ -31,7 +31,7 @@ ASKED = 7  # work of NaN seconds: Python says when it starts how long it takes; 
 
 # What `execute` returns; ARGUMENT is in `counts`
 END = 0  # nothing is left to happen
-FULL = 1  # arrays of the network must be made longer
+FULL = 1  # arrays of the network must be made longer, for the messages that wait to be sent if there are any
 PREPARE = 2  # the collective ARGUMENT is entered and has no instance yet
 READY = 3  # all members of the collective ARGUMENT, which a queue or Python launches, are ready for it
 LAUNCHED = 4  # what the queue ARGUMENT had launched has arrived everywhere
@@ -54,7 +54,8 @@ ARGUMENT = 11
 ADVANCE, JOINING, SENDER = 12, 13, 14  # addresses in the kernel
 N_ELSEWHERE = 15  # completions that are of no task
 N_SENT = 16  # messages, altogether
-N_COUNTS = 17
+N_FLYING, RESERVED = 17, 18  # messages of tasks on their way, and how many the network has room for
+N_COUNTS = 19
 
 #: start, end: s, NaN where it has not come; first:last of `following` start after it; missing: of those that it waits
 #: for, `waits` altogether; place: in the group of its collective, or of a message
@@ -256,6 +257,7 @@ def take(counts, out, n, state, exchanges, members, launches, messages, ended, f
         if instance < 0 and message < messages.size - 1:
             ended[at] = messages[message].row
             at += 1
+            counts[N_FLYING] -= 1
             continue
         key = launches[instance].key if instance >= 0 else -1
         if key < 0:
@@ -334,7 +336,10 @@ def _entry_point(stamp: int) -> Any:
                     counts[N_JOINS] = 0
                     call_join(counts[JOINING], table, join_instances[:n], join_ranks[:n], now)
                 n = counts[N_SENDS]
+                if counts[N_FLYING] + n > counts[RESERVED]:
+                    return FULL
                 counts[N_SENDS] = 0
+                counts[N_FLYING] += n
                 for i in range(n):
                     message = tasks[sends[i]].place
                     clock[1] += messages[message].nbytes

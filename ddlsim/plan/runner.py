@@ -25,9 +25,7 @@ class Run:
     ) -> None:
         self.plan, self.network, self.nodes, self.schedules = plan, network, nodes, schedules
         self.sizes, self.group, self.kind = key_sizes(plan)
-        self.executor = Executor(
-            columns(plan), network, self._collective, self.sizes, plan.queues, self._messages, at_once=n_senders(plan)
-        )
+        self.executor = Executor(columns(plan), network, self._collective, self.sizes, plan.queues, self._messages)
 
     def _collective(self, keys: list[int]) -> int:
         nbytes = float(np.cumsum(self.sizes[keys])[-1])  # one after the other, as buffers are filled
@@ -73,11 +71,6 @@ def columns(plan: Plan) -> TaskColumns:
         following=second[np.argsort(first, kind="stable")], missing=missing, waits=missing,
         slow=np.full(len(plan), -1),
     )  # fmt: skip
-
-
-def n_senders(plan: Plan) -> int:
-    """Return how many lanes send messages, each of them one after the other."""
-    return len(np.unique(plan.lane[plan.kind == SEND]))
 
 
 def key_sizes(plan: Plan) -> tuple[Floats, Ints, Ints]:

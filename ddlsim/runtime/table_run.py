@@ -15,7 +15,6 @@ from ddlsim.plan.inserted import SUMMING, with_codes, with_evaluations
 from ddlsim.plan.live import LIVE, N_STEPS, live_steps
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import FORWARD, REDUCE_SCATTER, Bools, Floats, Ints, Plan
-from ddlsim.plan.runner import n_senders
 from ddlsim.runtime.bookings import Bookings, Shape
 from ddlsim.runtime.carrier import Carrier, Exchanges, OfGroups, OfKinds
 from ddlsim.runtime.common_model import CommonModel, Gradients, Met
@@ -150,7 +149,7 @@ class TableRun:
         each = [[setting.workers[i] for i in own] for own in self.members]
         self.executor = Executor(
             _with_slow_downs(tasks, steps.plan.rank[steps.row], each), setting.loop.network, self.travel.collective,
-            steps.key_sizes, steps.plan.queues, self.travel.messages, at_once=n_senders(steps.plan),
+            steps.key_sizes, steps.plan.queues, self.travel.messages,
             bystanders=self.travel.n_bystanders, outside=self.travel, meets=self.travel.meets,
         )  # fmt: skip
         self.travel.executes(self.executor)

@@ -12,7 +12,7 @@ import ddlsim
 from ddlsim.cluster import star
 from ddlsim.collectives import build
 from ddlsim.network import Network
-from ddlsim.plan import KINDS, Draft, FusedQueue, Lane, UrgentQueue, data_parallel
+from ddlsim.plan import KINDS, Draft, FusedQueue, Lane, UrgentQueue, data_parallel, read_goal
 from ddlsim.plan.runner import Run
 from ddlsim.workload.buckets import ddp_buckets, per_layer
 
@@ -104,3 +104,14 @@ def test_the_network_has_carried_the_same():
     assert len(mine.start) > 4096 + 2 * compiled.n_channels
     for column in ("channel", "start", "end"):
         assert getattr(mine, column).tolist() == getattr(its, column).tolist()
+
+
+def test_many_messages_at_once(tmp_path):
+    """300 streams of a rank send at the same time: the network makes room for all that are under way."""
+    n = 300
+    text = "num_ranks 2\nrank 0 {\n" + "".join(f"s{i}: send 1000b to 1 tag {i} cpu {i}\n" for i in range(n)) + "}\n"
+    text += "rank 1 {\n" + "".join(f"recv 1000b from 0 tag {i} cpu {i}\n" for i in range(n)) + "}"
+    path = tmp_path / "many.goal"
+    path.write_text(text)
+    run = read_goal(path).execute(ddlsim.load_cluster(star(2, bandwidth=1e9, latency=1e-6)))
+    assert run.seconds == pytest.approx(n * 1000 / 1e9 + 2e-6, rel=1e-9)
