@@ -10,10 +10,10 @@ from ddlsim.arguments import checked
 from ddlsim.collectives import reduce_scatter
 from ddlsim.collectives.combine import reverse
 from ddlsim.collectives.gloo import gloo_all_gather
-from ddlsim.collectives.rings import laps
+from ddlsim.collectives.nccl_ring import side_by_side
 from ddlsim.collectives.schedule import Ints, Ranks, Schedule, messages
 
-__all__ = ["bruck", "direct", "gloo_all_gather", "recursive_doubling", "ring", "rings"]
+__all__ = ["bruck", "direct", "gloo_all_gather", "nccl_ring", "recursive_doubling", "ring"]
 
 
 @checked
@@ -25,9 +25,9 @@ def ring(n_ranks: Ranks) -> Schedule:
 
 
 @checked
-def rings(n_ranks: Ranks, *, groups: Sequence[Ints] | None = None) -> Schedule:
-    """Rings at once, each of which leaves a machine by another member (:func:`ddlsim.collectives.rings.laps`)."""
-    return laps(n_ranks, groups, "all_gather")
+def nccl_ring(n_ranks: Ranks, rings: Sequence[Ints] | None = None) -> Schedule:
+    """Rings on all ways between the GPUs at once: see :func:`ddlsim.collectives.all_reduce.nccl_ring`."""
+    return side_by_side(ring, n_ranks, rings)
 
 
 @checked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -13,7 +14,8 @@ from ddlsim.collectives.combine import sequence
 from ddlsim.collectives.gloo import gloo_ring
 from ddlsim.collectives.halving import fold_pairs, halving
 from ddlsim.collectives.hierarchy import hierarchical, torus_2d
-from ddlsim.collectives.schedule import Ranks, Round, Schedule, messages
+from ddlsim.collectives.nccl_ring import side_by_side
+from ddlsim.collectives.schedule import Ints, Ranks, Round, Schedule, messages
 from ddlsim.collectives.trees import double_binary_tree
 from ddlsim.errors import ConfigError
 
@@ -24,6 +26,7 @@ __all__ = [
     "halving_doubling",
     "hierarchical",
     "naive_ring",
+    "nccl_ring",
     "parameter_server",
     "pipelined_ring",
     "recursive_doubling",
@@ -39,6 +42,19 @@ def ring(n_ranks: Ranks) -> Schedule:
     2 (p-1) alpha + 2 (p-1)/p S beta + (p-1)/p S gamma.
     """
     return sequence(reduce_scatter.ring(n_ranks), all_gather.ring(n_ranks), kind="all_reduce")
+
+
+@checked
+def nccl_ring(n_ranks: Ranks, rings: Sequence[Ints] | None = None) -> Schedule:
+    """Rings on all ways between the GPUs at once, as NCCL has them on its channels: each carries 1/k of the buffer.
+
+    rings  the orders of the ranks in each of the k; None: one, in the order of the ranks. On a cluster they are found
+           in its links (:mod:`ddlsim.cluster.rings`): over disjoint NVLinks inside a machine, or one for each network
+           interface
+
+    2 (p-1) alpha + 2 (p-1)/p S/k beta + (p-1)/p S/k gamma where no two rings share a link.
+    """
+    return side_by_side(ring, n_ranks, rings)
 
 
 @checked

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ddlsim.arguments import Index, NotNegative, checked
+from ddlsim.cluster import Cluster
+from ddlsim.cluster.rings import rings
 from ddlsim.collectives.check import check, validate
 from ddlsim.collectives.find import called, find, given, n_segments_for, parameters_of
 from ddlsim.collectives.schedule import Collective, Ints, Kind, Ranks, Schedule
@@ -31,6 +33,7 @@ def build(
     nbytes: NotNegative = 25 * 2**20,
     hosts: Sequence[Index] | None = None,
     kind: Kind = "all_reduce",
+    where: tuple[Cluster, Sequence[Index]] | None = None,
 ) -> Schedule:
     """Return the schedule of a collective on `n_ranks` ranks.
 
@@ -40,6 +43,9 @@ def build(
     nbytes     bytes per rank; a function with a parameter `n_segments` gets one segment per 512 KiB
     hosts      (n_ranks,) the machine of each rank; one with a parameter `groups` gets the ranks of each
 
+    where      the cluster, and the node that each rank is at; one with a parameter `rings` gets the orders in which
+               rings use all ways between them (:func:`ddlsim.cluster.rings.rings`)
+
     A user's function is proved by :func:`ddlsim.collectives.check.check` before it is trusted (on 64 ranks,
     if the whole schedule moves more than 4 million chunks). Raises ConfigError, naming the algorithm and
     what is wrong with it.
@@ -48,7 +54,7 @@ def build(
         raise ConfigError(f"hosts has {len(hosts)} entries for {n_ranks} ranks; give one per rank")
     function = find(algorithm, kind)
     name = algorithm if isinstance(algorithm, str) else getattr(function, "__name__", repr(function))
-    schedule = _call(function, name, n_ranks, nbytes, hosts)
+    schedule = _call(function, name, n_ranks, nbytes, hosts, where)
     if (isinstance(algorithm, str) and ":" not in algorithm) or function.__module__.startswith("ddlsim."):
         return schedule
     if not _prove(schedule, name, n_ranks, kind):
@@ -58,12 +64,15 @@ def build(
 
 
 def _call(
-    function: Collective, name: str, n_ranks: int, nbytes: float, hosts: Sequence[int] | None
-) -> Schedule:
-    """Call a collective with those of `n_segments` and `groups` that it takes."""
+    function: Collective, name: str, n_ranks: int, nbytes: float, hosts: Sequence[int] | None,
+    where: tuple[Cluster, Sequence[int]] | None = None,
+) -> Schedule:  # fmt: skip
+    """Call a collective with those of `n_segments`, `groups` and `rings` that it takes."""
     parameters = parameters_of(function)
     wanted = set(parameters) - set(given(function))
     more: dict[str, int | tuple[Ints, ...]] = {}
+    if "rings" in wanted and where is not None:
+        more["rings"] = rings(where[0], tuple(map(int, where[1])))
     if "n_segments" in wanted:
         more["n_segments"] = n_segments_for(nbytes)
     if "groups" in wanted and hosts is not None:

@@ -66,12 +66,6 @@ def validate(schedule: Schedule) -> None:
     ):
         raise ConfigError(f"chunk_weight must hold {schedule.n_chunks} positive numbers, one per chunk")
     _validate_groups(schedule)
-    owners = schedule.owners
-    if owners is not None and (
-        owners.shape != (schedule.n_chunks,)
-        or (np.bincount(owners, minlength=schedule.n_ranks) * schedule.n_ranks != schedule.n_chunks).any()
-    ):
-        raise ConfigError(f"owners must name each of the {schedule.n_ranks} ranks for as many of the chunks")
     for i, lane in enumerate(schedule.lanes):
         for k, round in enumerate(lane):
             _validate_round(schedule, round, f"lane {i}, round {k}")
@@ -87,6 +81,12 @@ def _validate_groups(schedule: Schedule) -> None:
                 f"{schedule.n_chunks} chunks are not {len(group)} equal blocks; "
                 f"a {schedule.kind} needs a multiple of the number of ranks"
             )
+        block_of, size = schedule.block_of, len(group)
+        if block_of is not None and (
+            block_of.shape != (schedule.n_chunks,)
+            or (np.bincount(block_of, minlength=size) * size != schedule.n_chunks).any()
+        ):
+            raise ConfigError(f"block_of must give each of the {size} blocks as many of the {schedule.n_chunks} chunks")
         if not 0 <= schedule.root < len(group):
             raise ConfigError(f"root {schedule.root} is not a rank; give one of 0..{len(group) - 1}")
     if schedule.n_chunks % schedule.copies or (schedule.copies > 1 and schedule.kind != "all_reduce"):
@@ -221,9 +221,7 @@ def _compare(schedule: Schedule, state: Marks, written: Ints, marks: Marks) -> N
 def _promise(schedule: Schedule, group: Ints, n_chunks: int, marks: Marks) -> tuple[Marks, Flags]:
     """Return the marks (members, n_chunks, width) promised to a group, and where (members, n_chunks)."""
     size = len(group)
-    place, block = np.arange(size)[:, None], (np.arange(n_chunks) * size // n_chunks)[None, :]
-    if schedule.owners is not None:
-        block = schedule.owners[None, :]
+    place, block = np.arange(size)[:, None], schedule.blocks(size)[None, :]
     everywhere = np.ones((size, n_chunks), dtype=np.bool_)
     if schedule.kind in ("all_reduce", "reduce", "reduce_scatter"):
         everyone = marks[group].sum(axis=0, dtype=np.uint64)

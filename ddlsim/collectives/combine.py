@@ -140,7 +140,10 @@ def refine(schedule: Schedule, factor: int) -> Schedule:
         )
 
     weight = None if schedule.chunk_weight is None else np.repeat(schedule.chunk_weight / factor, factor)
-    finest = dataclasses.replace(schedule, n_chunks=schedule.n_chunks * factor, chunk_weight=weight)
+    blocks = None if schedule.block_of is None else np.repeat(schedule.block_of, factor)
+    finest = dataclasses.replace(
+        schedule, n_chunks=schedule.n_chunks * factor, chunk_weight=weight, block_of=blocks
+    )
     return _each_round(finest, finer)
 
 

@@ -9,10 +9,10 @@ import numpy as np
 from ddlsim.arguments import checked
 from ddlsim.collectives.gloo import gloo_reduce_scatter
 from ddlsim.collectives.halving import fold_pairs, halving
-from ddlsim.collectives.rings import laps
+from ddlsim.collectives.nccl_ring import side_by_side
 from ddlsim.collectives.schedule import Ints, Ranks, Schedule, messages
 
-__all__ = ["direct", "gloo_reduce_scatter", "recursive_halving", "ring", "rings"]
+__all__ = ["direct", "gloo_reduce_scatter", "nccl_ring", "recursive_halving", "ring"]
 
 
 @checked
@@ -29,9 +29,9 @@ def ring(n_ranks: Ranks) -> Schedule:
 
 
 @checked
-def rings(n_ranks: Ranks, *, groups: Sequence[Ints] | None = None) -> Schedule:
-    """Rings at once, each of which leaves a machine by another member (:func:`ddlsim.collectives.rings.laps`)."""
-    return laps(n_ranks, groups, "reduce_scatter")
+def nccl_ring(n_ranks: Ranks, rings: Sequence[Ints] | None = None) -> Schedule:
+    """Rings on all ways between the GPUs at once: see :func:`ddlsim.collectives.all_reduce.nccl_ring`."""
+    return side_by_side(ring, n_ranks, rings)
 
 
 @checked

@@ -68,11 +68,10 @@ class Schedule:
     root          of a broadcast or reduce: the rank, or with `groups` the place in each group
     groups        disjoint communicators, each the ranks of its members; member i owns block i.
                   None: one group of all ranks in order
+    block_of      (n_chunks,) the block that each chunk belongs to, as many to each; None: blocks follow each other
     copies        number of whole buffers that the chunks span (1, except for algorithms that keep the
                   contributions of several ranks side by side and add them up at the end; member i of a group
                   starts with its own in copy i mod `copies`)
-    owners        (n_chunks,) the member to whom each chunk of a reduce-scatter or all-gather belongs, as many to each;
-                  None: block i to member i
     """
 
     n_ranks: Ranks
@@ -82,8 +81,13 @@ class Schedule:
     kind: str = "all_reduce"
     root: Index = 0
     groups: tuple[Ints, ...] | None = None
+    block_of: Ints | None = None
     copies: Count = 1
-    owners: Ints | None = None
+
+    def blocks(self, n_members: int) -> Ints:
+        """Return the block of each chunk of one copy, for a group of so many members, shape (n_chunks / copies,)."""
+        n_chunks = self.n_chunks // self.copies
+        return np.arange(n_chunks) * n_members // n_chunks if self.block_of is None else self.block_of
 
     @property
     def n_rounds(self) -> int:

@@ -58,23 +58,30 @@ def promises(
         return contribution(int(group[member]), n_elements, n_silent, schedule.n_ranks)
 
     whole, at_root = slice(0, n_elements), place == schedule.root
-    width = schedule.n_chunks // schedule.copies // size
-    blocks = [slice(int(bounds[i * width]), int(bounds[(i + 1) * width])) for i in range(size)]
+    block_of = schedule.blocks(size)
+    blocks = [_slices(np.flatnonzero(block_of == i), bounds) for i in range(size)]
     if kind in ("all_reduce", "reduce", "reduce_scatter"):
         if kind == "reduce" and not at_root:
             return ()
-        where = blocks[place] if kind == "reduce_scatter" else whole
-        total = np.zeros(where.stop - where.start, np.float32)
+        total = np.zeros(n_elements, np.float32)
         for member in range(size):
-            total += of(member)[where]
-        return (Promise(where, total),)
+            total += of(member)
+        return tuple(Promise(each, total[each]) for each in (blocks[place] if kind == "reduce_scatter" else [whole]))
     if kind in ("broadcast", "scatter"):
-        where = blocks[place] if kind == "scatter" else whole
-        return (Promise(where, of(schedule.root)[where]),)
+        sent = of(schedule.root)
+        return tuple(Promise(each, sent[each]) for each in (blocks[place] if kind == "scatter" else [whole]))
     if kind == "gather" and not at_root:
         return ()
     source = [(place - i) % size if kind == "all_to_all" else i for i in range(size)]
-    return tuple(Promise(block, of(member)[block]) for block, member in zip(blocks, source, strict=True))
+    return tuple(
+        Promise(each, of(member)[each]) for block, member in zip(blocks, source, strict=True) for each in block
+    )
+
+
+def _slices(chunks: Ints, bounds: Ints) -> list[slice]:
+    """Return where chunks are in a buffer, those that follow each other together."""
+    runs = np.split(chunks, np.flatnonzero(np.diff(chunks) > 1) + 1)
+    return [slice(int(bounds[run[0]]), int(bounds[run[-1] + 1])) for run in runs]
 
 
 def problem(result: Buffer, promised: tuple[Promise, ...]) -> str:

@@ -23,6 +23,8 @@ ALGORITHMS: dict[str, str | Collective] = {
 def _algorithms(algorithm: str | Collective | Mapping[str, str | Collective]) -> dict[str, str | Collective]:
     """Return the algorithm of every kind of collective."""
     chosen = dict(algorithm) if isinstance(algorithm, Mapping) else {"all_reduce": algorithm}
+    if algorithm == "nccl_ring":  # all that NCCL does in rings
+        chosen |= dict.fromkeys(("reduce_scatter", "all_gather"), "nccl_ring")
     for kind in chosen:
         if kind not in ALGORITHMS:
             raise unknown_name("kind of collective", str(kind), ALGORITHMS, "algorithm")
@@ -68,7 +70,10 @@ class Schedules:
         if kind in ROOTED:  # from or to the first member, whatever the order
             places = np.roll(places, -int(np.flatnonzero(places == 0)[0]))
         near = None if hosts is None else hosts[places].tolist()
-        return reorder(build(algorithm, len(places), nbytes, near, KINDS[kind]), places)
+        where = None
+        if self.cluster is not None and self.nodes is not None:
+            where = self.cluster, self.nodes[members[places]].tolist()
+        return reorder(build(algorithm, len(places), nbytes, near, KINDS[kind], where), places)
 
     def _places(self, group: int) -> Ints:
         """Return the places of a group's members in the order in which they follow each other."""

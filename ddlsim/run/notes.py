@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from ddlsim.cluster import Cluster
+from ddlsim.cluster.cluster import Floats, Ints
 from ddlsim.learning.monitor import Monitor
 from ddlsim.runtime.setting import Setting
 
@@ -32,3 +36,25 @@ def handed_over_notes(setting: Setting, monitor: Monitor | None) -> list[str]:
             f"({share:.2%} of the parameters) are not counted among the bytes sent"
         )
     return notes
+
+
+def idle_notes(cluster: Cluster, nodes: Ints, channel_nbytes: Floats) -> list[str]:
+    """Return a note if machines with several devices and interfaces have sent by some of the interfaces only."""
+    hosts = np.unique(cluster.host_of[nodes])
+    several = np.bincount(cluster.host_of[nodes][cluster.host_of[nodes] >= 0], minlength=len(cluster.host_names)) > 1
+    source = cluster.host_of[cluster.link_src]
+    leaves = (source >= 0) & (cluster.host_of[cluster.link_dst] != source)
+    wide = leaves & several[np.maximum(source, 0)]
+    if len(hosts) < 2 or not wide.any():
+        return []
+    host_of_channel = np.full(cluster.n_channels, -1)
+    host_of_channel[cluster.link_channel[wide]] = source[wide]
+    channels = np.flatnonzero(host_of_channel >= 0)
+    used = channels[channel_nbytes[channels] > 0.0]
+    n_all, n_used = len(channels), len(used)
+    if not 0 < n_used < n_all:
+        return []
+    return [
+        f"network interfaces: {n_used} of the {n_all} of these machines sent anything; NCCL runs a ring on each of "
+        'them, as algorithm = "nccl_ring" does'
+    ]

@@ -24,7 +24,7 @@ from ddlsim.network import Network
 from ddlsim.run.calibrated import as_measured
 from ddlsim.run.conservation import check_result
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.notes import handed_over_notes, unsent_warnings
+from ddlsim.run.notes import handed_over_notes, idle_notes, unsent_warnings
 from ddlsim.run.pauses import Interrupt, Pauses
 from ddlsim.run.regimes import Regimes, in_phase, phase_notes
 from ddlsim.run.result import Result
@@ -403,6 +403,7 @@ def run(
             *prepared.notes, *dict.fromkeys(setting.notes),  # parts of a communicator say the same
             *_uneven_notes(recorder), *_learning_notes(experiment, reason, monitor),
             *handed_over_notes(setting, monitor),
+            *idle_notes(prepared.cluster, np.array(prepared.nodes), traffic.nbytes),
         ),
         warnings=(*prepared.warnings, *prepared.left_out, *unsent_warnings(n_workers, traffic.sent)),
         interrupted=interrupted,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import simpy
 
 from ddlsim.cluster import Cluster
+from ddlsim.cluster.rings import rings
 from ddlsim.collectives import Collective, Schedule, algorithm_names, build, reorder
 from ddlsim.collectives.build import groups_of
 from ddlsim.collectives.find import n_segments_for
@@ -122,8 +123,13 @@ class Communicator:
             if automatic:
                 cluster, notes = self.setting.cluster, self.setting.notes
                 chosen = fastest(cluster, self.nodes, self.order, self.hosts, nbytes, notes)
-            self._schedules[key] = reorder(build(chosen, self.n_ranks, nbytes, self.hosts, kind), self.order)
+            self._schedules[key] = self._built(chosen, nbytes, kind)
         return self._schedules[key]
+
+    def _built(self, algorithm: str | Collective, nbytes: float, kind: str) -> Schedule:
+        at = [self.nodes[place] for place in self.order.tolist()]
+        where = self.setting.cluster, at
+        return reorder(build(algorithm, self.n_ranks, nbytes, self.hosts, kind, where), self.order)
 
     # ------------------------------------------------------------ collectives
 
@@ -275,11 +281,12 @@ def fastest(
     fastest (:mod:`ddlsim.ties`), that whose name comes first.
     """
     times: dict[str, float] = {}
+    at = tuple(nodes[place] for place in order.tolist())
     for name in algorithm_names():
-        if name in NOT_TRIED:
+        if name in NOT_TRIED or (name == "nccl_ring" and len(rings(cluster, at)) == 1):  # a ring like any other
             continue
         try:
-            schedule = reorder(build(name, len(order), nbytes, hosts), order)
+            schedule = reorder(build(name, len(order), nbytes, hosts, where=(cluster, at)), order)
         except ConfigError:  # not for this number or placement of ranks
             continue
         times[name] = schedule_time(cluster, schedule, nodes, nbytes)

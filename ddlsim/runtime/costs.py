@@ -29,7 +29,7 @@ from ddlsim.runtime.loop import Traffic
 from ddlsim.runtime.setting import Setting
 
 #: our names of what NCCL's tuner chooses among; None: whatever is fastest
-_NCCL = {"ring": "ring", "double_binary_tree": "tree", "auto": None}
+_NCCL = {"ring": "ring", "nccl_ring": "ring", "double_binary_tree": "tree", "auto": None}
 _SCHEDULE = {"ring": "ring", "tree": "double_binary_tree"}
 
 
@@ -94,7 +94,8 @@ def _schedule(
     setting: Setting, algorithm: str | Collective, group: Sequence[int], nbytes: float, kind: str
 ) -> Schedule:
     """Return the schedule of a collective among a group, rank r being at ``group[r]``."""
-    return build(algorithm, len(group), nbytes, setting.hosts(list(group)).tolist(), kind)
+    hosts, where = setting.hosts(list(group)).tolist(), (setting.cluster, group)
+    return build(algorithm, len(group), nbytes, hosts, kind, where)
 
 
 # ---------------------------------------------------------------- by a measured curve

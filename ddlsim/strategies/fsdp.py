@@ -36,7 +36,8 @@ from ddlsim.workload.tensor_parallel import tensor_parallel
 OF_STAGE_3 = ("prefetch", "shard", "units", "param_dtype")
 #: all-reduce -> the reduce-scatter and the all-gather that it consists of
 HALVES = {
-    "ring": ("rings", "rings"), "halving_doubling": ("recursive_halving", "recursive_doubling"),
+    "ring": ("ring", "ring"), "nccl_ring": ("nccl_ring", "nccl_ring"),
+    "halving_doubling": ("recursive_halving", "recursive_doubling"),
     "gloo_ring": ("gloo_reduce_scatter", "gloo_all_gather"),
 }  # fmt: skip
 
@@ -64,7 +65,7 @@ class FSDP:
                   (attention's matrices), "full" (transformer layers), or "early-stop": transformer layers as far as
                   anything in them needs it, without the last product (PyTorch's checkpoint, use_reentrant=False)
     reduce_scatter, all_gather, rank_order
-                  as for :class:`~ddlsim.ShardedUpdate`; "rings", as NCCL's, leave a machine by all of its adapters
+                  as for :class:`~ddlsim.ShardedUpdate`; "nccl_ring" uses all ways between GPUs at once, as NCCL does
 
     Stages 1 and 2 also have
 
@@ -98,8 +99,8 @@ class FSDP:
     recompute: Annotated[str, one_of("none", "selective", "full", "early-stop")] = "none"
     overlap: Annotated[str | InOrder | None, by(_maybe_in_order)] = None
     param_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None
-    reduce_scatter: Annotated[str | Collective, algorithm_of("reduce_scatter")] = "rings"
-    all_gather: Annotated[str | Collective, algorithm_of("all_gather")] = "rings"
+    reduce_scatter: Annotated[str | Collective, algorithm_of("reduce_scatter")] = "nccl_ring"
+    all_gather: Annotated[str | Collective, algorithm_of("all_gather")] = "nccl_ring"
     all_reduce: AllReduceAlgorithm | None = None
     rank_order: RankOrder = "topology"
 

@@ -83,7 +83,8 @@ def collective_case(
     nodes = [node for nodes, n in zip(_hosts(cluster, per_host), per_host, strict=True) for node in nodes[:n]]
     order = cluster.locality_order(nodes) if backend == "nccl" else np.arange(n_ranks)
     hosts = cluster.host_of[nodes][order].tolist()
-    schedule = reorder(build(algorithm, n_ranks, nbytes, hosts, kind), order)
+    where = cluster, [nodes[place] for place in order.tolist()]
+    schedule = reorder(build(algorithm, n_ranks, nbytes, hosts, kind, where), order)
     return Case(float(nbytes), tuple(nodes), schedule=schedule)
 
 

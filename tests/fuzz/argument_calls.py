@@ -39,7 +39,8 @@ NO_CALLS = {
 }  # fmt: skip
 #: methods that the library calls (a schedule's for every round), and one that has a line of its own
 INSIDE = {
-    "Calibration.drawn", "Cluster.no_route", "Cluster.with_links", "Table.places", "Result.interval", "Schedule.chunks",
+    "Calibration.drawn", "Cluster.no_route", "Cluster.with_links", "Table.places", "Result.interval", "Schedule.blocks",
+    "Schedule.chunks",
     "Schedule.message_bytes",
 }  # fmt: skip
 FUNCTIONS = (types.FunctionType, classmethod, staticmethod)
@@ -151,6 +152,8 @@ LAYER = {"n_weights": 1e4, "n_inputs": 1e3, "batch_size": 64.0, "n_nodes": 8}
 #: name -> the arguments that have no default, and those that make a call quick; made when they are needed
 CALLS = {
     "BackupWorkers": lambda: {"backups": 1},
+    "Distribution": lambda: {"data": 2, "model": 2},
+    "Endpoints": lambda: {"cores": 1, "of": 4},
     "CHOCOSGD": lambda: {"gamma": 0.5},
     "ElasticAveraging": lambda: {"alpha": 0.1},
     "FedAvg": lambda: {"local_steps": 2},

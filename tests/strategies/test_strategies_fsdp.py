@@ -63,7 +63,8 @@ def test_a_run_is_its_plan_again_and_again(kind):
     assert result.samples_per_update == 64
     longer = KINDS[kind].plan(result.workloads, 5, 16 // result.workloads[0].batch_size)
     longer.check()
-    run = longer.execute(result.cluster, nodes=result.cluster.workers[:4].tolist())
+    algorithms = dict.fromkeys(("reduce_scatter", "all_gather"), "nccl_ring")
+    run = longer.execute(result.cluster, nodes=result.cluster.workers[:4].tolist(), algorithm=algorithms)
     np.testing.assert_allclose(result.step_times, np.diff(run.step_ends.max(axis=0), prepend=0.0)[1:4], rtol=1e-9)
 
 
@@ -169,7 +170,7 @@ def test_rings_leave_machines_by_all_adapters():
     """Eight times the rate of one ring between machines whose GPUs have an adapter each."""
     slow, fast = (
         simulate("roce-h100+n_hosts=4", "mpt-1b", FSDP(all_gather=how, reduce_scatter=how), 32, steps=1,
-                 precision="bf16").step_time for how in ("ring", "rings")
+                 precision="bf16").step_time for how in ("ring", "nccl_ring")
     )  # fmt: skip
     assert slow > 3.0 * fast
 
@@ -226,7 +227,8 @@ def test_rules_that_need_whole_layers():
 
 def test_its_fabric():
     experiment = Experiment("dgx1-v100", "resnet18", FSDP(shard=4), 64, fabric=ddlsim.Fabric("ring", "given"))
-    assert experiment.strategy == FSDP(shard=4, all_reduce="ring", rank_order="given")
+    halves = {"reduce_scatter": "ring", "all_gather": "ring"}
+    assert experiment.strategy == FSDP(shard=4, all_reduce="ring", rank_order="given", **halves)
     halves = Experiment("dgx1-v100", "resnet18", FSDP(), 64, fabric=ddlsim.Fabric("halving_doubling"))
     assert halves.strategy == FSDP(reduce_scatter="recursive_halving", all_gather="recursive_doubling")
     with pytest.raises(ConfigError, match=r"algorithm = 'torus_2d': FSDP .* needs its reduce-scatter and"):

@@ -1,0 +1,215 @@
+"""Rings that use all ways between GPUs at once, searched in the links of the machines as NCCL does.
+
+NCCL calls them channels (``src/graph/search.cc``, version 2.19; said here in our own words): inside a machine, rings
+over disjoint NVLinks; over several machines one ring for each network interface, which enters a machine by the GPU
+nearest to its interface and goes through all GPUs of the machine. Where two GPUs share an interface the ring leaves by
+the one it came by. Where each GPU has its own it leaves by another one, and in the next machine, which it enters there,
+it goes the other way round: so a message between machines stays on its rail, and every interface sends and receives for
+one ring each.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+
+from ddlsim.cluster.cluster import Cluster, Ints
+
+#: rings inside one machine, at most; hops that a search tries before the best until then counts
+MOST_RINGS, PATIENCE = 16, 20_000
+#: shares of the fastest link's speed that rings are searched for, widest first
+SHARES = (1.0, 1 / 2, 1 / 3, 1 / 4, 1 / 6, 1 / 8)
+
+Path: TypeAlias = tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=256)
+def rings(cluster: Cluster, nodes: tuple[int, ...]) -> tuple[Ints, ...]:
+    """Return the orders in which rings over ``nodes``, which follow each other well as they are, run side by side.
+
+    Each is a permutation of ``range(n)``; the same number of bytes is meant for each. One, the plain order, where
+    machines have one device, or one interface and no second way inside.
+    """
+    at = np.array(nodes, dtype=np.int64)
+    host = cluster.host_of[at]
+    labels = np.where(host >= 0, host, len(cluster.host_names) + np.arange(len(nodes)))
+    _, first = np.unique(labels, return_index=True)
+    machines = [np.flatnonzero(labels == labels[i]) for i in np.sort(first).tolist()]
+    plain = (np.arange(len(nodes)),)
+    if max(map(len, machines)) == 1 or len(nodes) == 2:
+        return plain
+    if len(machines) == 1:
+        return tuple(np.array(cycle) for cycle in _Machine(cluster, at).cycles()) or plain
+    paths, searched = [], {}
+    for number, machine in enumerate(machines):
+        outside = int(at[machines[number - 1][0]])
+        inside = _Machine(cluster, at[machine], outside)
+        if inside.shape not in searched:
+            searched[inside.shape] = inside.paths()
+        interface = {device: i for i, each in enumerate(inside.interfaces) for device in each}
+        paths.append([
+            machine[list(path)][:: -1 if number % 2 and interface[path[0]] != interface[path[-1]] else 1]
+            for path in searched[inside.shape]
+        ])
+    return tuple(np.concatenate(ring) for ring in zip(*paths, strict=False))  # as many as the narrowest machine has
+
+
+class _Machine:
+    """The devices of a machine and the capacities on the ways between any two; channels are numbered from 0."""
+
+    def __init__(self, cluster: Cluster, nodes: Ints, outside: int | None = None) -> None:
+        n = self.n = len(nodes)
+        a, b = (index.ravel() for index in np.indices((n, n)))
+        routes = cluster.routes(nodes[a], nodes[b])
+        links = [routes[i] for i in range(n * n)]
+        out: list[int] = []
+        if outside is not None:
+            ways = cluster.routes(nodes, np.full(n, outside))
+            host = cluster.host_of[nodes[0]]
+            for i in range(n):
+                leaving = [link for link in ways[i].tolist() if cluster.host_of[cluster.link_dst[link]] != host]
+                out.append(int(cluster.link_channel[leaving[0]]))
+        used = sorted({int(cluster.link_channel[link]) for way in links for link in way.tolist()})
+        number = {channel: i for i, channel in enumerate(used)}
+        self.capacity = cluster.channel_capacity[used].tolist()
+        self.ways: list[list[list[int]]] = [
+            [[number[int(cluster.link_channel[link])] for link in links[i * n + j].tolist()] for j in range(n)]
+            for i in range(n)
+        ]
+        #: devices by the interface that is nearest to them, and what it carries
+        self.interfaces = [[i for i in range(n) if out[i] == way] for way in dict.fromkeys(out)]
+        self.outwards = min((float(cluster.channel_capacity[way]) for way in out), default=0.0)
+        self.steps = 0
+
+    @property
+    def shape(self) -> object:
+        """What makes two machines alike."""
+        ways = tuple(tuple(map(tuple, row)) for row in self.ways)
+        return ways, tuple(self.capacity), tuple(map(tuple, self.interfaces)), self.outwards
+
+    # ------------------------------------------------------------ one machine alone
+
+    def cycles(self) -> list[Path]:
+        """Return the rings of the machine: those that carry most together, and few of them where several sets do."""
+        best: list[Path] = []
+        rate = 0.0
+        fastest = max(self.capacity, default=0.0)
+        speeds = {capacity * share for capacity in self.capacity for share in SHARES}
+        for speed in sorted((each for each in speeds if each <= fastest), reverse=True):
+            found = self._most_cycles(speed)
+            if len(found) * speed > rate * (1.0 + 1e-9):
+                best, rate = found, len(found) * speed
+        return best
+
+    def _most_cycles(self, speed: float) -> list[Path]:
+        left = list(self.capacity)
+        best: list[Path] = []
+        chosen: list[Path] = []
+        self.steps = 0
+
+        def further() -> bool:
+            """Add rings as long as there are any; return whether the search is over."""
+            nonlocal best
+            if len(chosen) > len(best):
+                best = list(chosen)
+            if len(chosen) >= MOST_RINGS:
+                return True
+            for cycle in self._walks([0], 0, left, speed):
+                both = [cycle, (0, *cycle[:0:-1])]  # the other way round uses the other direction of the same links
+                if not self._fits(both[1], left, speed):
+                    both.pop()
+                self._take(both[1:], left, speed)
+                chosen.extend(both)
+                if further():
+                    return True
+                del chosen[-len(both) :]
+                self._take(both[1:], left, -speed)
+            return self.steps > PATIENCE
+
+        further()
+        return best
+
+    # ------------------------------------------------------------ one of several
+
+    def paths(self) -> list[Path]:
+        """Return the ways through the machine, one for each interface, as fast as all of them can be."""
+        if self.n == 1:
+            return [(0,)]
+        ends = self._ends()
+        for share in SHARES:
+            left, found = list(self.capacity), []
+            for begin, end in ends:
+                self.steps = 0
+                path = next(self._through(begin, end, left, self.outwards * share), None)
+                if path is None:
+                    break
+                found.append(path)
+                self._take([path], left, self.outwards * share, closed=False)
+            else:
+                return found
+        return [(b[0], *(i for i in range(self.n) if i not in (b[0], e[-1])), e[-1]) for b, e in ends]
+
+    def _ends(self) -> list[tuple[list[int], list[int]]]:
+        """Return the devices by which each ring may enter, and by which it may leave."""
+        single = [each for each in self.interfaces if len(each) == 1]
+        beside = {}
+        for i, each in enumerate(single):
+            partner = i ^ 1 if len(single) % 2 == 0 else (i + 1) % len(single)
+            beside[each[0]] = single[partner]
+        if len(single) == 1:
+            beside[single[0][0]] = [i for i in range(self.n) if i != single[0][0]]
+        return [(each, each if len(each) > 1 else beside[each[0]]) for each in self.interfaces]
+
+    def _through(self, begin: list[int], end: list[int], left: list[float], speed: float) -> Iterator[Path]:
+        for first in begin:
+            for last in reversed(end):
+                if first != last:
+                    yield from self._walks([first], last, left, speed)
+
+    # ------------------------------------------------------------ walking
+
+    def _walks(self, path: list[int], last: int, left: list[float], speed: float) -> Iterator[Path]:
+        """Yield ways over all devices that end at `last` (a ring, if that is where they begin). While one is looked at,
+        its hops are taken out of `left`."""
+        here, closed = path[-1], path[0] == last
+        n_open = self.n - len(path)
+        if not n_open:
+            if not closed or self._way_fits(here, last, left, speed):
+                if closed:
+                    self._add(here, last, left, -speed)
+                yield tuple(path)
+                if closed:
+                    self._add(here, last, left, speed)
+            return
+        onwards = [i for i in range(self.n) if i not in path and (closed or (i == last) == (n_open == 1))]
+        onwards.sort(key=lambda i: (len(self.ways[here][i]), -self._room(here, i, left), (i - here) % self.n))
+        for i in onwards:
+            self.steps += 1
+            if self.steps > PATIENCE:
+                return
+            if self._way_fits(here, i, left, speed):
+                self._add(here, i, left, -speed)
+                yield from self._walks([*path, i], last, left, speed)
+                self._add(here, i, left, speed)
+
+    def _room(self, a: int, b: int, left: list[float]) -> float:
+        return min((left[channel] for channel in self.ways[a][b]), default=np.inf)
+
+    def _way_fits(self, a: int, b: int, left: list[float], speed: float) -> bool:
+        return self._room(a, b, left) >= speed * (1.0 - 1e-9)
+
+    def _fits(self, cycle: Path, left: list[float], speed: float) -> bool:
+        return all(self._way_fits(a, b, left, speed) for a, b in zip(cycle, (*cycle[1:], cycle[0]), strict=True))
+
+    def _add(self, a: int, b: int, left: list[float], speed: float) -> None:
+        for channel in self.ways[a][b]:
+            left[channel] += speed
+
+    def _take(self, paths: list[Path], left: list[float], speed: float, closed: bool = True) -> None:
+        for path in paths:
+            after = (*path[1:], path[0]) if closed else path[1:]
+            for a, b in zip(path, after, strict=closed):
+                self._add(a, b, left, -speed)
