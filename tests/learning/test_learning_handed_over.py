@@ -10,6 +10,7 @@ Beyond what ``test_learning_conformance`` asks, with a network that normalises i
    leaves no trace in them.
 """
 
+import dataclasses
 from dataclasses import dataclass
 
 import networkx
@@ -61,13 +62,17 @@ class Renumbered(ddlsim.Training):
 
     def _shards(self, train, n_workers, seed):
         shards = super()._shards(train, n_workers, seed)
-        return [shards[i] for i in self.order]
+        return [shards[i] for i in self.order if i < len(shards)]  # replicas may be fewer than workers
 
 
 def run(model, strategy, order, *, n_samples=24 * 4 * BATCH, **more):
+    batch = BATCH
+    if isinstance(strategy, ddlsim.Parallel):  # whose batch is that of all workers together
+        strategy = dataclasses.replace(strategy, micro_batch=BATCH)
+        batch = BATCH * len(order) // strategy.pipeline
     more = {"epochs": n_samples / 1437, "rate": RATE, "evaluate_every": 10} | more
     return ddlsim.simulate(
-        STAR, model, strategy, BATCH, len(order), training=Renumbered("digits", order=order, **more),
+        STAR, model, strategy, batch, len(order), training=Renumbered("digits", order=order, **more),
         compute=ddlsim.Measured("2 ms", BATCH), speed=tuple(SPEEDS[i] for i in order),
     )  # fmt: skip
 
