@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from ddlsim.run.regimes import Regimes, in_phase, phase_notes
 from ddlsim.run.result import Result
 from ddlsim.run.resume import Saved, manifest, saving
 from ddlsim.run.traced import Traced, traced_workload
-from ddlsim.runtime.loop import Loop
+from ddlsim.runtime.loop import Loop, Traffic
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import StopRule, Worker, factors
@@ -38,7 +39,7 @@ from ddlsim.strategies.plans import first_workers, plan_of, tells_plan
 from ddlsim.units import si
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Workload, make_workload
 from ddlsim.workload.devices import Device, load_device
-from ddlsim.workload.memory import check_memory
+from ddlsim.workload.memory import check_memory, held_nbytes
 from ddlsim.workload.model import Model, load_model
 from ddlsim.workload.optimizer_rules import rule_of
 from ddlsim.workload.products import has_kernels
@@ -177,8 +178,15 @@ def _memory_warnings(
         (id(stage), device.name, nbytes): (stage, device, nbytes)
         for stage, (_, device), nbytes in zip(stages, workloads, held, strict=True)
     }
-    texts = (check_memory(stage, device, n_workers, nbytes) for stage, device, nbytes in different.values())
-    return [text for text in texts if text]
+    over = [
+        (sum(held_nbytes(stage, n_workers, nbytes)) / device.memory_nbytes, text)
+        for stage, device, nbytes in different.values() if (text := check_memory(stage, device, n_workers, nbytes))
+    ]  # fmt: skip
+    if not parts or not over:
+        return [text for _, text in over]
+    fullest = max(over, key=operator.itemgetter(0))[1]
+    others = f"; {len(over) - 1} other parts of the model do not fit either" if len(over) > 1 else ""
+    return [f"{fullest}{others}; ddlsim.fits says what saves memory"]
 
 
 def _nodes(experiment: Experiment, cluster: Cluster) -> list[int]:
@@ -403,7 +411,7 @@ def run(
             *prepared.notes, *dict.fromkeys(setting.notes),  # parts of a communicator say the same
             *_uneven_notes(recorder), *_learning_notes(experiment, reason, monitor),
             *handed_over_notes(setting, monitor),
-            *idle_notes(prepared.cluster, np.array(prepared.nodes), traffic.nbytes),
+            *_idle_notes(prepared, traffic),
         ),
         warnings=(*prepared.warnings, *prepared.left_out, *unsent_warnings(n_workers, traffic.sent)),
         interrupted=interrupted,
@@ -416,6 +424,14 @@ def run(
     if not halfway:  # where somebody stopped it in the middle of an event, that is booked in parts only
         check_result(result, loop, accounts, stop.n_samples)
     return result
+
+
+def _idle_notes(prepared: Prepared, traffic: Traffic) -> list[str]:
+    n_workers = len(prepared.nodes)
+    strategy = prepared.experiment.strategy
+    if tells_plan(strategy) and len(first_workers(strategy, n_workers)) < n_workers:
+        return []  # one of several is simulated for all of them
+    return idle_notes(prepared.cluster, np.array(prepared.nodes), traffic.nbytes)
 
 
 def _uneven_notes(recorder: Recorder) -> list[str]:

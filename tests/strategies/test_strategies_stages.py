@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
@@ -135,7 +136,9 @@ def test_memory_is_looked_at_for_what_a_worker_holds() -> None:
     assert "bert-large with batch size 32 in fp32 needs about" in whole.warnings[0]
     assert simulate(CLUSTER, "bert-large", GPipe(8), batch_size=4, steps=1, warmup=0).warnings == ()
     many = simulate(CLUSTER, "bert-large", GPipe(64), batch_size=4, steps=1, warmup=0)
-    assert many.warnings[0].startswith("bert-large, layers 0 to 61 with batch size 64 x 4 in fp32 needs about")
+    (warning,) = many.warnings  # of the fullest stage
+    assert re.match(r"bert-large, layers \d+ to \d+ with batch size 64 x 4 in fp32 needs about", warning)
+    assert "; 3 other parts of the model do not fit either; ddlsim.fits says what saves memory" in warning
 
 
 @dataclass(frozen=True)
@@ -157,8 +160,8 @@ def test_what_a_stage_holds_is_what_its_plan_says() -> None:
     many = OneAtATime(64)
     assert simulate(CLUSTER, "bert-large", many, batch_size=4, steps=1, warmup=0).warnings == ()
     large = simulate(CLUSTER, "bert-large", many, batch_size=48, steps=1, warmup=0)
-    stage = stages_of(many, large.workloads)[0].workload
-    needed = 12 * stage.model.n_params + 2 * 48 * stage.model.activation_nbytes
+    stages = [stage.workload.model for stage in stages_of(many, large.workloads)]
+    needed = max(12 * stage.n_params + 2 * 48 * stage.activation_nbytes for stage in stages)
     assert f"needs about {needed / 1e9:.1f} GB but v100" in large.warnings[0]
 
 
