@@ -80,7 +80,7 @@ def promises(
 
 def _slices(chunks: Ints, bounds: Ints) -> list[slice]:
     """Return where chunks are in a buffer, those that follow each other together."""
-    runs = np.split(chunks, np.flatnonzero(np.diff(chunks) > 1) + 1)
+    runs = np.split(chunks, np.flatnonzero(np.diff(chunks) > 1) + 1) if len(chunks) else []
     return [slice(int(bounds[run[0]]), int(bounds[run[-1] + 1])) for run in runs]
 
 

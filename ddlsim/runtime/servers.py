@@ -9,8 +9,8 @@ from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Learner
 from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.worker import UNVARIED
 from ddlsim.units import si
-from ddlsim.workload.jitter import NoJitter
 
 Placement = Annotated[str, one_of("own", "colocated")]
 ApplyTime = Annotated[float | str, quantity("time", "1 ms", zero=True)]
@@ -48,7 +48,7 @@ def note_lock_step(setting: Setting) -> None:
     compute times apart: equal flows that start together share the links and end together."""
     workers = setting.workers
     times = {(w.workload.forward_time, w.workload.backward_time, w.workload.optimizer) for w in workers}
-    varied = not isinstance(setting.jitter, NoJitter) or any(w.slow_downs for w in workers)
+    varied = any(w.factors is not UNVARIED or w.slow_downs for w in workers)
     if len(workers) > 1 and len(times) == 1 and not varied:
         setting.notes.append(
             "equal compute times without jitter: workers that start together keep meeting at the server; real ones "

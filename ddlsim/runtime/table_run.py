@@ -21,9 +21,9 @@ from ddlsim.runtime.common_model import CommonModel, Gradients, Met
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.travel import Travel
-from ddlsim.runtime.worker import Worker
+from ddlsim.runtime.worker import UNVARIED, Worker
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.jitter import NoJitter, slow_intervals
+from ddlsim.workload.jitter import slow_intervals
 
 EVALUATION = "evaluation"
 #: (workloads of all workers, steps) -> their plan
@@ -138,7 +138,7 @@ class TableRun:
         self.bookings = Bookings(setting.recorder, self.members, shapes, steps.keys[:3])
         #: by the first worker's workload, which the list holds and so keeps the number of
         self._regimes = {id(workloads[0]): (workloads, self._seconds(steps.plan))}
-        self._varies = not isinstance(setting.jitter, NoJitter)
+        self._varies = any(worker.factors is not UNVARIED for worker in setting.workers)
         self.done = 0  # steps
         self._ended: set[int] = set()  # slots, of later steps
         self._n_armed = 0

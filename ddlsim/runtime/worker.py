@@ -30,11 +30,18 @@ Computation = Generator[simpy.Event, object, Value[Array]]
 MOST_STEPS = 10_000
 
 
+#: factors of a worker whose steps all take as long
+UNVARIED: Iterator[float] = itertools.repeat(1.0)
+
+
 def factors(jitter: Jitter, seed: int, rank: int) -> Iterator[float]:
-    """Yield the factors by which a worker's successive (micro-)steps take longer."""
+    """Return the factors by which a worker's successive (micro-)steps take longer: `UNVARIED` without jitter."""
     if isinstance(jitter, NoJitter):
-        yield from itertools.repeat(1.0)
-    source = stream(seed, rank, "compute")
+        return UNVARIED
+    return _drawn(jitter, stream(seed, rank, "compute"))
+
+
+def _drawn(jitter: Jitter, source: np.random.Generator) -> Iterator[float]:
     while True:
         yield from jitter.sample(source, 64).tolist()
 

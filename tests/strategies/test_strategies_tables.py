@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -98,3 +99,21 @@ def test_one_plan_is_of_one_batch_size():
     table = Table(lambda each, steps: data_parallel(each, steps=steps))
     with pytest.raises(ddlsim.ConfigError, match="growing_batch and phases change the seconds of a step"):
         ddlsim.simulate("office-1gbe", "digits-cnn", table, 8, training=training)
+
+
+@dataclasses.dataclass(frozen=True)
+class AsRecorded(ddlsim.AllReduce):
+    """Workers take twice as long in every step, whatever the jitter of the run."""
+
+    def start(self, setting):
+        for worker in setting.workers:
+            worker.factors = itertools.repeat(2.0)
+        super().start(setting)
+
+
+def test_factors_of_workers_count_without_jitter():
+    plain, slower = (
+        ddlsim.simulate("office-1gbe", "lenet5", strategy, batch_size=8, workers=1, compute=ddlsim.Measured("10 ms", 8))
+        for strategy in (ddlsim.AllReduce(), AsRecorded())
+    )
+    assert slower.step_time == pytest.approx(2 * plain.step_time, rel=1e-9)
