@@ -162,6 +162,10 @@ def picture(family: Family, rows: Sequence[Row], path: Path) -> None:
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(group(row.case), []).append(row)
+    if len(groups) > len(MARKERS):  # more than a legend can tell apart: machines alone
+        groups = {}
+        for row in rows:
+            groups.setdefault(row.case.partition("_")[0], []).append(row)
     for i, (name, members) in enumerate(groups.items()):
         colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
         for fitted in (False, True):
@@ -178,7 +182,7 @@ def picture(family: Family, rows: Sequence[Row], path: Path) -> None:
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high / low < 300.0 else (1.0,)))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter(NullFormatter())
-    above.set_title(family.title, fontsize=10)
+    above.set_title(family.title, fontsize=10 if len(family.title) <= 66 else 8)
     above.legend(fontsize=7, loc="upper left")
     save(made, path)
 
