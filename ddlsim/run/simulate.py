@@ -185,8 +185,9 @@ def _memory_warnings(
     if not parts or not over:
         return [text for _, text in over]
     fullest = max(over, key=operator.itemgetter(0))[1]
-    others = f"; {len(over) - 1} other parts of the model do not fit either" if len(over) > 1 else ""
-    return [f"{fullest}{others}; ddlsim.fits says what saves memory"]
+    if len(over) == 1:
+        return [fullest]
+    return [f"{fullest}; {len(over) - 1} other parts of the model do not fit either; ddlsim.fits says what saves memory"]
 
 
 def _nodes(experiment: Experiment, cluster: Cluster) -> list[int]:
