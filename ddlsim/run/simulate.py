@@ -187,7 +187,8 @@ def _memory_warnings(
     fullest = max(over, key=operator.itemgetter(0))[1]
     if len(over) == 1:
         return [fullest]
-    return [f"{fullest}; {len(over) - 1} other parts of the model do not fit either; ddlsim.fits says what saves memory"]
+    others = f"{len(over) - 1} other parts of the model do not fit either"
+    return [f"{fullest}; {others}; ddlsim.fits says what saves memory"]
 
 
 def _nodes(experiment: Experiment, cluster: Cluster) -> list[int]:
