@@ -55,6 +55,6 @@ def idle_notes(cluster: Cluster, nodes: Ints, channel_nbytes: Floats) -> list[st
     if not 0 < n_used < n_all:
         return []
     return [
-        f"network interfaces: {n_used} of the {n_all} of these machines sent anything; NCCL runs a ring on each of "
-        'them, as algorithm = "nccl_ring" does'
+        f"network interfaces: {n_used} of the {n_all} of these machines sent anything; NCCL runs a ring on each "
+        'that is near a worker, as algorithm = "nccl_ring" does'
     ]

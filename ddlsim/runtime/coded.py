@@ -108,6 +108,11 @@ class Coded:
     def _kind(self) -> str:
         return self.kind if self.collective == "all_reduce" else "all_gather"
 
+    @property
+    def _gather(self) -> str:
+        """By which algorithm payloads that cannot be summed reach everybody."""
+        return "nccl_ring" if self.communicator.fabric.algorithm == "nccl_ring" else "ring"
+
     def _averaging(self, compressor: AnyCompressor, down: AnyCompressor | None) -> Averaging:
         if self.machines:
             members = tuple(place for places in self.machines for place in places)
@@ -174,7 +179,7 @@ class Coded:
             return self.communicator.schedule(size, self.kind), size
         if self.collective == "all_gather":
             size *= self.communicator.n_ranks
-            return self.communicator.schedule(size, "all_gather", "ring"), size
+            return self.communicator.schedule(size, "all_gather", self._gather), size
         return self._vote if self.collective == "majority_vote" else self._tree, size
 
     def phases(self, step: int, index: int, nbytes: float) -> tuple[Phase, ...]:
@@ -222,7 +227,7 @@ class Coded:
             gathers = self.collective == "all_gather"
             for number, size in enumerate(self._nbytes(step, index, place)):
                 nbytes, key = size * (communicator.n_ranks if gathers else 1), (self, step, index, number)
-                yield communicator.enter(key, worker, nbytes, self._kind, "ring" if gathers else None)
+                yield communicator.enter(key, worker, nbytes, self._kind, self._gather if gathers else None)
 
     @functools.cached_property
     def _vote(self) -> Schedule:

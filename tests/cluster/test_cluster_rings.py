@@ -142,3 +142,21 @@ def test_blocks_of_the_wrong_member_are_found():
         check(dataclasses.replace(schedule, block_of=np.roll(schedule.block_of, 1)))
     with pytest.raises(ddlsim.ConfigError, match="block_of must give each of the 4 blocks as many of the 8 chunks"):
         check(dataclasses.replace(schedule, block_of=np.zeros(8, dtype=np.int64)))
+
+
+def test_compressed_payloads_go_round_by_the_rings_of_the_fabric():
+    one, all_of_them = (
+        ddlsim.simulate(
+            "dgx-a100-pod", "resnet50",
+            ddlsim.LocalSGD(1, algorithm=name), compression=ddlsim.ErrorFeedback(ddlsim.TopK(0.1)), workers=32, steps=2,
+        )
+        for name in ("ring", "nccl_ring")
+    )  # fmt: skip
+    assert any("network interfaces: 4 of the 32" in note for note in one.notes)
+    assert not any("network interfaces" in note for note in all_of_them.notes)
+    assert all_of_them.step_time < one.step_time
+
+
+def test_a_name_with_a_hyphen_is_a_misspelt_name():
+    with pytest.raises(ddlsim.ConfigError, match="unknown all_reduce algorithm 'nccl-ring'; did you mean 'nccl_ring'"):
+        ddlsim.AllReduce("nccl-ring")
