@@ -123,6 +123,7 @@ from .workload.compute import (
     PerKernel as PerKernel,
     Roofline as Roofline,
 )
+from .workload.contention import OverlapSlowdown as OverlapSlowdown
 from .workload.fits import fits as fits
 from .workload.devices import Device as Device, device_names as device_names, load_device as load_device
 from .workload.jitter import (

@@ -8,6 +8,10 @@ from ddlsim.network.state import record
 #: sequence: larger than that of all events that were put there before
 EVENT = record(time="f", sequence="i", item="i")
 
+# Places in the counts of who has a calendar (int64)
+N_CALENDAR = 0
+SEQUENCE = 2  # number of the next event
+
 
 @inlined
 def _earlier(heap, i, time, sequence):  # type: ignore[no-untyped-def]
@@ -55,3 +59,18 @@ def take_first(heap, n):  # type: ignore[no-untyped-def]
         i = child
     _put(heap, i, time, sequence, item)
     return first
+
+
+@inlined
+def push(counts, heap, time, item):  # type: ignore[no-untyped-def]
+    """Let an item come at `time`, after those of the same time that are there."""
+    insert(heap, counts[N_CALENDAR], time, counts[SEQUENCE], item)
+    counts[N_CALENDAR] += 1
+    counts[SEQUENCE] += 1
+
+
+@inlined
+def pop(counts, heap):  # type: ignore[no-untyped-def]
+    """Return the item that comes first."""
+    counts[N_CALENDAR] -= 1
+    return take_first(heap, counts[N_CALENDAR] + 1)

@@ -9,7 +9,8 @@ import numpy as np
 
 from ddlsim.errors import DdlsimError
 from ddlsim.network import tasks as ts
-from ddlsim.network.calendar import EVENT
+from ddlsim.network.calendar import EVENT, N_CALENDAR
+from ddlsim.network.devices import DEVICE, N_STALE, SLOW
 from ddlsim.network.network import Network
 from ddlsim.network.pointers import addresses, send_address
 from ddlsim.network.state import Floats, Ints, Records, grown
@@ -72,6 +73,10 @@ class TaskColumns(NamedTuple):
     waits      how many it starts after when it starts anew
     slow       where the slow-downs of its work begin in ``slow_downs``, -1 if it has none
     slow_downs (until s, factor) of intervals, one after the other, the last one without end
+    device     that a row works on, or that it keeps busy while it exchanges; -1: none that exchanges slow down
+    slower     (inside, between) of each device: how many times as long its work takes while exchanges are under way
+               inside a machine, and between machines
+    inside     (n_keys,) 1 for what stays inside a machine
     """
 
     kind: Ints
@@ -86,6 +91,9 @@ class TaskColumns(NamedTuple):
     waits: Ints
     slow: Ints
     slow_downs: Sequence[tuple[float, float]] = ()
+    device: Ints | None = None
+    slower: Sequence[tuple[float, float]] = ()
+    inside: Ints | None = None
 
 
 class Executor:
@@ -133,7 +141,8 @@ class Executor:
     @property
     def under_way(self) -> bool:
         """Whether anything is left to happen."""
-        return bool(self.tables.counts[ts.N_CALENDAR]) or self.network.pending
+        counts = self.tables.counts
+        return bool(counts[N_CALENDAR] > counts[N_STALE]) or self.network.pending
 
     def run(self, limit: float = np.inf) -> int | None:
         """Go on up to `limit` (s); return the next step whose tasks have all ended by then, None if there is none."""
@@ -264,7 +273,9 @@ class Executor:
         """Let all members enter collectives of a queue as one buffer, now."""
         keys = [self._key_of.pop(turn) for turn in turns]
         queue = int(self._queue_of[keys[0]])
-        self.tables.tasks["start"][np.concatenate([self.members(key) for key in keys])] = self.now
+        rows = np.concatenate([self.members(key) for key in keys])
+        self.tables.tasks["start"][rows] = self.now
+        self._occupy(rows)
         if self.meets:
             assert self.outside is not None
             self.outside.meet(keys, queue)
@@ -272,12 +283,20 @@ class Executor:
         instance = self._start(keys, queue)
         self._join(instance, 0, len(self.members(keys[0])))
 
+    def _occupy(self, rows: Ints) -> None:
+        """Let the devices of tasks whose exchange begins now be slower."""
+        counts = self.tables.counts
+        if len(self.tables.devices):
+            n = int(counts[ts.N_CHANGES])
+            self.tables.changes[n : n + len(rows)] = 1 + rows
+            counts[ts.N_CHANGES] += len(rows)
+
     def _waker(self, queue: int) -> Wake:
         return lambda time: self._wake(time, -1 - queue)
 
     def _wake(self, time: float, item: int) -> None:
         counts = self.tables.counts
-        self.tables.calendar[counts[ts.N_CALENDAR] + counts[ts.N_WOKEN]] = (time, 0, item)
+        self.tables.calendar[counts[N_CALENDAR] + counts[ts.N_WOKEN]] = (time, 0, item)
         counts[ts.N_WOKEN] += 1
 
     def _prepare_messages(self, send: Callable[[Ints], tuple[Ints, Ints, Floats]] | None) -> None:
@@ -306,13 +325,22 @@ def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int) -
     tasks["first"], tasks["last"] = columns.offsets[:-1], columns.offsets[1:]
     for name in ("seconds", "missing", "waits", "kind", "key", "place", "step", "slow"):
         tasks[name] = getattr(columns, name)
+    tasks["device"] = -1 if columns.device is None else columns.device
+    tasks["ticket"] = -1
     rows = np.flatnonzero(np.isin(columns.kind, (ts.JOIN, ts.QUEUED, ts.MEETING)))
     rows = rows[np.lexsort((columns.place[rows], columns.key[rows]))]
     exchanges = np.zeros(n_keys, dtype=ts.EXCHANGE)
     sizes = np.bincount(columns.key[rows], minlength=n_keys)
     exchanges["size"] = exchanges["not_ready"] = sizes
     exchanges["first"] = np.cumsum(sizes) - sizes
-    exchanges["instance"] = exchanges["next"] = exchanges["waiting"] = -1
+    exchanges["instance"] = exchanges["next"] = exchanges["waiting"] = exchanges["target"] = -1
+    devices = np.zeros(len(columns.slower), dtype=DEVICE)
+    if columns.slower:
+        devices["inside"], devices["between"] = np.array(columns.slower, dtype=float).T
+        devices["row"] = -1
+        exchanges["inside"] = columns.inside
+        received = np.flatnonzero(columns.kind == ts.RECEIVE)
+        exchanges["target"][columns.key[received]] = tasks["device"][received]
     ready = np.zeros(n + 1, dtype=np.int64)
     first = np.flatnonzero(columns.missing == 0)
     ready[: len(first)] = first
@@ -328,8 +356,10 @@ def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int) -
     return ts.Tables(
         counts=counts, now=np.zeros(2), tasks=tasks, following=np.ascontiguousarray(columns.following),
         exchanges=exchanges, members=rows, launches=launches,
-        left=np.bincount(columns.step).astype(np.int64), calendar=np.zeros(n + n_queues + 1, dtype=EVENT),
+        left=np.bincount(columns.step).astype(np.int64),
+        calendar=np.zeros(n + n_queues + 2 + 2 * len(devices), dtype=EVENT),
         ended=places(2 * n + n_queues + 16), ready=ready, join_instances=places(n_joins), join_ranks=places(n_joins),
         sends=places(n_sends + 1), messages=np.zeros(n_sends + 1, dtype=ts.MESSAGE), freed=places(17),
-        slow=np.array(list(columns.slow_downs), dtype=ts.SLOW),
+        slow=np.array(list(columns.slow_downs), dtype=SLOW), devices=devices,
+        changes=places(2 * n if len(devices) else 0),
     )  # fmt: skip

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ddlsim.compiler import inlined
 from ddlsim.network import lane_tables as lt
-from ddlsim.network.tasks import push, slowed
+from ddlsim.network.calendar import push
+from ddlsim.network.devices import slowed
 
 ON = -1  # an actor goes on to its next operation
 

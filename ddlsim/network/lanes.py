@@ -20,13 +20,14 @@ import numpy as np
 
 from ddlsim.compiler import entry, inlined
 from ddlsim.network import lane_tables as lt
+from ddlsim.network.calendar import N_CALENDAR, pop
 from ddlsim.network.compiled import source_stamp
 from ddlsim.network.lane_actors import come, go_on, grant, leave, next_op, request, updated, write
 from ddlsim.network.pointers import call_advance, call_send
 from ddlsim.network.state import FULL as NETWORK_FULL
 from ddlsim.network.state import IDLE, N_OUT, Ints
 from ddlsim.network.state import NOW as NETWORK_NOW
-from ddlsim.network.tasks import N_CALENDAR, pop, sort
+from ddlsim.network.tasks import sort
 from ddlsim.network.view import attach
 
 

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddlsim.compiler import entry, inlined
-from ddlsim.network.calendar import insert, take_first
+from ddlsim.network.calendar import N_CALENDAR, pop, push
 from ddlsim.network.compiled import source_stamp
+from ddlsim.network.devices import N_STALE, change, schedule, slowed, stale
 from ddlsim.network.pointers import call_advance, call_join, call_send
 from ddlsim.network.state import FULL as NETWORK_FULL
 from ddlsim.network.state import IDLE, N_OUT, Floats, Ints, Records, record
@@ -27,6 +28,7 @@ from ddlsim.network.view import attach
 WORK, SEND, RECEIVE, JOIN, QUEUED = range(5)
 OPTIONAL = 5  # work that does not happen where it takes no seconds, and is followed by one task
 MEETING = 6  # a member of a collective that goes by Python's word, when all have entered
+EXCHANGED = (SEND, JOIN, QUEUED, MEETING)  # keep devices busy
 ASKED = 7  # work of NaN seconds: Python says when it starts how long it takes; if infinitely, it ends by Python's word
 
 # What `execute` returns; ARGUMENT is in `counts`
@@ -42,10 +44,8 @@ OVERRUN = 8  # the task ARGUMENT would start anew, but its step has not been rea
 ASKING = 9  # the task ARGUMENT starts, for seconds that Python says
 ELSEWHERE = 10  # the network has ended what is no task: the first N_ELSEWHERE completions
 
-# Places in `counts` (int64)
-N_CALENDAR = 0
+# Places in `counts` (int64); N_CALENDAR (0), SEQUENCE (2) and N_STALE are those of the calendar
 N_WOKEN = 1  # events behind those of the calendar that have not been put in order
-SEQUENCE = 2  # number of the next event
 FIRST_ENDED, N_ENDED = 3, 4  # what is left of the list of what has ended
 FIRST_READY, N_READY = 5, 6
 N_JOINS, N_SENDS = 7, 8  # at this instant
@@ -55,24 +55,27 @@ ADVANCE, JOINING, SENDER = 12, 13, 14  # addresses in the kernel
 N_ELSEWHERE = 15  # completions that are of no task
 N_SENT = 16  # messages, altogether
 N_FLYING, RESERVED = 17, 18  # messages of tasks on their way, and how many the network has room for
-N_COUNTS = 19
+N_CHANGES = 20  # exchanges that have begun or ended at this instant, where that makes devices slower
+N_COUNTS = 21
 
 #: start, end: s, NaN where it has not come; first:last of `following` start after it; missing: of those that it waits
 #: for, `waits` altogether; place: in the group of its collective, or of a message
-#: among those that are sent; slow: where `slow` begins for it, or -1
+#: among those that are sent; slow: where `slow` begins for it, or -1; device: that it works on, or keeps busy while
+#: it exchanges, -1 if exchanges slow none down; ticket: the number of its event, where that can be put off
 TASK = record(
     seconds="f", start="f", end="f", first="n", last="n", missing="n", waits="n", kind="n", key="n", place="n",
-    step="n", slow="n",
+    step="n", slow="n", device="n", ticket="i",
 )  # fmt: skip
 #: what the tasks of a key have in common. instance: the network's, -1 if none; members[first:first + size] are its
 #: tasks; not_ready: how many have not started; next: the key that travels with it, -1 if none; waiting: the receive
-#: that has started, -1 if none; delivered: 1 if the message is
-EXCHANGE = record(instance="n", first="n", size="n", not_ready="n", next="n", waiting="n", delivered="n")
+#: that has started, -1 if none; delivered: 1 if the message is; target: the device that a message keeps busy besides
+#: the sender's, or -1; inside: 1 if it stays inside a machine
+EXCHANGE = record(
+    instance="n", first="n", size="n", not_ready="n", next="n", waiting="n", delivered="n", target="n", inside="n"
+)
 #: what runs as an instance of the network: its first key (-1: it has no tasks), ranks under way, the queue that
 #: launched it (-1: none)
 LAUNCH = record(key="n", left="n", queue="n")
-#: up to the time `until` (s), since the entry before, work takes `factor` times as long; the last entry is for ever
-SLOW = record(until="f", factor="f")
 #: what the task `row` sends, over a `route` of the network
 MESSAGE = record(row="n", source="n", target="n", route="n", nbytes="f")
 
@@ -97,33 +100,43 @@ class Tables(NamedTuple):
     messages: Records  # MESSAGE, by place; the last is none
     freed: Ints  # instances that have ended
     slow: Records  # SLOW
-
-
-# ---------------------------------------------------------------- the calendar
-
-
-@inlined
-def push(counts, heap, time, item):  # type: ignore[no-untyped-def]
-    """Let an item come at `time`, after those of the same time that are there."""
-    insert(heap, counts[N_CALENDAR], time, counts[SEQUENCE], item)
-    counts[N_CALENDAR] += 1
-    counts[SEQUENCE] += 1
-
-
-@inlined
-def pop(counts, heap):  # type: ignore[no-untyped-def]
-    """Return the item that comes first."""
-    counts[N_CALENDAR] -= 1
-    return take_first(heap, counts[N_CALENDAR] + 1)
+    devices: Records  # DEVICE, those that exchanges slow down
+    changes: Ints  # 1 + task whose exchange has begun, -1 - task whose exchange has ended
 
 
 # ---------------------------------------------------------------- tasks
 
 
 @inlined
-def finish(counts, tasks, following, exchanges, ended, ready, left, row, now):  # type: ignore[no-untyped-def]
+def occupy(counts, calendar, tasks, exchanges, slow, devices, changes, now):  # type: ignore[no-untyped-def]
+    """Let devices be slower, or no more, because of what has begun and ended at this instant."""
+    for i in range(counts[N_CHANGES]):
+        more = 1 if changes[i] > 0 else -1
+        row = abs(changes[i]) - 1
+        exchange = tasks[row].key
+        inside = exchanges[exchange].inside
+        device = tasks[row].device
+        other = exchanges[exchange].target if tasks[row].kind == SEND else -1
+        while device >= 0 or other >= 0:
+            if device < 0:
+                device = other
+                other = -1
+            change(counts, calendar, tasks, slow, devices, device, inside, more, now)
+            device = -1
+    counts[N_CHANGES] = 0
+
+
+@inlined
+def finish(  # type: ignore[no-untyped-def]
+    counts, tasks, following, exchanges, devices, changes, ended, ready, left, row, now
+):
     """End a task; return whether it was the last of its step."""
     tasks[row].end = now
+    if devices.size > 0 and tasks[row].kind in EXCHANGED:
+        changes[counts[N_CHANGES]] = -1 - row
+        counts[N_CHANGES] += 1
+    elif tasks[row].device >= 0 and devices[tasks[row].device].row == row:
+        devices[tasks[row].device].row = -1
     if tasks[row].kind == SEND:
         exchange = tasks[row].key
         exchanges[exchange].delivered = 1
@@ -150,21 +163,9 @@ def finish(counts, tasks, following, exchanges, ended, ready, left, row, now):  
 
 
 @inlined
-def slowed(slow, i, now, work):  # type: ignore[no-untyped-def]
-    """Return how long `work` seconds take from `now`, as :func:`ddlsim.workload.jitter.slowed_duration`."""
-    begin = now
-    while slow[i].until <= now:
-        i += 1
-    while work * slow[i].factor > slow[i].until - now:
-        work -= (slow[i].until - now) / slow[i].factor
-        now = slow[i].until
-        i += 1
-    return now + work * slow[i].factor - begin
-
-
-@inlined
 def begin(  # type: ignore[no-untyped-def]
-    counts, tasks, following, exchanges, calendar, instances, ranks, sends, slow, ready, left, row, now
+    counts, tasks, following, exchanges, calendar, instances, ranks, sends, slow, devices, changes, ready, left, row,
+    now,
 ):
     """Start a task that is ready; return END, or what Python must do: before it starts (PREPARE, OVERRUN), or after."""
     kind = tasks[row].kind
@@ -182,7 +183,17 @@ def begin(  # type: ignore[no-untyped-def]
     counts[FIRST_READY] += 1
     tasks[row].start = now
     tasks[row].missing = tasks[row].waits
+    if devices.size > 0 and kind in (JOIN, MEETING, SEND):
+        changes[counts[N_CHANGES]] = 1 + row
+        counts[N_CHANGES] += 1
     if kind == WORK or (kind == OPTIONAL and seconds > 0.0) or (kind == ASKED and seconds < np.inf):
+        device = tasks[row].device
+        if device >= 0:
+            devices[device].row = row
+            devices[device].work = seconds
+            devices[device].since = now
+            schedule(counts, calendar, tasks, slow, devices, device, now)
+            return END
         if tasks[row].slow >= 0:
             seconds = slowed(slow, tasks[row].slow, now, seconds)
         push(counts, calendar, now + seconds, row)
@@ -207,6 +218,7 @@ def begin(  # type: ignore[no-untyped-def]
         sends[counts[N_SENDS]] = row
         counts[N_SENDS] += 1
     elif kind == ASKED:
+        tasks[row].ticket = -1
         return END
     elif exchanges[exchange].delivered == 1:
         push(counts, calendar, now, row)
@@ -289,7 +301,7 @@ def _entry_point(stamp: int) -> Any:
     @entry
     def execute(  # type: ignore[no-untyped-def]
         table: Ints, limit, counts, clock, tasks, following, exchanges, members, launches, left, calendar, ended, ready,
-        join_instances, join_ranks, sends, messages, freed, slow,
+        join_instances, join_ranks, sends, messages, freed, slow, devices, changes,
     ):  # fmt: skip
         """Let tasks start and end up to and including `limit` (s), or until Python must do something; return what.
 
@@ -306,8 +318,8 @@ def _entry_point(stamp: int) -> Any:
                 if counts[FIRST_READY] < counts[N_READY]:
                     row = ready[counts[FIRST_READY]]
                     status = begin(
-                        counts, tasks, following, exchanges, calendar, join_instances, join_ranks, sends, slow, ready,
-                        left, row, now,
+                        counts, tasks, following, exchanges, calendar, join_instances, join_ranks, sends, slow,
+                        devices, changes, ready, left, row, now,
                     )  # fmt: skip
                     if status != END:
                         return status
@@ -319,7 +331,9 @@ def _entry_point(stamp: int) -> Any:
                     if row < 0:
                         counts[ARGUMENT] = -1 - row
                         return LAUNCHED
-                    if finish(counts, tasks, following, exchanges, ended, ready, left, row, now):
+                    if finish(
+                        counts, tasks, following, exchanges, devices, changes, ended, ready, left, row, now
+                    ):
                         return STEP
                 else:
                     break
@@ -327,6 +341,11 @@ def _entry_point(stamp: int) -> Any:
             counts[N_READY] = 0
             counts[FIRST_ENDED] = 0
             counts[N_ENDED] = 0
+            if counts[N_CHANGES] > 0:
+                occupy(counts, calendar, tasks, exchanges, slow, devices, changes, now)
+            while counts[N_STALE] > 0 and stale(tasks, calendar[0].item, calendar[0].sequence):
+                pop(counts, calendar)
+                counts[N_STALE] -= 1
             after = calendar[0].time if counts[N_CALENDAR] > 0 else np.inf
             if after > now:
                 if limit < now:

@@ -24,6 +24,7 @@ from ddlsim.runtime.fabric import Fabric, on_fabric
 from ddlsim.strategies import AllReduce, Strategy
 from ddlsim.units import si
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline
+from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown, Slower
 from ddlsim.workload.devices import Device, DeviceLike
 from ddlsim.workload.jitter import Jitter, NoJitter, SlowDown
 from ddlsim.workload.model import Model, ModelLike
@@ -42,6 +43,13 @@ def _places(value: object, where: str) -> object:
     return places
 
 
+def _beside(value: object, where: str) -> object:
+    if isinstance(value, OverlapSlowdown):
+        return value
+    factor = cast("float", cast(Rule, rule_of(Slower))(value, where))
+    return OverlapSlowdown(factor, factor)
+
+
 _SLOW_DOWNS = cast(
     Rule, rule_of(tuple[Annotated[SlowDown, "a SlowDown(ranks, start, duration, factor)"], ...])
 )
@@ -55,6 +63,9 @@ ComputeLike = Annotated[
 ]
 JitterLike = Annotated[Jitter, having("an object such as ddlsim.Lognormal(0.1)", "sample", "mean")]
 SlowDowns = Annotated[Sequence[SlowDown], by(_slow_downs)]
+SlowdownLike = Annotated[
+    float | OverlapSlowdown, "a number from 1 on, or a ddlsim.OverlapSlowdown(inside=1.2)", by(_beside)
+]
 TrainingLike = Annotated[Training, "a ddlsim.Training, e.g. Training('digits', rate=0.1, epochs=5)"]
 CompressionLike = Annotated[
     Compression | AnyCompressor, "a compressor such as ddlsim.TopK(0.01), or a ddlsim.Compression"
@@ -84,6 +95,7 @@ class Experiment:
     device          device of all workers, instead of the cluster's own
     jitter          distribution of a factor on every step's compute time
     slow_downs      transient slow-downs of some workers
+    overlap_slowdown  how many times as long devices compute while they communicate: a number, or an OverlapSlowdown
     speed           permanent compute speed factor per worker (1.0: nominal)
     seed            of all random streams
     max_time        s of simulated time at which the run ends in any case
@@ -110,6 +122,7 @@ class Experiment:
     device: DeviceLike | None = None
     jitter: JitterLike = NoJitter()
     slow_downs: SlowDowns = ()
+    overlap_slowdown: SlowdownLike = NO_SLOWDOWN
     speed: Annotated[Sequence[Positive], "a list of one factor above 0 per worker"] | None = None
     seed: Seed = 0
     max_time: Annotated[float | str, quantity("time", "8 h", infinite=True)] = math.inf

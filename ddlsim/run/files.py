@@ -51,6 +51,7 @@ from ddlsim.runtime.fabric import Fabric
 from ddlsim.strategies import Strategy
 from ddlsim.workload import jitter as jitters
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline
+from ddlsim.workload.contention import OverlapSlowdown
 from ddlsim.workload.model import load_model
 from ddlsim.workload.toml_files import read_toml, validate
 
@@ -175,6 +176,7 @@ FIELDS: Mapping[str, Kinds] = {
     "strategy": STRATEGIES,
     "jitter": JITTER,
     "slow_downs": {"slow-down": jitters.SlowDown},
+    "overlap_slowdown": {"overlap-slowdown": OverlapSlowdown},
     "training": {"training": Training},
     "compression": COMPRESSORS,
     "fabric": {"fabric": Fabric},

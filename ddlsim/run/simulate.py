@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from ddlsim.runtime.worker import StopRule, Worker, factors
 from ddlsim.strategies.plans import first_workers, plan_of, tells_plan
 from ddlsim.units import si
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Workload, make_workload
+from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
 from ddlsim.workload.devices import Device, load_device
 from ddlsim.workload.memory import check_memory, held_nbytes
 from ddlsim.workload.model import Model, load_model
@@ -257,6 +258,7 @@ def _workers(prepared: Prepared, loop: Loop, recorder: Recorder, stop: StopRule,
                 rank, node, loop, stage.workload, recorder, stop, factors(experiment.jitter, experiment.seed, rank),
                 tuple(experiment.slow_downs), accumulation, learner,
                 None if regimes is None else functools.partial(regimes.at, rank),
+                overlap_slowdown=cast("OverlapSlowdown", experiment.overlap_slowdown),
             )
         )  # fmt: skip
     return workers
@@ -370,6 +372,11 @@ def run(
         raise ConfigError(
             f"compression has no effect with {experiment.strategy.label}: nothing that it sends goes through an "
             "Exchange or Wires (ddlsim.runtime), which compress; leave it out"
+        )
+    if experiment.overlap_slowdown != NO_SLOWDOWN and not setting.slows:
+        setting.notes.append(
+            f"overlap_slowdown: workers of {experiment.strategy.label} compute at full speed, also where they "
+            "communicate meanwhile; only those whose steps are a plan are slower then"
         )
     if setting.compression is not None and learner.task is not None:
         _check_compressible(prepared.model)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddlsim.network import lane_tables as ls
-from ddlsim.network.calendar import EVENT
+from ddlsim.network.calendar import EVENT, N_CALENDAR, SEQUENCE
+from ddlsim.network.devices import SLOW
 from ddlsim.network.state import Floats
-from ddlsim.network.tasks import N_CALENDAR, SEQUENCE, SLOW
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.workload.jitter import slow_intervals

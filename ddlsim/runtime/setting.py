@@ -27,8 +27,8 @@ class Setting:
     now, and where workers have models of their own ``replicas`` to what tells all their parameters, ``steps`` to what
     tells the local steps that each has made, and ``mixture`` to what the model is in terms of them. ``seed`` is that of
     all random streams. What is sent by exchanges and wires is compressed if ``compression`` is given; they say so in
-    ``compresses``. ``whole`` are the workloads of the workers if each had the whole model. Where compute times do not
-    vary by chance, ``jitter`` is NoJitter.
+    ``compresses``, and plans in ``slows`` that workers are slower while they communicate. ``whole`` are the workloads
+    of the workers if each had the whole model. Where compute times do not vary by chance, ``jitter`` is NoJitter.
     """
 
     cluster: Cluster
@@ -45,6 +45,7 @@ class Setting:
     seed: int = 0
     compression: Compression | None = None
     compresses: bool = False
+    slows: bool = False
     jitter: Jitter = NoJitter()
     whole: Sequence[Workload] = ()
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError, DeadlockError
-from ddlsim.network.executor import Executor, TaskColumns
+from ddlsim.network.executor import Executor
 from ddlsim.network.state import Records
 from ddlsim.network.tasks import OPTIONAL
 from ddlsim.plan.inserted import SUMMING, with_codes, with_evaluations
@@ -20,10 +20,10 @@ from ddlsim.runtime.carrier import Carrier, Exchanges, OfGroups, OfKinds
 from ddlsim.runtime.common_model import CommonModel, Gradients, Met
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.setting import Setting
+from ddlsim.runtime.slowdowns import with_slowdowns
 from ddlsim.runtime.travel import Travel
-from ddlsim.runtime.worker import UNVARIED, Worker
+from ddlsim.runtime.worker import UNVARIED
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.jitter import slow_intervals
 
 EVALUATION = "evaluation"
 #: (workloads of all workers, steps) -> their plan
@@ -148,7 +148,7 @@ class TableRun:
         tasks = steps.tasks._replace(seconds=np.concatenate([self._arm() for _ in steps.rows]), kind=kind)
         each = [[setting.workers[i] for i in own] for own in self.members]
         self.executor = Executor(
-            _with_slow_downs(tasks, steps.plan.rank[steps.row], each), setting.loop.network, self.travel.collective,
+            with_slowdowns(tasks, steps, each, setting), setting.loop.network, self.travel.collective,
             steps.key_sizes, steps.plan.queues, self.travel.messages,
             bystanders=self.travel.n_bystanders, outside=self.travel, meets=self.travel.meets,
         )  # fmt: skip
@@ -362,21 +362,3 @@ def _micro_batches(plan: Plan, rows: slice) -> Ints:
 def _named(plan: Plan, name: str) -> Bools:
     """Return which rows have a name."""
     return np.asarray(plan.name == (plan.names.index(name) if name in plan.names else len(plan.names)))
-
-
-def _factor_until(intervals: Sequence[tuple[float, float]], end: float) -> float:
-    """Return the factor of the interval in which a time lies, or with which it ends."""
-    return next(factor for until, factor in intervals if end <= until)
-
-
-def _with_slow_downs(tasks: TaskColumns, rank: Ints, members: Sequence[Sequence[Worker]]) -> TaskColumns:
-    """Return the tasks with the slow-downs of the workers that do them: of several, with the largest ones."""
-    first = np.full(len(members), -1, dtype=np.int64)
-    entries: list[tuple[float, float]] = []
-    for place, own in enumerate(members):
-        slowed = [slow_intervals(worker.slow_downs) for worker in own if worker.slow_downs]
-        if slowed:
-            first[place] = len(entries)
-            ends = sorted({end for intervals in slowed for end, _ in intervals})
-            entries += [(end, max(_factor_until(intervals, end) for intervals in slowed)) for end in ends]
-    return tasks._replace(slow=first[rank], slow_downs=entries)

@@ -21,6 +21,7 @@ from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, WAITING, Recorder
 from ddlsim.streams import stream
 from ddlsim.workload.compute import Workload
+from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
 from ddlsim.workload.jitter import Jitter, NoJitter, SlowDown, slowed_duration
 
 Process = Generator[simpy.Event, object, None]
@@ -125,6 +126,7 @@ class Worker:
     workload_at: Callable[[float], Workload] | None = None
     params: Value[Array] = ABSENT
     factor: float = 1.0
+    overlap_slowdown: OverlapSlowdown = NO_SLOWDOWN
     #: seconds of compute that somebody has asked for, done before the next step (an evaluation)
     owed: float = 0.0
 

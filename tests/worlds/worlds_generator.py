@@ -335,5 +335,8 @@ def world(seed: int) -> World:
     """Return the world of a seed."""
     draw = Draw(seed)
     one, cut = experiment(draw), draw.random() if draw.random() < 0.5 else None
-    layouts = Draw(f"layout {seed}")
-    return World(seed, laid_out(layouts, one) if layouts.random() < 0.15 else one, cut)
+    layouts, beside = Draw(f"layout {seed}"), Draw(f"beside {seed}")
+    one = laid_out(layouts, one) if layouts.random() < 0.15 else one
+    if beside.random() < 0.2:
+        one = one.with_(overlap_slowdown=ddlsim.OverlapSlowdown(beside.choice((1.0, 1.3)), beside.choice((1.1, 2.0))))
+    return World(seed, one, cut)

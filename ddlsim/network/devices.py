@@ -1,0 +1,111 @@
+"""Devices that work more slowly while they exchange something. Compiled.
+
+Work is counted in seconds at full speed. A device is slower while any exchange is under way at it: a kernel of a
+communication library holds some of its units from its start to its end, those times included in which it waits for
+others. When that begins or ends, the end of the task that the device works on is planned anew.
+"""
+
+from __future__ import annotations
+
+from ddlsim.compiler import inlined
+from ddlsim.network.calendar import N_CALENDAR, SEQUENCE, insert, push
+from ddlsim.network.state import record
+
+N_STALE = 19  # place in `counts`: events of the calendar that have been planned anew
+
+#: up to the time `until` (s), since the entry before, work takes `factor` times as long; the last entry is for ever
+SLOW = record(until="f", factor="f")
+#: inside, between: how many times as long work takes beside exchanges inside a machine, and between machines;
+#: n_inside, n_between: how many are under way; row: the task that it works on, -1 if none; work: seconds of it that
+#: were left at `since` (s)
+DEVICE = record(inside="f", between="f", work="f", since="f", row="n", n_inside="n", n_between="n")
+
+
+@inlined
+def slowed(slow, i, now, work):  # type: ignore[no-untyped-def]
+    """Return how long `work` seconds take from `now`, as :func:`ddlsim.workload.jitter.slowed_duration`."""
+    begin = now
+    while slow[i].until <= now:
+        i += 1
+    while work * slow[i].factor > slow[i].until - now:
+        work -= (slow[i].until - now) / slow[i].factor
+        now = slow[i].until
+        i += 1
+    return now + work * slow[i].factor - begin
+
+
+@inlined
+def _worked(slow, i, begin, end):  # type: ignore[no-untyped-def]
+    """Return the seconds of work that are done from `begin` to `end`, the reverse of :func:`slowed`."""
+    if i < 0:
+        return end - begin
+    work = 0.0
+    while slow[i].until < end:
+        if slow[i].until > begin:
+            work += (slow[i].until - begin) / slow[i].factor
+            begin = slow[i].until
+        i += 1
+    return work + (end - begin) / slow[i].factor
+
+
+@inlined
+def _pace(devices, device):  # type: ignore[no-untyped-def]
+    """Return how many times as long work takes at a device now."""
+    factor = 1.0
+    if devices[device].n_inside > 0:
+        factor = devices[device].inside
+    if devices[device].n_between > 0 and devices[device].between > factor:
+        factor = devices[device].between
+    return factor
+
+
+@inlined
+def schedule(counts, calendar, tasks, slow, devices, device, now):  # type: ignore[no-untyped-def]
+    """Let the task that a device works on end when it will at the present pace."""
+    row = devices[device].row
+    seconds = devices[device].work * _pace(devices, device)
+    if tasks[row].slow >= 0:
+        seconds = slowed(slow, tasks[row].slow, now, seconds)
+    tasks[row].ticket = counts[SEQUENCE]
+    push(counts, calendar, now + seconds, row)
+
+
+@inlined
+def change(counts, calendar, tasks, slow, devices, device, inside, more, now):  # type: ignore[no-untyped-def]
+    """Let one exchange `more` (1) or less (-1) be under way at a device."""
+    before = _pace(devices, device)
+    if inside == 1:
+        devices[device].n_inside += more
+    else:
+        devices[device].n_between += more
+    row = devices[device].row
+    if row >= 0 and _pace(devices, device) != before:
+        done = _worked(slow, tasks[row].slow, devices[device].since, now) / before
+        devices[device].work = max(devices[device].work - done, 0.0)
+        devices[device].since = now
+        counts[N_STALE] += 1
+        if counts[N_STALE] > devices.size:
+            _compact(counts, calendar, tasks, row)
+        schedule(counts, calendar, tasks, slow, devices, device, now)
+
+
+@inlined
+def stale(tasks, item, sequence):  # type: ignore[no-untyped-def]
+    """Whether an event has been planned anew since."""
+    return item >= 0 and tasks[item].ticket >= 0 and tasks[item].ticket != sequence
+
+
+@inlined
+def _compact(counts, calendar, tasks, row):  # type: ignore[no-untyped-def]
+    """Take out of the calendar what has been planned anew, and what is just being: the end of the task `row`."""
+    tasks[row].ticket = counts[SEQUENCE]
+    n = 0
+    for i in range(counts[N_CALENDAR]):
+        time = calendar[i].time
+        sequence = calendar[i].sequence
+        item = calendar[i].item
+        if not stale(tasks, item, sequence):
+            insert(calendar, n, time, sequence, item)
+            n += 1
+    counts[N_CALENDAR] = n
+    counts[N_STALE] = 0

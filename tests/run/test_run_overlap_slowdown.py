@@ -1,0 +1,128 @@
+"""Compute is slower beside communication: work is conserved, whatever overlaps."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ddlsim
+from ddlsim.cluster import star
+
+TWO_LAYERS = """
+title = "Two dense layers"
+input = [1000]
+layers = [{ type = "dense", units = 1000 }, { type = "dense", units = 1000 }]
+"""
+
+
+def seconds_of_work(result, rank, factor):
+    """Return the seconds of each task of a worker, done at 1 / `factor` of its speed beside any of its exchanges."""
+    spans = result.recorder.spans
+    busy = [
+        (s.start, s.end) for s in spans if s.track == f"worker {rank} network"
+        or (s.name == "message" and s.track == f"worker {(rank + 2) % 4} network")  # which the worker receives
+    ]  # fmt: skip
+    tasks = []
+    for span in (s for s in spans if s.track == f"worker {rank}" and s.kind == "compute"):
+        edges = {span.start, span.end, *(e for pair in busy for e in pair if span.start < e < span.end)}
+        points, work = sorted(edges), 0.0
+        for begin, end in itertools.pairwise(points):
+            beside = any(start <= begin and end <= until for start, until in busy)
+            work += (end - begin) / (factor if beside else 1.0)
+        tasks.append(work)
+    return tasks
+
+
+@pytest.fixture(scope="module")
+def two_layers(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "two-layers.toml"
+    path.write_text(TWO_LAYERS)
+    return path
+
+
+def test_the_part_of_the_backward_pass_beside_an_all_reduce_takes_longer(two_layers):
+    """4 ms forward, 8 ms backward, both layers alike; 4.004 MB a layer, on a link that takes 2 ms for it, twice 1/2."""
+    def step_time(factor):
+        return ddlsim.simulate(
+            star(2, bandwidth="2.002 GB/s", latency="0 s"), two_layers, ddlsim.AllReduce("ring", overlap="layer"),
+            batch_size=1, compute=ddlsim.Measured("12 ms", batch_size=1), overlap_slowdown=factor,
+        ).step_time  # fmt: skip
+
+    assert step_time(1.0) == pytest.approx(14e-3, rel=1e-12)
+    # Beside the 2 ms of the first all-reduce 2 / 1.6 ms of the 4 ms of the second layer's backward pass are done
+    assert step_time(1.6) == pytest.approx(14e-3 + (2 - 2 / 1.6) * 1e-3, rel=1e-12)
+
+
+STRATEGIES = {
+    "ddp": ddlsim.AllReduce("ring", overlap=ddlsim.DdpBuckets("1 MiB")),
+    "priority": ddlsim.AllReduce("ring", overlap=ddlsim.Priority("1 MiB")),
+    "horovod": ddlsim.AllReduce("ring", overlap="horovod"),
+    "known": ddlsim.AllReduce("ring", cost="nccl"),
+    "servers": ddlsim.ParameterServer(2, overlap="layer"),
+    "zero-1": ddlsim.ShardedUpdate(overlap="layer"),
+    "fsdp": ddlsim.FSDP(stage=3),
+    "pipeline": ddlsim.Parallel(pipeline=2, data=2, micro_batch=4),
+}
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+@settings(max_examples=3, deadline=None)
+@given(factor=st.floats(1.05, 4.0), slow=st.booleans())
+def test_work_is_conserved(name, factor, slow):
+    strategy = STRATEGIES[name]
+    shared = name in ("fsdp", "pipeline")  # batch_size is that of all workers
+    experiment = ddlsim.Experiment(
+        "dgx-a100-pod", "resnet18", strategy, batch_size=32 if shared else 8, workers=[0, 1, 8, 9],
+        steps=2, warmup=0, device="v100", precision="fp16" if name == "fsdp" else "fp32",
+        slow_downs=[ddlsim.SlowDown([0, 2], "5 ms", "3 ms", 2.0)] if slow else (),
+        overlap_slowdown=factor,
+    )  # fmt: skip
+    plain = experiment.with_(overlap_slowdown=1.0, slow_downs=())
+    slower, before = (ddlsim.run.simulate.run(each, keep_spans=True) for each in (experiment, plain))
+    assert slower.recorder.seconds[0]["compute"] > before.recorder.seconds[0]["compute"] * (1 + 1e-9)
+    for rank in range(4):
+        with_it, without = seconds_of_work(slower, rank, factor), seconds_of_work(before, rank, 1.0)
+        n = min(len(with_it), len(without)) - 1  # the run ends in the middle of the last one
+        if slow and rank in (0, 2):
+            assert sum(with_it[:n]) > sum(without[:n])
+        else:
+            assert n > 5
+            assert with_it[:n] == pytest.approx(without[:n], rel=1e-9, abs=1e-12)
+
+
+def test_the_larger_of_two_factors_counts_and_each_for_its_exchanges():
+    def step_time(*factors, workers=(0, 1, 8, 9)):
+        return ddlsim.simulate(
+            "dgx-a100-pod", "resnet18", ddlsim.AllReduce("ring"), batch_size=8, workers=workers,
+            overlap_slowdown=ddlsim.OverlapSlowdown(*factors),
+        ).step_time  # fmt: skip
+
+    assert step_time(2.0, 1.0) == step_time(1.0, 1.0)  # the ring of four leaves the machines
+    assert step_time(1.5, 2.0) == step_time(1.0, 2.0) > step_time(1.0, 1.0)
+    assert step_time(1.0, 2.0, workers=(0, 1)) == step_time(1.0, 1.0, workers=(0, 1))
+    assert step_time(2.0, 1.0, workers=(0, 1)) > step_time(1.0, 1.0, workers=(0, 1))
+
+
+def test_runs_of_strategies_without_plan_say_so():
+    result = ddlsim.simulate("office-1gbe", "resnet18", ddlsim.AsyncParameterServer(), workers=4, overlap_slowdown=1.2)
+    assert any(note.startswith("overlap_slowdown: workers of async") for note in result.notes)
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    (0.9, r"overlap_slowdown = 0\.9: must be .* 1"), (math.nan, "overlap_slowdown"), ("fast", "overlap_slowdown"),
+])  # fmt: skip
+def test_factors_below_one_are_refused(value, text):
+    with pytest.raises(ddlsim.ConfigError, match=text):
+        ddlsim.simulate("office-1gbe", "resnet18", overlap_slowdown=value)
+
+
+def test_files_say_it(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('cluster = "office-1gbe"\nmodel = "resnet18"\noverlap_slowdown = 1.25\n')
+    assert ddlsim.load_experiment(path).overlap_slowdown == ddlsim.OverlapSlowdown(1.25, 1.25)
+    path.write_text('cluster = "office-1gbe"\n[overlap_slowdown]\ntype = "overlap-slowdown"\nbetween = 1.1\n')
+    assert ddlsim.load_experiment(path).overlap_slowdown == ddlsim.OverlapSlowdown(between=1.1)
