@@ -26,6 +26,7 @@ from ddlsim.errors import ConfigError, shown
 from ddlsim.imports.chrome import Event, read_events
 from ddlsim.imports.json_values import finite
 from ddlsim.imports.kineto_layers import LayerTime, input_samples, layer_times
+from ddlsim.imports.kineto_overlap import overlap_slowdown
 from ddlsim.imports.text import SourceText, read_text
 from ddlsim.imports.timing import Timing
 
@@ -58,6 +59,8 @@ class KinetoTrace:
     collectives  in order of time; ``nbytes`` 0 where the trace has no sizes
     layers       leaf modules in order of their first call (empty without ``with_stack=True``)
     rank, n_ranks   of this trace; 0 and 1 where it was not distributed
+    overlap_slowdown   how many times as long kernels take beside a collective's
+                       (:func:`~ddlsim.imports.kineto_overlap.overlap_slowdown`); NaN where the trace does not say
     batch_size   length of the first dimension of what the first module computes with; 0 without ``record_shapes=True``
     """
 
@@ -67,6 +70,7 @@ class KinetoTrace:
     rank: int
     n_ranks: int
     batch_size: int = 0
+    overlap_slowdown: float = math.nan
 
 
 @checked
@@ -87,6 +91,7 @@ def read_kineto(path: str | Path, *, batch_size: Count | None = None) -> KinetoT
         collectives=tuple(_collectives(source, spans, n_ranks)),
         layers=tuple(layer_times(spans, [(event.ts, event.end) for event in steps])),
         rank=rank, n_ranks=n_ranks, batch_size=input_samples(spans),
+        overlap_slowdown=overlap_slowdown(spans),
     )  # fmt: skip
     if not (trace.steps or trace.collectives or trace.layers):
         raise source.error(None, "has no ProfilerStep, no collective and no nn.Module; is it a trace of a training?")

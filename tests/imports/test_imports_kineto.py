@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 
 import pytest
 
@@ -198,3 +199,17 @@ def test_sizes_that_no_message_has(tmp_path, size):
     events[2]["args"]["In msg nelems"] = size
     with pytest.raises(ConfigError, match=r"traceEvents\[4\]: In msg nelems = .* must be a whole number, not negative"):
         read_kineto(write(tmp_path, events))
+
+
+@pytest.mark.parametrize("n", [10, 9])
+def test_kernels_beside_a_collective_are_compared_with_the_same_alone(tmp_path, n):
+    """A product takes 37.5 instead of 30 us there, a smaller one 15 instead of 10; of fewer than 20 nothing is said."""
+    events = [span("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", 0, 60.0 * n, "kernel", 20)]
+    for start, large, small in ((0.0, 37.5, 15.0), (60.0 * n, 30.0, 10.0)):
+        for i in range(n):
+            events.append(span("gemm", start + 60 * i, large, "kernel", 7, grid=[96, 1, 1], block=[128, 1, 1]))
+            events.append(span("gemm", start + 60 * i + 40, small, "kernel", 7, grid=[8, 1, 1], block=[128, 1, 1]))
+    events.append(span("softmax", 20.0, 99.0, "kernel", 8, grid=[1]))  # never alone
+    events.append(span("gemm", 60.0 * n - 20, 40.0, "kernel", 8, grid=[96, 1, 1], block=[128, 1, 1]))  # half beside
+    slowdown = read_kineto(write(tmp_path, events)).overlap_slowdown
+    assert slowdown == pytest.approx(52.5 / 40.0) if n == 10 else math.isnan(slowdown)
