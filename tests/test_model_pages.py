@@ -24,6 +24,7 @@ WITH_CASES = [
     "splitting",
     "taxonomy",
     "tcp",
+    "transport",
     "variability",
 ]
 BLOCKS = {page: re.findall(r"```python\n(.*?)```", text, re.DOTALL) for page, text in PAGES.items()}

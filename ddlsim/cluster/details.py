@@ -1,6 +1,7 @@
-"""What links do besides carrying bytes at a rate: frames with headers, token buckets, acknowledgements.
+"""What links do besides carrying bytes at a rate: frames with headers, token buckets, acknowledgements, transports.
 
-The network engine applies them (docs/models/tcp.md has the formulas); links without them cost nothing.
+The network engine applies them (docs/models/tcp.md and docs/models/transport.md have the formulas); links without them
+cost nothing.
 """
 
 from __future__ import annotations
@@ -8,13 +9,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from ddlsim.arguments import Decay, NotNegative, checked
-from ddlsim.cluster.cluster import Cluster, Floats, Ints
+from ddlsim.arguments import Count, Decay, NotNegative, checked, one_of
+from ddlsim.cluster.cluster import Bools, Cluster, Floats, Ints
 from ddlsim.cluster.quantity import Quantity, nonnegative
+from ddlsim.cluster.transports import PROTOCOLS, frame_of
 from ddlsim.errors import ConfigError, shown, unknown_name
+
+Transport: TypeAlias = Annotated[str, one_of("", *PROTOCOLS)]
+Texts: TypeAlias = npt.NDArray[np.str_]
 
 
 @checked
@@ -25,18 +32,40 @@ class LinkDetail:
     frame_header, frame_payload  bytes that every frame of at most `frame_payload` bytes adds to a message
     burst                        bytes that an idle link has saved up and lets through at once (token bucket)
     reverse_load                 share of its rate that traffic takes of the other direction (acknowledgements)
+    transport                    "tcp-cubic", "tcp-reno", "roce" or "infiniband": messages of a pair of nodes travel on
+                                 its connections, one after the other; "": messages are flows, as on ideal links
+    connections                  that each pair of nodes has, between which every message is divided
+    flow_rate                    bytes/s of one connection at most; 0: no limit
+    window                       bytes of one connection under way at most; 0: the transport's own
+    rendezvous                   bytes; a larger message asks its receiver first and waits for it; 0: none does
+    loss                         share of TCP's segments that are lost
+    unordered                    messages of a connection do not wait for each other but share it
+    warm                         windows are open already: no slow start
     """
 
     frame_header: NotNegative = 0.0
     frame_payload: NotNegative = 0.0
     burst: NotNegative = 0.0
     reverse_load: Decay = 0.0
+    transport: Transport = ""
+    connections: Count = 1
+    flow_rate: NotNegative = 0.0
+    window: NotNegative = 0.0
+    rendezvous: NotNegative = 0.0
+    loss: Decay = 0.0
+    unordered: bool = False
+    warm: bool = False
+
+    def written(self) -> dict[str, Any]:
+        """Return the fields that say anything, as attributes of an edge."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if value != getattr(_NONE, key)}
 
     def __bool__(self) -> bool:
         """Whether the link does anything besides carrying bytes."""
-        return self != LinkDetail()
+        return self != _NONE
 
 
+_NONE = LinkDetail()
 #: names in graphs and in files
 DETAIL_KEYS = tuple(field.name for field in dataclasses.fields(LinkDetail))
 
@@ -49,6 +78,14 @@ class LinkDetails:
     frame_payload: Floats
     burst: Floats
     reverse_load: Floats
+    transport: Texts
+    connections: Ints
+    flow_rate: Floats
+    window: Floats
+    rendezvous: Floats
+    loss: Floats
+    unordered: Bools
+    warm: Bools
 
     def __post_init__(self) -> None:
         for key in DETAIL_KEYS:
@@ -56,7 +93,7 @@ class LinkDetails:
 
     def of(self, link: int) -> LinkDetail:
         """Return the details of one link."""
-        return LinkDetail(*(float(getattr(self, key)[link]) for key in DETAIL_KEYS))
+        return LinkDetail(*(getattr(self, key)[link].item() for key in DETAIL_KEYS))
 
 
 def checked_detail(
@@ -64,9 +101,20 @@ def checked_detail(
     frame_payload: Quantity = 0.0,
     burst: Quantity = 0.0,
     reverse_load: float = 0.0,
+    transport: str = "",
+    mtu: Quantity = 0.0,
+    connections: int = 1,
+    flow_rate: Quantity = 0.0,
+    window: Quantity = 0.0,
+    rendezvous: Quantity = 0.0,
+    loss: float = 0.0,
+    unordered: bool = False,
+    warm: bool = False,
     where: str = "",
 ) -> LinkDetail:
-    """Return the details as SI floats; sizes are bytes or text such as "66 B".
+    """Return the details as SI floats; sizes are bytes or text such as "66 B", `flow_rate` bytes/s or "5 Gbit/s".
+
+    mtu  bytes of the transport's frames, which says frame_header and frame_payload
 
     Raises :class:`ConfigError` for a number that makes no sense, naming it.
     """
@@ -77,17 +125,55 @@ def checked_detail(
             f"{where}frame_header = {shown(frame_header)} and frame_payload = {shown(frame_payload)} say together what "
             f"a frame is; give both, like '66 B' and '1448 B'"
         )
-    if isinstance(reverse_load, bool) or not isinstance(reverse_load, int | float) or not 0 <= reverse_load < 1:
-        raise ConfigError(f"{where}reverse_load = {shown(reverse_load)} must be a share in [0, 1), like 0.022")
-    return LinkDetail(header, payload, nonnegative(burst, "bytes", f"{where}burst"), float(reverse_load))
+    for key, share in (("reverse_load", reverse_load), ("loss", loss)):
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+            raise ConfigError(f"{where}{key} = {shown(share)} must be a share in [0, 1), like 0.022")
+    if not isinstance(transport, str) or transport not in {"", *PROTOCOLS}:
+        raise unknown_name("transport", str(transport), set(PROTOCOLS), where.rstrip(": ") or "link")
+    if isinstance(connections, bool) or not isinstance(connections, int) or not 1 <= connections <= 1 << 20:
+        raise ConfigError(f"{where}connections = {shown(connections)} must be a whole number of at least 1")
+    for key, switch in (("unordered", unordered), ("warm", warm)):
+        if not isinstance(switch, bool):
+            raise ConfigError(f"{where}{key} = {shown(switch)} must be true or false")
+    frame = nonnegative(mtu, "bytes", f"{where}mtu")
+    detail = LinkDetail(
+        header, payload, nonnegative(burst, "bytes", f"{where}burst"), float(reverse_load), transport, connections,
+        nonnegative(flow_rate, "bandwidth", f"{where}flow_rate"), nonnegative(window, "bytes", f"{where}window"),
+        nonnegative(rendezvous, "bytes", f"{where}rendezvous"), float(loss), unordered, warm,
+    )  # fmt: skip
+    return _consistent(detail, frame, where)
+
+
+#: what only a transport does
+_TRANSPORT_KEYS = ("connections", "flow_rate", "window", "rendezvous", "loss", "unordered", "warm")
+
+
+def _consistent(detail: LinkDetail, mtu: float, where: str) -> LinkDetail:
+    """Return the detail with the frames that `mtu` says; raise :class:`ConfigError` if its parts do not go together."""
+    if not detail.transport:
+        idle = [key for key in _TRANSPORT_KEYS if getattr(detail, key) != getattr(_NONE, key)] + ["mtu"] * (mtu > 0)
+        if idle:
+            value = mtu if idle[0] == "mtu" else getattr(detail, idle[0])
+            raise ConfigError(
+                f"{where}{idle[0]} = {shown(value)} belongs to a transport; add transport = one of "
+                f"{', '.join(map(repr, PROTOCOLS))}"
+            )
+        return detail
+    if detail.loss and not detail.transport.startswith("tcp"):
+        raise ConfigError(f"{where}loss = {detail.loss} is for TCP; {detail.transport} links lose nothing")
+    if mtu and detail.frame_header:
+        raise ConfigError(f"{where}mtu and frame_header both say what a frame is; remove one")
+    if not mtu:
+        return detail
+    header, payload = frame_of(detail.transport, mtu, where)
+    return dataclasses.replace(detail, frame_header=header, frame_payload=payload)
 
 
 def collected(details: Collection[LinkDetail]) -> LinkDetails | None:
     """Return the details of all links as arrays, or None if no link has any."""
     if not any({id(detail): detail for detail in details}.values()):  # most links of a cluster share theirs
         return None
-    columns = np.array([dataclasses.astuple(detail) for detail in details], dtype=np.float64).T
-    return LinkDetails(*(column.copy() for column in columns))
+    return LinkDetails(*(np.array([getattr(detail, key) for detail in details]) for key in DETAIL_KEYS))
 
 
 @checked
@@ -98,14 +184,27 @@ def with_detail(
     frame_payload: Quantity = 0.0,
     burst: Quantity = 0.0,
     reverse_load: float = 0.0,
+    transport: Transport = "",
+    mtu: Quantity = 0.0,
+    connections: Count = 1,
+    flow_rate: Quantity = 0.0,
+    window: Quantity = 0.0,
+    rendezvous: Quantity = 0.0,
+    loss: float = 0.0,
+    unordered: bool = False,
+    warm: bool = False,
     kinds: Collection[str] | None = None,
 ) -> Cluster:
     """Return the cluster with these details on all links of the given `kinds` (None: all between hosts).
 
-    The parameters are those of :class:`LinkDetail`. Links of other kinds keep theirs. Raises :class:`ConfigError`
-    for a number that makes no sense, or a kind that no link has.
+    The parameters are those of :class:`LinkDetail`, sizes as text like "3 MiB" and rates like "5 Gbit/s" as well; `mtu`
+    (bytes) says the transport's frames. Links of other kinds keep theirs. Raises :class:`ConfigError` for a number
+    that makes no sense, a transport that does not exist, or a kind that no link has.
     """
-    detail = checked_detail(frame_header, frame_payload, burst, reverse_load)
+    detail = checked_detail(
+        frame_header, frame_payload, burst, reverse_load, transport, mtu, connections, flow_rate, window, rendezvous,
+        loss, unordered, warm,
+    )  # fmt: skip
     for kind in kinds or ():
         if kind not in cluster.link_kind:
             raise unknown_name("link kind", kind, set(cluster.link_kind), f"cluster {cluster.name!r}")

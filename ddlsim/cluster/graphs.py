@@ -10,7 +10,7 @@ node    kind "gpu", "host" (also when missing) or "switch"; host: the machine it
         endpoints) and device_price of the endpoint (USD/s), power of a switch (W)
 edge    bandwidth (required), latency (0 when missing), efficiency (1 when missing), kind ("link" when
         missing), shared (half duplex with the edge of the same key the other way); frame_header,
-        frame_payload, burst, reverse_load (see `details.LinkDetail`)
+        frame_payload, burst, reverse_load, transport, mtu, ... (see `details.LinkDetail`)
 
 Bandwidths, latencies, overheads and sizes are SI floats or text with a unit. An undirected edge is a pair of links
 that are equal: networkx forgets which end of it was named first, so what differs by direction needs a directed graph.
@@ -39,7 +39,7 @@ GRAPH_KEYS = {"name", "title", "sources", "notes", "routing", "grid", "routes"}
 _FOREIGN_GRAPH_KEYS = {"node_default", "edge_default"}
 NODE_KEYS = {"kind", "host", "device", "speed", "send_overhead", "recv_overhead", "reduce_time"}
 NODE_KEYS |= {"price", "device_price", "power"}
-EDGE_KEYS = {"bandwidth", "latency", "efficiency", "kind", "shared", *DETAIL_KEYS}
+EDGE_KEYS = {"bandwidth", "latency", "efficiency", "kind", "shared", "mtu", *DETAIL_KEYS}
 
 Attributes = dict[str, Any]  # networkx promises nothing about values; every one is checked below
 #: source, destination, what identifies the other direction, attributes
@@ -240,7 +240,7 @@ def _checked_link(data: Attributes, place: str) -> _Checked:
         fraction(data.get("efficiency", 1.0), f"{place}: efficiency"),
         nonnegative(data.get("latency", 0.0), "time", f"{place}: latency"),
     )
-    detail = checked_detail(**{key: data[key] for key in DETAIL_KEYS if key in data}, where=f"{place}: ")
+    detail = checked_detail(**{key: data[key] for key in ("mtu", *DETAIL_KEYS) if key in data}, where=f"{place}: ")
     return shared, _text(data, "kind", "link", place) or "link", speed, detail
 
 
@@ -311,8 +311,7 @@ def to_graph(cluster: Cluster) -> nx.MultiDiGraph[str]:
         if cluster.link_efficiency[link] != 1:
             data["efficiency"] = float(cluster.link_efficiency[link])
         if cluster.details is not None:
-            detail = dataclasses.asdict(cluster.details.of(link))
-            data.update({key: value for key, value in detail.items() if value})
+            data.update(cluster.details.of(link).written())
         if n_uses[channel] > 1:  # the key is what ties the two directions together
             data["shared"] = True
             graph.add_edge(u, v, keys.setdefault(channel, 1_000_000 + channel), **data)

@@ -7,7 +7,7 @@ nodes to which the network links (kind "nic" on switched fabrics) attach: one pe
 from __future__ import annotations
 
 import itertools
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import networkx as nx
@@ -132,7 +132,7 @@ def connect(
     if efficiency != 1:
         data["efficiency"] = efficiency
     if detail is not PLAIN_LINK:
-        data.update({key: value for key, value in asdict(detail).items() if value})
+        data.update(detail.written())
     key = None
     if shared:  # the same key both ways ties the two directions together
         data["shared"] = True

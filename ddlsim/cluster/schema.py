@@ -87,10 +87,19 @@ class DetailTable(_Strict):
     frame_payload: Size = 0.0
     burst: Size = 0.0
     reverse_load: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    transport: str = ""
+    mtu: Size = 0.0
+    connections: int = 1
+    flow_rate: Bandwidth = 0.0
+    window: Size = 0.0
+    rendezvous: Size = 0.0
+    loss: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    unordered: bool = False
+    warm: bool = False
 
     def detail(self, place: str) -> LinkDetail:
         """Return the checked details; `place` is where the table stands."""
-        return checked_detail(self.frame_header, self.frame_payload, self.burst, self.reverse_load, f"{place}: ")
+        return checked_detail(**{key: getattr(self, key) for key in DetailTable.model_fields}, where=f"{place}: ")
 
 
 class AllLinksTable(DetailTable):

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 
 from ddlsim.cluster.cluster import Bools, Cluster, Floats
+from ddlsim.cluster.details import LinkDetail
 from ddlsim.printable import shown
 
 
@@ -50,7 +51,19 @@ def _details(cluster: Cluster, of_kind: Bools) -> str:
         parts.append(f"bursts of {_range(np.array([detail.burst for detail in found]), 'B')}")
     if any(detail.reverse_load for detail in found):
         parts.append(f"acknowledgements {_range(np.array([detail.reverse_load for detail in found]), '')}")
+    parts += sorted({_transport(detail) for detail in found if detail.transport})
     return "".join(f", {part}" for part in parts)
+
+
+def _transport(detail: LinkDetail) -> str:
+    """Return a transport in words: its name, and what it has been told."""
+    words = [f"{detail.connections} connections"] if detail.connections > 1 else []
+    words += [f"{detail.flow_rate * 8e-9:.4g} Gbit/s each"] if detail.flow_rate else []
+    words += [f"window {detail.window:.4g} B"] if detail.window else []
+    words += [f"rendezvous above {detail.rendezvous:.4g} B"] if detail.rendezvous else []
+    words += [f"loss {detail.loss:.4g}"] if detail.loss else []
+    words += [key for key in ("unordered", "warm") if getattr(detail, key)]
+    return f"transport {detail.transport}" + (f" ({', '.join(words)})" if words else "")
 
 
 def _range(values: Floats, unit: str) -> str:

@@ -53,13 +53,15 @@ def channel_nbytes(net: Net, now: float) -> Floats:
     """Return the bytes that each channel has carried by `now`, those of messages under way included, (n_channels,)."""
     moving = _under_way(net, now)
     channel, of = _crossed(net, moving.slot)
-    return net.channels["nbytes"] + np.bincount(channel, moving.carried[of], len(net.channels))
+    n = int(net.counts[st.N_LINKED])
+    return net.channels["nbytes"][:n] + np.bincount(channel, moving.carried[of], n)
 
 
 def channel_busy(net: Net, now: float) -> Floats:
     """Return the s during which each channel carried something by `now`, (n_channels,)."""
     channel, start = _open_intervals(net, now, None)
-    return net.channels["busy"] + np.bincount(channel, now - start, len(net.channels))
+    n = int(net.counts[st.N_LINKED])
+    return net.channels["busy"][:n] + np.bincount(channel, now - start, n)
 
 
 def open_intervals(net: Net, now: float) -> Records:
@@ -69,7 +71,7 @@ def open_intervals(net: Net, now: float) -> Records:
 
 def accounts(net: Net, now: float) -> Accounts:
     """Return the totals as of `now`."""
-    n = len(net.channels)
+    n = int(net.counts[st.N_LINKED])
     none = np.zeros(n)
     if net.counts[st.N_FREE] == len(net.slots):
         return _accounts(net, none, none, 0.0, 0.0)
@@ -88,19 +90,20 @@ def accounts(net: Net, now: float) -> Accounts:
 
 def _accounts(net: Net, nbytes: Floats, busy: Floats, in_flight: float, left_crossings: float) -> Accounts:
     """Return the totals: what is booked, and what is under way."""
+    n = len(nbytes)
     shaped = bool(net.counts[st.SHAPED])
-    none = np.zeros(len(net.channels))
+    none = np.zeros(n)
     return Accounts(
-        nbytes=net.channels["nbytes"] + nbytes,
-        busy=net.channels["busy"] + busy,
+        nbytes=net.channels["nbytes"][:n] + nbytes,
+        busy=net.channels["busy"][:n] + busy,
         issued=float(net.reals[st.ISSUED]),
         delivered=float(net.reals[st.DELIVERED]),
         in_flight=in_flight,
         issued_crossings=float(net.reals[st.ISSUED_HOPS]),
         left_crossings=left_crossings,
-        passed=net.buckets["passed"].copy() if shaped else none,
-        capacity=net.buckets["free"].copy() if shaped else net.channels["capacity"].copy(),
-        burst=net.buckets["burst"].copy() if shaped else none,
+        passed=net.buckets["passed"][:n].copy() if shaped else none,
+        capacity=net.buckets["free"][:n].copy() if shaped else net.channels["capacity"].copy(),
+        burst=net.buckets["burst"][:n].copy() if shaped else none,
     )
 
 
@@ -142,7 +145,8 @@ def _crossed(net: Net, slot: Places) -> tuple[Ints, Ints]:
 
 def _open_intervals(net: Net, now: float, moving: _UnderWay | None) -> tuple[Ints, Floats]:
     """Return (channel, start) of the busy intervals that are open at `now`; `moving` is what is under way, if known."""
-    used = np.flatnonzero((net.channels["used"] > 0) & (net.channels["since"] < now))
+    linked = net.channels[: net.counts[st.N_LINKED]]
+    used = np.flatnonzero((linked["used"] > 0) & (linked["since"] < now))
     if len(used) or net.counts[st.N_ACTIVE]:
         return used, net.channels["since"][used]
     moving = moving or _under_way(net, now)

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
+from ddlsim.cluster.details import LinkDetails
 from ddlsim.errors import DdlsimError
 from ddlsim.network import state as st
 from ddlsim.network.calendar import EVENT
 from ddlsim.network.state import Entries, Floats, Ints, Net, Records, grown
 
 NO_BARRIER = -(1 << 62)
-
-
-class Details(Protocol):
-    """What links do besides carrying bytes, per link (n_links,): see ``ddlsim.cluster.LinkDetails``."""
-
-    @property
-    def frame_header(self) -> Floats: ...
-    @property
-    def frame_payload(self) -> Floats: ...
-    @property
-    def burst(self) -> Floats: ...
-    @property
-    def reverse_load(self) -> Floats: ...
 
 
 def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, reduce_time: Floats) -> Net:
@@ -35,6 +21,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
     counts[st.REPLAY] = 1
     counts[st.HOP_SHIFT] = 1
     counts[st.POOL_USED] = 2 * n
+    counts[st.N_LINKED] = n
     counts[st.ROUND_INSTANTS] = NO_BARRIER
     reals = np.zeros(st.N_REALS)
     reals[st.THRESHOLD] = np.inf
@@ -77,6 +64,11 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         nodes=nodes,
         routes=np.zeros(0, dtype=st.ROUTE),
         frames=np.zeros(0, dtype=st.FRAME),
+        ways=np.zeros(0, dtype=st.WAY),
+        connections=np.zeros(0, dtype=st.CONNECTION),
+        line=no_places,
+        asked=np.zeros(0),
+        parked=no_places,
         hops=no_entries,
         programs=np.zeros(0, dtype=st.PROGRAM),
         tables=no_places,
@@ -95,7 +87,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
     )
 
 
-def with_shaping(net: Net, link_channel: Ints, reverse_link: Ints, details: Details) -> Net:
+def with_shaping(net: Net, link_channel: Ints, reverse_link: Ints, details: LinkDetails) -> Net:
     """Return an empty `net` in which links do what `details` says; the shortcuts of `replay` do not hold then."""
     buckets = np.zeros(len(net.channels), dtype=st.BUCKET)
     free = net.channels["capacity"].copy()
@@ -112,8 +104,32 @@ def with_shaping(net: Net, link_channel: Ints, reverse_link: Ints, details: Deta
     buckets["burst"][link_channel] = details.burst
     buckets["tokens"] = buckets["burst"]
     net.counts[st.SHAPED] = 1
+    net.counts[st.TRANSPORTED] = int((details.transport != "").any())
     net.counts[st.REPLAY] = 0
     return net._replace(buckets=buckets)
+
+
+def add_channels(net: Net, capacity: Floats) -> Net:
+    """Return `net` with channels that belong to no link, of these bytes/s, behind those that it has."""
+    n, more = len(net.channels), len(capacity)
+    start = int(net.counts[st.POOL_USED])
+    net.counts[st.POOL_USED] = start + 2 * more
+    channels, buckets = np.zeros(more, dtype=st.CHANNEL), np.zeros(more, dtype=st.BUCKET)
+    channels["capacity"] = buckets["free"] = buckets["loaded"] = capacity
+    channels["first"] = start + 2 * np.arange(more)
+    channels["room"] = 2
+    channels["level"] = np.inf
+    buckets["reverse"] = -1
+    net = net._replace(
+        channels=np.concatenate([net.channels, channels]),
+        buckets=np.concatenate([net.buckets, buckets]),
+        filling=np.zeros(n + more, dtype=st.FILLING),
+        fill=np.zeros(n + more, dtype=st.FILL),
+        keys=np.zeros(n + more),
+        pool=grown(net.pool, start + 2 * more),
+        pool_copy=grown(net.pool_copy, start + 2 * more),
+    )
+    return _sized_by_hops(net)
 
 
 def grow_slots(net: Net, n_slots: int) -> Net:
@@ -141,6 +157,8 @@ def grow_slots(net: Net, n_slots: int) -> Net:
     )
     if net.counts[st.SHAPED]:
         net = net._replace(wire=grown(net.wire, n))
+    if net.counts[st.TRANSPORTED]:
+        net = net._replace(line=grown(net.line, n), asked=grown(net.asked, n))
     return _sized_by_hops(net)
 
 

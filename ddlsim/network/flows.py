@@ -16,11 +16,13 @@ from ddlsim.network.state import (
     N_ACTIVE,
     N_DIRTY,
     N_HEAP,
+    N_LINKED,
     N_NEW,
     NOW,
     POOL_USED,
     SHAPED,
     THRESHOLD,
+    TRANSPORTED,
     Net,
 )
 
@@ -72,18 +74,10 @@ def add_flow(net: Net, slot):  # type: ignore[no-untyped-def]
     flow = net.counts[N_ACTIVE]
     entry = flow << net.counts[HOP_SHIFT]
     for h in range(net.routes[route].first, net.routes[route].last):
-        channel = net.hops[h]
-        n = net.channels[channel].used
-        if n == net.channels[channel].room:
-            make_room(net, channel)
-        net.pool[net.channels[channel].first + n] = entry
-        net.flow_place[entry] = n
-        net.flow_hops[entry] = channel
-        net.channels[channel].used = n + 1
-        if n == 0:
-            net.channels[channel].since = net.reals[NOW]
-            if net.counts[SHAPED] == 1:
-                load_reverse(net, channel)
+        put_on(net, net.hops[h], entry)
+        entry += 1
+    if net.counts[TRANSPORTED] == 1 and net.ways[route].channel >= 0:
+        put_on(net, net.ways[route].channel, entry)
         entry += 1
     net.slots[slot].state = FLOWING
     net.flows[flow].slot = slot
@@ -94,6 +88,22 @@ def add_flow(net: Net, slot):  # type: ignore[no-untyped-def]
     net.flow_end[flow] = np.inf
     net.counts[N_ACTIVE] = flow + 1
     net.counts[N_NEW] += 1
+
+
+@inlined
+def put_on(net: Net, channel, entry):  # type: ignore[no-untyped-def]
+    """Put a flow on a channel of its route; `entry` is its number and the channel's place on the route."""
+    n = net.channels[channel].used
+    if n == net.channels[channel].room:
+        make_room(net, channel)
+    net.pool[net.channels[channel].first + n] = entry
+    net.flow_place[entry] = n
+    net.flow_hops[entry] = channel
+    net.channels[channel].used = n + 1
+    if n == 0:
+        net.channels[channel].since = net.reals[NOW]
+        if net.counts[SHAPED] == 1:
+            load_reverse(net, channel)
 
 
 @inlined
@@ -154,7 +164,7 @@ def end_flow(net: Net, flow):  # type: ignore[no-untyped-def]
         if n == 0:
             net.channels[channel].level = np.inf
             net.channels[channel].busy += now - net.channels[channel].since
-            if net.counts[LOG_ON] == 1:
+            if net.counts[LOG_ON] == 1 and channel < net.counts[N_LINKED]:
                 alike = alike and net.channels[channel].since == since
                 since = net.channels[channel].since
                 alike = log_busy(net, channel, since, now, alike)

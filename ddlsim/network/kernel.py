@@ -49,11 +49,13 @@ from ddlsim.network.state import (
     SHAPED,
     STEPPED,
     STEPS_LEFT,
+    TRANSPORTED,
     VISIBLE,
     Ints,
     Net,
 )
 from ddlsim.network.timers import next_timer, pop_timer
+from ddlsim.network.transport import has_to_wait, next_in_line
 from ddlsim.network.view import attach
 
 BLOCK = np.uint64(64)  # flows that are looked at together for one that ends
@@ -107,6 +109,8 @@ def handle_instant(net: Net, now, n_ended):  # type: ignore[no-untyped-def]
     if n_ended == 0:
         n_ended = end_flows(net, limit)
     for i in range(n_ended):
+        if net.counts[TRANSPORTED] == 1:
+            next_in_line(net, net.scratch[i])
         finished(net, net.scratch[i])
     while True:
         run_ready(net)
@@ -121,6 +125,10 @@ def handle_instant(net: Net, now, n_ended):  # type: ignore[no-untyped-def]
             finished(net, slot)
         elif net.counts[SHAPED] == 0:
             add_flow(net, slot)
+        elif net.counts[TRANSPORTED] == 1:
+            if not has_to_wait(net, slot) and not start_shaped(net, slot):
+                next_in_line(net, slot)
+                finished(net, slot)
         elif not start_shaped(net, slot):
             finished(net, slot)
     solve(net)

@@ -116,29 +116,33 @@ def set_rate(net: Net, flow, rate):  # type: ignore[no-untyped-def]
 def place_new_flows(net: Net):  # type: ignore[no-untyped-def]
     """Rate the flows that are alone on their route; list the channels of the others as changed."""
     n_active = net.counts[N_ACTIVE]
+    shift = net.counts[HOP_SHIFT]
     for flow in range(n_active - net.counts[N_NEW], n_active):
-        route = net.slots[net.flows[flow].slot].route
+        first = flow << shift
         alone = True
         rate = np.inf
         tightest = 0
         share = np.inf
-        for h in range(net.routes[route].first, net.routes[route].last):
-            k = net.channels[net.hops[h]].used
-            capacity = net.channels[net.hops[h]].capacity
+        entry = first
+        while net.flow_hops[entry] != LAST:
+            channel = net.flow_hops[entry]
+            k = net.channels[channel].used
+            capacity = net.channels[channel].capacity
             alone = alone and k == 1
             if capacity < rate:
                 rate = capacity
-                tightest = h
+                tightest = channel
             share = min(share, capacity / k)
+            entry += 1
         if alone:
-            for h in range(net.routes[route].first, net.routes[route].last):
-                net.channels[net.hops[h]].level = np.inf
-            net.channels[net.hops[tightest]].level = rate
+            for e in range(first, entry):
+                net.channels[net.flow_hops[e]].level = np.inf
+            net.channels[tightest].level = rate
             set_rate(net, flow, rate)
             continue
         net.reals[THRESHOLD] = min(net.reals[THRESHOLD], share)
-        for h in range(net.routes[route].first, net.routes[route].last):
-            mark_dirty(net, net.hops[h])
+        for e in range(first, entry):
+            mark_dirty(net, net.flow_hops[e])
 
 
 @inlined

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ddlsim.cluster import LinkDetails
 from ddlsim.collectives import Schedule
 from ddlsim.network import accounts, kernel
 from ddlsim.network import state as st
 from ddlsim.network.accounts import Accounts
-from ddlsim.network.build import Details, empty_net, grow_hops, grow_slots, with_shaping
+from ddlsim.network.build import add_channels, empty_net, grow_hops, grow_slots, with_shaping
 from ddlsim.network.busy import BusyIntervals, Logged
 from ddlsim.network.program import (
     Program,
@@ -24,6 +25,7 @@ from ddlsim.network.program import (
 )
 from ddlsim.network.state import Floats, Ints, grown
 from ddlsim.network.view import Table
+from ddlsim.network.ways import Ways
 
 _FIRST = 1 << 62  # puts messages before collectives
 _LOG_ROUNDS, _LOG_ROOM = 8, 1 << 16  # busy intervals that the log takes: so many of each channel, and so many more
@@ -53,7 +55,7 @@ class Interconnect(Protocol):
     @property
     def reduce_time(self) -> Floats: ...
     @property
-    def details(self) -> Details | None: ...
+    def details(self) -> LinkDetails | None: ...
     @property
     def reverse_link(self) -> Ints: ...
     def routes(self, src: Ints, dst: Ints) -> _Routes: ...
@@ -90,6 +92,9 @@ class Network:
         self._details = interconnect.details
         if self._details is not None:
             self._net = with_shaping(self._net, self._link_channel, interconnect.reverse_link, self._details)
+        self._ways = None
+        if self._details is not None and self._net.counts[st.TRANSPORTED]:
+            self._ways = Ways(len(self._net.channels), self._details)
         self._net.counts[st.LOG_ON] = int(record)
         self._logged: list[Logged] = []
         if record:
@@ -271,8 +276,8 @@ class Network:
 
     @property
     def n_channels(self) -> int:
-        """Number of channels."""
-        return len(self._net.channels)
+        """Number of channels of links."""
+        return int(self._net.counts[st.N_LINKED])
 
     @property
     def recording(self) -> bool:
@@ -371,11 +376,37 @@ class Network:
             rows, hops, base, routes.offsets, routes.links, self._link_channel, self._link_latency
         )
         if longest:
-            self._net = grow_hops(self._net, longest)
+            self._net = grow_hops(self._net, longest + int(self._ways is not None))
         if self._details is not None:
             _, frames = self._extend("frames", len(src))
             write_frames(frames, routes.offsets, routes.links, self._details.frame_header, self._details.frame_payload)
+        if self._ways is not None:
+            self._add_ways(self._ways, np.stack([src, dst], axis=1).tolist(), routes)
         return first
+
+    def _add_ways(self, ways: Ways, pairs: list[list[int]], routes: _Routes) -> None:
+        """Say which connections carry the messages of these routes; add those that there are not yet."""
+        _, rows = self._extend("ways", len(pairs))
+        of = np.repeat(np.arange(len(pairs)), np.diff(routes.offsets))
+        latency = np.bincount(of, self._link_latency[routes.links], len(pairs)).tolist()
+        narrowest = np.full(len(pairs), np.inf)
+        np.minimum.at(narrowest, of, self._net.buckets["free"][self._link_channel[routes.links]])
+        rate, links, ends = narrowest.tolist(), routes.links.tolist(), routes.offsets.tolist()
+        rows[:] = np.array(
+            [
+                ways.of(pair, links[ends[i] : ends[i + 1]], latency[i], rate[i])
+                for i, pair in enumerate(pairs)
+            ],
+            dtype=st.WAY,
+        )
+        if ways.connections:
+            self._append("connections", np.array(ways.connections, dtype=st.CONNECTION))
+        if ways.limits:
+            self._net = add_channels(self._net, np.array(ways.limits))
+            if self.recording:
+                self._net = self._net._replace(log=grown(self._net.log, 2 * len(self._net.channels) + _LOG_ROOM))
+        ways.connections.clear()
+        ways.limits.clear()
 
     def _pair_routes(self, src: list[int], dst: list[int]) -> Ints:
         pairs = list(zip(src, dst, strict=True))
@@ -420,5 +451,7 @@ class Network:
         self._net = self._net._replace(ready=grown(self._net.ready, len(self._net.threads)))
         if (shape.stride * shape.reduce).any():  # a repetition can be reduced sooner than the one before
             self._net = self._net._replace(delivered=grown(self._net.delivered, counters + shape.n_messages))
+        if self._ways is not None:
+            self._net = self._net._replace(parked=grown(self._net.parked, len(self._net.counters)))
         self._instance_program.append(program)
         return self._append("instances", (0.0, program, threads, counters, counters + shape.n_messages, 0))

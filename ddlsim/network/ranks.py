@@ -30,10 +30,12 @@ from ddlsim.network.state import (
     ROUND_DELIVERY_MIN,
     STEPPED,
     STEPS_LEFT,
+    TRANSPORTED,
     WAITING,
     Net,
 )
 from ddlsim.network.timers import push_timer
+from ddlsim.network.transport import answer, asks
 
 # ---------------------------------------------------------------- messages
 
@@ -56,7 +58,23 @@ def issue(net: Net, instance, message, nbytes, route, source):  # type: ignore[n
     if overhead > 0.0:
         start = max(start, net.nodes[source].send_free) + overhead
         net.nodes[source].send_free = start
+    if net.counts[TRANSPORTED] == 1 and asks(net, slot):
+        if instance >= 0 and not is_awaited(net, instance, message):
+            net.asked[slot] = start + net.routes[route].latency
+            net.parked[net.instances[instance].counters + net.messages[message].counter] = slot + 1
+            return
+        start += net.ways[route].round_trip
     push_timer(net, start + net.routes[route].latency, slot)
+
+
+@inlined
+def is_awaited(net: Net, instance, message):  # type: ignore[no-untyped-def]
+    """Whether the receiver of a message has entered the step, and the repetition of it, in which that is sent."""
+    threads = net.instances[instance].threads
+    receiver = threads + net.messages[message].dst
+    if net.threads[receiver].step != net.messages[message].step:
+        return False
+    return net.threads[receiver].repetition == net.threads[threads + net.messages[message].src].repetition
 
 
 @inlined
@@ -202,6 +220,8 @@ def enter_step(net: Net, table, instance, thread, step, repetition):  # type: ig
     for i in range(net.steps[step].recv, net.steps[step].recv_end):
         if net.counters[table.counters + net.messages[net.tables[i]].counter] <= repetition:
             missing += 1
+            if net.counts[TRANSPORTED] == 1 and is_awaited(net, instance, net.tables[i]):
+                answer(net, table.counters + net.messages[net.tables[i]].counter)
     net.threads[state].recvs_missing = missing
     for message in range(low, high):
         place = net.messages[message].weight + repetition * net.messages[message].stride

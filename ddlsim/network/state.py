@@ -56,7 +56,9 @@ SHAPED = 30  # 1: some link has frames, a token bucket or acknowledgements (ddls
 HEADERS = 31  # 1: some program's messages have headers
 LOG_REPEATS = 32  # replays logged
 TIMER_SEQUENCE = 33  # timers that did not come in order, ever
-N_COUNTS = 34
+TRANSPORTED = 34  # 1: some link names its transport (ddlsim.network.transport); SHAPED is 1 then, too
+N_LINKED = 35  # channels of links; those behind are the limits of connections
+N_COUNTS = 36
 
 # Places in Net.reals (float64)
 NOW = 0
@@ -77,6 +79,7 @@ SAME_INSTANT = 1e-15  # relative; times this close are one instant (rounding of 
 
 # Values of SLOT.state
 FREE, WAITING, FLOWING, DELIVERING = 0, 1, 2, 3
+CLEARED = 4  # its turn on its connection has come
 
 # Values of THREAD.step besides the steps
 NOT_JOINED, ENDED = -1, -2
@@ -108,6 +111,13 @@ NODE = record(send_overhead="f", recv_overhead="f", reduce_time="f", send_free="
 BUCKET = record(burst="f", tokens="f", since="f", free="f", loaded="f", passed="f", reverse="n")
 #: bytes of a frame's headers and of its payload on a route; header 0: no frames
 FRAME = record(header="f", payload="f")
+#: how messages travel on a route. eager: bytes, larger ones ask their receiver first (0: none does); round_trip: s;
+#: full: bytes that are under way at full rate, initial: at first; timeout: s of idling that halves the window;
+#: connection: that which carries them, -1: they go by themselves; channel: its limit, -1: it has none
+WAY = record(eager="f", round_trip="f", full="f", initial="f", timeout="f", connection="n", channel="n")
+#: window: bytes under way at most, as of `since`, when its last message ended; first, last: slots of the messages that
+#: wait for their turn, -1: none; busy: 1 while one has it; ordered: 0 if its messages do not wait for each other
+CONNECTION = record(window="f", since="f", first="n", last="n", busy="n", ordered="n")
 #: hops[first:last] are the channels of the route
 ROUTE = record(latency="f", first="n", last="n")
 #: a message on its way. instance: -1 - handle for a single message; message: its number, or the target node of
@@ -182,6 +192,11 @@ class Net(NamedTuple):
     nodes: Records  # NODE
     routes: Records  # ROUTE
     frames: Records  # FRAME, one per route; empty unless SHAPED
+    ways: Records  # WAY, one per route; this and the next four are empty unless TRANSPORTED
+    connections: Records  # CONNECTION
+    line: Places  # (n_slots,) the message that comes next on its connection, -1: none
+    asked: Floats  # (n_slots,) when the request of a message reaches its receiver
+    parked: Places  # as `counters`: 1 + slot of the message whose receiver is not there yet, 0: none
     hops: Entries
     programs: Records  # PROGRAM
     tables: Places

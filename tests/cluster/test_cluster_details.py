@@ -76,6 +76,72 @@ def test_graphs_and_files_keep_details(tmp_path):
     assert Cluster.from_graph(star(3, bandwidth=1e9, latency=1e-5)).details is None
 
 
+TRANSPORT = """
+transport = "tcp-cubic"
+mtu = "9000 B"
+connections = 16
+flow_rate = "5 Gbit/s"
+window = "1 MiB"
+rendezvous = "64 KiB"
+loss = 0.001
+unordered = true
+warm = true
+"""
+
+
+def test_a_transport_in_every_kind_of_file(tmp_path):
+    head = FILE[: FILE.index("frame_header")]
+    cluster = load(tmp_path, head + TRANSPORT)
+    told = LinkDetail(90.0, 8948.0, 0.0, 0.0, "tcp-cubic", 16, 625e6, 2.0**20, 65536.0, 0.001, True, True)
+    again = [cluster, Cluster.from_graph(cluster.to_graph())]
+    for suffix in (".json", ".graphml"):
+        cluster.save(tmp_path / f"c{suffix}")
+        again.append(load_cluster(tmp_path / f"c{suffix}"))
+    for copy in again:
+        assert {copy.details.of(k) for k in range(copy.n_links)} == {told}
+    assert (
+        "transport tcp-cubic (16 connections, 5 Gbit/s each, window 1.049e+06 B, rendezvous above 6.554e+04 B, "
+        "loss 0.001, unordered, warm)"
+    ) in cluster.summary()
+    assert load(tmp_path, head + 'transport = "roce"').details.of(0) == LinkDetail(transport="roce")
+
+
+@pytest.mark.parametrize(
+    ("transport", "mtu", "header", "payload"),
+    [
+        ("tcp-reno", "1500 B", 90.0, 1448.0), ("tcp-cubic", "9000 B", 90.0, 8948.0),
+        ("roce", "4096 B", 82.0, 4096.0), ("infiniband", "4096 B", 26.0, 4096.0),
+    ],
+)  # fmt: skip
+def test_an_mtu_says_the_frames(transport, mtu, header, payload):
+    detail = with_detail(load_cluster("office-1gbe"), transport=transport, mtu=mtu).details.of(0)
+    assert (detail.frame_header, detail.frame_payload) == (header, payload)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        ('"tcp-cubic"', '"tcp-cubik"', r"link: unknown transport 'tcp-cubik'; did you mean 'tcp-cubic'\?"),
+        ('"tcp-cubic"', '"roce"', r"link: loss = 0\.001 is for TCP"),
+        ('transport = "tcp-cubic"', "", r"link: connections = 16 belongs to a transport; add transport = one of 't"),
+        ('"9000 B"', '"100 B"', r"link: mtu = 100\.0 is too small for tcp-cubic"),
+        ('"9000 B"', '"9000 B"\nframe_header = "90 B"\nframe_payload = "1 kB"', r"mtu and frame_header both say"),
+        ("connections = 16", "connections = 0", r"link: connections = 0 must be a whole number of at least 1"),
+        ("connections = 16", "connections = 1.5", r"link\.connections = 1\.5: input should be a valid integer"),
+        ("loss = 0.001", "loss = 1", r"link\.loss: Input should be less than 1"),
+        ('"5 Gbit/s"', '"5 Gbit"', r"link\.flow_rate.*"),
+        ("warm = true", "warm = 1", r"link\.warm = 1: input should be a valid boolean"),
+    ],
+)
+def test_mistakes_in_transports_are_named(tmp_path, old, new, error):
+    text = FILE[: FILE.index("frame_header")] + TRANSPORT
+    assert old in text
+    with pytest.raises((ConfigError, UnitError), match=error) as caught:
+        load(tmp_path, text.replace(old, new))
+    assert str(caught.value).startswith(str(tmp_path / "c.toml"))
+    assert "\n" not in str(caught.value)
+
+
 def test_a_second_table_replaces_only_its_kinds():
     cluster = Cluster.from_graph(two_racks(2, bandwidth=1e9, latency=1e-5))
     cluster = with_detail(with_detail(cluster, burst=1e3), burst=2e3, kinds=["trunk"])
@@ -131,6 +197,9 @@ def test_mistakes_are_named(tmp_path, old, new, error):
         ({"reverse_load": 1.0}, r"reverse_load = 1\.0 must be a share"),
         ({"burst": "1 s"}, r"burst: '1 s' is a time, not a size"),
         ({"frame_payload": "9 kB"}, r"give both, like '66 B' and '1448 B'"),
+        ({"transport": "udp"}, r"with_detail: transport = 'udp'"),
+        ({"warm": True}, r"warm = True belongs to a transport"),
+        ({"mtu": "1500 B"}, r"mtu = 1500\.0 belongs to a transport"),
     ],
 )
 def test_mistakes_in_python_are_named(detail, error):

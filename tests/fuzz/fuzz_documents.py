@@ -47,6 +47,14 @@ frame_header = "66 B"
 frame_payload = "1448 B"
 burst = "1 MB"
 reverse_load = 0.02
+transport = "tcp-reno"
+connections = 2
+flow_rate = "5 Gbit/s"
+window = "3 MiB"
+rendezvous = "64 KiB"
+loss = 0.001
+unordered = true
+warm = true
 kinds = ["nic"]
 """
 EXPLICIT = """
@@ -277,7 +285,9 @@ def graph(kind):
     made.add_node("b", kind="gpu", host="m", recv_overhead="1 us", reduce_time=1e-10, device_price=1e-4)
     made.add_node("s", kind="switch", power="100 W")
     rates = {"bandwidth": "1 Gbit/s", "latency": 1e-6, "efficiency": 0.9, "kind": "nic"}
-    details = {"frame_header": 66.0, "frame_payload": "1448 B", "burst": 1e5, "reverse_load": 0.02}
+    details = {"frame_header": 66.0, "frame_payload": "1448 B", "burst": 1e5, "reverse_load": 0.02,
+               "transport": "tcp-cubic", "connections": 2, "flow_rate": "5 Gbit/s", "window": 3e6, "loss": 1e-3,
+               "rendezvous": "64 KiB", "unordered": True, "warm": True}  # fmt: skip
     for u, v in (("a", "s"), ("s", "a"), ("b", "s"), ("s", "b")) if made.is_directed() else (("a", "s"), ("b", "s")):
         made.add_edge(u, v, **rates, **details)
     return made

@@ -1,0 +1,74 @@
+"""The transports that links can name, and what their standards and systems say of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ddlsim.errors import ConfigError, shown
+
+#: bytes per Ethernet frame besides its payload: preamble 8, header 14, check sequence 4, gap 12 (IEEE 802.3)
+ETHERNET = 38.0
+#: s: least retransmission time-out (TCP_RTO_MIN in Linux' include/net/tcp.h); the time-out is that and a round trip
+LEAST_TIMEOUT = 0.2
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What is the same wherever a transport is used.
+
+    header      bytes of its headers per frame, the link's own included
+    inside      those of them that count in the MTU, bytes
+    mtu         bytes, the usual one
+    window      bytes of a connection under way at most, unless something else is said; inf: it has no window
+    segments    frames' payloads that a connection sends before it has heard anything; inf: no slow start
+    """
+
+    header: float
+    inside: float
+    mtu: float
+    window: float = math.inf
+    segments: float = math.inf
+
+    def frame(self, mtu: float) -> tuple[float, float]:
+        """Return (bytes of headers, bytes of payload) of a full frame."""
+        return self.header, mtu - self.inside
+
+
+# IPv4 20, TCP 20, its timestamps 12. 3 MiB: half of the 6 MiB to which Linux lets the receiver's buffer grow, the
+# other half being for its own records (tcp(7): tcp_rmem, tcp_adv_win_scale). Ten segments at first: RFC 6928.
+_TCP = Protocol(header=ETHERNET + 52.0, inside=52.0, mtu=1500.0, window=3.0 * 2**20, segments=10.0)
+
+#: by the names in files. The two kinds of TCP differ in how they answer losses. Neither of the others starts slowly:
+#: RoCE begins at line rate (Zhu et al. 2015, section 3.1: "hyper-fast start"), InfiniBand is held back by credits.
+PROTOCOLS = {
+    "tcp-cubic": _TCP,
+    "tcp-reno": _TCP,
+    # RoCE v2: IPv4 20, UDP 8, base transport header 12, check 4 (InfiniBand Architecture Specification, annex A17)
+    "roce": Protocol(header=ETHERNET + 44.0, inside=0.0, mtu=4096.0),
+    # local header 8, base transport header 12, checks 4 and 2 (InfiniBand Architecture Specification, section 6)
+    "infiniband": Protocol(header=26.0, inside=0.0, mtu=4096.0),
+}
+
+
+def frame_of(transport: str, mtu: float, where: str) -> tuple[float, float]:
+    """Return (header, payload) in bytes of a transport's frames; raise :class:`ConfigError` for an MTU too small."""
+    protocol = PROTOCOLS[transport]
+    if mtu < protocol.inside + 200.0:
+        raise ConfigError(f"{where}mtu = {shown(mtu)} is too small for {transport}; write it like '1500 B'")
+    return protocol.frame(mtu)
+
+
+def window_under_loss(transport: str, loss: float, round_trip: float, segment: float) -> float:
+    """Return the mean window (bytes) of a TCP connection that loses a share `loss` of its segments.
+
+    Reno: sqrt(3 / (2 p)) segments (Mathis, Semke, Mahdavi and Ott, "The macroscopic behavior of the TCP congestion
+    avoidance algorithm", CCR 27(3), 1997). Cubic: 1.054 (RTT / p)^(3/4) segments, or Reno's where that is more
+    (RFC 8312, equation 6 and section 4.2).
+    """
+    if loss == 0.0:
+        return math.inf
+    reno = math.sqrt(1.5 / loss)
+    if transport == "tcp-reno":
+        return reno * segment
+    return max(reno, 1.054 * math.pow(round_trip / loss, 0.75)) * segment
