@@ -15,7 +15,9 @@ from ddlsim.cluster import Cluster
 from ddlsim.collectives import build
 from ddlsim.network import schedule_time
 from ddlsim.plan.chunks import Chunk
+from ddlsim.plan.draft import Draft
 from ddlsim.plan.plan import RECEIVE, SEND, Floats, Ints, Plan
+from ddlsim.workload.beside import Beside
 from ddlsim.workload.compute import Workload
 
 #: kind of collective, bytes of the whole -> s
@@ -23,7 +25,7 @@ Seconds = Callable[[str, float], float]
 
 
 class Exchange(Protocol):
-    """A collective of a tensor group: its kind, the bytes of the whole, and in which pass of which layer it is."""
+    """A collective of a tensor group: its kind, the bytes of the whole, in which pass of which layer, beside what."""
 
     @property
     def kind(self) -> str: ...
@@ -33,18 +35,51 @@ class Exchange(Protocol):
     def layer(self) -> int: ...
     @property
     def phase(self) -> str: ...
+    @property
+    def beside(self) -> Beside | None: ...
 
 
 def with_exchanges(workload: Workload, exchanges: Sequence[Exchange], seconds: Seconds) -> Workload:
     """Return what one rank of a tensor group computes, and waits for: its layers take the time of their exchanges too.
 
     That is exact where the ranks of a group compute equally long and nobody else uses the links between them, as their
-    exchanges then start together, one after the other.
+    exchanges then start together, one after the other. Of one that travels beside a product the layer takes what the
+    two of them take longer than the product alone (:func:`overlap_plan`).
     """
     forward, backward = workload.forward.copy(), workload.backward.copy()
+
+    @functools.cache
+    def waits(kind: str, nbytes: float, beside: Beside | None) -> float:
+        if beside is None:
+            return seconds(kind, nbytes)
+        return overlap_plan(beside, kind, nbytes, seconds).critical_path() - beside.counted
+
     for each in exchanges:
-        (forward if each.phase == "forward" else backward)[each.layer] += seconds(each.kind, each.nbytes)
+        of_pass = forward if each.phase == "forward" else backward
+        of_pass[each.layer] += waits(each.kind, each.nbytes, each.beside)
     return dataclasses.replace(workload, forward=forward, backward=backward)
+
+
+def overlap_plan(beside: Beside, kind: str, nbytes: float, seconds: Seconds) -> Plan:
+    """Return a product and the collective beside it as the plan of one rank: their chunks, on lanes of their own.
+
+    kind, nbytes  of the collective
+
+    Chunk i of a "ring_exchange" is multiplied when it has arrived, the first of them at once, as each rank has one;
+    that of a "pipeline" is scattered when it has been multiplied; "bulk" travels beside the product as a whole.
+    """
+    draft, n = Draft(), beside.chunks
+    ring, behind = beside.method == "ring_exchange", beside.method == "pipeline"
+    hops = n - 1 if ring else n
+    travels = seconds(kind, nbytes) / hops if ring else seconds(kind, nbytes / n)
+    arrived = list[int]()  # what the next chunk is multiplied after
+    for i in range(n):
+        if i and ring:
+            arrived = [draft.work(0, travels, kind, lane="stream")]
+        made = draft.work(0, beside.slowed / n, "product", needs=arrived)
+        if not ring:
+            draft.work(0, travels, kind, lane="stream", needs=[made] if behind else ())
+    return draft.plan()
 
 
 def as_one_rank(

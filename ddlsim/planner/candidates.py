@@ -272,7 +272,7 @@ def _small(strategy: Strategy) -> Strategy:
         return strategy
     pipeline = min(strategy.pipeline, 2)
     return dataclasses.replace(strategy, tensor=1, pipeline=pipeline, data=None, micro_batch=1, interleave=1,
-                               recompute="none", sequence=False)  # fmt: skip
+                               recompute="none", sequence=False, tp_comm_overlap=False)  # fmt: skip
 
 
 def _key(strategy: Strategy) -> Hashable:

@@ -72,6 +72,9 @@ class Parallel:
                  transformer layers for each (chunk of a) stage, as in Megatron-LM and with DeepSpeed's partition_method
                  "type:transformer"; embedding and output layer come on top of the first and the last
     sequence     sequence parallelism: what tensor parallelism leaves whole is split by tokens
+    tp_comm_overlap
+                 what sequence parallelism exchanges travels beside matrix products, in chunks, as with Megatron-LM's
+                 --tp-comm-overlap (:mod:`ddlsim.workload.beside`)
     recompute    what is computed again instead of kept: "none", "selective" (attention's matrices), "full" (transformer
                  layers), or "stage": chunks keep their input only, and go forward again before they go backward
     sharded      replicas update a share of each bucket and gather the rest (ZeRO stage 1)
@@ -90,6 +93,7 @@ class Parallel:
     interleave: Count = 1
     cut: Literal["balanced", "layers"] = "balanced"
     sequence: bool = False
+    tp_comm_overlap: bool = False
     recompute: Literal["none", "selective", "full", "stage"] = "none"
     sharded: bool = False
     p2p: Literal["overlapped", "exchange", "in turns"] = "overlapped"
@@ -116,6 +120,11 @@ class Parallel:
                 "Parallel: p2p = 'in turns': goes with order = '1f1b' and interleave = 1 only, as in DeepSpeed; use "
                 "'exchange'"
             )
+        if self.tp_comm_overlap and not self.sequence:
+            raise ConfigError(
+                "Parallel: tp_comm_overlap = True: is of sequence parallelism's exchanges; give sequence=True, and "
+                "tensor=2 or more"
+            )
         table = pass_order(self.order, 2, 2, 2 * per_stage) if isinstance(self.order, str) else self.order
         if (self.tensor > 1 or self._again != "none") and any(each[0] == "W" for passes in table for each in passes):
             raise ConfigError(
@@ -131,9 +140,13 @@ class Parallel:
         more = "" if self.recompute == "none" else f", {self.recompute} recomputation"
         more += ", sharded" if self.sharded else ""
         data = "" if self.data is None else f"data {self.data}, "
-        data += f"tensor {self.tensor}{' with sequence' if self.sequence else ''}, " if self.tensor > 1 else ""
+        data += f"tensor {self.tensor}{self._split_by_tokens}, " if self.tensor > 1 else ""
         fabric = f"{name_of(self.algorithm)}{cost_said(self.cost)}"
         return f"parallel ({data}pipeline {self.pipeline}, {order}{chunks}{more}, {fabric})"
+
+    @property
+    def _split_by_tokens(self) -> str:
+        return f" with sequence{', overlapped' * self.tp_comm_overlap}" if self.sequence else ""
 
     def updates(self, steps: int, n_workers: int) -> int:
         """One update a step."""
@@ -222,7 +235,7 @@ class Parallel:
                 f"Parallel: recompute = {self.recompute!r}: {workload.model.name} has no attention and no transformer "
                 "layers; use 'stage'"
             )
-        return _shard(workload, self.tensor, self.sequence, self._again)
+        return _shard(workload, self.tensor, self.sequence, self._again, self.tp_comm_overlap)
 
     def _order(self, mesh: Mesh, micro_batches: int) -> PassOrder:
         per_stage = self._chunks_per_stage
@@ -379,6 +392,11 @@ class Parallel:
                 f"the smallest of which has {most} of the workers; use a number that divides those of every machine, "
                 "or is a multiple of them"
             )
+        if crosses and self.tp_comm_overlap:
+            raise ConfigError(
+                f"Parallel: tp_comm_overlap = True: goes with tensor groups inside a machine; those of {self.tensor} "
+                "cross machines"
+            )
         return group_seconds(cluster, tuple(nodes[list(members[0])].tolist()), tuple(hosts[0].tolist()))
 
 
@@ -414,8 +432,8 @@ def _exchanging(shard: Shard, seconds: Seconds) -> Workload:
 
 
 @functools.lru_cache(maxsize=64)
-def _shard(workload: Workload, tensor: int, sequence: bool, recompute: str) -> Shard:
-    return tensor_parallel(workload, tensor, sequence=sequence, recompute=recompute)
+def _shard(workload: Workload, tensor: int, sequence: bool, recompute: str, overlap: bool) -> Shard:
+    return tensor_parallel(workload, tensor, sequence=sequence, recompute=recompute, tp_comm_overlap=overlap)
 
 
 def _holding(workload: Workload, shards: int, tensor: int, sequence: bool, recompute: str) -> Holding:

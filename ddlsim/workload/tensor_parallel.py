@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from ddlsim.arguments import Count, Index, checked, one_of
 from ddlsim.errors import ConfigError
+from ddlsim.workload.beside import Beside, LayerOverlaps, layer_overlaps
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.layer_times import Floats
 from ddlsim.workload.memory import Holding, Memory, memory_of
@@ -30,7 +31,7 @@ from ddlsim.workload.roles import ATTENTION, COLUMN, INNER, ROW, VOCABULARY, blo
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
 Pass = Literal["forward", "backward"]
-_Add = Callable[[Pass, str, float, int], None]
+_Add = Callable[..., None]
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,14 @@ class Collective:
     nbytes  of the whole that is summed, or put together, on every rank
     layer   whose time in the pass it follows (of an all-gather of sequence parallelism: precedes)
     phase   "forward" or "backward"; what is computed again belongs to the backward pass
+    beside  the product that is made while it travels, in chunks; None: nothing is computed
     """
 
     kind: str
     nbytes: float
     layer: int
     phase: Pass
+    beside: Beside | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,13 +94,15 @@ class Shard:
 @checked
 def tensor_parallel(
     workload: Workload, tensor: Count, *, sequence: bool = False,
-    recompute: Annotated[str, one_of("none", "selective", "full")] = "none",
+    recompute: Annotated[str, one_of("none", "selective", "full")] = "none", tp_comm_overlap: bool = False,
 ) -> Shard:  # fmt: skip
     """Return what one of `tensor` ranks does of a workload.
 
     sequence   sequence parallelism: what tensor parallelism leaves whole is split by tokens
     recompute  what the backward pass computes again: attention's matrices ("selective") or transformer layers ("full",
                and with them their two all-reduces)
+    tp_comm_overlap
+               what sequence parallelism exchanges travels beside products, in chunks (:mod:`ddlsim.workload.beside`)
 
     Where the device's kernels are known (:class:`~ddlsim.workload.devices.Kernels`) layers take the time of their
     smaller kernels; if somebody gave or measured the step, its layers change by the ratio of these. Elsewhere what is
@@ -109,6 +114,8 @@ def tensor_parallel(
         raise ConfigError(f"tensor = {tensor}: splits attention and the dense layers behind it; {model.name} has none")
     if sequence and tensor == 1:
         raise ConfigError("sequence = True: splits what tensor = 1 leaves whole; give tensor=2 or more")
+    if tp_comm_overlap and not sequence:
+        raise ConfigError("tp_comm_overlap = True: is of sequence parallelism's exchanges; give sequence=True")
     check_split(model, tensor)
     tokens = next((layer.out_shape[0] for layer in model.layers if layer.heads), tensor)
     if sequence and tokens % tensor:
@@ -119,6 +126,11 @@ def tensor_parallel(
     else:
         share = _shares(model, kinds, tensor, sequence)
         forward, backward = workload.forward * share, workload.backward * share
+    overlaps = [
+        layer_overlaps(workload, i, role, forward, tensor)
+        if tp_comm_overlap and role in (ATTENTION, COLUMN, ROW) else LayerOverlaps()
+        for i, role in enumerate(kinds)
+    ]  # fmt: skip
     backward = backward + _again(workload, forward, recompute, tensor)
     tensors = [
         [] if layer.model_parallel else [n for _, n in rank_tensors(layer, role, tensor)]
@@ -134,7 +146,7 @@ def tensor_parallel(
     memory = memory_of(
         model, workload.batch_size, workload.precision, _holding(workload, tensor, sequence, recompute)
     )  # fmt: skip
-    exchanges = _collectives(workload, kinds, tensor, sequence, recompute) if tensor > 1 else ()
+    exchanges = _collectives(workload, kinds, sequence, recompute, overlaps) if tensor > 1 else ()
     return Shard(rank, tensor, sequence, recompute, exchanges, memory)
 
 
@@ -202,7 +214,7 @@ def _core_flops(layer: Layer) -> float:
 
 
 def _collectives(
-    workload: Workload, kinds: tuple[str, ...], tensor: int, sequence: bool, recompute: str
+    workload: Workload, kinds: tuple[str, ...], sequence: bool, recompute: str, overlaps: Sequence[LayerOverlaps]
 ) -> tuple[Collective, ...]:
     """Return the exchanges of the forward pass, layer by layer, then of the backward pass from the last layer on."""
     layers, element, batch = workload.model.layers, ELEMENT_NBYTES[workload.precision], workload.batch_size
@@ -212,8 +224,8 @@ def _collectives(
     forward: list[Collective] = []
     backward: list[Collective] = []
 
-    def add(phase: Pass, kind: str, nbytes: float, layer: int) -> None:
-        (forward if phase == "forward" else backward).append(Collective(kind, nbytes, layer, phase))
+    def add(phase: Pass, kind: str, nbytes: float, layer: int, beside: Beside | None = None) -> None:
+        (forward if phase == "forward" else backward).append(Collective(kind, nbytes, layer, phase, beside))
 
     for i, (layer, role) in enumerate(zip(layers, kinds, strict=True)):
         entering = element * batch * math.prod(layer.in_shape)
@@ -222,14 +234,16 @@ def _collectives(
         closes = role in (ATTENTION, ROW)  # what leaves is a sum over the ranks
         phases: tuple[Pass, ...] = ("forward", "backward") if recompute == "full" and inside[i] else ("forward",)
         if opens and sequence:
-            for phase in (*phases, "backward") if recompute != "full" else phases:
-                add(phase, ALL_GATHER, entering, i)  # in the backward pass again, as it is not kept
+            for phase in phases:
+                add(phase, ALL_GATHER, entering, i, overlaps[i].enters)
+            if len(phases) == 1:  # in the backward pass again, as it is not kept
+                add("backward", ALL_GATHER, entering, i, overlaps[i].again)
         for phase in phases if closes else ():
-            add(phase, REDUCE_SCATTER if sequence else ALL_REDUCE, leaving, i)
+            add(phase, REDUCE_SCATTER if sequence else ALL_REDUCE, leaving, i, overlaps[i].leaves)
         if closes and sequence:
-            add("backward", ALL_GATHER, leaving, i)
+            add("backward", ALL_GATHER, leaving, i, overlaps[i].leaves_gradient)
         if opens:
-            add("backward", REDUCE_SCATTER if sequence else ALL_REDUCE, entering, i)
+            add("backward", REDUCE_SCATTER if sequence else ALL_REDUCE, entering, i, overlaps[i].enters_gradient)
         if role == VOCABULARY and layer.type.endswith("embedding"):
             add("forward", REDUCE_SCATTER if sequence else ALL_REDUCE, leaving, i)
             if sequence:

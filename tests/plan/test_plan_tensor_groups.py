@@ -10,11 +10,12 @@ from ddlsim.collectives import build
 from ddlsim.network import Network, schedule_time
 from ddlsim.plan import Draft, Mesh, balanced, chunks_at, pipeline
 from ddlsim.plan.pipeline_orders import pass_order
-from ddlsim.plan.tensor_groups import as_one_rank, with_exchanges, with_shared_interfaces
+from ddlsim.plan.tensor_groups import as_one_rank, overlap_plan, with_exchanges, with_shared_interfaces
+from ddlsim.workload.beside import Beside
 from ddlsim.workload.compute import make_workload
 from ddlsim.workload.devices import load_device
 from ddlsim.workload.model import load_model
-from ddlsim.workload.tensor_parallel import tensor_parallel
+from ddlsim.workload.tensor_parallel import Collective, tensor_parallel
 
 
 def machines(n, per):
@@ -103,6 +104,28 @@ def test_a_group_as_one_rank_takes_as_long_as_all_its_ranks(stages, tensor, orde
     every = written_out(shard, cuts, table, tensor, not sequence).execute(cluster, nodes=nodes.tolist())
     assert every.seconds == pytest.approx(backward, rel=1e-9)
     assert sum(each.nbytes for each in shard.collectives) > 0.0
+
+
+@pytest.mark.parametrize("product", [0.2e-3, 1.6e-3, 7.3e-3])
+@pytest.mark.parametrize(("method", "n"), [("ring_exchange", 8), ("ring_exchange", 2), ("pipeline", 4), ("bulk", 1)])
+def test_a_product_and_the_collective_beside_it(method, n, product):
+    """The chunks' longest path by hand, and what a layer waits for: 2.1 ms of a collective alone."""
+    slowed = product if method == "ring_exchange" else product * 132 / 116
+    beside, travels = Beside(method, n, product, slowed), lambda kind, nbytes: 2.1e-3 * nbytes / 64e6
+    piece, hop, part = slowed / n, 2.1e-3 / max(1, n - 1), 2.1e-3 / n
+    expected = {
+        "ring_exchange": max(slowed, (n - 1) * hop + piece),  # the last chunk is multiplied when it has come
+        "pipeline": max(slowed + part, piece + 2.1e-3),
+        "bulk": max(slowed, 2.1e-3),
+    }[method]
+    plan = overlap_plan(beside, "all_gather", 64e6, travels)
+    assert plan.critical_path() == pytest.approx(expected, rel=1e-12)
+    assert sum(plan.seconds) == pytest.approx(slowed + 2.1e-3, rel=1e-12)
+    work = workload("char-transformer", 4)
+    exchange = Collective("all_gather", 64e6, 3, "backward", beside)
+    waits = with_exchanges(work, [exchange], travels).backward - work.backward
+    assert waits[3] == pytest.approx(expected - product, rel=1e-9)
+    assert not np.delete(waits, 3).any()
 
 
 def test_what_a_rank_keeps_and_sends():

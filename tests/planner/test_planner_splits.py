@@ -37,6 +37,7 @@ SOME = [
     Parallel(tensor=4, pipeline=2, sequence=True, sharded=True, recompute="full"),
     Parallel(tensor=2, pipeline=4, interleave=3, recompute="selective", overlap="layer"),
     Parallel(tensor=4),
+    Parallel(tensor=4, sequence=True, tp_comm_overlap=True),
     Parallel(sharded=True, micro_batch=2),
 ]
 

@@ -285,6 +285,23 @@ def test_tensor_groups_across_machines():
     assert result.step_time == pytest.approx(expected, rel=1e-9)
 
 
+def test_tensor_exchanges_beside_products():
+    """Between computing alone and waiting for every exchange; groups are inside machines."""
+    step = {}
+    for overlap in (False, True):
+        strategy = Parallel(tensor=8, sequence=True, micro_batch=8, tp_comm_overlap=overlap)
+        result = simulate("ib-800g-a100+n_hosts=1", "bert-large", strategy, batch_size=8, precision="fp16", steps=2)
+        step[overlap] = result.step_time
+    computes = tensor_parallel(result.workloads[0], 8, sequence=True).workload.step_time
+    assert computes < step[True] < step[False]
+    for changes, text in (
+        ({"tensor": 4}, "tp_comm_overlap = True: is of sequence parallelism's exchanges"),
+        ({"tensor": 16, "sequence": True}, "goes with tensor groups inside a machine; those of 16 cross machines"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            simulate("ib-800g-a100+n_hosts=2", "bert-large", Parallel(tp_comm_overlap=True, **changes), batch_size=64)
+
+
 @pytest.mark.parametrize("strategy", [ddlsim.Parallel(pipeline=2), ddlsim.Parallel(pipeline=4, order="gpipe")])
 def test_evaluations_take_the_time_of_the_first_stage(strategy: Parallel):
     """359 held-out samples go through the first worker's stage before steps that it has not begun."""

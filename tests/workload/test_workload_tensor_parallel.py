@@ -57,6 +57,46 @@ def test_sequence_parallelism_sends_the_same_and_gathers_once_more() -> None:
     assert {each.kind for each in split.collectives if each.nbytes == bsh} == {"all_gather", "reduce_scatter"}
 
 
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_what_travels_beside_products(recompute: str) -> None:
+    """Every exchange of a transformer layer, by Transformer Engine's methods; bytes and seconds stay as they are."""
+    plain = tensor_parallel(workload(), 4, sequence=True, recompute=recompute)
+    beside = tensor_parallel(workload(), 4, sequence=True, recompute=recompute, tp_comm_overlap=True)
+    assert tuple(replace(each, beside=None) for each in beside.collectives) == plain.collectives
+    assert np.array_equal(beside.workload.backward, plain.workload.backward)
+    first, end = blocks(GPT2.layers)[3]
+    methods = {
+        phase: [each.beside.method for each in beside.collectives if first <= each.layer < end
+                and each.phase == phase and each.beside]
+        for phase in ("forward", "backward")
+    }  # fmt: skip
+    assert methods["forward"] == 2 * ["ring_exchange", "pipeline"]
+    again = 2 * ["ring_exchange", "pipeline"] if recompute == "full" else 2 * ["bulk"]
+    assert sorted(methods["backward"]) == sorted([*again, *2 * ["ring_exchange", "bulk"]])
+    assert all(each.beside is None for each in beside.collectives if not any(a <= each.layer < b for a, b in
+               blocks(GPT2.layers)))  # fmt: skip
+
+    qkv = next(each.beside for each in beside.collectives if each.beside)
+    assert qkv.chunks == 4
+    assert qkv.counted == qkv.slowed == product_time(Product(8 * 1024, 3 * 768 / 4, 768), A100, "fp16")
+    out = next(each.beside for each in beside.collectives if each.beside and each.beside.method == "pipeline")
+    assert out.chunks == 4
+    # 16 of the 108 multiprocessors communicate: 64 x 3 tiles are three waves of 92 in the place of two of 108
+    assert out.counted == product_time(Product(8 * 1024, 768, 768 / 4), A100, "fp16")
+    assert out.slowed == pytest.approx(out.counted * 3 / 2, rel=1e-12)
+
+
+def test_products_of_unknown_kernels_are_their_flops_share() -> None:
+    v100 = make_workload(GPT2, load_device("v100"), 8)
+    shard = tensor_parallel(v100, 4, sequence=True, tp_comm_overlap=True)
+    each = next(each for each in shard.collectives if each.beside)
+    assert each.beside is not None
+    qkv, scores = 2.0 * 8 * 1024 * 768 * 3 * 192, 2.0 * 8 * 3 * 1024 * 1024 * 64
+    share = qkv / (qkv * 4 / 3 + 2.0 * scores)
+    assert each.beside.counted == pytest.approx(shard.workload.forward[each.layer] * share, rel=1e-12)
+    assert each.beside.slowed == each.beside.counted
+
+
 @pytest.mark.parametrize("t", [1, 2, 3, 4, 12])
 def test_a_rank_holds_its_part_of_the_parameters(t: int) -> None:
     """Matrices over t; of a layer, norms (4 h) and the biases of the two sums (2 h) are on every rank."""
@@ -209,6 +249,10 @@ def test_per_kernel_computes_runs() -> None:
         (lambda: tensor_parallel(workload(), 0), "tensor = 0: must be a whole number of at least 1"),
         (lambda: tensor_parallel(workload(), 1, sequence=True), "sequence = True: splits what tensor = 1 leaves whole"),
         (lambda: tensor_parallel(workload(), 3, sequence=True), "1024 tokens cannot be shared evenly by tensor = 3"),
+        (
+            lambda: tensor_parallel(workload(), 2, tp_comm_overlap=True),
+            "tp_comm_overlap = True: is of sequence parallelism's exchanges; give sequence=True",
+        ),
         (lambda: tensor_parallel(workload(), 2, recompute="segments"), "recompute = 'segments': must be 'none'"),
         (
             lambda: tensor_parallel(make_workload(load_model("vgg16"), A100, 1), 2),
