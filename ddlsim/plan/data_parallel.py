@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ddlsim.errors import ConfigError
+from ddlsim.plan.norms import neighbours, with_partial_norms
 from ddlsim.plan.plan import Part, Plan
 from ddlsim.plan.queues import Queue
 from ddlsim.plan.repeated import each_rank, parts_of, repeated
@@ -76,7 +77,7 @@ def sharded(
     micro-batch, and shares added up (stage 2, which has no room for whole gradients).
 
     The arguments are those of :func:`data_parallel`, and so are lanes and errors. An update takes 1 / n_ranks of the
-    optimizer's time.
+    optimizer's time; where its rule needs norms of layers (LARS, LAMB), ranks put those of their shares together first.
     """
     each = each_rank(workloads, n_ranks, steps, accumulation)
     chosen = tuple(buckets(each[0]))
@@ -85,7 +86,8 @@ def sharded(
     templates = [
         in_shards(chosen, firsts, n_layers, accumulation, first=first, no_sync=no_sync) for first in (True, False)
     ]
-    return repeated(templates, each, chosen, steps, accumulation)
+    plan = repeated(templates, each, chosen, steps, accumulation)
+    return with_partial_norms(plan, each, neighbours(each, len(each)))
 
 
 def _check_layer_by_layer(parts: Sequence[Part], queue: Queue | None) -> None:

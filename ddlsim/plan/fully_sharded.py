@@ -12,6 +12,7 @@ import numpy as np
 from ddlsim.arguments import Count, Index, checked, one_of
 from ddlsim.errors import ConfigError
 from ddlsim.plan.chunks import stored_nbytes
+from ddlsim.plan.norms import neighbours, with_partial_norms
 from ddlsim.plan.plan import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -88,7 +89,8 @@ def fully_sharded(
 
     A rank has the lanes "compute", "gather" (all-gathers) and "stream" (sums). The all-gather of unit l starts when
     that of the unit before has ended, and the computation of unit l - 1 - prefetch. Units hold their gathered weights
-    from the time at which they may be gathered until they have computed.
+    from the time at which they may be gathered until they have computed. Where the optimizer goes by norms (LARS,
+    LAMB), those who share put them together before they update.
 
     Raises ConfigError for units that are no layers, and for ranks that `shard` does not divide.
     """
@@ -109,10 +111,10 @@ def fully_sharded(
     different = {id(workload): workload for workload in each}
     rows = {key: _rows(workload, parts, how) for key, workload in different.items()}
     plan = _tiled(rows[id(workload)], parts, len(workload.forward), n_ranks, steps, accumulation, groups)
-    if len(rows) == 1:
-        return plan
-    seconds = {key: [row.seconds for row in own] for key, own in rows.items()}
-    return dataclasses.replace(plan, seconds=np.tile(np.concatenate([seconds[id(own)] for own in each]), steps))
+    if len(rows) > 1:
+        seconds = {key: [row.seconds for row in own] for key, own in rows.items()}
+        plan = dataclasses.replace(plan, seconds=np.tile(np.concatenate([seconds[id(own)] for own in each]), steps))
+    return with_partial_norms(plan, each, neighbours(each, size))
 
 
 def _units(workload: Workload, units: Sequence[Index] | None) -> tuple[Part, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ddlsim.plan.draft import Draft
 from ddlsim.plan.layouts import Layout
+from ddlsim.plan.norms import Together, with_partial_norms
 from ddlsim.plan.plan import Floats, Plan
 from ddlsim.plan.repeated import each_rank, parts_of
 from ddlsim.workload.buckets import Bucket, per_layer
@@ -25,6 +26,7 @@ def hybrid(
     buckets: Callable[[Workload], Sequence[Bucket]] = per_layer,
     *,
     steps: int = 1,
+    accumulation: int = 1,
     at_end: bool = False,
     blocking: bool = False,
 ) -> Plan:
@@ -35,14 +37,38 @@ def hybrid(
     Weights that all ranks have are all-reduced in `buckets` beside the backward pass, parts of weights among the ranks
     that hold the same part, when the layer's are there; `at_end`: after the backward pass.
 
-    layout    of as many ranks as there are workloads; these say what a rank computes of its own samples, all outputs
-    blocking  nothing travels while anything is computed
+    layout        of as many ranks as there are workloads; these say what a rank computes of its own samples, all
+                  outputs
+    accumulation  micro-batches of each rank in a step, the gradients of which are added up where they are made
+    blocking      nothing travels while anything is computed
+
+    Where the optimizer goes by norms (LARS, LAMB), those of split weights are put together in the groups.
     """
-    each = each_rank(workloads, None, steps, 1)
-    draft = _Steps(each, layout, buckets, at_end or blocking, blocking)
+    each = each_rank(workloads, None, steps, accumulation)
+    draft = _Steps(each, layout, buckets, at_end or blocking, blocking, accumulation)
     for step in range(steps):
         draft.step(step)
-    return draft.draft.plan()
+    return with_partial_norms(draft.draft.plan(), each, *_split_tensors(each[0], layout))
+
+
+def replicated(workload: Workload, layout: Layout) -> Workload:
+    """Return the workload with the gradients of layers only of which every rank has all weights."""
+    rest, shared = workload.grad_nbytes.copy(), ~np.isin(workload.tensor_layer, list(layout.split))
+    rest[list(layout.split)] = 0.0
+    return dataclasses.replace(
+        workload, grad_nbytes=rest, tensor_layer=workload.tensor_layer[shared],
+        tensor_nbytes=workload.tensor_nbytes[shared],
+    )  # fmt: skip
+
+
+def _split_tensors(workload: Workload, layout: Layout) -> list[list[Together]]:
+    """Return who has the tensors of split layers together, for each size of groups."""
+    rounds = []
+    for ways in sorted({layout.ways(i) for i in layout.split}):
+        own = [i for i in layout.split if layout.ways(i) == ways]
+        n_tensors = int(np.isin(workload.tensor_layer, own).sum())
+        rounds.append([Together(group, n_tensors) for group in layout.members(own[0])])
+    return rounds
 
 
 def kept_nbytes(workload: Workload, layout: Layout) -> Floats:
@@ -94,6 +120,8 @@ class _Steps:
     chosen: Callable[[Workload], Sequence[Bucket]]
     at_end: bool
     blocking: bool
+    n_batches: int
+    micro: int = 0
     sums: list[list[int]] = field(default_factory=list)
     passed: list[list[int]] = field(default_factory=list)  # the latest backward passes
     updated: list[list[int]] = field(default_factory=list)  # of the step before
@@ -101,13 +129,8 @@ class _Steps:
     def __post_init__(self) -> None:
         first, layout = self.each[0], self.layout
         self.n, self.n_layers = len(self.each), len(first.forward)
-        rest = first.grad_nbytes.copy()
-        rest[list(layout.split)] = 0.0
-        shared = ~np.isin(first.tensor_layer, list(layout.split))
-        dense = dataclasses.replace(
-            first, grad_nbytes=rest, tensor_layer=first.tensor_layer[shared], tensor_nbytes=first.tensor_nbytes[shared]
-        )
-        self.buckets = list(self.chosen(dense)) if shared.any() else []
+        dense = replicated(first, layout)
+        self.buckets = list(self.chosen(dense)) if len(dense.tensor_layer) else []
         self.draft = Draft(self.n_layers, parts_of(dense, self.buckets) if self.buckets else ())
         factors = {id(w): split_factors(w, layout) for w in self.each}
         every = range(self.n_layers)
@@ -128,16 +151,11 @@ class _Steps:
 
     def step(self, step: int) -> None:
         self.sums = [[] for _ in range(self.n)]
-        done = self.updated if step else [[] for _ in range(self.n)]
-        ends = [*self.starts[1:], self.n_layers]
-        for first, end in zip(self.starts, ends, strict=True):
-            needs = self._exchange(step, first, done)
-            done = [[row] for row in self._pass(step, "forward", first, end, needs)]
-        needs = self._loss(step, done)
-        for first, end in zip(reversed(self.starts), reversed(ends), strict=True):
-            needs = self._back(step, first, end, needs)
-        for layer in reversed(self.layout.split) if self.at_end else ():
-            self._sum_split(step, layer, self.passed)
+        for micro in range(self.n_batches):
+            self.micro = micro
+            nothing: list[list[int]] = [[] for _ in range(self.n)]
+            before = self.updated if step else nothing
+            self._micro_batch(step, before if not micro else self.passed if self.blocking else nothing)
         self.updated = [
             [
                 self.draft.work(
@@ -147,6 +165,22 @@ class _Steps:
             ]
             for r, workload in enumerate(self.each)
         ]  # fmt: skip
+
+    @property
+    def _last(self) -> bool:
+        """Whether gradients are complete after the current micro-batch."""
+        return self.micro == self.n_batches - 1
+
+    def _micro_batch(self, step: int, done: list[list[int]]) -> None:
+        ends = [*self.starts[1:], self.n_layers]
+        for first, end in zip(self.starts, ends, strict=True):
+            needs = self._exchange(step, first, done)
+            done = [[row] for row in self._pass(step, "forward", first, end, needs)]
+        needs = self._loss(step, done)
+        for first, end in zip(reversed(self.starts), reversed(ends), strict=True):
+            needs = self._back(step, first, end, needs)
+        for layer in reversed(self.layout.split) if self.at_end and self._last else ():
+            self._sum_split(step, layer, self.passed)
 
     # ------------------------------------------------------------ compute
 
@@ -158,8 +192,8 @@ class _Steps:
         sign = {"forward": 1.0, "backward_input": 0.0}.get(kind, -1.0)
         return [
             self.draft.work(
-                r, part * float(times[r][first:end].sum()), kind=kind, batch=r, layers=(first, end), step=step,
-                needs=needs[r], holds=sign * float(self.kept[r][first:end].sum()),
+                r, part * float(times[r][first:end].sum()), kind=kind, batch=r * self.n_batches + self.micro,
+                layers=(first, end), step=step, needs=needs[r], holds=sign * float(self.kept[r][first:end].sum()),
             )
             for r in range(self.n)
         ]  # fmt: skip
@@ -179,11 +213,11 @@ class _Steps:
             needs, end, self.passed = [[] for _ in rows], stop, [[row] for row in rows]
             if stop == first and layer.input_grad:
                 needs = self._exchange(step, first, self.passed if self.blocking else inputs, back=True)
-            for part, bucket in enumerate(self.buckets):
+            for part, bucket in enumerate(self.buckets) if self._last else ():
                 if bucket.ready_layer == stop:
                     rows = self.draft.all_reduce(range(self.n), bucket.nbytes, self.passed, step=step, part=part)
                     self._add(range(self.n), rows)
-            if stop in self.layout.split and not self.at_end:
+            if stop in self.layout.split and self._last and not self.at_end:
                 self._sum_split(step, stop, self.passed)
         return needs
 

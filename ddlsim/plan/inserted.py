@@ -15,6 +15,7 @@ ENCODE, DECODE = "encode", "decode"
 SUMMING = (ALL_REDUCE, REDUCE_SCATTER, PUSH_PULL)
 _WORK = {"kind": COMPUTE, "seconds": 0.0, "nbytes": 0.0, "peer": -1, "key": -1, "batch": -1, "first": 0, "end": 0,
          "part": -1, "holds": 0.0}  # fmt: skip
+_NONE: Ints = np.empty(0, dtype=np.int64)
 
 
 def with_evaluations(plan: Plan, name: str) -> Plan:
@@ -32,7 +33,7 @@ def with_evaluations(plan: Plan, name: str) -> Plan:
     same = np.isin(row, firsts) & at_once
     place = np.searchsorted(firsts, row[same])
     columns = {"lane": np.full(len(firsts), device), "step": plan.step[firsts], "name": len(plan.names)}
-    return _inserted(plan, (name,), firsts, columns, (place, need[same]), (row[:0], row[:0]))
+    return inserted(plan, (name,), firsts, columns, (place, need[same]), (row[:0], row[:0]))
 
 
 def with_codes(plan: Plan, *, decodes: bool, together: bool) -> Plan:
@@ -71,7 +72,7 @@ def with_codes(plan: Plan, *, decodes: bool, together: bool) -> Plan:
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     arrived = came[waited] if together else sums[waited]
-    return _inserted(plan, (ENCODE, DECODE), before[order], columns, (place[n:], arrived), (sums, place[:n]))
+    return inserted(plan, (ENCODE, DECODE), before[order], columns, (place[n:], arrived), (sums, place[:n]))
 
 
 def _waiting(plan: Plan, sums: Ints, row: Ints, need: Ints, computing: Ints) -> tuple[Ints, Ints]:
@@ -97,14 +98,16 @@ def _pairs(plan: Plan) -> tuple[Ints, Ints]:
     return np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets)), plan.needs
 
 
-def _inserted(
+def inserted(
     plan: Plan, names: tuple[str, ...], before: Ints, columns: dict[str, Any], needing: tuple[Ints, Ints],
-    needed: tuple[Ints, Ints],
+    needed: tuple[Ints, Ints], chain: tuple[Ints, Ints] = (_NONE, _NONE),
 ) -> Plan:  # fmt: skip
-    """Return a plan with further rows of work, each before one of the old rows (in order), with these `columns`.
+    """Return a plan with further rows, work where the `columns` say nothing else, each before one of the old rows (in
+    order).
 
     needing  (new rows, old rows that they need)
     needed   (old rows, new rows that they need)
+    chain    (new rows, new rows that they need)
     """
     n, added = len(plan), before + np.arange(len(before))
     number = np.arange(n) + np.searchsorted(before, np.arange(n), side="right")  # of the old rows
@@ -114,8 +117,8 @@ def _inserted(
         changed[name] = np.empty(n + len(before), dtype=old.dtype)
         changed[name][number], changed[name][added] = old, columns.get(name, _WORK.get(name))
     row, need = _pairs(plan)
-    after = np.concatenate([number[row], added[needing[0]], number[needed[0]]])
-    first = np.concatenate([number[need], number[needing[1]], added[needed[1]]])
+    after = np.concatenate([number[row], added[needing[0]], number[needed[0]], added[chain[0]]])
+    first = np.concatenate([number[need], number[needing[1]], added[needed[1]], added[chain[1]]])
     order = np.argsort(after, kind="stable")
     offsets = np.concatenate([[0], np.cumsum(np.bincount(after, minlength=len(changed["lane"])))])
     return dataclasses.replace(plan, names=(*plan.names, *names), need_offsets=offsets, needs=first[order], **changed)

@@ -1,18 +1,27 @@
-"""Norms of layers, for rules such as LARS and LAMB, that ranks with the same parameters share out among themselves."""
+"""Norms of layers, for rules such as LARS and LAMB, that ranks share out among themselves, or have parts of."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from ddlsim.errors import ConfigError
-from ddlsim.plan.plan import ALL_GATHER, COLUMNS, COMPUTE, UPDATE, Floats, Ints, Lane, Plan
+from ddlsim.plan.inserted import inserted
+from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, COMPUTE, UPDATE, Ints, Lane, Plan
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.precision import FP32_NBYTES
 
 NORMS = "layer norms"
+
+
+class Together(NamedTuple):
+    """Ranks that each have a part of some tensors."""
+
+    ranks: Sequence[int]
+    n_tensors: int
 
 
 def with_shared_norms(plan: Plan, workloads: Sequence[Workload]) -> Plan:
@@ -24,53 +33,104 @@ def with_shared_norms(plan: Plan, workloads: Sequence[Workload]) -> Plan:
 
     Raises ConfigError for a rule without norms, and for a plan that updates layers one by one.
     """
-    computing = np.array([lane.name == "compute" for lane in plan.lanes])
-    updates = plan.rows(UPDATE)
-    n_ranks = len(workloads)
     if any(workload.norms <= 0.0 for workload in workloads):
         rule = workloads[0].rule
         why = "no optimizer is given" if rule is None else f"{rule} has no norms of layers"
         raise ConfigError(f"shared_norms: {why}; train with LARS or LAMB, or leave it out")
-    if not computing[plan.lane[updates]].all() or len(updates) != n_ranks * plan.n_steps:
+    everybody = range(len(workloads)), FP32_NBYTES * len(workloads[0].tensor_layer)
+    return _with_norms(plan, workloads, 1.0 / len(workloads), ALL_GATHER, [[everybody]])
+
+
+def with_partial_norms(plan: Plan, workloads: Sequence[Workload], *rounds: Sequence[Together]) -> Plan:
+    """Return the plan of ranks that have parts of tensors: each computes the squared norms of its parts before it
+    updates them, and all-reduces of two fp32 numbers for each tensor, of the weights and of the step, make them norms
+    of whole tensors (as NVIDIA Apex's DistributedFusedLAMB does). Without norms it stays as it is.
+
+    workloads  of each rank
+    rounds     of all-reduces, one after the other, of ranks that are together; a rank is in one of each at most
+
+    Raises ConfigError for a plan that updates layers one by one.
+    """
+    sums = [
+        [(ranks, 2.0 * FP32_NBYTES * n) for ranks, n in each if n and len(ranks) > 1]
+        for each in rounds if any(workload.norms > 0.0 for workload in workloads)
+    ]  # fmt: skip
+    sums = [each for each in sums if each]
+    return _with_norms(plan, workloads, 1.0, ALL_REDUCE, sums) if sums else plan
+
+
+def neighbours(workloads: Sequence[Workload], size: int) -> list[Together]:
+    """Return ranks that share out all tensors, so many neighbours at a time."""
+    n_tensors = len(workloads[0].tensor_layer)
+    return [Together(range(first, first + size), n_tensors) for first in range(0, len(workloads), size)]
+
+
+def updated_tensors(plan: Plan, workload: Workload, rank: int) -> int:
+    """Return how many tensors of the model of a `workload` a rank updates in a step."""
+    rows = np.flatnonzero((plan.kind == UPDATE) & (plan.rank == rank) & (plan.step == 0))
+    layer = workload.tensor_layer[:, None]
+    return int(((layer >= plan.first[rows]) & (layer < plan.end[rows])).any(axis=1).sum())
+
+
+def _with_norms(
+    plan: Plan, workloads: Sequence[Workload], share: float, kind: int,
+    rounds: Sequence[Sequence[tuple[Sequence[int], float]]],
+) -> Plan:  # fmt: skip
+    """Return the plan in which ranks compute norms and exchange them, before the first update of each step.
+
+    workloads  of each rank: the share of an update that is norms
+    share      of these that the rank computes itself
+    rounds     of collectives of a `kind`, one after the other: groups and their bytes
+    """
+    computing = np.array([lane.name == "compute" for lane in plan.lanes])
+    updates = plan.rows(UPDATE)
+    if not computing[plan.lane[updates]].all():
         raise ConfigError(
-            "shared_norms: layers are updated one by one, as their gradients arrive, so that there is no time at which "
+            "norms: layers are updated one by one, as their gradients arrive, so that there is no time at which "
             "their norms could be gathered together; use another overlap than 'priority', such as 'ddp'"
         )
-    rank, step = plan.rank[updates], plan.step[updates]
-    n, added = len(plan), 2 * len(updates)
-    number = np.arange(n) + 2 * np.searchsorted(updates, np.arange(n), side="right")  # of the old rows
-    work = number[updates] - 2
-    norms = np.array([workload.norms for workload in workloads])
-    nbytes = FP32_NBYTES * len(workloads[0].tensor_layer)
-    fields: dict[str, tuple[Ints | Floats | float, Ints | Floats | float]] = {  # of the work, of the all-gather
-        "lane": (plan.lane[updates], len(plan.lanes) + rank), "kind": (COMPUTE, ALL_GATHER),
-        "name": (len(plan.names), len(plan.names)), "seconds": (norms[rank] / n_ranks, 0.0), "nbytes": (0.0, nbytes),
-        "peer": (-1, _everybody(plan, n_ranks)), "key": (-1, _keys_before(plan, step + 1) + step), "step": (step, step),
-        "batch": (-1, -1), "first": (0, 0), "end": (0, 0), "part": (-1, -1), "holds": (0.0, 0.0),
-    }  # fmt: skip
-    columns = {}
-    for name in COLUMNS:
-        old = getattr(plan, name)
-        column = columns[name] = np.empty(n + added, dtype=old.dtype)
-        column[number], column[work], column[work + 1] = old, *fields[name]
-    columns["seconds"][number[updates]] -= norms[rank]
-    columns["key"][number] = np.where(plan.key >= 0, plan.key + plan.step, -1)  # one more in each step before
-    row = np.repeat(np.arange(n), np.diff(plan.need_offsets))
+    of_update = np.array([w.norms / w.optimizer if w.optimizer > 0.0 else 0.0 for w in workloads])[plan.rank[updates]]
+    _, first, turn = np.unique(plan.step[updates] * plan.n_ranks + plan.rank[updates], return_index=True,
+                               return_inverse=True)  # fmt: skip
+    by_row = np.argsort(first)  # the first update of each rank and step, in the order of the rows
+    firsts, turn = updates[first[by_row]], np.argsort(by_row)[turn.reshape(-1)]
+    rank, step, width = plan.rank[firsts], plan.step[firsts], 1 + len(rounds)
+    groups, kinds, key = list(plan.groups), np.full((len(firsts), width), COMPUTE), np.full((len(firsts), width), -1)
+    peer, nbytes = key.copy(), np.zeros(key.shape)
+    n_keys = sum(map(len, rounds))
+    number = _keys_before(plan, step + 1) + step * n_keys  # behind those of its step
+    for i, each in enumerate(rounds, 1):
+        for ranks, size in each:
+            if tuple(ranks) not in groups:
+                groups.append(tuple(ranks))
+            own = np.isin(rank, list(ranks))
+            kinds[own, i], nbytes[own, i], peer[own, i] = kind, size, groups.index(tuple(ranks))
+            key[own, i] = number[own]
+            number = number + 1
+    seconds = np.zeros(key.shape)
+    seconds[:, 0] = share * np.bincount(turn, weights=plan.seconds[updates] * of_update)
+    lane = np.where(kinds == COMPUTE, plan.lane[firsts][:, None], (len(plan.lanes) + rank)[:, None])
+    changed = plan.seconds.copy()
+    changed[updates] *= 1.0 - of_update
+    row = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
     waits = np.isin(row, updates)
-    place = np.searchsorted(updates, row[waits])
-    after = np.concatenate([number[row], work[place], work + 1, number[updates]])
-    before = np.concatenate([number[plan.needs], number[plan.needs[waits]], work, work + 1])
-    order = np.argsort(after, kind="stable")
-    return dataclasses.replace(
-        plan, lanes=(*plan.lanes, *(Lane(r, "norms") for r in range(n_ranks))), names=(*plan.names, NORMS),
-        need_offsets=np.concatenate([[0], np.cumsum(np.bincount(after, minlength=n + added))]), needs=before[order],
-        **columns,  # type: ignore[arg-type]  # columns only
+    there = (kinds != COMPUTE) | (np.arange(width) == 0)
+    place = np.cumsum(there.reshape(-1)).reshape(there.shape) - 1
+    chain = place[:, 1:][there[:, 1:]]
+    columns = {
+        "lane": lane[there], "kind": kinds[there], "seconds": seconds[there], "nbytes": nbytes[there],
+        "peer": peer[there], "key": key[there], "step": np.repeat(step, there.sum(axis=1)),
+        "name": np.full(int(there.sum()), len(plan.names)),
+    }  # fmt: skip
+    whole = dataclasses.replace(
+        plan, lanes=(*plan.lanes, *(Lane(r, "norms") for r in range(plan.n_ranks))), groups=tuple(groups),
+        seconds=changed, key=np.where(plan.key >= 0, plan.key + plan.step * n_keys, -1),
     )  # fmt: skip
-
-
-def _everybody(plan: Plan, n_ranks: int) -> int:
-    """Return the group of all ranks."""
-    return next(i for i, group in enumerate(plan.groups) if sorted(group) == list(range(n_ranks)))
+    return inserted(
+        whole, (NORMS,), np.repeat(firsts, there.sum(axis=1)), columns,
+        needing=(place[turn[np.searchsorted(updates, row[waits])], 0], plan.needs[waits]),
+        needed=(firsts, place.max(axis=1, where=there, initial=-1)), chain=(chain, chain - 1),
+    )  # fmt: skip
 
 
 def _keys_before(plan: Plan, step: Ints) -> Ints:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.plan.norms import NORMS
 from ddlsim.plan.plan import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -45,14 +44,14 @@ class Shape:
 
     before  rows of the step before
     micro   of each row, (n,): its micro-batch among those of its rank; of other rows, the last one
-    said    what a rank is said to do that waits for collectives of a kind and a group
+    said    what a rank is said to do that waits for collectives of a kind and a group, of parts or of anything else
     """
 
     plan: Plan
     rows: slice
     before: int
     micro: Ints
-    said: Mapping[tuple[int, int], str]
+    said: Mapping[tuple[int, int, bool], str]
 
     @cached_property
     def device(self) -> Ints:
@@ -132,10 +131,10 @@ class Shape:
         place, need = self._awaited
         latest = np.full(len(self.device), -1)
         np.maximum.at(latest, place, need)
-        pairs = np.where(latest >= 0, self.plan.peer[latest] * len(KINDS) + self.plan.kind[latest], -1)
-        different, which = np.unique(pairs, return_inverse=True)
-        texts = [self.said.get((pair % len(KINDS), pair // len(KINDS)), "message") for pair in different.tolist()]
-        return np.array(texts)[which]
+        ways = np.stack([self.plan.kind[latest], self.plan.peer[latest], self.plan.part[latest] >= 0])
+        different, which = np.unique(np.where(latest >= 0, ways, -1), axis=1, return_inverse=True)
+        texts = [self.said.get((kind, group, bool(parts)), "message") for kind, group, parts in different.T.tolist()]
+        return np.array(texts)[which.reshape(-1)]
 
     @cached_property
     def exchanges(self) -> list[tuple[str, Ints]]:
@@ -147,10 +146,12 @@ class Shape:
         named = []
         for own in np.split(rows, np.flatnonzero(np.diff(key[rows])) + 1):
             if len(own):
-                what = self.said[int(kind[own[0]]), int(self.plan.peer[self.rows][own[0]])]
+                first = self.rows.start + int(own[0])
+                what = self.said[int(kind[own[0]]), int(self.plan.peer[first]), bool(part[own[0]] >= 0)]
                 name = f"bucket {part[own[0]]}"
                 name = f"{what} of {name}" if several else name
-                named.append((name if part[own[0]] >= 0 else NORMS if kind[own[0]] == ALL_GATHER else what, own))
+                other = self.plan.names[self.plan.name[first]] if self.plan.name[first] >= 0 else what
+                named.append((name if part[own[0]] >= 0 else other, own))
         messages = np.flatnonzero(kind == SEND)
         return [*named, ("message", messages)] if len(messages) else named
 

@@ -51,8 +51,9 @@ class Carrier(Protocol):
 class Exchanges(Protocol):
     """What carries the collectives of a plan."""
 
-    def carrier(self, kind: int, group: int) -> Carrier | None:
-        """Return what carries collectives of a kind (:data:`ddlsim.plan.KINDS`) in a group; None if nothing does."""
+    def carrier(self, kind: int, group: int, *, parts: bool) -> Carrier | None:
+        """Return what carries collectives of a kind (:data:`ddlsim.plan.KINDS`) in a group, of `parts` of the gradients
+        (and of the weights made from them) or of anything else; None if nothing does."""
 
     def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
         """Return what the gradients of all who learn become, by place."""
@@ -64,7 +65,7 @@ class OfKinds:
 
     carriers: Mapping[int, Carrier]
 
-    def carrier(self, kind: int, group: int) -> Carrier | None:
+    def carrier(self, kind: int, group: int, *, parts: bool) -> Carrier | None:
         return self.carriers.get(kind)
 
     def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
@@ -140,7 +141,7 @@ class OfGroups:
     groups: Sequence[Sequence[int]]
     schedules: Callable[[int, int, float], Schedule]
 
-    def carrier(self, kind: int, group: int) -> Carrier:
+    def carrier(self, kind: int, group: int, *, parts: bool) -> Carrier:
         members = [self.workers[rank] for rank in self.groups[group]]
         communicator = Communicator(self.setting, Fabric(rank_order="given"), members)
         return _Scheduled(communicator, KINDS[kind], schedules=functools.partial(self.schedules, kind, group))

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ddlsim.compression.choice import Compression, fitted
+from ddlsim.compression.choice import Compression, Tensors, fitted
 from ddlsim.compression.contract import AnyCompressor
 from ddlsim.compression.cost import decode_launches, decode_traffic, encode_launches, encode_traffic, sorting
 from ddlsim.compression.exchange import title
@@ -169,12 +169,13 @@ class Codec:
     parts      elements of each piece, of the clock's model
     averaging  makes what computes the values of a piece, from its compressors
     vector     what is encoded, of a step and a worker's place among the ranks
+    tensors    (name, shape) of those of the clock's model that it consists of, all if nothing is given
     """
 
     def __init__(
         self, setting: Setting, ranks: Sequence[int], choice: Compression, parts: Sequence[slice],
         averaging: Callable[[AnyCompressor, AnyCompressor | None], Averaging],
-        vector: Callable[[int, int], Value[Array]],
+        vector: Callable[[int, int], Value[Array]], tensors: Tensors | None = None,
     ) -> None:  # fmt: skip
         self.choice = choice
         self.ranks = ranks
@@ -183,7 +184,8 @@ class Codec:
         self.seed = setting.seed
         self.n_workers = len(ranks)
         self.vector = vector
-        self.pieces = self._pieces(setting, parts)
+        timed = tensor_shapes(_clock_model(setting)) if tensors is None else tensors
+        self.pieces = [Piece(part.stop - part.start, *self._fitted(timed, part)) for part in parts]
         self.one_model = one_model(setting)
         self._steps: dict[int, _Step] = {}
         self._units: list[_Unit] = []
@@ -195,18 +197,14 @@ class Codec:
                     f"are those of the buckets of {_clock_model(setting).name}"
                 )
                 parts = [slice(0, task.network.n_params)]
-            tensors = tensor_shapes(task.network.model)
-            self._units = [self._unit(part, averaging(*self._fitted(tensors, part))) for part in parts]
+            learned = timed if self.one_model else tensor_shapes(task.network.model)
+            self._units = [self._unit(part, averaging(*self._fitted(learned, part))) for part in parts]
 
     def _fitted(
-        self, tensors: Sequence[tuple[str, tuple[int, ...]]], part: slice
+        self, tensors: Tensors, part: slice
     ) -> tuple[AnyCompressor, AnyCompressor | None]:
         down = self.choice.down
         return fitted(self.choice.compressor, tensors, part), None if down is None else fitted(down, tensors, part)
-
-    def _pieces(self, setting: Setting, parts: Sequence[slice]) -> list[Piece]:
-        tensors = tensor_shapes(_clock_model(setting))
-        return [Piece(part.stop - part.start, *self._fitted(tensors, part)) for part in parts]
 
     def _unit(self, part: slice, averaging: Averaging) -> _Unit:
         n = part.stop - part.start

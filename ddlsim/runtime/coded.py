@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import simpy
 
-from ddlsim.collectives import Schedule, build, reorder, sequence
+from ddlsim.collectives import Collective, Schedule, build, reorder, sequence
+from ddlsim.compression.choice import Tensors
 from ddlsim.compression.contract import AnyCompressor
 from ddlsim.compression.exchange import title
 from ddlsim.compression.hierarchy import shard_sizes
@@ -39,12 +40,15 @@ class Coded:
     buckets  parts of the vector that are compressed by themselves, from its end to its begin, or which ones they are
     vector   what a member (by its place) brings to a step
     kind     "all_reduce", or "reduce_scatter" where a member needs no more than its shard of the mean
+    algorithm  of collectives of that kind, the fabric's if nothing is given
+    tensors  (name, shape) of those that the vector consists of, all of the model if nothing is given
     like     what carries other parts of the same vectors: their values are made once for both
     """
 
     def __init__(
         self, communicator: Communicator, buckets: Sequence[Bucket] | Sequence[slice],
-        vector: Callable[[int, int], Value[Array]], kind: str = "all_reduce", *, like: Coded | None = None,
+        vector: Callable[[int, int], Value[Array]], kind: str = "all_reduce", *,
+        algorithm: str | Collective | None = None, tensors: Tensors | None = None, like: Coded | None = None,
     ) -> None:  # fmt: skip
         setting = communicator.setting
         choice = chosen(setting, servers=False)
@@ -55,8 +59,8 @@ class Coded:
             )
         self.loop = setting.loop
         self.communicator = communicator
-        self.kind = kind
-        self.collective = choice.compressor.traits.collective
+        self.kind, self.algorithm = kind, algorithm
+        self.collective, self.n_rounds = choice.compressor.traits.collective, choice.compressor.traits.n_rounds
         self.machines = self._machines(choice.compressor)
         self.decodes = choice.compressor.traits.encode_passes > 0.0 or choice.given is not None
         self.what = kind.replace("_", "-") if self.collective == "all_reduce" else self.collective.replace("_", " ")
@@ -66,7 +70,7 @@ class Coded:
         if like is None:
             parts = [each for each in buckets if isinstance(each, slice)]
             parts = parts or backwards([each for each in buckets if isinstance(each, Bucket)])
-            self.codec = Codec(setting, ranks, choice, parts, self._averaging, vector)
+            self.codec = Codec(setting, ranks, choice, parts, self._averaging, vector, tensors)
         elif like.machines != self.machines:
             raise ConfigError(
                 f"{communicator.owner}: algorithm = {communicator.fabric.algorithm!r} with {title(choice.compressor)}: "
@@ -102,11 +106,14 @@ class Coded:
                 f"the collective {self.collective!r}, so nobody knows its time; use cost = 'simulated'"
             )
         for kind in ("reduce_scatter", "all_gather") if self.machines else (self._kind,):
-            communicator.prepare(kind)
+            communicator.prepare(kind, self.algorithm if kind == self.kind else None)
 
     @property
     def _kind(self) -> str:
-        return self.kind if self.collective == "all_reduce" else "all_gather"
+        """The collective by which payloads travel: of several rounds, all but the last are needed whole."""
+        if self.collective != "all_reduce":
+            return "all_gather"
+        return self.kind if self.n_rounds == 1 else "all_reduce"
 
     @property
     def _gather(self) -> str:
@@ -122,16 +129,20 @@ class Coded:
     def _note(self, setting: Setting, compressor: AnyCompressor) -> None:
         traits = compressor.traits
         if traits.collective == "all_reduce":
+            if self._kind != self.kind:
+                note = f"compression: {title(compressor)} travels by all-reduces: others need its first messages whole"
+                setting.notes += [note] if note not in setting.notes else []
             return
+        back = "" if self.kind == "reduce_scatter" else ", ring all-gather"
         way = {
             "all_gather": "a ring all-gather",
-            "majority_vote": "a majority vote (shards of bits to their counters, ring all-gather)",
+            "majority_vote": f"a majority vote (shards of bits to their counters{back})",
             "gtopk_tree": "a binomial tree that merges on the way",
         }[traits.collective]
         if self.machines:
             text = f"dense inside machines, by {way} between them (HiTopKComm)"
         else:
-            name = name_of(self.communicator.fabric.algorithm)
+            name = name_of(self.algorithm or self.communicator.fabric.algorithm)
             text = f"by {way} instead of the {self.kind.replace('_', '-')} {name!r}: {traits.not_summable}"
         note = f"compression: {title(compressor)} travels {text}"
         setting.notes += [note] if note not in setting.notes else []
@@ -158,7 +169,7 @@ class Coded:
 
     @functools.cached_property
     def way(self) -> Way:
-        one = all(piece.compressor.traits.n_rounds == 1 for piece in self.codec.pieces)
+        one = self.n_rounds == 1
         if not self.communicator.simulated:
             return "known" if one else "process"
         return "schedule" if one and not self.machines and self._known(0) else "process"
@@ -176,7 +187,7 @@ class Coded:
         """Return the one collective of a part, and the bytes of its buffer."""
         (size,) = self._nbytes(step, index, 0)
         if self.collective == "all_reduce":
-            return self.communicator.schedule(size, self.kind), size
+            return self.communicator.schedule(size, self.kind, self.algorithm), size
         if self.collective == "all_gather":
             size *= self.communicator.n_ranks
             return self.communicator.schedule(size, "all_gather", self._gather), size
@@ -188,7 +199,7 @@ class Coded:
             dense, (size,) = FP32_NBYTES * self.codec.pieces[index].n, self._nbytes(step, index, 0)
             return self.communicator.by_machine(dense, Phase("all_gather", (), len(self.machines) * size))
         if self.collective == "all_reduce":
-            return self.communicator.phases(self.kind, self._nbytes(step, index, 0)[0])
+            return self.communicator.phases(self._kind, self._nbytes(step, index, 0)[0])
         known = self._known(index)  # otherwise the sum of all sizes, which are known when the last one enters
         n, size = self.communicator.n_ranks, self._nbytes(step, index, 0)[0] if known else 0.0
         return self.communicator.phases("all_gather", n * size if known else self._gathered(step, index))
@@ -233,6 +244,8 @@ class Coded:
     def _vote(self) -> Schedule:
         n = self.communicator.n_ranks
         up, down = build("direct", n, kind="reduce_scatter"), build("ring", n, kind="all_gather")
+        if self.kind == "reduce_scatter":  # who counts keeps what it has counted
+            return reorder(up, self.communicator.order)
         return reorder(sequence(up, down, kind="all_reduce"), self.communicator.order)
 
     @functools.cached_property

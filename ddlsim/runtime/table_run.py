@@ -21,7 +21,7 @@ from ddlsim.runtime.common_model import CommonModel, Gradients, Met
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.slowdowns import with_slowdowns
-from ddlsim.runtime.travel import Travel
+from ddlsim.runtime.travel import Travel, way_of
 from ddlsim.runtime.worker import UNVARIED
 from ddlsim.workload.compute import Workload
 
@@ -32,8 +32,6 @@ Make = Callable[[Sequence[Workload], int], Plan]
 Schedules = Callable[[int, int, float], Schedule]
 #: gradients and plan -> what carries its collectives
 MakeExchanges = Callable[[Gradients, Plan], Exchanges]
-#: step, when each rank began its (last) micro-batch, s -> None: lets the values follow
-Follow = Callable[[int, Floats], None]
 
 
 def planned(members: Communicator, make: Make, carriers: Callable[[Gradients], Mapping[int, Carrier]]) -> None:
@@ -50,14 +48,13 @@ def planned(members: Communicator, make: Make, carriers: Callable[[Gradients], M
 
 def run_table(
     setting: Setting, make: Callable[[int], Plan], schedules: Schedules, *, samples: int,
-    follow: Follow | None = None, members: Sequence[Sequence[int]] | None = None, live: int = LIVE,
+    members: Sequence[Sequence[int]] | None = None, live: int = LIVE,
     exchanges: MakeExchanges | None = None, met: Met | None = None, owner: str = "this strategy",
 ) -> None:  # fmt: skip
     """Let a plan drive a run, over and over, whose collectives go by `schedules`.
 
     make       steps -> their plan
     samples    of an update: ranks 0, 1, ... learn from so many together
-    follow     is called when all tasks of a step have ended, if the values do not follow from the mean of all gradients
     members    workers that each rank of the plan stands for, which do the same at the same time; by default rank r is
                worker r
     live       steps of which something can be under way at the same time
@@ -77,7 +74,7 @@ def run_table(
     run = TableRun(
         setting, lambda workloads, steps: make(steps),
         exchanges or (lambda gradients, plan: OfGroups(setting, workers, plan.groups, schedules)), members=members,
-        n_learners=samples // first.samples_per_step, follow=follow, live=live, met=met, owner=owner,
+        n_learners=samples // first.samples_per_step, live=live, met=met, owner=owner,
     )  # fmt: skip
     setting.loop.drive(run)
 
@@ -92,7 +89,6 @@ class TableRun:
     exchanges   of gradients and the plan: what carries its collectives
     members     workers that each rank stands for; by default rank r is worker r
     n_learners  ranks 0, 1, ... that learn from samples of their own; by default all
-    follow      is called when a step has ended, in place of a model in common that learns
     live        steps of which something can be under way at the same time
     met         which parameters the gradients of a step are of, where steps overlap
     owner       whose run it is, for messages
@@ -100,10 +96,10 @@ class TableRun:
 
     def __init__(
         self, setting: Setting, make: Make, exchanges: MakeExchanges, *,
-        members: Sequence[Sequence[int]] | None = None, n_learners: int | None = None, follow: Follow | None = None,
-        live: int = LIVE, met: Met | None = None, owner: str = "this strategy",
+        members: Sequence[Sequence[int]] | None = None, n_learners: int | None = None, live: int = LIVE,
+        met: Met | None = None, owner: str = "this strategy",
     ) -> None:  # fmt: skip
-        self.setting, self.learner, self._make, self.follow = setting, setting.learner, make, follow
+        self.setting, self.learner, self._make = setting, setting.learner, make
         self.members = [[worker.rank] for worker in setting.workers] if members is None else [[*own] for own in members]
         self.workers = [setting.workers[own[0]] for own in self.members]
         self.n_learners = len(self.members) if n_learners is None else n_learners
@@ -113,8 +109,7 @@ class TableRun:
             self._began, met,
         )  # fmt: skip
         self._overlap = met is not None
-        if follow is None:
-            setting.model = lambda: model.params
+        setting.model = lambda: model.params
         self.model = model
         plan = make(workloads, N_STEPS)
         self.exchanges = exchanges(model.gradient, plan)
@@ -157,12 +152,12 @@ class TableRun:
     def _with_more(self, plan: Plan) -> Plan:
         """Return the plan with what happens besides: evaluations, encoding and decoding."""
         if self.setting.compression is not None:
-            sums = plan.collectives[np.isin(plan.kind[plan.collectives], SUMMING)]
-            kinds = plan.kind[sums].tolist()
-            carriers = [self.exchanges.carrier(kinds[0], int(plan.peer[sums[0]]))] if kinds else []
-            for carrier in carriers:
+            sums = plan.collectives[np.isin(plan.kind[plan.collectives], SUMMING) & (plan.part[plan.collectives] >= 0)]
+            for row in sums[:1].tolist():
+                kind, group, parts = way_of(plan, row)
+                carrier = self.exchanges.carrier(kind, group, parts=parts)
                 if carrier is not None:
-                    plan = with_codes(plan, decodes=carrier.decodes, together=kinds[0] == REDUCE_SCATTER)
+                    plan = with_codes(plan, decodes=carrier.decodes, together=kind == REDUCE_SCATTER)
         return plan if self.learner.task is None else with_evaluations(plan, EVALUATION)
 
     # ------------------------------------------------------------ running
@@ -201,10 +196,7 @@ class TableRun:
         step, slot = self.done, self.steps.slot(self.done)
         self._ended.discard(slot)
         rows = self.executor.tasks[self.steps.rows[slot]].copy()
-        if self.follow is None:
-            self.model.learn_until(step)
-        else:
-            self.follow(step, rows["start"][self.bookings.shape(step).begins])
+        self.model.learn_until(step)
         self._book(step, rows)
         samples = self._samples(step)
         self.done += 1
@@ -332,8 +324,7 @@ class TableRun:
             if np.isnan(rows["start"]).all():
                 break
             self._book(step, rows)
-            common = self.follow is None and not self._overlap
-            if step == self.done and common and (self.bookings.step_end[-1] <= now).any():
+            if step == self.done and not self._overlap and (self.bookings.step_end[-1] <= now).any():
                 self.model.learn_until(step)  # somebody has got that far
         self.bookings.close(now, waits)
 

@@ -13,11 +13,19 @@ from ddlsim.network import tasks
 from ddlsim.network.executor import Executor
 from ddlsim.plan.inserted import DECODE, ENCODE, SUMMING
 from ddlsim.plan.live import LiveSteps
-from ddlsim.plan.plan import ALL_REDUCE, KINDS, Bools, Floats, Ints
+from ddlsim.plan.plan import ALL_REDUCE, KINDS, Bools, Floats, Ints, Plan
 from ddlsim.runtime.carrier import Carrier, Dense, Exchanges
 from ddlsim.runtime.coded import Coded
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
+
+#: kind of collective, group, whether it is of parts of the gradients
+Way = tuple[int, int, bool]
+
+
+def way_of(plan: Plan, row: int) -> Way:
+    """Return what says how a collective travels."""
+    return int(plan.kind[row]), int(plan.peer[row]), bool(plan.part[row] >= 0)
 
 
 class Travel:
@@ -41,18 +49,22 @@ class Travel:
         self.launched: dict[int, list[list[int]]] = {}  # keys of each buffer, by slot
         plan = steps.plan
         rows = plan.collectives
-        #: by kind of collective and group
-        self.carriers: dict[tuple[int, int], Carrier] = {}
-        _, first = np.unique(plan.kind[rows] * (len(plan.groups) + 1) + plan.peer[rows], return_index=True)
+        #: by kind of collective, group, and whether it is of parts of the gradients
+        self.carriers: dict[Way, Carrier] = {}
+        ways = np.stack([plan.kind[rows], plan.peer[rows], plan.part[rows] >= 0])
+        _, first = np.unique(ways, axis=1, return_index=True)
         for row in rows[np.sort(first)].tolist():
-            kind, group = int(plan.kind[row]), int(plan.peer[row])
-            carrier = exchanges.carrier(kind, group)
+            kind, group, parts = way_of(plan, row)
+            carrier = exchanges.carrier(kind, group, parts=parts)
             if carrier is None:
-                those = [name for other, name in enumerate(KINDS) if exchanges.carrier(other, group) is not None]
+                those = [
+                    name for other, name in enumerate(KINDS)
+                    if exchanges.carrier(other, group, parts=parts) is not None
+                ]  # fmt: skip
                 raise ConfigError(
                     f"plan: {plan.task(row)}: a run of {owner} has no such exchange; it has {' and '.join(those)}"
                 )
-            self.carriers[kind, group] = carrier
+            self.carriers[kind, group, parts] = carrier
         self._task = np.zeros(len(steps.key_sizes), dtype=np.int64)  # one of each key
         collectives = np.flatnonzero(plan.kind[steps.row] >= ALL_REDUCE)
         self._task[steps.tasks.key[collectives]] = collectives
@@ -61,9 +73,9 @@ class Travel:
     def _by(self, way: str) -> Bools:
         """Return which rows of the plan are collectives that travel in a `way`."""
         plan, which = self.steps.plan, np.zeros(len(self.steps.plan), dtype=np.bool_)
-        for (kind, group), carrier in self.carriers.items():
+        for (kind, group, parts), carrier in self.carriers.items():
             if carrier.way == way:
-                which |= (plan.kind == kind) & (plan.peer == group)
+                which |= (plan.kind == kind) & (plan.peer == group) & ((plan.part >= 0) == parts)
         return which
 
     @functools.cached_property
@@ -93,7 +105,7 @@ class Travel:
         rows = np.flatnonzero(np.isin(plan.kind, SUMMING) & (plan.part >= 0))[::-1]
         columns = (plan.rank[rows], plan.part[rows], plan.kind[rows], plan.peer[rows])
         every = zip(*(column.tolist() for column in columns), strict=True)
-        return {(rank, part): self.carriers[kind, group] for rank, part, kind, group in every}
+        return {(rank, part): self.carriers[kind, group, True] for rank, part, kind, group in every}
 
     @functools.cached_property
     def meets(self) -> bool:
@@ -151,7 +163,7 @@ class Travel:
             carrier, decodes = self._summing[rank, part], plan.name[row] == self.decoding
             seconds = (carrier.decode_seconds if decodes else carrier.encode_seconds)(worker, step, part)
             return seconds * self.factor(step, rank)
-        carrier = self.carriers[int(plan.kind[row]), int(plan.peer[row])]
+        carrier = self.carriers[way_of(plan, row)]
         _after(carrier.carry(worker, step, part, float(plan.nbytes[row])), functools.partial(self._end, [task]))
         return float("inf")
 
@@ -165,7 +177,7 @@ class Travel:
         if self.setting.recorder.keep_spans and plan.queues:
             self.launched.setdefault(slot, []).append(keys)
         nbytes = float(np.cumsum(self.steps.key_sizes[keys])[-1])  # one after the other, as buffers are filled
-        carrier = self.carriers[int(plan.kind[row]), int(plan.peer[row])]
+        carrier = self.carriers[way_of(plan, row)]
         return carrier, self.step_in(slot), int(plan.part[row]), nbytes
 
     # ------------------------------------------------------------ processes

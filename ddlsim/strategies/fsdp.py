@@ -13,17 +13,22 @@ import numpy as np
 
 from ddlsim.arguments import Count, Index, by, checked, one_of, whole
 from ddlsim.collectives import Collective
+from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan, fully_sharded, sharded
 from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.plan import BACKWARD, FORWARD
 from ddlsim.plan.schedules import Schedules
+from ddlsim.runtime.carrier import OfGroups
+from ddlsim.runtime.codec import rounded
+from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.fabric import AllReduceAlgorithm, Fabric, RankOrder, algorithm_of, name_of
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.synchronous import Synchronous
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.embedding_parallel import InOrder, in_order
 from ddlsim.strategies.overlap import NoOverlap, overlap_named
+from ddlsim.strategies.replica_groups import OfReplicas
+from ddlsim.strategies.shares import check_shares
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, Memory, memory_of
 from ddlsim.workload.model import Model
@@ -86,7 +91,9 @@ class FSDP:
     param_dtype   of the weights that are gathered: None: as they are computed with; "fp32" where each rank casts what
                   it has gathered (autocast)
 
-    Rules that need whole layers (LARS, LAMB) do not fit.
+    LARS and LAMB need the norms of whole tensors: each rank computes the squares of its shares, which a small
+    all-reduce adds up (:func:`ddlsim.plan.norms.with_partial_norms`). What a run compresses are the gradients that are
+    scattered; weights are gathered as they are.
     """
 
     stage: Annotated[int, whole(1, 3)] = 3
@@ -233,26 +240,56 @@ class FSDP:
         whole = float(stored_nbytes(workloads[0]).sum())
         return dataclasses.replace(plan, holds=np.where(passes, plan.holds * (kept / max(whole, 1.0)), plan.holds))
 
-    def start(self, setting: Setting) -> None:
-        """Start all workers. Raises ConfigError for an optimizer that is not element-wise."""
-        task = setting.learner.task
-        if task is not None and hasattr(task.optimizer, "with_bounds"):
+    def _compressible(self, setting: Setting, plan: Plan, accumulation: int) -> list[slice]:
+        """Return which elements of the flat gradient each part of the plan is. Raises ConfigError, with the reason, for
+        what is not compressed."""
+        assert setting.compression is not None
+        compressor = setting.compression.compressor
+        if self.shard is not None:
             raise ConfigError(
-                f"FSDP: optimizer = {type(task.optimizer).__name__} needs the norms of whole layers, of which ranks "
-                "have shares; use AllReduce, or an element-wise optimizer such as Adam()"
+                f"compression: FSDP: shard = {self.shard}: gradients are summed twice, in groups and over copies of "
+                "shares, so they would be compressed anew on the way; leave shard out, or use "
+                "AllReduce('hierarchical'), which compresses between machines"
             )
+        if accumulation > 1 and self.stage > 1 and not self.no_sync:
+            raise ConfigError(
+                f"compression: FSDP: the gradients of each of {accumulation} micro-batches are scattered by "
+                "themselves, and would bring an error each; use no_sync=True, which scatters their sum, or a larger "
+                "micro_batch"
+            )
+        if compressor.traits.whole and len(plan.parts) > 1:
+            raise ConfigError(
+                f"compression: FSDP: {title(compressor)} is of the whole gradient, which is scattered in "
+                f"{len(plan.parts)} parts; use stage=1 or 2 with overlap='none', or a compressor such as TopK"
+            )
+        sizes = [rounded(part.nbytes) for part in plan.parts]
+        if self.stage < 3:  # buckets, from the last tensors to the first
+            sizes = sizes[::-1]
+        ends = np.cumsum(sizes)
+        slices = [slice(end - size, end) for size, end in zip(sizes, ends.tolist(), strict=True)]
+        return slices if self.stage == 3 else slices[::-1]
+
+    def start(self, setting: Setting) -> None:
+        """Start all workers. Raises ConfigError for an optimizer of one's own that goes by layer, and for gradients
+        that are not compressed."""
+        check_shares("FSDP", setting)
         each = [worker.workload for worker in setting.workers]
         accumulation = setting.workers[0].accumulation
         algorithms = {
             "reduce_scatter": self.reduce_scatter, "all_gather": self.all_gather,
             "all_reduce": "ring" if self.all_reduce is None else self.all_reduce,
         }  # fmt: skip
-        schedules = Schedules(
-            self.plan(each, 1, accumulation), algorithms, setting.cluster, np.array(setting.nodes), self.rank_order
-        )
+        first = self.plan(each, 1, accumulation)
+        schedules = Schedules(first, algorithms, setting.cluster, np.array(setting.nodes), self.rank_order)
+        parts = [] if setting.compression is None else self._compressible(setting, first, accumulation)
+
+        def exchanges(gradients: Gradients, plan: Plan) -> OfReplicas:
+            dense, fabric = OfGroups(setting, setting.workers, plan.groups, schedules), Fabric("ring", self.rank_order)
+            return OfReplicas(dense, fabric, len(each), parts, gradients, owner="FSDP", scatter=self.reduce_scatter)
+
         run_table(
             setting, lambda steps: self.plan(each, steps, accumulation), schedules,
-            samples=sum(worker.samples_per_step for worker in setting.workers), follow=Synchronous(setting).follow,
+            samples=sum(worker.samples_per_step for worker in setting.workers), exchanges=exchanges, owner="FSDP",
         )  # fmt: skip
 
 

@@ -10,18 +10,28 @@ from typing import Annotated, Literal
 import numpy as np
 
 from ddlsim.arguments import Count, by, checked
-from ddlsim.collectives import Collective
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan
-from ddlsim.plan.hybrid import hybrid, kept_nbytes
+from ddlsim.plan.hybrid import hybrid, kept_nbytes, replicated
 from ddlsim.plan.layouts import Layout, balanced_layout, layout_of, splittable
 from ddlsim.plan.schedules import Schedules
-from ddlsim.runtime.fabric import RankOrder, algorithm_of
+from ddlsim.runtime.carrier import OfGroups
+from ddlsim.runtime.codec import backwards
+from ddlsim.runtime.common_model import Gradients
+from ddlsim.runtime.fabric import AllReduceAlgorithm, Cost, RankOrder, cost_said, fabric_of
 from ddlsim.runtime.setting import Setting
-from ddlsim.runtime.synchronous import Synchronous
 from ddlsim.runtime.table_run import run_table
-from ddlsim.strategies.overlap import DdpBuckets, NoOverlap, PerLayer, WhileWaiting, overlap_named
-from ddlsim.strategies.shares import share_of, whole_batch
+from ddlsim.strategies.overlap import (
+    DdpBuckets,
+    NoOverlap,
+    Overlap,
+    PerLayer,
+    WhileWaiting,
+    as_compressed,
+    overlap_named,
+)
+from ddlsim.strategies.replica_groups import Elements, OfReplicas
+from ddlsim.strategies.shares import check_shares, share_of
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, memory_of
 from ddlsim.workload.precision import ELEMENT_NBYTES
@@ -72,38 +82,47 @@ class Hybrid:
                 parallelism. "balance": of all numbers, those with which a worker gets the fewest bytes in a step.
                 Distribution(data, model): the same for all layers
     overlap     of gradients with the backward pass: "layer", "ddp", "none", DdpBuckets(...) or WhileWaiting()
-    algorithm   of all-reduces, ``rank_order`` as for :class:`~ddlsim.AllReduce`
+    micro_batches
+                that a worker computes one after the other, before the gradients of all of them are summed
+    algorithm, rank_order, cost
+                the :class:`~ddlsim.Fabric` on which gradients are summed; what else is exchanged is simulated
 
     Dense layers and convolutions outside of branches can be split (:mod:`ddlsim.plan.layouts`). Inputs are gathered in
     the group before the layer, the gradients of inputs reduce-scattered behind it, and weights, of which each worker of
-    a group has its part, all-reduced over the groups.
+    a group has its part, all-reduced over the groups. What a run compresses are the gradients of layers that are not
+    split: of split ones, workers of different groups have the same part of the weights, which is small.
     """
 
     groups: Literal["balance"] | Mapping[str, Count] | Distribution = "balance"
     overlap: Annotated[str | InOrder, by(_in_order)] = "layer"
-    algorithm: Annotated[str | Collective, algorithm_of("all_reduce")] = "ring"
+    micro_batches: Count = 1
+    algorithm: AllReduceAlgorithm = "ring"
     rank_order: RankOrder = "topology"
+    cost: Cost = "simulated"
 
     def __hash__(self) -> int:
         groups = tuple(self.groups.items()) if isinstance(self.groups, Mapping) else self.groups
-        return hash((groups, self.overlap, self.rank_order))
+        return hash((groups, self.overlap, self.micro_batches, self.cost))
 
     @property
     def label(self) -> str:
         """How many groups."""
+        more = "" if self.micro_batches == 1 else f", {self.micro_batches} micro-batches"
+        more += cost_said(self.cost)
         if isinstance(self.groups, str):
-            return "hybrid (balance)"
+            return f"hybrid (balance{more})"
         if isinstance(self.groups, Distribution):
-            return f"hybrid (data {self.groups.data}, model {self.groups.model})"
-        return f"hybrid ({', '.join(f'{name} {n}' for name, n in self.groups.items())})"
+            return f"hybrid (data {self.groups.data}, model {self.groups.model}{more})"
+        return f"hybrid ({', '.join(f'{name} {n}' for name, n in self.groups.items())}{more})"
 
     def updates(self, steps: int, n_workers: int) -> int:
         """One update a step."""
         return steps
 
     def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
-        """Return the samples of a worker. Raises ConfigError for a batch that cannot be dealt out evenly."""
-        return share_of(batch_size, n_workers, "Hybrid")
+        """Return the samples that a worker computes at once. Raises ConfigError for a batch that cannot be dealt out
+        evenly."""
+        return share_of(batch_size, n_workers, "Hybrid", self.micro_batches)
 
     def n_replicas(self, n_workers: int) -> int:
         """Every worker brings samples of its own."""
@@ -120,7 +139,7 @@ class Hybrid:
         if not isinstance(self.groups, str):
             return layout_of(model, n_workers, self.groups)
         gradient = workload.gradient_nbytes / max(1.0, model.gradient_nbytes(1))
-        samples = workload.batch_size * n_workers
+        samples = workload.batch_size * n_workers * self.micro_batches
         return balanced_layout(model, n_workers, samples, ELEMENT_NBYTES[workload.precision], gradient)
 
     def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
@@ -138,28 +157,40 @@ class Hybrid:
 
     def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
         """Return what workers with these workloads do in `steps` steps (:func:`ddlsim.plan.hybrid.hybrid`)."""
-        whole_batch(accumulation, "Hybrid")
-        policy = overlap_named(self.overlap)
-        assert isinstance(policy, InOrder)
-        layout = self.layout(workloads[0], len(workloads))
+        return self._plan(workloads, steps, accumulation, overlap_named(self.overlap))
+
+    def _plan(self, workloads: Sequence[Workload], steps: int, accumulation: int, policy: Overlap) -> Plan:
         return hybrid(
-            workloads, layout, policy.buckets, steps=steps, at_end=isinstance(policy, NoOverlap),
-            blocking=isinstance(policy, WhileWaiting),
+            workloads, self.layout(workloads[0], len(workloads)), policy.buckets, steps=steps,
+            accumulation=accumulation, at_end=isinstance(policy, NoOverlap), blocking=isinstance(policy, WhileWaiting),
         )  # fmt: skip
 
     def start(self, setting: Setting) -> None:
-        """Start all workers. Raises ConfigError for what a step as a table cannot do."""
-        values = Synchronous(setting)
+        """Start all workers. Raises ConfigError for an optimizer of one's own that goes by layer."""
+        check_shares("Hybrid", setting)
         each = [worker.workload for worker in setting.workers]
-        first = self.plan(each, 1, setting.workers[0].accumulation)
+        policy, accumulation = as_compressed(overlap_named(self.overlap), setting), setting.workers[0].accumulation
+        first, layout = self._plan(each, 1, accumulation, policy), self.layout(each[0], len(each))
         schedules = Schedules(first, self.algorithm, setting.cluster, np.array(setting.nodes), self.rank_order)
-        layout = self.layout(each[0], len(each))
+        layers = each[0].model.layers
         if isinstance(self.groups, str):
-            names = [f"{each[0].model.layers[i].name} {layout.groups[i]}" for i in layout.split]
+            names = [f"{layers[i].name} {layout.groups[i]}" for i in layout.split]
             setting.notes.append(
                 f"groups: {', '.join(names)}; {'all others' if names else 'all'} {len(each)} (data parallelism)"
             )
+        parts, only = list[slice](), None
+        if setting.compression is not None:
+            parts = backwards(policy.buckets(replicated(each[0], layout)))
+            only = Elements.without(setting, layout.split) if layout.split else None
+            dense = [layers[i].name for i in layout.split if layout.groups[i] > 1]
+            if dense:
+                setting.notes.append(f"compression: what workers sum of {', '.join(dense)}, which are split, is dense")
+
+        def exchanges(gradients: Gradients, plan: Plan) -> OfReplicas:
+            dense = OfGroups(setting, setting.workers, plan.groups, schedules)
+            return OfReplicas(dense, fabric_of(self), len(each), parts, gradients, owner="Hybrid", only=only)
+
         run_table(
-            setting, lambda steps: self.plan(each, steps), schedules,
-            samples=sum(workload.batch_size for workload in each), follow=values.follow,
+            setting, lambda steps: self._plan(each, steps, accumulation, policy), schedules,
+            samples=sum(worker.samples_per_step for worker in setting.workers), exchanges=exchanges, owner="Hybrid",
         )  # fmt: skip

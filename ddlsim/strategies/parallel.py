@@ -17,6 +17,7 @@ from ddlsim.plan import Chunk, Mesh, Plan, between_blocks, chunks_at, mesh_of, p
 from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
 from ddlsim.plan.chunks import balanced_cuts
 from ddlsim.plan.live import LIVE, N_STEPS
+from ddlsim.plan.norms import Together, updated_tensors, with_partial_norms
 from ddlsim.plan.pipeline_least import Travel, costs_of, least_seconds, rank_holds, representative_order
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS, PassOrder, pass_order
 from ddlsim.plan.schedules import Schedules
@@ -269,11 +270,14 @@ class Parallel:
             for number, workload in {id(workload): workload for workload in slowest}.items()
         }  # fmt: skip
         plan = plans[id(slowest[0])]
-        if len(plans) == 1:
+        if len(plans) > 1:
+            which = np.array([list(plans).index(id(workload)) for workload in slowest])[plan.rank]
+            every = np.stack([each.seconds for each in plans.values()])
+            plan = dataclasses.replace(plan, seconds=every[which, np.arange(len(plan))])
+        if not self.sharded or not slowest[0].norms:
             return plan
-        which = np.array([list(plans).index(id(workload)) for workload in slowest])[plan.rank]
-        every = np.stack([each.seconds for each in plans.values()])
-        return dataclasses.replace(plan, seconds=every[which, np.arange(len(plan))])
+        stages = Mesh(mesh.data, mesh.pipeline).ranks[:, :, 0].T.tolist()
+        return with_partial_norms(plan, slowest, [Together(r, updated_tensors(plan, slowest[0], r[0])) for r in stages])
 
     def _members(self, mesh: Mesh) -> list[list[int]]:
         """Return the workers that each rank of the plan stands for: tensor groups, stage by stage."""

@@ -1,74 +1,138 @@
-"""How the replicas of a model that is split over workers sum their gradients: stage by stage, on a fabric."""
+"""How ranks that have parts of a model in common sum their gradients: part by part, on a fabric."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from ddlsim.collectives import Collective
 from ddlsim.compression.contract import AnyCompressor
 from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError
-from ddlsim.learning import Array, Value
+from ddlsim.learning import Array, Learner, Value
 from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.inserted import SUMMING
-from ddlsim.plan.plan import KINDS, SEND, Plan
+from ddlsim.plan.plan import KINDS, REDUCE_SCATTER, SEND, Ints, Plan
 from ddlsim.runtime.carrier import Carrier, Dense, OfGroups
-from ddlsim.runtime.codec import backwards, rounded
+from ddlsim.runtime.codec import backwards, one_model, rounded
 from ddlsim.runtime.coded import Coded
 from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.fabric import Fabric
+from ddlsim.runtime.setting import Setting
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
+from ddlsim.workload.tensors import tensor_shapes
 
 
 class OfReplicas:
-    """What carries the collectives of a pipeline in replicas (:class:`~ddlsim.runtime.carrier.Exchanges`).
+    """What carries the collectives of ranks that learn together, of which some have parts of the model
+    (:class:`~ddlsim.runtime.carrier.Exchanges`).
 
-    Replicas of a stage sum on a fabric, and what they sum is compressed where the run says so; other groups (the stages
-    that share weights) exchange dense gradients by schedules.
+    Those that have the same part sum its gradients on a fabric, compressed where the run says so. All else (activations
+    and weights that are gathered, stages that share weights) travels dense, by schedules.
 
     dense      carries all groups by schedules
     replicas   rank r is replica r mod replicas of its stage
     parts      of the flat gradient that are compressed, by the plan's part
     gradients  of a step and a replica
     ages       of each stage, how many updates old the weights are that its gradients are of; () if they are not
+    owner      whose run it is, for messages
+    scatter    how gradients are reduce-scattered, the fabric's algorithm if nothing is given
+    only       the elements of the flat gradient that the parts are parts of, and their tensors; None: all
     """
 
     def __init__(
         self, dense: OfGroups, fabric: Fabric, replicas: int, parts: Sequence[slice], gradients: Gradients,
-        ages: Sequence[int],
+        ages: Sequence[int] = (), *, owner: str = "Parallel", scatter: str | Collective | None = None,
+        only: Elements | None = None,
     ) -> None:  # fmt: skip
         self._dense, self._fabric, self._replicas, self._ages = dense, fabric, replicas, ages
-        self._parts, self._gradients = parts, gradients
-        self._carriers: dict[tuple[int, int], Carrier] = {}
+        self._parts, self._gradients, self._owner, self._scatter = parts, gradients, owner, scatter
+        self._only = only
+        self._carriers: dict[tuple[int, int, bool], Carrier] = {}
         self._coded: Coded | None = None
 
-    def carrier(self, kind: int, group: int) -> Carrier:
+    def carrier(self, kind: int, group: int, *, parts: bool) -> Carrier:
         """Return what carries collectives of a kind in a group."""
-        if (kind, group) not in self._carriers:
-            self._carriers[kind, group] = self._new(kind, group)
-        return self._carriers[kind, group]
+        if (kind, group, parts) not in self._carriers:
+            self._carriers[kind, group, parts] = self._new(kind, group, parts)
+        return self._carriers[kind, group, parts]
 
-    def _new(self, kind: int, group: int) -> Carrier:
+    def _new(self, kind: int, group: int, parts: bool) -> Carrier:
         dense, ranks = self._dense, self._dense.groups[group]
         codes = dense.setting.compression is not None and kind in SUMMING
-        among_replicas = len({rank // self._replicas for rank in ranks}) == 1
+        among_replicas = parts and len({rank // self._replicas for rank in ranks}) == 1
         if not among_replicas or (self._fabric.cost == "simulated" and not codes):
-            return dense.carrier(kind, group)
+            return dense.carrier(kind, group, parts=parts)
         members = [dense.workers[rank] for rank in ranks]
-        communicator = Communicator(dense.setting, self._fabric, members, owner="Parallel")
+        communicator = Communicator(dense.setting, self._fabric, members, owner=self._owner)
         if not codes:
             return Dense(communicator, KINDS[kind])
-        coded = Coded(communicator, self._parts, self._gradients, KINDS[kind], like=self._coded)
+        coded = Coded(
+            communicator, self._parts, self._compressed, KINDS[kind],
+            algorithm=self._scatter if kind == REDUCE_SCATTER else None,
+            tensors=None if self._only is None else self._only.tensors, like=self._coded,
+        )  # fmt: skip
         self._coded = self._coded or coded
         return coded
+
+    def _compressed(self, step: int, place: int) -> Value[Array]:
+        """Return what of a gradient is compressed."""
+        gradient = self._gradients(step, place)
+        return gradient if self._only is None else self._only.of(gradient, self._dense.setting.learner)
 
     def mean(self, step: int, gradients: Sequence[Value[Array]]) -> Value[Array]:
         """Return what the gradients of all replicas become, and count how old their weights are."""
         self._dense.setting.recorder.staleness += [min(age, step) for age in self._ages] * len(gradients)
-        return (self._coded or self._dense).mean(step, gradients)
+        if self._coded is None:
+            return self._dense.mean(step, gradients)
+        coded = self._coded.mean(step, gradients)
+        if self._only is None:
+            return coded
+        return self._only.put(coded, self._dense.mean(step, gradients), self._dense.setting.learner)
+
+
+@dataclass(frozen=True)
+class Elements:
+    """Some elements of a flat gradient: those of whole ``tensors``, (name, shape), of the model that takes the time;
+    ``which`` they are of what is learned, (n,), None: all (of another model)."""
+
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]
+    which: Ints | None
+
+    @classmethod
+    def without(cls, setting: Setting, layers: Collection[int]) -> Elements:
+        """Return the elements of all layers but some."""
+        model = setting.workers[0].workload.model
+        left = {f"{layer.name}.{name}" for i, layer in enumerate(model.layers) if i not in layers
+                for name, _ in layer.tensors}  # fmt: skip
+        tensors = tensor_shapes(model)
+        sizes = np.array([math.prod(shape) for _, shape in tensors])
+        inside = np.array([name in left for name, _ in tensors])
+        which = np.flatnonzero(np.repeat(inside, sizes)) if one_model(setting) else None
+        return cls(tuple(tensor for tensor, own in zip(tensors, inside, strict=True) if own), which)
+
+    def of(self, gradient: Value[Array], learner: Learner) -> Value[Array]:
+        """Return these elements of a gradient."""
+        if self.which is None:
+            return gradient
+        return learner.plane.apply(lambda whole: whole[self.which], gradient).carrying(gradient)
+
+    def put(self, elements: Value[Array], whole: Value[Array], learner: Learner) -> Value[Array]:
+        """Return a gradient in which these elements are others."""
+        if self.which is None:
+            return elements
+
+        def replaced(elements: Array, whole: Array) -> Array:
+            new = whole.copy()
+            new[self.which] = elements
+            return new
+
+        return learner.plane.apply(replaced, elements, whole).carrying(whole)
 
 
 def compressible_parts(

@@ -12,7 +12,7 @@ from ddlsim.arguments import by, checked
 from ddlsim.collectives import Collective
 from ddlsim.errors import ConfigError, shown
 from ddlsim.plan import Plan, sharded
-from ddlsim.plan.plan import ALL_GATHER, REDUCE_SCATTER
+from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from ddlsim.runtime.carrier import Carrier, Dense
 from ddlsim.runtime.coded import Coded
 from ddlsim.runtime.common_model import Gradients
@@ -21,6 +21,7 @@ from ddlsim.runtime.fabric import Cost, Fabric, RankOrder, algorithm_of, cost_sa
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import planned
 from ddlsim.strategies.overlap import NoOverlap, Overlap, as_compressed, buckets_of, overlap_named
+from ddlsim.strategies.shares import check_shares
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.stage import Stage
 
@@ -49,7 +50,8 @@ class ShardedUpdate:
                                 reduce-scattered beside the backward pass and gathered beside the next forward pass, as
                                 Megatron-LM's distributed optimizer does (:func:`ddlsim.plan.sharded`)
 
-    Rules that need whole layers (LARS, LAMB) do not fit: their norms would have to be exchanged too.
+    LARS and LAMB need the norms of whole tensors, which a small all-reduce puts together from those of shards
+    (:func:`ddlsim.plan.norms.with_partial_norms`).
     """
 
     reduce_scatter: Annotated[str | Collective, algorithm_of("reduce_scatter")] = "ring"
@@ -88,13 +90,8 @@ class ShardedUpdate:
         return sharded(workloads, None, buckets, steps=steps, accumulation=accumulation, overlap=overlaps)
 
     def start(self, setting: Setting) -> None:
-        """Start all workers. Raises ConfigError for an optimizer that is not element-wise."""
-        learner = setting.learner
-        if learner.task is not None and hasattr(learner.task.optimizer, "with_bounds"):
-            raise ConfigError(
-                f"ShardedUpdate: optimizer = {type(learner.task.optimizer).__name__} needs whole layers; use "
-                "AllReduce, or an element-wise optimizer such as Momentum(0.9)"
-            )
+        """Start all workers. Raises ConfigError for an optimizer of one's own that goes by layer."""
+        check_shares("ShardedUpdate", setting)
         members = Communicator(setting, Fabric("ring", self.rank_order, self.cost), owner="ShardedUpdate")
         policy = overlap_named(self.overlap)
         if as_compressed(policy, setting) is not policy:
@@ -107,8 +104,10 @@ class ShardedUpdate:
         def carriers(gradients: Gradients) -> dict[int, Carrier]:
             return {
                 REDUCE_SCATTER: Dense(members, "reduce_scatter", self.reduce_scatter)
-                if setting.compression is None else Coded(members, buckets, gradients, "reduce_scatter"),
+                if setting.compression is None
+                else Coded(members, buckets, gradients, "reduce_scatter", algorithm=self.reduce_scatter),
                 ALL_GATHER: Dense(members, "all_gather", self.all_gather),
+                **({ALL_REDUCE: Dense(members)} if setting.workers[0].workload.norms else {}),
             }  # fmt: skip
 
         accumulation = setting.workers[0].accumulation

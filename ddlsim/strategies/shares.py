@@ -1,22 +1,37 @@
-"""Batches that are dealt out over all workers."""
+"""Batches that are dealt out over all workers, and optimizers that shares of tensors are enough for."""
 
 from __future__ import annotations
 
 from ddlsim.errors import ConfigError
+from ddlsim.runtime.setting import Setting
+from ddlsim.workload.optimizer_rules import NORMS, rule_of
 
 
-def share_of(batch_size: int, n_workers: int, name: str) -> int:
-    """Return the samples of a worker. Raises ConfigError, for the strategy `name`, where it is not a whole number."""
-    if batch_size % n_workers:
-        near = sorted({max(batch_size // n_workers, 1) * n_workers, -(-batch_size // n_workers) * n_workers})
+def share_of(batch_size: int, n_workers: int, name: str, micro_batches: int = 1) -> int:
+    """Return the samples that a worker has at once. Raises ConfigError, for the strategy `name`, where that is not a
+    whole number."""
+    n = n_workers * micro_batches
+    if batch_size % n:
+        near = sorted({max(batch_size // n, 1) * n, -(-batch_size // n) * n})
+        several = f" x {micro_batches} micro-batches" if micro_batches > 1 else ""
         raise ConfigError(
-            f"batch_size = {batch_size}: {name} deals it out over {n_workers} workers; use "
+            f"batch_size = {batch_size}: {name} deals it out over {n_workers} workers{several}; use "
             f"{' or '.join(map(str, near))}"
         )
-    return batch_size // n_workers
+    return batch_size // n
 
 
 def whole_batch(accumulation: int, name: str) -> None:
     """Raise ConfigError for a batch that workers of the strategy `name` should take in several parts."""
     if accumulation > 1:
         raise ConfigError(f"accumulation = {accumulation}: {name} takes the whole batch at once; use 1")
+
+
+def check_shares(name: str, setting: Setting) -> None:
+    """Raise ConfigError, for the strategy `name`, for an optimizer that asks for more of other ranks than is known."""
+    task = setting.learner.task
+    if task is not None and hasattr(task.optimizer, "with_bounds") and rule_of(task.optimizer) not in NORMS:
+        raise ConfigError(
+            f"{name}: optimizer = {type(task.optimizer).__name__} goes by layer, of which ranks have parts, and nobody "
+            "knows what it asks others for; use AllReduce, or a bundled one such as LAMB()"
+        )

@@ -55,6 +55,10 @@ CASES = [
     Case(ddlsim.ShardedUpdate()),
     Case(ddlsim.ShardedUpdate(cost="nccl")),
     Case(ddlsim.ShardedUpdate(overlap="layer")),
+    Case(ddlsim.FSDP()),
+    Case(ddlsim.FSDP(stage=2, micro_batch=2, no_sync=True)),
+    Case(ddlsim.Hybrid()),
+    Case(ddlsim.Hybrid(micro_batches=2, overlap="ddp")),
     Case(ddlsim.Parallel()),
     Case(ddlsim.Parallel(pipeline=2), alone=False),  # needs a worker for each stage
     Case(ddlsim.Parallel(pipeline=2, order="pipedream"), alone=False),  # likewise

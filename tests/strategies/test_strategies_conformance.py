@@ -26,6 +26,7 @@ from ddlsim import (
     FedBuff,
     Gamma,
     HorovodFusion,
+    Hybrid,
     KAsync,
     KBatchAsync,
     KBatchSync,
@@ -129,6 +130,9 @@ SHARING: dict[str, Strategy] = {
     "pipeline-recomputed": Parallel(pipeline=4, micro_batch=4, order="gpipe", recompute="stage"),
     "pipedream": Parallel(pipeline=2, order="pipedream"),
     "2bw": Parallel(pipeline=4, micro_batch=4, order="2bw", cost="nccl"),
+    "hybrid": Hybrid({"dense1": 1, "dense2": 2}),
+    "hybrid-micro": Hybrid({}, micro_batches=4, overlap=DdpBuckets(1e5, 3e4), cost="nccl"),
+    "hybrid-while-waiting": Hybrid({"dense1": 2}, WhileWaiting(), micro_batches=2),
 }
 STRATEGIES = SYNCHRONOUS | ASYNCHRONOUS | CENTRAL | SHARING
 N = 4
@@ -150,7 +154,7 @@ CLUSTER = cluster()
 
 def experiment(strategy: Strategy, *, jitter: bool = True, n: int = N, seed: int = 5) -> Experiment:
     """Four workers of unequal speed with jitter and a slow-down, or without any of these."""
-    batch_size = 8 * n if isinstance(strategy, FSDP | Parallel) else 8  # of all workers together
+    batch_size = 8 * n if hasattr(strategy, "micro_batch_size") else 8  # of all workers together
     measured = Measured(0.004, at_once(strategy, batch_size, n))
     if not jitter:
         return Experiment(CLUSTER, "lenet5", strategy, batch_size, n, steps=3, warmup=1, compute=measured, seed=seed)

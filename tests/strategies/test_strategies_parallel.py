@@ -175,7 +175,7 @@ def test_replicas_compress_what_they_sum(strategy, compressor):
         assert np.abs(split.params - dense.params).max() > 0.0
     assert split.nbytes_sent != dense.nbytes_sent
     told = [sum(note.startswith("compression") for note in result.notes) for result in (split, whole)]
-    assert told[0] == told[1]
+    assert told[0] == told[1] + (strategy.sharded and compressor == cp.PowerSGD(2))  # which is not scattered
 
 
 def test_stale_gradients_compress_too():

@@ -39,7 +39,7 @@ class Table:
         schedules = Schedules(self.build(each, 1), "ring", setting.cluster, np.array(setting.nodes), "topology")
         run_table(
             setting, lambda steps: self.build(each, steps), schedules,
-            samples=sum(workload.batch_size for workload in each), follow=lambda step, begins: None,
+            samples=sum(workload.batch_size for workload in each),
         )  # fmt: skip
 
 
