@@ -20,18 +20,19 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 
 from scipy.optimize import least_squares
 
-from accuracy.rows import Row, show
+from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim import collective_time, load_cluster
 from ddlsim.cluster import star
 from ddlsim.units import parse
 
-__all__ = ["DATA", "Measurement", "Transport", "calibrate", "predict", "read", "rows"]
+__all__ = ["DATA", "Measurement", "Transport", "calibrate", "left_out", "predict", "read", "rows", "table"]
 
 DATA = Path(__file__).with_name("data") / "aws_p3_tc_shaped.csv"
 MSS = 8949.0  # payload bytes in a jumbo frame
@@ -85,18 +86,25 @@ def round_trip(delay: float) -> float:
     return 2.0 * (delay + BASE_DELAY)
 
 
-def read(path: Path = DATA) -> list[Measurement]:
-    """Return the rows of the file. "MB" there is MiB."""
-    with path.open() as file:
-        return [
-            Measurement(
-                line["operation"], line["library"], int(line["n_nodes"]), float(line["size_mib"]) * 2**20,
-                float(line["shaped_delay_ms"]) * 1e-3,
-                parse(line["shaped_gbit_s"] + " Gbit/s", "bandwidth") if line["shaped_gbit_s"] else math.inf,
-                float(line["measured_ms"]) * 1e-3,
-            )
-            for line in csv.DictReader(file)
-        ]  # fmt: skip
+def read(path: Path = DATA, omitted: Table | None = None) -> list[Measurement]:
+    """Return the rows of the file; what says no time goes to `omitted`. "MB" there is MiB."""
+    left = omitted if omitted is not None else Table()
+    found = []
+    with path.open(encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            what = f"{line['size_mib']} MiB, {line['shaped_delay_ms']} ms, {line['shaped_gbit_s'] or 'not shaped'}"
+            try:
+                found.append(
+                    Measurement(
+                        line["operation"], line["library"], int(number(line, "n_nodes")),
+                        number(line, "size_mib") * 2**20, float(line["shaped_delay_ms"] or 0.0) * 1e-3,
+                        parse(line["shaped_gbit_s"] + " Gbit/s", "bandwidth") if line["shaped_gbit_s"] else math.inf,
+                        number(line, "measured_ms") * 1e-3,
+                    )
+                )  # fmt: skip
+            except UnpredictableError as error:
+                left.omit(f"{line['library']} {line['operation']}", what, str(error))
+    return found
 
 
 def calibrate(measured: Sequence[Measurement]) -> dict[str, Transport]:
@@ -139,23 +147,46 @@ def predict(transport: Transport, library: str, row: Measurement) -> float:
     return transport.slow_start(row.delay, row.rate) + collective_time(cluster, algorithm, row.nbytes)
 
 
-def rows(path: Path = DATA) -> list[Row]:
-    """Return point-to-point rows as fitted, all-reduces as predicted, in ms."""
-    measured = read(path)
-    transports = calibrate(measured)
-    found = []
+@cache
+def table(path: Path = DATA) -> Table:
+    """Return what becomes of a file's rows: point-to-point ones as fitted, all-reduces as predicted, in ms.
+
+    A library without point-to-point rows in the file is calibrated on those of :data:`DATA`.
+    """
+    found = Table()
+    measured = read(path, found)
+    p2p = [row for row in measured if row.operation == "p2p"]
+    p2p += [row for row in read() if row.operation == "p2p" and row.backend not in {known.backend for known in p2p}]
+    transports = calibrate(p2p)
     for row in measured:
-        transport = transports[row.backend]
-        fitted = row.operation == "p2p"
-        seconds = transport.seconds(row) if fitted else predict(transport, row.backend, row)
         shaped = f"{row.rate * 8e-9:g} Gbit/s" if math.isfinite(row.rate) else "not shaped"
         what = f"{row.nbytes / 2**20:g} MiB, {row.delay * 1e3:g} ms, {shaped}"
         case = f"{row.backend} {row.operation.replace('_', '-')} ({row.n_nodes} nodes)"
-        found.append(Row(case, what, row.seconds * 1e3, seconds * 1e3, "ms", fitted))
+        found.add(case, what, partial(_row, row, transports, case, what))
     return found
+
+
+def _row(row: Measurement, transports: Mapping[str, Transport], case: str, what: str) -> Row:
+    if row.backend not in transports:
+        raise UnpredictableError(f"how many connections {row.backend} opens is not known")
+    if row.operation not in ("p2p", "all_reduce"):
+        raise UnpredictableError(f"which algorithm {row.backend} uses for {row.operation} is not known")
+    transport, fitted = transports[row.backend], row.operation == "p2p"
+    seconds = transport.seconds(row) if fitted else predict(transport, row.backend, row)
+    return Row(case, what, row.seconds * 1e3, seconds * 1e3, "ms", fitted)
+
+
+def rows(path: Path = DATA) -> list[Row]:
+    """Return point-to-point rows as fitted, all-reduces as predicted, in ms."""
+    return table(path).rows
+
+
+def left_out(path: Path = DATA) -> list[Omitted]:
+    """Return the rows of the file that are not predicted."""
+    return table(path).omitted
 
 
 if __name__ == "__main__":
     for library, transport in calibrate(read()).items():
         print(library, transport)
-    show(rows())
+    show(rows(), left_out())

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import yaml
 
-from accuracy.rows import Row, show
+from accuracy.rows import Omitted, Row, Table, number, show
 from ddlsim import collective_time, load_cluster
 from ddlsim.cluster import star
 
-__all__ = ["DATA", "Pieces", "read_sweep", "ring_rows", "rows", "sweep_rows"]
+__all__ = ["DATA", "Pieces", "left_out", "read_sweep", "ring_rows", "rows", "sweep_rows", "table"]
 
 DATA = Path(__file__).with_name("data") / "collectives.yaml"
 EVERY = 3  # sizes 0, 3, 6, ... calibrate, or others as far apart
@@ -48,9 +49,10 @@ def read_sweep(case: Mapping[str, object]) -> dict[float, float]:
     """Return bytes -> s of a sweep, whose columns are "bytes: time_us" or "bytes: algbw_GBps" (1e9 bytes/s)."""
     data = case["data"]
     assert isinstance(data, dict)
+    stated = {float(size): number(data, size) for size, value in data.items() if value is not None}
     if "time_us" in str(case["columns"]):
-        return {float(size): value * 1e-6 for size, value in data.items()}
-    return {float(size): size / (value * 1e9) for size, value in data.items()}
+        return {size: value * 1e-6 for size, value in stated.items()}
+    return {size: size / (value * 1e9) for size, value in stated.items()}
 
 
 def sweep_rows(name: str, measured: Mapping[float, float], first: int = 0) -> list[Row]:
@@ -82,16 +84,46 @@ def _size(nbytes: float) -> str:
     return f"{nbytes / 1024:g} KiB"
 
 
-def rows(path: Path = DATA, first: int = 0) -> list[Row]:
-    """Return the sweeps, and the ring on several numbers of GPUs, of a file of collectives."""
-    found: list[Row] = []
-    for case in yaml.safe_load(path.read_text())["collectives"]:
-        if str(case["columns"]).startswith("bytes:"):
-            found += sweep_rows(case["id"], read_sweep(case), first)
-        elif "ring only" in str(case["columns"]):
-            found += ring_rows(case["id"], {n: figures[1] for n, figures in case["data"].items()})
+@cache
+def table(path: Path = DATA, first: int = 0) -> Table:
+    """Return what becomes of the sweeps, and of the ring on several numbers of GPUs, of a file of collectives."""
+    found = Table()
+    for case in yaml.safe_load(path.read_text(encoding="utf-8"))["collectives"]:
+        name, columns = str(case["id"]), str(case["columns"])
+        if columns.startswith("bytes:"):
+            for size, value in case["data"].items():
+                if value is None:
+                    found.omit(name, _size(size), "no figure is stated")
+            measured = read_sweep(case)
+            if len(measured) > EVERY + first:
+                found.rows += sweep_rows(name, measured, first)
+            else:
+                found.omit(name, f"{len(measured)} sizes", "too few to calibrate a line and predict others")
+        elif "ring only" in columns:
+            rings = {int(n): number(dict(enumerate(figures)), 1) for n, figures in case["data"].items()
+                     if isinstance(figures, list) and figures[1:] and figures[1] is not None}  # fmt: skip
+            if rings:
+                found.rows += ring_rows(name, rings)
+            for n in case["data"]:
+                found.omit(name, f"{n} GPUs, default algorithm", "NVLS above 4 GPUs, whose switch adds up: not a ring")
+                if n not in rings:
+                    found.omit(name, f"{n} GPUs, ring", "no figure is stated")
+        elif columns.startswith("n: [alpha"):
+            found.omit(name, "alpha and beta", "a fit, and for n = 2 and 4 faster than the wire allows")
+        else:
+            found.omit(name, ", ".join(map(str, case["data"])), "single figures: nothing is left to calibrate on")
     return found
 
 
+def rows(path: Path = DATA, first: int = 0) -> list[Row]:
+    """Return the sweeps, and the ring on several numbers of GPUs, of a file of collectives."""
+    return table(path, first).rows
+
+
+def left_out(path: Path = DATA) -> list[Omitted]:
+    """Return the figures of a file of collectives that are not predicted."""
+    return table(path).omitted
+
+
 if __name__ == "__main__":
-    show(rows())
+    show(rows(), left_out())

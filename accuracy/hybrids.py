@@ -9,15 +9,19 @@ node has the whole batch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
-import yaml
+import numpy as np
 
-from accuracy.rows import Row, mean_error, show
+from accuracy.published import cases
+from accuracy.rows import Omitted, Row, Table, UnpredictableError, mean_error, number, show
 from ddlsim import AllReduce, Hybrid, simulate
 
-__all__ = ["Point", "predict", "remark", "rows"]
+__all__ = ["Point", "claims", "left_out", "predict", "remark", "rows", "table"]
 
 DATA = Path(__file__).with_name("data") / "cases.yaml"
 CASE = "das2016_abstract"
@@ -50,21 +54,35 @@ MACHINES = {
 ASSUMED = {"AWS Ethernet cluster": 256, "CD-DNN": 1024}
 
 
-def read() -> list[Point]:
-    """Return all runs of the paper's abstract."""
-    cases = yaml.safe_load(DATA.read_text(encoding="utf-8"))["cases"]
-    case = next(each for each in cases if each["id"] == CASE)
-    return [
-        Point(each["model"], *MACHINES[each["model"]], each.get("global_batch", ASSUMED.get(each["model"])), each["n"],
-              float(each["speedup"]), "global_batch" in each)
-        for each in case["measured"]
-    ]  # fmt: skip
+def read(path: Path = DATA, omitted: Table | None = None) -> list[Point]:
+    """Return all runs of the paper's abstract; what is not described goes to `omitted`."""
+    left, found = omitted if omitted is not None else Table(), []
+    for row in [row for case in cases(path) if claims(case) for row in case.get("measured") or []]:
+        name = str(row.get("model"))
+        try:
+            if name not in MACHINES:
+                raise UnpredictableError("neither machine nor model of this name is described")
+            batch = number(row, "global_batch") if "global_batch" in row or name not in ASSUMED else ASSUMED[name]
+            found.append(
+                Point(name, *MACHINES[name], int(batch), int(number(row, "n")), number(row, "speedup"),
+                      "global_batch" in row)
+            )  # fmt: skip
+        except UnpredictableError as error:
+            left.omit(CASE, f"{name}, {row.get('n')} nodes", str(error))
+    return found
+
+
+def claims(case: Mapping[str, Any]) -> bool:
+    """Whether a case of the data file is predicted here."""
+    return case.get("id") == CASE
 
 
 def rate(model: str, batch: int) -> float:
     """Return how fast a node computes with so many samples, of what it does with 16 or more."""
     table = SMALL.get(model)
-    return 1.0 if table is None else table[min(batch, 16)] / table[16]
+    if table is None:
+        return 1.0
+    return float(np.interp(batch, list(table), list(table.values()))) / table[16]
 
 
 def predict(point: Point, *, small: bool = True) -> float:
@@ -80,12 +98,27 @@ def predict(point: Point, *, small: bool = True) -> float:
 
 def _row(point: Point, *, small: bool = True) -> Row:
     what = f"{point.model}, {point.nodes} nodes, batch {point.batch}{'' if point.stated else ' (assumed)'}"
-    return Row(CASE, what, point.speedup, predict(point, small=small), "speed-up", False)
+    speedup = predict(point, small=small)
+    return Row(CASE, what, point.speedup, speedup, "speed-up", False, unchanged=float(point.nodes))
 
 
-def rows() -> list[Row]:
+@cache
+def table(path: Path = DATA) -> Table:
+    """Return what becomes of the rows. Nothing is calibrated on any of them."""
+    found = Table()
+    for point in read(path, found):
+        found.add(CASE, f"{point.name}, {point.nodes} nodes", partial(_row, point))
+    return found
+
+
+def rows(path: Path = DATA) -> list[Row]:
     """Return all rows. Nothing is calibrated on any of them."""
-    return [_row(point) for point in read()]
+    return table(path).rows
+
+
+def left_out(path: Path = DATA) -> list[Omitted]:
+    """Return the rows that are not predicted."""
+    return table(path).omitted
 
 
 def counts(row: Row) -> bool:
@@ -109,4 +142,4 @@ def remark() -> str:
 
 
 if __name__ == "__main__":
-    show(rows())
+    show(rows(), left_out())

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from accuracy.rows import UnpredictableError, number
 from ddlsim.cluster import MultiGpu
 from ddlsim.strategies import Priority, ServerWork
 
@@ -43,11 +44,18 @@ NVLINK_LATENCY = 3.4e-6
 
 
 def device_of(case: Case) -> str:
-    """Return the catalogue's name of a case's device."""
-    text = f"{case.get('worker', {}).get('device', '')} {case['system']}".lower()
+    """Return the catalogue's name of a case's device; of GPUs that it does not have, "v100".
+
+    The seconds of computing are measured ones wherever this is used: the name only says how a machine's NVLinks go.
+    Raises :class:`UnpredictableError` for processors.
+    """
+    worker = case.get("worker")
+    text = f"{worker.get('device', '') if isinstance(worker, Mapping) else ''} {case.get('system')}".lower()
     for name in ("k80", "p100", "p40", "v100", "a100", "h100"):
         if name in text:
             return name
+    if any(word in text for word in ("xeon", "knl", "power7", "cpu", "phi ")):
+        raise UnpredictableError("processors: none of the machines with GPUs that are described")
     return "v100"
 
 
@@ -60,13 +68,16 @@ def nic_efficiency(case: Case) -> float:
 
 
 def host_of(case: Case) -> MultiGpu:
-    """Return one machine of a case."""
+    """Return one machine of a case. Raises :class:`UnpredictableError` where too little is stated."""
     topology = case["topology"]
-    n_gpus, device = topology["gpus_per_node"], device_of(case)
-    inside = str(topology.get("intra", "")).lower()
+    n_gpus, device = int(number(topology, "gpus_per_node")), device_of(case)
+    inside = str(topology.get("intra") or "").lower()
     n_nics = 4 if topology.get("nic_gbps") == 400 else 1  # a DGX-1 has four ports of 100 Gbit/s
+    if "nvlink" in inside and "pcie or" not in inside and (device not in NVLINK or ("nvswitch" not in inside
+                                                                                    and n_gpus != 8)):  # fmt: skip
+        raise UnpredictableError(f"how the NVLinks of {n_gpus} {device} lead is not stated")
     if "nvswitch" in inside:
-        bandwidth = 120e9 if "nvswitch 1" in inside else NVLINK[device]  # DGX-2: 6 links of 20 GB/s
+        bandwidth: str | float = 120e9 if "nvswitch 1" in inside else NVLINK[device]  # DGX-2: 6 links of 20 GB/s
         return MultiGpu(
             n_gpus, "nvswitch", device, nvlink_bandwidth=bandwidth, nvlink_latency=NVLINK_LATENCY / 2,
             n_pcie_switches=n_gpus if topology.get("nic_gbps") == 1600 else 1,
@@ -77,7 +88,7 @@ def host_of(case: Case) -> MultiGpu:
             8, "hybrid_cube_mesh", device, nvlink_bandwidth=NVLINK[device], nvlink_latency=NVLINK_LATENCY,
             n_pcie_switches=4, n_nics=n_nics, pcie_bandwidth=PCIE,
         )  # fmt: skip
-    two_sockets = n_gpus > 4 and topology.get("nodes_max", 1) == 1  # else the servers of both sockets are one node
+    two_sockets = n_gpus > 4 and (topology.get("nodes_max") or 1) == 1  # else the servers of both sockets are one node
     return MultiGpu(
         n_gpus, "pcie_tree", device, n_pcie_switches=2 if n_gpus > 4 else 1, pcie_bandwidth=PCIE,
         pcie_latency=PCIE_LATENCY, cpu_bandwidth=BETWEEN_SOCKETS if two_sockets else None,

@@ -8,20 +8,20 @@ they are interpolated), and of a sleep. Nothing is taken from the rows that are 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import ceil
 from pathlib import Path
 
 import numpy as np
 
 from accuracy.minicluster import TCP, Measurement, read
-from accuracy.rows import Row, mean_error, show
+from accuracy.rows import Row, Table, UnpredictableError, mean_error, show
 from ddlsim.cluster import Cluster, star, with_detail
 from ddlsim.plan import Draft, Plan
 
-__all__ = ["DATA", "Software", "hybrid_rows", "passes", "pipeline_rows", "predicted", "software"]
+__all__ = ["DATA", "Software", "hybrid_rows", "passes", "pipeline_rows", "predicted", "software", "table"]
 
 DATA = Path(__file__).parents[1] / "tests" / "accuracy" / "data" / "minicluster2"
 LARGE = 16384
@@ -200,28 +200,40 @@ def predicted(row: Measurement) -> float:
     return PLANS[row.experiment](row).execute(cluster, rank_order="given").seconds
 
 
-def _rows(measured: Sequence[Measurement]) -> list[Row]:
-    made = []
-    for row in measured:
+def table(name: str, folder: Path = DATA) -> Table:
+    """Return what becomes of the rows of a file of `folder`."""
+    found = Table()
+    for row in read(folder / f"{name}.csv", found):
         more = [f"{row.extra[key]} {word}" for key, word in (("micro_batches", "micro-batches"), ("layers", "layers"),
                 ("buckets", "buckets"), ("stages", "stages")) if key in row.extra]  # fmt: skip
-        made.append(Row(f"{row.experiment}: {row.algorithm}", ", ".join([row.where, *more]), row.seconds,
-                        predicted(row), "s", False))  # fmt: skip
-    return made
+        case, what = f"{row.experiment}: {row.algorithm}", ", ".join([row.where, *more])
+        found.add(case, what, partial(_row, row, case, what))
+    return found
 
 
-def pipeline_rows() -> list[Row]:
+def _row(row: Measurement, case: str, what: str) -> Row:
+    if row.experiment not in PLANS:
+        raise UnpredictableError("no split of this name is described")
+    software()  # whose file must be whole
+    try:
+        seconds = predicted(row)
+    except (KeyError, ValueError) as error:  # what a plan needs and the row does not say
+        raise UnpredictableError(f"the row does not state {error}") from None
+    return Row(case, what, row.seconds, seconds, "s", False)
+
+
+def pipeline_rows(folder: Path = DATA) -> list[Row]:
     """Return pipelines beside their predictions."""
-    return _rows(read(DATA / "pipeline.csv"))
+    return table("pipeline", folder).rows
 
 
-def hybrid_rows() -> list[Row]:
+def hybrid_rows(folder: Path = DATA) -> list[Row]:
     """Return pipelines in replicas, tensor parallelism, shards and buckets beside their predictions."""
-    return _rows(read(DATA / "hybrid.csv"))
+    return table("hybrid", folder).rows
 
 
 if __name__ == "__main__":
     print(software())
-    show(pipeline_rows())
-    show(hybrid_rows())
+    show(pipeline_rows(), table("pipeline").omitted)
+    show(hybrid_rows(), table("hybrid").omitted)
     print(f"{mean_error(pipeline_rows()):.2%} and {mean_error(hybrid_rows()):.2%}")

@@ -10,13 +10,16 @@ import dataclasses
 import itertools
 import json
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from accuracy.minicluster import DATA, Measurement, cluster_of, predicted, read
-from accuracy.rows import Row, show
+from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
+from ddlsim.errors import ConfigError
 from ddlsim.run import Experiment, Result, run
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies import (
@@ -32,7 +35,7 @@ from ddlsim.workload.compute import Workload, make_workload
 from ddlsim.workload.devices import load_device
 from ddlsim.workload.model import load_model
 
-__all__ = ["rows", "server_rows", "training_rows"]
+__all__ = ["left_out", "rows", "server_rows", "server_table", "training_rows", "training_table"]
 
 MODEL = DATA / "lenet-like.toml"
 BATCH = 128
@@ -106,9 +109,17 @@ def simulated(row: Measurement, strategy: Given, n_hosts: int, **options: int | 
     return run(Experiment(cluster, MODEL, strategy, BATCH, row.n, device="desktop-cpu").with_(**options))
 
 
+def _sleeps_alone(row: Measurement) -> bool:
+    return row.algorithm == "train_sleep_single" and {"fwd_s", "bwd_s", "opt_s", "tb_sleep"} <= set(row.extra)
+
+
+def _is_single(rows: list[Measurement]) -> bool:
+    return any(map(_sleeps_alone, rows))
+
+
 def _single(data: list[Measurement]) -> dict[str, float]:
     """Return the s that the single worker's sleeping steps take beyond what they sleep, and their optimizer."""
-    row = next(row for row in data if row.algorithm == "train_sleep_single")
+    row = next(filter(_sleeps_alone, data))
     backward = [float(part) for part in row.extra["tb_sleep"].split("/")]
     return {
         "forward": float(row.extra["fwd_s"]) - float(row.extra["tf_sleep"]),
@@ -130,32 +141,43 @@ def _workload(row: Measurement, beyond: dict[str, float]) -> Workload:
 
 def strategy_of(row: Measurement) -> Strategy:
     """Return how the workers of a training row talk; DDP with an explicit size has no smaller first bucket."""
-    if "local4" in row.algorithm:
-        return LocalSGD(4, algorithm="gloo_ring", rank_order="given")
+    local = re.search(r"local(\d+)", row.algorithm)
+    if local is not None:
+        return LocalSGD(int(local[1]), algorithm="gloo_ring", rank_order="given")
     if "blocking" in row.algorithm:
         overlap: str | DdpBuckets = "none"
     elif "default" in row.algorithm:
         overlap = "ddp"
     else:
-        cap = float(row.extra["bucket_mb"]) * 2**20
+        cap = number(row.extra, "bucket_mb") * 2**20
         overlap = DdpBuckets(cap, cap)
     return AllReduce("gloo_ring", overlap, "given")
 
 
-def training_rows() -> list[Row]:
-    """Return the training steps."""
-    data = read(DATA / "training.csv")
-    beyond = _single(data)
-    made = []
+def training_table(folder: Path = DATA) -> Table:
+    """Return what becomes of the training steps; single workers calibrate, those of :data:`DATA` if there are none."""
+    found = Table()
+    data = read(folder / "training.csv", found)
+    single = next((rows for rows in (data, read(DATA / "training.csv")) if _is_single(rows)), [])
+    beyond = _single(single)
     for row in data:
-        workload = _workload(row, beyond)
-        real = "two workers compute on two cores" if "real" in row.algorithm else ""
-        if row.n == 1:
-            made.append(Row(row.name, row.where, row.seconds, workload.step_time, "s", True, "gave compute times"))
-            continue
-        result = simulated(row, Given(strategy_of(row), workload), row.n, steps=8)
-        made.append(Row(row.name, row.where, row.seconds, float(np.mean(result.step_times)), "s", False, real))
-    return made
+        found.add(row.name, row.where, lambda row=row: _step_row(row, beyond))
+    return found
+
+
+def _step_row(row: Measurement, beyond: dict[str, float]) -> Row:
+    workload = _workload(row, beyond)
+    real = "two workers compute on two cores" if "real" in row.algorithm else ""
+    if row.n == 1:
+        return Row(row.name, row.where, row.seconds, workload.step_time, "s", True, "gave compute times")
+    result = simulated(row, Given(strategy_of(row), workload), row.n, steps=8)
+    seconds, alone = float(np.mean(result.step_times)), workload.step_time
+    return Row(row.name, row.where, row.seconds, seconds, "s", False, real, unchanged=alone)
+
+
+def training_rows(folder: Path = DATA) -> list[Row]:
+    """Return the training steps."""
+    return training_table(folder).rows
 
 
 def server_strategy(row: Measurement) -> Strategy:
@@ -163,31 +185,55 @@ def server_strategy(row: Measurement) -> Strategy:
     mode = row.extra["mode"]
     if mode == "ssp":
         return StaleSynchronous(int(row.extra["bound"]))
+    if mode not in ("async", "sync"):
+        raise UnpredictableError(f"no server of mode {mode!r} is described")
     return AsyncParameterServer() if mode == "async" else ParameterServer(overlap="none")
 
 
-def server_rows() -> list[Row]:
-    """Return update rates and staleness of asynchronous, synchronous and stale synchronous parameter servers."""
-    made = []
-    for row in read(DATA / "async_ps.csv"):
-        end, mean = float(row.extra["duration_s"]), float(row.extra["mean_compute_s"])
-        workload = workload_of(mean, [0.0] * len(LAYERS), 0.0, row.nbytes)
-        seed = int(row.extra["seed"]) if row.extra["compute"] == "exp" else None
-        cycle = _cycle(row, mean) if seed is None and row.extra["mode"] == "async" else 0.0
-        given = Given(server_strategy(row), workload, seed, cycle)
-        result = simulated(row, given, row.n + 1, max_time=end, steps=10**6)
-        begin = WARM_UP * end
-        counted = [i for i, (time, _) in enumerate(result.recorder.updates) if time >= begin]
-        case = f"{row.name} {row.extra['mode']} {row.extra['bound']} {row.extra['compute']} {mean:g} s"
-        rate = float(row.extra["update_rate_per_s"])
-        note = "" if seed is not None else "starts spread" if cycle else "equal workers stay in step, real ones do not"
-        made.append(Row(case, row.where, rate, len(counted) / (end - begin), "1/s", False, note))
-        if row.extra["mode"] != "sync":
-            staleness = [result.recorder.staleness[i] for i in counted]
-            apart = f"histograms overlap by {_overlap(row, staleness):.0%}"
-            found = float(row.extra["mean_staleness"])
-            made.append(Row(case, f"{row.where} staleness", found, float(np.mean(staleness)), "updates", False, apart))
+def server_table(folder: Path = DATA) -> Table:
+    """Return what becomes of the asynchronous, synchronous and stale synchronous servers: update rates, staleness."""
+    found = Table()
+    for row in read(folder / "async_ps.csv", found):
+        try:
+            found.rows += _server_rows(row)
+        except (KeyError, ValueError) as error:  # what a run needs and the row does not say
+            found.omit(row.name, row.where, f"the row does not state {error}")
+        except (UnpredictableError, ConfigError) as error:
+            found.omit(row.name, row.where, str(error))
+    return found
+
+
+def _server_rows(row: Measurement) -> list[Row]:
+    end, mean = float(row.extra["duration_s"]), float(row.extra["mean_compute_s"])
+    workload = workload_of(mean, [0.0] * len(LAYERS), 0.0, row.nbytes)
+    seed = int(row.extra["seed"]) if row.extra["compute"] == "exp" else None
+    cycle = _cycle(row, mean) if seed is None and row.extra["mode"] == "async" else 0.0
+    given = Given(server_strategy(row), workload, seed, cycle)
+    rate, stale = number(row.extra, "update_rate_per_s"), row.extra["mode"] != "sync"
+    measured_staleness = number(row.extra, "mean_staleness") if stale else 0.0
+    result = simulated(row, given, row.n + 1, max_time=end, steps=10**6)
+    begin = WARM_UP * end
+    counted = [i for i, (time, _) in enumerate(result.recorder.updates) if time >= begin]
+    case = f"{row.name} {row.extra['mode']} {row.extra.get('bound', '')} {row.extra['compute']} {mean:g} s"
+    note = "" if seed is not None else "starts spread" if cycle else "equal workers stay in step, real ones do not"
+    alone = 1.0 / (mean + 2 * message(row)) * (1 if row.extra["mode"] == "sync" else row.n)
+    made = [Row(case, row.where, rate, len(counted) / (end - begin), "1/s", False, note, unchanged=alone)]
+    if stale:
+        staleness = [result.recorder.staleness[i] for i in counted]
+        apart = f"histograms overlap by {_overlap(row, staleness):.0%}"
+        mine = float(np.mean(staleness)) if staleness else 0.0
+        made.append(Row(case, f"{row.where} staleness", measured_staleness, mine, "updates", False, apart))
     return made
+
+
+def server_rows(folder: Path = DATA) -> list[Row]:
+    """Return update rates and staleness of asynchronous, synchronous and stale synchronous parameter servers."""
+    return server_table(folder).rows
+
+
+def left_out() -> list[Omitted]:
+    """Return the rows of training steps and servers that are not predicted."""
+    return training_table().omitted + server_table().omitted
 
 
 def _cycle(row: Measurement, mean: float) -> float:
@@ -196,14 +242,19 @@ def _cycle(row: Measurement, mean: float) -> float:
     Under exactly fair sharing workers of equal compute times that start together meet at the server for ever. Real ones
     start at different moments, and their flows do not finish together, so that they soon get out of each other's way.
     """
-    message = predicted(dataclasses.replace(row, algorithm="oneway", n=2))
-    assert message is not None
-    return mean + 2 * message
+    return mean + 2 * message(row)
+
+
+def message(row: Measurement) -> float:
+    """Return the s of one message of a row's size between two hosts."""
+    return predicted(dataclasses.replace(row, algorithm="oneway", n=2))
 
 
 def _overlap(row: Measurement, staleness: list[int]) -> float:
     """Return the share that the measured and the predicted histogram of the staleness have in common."""
     pairs = (part.split(":") for part in row.extra["staleness_hist"].split("/"))
+    if not staleness:
+        return 0.0
     measured = {int(value): int(count) for value, count in pairs}
     n = sum(measured.values())
     return sum(min(count / n, staleness.count(value) / len(staleness)) for value, count in measured.items())
@@ -215,4 +266,4 @@ def rows() -> list[Row]:
 
 
 if __name__ == "__main__":
-    show(rows())
+    show(rows(), left_out())

@@ -21,13 +21,13 @@ from pathlib import Path
 
 import numpy as np
 
-from accuracy.rows import Row, show
+from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim import FSDP, PerKernel, load_device, load_model, simulate
 from ddlsim.workload.compute import Workload, make_workload
 from ddlsim.workload.devices import Device, Kernels
 from ddlsim.workload.precision import ELEMENT_NBYTES
 
-__all__ = ["FITTED", "Point", "alone", "fit", "fitted", "predict", "read", "remark", "rows"]
+__all__ = ["FITTED", "Point", "alone", "fit", "fitted", "left_out", "predict", "read", "remark", "rows", "table"]
 
 DATA = Path(__file__).with_name("data") / "mosaic_fsdp.csv"
 FITTED = ("fraction", "flash")
@@ -77,17 +77,27 @@ class Point:
         )  # fmt: skip
 
 
-def read() -> list[Point]:
-    """Return all rows."""
-    lines = [line for line in DATA.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    return [
-        Point(
-            next(name for name in MACHINES if row["section"].startswith(name)), row["model"], int(row["seq"]),
-            int(row["gpus"]), int(row["micro"]), int(row["batch"]), row["mp_mode"] == "PURE",
-            row["checkpointing"] == "True", float(row["tokens_per_s"]),
-        )
-        for row in csv.DictReader(lines)
-    ]  # fmt: skip
+def read(path: Path = DATA, omitted: Table | None = None) -> list[Point]:
+    """Return all rows; what is not predicted goes to `omitted`."""
+    left, found = omitted if omitted is not None else Table(), []
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    for row in csv.DictReader(lines):
+        machine = next((name for name in MACHINES if row["section"].startswith(name)), None)
+        try:
+            if machine is None:
+                raise UnpredictableError(f"machines of this kind are not described: {row['section']}")
+            if "8" in (row.get("precision") or ""):
+                raise UnpredictableError("FP8: no precision of that name is known")
+            seq, gpus, micro, batch = (int(number(row, key)) for key in ("seq", "gpus", "micro", "batch"))
+            if batch % (gpus * micro):
+                raise UnpredictableError(f"{batch} samples are not a number of micro-batches on each GPU")
+            found.append(
+                Point(machine, row["model"], seq, gpus, micro, batch, row["mp_mode"] == "PURE",
+                      row["checkpointing"] == "True", number(row, "tokens_per_s"))
+            )  # fmt: skip
+        except UnpredictableError as error:
+            left.omit(f"{row['section']}_{row['model']}", f"{row['seq']} tokens, {row['gpus']} GPUs", str(error))
+    return found
 
 
 def alone(point: Point, device: Device) -> float:
@@ -120,11 +130,14 @@ def fit(points: Sequence[Point], device: Device) -> Kernels:
 
 
 @functools.cache
-def fitted(machine: str) -> Device:
-    """Return the device of a machine, with what its rows of one machine say."""
+def fitted(machine: str, path: Path = DATA) -> Device:
+    """Return the device of a machine, with what its rows of one machine say (of :data:`DATA`, if `path` has none)."""
     device = load_device(MACHINES[machine][0])
-    points = [point for point in read() if point.machine == machine and point.gpus == GPUS]
-    return replace(device, kernels=fit(points, device))
+    for source in (path, DATA):
+        points = [point for point in read(source) if point.machine == machine and point.gpus == GPUS]
+        if points:
+            return replace(device, kernels=fit(points, device))
+    raise UnpredictableError("no rows of one machine")
 
 
 def predict(point: Point, device: Device) -> float:
@@ -139,16 +152,29 @@ def predict(point: Point, device: Device) -> float:
 
 
 @functools.cache
-def rows() -> list[Row]:
-    """Return all rows: those of one machine calibrate."""
-    found = []
-    for point in read():
-        device = fitted(point.machine)
+def table(path: Path = DATA) -> Table:
+    """Return what becomes of the rows of a file: those of one machine calibrate."""
+    found = Table()
+    for point in read(path, found):
         what = f"{point.seq} tokens, {point.gpus} GPUs, micro-batches of {point.micro}"
-        calibrates = point.gpus == GPUS
-        tokens = alone(point, device) if calibrates else predict(point, device)
-        found.append(Row(f"{point.machine}_{point.model}", what, point.measured, tokens, "tokens/s", calibrates))
+        found.add(f"{point.machine}_{point.model}", what, functools.partial(_row, point, what, path))
     return found
+
+
+def _row(point: Point, what: str, path: Path) -> Row:
+    device, calibrates = fitted(point.machine, path), point.gpus == GPUS
+    tokens = alone(point, device) if calibrates else predict(point, device)
+    return Row(f"{point.machine}_{point.model}", what, point.measured, tokens, "tokens/s", calibrates)
+
+
+def rows(path: Path = DATA) -> list[Row]:
+    """Return all rows: those of one machine calibrate."""
+    return table(path).rows
+
+
+def left_out(path: Path = DATA) -> list[Omitted]:
+    """Return the rows that are not predicted."""
+    return table(path).omitted
 
 
 def remark() -> str:
@@ -161,13 +187,12 @@ def remark() -> str:
     )  # fmt: skip
     found = rows()
     of_one = [abs(row.error) for row in found if row.fitted_on]
-    several = [(row, point.gpus) for row, point in zip(found, read(), strict=True) if point.gpus > GPUS]
+    several = [(row, int(row.what.split(", ")[1].split()[0])) for row in found if not row.fitted_on]
     measured, predicted = ([getattr(row, name) / n for row, n in several] for name in ("measured", "predicted"))
     order = spearmanr(measured, predicted).statistic
     return (
         f"Shares of the peak: {numbers}. The {len(of_one)} rows that they are fitted to are {np.mean(of_one):.1%} off "
-        f"on average. Rank correlation of the predicted tokens/s of a GPU with the measured: {order:.3f}. Rows in FP8 "
-        "are left out: no precision of that name is known."
+        f"on average. Rank correlation of the predicted tokens/s of a GPU with the measured: {order:.3f}."
     )
 
 
@@ -175,4 +200,4 @@ if __name__ == "__main__":
     for name in MACHINES:
         kernels = fitted(name).kernels
         print(name, {number: f"{getattr(kernels, number):.3f}" for number in FITTED})
-    show(rows())
+    show(rows(), left_out())

@@ -15,9 +15,11 @@ What a prediction knows: model, batch, machines, nominal rates, the algorithm, a
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ import yaml
 from scipy.optimize import brentq
 
 from accuracy.machines import FIRST_COME, KVSTORE, NVLINK, device_of, host_of, nic_efficiency
-from accuracy.rows import Row, show
+from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim import AllReduce, Cluster, DdpBuckets, Measured, ParameterServer, load_cluster, simulate
 from ddlsim.cluster import star
 from ddlsim.cluster.nodes import Graph
@@ -34,7 +36,10 @@ from ddlsim.units import parse
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
 
-__all__ = ["DATA", "MODELS", "Run", "TensorByTensor", "calibrated", "predict", "read", "rows", "runs", "solve"]
+__all__ = [
+    "DATA", "MODELS", "Run", "TensorByTensor", "base", "calibrated", "cases", "left_out", "predict", "read", "rows",
+    "runs", "solve", "table",
+]  # fmt: skip
 
 FOLDER = Path(__file__).with_name("data")
 DATA = FOLDER / "cases.yaml"
@@ -51,6 +56,7 @@ MODELS = {
     "VGG-16": "vgg16",
 }
 LATENCY = {"rdma": 1e-6, "tcp": 25e-6}  # s per link; two links between machines
+BUCKETS = re.compile(r"t_step_s_bucket(\d+)MB(_p75)?$")
 
 
 @dataclass(frozen=True)
@@ -63,13 +69,18 @@ class TensorByTensor:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One published run. `measured` maps devices to s per step."""
+    """One published run. `measured` maps devices to s per step; `name` is the case's, with the column if it has more.
+
+    bucket_mb  MiB of PyTorch's buckets, where the column is of another size than the default; None: the default
+    """
 
     case: Mapping[str, Any]
     model: str
-    batch: int
+    batch: float
     per_node: int
     measured: dict[int, float]
+    name: str
+    bucket_mb: float | None = None
 
     @property
     def text(self) -> str:
@@ -78,7 +89,7 @@ class Run:
 
     @property
     def n_nodes(self) -> int:
-        return max(1, max(self.measured) // self.per_node)
+        return math.ceil(max(self.measured) / self.per_node)
 
     @property
     def kvstore(self) -> bool:
@@ -86,26 +97,53 @@ class Run:
         return self.text.startswith("mxnet") and "parameter server" in self.text
 
 
-def read(case: Mapping[str, Any]) -> Run | None:
-    """Return a case of weak scaling, None for any other (or one whose model or batch is not stated)."""
-    algorithm, worker, topology = (case.get(name) for name in ("algorithm", "worker", "topology"))
-    if not (isinstance(case.get("model"), Mapping) and isinstance(worker, Mapping) and isinstance(topology, Mapping)):
-        return None
-    model, batch = MODELS.get(case["model"]["name"]), worker.get("batch")
-    weak = isinstance(algorithm, Mapping) and str(algorithm.get("scaling", "")).startswith("weak")
-    if not weak or model is None or batch is None or "gpus_per_node" not in topology:
-        return None
-    measured = {row["n"]: seconds for row in case["measured"] if (seconds := _seconds(row, batch)) is not None}
-    return Run(case, model, batch, topology["gpus_per_node"], measured) if len(measured) > 1 else None
+def read(case: Mapping[str, Any]) -> tuple[tuple[Run, ...], list[Omitted]]:
+    """Return the columns of a case of weak scaling, and its figures that say no step time.
+
+    Raises :class:`UnpredictableError`, saying why, for any other case.
+    """
+    algorithm, topology, model = (case.get(name) for name in ("algorithm", "topology", "model"))
+    if not (isinstance(algorithm, Mapping) and str(algorithm.get("scaling", "")).startswith("weak")):
+        raise UnpredictableError("not stated to be weak scaling, with the same batch on every device")
+    if not isinstance(model, Mapping):
+        raise UnpredictableError("several models in one case, without a step time of each on one machine")
+    if model.get("name") not in MODELS:
+        raise UnpredictableError(f"there is no model {model.get('name')!r} among those of this page")
+    batch, per_node = number(case.get("worker"), "batch"), int(number(topology, "gpus_per_node"))
+    omitted: list[Omitted] = []
+    measured = case.get("measured") or []
+    columns = list(dict.fromkeys(key for row in measured for key in row if _is_seconds(key))) or [""]
+    found = []
+    for column in columns:
+        size = BUCKETS.match(column)
+        default = size is None or float(size[1]) == 25.0
+        name = str(case["id"]) + ("" if default else f" ({size[1]} MiB buckets{', p75' if size[2] else ''})")
+        seconds: dict[int, float] = {}
+        for row in measured:
+            try:
+                n = int(number(row, "n")) * (per_node if "n counts nodes" in str(case.get("unit")) else 1)
+                seconds[n] = _seconds(row, column, n, batch)
+            except UnpredictableError as error:
+                omitted.append(Omitted(name, f"n = {row.get('n')}", str(error)))
+        if seconds:
+            found.append(
+                Run(case, MODELS[model["name"]], batch, per_node, seconds, name, None if default else float(size[1]))
+            )
+    return tuple(found), omitted
 
 
-def _seconds(row: Mapping[str, float], batch: int) -> float | None:
+def _is_seconds(key: str) -> bool:
+    return bool(BUCKETS.match(key)) or key == "t_step_s"
+
+
+def _seconds(row: Mapping[str, float], column: str, n: int, batch: float) -> float:
     """Return the s of a step, however the row says it."""
-    if "throughput" in row:
-        return row["n"] * batch / row["throughput"]
+    if column:
+        return number(row, column)
     if "compute_s_per_5120" in row:
-        return (row["compute_s_per_5120"] + row["comm_s_per_5120"]) / row["iterations_per_5120"]
-    return row.get("t_step_s_bucket25MB")
+        beside = 0.0 if row.get("comm_s_per_5120") == 0 else number(row, "comm_s_per_5120")
+        return (number(row, "compute_s_per_5120") + beside) / number(row, "iterations_per_5120")
+    return n * batch / number(row, "throughput")
 
 
 # ---------------------------------------------------------------- the simulated run
@@ -116,7 +154,7 @@ def _cluster(run: Run, m: int, copies: float | None) -> Cluster:
     host = host_of(run.case)
     efficiency = nic_efficiency(run.case)
     latency = LATENCY["rdma" if efficiency == 0.96 else "tcp"]
-    gbps = run.case["topology"].get("nic_gbps") or 10  # without a row of several machines it plays no part
+    gbps = number(run.case["topology"], "nic_gbps") if m > 1 else 10.0
     graph = star(m, bandwidth=f"{gbps / host.n_nics} Gbit/s", latency=latency, efficiency=efficiency, host=host)
     if device_of(run.case) == "p100":
         _single_links(graph)
@@ -150,17 +188,19 @@ def _strategy(run: Run, m: int) -> Strategy:
         stated = run.case["algorithm"].get(f"parameter_servers_at_{m * run.per_node}_gpus", m)
         return ParameterServer(stated, "colocated", local_reduction=True)
     if "no overlap" in run.text or run.text.startswith("tensorflow"):
-        return AllReduce("ring", TensorByTensor())  # type: ignore[arg-type]
+        return AllReduce("ring", TensorByTensor())
+    if run.bucket_mb is not None:
+        return AllReduce("ring", DdpBuckets(run.bucket_mb * 2**20, run.bucket_mb * 2**20))
     if run.text.startswith("paddle"):  # fused gradients of 32 MB
         return AllReduce("ring", DdpBuckets("32 MiB", "32 MiB"))
     return AllReduce("ring", "ddp")
 
 
 def _step(run: Run, n: int, compute: float, copies: float | None = None) -> float:
-    m = max(1, n // run.per_node)
+    m = math.ceil(n / run.per_node)
     return simulate(
-        _cluster(run, m, copies), run.model, _strategy(run, m), run.batch, workers=n, steps=1, warmup=0,
-        compute=Measured(compute, run.batch),
+        _cluster(run, m, copies), run.model, _strategy(run, m), round(run.batch), workers=n, steps=1, warmup=0,
+        compute=Measured(compute, round(run.batch)),
     ).step_time  # fmt: skip
 
 
@@ -172,18 +212,25 @@ def solve(error: Callable[[float], float], low: float, high: float) -> float:
     return float(brentq(error, low, high, rtol=1e-5))
 
 
-def base(run: Run) -> list[int]:
-    """Return the rows (numbers of devices) that calibrate a run."""
+def base(run: Run, machine: bool = True) -> list[int]:
+    """Return the rows (numbers of devices) that calibrate a run: of one full `machine`, or of one device.
+
+    Raises :class:`UnpredictableError` where there is none.
+    """
     one, full = min(run.measured), run.per_node
-    if run.n_nodes == 1:
+    if not machine or max(run.measured) <= run.per_node:
+        if one != 1:
+            raise UnpredictableError("no row of one device")
         return [one]
-    return [one, full] if run.kvstore and one < full else [full]
+    if full not in run.measured:
+        raise UnpredictableError("no row of one full machine")
+    return [one, full] if run.kvstore and one == 1 < full else [full]
 
 
 @cache
-def calibrated(run: Run) -> tuple[float, float | None]:
+def calibrated(run: Run, machine: bool = True) -> tuple[float, float | None]:
     """Return the s of compute and the bytes/s of copies inside a machine, if these are known."""
-    rows = base(run)
+    rows = base(run, machine)
     if len(rows) == 2:
         one, full = rows
         compute = run.measured[one]
@@ -194,34 +241,67 @@ def calibrated(run: Run) -> tuple[float, float | None]:
     return solve(lambda compute: _step(run, n, compute) / seconds - 1.0, 0.5 * seconds, seconds), None
 
 
-def predict(run: Run, n: int) -> float:
-    """Return the predicted s of a step on `n` devices."""
-    compute, copies = calibrated(run)
+def predict(run: Run, n: int, machine: bool = True) -> float:
+    """Return the predicted s of a step on `n` devices, from one full `machine` or from one device."""
+    compute, copies = calibrated(run, machine)
     return _step(run, n, compute, copies)
+
+
+def cases(path: Path = DATA) -> list[dict[str, Any]]:
+    """Return the cases of a file."""
+    return [case for case in yaml.safe_load(path.read_text(encoding="utf-8"))["cases"] if isinstance(case, dict)]
 
 
 @cache
 def runs(path: Path = DATA) -> tuple[Run, ...]:
-    """Return all weak-scaling runs of a file of cases."""
-    cases = yaml.safe_load(path.read_text())["cases"]
-    return tuple(run for case in cases if (run := read(case)) is not None)
+    """Return all weak-scaling runs of a file of cases; :mod:`accuracy.coverage` says why others are none."""
+    found: list[Run] = []
+    for case in cases(path):
+        with suppress(UnpredictableError):
+            found += read(case)[0]
+    return tuple(found)
 
 
-def rows(path: Path = DATA, most: float = math.inf) -> list[Row]:
-    """Return the rows of all weak-scaling runs, in s per step: those that calibrate, and what is beyond them.
+@cache
+def table(path: Path = DATA, most: float = math.inf, machine: bool = True) -> Table:
+    """Return what becomes of the figures of all weak-scaling runs, in s per step: from one full `machine`, or device.
 
     most  devices; rows of more are left out
     """
-    found = []
+    found = Table()
     for run in runs(path):
-        known = base(run)
-        for n, seconds in sorted(run.measured.items()):
-            if n in known or max(known) < n <= most:
-                unit = "GPU" if n == 1 else "GPUs"
-                predicted = predict(run, n)
-                found.append(Row(run.case["id"], f"{n} {unit}", seconds, predicted, "s", n in known))
+        try:
+            known = base(run, machine)
+        except UnpredictableError as error:
+            for n in sorted(run.measured):
+                found.omit(run.name, f"{n} GPUs", str(error))
+            continue
+        for n in sorted(run.measured):
+            what = f"{n} GPU" if n == 1 else f"{n} GPUs"
+            if n < max(known) and n not in known:
+                found.omit(run.name, what, "fewer devices than what calibrates; predicted from one device")
+            elif n <= most:
+                found.add(run.name, what, partial(_row, run, n, what, known, machine))
     return found
 
 
+def _row(run: Run, n: int, what: str, known: list[int], machine: bool) -> Row:
+    seconds, unchanged = predict(run, n, machine), run.measured[max(known)]
+    return Row(run.name, what, run.measured[n], seconds, "s", n in known, unchanged=unchanged)
+
+
+def rows(path: Path = DATA, most: float = math.inf, machine: bool = True) -> list[Row]:
+    """Return the rows of all weak-scaling runs, in s per step: those that calibrate, and what is beyond them."""
+    return table(path, most, machine).rows
+
+
+def left_out(path: Path = DATA, machine: bool = True) -> list[Omitted]:
+    """Return the figures of weak-scaling runs that are not predicted."""
+    return table(path, machine=machine).omitted
+
+
 if __name__ == "__main__":
-    show(rows())
+    print("from one machine")
+    show(rows(), left_out())
+    print("from one device")
+    show(rows(machine=False), left_out(machine=False))

@@ -13,6 +13,7 @@ reads the indices of its own tables; plain SGD.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +22,11 @@ import yaml
 from scipy.optimize import brentq
 
 from accuracy.machines import NVLINK_LATENCY, PCIE_LATENCY
-from accuracy.rows import Row, show
+from accuracy.rows import Omitted, Row, Table, UnpredictableError, show
 from ddlsim import Cluster, EmbeddingParallel, Roofline, load_cluster, load_model, simulate
 from ddlsim.cluster import MultiGpu, star
 
-__all__ = ["Point", "calibrated", "filled", "predict", "read", "remark", "rows"]
+__all__ = ["Point", "calibrated", "filled", "left_out", "predict", "read", "remark", "rows", "table"]
 
 DATA = Path(__file__).with_name("data") / "dlrm.yaml"
 TILE = (256, 128)
@@ -65,12 +66,19 @@ class Point:
     measured: float  # samples/s
 
 
-def read() -> list[Point]:
-    """Return all points."""
-    points = []
-    for framework, machine, gpus, size, batch, full, mixed in yaml.safe_load(DATA.read_text(encoding="utf-8"))["rows"]:
-        for precision, measured in ((MACHINES[machine].full, full), ("fp16", mixed)):
-            points.append(Point(framework, machine, gpus, size, batch, precision, float(measured)))
+def read(path: Path = DATA, omitted: Table | None = None) -> list[Point]:
+    """Return all points; what cannot be one goes to `omitted`."""
+    left, points = omitted if omitted is not None else Table(), []
+    for framework, machine, gpus, size, batch, full, mixed in yaml.safe_load(path.read_text(encoding="utf-8"))["rows"]:
+        for name, measured in (("full", full), ("mixed", mixed)):
+            what = f"{gpus} GPUs, {size}, {name} precision"
+            if machine not in MACHINES or size not in MODELS:
+                left.omit(f"{framework}_{machine}", what, "machine or size of the model is not described")
+            elif not isinstance(measured, int | float):
+                left.omit(f"{framework}_{machine}", what, "no figure is stated")
+            else:
+                precision = MACHINES[machine].full if name == "full" else "fp16"
+                points.append(Point(framework, machine, gpus, size, batch, precision, float(measured)))
     return points
 
 
@@ -109,38 +117,57 @@ def predict(point: Point, efficiency: float) -> float:
     return result.throughput
 
 
+@functools.cache
 def calibrated(point: Point) -> float:
     """Return the efficiency of matrix products with which the prediction of a one-GPU point is what was measured."""
     found: float = brentq(lambda e: predict(point, e) / point.measured - 1.0, 0.05, 1.0, xtol=1e-5)
     return found
 
 
-def rows() -> list[Row]:
-    """Return all rows: those of one GPU calibrate."""
-    found, one = [], {}
-    for point in sorted(read(), key=lambda point: point.gpus):
-        key, units = (point.framework, point.machine, point.precision), MACHINES[point.machine].units
-        if point.gpus == 1:
-            one[key] = calibrated(point) / filled(point.batch, units)
-        efficiency = one[key] * filled(point.batch, units)
+@functools.cache
+def table(path: Path = DATA) -> Table:
+    """Return what becomes of the rows of a file: those of one GPU calibrate."""
+    found = Table()
+    points = sorted(read(path, found), key=lambda point: point.gpus)
+    one = {_key(point): point for point in points if point.gpus == 1}
+    for point in points:
         many = f"{point.gpus} GPU{'s' if point.gpus > 1 else ''}, {point.precision}"
-        note = f"efficiency of products {efficiency:.3f}"
-        found.append(
-            Row(f"{point.framework}_{point.machine}", many, point.measured, predict(point, efficiency), "samples/s",
-                point.gpus == 1, note)
-        )  # fmt: skip
+        found.add(f"{point.framework}_{point.machine}", many, functools.partial(_row, point, one, many))
     return found
+
+
+def _key(point: Point) -> tuple[str, str, str]:
+    return point.framework, point.machine, point.precision
+
+
+def _row(point: Point, one: dict[tuple[str, str, str], Point], what: str) -> Row:
+    if _key(point) not in one:
+        raise UnpredictableError("no row of one GPU of this framework, machine and precision")
+    first, units = one[_key(point)], MACHINES[point.machine].units
+    efficiency = calibrated(first) * filled(point.batch, units) / filled(first.batch, units)
+    return Row(
+        f"{point.framework}_{point.machine}", what, point.measured, predict(point, efficiency), "samples/s",
+        point.gpus == 1, f"efficiency of products {efficiency:.3f}", unchanged=first.measured * point.gpus,
+    )  # fmt: skip
+
+
+def rows(path: Path = DATA) -> list[Row]:
+    """Return all rows: those of one GPU calibrate."""
+    return table(path).rows
+
+
+def left_out(path: Path = DATA) -> list[Omitted]:
+    """Return the rows that are not predicted."""
+    return table(path).omitted
 
 
 def remark() -> str:
     """Return what it depends on where the bottom MLP is, and that products are made in waves."""
-    point = next(point for point in read() if point.gpus > 1)
-    one = next(
-        other for other in read()
-        if other.gpus == 1
-        and (other.framework, other.machine, other.precision) == (point.framework, point.machine, point.precision)
-    )  # fmt: skip
-    plain = predict(point, calibrated(one)) / point.measured - 1.0
+    one = {_key(point): point for point in read() if point.gpus == 1}
+    point = next((point for point in read() if point.gpus > 1 and _key(point) in one), None)
+    if point is None:
+        return ""
+    plain = predict(point, calibrated(one[_key(point)])) / point.measured - 1.0
     return (
         f"With the same efficiency of products at both batches the first prediction of {point.gpus} GPUs would be "
         f"{plain:+.1%} off. The rows of several GPUs were known when the step was modelled: that all wait in the "
@@ -150,4 +177,4 @@ def remark() -> str:
 
 
 if __name__ == "__main__":
-    show(rows())
+    show(rows(), left_out())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from accuracy.families import FAMILIES, Family
-from accuracy.rows import Row, mean_error
+from accuracy.rows import Omitted, Row, covered, mean_error, skill
 from ddlsim.output_files import write_text
 from ddlsim.report.drawing import COLOURS, MARKERS, figure, save
 
@@ -28,22 +29,69 @@ Each section says which rows calibrate it. All others are predictions, and only 
 |predicted - measured| / measured. Constants that are not calibrated are data-sheet values and those of NCCL's topology
 model (`accuracy/machines.py`), the same for all cases.
 
-No constant was tuned to a row that counts. But the mechanisms were modelled by people who knew these rows, and some
-choices show it: that nothing overlaps in the DGC case, ByteScheduler's batch of 32 (not stated), that its machines copy
-at a rate calibrated on their one-machine row (before, that row gave the compute time), the fixed part c0 taken from
-another MLPerf series, the linear interpolation of sweeps. Cases that nobody here has seen are better judges.
+No constant was tuned to a row that counts. But the mechanisms were modelled by people who knew these rows; choices that
+rows suggested are listed [below](#choices-made-after-seeing-rows). Cases that nobody here has seen are better judges.
+Every figure of the data files is predicted, or listed at the [end](#what-is-not-predicted) with the reason.
 
 | measurements | target | mean | median | worst | predictions | |
 | --- | --- | --- | --- | --- | --- | --- |
 """
-TAIL = """
-## What is not predicted here
+SKILL_HEAD = """
+Beside the errors: what they would be if everything stayed as it was calibrated (the step time of one machine or device,
+perfect scaling where the batch of a device changes, no gain of a technique), how many times smaller they are than that
+(skill), the error of what is added to it (the sum of |predicted - measured| over that of |measured - unchanged|), and
+how many of the 95 % intervals have the measured figure in them, with the median of half their width.
 
-Cases of the data file without a section: runs whose batch or whose baseline is not stated (NVIDIA's DGX-2 table,
-Horovod's and BytePS's efficiencies), the large runs on processors (FFN on Theta, Intel Caffe on Zenith), whose losses
-are stragglers and smaller batches that no row of one machine tells, n-softsync's speed-ups, and end-to-end records
-(DAWNBench), which differ in their training schedules.
+| measurements | mean error | if nothing changed | skill | error of what is added | intervals cover | half their width |
+| --- | --- | --- | --- | --- | --- | --- |
 """
+CHOICES = """
+## Choices made after seeing rows
+
+Each has a physical or documented reason, but somebody had seen the rows that it improves:
+
+- Weak scaling: TensorFlow's replicated variables are reduced after the backward pass (six rows here suggested it; of a
+  model that nobody here had seen the row became worse). MXNet's servers work at 10 GB/s, one thread's memory traffic,
+  and its devices copy at a rate that the one-machine row gives.
+- Strong scaling: the fixed part c0 of a series of two rows is that of other series of its model.
+- Gains: nothing overlaps in the DGC case, and a backbone stands in for its detector; ByteScheduler's batch of 32 is not
+  stated, its credit is the best of two, and its machines copy at a rate calibrated on their one-machine row.
+- NCCL sweeps are linear in the size between two calibrated sizes. Gloo on AWS: connections, window and slow start are
+  Linux's and AWS's, which of them count was seen in point-to-point rows only.
+- Mini-cluster: rows below 64 KiB and two-way rows under cubic do not count; asynchronous workers of equal speed start
+  spread over a cycle, as together they were off by 12 to 38 %.
+- DLRM: all wait for the GPU with the bottom MLP, and products are made in waves. torchgpipe: when activations are
+  computed again. Das: small batches lose speed, and two batches that are not stated.
+- DeepSpeed: gradients are summed after all passes and stages wait while tensors travel (its code says so).
+"""
+TAIL = """
+## What is not predicted
+
+| case | figures | reason |
+| --- | --- | --- |
+"""
+
+
+def beside(family: Family, rows: Sequence[Row]) -> str:
+    """Return a family's line of the second table, "" where nothing is known beside the errors."""
+    counted = predictions(family, rows)
+    judged = [row for row in counted if isfinite(row.unchanged)]
+    (naive, added), intervals = skill(counted), covered(counted)
+    if not judged and intervals is None:
+        return ""
+    error = mean_error(judged or counted)
+    parts = [f"{naive:.1%}", f"{naive / error:.1f}", f"{added:.0%}"] if judged else ["", "", ""]
+    parts += [f"{part:.0%}" if i == 0 else f"{part:.1%}" for i, part in enumerate(intervals)] if intervals else ["", ""]
+    return f"| [{family.title}](#{anchor(family.title)}) | {error:.1%} | {' | '.join(parts)} |\n"
+
+
+def not_predicted(omitted: Sequence[Omitted]) -> str:
+    """Return a table of what is not predicted, a line per case and reason."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for each in omitted:
+        whats = groups.setdefault((each.case, each.reason), [])
+        whats += [each.what] if each.what not in whats else []
+    return "".join(f"| {case} | {'; '.join(whats)} | {reason} |\n" for (case, reason), whats in groups.items())
 
 
 def predictions(family: Family, rows: Sequence[Row]) -> list[Row]:
@@ -198,7 +246,10 @@ def group(case: str) -> str:
 def page(measured: Sequence[tuple[Family, list[Row]]]) -> str:
     """Return the page."""
     table = "".join(summary(family, rows) for family, rows in measured)
-    return HEAD + table + "".join(section(family, rows) for family, rows in measured) + TAIL
+    skills = "".join(beside(family, rows) for family, rows in measured)
+    omitted = [each for family, _ in measured for each in family.left_out()]
+    sections = "".join(section(family, rows) for family, rows in measured)
+    return HEAD + table + SKILL_HEAD + skills + CHOICES + sections + TAIL + not_predicted(omitted)
 
 
 def main() -> None:

@@ -1,9 +1,10 @@
 """Strong scaling in MLPerf logs and a vendor's table: the batch of a device shrinks as their number grows.
 
-A device's step is affine in its batch, t(b) = c0 + c1 b. Where a series has three batches, the rows with the largest
-and the smallest number of devices give c0 and c1 (so that the simulation, exchange included, reproduces both), and the
-ones between are predicted. Where it has two, its one-machine row gives c1, and c0 is that of the same model in the
-other MLPerf series; without another one the series cannot be predicted and is left out.
+A device's step is affine in its batch, t(b) = c0 + c1 b. Where a series has three rows, the one with the fewest devices
+and the one with the most that has another batch give c0 and c1 (so that the simulation, exchange included, reproduces
+both), and the others are predicted. Where it has two, its first row gives c1, and c0 is the median of what the series
+of the same model with three rows say; without one, a second batch cannot be predicted. Where all rows have one batch on
+each device, that of the fewest devices is all that is needed.
 BERT's series have nothing of this kind in common beyond that rule: small runs skip padding, large ones do not.
 
 NVIDIA's table of BERT keeps the global batch by accumulating gradients: its one-machine row gives a micro-step.
@@ -11,20 +12,22 @@ NVIDIA's table of BERT keeps the global batch by accumulating gradients: its one
 
 from __future__ import annotations
 
+import math
+import re
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from accuracy.machines import RDMA_EFFICIENCY
-from accuracy.published import DATA
-from accuracy.rows import Row, show
+from accuracy.published import DATA, cases
+from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim import Affine, AllReduce, Cluster, HorovodFusion, Measured, load_cluster, simulate
 from ddlsim.cluster import MultiGpu, star
 
-__all__ = ["Point", "Series", "calibrated", "predict", "read", "rows", "step"]
+__all__ = ["Point", "Series", "calibrated", "claims", "left_out", "other", "read", "rows", "step", "table"]
 
 LATENCY = 1e-6
 #: GPUs, bytes/s into the switch of a machine, network interfaces of 1e9 bits/s each
@@ -57,23 +60,54 @@ class Series:
 
 
 def _machine(text: str) -> str:
-    text = text.lower().replace(" ", "-")
-    return next((name for name in MACHINES if name in text), "dgx-1")
+    words = text.lower().replace(" ", "-")
+    found = next((name for name in MACHINES if name in words), None)
+    if found is None:
+        raise UnpredictableError(f"machines of this kind are not described: {text}")
+    return found
 
 
-def read(path: Path = DATA) -> list[Series]:
-    """Return MLPerf's series. BERT's one with gradient accumulation is left out: its micro-batch is not stated."""
+def claims(case: Mapping[str, Any]) -> bool:
+    """Whether a case of the data file is one of strong scaling."""
+    return str(case.get("system")).startswith("MLPerf") or "accumulation" in str(_algorithm(case).get("sync"))
+
+
+def _algorithm(case: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = case.get("algorithm")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _name(case: Mapping[str, Any]) -> str:
+    """Return the model's name in the catalogue."""
+    model = case.get("model")
+    name = model.get("name") if isinstance(model, Mapping) else None
+    if name not in MODELS:
+        raise UnpredictableError(f"there is no model {name!r} among those of this page")
+    return MODELS[name]
+
+
+def read(path: Path = DATA, omitted: Table | None = None) -> list[Series]:
+    """Return MLPerf's series; what says no step time goes to `omitted`."""
+    left = omitted if omitted is not None else Table()
     found = []
-    for case in yaml.safe_load(path.read_text())["cases"]:
-        if not str(case["system"]).startswith("MLPerf"):
+    for case in cases(path):
+        if not str(case.get("system")).startswith("MLPerf"):
             continue
         by_machine: dict[str, list[Point]] = {}
-        for row in case["measured"]:
-            point = Point(row["n"], round(row["global_batch"] / row["n"]), row["global_batch"] / row["throughput"])
-            by_machine.setdefault(_machine(row.get("device", case["system"])), []).append(point)
+        for row in case.get("measured") or []:
+            where = str(row.get("device") or case["system"])
+            try:
+                _name(case)
+                n, batch = number(row, "n"), number(row, "global_batch")
+                point = Point(int(n), round(batch / n), batch / number(row, "throughput"))
+                accumulates = re.search(r"(\S+) uses \d+ accumulation", str(case.get("note")))
+                if accumulates is not None and accumulates[1] in where.split():
+                    raise UnpredictableError("gradients are accumulated; of how many samples at once is not stated")
+                by_machine.setdefault(_machine(where), []).append(point)
+            except UnpredictableError as error:
+                left.omit(str(case["id"]), f"{where}, {row.get('n')} GPUs", str(error))
         for machine, points in by_machine.items():
-            if len(points) > 1:
-                found.append(Series(case["id"], MODELS[case["model"]["name"]], machine, tuple(points)))
+            found.append(Series(str(case["id"]), _name(case), machine, tuple(sorted(points, key=lambda p: p.n))))
     return found
 
 
@@ -84,7 +118,7 @@ def _cluster(machine: str, n: int) -> Cluster:
         pcie_bandwidth="24 GB/s" if machine == "a100" else "12 GB/s",
     )  # fmt: skip
     network = star(
-        max(1, n // per_node), bandwidth=f"{gbps} Gbit/s", latency=LATENCY, efficiency=RDMA_EFFICIENCY, host=host
+        math.ceil(n / per_node), bandwidth=f"{gbps} Gbit/s", latency=LATENCY, efficiency=RDMA_EFFICIENCY, host=host
     )
     return load_cluster(network)
 
@@ -103,9 +137,17 @@ def _affine(first: tuple[int, float], last: tuple[int, float]) -> Affine:
     return Affine(max(0.0, first[1] - c1 * first[0]), c1)
 
 
+def other(series: Series) -> Point | None:
+    """Return the row with the most devices whose batch per device is not that of the first row, if there is one."""
+    return next((point for point in series.points[::-1] if point.batch != series.points[0].batch), None)
+
+
+@cache
 def calibrated(series: Series) -> Affine:
-    """Return the compute time with which the first and the last row are reproduced."""
-    first, last = series.points[0], series.points[-1]
+    """Return the compute time with which the first row, and the last one with another batch, are reproduced."""
+    first, last = series.points[0], other(series)
+    if last is None:
+        return _through(series, 0.0)
     t_first, t_last = first.seconds, last.seconds
     for _ in range(8):
         compute = _affine((first.batch, t_first), (last.batch, t_last))
@@ -116,65 +158,105 @@ def calibrated(series: Series) -> Affine:
     return compute
 
 
-def predict(series: Series, point: Point, c0: float) -> float:
-    """Return the s of a step from the first row and a known c0, the exchange inside a machine being hidden."""
-    first = series.points[0]
-    return step(series, point, Affine(c0, (first.seconds - c0) / first.batch))
+def _through(series: Series, c0: float) -> Affine:
+    """Return the compute time of a known c0 with which the first row is reproduced."""
+    first, whole = series.points[0], series.points[0].seconds
+    for _ in range(8):
+        compute = Affine(min(c0, whole), max(whole - c0, 0.0) / first.batch)
+        error = first.seconds - step(series, first, compute)
+        if abs(error) < 1e-4 * first.seconds:
+            break
+        whole += error
+    return compute
+
+
+@cache
+def table(path: Path = DATA) -> Table:
+    """Return what becomes of the rows of strong scaling, in s per step."""
+    found = Table()
+    every = read(path, found)
+    whole = {series: calibrated(series) for series in every if len(series.points) > 2 and other(series) is not None}
+    for series in every:
+        same = [compute.c0 for known, compute in whole.items() if known.model == series.model]
+        for i, point in enumerate(series.points):
+            what = f"{series.machine.upper()}, {point.n} GPUs, batch {point.batch}"
+            found.add(series.id, what, partial(_row, series, point, i, whole.get(series), same, what))
+    for case in cases(path):
+        if "accumulation" in str(_algorithm(case).get("sync")) and not str(case.get("system")).startswith("MLPerf"):
+            _accumulating(case, found)
+    return found
+
+
+def _row(series: Series, point: Point, i: int, own: Affine | None, same: list[float], what: str) -> Row:
+    first, last = series.points[0], other(series)
+    if len(series.points) == 1:
+        raise UnpredictableError("the only row of its series: nothing is left to calibrate on")
+    note, fitted = "", i == 0
+    if own is not None:
+        compute, fitted = own, fitted or point is last
+    elif last is None:
+        compute = calibrated(series)
+    elif same:
+        c0 = statistics.median(same)
+        compute = _through(series, c0)
+        note = "" if fitted else f"c0 = {c0 * 1e3:.3g} ms of other series of this model"
+    else:
+        raise UnpredictableError("two batches, and no other series of this model tells the part that is fixed")
+    return Row(
+        series.id, what, point.seconds, step(series, point, compute), "s", fitted, note,
+        unchanged=first.seconds * point.batch / first.batch,
+    )  # fmt: skip
 
 
 def rows(path: Path = DATA) -> list[Row]:
-    """Return MLPerf's series, in s per step."""
-    found: list[Row] = []
-    every = read(path)
-    known = {series.model: (calibrated(series), series) for series in every if len(series.points) > 2}
-    for series in every:
-        if series.model not in known:
+    """Return MLPerf's series and those with accumulated gradients, in s per step."""
+    return table(path).rows
+
+
+def left_out(path: Path = DATA) -> list[Omitted]:
+    """Return the rows of strong scaling that are not predicted."""
+    return table(path).omitted
+
+
+def _accumulating(case: Mapping[str, Any], found: Table) -> None:
+    """Add a series with a fixed global batch, reached by gradient accumulation ("accumulation 32 to 1")."""
+    name, points = str(case["id"]), []
+    try:
+        steps = re.search(r"accumulation (\d+) to \d+", str(_algorithm(case).get("sync")))
+        batch = re.search(r"global batch (\d+)", str(_algorithm(case).get("scaling")))
+        if steps is None or batch is None:
+            raise UnpredictableError("micro-batches or global batch are not stated")
+        most, global_batch = int(steps[1]), int(batch[1])
+        model, per_node = _name(case), int(number(case.get("topology"), "gpus_per_node"))
+        machine = _machine(f"{case['system']} {case.get('worker')}")
+    except UnpredictableError as error:
+        for row in case.get("measured") or []:
+            found.omit(name, f"n = {row.get('n')}", str(error))
+        return
+    for row in case.get("measured") or []:
+        try:
+            points.append((int(number(row, "n")), global_batch / number(row, "throughput")))
+        except UnpredictableError as error:
+            found.omit(name, f"n = {row.get('n')}", str(error))
+    points.sort()
+    for n, seconds in points:
+        first, whole = points[0]
+        what = f"{n * per_node} GPUs"
+        if most * first % n:
+            found.omit(name, what, f"{most * first} micro-batches cannot be shared by {n} machines")
             continue
-        compute, source = known[series.model]
-        own = series is source
-        for i, point in enumerate(series.points):
-            fitted = i == 0 or (own and i == len(series.points) - 1)
-            if own:
-                seconds = step(series, point, compute)
-            else:
-                seconds = point.seconds if fitted else predict(series, point, compute.c0)
-            what = f"{series.machine.upper()}, {point.n} GPUs, batch {point.batch}"
-            note = "" if own or fitted else f"c0 = {compute.c0 * 1e3:.3g} ms of the series on {source.machine.upper()}"
-            found.append(Row(series.id, what, point.seconds, seconds, "s", fitted, note))
-    return found + _accumulating(path)
 
-
-def _accumulating(path: Path) -> list[Row]:
-    """Return series with a fixed global batch, reached by gradient accumulation ("... 32 to 1")."""
-    found = []
-    for case in yaml.safe_load(path.read_text())["cases"]:
-        algorithm = case.get("algorithm", {})
-        if "accumulation 32 to 1" not in str(algorithm.get("sync")):
-            continue
-        global_batch = int(str(algorithm["scaling"]).split("global batch ")[1].rstrip(")"))
-        found += _accumulated(case, global_batch, most=32)
-    return found
-
-
-def _accumulated(case: Mapping[str, Any], global_batch: int, most: int) -> list[Row]:
-    first = case["measured"][0]
-    per_node = case["topology"]["gpus_per_node"]
-    micro = global_batch // (per_node * first["n"] * most)
-    whole = global_batch / first["throughput"]
-    found = []
-    for row in case["measured"]:
-        n, measured = row["n"], global_batch / row["throughput"]
-        fitted = row is first
-        seconds = measured
-        if not fitted:
-            seconds = simulate(
-                _cluster("a100", n * per_node), MODELS[case["model"]["name"]], AllReduce("hierarchical", "ddp"), micro,
-                steps=1, warmup=0, accumulation=most // n, precision="fp16", gradient_dtype="fp16",
+        def make(n: int = n, seconds: float = seconds, first: int = first, whole: float = whole) -> Row:
+            micro = global_batch // (per_node * first * most)
+            predicted = whole if n == first else simulate(
+                _cluster(machine, n * per_node), model, AllReduce("hierarchical", "ddp"), micro, steps=1, warmup=0,
+                accumulation=most * first // n, precision="fp16", gradient_dtype="fp16",
                 compute=Measured(whole / most, micro),
             ).step_time  # fmt: skip
-        found.append(Row(case["id"], f"{n * per_node} GPUs", measured, seconds, "s", fitted))
-    return found
+            return Row(name, f"{n * per_node} GPUs", seconds, predicted, "s", n == first, unchanged=whole * first / n)
+
+        found.add(name, what, make)
 
 
 if __name__ == "__main__":
-    show(rows())
+    show(rows(), left_out())

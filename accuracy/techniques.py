@@ -13,11 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from accuracy.machines import ETHERNET_EFFICIENCY, FIRST_COME, KVSTORE, PCIE, RDMA_EFFICIENCY, device_of, host_of
-from accuracy.published import DATA, MODELS, solve
-from accuracy.rows import Row, show
+from accuracy.published import DATA, MODELS, cases, solve
+from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim import (
     DGC,
     AllReduce,
@@ -29,29 +27,47 @@ from ddlsim import (
     Priority,
     SignSGD,
     load_cluster,
+    load_model,
     simulate,
 )
 from ddlsim.cluster import MultiGpu, star
 from ddlsim.compression import Compression
 from ddlsim.compression.cost import FREE
+from ddlsim.errors import ConfigError
 from ddlsim.strategies import Strategy
 from ddlsim.units import parse
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
 
-__all__ = ["bytescheduler", "dgc", "local_sgd", "onebit_adam", "rows"]
+__all__ = ["bytescheduler", "claims", "dgc", "left_out", "local_sgd", "onebit_adam", "rows", "table"]
 
 Case = Mapping[str, Any]
 
 
-def local_sgd(case: Case) -> list[Row]:
+def stated(case: Case, found: Table, *keys: str) -> list[Case]:
+    """Return the rows of a case that state these numbers; the others go to `found` as not predicted."""
+    whole = []
+    for row in case["measured"]:
+        try:
+            for key in keys:
+                number(row, key)
+            whole.append(row)
+        except UnpredictableError as error:
+            first = next(iter(row.items()), ("row", ""))
+            found.omit(str(case["id"]), f"{first[0]} = {first[1]}", str(error))
+    return whole
+
+
+def local_sgd(case: Case, found: Table) -> list[Row]:
     """Local SGD of Paddle: parameters are averaged after every tau steps, without overlap.
 
     The page does not state the network. The rows tau = 1 and the largest tau give compute and exchange (a line in
     1 / tau: t = t_c + t_ar / tau), as the rate of a network interface that the simulated average takes t_ar over.
     """
-    measured = {row["tau"]: row["t_step_s"] for row in case["measured"] if isinstance(row["tau"], int)}
-    n, batch, model = case["n"], case["worker"]["batch"], MODELS[case["model"]["name"]]
+    measured = {row["tau"]: row["t_step_s"] for row in stated(case, found, "tau", "t_step_s")}
+    n, batch, model = int(number(case, "n")), int(number(case.get("worker"), "batch")), named(case)
+    if len(measured) < 3:
+        raise UnpredictableError("two values of tau calibrate, and no third one is stated")
     first, last = min(measured), max(measured)
     average = (measured[first] - measured[last]) / (1 / first - 1 / last)
     compute = Measured(measured[first] - average / first, batch)
@@ -63,7 +79,8 @@ def local_sgd(case: Case) -> list[Row]:
     gbps = solve(lambda rate: step(first, rate) / measured[first] - 1.0, 1.0, 400.0)
     base = step(first, gbps)
     return [
-        Row(case["id"], f"tau = {tau} against {first}", measured[first] / t, base / step(tau, gbps), "x", tau == last)
+        Row(case["id"], f"tau = {tau} against {first}", measured[first] / t, base / step(tau, gbps), "x", tau == last,
+            unchanged=1.0)
         for tau, t in measured.items()
         if tau != first
     ]
@@ -76,9 +93,8 @@ def _v100_machines(case: Case, n: int, gbps: float) -> Cluster:
     return load_cluster(network)
 
 
-#: stands in for Faster R-CNN, whose number of parameters is not stated: its 60.2 million parameters give, at TCP's
-#: share of the rate, the 0.26 GB that the difference of the dense rows at 10 and 1 Gbit/s implies
-DETECTOR = "resnet152"
+#: stand in for detectors whose number of parameters is not stated: networks that detectors are built on
+BACKBONES = ("resnet50", "resnet101", "resnet152", "resnext101-32x8d")
 #: elements from which on PaddlePaddle compresses a tensor (DGCMomentumOptimizer._is_use_dgc)
 COMPRESSED = 16384
 
@@ -101,21 +117,30 @@ class TensorByTensor:
         return (*buckets, Bucket(nbytes, 0, 0, 0)) if nbytes else tuple(buckets)
 
 
-def dgc(case: Case) -> list[Row]:
+def dgc(case: Case, found: Table) -> list[Row]:
     """Deep gradient compression (99.9 %) on two machines at several rates of their link.
 
-    The dense row at the highest rate gives the compute time. The dense rows lie on a line in 1 / rate, as they do
-    when nothing overlaps: so no overlap. Only the compressed runs are predictions, strictly speaking.
+    The dense row at the highest rate gives the compute time, those at the highest and the lowest one the bytes, to
+    which the next of :data:`BACKBONES` stands in for the network (of which the tensors' sizes are not stated); the gain
+    at the lowest rate does not count, therefore. That nothing overlaps is a choice made after seeing the dense rows,
+    which lie on a line in 1 / rate.
     """
-    measured = {row["link_gbps"]: row for row in case["measured"]}
-    fastest, batch = max(measured), 1
+    measured = {row["link_gbps"]: row for row in stated(case, found, "link_gbps", "t_dense_s", "t_dgc_s")}
+    if len(measured) < 3:
+        raise UnpredictableError("two rates calibrate, and no third one is stated")
+    if case.get("n") != 2:
+        raise UnpredictableError("described for two machines")
+    slowest, fastest, batch = min(measured), max(measured), 1
+    longer = measured[slowest]["t_dense_s"] - measured[fastest]["t_dense_s"]
+    nbytes = longer * ETHERNET_EFFICIENCY * 1e9 / 8 / (1 / slowest - 1 / fastest)
+    detector = min(BACKBONES, key=lambda name: abs(4.0 * load_model(name).n_params - nbytes))
 
     def step(gbps: float, compute: float, compressed: bool) -> float:
         host = MultiGpu(1, device="p40")
         network = star(2, bandwidth=gbps * 1e9 / 8, latency=25e-6, efficiency=ETHERNET_EFFICIENCY, host=host)
         strategy = AllReduce("ring", TensorByTensor() if compressed else "none")
         return simulate(
-            network, DETECTOR, strategy, batch, steps=1, warmup=0, compute=Measured(compute, batch),
+            network, detector, strategy, batch, steps=1, warmup=0, compute=Measured(compute, batch),
             compression=DGC(1, sparsities=(0.999,)) if compressed else None,
         ).step_time  # fmt: skip
 
@@ -124,29 +149,35 @@ def dgc(case: Case) -> list[Row]:
     return [
         Row(
             case["id"], f"{gbps} Gbit/s", row["t_dense_s"] / row["t_dgc_s"],
-            step(gbps, compute, compressed=False) / step(gbps, compute, compressed=True), "x", fitted_on=False,
+            step(gbps, compute, compressed=False) / step(gbps, compute, compressed=True), "x", gbps == slowest,
+            unchanged=1.0,
         )
         for gbps, row in measured.items()
     ]  # fmt: skip
 
 
-def onebit_adam(case: Case) -> list[Row]:
+def onebit_adam(case: Case, found: Table) -> list[Row]:
     """Adam with fp16 gradients, and 1-bit Adam: signs to the owner of each shard, averaged signs back.
 
     The one-machine row of each arm gives its compute time (for 1-bit Adam with what compression costs); the rate of
     the network is the measured one that the source states. Nothing overlaps (both arms exchange after the backward
     pass); signs are 1/16 of fp16.
     """
-    topology, batch = case["topology"], case["worker"]["batch"]
-    per_node, gbps = topology["gpus_per_node"], topology["effective_gbps"]
-    rows = {row["n"]: row for row in case["measured"]}
+    topology, batch = case["topology"], int(number(case.get("worker"), "batch"))
+    per_node, gbps = int(number(topology, "gpus_per_node")), number(topology, "effective_gbps")
+    model = {"BERT-Large": "bert-large", **MODELS}.get(case["model"]["name"])
+    if model is None:
+        raise UnpredictableError(f"there is no model {case['model']['name']!r} among those of this page")
+    rows = {row["n"]: row for row in stated(case, found, "n", "throughput_adam", "throughput_1bit")}
+    if per_node not in rows:
+        raise UnpredictableError("no row of one full machine")
     free = Compression(SignSGD(), cost=FREE)
 
     def step(n: int, compute: float, compressed: bool) -> float:
         host = MultiGpu(per_node, device="v100")
         network = star(n // per_node, bandwidth=gbps * 1e9 / 8, latency=25e-6, host=host)
         return simulate(
-            network, "bert-large", AllReduce("ring", NoOverlap()), batch, steps=1, warmup=0,
+            network, model, AllReduce("ring", NoOverlap()), batch, steps=1, warmup=0,
             compute=Measured(compute, batch), gradient_dtype="fp32" if compressed else "fp16",
             compression=free if compressed else None,
         ).step_time  # fmt: skip
@@ -160,7 +191,7 @@ def onebit_adam(case: Case) -> list[Row]:
     return [
         Row(
             case["id"], f"{n} GPUs", row["throughput_1bit"] / row["throughput_adam"], adam[n] / onebit[n], "x",
-            n == per_node,
+            n == per_node, unchanged=1.0,
         )
         for n, row in rows.items()
     ]  # fmt: skip
@@ -171,7 +202,7 @@ def onebit_adam(case: Case) -> list[Row]:
 CREDITS = (4, 16)
 
 
-def bytescheduler(case: Case, most: float = math.inf) -> list[Row]:
+def bytescheduler(case: Case, found: Table, most: float = math.inf) -> list[Row]:
     """MXNet's parameter servers over RDMA: whole tensors first come first served, against ByteScheduler's slices.
 
     The batch is not stated; 32 images per GPU are assumed (the batch of its paper, Peng et al. 2019). A row of one GPU
@@ -180,9 +211,11 @@ def bytescheduler(case: Case, most: float = math.inf) -> list[Row]:
     copies have the rate of PCIe and the one-machine row gives the compute time. The credit is tuned, as ByteScheduler
     does unless told otherwise: the fastest counts. Rows of more than `most` devices are left out.
     """
-    model, per_node, batch = MODELS[case["model"]["name"]], case["topology"]["gpus_per_node"], 32
-    rows = {row["n"]: row for row in case["measured"]}
-    gbps, one = case["topology"]["nic_gbps"], per_node * batch / rows[per_node]["throughput_fifo"]
+    model, per_node, batch = named(case), int(number(case["topology"], "gpus_per_node")), 32
+    rows = {row["n"]: row for row in stated(case, found, "n", "throughput_fifo", "throughput_bytescheduler")}
+    if per_node not in rows:
+        raise UnpredictableError("no row of one full machine")
+    gbps, one = number(case["topology"], "nic_gbps"), per_node * batch / rows[per_node]["throughput_fifo"]
 
     @cache
     def step(n: int, copies: float, seconds: float, overlap: Priority) -> float:
@@ -210,41 +243,74 @@ def bytescheduler(case: Case, most: float = math.inf) -> list[Row]:
 
     return [
         Row(case["id"], f"{n} GPUs", row["throughput_bytescheduler"] / row["throughput_fifo"], gain(n), "x",
-            n == per_node)
+            n == per_node, unchanged=1.0)
         for n, row in rows.items()
         if n <= most
     ]  # fmt: skip
 
 
-@cache
-def _cases(path: Path = DATA) -> list[dict[str, Any]]:
-    cases: list[dict[str, Any]] = yaml.safe_load(path.read_text())["cases"]
-    return cases
+def named(case: Case) -> str:
+    """Return the catalogue's name of a case's model."""
+    name = case["model"]["name"] if isinstance(case.get("model"), Mapping) else None
+    if name not in MODELS:
+        raise UnpredictableError(f"there is no model {name!r} among those of this page")
+    return MODELS[name]
 
 
 def one_device(case: Case, batch: int) -> float | None:
     """Return the s of a step of one device of the case's kind, in single precision, if any case states it."""
-    for other in _cases():
-        worker, same = other.get("worker"), isinstance(other["model"], Mapping)
+    for other in cases():
+        worker, same = other.get("worker"), isinstance(other.get("model"), Mapping)
         if same and isinstance(worker, Mapping) and other["model"]["name"] == case["model"]["name"] and (
-            (device_of(other), worker.get("batch"), worker.get("precision")) == (device_of(case), batch, "fp32")
-        ) and "t_step_1gpu_s" in worker:  # fmt: skip
+            (_device(other), worker.get("batch"), worker.get("precision")) == (_device(case), batch, "fp32")
+        ) and isinstance(worker.get("t_step_1gpu_s"), float):  # fmt: skip
             return float(worker["t_step_1gpu_s"])
     return None
 
 
-def rows(path: Path = DATA, most: float = math.inf) -> list[Row]:
-    """Return the ratios of all cases that compare a technique with its absence; ByteScheduler's to `most` devices."""
-    found: list[Row] = []
-    for case in _cases(path):
-        first = case["measured"][0]
-        for key, function in (("tau", local_sgd), ("t_dgc_s", dgc), ("throughput_1bit", onebit_adam)):
-            if key in first:
-                found += function(case)
-        if "throughput_bytescheduler" in first and case["model"]["name"] in MODELS:
-            found += bytescheduler(case, most)
+def _device(case: Case) -> str | None:
+    try:
+        return device_of(case)
+    except UnpredictableError:
+        return None
+
+
+#: a column that only cases of one technique have -> what predicts them
+TECHNIQUES = {
+    "tau": local_sgd, "t_dgc_s": dgc, "throughput_1bit": onebit_adam, "throughput_bytescheduler": bytescheduler,
+}  # fmt: skip
+
+
+def claims(case: Case) -> bool:
+    """Whether a case of the data file compares a technique with its absence."""
+    return any(key in row for row in case.get("measured") or [] for key in TECHNIQUES)
+
+
+@cache
+def table(path: Path = DATA, most: float = math.inf) -> Table:
+    """Return what becomes of the cases that compare a technique with its absence; ByteScheduler's to `most` devices."""
+    found = Table()
+    for case in filter(claims, cases(path)):
+        function = next(f for key, f in TECHNIQUES.items() if any(key in row for row in case["measured"]))
+        try:
+            if not isinstance(case.get("topology"), Mapping):
+                raise UnpredictableError("the machines are not stated")
+            made = bytescheduler(case, found, most) if function is bytescheduler else function(case, found)
+            found.rows += made
+        except (UnpredictableError, ConfigError) as error:
+            found.omit(str(case["id"]), f"{len(case['measured'])} rows", str(error))
     return found
 
 
+def rows(path: Path = DATA, most: float = math.inf) -> list[Row]:
+    """Return the ratios of all cases that compare a technique with its absence; ByteScheduler's to `most` devices."""
+    return table(path, most).rows
+
+
+def left_out(path: Path = DATA) -> list[Omitted]:
+    """Return the rows of techniques that are not predicted."""
+    return table(path).omitted
+
+
 if __name__ == "__main__":
-    show(rows())
+    show(rows(), left_out())

@@ -19,13 +19,13 @@ from typing import NamedTuple
 import yaml
 from scipy.optimize import brentq
 
-from accuracy.rows import Row, show
+from accuracy.rows import Omitted, Row, Table, UnpredictableError, show
 from ddlsim.plan import Chunk, Draft, Plan, chunks_at
 from ddlsim.workload.compute import Roofline, make_workload
 from ddlsim.workload.devices import load_device
 from ddlsim.workload.model import load_model
 
-__all__ = ["RUNS", "Run", "first_layers", "plan_of", "remark", "rows", "samples_per_second"]
+__all__ = ["RUNS", "Run", "first_layers", "left_out", "plan_of", "remark", "rows", "samples_per_second", "table"]
 
 DATA = Path(__file__).with_name("data") / "torchgpipe.yaml"
 
@@ -143,41 +143,66 @@ def samples_per_second(run: Run, efficiency: float) -> float:
     return run.batch / plan_of(run, efficiency).execute("p40-8").seconds
 
 
-def read() -> dict[tuple[str, str], float]:
-    """Return the measured samples/s."""
-    data = yaml.safe_load(DATA.read_text(encoding="utf-8"))
-    found = {}
-    for case, series in data.items():
+def read(path: Path = DATA, omitted: Table | None = None) -> dict[tuple[str, str], float]:
+    """Return the measured samples/s of experiments that are described; what is none goes to `omitted`."""
+    left, stated = omitted if omitted is not None else Table(), {}
+    for case, series in yaml.safe_load(path.read_text(encoding="utf-8")).items():
         if isinstance(series, list):
-            found |= {(case, f"n{row['n']} m{row['m']}"): float(row["throughput"]) for row in series}
+            stated |= {(case, f"n{row.get('n')} m{row.get('m')}"): row.get("throughput") for row in series}
         elif isinstance(series, dict):
-            found |= {(case, what): float(value) for what, value in series.items()}
+            stated |= {(case, str(what)): value for what, value in series.items()}
+    found = {}
+    for key, value in stated.items():
+        if key not in RUNS:
+            left.omit(*key, "the benchmark's code has no experiment of this name")
+        elif not isinstance(value, int | float):
+            left.omit(*key, "no figure is stated")
+        else:
+            found[key] = float(value)
     return found
 
 
 @functools.cache
-def efficiency_of(case: str) -> float:
+def efficiency_of(case: str, path: Path = DATA) -> float:
     """Return the efficiency of convolutions with which the calibrating row is what was measured."""
     model = next(run.model for (name, _), run in RUNS.items() if name == case)
     key = case, CALIBRATES[model]
-    measured = read()[key]
+    measured = read(path).get(key)
+    if measured is None:
+        raise UnpredictableError(f"the row that calibrates, {key[1]}, is not in the file")
     value: float = brentq(lambda e: samples_per_second(RUNS[key], e) / measured - 1.0, 0.05, 1.0, xtol=1e-5)
     return value
 
 
-def rows() -> list[Row]:
+@functools.cache
+def table(path: Path = DATA) -> Table:
+    """Return what becomes of the experiments of a file."""
+    found = Table()
+    for (case, what), measured in read(path, found).items():
+
+        def make(case: str = case, what: str = what, measured: float = measured) -> Row:
+            run, efficiency = RUNS[case, what], efficiency_of(case, path)
+            return Row(case, what, measured, samples_per_second(run, efficiency), "samples/s",
+                       what == CALIBRATES[run.model], f"efficiency of convolutions {efficiency:.3f}")  # fmt: skip
+
+        found.add(case, what, make)
+    return found
+
+
+def rows(path: Path = DATA) -> list[Row]:
     """Return the experiments beside their predictions."""
-    made = []
-    for (case, what), measured in read().items():
-        run, efficiency = RUNS[case, what], efficiency_of(case)
-        made.append(Row(case, what, measured, samples_per_second(run, efficiency), "samples/s",
-                        what == CALIBRATES[run.model], f"efficiency of convolutions {efficiency:.3f}"))  # fmt: skip
-    return made
+    return table(path).rows
+
+
+def left_out(path: Path = DATA) -> list[Omitted]:
+    """Return the experiments that are not predicted."""
+    return table(path).omitted
 
 
 def remark() -> str:
     """Return what the calibration says."""
-    each = ", ".join(f"{case} {efficiency_of(case):.3f}" for case in dict.fromkeys(case for case, _ in read()))
+    calibrated = [case for case, what in read() if what == CALIBRATES[RUNS[case, what].model]]
+    each = ", ".join(f"{case} {efficiency_of(case):.3f}" for case in calibrated)
     return (
         f"Efficiencies: {each}. That of AmoebaNet-D comes from a row with recomputation, the others from rows without. "
         "torchgpipe means to compute again before the gradient arrives (torchgpipe/checkpoint.py), and launches that "
@@ -187,4 +212,4 @@ def remark() -> str:
 
 
 if __name__ == "__main__":
-    show(rows())
+    show(rows(), left_out())

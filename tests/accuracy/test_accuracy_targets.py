@@ -19,7 +19,7 @@ FAMILY = {family.key: family for family in FAMILIES}
 
 #: cases of weak scaling that miss 7 %, with what they reach; the report names the causes
 WEAK_MISSES = {"paddle_v100_vgg16_fp32_b32": 0.24, "theano_mpi_k80_vgg16_b16": 0.105}
-WEAK_CASES = sorted(run.case["id"] for run in published.runs())
+WEAK_CASES = sorted(run.name for run in published.runs())
 
 
 @cache
@@ -38,7 +38,7 @@ def test_weak_scaling(case: str) -> None:
 
 
 def test_weak_scaling_in_all() -> None:
-    assert len(WEAK_CASES) == 17
+    assert len(WEAK_CASES) == 17 + 2  # two cases have two columns
     assert mean_error(weak_rows()) <= 0.07
 
 
@@ -57,7 +57,8 @@ def test_strong_scaling_of_bert() -> None:
 
 
 #: ratio of throughputs -> its mean error, per case (ByteScheduler: of two machines, the worst rows)
-GAINS = {"paddle_localsgd_resnet50_32xV100": 0.03, "paddle_dgc_fasterrcnn_2xP40": 0.03,
+# of DGC the row at 1 Gbit/s, which gives the size of the network, no longer counts: the mean was 0.024 with it
+GAINS = {"paddle_localsgd_resnet50_32xV100": 0.03, "paddle_dgc_fasterrcnn_2xP40": 0.035,
          "bytescheduler_mxnet_ps_rdma_resnet50": 0.10, "bytescheduler_mxnet_ps_rdma_vgg16": 0.14,
          "onebit_adam_bertlarge_tcp40": 0.23}  # fmt: skip
 
