@@ -12,7 +12,7 @@ window       bytes in flight on a connection, at most window / RTT: fitted to gl
              default is 3 MiB (half of the 6 MiB of tcp_rmem)
 slow start   10 segments of 8,949 bytes at first (RFC 6928; jumbo frames), doubled every round trip: not fitted
 
-The all-reduces then run in the simulated network: NCCL as a ring, gloo as its ring of segments, two in
+The all-reduces then run in the simulated network: NCCL as its tuner chooses, gloo as its ring of segments, two in
 flight, each of which is a rendezvous (:mod:`ddlsim.collectives.gloo`): that is what makes it slower.
 """
 
@@ -143,7 +143,7 @@ def predict(transport: Transport, library: str, row: Measurement) -> float:
     bandwidth = transport.bandwidth(row.delay, row.rate)
     latency = (row.delay + BASE_DELAY) / 2.0  # of each of the two links on the way
     cluster = load_cluster(star(row.n_nodes, bandwidth=bandwidth, latency=latency))
-    algorithm = "gloo_ring" if library == "gloo" else "ring"
+    algorithm = "gloo_ring" if library == "gloo" else "nccl"
     return transport.slow_start(row.delay, row.rate) + collective_time(cluster, algorithm, row.nbytes)
 
 

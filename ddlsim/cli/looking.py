@@ -122,7 +122,7 @@ def show_plan(
         raise ddlsim.ConfigError(f"{path}: is a {type(plan).__name__}, no plan; give a Chakra trace or GOAL text")
     if algorithm is not None and on is None:
         raise ddlsim.ConfigError(f"--algorithm {algorithm}: matters where the plan is executed; add --on CLUSTER")
-    run = None if on is None else plan.execute(on, algorithm or "ring")
+    run = None if on is None else plan.execute(on, algorithm or "default")
     cut = None if run is None or on is None else plan.cut(ddlsim.load_cluster(on))
     if as_json:
         numbers: dict[str, object] = {"tasks": len(plan), "ranks": plan.n_ranks}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -26,35 +26,62 @@ SHARES = (1.0, 1 / 2, 1 / 3, 1 / 4, 1 / 6, 1 / 8)
 Path: TypeAlias = tuple[int, ...]
 
 
-@functools.lru_cache(maxsize=256)
+class Channels(NamedTuple):
+    """Ways over the same places, side by side; numbers are places, 0 to n - 1.
+
+    rings   orders in which a ring runs over all places
+    chains  of each ring, the places in each machine, from the device at the interface inwards
+    """
+
+    rings: tuple[Ints, ...]
+    chains: tuple[tuple[Ints, ...], ...]
+
+
 def rings(cluster: Cluster, nodes: tuple[int, ...]) -> tuple[Ints, ...]:
     """Return the orders in which rings over ``nodes``, which follow each other well as they are, run side by side.
 
     Each is a permutation of ``range(n)``; the same number of bytes is meant for each. One, the plain order, where
     machines have one device, or one interface and no second way inside.
     """
+    return channels(cluster, nodes).rings
+
+
+@functools.lru_cache(maxsize=256)
+def channels(cluster: Cluster, nodes: tuple[int, ...]) -> Channels:
+    """Return the rings over ``nodes``, and the chains inside machines that they consist of."""
     at = np.array(nodes, dtype=np.int64)
-    host = cluster.host_of[at]
-    labels = np.where(host >= 0, host, len(cluster.host_names) + np.arange(len(nodes)))
-    _, first = np.unique(labels, return_index=True)
-    machines = [np.flatnonzero(labels == labels[i]) for i in np.sort(first).tolist()]
-    plain = (np.arange(len(nodes)),)
-    if max(map(len, machines)) == 1 or len(nodes) == 2:
-        return plain
+    machines = members(cluster, at)
+    plain = np.arange(len(nodes))
+    if max(map(len, machines)) == 1:
+        return Channels((plain,), (tuple(machines),))
     if len(machines) == 1:
-        return tuple(np.array(cycle) for cycle in _Machine(cluster, at).cycles()) or plain
-    paths, searched = [], {}
+        cycles = [] if len(nodes) == 2 else _Machine(cluster, at).cycles()
+        orders = tuple(np.array(cycle) for cycle in cycles) or (plain,)
+        return Channels(orders, tuple((order,) for order in orders))
+    paths, chains, searched = [], [], {}
     for number, machine in enumerate(machines):
         outside = int(at[machines[number - 1][0]])
         inside = _Machine(cluster, at[machine], outside)
         if inside.shape not in searched:
             searched[inside.shape] = inside.paths()
         interface = {device: i for i, each in enumerate(inside.interfaces) for device in each}
+        chains.append([machine[list(path)] for path in searched[inside.shape]])
         paths.append([
-            machine[list(path)][:: -1 if number % 2 and interface[path[0]] != interface[path[-1]] else 1]
-            for path in searched[inside.shape]
-        ])
-    return tuple(np.concatenate(ring) for ring in zip(*paths, strict=False))  # as many as the narrowest machine has
+            chain[:: -1 if number % 2 and interface[path[0]] != interface[path[-1]] else 1]
+            for chain, path in zip(chains[-1], searched[inside.shape], strict=True)
+        ])  # fmt: skip
+    return Channels(  # as many as the narrowest machine has
+        tuple(np.concatenate(ring) for ring in zip(*paths, strict=False)), tuple(zip(*chains, strict=False))
+    )
+
+
+def members(cluster: Cluster, at: Ints) -> list[Ints]:
+    """Return the places in ``at`` of the nodes of each machine, machines in the order of their first."""
+    host = cluster.host_of[at]
+    labels = np.where(host >= 0, host, len(cluster.host_names) + np.arange(len(at)))
+    _, first, which = np.unique(labels, return_index=True, return_inverse=True)
+    parts = np.split(np.argsort(which, kind="stable"), np.cumsum(np.bincount(which))[:-1])
+    return [parts[i] for i in np.argsort(first).tolist()]
 
 
 class _Machine:

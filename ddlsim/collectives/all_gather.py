@@ -11,9 +11,11 @@ from ddlsim.collectives import reduce_scatter
 from ddlsim.collectives.combine import reverse
 from ddlsim.collectives.gloo import gloo_all_gather
 from ddlsim.collectives.nccl_ring import side_by_side
+from ddlsim.collectives.nccl_schedule import by_nccl
+from ddlsim.collectives.nccl_way import Way
 from ddlsim.collectives.schedule import Ints, Ranks, Schedule, messages
 
-__all__ = ["bruck", "direct", "gloo_all_gather", "nccl_ring", "recursive_doubling", "ring"]
+__all__ = ["bruck", "direct", "gloo_all_gather", "nccl", "nccl_ring", "recursive_doubling", "ring"]
 
 
 @checked
@@ -22,6 +24,12 @@ def ring(n_ranks: Ranks) -> Schedule:
     rank = np.arange(n_ranks)
     step = messages(rank, (rank + 1) % n_ranks, rank, reduce=False, repeat=n_ranks - 1, shift=-1)
     return Schedule(n_ranks, n_ranks, ((step,),) if n_ranks > 1 else (), kind="all_gather")
+
+
+@checked
+def nccl(n_ranks: Ranks, way: Way | None = None) -> Schedule:
+    """What NCCL runs: see :func:`ddlsim.collectives.all_reduce.nccl`; here rings."""
+    return by_nccl(ring, n_ranks, way)
 
 
 @checked

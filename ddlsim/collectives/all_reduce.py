@@ -15,6 +15,8 @@ from ddlsim.collectives.gloo import gloo_ring
 from ddlsim.collectives.halving import fold_pairs, halving
 from ddlsim.collectives.hierarchy import hierarchical, torus_2d
 from ddlsim.collectives.nccl_ring import side_by_side
+from ddlsim.collectives.nccl_schedule import by_nccl
+from ddlsim.collectives.nccl_way import Way
 from ddlsim.collectives.schedule import Ints, Ranks, Round, Schedule, messages
 from ddlsim.collectives.trees import double_binary_tree
 from ddlsim.errors import ConfigError
@@ -26,6 +28,7 @@ __all__ = [
     "halving_doubling",
     "hierarchical",
     "naive_ring",
+    "nccl",
     "nccl_ring",
     "parameter_server",
     "pipelined_ring",
@@ -42,6 +45,16 @@ def ring(n_ranks: Ranks) -> Schedule:
     2 (p-1) alpha + 2 (p-1)/p S beta + (p-1)/p S gamma.
     """
     return sequence(reduce_scatter.ring(n_ranks), all_gather.ring(n_ranks), kind="all_reduce")
+
+
+@checked
+def nccl(n_ranks: Ranks, way: Way | None = None) -> Schedule:
+    """What NCCL runs on GPUs: rings or double binary trees over all channels, by the protocol that its tuner chooses.
+
+    way  where it runs, and the tuner's choice (:mod:`ddlsim.collectives.nccl_way`), found for the cluster, the nodes
+         and the size; None: a plain ring
+    """
+    return by_nccl(ring, n_ranks, way)
 
 
 @checked

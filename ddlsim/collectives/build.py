@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from ddlsim.cluster import Cluster
 from ddlsim.cluster.rings import rings
 from ddlsim.collectives.check import check, validate
 from ddlsim.collectives.find import called, find, given, n_segments_for, parameters_of
+from ddlsim.collectives.nccl_way import Way, choose, several_ways, way
 from ddlsim.collectives.schedule import Collective, Ints, Kind, Ranks, Schedule
 from ddlsim.errors import ConfigError
 
@@ -24,6 +25,22 @@ def groups_of(hosts: Sequence[int]) -> tuple[Ints, ...]:
     """Return the ranks on each host, hosts in the order of their first rank."""
     _, first, which = np.unique(np.asarray(hosts), return_index=True, return_inverse=True)
     return tuple(np.flatnonzero(which == i) for i in np.argsort(first))
+
+
+def default_algorithm(cluster: Cluster, nodes: Sequence[int]) -> str:
+    """Return the name of the algorithm that runs where none is said."""
+    return "nccl" if several_ways(cluster, tuple(map(int, nodes))) else "ring"
+
+
+def size_class(
+    algorithm: str | Collective, nbytes: float, kind: str, where: tuple[Cluster, Sequence[int]] | None
+) -> Hashable:
+    """Return what sizes that run by the same schedule have in common."""
+    if where is None or len(where[1]) == 1:
+        return n_segments_for(nbytes)
+    if algorithm == "default":
+        algorithm = default_algorithm(*where)
+    return choose(where[0], tuple(where[1]), nbytes, kind) if algorithm == "nccl" else n_segments_for(nbytes)
 
 
 @checked
@@ -42,9 +59,11 @@ def build(
                ``"package.module:function"``, or a function
     nbytes     bytes per rank; a function with a parameter `n_segments` gets one segment per 512 KiB
     hosts      (n_ranks,) the machine of each rank; one with a parameter `groups` gets the ranks of each
-
     where      the cluster, and the node that each rank is at; one with a parameter `rings` gets the orders in which
-               rings use all ways between them (:func:`ddlsim.cluster.rings.rings`)
+               rings use all ways between them (:func:`ddlsim.cluster.rings.rings`), one with a parameter `way` what
+               NCCL's tuner chooses (:func:`ddlsim.collectives.nccl_way.way`)
+
+    "default" is "nccl" where GPUs have several ways to each other, and "ring" elsewhere (:func:`default_algorithm`).
 
     A user's function is proved by :func:`ddlsim.collectives.check.check` before it is trusted (on 64 ranks,
     if the whole schedule moves more than 4 million chunks). Raises ConfigError, naming the algorithm and
@@ -52,9 +71,11 @@ def build(
     """
     if hosts is not None and len(hosts) != n_ranks:
         raise ConfigError(f"hosts has {len(hosts)} entries for {n_ranks} ranks; give one per rank")
+    if algorithm == "default":
+        algorithm = "ring" if where is None else default_algorithm(where[0], where[1])
     function = find(algorithm, kind)
     name = algorithm if isinstance(algorithm, str) else getattr(function, "__name__", repr(function))
-    schedule = _call(function, name, n_ranks, nbytes, hosts, where)
+    schedule = _call(function, name, n_ranks, nbytes, hosts, where, kind)
     if (isinstance(algorithm, str) and ":" not in algorithm) or function.__module__.startswith("ddlsim."):
         return schedule
     if not _prove(schedule, name, n_ranks, kind):
@@ -65,14 +86,16 @@ def build(
 
 def _call(
     function: Collective, name: str, n_ranks: int, nbytes: float, hosts: Sequence[int] | None,
-    where: tuple[Cluster, Sequence[int]] | None = None,
+    where: tuple[Cluster, Sequence[int]] | None = None, kind: str = "all_reduce",
 ) -> Schedule:  # fmt: skip
-    """Call a collective with those of `n_segments`, `groups` and `rings` that it takes."""
+    """Call a collective with those of `n_segments`, `groups`, `rings` and `way` that it takes."""
     parameters = parameters_of(function)
     wanted = set(parameters) - set(given(function))
-    more: dict[str, int | tuple[Ints, ...]] = {}
+    more: dict[str, int | tuple[Ints, ...] | Way] = {}
     if "rings" in wanted and where is not None:
         more["rings"] = rings(where[0], tuple(map(int, where[1])))
+    if "way" in wanted and where is not None and n_ranks > 1:
+        more["way"] = way(where[0], tuple(map(int, where[1])), nbytes, kind)
     if "n_segments" in wanted:
         more["n_segments"] = n_segments_for(nbytes)
     if "groups" in wanted and hosts is not None:

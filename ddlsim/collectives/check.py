@@ -110,6 +110,10 @@ def _validate_round(schedule: Schedule, round: Round, where: str) -> None:
         bad = array[(array < low) | (array >= high)]
         if len(bad):
             raise ConfigError(f"{where}: {name} {bad[0]} is out of range; must be {low}..{high - 1}")
+    if round.latency is not None and not (
+        round.latency.shape == round.src.shape and np.isfinite(round.latency).all() and round.latency.min() >= 0.0
+    ):
+        raise ConfigError(f"{where}: latency must be {len(round.src)} seconds, one per message; 0 or more")
     if (round.src == round.dst).any():
         raise ConfigError(f"{where}: rank {round.src[round.src == round.dst][0]} sends to itself")
     slots = round.slots

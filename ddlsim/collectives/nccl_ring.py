@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ddlsim.collectives.combine import strided
 from ddlsim.collectives.schedule import Ints, Schedule
 from ddlsim.errors import ConfigError
 
@@ -24,21 +23,18 @@ def side_by_side(ring: Callable[[int], Schedule], n_ranks: int, rings: Sequence[
     for order in rings:
         if not np.array_equal(np.sort(np.asarray(order)), np.arange(n_ranks)):
             raise ConfigError(f"rings: {np.asarray(order).tolist()} is no order of the ranks 0..{n_ranks - 1}")
-    n_rings = len(rings)
-    (lap,) = alone.lanes  # the rounds of all rings are alike, and go on together
-    rounds = []
-    for r in lap:
-        parts = [
-            strided(dataclasses.replace(r, src=order[r.src], dst=order[r.dst]), n_ranks, n_rings, np.full(n_ranks, i))
-            for i, order in enumerate(rings)
-        ]
-        src, dst, start, count = (
-            np.concatenate([getattr(part, name) for part in parts]) for name in ("src", "dst", "start", "count")
-        )
-        rounds.append(dataclasses.replace(parts[0], src=src, dst=dst, start=start, count=count))
+    n_rings, orders = len(rings), np.stack(rings)
+    which = np.arange(n_rings)[:, None]
+    (lap,) = alone.lanes  # the rounds of all rings are alike, and go on together; each message carries one chunk
+    rounds = [
+        dataclasses.replace(
+            r, src=orders[:, r.src].ravel(), dst=orders[:, r.dst].ravel(),
+            start=(r.start * n_rings + which).ravel(), count=np.tile(r.count, n_rings), shift=r.shift * n_rings,
+        ) for r in lap
+    ]  # fmt: skip
     return dataclasses.replace(
         alone,
         n_chunks=n_ranks * n_rings,
         lanes=(tuple(rounds),),
-        block_of=None if alone.kind == "all_reduce" else np.stack(rings, axis=1).ravel(),
+        block_of=None if alone.kind == "all_reduce" else orders.T.ravel(),
     )

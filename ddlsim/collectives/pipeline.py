@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
 
-from ddlsim.collectives.schedule import Ints, Round, messages
+from ddlsim.collectives.schedule import Floats, Ints, Round, messages
 
 
 def pipeline(
-    src: Ints, dst: Ints, stage: Ints, n_segments: int, *, reduce: bool, first: Ints | int = 0
+    src: Ints, dst: Ints, stage: Ints, n_segments: int, *, reduce: bool, first: Ints | int = 0,
+    latency: Floats | None = None,
 ) -> tuple[Round, ...]:
     """Send `n_segments` segments along edges; edge i sends its j-th segment in round `stage[i] + j`.
 
     src, dst, stage  (m,)  an edge must have a later stage than those that it waits for
     first            (m,)  chunk number of each edge's first segment
+    latency          (m,)  s that the first segment on an edge takes to flow; those behind it follow at once then. None:
+                     each has the latency of its route
 
     Consecutive rounds with the same edges are stored once, with a repeat count.
     """
     first = np.broadcast_to(np.asarray(first, dtype=np.int64), stage.shape)
     rounds = []
-    for begin, end in itertools.pairwise(np.unique([stage, stage + n_segments]).tolist()):
+    turns = [stage, stage + n_segments] if latency is None else [stage, stage + 1, stage + n_segments]
+    for begin, end in itertools.pairwise(np.unique(turns).tolist()):
         on = (stage <= begin) & (begin < stage + n_segments)
         if on.any():
             chunk = first[on] + begin - stage[on]
-            rounds.append(messages(src[on], dst[on], chunk, reduce=reduce, repeat=end - begin, shift=1))
+            one = messages(src[on], dst[on], chunk, reduce=reduce, repeat=end - begin, shift=1)
+            late = None if latency is None else np.where(stage[on] == begin, latency[on], 0.0)
+            rounds.append(dataclasses.replace(one, latency=late))
     return tuple(rounds)

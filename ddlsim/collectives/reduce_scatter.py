@@ -10,9 +10,11 @@ from ddlsim.arguments import checked
 from ddlsim.collectives.gloo import gloo_reduce_scatter
 from ddlsim.collectives.halving import fold_pairs, halving
 from ddlsim.collectives.nccl_ring import side_by_side
+from ddlsim.collectives.nccl_schedule import by_nccl
+from ddlsim.collectives.nccl_way import Way
 from ddlsim.collectives.schedule import Ints, Ranks, Schedule, messages
 
-__all__ = ["direct", "gloo_reduce_scatter", "nccl_ring", "recursive_halving", "ring"]
+__all__ = ["direct", "gloo_reduce_scatter", "nccl", "nccl_ring", "recursive_halving", "ring"]
 
 
 @checked
@@ -26,6 +28,12 @@ def ring(n_ranks: Ranks) -> Schedule:
         rank, (rank + 1) % n_ranks, (rank - 1) % n_ranks, reduce=True, repeat=n_ranks - 1, shift=-1
     )
     return Schedule(n_ranks, n_ranks, ((step,),) if n_ranks > 1 else (), kind="reduce_scatter")
+
+
+@checked
+def nccl(n_ranks: Ranks, way: Way | None = None) -> Schedule:
+    """What NCCL runs: see :func:`ddlsim.collectives.all_reduce.nccl`; here rings."""
+    return by_nccl(ring, n_ranks, way)
 
 
 @checked

@@ -15,7 +15,7 @@ from typing import Annotated, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Count, Index, NotNegative, checked, one_of, whole
+from ddlsim.arguments import Count, Index, NotNegative, Positive, checked, one_of, whole
 from ddlsim.arguments.annotations import array_of
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -45,6 +45,7 @@ class Round:
     slots     (k,)  if given, every message carries the chunks (start + slots) mod n_chunks, and count == k
     header          bytes that a protocol adds to each message, however large the buffer is. With a header, `count`
                     may be 0: the message only tells the receiver that its sender has come so far.
+    latency   (m,)  if given, the s from a message's issue until its bytes flow, instead of its route's latency
     """
 
     src: Ints
@@ -56,6 +57,7 @@ class Round:
     shift: int = 0
     slots: Ints | None = None
     header: NotNegative = 0.0
+    latency: Floats | None = None
 
 
 @checked
@@ -72,6 +74,7 @@ class Schedule:
     copies        number of whole buffers that the chunks span (1, except for algorithms that keep the
                   contributions of several ranks side by side and add them up at the end; member i of a group
                   starts with its own in copy i mod `copies`)
+    wire          bytes that messages carry for each byte of the buffer, 1 where a protocol adds nothing to them
     """
 
     n_ranks: Ranks
@@ -83,6 +86,7 @@ class Schedule:
     groups: tuple[Ints, ...] | None = None
     block_of: Ints | None = None
     copies: Count = 1
+    wire: Positive = 1.0
 
     def blocks(self, n_members: int) -> Ints:
         """Return the block of each chunk of one copy, for a group of so many members, shape (n_chunks / copies,)."""
@@ -116,17 +120,17 @@ class Schedule:
         The sizes depend on `repetition` only if `chunk_weight` is given and is not periodic in `round.shift`.
         """
         if self.chunk_weight is None:
-            return np.asarray(round.count * (nbytes * self.copies / self.n_chunks), dtype=np.float64)
+            return np.asarray(round.count * (nbytes * self.wire * self.copies / self.n_chunks), dtype=np.float64)
         owner, chunk = self.chunks(round, repetition)
         if not len(owner):
             return np.zeros(len(round.src))
         first = np.flatnonzero(np.diff(owner, prepend=-1))
         weight = np.add.reduceat(self.chunk_weight[chunk], first)
-        return np.asarray(weight * (nbytes * self.copies / self.chunk_weight.sum()), dtype=np.float64)
+        return np.asarray(weight * (nbytes * self.wire * self.copies / self.chunk_weight.sum()), dtype=np.float64)
 
     @checked
     def bytes_sent(self, nbytes: NotNegative) -> Floats:
-        """Return how many bytes of the buffer each rank sends in all, headers left out, shape (n_ranks,)."""
+        """Return how many bytes each rank sends in all, headers left out, shape (n_ranks,)."""
         total = np.zeros(self.n_ranks)
         for lane in self.lanes:
             for round in lane:

@@ -424,6 +424,9 @@ class Network:
         shape = compile_schedule(schedule, sizes)
         # threads are numbered lane by lane, so "wrap" makes ranks of them
         route = self._add_routes(nodes.take(shape.src, mode="wrap"), nodes.take(shape.dst, mode="wrap"))
+        if shape.latency is not None:
+            rows = self._net.routes[route : route + shape.n_messages]
+            rows["latency"] = np.where(np.isnan(shape.latency), rows["latency"], shape.latency)
         weight = self._append("weights", shape.weights)
         self._append("headers", shape.headers)
         if shape.headers.any():

@@ -34,6 +34,7 @@ class Program:
     weights            sizes for a buffer of 1 byte; that of a message starts at place weight (n_messages,) and
                        moves by stride (n_messages,) places with each repetition
     headers            bytes to be added to them; as long as `weights`
+    latency            (n_messages,) s from issue until the bytes flow, nan where it is the route's; None: all routes'
     sends_bound        messages that can be on their way at once
     """
 
@@ -53,6 +54,7 @@ class Program:
     stride: Places
     weights: Floats
     headers: Floats
+    latency: Floats | None
     sends_bound: int
 
     @property
@@ -220,8 +222,17 @@ def compile_schedule(schedule: Schedule, sizes: Sequence[Floats] | None = None) 
         stride=stride.take(order),
         weights=weights,
         headers=headers,
+        latency=_latency(rounds, order),
         sends_bound=int(threads[4].sum()),
     )
+
+
+def _latency(rounds: list[Round], order: Ints) -> Floats | None:
+    """Return the latencies that rounds give their messages, in `order`."""
+    if all(r.latency is None for r in rounds):
+        return None
+    parts = [np.full(len(r.src), np.nan) if r.latency is None else r.latency for r in rounds]
+    return np.concatenate(parts).take(order)
 
 
 def _joined(parts: list[Ints]) -> Ints:
@@ -235,7 +246,7 @@ def _weights(
     headed = any(r.header for r in rounds)
     if schedule.chunk_weight is None and sizes is None:
         counts = _joined([r.count for r in rounds])
-        shares: Floats = counts * np.float64(schedule.copies / schedule.n_chunks)
+        shares: Floats = counts * np.float64(schedule.wire * schedule.copies / schedule.n_chunks)
         none = np.zeros(len(shares), dtype=np.int32)
         if (counts == counts[:1]).all() and not headed:  # one size for all, read again and again
             return shares[:1], np.zeros(len(shares[:1])), none, none

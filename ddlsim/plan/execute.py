@@ -81,7 +81,7 @@ class Execution:
 def execute(
     plan: Plan,
     cluster: str | Path | nx.Graph[str] | Cluster,
-    algorithm: str | Collective | Mapping[str, str | Collective] = "ring",
+    algorithm: str | Collective | Mapping[str, str | Collective] = "default",
     *,
     nodes: Sequence[int] | None = None,
     rank_order: str | Sequence[int] = "topology",

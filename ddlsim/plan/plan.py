@@ -310,7 +310,7 @@ class Plan:
     def execute(
         self,
         cluster: str | Path | nx.Graph[str] | Cluster,
-        algorithm: str | Collective | Mapping[str, str | Collective] = "ring",
+        algorithm: str | Collective | Mapping[str, str | Collective] = "default",
         *,
         nodes: Sequence[int] | None = None,
         rank_order: str | Sequence[int] = "topology",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.collectives import Collective, Schedule, build, reorder
-from ddlsim.collectives.find import n_segments_for
+from ddlsim.collectives.build import size_class
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.plan.plan import KINDS, PUSH_PULL, ROOTED, Ints, Plan
@@ -23,8 +23,8 @@ ALGORITHMS: dict[str, str | Collective] = {
 def _algorithms(algorithm: str | Collective | Mapping[str, str | Collective]) -> dict[str, str | Collective]:
     """Return the algorithm of every kind of collective."""
     chosen = dict(algorithm) if isinstance(algorithm, Mapping) else {"all_reduce": algorithm}
-    if algorithm == "nccl_ring":  # all that NCCL does in rings
-        chosen |= dict.fromkeys(("reduce_scatter", "all_gather"), "nccl_ring")
+    if isinstance(algorithm, str) and algorithm in ("nccl", "nccl_ring", "default"):
+        chosen |= dict.fromkeys(("reduce_scatter", "all_gather"), algorithm)
     for kind in chosen:
         if kind not in ALGORITHMS:
             raise unknown_name("kind of collective", str(kind), ALGORITHMS, "algorithm")
@@ -50,11 +50,12 @@ class Schedules:
         if cluster is not None and nodes is not None:
             outside = len(cluster.host_names) + nodes
             self.machines = np.where(cluster.host_of[nodes] >= 0, cluster.host_of[nodes], outside)
-        self.cache: dict[tuple[int, int, int], Schedule] = {}
+        self.cache: dict[tuple[int, int, Hashable], Schedule] = {}
         self.places: dict[int, Ints] = {}
+        self.at: dict[int, tuple[int, ...]] = {}
 
     def __call__(self, kind: int, group: int, nbytes: float) -> Schedule:
-        key = kind, group, n_segments_for(nbytes)
+        key = kind, group, size_class(self.algorithms[KINDS[kind]], nbytes, KINDS[kind], self._where(group))
         if key not in self.cache:
             self.cache[key] = self._new(kind, group, nbytes)
         return self.cache[key]
@@ -74,6 +75,15 @@ class Schedules:
         if self.cluster is not None and self.nodes is not None:
             where = self.cluster, self.nodes[members[places]].tolist()
         return reorder(build(algorithm, len(places), nbytes, near, KINDS[kind], where), places)
+
+    def _where(self, group: int) -> tuple[Cluster, tuple[int, ...]] | None:
+        """Return the cluster and the nodes of a group's members, in their order."""
+        if self.cluster is None or self.nodes is None:
+            return None
+        if group not in self.at:
+            members = np.array(self.plan.groups[group])
+            self.at[group] = tuple(self.nodes[members[self._places(group)]].tolist())
+        return self.cluster, self.at[group]
 
     def _places(self, group: int) -> Ints:
         """Return the places of a group's members in the order in which they follow each other."""

@@ -19,7 +19,7 @@ from ddlsim.planner.splits import Splits, sizes_of
 from ddlsim.printable import shown
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.simulate import DEFAULT_DEVICE
-from ddlsim.runtime.fabric import name_of
+from ddlsim.runtime.fabric import algorithm_for, name_of
 from ddlsim.strategies import AllReduce, LocalSGD, Parallel, ParameterServer, Strategy
 from ddlsim.strategies.plans import plan_of
 from ddlsim.study.labels import labels_of
@@ -31,7 +31,7 @@ from ddlsim.workload.model import load_model
 BATCH_SIZES = (32, 64, 128)
 COMPRESSIONS: tuple[Compression | None, ...] = (None, Compression(FP16()), Compression(ErrorFeedback(TopK(0.01))))
 #: algorithms of all-reduces, and the local steps, that are tried where no strategies are given
-ALGORITHMS = ("ring", "hierarchical", "halving_doubling", "double_binary_tree")
+ALGORITHMS = ("default", "hierarchical", "halving_doubling", "double_binary_tree")
 LOCAL_STEPS = 8
 #: how servers, one with the workers of each machine, are called
 EACH = "parameter server (1 per machine)"
@@ -125,7 +125,11 @@ def _usual_strategies(cluster: Cluster, n_workers: int) -> list[tuple[Strategy, 
     """Return what is tried where nobody has said, and whether that is a server on each machine."""
     if n_workers == 1:
         return [(AllReduce("ring"), False)]
-    found: list[tuple[Strategy, bool]] = [(AllReduce(name), False) for name in ALGORITHMS]
+    nodes = cluster.workers[:n_workers]
+    at = nodes[cluster.locality_order(nodes)].tolist()
+    found: list[tuple[Strategy, bool]] = [
+        (AllReduce(algorithm_for(name, cluster, at)), False) for name in ALGORITHMS
+    ]
     local = LocalSGD(LOCAL_STEPS, algorithm="hierarchical")
     return [*found, (_server_on_each(cluster, n_workers), True), (local, False)]
 

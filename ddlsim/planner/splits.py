@@ -57,7 +57,7 @@ class Splits:
     recompute: Sequence[Literal["none", "selective", "full", "stage"]] | None = None
     sequence: Sequence[bool] = (True,)
     sharded: Sequence[bool] = (True,)
-    algorithm: AllReduceAlgorithm = "ring"
+    algorithm: AllReduceAlgorithm = "default"
 
     def __post_init__(self) -> None:
         for name in SIZES:

@@ -6,6 +6,7 @@ import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.cluster import Floats, Ints
+from ddlsim.collectives.nccl_way import several_ways
 from ddlsim.learning.monitor import Monitor
 from ddlsim.runtime.setting import Setting
 
@@ -38,8 +39,11 @@ def handed_over_notes(setting: Setting, monitor: Monitor | None) -> list[str]:
     return notes
 
 
-def idle_notes(cluster: Cluster, nodes: Ints, channel_nbytes: Floats) -> list[str]:
-    """Return a note if machines with several devices and interfaces have sent by some of the interfaces only."""
+def idle_notes(cluster: Cluster, nodes: Ints, channel_nbytes: Floats, all_ways: bool = False) -> list[str]:
+    """Return a note if machines with several devices and interfaces have sent by some of the interfaces only.
+
+    all_ways  the algorithm uses as many as NCCL would
+    """
     hosts = np.unique(cluster.host_of[nodes])
     several = np.bincount(cluster.host_of[nodes][cluster.host_of[nodes] >= 0], minlength=len(cluster.host_names)) > 1
     source = cluster.host_of[cluster.link_src]
@@ -54,7 +58,10 @@ def idle_notes(cluster: Cluster, nodes: Ints, channel_nbytes: Floats) -> list[st
     n_all, n_used = len(channels), len(used)
     if not 0 < n_used < n_all:
         return []
-    return [
-        f"network interfaces: {n_used} of the {n_all} of these machines sent anything; NCCL runs a ring on each "
-        'that is near a worker, as algorithm = "nccl_ring" does'
-    ]
+    at = nodes[cluster.locality_order(nodes)]
+    why = (
+        "no more channels lead through every machine: workers are near fewer interfaces on some of them"
+        if all_ways or not several_ways(cluster, tuple(at.tolist())) else
+        'NCCL runs a ring on each that is near a worker, as algorithm = "nccl" does'
+    )  # fmt: skip
+    return [f"network interfaces: {n_used} of the {n_all} of these machines sent anything; {why}"]

@@ -31,6 +31,7 @@ from ddlsim.run.regimes import Regimes, in_phase, phase_notes
 from ddlsim.run.result import Result
 from ddlsim.run.resume import Saved, manifest, saving
 from ddlsim.run.traced import Traced, traced_workload
+from ddlsim.runtime.fabric import algorithm_for
 from ddlsim.runtime.loop import Loop, Traffic
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.setting import Setting
@@ -100,11 +101,26 @@ def place(experiment: Experiment) -> Placed:
     n_workers = len(nodes)
     if n_workers > 1:
         cluster.check_connected(nodes)
+    experiment = _with_algorithms(experiment, cluster, nodes)
     for slow in experiment.slow_downs:
         if max(slow.ranks) >= n_workers:
             raise ConfigError(f"slow_downs: rank {max(slow.ranks)} of {slow} is not among the {n_workers} workers")
     workloads = _workloads(experiment, cluster, time_model, nodes)
     return Placed(experiment, cluster, model, time_model, nodes, workloads, notes)
+
+
+def _with_algorithms(experiment: Experiment, cluster: Cluster, nodes: list[int]) -> Experiment:
+    """Return the experiment with the algorithms that run where its strategy says "default"."""
+    strategy = experiment.strategy
+    if not dataclasses.is_dataclass(strategy):
+        return experiment
+    kinds = {"algorithm": "all_reduce", "reduce_scatter": "reduce_scatter", "all_gather": "all_gather"}
+    at, cost = np.array(nodes)[cluster.locality_order(nodes)].tolist(), getattr(strategy, "cost", "simulated")
+    chosen = {
+        name: algorithm_for("default", cluster, at, cost, kind) for name, kind in kinds.items()
+        if getattr(strategy, name, None) == "default"
+    }  # fmt: skip
+    return experiment.with_(strategy=dataclasses.replace(strategy, **chosen)) if chosen else experiment
 
 
 def prepare(experiment: Experiment) -> Prepared:
@@ -440,7 +456,9 @@ def _idle_notes(prepared: Prepared, traffic: Traffic) -> list[str]:
     strategy = prepared.experiment.strategy
     if tells_plan(strategy) and len(first_workers(strategy, n_workers)) < n_workers:
         return []  # one of several is simulated for all of them
-    return idle_notes(prepared.cluster, np.array(prepared.nodes), traffic.nbytes)
+    algorithms = {getattr(strategy, name, None) for name in ("algorithm", "reduce_scatter", "all_gather")}
+    all_ways = bool(algorithms & {"nccl", "nccl_ring"})
+    return idle_notes(prepared.cluster, np.array(prepared.nodes), traffic.nbytes, all_ways)
 
 
 def _uneven_notes(recorder: Recorder) -> list[str]:

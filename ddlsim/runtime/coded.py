@@ -118,7 +118,7 @@ class Coded:
     @property
     def _gather(self) -> str:
         """By which algorithm payloads that cannot be summed reach everybody."""
-        return "nccl_ring" if self.communicator.fabric.algorithm == "nccl_ring" else "ring"
+        return "nccl_ring" if self.communicator.fabric.algorithm in ("nccl", "nccl_ring") else "ring"
 
     def _averaging(self, compressor: AnyCompressor, down: AnyCompressor | None) -> Averaging:
         if self.machines:

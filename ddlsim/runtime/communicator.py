@@ -13,20 +13,20 @@ import simpy
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.rings import rings
 from ddlsim.collectives import Collective, Schedule, algorithm_names, build, reorder
-from ddlsim.collectives.build import groups_of
-from ddlsim.collectives.find import n_segments_for
+from ddlsim.collectives.build import groups_of, size_class
 from ddlsim.errors import ConfigError, DeadlockError
 from ddlsim.network import schedule_time
 from ddlsim.runtime.costs import Known, Phase, known_cost
-from ddlsim.runtime.fabric import Fabric, HasFabric, fabric_of
+from ddlsim.runtime.fabric import Fabric, HasFabric, fabric_of, with_algorithm
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 from ddlsim.ties import tie
 
 Ints = npt.NDArray[np.int64]
 
-#: algorithms that "auto" does not try: never the fastest, or the same as another at these settings
-NOT_TRIED = ("gloo_ring", "naive_ring", "parameter_server")
+#: algorithms that "auto" does not try: never the fastest, the same as another at these settings, or (NCCL's) not
+#: comparable, as the others know no protocol's latencies
+NOT_TRIED = ("gloo_ring", "naive_ring", "nccl", "parameter_server")
 #: collectives that can wait for members at a time: those of a thousand tensors in some steps
 MOST_OPEN = 4096
 
@@ -56,19 +56,19 @@ class Communicator:
         bystanders: Sequence[int] = (), owner: str = "Fabric",
     ) -> None:  # fmt: skip
         self.setting = setting
-        self.fabric = fabric
         self.owner = owner
         self.workers = list(setting.workers if workers is None else workers)
         self.n_ranks = len(self.workers)
         self.nodes = [worker.node for worker in self.workers]
         self.place = {worker.rank: place for place, worker in enumerate(self.workers)}
         self.order = self._ordered(fabric.rank_order)
+        self.fabric = with_algorithm(fabric, setting.cluster, self.at)
         self.n_bystanders = len(bystanders)
         #: of the members, then of the bystanders
         self.all_nodes = [*self.nodes, *bystanders]
         self._open: dict[Hashable, _Operation] = {}
         self._entered = [0] * self.n_ranks  # collectives, by each member
-        self._schedules: dict[tuple[str, str | Collective, float], Schedule] = {}
+        self._schedules: dict[tuple[str, str | Collective, Hashable], Schedule] = {}
         self._costs: dict[str, Callable[[Phase], Known]] = {}
         self._known: dict[tuple[Phase, ...], Known] = {}
         self._stream_end = 0.0
@@ -90,6 +90,11 @@ class Communicator:
     def machines(self) -> list[Ints]:
         """Return the places of the members on each machine, in their order."""
         return [self.order[members] for members in groups_of(self.hosts)]
+
+    @functools.cached_property
+    def at(self) -> tuple[int, ...]:
+        """Return the node of each member, in their order."""
+        return tuple(int(self.nodes[place]) for place in self.order.tolist())
 
     @functools.cached_property
     def hosts(self) -> list[int]:
@@ -118,7 +123,8 @@ class Communicator:
         """Return the schedule of a collective over `nbytes`, by the fabric's algorithm if no other is given."""
         chosen = self.fabric.algorithm if algorithm is None else algorithm
         automatic = chosen == "auto" and kind == "all_reduce"
-        key = kind, chosen, nbytes if automatic else float(n_segments_for(nbytes))
+        where = self.setting.cluster, self.at
+        key = kind, chosen, nbytes if automatic else size_class(chosen, nbytes, kind, where)
         if key not in self._schedules:
             if automatic:
                 cluster, notes = self.setting.cluster, self.setting.notes
@@ -127,8 +133,7 @@ class Communicator:
         return self._schedules[key]
 
     def _built(self, algorithm: str | Collective, nbytes: float, kind: str) -> Schedule:
-        at = [self.nodes[place] for place in self.order.tolist()]
-        where = self.setting.cluster, at
+        where = self.setting.cluster, self.at
         return reorder(build(algorithm, self.n_ranks, nbytes, self.hosts, kind, where), self.order)
 
     # ------------------------------------------------------------ collectives

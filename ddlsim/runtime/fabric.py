@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Annotated, Protocol, TypeVar, cast, runtime_checkable
 
 from ddlsim.arguments import Index, Rule, by, checked, one_of
+from ddlsim.cluster import Cluster
 from ddlsim.collectives import Collective
+from ddlsim.collectives.build import default_algorithm
 from ddlsim.collectives.find import find
 from ddlsim.errors import ConfigError, shown
 
@@ -20,7 +22,7 @@ def algorithm_of(kind: str) -> Rule:
     """Names (looked up at once, so that a wrong one is told before anything runs) and functions."""
 
     def check(algorithm: object, where: str) -> object:
-        if isinstance(algorithm, str) and (algorithm != "auto" or kind != "all_reduce"):
+        if isinstance(algorithm, str) and algorithm != "default" and (algorithm != "auto" or kind != "all_reduce"):
             try:
                 find(algorithm, kind)
             except ConfigError as error:
@@ -43,17 +45,19 @@ Cost = Annotated[str, one_of(*COSTS)]
 class Fabric:
     """How the members of a group execute their collectives: ``simulate(..., fabric=Fabric("hierarchical"))``.
 
-    algorithm   name of an all-reduce ("ring", "hierarchical", "double_binary_tree", ...), a function
+    algorithm   name of an all-reduce ("ring", "nccl", "hierarchical", "double_binary_tree", ...), a function
                 ``n_ranks -> Schedule``, ``"package.module:function"``, or "auto": the fastest by simulation,
-                for each size
+                for each size. "default": "nccl" where the workers' machines have several GPUs and several ways
+                between them (NVLinks, network interfaces), of which NCCL uses all, "ring" elsewhere
     rank_order  "topology" (neighbours in the network are neighbours in the ring, as NCCL arranges them),
                 "given" (the cluster's order, as MPI ranks), or the ranks in the order wanted
     cost        what a collective costs: "simulated" message by message; "calibrated": by the curve that was
                 measured on this cluster (see docs/calibration.md); "nccl": what NCCL's tuner expects of `algorithm`,
-                "ring" or "double_binary_tree" ("auto": of the faster one), or of its three calls for "hierarchical"
+                "ring" or "double_binary_tree" ("auto", "nccl": of the faster one), or of its three calls for
+                "hierarchical"
     """
 
-    algorithm: AllReduceAlgorithm = "ring"
+    algorithm: AllReduceAlgorithm = "default"
     rank_order: RankOrder = "topology"
     cost: Cost = "simulated"
 
@@ -66,7 +70,7 @@ class WithFabric:
     A (local) step of all workers is an update, if the strategy does not say otherwise.
     """
 
-    algorithm: AllReduceAlgorithm = "ring"
+    algorithm: AllReduceAlgorithm = "default"
     rank_order: RankOrder = "topology"
     cost: Cost = "simulated"
 
@@ -113,6 +117,23 @@ def on_fabric(strategy: S, fabric: Fabric) -> S:
         strategy, algorithm=fabric.algorithm, rank_order=fabric.rank_order, cost=fabric.cost
     )
     return cast(S, changed)
+
+
+def with_algorithm(fabric: Fabric, cluster: Cluster, nodes: Sequence[int]) -> Fabric:
+    """Return the fabric with the algorithm that "default" stands for among the nodes."""
+    return dataclasses.replace(fabric, algorithm=algorithm_for(fabric.algorithm, cluster, nodes, fabric.cost))
+
+
+def algorithm_for(
+    algorithm: str | Collective, cluster: Cluster, nodes: Sequence[int], cost: str = "simulated",
+    kind: str = "all_reduce",
+) -> str | Collective:  # fmt: skip
+    """Return what "default" stands for among the nodes: where measured curves count, what they are of."""
+    if algorithm != "default":
+        return algorithm
+    curves = () if cluster.calibration is None or cost != "calibrated" else cluster.calibration.curves
+    measured = {curve.algorithm for curve in curves if curve.operation == kind}
+    return measured.pop() if len(measured) == 1 else default_algorithm(cluster, nodes)
 
 
 def name_of(algorithm: str | Collective) -> str:

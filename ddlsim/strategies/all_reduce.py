@@ -38,7 +38,7 @@ class AllReduce:
                 the same values in less time. None: every worker computes all norms
     """
 
-    algorithm: AllReduceAlgorithm = "ring"
+    algorithm: AllReduceAlgorithm = "default"
     overlap: OverlapChoice = "ddp"
     rank_order: RankOrder = "topology"
     cost: Cost = "simulated"

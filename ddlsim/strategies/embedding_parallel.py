@@ -82,7 +82,7 @@ class EmbeddingParallel:
     bottom_mlp: Annotated[str, one_of("data-parallel", "one rank")] = "data-parallel"
     random_access: Density = 0.75
     overlap: Annotated[str | InOrder, by(in_order)] = "ddp"
-    algorithm: Annotated[str | Collective, algorithm_of("all_reduce")] = "ring"
+    algorithm: Annotated[str | Collective, algorithm_of("all_reduce")] = "default"
     rank_order: RankOrder = "topology"
 
     #: runs need not say that the exchange of tables is left out

@@ -43,7 +43,7 @@ class ExpertParallel:
 
     ways: Count | None = None
     overlap: Annotated[str | InOrder, by(in_order)] = "ddp"
-    algorithm: Annotated[str | Collective, algorithm_of("all_reduce")] = "ring"
+    algorithm: Annotated[str | Collective, algorithm_of("all_reduce")] = "default"
     all_to_all: Annotated[str | Collective, algorithm_of("all_to_all")] = "direct"
     rank_order: RankOrder = "topology"
 

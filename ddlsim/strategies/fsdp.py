@@ -41,7 +41,8 @@ from ddlsim.workload.tensor_parallel import tensor_parallel
 OF_STAGE_3 = ("prefetch", "shard", "units", "param_dtype")
 #: all-reduce -> the reduce-scatter and the all-gather that it consists of
 HALVES = {
-    "ring": ("ring", "ring"), "nccl_ring": ("nccl_ring", "nccl_ring"),
+    "default": ("default", "default"), "ring": ("ring", "ring"), "nccl": ("nccl", "nccl"),
+    "nccl_ring": ("nccl_ring", "nccl_ring"),
     "halving_doubling": ("recursive_halving", "recursive_doubling"),
     "gloo_ring": ("gloo_reduce_scatter", "gloo_all_gather"),
 }  # fmt: skip
@@ -70,7 +71,7 @@ class FSDP:
                   (attention's matrices), "full" (transformer layers), or "early-stop": transformer layers as far as
                   anything in them needs it, without the last product (PyTorch's checkpoint, use_reentrant=False)
     reduce_scatter, all_gather, rank_order
-                  as for :class:`~ddlsim.ShardedUpdate`; "nccl_ring" uses all ways between GPUs at once, as NCCL does
+                  as for :class:`~ddlsim.ShardedUpdate`
 
     Stages 1 and 2 also have
 
@@ -87,7 +88,7 @@ class FSDP:
     shard         neighbours that share, such as the GPUs of a machine (HYBRID_SHARD; with ``reshard=False``
                   _HYBRID_SHARD_ZERO2): as many copies as there are such groups sum their shares of the gradients; None:
                   all workers share
-    all_reduce    how they do that, "ring" if nothing is said
+    all_reduce    how they do that, as where nothing is said
     param_dtype   of the weights that are gathered: None: as they are computed with; "fp32" where each rank casts what
                   it has gathered (autocast)
 
@@ -106,8 +107,8 @@ class FSDP:
     recompute: Annotated[str, one_of("none", "selective", "full", "early-stop")] = "none"
     overlap: Annotated[str | InOrder | None, by(_maybe_in_order)] = None
     param_dtype: Annotated[str, one_of(*GRADIENT_TYPES)] | None = None
-    reduce_scatter: Annotated[str | Collective, algorithm_of("reduce_scatter")] = "nccl_ring"
-    all_gather: Annotated[str | Collective, algorithm_of("all_gather")] = "nccl_ring"
+    reduce_scatter: Annotated[str | Collective, algorithm_of("reduce_scatter")] = "default"
+    all_gather: Annotated[str | Collective, algorithm_of("all_gather")] = "default"
     all_reduce: AllReduceAlgorithm | None = None
     rank_order: RankOrder = "topology"
 
@@ -277,7 +278,7 @@ class FSDP:
         accumulation = setting.workers[0].accumulation
         algorithms = {
             "reduce_scatter": self.reduce_scatter, "all_gather": self.all_gather,
-            "all_reduce": "ring" if self.all_reduce is None else self.all_reduce,
+            "all_reduce": "default" if self.all_reduce is None else self.all_reduce,
         }  # fmt: skip
         first = self.plan(each, 1, accumulation)
         schedules = Schedules(first, algorithms, setting.cluster, np.array(setting.nodes), self.rank_order)

@@ -96,7 +96,7 @@ class Hybrid:
     groups: Literal["balance"] | Mapping[str, Count] | Distribution = "balance"
     overlap: Annotated[str | InOrder, by(_in_order)] = "layer"
     micro_batches: Count = 1
-    algorithm: AllReduceAlgorithm = "ring"
+    algorithm: AllReduceAlgorithm = "default"
     rank_order: RankOrder = "topology"
     cost: Cost = "simulated"
 

@@ -99,7 +99,7 @@ class Parallel:
     sharded: bool = False
     p2p: Literal["overlapped", "exchange", "in turns"] = "overlapped"
     overlap: Literal["none", "layer", "ddp"] = "ddp"
-    algorithm: AllReduceAlgorithm = "ring"
+    algorithm: AllReduceAlgorithm = "default"
     rank_order: RankOrder = "topology"
     cost: Cost = "simulated"
 

@@ -54,8 +54,8 @@ class ShardedUpdate:
     (:func:`ddlsim.plan.norms.with_partial_norms`).
     """
 
-    reduce_scatter: Annotated[str | Collective, algorithm_of("reduce_scatter")] = "ring"
-    all_gather: Annotated[str | Collective, algorithm_of("all_gather")] = "ring"
+    reduce_scatter: Annotated[str | Collective, algorithm_of("reduce_scatter")] = "default"
+    all_gather: Annotated[str | Collective, algorithm_of("all_gather")] = "default"
     rank_order: RankOrder = "topology"
     cost: Cost = "simulated"
     overlap: Annotated[str | Overlap, by(_in_order)] = "none"

@@ -50,7 +50,8 @@ def test_every_algorithm_has_a_closed_form_here_or_a_test_of_its_own():
     every = {(kind, name) for kind in KINDS for name in algorithm_names(kind)}
     gloo = {(kind, name) for kind, name in every if name.startswith("gloo_")}  # test_collectives_gloo.py
     others = {("all_reduce", name) for name in ("double_binary_tree", "hierarchical", "torus_2d")}
-    others |= {(kind, "nccl_ring") for kind in ("all_reduce", "all_gather", "reduce_scatter")}  # test_cluster_rings.py
+    kinds, nccl = ("all_reduce", "all_gather", "reduce_scatter"), ("nccl", "nccl_ring")
+    others |= {(kind, name) for kind in kinds for name in nccl}  # test_cluster_rings.py, test_collectives_nccl_way.py
     assert every - tested == gloo | others
 
 

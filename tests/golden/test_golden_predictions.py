@@ -32,7 +32,8 @@ EXPERIMENTS = {
     "cloud, VGG-16, double tree, priority": Experiment(
         "cloud-25g-16x8-v100", "vgg16", AllReduce("double_binary_tree", Priority()), 32, 16
     ),
-    "DGX-1, BERT-large, ring": Experiment("dgx1-v100-16", "bert-large", AllReduce(), 8, 32, precision="fp16"),
+    "DGX-1, BERT-large, ring": Experiment("dgx1-v100-16", "bert-large", AllReduce("ring"), 8, 32, precision="fp16"),
+    "DGX-1, BERT-large, default": Experiment("dgx1-v100-16", "bert-large", AllReduce(), 8, 32, precision="fp16"),
     "A100 pod, BERT-large, hierarchical": Experiment(
         "dgx-a100-pod", "bert-large", AllReduce("hierarchical"), 16, 64, precision="bf16", gradient_dtype="bf16"
     ),

@@ -1,0 +1,133 @@
+"""What NCCL runs, as schedules: closed forms, what the tuner expects, values, and where it is the default."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ddlsim
+from ddlsim.cluster import load_cluster, star
+from ddlsim.cluster.rings import channels
+from ddlsim.collectives import build, check
+from ddlsim.collectives.build import default_algorithm, size_class
+from ddlsim.collectives.nccl import nccl_time
+from ddlsim.collectives.nccl_way import choose
+
+KINDS = ("all_reduce", "reduce_scatter", "all_gather")
+
+
+def placed(name, n):
+    cluster = load_cluster(name)
+    nodes = cluster.workers[:n]
+    return cluster, tuple(nodes[cluster.locality_order(nodes)].tolist())
+
+
+def seconds(name, n, nbytes, kind="all_reduce", algorithm="nccl"):
+    return ddlsim.collective_time(name, algorithm, nbytes, ranks=n, kind=kind, rank_order="topology")
+
+
+@pytest.mark.parametrize("nbytes", [1e4, 2.5e5, 1e6, 4e6, 2.5e7, 1e8, 1e9])
+@pytest.mark.parametrize(("name", "n"), [
+    ("dgx1-v100", 8), ("dgx1-v100-16", 32), ("dgx-a100-pod", 8), ("dgx-a100-pod", 16), ("dgx-a100-pod", 64),
+    ("dgx-h100-pod", 16),
+])  # fmt: skip
+def test_the_schedules_take_what_the_tuner_expects(name, n, nbytes):
+    """Within 30 %: the tuner takes 8 % off the bandwidth of trees, counts no links beyond a hop's own latency and
+    gives LL half of the bandwidth."""
+    cluster, at = placed(name, n)
+    for kind in KINDS:
+        wanted = nccl_time(cluster, nbytes, kind=kind, nodes=at).seconds
+        assert seconds(cluster, n, nbytes, kind) == pytest.approx(wanted, rel=0.3)
+
+
+def test_sizes_choose_algorithm_and_protocol():
+    cluster, at = placed("dgx-a100-pod", 64)
+    chosen = [choose(cluster, at, nbytes, "all_reduce") for nbytes in (1e4, 2.5e7, 3.5e8, 4e9)]
+    assert [(c.algorithm, c.protocol) for c in chosen] == [
+        ("tree", "LL"), ("tree", "LL128"), ("tree", "Simple"), ("ring", "Simple"),
+    ]  # fmt: skip
+    assert chosen[2].n_chunks == np.ceil(3.5e8 / 16 / 2**19)  # 8 channels, two trees on each
+    assert choose(cluster, at, 2.5e7, "all_gather").algorithm == "ring"
+    assert size_class("default", 3.5e8, "all_reduce", (cluster, at)) == chosen[2]
+    assert size_class("ring", 3.5e8, "all_reduce", (cluster, at)) == size_class("ring", 3.5e8, "all_reduce", None)
+
+
+@pytest.mark.parametrize(("nbytes", "protocol", "wire", "start", "hop"), [
+    (1e5, "LL", 2.0, 6.6e-6, 0.7e-6),  # the wire's 0.7 us are longer than a hop's 0.6
+    (2.5e7, "LL128", 128 / 120, 14e-6, 1.9e-6),
+    (1e9, "Simple", 1.0, 8.4e-6, 3.4e-6),
+])  # fmt: skip
+def test_a_ring_inside_a_machine_is_its_closed_form(nbytes, protocol, wire, start, hop):
+    cluster, at = placed("dgx-a100-pod", 8)
+    assert choose(cluster, at, nbytes, "all_reduce")[:2] == ("ring", protocol)
+    rate = float(cluster.channel_capacity[cluster.link_channel[cluster.routes(at[:1], at[1:2]).links]].min())
+    assert seconds(cluster, 8, nbytes) == pytest.approx(start + 14 * (hop + wire * nbytes / 8 / rate), rel=1e-9)
+    schedule = build("nccl", 8, nbytes, where=(cluster, at))
+    assert schedule.bytes_sent(nbytes) == pytest.approx(np.full(8, wire * 14 / 8 * nbytes))
+
+
+@pytest.mark.parametrize("ms", [0.1, 1.0, 5.0])
+def test_slices_hide_latency_that_is_longer_than_a_hops(ms):
+    """One of two slices flows while the other is on its way."""
+    n, rate, nbytes = 4, 1.25e9, 192 * 2.0**20
+    cluster = load_cluster(star(n, bandwidth=rate, latency=ms / 2 * 1e-3))
+    slice_time = nbytes / (2 * n) / rate
+    hidden = np.floor(min(slice_time / (ms * 1e-3), 1.0) * 64) / 64 * ms * 1e-3
+    hop = max(ms * 1e-3 - hidden, 1.4 * 14e-6)  # on one machine each NCCL sees a plateau
+    wanted = 8.4e-6 + ms * 1e-3 + (2 * n - 3) * hop + 2 * (n - 1) * nbytes / n / rate
+    assert seconds(cluster, n, nbytes) == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize(("name", "n", "rate"), [
+    ("dgx-a100-pod", 32, 8 * 24.25e9), ("dgx-h100-pod", 16, 8 * 48.5e9), ("dgx1-v100", 8, 6 * 25e9),
+])  # fmt: skip
+def test_the_bus_bandwidth_is_that_of_all_interfaces(name, n, rate):
+    """nccl-tests' bus bandwidth of a large all-reduce; the plain ring has one interface's."""
+    first, second = (seconds(name, n, nbytes) for nbytes in (1e11, 2e11))
+    assert 2 * (n - 1) / n * 1e11 / (second - first) == pytest.approx(rate, rel=1e-6)
+    assert choose(*placed(name, n), 1e11, "all_reduce").algorithm == "ring"
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from([("dgx1-v100-16", 24), ("dgx-a100-pod", 20), ("cloud-25g-16x8-v100", 17), ("office-1gbe", 8)]),
+    st.data(),
+)
+def test_every_choice_is_a_correct_collective(machines, data):
+    cluster = load_cluster(machines[0])
+    at = tuple(cluster.workers[data.draw(st.permutations(range(machines[1])))].tolist())
+    at = at[: data.draw(st.integers(2, machines[1]))]
+    for kind in KINDS:
+        nbytes = data.draw(st.floats(0.0, 1e7))
+        schedule = build("nccl", len(at), nbytes, kind=kind, where=(cluster, at))
+        check(schedule)
+        assert schedule.kind == kind
+    ways = channels(cluster, at)
+    for ring, chains in zip(ways.rings, ways.chains, strict=True):
+        assert sorted(ring.tolist()) == sorted(np.concatenate(chains).tolist()) == list(range(len(at)))
+
+
+def test_the_default_is_nccls_where_gpus_have_several_ways():
+    for name, n, wanted in (
+        ("dgx-a100-pod", 64, "nccl"), ("dgx-a100-pod", 8, "ring"), ("dgx1-v100", 8, "nccl"), ("dgx1-v100", 2, "ring"),
+        ("cloud-25g-16x8-v100", 64, "ring"), ("office-1gbe", 8, "ring"),
+    ):  # fmt: skip
+        cluster, at = placed(name, n)
+        assert default_algorithm(cluster, at) == wanted
+        assert seconds(cluster, n, 1e7, algorithm="default") == seconds(cluster, n, 1e7, algorithm=wanted)
+    assert build("default", 4).n_messages == build("ring", 4).n_messages  # nothing is known of machines
+
+
+@pytest.mark.parametrize(("strategy", "several", "one"), [
+    (ddlsim.AllReduce(), ddlsim.AllReduce("nccl"), ddlsim.AllReduce("ring")),
+    (ddlsim.LocalSGD(2), ddlsim.LocalSGD(2, algorithm="nccl"), ddlsim.LocalSGD(2, algorithm="ring")),
+    (ddlsim.ShardedUpdate(), ddlsim.ShardedUpdate("nccl", "nccl"), ddlsim.ShardedUpdate("ring", "ring")),
+    (ddlsim.Parallel(), ddlsim.Parallel(algorithm="nccl"), ddlsim.Parallel(algorithm="ring")),
+])  # fmt: skip
+def test_strategies_run_the_default(strategy, several, one):
+    for cluster, wanted in (("dgx1-v100", several), ("office-1gbe", one)):
+        runs = [
+            ddlsim.simulate(cluster, "resnet18", each, batch_size=32, workers=8, steps=4) for each in (strategy, wanted)
+        ]
+        assert runs[0].experiment.strategy == wanted
+        assert runs[0].step_time == runs[1].step_time
