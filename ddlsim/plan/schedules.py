@@ -8,7 +8,7 @@ import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.collectives import Collective, Schedule, build, reorder
-from ddlsim.collectives.build import size_class
+from ddlsim.collectives.build import default_algorithm, size_class
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.plan.plan import KINDS, PUSH_PULL, ROOTED, Ints, Plan
@@ -34,6 +34,17 @@ def _algorithms(algorithm: str | Collective | Mapping[str, str | Collective]) ->
     return ALGORITHMS | chosen
 
 
+def _resolved(
+    algorithms: dict[str, str | Collective], plan: Plan, cluster: Cluster | None, nodes: Ints | None
+) -> dict[str, str | Collective]:
+    """Return the algorithms with what "default" stands for where the plan's workers are, whatever their groups."""
+    if cluster is None or nodes is None or "default" not in algorithms.values():
+        return algorithms
+    workers = np.delete(nodes, plan.servers)
+    usual = default_algorithm(cluster, workers[cluster.locality_order(workers)].tolist())
+    return {kind: usual if algorithm == "default" else algorithm for kind, algorithm in algorithms.items()}
+
+
 class Schedules:
     """The schedule of a kind of collective for a group and a number of bytes, one for sizes with as many segments.
 
@@ -44,7 +55,8 @@ class Schedules:
         self, plan: Plan, algorithm: str | Collective | Mapping[str, str | Collective], cluster: Cluster | None = None,
         nodes: Ints | None = None, rank_order: str | Sequence[int] = "given",
     ) -> None:  # fmt: skip
-        self.plan, self.cluster, self.nodes, self.algorithms = plan, cluster, nodes, _algorithms(algorithm)
+        self.plan, self.cluster, self.nodes = plan, cluster, nodes
+        self.algorithms = _resolved(_algorithms(algorithm), plan, cluster, nodes)
         self.orders = [_wanted(rank_order, plan, group) for group in plan.groups]
         self.machines: Ints | None = None
         if cluster is not None and nodes is not None:

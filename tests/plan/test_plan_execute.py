@@ -186,7 +186,7 @@ def test_collectives_take_what_they_take_alone(kind):
     group = [3, 4, 1, 0, 2, 5]
     for algorithm in (None, *algorithm_names(kind)[:3]):
         name = ALGORITHMS[kind] if algorithm is None else algorithm
-        if name in ("recursive_doubling", "recursive_halving"):
+        if name in ("recursive_doubling", "recursive_halving", "nccl"):  # not for six, or not for a schedule alone
             continue
         draft = Draft()
         draft.collective(kind, group, 3e6)

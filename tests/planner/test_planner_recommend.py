@@ -251,7 +251,7 @@ def test_accuracy() -> None:
     assert ddlsim.simulate(found.best.experiment).time_to_accuracy(0.85) == times[0]
     assert "reaches 85.0% after" in str(found)
     assert {choice.candidate.strategy for choice in found.choices} == {
-        "all-reduce (ring, ddp)", "local SGD (4 steps, ring)",
+        "all-reduce (ring, ddp)", "local SGD (4 steps, default)",
     }  # fmt: skip
 
 

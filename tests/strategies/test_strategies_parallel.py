@@ -128,7 +128,7 @@ def test_its_fabric():
     assert experiment.strategy == Parallel(pipeline=2, algorithm="halving_doubling", rank_order="given")
     known = Experiment("dgx1-v100", "resnet18", strategy, fabric=ddlsim.Fabric(cost="nccl")).strategy
     assert known == Parallel(pipeline=2, cost="nccl")
-    assert known.label == "parallel (pipeline 2, 1f1b, ring, nccl cost)"
+    assert known.label == "parallel (pipeline 2, 1f1b, default, nccl cost)"
 
 
 @pytest.mark.parametrize("sharded", [False, True])
