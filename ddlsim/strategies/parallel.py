@@ -13,9 +13,8 @@ import numpy as np
 from ddlsim.arguments import Count, by, checked
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError, shown
-from ddlsim.plan import Chunk, Mesh, Plan, between_blocks, chunks_at, mesh_of, pipeline
+from ddlsim.plan import Chunk, Mesh, Plan, chunks_at, mesh_of, pipeline
 from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
-from ddlsim.plan.chunks import balanced_cuts
 from ddlsim.plan.live import LIVE, N_STEPS
 from ddlsim.plan.norms import Together, updated_tensors, with_partial_norms
 from ddlsim.plan.pipeline_least import Travel, costs_of, least_seconds, rank_holds, representative_order
@@ -27,12 +26,12 @@ from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.fabric import AllReduceAlgorithm, Cost, Fabric, RankOrder, cost_said, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
+from ddlsim.strategies.cutting import cut, cut_places, equal_layers, joined
 from ddlsim.strategies.replica_groups import OfReplicas, compressible_parts
 from ddlsim.strategies.stashed_weights import StashedWeights, stage_slices
 from ddlsim.workload.buckets import Bucket, ddp_buckets, one_bucket, per_layer
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, Memory, memory_of
-from ddlsim.workload.roles import blocks
 from ddlsim.workload.stage import Outlook, Stage
 from ddlsim.workload.tensor_parallel import Shard, tensor_parallel
 
@@ -210,14 +209,14 @@ class Parallel:
             mine: Sequence[int] = _chunks_of(self.order, self.pipeline, len(chunks))[place]
         else:
             mine = sorted({chunk for _, chunk, _ in self._order(mesh, 0)[place]})
-        work = _together(tuple(chunks[i] for i in mine))
+        work = joined(tuple(chunks[i] for i in mine))
         holding = _holding(work, mesh.data if self.sharded else 1, self.tensor, self.sequence, self._again)
         return _stage(work, holding, 1 + self._delays[place])
 
     def _chunks(self, workload: Workload) -> tuple[Chunk, ...]:
         if self.cut == "layers":
-            return _equal_layers(workload, self.pipeline * self._per_stage)
-        return _cut(workload, self.pipeline, self._per_stage)
+            return equal_layers(workload, self.pipeline * self._per_stage)
+        return cut(workload, self.pipeline, self._per_stage)
 
     @property
     def _per_stage(self) -> int:
@@ -354,7 +353,7 @@ class Parallel:
         if self.cut == "layers":
             cuts = tuple(chunk.first for chunk in self._chunks(shard.workload)[1:])
         else:
-            cuts = _cuts(shard.workload, self.pipeline, self._per_stage)
+            cuts = cut_places(shard.workload, self.pipeline, self._per_stage)
         order = representative_order(str(self.order), self.pipeline, micro_batches, len(cuts) + 1)
         seconds = self._exchange_seconds(cluster, nodes, members)
         travel = Travel(cluster, np.array(nodes)[[own[0] for own in members]]) if whole else None
@@ -450,54 +449,3 @@ def _holding(workload: Workload, shards: int, tensor: int, sequence: bool, recom
 @functools.lru_cache(maxsize=256)
 def _memory(workload: Workload, holding: Holding) -> Memory:
     return memory_of(workload.model, workload.batch_size, workload.precision, holding)
-
-
-@functools.lru_cache(maxsize=16)
-def _equal_layers(workload: Workload, chunks: int) -> tuple[Chunk, ...]:
-    """Return chunks of as many transformer layers each."""
-    ranges = blocks(workload.model.layers)
-    if not ranges or len(ranges) % chunks:
-        works = [n for n in range(1, len(ranges) + 1) if len(ranges) % n == 0]
-        near = " or ".join(str(n) for n in sorted(sorted(works, key=lambda n: abs(n - chunks))[:2]))
-        raise ConfigError(
-            f"Parallel: cut = 'layers': pipeline x chunks = {chunks}: does not divide the {len(ranges)} transformer "
-            f"layers of {workload.model.name}; use {near or 'cut = balanced'}"
-        )
-    return chunks_at(workload, [first for first, _ in ranges[:: len(ranges) // chunks]][1:])
-
-
-@functools.lru_cache(maxsize=16)
-def _cut(workload: Workload, stages: int, chunks: int) -> tuple[Chunk, ...]:
-    return chunks_at(workload, _cuts(workload, stages, chunks))
-
-
-def _cuts(workload: Workload, stages: int, chunks: int) -> tuple[int, ...]:
-    """Return where a model is cut into balanced chunks: between blocks if there are enough of them."""
-    places = _between_blocks(workload)
-    return balanced_cuts(workload, stages, chunks, places if len(places) >= stages * chunks - 1 else None)
-
-
-@functools.lru_cache(maxsize=64)
-def _between_blocks(workload: Workload) -> tuple[int, ...]:
-    return tuple(between_blocks(workload.model))
-
-
-@functools.lru_cache(maxsize=256)
-def _together(chunks: tuple[Chunk, ...]) -> Workload:
-    """Return what a worker computes that has several chunks."""
-    works = [chunk.workload for chunk in chunks]
-    first = works[0]
-    if len(works) == 1:
-        return first
-    starts = np.cumsum([0, *(len(work.forward) for work in works[:-1])])
-    name = " and ".join(f"{chunk.first} to {chunk.end - 1}" for chunk in chunks)
-    whole = first.model.name.partition(", layers")[0]
-    layers = tuple(layer for work in works for layer in work.model.layers)
-    return dataclasses.replace(
-        first, model=dataclasses.replace(first.model, name=f"{whole}, layers {name}", layers=layers),
-        forward=np.concatenate([work.forward for work in works]),
-        backward=np.concatenate([work.backward for work in works]), optimizer=sum(work.optimizer for work in works),
-        grad_nbytes=np.concatenate([work.grad_nbytes for work in works]),
-        tensor_layer=np.concatenate([work.tensor_layer + at for work, at in zip(works, starts, strict=True)]),
-        tensor_nbytes=np.concatenate([work.tensor_nbytes for work in works]),
-    )  # fmt: skip
