@@ -5,13 +5,16 @@ tables since 2019 have the same columns, with ``error`` (a deviation) where newe
 ``size`` is the whole buffer in bytes, ``time`` microseconds per operation (mean over the iterations),
 algbw = size / time, busbw = algbw * factor, for n ranks: all-reduce 2(n-1)/n; all-gather, reduce-scatter, all-to-all,
 gather, scatter (n-1)/n; broadcast, reduce, sendrecv 1. GB is 1e9 bytes.
+
+Logs often lack the line that names the program. Then the rows say it: busbw / algbw, whether there is a reduction or a
+root, and how many elements of ``count`` make ``size`` (``src/*.cu``, ``GetCollByteCount``): parts of it, or all.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddlsim.arguments import Count, checked
@@ -27,14 +30,18 @@ _PROGRAMS = {
     "scatter": "scatter", "sendrecv": "p2p",
 }  # fmt: skip
 _OPERATIONS = tuple(_PROGRAMS.values())
+#: `count` elements are one rank's part of `size`
+_IN_PARTS = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
 _PROGRAM = re.compile(r"\b(\w+)_perf\b")
-_RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)")
+_RANK = re.compile(r"(?:#|^)\s*Rank\s+([0-9]{1,9})\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)")
 _ITERS = re.compile(r"(?<!warmup )\biters: ([0-9]{1,9})\b")
 _TYPES = re.compile(
-    r"^\s*(\d+)\s+(\d+)\s+(?:u?int(?:8|32|64)|half|float|double|bfloat16|f8e\w+|fp8\w*|char|byte|none)\b"
+    r"^\s*([0-9]{1,18})\s+([0-9]{1,18})\s+(?:u?int(?:8|32|64)?|half|float|double|bfloat16|f8e\w+|fp8\w*|char|byte|none)\b"
 )
-#: nccl-tests' names of types -> ours
+#: nccl-tests' names of types -> ours, and their bytes
 _DTYPES = {"half": "float16", "float": "float32", "double": "float64", "none": ""}
+_NBYTES = {"half": 2, "bfloat16": 2, "float": 4, "int": 4, "int32": 4, "uint32": 4}
+_NBYTES |= {"double": 8, "int64": 8, "uint64": 8}
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,26 @@ class _Run:
     n_reps: int | None
 
 
+@dataclass(frozen=True)
+class _Row:
+    """One line of the table: the cells before the times, and those of the out-of-place and in-place times."""
+
+    line: int
+    words: list[str]
+    about: Mapping[str, str]
+    times: Mapping[str, Mapping[str, str]]
+
+
+@dataclass
+class _Table:
+    """One run of a program: what its head said, and its rows."""
+
+    operation: str | None = None
+    groups: dict[str, dict[int, str]] = field(default_factory=dict)  # communicator -> rank -> host (-m makes several)
+    n_reps: int | None = None
+    rows: list[_Row] = field(default_factory=list)
+
+
 @checked
 def read_nccl_tests(
     path: str | Path, *, operation: str | None = None, n_ranks: Count | None = None
@@ -55,49 +82,63 @@ def read_nccl_tests(
 
     operation, n_ranks   for output that lost its head: what the program's name and the ``# Rank`` lines would say
 
-    Raises :class:`ConfigError` with file, line and reason: wrong results (``#wrong`` above 0), CPU times (``-C``), a
-    row cut by other output, an unknown program, a busbw that does not fit operation and ranks.
+    Without the program's name the operation is the one that all rows fit. Several runs in one file are told apart by
+    their heads. Raises :class:`ConfigError` with file, line and reason: wrong results (``#wrong`` above 0), CPU times
+    (``-C``), a row cut by other output, an unknown program, a busbw that does not fit operation and ranks, rows that
+    fit several operations or none.
     """
     if operation is not None and operation not in _OPERATIONS:
         raise unknown_name("operation", operation, _OPERATIONS, "read_nccl_tests")
     source = read_text(path, log=True)
     if source.text.lstrip().startswith("{"):
         return _read_json(read_text(path) if source.notes else source, operation, n_ranks)
-    return _read_table(source, operation, n_ranks)
+    rows: list[Timing] = []
+    for table in _tables(source):
+        run = _run(source, table, operation, n_ranks)
+        rows += [timing for row in table.rows for timing in _timings(source, row, run)]
+    if not rows:
+        raise source.error(None, "has no row of nccl-tests (size, count, type, ..., busbw); did the run fail?")
+    return tuple(rows)
 
 
 def bus_factor(operation: str, n_ranks: int) -> float:
     """Return busbw / algbw (nccl-tests, doc/PERFORMANCE.md)."""
     if operation == "all_reduce":
         return 2.0 * (n_ranks - 1) / n_ranks
-    return 1.0 if operation in ("broadcast", "reduce", "p2p") else (n_ranks - 1) / n_ranks
+    return (n_ranks - 1) / n_ranks if operation in _IN_PARTS else 1.0
 
 
 # ----------------------------------------------------------------------------------------------------- the table
 
 
-def _read_table(source: SourceText, operation: str | None, n_ranks: int | None) -> tuple[Timing, ...]:
-    groups: dict[str, list[str]] = {}  # communicator -> the host of each rank (-m makes several, side by side)
+def _tables(source: SourceText) -> list[_Table]:
+    """Return the runs in the file; a head after rows begins another."""
+    tables = [_Table()]
     columns: list[str] = []
-    n_reps: int | None = None
-    rows: list[Timing] = []
+    in_place_only = False
     for number, line in source.lines():
-        if match := _RANK.search(line):
-            groups.setdefault(match[2] or "0", []).append(match[3])
+        table = tables[-1]
+        programs = {match[1] for match in _PROGRAM.finditer(line) if match[1] in (*_PROGRAMS, "hypercube")}
+        begins = len(programs) == 1 and "concluded" not in line
+        rank = _RANK.search(line)
+        if table.rows and (begins or rank or re.search(r"\bnThread \d", line)):
+            table = _Table()
+            tables.append(table)
+        if rank:
+            table.groups.setdefault(rank[2] or "0", {})[int(rank[1])] = rank[3]
         elif "algbw" in line and "size" in line:
             columns = _columns(source, number, line)
+        elif "in-place" in line and line.lstrip().startswith("#"):
+            in_place_only = "out-of-place" not in line  # rccl-tests can leave the others out
         elif match := _ITERS.search(line):
-            n_reps = int(match[1])
-        elif operation is None and (match := _PROGRAM.search(line)):
-            operation = _operation(source, number, match[1])
+            table.n_reps = int(match[1])
+        elif begins:
+            table.operation = _operation(source, number, programs.pop())
         elif _TYPES.match(line):
             if not columns:
                 raise source.error(number, "has a row but no heading (# size count type ...) above; add the heading")
-            run = _Run(_known(source, number, operation), *_ranks(source, n_ranks, groups), n_reps)
-            rows += _rows(source, number, line, columns, run)
-    if not rows:
-        raise source.error(None, "has no row of nccl-tests (size, count, type, ..., busbw); did the run fail?")
-    return tuple(rows)
+            table.rows.append(_row(source, number, line, columns, in_place_only))
+    return [table for table in tables if table.rows]
 
 
 def _columns(source: SourceText, number: int, line: str) -> list[str]:
@@ -110,64 +151,145 @@ def _columns(source: SourceText, number: int, line: str) -> list[str]:
     return columns
 
 
-def _ranks(source: SourceText, n_ranks: int | None, groups: dict[str, list[str]]) -> tuple[int, int]:
-    """Return the ranks of a communicator and the hosts that they are on (0: not known)."""
-    hosts = next(iter(groups.values()), [])
-    if n_ranks is not None:
-        return n_ranks, len(set(hosts)) if len(hosts) == n_ranks else 0
-    if not hosts:
-        raise source.error(None, "does not say how many ranks took part (no '# Rank' lines); give n_ranks")
-    return len(hosts), len(set(hosts))
-
-
-def _operation(source: SourceText, line: int | None, program: str) -> str | None:
-    if program in _PROGRAMS:
-        return _PROGRAMS[program]
+def _operation(source: SourceText, line: int | None, program: str) -> str:
     if program == "hypercube":
         raise source.error(line, "hypercube_perf measures no collective of ddlsim; leave it out")
-    return None  # some other program whose name ends alike
+    return _PROGRAMS[program]
 
 
-def _known(source: SourceText, line: int | None, operation: str | None) -> str:
-    if operation is None:
-        raise source.error(
-            line, "does not say which program ran (no line with all_reduce_perf or the like); give operation"
-        )
-    return operation
-
-
-def _rows(source: SourceText, number: int, line: str, columns: list[str], run: _Run) -> Iterator[Timing]:
+def _row(source: SourceText, number: int, line: str, columns: list[str], in_place_only: bool) -> _Row:
     words = line.split()
+    if "redop" in columns:  # all-to-all of 2020 to 2022 leaves the cell blank (alltoall.cu, print_line_header)
+        at = columns.index("redop")
+        if len(words) > at and re.fullmatch(r"[\d.]+", words[at]):
+            words.insert(at, "")
     starts = [i for i, name in enumerate(columns) if name == "time"]
     width = len(columns) - ("timestamp" in columns)
     if len(words) < width:
         raise source.error(
             number, f"has {len(words)} of {width} columns; was other output (NCCL_DEBUG) mixed into the row?"
         )
-    for start, variant in zip(starts, ("out-of-place", "in-place"), strict=False):
-        cells = dict(zip(columns[start : start + 4], words[start : start + 4], strict=False))
-        if cells["time"] == "N/A":  # there is no in-place form of this operation
-            continue
+    variants = ("in-place",) if in_place_only else ("out-of-place", "in-place")
+    times = {
+        variant: dict(zip(columns[start : start + 4], words[start : start + 4], strict=False))
+        for start, variant in zip(starts, variants, strict=False)
+    }
+    for variant, cells in times.items():
         wrong = cells.get("#wrong", "0")
         if wrong not in ("N/A", "0"):
             raise source.error(number, f"{wrong} wrong values ({variant}); the run is not valid, repeat it")
+    # where an operation has no in-place form, its cells are empty
+    times = {variant: cells for variant, cells in times.items() if cells["time"] != "N/A"}
+    return _Row(number, words, dict(zip(columns[: starts[0]], words, strict=False)), times)
+
+
+def _run(source: SourceText, table: _Table, operation: str | None, n_ranks: int | None) -> _Run:
+    """Return what the head said, and what the rows say where it did not."""
+    listed, n_hosts = _listed(table)
+    operation = operation or table.operation
+    line = table.rows[0].line
+    ranks = n_ranks or listed
+    if not ranks:
+        fitting = _suggested(table)
+        hint = f" (busbw / algbw is that of {' or '.join(fitting)})" if fitting else ""
+        raise source.error(line, f"no '# Rank' lines say how many ranks took part{hint}; give n_ranks (--ranks)")
+    if operation is None:
+        fitting = [name for name in _OPERATIONS if _fits(table, name, ranks)]
+        if len(fitting) != 1:
+            what = f"fit {' and '.join(fitting)} alike" if fitting else f"fit no operation among {ranks} ranks"
+            raise source.error(line, f"no line names the program, and the rows {what}; give operation (--operation)")
+        operation = fitting[0]
+    return _Run(operation, ranks, n_hosts if ranks == listed else 0, table.n_reps)
+
+
+def _listed(table: _Table) -> tuple[int, int]:
+    """Return the ranks of a communicator by the ``# Rank`` lines, and the hosts that they are on (0: not known).
+
+    People cut such lists: ranks 0, 7, 8 and 15 are 16, and on two hosts if the gaps lie inside hosts.
+    """
+    if len(table.groups) != 1:
+        hosts = next(iter(table.groups.values()), {})
+        return len(hosts), len(set(hosts.values()))
+    host_of = next(iter(table.groups.values()))
+    ranks = sorted(host_of)
+    n_ranks = ranks[-1] + 1
+    gaps = [(a, b) for a, b in zip([-1, *ranks], ranks, strict=False) if b > a + 1]
+    inside = all(a >= 0 and host_of[a] == host_of[b] for a, b in gaps)
+    return n_ranks, len(set(host_of.values())) if inside else 0
+
+
+def _fits(table: _Table, operation: str, n_ranks: int) -> bool:
+    """Return whether all rows can be of this operation among so many ranks."""
+    for row in table.rows:
+        redop, root = row.about.get("redop"), row.about.get("root", "-1")
+        rooted, reduces = root != "-1", redop not in (None, "", "none")
+        if rooted != (operation in ("broadcast", "reduce", "gather", "scatter")):
+            return False
+        if operation == "p2p" and reduces != ("root" in row.about):  # its row has "sum" since there is one heading
+            return False
+        if operation != "p2p" and reduces != (operation in ("all_reduce", "reduce_scatter", "reduce")):
+            return False
+        if ((redop == "") and operation != "all_to_all") or (redop is None and operation == "all_to_all"):
+            return False
+        last = row.times.get("in-place", {}), row.times.get("out-of-place", {})
+        unchecked, checked_ = ((cells.get("#wrong") or cells.get("error")) for cells in last)
+        out_alone = unchecked == "N/A" and checked_ not in (None, "N/A")
+        no_in_place = operation in ("p2p", "all_to_all")  # (reportErrors = in_place ? 0 : 1)
+        if (out_alone and not no_in_place) or (no_in_place and unchecked not in (None, "N/A")):
+            return False
+        size, count, item = int(row.words[0]), int(row.words[1]), _NBYTES.get(row.words[2], 1)
+        parts = n_ranks if operation in _IN_PARTS else 1
+        if abs(size - count * item * parts) > 16 * parts:  # parts are whole multiples of 16 bytes
+            return False
+        factor = bus_factor(operation, n_ranks)
+        for cells in row.times.values():
+            if not _is_bus(factor, _cell(cells, "algbw"), _cell(cells, "busbw")):
+                return False
+    return True
+
+
+def _cell(cells: Mapping[str, str], name: str) -> float:
+    """Return a number of the table; 0 for what is none, which the rows' reader tells with its line."""
+    try:
+        return float(cells[name])
+    except ValueError:
+        return 0.0
+
+
+def _suggested(table: _Table) -> list[str]:
+    """Return what the rows look like: operations with the ranks that busbw / algbw of the fastest row says."""
+    pairs = ((_cell(cells, "busbw"), _cell(cells, "algbw")) for row in table.rows for cells in row.times.values())
+    busbw, algbw = max(pairs, default=(0.0, 0.0))
+    factor = busbw / algbw if algbw > 0 else 1.0
+    if not 0 < factor < 2 or factor == 1:
+        return []
+    n_ranks = round(1 / (1 - factor) if factor < 1 else 2 / (2 - factor))
+    return [f"{name} among {n_ranks}" for name in _OPERATIONS if _fits(table, name, n_ranks)]
+
+
+def _timings(source: SourceText, row: _Row, run: _Run) -> Iterator[Timing]:
+    for variant, cells in row.times.items():
         timing = Timing(
             tool="nccl-tests", operation=run.operation, n_ranks=run.n_ranks, n_hosts=run.n_hosts,
-            nbytes=nonnegative_number(source, number, words[0], "size"),
-            seconds=positive_number(source, number, cells["time"], "time") * 1e-6,
-            n_reps=run.n_reps, dtype=_DTYPES.get(words[2], words[2]), variant=variant,
-            place=f"{source.path}:{number}",
+            nbytes=nonnegative_number(source, row.line, row.words[0], "size"),
+            seconds=positive_number(source, row.line, cells["time"], "time") * 1e-6,
+            n_reps=run.n_reps, dtype=_DTYPES.get(row.words[2], row.words[2]), variant=variant,
+            place=f"{source.path}:{row.line}",
         )  # fmt: skip
-        algbw, busbw = (nonnegative_number(source, number, cells[name], name) for name in ("algbw", "busbw"))
+        algbw, busbw = (nonnegative_number(source, row.line, cells[name], name) for name in ("algbw", "busbw"))
         _check_bus(timing, algbw, busbw)
         yield timing
+
+
+def _is_bus(factor: float, algbw: float, busbw: float) -> bool:
+    # printed with two decimals: half a unit of the last digit on either side, 0.2 % where there are fewer decimals
+    return abs(algbw * factor - busbw) <= 0.0051 * (factor + 1) + 0.002 * busbw
 
 
 def _check_bus(timing: Timing, algbw: float, busbw: float) -> None:
     """Refuse a row whose busbw says that operation or ranks are others than assumed."""
     factor = bus_factor(timing.operation, timing.n_ranks)
-    # printed with two decimals: half a unit of the last digit on either side, 0.2 % where there are fewer decimals
-    if abs(algbw * factor - busbw) > 0.0051 * (factor + 1) + 0.002 * busbw:
+    if not _is_bus(factor, algbw, busbw):
         raise ConfigError(
             f"{timing.place}: busbw = {busbw:g} is not algbw = {algbw:g} times "
             f"{factor:g}, which {timing.operation} among {timing.n_ranks} ranks "
@@ -182,8 +304,9 @@ def _read_json(source: SourceText, operation: str | None, n_ranks: int | None) -
     root = parse_json(source)
     if operation is None and root.has("args"):
         match = _PROGRAM.search(" ".join(arg.text() for arg in root["args"].items()))
-        operation = _operation(source, None, match[1]) if match else None
-    operation = _known(source, None, operation)
+        operation = _operation(source, None, match[1]) if match and match[1] in _PROGRAMS else None
+    if operation is None:
+        raise source.error(None, "does not say which program ran (args with all_reduce_perf or so); give operation")
     n_reps: int | None = None
     groups: dict[str, list[str]] = {}
     if root.has("config"):
@@ -192,7 +315,11 @@ def _read_json(source: SourceText, operation: str | None, n_ranks: int | None) -
             n_reps = config["iterations"].count()
         if config.has("devices"):
             groups = _json_groups(config)
-    run = _Run(operation, *_ranks(source, n_ranks, groups), n_reps)
+    hosts = next(iter(groups.values()), [])
+    if not (n_ranks or hosts):
+        raise source.error(None, "does not say how many ranks took part (config.devices); give n_ranks (--ranks)")
+    n_hosts = len(set(hosts)) if n_ranks in (None, len(hosts)) else 0
+    run = _Run(operation, n_ranks or len(hosts), n_hosts, n_reps)
     rows = [timing for result in root["results"].items() for timing in _json_rows(result, run)]
     if not rows:
         raise source.error(None, "has an empty list of results; did the run fail?")

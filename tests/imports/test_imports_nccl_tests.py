@@ -91,8 +91,8 @@ def test_tables_before_2021_have_an_error_column_and_no_redop(tmp_path):
         ("    time   algbw   busbw  #wrong     time", " cputime   algbw   busbw  #wrong  cputime", ":12: holds CPU"),
         ("101.90", "0.00", r":14: time = '0.00' must be above 0"),
         ("all_reduce_perf", "all_gather_perf", ":14: busbw = 15.43 is not algbw = 10.29 times 0.75"),
-        ("all_reduce_perf", "?", ":14: does not say which program ran"),
-        ("#  Rank", "#  rank", "does not say how many ranks took part"),
+        ("all_reduce_perf", "hypercube_perf", ":2: hypercube_perf measures no collective"),
+        ("#  Rank", "#  rank", ":14: no '# Rank' lines say how many ranks took part"),
         ("101.90", "10a.90", ":14: time = '10a.90' is not a number"),
     ],
     ids=["wrong", "cut", "cputime", "zero", "bus", "program", "ranks", "word"],
@@ -175,3 +175,78 @@ def test_cut_json_names_the_line(tmp_path):
     text = json.dumps(document(), indent=1)
     with pytest.raises(ConfigError, match=r"x\.json:\d+: is not valid JSON"):
         read_nccl_tests(write(tmp_path, text[:-40], "x.json"))
+
+
+def headless(operation, n_ranks, old=False, checked=True, listed=None):
+    """Return a log without the program's name, as nccl-tests writes it (`old`: each program has its own heading)."""
+    listed = range(n_ranks) if listed is None else listed
+    lines = [f"#  Rank {rank:2d} Pid {rank} on host{rank * 2 // n_ranks} device {rank} [0x00] GPU" for rank in listed]
+    reduces = operation in ("all_reduce", "reduce_scatter", "reduce")
+    rooted = operation in ("broadcast", "reduce", "gather")
+    in_parts = operation in ("all_gather", "reduce_scatter", "all_to_all", "gather")
+    columns = ["redop"] * (reduces or operation == "all_to_all") + ["root"] * rooted if old else ["redop", "root"]
+    lines.append(f"#  size  count  type  {'  '.join(columns)}" + "  time  algbw  busbw  error" * 2)
+    redop = "sum" if reduces or (operation == "p2p" and not old) else "" if old else "none"
+    cells = {"redop": redop, "root": "0" if rooted else "-1"}
+    for size in (0, 4096 * n_ranks, 2**20 * n_ranks):
+        count = size // 4 // (n_ranks if in_parts else 1)
+        seconds = 30e-6 + size / 40e9
+        bus = size / seconds * bus_factor(operation, n_ranks) / 1e9
+        times = f" {seconds * 1e6:.1f} {size / seconds / 1e9:.2f} {bus:.2f}"
+        in_place = "0e+00" if checked and operation not in ("all_to_all", "p2p") else "N/A"
+        about = "  ".join(cells[name] for name in columns)
+        lines.append(f"   {size}  {count}  float  {about} {times} {'0e+00' if checked else 'N/A'} {times} {in_place}")
+    return "\n".join([*lines, "# Out of bounds values : 0 OK"])
+
+
+OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "p2p"]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("old", [True, False], ids=["2020", "one-heading"])
+def test_the_rows_tell_the_operation_where_no_line_names_the_program(tmp_path, operation, old):
+    rows = read_nccl_tests(write(tmp_path, headless(operation, 8, old)))
+    assert {(row.operation, row.n_ranks, row.n_hosts) for row in rows} == {(operation, 8, 2)}
+    assert [row.nbytes for row in rows[::2]] == [0, 8 * 4096, 8 * 2**20]
+
+
+@pytest.mark.parametrize(
+    ("operation", "n_ranks", "message"),
+    [("all_gather", 8, "fit all_gather and all_to_all alike"), ("all_reduce", 2, "fit all_reduce and p2p alike")],
+)
+def test_rows_that_fit_two_operations_are_asked_about(tmp_path, operation, n_ranks, message):
+    path = write(tmp_path, headless(operation, n_ranks, checked=False))
+    with pytest.raises(ConfigError, match=message):
+        read_nccl_tests(path)
+    assert read_nccl_tests(path, operation=operation)[0].operation == operation
+
+
+def test_what_the_rows_look_like_is_suggested_where_no_ranks_are_listed(tmp_path):
+    path = write(tmp_path, headless("all_reduce", 16, listed=[]))
+    with pytest.raises(ConfigError, match="that of all_reduce among 16"):
+        read_nccl_tests(path)
+    assert read_nccl_tests(path, n_ranks=16)[0].operation == "all_reduce"
+
+
+@pytest.mark.parametrize(
+    ("listed", "hosts"), [([0, 7, 8, 15], 2), ([0, 15], 0), ([15], 0)], ids=["ends", "across", "last"]
+)
+def test_a_cut_list_of_ranks_counts_to_its_last(tmp_path, listed, hosts):
+    row = read_nccl_tests(write(tmp_path, headless("all_reduce", 16, listed=listed)))[0]
+    assert (row.n_ranks, row.n_hosts) == (16, hosts)
+
+
+def test_several_runs_in_one_file_are_told_apart(tmp_path):
+    text = headless("all_gather", 8) + "\n" + headless("all_reduce", 4) + "\n" + HEAD + ROWS
+    rows = read_nccl_tests(write(tmp_path, text))
+    assert list(dict.fromkeys((row.operation, row.n_ranks) for row in rows)) == [
+        ("all_gather", 8), ("all_reduce", 4)
+    ]  # fmt: skip
+
+
+def test_rccl_tests_can_leave_out_of_place_out(tmp_path):
+    text = HEAD.replace("out-of-place                       in-place", "in-place").replace(
+        "    time   algbw   busbw  #wrong     time   algbw   busbw  #wrong", "    time   algbw   busbw  #wrong"
+    )
+    rows = read_nccl_tests(write(tmp_path, text + "  1048576  262144  float  sum  -1  101.90  10.29  15.43  0\n"))
+    assert [row.variant for row in rows] == ["in-place"]
