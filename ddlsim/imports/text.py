@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import warnings
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,6 +35,15 @@ _PREFIX = re.compile(
     re.VERBOSE,
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+class ReadingWarning(UserWarning):
+    """Something in a file was left out, or taken to mean something; the message has the file and the count."""
+
+
+def warn(message: str) -> None:
+    """Warn that something in a file was left out."""
+    warnings.warn(message, ReadingWarning, stacklevel=3)
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,13 @@ class Element:
         return int(text, 16 if "x" in text else 10)
 
 
+def walk(element: Element) -> Iterator[Element]:
+    """Yield the element and everything in it, in the order of the file."""
+    yield element
+    for child in element.children:
+        yield from walk(child)
+
+
 class _Builder(ContentHandler):
     def __init__(self, source: SourceText) -> None:
         super().__init__()

@@ -100,10 +100,13 @@ def test_all_nvswitches_are_one(tmp_path):
     [
         ('arch="arm64"', 6e9), ('arch="ppc64"', 32e9), ('arch="x86_64" vendor="AuthenticAMD" familyid="25"', 24e9),
         ('arch="x86_64" vendor="AuthenticAMD" familyid="23"', 16e9),
+        ('arch="x86_64" vendor="AuthenticAMD" familyid="143"', 16e9),
+        ('arch="x86_64" vendor="AuthenticAMD" familyid="175"', 24e9),
         ('arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143"', 22e9),
         ('arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="79"', 6e9),
     ],
-    ids=["arm", "power", "zen3", "zen2", "sapphire-rapids", "broadwell"],
+    ids=["arm", "power", "zen3", "zen2", "zen2-as-nccl-wrote-it", "zen3-as-nccl-wrote-it", "sapphire-rapids",
+         "broadwell"],
 )  # fmt: skip
 def test_sockets(tmp_path, cpu, bandwidth):
     text = SMALL.replace('arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="85"', cpu)
@@ -154,3 +157,94 @@ def test_other_xml_is_refused(tmp_path):
         read(tmp_path, "<platform/>")
     with pytest.raises(ConfigError, match="has no <gpu>"):
         read(tmp_path, '<system version="1"><cpu numaid="0"/></system>')
+
+
+AMD = """\
+<system version="2">
+  <cpu numaid="0" arch="x86_64" vendor="AuthenticAMD" familyid="143" modelid="49">
+    <pci busid="0000:c1:00.0" class="0x038000" link_speed="16 GT/s" link_width="16">
+      <gpu dev="0" sm="104" gcn="GCN" arch="38911" rank="0" gdr="1">
+        <xgmi target="0000:c6:00.0" count="4" tclass="0x038000"/>
+        <xgmi target="0000:d1:00.0" count="1" tclass="0x120000"/>
+      </gpu>
+    </pci>
+    <pci busid="0000:c6:00.0" class="0x038000" link_speed="16 GT/s" link_width="16">
+      <gpu dev="1" sm="104" gcn="GCN" arch="38911" rank="1" gdr="1">
+        <xgmi target="0000:c1:00.0" count="4" tclass="0x038000"/>
+      </gpu>
+    </pci>
+  </cpu>
+</system>
+"""
+
+
+@pytest.mark.parametrize(
+    ("gcn", "one"), [("906", 24e9), ("gfx908", 24e9), ("910", 36e9), ("gfx90a:sramecc+:xnack-", 36e9), ("gfx942", 48e9)]
+)
+def test_xgmi_links_join_amd_gpus(tmp_path, gcn, one):
+    made = links(read(tmp_path, AMD.replace("GCN", gcn)))
+    assert made["node0.gpu0", "node0.gpu1"] == made["node0.gpu1", "node0.gpu0"] == ("xgmi", 4 * one)
+    assert made["node0.gpu0", "node0.cpu0"][0] == "pcie"  # 0000:d1:00.0 is a GPU that the job did not use
+    assert len(made) == 6
+
+
+def test_xgmi_of_an_unknown_architecture_is_noted(tmp_path):
+    assert "xGMI of gfx950 unknown: 24 GB/s a link, as RCCL does" in read(tmp_path, AMD.replace("GCN", "gfx950")).notes
+
+
+def test_unknown_links_are_refused_or_counted(tmp_path):
+    text = AMD.replace("GCN", "910").replace("<xgmi", "<uplink")
+    with pytest.raises(ConfigError, match=r":5: <uplink>: is unknown here; NCCL has c2c, nvlink, xgmi in <gpu>"):
+        read(tmp_path, text)
+    with pytest.warns(UserWarning, match="left out 3 <uplink>, which NCCL does not know"):
+        made = read(tmp_path, text, ignore_unknown=True)
+    assert "left out 3 <uplink>, which NCCL does not know" in made.notes
+
+
+def test_a_link_to_itself_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r":6: <xgmi>: leads from a GPU to itself"):
+        read(tmp_path, AMD.replace("0000:d1:00.0", "0000:c1:00.0"))
+
+
+TEMPLATE = """\
+<system version="1">
+  <cpu numaid="0" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="85">
+    <pci busid="ffff:ff:01.0" class="0x060400" link_speed="8 GT/s" link_width="16">
+      <pci busid="0000:10:1d.0" class="0x030200" link_speed="8 GT/s" link_width="16"/>
+      <pci busid="0000:10:1c.0" class="0x030200" link_speed="8 GT/s" link_width="16"/>
+      <pci busid="0000:10:1b.0" class="0x020000" link_speed="8 GT/s" link_width="16"/>
+    </pci>
+  </cpu>
+</system>
+"""
+
+
+def test_a_clouds_file_names_gpus_by_their_class(tmp_path):
+    with pytest.warns(UserWarning, match=r"names no <gpu> and no NVLinks.*give nvlink_bandwidth if they have an NVSw"):
+        made = read(tmp_path, TEMPLATE)
+    assert sorted(name for name, kind in zip(made.node_names, made.node_kind, strict=True) if kind == "gpu") == [
+        "node0.gpu0", "node0.gpu1"
+    ]  # fmt: skip
+    assert links(made)["node0.gpu0", "node0.pcie-ffff:ff:01.0"] == ("pcie", 12e9)
+    assert ("node0.nic-0000:10:1b.0", "node0.pcie-ffff:ff:01.0") in links(made)
+
+
+def test_what_a_clouds_file_leaves_out_is_given(tmp_path):
+    made = read(tmp_path, TEMPLATE, nvlink_bandwidth="300 GB/s", nic_bandwidth="100 Gbit/s", n_hosts=2)
+    assert links(made)["node1.gpu1", "node1.nvswitch"] == ("nvlink", 300e9)
+    assert links(made)["node0.nic-0000:10:1b.0", "network"] == ("nic", 12.5e9)
+    with pytest.raises(ConfigError, match="a machine without NIC cannot be joined"):
+        read(tmp_path, TEMPLATE, nvlink_bandwidth="300 GB/s", n_hosts=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        (TEMPLATE.replace(' class="0x030200"', ""), {}, r"2 <pci> have no class; write which are GPUs"),
+        (AMD, {"nvlink_bandwidth": "1 GB/s"}, "says which NVLinks there are; leave nvlink_bandwidth out"),
+        (SMALL, {"nic_bandwidth": "1 GB/s"}, "says how fast the NICs are; leave nic_bandwidth out"),
+    ],
+)
+def test_facts_that_a_file_has_or_lacks_are_asked_for(tmp_path, text, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, text, **arguments)
