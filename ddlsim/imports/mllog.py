@@ -1,12 +1,16 @@
-"""MLPerf training logs: ``:::MLLOG {json}`` lines, and ``:::MLPv0.5.0`` and ``v0.6.0`` lines of the first rounds.
+"""MLPerf training logs: ``:::MLLOG {json}`` lines, and what the first rounds, v0.5 and v0.6, had instead.
 
 Shape: https://github.com/mlcommons/logging (``mlperf_logging/mllog``; keys in ``constants.py``), with any prefix before
-the three colons::
+the three colons; v0.5 and v0.6: https://github.com/mlperf/training (``compliance/mlperf_compliance/mlperf_log.py``) and
+the logs in https://github.com/mlperf/training_results_v0.6::
 
     0: :::MLLOG {"namespace": "", "time_ms": 1719843792116, "event_type": "POINT_IN_TIME", "key": "eval_accuracy", ...}
+    :::MLL 1558641718.611 eval_accuracy: {"value": 25.2, "metadata": {"epoch_num": 2, "lineno": 89, "file": "t.py"}}
     :::MLPv0.5.0 resnet 1541711427.12 (run.py:10) eval_accuracy: {"epoch": 4, "value": 0.32}
+    MLPerf: resnet [06/13/19 00:32:19], eval_accuracy: {"value": 14.488%, "epoch": 3}
 
-Several ranks may log the same: of one-time keys the first counts, repeated accuracies and epochs are dropped.
+Several ranks may log the same: of one-time keys the first counts, repeated accuracies and epochs are dropped. Object
+detection logs two accuracies at a time (boxes and masks), as a list or under names.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from ddlsim.arguments import Index, checked
@@ -22,7 +27,14 @@ from ddlsim.imports.text import SourceText, read_text
 from ddlsim.imports.timing import Timing
 
 _MLLOG = re.compile(r":::MLLOG\s*(\{.*\})\s*$")
-_OLD = re.compile(r":::MLP(?:v0\.[56](?:\.\d+)?)\s+(\S+)\s+([\d.]+)\s+\([^)]*\)\s+(\w+)(?::\s*(.*))?$")
+_MLL = re.compile(r":::MLL\s+(?P<time>[\d.]+)\s+(?P<key>\w+):\s*(?P<value>\{.*\})\s*$")
+_OLD = re.compile(
+    r"(?::::MLPv0\.[56](?:\.\d+)?\s+(?P<benchmark>\S+)\s+(?P<time>[\d.]+)\s+\([^)]*\)"
+    r"|\bMLPerf:\s+(?P<name>\S+)\s+\[(?P<date>\d\d/\d\d/\d\d \d\d:\d\d:\d\d)\],)\s+(?P<key>\w+)(?::\s*(?P<value>.*))?$"
+)
+_PERCENT = re.compile(r"(?<=[:\s])([0-9]{1,3}(?:\.[0-9]{1,12})?)%")
+#: keys of the first rounds -> ours
+_RENAMED = {"preproc_num_train_examples": "train_samples"}
 _EPOCH_KEYS = ("epoch_num", "epoch", "first_epoch_num", "epoch_no")
 
 
@@ -33,6 +45,7 @@ class MlperfRun:
     status      "success", "aborted", or "" where run_stop does not say
     global_batch_size, train_samples   0 where the log does not say
     accuracies  (s since run_start, epoch or sample as the log counts, value)
+    metrics     the name of each accuracy: "" where there is one, "BBOX", "SEGM" or the place in a list where several
     epochs      (number, s): from epoch_start to epoch_stop, or blocks of several, per epoch
     notes       broken characters of the log that were replaced
     timings     operation "step" from every logged throughput; "epoch" from every epoch if train_samples is known
@@ -44,6 +57,7 @@ class MlperfRun:
     global_batch_size: int
     train_samples: int
     accuracies: tuple[tuple[float, float, float], ...]
+    metrics: tuple[str, ...]
     epochs: tuple[tuple[float, float], ...]
     timings: tuple[Timing, ...]
     notes: tuple[str, ...] = ()
@@ -91,11 +105,13 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
     samples = once["train_samples"].value.count() if "train_samples" in once else 0
     begin = start.time_s if start is not None else entries[0].time_s
     epochs = _epochs(source, entries)
+    accuracies = _accuracies(entries, begin)
     return MlperfRun(
-        benchmark=str(once["submission_benchmark"].value.value) if "submission_benchmark" in once else "",
+        benchmark=_benchmark(source, once),
         status=stop.metadata["status"].text() if stop is not None and stop.metadata.has("status") else "",
         run_s=stop.time_s - begin if start is not None and stop is not None else 0.0,
-        global_batch_size=batch, train_samples=samples, accuracies=tuple(_accuracies(entries, begin)),
+        global_batch_size=batch, train_samples=samples, accuracies=tuple(row for row, _ in accuracies),
+        metrics=tuple(name for _, name in accuracies),
         epochs=tuple((number, seconds) for number, seconds, _ in epochs),
         timings=tuple(_steps(source, entries, batch, n_ranks) + _epoch_timings(source, epochs, samples, n_ranks)),
         notes=source.notes,
@@ -112,15 +128,42 @@ def _entry(source: SourceText, number: int, line: str) -> _Entry | None:
         metadata = node["metadata"] if node.has("metadata") else Node({}, place)
         value = node["value"] if node.has("value") else Node(None, place)
         return _Entry(number, node["key"].text(), node["time_ms"].number() * 1e-3, value, metadata)
+    if match := _MLL.search(line):
+        node = _value(match["value"], place)
+        metadata = node["metadata"] if node.has("metadata") else Node({}, place)
+        value = node["value"] if node.has("value") else Node(None, place)
+        return _Entry(number, match["key"], Node(match["time"], place).number(), value, metadata)
     if match := _OLD.search(line):
-        try:
-            value = Node(json.loads(match[4]) if match[4] else None, place)
-        except (ValueError, RecursionError):
-            value = Node(match[4], place)
-        return _Entry(number, match[3], Node(match[2], place).number(), value, value)
-    if ":::MLLOG" in line:
-        raise source.error(number, "is cut: no {...} follows :::MLLOG; is the line complete?")
+        key = _RENAMED.get(match["key"], match["key"])
+        value = _value(match["value"] or "null", place)
+        seconds = _date(source, number, match["date"]) if match["date"] else Node(match["time"], place).number()
+        return _Entry(number, key, seconds, value, value)
+    if ":::MLLOG" in line or ":::MLL " in line:
+        raise source.error(number, "is cut: no {...} follows :::MLLOG or :::MLL; is the line complete?")
     return None
+
+
+def _value(text: str, place: str) -> Node:
+    """Return what stands behind a key of the first rounds: JSON, with per cents as shares, or a word."""
+    try:
+        return Node(json.loads(_PERCENT.sub(lambda match: repr(float(match[1]) / 100), text)), place)
+    except (ValueError, RecursionError):
+        return Node(text, place)
+
+
+def _date(source: SourceText, number: int, text: str) -> float:
+    try:
+        return datetime.strptime(text, "%m/%d/%y %H:%M:%S").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        raise source.error(number, f"{text!r} is no date (month/day/year hours:minutes:seconds); correct it") from None
+
+
+def _benchmark(source: SourceText, once: dict[str, _Entry]) -> str:
+    """Return what was trained; logs of the first rounds name it in every line."""
+    if "submission_benchmark" in once:
+        return str(once["submission_benchmark"].value.value)
+    lines = source.lines()
+    return next((match["benchmark"] or match["name"] for _, line in lines if (match := _OLD.search(line))), "")
 
 
 def _check_single(source: SourceText, entries: list[_Entry]) -> None:
@@ -132,15 +175,21 @@ def _check_single(source: SourceText, entries: list[_Entry]) -> None:
             raise source.error(entry.line, f"a second run starts (the first ended in line {stop.line}); split the file")
 
 
-def _accuracies(entries: list[_Entry], begin: float) -> list[tuple[float, float, float]]:
-    found: list[tuple[float, float, float]] = []
+def _accuracies(entries: list[_Entry], begin: float) -> list[tuple[tuple[float, float, float], str]]:
+    """Return the accuracies, each with its metric's name; what another rank logged again is left out."""
+    rows: dict[tuple[float, str, float], tuple[float, float, float]] = {}
     for entry in entries:
         if entry.key == "eval_accuracy":
             value = entry.value["value"] if entry.value.has("value") else entry.value
-            row = (entry.time_s - begin, entry.epoch(), value.number())
-            if row[1:] not in [other[1:] for other in found]:
-                found.append(row)
-    return found
+            metrics = {"": value}
+            if isinstance(value.value, dict):
+                metrics = {str(name): value[name] for name in value.value}
+            elif isinstance(value.value, list):
+                metrics = {str(place): node for place, node in enumerate(value.items())}
+            for name, node in metrics.items():
+                row = (entry.time_s - begin, entry.epoch(), node.number())
+                rows.setdefault((row[1], name, row[2]), row)
+    return [(row, name) for (_, name, _), row in rows.items()]
 
 
 def _epochs(source: SourceText, entries: list[_Entry]) -> list[tuple[float, float, int]]:

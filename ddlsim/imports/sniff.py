@@ -59,7 +59,7 @@ _MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("kineto", re.compile(r'"traceEvents"\s*:')),
     ("nccl-tests", re.compile(r'"(?:alg_bw|out_of_place)"\s*:')),
     ("iperf3", re.compile(r'"(?:sum_received|sum_sent|bits_per_second)"\s*:|"version"\s*:\s*"iperf')),
-    ("mllog", re.compile(r":::MLLOG\b|:::MLPv0\.[56]")),
+    ("mllog", re.compile(r":::MLL(?:OG)?\b|:::MLPv0\.[56]|\bMLPerf: \S+ \[\d\d/")),
     ("nccl-tests", re.compile(r"^.*#\s+size\s+count.*\balgbw\s+busbw", re.MULTILINE)),
     ("osu", re.compile(r"#\s*OSU\s+\S+\s+.+\sTest\b")),
     ("ping", re.compile(r"(?:rtt|round-trip) min/avg/max|bytes from .*\btime[=<]|^PING\s", re.MULTILINE)),

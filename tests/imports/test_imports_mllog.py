@@ -77,6 +77,46 @@ def test_the_first_rounds_had_lines_of_their_own(tmp_path):
     assert (run.run_s, run.accuracies) == (pytest.approx(100.0), ((pytest.approx(73.0), 4, 0.32),))
 
 
+def test_round_0_6_had_shorter_lines(tmp_path):
+    lines = [
+        ':::MLL 0.0 submission_benchmark: {"value": "transformer", "metadata": {"lineno": 0, "file": "N/A"}}',
+        '0: :::MLL 1558641112.5 global_batch_size: {"value": 512, "metadata": {"lineno": 5, "file": "t.py"}}',
+        ':::MLL 1558641200.0 run_start: {"value": null, "metadata": {"lineno": 7, "file": "t.py"}}',
+        ':::MLL 1558641210.0 epoch_start: {"value": null, "metadata": {"epoch_num": 1, "file": "t.py"}}',
+        ':::MLL 1558641260.0 epoch_stop: {"value": null, "metadata": {"epoch_num": 1, "file": "t.py"}}',
+        ':::MLL 1558641270.0 eval_accuracy: {"value": "25.125", "metadata": {"epoch_num": 1, "file": "t.py"}}',
+        ':::MLL 1558641300.5 run_stop: {"value": null, "metadata": {"status": "success", "file": "t.py"}}',
+    ]
+    run = read_mllog(write(tmp_path, lines))
+    assert (run.benchmark, run.status, run.global_batch_size) == ("transformer", "success", 512)
+    assert (run.run_s, run.accuracies) == (pytest.approx(100.5), ((pytest.approx(70.0), 1, 25.125),))
+    assert run.epochs == ((1, pytest.approx(50.0)),)
+
+
+def test_lines_with_dates_and_per_cents(tmp_path):
+    lines = [
+        "MLPerf: resnet [06/13/19 23:59:50], run_start",
+        "MLPerf: resnet [06/13/19 23:59:51], preproc_num_train_examples: 1281167",
+        'MLPerf: resnet [06/14/19 00:00:19], eval_accuracy: {"value": 14.48800%, "epoch": 3}',
+        "MLPerf: resnet [06/14/19 00:00:30], run_stop",
+        "MLPerf: resnet [06/14/19 00:00:30], Total runtime: 0.66 minutes",
+    ]
+    run = read_mllog(write(tmp_path, lines))
+    assert (run.benchmark, run.run_s, run.train_samples) == ("resnet", pytest.approx(40.0), 1281167)
+    assert run.accuracies == ((pytest.approx(29.0), 3, pytest.approx(0.14488)),)
+    with pytest.raises(ConfigError, match=r":1: '31/13/19 23:59:50' is no date"):
+        read_mllog(write(tmp_path, [lines[0].replace("06/13", "31/13")]))
+
+
+@pytest.mark.parametrize(
+    ("value", "metrics"), [({"BBOX": 0.25, "SEGM": 0.25}, ("BBOX", "SEGM")), ([0.25, 0.25], ("0", "1")), (0.25, ("",))]
+)
+def test_two_accuracies_at_a_time(tmp_path, value, metrics):
+    run = read_mllog(write(tmp_path, [entry(0, "run_start"), entry(5000, "eval_accuracy", value, epoch_num=2)]))
+    assert run.metrics == metrics
+    assert run.accuracies == ((5.0, 2, 0.25),) * len(metrics)
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
