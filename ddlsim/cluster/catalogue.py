@@ -11,9 +11,9 @@ from ddlsim.arguments import checked
 from ddlsim.bundled import bundled_files, split_options
 from ddlsim.cluster.cluster import Cluster, ClusterLike
 from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.plain import decoded, read_bytes
+from ddlsim.plain import decoded, parse_value, read_bytes
 
-_SUFFIXES = (".toml", ".json", ".graphml")
+_OWN = (".toml", ".json")
 
 
 def cluster_names() -> list[str]:
@@ -25,10 +25,11 @@ def cluster_names() -> list[str]:
 def load_cluster(source: ClusterLike) -> Cluster:
     """Return the cluster that `source` names.
 
-    source  a bundled name (see :func:`cluster_names`); the path of a ``.toml`` file, or of a networkx graph
-            in ``.json`` (node-link) or ``.graphml``; a networkx graph; or a cluster, which is returned as it
-            is. ``"name+key=value"`` sets a key of the file's [generator] or [host], as in
-            ``"dgx-h100-pod+n_leaves=64"``; so does ``"path+key=value"``
+    source  a bundled name (see :func:`cluster_names`); the path of a ``.toml`` file, of a networkx graph in ``.json``
+            (node-link) or ``.graphml``, or of a topology that another tool wrote (:data:`ddlsim.imports.TOPOLOGIES`,
+            told by its content); a networkx graph; or a cluster, which is returned as it is. ``"name+key=value"``
+            sets a key of the file's [generator] or [host], as in ``"dgx-h100-pod+n_leaves=64"``, or says what another
+            tool's file leaves out, as in ``"topo.txt+bandwidth=25 GB/s"`` (:func:`ddlsim.imports.read_any`)
 
     Raises :class:`ConfigError`, in one line with file, field, value and remedy, for what cannot be used.
     """
@@ -38,7 +39,7 @@ def load_cluster(source: ClusterLike) -> Cluster:
         return Cluster.from_graph(source)
     stem, settings = split_options(str(source))
     path = Path(stem)
-    if path.suffix in _SUFFIXES or os.path.isfile(path):
+    if path.suffix in (*_OWN, ".graphml") or os.path.isfile(path):
         return _load_file(path, settings)
     bundled = bundled_files("topologies")
     if stem in bundled:
@@ -55,9 +56,20 @@ def _load_bundled(path: Path, settings: tuple[str, ...], changed: int) -> Cluste
 
 
 def _load_file(path: Path, settings: Sequence[str]) -> Cluster:
-    if path.suffix not in _SUFFIXES:
-        raise ConfigError(f"{path}: the format {path.suffix!r} is unknown; use one of {', '.join(_SUFFIXES)}")
+    data = read_bytes(path, "no such file; give a path or a bundled cluster (see: ddlsim topologies)")
+    if path.suffix not in _OWN:
+        from ddlsim.imports import read_topology
+
+        return read_topology(path, dict(_fact(setting) for setting in settings))
     from ddlsim.cluster import files
 
-    data = read_bytes(path, "no such file; give a path or a bundled cluster (see: ddlsim topologies)")
     return files.read_cluster(path, decoded(data, str(path)), settings)
+
+
+def _fact(setting: str) -> tuple[str, object]:
+    """Return the name and the value of a text like ``bandwidth=25 GB/s``."""
+    name, is_setting, value = setting.partition("=")
+    if not is_setting:
+        hint = "a fact that the file leaves out, like +bandwidth=25 GB/s"
+        raise ConfigError(f"+{setting}: write +name=value with {hint}")
+    return name, parse_value(value)

@@ -2,6 +2,7 @@
 
 from .astra import read_astra as read_astra
 from .convert import to_measurements as to_measurements
+from .graphml import read_graphml as read_graphml
 from .horovod import HorovodTimeline as HorovodTimeline, read_horovod as read_horovod
 from .kineto import KinetoTrace as KinetoTrace, fastest_over_ranks as fastest_over_ranks, read_kineto as read_kineto
 from .kineto_layers import LayerTime as LayerTime
@@ -13,9 +14,10 @@ from .network_tools import read_iperf3 as read_iperf3, read_ping as read_ping
 from .nvidia_smi import read_nvidia_smi as read_nvidia_smi
 from .osu import read_osu as read_osu
 from .simgrid import read_simgrid as read_simgrid
-from .sniff import kind_of as kind_of, read_any as read_any
+from .sniff import kind_of as kind_of, read_any as read_any, read_topology as read_topology
 from .throughput import read_throughput as read_throughput
 from .text import (
+    ReadingWarning as ReadingWarning,
     SourceText as SourceText,
     nonnegative_number as nonnegative_number,
     positive_number as positive_number,

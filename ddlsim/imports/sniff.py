@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
@@ -11,6 +12,7 @@ from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.imports.astra import read_astra
+from ddlsim.imports.graphml import is_own, read_graphml
 from ddlsim.imports.horovod import HorovodTimeline, read_horovod
 from ddlsim.imports.kineto import KinetoTrace, read_kineto
 from ddlsim.imports.mllog import MlperfRun, read_mllog
@@ -43,17 +45,23 @@ def _goal(path: str | Path) -> Plan:
     return read_goal(path)
 
 
-_READERS: dict[str, Callable[[str | Path], Imported]] = {
+#: readers take a path, and the facts that the file may leave out as keywords
+_READERS: dict[str, Callable[..., Imported]] = {
     "nccl-tests": read_nccl_tests, "osu": read_osu, "iperf3": read_iperf3, "ping": read_ping, "kineto": read_kineto,
     "horovod": read_horovod, "mllog": read_mllog, "nccl-topology": read_nccl_topology, "nvidia-smi": read_nvidia_smi,
     "simgrid": read_simgrid, "astra": read_astra, "throughput": read_throughput, "chakra": _chakra,
-    "goal": _goal,
+    "goal": _goal, "graphml": read_graphml,
 }  # fmt: skip
 KINDS = tuple(_READERS)
+TOPOLOGIES = ("nccl-topology", "nvidia-smi", "simgrid", "astra", "graphml")
+#: kind -> what its reader calls the fact that most files of the kind leave out
+_BANDWIDTH = {"nvidia-smi": "nvlink_bandwidth", "nccl-topology": "nvlink_bandwidth"}
+_LATENCY = {"nvidia-smi": "network_latency", "nccl-topology": "network_latency"}
 
 #: kind -> what only that kind has; tried in this order
 _MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("simgrid", re.compile(r"<platform\b[^>]*version|<!DOCTYPE\s+platform")),
+    ("graphml", re.compile(r"<(?:\w+:)?graphml\b")),
     ("nccl-topology", re.compile(r"<system\b[^>]*version\s*=")),
     ("horovod", re.compile(r'"(?:NEGOTIATE_(?:ALL|BROADCAST|ADASUM|REDUCE)\w*|start_time_since_epoch_in_micros)"')),
     ("kineto", re.compile(r'"traceEvents"\s*:')),
@@ -68,6 +76,19 @@ _MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("astra", re.compile(r"^topology\s*:.*^npus_count\s*:|^npus_count\s*:.*^topology\s*:", re.MULTILINE | re.DOTALL)),
 )
 _LOOK = 2**24  # characters
+#: what else lies on clusters: (mark, what it is, what to read instead)
+_OTHERS: tuple[tuple[re.Pattern[str], str, str], ...] = (
+    (re.compile(r"<topology\b[^>]*>\s*(?:<\w+[^>]*>\s*)*<object\b"), "lstopo's XML (hwloc)", "dump NCCL's topology"),
+    (re.compile(r"(?:Hops|Weight|Link Type) between two GPUs"), "rocm-smi --showtopo", "dump RCCL's topology"),
+    (re.compile(r"^\s*(?:graph|Creator)\s.*\n*(?:.*\n){0,60}\s*node\s*\[", re.MULTILINE), "GML", "save it as GraphML"),
+    (re.compile(r"^duration: [\d.]+ sec|algo throughput: |all_reduce_bench\.py", re.MULTILINE),
+     "the output of an all_reduce_bench.py of torch.distributed, whose rows have no fixed form",
+     "write it as CSV (throughput)"),
+    (re.compile(r"#bytes\s+#iterations\s+BW peak|RDMA_Write|---\s*\n\s*Send BW Test"), "perftest (ib_write_bw)",
+     "measure with OSU or nccl-tests"),
+    (re.compile(r"NCCL INFO "), "a log of NCCL_DEBUG without results", "keep what the program itself printed"),
+    (re.compile(r"<nvidia_smi_log>|NVIDIA-SMI \d"), "nvidia-smi's list of GPUs", "save nvidia-smi topo -m"),
+)  # fmt: skip
 
 
 @checked
@@ -88,25 +109,59 @@ def _kind(source: SourceText) -> str:
             return kind
     if source.text.strip() and is_throughput_table(source):
         return "throughput"
+    for mark, what, remedy in _OTHERS:
+        if mark.search(beginning):
+            raise source.error(None, f"seems to be {what}, which has no reader; {remedy}")
     start = " ".join(source.text[:200].split())[:60]
     raise source.error(None, f"begins with {start!r}, which is none of {', '.join(KINDS)}; is it the right file?")
 
 
 @checked
-def read_any(path: str | Path, *, kind: str | None = None) -> Imported:
-    """Return what is in the file `path`, whatever it is; the readers' arguments keep their defaults.
+def read_any(path: str | Path, *, kind: str | None = None, facts: Mapping[str, object] | None = None) -> Imported:
+    """Return what is in the file `path`, whatever it is.
 
-    kind   one of :data:`KINDS` instead of what the content says
+    kind    one of :data:`KINDS` instead of what the content says
+    facts   what the file leaves out: arguments of the kind's reader by name, such as `operation`, `n_ranks`,
+            `n_hosts`, `device`, `ignore_unknown`; `bandwidth` and `latency` are those of NVLinks and of the network
+            where a reader has several
 
     Measurements come as a tuple of :class:`Timing`, topologies as a :class:`~ddlsim.cluster.Cluster`, execution traces
     (Chakra) and GOAL as a :class:`~ddlsim.plan.Plan`, other traces and logs as their own types. Raises
-    :class:`ConfigError` with file, line and reason; where a reader needs an argument (the ranks of an OSU collective,
-    the speed of NVLinks), the error says which, and that reader is to be called itself.
+    :class:`ConfigError` with file, line and reason; where a reader needs a fact, the error says which.
     """
     if kind is not None and kind not in _READERS:
         raise unknown_name("kind", kind, KINDS, "read_any")
     chosen = kind or kind_of(path)
+    reader = _READERS[chosen]
+    names = set(inspect.signature(reader).parameters) - {"path"}
+    arguments: dict[str, object] = {}
+    for name, value in (facts or {}).items():
+        argument = {"bandwidth": _BANDWIDTH, "latency": _LATENCY}.get(name, {}).get(chosen, name)
+        if argument not in names:
+            what = f"{path}: is read as {chosen}, which takes"
+            if not names:
+                raise ConfigError(f"{what} no facts; leave {name} out")
+            raise ConfigError(f"{what} {', '.join(sorted(names))}; leave {name} out")
+        arguments[argument] = value
     try:
-        return _READERS[chosen](path)
+        if chosen == "graphml" and not arguments.get("ignore_unknown") and is_own(path):
+            from ddlsim.cluster.files import read_cluster
+
+            return read_cluster(Path(path), read_text(path).text)
+        return reader(path, **arguments)
     except ConfigError as error:
         raise type(error)(f"{error} (read as {chosen})") from None
+
+
+@checked
+def read_topology(path: str | Path, facts: Mapping[str, object] | None = None) -> Cluster:
+    """Return the cluster in the file `path`, of any of :data:`TOPOLOGIES`; `facts` as in :func:`read_any`.
+
+    Raises :class:`ConfigError` as that does, and for a file of another kind.
+    """
+    kind = kind_of(path)
+    if kind not in TOPOLOGIES:
+        raise ConfigError(f"{path}: is {kind}, no topology; a cluster is one of {', '.join(TOPOLOGIES)}, toml, json")
+    cluster = read_any(path, kind=kind, facts=facts)
+    assert isinstance(cluster, Cluster)
+    return cluster

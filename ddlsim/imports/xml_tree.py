@@ -18,13 +18,14 @@ _DOCTYPE = re.compile(r"""<!DOCTYPE\s+[\w:.-]+\s+SYSTEM\s+("[^"]*"|'[^']*')\s*>"
 
 @dataclass
 class Element:
-    """One element: tag, attributes, children, and the line that it begins in."""
+    """One element: tag, attributes, children, text directly in it, and the line that it begins in."""
 
     source: SourceText
     line: int
     tag: str
     attributes: dict[str, str]
     children: list[Element] = field(default_factory=list)
+    text: str = ""
 
     def error(self, reason: str) -> ConfigError:
         """Return the error for `reason` in this element."""
@@ -66,6 +67,7 @@ class _Builder(ContentHandler):
         self.source = source
         self.root: Element | None = None
         self._open: list[Element] = []
+        self._texts: list[list[str]] = []
 
     def startElement(self, name: str, attrs: AttributesImpl) -> None:  # noqa: N802 (the parser's name)
         line = int(self._locator.getLineNumber() or 0)  # type: ignore[attr-defined]
@@ -75,11 +77,16 @@ class _Builder(ContentHandler):
         else:
             self.root = element
         self._open.append(element)
+        self._texts.append([])
         if len(self._open) > 100:
             raise element.error("is nested more than 100 deep; is it the right file?")
 
+    def characters(self, content: str) -> None:
+        if self._open:
+            self._texts[-1].append(content)
+
     def endElement(self, name: str) -> None:  # noqa: N802
-        self._open.pop()
+        self._open.pop().text = "".join(self._texts.pop())
 
 
 def parse_xml(source: SourceText) -> Element:

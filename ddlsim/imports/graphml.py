@@ -1,0 +1,211 @@
+"""GraphML of other people into a cluster: the Internet Topology Zoo, yEd, networkx.
+
+Shape: http://graphml.graphdrawing.org/primer/graphml-primer.html; the Zoo's attributes:
+http://www.topology-zoo.org/dataset.html. Every node is a host, which forwards as well; ``hyperedge`` and ``kind =
+"switch"`` make switches. Every edge is a cable, both ways, whatever ``edgedefault`` says, unless all edges of a
+directed graph have their counterpart. A speed is what the file says: ``bandwidth``, ``LinkSpeedRaw`` (bit/s),
+``LinkSpeed`` with ``LinkSpeedUnits``, or a label with a single rate, like "2 x 2.5 Gbps" (not "< 10 Gbps", not "1-10
+Gbps").
+
+Graphs that ddlsim or networkx wrote with all its attributes are read by :func:`ddlsim.load_cluster`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from ddlsim.arguments import checked
+from ddlsim.cluster import Cluster
+from ddlsim.cluster.nodes import Graph, connect
+from ddlsim.cluster.quantity import Quantity, check_size, nonnegative, positive
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.imports.machines import named_cluster
+from ddlsim.imports.text import read_text, warn
+from ddlsim.imports.xml_tree import Element, parse_xml, walk
+
+#: attributes that describe, and tell nothing that a simulation could use
+_DESCRIBE = {"url", "description", "label", "id", "name", "Latitude", "Longitude", "Country", "Note", "color", "shape"}
+_NODE = _DESCRIBE | {"Internal", "type", "hyperedge", "kind", "geocode_name", "geocode_country", "geocode_id"}
+_NODE |= {"geocode_append", "GeoLocation", "asn", "doubted", "Place", "City", "Service", "x", "y", "size"}
+_EDGE = _DESCRIBE | {"key", "LinkType", "LinkNote", "LinkLabel", "LinkStatus", "LinkTypeRaw", "Ring"}
+_EDGE |= {"LinkSpeed", "LinkSpeedRaw", "LinkSpeedUnits", "bandwidth", "latency"}
+_UNITS = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "": 1.0}
+_RATE = re.compile(
+    r"(?<![\w./<>~-])(?:([0-9]{1,3})\s*[xX*]\s*)?([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*([KMGTkmgt])b(?:ps|it/s|its/s|/s)\b"
+)
+
+
+@checked
+def read_graphml(
+    path: str | Path, *, bandwidth: Quantity | None = None, latency: Quantity = 0.0, ignore_unknown: bool = False
+) -> Cluster:
+    """Return the cluster that the graph in `path` describes.
+
+    bandwidth        of every edge whose speed the file leaves out; needed where there is one
+    latency          of every edge without the attribute `latency`
+    ignore_unknown   leave out attributes and elements that are not known, and edges from a node to itself, with a
+                     warning that counts them
+
+    Raises :class:`ConfigError` with file, line and reason.
+    """
+    source = read_text(path)
+    root = parse_xml(source)
+    if _name(root) != "graphml":
+        raise root.error("is no GraphML; the first element must be <graphml>")
+    usual = None if bandwidth is None else positive(bandwidth, "bandwidth", "bandwidth")
+    graphs = [child for child in root.children if _name(child) == "graph"]
+    if len(graphs) != 1:
+        raise root.error(f"has {len(graphs)} graphs; keep one in a file")
+    reader = _Reader(graphs[0], _keys(root), ignore_unknown)
+    graph: Graph = Graph(name=source.path.stem, title=reader.title(), sources=[source.path.name])
+    for node, attributes in reader.nodes():
+        switch = attributes.get("kind") == "switch" or attributes.get("hyperedge", "").lower() in ("true", "1")
+        graph.add_node(reader.names[node], kind="switch" if switch else "host")
+    edges = list(reader.edges())
+    silent = 0
+    both_ways = graphs[0].get("edgedefault", "directed") == "undirected" or not _has_counterparts(edges)
+    check_size(len(graph), (1 + both_ways) * len(edges), f"{source.path}: the graph")
+    for a, b, attributes, element in edges:
+        rate = _rate(attributes, element)
+        silent += rate is None
+        if rate is None and usual is None:
+            raise element.error("does not say how fast it is; give bandwidth (--bandwidth) for such edges")
+        rate = rate or usual or 0.0
+        delay = nonnegative(attributes.get("latency", latency), "time", "latency")
+        if both_ways:
+            connect(graph, a, b, "link", rate, delay)
+        else:
+            graph.add_edge(a, b, bandwidth=rate, latency=delay, kind="link")
+    notes = reader.left_out()
+    for note in notes:
+        warn(f"{source.path}: {note}")
+    if silent:
+        notes.append(f"{silent} of {len(edges)} edges do not say their speed: {bandwidth} was given")
+    graph.graph["notes"] = notes
+    return named_cluster(graph, source.path)
+
+
+def is_own(path: str | Path) -> bool:
+    """Return whether the edges of a GraphML file have ddlsim's attribute `bandwidth`."""
+    keys = _keys(parse_xml(read_text(path))).values()
+    return ("edge", "bandwidth") in keys or ("all", "bandwidth") in keys
+
+
+def _name(element: Element) -> str:
+    return element.tag.rpartition(":")[2]
+
+
+def _keys(root: Element) -> dict[str, tuple[str, str]]:
+    """Return the id of each key -> (what it is for, the attribute's name); "" for graphics."""
+    keys = [child for child in root.children if _name(child) == "key"]
+    return {key["id"]: (key.get("for", "all"), key.get("attr.name", "")) for key in keys}
+
+
+def _has_counterparts(edges: list[tuple[str, str, dict[str, str], Element]]) -> bool:
+    """Return whether as many edges lead from b to a as from a to b."""
+    count = Counter((a, b) for a, b, _, _ in edges)
+    return all(count[b, a] == n for (a, b), n in count.items())
+
+
+class _Reader:
+    """The nodes and edges of a <graph>; counts what it leaves out."""
+
+    def __init__(self, graph: Element, keys: dict[str, tuple[str, str]], ignore_unknown: bool) -> None:
+        self.graph, self.keys, self.ignore_unknown = graph, keys, ignore_unknown
+        self.ignored: Counter[str] = Counter()
+        self.names: dict[str, str] = {}
+
+    def title(self) -> str:
+        """Return the name of the network, if there is one."""
+        data = [child for child in self.graph.children if _name(child) == "data"]
+        about = {self.keys.get(child["key"], ("", ""))[1]: child.text for child in data}
+        return " ".join(filter(None, (about.get("Network", ""), about.get("NetworkDate", about.get("DateYear", "")))))
+
+    def nodes(self) -> list[tuple[str, dict[str, str]]]:
+        """Return (id, attributes) of every node, and remember what it is called: by its label, if no other has it."""
+        rows: list[tuple[str, dict[str, str], str]] = []
+        for child in self.graph.children:
+            if _name(child) == "node":
+                attributes = self._attributes(child, _NODE)
+                if any(row[0] == child["id"] for row in rows):
+                    raise child.error(f"id = {child['id']!r} appears twice; rename one")
+                drawn = (part.text.strip() for part in walk(child) if _name(part) == "NodeLabel")
+                rows.append((child["id"], attributes, attributes.get("label", "") or next(drawn, "")))
+            elif _name(child) not in ("edge", "data", "desc"):
+                self._unknown(child, f"<{_name(child)}>")
+        count = Counter(label for _, _, label in rows)
+        ids = {node for node, _, _ in rows}
+        for node, _, label in rows:
+            unique = label and count[label] == 1 and label not in ids
+            self.names[node] = label if unique else f"{label} ({node})" if label else node
+        return [(node, attributes) for node, attributes, _ in rows]
+
+    def edges(self) -> list[tuple[str, str, dict[str, str], Element]]:
+        """Return (name, name, attributes, element) of every edge."""
+        rows = []
+        for child in self.graph.children:
+            if _name(child) != "edge":
+                continue
+            for end in (child["source"], child["target"]):
+                if end not in self.names:
+                    raise child.error(f"ends at {end!r}, which is no node; add the node or correct the edge")
+            attributes = self._attributes(child, _EDGE)
+            if child["source"] == child["target"]:
+                self._unknown(child, "edges from a node to itself")
+                continue
+            rows.append((self.names[child["source"]], self.names[child["target"]], attributes, child))
+        return rows
+
+    def left_out(self) -> list[str]:
+        """Return what was left out."""
+        if not self.ignored:
+            return []
+        return ["left out: " + ", ".join(f"{n} {what}" for what, n in sorted(self.ignored.items()))]
+
+    def _attributes(self, element: Element, known: set[str]) -> dict[str, str]:
+        attributes: dict[str, str] = {}
+        for child in element.children:
+            if _name(child) != "data":
+                if _name(child) not in ("port", "desc"):
+                    self._unknown(child, f"<{_name(child)}>")
+                continue
+            if child["key"] not in self.keys:
+                raise child.error(f"key = {child['key']!r} is declared by no <key>; add it")
+            name = self.keys[child["key"]][1]
+            if name and name not in known:
+                if not self.ignore_unknown:
+                    error = unknown_name("attribute", name, known, f"{child.source.path}:{child.line}")
+                    raise ConfigError(f"{error}; ignore_unknown=True (--ignore-unknown) leaves such attributes out")
+                self.ignored[f"attributes {name!r}"] += 1
+            attributes[name] = child.text.strip()
+        return attributes
+
+    def _unknown(self, element: Element, what: str) -> None:
+        if not self.ignore_unknown:
+            hint = "ignore_unknown=True (--ignore-unknown) leaves them out"
+            raise element.error(f"{what}: have no meaning for a cluster; {hint}")
+        self.ignored[what] += 1
+
+
+def _rate(attributes: dict[str, str], element: Element) -> float | None:
+    """Return bytes/s of an edge, None where the file does not say it."""
+    if attributes.get("bandwidth"):
+        try:
+            text = attributes["bandwidth"]
+            number = re.fullmatch(r"[0-9.eE+]{1,30}", text)
+            return positive(float(text) if number else text, "bandwidth", "bandwidth")
+        except (ConfigError, ValueError) as error:
+            raise element.error(f"{error}") from None
+    raw = attributes.get("LinkSpeedRaw", "")
+    if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,6})?", raw) and float(raw) > 0:
+        return float(raw) / 8
+    speed, unit = attributes.get("LinkSpeed", ""), attributes.get("LinkSpeedUnits", "").upper()
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", speed) and unit in _UNITS and float(speed) > 0:
+        return float(speed) * _UNITS[unit] / 8
+    for label in (attributes.get("LinkLabel", ""), attributes.get("label", "")):
+        rates = list(_RATE.finditer(label))
+        if len(rates) == 1 and not re.search(r"[<>~]", label) and float(rates[0][2]) > 0:
+            return int(rates[0][1] or 1) * float(rates[0][2]) * _UNITS[rates[0][3].upper()] / 8
+    return None
