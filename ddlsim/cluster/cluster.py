@@ -344,7 +344,7 @@ class Cluster:
 
     @checked
     def save(self, path: str | Path) -> None:
-        """Write the cluster as node-link JSON (``.json``) or GraphML (``.graphml``)."""
+        """Write the cluster as TOML (``.toml``), node-link JSON (``.json``) or GraphML (``.graphml``)."""
         from ddlsim.cluster.files import write_cluster
 
         write_cluster(self, Path(path))

@@ -18,7 +18,7 @@ from typing import Any
 import networkx as nx
 
 from ddlsim import plain
-from ddlsim.cluster import calibration_table, schema
+from ddlsim.cluster import calibration_table, schema, toml_file
 from ddlsim.cluster.cluster import Cluster
 from ddlsim.cluster.details import with_detail
 from ddlsim.cluster.graphs import from_graph, to_graph
@@ -52,9 +52,11 @@ def read_cluster(path: Path, text: str, settings: Sequence[str] = ()) -> Cluster
 
 
 def write_cluster(cluster: Cluster, path: Path) -> None:
-    """Write the cluster as node-link JSON (``.json``) or GraphML (``.graphml``), by the suffix of `path`."""
+    """Write the cluster as TOML, node-link JSON (``.json``) or GraphML (``.graphml``), by the suffix of `path`."""
     graph = to_graph(cluster)
-    if path.suffix == ".json":
+    if path.suffix == ".toml":
+        write_text(path, toml_file.to_toml(graph, cluster.name, cluster.calibration))
+    elif path.suffix == ".json":
         data = nx.node_link_data(graph, edges="edges")
         write_text(path, json.dumps(data, indent=1))
     elif path.suffix == ".graphml":
@@ -62,7 +64,7 @@ def write_cluster(cluster: Cluster, path: Path) -> None:
         with replacing(path) as file:
             nx.write_graphml(graph, file)
     else:
-        raise ConfigError(f"{path}: cannot write the format {path.suffix!r}; use .json or .graphml")
+        raise ConfigError(f"{path}: cannot write the format {path.suffix!r}; use .toml, .json or .graphml")
 
 
 def _read_toml(stem: str, text: str, settings: Sequence[str]) -> Cluster:
@@ -76,13 +78,17 @@ def _read_toml(stem: str, text: str, settings: Sequence[str]) -> Cluster:
         sources += generator_sources + host_sources
     else:
         graph = nx.MultiDiGraph()
+        toml_file.add_nodes(graph, file.nodes)
         sources += _add_explicit(graph, file)
+        toml_file.add_edges(graph, file.edges)
     routes = [schema.check_table(schema.RouteTable, row, f"routes.{i}") for i, row in enumerate(file.routes)]
     sources += [route.source for route in routes if route.source]
     graph.graph.update(
         title=", but ".join((file.title, *settings)), sources=sources, notes=file.notes,
         routes=[route.path for route in routes],
     )  # fmt: skip
+    if file.grid:
+        graph.graph["grid"] = file.grid
     if file.routing is not None:
         graph.graph["routing"] = file.routing
     cluster = from_graph(graph, "+".join((file.name or stem, *settings))).with_costs(switch_power=file.switch_power)

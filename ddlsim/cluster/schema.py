@@ -130,13 +130,14 @@ class RouteTable(_Strict):
 
 
 class ClusterFile(_Strict):
-    """The whole file. `generator` and `host`, or else `hosts`, `switches`, `links`."""
+    """The whole file. `generator` and `host`, or else `hosts`, `switches`, `links`; `nodes`, `edges` (toml_file.py)."""
 
     name: str | None = None
     title: str = ""
     sources: list[str] = []
     notes: list[str] = []
     routing: Literal["shortest", "ecmp", "d-mod-k", "dimension-order"] | None = None
+    grid: list[int] = []
     switch_power: Power | None = None  # of every switch between the machines
     generator: Table | None = None
     link: Table | None = None
@@ -144,6 +145,8 @@ class ClusterFile(_Strict):
     hosts: list[Table] = []
     switches: list[Table] = []
     links: list[Table] = []
+    nodes: list[Table] = []
+    edges: list[Table] = []
     routes: list[Table] = []
     calibration: Table | None = None  # see calibration_table.py
 
@@ -270,10 +273,10 @@ def set_key(file: ClusterFile, setting: str) -> None:
 def parse_file(table: Table) -> ClusterFile:
     """Return the checked outline of a file; its tables are checked when they are used."""
     file = check_table(ClusterFile, table, "")
-    if file.generator is None and not file.hosts:
+    if file.generator is None and not (file.hosts or file.nodes):
         raise ConfigError("the file describes no machines; add [generator] (type = 'star', say) or [[hosts]]")
     if file.generator is not None:
-        for key in ("hosts", "switches", "links"):
+        for key in ("hosts", "switches", "links", "nodes", "edges", "grid"):
             if getattr(file, key):
                 raise ConfigError(f"{key} cannot stand beside [generator]; remove one of them")
     elif file.host is not None:

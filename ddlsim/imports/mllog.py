@@ -1,7 +1,7 @@
 """MLPerf training logs: ``:::MLLOG {json}`` lines, and what the first rounds, v0.5 and v0.6, had instead.
 
 Shape: https://github.com/mlcommons/logging (``mlperf_logging/mllog``; keys in ``constants.py``), with any prefix before
-the three colons; v0.5 and v0.6: https://github.com/mlperf/training (``compliance/mlperf_compliance/mlperf_log.py``) and
+the three colons; v0.5 and v0.6: https://github.com/mlperf/training (the package mlperf_compliance) and
 the logs in https://github.com/mlperf/training_results_v0.6::
 
     0: :::MLLOG {"namespace": "", "time_ms": 1719843792116, "event_type": "POINT_IN_TIME", "key": "eval_accuracy", ...}

@@ -22,7 +22,7 @@ from ddlsim.imports.network_tools import read_iperf3, read_ping
 from ddlsim.imports.nvidia_smi import read_nvidia_smi
 from ddlsim.imports.osu import read_osu
 from ddlsim.imports.simgrid import read_simgrid
-from ddlsim.imports.text import SourceText, read_text
+from ddlsim.imports.text import SourceText, read_text, warn
 from ddlsim.imports.throughput import is_throughput_table, read_throughput
 from ddlsim.imports.timing import Timing
 
@@ -33,10 +33,15 @@ if TYPE_CHECKING:
 Imported = Union[tuple[Timing, ...], KinetoTrace, HorovodTimeline, MlperfRun, Cluster, "Plan"]
 
 
-def _chakra(path: str | Path) -> Plan:
+def _chakra(
+    path: str | Path, *, n_ranks: int | None = None, flops: str | None = None, memory_bandwidth: str | None = None
+) -> Plan:
     from ddlsim.plan import read_chakra
 
-    return read_chakra(path)
+    plan = read_chakra(path, n_ranks=n_ranks, flops=flops, memory_bandwidth=memory_bandwidth)
+    if plan.n_ranks == 1 and n_ranks is None and len(plan.collectives):
+        warn(f"{path}: is one rank's file, so its collectives are among one rank; give n_ranks if all do the same")
+    return plan
 
 
 def _goal(path: str | Path) -> Plan:
@@ -112,6 +117,8 @@ def _kind(source: SourceText) -> str:
     for mark, what, remedy in _OTHERS:
         if mark.search(beginning):
             raise source.error(None, f"seems to be {what}, which has no reader; {remedy}")
+    if not source.text.strip():
+        raise source.error(None, "is empty; is it the right file?")
     start = " ".join(source.text[:200].split())[:60]
     raise source.error(None, f"begins with {start!r}, which is none of {', '.join(KINDS)}; is it the right file?")
 
@@ -159,7 +166,10 @@ def read_topology(path: str | Path, facts: Mapping[str, object] | None = None) -
 
     Raises :class:`ConfigError` as that does, and for a file of another kind.
     """
-    kind = kind_of(path)
+    try:
+        kind = kind_of(path)
+    except ConfigError as error:
+        raise type(error)(f"{error} (ddlsim's own clusters end in .toml, .json or .graphml)") from None
     if kind not in TOPOLOGIES:
         raise ConfigError(f"{path}: is {kind}, no topology; a cluster is one of {', '.join(TOPOLOGIES)}, toml, json")
     cluster = read_any(path, kind=kind, facts=facts)

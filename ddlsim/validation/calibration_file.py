@@ -18,6 +18,7 @@ from ddlsim.bundled import bundled_files
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.calibrated import PARAMETERS
 from ddlsim.cluster.calibration_table import CalibrationTable, ParameterTable, parse_calibration, value_of
+from ddlsim.cluster.toml_file import MARK
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.output_files import write_text
 from ddlsim.plain import decoded, parse_toml, read_bytes
@@ -26,9 +27,6 @@ from ddlsim.validation.compute_fit import ComputeFit
 from ddlsim.validation.curves import Curve
 from ddlsim.validation.jitter_fit import FITTED, JitterFit
 from ddlsim.workload.jitter import Gamma, Lognormal, ShiftedExponential
-
-#: what is below this line is replaced when the file is calibrated again
-MARK = "# ---- below: written by ddlsim calibrate; calibrate again to change it ----"
 
 
 def write_calibration(calibration: Calibration, path: Path, source: str | Path) -> None:

@@ -61,7 +61,9 @@ def test_a_zoo_file_that_yed_wrote(tmp_path):
     assert cluster.notes == ()
 
 
-@pytest.mark.parametrize("label", ["< 10 Gbps", "1-10Gbps", "155Mbs/1Gbps", "10Gbps, 100Mbps", "Red Link", "DS-3", "0 Gbps"])
+@pytest.mark.parametrize(
+    "label", ["< 10 Gbps", "1-10Gbps", "155Mbs/1Gbps", "10Gbps, 100Mbps", "Red Link", "DS-3", "0 Gbps"]
+)
 def test_labels_that_are_no_single_rate_are_silent(tmp_path, label):
     path = write(tmp_path, YED.replace("LABEL", label))
     with pytest.raises(ConfigError, match=r":\d+: <edge>: does not say how fast it is; give bandwidth \(--bandwidth\)"):
@@ -99,7 +101,7 @@ def test_unknown_attributes_and_loops_are_left_out_on_request(tmp_path):
     graph.add_edge("b", "b", LinkSpeedRaw=1e9, capacity=7)
     path = tmp_path / "strange.graphml"
     nx.write_graphml(graph, path)
-    with pytest.raises(ConfigError, match="unknown attribute 'capacity'.*--ignore-unknown"):
+    with pytest.raises(ConfigError, match=r"unknown attribute 'capacity'.*--ignore-unknown"):
         read_graphml(path)
     with pytest.warns(UserWarning, match="left out: 2 attributes 'capacity', 1 edges from a node to itself"):
         cluster = read_graphml(path, ignore_unknown=True)
@@ -120,7 +122,7 @@ def test_a_topology_is_taken_wherever_a_cluster_is(tmp_path):
         for rate in ("10 Mbit/s", "1 Gbit/s")
     ]
     assert all(one > 0 for one in seconds)
-    with pytest.raises(ConfigError, match=r"topo\.xml: is read as graphml, which takes bandwidth, ignore_unknown, latency"):
+    with pytest.raises(ConfigError, match=r"topo\.xml: is read as graphml, which takes bandwidth, ignore"):
         ddlsim.load_cluster(f"{path}+n_hosts=2")
     with pytest.raises(ConfigError, match=r"write \+name=value with a fact"):
         ddlsim.load_cluster(f"{path}+bandwidth")
