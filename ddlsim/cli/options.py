@@ -20,7 +20,8 @@ Model = Annotated[
     str | None, typer.Option("--model", "-m", help="Bundled model or model file, with +option or +key=value.")
 ]
 Strat = Annotated[
-    str | None, typer.Option("--strategy", "-s", help="all-reduce, local-sgd, ..., or package.module:Name.")
+    str | None,
+    typer.Option("--strategy", "-s", help="all-reduce, parallel+pipeline=8+tensor=8, ..., or package.module:Name."),
 ]
 Algorithm = Annotated[
     str | None, typer.Option("--algorithm", "-a", help="All-reduce algorithm, auto, or package.module:function.")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import ddlsim
+from ddlsim.bundled import split_options
 from ddlsim.cli.application import app
 from ddlsim.cli.options import (
     Algorithm,
@@ -33,6 +34,7 @@ from ddlsim.cli.options import (
 from ddlsim.cli.output import check_folder, check_picture, write_file
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.named_code import names_code
+from ddlsim.plain import parse_toml
 
 if TYPE_CHECKING:
     from ddlsim.run.experiment import Experiment
@@ -186,7 +188,7 @@ def _experiment(what: str, allow_code: bool, options: dict[str, object]) -> Expe
 
 def _is_experiment(what: str) -> bool:
     """Tell an experiment file from a topology, which has a generator or lists of hosts and links."""
-    from ddlsim.plain import decoded, parse_toml, read_bytes
+    from ddlsim.plain import decoded, read_bytes
 
     path = Path(what)
     if path.suffix != ".toml":
@@ -205,10 +207,10 @@ def _strategy(
     options = {option: value for option, value in given.items() if value is not None}
     if name is None and not options:
         return None
-    from ddlsim.run.files import STRATEGIES
-    from ddlsim.run.tables import class_named
+    from ddlsim.run.files import PARTS, STRATEGIES
+    from ddlsim.run.tables import build, class_named
 
-    chosen = name or ("parameter-server" if servers or placement else "all-reduce")
+    chosen, sizes = split_options(name or ("parameter-server" if servers or placement else "all-reduce"))
     if not names_code(chosen) and chosen not in STRATEGIES:
         raise unknown_name("strategy", chosen, STRATEGIES)
     make: Callable[..., Strategy] = STRATEGIES[chosen] if chosen in STRATEGIES else class_named(chosen, "--strategy")
@@ -217,13 +219,24 @@ def _strategy(
     for option in options:
         if option not in takes:
             raise ConfigError(f"--{option} has no effect with --strategy {chosen}; {_taken(takes)}")
+    table = options | {key: _value(key, value) for key, _, value in (each.partition("=") for each in sizes)}
     for field in fields:
-        if field.default is dataclasses.MISSING and field.name not in options:
+        if field.default is dataclasses.MISSING and field.name not in table:
             raise ConfigError(
-                f"--strategy {chosen} needs {field.name}: write it into an experiment file, "
-                f'strategy = {{ type = "{chosen}", {field.name} = ... }}'
+                f"--strategy {chosen} needs {field.name}: --strategy {chosen}+{field.name}=..., or in an experiment "
+                f'file strategy = {{ type = "{chosen}", {field.name} = ... }}'
             )
-    return make(**options)
+    return build(make, table, PARTS, f"--strategy {chosen}") if sizes else make(**options)
+
+
+def _value(key: str, text: str) -> object:
+    """Return what stands behind "key=" in a strategy's name: what TOML makes of it, else a text; nothing is true."""
+    if not text:
+        return True
+    try:
+        return parse_toml(f"value = {text}", key)["value"]
+    except ConfigError:  # 1f1b, say
+        return text
 
 
 def _taken(options: list[str]) -> str:

@@ -25,6 +25,7 @@ from ddlsim.network import Network
 from ddlsim.run.calibrated import as_measured
 from ddlsim.run.conservation import check_result
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.lighter import what_fits
 from ddlsim.run.notes import handed_over_notes, idle_notes, unsent_warnings
 from ddlsim.run.pauses import Interrupt, Pauses
 from ddlsim.run.regimes import Regimes, in_phase, phase_notes
@@ -99,6 +100,8 @@ def place(experiment: Experiment) -> Placed:
     experiment, notes = as_measured(experiment, cluster, time_model.name)
     nodes = _nodes(experiment, cluster)
     n_workers = len(nodes)
+    if hasattr(experiment.strategy, "check_sizes"):
+        experiment.strategy.check_sizes(time_model, experiment.batch_size, n_workers)
     if n_workers > 1:
         cluster.check_connected(nodes)
     experiment = _with_algorithms(experiment, cluster, nodes)
@@ -133,6 +136,10 @@ def prepare(experiment: Experiment) -> Prepared:
     stages = stages_of(experiment.strategy, [workload for workload, _ in workloads])
     phased = experiment.training is not None and bool(experiment.training.phases)
     texts = [] if phased else _memory_warnings(experiment, workloads, stages)
+    if texts := list(dict.fromkeys(texts)):
+        texts[-1] += what_fits(experiment, cluster, nodes, workloads, lambda strategy: _workloads(
+            experiment.with_(strategy=strategy), cluster, time_model, nodes
+        ))  # fmt: skip
     made = [workload for workload, _ in workloads]
     task, regimes, training = None, None, experiment.training
     if training is not None:
@@ -213,6 +220,8 @@ def _nodes(experiment: Experiment, cluster: Cluster) -> list[int]:
     n_devices, wanted = len(cluster.workers), experiment.workers
     if wanted is None:
         wanted = getattr(experiment.strategy, "n_workers", None)
+        if wanted is not None and wanted > n_devices and hasattr(experiment.strategy, "check_sizes"):
+            wanted = None  # it says what so many devices allow
     if not n_devices:
         raise ConfigError(f"cluster {cluster.name!r} has no device to place a worker on")
     places = range(n_devices if wanted is None else wanted) if wanted is None or isinstance(wanted, int) else wanted

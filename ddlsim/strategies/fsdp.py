@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -26,6 +26,7 @@ from ddlsim.runtime.fabric import AllReduceAlgorithm, Fabric, RankOrder, algorit
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.embedding_parallel import InOrder, in_order
+from ddlsim.strategies.lighter import Changes, lighter_fsdp
 from ddlsim.strategies.overlap import NoOverlap, overlap_named
 from ddlsim.strategies.replica_groups import OfReplicas
 from ddlsim.strategies.shares import check_shares
@@ -187,6 +188,21 @@ class FSDP:
             )
         return self.micro_batch or batch_size // n_workers
 
+    def check_sizes(self, model: Model, batch_size: int, n_workers: int) -> None:
+        """Raise ConfigError, with what works, for groups and units that do not go with so many workers and a model."""
+        if self.shard is not None and n_workers % self.shard:
+            near = [n for n in range(1, n_workers + 1) if n_workers % n == 0]
+            raise ConfigError(
+                f"FSDP: shard = {self.shard}: must divide the {n_workers} workers; use one of "
+                f"{', '.join(map(str, near))}"
+            )
+        units, n_layers = self.units, len(model.layers)
+        if units is not None and not (units and list(units) == sorted({0, *units}) and units[-1] < n_layers):
+            raise ConfigError(
+                f"FSDP: units = {list(units)}: must be layers of {model.name}, 0 and others below {n_layers}, "
+                "increasing; leave it out for transformer layers or blocks"
+            )
+
     def n_replicas(self, n_workers: int) -> int:
         """Every worker learns from samples of its own."""
         return n_workers
@@ -196,6 +212,13 @@ class FSDP:
         Adam 4 P + 12 P / N bytes in stage 1, 2 P + 14 P / N in stage 2, 16 P / N in stage 3, and what is gathered of
         `prefetch` + 1 units."""
         return Stage(workload, memory=_memory(self, workload, n_workers))
+
+    def lighter(
+        self, workload: Workload, batch_size: int, n_workers: int, room: float
+    ) -> Iterator[tuple[FSDP, Changes]]:
+        """Yield ways to share out more, or to keep less, that may fit in so many bytes, and what is other about them,
+        the nearest first."""
+        return lighter_fsdp(self, workload, batch_size, n_workers, room)
 
     def _units(self, model: Model) -> tuple[int, ...]:
         """Return the layers with which units begin."""
@@ -218,12 +241,6 @@ class FSDP:
         """Return what workers do in `steps` steps of `accumulation` micro-batches (:func:`ddlsim.plan.sharded`,
         :func:`ddlsim.plan.fully_sharded`)."""
         model = workloads[0].model
-        if self.shard is not None and len(workloads) % self.shard:
-            near = [n for n in range(1, len(workloads) + 1) if len(workloads) % n == 0]
-            raise ConfigError(
-                f"FSDP: shard = {self.shard}: must divide the {len(workloads)} workers; use one of "
-                f"{', '.join(map(str, near))}"
-            )
         each = [_recomputing(workload, self.recompute) for workload in workloads]
         kept = _memory(self, workloads[0], len(workloads)).activations
         if self.stage < 3:

@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from ddlsim.arguments import Count, by, checked
+from ddlsim.arguments import Count, checked
 from ddlsim.cluster import Cluster
-from ddlsim.errors import ConfigError, shown
+from ddlsim.errors import ConfigError
 from ddlsim.plan import Chunk, Mesh, Plan, chunks_at, mesh_of, pipeline
 from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
 from ddlsim.plan.live import LIVE, N_STEPS
@@ -27,26 +27,20 @@ from ddlsim.runtime.fabric import AllReduceAlgorithm, Cost, Fabric, RankOrder, c
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.cutting import cut, cut_places, equal_layers, joined
+from ddlsim.strategies.lighter import Changes, lighter_parallel
 from ddlsim.strategies.replica_groups import OfReplicas, compressible_parts
+from ddlsim.strategies.split_rules import check_sizes, known_order
 from ddlsim.strategies.stashed_weights import StashedWeights, stage_slices
 from ddlsim.workload.buckets import Bucket, ddp_buckets, one_bucket, per_layer
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, Memory, memory_of
+from ddlsim.workload.model import Model
 from ddlsim.workload.stage import Outlook, Stage
 from ddlsim.workload.tensor_parallel import Shard, tensor_parallel
 
 BUCKETS: dict[str, Callable[[Workload], Sequence[Bucket]]] = {
     "none": one_bucket, "layer": per_layer, "ddp": ddp_buckets,
 }  # fmt: skip
-
-
-
-def _known_order(order: object, where: str) -> object:
-    if isinstance(order, str) and order not in ORDERS:
-        pass_order(order, 1, 1, 1)  # raises, with what there is
-    if isinstance(order, (bytes, bytearray)):
-        raise ConfigError(f"{where} = {shown(order)}: must be the name of an order, or a table of passes")
-    return order
 
 
 @checked
@@ -89,7 +83,7 @@ class Parallel:
     pipeline: Count = 1
     data: Count | None = None
     micro_batch: Count | None = None
-    order: Annotated[str | Sequence[Sequence[tuple[str, int, int]]], by(_known_order)] = "1f1b"
+    order: Annotated[str | Sequence[Sequence[tuple[str, int, int]]], known_order] = "1f1b"
     interleave: Count = 1
     cut: Literal["balanced", "layers"] = "balanced"
     sequence: bool = False
@@ -195,6 +189,18 @@ class Parallel:
                 f"{batch_size // data} samples in each of {data} replicas; leave it out, or use batch_size={at_once}"
             )
         return batch_size // data
+
+    def check_sizes(self, model: Model, batch_size: int, n_workers: int) -> None:
+        """Raise ConfigError, with the nearest configurations that work, for sizes that do not go together with a model,
+        the samples of an update and so many workers."""
+        check_sizes(self, model, batch_size, n_workers)
+
+    def lighter(
+        self, workload: Workload, batch_size: int, n_workers: int, room: float
+    ) -> Iterator[tuple[Parallel, Changes]]:
+        """Yield ways to share the batch out over as many workers that may fit in so many bytes, and what is other about
+        them, the nearest first."""
+        return lighter_parallel(self, workload, batch_size, n_workers, room)
 
     def n_replicas(self, n_workers: int) -> int:
         """Return how many replicas learn from samples of their own."""

@@ -183,7 +183,8 @@ def test_memory_has_all_versions():
 
 @pytest.mark.parametrize(("strategy", "more", "text"), [
     ({"order": "pipedream", "micro_batch": 2}, {}, "micro_batch = 2: 'pipedream' updates after every micro-batch, of "),
-    ({"order": "2bw", "micro_batch": 16}, {}, "micro_batches = 1: '2bw' needs as many as stages in a step, 2, or more"),
+    ({"order": "2bw", "micro_batch": 16}, {},
+     "batch_size = 32: must be at least 64, data 2 x micro_batch 16 x pipeline 2, as '2bw' needs"),
     ({"order": "pipedreams"}, {}, "unknown pipeline order 'pipedreams'; did you mean 'pipedream'"),
     ({"order": "pipedream", "interleave": 2}, {}, "interleave = 2: has no effect with order = 'pipedream'"),
     ({"order": "2bw", "sharded": True}, {}, "sharded = True: goes with orders whose steps end before the next begin"),

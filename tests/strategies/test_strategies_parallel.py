@@ -106,12 +106,14 @@ def test_stages_of_different_workers():
 @pytest.mark.parametrize(
     ("strategy", "more", "text"),
     [
-        ({"pipeline": 3}, {}, "Mesh: pipeline 3 x tensor 1 = 3: must divide the 4 ranks; the nearest that work: "),
-        ({"pipeline": 2, "data": 3}, {}, "data 3 x pipeline 2 x tensor 1 = 6: must be the 4 ranks"),
-        ({"pipeline": 2, "micro_batch": 3}, {}, "64: must be a multiple of 6, data 2 x micro_batch 3; use 60 or 66"),
+        ({"pipeline": 3}, {}, "Parallel: pipeline 3 x tensor 1 = 3: must divide the 4 workers; the nearest that "),
+        ({"pipeline": 2, "data": 3}, {}, "data 3 x pipeline 2 x tensor 1 = 6: must be the 4 workers"),
+        ({"pipeline": 2, "micro_batch": 3}, {},
+         "64: must be a multiple of 6, data 2 x micro_batch 3; the nearest that work: batch_size=66; batch_size=60"),
         ({"pipeline": 2, "interleave": 2, "order": "gpipe"}, {}, "interleave = 2: has no effect with order = 'gpipe'"),
-        ({"pipeline": 4, "interleave": 2, "micro_batch": 32}, {}, "= 2: must be a multiple of the 4 ranks"),
-        ({"pipeline": 4, "interleave": 30}, {}, "stages 4 x chunks 30 = 120: resnet18 has "),
+        ({"pipeline": 4, "interleave": 2, "micro_batch": 32}, {},
+         "= 64: must be a multiple of 128, data 1 x micro_batch 32 x pipeline 4"),
+        ({"pipeline": 4, "interleave": 30}, {}, "pipeline 4 x 30 chunks = 120: resnet18 has "),
         ({"pipeline": 2, "order": "gpipe", "p2p": "in turns"}, {}, "goes with order = '1f1b' and interleave = 1 only"),
         ({"order": "1b1f"}, {}, "unknown pipeline order '1b1f'; did you mean"),
         ({"pipeline": 4}, {"compression": ddlsim.TopK(0.01)}, "compression has no effect with parallel"),
@@ -261,10 +263,10 @@ def test_stages_of_equal_layers():
         result.plan.check()
         step[cut] = result.step_time
     assert step["balanced"] < step["layers"]
-    text = "cut = 'layers': pipeline x chunks = 5: does not divide the 12 transformer layers of .*; use 4 or 6"
+    text = "cut = 'layers': pipeline = 5: does not divide the 12 transformer layers of .*; the nearest that work: "
     with pytest.raises(ConfigError, match=text):
         simulate("ib-800g-a100+n_hosts=1", model, Parallel(pipeline=5, cut="layers"), batch_size=16, workers=5)
-    with pytest.raises(ConfigError, match="does not divide the 0 transformer layers of resnet18; use cut = balanced"):
+    with pytest.raises(ConfigError, match="does not divide the 0 transformer layers of resnet18; use cut='balanced'"):
         simulate("dgx1-v100", "resnet18", Parallel(pipeline=2, cut="layers"), batch_size=16, workers=4)
 
 

@@ -1,0 +1,210 @@
+"""Which sizes of a split model go together, and what to use instead of those that do not: the nearest that do."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from ddlsim.errors import ConfigError, shown
+from ddlsim.plan.pipeline_orders import ORDERS, pass_order
+from ddlsim.workload.model import Model
+from ddlsim.workload.roles import blocks, check_split
+
+if TYPE_CHECKING:
+    from ddlsim.strategies.parallel import Parallel
+
+#: configurations that an error names
+N_NEAR = 3
+#: how far away a doubling of a size is; other ranks of the mesh follow from tensor and pipeline, so replicas count less
+WEIGHTS = {"tensor": 1.0, "pipeline": 1.0, "data": 0.1, "micro_batch": 0.5, "interleave": 0.5, "batch_size": 0.5}
+#: samples of a micro-batch that are proposed instead of others
+MOST_SAMPLES = 1024
+MESH = ("tensor", "pipeline", "data")
+
+
+class Sizes(NamedTuple):
+    """The sizes of a split, and the samples of an update."""
+
+    tensor: int
+    pipeline: int
+    data: int
+    micro_batch: int
+    interleave: int
+    batch_size: int
+
+    def distance(self, wanted: Sizes) -> float:
+        """By which factors sizes differ, weighted."""
+        return sum(
+            weight * abs(math.log2(getattr(self, name) / getattr(wanted, name))) for name, weight in WEIGHTS.items()
+        )
+
+    def unlike(self, wanted: Sizes) -> dict[str, int]:
+        """Return what is other than wanted, by name: all sizes of the mesh where one of them is."""
+        names = [name for name in self._fields if getattr(self, name) != getattr(wanted, name)]
+        return {name: getattr(self, name) for name in self._fields
+                if name in names or (name in MESH and set(MESH) & set(names))}  # fmt: skip
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self._asdict().items())
+
+
+class Rules:
+    """What a model and so many workers allow, with the order and the cut of a strategy."""
+
+    def __init__(self, strategy: Parallel, model: Model, n_workers: int) -> None:
+        self.strategy, self.model, self.n_workers = strategy, model, n_workers
+        table = strategy.order if not isinstance(strategy.order, str) else None
+        self.per_stage = 1  # chunks, at least
+        if isinstance(strategy.order, str) and strategy.order in ORDERS:
+            self.per_stage = ORDERS[strategy.order][0]
+        self.stages = None if table is None else len(table)  # a table is for so many
+        self.batches = None if table is None else 1 + max((each[2] for passes in table for each in passes), default=0)
+        self.layers = len(blocks(model.layers)) if strategy.cut == "layers" else len(model.layers)
+        self.widths = functools.cache(self._width)
+
+    def _width(self, tensor: int) -> str:
+        """Return why the layers cannot be shared by so many ranks; empty if they can."""
+        if tensor > 1 and not any(layer.heads for layer in self.model.layers):
+            return f"tensor = {tensor}: splits attention and the dense layers behind it; {self.model.name} has none"
+        try:
+            check_split(self.model, tensor)
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    def unit(self, sizes: Sizes) -> tuple[int, str]:
+        """Return what the samples of an update must be a multiple of, and why."""
+        together, why = sizes.data * sizes.micro_batch, f"data {sizes.data} x micro_batch {sizes.micro_batch}"
+        if sizes.interleave > 1 and self.strategy.order == "1f1b" and sizes.pipeline > 1:
+            return together * sizes.pipeline, (
+                f"{why} x pipeline {sizes.pipeline}, as interleaved stages (interleave = {sizes.interleave}) take as "
+                "many micro-batches in turn as there are stages"
+            )
+        return together, why
+
+    def broken(self, sizes: Sizes) -> str:
+        """Return the first rule that sizes break, in words; empty if they go together."""
+        t, p, d = sizes.tensor, sizes.pipeline, sizes.data
+        if t * p * d != self.n_workers:
+            product = f"pipeline {p} x tensor {t} = {p * t}: must divide"
+            if self.strategy.data is not None:
+                product = f"data {d} x pipeline {p} x tensor {t} = {d * p * t}: must be"
+            return f"Parallel: {product} the {self.n_workers} workers"
+        if self.stages is not None and p != self.stages:
+            return f"Parallel: pipeline = {p}: the table of order is for {self.stages} stages"
+        return self.widths(t) or self._chunks(p, max(self.per_stage, sizes.interleave)) or self._batch(sizes)
+
+    def _chunks(self, pipeline: int, per_stage: int) -> str:
+        n, most = pipeline * per_stage, self.layers
+        what = f"pipeline = {pipeline}" if per_stage == 1 else f"pipeline {pipeline} x {per_stage} chunks = {n}"
+        if self.strategy.cut == "layers" and (not most or most % n):
+            none = "" if most else "; use cut='balanced'"
+            return (
+                f"Parallel: cut = 'layers': {what}: does not divide the {most} transformer layers of {self.model.name}"
+                f"{none}"
+            )
+        return f"Parallel: {what}: {self.model.name} has {most} layers" if n > most else ""
+
+    def _batch(self, sizes: Sizes) -> str:
+        unit, why = self.unit(sizes)
+        if sizes.batch_size % unit:
+            return f"batch_size = {sizes.batch_size}: must be a multiple of {unit}, {why}"
+        least = unit * sizes.pipeline
+        if self.strategy.order == "2bw" and sizes.batch_size < least:
+            return (
+                f"batch_size = {sizes.batch_size}: must be at least {least}, {why} x pipeline {sizes.pipeline}, as "
+                "'2bw' needs a micro-batch for each stage"
+            )
+        if self.batches is not None and sizes.batch_size != unit * self.batches:
+            return (
+                f"batch_size = {sizes.batch_size}: must be {unit * self.batches}, {why} x the {self.batches} "
+                "micro-batches in the table of order"
+            )
+        return ""
+
+    def near(self, wanted: Sizes) -> Iterator[Sizes]:
+        """Yield sizes that go together, the nearest first."""
+        found = {sizes for sizes in self._around(wanted) if not self.broken(sizes)}
+        yield from sorted(found, key=lambda sizes: (round(sizes.distance(wanted), 9), sizes))
+
+    def _around(self, wanted: Sizes) -> Iterator[Sizes]:
+        tensors = [t for t in _divisors(self.n_workers) if not self.widths(t)]
+        chunks = range(1, min(wanted.interleave, self.layers) + 1)
+        most = min(wanted.micro_batch, MOST_SAMPLES)
+        samples = {wanted.micro_batch, *(n for n in range(1, most + 1) if wanted.micro_batch % n == 0)}
+        for tensor in tensors:
+            for pipeline in [self.stages] if self.stages is not None else _divisors(self.n_workers // tensor):
+                data = self.n_workers // (tensor * pipeline)
+                for interleave in chunks if pipeline > 1 else [1]:
+                    for micro_batch in samples:
+                        sizes = Sizes(tensor, pipeline, data, micro_batch, interleave, wanted.batch_size)
+                        for batch_size in self._batches(sizes):
+                            yield sizes._replace(batch_size=batch_size)
+
+    def _batches(self, sizes: Sizes) -> set[int]:
+        unit, _ = self.unit(sizes)
+        if self.batches is not None:
+            return {unit * self.batches}
+        least = unit * sizes.pipeline if self.strategy.order == "2bw" else unit
+        below = sizes.batch_size - sizes.batch_size % unit
+        return {max(below, least), max(-(-sizes.batch_size // unit) * unit, least)}
+
+
+def known_order(order: object, where: str) -> object:
+    """Return the name of an order, or a table of passes. Raises ConfigError for anything else."""
+    if isinstance(order, str):
+        if order not in ORDERS:
+            pass_order(order, 1, 1, 1)  # raises, with what there is
+        return order
+    stages = cast("Sequence[Sequence[tuple[str, int, int]]]", order)
+    for i, passes in enumerate(stages):
+        for j, (kind, chunk, micro) in enumerate(passes):
+            if kind not in ("F", "B", "W") or min(chunk, micro) < 0:
+                raise ConfigError(
+                    f"{where}[{i}][{j}] = {(kind, chunk, micro)}: must be 'F', 'B' or 'W', a chunk and a micro-batch, "
+                    "counted from 0"
+                )
+    if not stages or not all(stages):
+        raise ConfigError(f"{where} = {shown(order)}: must have a list of passes for every stage")
+    return order
+
+
+def sizes_wanted(strategy: Parallel, batch_size: int, n_workers: int) -> Sizes:
+    """Return the sizes that a strategy says, with as many replicas as there are workers for."""
+    inside = strategy.tensor * strategy.pipeline
+    data = max(n_workers // inside, 1) if strategy.data is None else strategy.data
+    micro_batch = 1 if strategy.order == "pipedream" else strategy.micro_batch or 1  # takes all of a replica's
+    return Sizes(strategy.tensor, strategy.pipeline, data, micro_batch, strategy.interleave, batch_size)
+
+
+def check_sizes(strategy: Parallel, model: Model, batch_size: int, n_workers: int) -> None:
+    """Raise ConfigError, with numbers and the nearest configurations that work, for sizes that do not go together."""
+    rules, wanted = Rules(strategy, model, n_workers), sizes_wanted(strategy, batch_size, n_workers)
+    broken = rules.broken(wanted)
+    if not broken:
+        return
+    near: list[str] = []
+    for sizes in rules.near(wanted):
+        changes = sizes.unlike(wanted)
+        try:
+            with_sizes(strategy, changes)
+        except ConfigError:  # passes that do not go with tensor groups, say
+            continue
+        near.append(", ".join(f"{name}={value}" for name, value in changes.items()))
+        if len(near) == N_NEAR:
+            break
+    product = wanted.tensor * wanted.pipeline * wanted.data
+    near += [f"workers={product}"] if product < n_workers else []
+    raise ConfigError(f"{broken}; the nearest that work: {'; '.join(near)}" if near else broken)
+
+
+def with_sizes(strategy: Parallel, changes: dict[str, Any]) -> Parallel:
+    """Return a strategy with other sizes; that of the batch is the run's."""
+    return dataclasses.replace(strategy, **{name: value for name, value in changes.items() if name != "batch_size"})
+
+
+def _divisors(n: int) -> Sequence[int]:
+    return [i for i in range(1, n + 1) if n % i == 0]
