@@ -12,8 +12,9 @@ window       bytes in flight on a connection, at most window / RTT: fitted to gl
              default is 3 MiB (half of the 6 MiB of tcp_rmem)
 slow start   10 segments of 8,949 bytes at first (RFC 6928; jumbo frames), doubled every round trip: not fitted
 
-The all-reduces then run in the simulated network: NCCL as its tuner chooses, gloo as its ring of segments, two in
-flight, each of which is a rendezvous (:mod:`ddlsim.collectives.gloo`): that is what makes it slower.
+The all-reduces then run in the simulated network, over links that name TCP as their transport (connections, limit and
+window as above; messages of a connection in order): NCCL as a ring, gloo as its ring of segments, two in flight, each
+of which is a rendezvous (:mod:`ddlsim.collectives.gloo`) whose notifications queue behind the other segment's data.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from scipy.optimize import least_squares
 
 from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim import collective_time, load_cluster
-from ddlsim.cluster import star
+from ddlsim.cluster import star, with_detail
 from ddlsim.units import parse
 
 __all__ = ["DATA", "Measurement", "Transport", "calibrate", "left_out", "predict", "read", "rows", "table"]
@@ -140,9 +141,12 @@ def _fit(
 
 def predict(transport: Transport, library: str, row: Measurement) -> float:
     """Return the s of an all-reduce in the simulated network."""
-    bandwidth = transport.bandwidth(row.delay, row.rate)
+    bandwidth = min(transport.efficiency * row.rate, transport.unshaped)
     latency = (row.delay + BASE_DELAY) / 2.0  # of each of the two links on the way
-    cluster = load_cluster(star(row.n_nodes, bandwidth=bandwidth, latency=latency))
+    cluster = with_detail(
+        load_cluster(star(row.n_nodes, bandwidth=bandwidth, latency=latency)), transport="tcp-cubic", warm=True,
+        connections=transport.n_connections, flow_rate=transport.flow_limit, window=transport.window,
+    )  # fmt: skip
     algorithm = "gloo_ring" if library == "gloo" else "nccl"
     return transport.slow_start(row.delay, row.rate) + collective_time(cluster, algorithm, row.nbytes)
 

@@ -6,6 +6,11 @@ takes two latencies. The rings work on two segments at a time, which are lanes h
 second behind the first; lanes that share a link in step would wait in step, too. So the second lane starts two
 latencies later and stays so far behind, which is what lets each hide the handshakes of the other.
 
+On links that name a transport, messages of a connection come one after the other, and a lane's notification waits for
+the other lane's data (docs/models/transport.md has the formula). In gloo the data wait for the receiver's notification,
+which waits in the queue before the machine that it goes to, filled by the data of that machine's other neighbour; in a
+ring, that is as long.
+
 Rounds are stored one by one, as handshakes and data take turns: a ring is 12 p (p-1) messages or more.
 """
 

@@ -1,11 +1,14 @@
 """Rendezvous, connections in order, their limits and windows: by hand, and against an oracle that shares no code."""
 
+import heapq
+
 import numpy as np
 import pytest
 from transport_reference import rounds_on_a_star
 
 from ddlsim.cluster import Cluster, star, with_detail
 from ddlsim.collectives import Round, Schedule, all_reduce, all_to_all
+from ddlsim.collectives.gloo import gloo_ring
 from ddlsim.network import Network
 from ddlsim.network.idle import schedule_time
 
@@ -232,3 +235,36 @@ def test_recording_knows_links_only():
     network = Network(where, record=True)
     ends(network, where.workers, [(s, t, 1e6) for s in range(4) for t in range(4) if s != t])
     assert network.busy_intervals().seconds() == pytest.approx(network.channel_busy)
+
+
+# ---------------------------------------------------------------- gloo
+
+
+def seconds_per_segment(latency, segment):
+    """Gloo's ring as its source has it, on equal ranks: a rank's two segments and the notifications of its neighbour
+    stand in one queue before it, first come first served, and leave it a latency later at the earliest."""
+    last, events = 0.0, [(0.0, 0, False), (0.0, 1, False)]
+    number, n_segments = 2, 192
+    while n_segments:
+        time, _, are_data = heapq.heappop(events)
+        last = max(time + latency, last) + segment * are_data
+        n_segments -= are_data
+        heapq.heappush(events, (last, number, not are_data))
+        number += 1
+    return last / 192
+
+
+@pytest.mark.parametrize("ratio", [0.02, 0.3, 0.62, 1.0, 3.0])
+def test_gloo_queues_behind_its_own_data(ratio):
+    """Latency from far below to far above a segment's time; without order, notifications pass at once."""
+    n, segment = 4, MIB / RATE
+    plain = Cluster.from_graph(star(n, bandwidth=RATE, latency=ratio * segment / 2))
+    ordered = with_detail(plain, transport="tcp-cubic", warm=True, window="1 GB")
+    schedule = gloo_ring(n, 256)  # 128 MiB: 32 segments a chunk, 192 in all
+    took = [schedule_time(where, schedule, where.workers.tolist(), 128 * MIB) / 192 for where in (plain, ordered)]
+    expected = seconds_per_segment(ratio * segment, segment)
+    assert expected == pytest.approx(max(1 + ratio / 2, ratio + 0.5) * segment, rel=0.01)
+    assert took[1] == pytest.approx(expected, rel=0.025)
+    assert took[0] <= took[1]
+    if 0.3 <= ratio <= 0.62:
+        assert took[0] < 0.93 * expected

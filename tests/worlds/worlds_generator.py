@@ -105,7 +105,24 @@ def cluster(draw: Draw) -> Cluster:
         if "frame_header" in chosen or "frame_payload" in chosen:
             chosen |= {key: TCP[key] for key in ("frame_header", "frame_payload")}
         found = with_detail(found, **chosen, kinds=[draw.choice(sorted(set(found.link_kind)))])
+    found = with_transport(Draw(str(draw.getstate()[1][:3])), found)  # other draws stay what they were
     return dataclasses.replace(found, calibration=CalibrationTable(curves=[curve(draw, inside) for inside in (0, 1)]))
+
+
+def with_transport(draw: Draw, found: Cluster) -> Cluster:
+    """Return the cluster, of which some links may name a transport and keep what else they do."""
+    if draw.random() < 0.85:
+        return found
+    kind = draw.choice(sorted(set(found.link_kind)))
+    before = found.details.of(found.link_kind.index(kind)).written() if found.details else {}
+    chosen = {
+        "rendezvous": draw.choice((0.0, 1e3, 1e6)), "window": draw.choice((0.0, "64 KiB")),
+        "flow_rate": draw.choice((0.0, "500 Mbit/s")), "connections": draw.choice((1, 4)),
+        "unordered": draw.random() < 0.3, "warm": draw.random() < 0.5,
+    }  # fmt: skip
+    if (transport := draw.choice(("tcp-cubic", "tcp-reno", "roce", "infiniband"))).startswith("tcp"):
+        chosen["loss"] = draw.choice((0.0, 1e-4))
+    return with_detail(found, **{**before, **chosen, "transport": transport}, kinds=[kind])
 
 
 def curve(draw: Draw, inside: int) -> CurveTable:
