@@ -177,8 +177,8 @@ FAMILIES = (
     Family(
         "gloo", "AWS p3.2xlarge behind a shaped network: Gloo", 0.10, "aws",
         "Point-to-point rows only.", _of("gloo"),
-        causes=(("gloo", "1 ms", "notifications queue behind segments, which is simulated (without, it would be 23 %); the "
-                 "rest is not explained"),),
+        causes=(("gloo", "1 ms", "notifications queue behind segments, which is simulated (else it would be 23 %); "
+                 "the rest is not explained"),),
     ),
     Family(
         "sweeps", "NCCL sweeps, 32 KiB to 16 GiB", 0.08, "collectives",
