@@ -1,4 +1,4 @@
-"""What the reader of a result should know: about the model that is handed over, and of workers that never met."""
+"""What the reader of a result should know: about what has been learned and the model, and of workers that never met."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from ddlsim.cluster import Cluster
 from ddlsim.cluster.cluster import Floats, Ints
 from ddlsim.collectives.nccl_way import several_ways
 from ddlsim.learning.monitor import Monitor
+from ddlsim.run.experiment import Experiment
+from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.setting import Setting
+from ddlsim.workload.model import load_model
 
 
 def unsent_warnings(n_workers: int, nbytes_sent: float) -> list[str]:
@@ -65,3 +68,35 @@ def idle_notes(cluster: Cluster, nodes: Ints, channel_nbytes: Floats, all_ways: 
         'NCCL runs a ring on each that is near a worker, as algorithm = "nccl" does'
     )  # fmt: skip
     return [f"network interfaces: {n_used} of the {n_all} of these machines sent anything; {why}"]
+
+
+def uneven_notes(recorder: Recorder) -> list[str]:
+    """Return a note if the throughput of asynchronous workers is mostly that of some of them."""
+    if not recorder.staleness:
+        return []
+    steps = [len(ends) for ends in recorder.step_end]
+    least, most = min(steps), max(steps)
+    if most < 2 * least or most - least < 3:
+        return []
+    more = "" if least > 2 else " (take more steps)"
+    made = f"worker {steps.index(most)} made {most} steps while worker {steps.index(least)} made {least}{more}"
+    return [f"{made}: throughput and what is learned are mostly those of the fast workers"]
+
+
+def learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None) -> list[str]:
+    """Return what the reader of a training run's result should know."""
+    training = experiment.training
+    if training is None or monitor is None:
+        return []
+    notes = []
+    if experiment.time_model is not None:
+        learns, takes = (load_model(m).name for m in (experiment.model, experiment.time_model))
+        notes.append(f"two models: {learns} learns, the clock is that of {takes}")
+    if reason.startswith("diverged"):
+        notes.append(reason)
+    for name, reached in (("target_accuracy", "target accuracy"), ("target_loss", "target loss")):
+        target = getattr(training, name)
+        if target is not None and reason != reached and monitor.history:
+            best = max(r.accuracy for r in monitor.history) if "acc" in name else min(r.loss for r in monitor.history)
+            notes.append(f"{name} = {target:g} was not reached; the best was {best:.4g} (ended by: {reason})")
+    return notes

@@ -26,7 +26,7 @@ from ddlsim.run.calibrated import as_measured
 from ddlsim.run.conservation import check_result
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.lighter import what_fits
-from ddlsim.run.notes import handed_over_notes, idle_notes, unsent_warnings
+from ddlsim.run.notes import handed_over_notes, idle_notes, learning_notes, uneven_notes, unsent_warnings
 from ddlsim.run.pauses import Interrupt, Pauses
 from ddlsim.run.regimes import Regimes, in_phase, phase_notes
 from ddlsim.run.result import Result
@@ -443,7 +443,7 @@ def run(
         nbytes_sent=traffic.sent,
         notes=(
             *prepared.notes, *dict.fromkeys(setting.notes),  # parts of a communicator say the same
-            *_uneven_notes(recorder), *_learning_notes(experiment, reason, monitor),
+            *uneven_notes(recorder), *learning_notes(experiment, reason, monitor),
             *handed_over_notes(setting, monitor),
             *_idle_notes(prepared, traffic),
         ),
@@ -468,35 +468,3 @@ def _idle_notes(prepared: Prepared, traffic: Traffic) -> list[str]:
     algorithms = {getattr(strategy, name, None) for name in ("algorithm", "reduce_scatter", "all_gather")}
     all_ways = bool(algorithms & {"nccl", "nccl_ring"})
     return idle_notes(prepared.cluster, np.array(prepared.nodes), traffic.nbytes, all_ways)
-
-
-def _uneven_notes(recorder: Recorder) -> list[str]:
-    """Return a note if the throughput of asynchronous workers is mostly that of some of them."""
-    if not recorder.staleness:
-        return []
-    steps = [len(ends) for ends in recorder.step_end]
-    least, most = min(steps), max(steps)
-    if most < 2 * least or most - least < 3:
-        return []
-    more = "" if least > 2 else " (take more steps)"
-    made = f"worker {steps.index(most)} made {most} steps while worker {steps.index(least)} made {least}{more}"
-    return [f"{made}: throughput and what is learned are mostly those of the fast workers"]
-
-
-def _learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None) -> list[str]:
-    """Return what the reader of a training run's result should know."""
-    training = experiment.training
-    if training is None or monitor is None:
-        return []
-    notes = []
-    if experiment.time_model is not None:
-        learns, takes = (load_model(m).name for m in (experiment.model, experiment.time_model))
-        notes.append(f"two models: {learns} learns, the clock is that of {takes}")
-    if reason.startswith("diverged"):
-        notes.append(reason)
-    for name, reached in (("target_accuracy", "target accuracy"), ("target_loss", "target loss")):
-        target = getattr(training, name)
-        if target is not None and reason != reached and monitor.history:
-            best = max(r.accuracy for r in monitor.history) if "acc" in name else min(r.loss for r in monitor.history)
-            notes.append(f"{name} = {target:g} was not reached; the best was {best:.4g} (ended by: {reason})")
-    return notes
