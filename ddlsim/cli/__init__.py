@@ -3,6 +3,7 @@
 from ddlsim.cli import (  # noqa: F401  (they register the commands)
     calibrating,
     fitting,
+    importing,
     laboratory,
     looking,
     planning,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import os
 import sys
+import warnings
 from contextlib import suppress
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TextIO
 
 import typer
 
@@ -46,6 +47,15 @@ def _fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
+def _warn(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
+    line: str | None = None,
+) -> None:  # fmt: skip
+    """Show a warning as the errors are shown: without the line of the program that it comes from."""
+    with suppress(OSError):
+        print(shown(f"warning: {message}"), file=sys.stderr, flush=True)
+
+
 def _forget_stdout() -> None:
     """Let what is still to be written to stdout go nowhere, so that the interpreter does not try again as it ends."""
     with suppress(OSError, ValueError):
@@ -62,7 +72,9 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
-            app()
+            with warnings.catch_warnings():
+                warnings.showwarning = _warn
+                app()
         finally:
             sys.stdout.flush()
     except DdlsimError as error:

@@ -27,6 +27,7 @@ def validate(
     ] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw measured against predicted.")] = None,
     table: Annotated[Path | None, typer.Option("--table", help="Write all rows as CSV.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a page: summary, picture, every run.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare measured training runs with their simulation: errors, order, and where they come from.
@@ -34,6 +35,9 @@ def validate(
     Example: ddlsim validate runs.csv --cluster calibrated.toml --model resnet50 --fit-on "workers <= 4" --tolerance 10%
     """
     check_folder(table)
+    check_folder(html)
+    if html is not None and html.suffix not in (".html", ".htm"):
+        raise ConfigError(f"--html {html}: the report is a page; name a file that ends in .html")
     check_picture(plot)
     limit = None if tolerance is None else _share(tolerance)
     from ddlsim.validation import validate as compare
@@ -51,6 +55,8 @@ def validate(
         typer.echo(str(found))
     if plot is not None:
         write_file(plot, found.plot)
+    if html is not None:
+        write_file(html, lambda path: found.save_html(path, f"{runs.name} on {cluster}"))
     if table is not None:
         from ddlsim.report.csv_table import save_csv
 

@@ -14,10 +14,9 @@ from .network_tools import read_iperf3 as read_iperf3, read_ping as read_ping
 from .nvidia_smi import read_nvidia_smi as read_nvidia_smi
 from .osu import read_osu as read_osu
 from .simgrid import read_simgrid as read_simgrid
-from .sniff import TOPOLOGIES as TOPOLOGIES, kind_of as kind_of, read_any as read_any, read_topology as read_topology
+from .sniff import kind_of as kind_of, read_any as read_any, read_topology as read_topology
 from .throughput import read_throughput as read_throughput
 from .text import (
-    ReadingWarning as ReadingWarning,
     SourceText as SourceText,
     nonnegative_number as nonnegative_number,
     positive_number as positive_number,

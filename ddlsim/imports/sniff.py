@@ -39,8 +39,9 @@ def _chakra(
     from ddlsim.plan import read_chakra
 
     plan = read_chakra(path, n_ranks=n_ranks, flops=flops, memory_bandwidth=memory_bandwidth)
-    if plan.n_ranks == 1 and n_ranks is None and len(plan.collectives):
-        warn(f"{path}: is one rank's file, so its collectives are among one rank; give n_ranks if all do the same")
+    numbered = re.search(r"\.\d+\.et(?:\.gz)?$", str(path))
+    if plan.n_ranks == 1 and n_ranks is None and len(plan.collectives) and numbered:
+        warn(f"{path}: has no other ranks beside it, so its collectives are among one; give n_ranks if all do the same")
     return plan
 
 
@@ -112,11 +113,11 @@ def _kind(source: SourceText) -> str:
     for kind, mark in _MARKS:
         if mark.search(beginning):
             return kind
-    if source.text.strip() and is_throughput_table(source):
-        return "throughput"
     for mark, what, remedy in _OTHERS:
         if mark.search(beginning):
             raise source.error(None, f"seems to be {what}, which has no reader; {remedy}")
+    if source.text.strip() and is_throughput_table(source):
+        return "throughput"
     if not source.text.strip():
         raise source.error(None, "is empty; is it the right file?")
     start = " ".join(source.text[:200].split())[:60]

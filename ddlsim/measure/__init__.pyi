@@ -1,4 +1,5 @@
 """The public names, and where they live: read by type checkers, and by the package when it is imported."""
 
 from .reading import read_measurements as read_measurements
+from .store import save_measurements as save_measurements
 from .table import OPERATIONS as OPERATIONS, Measurement as Measurement

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from ddlsim.arguments import checked
 from ddlsim.csv_cells import guarded
 from ddlsim.errors import ConfigError
 from ddlsim.measure.reading import COLUMNS, read_measurements
@@ -58,6 +60,13 @@ def append(path: Path, row: Measurement) -> None:
                 raise
     except OSError as error:
         raise ConfigError(f"{cannot_be_written(path, error)}; then start again to go on") from None
+
+
+@checked
+def save_measurements(rows: Sequence[Measurement], path: str | Path) -> None:
+    """Write the rows as a table that :func:`read_measurements` reads (``.csv``), in place of what is there."""
+    lines = (_line([asdict(row)[name] for name in COLUMNS]) for row in rows)
+    write_text(Path(path), _line(list(COLUMNS)) + "".join(lines))
 
 
 def _line(cells: list[object]) -> str:

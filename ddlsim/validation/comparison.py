@@ -130,6 +130,13 @@ class Validation:
 
         return measured_against_predicted(self, path)
 
+    @checked
+    def save_html(self, path: str | Path, title: str = "Measured and predicted runs") -> None:
+        """Write a page with the summary, the picture and every run. Raises ConfigError if it cannot be written."""
+        from ddlsim.validation.page import save_page
+
+        save_page(self, path, title)
+
     def __str__(self) -> str:
         from ddlsim.validation.comparison_text import text
 

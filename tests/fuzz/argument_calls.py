@@ -313,6 +313,7 @@ CALLS = {
     "fastest_over_ranks": lambda: {"traces": []},
     "profile_workload": lambda: {"workload": workload(), "layers": []},
     "to_measurements": lambda: {"timings": []},
+    "save_measurements": lambda: {"rows": [], "path": "m.csv"},
     **{
         name: (lambda: {"n": 4})
         for name in (
@@ -325,7 +326,7 @@ READERS = (
     "read_any", "kind_of", "read_astra", "read_horovod", "read_iperf3", "read_kineto", "read_mllog", "read_nccl_tests",
     "read_nccl_topology", "read_nvidia_smi", "read_osu", "read_ping", "read_simgrid", "read_throughput", "read_cifar",
     "read_idx", "read_images", "read_npz", "read_measurements", "Traced", "fastest_over_ranks", "profile_workload",
-    "read_text",
+    "read_text", "read_graphml", "read_topology",
 )  # fmt: skip
 #: objects whose methods people call
 OBJECTS = {
@@ -334,6 +335,7 @@ OBJECTS = {
     "ddlsim.DataSet": lambda: ddlsim.shapes(4, 8),
 }  # fmt: skip
 METHODS = {
+    "Validation.save_html": lambda: {"path": "v.html"},
     "Calibration.time": lambda: {"operation": "one_way", "nbytes": 1e6},
     "Calibration.compute_of": lambda: {"model": "lenet5"},
     "Calibration.save": lambda: {"path": "c.toml", "source": "office-1gbe"},

@@ -31,6 +31,7 @@ LINES = {
     "report": ["report", "FOLDER/s.sqlite"],
     "validate": ["validate", "FOLDER/r.csv", "-c", "FOLDER/c4.toml", "-m", "resnet50"],
     "calibrate": ["calibrate", "FOLDER/m.csv", "-c", "FOLDER/c.toml"],
+    "import": ["import", "FOLDER/t.txt", "--bandwidth", "25 GB/s"],
     "fits": ["fits", "lenet5", "v100", "-b", "8"],
     "lab": ["lab", "FOLDER/c.toml", "--sizes", "1 B", "--operations", "nothing"],
     "show topology": ["show", "topology", "FOLDER/c.toml"],
@@ -45,6 +46,7 @@ FILES = {
     "c.toml": CLUSTER, "c4.toml": CLUSTER.replace("n_hosts = 2", "n_hosts = 4"), "g.toml": GENERATED,
     "e.toml": EXPERIMENT, "m.toml": MODEL, "m.csv": MEASUREMENTS, "r.csv": RUNS, "study.toml": STUDY, "empty.toml": "",
     "broken.toml": "[",
+    "t.txt": "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV4\t0-7\nGPU1\tNV4\t X \t0-7\n",
     "p.goal": "num_ranks 2\nrank 0 {\ncalc 5\nsend 8b to 1\n}\nrank 1 {\nrecv 8b from 0\n}\n",
     "s.toml": '[base]\ncluster = "c.toml"\nmodel = "lenet5"\nsteps = 1\n[vary]\nworkers = [1, 2]\n',
 }  # fmt: skip

@@ -9,9 +9,12 @@ import networkx as nx
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "imports"))  # the readers of other tools' files have samples there
 
+from test_imports_graphml import YED  # noqa: E402
 from test_imports_horovod import FUSED, listed  # noqa: E402
 from test_imports_kineto import gpu_events  # noqa: E402
-from test_imports_nccl_topology import SMALL  # noqa: E402
+from test_imports_mllog import V06  # noqa: E402
+from test_imports_nccl_tests import headless  # noqa: E402
+from test_imports_nccl_topology import AMD, SMALL  # noqa: E402
 from test_imports_simgrid import DOGBONE, HEAD  # noqa: E402
 from test_imports_sniff import SAMPLES  # noqa: E402
 
@@ -303,12 +306,16 @@ def graphml():
 def importers():
     """(kind, language, text) of every format of other tools, some more than once."""
     languages = {"kineto": "json", "horovod": "json", "iperf3": "json", "nccl-topology": "xml", "simgrid": "xml",
-                 "astra": "yaml", "throughput": "csv"}  # fmt: skip
+                 "graphml": "xml", "astra": "yaml", "throughput": "csv"}  # fmt: skip
     yield from ((kind, languages.get(kind, "lines"), text) for kind, text in SAMPLES.items())
     trace = {"schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 8}}
     yield "kineto", "json", json.dumps({**trace, "traceEvents": gpu_events()[:6]})
     yield "horovod", "json", json.dumps(json.loads(listed(FUSED) + "\n]")[:11])
     yield "nccl-topology", "xml", SMALL
+    yield "nccl-topology", "xml", AMD.replace("GCN", "gfx90a")
+    yield "graphml", "xml", YED.replace("LABEL", "2 x 10 Gbps")
+    yield "mllog", "lines", "\n".join(V06)
+    yield "nccl-tests", "lines", headless("all_gather", 4) + headless("all_reduce", 8, old=True, listed=[0, 7])
     zones = HEAD.replace('<!DOCTYPE platform SYSTEM "https://simgrid.org/simgrid.dtd">\n', "") + DOGBONE + "</platform>"
     yield "simgrid", "xml", zones
     yield "astra", "yaml", "topology: [Ring, Switch]\nnpus_count: [4, 2]\nbandwidth: [50, 25.0]\nlatency: [500, 1.0]\n"

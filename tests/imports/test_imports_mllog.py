@@ -77,17 +77,19 @@ def test_the_first_rounds_had_lines_of_their_own(tmp_path):
     assert (run.run_s, run.accuracies) == (pytest.approx(100.0), ((pytest.approx(73.0), 4, 0.32),))
 
 
+V06 = [
+    ':::MLL 0.0 submission_benchmark: {"value": "transformer", "metadata": {"lineno": 0, "file": "N/A"}}',
+    '0: :::MLL 1558641112.5 global_batch_size: {"value": 512, "metadata": {"lineno": 5, "file": "t.py"}}',
+    ':::MLL 1558641200.0 run_start: {"value": null, "metadata": {"lineno": 7, "file": "t.py"}}',
+    ':::MLL 1558641210.0 epoch_start: {"value": null, "metadata": {"epoch_num": 1, "file": "t.py"}}',
+    ':::MLL 1558641260.0 epoch_stop: {"value": null, "metadata": {"epoch_num": 1, "file": "t.py"}}',
+    ':::MLL 1558641270.0 eval_accuracy: {"value": "25.125", "metadata": {"epoch_num": 1, "file": "t.py"}}',
+    ':::MLL 1558641300.5 run_stop: {"value": null, "metadata": {"status": "success", "file": "t.py"}}',
+]
+
+
 def test_round_0_6_had_shorter_lines(tmp_path):
-    lines = [
-        ':::MLL 0.0 submission_benchmark: {"value": "transformer", "metadata": {"lineno": 0, "file": "N/A"}}',
-        '0: :::MLL 1558641112.5 global_batch_size: {"value": 512, "metadata": {"lineno": 5, "file": "t.py"}}',
-        ':::MLL 1558641200.0 run_start: {"value": null, "metadata": {"lineno": 7, "file": "t.py"}}',
-        ':::MLL 1558641210.0 epoch_start: {"value": null, "metadata": {"epoch_num": 1, "file": "t.py"}}',
-        ':::MLL 1558641260.0 epoch_stop: {"value": null, "metadata": {"epoch_num": 1, "file": "t.py"}}',
-        ':::MLL 1558641270.0 eval_accuracy: {"value": "25.125", "metadata": {"epoch_num": 1, "file": "t.py"}}',
-        ':::MLL 1558641300.5 run_stop: {"value": null, "metadata": {"status": "success", "file": "t.py"}}',
-    ]
-    run = read_mllog(write(tmp_path, lines))
+    run = read_mllog(write(tmp_path, V06))
     assert (run.benchmark, run.status, run.global_batch_size) == ("transformer", "success", 512)
     assert (run.run_s, run.accuracies) == (pytest.approx(100.5), ((pytest.approx(70.0), 1, 25.125),))
     assert run.epochs == ((1, pytest.approx(50.0)),)

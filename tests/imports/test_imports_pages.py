@@ -19,7 +19,6 @@ SAMPLES = [
 @pytest.mark.parametrize(
     ("page", "kind", "text"), SAMPLES, ids=[f"{page}-{kind}-{i}" for i, (page, kind, _) in enumerate(SAMPLES)]
 )
-@pytest.mark.filterwarnings("ignore:.*is one rank's file")  # the sample of Chakra is
 def test_a_sample_is_read(tmp_path, page, kind, text):
     path = tmp_path / "sample"
     path.write_bytes(bytes.fromhex(text) if kind == "chakra" else text.encode())

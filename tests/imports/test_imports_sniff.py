@@ -45,6 +45,10 @@ SAMPLES = {
         'bw="1GBps" lat="1us"/></platform>'
     ),
     "astra": "topology: [ Ring ]\nnpus_count: [ 4 ]\nbandwidth: [ 50 ]\nlatency: [ 500 ]\n",
+    "graphml": (
+        '<graphml><key id="d" for="edge" attr.name="LinkSpeedRaw"/><graph><node id="a"/><node id="b"/>'
+        '<edge source="a" target="b"><data key="d">1000000000</data></edge></graph></graphml>'
+    ),
     "throughput": "gpus,images/s\n8,100\n",
     "goal": "num_ranks 2\nrank 0 {\nl1: calc 7\n}\nrank 1 {\n}\n",
     # lengths, then {version 0.0.4} and {name, type COMM_COLL_NODE, comm_type, comm_size}
@@ -52,7 +56,7 @@ SAMPLES = {
 }  # fmt: skip
 TYPES = {
     "kineto": KinetoTrace, "horovod": HorovodTimeline, "mllog": MlperfRun, "nccl-topology": Cluster,
-    "nvidia-smi": Cluster, "simgrid": Cluster, "astra": Cluster, "goal": Plan, "chakra": Plan,
+    "nvidia-smi": Cluster, "simgrid": Cluster, "astra": Cluster, "graphml": Cluster, "goal": Plan, "chakra": Plan,
 }  # fmt: skip
 
 
@@ -91,7 +95,7 @@ def test_every_kind_cut_in_the_middle_is_refused_or_shorter_but_never_a_tracebac
         assert error is None or (str(path) in error and "\n" not in error)
 
 
-@pytest.mark.parametrize("suffix", [".json", ".graphml"])
+@pytest.mark.parametrize("suffix", [".toml", ".json", ".graphml"])
 @pytest.mark.parametrize("kind", sorted(kind for kind, made in TYPES.items() if made is Cluster))
 def test_imported_clusters_survive_saving_and_loading(tmp_path, kind, suffix):
     made = read_any(write(tmp_path, SAMPLES[kind]))
@@ -118,13 +122,18 @@ def test_imported_timings_survive_the_table_of_measurements(tmp_path, kind):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "output.log: begins with ''"),
+        ("", "output.log: is empty"),
         ("Dear all,\nplease find the results attached.\n", "begins with 'Dear all, please find"),
         ("a,b\n1,2\n", "which is none of nccl-tests, osu, iperf3"),
         ('{"hello": 1}', "which is none of"),
         ("<html/>", "which is none of"),
+        ('<topology version="2.0">\n<object type="Machine"/></topology>', "seems to be lstopo's XML (hwloc)"),
+        ("===== Link Type between two GPUs =====\n  GPU0\n", "seems to be rocm-smi --showtopo"),
+        ("graph [\n  directed 0\n  node [\n    id 0\n  ]\n]\n", "seems to be GML, which has no reader; save it as"),
+        ("#bytes     #iterations    BW peak[Gb/sec]\n", "seems to be perftest (ib_write_bw)"),
+        ("h:1:1 [0] NCCL INFO Bootstrap : Using eth0\n", "a log of NCCL_DEBUG without results"),
     ],
-    ids=["empty", "letter", "table", "json", "xml"],
+    ids=["empty", "letter", "table", "json", "xml", "lstopo", "rocm-smi", "gml", "perftest", "nccl-debug"],
 )
 def test_what_is_nothing_is_refused_with_what_was_tried(tmp_path, text, message):
     with pytest.raises(ConfigError, match=re.escape(message)):

@@ -1,0 +1,131 @@
+"""The command that reads what other tools wrote: `import`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import ddlsim
+from ddlsim.cli.application import app
+from ddlsim.cli.output import check_folder, write_file
+from ddlsim.errors import ConfigError
+from ddlsim.plain import parse_value
+from ddlsim.printable import shown
+
+if TYPE_CHECKING:
+    from ddlsim.imports import Timing
+    from ddlsim.measure import Measurement
+
+
+@app.command("import")
+def import_file(
+    file: Annotated[Path, typer.Argument(help="A topology, benchmark output, a trace or a log.", metavar="FILE")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="A cluster (.toml, .json, .graphml), measurements (.csv), a plan (.et)."),
+    ] = None,
+    kind: Annotated[str | None, typer.Option("--kind", help="What it is, instead of what its content says.")] = None,
+    operation: Annotated[str | None, typer.Option("--operation", help="Of a log without it: all_reduce, ...")] = None,
+    ranks: Annotated[int | None, typer.Option("--ranks", help="That took part, where the file does not say.")] = None,
+    hosts: Annotated[int | None, typer.Option("--hosts", help="Machines: of a measurement, or copies of one.")] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option("--bandwidth", help="Where the file is silent: of an NVLink, or of an edge.")
+    ] = None,
+    latency: Annotated[str | None, typer.Option("--latency", help="Of the network, where the file is silent.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="Of the GPUs (ddlsim devices).")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="What was trained, where a log has none.")] = None,
+    ignore_unknown: Annotated[
+        bool, typer.Option("--ignore-unknown", help="Leave out what is not known, with a warning that counts it.")
+    ] = False,
+    facts: Annotated[
+        list[str] | None, typer.Option("--set", help="Another argument of the reader: pcie_bandwidth='32 GB/s'.")
+    ] = None,
+) -> None:
+    """Read what another tool wrote, and write it as ddlsim's own: a cluster, measurements, or a plan.
+
+    Example: ddlsim import topo.xml --device a100-40g --out my-cluster.toml
+    """
+    check_folder(out)
+    from ddlsim.cluster import Cluster
+    from ddlsim.imports import HorovodTimeline, KinetoTrace, MlperfRun, Timing, kind_of, read_any
+    from ddlsim.plan import Plan
+
+    if device is not None:
+        ddlsim.load_device(device)  # a name that nobody knows would come out with the first run only
+    chosen = kind or kind_of(file)
+    said: dict[str, object] = {"operation": operation, "n_ranks": ranks, "bandwidth": bandwidth, "latency": latency}
+    said |= {"device": device, "n_hosts": hosts if chosen in ("nccl-topology", "nvidia-smi") else None}
+    said |= {"ignore_unknown": ignore_unknown or None, **dict(_fact(text) for text in facts or [])}
+    content = read_any(file, kind=chosen, facts={name: value for name, value in said.items() if value is not None})
+    if isinstance(content, Cluster):
+        _refuse(file, chosen, {"--model": model})
+        typer.echo(content.summary())
+        for note in content.notes:
+            typer.echo(shown(f"note: {note}"), err=True)
+        if out is not None:
+            write_file(out, content.save)
+        return
+    if isinstance(content, Plan):
+        _refuse(file, chosen, {"--model": model, "--hosts": hosts})
+        typer.echo(shown(str(content)))
+        if out is not None:
+            write_file(out, content.to_chakra)
+        return
+    timings: Sequence[Timing] = ()
+    if isinstance(content, MlperfRun):
+        typer.echo(shown(f"{content.benchmark}: {content.status or 'no status'}, {content.run_s:.6g} s, "
+                         f"{len(content.accuracies)} accuracies, {len(content.epochs)} epochs"))  # fmt: skip
+        timings = content.timings
+    elif isinstance(content, KinetoTrace):
+        typer.echo(f"{len(content.steps)} steps, {len(content.collectives)} collectives")
+        timings = content.collectives
+    elif isinstance(content, HorovodTimeline):
+        typer.echo(f"{len(content.operations)} operations of Horovod")
+    else:
+        assert all(isinstance(row, Timing) for row in content)
+        timings = content
+    _measurements(file, timings, hosts, model, out)
+
+
+def _fact(text: str) -> tuple[str, object]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ConfigError(f"--set {text!r}: write name=value, such as pcie_bandwidth='32 GB/s'")
+    return name, parse_value(value)
+
+
+def _refuse(file: Path, kind: str, options: dict[str, object]) -> None:
+    for option, value in options.items():
+        if value is not None:
+            raise ConfigError(f"{option} has no effect: {file} is {kind}; leave it out")
+
+
+def _measurements(
+    file: Path, timings: Sequence[Timing], hosts: int | None, model: str | None, out: Path | None
+) -> None:
+    """Tell the rows, and write those that the table of measurements has a place for."""
+    for (operation, n_ranks), n in Counter((row.operation, row.n_ranks) for row in timings).items():
+        typer.echo(shown(f"{n} rows of {operation}" + (f" among {n_ranks} ranks" if n_ranks else "")))
+    if out is None:
+        return
+    if out.suffix != ".csv":
+        raise ConfigError(f"--out {out}: measurements are written as a table; name a file that ends in .csv")
+    from ddlsim.imports import to_measurements
+    from ddlsim.measure import save_measurements
+
+    rows: list[Measurement] = []
+    refused: list[ConfigError] = []
+    for timing in timings:
+        try:
+            rows += to_measurements([timing], n_hosts=hosts, model=model)
+        except ConfigError as error:
+            refused.append(error)
+    if not rows:
+        raise refused[0] if refused else ConfigError(f"{file}: has no measured times to write; leave --out out")
+    if refused:
+        typer.echo(shown(f"warning: {len(refused)} rows left out, the first: {refused[0]}"), err=True)
+    write_file(out, lambda path: save_measurements(rows, path))
