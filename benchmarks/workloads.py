@@ -4,9 +4,10 @@
 
 Compute times jitter (lognormal, 10 %), so no two rounds are alike and none can be replayed. Every run has a process
 of its own, on one thread; ``seconds`` is the CPU time in it (user and system) of all that :func:`ddlsim.simulate` does
-on a cluster that is loaded, after a tiny run that loads or compiles the kernel; medians of the repeats. Where a
-workload is compared with something (a run without a timeline, the same gradients in a plain loop), ``relative`` is the
-quotient of the two, and the target is one of that. ``ratio`` is what was measured over the target.
+on a cluster that is loaded (models that are split: loading it included), after a tiny run that loads or compiles the
+kernel; medians of the repeats. Where a workload is compared with something (a run without a timeline, the same
+gradients in a plain loop), ``relative`` is the quotient of the two, and the target is one of that. ``ratio`` is what
+was measured over the target.
 
 With ``--against`` another checkout of ddlsim takes turns with this one, run by run, so that ``before`` (the other),
 ``seconds`` and ``speed_up``, the median of their quotients, do not depend on what else the machine does.
@@ -112,6 +113,16 @@ def split(model: str, leaves: int, layout: ddlsim.Parallel, batch_size: int, tin
     return {"seconds": cpu(lambda: run(made))}
 
 
+def shards(workers: int, tiny: bool) -> dict[str, float]:
+    """Simulate a step in which every GPU has a share of the weights (ZeRO stage 3)."""
+    workers = 16 if tiny else workers
+    made = ddlsim.Experiment(
+        "dgx-h100-pod+n_leaves=16", "llama-7b", ddlsim.FSDP(stage=3), workers=workers, batch_size=workers,
+        precision="bf16", steps=1, warmup=0,
+    )  # fmt: skip
+    return {"seconds": cpu(lambda: run(made))}
+
+
 def timeline(tiny: bool) -> dict[str, float]:
     """A run that keeps its spans against one that does not."""
     workers, steps = (16, 1) if tiny else (256, 20)
@@ -161,6 +172,7 @@ GPT3 = partial(split, "gpt3-175b", 64, ddlsim.Parallel(tensor=8, pipeline=8, dat
 MEGATRON_1T = partial(
     split, "megatron+dim=25600+layers=128+heads=160", 160, ddlsim.Parallel(tensor=8, pipeline=64, data=6), 3072
 )
+FSDP_512 = partial(shards, 512)
 SERVERS, ASYNC, GOSSIP = ddlsim.ParameterServer(64), ddlsim.AsyncParameterServer(), ddlsim.DPSGD("ring")
 WORKLOADS = [
     Workload("ddp-ring-1024", "DDP ring, 1,024 workers, 100 steps", run_of(switch, RING, 1024, 100), 15.0),
@@ -171,6 +183,7 @@ WORKLOADS = [
     Workload("long-128", "hierarchical, 16 x 8 GPUs, 1,000 steps", run_of(machines, NESTED, 128, 1000), 4.0),
     Workload("gpt3-1024", "GPT-3 on 1,024 A100, a step of 1,536 sequences", GPT3, 1.0),
     Workload("megatron-1t", "Megatron with 1T parameters on 3,072 A100, a step of 3,072 sequences", MEGATRON_1T, 5.0),
+    Workload("fsdp-512", "Llama 7B in shards over 512 H100, a step, rings on all interfaces", FSDP_512, 10.0),
     Workload("kernel-call", "a kernel call from Python", kernel_call, 1e-6),
     Workload("co-simulation", "16 asynchronous workers learn digits, to the gradients alone", co_simulation, 1.15),
     Workload("timeline", "spans kept to not kept, DDP ring, 256 workers, 20 steps", timeline, 1.2),

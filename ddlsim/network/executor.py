@@ -11,6 +11,7 @@ from ddlsim.errors import DdlsimError
 from ddlsim.network import tasks as ts
 from ddlsim.network.calendar import EVENT, N_CALENDAR
 from ddlsim.network.devices import DEVICE, N_STALE, SLOW
+from ddlsim.network.distinct import distinct
 from ddlsim.network.network import Network
 from ddlsim.network.pointers import addresses, send_address
 from ddlsim.network.state import Floats, Ints, Records, grown
@@ -307,9 +308,10 @@ class Executor:
             return
         assert send is not None
         source, target, nbytes = send(rows)
-        width = int(target.max()) + 1
-        pairs, which = np.unique(source * width + target, return_inverse=True)
-        routes = self.network.routes((pairs // width).tolist(), (pairs % width).tolist())[which]
+        nodes, ends = distinct(np.concatenate([source, target]), 1 + max(int(source.max()), int(target.max())))
+        width = len(nodes)
+        pairs, which = distinct(ends[: len(rows)] * width + ends[len(rows) :], width * width)
+        routes = self.network.routes(nodes[pairs // width].tolist(), nodes[pairs % width].tolist())[which]
         tasks["place"][rows] = np.arange(len(rows))
         for name, column in (("row", rows), ("source", source), ("target", target), ("route", routes),
                              ("nbytes", nbytes)):  # fmt: skip

@@ -89,6 +89,9 @@ class _Stream(Template):
         self.shared_sums: dict[int, int] = {}  # step -> number of the sum of weights that two stages share
         self.tied_part = -1
         super().__init__(chunks, one_f_one_b(len(chunks), total), buckets, replicas, recompute=recompute, sharded=False)
+        for stage in range(len(self.order)):
+            self._stage(stage)
+        self._wait_for_messages()
 
     def _add(self, row: Row) -> int:
         return super()._add(dataclasses.replace(row, step=self.step))
@@ -121,11 +124,12 @@ class _Stream(Template):
             self.shared_sums[self.step] = self.rows[row].number
         return self.tied_part, row
 
-    def _end(self) -> None:
-        """Let messages be in the step of the pass that waits for them."""
+    def _wait_for_messages(self) -> None:
+        """Let passes wait for their messages, which are in the step of the pass that does."""
         for row, each in self.passes:
             arrival = self.arrivals.get(each, -1)
             if arrival >= 0:
+                self.rows[row].needs.append(arrival)
                 for end in (arrival - 1, arrival):  # a message's rows are added one after the other
                     self.rows[end].step = self.rows[row].step
 

@@ -81,6 +81,17 @@ def live_steps(plan: Plan, live: int = LIVE) -> LiveSteps | None:
     return LiveSteps(plan, tasks, row, tuple(_slices(0, begin, n, live)), tuple(own_keys), live)
 
 
+def first_steps(plan: Plan) -> LiveSteps | None:
+    """Return the steps of a plan that are not gone through again, or None if keys do not follow each other as steps
+    do: enough for a run that ends with the first one."""
+    bounds = np.searchsorted(plan.step, np.arange(plan.n_steps + 1))
+    keys = _keys(plan, bounds)
+    if keys is None or (np.diff(plan.step) < 0).any():
+        return None
+    rows = tuple(slice(a, b) for a, b in itertools.pairwise(bounds.tolist()))
+    return LiveSteps(plan, columns(plan), np.arange(len(plan)), rows, tuple(keys), plan.n_steps - 1)
+
+
 def _slices(start: int, begin: int, n: int, live: int) -> list[slice]:
     """Return what the first step has, and each slot of further ones."""
     return [slice(start, begin), *(slice(begin + slot * n, begin + (slot + 1) * n) for slot in range(live))]

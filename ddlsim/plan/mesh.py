@@ -77,7 +77,10 @@ class Mesh:
         """Return the place of a rank. Raises ConfigError for one that is not in the mesh."""
         if rank >= self.n_ranks:
             raise ConfigError(f"Mesh.coordinates: rank = {rank}: must be below {self.n_ranks}")
-        return Coordinates(*np.argwhere(self.ranks == rank)[0].tolist())
+        place, left = dict[Axis, int](), rank
+        for axis in self.order:
+            left, place[axis] = divmod(left, getattr(self, axis))
+        return Coordinates(**place)
 
     @checked
     def groups(self, axis: Axis) -> tuple[tuple[int, ...], ...]:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
 from ddlsim.plan.asynchronous_pipeline import asynchronous_pipeline
 from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.mesh import Mesh
+from ddlsim.plan.pipeline_blocks import Step, step_of
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, pass_order
 from ddlsim.plan.pipeline_rows import groups_of
-from ddlsim.plan.pipeline_template import RECOMPUTE, Template
-from ddlsim.plan.plan import COMPUTE, Ints, Lane, Plan
+from ddlsim.plan.pipeline_template import RECOMPUTE
+from ddlsim.plan.plan import COMPUTE, Lane, Plan
 from ddlsim.workload.buckets import Bucket, one_bucket
 from ddlsim.workload.compute import Workload
 
@@ -77,8 +78,8 @@ def pipeline(
     table = pass_order(order, mesh.pipeline, micro_batches, len(chunks))
     if p2p == "in turns" and (order != "1f1b" or len(chunks) > mesh.pipeline):
         raise ConfigError("pipeline: p2p = 'in turns': goes with order '1f1b' and one chunk per stage; use 'exchange'")
-    template = Template(chunks, table, buckets, mesh.data, recompute=recompute, sharded=sharded, p2p=p2p)
-    return _repeated(template, mesh, micro_batches, steps)
+    step = step_of(chunks, table, buckets, mesh.data, recompute=recompute, sharded=sharded, p2p=p2p)
+    return _repeated(step, mesh, micro_batches, steps, chunks[-1].end)
 
 
 def _check(chunks: Sequence[Chunk], mesh: Mesh) -> None:
@@ -92,48 +93,48 @@ def _check(chunks: Sequence[Chunk], mesh: Mesh) -> None:
         raise ConfigError("pipeline: chunks: must be all layers in their order, as balanced() or chunks_at() cuts them")
 
 
-def _repeated(template: Template, mesh: Mesh, micro_batches: int, steps: int) -> Plan:
+def _repeated(once: Step, mesh: Mesh, micro_batches: int, steps: int, n_layers: int) -> Plan:
     """Return the plan in which every replica does the rows, step by step."""
-    rows, replicas = template.rows, mesh.data
-    n, blocks = len(rows), mesh.data * steps
-    lanes: dict[tuple[int, str], int] = {}
-    lane_of = np.array([lanes.setdefault((row.stage, row.lane), len(lanes)) for row in rows])
-    names = ("kind", "seconds", "nbytes", "micro", "first", "end", "part", "holds", "to", "group", "number", "shared")
-    column = {name: np.tile(np.array([getattr(row, name) for row in rows]), blocks) for name in names}
-    replica, step = np.tile(np.repeat(np.arange(replicas), n), steps), np.repeat(np.arange(steps), n * replicas)
-    ranks = mesh.ranks[:, :, 0]
-    groups, group_of = groups_of(template.groups, ranks)
-    number, alone, micro = column["number"], replicas * template.n_alone, column["micro"]
-    key = step * (alone + template.n_shared) + np.where(
-        column["shared"], alone + number, replica * template.n_alone + number
-    )
-    peer = np.where(column["to"] >= 0, ranks[replica, column["to"]], -1)
-    values: dict[str, Any] = _needs(template, replicas, steps) | {
+    replicas, n, column = mesh.data, len(once.columns["kind"]), once.columns
+    replica, ranks = np.arange(replicas)[:, None], mesh.ranks[:, :, 0]
+    groups, group_of = groups_of(once.groups, ranks)
+    number, alone, micro = column["number"], replicas * once.n_alone, column["micro"]
+    key = np.where(column["shared"], alone + number, replica * once.n_alone + number)
+    peer = np.where(column["to"] >= 0, ranks[:, column["to"]], -1)
+    each: dict[str, Any] = {
         name: column[name] for name in ("kind", "seconds", "nbytes", "first", "end", "part", "holds")
     } | {
-        "lane": replica * len(lanes) + np.tile(lane_of, blocks), "name": np.where(column["kind"] == COMPUTE, 0, -1),
-        "peer": np.where(column["group"] >= 0, group_of[replica, column["group"]], peer),
-        "key": np.where(number >= 0, key, -1), "step": step,
+        "lane": replica * len(once.lanes) + column["lane"], "name": np.where(column["kind"] == COMPUTE, 0, -1),
+        "peer": np.where(column["group"] >= 0, group_of[:, column["group"]], peer),
         "batch": np.where(micro >= 0, replica * micro_batches + micro, -1),
     }  # fmt: skip
+    values: dict[str, Any] = {
+        name: _tiled(one, steps * (replicas if one.ndim == 1 else 1)) for name, one in each.items()
+    }
+    key = np.concatenate([np.where(number >= 0, key + step * (alone + once.n_shared), -1) for step in range(steps)])
     return Plan(
-        lanes=tuple(Lane(int(ranks[r, stage]), name) for r in range(replicas) for stage, name in lanes),
-        groups=groups, parts=tuple(template.parts), names=(RECOMPUTE,), n_layers=template.n_layers, **values,
+        lanes=tuple(Lane(int(ranks[r, stage]), name) for r in range(replicas) for stage, name in once.lanes),
+        groups=groups, parts=once.parts, names=(RECOMPUTE,), n_layers=n_layers,
+        step=np.concatenate([np.full(n * replicas, step) for step in range(steps)]), key=key.ravel(), **values,
+        **_needs(once, n, replicas, steps),
     )  # fmt: skip
 
 
-def _needs(template: Template, replicas: int, steps: int) -> dict[str, Ints]:
+def _tiled(values: npt.NDArray[Any], times: int) -> npt.NDArray[Any]:
+    return np.concatenate([values.ravel()] * times)
+
+
+def _needs(once: Step, n: int, replicas: int, steps: int) -> dict[str, Any]:
     """Return the needs as a CSR: of the first step those inside it, of others also those of the step before."""
-    n = len(template.rows)
     counts, needs = [], []
-    first = [row.needs for row in template.rows]
-    later = [row.needs + [each - replicas * n for each in row.before] if row.before else row.needs
-             for row in template.rows]  # fmt: skip
-    shapes = [(np.array([*itertools.chain.from_iterable(lists)], dtype=np.int64), [len(each) for each in lists])
-              for lists in (first, later)[: min(steps, 2)]]  # fmt: skip
+    first = once.needs
+    later = [np.concatenate(each) for each in zip(first, (once.before[0], once.before[1] - replicas * n), strict=True)]
+    shapes = []
+    for row, need in (first, later)[: min(steps, 2)]:
+        shapes.append((need[np.argsort(row, kind="stable")], np.bincount(row, minlength=n)))
     for step in range(steps):
         flat, lengths = shapes[min(step, 1)]
         begins = (step * replicas + np.arange(replicas)) * n
         needs.append((begins[:, None] + flat).ravel())
-        counts.append(np.tile(lengths, replicas))
+        counts.append(_tiled(lengths, replicas))
     return {"needs": np.concatenate(needs), "need_offsets": np.cumsum(np.concatenate([[0], *counts]))}

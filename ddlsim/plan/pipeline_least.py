@@ -171,13 +171,14 @@ def rank_holds(chunks: Sequence[Chunk], order: PassOrder, *, recompute: bool) ->
     for rank, passes in enumerate(order):
         apart = {(each.chunk, each.micro) for each in passes if each.kind == "W"}
         chunk = np.array([each.chunk for each in passes], dtype=np.int64)
-        forward = np.array([each.kind == "F" for each in passes])
+        forward, weights = (np.array([each.kind == kind for each in passes]) for kind in ("F", "W"))
         last = np.array([
             each.kind == "W" or (each.kind == "B" and (each.chunk, each.micro) not in apart) for each in passes
         ])  # fmt: skip
+        again = ~forward & ~weights & recompute  # what is computed again stays until the weights' gradient is made
         change = np.where(forward, kept[chunk], np.where(last, -kept[chunk], 0.0))
+        change += np.where(again & ~last, stored[chunk], np.where(weights & recompute, -stored[chunk], 0.0))
         level = np.cumsum(change)
-        again = np.array([each.kind == "B" for each in passes]) & recompute
         before = level - change + np.where(again, stored[chunk], 0.0)
         most[rank] = max(float(level.max(initial=0.0)), float(before.max(initial=0.0)))
     return most

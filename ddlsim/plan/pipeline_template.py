@@ -1,9 +1,8 @@
-"""What the ranks of one pipeline do in a step, as rows that `pipeline` repeats for replicas and steps."""
+"""What the ranks of one pipeline do in a pass, as rows that are repeated for micro-batches, replicas and steps."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,7 +11,6 @@ from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.pipeline_orders import Pass, PassOrder
 from ddlsim.plan.pipeline_rows import Row, tie_of
 from ddlsim.plan.plan import (
-    ALL_GATHER,
     ALL_REDUCE,
     BACKWARD,
     BACKWARD_INPUT,
@@ -35,14 +33,14 @@ Buckets = Callable[[Workload], Sequence[Bucket]]
 
 
 class Template:
-    """The rows of a step, built stage by stage.
+    """The rows of passes and of what follows them, added one by one in whatever order a builder says.
 
     groups  stages: one means its replicas, two are those of one replica
     """
 
     def __init__(self, chunks: Sequence[Chunk], order: PassOrder, buckets: Buckets, replicas: int, *,
-                 recompute: bool, sharded: bool, p2p: str = "overlapped") -> None:  # fmt: skip
-        self.chunks, self.order, self.replicas, self.p2p = chunks, order, replicas, p2p
+                 recompute: bool, sharded: bool) -> None:  # fmt: skip
+        self.chunks, self.order, self.replicas = chunks, order, replicas
         self.recompute, self.sharded = recompute, sharded and replicas > 1
         self.n_layers = chunks[-1].end
         self.stage_of = {each.chunk: stage for stage, passes in enumerate(order) for each in passes}
@@ -60,20 +58,6 @@ class Template:
         self.sums: dict[int, list[int]] = {}  # chunk -> its sums
         self.parts_of: dict[int, list[int]] = {}
         self.part_of: dict[tuple[int, int], int] = {}  # chunk and bucket -> part
-        for stage in range(len(order)):
-            self._stage(stage)
-        if p2p == "in turns":
-            self._take_turns()
-        for row, each in self.passes:
-            if (arrival := self.arrivals.get(each)) is not None:
-                self.rows[row].needs.append(arrival)
-        self._end()
-
-    def _end(self) -> None:
-        """Add what comes after all passes."""
-        tied = self._tied_sums()
-        for stage in range(len(self.order)):
-            self._updates(stage, tied.get(stage))
 
     def _alone(self, chunk: Chunk) -> Workload:
         """Return the workload of a chunk without the gradients of tied weights, which are summed apart."""
@@ -93,28 +77,6 @@ class Template:
         return len(self.rows) - 1
 
     # ------------------------------------------------------------ passes and messages
-
-    def _stage(self, stage: int) -> None:
-        passes = self.order[stage]
-        last = {(each.kind == "W" or (each.chunk, each.micro) not in self.apart, each.chunk): at
-                for at, each in enumerate(passes) if each.kind != "F"}  # fmt: skip
-        sent: list[int] = []
-        for at, each in enumerate(passes):
-            begin = len(self.rows)
-            if each.kind == "F":
-                self._forward(stage, each)
-            else:
-                self._backward(stage, each, at == last.get((True, each.chunk)))
-            if self.p2p != "overlapped":
-                self.rows[begin].needs += sent
-            sent = [i for i in range(begin, len(self.rows)) if self.rows[i].kind == SEND]
-
-    def _take_turns(self) -> None:
-        """Let what a stage sends backward wait until what it needs for its next forward pass has come."""
-        for (row, each), (_, after) in itertools.pairwise(self.passes):
-            sends = (i for i in range(row, len(self.rows)) if self.rows[i].kind == SEND)
-            if each.kind == "B" and after.kind == "F" and after in self.arrivals and each.chunk > 0:
-                self.rows[next(sends)].needs.append(self.arrivals[after])
 
     def _forward(self, stage: int, each: Pass) -> None:
         chunk = self.chunks[each.chunk]
@@ -217,53 +179,19 @@ class Template:
         return self._add(Row(stage, "stream", kind, 0.0, self.parts[part].nbytes, part=part, needs=needs,
                              group=self.groups.index(stages), number=number, shared=shared))  # fmt: skip
 
-    def _tied_sums(self) -> dict[int, tuple[int, int]]:
-        """Sum the gradient of tied weights over replicas, then over the two stages that have them; return (part, row
-        that has the sum) by stage."""
-        if self.tie is None:
-            return {}
-        part = self._part(self.tie.nbytes, self.tie.owner, self.tie.owner + 1, self.tie.user)
-        ends = [0, len(self.chunks) - 1]
-        stages = list(dict.fromkeys(self.stage_of[chunk] for chunk in ends))
-        latest = {}
-        for stage in stages:
-            rows = [i for i, row in enumerate(self.rows) if row.stage == stage and row.lane == "compute"]
-            latest[stage] = self._of_replicas(stage, part, rows[-1])
-        if len(stages) == 2:
-            number = None
-            for stage in stages:
-                latest[stage] = self._collective(ALL_REDUCE, stage, tuple(stages), part, [latest[stage]], number)
-                number = self.rows[-1].number
-        return {stage: (part, row) for stage, row in latest.items()}
-
-    def _updates(self, stage: int, tied: tuple[int, int] | None) -> None:
-        """Update a stage's chunks and, where replicas have shares, gather them for the next forward pass."""
+    def _updates(self, stage: int, tied: tuple[int, int] | None) -> dict[int, int]:
+        """Update a stage's chunks, the weights that are tied after their (part, row that has the sum); return the row
+        of each."""
         mine = [chunk for chunk in sorted(self.stage_of) if self.stage_of[chunk] == stage]
         share = self.replicas if self.sharded else 1
-        brought: dict[int, list[int]] = {}
         updates = {}
         for chunk in mine:
             piece = self.chunks[chunk]
             sums = list(self.sums.get(chunk, []))
-            has_tie = tied is not None and chunk in (0, len(self.chunks) - 1)
-            if has_tie and tied is not None:
+            if tied is not None and chunk in (0, len(self.chunks) - 1):
                 sums.append(tied[1])
-            if not sums:
-                continue
-            seconds = piece.workload.optimizer / share
-            row = Row(stage, "compute", UPDATE, seconds, first=piece.first, end=piece.end, needs=sums)
-            updates[chunk] = self._add(row)
-            brought[chunk] = list(self.parts_of.get(chunk, []))
-        if not self.sharded:
-            return
-        gathers: list[int] = []
-        for chunk, parts in brought.items():
-            for part in reversed(parts):
-                gathers.append(self._collective(ALL_GATHER, stage, (stage,), part, [updates[chunk]]))
-        if tied is not None:
-            gathers.append(self._collective(ALL_GATHER, stage, (stage,), tied[0], list(updates.values())))
-        first = next((row for row, each in self.passes if self.rows[row].stage == stage), None)
-        if first is not None and gathers:
-            self.rows[first].before += gathers
-
-
+            if sums:
+                seconds = piece.workload.optimizer / share
+                row = Row(stage, "compute", UPDATE, seconds, first=piece.first, end=piece.end, needs=sums)
+                updates[chunk] = self._add(row)
+        return updates

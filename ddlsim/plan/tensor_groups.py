@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -14,6 +13,7 @@ from ddlsim.arguments import Count
 from ddlsim.cluster import Cluster
 from ddlsim.collectives import build
 from ddlsim.network import schedule_time
+from ddlsim.network.distinct import distinct
 from ddlsim.plan.chunks import Chunk
 from ddlsim.plan.draft import Draft
 from ddlsim.plan.plan import RECEIVE, SEND, Floats, Ints, Plan
@@ -119,20 +119,20 @@ def with_shared_interfaces(plan: Plan, cluster: Cluster, nodes: Ints) -> Plan:
     neighbours counts.
     """
 
-    rows = plan.rows(SEND, RECEIVE)
-    ends = np.stack([plan.rank[rows], plan.peer[rows]])
-    ends = np.where(plan.kind[rows] == SEND, ends, ends[::-1])
+    n = len(nodes)
+    sends, receives, grouped = plan.rows(SEND), plan.rows(RECEIVE), plan.collectives
     members = [np.array(group, dtype=np.int64) for group in plan.groups]
-    hops = [np.stack([group, np.roll(group, -1)]) for group in members]
-    source, target = np.concatenate([ends, *hops], axis=1)
-    pairs, which = np.unique(source * len(nodes) + target, return_inverse=True)
-    times = _times(cluster, nodes[pairs // len(nodes)], nodes[pairs % len(nodes)])[which]
-    factor = np.ones(len(plan))
-    factor[rows] = times[: len(rows)]
-    bounds = len(rows) + np.cumsum([0, *map(len, members)])
-    of_group = np.array([times[a:b].max() for a, b in itertools.pairwise(bounds.tolist())])
-    grouped = plan.collectives
-    factor[grouped] = of_group[plan.peer[grouped]] if len(grouped) else 1.0
+    hops = [group * n + np.roll(group, -1) for group in members]
+    ways = [plan.rank[sends] * n + plan.peer[sends], plan.peer[receives] * n + plan.rank[receives], *hops]
+    pairs = np.unique(np.concatenate([distinct(each, n * n)[0] for each in ways]))
+    times = _times(cluster, nodes[pairs // n], nodes[pairs % n])
+    if (times == 1.0).all():
+        return plan
+    factor, of_pair = np.ones(len(plan)), np.empty(n * n)
+    of_pair[pairs] = times
+    factor[sends], factor[receives] = of_pair[ways[0]], of_pair[ways[1]]
+    if len(grouped):
+        factor[grouped] = np.array([of_pair[each].max() for each in hops])[plan.peer[grouped]]
     return dataclasses.replace(plan, nbytes=plan.nbytes * factor)
 
 

@@ -37,7 +37,7 @@ from ddlsim.runtime.loop import Loop, Traffic
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import StopRule, Worker, factors
-from ddlsim.strategies.plans import first_workers, plan_of, tells_plan
+from ddlsim.strategies.plans import first_workers, peak_memory, tells_plan
 from ddlsim.units import si
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Workload, make_workload
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
@@ -195,7 +195,7 @@ def _memory_warnings(
     parts = any(stage.workload is not workload for stage, workload in zip(stages, whole, strict=True))
     if parts and tells_plan(strategy):
         accumulation = micro_batches(strategy, experiment.batch_size, n_workers, experiment.accumulation)
-        peak = plan_of(strategy, whole, 1, accumulation).peak_memory()
+        peak = peak_memory(strategy, whole, accumulation)
         for rank, worker in enumerate(first_workers(strategy, n_workers)):
             held[worker] = float(peak[rank])
     different = {

@@ -43,14 +43,12 @@ class Shape:
     """The rows of one step of a plan, numbered from 0.
 
     before  rows of the step before
-    micro   of each row, (n,): its micro-batch among those of its rank; of other rows, the last one
     said    what a rank is said to do that waits for collectives of a kind and a group, of parts or of anything else
     """
 
     plan: Plan
     rows: slice
     before: int
-    micro: Ints
     said: Mapping[tuple[int, int, bool], str]
 
     @cached_property
@@ -68,6 +66,19 @@ class Shape:
     def first(self) -> Ints:
         """The place in `device` of the first task of each rank, (n_ranks,)."""
         return np.searchsorted(self.rank, np.arange(self.plan.n_ranks))
+
+    @cached_property
+    def micro(self) -> Ints:
+        """The number of each row's micro-batch among those of its rank; of other rows, the last one's, (n,)."""
+        rank, batch = self.plan.rank[self.rows], self.plan.batch[self.rows]
+        of_batch = batch >= 0
+        width = int(batch.max(initial=0)) + 1
+        pairs, place = np.unique(rank[of_batch] * width + batch[of_batch], return_inverse=True)
+        first = np.searchsorted(pairs, np.arange(self.plan.n_ranks) * width)
+        last = np.searchsorted(pairs, (1 + np.arange(self.plan.n_ranks)) * width) - first - 1
+        micro = np.maximum(last, 0)[rank]
+        micro[of_batch] = place.reshape(-1) - first[rank[of_batch]]
+        return np.asarray(micro, dtype=np.int64)
 
     @cached_property
     def begins(self) -> Ints:
@@ -196,7 +207,7 @@ class Bookings:
         shape, keys = self.shape(number), self.keys[min(number, len(self.keys) - 1)]
         if number >= len(self.keys) > 1:  # what it calls the step before
             self._entered[self.keys[-2]] = self._entered[keys]
-        start, end = tasks["start"], tasks["end"]
+        start, end = tasks["start"], tasks["end"].copy()  # the tasks are gone through again
         ends = np.concatenate([self._ends, end])
         self._ends = end
         self._entered[keys] = 0.0

@@ -12,9 +12,9 @@ from ddlsim.network.executor import Executor
 from ddlsim.network.state import Records
 from ddlsim.network.tasks import OPTIONAL
 from ddlsim.plan.inserted import SUMMING, with_codes, with_evaluations
-from ddlsim.plan.live import LIVE, N_STEPS, live_steps
+from ddlsim.plan.live import LIVE, N_STEPS, first_steps, live_steps
 from ddlsim.plan.order import Order
-from ddlsim.plan.plan import FORWARD, REDUCE_SCATTER, Bools, Floats, Ints, Plan
+from ddlsim.plan.plan import FORWARD, REDUCE_SCATTER, Bools, Floats, Plan
 from ddlsim.runtime.bookings import Bookings, Shape
 from ddlsim.runtime.carrier import Carrier, Exchanges, OfGroups, OfKinds
 from ddlsim.runtime.common_model import CommonModel, Gradients, Met
@@ -47,20 +47,23 @@ def planned(members: Communicator, make: Make, carriers: Callable[[Gradients], M
 
 
 def run_table(
-    setting: Setting, make: Callable[[int], Plan], schedules: Schedules, *, samples: int,
+    setting: Setting, make: Callable[[int], Plan], schedules: Schedules | None, *, samples: int,
     members: Sequence[Sequence[int]] | None = None, live: int = LIVE,
     exchanges: MakeExchanges | None = None, met: Met | None = None, owner: str = "this strategy",
+    beside_first: int = LIVE,
 ) -> None:  # fmt: skip
-    """Let a plan drive a run, over and over, whose collectives go by `schedules`.
+    """Let a plan drive a run, over and over, whose collectives go by `schedules` or by `exchanges`.
 
     make       steps -> their plan
     samples    of an update: ranks 0, 1, ... learn from so many together
     members    workers that each rank of the plan stands for, which do the same at the same time; by default rank r is
                worker r
     live       steps of which something can be under way at the same time
-    exchanges  of gradients and the plan: what carries its collectives, in the place of `schedules`
+    exchanges  of gradients and the plan: what carries its collectives
     met        which parameters the gradients of a step are of (:class:`~ddlsim.runtime.common_model.CommonModel`)
     owner      whose run it is, for messages
+    beside_first
+               steps in which devices are, or wait for what comes next, until the first one has ended, with it
 
     Raises ConfigError for a plan whose steps after the first are not alike, and for batches that change.
     """
@@ -71,10 +74,13 @@ def run_table(
             "run each batch size by itself"
         )
     workers = setting.workers if members is None else [setting.workers[own[0]] for own in members]
+    if exchanges is None:
+        assert schedules is not None
+        by = schedules
+        exchanges = lambda gradients, plan: OfGroups(setting, workers, plan.groups, by)  # noqa: E731
     run = TableRun(
-        setting, lambda workloads, steps: make(steps),
-        exchanges or (lambda gradients, plan: OfGroups(setting, workers, plan.groups, schedules)), members=members,
-        n_learners=samples // first.samples_per_step, live=live, met=met, owner=owner,
+        setting, lambda workloads, steps: make(steps), exchanges, members=members,
+        n_learners=samples // first.samples_per_step, live=live, met=met, owner=owner, beside_first=beside_first,
     )  # fmt: skip
     setting.loop.drive(run)
 
@@ -92,12 +98,14 @@ class TableRun:
     live        steps of which something can be under way at the same time
     met         which parameters the gradients of a step are of, where steps overlap
     owner       whose run it is, for messages
+    beside_first
+                steps in which devices are, or wait for what comes next, until the first one has ended, with it
     """
 
     def __init__(
         self, setting: Setting, make: Make, exchanges: MakeExchanges, *,
         members: Sequence[Sequence[int]] | None = None, n_learners: int | None = None, live: int = LIVE,
-        met: Met | None = None, owner: str = "this strategy",
+        met: Met | None = None, owner: str = "this strategy", beside_first: int = LIVE,
     ) -> None:  # fmt: skip
         self.setting, self.learner, self._make = setting, setting.learner, make
         self.members = [[worker.rank] for worker in setting.workers] if members is None else [[*own] for own in members]
@@ -111,9 +119,11 @@ class TableRun:
         self._overlap = met is not None
         setting.model = lambda: model.params
         self.model = model
-        plan = make(workloads, N_STEPS)
+        once = live == LIVE and setting.stop.n_updates == 1 and self.learner.task is None
+        plan = make(workloads, beside_first if once else N_STEPS)
         self.exchanges = exchanges(model.gradient, plan)
-        steps = live_steps(self._with_more(plan), live)
+        plan = self._with_more(plan)
+        steps = first_steps(plan) if once else live_steps(plan, live)
         if steps is None:
             raise ConfigError(
                 "plan: steps after the first one differ: they are not alike, so it cannot be gone through over and "
@@ -126,10 +136,7 @@ class TableRun:
         said = {pair: carrier.what for pair, carrier in self.travel.carriers.items()}
         rows = steps.rows[:3]
         before = [0, *(own.stop - own.start for own in rows[:-1])]
-        shapes = [
-            Shape(steps.plan, own, earlier, _micro_batches(steps.plan, own), said)
-            for own, earlier in zip(rows, before, strict=True)
-        ]
+        shapes = [Shape(steps.plan, own, earlier, said) for own, earlier in zip(rows, before, strict=True)]
         self.bookings = Bookings(setting.recorder, self.members, shapes, steps.keys[:3])
         #: by the first worker's workload, which the list holds and so keeps the number of
         self._regimes = {id(workloads[0]): (workloads, self._seconds(steps.plan))}
@@ -195,7 +202,7 @@ class TableRun:
         """All tasks of a step have ended, and those of all steps before."""
         step, slot = self.done, self.steps.slot(self.done)
         self._ended.discard(slot)
-        rows = self.executor.tasks[self.steps.rows[slot]].copy()
+        rows = self.executor.tasks[self.steps.rows[slot]]
         self.model.learn_until(step)
         self._book(step, rows)
         samples = self._samples(step)
@@ -316,7 +323,7 @@ class TableRun:
         self.setting.loop.nbytes_asked += self.executor.nbytes_sent
         waits: dict[int, str] = {}
         for step in range(self.done, self.done + self.steps.live):
-            shape, rows = self.bookings.shape(step), self.executor.tasks[self.steps.rows[self.steps.slot(step)]].copy()
+            shape, rows = self.bookings.shape(step), self.executor.tasks[self.steps.rows[self.steps.slot(step)]]
             left = np.flatnonzero(np.isnan(rows["start"][shape.device]))
             ranks, first = np.unique(shape.rank[left], return_index=True)
             for rank, place in zip(ranks.tolist(), left[first].tolist(), strict=True):
@@ -335,19 +342,6 @@ class TableRun:
         if self.workers[0].accumulation > 1:
             return f"the parameters of step {step}"
         return f"the parameters of layer {self.steps.plan.first[row]}"
-
-
-def _micro_batches(plan: Plan, rows: slice) -> Ints:
-    """Return the number of each row's micro-batch among those of its rank; of other rows, the last one's."""
-    rank, batch = plan.rank[rows], plan.batch[rows]
-    of_batch = batch >= 0
-    width = int(batch.max(initial=0)) + 1
-    pairs, place = np.unique(rank[of_batch] * width + batch[of_batch], return_inverse=True)
-    first = np.searchsorted(pairs, np.arange(plan.n_ranks) * width)
-    last = np.searchsorted(pairs, (1 + np.arange(plan.n_ranks)) * width) - first - 1
-    micro = np.maximum(last, 0)[rank]
-    micro[of_batch] = place.reshape(-1) - first[rank[of_batch]]
-    return np.asarray(micro, dtype=np.int64)
 
 
 def _named(plan: Plan, name: str) -> Bools:

@@ -15,10 +15,11 @@ from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Chunk, Mesh, Plan, chunks_at, mesh_of, pipeline
 from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
-from ddlsim.plan.live import LIVE, N_STEPS
+from ddlsim.plan.live import LIVE
 from ddlsim.plan.norms import Together, updated_tensors, with_partial_norms
 from ddlsim.plan.pipeline_least import Travel, costs_of, least_seconds, rank_holds, representative_order
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS, PassOrder, pass_order
+from ddlsim.plan.plan import Floats
 from ddlsim.plan.schedules import Schedules
 from ddlsim.plan.tensor_groups import Seconds, as_one_rank, group_seconds, with_exchanges, with_shared_interfaces
 from ddlsim.runtime.carrier import OfGroups
@@ -215,9 +216,9 @@ class Parallel:
             mine: Sequence[int] = _chunks_of(self.order, self.pipeline, len(chunks))[place]
         else:
             mine = sorted({chunk for _, chunk, _ in self._order(mesh, 0)[place]})
-        work = joined(tuple(chunks[i] for i in mine))
-        holding = _holding(work, mesh.data if self.sharded else 1, self.tensor, self.sequence, self._again)
-        return _stage(work, holding, 1 + self._delays[place])
+        own = tuple(chunks[i] for i in mine)
+        shards = mesh.data if self.sharded else 1
+        return _stage(own, shards, self.tensor, self.sequence, self._again, 1 + self._delays[place])
 
     def _chunks(self, workload: Workload) -> tuple[Chunk, ...]:
         if self.cut == "layers":
@@ -284,6 +285,22 @@ class Parallel:
         stages = Mesh(mesh.data, mesh.pipeline).ranks[:, :, 0].T.tolist()
         return with_partial_norms(plan, slowest, [Together(r, updated_tensors(plan, slowest[0], r[0])) for r in stages])
 
+    def peak_memory(self, workloads: Sequence[Workload], micro_batches: int) -> Floats:
+        """Return the bytes of activations that each rank of the plan holds at most, (n_ranks,).
+
+        Raises ConfigError as :meth:`plan` does.
+        """
+        if self._asynchronous or not isinstance(self.order, str):
+            return self.plan(workloads, 1, micro_batches).peak_memory()
+        mesh, work = self.mesh(len(workloads)), workloads[0]
+        cuts = [chunk.first for chunk in self._chunks(self._shard(work).workload)[1:]]
+        order = representative_order(self.order, self.pipeline, micro_batches, len(cuts) + 1)
+        chunks = self._split(work, cuts, lambda kind, nbytes: 0.0)
+        held = rank_holds(chunks, order, recompute=self.recompute == "stage")
+        peak = np.empty(mesh.data * mesh.pipeline)
+        peak[Mesh(mesh.data, mesh.pipeline).ranks[:, :, 0]] = held
+        return peak
+
     def _members(self, mesh: Mesh) -> list[list[int]]:
         """Return the workers that each rank of the plan stands for: tensor groups, stage by stage."""
         members: list[list[int]] = mesh.ranks.transpose(1, 0, 2).reshape(-1, self.tensor).tolist()
@@ -320,13 +337,13 @@ class Parallel:
             return with_shared_interfaces(plan, setting.cluster, np.array(setting.nodes)[np.array(members)])
 
         nodes = np.array(self.plan_nodes(setting.cluster, setting.nodes))
-        schedules = Schedules(make(N_STEPS), self.algorithm, setting.cluster, nodes, self.rank_order)
         chunks = self._chunks(self._shard(whole[0]).workload)
         asynchronous = self._asynchronous
         ages = self._delays if asynchronous else ()
         weights = StashedWeights(setting.learner, self._delays, stage_slices(setting.learner, [c.end for c in chunks]))
 
         def exchanges(gradients: Gradients, plan: Plan) -> OfReplicas:
+            schedules = Schedules(plan, self.algorithm, setting.cluster, nodes, self.rank_order)
             dense = OfGroups(setting, [workers[own[0]] for own in members], plan.groups, schedules)
             fabric, parts = Fabric(self.algorithm, self.rank_order, self.cost), list[slice]()
             if setting.compression is not None:
@@ -335,9 +352,9 @@ class Parallel:
             return OfReplicas(dense, fabric, mesh.data, parts, gradients, ages)
 
         run_table(
-            setting, make, schedules, samples=whole[0].batch_size * micro_batches * mesh.data, members=members,
+            setting, make, None, samples=whole[0].batch_size * micro_batches * mesh.data, members=members,
             live=steps_under_way(self.pipeline, micro_batches) if asynchronous else LIVE, exchanges=exchanges,
-            met=weights.at if asynchronous else None, owner="Parallel",
+            met=weights.at if asynchronous else None, owner="Parallel", beside_first=2,  # each ends with updates
         )  # fmt: skip
 
     def outlook(
@@ -428,9 +445,12 @@ def _chunks_of(order: str, stages: int, n_chunks: int) -> tuple[tuple[int, ...],
 
 
 @functools.lru_cache(maxsize=256)
-def _stage(work: Workload, holding: Holding, versions: int) -> Stage:
+def _stage(
+    chunks: tuple[Chunk, ...], shards: int, tensor: int, sequence: bool, recompute: str, versions: int
+) -> Stage:
     """Return what a worker has that keeps so many versions of its weights."""
-    memory = _memory(work, holding)
+    work = joined(chunks)
+    memory = _memory(work, _holding(work, shards, tensor, sequence, recompute))
     return Stage(work, memory=dataclasses.replace(memory, weights=versions * memory.weights))
 
 

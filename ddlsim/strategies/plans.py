@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan
+from ddlsim.plan.plan import Floats
 from ddlsim.runtime.setting import Strategy
 from ddlsim.workload.compute import Workload
 
@@ -23,6 +24,17 @@ def plan_of(strategy: Strategy, workloads: Sequence[Workload], steps: int = 1, a
         )
     plan: Plan = strategy.plan(workloads, steps, accumulation)  # type: ignore[attr-defined]  # it has one
     return plan
+
+
+def peak_memory(strategy: Strategy, workloads: Sequence[Workload], accumulation: int) -> Floats:
+    """Return the bytes that the tasks of each rank of a strategy's plan hold at most, (n_ranks,).
+
+    A strategy can have a method ``peak_memory(workloads, accumulation)`` that says so without writing the plan.
+    """
+    if _tells(strategy, "peak_memory", "plan"):
+        peak: Floats = strategy.peak_memory(workloads, accumulation)  # type: ignore[attr-defined]  # it has one
+        return peak
+    return plan_of(strategy, workloads, 1, accumulation).peak_memory()
 
 
 def nodes_of_plan(strategy: Strategy, cluster: Cluster, nodes: Sequence[int]) -> list[int]:
@@ -44,6 +56,11 @@ def tells_plan(strategy: object) -> bool:
 
     A subclass that starts in another way than its parent has to say its plan anew.
     """
+    return _tells(strategy, "plan", "start")
+
+
+def _tells(strategy: object, name: str, of: str) -> bool:
+    """Return whether a strategy has a method that is true of another one: no class below has that one anew."""
     order = type(strategy).__mro__
-    plan, start = (next((i for i, c in enumerate(order) if name in vars(c)), None) for name in ("plan", "start"))
-    return plan is not None and (start is None or plan <= start)
+    told, done = (next((i for i, c in enumerate(order) if each in vars(c)), None) for each in (name, of))
+    return told is not None and (done is None or told <= done)

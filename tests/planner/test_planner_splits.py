@@ -12,7 +12,6 @@ from ddlsim.cli import app
 from ddlsim.cluster import load_cluster, star
 from ddlsim.plan import ORDERS, Mesh, balanced, pipeline
 from ddlsim.plan.pipeline_least import Costs, least_seconds, rank_holds, representative_order
-from ddlsim.plan.pipeline_orders import pass_order
 from ddlsim.planner.bounds import Bounds
 from ddlsim.planner.candidates import candidates
 from ddlsim.workload.compute import make_workload
@@ -70,8 +69,6 @@ def test_what_is_held_is_what_the_plan_holds():
     ]:  # fmt: skip
         chunks = chunks_of[n_chunks]
         for again in (False, True):
-            if again and any(each.kind == "W" for each in itertools.chain(*pass_order(order, ranks, 8, n_chunks))):
-                continue
             table = representative_order(order, ranks, micro_batches, n_chunks)
             held = rank_holds(chunks, table, recompute=again)
             plan = pipeline(chunks, Mesh(1, ranks), micro_batches, order, recompute=again)

@@ -12,7 +12,8 @@ from ddlsim.cluster import star
 from ddlsim.collectives import build
 from ddlsim.network import schedule_time
 from ddlsim.plan.pipeline_orders import ORDERS
-from ddlsim.run.simulate import prepare
+from ddlsim.run.simulate import prepare, run
+from ddlsim.runtime import table_run
 from ddlsim.workload.tensor_parallel import tensor_parallel
 
 INSTANT = star(8, bandwidth=1e15, latency=0.0)
@@ -32,9 +33,39 @@ def test_a_run_is_its_plan_again_and_again(strategy):
     plan.check()
     assert plan.n_ranks == 4
     longer = strategy.plan(result.workloads, 4, 32 // (strategy.mesh(4).data * (strategy.micro_batch or 1)))
-    run = longer.execute(result.cluster, nodes=result.cluster.workers[:4].tolist())
-    assert result.step_times == pytest.approx(run.step_times[1:], rel=1e-9)
+    execution = longer.execute(result.cluster, nodes=result.cluster.workers[:4].tolist())
+    assert result.step_times == pytest.approx(execution.step_times[1:], rel=1e-9)
     assert result.samples_per_update == 32
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Parallel(pipeline=4, micro_batch=2), Parallel(pipeline=2, micro_batch=8, sharded=True, order="gpipe"),
+        Parallel(pipeline=2, interleave=2, micro_batch=2, p2p="exchange"), Parallel(pipeline=2, order="zb-v"),
+        Parallel(pipeline=4, micro_batch=4, p2p="in turns", recompute="stage"),
+    ],
+)  # fmt: skip
+def test_a_run_of_one_update_needs_no_third_step(strategy, monkeypatch):
+    """What goes on when the first step ends is in the second one: all of the rest waits."""
+    parts = {"cluster": "two-racks-oversubscribed", "model": "resnet18", "strategy": strategy, "batch_size": 64}
+    experiment = Experiment(**parts, workers=8, steps=1, warmup=0, jitter=ddlsim.Lognormal(0.3))
+    short = run(experiment, keep_spans=True)
+    monkeypatch.setattr(table_run, "LIVE", 0)  # no run is taken for one that ends with its first step
+    long = run(experiment, keep_spans=True)
+    for name in ("end_time", "nbytes_sent", "n_messages"):
+        assert getattr(short, name) == getattr(long, name)
+    for name in ("updates", "step_end", "seconds", "booked", "spans"):
+        assert getattr(short.recorder, name) == getattr(long.recorder, name)
+
+
+@pytest.mark.parametrize("order", [*ORDERS, "2bw"])
+def test_memory_is_told_without_the_plan(order):
+    strategy = Parallel(pipeline=4, order=order, recompute="stage")
+    (workload,) = {id(each): each for each in prepare(Experiment("office-1gbe", "resnet18", strategy, batch_size=24,
+                                                                 workers=8)).workloads}.values()  # fmt: skip
+    told = strategy.peak_memory([workload] * 8, 12)
+    assert told == pytest.approx(strategy.plan([workload] * 8, 1, 12).peak_memory(), rel=1e-12)
 
 
 @pytest.mark.parametrize("m", [1, 2, 8])
