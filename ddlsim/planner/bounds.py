@@ -32,7 +32,7 @@ from ddlsim.run.alone import alone, is_replicated
 from ddlsim.run.costs import host_price
 from ddlsim.run.plans import encode_seconds, least_seconds
 from ddlsim.run.simulate import Placed, Prepared, place, prepare
-from ddlsim.strategies.plans import nodes_of_plan, plan_of, tells_plan
+from ddlsim.strategies.plans import first_workers, nodes_of_plan, plan_of, tells_plan
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.memory import check_memory, held_nbytes
 from ddlsim.workload.stage import Outlook, at_once, micro_batches, n_copies, n_replicas
@@ -106,11 +106,11 @@ class Bounds:
         shared = self._prepared(candidate)
         prepared = shared.prepared
         limits = {"computing alone": _computing(candidate, prepared)}
-        batches = float(experiment.accumulation)
+        at_a_time, batches = _batches(candidate)
         replicated = is_replicated(prepared.stages, prepared.workloads)
         window = None if shared.plan is None else self._window(candidate, prepared, shared.plan, shared)
         if window is not None:
-            n_samples = float(window.batches * experiment.batch_size)
+            n_samples = float(window.batches * at_a_time)
             limits["what computing cannot hide"] = n_samples / window.chains if window.chains > 0.0 else np.inf
             limits["bytes that must travel"] = n_samples / window.crossing if window.crossing > 0.0 else np.inf
             if not replicated:
@@ -186,7 +186,7 @@ class Bounds:
         if experiment.compression is None and simulated and len(nodes) == plan.n_ranks:
             carriers = Carriers(self._interfaces(cluster), nodes)
         encoding = encode_seconds(plan, experiment, prepared.workloads, cluster.host_of[prepared.nodes])
-        seconds = least_seconds(plan, experiment, encoding)
+        seconds = least_seconds(plan, experiment, encoding, candidate.workers)
         begin, end = experiment.warmup, experiment.warmup + experiment.steps
         content = hashlib.blake2b(shared.content + seconds.tobytes(), digest_size=16)
         if carriers is not None:
@@ -230,10 +230,19 @@ def _plan(candidate: Candidate, prepared: Prepared) -> Plan | None:
     if any(strategy.updates(steps, candidate.workers) != steps for steps in (experiment.warmup, last)):
         return None
     try:
-        plan = plan_of(strategy, prepared.workloads, last, experiment.accumulation)
+        plan = plan_of(strategy, prepared.workloads, last, int(_batches(candidate)[1]))
     except ConfigError:  # an overlap, say, that does not tell its plan
         return None
-    return plan if plan.n_ranks - len(plan.servers) == candidate.workers else None
+    n_ranks = len(first_workers(strategy, candidate.workers))
+    return plan if plan.n_ranks - len(plan.servers) == n_ranks else None
+
+
+def _batches(candidate: Candidate) -> tuple[int, float]:
+    """Return the samples that a worker computes at once, and how often it does so for an update."""
+    experiment, workers = candidate.experiment, candidate.workers
+    strategy, batch_size = experiment.strategy, experiment.batch_size
+    n = micro_batches(strategy, batch_size, workers, experiment.accumulation)
+    return at_once(strategy, batch_size, workers), float(n)
 
 
 def _n_batches(plan: Plan, begin: int) -> int:
@@ -243,8 +252,10 @@ def _n_batches(plan: Plan, begin: int) -> int:
 
 
 def _computing(candidate: Candidate, prepared: Prepared) -> float:
-    """Samples/s that the forward and backward passes allow."""
+    """Samples/s that the forward and backward passes allow, of workers that compute what one would alone."""
     experiment = candidate.experiment
+    if hasattr(experiment.strategy, "micro_batch_size"):  # fewer weights to read, exchanges that count as work
+        return np.inf
     if not isinstance(experiment.jitter, NoJitter) or experiment.slow_downs or experiment.warmup > 0:
         return np.inf
     return sum(experiment.batch_size / (w.forward_time + w.backward_time) for w in prepared.workloads)

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlsim.cluster import Cluster
-from ddlsim.errors import ConservationError
+from ddlsim.errors import ConfigError, ConservationError
 from ddlsim.network import Accounts
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.recorder import Recorder
@@ -43,12 +43,23 @@ ROUNDING = 1e-9
 def check_result(result: Result, loop: Loop, accounts: Accounts, n_samples: int) -> None:
     """Raise :class:`ConservationError` unless the `result` of a run of `loop` adds up.
 
+    ConfigError where that is because collectives of known time, which the network does not see, leave no room for what
+    is simulated.
+
     accounts   the network's
     n_samples  what the updates have learned from, as counted by the rule that ends the run
     """
     _equal("clock: the network has run until", loop.network.now, "the run until", result.end_time, "s")
     check_bytes(accounts, loop)
-    check_links(result.cluster, accounts, result.channel_nbytes, result.channel_busy, result.end_time)
+    try:
+        check_links(result.cluster, accounts, result.channel_nbytes, result.channel_busy, result.end_time)
+    except ConservationError as error:
+        if not (loop.beside.busy.any() and accounts.busy.any()):
+            raise
+        raise ConfigError(
+            "cost: collectives whose time is known and messages that are simulated beside them do not slow each other, "
+            f"and together need more of a link than it has ({str(error).partition(_REPORT)[0]}); use cost='simulated'"
+        ) from None
     check_workers(result.recorder, result.end_time)
     _check_updates(result, n_samples)
     if result.busy is not None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.cluster import Floats, Ints
 from ddlsim.collectives.nccl_way import several_ways
 from ddlsim.learning.monitor import Monitor
+from ddlsim.learning.training import Training
 from ddlsim.run.experiment import Experiment
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.setting import Setting
@@ -40,6 +44,24 @@ def handed_over_notes(setting: Setting, monitor: Monitor | None) -> list[str]:
             f"({share:.2%} of the parameters) are not counted among the bytes sent"
         )
     return notes
+
+
+def delay_warnings(training: Training | None, staleness: Sequence[int], reason: str) -> list[str]:
+    """Return a warning, with rates to try, if a run has diverged whose gradients were of older parameters.
+
+    SGD whose gradients are d updates old is stable on a quadratic up to sin(pi / (4 d + 2)) of the rate that it bears
+    without delay (Yang et al. 2021, PipeMare, arXiv:1910.05124, lemma 1; they warm up by dividing rates by the delay).
+    """
+    oldest = max(staleness, default=0)
+    if training is None or not oldest or not reason.startswith("diverged"):
+        return []
+    share = math.sin(math.pi / (4 * oldest + 2))
+    rate = f", so {share * training.rate:.2g} here," if isinstance(training.rate, int | float) else ""
+    return [
+        f"gradients were up to {oldest} updates old: on a quadratic that allows {share:.2g} of the rate that is stable "
+        f"without delay, sin(pi / (4 d + 2)); try a rate of {share:.2g} times as much{rate} or one that begins at "
+        f"1 / {oldest} of it (Yang et al. 2021, arXiv:1910.05124), or a synchronous strategy"
+    ]
 
 
 def idle_notes(cluster: Cluster, nodes: Ints, channel_nbytes: Floats, all_ways: bool = False) -> list[str]:

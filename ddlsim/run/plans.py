@@ -18,7 +18,7 @@ from ddlsim.runtime.codec import encoding, rounded
 from ddlsim.runtime.communicator import hierarchical
 from ddlsim.runtime.fabric import HasFabric
 from ddlsim.runtime.worker import factors
-from ddlsim.strategies.plans import plan_of
+from ddlsim.strategies.plans import first_workers, plan_of
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.stage import micro_batches
@@ -70,32 +70,44 @@ def encode_seconds(
         [pieces * encoding(choice, workload, rounded(part.nbytes) // (share * pieces), 0.0) for part in plan.parts]
         for workload in different
     ])  # fmt: skip
-    which = np.array([next(i for i, one in enumerate(different) if one is workload) for workload in workloads])
+    firsts = [workloads[worker] for worker in first_workers(strategy, len(workloads))]
+    which = np.array([next(i for i, one in enumerate(different) if one is workload) for workload in firsts])
     np.add.at(seconds, last[sums], least[which[plan.rank[sums]], plan.part[sums]])
     return seconds
 
 
-def least_seconds(plan: Plan, experiment: Experiment, besides: Floats) -> Floats:
-    """Return the s that the work of each task and what it does `besides` take at least in a run, with the factors that
-    its workers draw, (n,).
+def least_seconds(plan: Plan, experiment: Experiment, besides: Floats, n_workers: int) -> Floats:
+    """Return the s that the work of each task and what it does `besides` take at least in a run of so many workers,
+    with the factors that they draw, (n,).
 
-    Of slow-downs only those count that are none. A worker draws a factor for every micro-batch (`Worker.begin_step`);
-    where the plan's micro-batches are not done one after the other, as many as the accumulation in a step, the least
-    that it draws stands for all.
+    Of slow-downs only those count that are none. A worker draws a factor for every micro-batch; where one begins before
+    another has ended, as in pipelines, that of the micro-batch counts for its passes, and for all else the least of the
+    step. A rank that stands for several workers takes at least as long as the first one.
     """
     seconds = math.prod(min(slow.factor, 1.0) for slow in experiment.slow_downs) * (plan.seconds + besides)
     if isinstance(experiment.jitter, NoJitter):
         return seconds
+    workers = first_workers(experiment.strategy, n_workers)
+    width = int(plan.batch.max(initial=0)) + 1
+    mark = np.where(plan.batch >= 0, plan.step * width + plan.batch, -1)
     by_rank = np.argsort(plan.rank, kind="stable")
-    for rows in np.split(by_rank, np.flatnonzero(np.diff(plan.rank[by_rank])) + 1):
-        rank, batch = int(plan.rank[rows[0]]), plan.batch[rows]
-        steps = int(plan.step[rows].max(initial=-1)) + 1
-        n = steps * experiment.accumulation
-        drawn = np.array(list(itertools.islice(factors(experiment.jitter, experiment.seed, rank), n)))
-        mark = np.where(batch >= 0, plan.step[rows] * (int(plan.batch.max(initial=0)) + 1) + batch, -1)
-        current = mark[np.maximum.accumulate(np.where(mark >= 0, np.arange(len(rows)), 0))]
+    each = np.split(by_rank, np.flatnonzero(np.diff(plan.rank[by_rank])) + 1)
+    steps = int(plan.step.max(initial=-1)) + 1
+    per_step = max(len(np.unique(mark[rows][mark[rows] >= 0])) for rows in each) // max(steps, 1)
+    for rows in each:
+        rank = int(plan.rank[rows[0]])
+        worker = workers[rank] if rank < len(workers) else rank
+        drawn = np.array(list(itertools.islice(factors(experiment.jitter, experiment.seed, worker), steps * per_step)))
+        own = mark[rows]
+        current = own[np.maximum.accumulate(np.where(own >= 0, np.arange(len(rows)), 0))]
         begins = np.flatnonzero(np.diff(current, prepend=-1) != 0)
-        several = len(np.unique(current[begins])) < len(begins) or len(begins) != n
-        nth = np.searchsorted(begins, np.arange(len(rows)), side="right") - 1
-        seconds[rows] *= min(1.0, float(drawn.min(initial=1.0))) if several else drawn[nth]
+        batches = np.unique(own[own >= 0])
+        if len(batches) == len(begins) == steps * per_step:  # one after the other
+            nth = np.searchsorted(begins, np.arange(len(rows)), side="right") - 1
+            seconds[rows] *= drawn[nth]
+        elif len(batches) == steps * per_step:
+            least = drawn.reshape(steps, per_step).min(axis=1)[plan.step[rows]]
+            seconds[rows] *= np.where(own >= 0, drawn[np.searchsorted(batches, own)], least)
+        else:
+            seconds[rows] *= min(1.0, float(drawn.min(initial=1.0)))
     return seconds

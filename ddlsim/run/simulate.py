@@ -26,7 +26,14 @@ from ddlsim.run.calibrated import as_measured
 from ddlsim.run.conservation import check_result
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.lighter import what_fits
-from ddlsim.run.notes import handed_over_notes, idle_notes, learning_notes, uneven_notes, unsent_warnings
+from ddlsim.run.notes import (
+    delay_warnings,
+    handed_over_notes,
+    idle_notes,
+    learning_notes,
+    uneven_notes,
+    unsent_warnings,
+)
 from ddlsim.run.pauses import Interrupt, Pauses
 from ddlsim.run.regimes import Regimes, in_phase, phase_notes
 from ddlsim.run.result import Result
@@ -447,7 +454,10 @@ def run(
             *handed_over_notes(setting, monitor),
             *_idle_notes(prepared, traffic),
         ),
-        warnings=(*prepared.warnings, *prepared.left_out, *unsent_warnings(n_workers, traffic.sent)),
+        warnings=(
+            *prepared.warnings, *prepared.left_out, *unsent_warnings(n_workers, traffic.sent),
+            *delay_warnings(experiment.training, recorder.staleness, reason),
+        ),
         interrupted=interrupted,
         wall_seconds=time.perf_counter() - started,
         stop_reason=reason,

@@ -118,7 +118,8 @@ class Coded:
     @property
     def _gather(self) -> str:
         """By which algorithm payloads that cannot be summed reach everybody."""
-        return "nccl_ring" if self.communicator.fabric.algorithm in ("nccl", "nccl_ring") else "ring"
+        how = self.algorithm or self.communicator.fabric.algorithm
+        return "nccl_ring" if how in ("nccl", "nccl_ring") else "ring"
 
     def _averaging(self, compressor: AnyCompressor, down: AnyCompressor | None) -> Averaging:
         if self.machines:

@@ -87,6 +87,7 @@ class Loop:
         #: collectives of known time: those that have not ended, how often each that has ran, all of them if recorded
         self._known: list[tuple[float, int, _Known]] = []
         self._n_known = itertools.count()
+        self._free = np.zeros(network.n_channels)  # when the latest of them leaves each channel, s
         self._ended: dict[int, tuple[Traffic, int]] = {}
         self._recorded: list[_Known] = []
         #: who waits for what, for the report of a deadlock
@@ -110,11 +111,15 @@ class Loop:
         return self.network.collective(schedule, nodes, nbytes)
 
     def known(self, start: float, seconds: float, traffic: Traffic) -> float:
-        """Let a collective of known `seconds` and `traffic` run from `start` (s, not before now); return its end (s).
+        """Let a collective of known `seconds` and `traffic` run from `start` (s, not before now), or when those before
+        it have left its channels; return its end (s).
 
         The network does not see it.
         """
         self._settle()
+        channels = np.flatnonzero(traffic.busy)
+        start = max(start, float(self._free[channels].max(initial=0.0)))
+        self._free[channels] = start + seconds
         collective = _Known(start, start + seconds, traffic)
         heapq.heappush(self._known, (collective.end, next(self._n_known), collective))
         if self.network.recording:

@@ -302,7 +302,8 @@ class FSDP:
         parts = [] if setting.compression is None else self._compressible(setting, first, accumulation)
 
         def exchanges(gradients: Gradients, plan: Plan) -> OfReplicas:
-            dense, fabric = OfGroups(setting, setting.workers, plan.groups, schedules), Fabric("ring", self.rank_order)
+            dense = OfGroups(setting, setting.workers, plan.groups, schedules)
+            fabric = Fabric("nccl_ring" if self.reduce_scatter == "nccl_ring" else "ring", self.rank_order)
             return OfReplicas(dense, fabric, len(each), parts, gradients, owner="FSDP", scatter=self.reduce_scatter)
 
         run_table(

@@ -15,17 +15,21 @@ from ddlsim import (
     ADPSGD,
     DPSGD,
     FP16,
+    FSDP,
     AllReduce,
     AsyncParameterServer,
     CodecCost,
     Compression,
     DdpBuckets,
     Experiment,
+    Gamma,
+    Hybrid,
     KSync,
     LocalSGD,
     Lognormal,
     Measured,
     NoJitter,
+    Parallel,
     ParameterServer,
     Priority,
     ShardedUpdate,
@@ -38,11 +42,15 @@ from ddlsim import (
 from ddlsim.cluster import Host, MultiGpu, star, two_racks
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Plan
+from ddlsim.plan.plan import BACKWARD, FORWARD
 from ddlsim.planner.bounds import Bounds
 from ddlsim.planner.candidates import Candidate, nature_of
+from ddlsim.run.plans import least_seconds
+from ddlsim.run.simulate import prepare
 from ddlsim.runtime import Setting, Strategy
 from ddlsim.runtime.worker import Process, Worker, factors
 from ddlsim.workload.compute import Workload
+from ddlsim.workload.stage import at_once
 
 SORTED = Compression(TopK(0.1), cost=CodecCost(encode=1e-9, encode_sort=1e-8, overhead=1e-4))
 FAST = MultiGpu(n_gpus=2, inside="nvlink_mesh", nvlink_bandwidth="20 GB/s", device="v100")
@@ -185,6 +193,72 @@ def test_no_simulation_beats_its_bound(experiment: Experiment) -> None:
     best = bounds.of(candidate)
     assert result.throughput <= best.figures.throughput
     assert result.efficiency <= best.figures.efficiency
+
+
+LAYOUTS: list[Strategy] = [
+    FSDP(stage=1, micro_batch=2), FSDP(micro_batch=2), FSDP(shard=2, prefetch=0), FSDP(stage=2, overlap="layer"),
+    Parallel(tensor=2, micro_batch=2), Parallel(tensor=2, pipeline=2),
+    Parallel(pipeline=2, micro_batch=2, sharded=True),
+    Parallel(pipeline=4, order="gpipe", micro_batch=4), Parallel(pipeline=2, order="zb-1p"),
+    Parallel(pipeline=2, order="pipedream"), Parallel(pipeline=4, order="pipedream"),
+    Parallel(pipeline=2, order="2bw", micro_batch=2), Hybrid({}, micro_batches=4), Hybrid(),
+    Hybrid({"dense1": 2}, "none"),
+]  # fmt: skip
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Experiment:
+    bandwidth, inside = draw(st.sampled_from(["50 Mbit/s", "100 Gbit/s"])), draw(st.sampled_from([FAST, SLOW]))
+    strategy, compression = draw(st.sampled_from(LAYOUTS)), draw(st.sampled_from([None, None, FP16()]))
+    model = "char-transformer" if getattr(strategy, "tensor", 1) > 1 else "lenet5"
+    return Experiment(
+        star(4, bandwidth=bandwidth, latency="20 us", host=inside), model, strategy, 32, 4,
+        compute=Measured(draw(st.sampled_from([1e-5, 1e-2])), at_once(strategy, 32, 4)),
+        warmup=draw(st.integers(0, 2)), steps=draw(st.integers(2, 4)), seed=draw(st.integers(0, 3)),
+        speed=draw(st.sampled_from([None, (1.0, 0.5, 2.0, 1.0)])), compression=compression,
+        jitter=draw(st.sampled_from([NoJitter(), Lognormal(0.5), Gamma(0.3)])),
+        slow_downs=draw(st.sampled_from([(), (), SlowDown(1, 0.0, "1 s", 0.5)])),
+    )  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None)
+@given(layouts())
+def test_no_layout_beats_its_bound(experiment: Experiment) -> None:
+    """The factors of jitter are those of the workers that ranks stand for, of every micro-batch."""
+    best = Bounds().of(candidate_of(experiment))
+    try:
+        result = simulate(experiment)
+    except ConfigError:
+        assert experiment.compression is not None
+        return
+    assert result.throughput <= best.figures.throughput
+    assert result.efficiency <= best.figures.efficiency
+
+
+def test_a_rank_draws_the_factors_of_the_worker_that_it_stands_for() -> None:
+    experiment = Experiment(
+        star(4, bandwidth=1e9, latency=0.0, host=SLOW), "char-transformer", Parallel(tensor=2, micro_batch=8), 32, 4,
+        compute=Measured(1e-2, 8), jitter=Lognormal(0.5), seed=1,
+    )  # fmt: skip
+    plan = experiment.strategy.plan(prepare(experiment).workloads, 1, 2)  # type: ignore[attr-defined]
+    seconds = least_seconds(plan, experiment, np.zeros(len(plan)), 4)
+    for rank, worker in enumerate((0, 2)):
+        passes = plan.rows(FORWARD, BACKWARD)
+        passes = passes[plan.rank[passes] == rank]
+        drawn = list(itertools.islice(factors(experiment.jitter, 1, worker), 2))
+        np.testing.assert_allclose(seconds[passes] / plan.seconds[passes], np.repeat(drawn, 2), rtol=1e-12)
+
+
+def test_bounds_of_layouts_know_the_jitter() -> None:
+    """On a network that takes no time, the bounds of a pipeline and of shares are near what happens."""
+    experiment = Experiment(
+        star(4, bandwidth=1e15, latency=0.0, host=SLOW), "lenet5", Parallel(pipeline=4, micro_batch=8), 32, 4,
+        compute=Measured(1e-2, 8), warmup=1, steps=3, jitter=Lognormal(0.5), seed=1,
+    )  # fmt: skip
+    for strategy, close in ((experiment.strategy, 1.1), (FSDP(micro_batch=2), 1.01)):
+        one = experiment.with_(strategy=strategy, compute=Measured(1e-2, at_once(strategy, 32, 4)))
+        bound = Bounds().of(candidate_of(one)).figures.throughput
+        assert 1.0 <= bound / simulate(one).throughput < close
 
 
 def test_a_subclass_that_sends_fewer_bytes_is_not_left_out() -> None:

@@ -11,6 +11,7 @@ from ddlsim.data import DataSet
 from ddlsim.plan.asynchronous_pipeline import stage_delays
 from ddlsim.plan.plan import UPDATE
 from ddlsim.run import run
+from ddlsim.run.notes import delay_warnings
 from ddlsim.run.simulate import prepare
 
 INSTANT = star(8, bandwidth=1e15, latency=0.0)
@@ -204,3 +205,24 @@ def test_it_is_written_in_a_file(tmp_path):
     assert experiment.strategy == Parallel(pipeline=4, order="pipedream")
     assert isinstance(experiment, Experiment)
     assert run(experiment).staleness_histogram[0] > 0
+
+
+@pytest.mark.parametrize("delay", [1, 3, 7])
+def test_the_rate_that_a_delay_allows(delay):
+    """w <- w - rate * w of `delay` updates before: stable below 2 sin(pi / (4 d + 2)), which the warning says of 2."""
+    limit = 2.0 * np.sin(np.pi / (4 * delay + 2))
+    for rate, stable in ((0.98 * limit, True), (1.02 * limit, False)):
+        w = [1.0] * (delay + 1)
+        for _ in range(4000):
+            w.append(w[-1] - rate * w[-1 - delay])
+        assert (max(np.abs(w[-50:])) < 1e-3) == stable
+    (text,) = delay_warnings(Training("digits", rate=2.0), [0, delay, 1], "diverged: the loss is nan")
+    assert f"so {limit:.2g} here" in text
+    assert delay_warnings(Training("digits"), [0, delay], "target loss") == []
+    assert delay_warnings(Training("digits"), [0], "diverged: the loss is nan") == []
+
+
+def test_who_diverges_by_the_delay_hears_of_it():
+    result = simulate("office-1gbe", "digits-cnn", Parallel(pipeline=4, order="pipedream"), 16, 4,
+                      training=Training("digits", rate=1e12, updates=12, evaluate_every=12))  # fmt: skip
+    assert any("gradients were up to 3 updates old" in each and "\n" not in each for each in result.warnings)

@@ -13,8 +13,10 @@ from ddlsim.cluster import generators
 from ddlsim.collectives.nccl import nccl_time
 from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement
+from ddlsim.network import Network
 from ddlsim.runtime.curve_cost import Parts, columns, curve_seconds, parts_of
 from ddlsim.runtime.fabric import COSTS
+from ddlsim.runtime.loop import Loop, Traffic
 from ddlsim.strategies.overlap import buckets_of, overlap_named
 from ddlsim.validation import calibrate, load_calibration, predict_interval
 from ddlsim.workload.buckets import per_layer
@@ -261,3 +263,17 @@ def test_studies_vary_the_cost(a100):
     study = ddlsim.Study(experiment(a100.cluster), {"strategy.cost": ["simulated", "calibrated"]})
     rates = [ddlsim.simulate(point.experiment).throughput for point in study.points]
     assert rates[0] != rates[1]
+
+
+def test_collectives_that_share_a_link_follow_each_other():
+    """Replicas of two stages on the same machines: the interface carries one sum after the other."""
+    loop = Loop(Network(ddlsim.load_cluster("office-1gbe")))
+    busy = np.zeros((2, loop.network.n_channels))
+    busy[0, :2], busy[1, 1:3] = 1.0, 1.0
+    first, second = (Traffic(each, each, 1.0, 1) for each in busy)
+    apart = np.zeros(loop.network.n_channels)
+    apart[5] = 1.0
+    assert loop.known(0.5, 1.0, first) == 1.5
+    assert loop.known(0.5, 1.0, second) == 2.5
+    assert loop.known(0.5, 1.0, Traffic(apart, apart, 1.0, 1)) == 1.5
+    assert loop.known(3.0, 1.0, first) == 4.0

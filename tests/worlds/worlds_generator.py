@@ -18,6 +18,7 @@ from ddlsim import compression as cp
 from ddlsim import strategies as sg
 from ddlsim.cluster import Cluster, Host, MultiGpu, dragonfly, fat_tree, leaf_spine, racks, star, torus, with_detail
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
+from ddlsim.cluster.endpoints import Endpoints
 from ddlsim.strategies.overlap import overlap_named
 from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import (
@@ -310,15 +311,26 @@ def parallel(draw: Draw, n: int) -> sg.Parallel:
 
 
 def fsdp(draw: Draw, n: int) -> sg.FSDP:
-    return sg.FSDP(stage=draw.choice((1, 2, 3)), micro_batch=draw.choice((1, 2)))
+    stage, shard = draw.choice((1, 2, 3)), draw.choice([None, *(s for s in (1, 2, n) if n % s == 0)])
+    only: dict[str, Any] = {"prefetch": draw.choice((0, 1, 3)), "shard": shard}
+    if stage < 3:
+        only = {"overlap": draw.choice(("none", "layer", "ddp"))}
+    return sg.FSDP(stage=stage, micro_batch=draw.choice((1, 2)), no_sync=stage > 1 and draw.random() < 0.5, **only)
+
+
+def hybrid(draw: Draw, n: int) -> sg.Hybrid:
+    ways = [g for g in (1, 2, n) if n % g == 0]
+    groups = draw.choice(("balance", {}, {draw.choice(("conv1", "conv2", "dense1")): draw.choice(ways)}))
+    overlap = draw.choice(("none", "layer", "ddp", sg.WhileWaiting()))
+    return sg.Hybrid(groups, overlap, micro_batches=draw.choice((1, 2)), cost=draw.choice(("simulated", "nccl")))
 
 
 #: (what is drawn for so many workers, a model for it that may learn, one for time only)
 LAYOUTS: tuple[tuple[Callable[[Draw, int], Any], str, str], ...] = (
     (parallel, "digits-cnn", "resnet18-cifar"), (parallel, "digits-cnn", "lenet5"),
     (parallel, "digits-cnn", "googlenet"),
-    (fsdp, "digits-cnn", "resnet18-cifar"),
-    (lambda draw, n: sg.Hybrid(), "digits-cnn", "vgg-a"),
+    (fsdp, "digits-cnn", "resnet18-cifar"), (fsdp, "digits-cnn", "lenet5"),
+    (hybrid, "digits-cnn", "lenet5"), (lambda draw, n: sg.Hybrid(), "digits-cnn", "vgg-a"),
     (lambda draw, n: sg.EmbeddingParallel(draw.choice(("table-wise", "row-wise"))), "clicks-dlrm", "dlrm"),
     (lambda draw, n: sg.ExpertParallel(), "mixtral-8x7b", "mixtral-8x7b"),
 )  # fmt: skip
@@ -335,13 +347,18 @@ def laid_out(draw: Draw, one: ddlsim.Experiment) -> ddlsim.Experiment:
         training = dataclasses.replace(
             training, data="clicks" if learns == "clicks-dlrm" else "digits", rate=0.01, growing_batch=None, phases=(),
             sharding=draw.choice(("iid", "shared")), updates=training.updates, charge_evaluation=draw.random() < 0.2,
+            optimizer=draw.choice((training.optimizer, ddlsim.LARS(trust=0.01), ddlsim.LAMB())),
         )  # fmt: skip
-    compresses = isinstance(strategy, sg.Parallel) and strategy.data != 1 and draw.random() < 0.4
-    compressor = draw.choice((cp.FP16(), cp.TopK(0.05), cp.OneBit()))
+    replicas = isinstance(strategy, sg.Parallel) and strategy.data != 1
+    compresses = (replicas or isinstance(strategy, sg.FSDP | sg.Hybrid)) and draw.random() < 0.4
+    compressor = draw.choice((cp.FP16(), cp.TopK(0.05), cp.OneBit(), cp.PowerSGD(2), cp.SignSGD()))
     jitters = draw.random() < 0.5
+    cluster = one.cluster
+    if draw.random() < 0.2 and not any(cluster.node_kind[node] == "gpu" for node in cluster.workers):
+        cluster = Endpoints(draw.choice((1, 4)), 16, message_rate=draw.choice((None, 1e5))).on(cluster)
     return one.with_(
-        model=model if training is None else learns, strategy=strategy, workers=n, batch_size=24 * n, accumulation=1,
-        training=training, compression=compressor if compresses else None,
+        cluster=cluster, model=model if training is None else learns, strategy=strategy, workers=n, batch_size=24 * n,
+        accumulation=1, training=training, compression=compressor if compresses else None,
         jitter=jitter(draw) if jitters else NoJitter(), compute=Affine(1e-3, draw.choice((1e-4, 4e-3))),
         speed=tuple(draw.choice((0.3, 1.0, 2.0)) for _ in range(n)) if draw.random() < 0.3 else None,
         slow_downs=(SlowDown(draw.randrange(n), 1e-3, 2e-2, 5.0),) if draw.random() < 0.2 else (),
