@@ -65,11 +65,17 @@ def neighbours(workloads: Sequence[Workload], size: int) -> list[Together]:
     return [Together(range(first, first + size), n_tensors) for first in range(0, len(workloads), size)]
 
 
-def updated_tensors(plan: Plan, workload: Workload, rank: int) -> int:
-    """Return how many tensors of the model of a `workload` a rank updates in a step."""
-    rows = np.flatnonzero((plan.kind == UPDATE) & (plan.rank == rank) & (plan.step == 0))
-    layer = workload.tensor_layer[:, None]
-    return int(((layer >= plan.first[rows]) & (layer < plan.end[rows])).any(axis=1).sum())
+def with_stage_norms(plan: Plan, workloads: Sequence[Workload], replicas: int) -> Plan:
+    """Return the plan of a pipeline whose replicas, neighbours, share what a stage updates: :func:`with_partial_norms`.
+
+    workloads  of each rank, of the whole model
+    """
+    layer, together = workloads[0].tensor_layer[:, None], []
+    for first in range(0, plan.n_ranks, replicas) if any(workload.norms > 0.0 for workload in workloads) else ():
+        rows = np.flatnonzero((plan.kind == UPDATE) & (plan.rank == first) & (plan.step == 0))
+        updated = ((layer >= plan.first[rows]) & (layer < plan.end[rows])).any(axis=1)
+        together.append(Together(range(first, first + replicas), int(updated.sum())))
+    return with_partial_norms(plan, workloads, together)
 
 
 def _with_norms(

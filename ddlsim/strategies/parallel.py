@@ -16,7 +16,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.plan import Chunk, Mesh, Plan, chunks_at, mesh_of, pipeline
 from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
 from ddlsim.plan.live import LIVE
-from ddlsim.plan.norms import Together, updated_tensors, with_partial_norms
+from ddlsim.plan.norms import with_stage_norms
 from ddlsim.plan.pipeline_least import Travel, costs_of, least_seconds, rank_holds, representative_order
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS, PassOrder, pass_order
 from ddlsim.plan.plan import Floats
@@ -280,10 +280,7 @@ class Parallel:
             which = np.array([list(plans).index(id(workload)) for workload in slowest])[plan.rank]
             every = np.stack([each.seconds for each in plans.values()])
             plan = dataclasses.replace(plan, seconds=every[which, np.arange(len(plan))])
-        if not self.sharded or not slowest[0].norms:
-            return plan
-        stages = Mesh(mesh.data, mesh.pipeline).ranks[:, :, 0].T.tolist()
-        return with_partial_norms(plan, slowest, [Together(r, updated_tensors(plan, slowest[0], r[0])) for r in stages])
+        return with_stage_norms(plan, slowest, mesh.data) if self.sharded else plan
 
     def peak_memory(self, workloads: Sequence[Workload], micro_batches: int) -> Floats:
         """Return the bytes of activations that each rank of the plan holds at most, (n_ranks,).
