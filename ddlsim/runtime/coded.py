@@ -27,7 +27,7 @@ from ddlsim.runtime.carrier import Way
 from ddlsim.runtime.codec import Codec, backwards, chosen
 from ddlsim.runtime.communicator import Communicator, hierarchical
 from ddlsim.runtime.costs import Phase
-from ddlsim.runtime.fabric import Fabric, name_of
+from ddlsim.runtime.fabric import Fabric, algorithm_for, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Process, Worker
 from ddlsim.workload.buckets import Bucket
@@ -60,6 +60,8 @@ class Coded:
         self.loop = setting.loop
         self.communicator = communicator
         self.kind, self.algorithm = kind, algorithm
+        if algorithm is not None:
+            self.algorithm = algorithm_for(algorithm, setting.cluster, communicator.at, communicator.fabric.cost, kind)
         self.collective, self.n_rounds = choice.compressor.traits.collective, choice.compressor.traits.n_rounds
         self.machines = self._machines(choice.compressor)
         self.decodes = choice.compressor.traits.encode_passes > 0.0 or choice.given is not None

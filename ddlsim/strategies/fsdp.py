@@ -303,8 +303,8 @@ class FSDP:
 
         def exchanges(gradients: Gradients, plan: Plan) -> OfReplicas:
             dense = OfGroups(setting, setting.workers, plan.groups, schedules)
-            fabric = Fabric("nccl_ring" if self.reduce_scatter == "nccl_ring" else "ring", self.rank_order)
-            return OfReplicas(dense, fabric, len(each), parts, gradients, owner="FSDP", scatter=self.reduce_scatter)
+            fabric, how = Fabric(rank_order=self.rank_order), self.reduce_scatter
+            return OfReplicas(dense, fabric, len(each), parts, gradients, owner="FSDP", scatter=how)
 
         run_table(
             setting, lambda steps: self.plan(each, steps, accumulation), schedules,

@@ -92,7 +92,7 @@ class ShardedUpdate:
     def start(self, setting: Setting) -> None:
         """Start all workers. Raises ConfigError for an optimizer of one's own that goes by layer."""
         check_shares("ShardedUpdate", setting)
-        members = Communicator(setting, Fabric("ring", self.rank_order, self.cost), owner="ShardedUpdate")
+        members = Communicator(setting, Fabric("default", self.rank_order, self.cost), owner="ShardedUpdate")
         policy = overlap_named(self.overlap)
         if as_compressed(policy, setting) is not policy:
             raise ConfigError(
