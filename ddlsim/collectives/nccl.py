@@ -10,13 +10,21 @@ later): for each algorithm (ring, tree) and protocol (LL, LL128, Simple)
     tree   latency = base + 2 ((n_ranks / n_nodes - 1) intra + log2(n_nodes) inter)
            bandwidth = 0.92 bus / 2
 
-and the least of them counts. LL sends a flag with every 4 bytes, LL128 with every 120. The bus bandwidth, which NCCL
-finds by searching for rings, is the caller's, or read off the cluster: what the links of a worker to its neighbours
-carry, and between nodes what a node's network cards carry together; the least over all workers and nodes. (Links
-beyond, those between switches, are not looked at here; a run does, see :mod:`ddlsim.runtime.charges`.)
+    nvls   latency = 25 us
+           bandwidth = 0.85 bus / (1 + 1 / n_ranks)
 
-What is left out: NVLS and CollNet, channels and their limits, the correction of trees for medium sizes, and whether
-LL128 is switched on. The estimate ranks algorithms for the tuner; as a prediction it is rough (docs/calibration.md).
+and the least of them counts. LL sends a flag with every 4 bytes, LL128 with every 120. NVLS, all-reduces in one
+machine whose NVSwitches add up and multicast (of Hopper's generation on), has every GPU send its buffer once to the
+switches and its part of the sum once more, and the tuner's efficiency of 0.85; the tuner itself counts twice the bus
+bandwidth.
+The bus bandwidth, which NCCL finds by searching for rings, is the caller's, or read off the cluster: what the links of
+a worker to its neighbours carry, of NVLinks at most what NCCL counts (``src/graph/topo.h``: 20 of 25 GB/s, say), and
+between nodes what a node's network cards carry together; the least over all workers and nodes. (Links beyond, those
+between switches, are not looked at here; a run does, see :mod:`ddlsim.runtime.charges`.)
+
+What is left out: NVLS over several nodes and CollNet, channels and their limits, the correction of trees for medium
+sizes, and whether LL128 is switched on. The estimate ranks algorithms for the tuner; as a prediction it is rough
+(docs/calibration.md).
 """
 
 from __future__ import annotations
@@ -38,7 +46,7 @@ from ddlsim.units import si
 
 PROTOCOLS = ("LL", "LL128", "Simple")
 #: s, by algorithm: base latency, and latency of one hop by NVLink, PCIe and network; each for LL, LL128, Simple
-BASE = {"ring": (6.6e-6, 14.0e-6, 8.4e-6), "tree": (6.8e-6, 14.0e-6, 8.4e-6)}
+BASE = {"ring": (6.6e-6, 14.0e-6, 8.4e-6), "tree": (6.8e-6, 14.0e-6, 8.4e-6), "nvls": (0.0, 0.0, 0.0)}
 HOP = {
     ("ring", "nvlink"): (0.6e-6, 1.9e-6, 3.4e-6), ("tree", "nvlink"): (0.6e-6, 1.25e-6, 4.0e-6),
     ("ring", "pcie"): (1.0e-6, 2.5e-6, 5.7e-6), ("tree", "pcie"): (1.0e-6, 1.9e-6, 4.0e-6),
@@ -49,6 +57,12 @@ SHARE = {
     ("ring", "LL"): 0.5, ("ring", "LL128"): 0.92, ("ring", "Simple"): 1.0,
     ("tree", "LL"): 0.92 / 3.8, ("tree", "LL128"): 0.92 * 0.92, ("tree", "Simple"): 0.92,
 }  # fmt: skip
+#: s until an all-reduce in switches is on its way, and which share of the links it uses
+NVLS_LATENCY, NVLS_SHARE = 25e-6, 0.85
+#: GPUs whose NVSwitches add up, by how their names begin
+NVLS = ("h100", "h200", "h800", "gh200", "b100", "b200", "gb200")
+#: which share of an NVLink's nominal bandwidth NCCL counts, by how the names of GPUs begin (``src/graph/topo.h``)
+NVLINK_SHARE = {"p100": 18 / 20, "v100": 20 / 25, "a100": 20 / 25, "a800": 20 / 25} | dict.fromkeys(NVLS[:4], 20.6 / 25)
 #: rings of Simple over several nodes cannot hide the network's latency ("plateau effect") from this size per rank on
 PLATEAU, PLATEAU_FACTOR = 4096.0, 1.4
 #: kind of collective -> steps of a ring, for the ranks and again for the nodes
@@ -57,7 +71,7 @@ LAPS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 
 @dataclass(frozen=True)
 class NcclTime:
-    """NCCL's choice: `seconds` of `algorithm` ("ring", "tree") by `protocol` ("LL", "LL128", "Simple")."""
+    """NCCL's choice: `seconds` of `algorithm` ("ring", "tree", "nvls") by `protocol` ("LL", "LL128", "Simple")."""
 
     seconds: float
     algorithm: str
@@ -86,12 +100,40 @@ def bus_bandwidth(cluster: Cluster, n_ranks: Count, places: tuple[int, ...] | No
         if len(links) and members[host] > 1:
             joined = links[nvlink[links]] if nvlink[links].any() else links
             hardware.add("nvlink" if nvlink[joined].any() else "pcie")
-            limits.append(float(payload_rate(cluster, joined).sum()))
+            limits.append(float(np.minimum(payload_rate(cluster, joined), _counted(cluster, node, joined)).sum()))
     if len(members) > 1:
         limits += [float(payload_rate(cluster, outwards[h]).sum()) if h in outwards else 0.0 for h in members]
     if not limits or min(limits) <= 0.0:
         raise ConfigError(f"cluster {cluster.name!r}: the first {n_ranks} workers have no links; give bandwidth")
     return min(limits), "nvlink" if hardware == {"nvlink"} else "pcie"
+
+
+def _counted(cluster: Cluster, node: int, links: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Return the bytes/s that NCCL counts for links of a GPU, inf for those that it takes as they are."""
+    device = cluster.device_of[node] or ""
+    share = next((share for name, share in NVLINK_SHARE.items() if device.startswith(name)), np.inf)
+    nvlink = np.array([cluster.link_kind[link] == "nvlink" for link in links.tolist()], dtype=bool)
+    return np.where(nvlink, share * cluster.link_bandwidth[links], np.inf)
+
+
+def nvlink_excess(cluster: Cluster, nodes: npt.NDArray[np.int64]) -> float:
+    """Return how many times as much the ways between GPUs of a machine carry as NCCL makes use of, at least 1."""
+    links = np.unique(cluster.routes(nodes, np.roll(nodes, -1)).links)
+    links = links[np.isin(cluster.link_src[links], nodes)]
+    counted = np.array([_counted(cluster, int(cluster.link_src[link]), np.array([link]))[0] for link in links])
+    return float(np.max(payload_rate(cluster, links) / counted, initial=1.0))
+
+
+def adds_up_in_switches(cluster: Cluster, nodes: tuple[int, ...]) -> bool:
+    """Return whether the nodes are GPUs of one machine behind NVSwitches that add up."""
+    at = np.array(nodes, dtype=np.int64)
+    if len(at) < 2 or len(np.unique(cluster.host_of[at])) > 1 or cluster.host_of[at[0]] < 0:
+        return False
+    if not all((cluster.device_of[node] or "").startswith(NVLS) for node in nodes):
+        return False
+    ways = cluster.routes(at, np.roll(at, -1))
+    nvlink = all(cluster.link_kind[link] == "nvlink" for link in ways.links.tolist())
+    return nvlink and bool((np.diff(ways.offsets) == 2).all())
 
 
 def _grouped(key: npt.NDArray[np.int64], links: npt.NDArray[np.int64]) -> dict[int, npt.NDArray[np.int64]]:
@@ -122,7 +164,7 @@ def nccl_time(
     ranks      number of workers; None: all
     nodes      numbers of the nodes that the ranks are at, instead of the first workers
     bandwidth  of the bus, bytes/s or text such as "230 GB/s"; None: :func:`bus_bandwidth`
-    algorithm, protocol   only this one ("ring", "tree"; "LL", "LL128", "Simple")
+    algorithm, protocol   only this one ("ring", "tree", "nvls"; "LL", "LL128", "Simple")
 
     Raises ConfigError for unknown names, fewer than 2 ranks or more than there are, and sizes that make no sense.
     """
@@ -147,6 +189,17 @@ def nccl_time(
         for p in PROTOCOLS
         if algorithm in (None, name) and protocol in (None, p) and (name == "ring" or kind == "all_reduce")
     ]
+    if (
+        algorithm in (None, "nvls") and protocol in (None, "Simple") and kind == "all_reduce"
+        and adds_up_in_switches(loaded, tuple(at.tolist()))
+    ):  # fmt: skip
+        seconds = NVLS_LATENCY + size * (1.0 + 1.0 / n_ranks) / (NVLS_SHARE * bus)
+        found.append(NcclTime(seconds, "nvls", "Simple"))
+    if not found:
+        raise ConfigError(
+            f"algorithm = 'nvls': needs protocol 'Simple', and ranks in one machine of {loaded.name!r} whose "
+            f"NVSwitches add up (GPUs {', '.join(NVLS)}); use 'ring' or 'tree'"
+        )
     return min(found, key=lambda time: time.seconds)
 
 
@@ -159,8 +212,9 @@ def _check(kind: str, algorithm: str | None, protocol: str | None) -> None:
         raise unknown_name("kind", kind, LAPS)
     if algorithm is not None and algorithm not in BASE:
         raise unknown_name("algorithm", algorithm, BASE)
-    if algorithm == "tree" and kind != "all_reduce":
-        raise ConfigError(f"algorithm = 'tree': NCCL has trees for all_reduce only, not for {kind}; use 'ring'")
+    if algorithm in ("tree", "nvls") and kind != "all_reduce":
+        what = "trees" if algorithm == "tree" else "NVLS here"
+        raise ConfigError(f"algorithm = {algorithm!r}: NCCL has {what} for all_reduce only, not for {kind}; use 'ring'")
     if protocol is not None and protocol not in PROTOCOLS:
         raise unknown_name("protocol", protocol, PROTOCOLS)
 

@@ -9,6 +9,9 @@ protocols  LL sends 8 bytes of data in 16 (``prims_ll.h``), LL128 120 in 128 (``
            its route's where that is longer; the first ones, after what it takes to start.
 slices     Simple cuts the chunks of rings in two slices (``collectives.h``), of which one flows while the other is on
            its way: so much of a route's latency is hidden, beyond the hop's own, as a slice needs to flow.
+NVLink     carries at most what NCCL counts for it: where links inside a machine are faster, messages count as larger.
+NVLS       every GPU sends each other one its part of the buffer, and then its part of the sum, as many bytes as the
+           links carry where switches add up and multicast.
 trees      a chain inside each machine, which ends at the device at its channel's interface, and two binary trees
            between these, in one of which a machine is inner (``trees.cc``, ``connect.cc``). Each carries half of the
            channel's part, in chunks that follow each other; as a connection holds eight, only the first waits for the
@@ -26,7 +29,18 @@ import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.rings import channels
-from ddlsim.collectives.nccl import BASE, HOP, PLATEAU, PLATEAU_FACTOR, PROTOCOLS, bus_bandwidth, nccl_time
+from ddlsim.collectives.nccl import (
+    BASE,
+    HOP,
+    NVLS_SHARE,
+    PLATEAU,
+    PLATEAU_FACTOR,
+    PROTOCOLS,
+    adds_up_in_switches,
+    bus_bandwidth,
+    nccl_time,
+    nvlink_excess,
+)
 from ddlsim.collectives.schedule import Floats, Ints
 
 #: bytes on the wire per byte of data
@@ -74,7 +88,13 @@ class Way:
     @property
     def wire(self) -> float:
         """Bytes that messages carry per byte of the buffer."""
-        return WIRE[self.choice.protocol]
+        n = len(self.nodes)
+        wire = WIRE[self.choice.protocol]
+        if len(self.chains[0]) == 1:
+            wire *= nvlink_excess(self.cluster, self.nodes)
+        if self.choice.algorithm == "nvls":  # of messages that are all 2 (n - 1) / n of a buffer
+            wire *= (1.0 + 1.0 / n) / (2.0 * (n - 1.0) / n) / NVLS_SHARE
+        return wire
 
     @property
     def start(self) -> float:
@@ -102,6 +122,8 @@ def choose(cluster: Cluster, nodes: tuple[int, ...], nbytes: float, kind: str) -
     time = nccl_time(cluster, nbytes, kind=kind, nodes=nodes)
     ways, n = channels(cluster, nodes), len(nodes)
     n_machines, n_channels = len(ways.chains[0]), len(ways.rings)
+    if time.algorithm == "nvls":
+        return Choice("nvls", time.protocol)
     if time.algorithm == "tree":
         part = nbytes / (n_channels * min(n_machines, 2))
         chunk = _tree_chunk(time.protocol, part, n_machines, n / n_machines)
@@ -138,8 +160,9 @@ def way(cluster: Cluster, nodes: tuple[int, ...], nbytes: float, kind: str) -> W
 
 
 def several_ways(cluster: Cluster, nodes: tuple[int, ...]) -> bool:
-    """Return whether machines have several devices and several ways between them: NVLinks, or interfaces."""
-    return len(nodes) > 1 and len(channels(cluster, nodes).rings) > 1
+    """Return whether machines have several devices and several ways between them: NVLinks, interfaces, or switches that
+    add up."""
+    return len(nodes) > 1 and (len(channels(cluster, nodes).rings) > 1 or adds_up_in_switches(cluster, nodes))
 
 
 def _routes_latency(cluster: Cluster, src: Ints, dst: Ints) -> Floats:

@@ -14,6 +14,7 @@ from ddlsim.cluster import Cluster
 from ddlsim.cluster.rings import rings
 from ddlsim.collectives import Collective, Schedule, algorithm_names, build, reorder
 from ddlsim.collectives.build import groups_of, size_class
+from ddlsim.collectives.nccl_way import Choice
 from ddlsim.errors import ConfigError, DeadlockError
 from ddlsim.network import schedule_time
 from ddlsim.runtime.costs import Known, Phase, known_cost
@@ -126,11 +127,19 @@ class Communicator:
         where = self.setting.cluster, self.at
         key = kind, chosen, nbytes if automatic else size_class(chosen, nbytes, kind, where)
         if key not in self._schedules:
+            if isinstance(key[-1], Choice):
+                self._note(key[-1], nbytes)
             if automatic:
                 cluster, notes = self.setting.cluster, self.setting.notes
                 chosen = fastest(cluster, self.nodes, self.order, self.hosts, nbytes, notes)
             self._schedules[key] = self._built(chosen, nbytes, kind)
         return self._schedules[key]
+
+    def _note(self, choice: Choice, nbytes: float) -> None:
+        """Note the first time that NCCL runs an algorithm by a protocol."""
+        said, notes = f"nccl: {choice.algorithm} by {choice.protocol} for ", self.setting.notes
+        if not any(note.startswith(said) for note in notes):
+            notes.append(f"{said}{nbytes / 1e6:.3g} MB")
 
     def _built(self, algorithm: str | Collective, nbytes: float, kind: str) -> Schedule:
         where = self.setting.cluster, self.at

@@ -30,7 +30,7 @@ from ddlsim.runtime.setting import Setting
 
 #: our names of what NCCL's tuner chooses among; None: whatever is fastest
 _NCCL = {"ring": "ring", "nccl_ring": "ring", "double_binary_tree": "tree", "auto": None, "nccl": None}
-_SCHEDULE = {"ring": "ring", "tree": "double_binary_tree"}
+_SCHEDULE = {"ring": "ring", "tree": "double_binary_tree", "nvls": "direct"}
 
 
 class Phase(NamedTuple):

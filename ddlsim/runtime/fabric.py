@@ -48,7 +48,7 @@ class Fabric:
     algorithm   name of an all-reduce ("ring", "nccl", "hierarchical", "double_binary_tree", ...), a function
                 ``n_ranks -> Schedule``, ``"package.module:function"``, or "auto": the fastest by simulation,
                 for each size. "default": "nccl" where the workers' machines have several GPUs and several ways
-                between them (NVLinks, network interfaces), of which NCCL uses all, "ring" elsewhere
+                between them (NVLinks, network interfaces, switches that add up), which NCCL uses, "ring" elsewhere
     rank_order  "topology" (neighbours in the network are neighbours in the ring, as NCCL arranges them),
                 "given" (the cluster's order, as MPI ranks), or the ranks in the order wanted
     cost        what a collective costs: "simulated" message by message; "calibrated": by the curve that was

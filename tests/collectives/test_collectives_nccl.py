@@ -61,8 +61,25 @@ def test_the_bus_is_the_narrowest_link_that_the_ranks_use(pcie, ranks, expected)
 
 
 def test_where_there_are_nvlinks_pcie_does_not_count():
-    """Each GPU of a DGX-1 has six NVLinks of 25 GB/s, and PCIe beside them."""
-    assert bus_bandwidth(load_cluster("dgx1-v100"), 8) == (150e9, "nvlink")
+    """Each GPU of a DGX-1 has six NVLinks of 25 GB/s, of which NCCL counts 20, and PCIe beside them."""
+    assert bus_bandwidth(load_cluster("dgx1-v100"), 8) == (120e9, "nvlink")
+
+
+@pytest.mark.parametrize(("n", "measured"), [(4, 363.3), (5, 414.2), (6, 435.6), (7, 460.0), (8, 473.1)])
+def test_nvswitches_of_hopper_add_up(n, measured):
+    """GB/s of bus bandwidth at 8 GiB on H200 (stas00/ml-engineering, network/benchmarks/README.md); nothing fitted."""
+    time = nccl_time("dgx-h100-pod", 8 * 2**30, ranks=n)
+    assert (time.algorithm, time.protocol) == ("nvls", "Simple")
+    assert 2 * (n - 1) / n * 8 * 2**30 / time.seconds * 1e-9 == pytest.approx(measured, rel=0.03)
+    assert nccl_time("dgx-h100-pod", 8 * 2**30, ranks=n, algorithm="ring").seconds > time.seconds
+    assert nccl_time("dgx-h100-pod", 8 * 2**30, ranks=n, kind="all_gather").algorithm == "ring"
+
+
+def test_other_gpus_and_several_machines_have_no_nvls():
+    for name, n in (("dgx-a100-pod", 8), ("dgx-h100-pod", 16), ("dgx1-v100", 8)):
+        assert nccl_time(name, 8 * 2**30, ranks=n).algorithm != "nvls"
+        with pytest.raises(ConfigError, match="algorithm = 'nvls': needs protocol 'Simple', and ranks in one machine"):
+            nccl_time(name, 1e6, ranks=n, algorithm="nvls")
 
 
 def test_a_machine_with_one_rank_has_no_bus_inside():
@@ -106,11 +123,12 @@ def test_the_choice_is_the_least_of_all(nbytes):
         ({"algorithm": "rings"}, "did you mean 'ring'"),
         ({"protocol": "LL12"}, "did you mean 'LL128'"),
         ({"algorithm": "tree", "kind": "all_gather"}, "trees for all_reduce only"),
+        ({"algorithm": "nvls", "kind": "all_gather"}, "NVLS here for all_reduce only"),
         ({"ranks": 1}, "must be 2 to"),
         ({"bandwidth": 0}, "bandwidth = 0"),
         ({"nbytes": -1}, "nbytes = -1"),
     ],
-    ids=["kind", "algorithm", "protocol", "tree", "ranks", "bandwidth", "nbytes"],
+    ids=["kind", "algorithm", "protocol", "tree", "nvls", "ranks", "bandwidth", "nbytes"],
 )
 def test_what_makes_no_sense_is_refused(more, message):
     with pytest.raises(ConfigError, match=message):

@@ -29,7 +29,7 @@ def seconds(name, n, nbytes, kind="all_reduce", algorithm="nccl"):
 @pytest.mark.parametrize("nbytes", [1e4, 2.5e5, 1e6, 4e6, 2.5e7, 1e8, 1e9])
 @pytest.mark.parametrize(("name", "n"), [
     ("dgx1-v100", 8), ("dgx1-v100-16", 32), ("dgx-a100-pod", 8), ("dgx-a100-pod", 16), ("dgx-a100-pod", 64),
-    ("dgx-h100-pod", 16),
+    ("dgx-h100-pod", 8), ("dgx-h100-pod", 16),
 ])  # fmt: skip
 def test_the_schedules_take_what_the_tuner_expects(name, n, nbytes):
     """Within 30 %: the tuner takes 8 % off the bandwidth of trees, counts no links beyond a hop's own latency and
@@ -54,13 +54,14 @@ def test_sizes_choose_algorithm_and_protocol():
 
 @pytest.mark.parametrize(("nbytes", "protocol", "wire", "start", "hop"), [
     (1e5, "LL", 2.0, 6.6e-6, 0.7e-6),  # the wire's 0.7 us are longer than a hop's 0.6
-    (2.5e7, "LL128", 128 / 120, 14e-6, 1.9e-6),
+    (1.2e7, "LL128", 128 / 120, 14e-6, 1.9e-6),
     (1e9, "Simple", 1.0, 8.4e-6, 3.4e-6),
 ])  # fmt: skip
 def test_a_ring_inside_a_machine_is_its_closed_form(nbytes, protocol, wire, start, hop):
     cluster, at = placed("dgx-a100-pod", 8)
     assert choose(cluster, at, nbytes, "all_reduce")[:2] == ("ring", protocol)
     rate = float(cluster.channel_capacity[cluster.link_channel[cluster.routes(at[:1], at[1:2]).links]].min())
+    wire *= 0.915 / 0.8  # of what the links carry NCCL makes use of 80 % of the nominal bandwidth
     assert seconds(cluster, 8, nbytes) == pytest.approx(start + 14 * (hop + wire * nbytes / 8 / rate), rel=1e-9)
     schedule = build("nccl", 8, nbytes, where=(cluster, at))
     assert schedule.bytes_sent(nbytes) == pytest.approx(np.full(8, wire * 14 / 8 * nbytes))
@@ -79,7 +80,7 @@ def test_slices_hide_latency_that_is_longer_than_a_hops(ms):
 
 
 @pytest.mark.parametrize(("name", "n", "rate"), [
-    ("dgx-a100-pod", 32, 8 * 24.25e9), ("dgx-h100-pod", 16, 8 * 48.5e9), ("dgx1-v100", 8, 6 * 25e9),
+    ("dgx-a100-pod", 32, 8 * 24.25e9), ("dgx-h100-pod", 16, 8 * 48.5e9), ("dgx1-v100", 8, 6 * 20e9),
 ])  # fmt: skip
 def test_the_bus_bandwidth_is_that_of_all_interfaces(name, n, rate):
     """nccl-tests' bus bandwidth of a large all-reduce; the plain ring has one interface's."""
@@ -88,9 +89,19 @@ def test_the_bus_bandwidth_is_that_of_all_interfaces(name, n, rate):
     assert choose(*placed(name, n), 1e11, "all_reduce").algorithm == "ring"
 
 
+@pytest.mark.parametrize("n", [4, 8])
+def test_in_switches_that_add_up_links_carry_the_buffer_and_a_part(n):
+    cluster, at = placed("dgx-h100-pod", n)
+    assert choose(cluster, at, 1e9, "all_reduce")[:2] == ("nvls", "Simple")
+    schedule = build("nccl", n, 1e9, where=(cluster, at))
+    check(schedule)
+    assert schedule.bytes_sent(1e9) == pytest.approx(np.full(n, 1e9 * (1 + 1 / n) / 0.85))
+    assert seconds(cluster, n, 1e9) == pytest.approx(25e-6 + 1e9 * (1 + 1 / n) / (0.85 * 0.81 * 450e9), rel=1e-9)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
-    st.sampled_from([("dgx1-v100-16", 24), ("dgx-a100-pod", 20), ("cloud-25g-16x8-v100", 17), ("office-1gbe", 8)]),
+    st.sampled_from([("dgx1-v100-16", 24), ("dgx-a100-pod", 20), ("dgx-h100-pod", 9), ("cloud-25g-16x8-v100", 17)]),
     st.data(),
 )
 def test_every_choice_is_a_correct_collective(machines, data):
@@ -110,6 +121,7 @@ def test_every_choice_is_a_correct_collective(machines, data):
 def test_the_default_is_nccls_where_gpus_have_several_ways():
     for name, n, wanted in (
         ("dgx-a100-pod", 64, "nccl"), ("dgx-a100-pod", 8, "ring"), ("dgx1-v100", 8, "nccl"), ("dgx1-v100", 2, "ring"),
+        ("dgx-h100-pod", 8, "nccl"),
         ("cloud-25g-16x8-v100", 64, "ring"), ("office-1gbe", 8, "ring"),
     ):  # fmt: skip
         cluster, at = placed(name, n)
