@@ -123,7 +123,7 @@ def test_rings_use_all_nvlinks_of_a_hybrid_cube_mesh():
     charge = spread_alone(cluster, cluster.workers.tolist(), 1e9, "ring")
     bus, hardware = bus_bandwidth(cluster, 8)
     assert hardware == "nvlink"
-    assert charge.seconds == pytest.approx(2 * 7 / 8 * 1e9 / bus, rel=1e-9)
+    assert charge.seconds == pytest.approx(2 * 7 / 8 * 1e9 / (bus / 0.8), rel=1e-9)  # of which NCCL counts 80 %
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree"])
