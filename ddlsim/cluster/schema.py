@@ -253,10 +253,13 @@ def generate(table: Table, host: Interior) -> tuple[Graph, list[str]]:
 
 
 def set_key(file: ClusterFile, setting: str) -> None:
-    """Set a key of the file's [generator] or [host] by a text like ``n_hosts=64`` or ``latency=5 us``."""
+    """Set a key of the file's [generator], [host] or [link] by a text like ``n_hosts=64`` or ``transport=roce``."""
     key, is_setting, text = setting.partition("=")
     if not is_setting:
-        raise ConfigError(f"+{setting}: write +key=value with a key of [generator] or [host], like +n_hosts=64")
+        raise ConfigError(f"+{setting}: write +key=value with a key of [generator], [host] or [link], like +n_hosts=64")
+    if key in DetailTable.model_fields:
+        file.link = {**(file.link or {}), key: parse_value(text)}
+        return
     if file.generator is None:
         raise ConfigError(f"+{setting}: the file has no [generator] whose keys could be set; change a copy of it")
     kind = GENERATORS.get(str(file.generator.get("type")))

@@ -1,5 +1,6 @@
 """Every bundled cluster loads, is connected and holds sensible numbers with a source beside each."""
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 from counting import counted
 
 from ddlsim.bundled import bundled_files
-from ddlsim.cluster import cluster_names, load_cluster
+from ddlsim.cluster import LinkDetail, cluster_names, load_cluster
 from ddlsim.cluster.generators import star
 from ddlsim.errors import ConfigError
 
@@ -103,16 +104,29 @@ def test_keys_can_be_set():
     assert load_cluster("star-1024-10g").link_bandwidth[0] == 1.25e9
 
 
+def test_links_can_be_told_what_they_do():
+    office = load_cluster("office-1gbe+transport=tcp-reno+window=64 KiB+connections=2+warm=true")
+    told = LinkDetail(transport="tcp-reno", connections=2, window=65536.0, warm=True)
+    assert {office.details.of(link) for link in range(office.n_links)} == {told}
+    mixed = load_cluster("lab-heterogeneous+transport=roce")  # links named one by one, those between machines
+    inside = mixed.host_of[mixed.link_src] == mixed.host_of[mixed.link_dst]
+    assert ((mixed.details.transport == "roce") == ~inside).all()
+    shaped = load_cluster("minicluster+burst=9 kB")
+    assert shaped.details.of(0) == dataclasses.replace(load_cluster("minicluster").details.of(0), burst=9e3)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("office-1gbe+transport=tcp", r"link: unknown transport 'tcp'"),
+        ("office-1gbe+window=64 KiB", r"link: window = 65536\.0 belongs to a transport"),
         ("star-1024-10g+nhosts=4", r"\+nhosts=4: unknown key 'nhosts'; did you mean 'n_hosts'"),
         ("star-1024-10g+n_hosts=four", r"generator.n_hosts = 'four': input should be a valid integer"),
         ("star-1024-10g+n_hosts=0", r"n_hosts = 0: must be a whole number from 1"),
         ("star-1024-10g+bandwidth=9 apples", r"generator.bandwidth: '9 apples' has the unknown unit"),
         ("star-1024-10g+n_gpus=2+inside=nvswitch", r"nvlink_bandwidth is missing"),
         ("dgx1-v100+n_nics=3", r"n_nics = 3 must be 1 or n_pcie_switches = 4"),
-        ("zenith+big", r"\+big: write \+key=value with a key of \[generator\] or \[host\]"),
+        ("zenith+big", r"\+big: write \+key=value with a key of \[generator\], \[host\] or \[link\]"),
         ("lab-heterogeneous+n_hosts=3", r"\+n_hosts=3: the file has no \[generator\] whose keys could be set"),
         ("selen+n_leaves=8", r"unknown cluster 'selen'; did you mean 'selene'"),
     ],
