@@ -193,7 +193,7 @@ FAMILIES = (
         "Point-to-point rows, and of the rows with delays the smallest message without one. Rows below 64 KiB and "
         "two-way traffic under cubic (which loses up to half of the rate to bunched acknowledgements, without loss or "
         "a busy processor) are shown and do not count.",
-        lambda: [*minicluster.p2p_rows(), *minicluster.collective_rows()],
+        lambda: minicluster.p2p_table(intervals=True).rows + minicluster.collective_table(intervals=True).rows,
         lambda row: row.note not in ("below 64 KiB", "two-way under cubic"), left_out=minicluster.left_out, causes=
         (("gloo_all_gather", "", "the measurements are bimodal, at 1 and 1.5 times the prediction: a rank that starts "
           "second may write its data before its readiness message, so that the two directions take turns (not tested)"),

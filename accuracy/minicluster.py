@@ -1,8 +1,9 @@
 """Ten network namespaces on one machine with shaped links: real TCP and known algorithms, predicted from its facts.
 
-Rates, buckets and frame sizes are those that were set; the latency is half a ping-pong's. The only rows read for that,
-and for the seconds of computing, are ``p2p.csv``, the training steps of a single worker, and of ``delay.csv`` the
-smallest message without a delay (the latency of its switch); the rest is predicted.
+Rates are those that were set. :func:`ddlsim.calibrate` finds all else of the links in ``p2p.csv``: latency, frames,
+bucket, acknowledgements. Besides these the only rows read are the training steps of a single worker, for the seconds of
+computing, and of ``delay.csv`` the smallest message without a delay, for the latency of its switch; the rest is
+predicted.
 Rows of less than 64 KiB and two-way traffic under cubic, which loses itself in queues, are predicted and marked.
 """
 
@@ -10,33 +11,47 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 
 from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
-from ddlsim.cluster import Cluster, racks, star, with_detail
+from ddlsim import calibrate
+from ddlsim.cluster import Cluster, racks, star
+from ddlsim.cluster.calibrated import with_parameters
+from ddlsim.cluster.extrapolation import DEVIATION, Beyond, beyond
 from ddlsim.collectives import Schedule, build
 from ddlsim.collectives.push_pull import push_pull
-from ddlsim.network import schedule_time
+from ddlsim.measure import Measurement as Measurements
+from ddlsim.validation import Calibration
+from ddlsim.validation.cases import Case
 
 __all__ = [
-    "DATA", "Measurement", "cluster_of", "collective_rows", "collective_table", "left_out", "p2p_rows", "p2p_table",
-    "predicted", "read", "rows", "summary",
+    "DATA",
+    "Measurement",
+    "calibration",
+    "cluster_of",
+    "collective_rows",
+    "collective_table",
+    "left_out",
+    "p2p_rows",
+    "p2p_table",
+    "predicted",
+    "read",
+    "rows",
+    "summary",
 ]  # fmt: skip
 
 DATA = Path(__file__).parents[1] / "tests" / "accuracy" / "data" / "minicluster"
-LATENCY = 70e-6  # one way: half the median ping-pong of small messages after idling
-#: a frame of 1514 bytes carries 1448 beside Ethernet's 14, IPv4's 20 and TCP's 32; every second one is acknowledged
-#: by a frame of 66; tc's token bucket filter was set to a burst of three frames
-TCP = {"frame_header": 66.0, "frame_payload": 1448.0, "burst": 4542.0, "reverse_load": 66.0 / (2 * 1514)}
 SMALL = 65536
 #: round trips of a row of messages; 0: one way
-ROUND_TRIPS = {"oneway": 0, "roundtrip_single": 1, "roundtrip_train20_per_iter": 20}
+ROUND_TRIPS = {"oneway": 0, "one_way": 0, "roundtrip_single": 1, "roundtrip_train20_per_iter": 20}
+SINGLE = ("oneway", "roundtrip_single", "one_way")  # the last one as minicluster2 calls it
 #: algorithm of the data -> (kind, name here, whether `bytes` are one rank's block instead of the whole buffer)
 ALGORITHMS = {
     "own_ring_allreduce": ("all_reduce", "ring", False),
@@ -102,19 +117,46 @@ def read(path: Path, omitted: Table | None = None) -> list[Measurement]:
     return found
 
 
+@cache
+def calibration(mbps: float, path: Path = DATA / "p2p.csv") -> tuple[Calibration, float]:
+    """Return what :func:`ddlsim.calibrate` makes of the messages between two hosts in a file, at the measured rate that
+    is next to `mbps`, and that rate."""
+    rows = [row for row in read(path) if row.algorithm in SINGLE]
+    by_rate = {rate: [row for row in rows if row.mbps == rate] for rate in {row.mbps for row in rows}}
+    rates = [rate for rate, own in by_rate.items() if len(own) >= 8]
+    nearest = min(sorted(rates), key=lambda rate: abs(math.log(rate / mbps)))
+    measured = [
+        Measurements(
+            experiment="point_to_point", operation="one_way", n_ranks=2, n_hosts=2, nbytes=int(row.nbytes),
+            median_s=row.seconds / (2 if ROUND_TRIPS[row.algorithm] else 1),
+        )
+        for row in by_rate[nearest]
+    ]  # fmt: skip
+    graph = star(2, bandwidth=nearest * 1e6 / 8, latency="10 us")
+    return calibrate(measured, Cluster.from_graph(graph)), nearest
+
+
+def parameters(row: Measurement) -> dict[str, float]:
+    """Return the calibrated parameters for the links of a row, of whose rate and switch they are."""
+    found, measured_rate = calibration(row.mbps)
+    values = {parameter.name: parameter.value for parameter in found.parameters}
+    values["between.bandwidth"] *= row.mbps / measured_rate
+    if "extra_oneway_delay_us" in row.extra:
+        values["between.latency"] = switch_latency() + _delay(row)
+    return values
+
+
 def cluster_of(row: Measurement, n_hosts: int) -> Cluster:
     """Return the hosts of a row: a star, or racks with a trunk; one host may have a slower link."""
-    rate = row.mbps * 1e6 / 8
-    latency = LATENCY
-    if "extra_oneway_delay_us" in row.extra:
-        latency = switch_latency() + _delay(row)
+    rate, latency = row.mbps * 1e6 / 8, "10 us"  # which the calibration replaces
     if "racks" in row.extra:
         n_racks, per_rack = (int(part) for part in row.extra["racks"].split("x"))
         trunk = float(row.extra["trunk_mbps"]) * 1e6 / 8
-        graph = racks(n_racks, per_rack, bandwidth=rate, latency=latency / 2, trunk_bandwidth=trunk, trunk_latency=0.0)
+        graph = racks(n_racks, per_rack, bandwidth=rate, latency=latency, trunk_bandwidth=trunk, trunk_latency=0.0)
     else:
-        graph = star(n_hosts, bandwidth=rate, latency=latency / 2)
-    cluster = with_detail(Cluster.from_graph(graph), **TCP)
+        graph = star(n_hosts, bandwidth=rate, latency=latency)
+    plain = Cluster.from_graph(graph)
+    cluster = with_parameters(plain, parameters(row)) if n_hosts > 1 else plain
     slow = row.extra.get("slow_host", "none")
     if slow == "none":
         return cluster
@@ -132,7 +174,7 @@ def _delay(row: Measurement) -> float:
 def switch_latency() -> float:
     """Return the s that the smallest message takes through the user-space switch of ``delay.csv`` without a delay."""
     rows = [row for row in read(DATA / "delay.csv") if (row.algorithm, row.nbytes, _delay(row)) == ("oneway", 1, 0.0)]
-    return rows[0].seconds if rows else LATENCY
+    return rows[0].seconds
 
 
 def places(row: Measurement) -> list[int]:
@@ -153,35 +195,50 @@ def servers_schedule(row: Measurement) -> tuple[Schedule, int]:
     return dataclasses.replace(both, lanes=((pull if row.algorithm.endswith("pull") else push,),)), shards
 
 
-def predicted(row: Measurement) -> float:
-    """Return the predicted s of a row of messages, collectives or parameter servers.
+def case_of(row: Measurement) -> tuple[Cluster, Case]:
+    """Return the hosts of a row of messages, collectives or parameter servers, and what they exchange.
 
     Raises :class:`UnpredictableError` for another algorithm.
     """
     if row.algorithm in ROUND_TRIPS:
-        return _message(row)
+        cluster = cluster_of(row, 2)
+        return cluster, Case(row.nbytes, tuple(cluster.workers.tolist()), schedule=_messages(row))
     if row.algorithm.startswith("ps_sync"):
         schedule, shards = servers_schedule(row)
         cluster = cluster_of(row, row.n + shards)
         nodes = cluster.workers[[*places(row), *range(len(cluster.workers) - shards, len(cluster.workers))]]
-        return schedule_time(cluster, schedule, nodes.tolist(), row.nbytes)
+        return cluster, Case(row.nbytes, tuple(nodes.tolist()), schedule=schedule)
     if row.algorithm not in ALGORITHMS:
         raise UnpredictableError("no algorithm of this name is described")
     kind, name, of_block = ALGORITHMS[row.algorithm]
     nbytes = row.nbytes * row.n if of_block else row.nbytes
-    cluster = cluster_of(row, row.n)
-    return schedule_time(cluster, build(name, row.n, nbytes, kind=kind), cluster.workers[places(row)].tolist(), nbytes)
+    cluster, schedule = cluster_of(row, row.n), build(name, row.n, nbytes, kind=kind)
+    return cluster, Case(nbytes, tuple(cluster.workers[places(row)].tolist()), schedule=schedule)
 
 
-def _message(row: Measurement) -> float:
-    """Return the s of a message, or of one of so many that go there and back in a row."""
+def predicted(row: Measurement) -> float:
+    """Return the predicted s of a row of messages, collectives or parameter servers."""
+    cluster, case = case_of(row)
+    return case.seconds(cluster) / max(ROUND_TRIPS.get(row.algorithm, 1), 1)
+
+
+def interval(row: Measurement) -> tuple[float, float]:
+    """Return between which s a row is with 95 % probability: of what the calibration has not seen."""
+    (found, _), (cluster, case) = calibration(row.mbps), case_of(row)
+    outside = beyond(row.n, found.ranks, "ranks") + beyond(case.nbytes, found.parameters[0].nbytes, "bytes")
+    if row.algorithm not in ROUND_TRIPS:
+        outside += Beyond(DEVIATION**2)
+    each = max(ROUND_TRIPS.get(row.algorithm, 1), 1)
+    around = dataclasses.replace(found, cluster=cluster).simulated(case, outside)
+    return around.low / each, around.high / each
+
+
+def _messages(row: Measurement) -> Schedule:
+    """Return a message, or so many that go there and back in a row."""
     there = build("binomial", 2, kind="broadcast")
+    back = dataclasses.replace(there.lanes[0][0], src=np.array([1]), dst=np.array([0]))
     n = ROUND_TRIPS[row.algorithm]
-    if n:
-        back = dataclasses.replace(there.lanes[0][0], src=np.array([1]), dst=np.array([0]))
-        there = dataclasses.replace(there, lanes=(n * (*there.lanes[0], back),))
-    cluster = cluster_of(row, 2)
-    return schedule_time(cluster, there, cluster.workers.tolist(), row.nbytes) / max(n, 1)
+    return dataclasses.replace(there, lanes=(n * (*there.lanes[0], back),)) if n else there
 
 
 def hint(row: Measurement) -> str:
@@ -195,28 +252,29 @@ def hint(row: Measurement) -> str:
     return ""
 
 
-def p2p_table(path: Path = DATA / "p2p.csv") -> Table:
-    """Return the messages between two hosts: single ones, from which the latency comes, and trains of twenty."""
+def _row(row: Measurement, fitted: bool, note: str, intervals: bool) -> Row:
+    around = interval(row) if intervals and not fitted else None
+    return Row(row.name, row.where, row.seconds, predicted(row), "s", fitted, note, interval=around)
+
+
+def p2p_table(path: Path = DATA / "p2p.csv", intervals: bool = False) -> Table:
+    """Return the messages between two hosts: single ones, which calibrate the links, and trains of twenty."""
     found = Table()
     for row in read(path, found):
-        single = row.algorithm in ("oneway", "roundtrip_single")
-        note = "gave the latency" if single else hint(row)
-        found.add(row.name, row.where, lambda row=row, single=single, note=note: Row(
-            row.name, row.where, row.seconds, predicted(row), "s", single, note
-        ))  # fmt: skip
+        single = row.algorithm in SINGLE
+        note = "calibrates the links" if single else hint(row)
+        found.add(row.name, row.where, partial(_row, row, single, note, intervals))
     return found
 
 
-def collective_table(folder: Path = DATA) -> Table:
+def collective_table(folder: Path = DATA, intervals: bool = False) -> Table:
     """Return collectives, parameter servers, racks, a slow host, and the same with longer delays."""
     found = Table()
     for name in ("collectives", "ps", "topology", "delay"):
         for row in read(folder / f"{name}.csv", found):
             fitted = row.experiment == "delay" and row.algorithm == "oneway" and row.nbytes == 1 and _delay(row) == 0.0
             note = "gave the latency of the switch of the rows with delays" if fitted else hint(row)
-            found.add(row.name, row.where, lambda row=row, fitted=fitted, note=note: Row(
-                row.name, row.where, row.seconds, predicted(row), "s", fitted, note
-            ))  # fmt: skip
+            found.add(row.name, row.where, partial(_row, row, fitted, note, intervals))
     return found
 
 

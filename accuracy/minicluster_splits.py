@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from accuracy.minicluster import TCP, Measurement, read
+from accuracy.minicluster import Measurement, calibration, read
 from accuracy.rows import Row, Table, UnpredictableError, mean_error, show
 from ddlsim.cluster import Cluster, star, with_detail
 from ddlsim.plan import Draft, Plan
@@ -27,9 +27,18 @@ DATA = Path(__file__).parents[1] / "tests" / "accuracy" / "data" / "minicluster2
 LARGE = 16384
 
 
+@cache
+def details() -> dict[str, float]:
+    """Return frames, bucket and acknowledgements, as calibrated on the messages of :mod:`accuracy.minicluster`: the links
+    are of the same kind, and ``calibration.csv`` has fewer sizes."""
+    values = {parameter.name: parameter.value for parameter in calibration(100.0)[0].parameters}
+    keys = ("frame_header", "frame_payload", "burst", "reverse_load")
+    return {key: values.get(f"between.{key}", 0.0) for key in keys}
+
+
 def wire(nbytes: float) -> float:
     """Return the bytes on the wire of a message."""
-    return nbytes + TCP["frame_header"] * ceil(nbytes / TCP["frame_payload"])
+    return nbytes + details()["frame_header"] * ceil(nbytes / details()["frame_payload"])
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,7 @@ def software() -> Software:
         return [row for row in rows if row.algorithm == algorithm]
 
     beside = [
-        row.seconds - max(0.0, wire(row.nbytes) - TCP["burst"]) / (row.mbps * 1e6 / 8)
+        row.seconds - max(0.0, wire(row.nbytes) - details()["burst"]) / (row.mbps * 1e6 / 8)
         for row in of("one_way") if row.nbytes >= LARGE
     ]  # fmt: skip
     sends = tuple((row.nbytes, row.seconds) for row in of("send_call") if row.mbps == 100.0)
@@ -68,7 +77,7 @@ def software() -> Software:
 def cluster_of(row: Measurement, taken: float) -> Cluster:
     """Return the hosts of a row, of whose messages' software so many s are in the plan."""
     graph = star(row.n, bandwidth=row.mbps * 1e6 / 8, latency=(software().message - taken) / 2)
-    return with_detail(Cluster.from_graph(graph), **TCP)
+    return with_detail(Cluster.from_graph(graph), **details())
 
 
 # ---------------------------------------------------------------- pipelines

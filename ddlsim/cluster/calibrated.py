@@ -21,17 +21,24 @@ from typing import TypeAlias
 import numpy as np
 
 from ddlsim.cluster.cluster import Bools, Cluster, Floats, Ints
+from ddlsim.cluster.details import DETAIL_KEYS, with_detail
 from ddlsim.errors import ConfigError, unknown_name
 
 #: name of a parameter -> its dimension in :data:`ddlsim.units.DIMENSIONS`
 PARAMETERS = {
     "between.latency": "time",
     "between.bandwidth": "bandwidth",
+    "between.frame_header": "bytes",  # these four as in ddlsim.cluster.details, on all links between hosts
+    "between.frame_payload": "bytes",
+    "between.burst": "bytes",
+    "between.reverse_load": "share",
     "inside.latency": "time",
     "inside.bandwidth": "bandwidth",
     "overhead": "time",  # per message, at the sender and again at the receiver
     "reduce_bandwidth": "bandwidth",  # at which received data are added up
 }
+
+DETAILS = tuple(f"between.{key}" for key in DETAIL_KEYS)
 
 _Ends: TypeAlias = tuple[int, int]
 
@@ -58,7 +65,7 @@ def reference_ends(cluster: Cluster, link_class: str) -> _Ends | None:
 def current_parameters(cluster: Cluster) -> dict[str, float]:
     """Return the values (s, bytes/s) that the parameters have in `cluster`; without those it has no link or host for.
 
-    ``reduce_bandwidth`` is infinite where adding up takes no time.
+    ``reduce_bandwidth`` is infinite where adding up takes no time; details of links are left out where there are none.
     """
     values: dict[str, float] = {}
     for link_class in ("between", "inside"):
@@ -67,6 +74,9 @@ def current_parameters(cluster: Cluster) -> dict[str, float]:
             links, rate = found
             values[f"{link_class}.latency"] = float(cluster.link_latency[links].sum())
             values[f"{link_class}.bandwidth"] = float(rate.min())
+            if link_class == "between" and cluster.details is not None:
+                detail = dataclasses.asdict(cluster.details.of(int(links[0])))
+                values |= {f"between.{key}": value for key, value in detail.items() if value}
     endpoints = cluster.is_endpoint
     values["overhead"] = float(0.5 * (cluster.send_overhead + cluster.recv_overhead)[endpoints].mean())
     slowest = float(cluster.reduce_time[endpoints].max())
@@ -80,12 +90,19 @@ def with_parameters(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
     Setting a value again replaces it. Raises :class:`ConfigError` for an unknown name or a class of links that the
     cluster does not have.
     """
+    details = {name.removeprefix("between."): value for name, value in values.items() if name in DETAILS}
+    if details:  # first, as frames are a part of what a bandwidth of messages' own bytes means
+        before = current_parameters(cluster)
+        header, payload, burst, load = (details.get(key, before.get(f"between.{key}", 0.0)) for key in DETAIL_KEYS)
+        cluster = with_detail(cluster, frame_header=header, frame_payload=payload, burst=burst, reverse_load=load)
     latency, bandwidth = cluster.link_latency.copy(), cluster.link_bandwidth.copy()
     efficiency = cluster.link_efficiency.copy()
     send, receive, reduce_time = cluster.send_overhead, cluster.recv_overhead, cluster.reduce_time
     for name, value in values.items():
         if name not in PARAMETERS:
             raise unknown_name("parameter", name, PARAMETERS, f"cluster {cluster.name!r}: calibration")
+        if name in DETAILS:
+            continue
         if name == "overhead":
             send = receive = np.where(cluster.is_endpoint, value, 0.0)
             continue

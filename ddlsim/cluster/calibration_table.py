@@ -7,6 +7,7 @@ Loading a cluster uses the parameters and keeps the table: runs can ask for its 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,7 +17,7 @@ from ddlsim.cluster.calibrated import PARAMETERS, with_parameters
 from ddlsim.cluster.cluster import Cluster
 from ddlsim.cluster.quantity import positive
 from ddlsim.cluster.schema import Table
-from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.errors import ConfigError, shown, unknown_name
 
 
 class _Strict(BaseModel):
@@ -114,6 +115,8 @@ class CalibrationTable(_Strict):
     notes: list[str] = []
     spread: NotNegative = 0.0
     dof: Positive = 1.0
+    absolute: schema.Time = 0.0
+    ranks: list[Annotated[int, Field(ge=1)]] = [2, 2]
     covariance: list[list[float]] = []
     parameters: list[ParameterTable] = []
     curves: list[CurveTable] = []
@@ -128,6 +131,8 @@ def parse_calibration(table: Table) -> CalibrationTable:
     n = len(checked.parameters)
     if checked.covariance and (len(checked.covariance) != n or any(len(row) != n for row in checked.covariance)):
         raise ConfigError(f"calibration.covariance: must have {n} rows and columns, one for each of the parameters")
+    if len(checked.ranks) != 2 or checked.ranks[0] > checked.ranks[1]:
+        raise ConfigError(f"calibration.ranks = {checked.ranks!r}: must be the least and the most; calibrate again")
     for i, row in enumerate(checked.parameters):
         for key, ends in (("nbytes", row.nbytes), ("bounds", row.bounds)):
             if len(ends) not in (0, 2):
@@ -152,7 +157,15 @@ def value_of(name: str, text: str, place: str) -> float:
     """Return a parameter's value in SI units. Raises :class:`ConfigError` for an unknown name or unit."""
     if name not in PARAMETERS:
         raise unknown_name("parameter", name, PARAMETERS, place)
-    return positive(text, PARAMETERS[name], f"{place}: {name}")
+    if PARAMETERS[name] != "share":
+        return positive(text, PARAMETERS[name], f"{place}: {name}")
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0.0 < share < 1.0:
+        raise ConfigError(f"{place}: {name} = {shown(text)} must be a share in (0, 1), like '0.022'; calibrate again")
+    return share
 
 
 def apply(cluster: Cluster, table: Table) -> Cluster:

@@ -6,6 +6,8 @@ import dataclasses
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.calibration_table import ComputeTable
+from ddlsim.cluster.extrapolation import DEVIATION, Beyond, beyond
+from ddlsim.collectives import KINDS
 from ddlsim.run.experiment import Experiment
 from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import NoJitter
@@ -28,6 +30,22 @@ def measured_steps(experiment: Experiment, cluster: Cluster, model: str) -> tupl
     if len(own.batch_sizes) == 1 and own.batch_sizes[0] != experiment.batch_size:
         return None, f"the measured steps of {model} are of batch {own.batch_sizes[0]} only: not used"
     return own, ""
+
+
+def outside(experiment: Experiment, cluster: Cluster, model: str, n_workers: int) -> tuple[Beyond, Beyond]:
+    """Return how far a run is beyond what `cluster` was calibrated on: its links, and its compute time."""
+    table = cluster.calibration
+    links = compute = Beyond()
+    if table is None:
+        return links, compute
+    if n_workers > 1 and any("." in parameter.name for parameter in table.parameters):
+        links = beyond(n_workers, [*table.ranks, *(n for curve in table.curves for n in curve.ranks)], "workers")
+        if not any(curve.operation in KINDS for curve in table.curves):
+            links += Beyond(DEVIATION**2, ("extrapolated: no collective was measured, only messages",))
+    own, _ = measured_steps(experiment, cluster, model)
+    if own is not None:
+        compute = beyond(experiment.batch_size, own.batch_sizes, f"samples of {model}")
+    return links, compute
 
 
 def as_measured(experiment: Experiment, cluster: Cluster, model: str) -> tuple[Experiment, tuple[str, ...]]:

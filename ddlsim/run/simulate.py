@@ -22,7 +22,7 @@ from ddlsim.learning.evaluation import DivergedError
 from ddlsim.learning.learner import Task
 from ddlsim.learning.monitor import Monitor, Progress
 from ddlsim.network import Network
-from ddlsim.run.calibrated import as_measured
+from ddlsim.run.calibrated import as_measured, outside
 from ddlsim.run.conservation import check_result
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.lighter import what_fits
@@ -104,6 +104,7 @@ def place(experiment: Experiment) -> Placed:
     cluster = load_cluster(experiment.cluster)
     model = load_model(experiment.model)
     time_model = model if experiment.time_model is None else load_model(experiment.time_model)
+    given = experiment
     experiment, notes = as_measured(experiment, cluster, time_model.name)
     nodes = _nodes(experiment, cluster)
     n_workers = len(nodes)
@@ -116,6 +117,8 @@ def place(experiment: Experiment) -> Placed:
         if max(slow.ranks) >= n_workers:
             raise ConfigError(f"slow_downs: rank {max(slow.ranks)} of {slow} is not among the {n_workers} workers")
     workloads = _workloads(experiment, cluster, time_model, nodes)
+    for beyond in outside(given, cluster, time_model.name, n_workers):
+        notes += beyond.notes
     return Placed(experiment, cluster, model, time_model, nodes, workloads, notes)
 
 

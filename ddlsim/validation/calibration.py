@@ -14,19 +14,24 @@ import numpy as np
 from ddlsim.arguments import Count, Positive, checked, number
 from ddlsim.cluster import Cluster, ClusterLike, load_cluster
 from ddlsim.cluster.calibrated import PARAMETERS, current_parameters, with_parameters
+from ddlsim.cluster.extrapolation import DEVIATION, Beyond, beyond
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure import Measurement
 from ddlsim.measure.table import OPERATIONS
+from ddlsim.readable import size
 from ddlsim.validation.cases import Case, chosen_algorithms, make_case
 from ddlsim.validation.compute_fit import ComputeFit, fit_compute
-from ddlsim.validation.curves import Curve, Interval, curve_time, fit_curve, parts_of
+from ddlsim.validation.curves import Curve, Interval, curve_time, fit_curve, interval_at, parts_of
 from ddlsim.validation.jitter_fit import JitterFit, fit_jitter
 from ddlsim.validation.links import LinkRow, fit_links
-from ddlsim.validation.log_fit import Floats, LogFit, t_quantile
+from ddlsim.validation.log_fit import LogFit, t_quantile
+from ddlsim.validation.noise import Floats
 from ddlsim.validation.sources import Reader, read_sources
 
 #: smaller buffers are added in the caches, and starting takes a part of the time
 LEAST_REDUCTION = 64 * 1024
+#: mean error of the measurements fitted to from which on a fit is called bad: three times what is usual
+BAD_FIT = 0.1
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,8 @@ class Calibration:
     parameters   what was fitted (names of :data:`ddlsim.cluster.calibrated.PARAMETERS`)
     covariance   (n, n) of the natural logarithms of the parameters
     spread, dof  scatter of ln(predicted / measured) of the links' measurements, degrees of freedom
+    absolute     s by which times scatter besides, which only short messages show
+    ranks        least and most of the measurements that the links were fitted to
     curves       how operations deviate from the simulation by size: :meth:`time` applies them, and runs with
                  ``cost = "calibrated"``; others use the parameters only
     compute      step times over the batch size, by model
@@ -88,6 +95,8 @@ class Calibration:
     covariance: Floats
     spread: float
     dof: float
+    absolute: float = 0.0
+    ranks: tuple[int, int] = (2, 2)
     curves: tuple[Curve, ...] = ()
     compute: tuple[ComputeFit, ...] = ()
     jitter: JitterFit | None = None
@@ -123,8 +132,19 @@ class Calibration:
         algorithms = chosen_algorithms({operation: used} if used and experiment == "collective" else None)
         case = LinkRow(row, make_case(row, self.cluster, algorithms))
         if curve is not None and not curve.plain:
-            return curve_time(curve, parts_of(case, self.cluster))
-        return self._simulated(case.case)
+            outside = beyond(nbytes, curve.nbytes, "bytes") + beyond(n_ranks, curve.ranks, "ranks")
+            return curve_time(curve, parts_of(case, self.cluster), outside)
+        return self.simulated(case.case, self._beyond(row, curve))
+
+    def _beyond(self, row: Measurement, curve: Curve | None) -> Beyond:
+        """Return how far the simulation of an operation is beyond what the parameters were fitted to."""
+        if curve is not None:  # measured, and as simulated
+            known = 0.0 if row.operation in {r.operation for r in self.residuals if r.fitted} else curve.spread**2
+            return Beyond(known) + beyond(row.nbytes, curve.nbytes, "bytes") + beyond(row.n_ranks, curve.ranks, "ranks")
+        sizes = [end for p in self.parameters for end in p.nbytes if "." in p.name]
+        found = Beyond(DEVIATION**2, (f"extrapolated: {row.operation} was not measured",))
+        found += beyond(row.nbytes, sizes, "bytes") if sizes else Beyond()
+        return found + beyond(row.n_ranks, self.ranks, "ranks")
 
     def _curve(self, row: Measurement) -> Curve | None:
         fitting = [c for c in self.curves if (c.operation, c.inside) == (row.operation, row.n_hosts == 1)]
@@ -134,21 +154,28 @@ class Calibration:
             raise ConfigError(f"{row.operation} was measured with several backends; choose one of {backends}")
         return fitting[0] if fitting else None
 
-    def _simulated(self, case: Case) -> Interval:
-        """Return the simulated time; its uncertainty by how it changes with each parameter."""
+    def simulated(self, case: Case, outside: Beyond) -> Interval:
+        """Return the simulated time of a case that is so far `outside` of what was measured; its uncertainty by how it
+        changes with each parameter."""
         value = case.seconds(self.cluster)
         step = 1e-3
-        changed = [with_parameters(self.cluster, {p.name: p.value * math.exp(step)}) for p in self.parameters]
-        slopes = np.array([math.log(case.seconds(cluster) / value) / step for cluster in changed])
-        variance = self.spread**2 + (float(slopes @ self.covariance @ slopes) if len(slopes) else 0.0)
-        factor = math.exp(t_quantile(self.dof) * math.sqrt(variance))
-        return Interval(value / factor, value, value * factor)
+        slopes = np.zeros(len(self.parameters))
+        short, now = 0.0, current_parameters(self.cluster)  # somebody may have changed them since
+        for i, p in enumerate(self.parameters):
+            if self.covariance[i, i] > 0.0:
+                changed = with_parameters(self.cluster, {p.name: now[p.name] * math.exp(step)})
+                slopes[i] = math.log(case.seconds(changed) / value) / step
+                if p.name.endswith(".latency"):  # each message in a row has its own
+                    short += max(slopes[i], 0.0) * self.absolute**2 / (value * now[p.name])
+        variance = self.spread**2 + float(slopes @ self.covariance @ slopes) + short
+        return interval_at(value, variance, self.dof, outside)
 
-    def drawn(self, random: np.random.Generator, *, curves: bool = False) -> Cluster:
+    def drawn(self, random: np.random.Generator, *, curves: bool = False, beyond: float = 0.0) -> Cluster:
         """Return the cluster with parameters drawn from their uncertainty; or, for runs whose collectives take the time
         of `curves`, with the curves' factors drawn, which were fitted beside the best parameters.
 
-        Besides their own uncertainty, the scatter around the fit makes all of them slower or faster together.
+        Besides their own uncertainty, the scatter around the fit makes all of them slower or faster together, and so
+        does what the run is beyond the measurements, of this variance in the logarithm.
         """
         if curves:
             from ddlsim.validation.calibration_file import attached
@@ -160,10 +187,11 @@ class Calibration:
         values, vectors = np.linalg.eigh(self.covariance)
         moved = wider * (vectors * np.sqrt(np.maximum(values, 0.0))) @ random.standard_normal(len(values))
         error = wider * self.spread * random.standard_normal()
+        error += math.sqrt(beyond) * random.standard_normal() if beyond else 0.0
         found = {}
         now = current_parameters(self.cluster)  # the calibrated values, unless somebody has changed them since
         for p, move in zip(self.parameters, moved.tolist(), strict=True):
-            slower = -error if PARAMETERS[p.name] == "bandwidth" else error
+            slower = {"bandwidth": -error, "time": error}.get(PARAMETERS[p.name], 0.0)
             found[p.name] = now[p.name] * math.exp(move + slower)
         return with_parameters(self.cluster, found)
 
@@ -226,19 +254,23 @@ def calibrate(
     chosen = _for_links(links, set(algorithms or ()))
     result = loaded
     fit: LogFit | None = None
+    fixed: dict[str, float] = {}
     if chosen:
-        fit, more = fit_links(loaded, chosen)
+        fit, fixed, more = fit_links(loaded, chosen)
         notes += more
-        result = with_parameters(result, fit.values)
+        result = with_parameters(result, {**fixed, **fit.values})
     reduction = _reduction(rows)
     if reduction is not None:
         result = with_parameters(result, {"reduce_bandwidth": 1.0 / reduction.c1})
-    parameters, covariance = _parameters(loaded, fit, reduction, chosen)
+    parameters, covariance = _parameters(loaded, fit, fixed, reduction, chosen)
     used = {id(row) for row in chosen}
     residuals = tuple(_residual(row, result, id(row) in used) for row in links)
+    notes += _bad_fit([r for r in residuals if r.fitted])
+    absolute = fit.absolute if fit is not None else 0.0
     calibration = Calibration(
         result, parameters, covariance, fit.spread if fit is not None else 0.0, fit.dof if fit is not None else 1.0,
-        curves=_curves(links, result, chosen_algorithms(algorithms)), compute=_compute(rows),
+        absolute, _ranks(chosen), curves=_curves(links, result, chosen_algorithms(algorithms), absolute),
+        compute=_compute(rows),
         jitter=fit_jitter(times) if times else None, residuals=residuals,
         sources=tuple(dict.fromkeys((*found.sources,))), notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip
@@ -291,21 +323,25 @@ def _reduction(rows: Sequence[Measurement]) -> ComputeFit | None:
 
 
 def _parameters(
-    cluster: Cluster, fit: LogFit | None, reduction: ComputeFit | None, rows: Sequence[LinkRow]
+    cluster: Cluster, fit: LogFit | None, fixed: Mapping[str, float], reduction: ComputeFit | None,
+    rows: Sequence[LinkRow],
 ) -> tuple[tuple[Parameter, ...], Floats]:
     given = current_parameters(cluster)
     found: list[Parameter] = []
     n = len(fit.names) if fit is not None else 0
-    covariance = np.zeros((n + (reduction is not None),) * 2)
+    covariance = np.zeros((n + len(fixed) + (reduction is not None),) * 2)
     if fit is not None:
         for i, (name, value) in enumerate(fit.values.items()):
             own = [row.row.nbytes for row in rows if name == "overhead" or name.startswith(f"{row.link_class}.")]
             prior = fit.priors[i].value, math.exp(fit.priors[i].sd)
             ends, informed = (min(own), max(own)), float(fit.informed[i])
             found.append(
-                Parameter(name, value, *fit.interval(name), given[name], ends, informed, prior, fit.bounds[i])
+                Parameter(name, value, *fit.interval(name), given.get(name, 0.0), ends, informed, prior, fit.bounds[i])
             )
         covariance[:n, :n] = fit.covariance
+        between = [row.row.nbytes for row in rows if row.link_class == "between"]
+        for name, value in fixed.items():  # chosen, not fitted
+            found.append(Parameter(name, value, value, value, given.get(name, 0.0), (min(between), max(between))))
     if reduction is not None:
         variance = float(reduction.covariance[1, 1]) / reduction.c1**2
         factor = math.exp(t_quantile(reduction.dof) * math.sqrt(variance))
@@ -316,7 +352,7 @@ def _parameters(
                 (reduction.batch_sizes[0], reduction.batch_sizes[-1]),
             )
         )  # fmt: skip
-        covariance[n, n] = variance
+        covariance[-1, -1] = variance
     return tuple(found), covariance
 
 
@@ -326,14 +362,35 @@ def _residual(row: LinkRow, cluster: Cluster, fitted: bool) -> Residual:
     return Residual(m.operation, m.backend, m.n_ranks, m.n_hosts, m.nbytes, m.median_s, predicted, fitted)
 
 
-def _curves(links: Sequence[LinkRow], cluster: Cluster, algorithms: Mapping[str, str]) -> tuple[Curve, ...]:
+def _bad_fit(residuals: Sequence[Residual]) -> list[str]:
+    """Return a warning where the measurements that the links were fitted to are far from what they say."""
+    errors = [abs(r.error) for r in residuals]
+    if not errors or sum(errors) / len(errors) < BAD_FIT:
+        return []
+    worst = sorted({r.nbytes for r in residuals if abs(r.error) > 2.0 * BAD_FIT})
+    ends = f"{size(worst[0])} to {size(worst[-1])}" if worst else "none by itself"
+    return [
+        f"warning: a bad fit: {100.0 * sum(errors) / len(errors):.0f} % off on average; off by more than "
+        f"{200.0 * BAD_FIT:.0f} %: {len(worst)} sizes, {ends}: latency, bandwidth, frames and a burst do not explain "
+        "these links; look at these sizes again, or use the curve of the operation"
+    ]
+
+
+def _ranks(rows: Sequence[LinkRow]) -> tuple[int, int]:
+    found = [row.row.n_ranks for row in rows] or [2]
+    return min(found), max(found)
+
+
+def _curves(
+    links: Sequence[LinkRow], cluster: Cluster, algorithms: Mapping[str, str], absolute: float
+) -> tuple[Curve, ...]:
     """Return the curves of all operations of which at least three sizes were measured."""
     groups: dict[tuple[str, str, str], list[LinkRow]] = {}
     for row in links:
         if row.row.n_pairs <= 1:
             groups.setdefault((row.row.operation, row.row.backend, row.link_class), []).append(row)
     return tuple(
-        fit_curve(group, cluster, algorithms.get(operation, ""))
+        fit_curve(group, cluster, algorithms.get(operation, ""), absolute)
         for (operation, _, _), group in groups.items()
         if len({row.row.nbytes for row in group}) > 2
     )

@@ -104,8 +104,8 @@ def _calibration(table: CalibrationTable, cluster: Cluster) -> Calibration:
     n = len(parameters)
     return Calibration(
         cluster, tuple(parameters), _matrix(table.covariance, n, "calibration") if n else np.zeros((0, 0)),
-        table.spread, table.dof, tuple(curves), tuple(compute), jitter, residuals, tuple(table.sources),
-        tuple(table.notes),
+        table.spread, table.dof, table.absolute, (table.ranks[0], table.ranks[1]), tuple(curves), tuple(compute),
+        jitter, residuals, tuple(table.sources), tuple(table.notes),
     )  # fmt: skip
 
 
@@ -156,6 +156,10 @@ def _time(value: float) -> str:
 def _quantity(name: str, value: float) -> str:
     if PARAMETERS[name] == "time":
         return _time(value)
+    if PARAMETERS[name] == "bytes":
+        return _with_unit(value, ((1.0, "B"),))
+    if PARAMETERS[name] == "share":
+        return f'"{value:.6g}"'
     if name == "reduce_bandwidth":
         return _with_unit(value, ((1e9, "GB/s"), (1e6, "MB/s")))
     return _with_unit(value, ((1.25e8, "Gbit/s"), (1.25e5, "Mbit/s")))
@@ -173,7 +177,8 @@ def _lines(c: Calibration) -> list[str]:
     lines = [
         "[calibration]", f"ddlsim = {_text(ddlsim.__version__)}", f"sources = {_texts(c.sources)}",
         f"notes = {_texts(c.notes)}", f"spread = {_number(c.spread)}  # of ln(predicted / measured)",
-        f"dof = {_number(c.dof)}", f"covariance = {_rows(c.covariance)}  # of the parameters' logarithms",
+        f"dof = {_number(c.dof)}", f"absolute = {_time(c.absolute)}  # of short times, besides",
+        f"ranks = {list(c.ranks)}", f"covariance = {_rows(c.covariance)}  # of the parameters' logarithms",
     ]  # fmt: skip
     for p in c.parameters:
         lines += ["", "[[calibration.parameters]]", f"name = {_text(p.name)}"]

@@ -21,6 +21,8 @@ def shown(name: str, value: float) -> str:
         return "no limit"
     if PARAMETERS[name] == "time":
         return seconds(value)
+    if PARAMETERS[name] in ("bytes", "share"):
+        return f"{value:.4g}{' B' if PARAMETERS[name] == 'bytes' else ''}"
     return si(8.0 * value, "bit/s") if name != "reduce_bandwidth" else si(value, "B/s")
 
 

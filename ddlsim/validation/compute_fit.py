@@ -12,7 +12,8 @@ from scipy.optimize import nnls
 
 from ddlsim.arguments import Count, Positive, checked
 from ddlsim.errors import ConfigError
-from ddlsim.validation.log_fit import Floats, spread_of, t_quantile
+from ddlsim.validation.log_fit import spread_of, t_quantile
+from ddlsim.validation.noise import Floats
 from ddlsim.workload.compute import Affine, Measured
 
 

@@ -19,23 +19,27 @@ import numpy as np
 from scipy.optimize import nnls
 
 from ddlsim.cluster import Cluster
+from ddlsim.cluster.extrapolation import Beyond
 from ddlsim.runtime.curve_cost import Parts
 from ddlsim.runtime.curve_cost import columns as columns_of
 from ddlsim.runtime.curve_cost import parts_of as simulated_parts
 from ddlsim.validation.links import LinkRow
-from ddlsim.validation.log_fit import NOISE, Floats, spread_of, t_quantile
+from ddlsim.validation.log_fit import spread_of, t_quantile
+from ddlsim.validation.noise import NOISE, Floats, scatter
 
 MAX_PIECES = 3
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A prediction between `low` and `high` with probability `level`; `value` is the best single number."""
+    """A prediction between `low` and `high` with probability `level`; `value` is the best single number, and `notes`
+    say in what it is beyond what was measured."""
 
     low: float
     value: float
     high: float
     level: float = 0.95
+    notes: tuple[str, ...] = ()
 
     def __contains__(self, measured: float) -> bool:
         return self.low <= measured <= self.high
@@ -87,8 +91,11 @@ def parts_of(row: LinkRow, cluster: Cluster) -> Parts:
     return simulated_parts(row.case.seconds, cluster, row.case.nbytes)
 
 
-def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str) -> Curve:
-    """Return the curve through `rows` (one operation and backend); plain where the simulation does as well."""
+def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str, absolute: float = 0.0) -> Curve:
+    """Return the curve through `rows` (one operation and backend); plain where the simulation does as well.
+
+    Times that scatter by `absolute` s besides count less the shorter they are.
+    """
     rows = sorted(rows, key=lambda r: r.row.nbytes)
     parts = [parts_of(r, cluster) for r in rows]
     seconds = np.array([r.row.median_s for r in rows])
@@ -96,7 +103,8 @@ def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str) -> Curv
     known = sorted({r.row.nbytes for r in rows})
     plain = np.array([p.per_message + p.per_byte + p.reduction for p in parts])
     noise = _noise(rows)
-    best = _squares(plain / seconds) / noise**2
+    counts = noise / scatter(seconds, noise, absolute)
+    best = _squares(plain / seconds, counts) / noise**2
     chosen: tuple[tuple[int, ...], Floats] = (), np.ones(2)
     fitted = False
     for n_pieces in range(1, MAX_PIECES + 1):
@@ -104,18 +112,19 @@ def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str) -> Curv
             break
         for sizes in itertools.combinations(known[1:-1], n_pieces - 1):
             columns = columns_of(parts, sizes) / seconds[:, None]
-            factors, _ = nnls(columns, target)
+            factors, _ = nnls(counts[:, None] * columns, counts * target)
             predicted = columns @ factors + 1.0 - target
             if (predicted <= 0.0).any():
                 continue
-            criterion = _squares(predicted) / noise**2 + 2.0 * (2 * n_pieces)
+            criterion = _squares(predicted, counts) / noise**2 + 2.0 * (2 * n_pieces)
             if criterion < best - 1e-9:
                 best, chosen, fitted = criterion, (sizes, factors), True
     sizes, factors = chosen
     if fitted:
-        spread, dof, covariance = _uncertainty(columns_of(parts, sizes) / seconds[:, None], target, factors)
+        columns = columns_of(parts, sizes) / seconds[:, None]
+        spread, dof, covariance = _uncertainty(columns, target, factors, counts)
     else:
-        spread, dof = spread_of(_squares(plain / seconds), len(rows), 0)
+        spread, dof = spread_of(_squares(plain / seconds, counts), len(rows), 0)
         covariance = np.zeros((2, 2))
     first = rows[0]
     return Curve(
@@ -132,27 +141,34 @@ def _noise(rows: Sequence[LinkRow]) -> float:
     return max(NOISE, statistics.median(spreads)) if spreads else NOISE
 
 
-def _squares(ratio: Floats) -> float:
-    return float(np.sum(np.log(ratio) ** 2))
+def _squares(ratio: Floats, counts: Floats) -> float:
+    return float(np.sum((counts * np.log(ratio)) ** 2))
 
 
-def _uncertainty(columns: Floats, target: Floats, factors: Floats) -> tuple[float, float, Floats]:
+def _uncertainty(columns: Floats, target: Floats, factors: Floats, counts: Floats) -> tuple[float, float, Floats]:
     """Return spread, degrees of freedom and covariance of the factors.
 
     A row's error is divided by 1 - leverage, which makes it the error that it has when left out (Allen 1974,
     Technometrics 16(1), PRESS): otherwise pieces with hardly more rows than factors look perfect.
     """
-    unit = np.linalg.pinv(columns.T @ columns, hermitian=True)
-    leverage = np.einsum("ij,jk,ik->i", columns, unit, columns)
-    left_out = np.log(columns @ factors + 1.0 - target) / np.maximum(1.0 - leverage, 0.2)
+    weighted = counts[:, None] * columns
+    unit = np.linalg.pinv(weighted.T @ weighted, hermitian=True)
+    leverage = np.einsum("ij,jk,ik->i", weighted, unit, weighted)
+    left_out = counts * np.log(columns @ factors + 1.0 - target) / np.maximum(1.0 - leverage, 0.2)
     spread, dof = spread_of(float(np.sum(left_out**2)) * (1.0 - len(factors) / len(target)), len(target), len(factors))
     return spread, dof, np.asarray(spread**2 * unit)
 
 
-def curve_time(curve: Curve, parts: Parts) -> Interval:
+def interval_at(value: float, variance: float, dof: float, outside: Beyond) -> Interval:
+    """Return the interval (95 %) around a value whose logarithm has this variance, known with `dof` degrees of freedom,
+    and besides what it is beyond the measurements."""
+    half = math.hypot(t_quantile(dof) * math.sqrt(variance), t_quantile(math.inf) * math.sqrt(outside.variance))
+    return Interval(value / math.exp(half), value, value * math.exp(half), notes=outside.notes)
+
+
+def curve_time(curve: Curve, parts: Parts, outside: Beyond) -> Interval:
     """Return the predicted seconds of an operation with these parts, with the interval for one more measurement."""
     columns = columns_of([parts], curve.sizes)[0]
     value = float(columns @ np.array([curve.per_message, *curve.per_byte])) + parts.reduction
     variance = float(columns @ curve.covariance @ columns) / value**2 + curve.spread**2
-    factor = math.exp(t_quantile(curve.dof) * math.sqrt(variance))
-    return Interval(value / factor, value, value * factor)
+    return interval_at(value, variance, curve.dof, outside)

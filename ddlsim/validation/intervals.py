@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,7 @@ import numpy as np
 from ddlsim.arguments import Seed, checked, number, whole
 from ddlsim.cluster import load_cluster
 from ddlsim.errors import ConfigError
-from ddlsim.run.calibrated import measured_steps
+from ddlsim.run.calibrated import measured_steps, outside
 from ddlsim.run.complete import clock_of, complete
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.result import Result
@@ -21,7 +22,7 @@ from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.calibration_file import load_calibration
 from ddlsim.validation.compute_fit import ComputeFit
 from ddlsim.validation.curves import Interval
-from ddlsim.validation.log_fit import Floats
+from ddlsim.validation.noise import Floats
 from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.model import load_model
@@ -139,11 +140,19 @@ def _drawn(
     if calibration is None:
         return drawn
     curves = getattr(base.strategy, "cost", "") == "calibrated"
-    drawn = dataclasses.replace(drawn, cluster=calibration.drawn(random, curves=curves))
+    model = load_model(given.time_model if given.time_model is not None else given.model).name
+    cluster = load_cluster(calibration.cluster)
+    workers = given.workers if given.workers is not None else len(cluster.workers)
+    n_workers = workers if isinstance(workers, int) else len(workers)
+    links, batch = outside(given, cluster, model, n_workers)
+    drawn = dataclasses.replace(drawn, cluster=calibration.drawn(random, curves=curves, beyond=links.variance))
     fit = _compute(given, calibration)
     if fit is None:
         return drawn
-    return dataclasses.replace(drawn, compute=_typical(fit.drawn(random), given, calibration))
+    factor = math.exp(math.sqrt(batch.variance) * random.standard_normal()) if batch.variance else 1.0
+    own = fit.drawn(random)
+    own = dataclasses.replace(own, c0=factor * own.c0, c1=factor * own.c1)
+    return dataclasses.replace(drawn, compute=_typical(own, given, calibration))
 
 
 def _interval(value: float, draws: Floats, level: float) -> Interval:

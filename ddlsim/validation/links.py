@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ddlsim.cluster import Cluster
-from ddlsim.cluster.calibrated import current_parameters, with_parameters
+from ddlsim.cluster.calibrated import current_parameters, reference_ends, with_parameters
 from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement
 from ddlsim.validation.cases import Case
-from ddlsim.validation.log_fit import Floats, LogFit, Prior, fit_logs
+from ddlsim.validation.link_shape import FRAMES, LEAST_SIZES, Shape, find_shape
+from ddlsim.validation.log_fit import LogFit, Prior, fit_logs
+from ddlsim.validation.noise import Floats
 
 #: how far off the cluster file may be: two times out of three within a factor of exp(sd)
 LATENCY_SD = 1.5
@@ -35,12 +37,17 @@ class LinkRow:
         return "inside" if self.row.n_hosts == 1 else "between"
 
 
-def fit_links(cluster: Cluster, rows: Sequence[LinkRow]) -> tuple[LogFit, list[str]]:
-    """Return the fit of the parameters (:data:`ddlsim.cluster.calibrated.PARAMETERS`) that `rows` tell, and notes.
+def fit_links(cluster: Cluster, rows: Sequence[LinkRow]) -> tuple[LogFit, dict[str, float], list[str]]:
+    """Return the fit of the parameters (:data:`ddlsim.cluster.calibrated.PARAMETERS`) that `rows` tell, those that are
+    known once the kind of the links is (frames), and notes.
 
     Raises ConfigError, saying what to measure, where latency cannot be told from bandwidth.
     """
     _check_sizes(rows)
+    shape, notes = _shape(cluster, rows)
+    fixed = shape.details if shape is not None else {}
+    cluster = with_parameters(cluster, fixed)
+    most: dict[str, float] = {}
     given = current_parameters(cluster)
     names, start, priors = [], [], []
     for link_class in dict.fromkeys(row.link_class for row in rows):
@@ -58,9 +65,17 @@ def fit_links(cluster: Cluster, rows: Sequence[LinkRow]) -> tuple[LogFit, list[s
             priors.append(Prior(value, sd if given[name] else 2 * sd))
             # near the solution, or the search may start where the parameter has no effect
             start.append(min(value, 0.5 * least) if quantity == "latency" else value * ratio)
+        if shape is not None and link_class == "between":
+            start[-2:] = [shape.latency, shape.payload_rate]
+            if shape.payload:
+                most["between.bandwidth"] = shape.payload_rate  # no faster than the wire
+            if shape.burst:
+                names.append("between.burst")
+                start.append(shape.burst)
+                priors.append(Prior(shape.burst, 2 * LATENCY_SD))
     measured = np.array([r.row.median_s for r in rows])
-    notes: list[str] = []
-    overhead = given["overhead"] or 0.1 * min(start[::2])
+    latencies = [value for value, name in zip(start, names, strict=True) if name.endswith("latency")]
+    overhead = given["overhead"] or 0.1 * min(latencies)
     if _tells_overhead(cluster, rows, names, start, overhead):
         names.append("overhead")
         start.append(overhead)
@@ -70,8 +85,27 @@ def fit_links(cluster: Cluster, rows: Sequence[LinkRow]) -> tuple[LogFit, list[s
             f"overhead per message left at {given['overhead'] * 1e6:.4g} us as in the file, the rest is latency: only "
             "several messages at once tell them apart (name the algorithm of a measured all-to-all)"
         )
-    fit = fit_logs(lambda values: _times(cluster, rows, names, values), measured, names, start, priors)
-    return fit, notes + _uninformed(fit)
+    fit = fit_logs(lambda values: _times(cluster, rows, names, values), measured, names, start, priors, most)
+    return fit, fixed, notes + _uninformed(fit, most)
+
+
+def _shape(cluster: Cluster, rows: Sequence[LinkRow]) -> tuple[Shape | None, list[str]]:
+    """Return what one-way messages between two hosts say about frames and bursts, where the file says nothing."""
+    own = [r for r in rows if (r.link_class, r.row.operation, r.row.n_pairs) == ("between", "one_way", 1)]
+    ends = reference_ends(cluster, "between")
+    if ends is None or cluster.details is not None or len({r.row.nbytes for r in own}) < LEAST_SIZES:
+        return None, []
+    wire = float(cluster.link_bandwidth[cluster.routes([ends[0]], [ends[1]])[0]].min())
+    nbytes, seconds = (np.array([getattr(r.row, name) for r in own], dtype=float) for name in ("nbytes", "median_s"))
+    shape, plain = find_shape(nbytes, seconds, wire)
+    if shape is plain:
+        return None, []
+    kind = next((name for name, frame in FRAMES.items() if frame == (shape.header, shape.payload)), "")
+    found = [kind, f"a burst of {shape.burst:.4g} B" if shape.burst else ""]
+    return shape, [
+        f"links between hosts: {' and '.join(part for part in found if part)}, found in one-way messages (AICc "
+        f"{shape.criterion:.1f}; of latency and bandwidth alone {plain.criterion:.1f})"
+    ]
 
 
 def _check_sizes(rows: Sequence[LinkRow]) -> None:
@@ -111,12 +145,15 @@ def _tells_overhead(
     return length > 0.0 and float(np.linalg.norm(rest)) > DISTINCT * length
 
 
-def _uninformed(fit: LogFit) -> list[str]:
+def _uninformed(fit: LogFit, most: Mapping[str, float]) -> list[str]:
     """Return a note for each parameter that rests on the cluster file more than on measurements."""
-    remedies = {"latency": "measure small messages (8 B)", "bandwidth": "measure large messages (16 MiB)"}
+    remedies = {
+        "latency": "measure small messages (8 B)", "bandwidth": "measure large messages (16 MiB)",
+        "burst": "measure sizes between 1 KiB and 64 KiB",
+    }  # fmt: skip
     notes = []
     for (name, value), ends in zip(fit.values.items(), fit.bounds, strict=True):
-        if value < 1.01 * ends[0] or value > 0.99 * ends[1]:
+        if value < 1.01 * ends[0] or (value > 0.99 * ends[1] and name not in most):
             notes.append(f"{name} ended at the bound of its search: the cluster file is too far from what was measured")
     for name, share in zip(fit.names, fit.informed.tolist(), strict=True):
         if share < 0.5:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import least_squares
 from scipy.stats import t as student
 
 from ddlsim.errors import ConfigError
+from ddlsim.validation.noise import LEAST, NOISE, NOISE_WEIGHT, Floats, fit_noise, scatter
 
-Floats = npt.NDArray[np.float64]
-
-#: relative scatter that a timing is expected to have before any is seen, and how many observations that is worth
-NOISE = 0.03
-NOISE_WEIGHT = 2.0
 #: relative errors beyond this count linearly instead of squared, so that single outliers do not lead
 ROBUST = 0.15
 LEVEL = 0.95
 #: parameters are looked for within this of where the search starts, in the logarithm (a factor of 160,000)
 REACH = 12.0
+#: rows from which on short times may scatter more than long ones, and how often their scatter is fitted
+LEAST_ROWS, ROUNDS = 8, 3
 
 
 @dataclass(frozen=True)
@@ -38,6 +35,7 @@ class LogFit:
     """Fitted positive parameters; `logs` and `covariance` are of their natural logarithms.
 
     spread   standard deviation of ln(predicted / measured), with `dof` degrees of freedom
+    absolute s by which times scatter besides, whatever their length (:mod:`ddlsim.validation.noise`)
     errors   (n_rows,) ln(predicted / measured)
     informed (n,) share of each parameter's knowledge that comes from the measurements, not from the prior
     priors   of each parameter
@@ -53,6 +51,7 @@ class LogFit:
     informed: Floats
     priors: tuple[Prior, ...]
     bounds: tuple[tuple[float, float], ...]
+    absolute: float = 0.0
 
     @property
     def values(self) -> dict[str, float]:
@@ -63,7 +62,8 @@ class LogFit:
         """Return the 95 % confidence interval of a parameter."""
         i = self.names.index(name)
         half = t_quantile(self.dof) * math.sqrt(self.covariance[i, i])
-        return math.exp(self.logs[i] - half), math.exp(self.logs[i] + half)
+        most = min(math.exp(self.logs[i] + half), self.bounds[i][1])
+        return math.exp(self.logs[i] - half), max(most, self.values[name])
 
 
 def t_quantile(dof: float, level: float = LEVEL) -> float:
@@ -74,11 +74,14 @@ def t_quantile(dof: float, level: float = LEVEL) -> float:
 def spread_of(squares: float, n_rows: int, n_parameters: int) -> tuple[float, float]:
     """Return the scatter of relative errors and its degrees of freedom.
 
-    The sum of squares is joined by :data:`NOISE_WEIGHT` imagined errors of :data:`NOISE`: with as many parameters as
+    Its logarithm is the mean of what the squares say, known within 1/sqrt(2 dof), and of ln :data:`NOISE`, which is
+    expected within a factor of exp(1/2), as :data:`NOISE_WEIGHT` degrees of freedom are: with as many parameters as
     rows nothing else would say how large errors are.
     """
-    dof = max(n_rows - n_parameters, 0) + NOISE_WEIGHT
-    return math.sqrt((squares + NOISE_WEIGHT * NOISE**2) / dof), dof
+    seen = max(n_rows - n_parameters, 0)
+    own = max(math.sqrt(squares / seen), LEAST) if seen else NOISE
+    dof = seen + NOISE_WEIGHT
+    return math.exp((seen * math.log(own) + NOISE_WEIGHT * math.log(NOISE)) / dof), dof
 
 
 def fit_logs(
@@ -87,26 +90,40 @@ def fit_logs(
     names: Sequence[str],
     start: Sequence[float],
     priors: Sequence[Prior],
+    most: Mapping[str, float] | None = None,
 ) -> LogFit:
     """Return the parameters for which ``predict(values)`` (n_rows,) is nearest to `measured` (n_rows,).
 
     Minimises the squared ln(predicted / measured), with soft_l1 loss beyond :data:`ROBUST`, plus the priors, each
     worth as much as a measurement with a scatter of NOISE (so that any measurement that tells the parameter outweighs
-    it). The covariance is spread^2 (J'J)^-1. Raises ConfigError if no parameters make the prediction finite.
+    it). With at least :data:`LEAST_ROWS` rows short times may scatter by more than long ones, and count less for it. No
+    parameter exceeds what `most` says of it. The covariance is spread^2 (J'J)^-1. Raises ConfigError if no parameters
+    make the prediction finite.
     """
     centre = np.log([prior.value for prior in priors])
     weight = NOISE / np.array([prior.sd for prior in priors])
 
+    counts = np.ones(len(measured))  # what each row counts
+    absolute = 0.0
+
     def residuals(logs: Floats) -> Floats:
-        return np.concatenate([np.log(predict(np.exp(logs)) / measured), weight * (logs - centre)])
+        return np.concatenate([counts * np.log(predict(np.exp(logs)) / measured), weight * (logs - centre)])
 
     begin = np.log(np.asarray(start, dtype=np.float64))
     if not np.isfinite(residuals(begin)).all():
         raise ConfigError("calibration: the simulation gives no finite time for some measurement; check the sizes")
-    found = least_squares(
-        residuals, begin, loss="soft_l1", f_scale=ROBUST, bounds=(begin - REACH, begin + REACH), diff_step=1e-4,
-        xtol=1e-10, ftol=1e-10,
-    )  # fmt: skip
+    ceiling = np.log([(most or {}).get(name, np.inf) for name in names])
+    least, ends = begin - REACH, np.minimum(begin + REACH, ceiling)
+    point = np.minimum(begin, ends - 1e-6)
+    for _ in range(ROUNDS if len(measured) >= LEAST_ROWS else 1):
+        found = least_squares(
+            residuals, point, loss="soft_l1", f_scale=ROBUST, bounds=(least, ends), diff_step=1e-4, xtol=1e-10,
+            ftol=1e-10,
+        )  # fmt: skip
+        point, errors = np.minimum(found.x, ends - 1e-9), residuals(found.x)[: len(measured)]
+        if len(measured) >= LEAST_ROWS:
+            relative, absolute = fit_noise(errors / counts, measured)
+            counts = relative / scatter(measured, relative, absolute)
     errors = residuals(found.x)[: len(measured)]
     spread, dof = spread_of(2.0 * robust_cost(errors), len(measured), len(start))
     known = found.jac[: len(measured)]
@@ -114,10 +131,11 @@ def fit_logs(
     unit = np.linalg.inv(known.T @ known + np.diag(prior))
     informed = 1.0 - np.clip(np.diag(unit) * prior, 0.0, 1.0)
     covariance = np.asarray(spread**2 * unit)
-    bounds = tuple(zip(np.exp(begin - REACH).tolist(), np.exp(begin + REACH).tolist(), strict=True))
+    bounds = tuple(zip(np.exp(least).tolist(), np.exp(ends).tolist(), strict=True))
     return LogFit(
-        tuple(names), np.asarray(found.x), covariance, spread, dof, errors, informed, tuple(priors), bounds
-    )
+        tuple(names), np.asarray(found.x), covariance, spread, dof, errors / counts, informed, tuple(priors), bounds,
+        absolute,
+    )  # fmt: skip
 
 
 def robust_cost(errors: Floats) -> float:

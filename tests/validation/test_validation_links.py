@@ -1,0 +1,216 @@
+"""What one-way messages say about links: frames, bursts, scatter; and what is beyond the measurements."""
+
+import csv
+import dataclasses
+import itertools
+import math
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddlsim.cluster import load_cluster, star
+from ddlsim.cluster.calibrated import current_parameters, with_parameters
+from ddlsim.cluster.calibration_table import value_of
+from ddlsim.cluster.extrapolation import DEVIATION, PER_DOUBLING, beyond
+from ddlsim.collectives import build
+from ddlsim.errors import ConfigError
+from ddlsim.measure import Measurement
+from ddlsim.network import schedule_time
+from ddlsim.validation import calibrate, load_calibration
+from ddlsim.validation.link_shape import find_shape
+from ddlsim.validation.noise import fit_noise, scatter
+
+DATA = Path(__file__).parents[1] / "accuracy" / "data" / "minicluster"
+SIZES = np.array([1.0, 64, 256, 1024, 1448, 2896, 4096, 8192, 16384, 65536, 262144, 1048576, 4194304])
+RATE = 12.5e6
+
+
+def framed(nbytes, burst=0.0, header=66.0, payload=1448.0, latency=80e-6):
+    return latency + np.maximum(0.0, nbytes + header * np.ceil(nbytes / payload) - burst) / RATE
+
+
+def noisy(seconds, relative, absolute, seed=0):
+    errors = np.random.default_rng(seed).standard_normal(len(seconds))
+    return seconds * np.exp(scatter(seconds, relative, absolute) * errors)
+
+
+def row(nbytes, seconds, operation="one_way", n_ranks=2):
+    experiment = "point_to_point" if operation == "one_way" else "collective"
+    return Measurement(
+        experiment=experiment, operation=operation, n_ranks=n_ranks, n_hosts=n_ranks, nbytes=int(nbytes),
+        median_s=float(seconds),
+    )  # fmt: skip
+
+
+def parameter(calibration, name):
+    return next(p for p in calibration.parameters if p.name == name)
+
+
+@pytest.mark.parametrize(("header", "payload"), [(66.0, 1448.0), (90.0, 1448.0), (66.0, 8948.0)])
+@pytest.mark.parametrize("burst", [0.0, 4542.0, 60000.0])
+def test_frames_and_bursts_are_found_together(header, payload, burst):
+    seconds = noisy(framed(SIZES, burst, header, payload), 0.001, 5e-6)
+    found, plain = find_shape(SIZES, seconds, RATE)
+    assert found.criterion < plain.criterion
+    assert (found.header, found.payload) == (header, payload)
+    assert found.burst == pytest.approx(burst, rel=0.05)
+    assert found.latency == pytest.approx(80e-6, rel=0.1)
+
+
+def test_links_that_do_nothing_besides_carrying_bytes_are_left_alone():
+    """At 80 % of the file's rate, which no frames explain."""
+    for seed in range(3):
+        seconds = noisy(60e-6 + SIZES / (0.8 * RATE), 0.01, 2e-6, seed)
+        found, plain = find_shape(SIZES, seconds, RATE)
+        assert found is plain
+        assert found.rate == pytest.approx(0.8 * RATE, rel=0.02)
+
+
+def test_short_times_scatter_by_a_time_of_their_own():
+    random = np.random.default_rng(0)
+    seconds = np.geomspace(50e-6, 1.0, 300)
+    errors = scatter(seconds, 0.005, 10e-6) * random.standard_normal(300)
+    relative, absolute = fit_noise(errors, seconds)
+    assert relative == pytest.approx(0.005, rel=0.25)
+    assert absolute == pytest.approx(10e-6, rel=0.4)
+    assert fit_noise(errors[:3], seconds[:3])[1] == 0.0  # too few to tell
+
+
+def sweep(algorithm="oneway", mbps="100"):
+    with (DATA / "p2p.csv").open(encoding="utf-8", newline="") as file:
+        return [row(r["bytes"], r["median_s"]) for r in csv.DictReader(file)
+                if (r["algorithm"], r["link_mbps"]) == (algorithm, mbps)]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def calibration():
+    """Measured one-way messages of real TCP on links of 100 Mbit/s, burst 4,542 B, frames of 1,448 B in 1,514."""
+    return calibrate(sweep(), star(8, bandwidth="100 Mbit/s", latency="35 us"))
+
+
+def test_a_measured_sweep_gives_the_facts_of_its_links(calibration):
+    values = {p.name: p.value for p in calibration.parameters}
+    assert values["between.frame_header"] == 66.0
+    assert values["between.frame_payload"] == 1448.0
+    assert values["between.reverse_load"] == pytest.approx(66 / 3028)
+    assert values["between.burst"] == pytest.approx(4542.0, rel=0.05)
+    assert values["between.bandwidth"] == pytest.approx(12.5e6 * 1448 / 1514, rel=0.003)
+    assert values["between.bandwidth"] <= 12.5e6 * 1448 / 1514  # no faster than the wire
+    assert 50e-6 < values["between.latency"] < 110e-6
+    assert any("TCP in Ethernet frames and a burst" in note for note in calibration.notes)
+    assert not any("bad fit" in note for note in calibration.notes)
+
+
+def test_collectives_that_were_not_fitted_lie_in_their_intervals(calibration):
+    """One-way trees and the series under reno, whose flows share fairly: what was measured of them at 100 Mbit/s."""
+    names = {"own_ring_allreduce": "ring", "own_binomial_tree_allreduce": "binomial_tree(1)"}
+    with (DATA / "collectives.csv").open(encoding="utf-8", newline="") as file:
+        rows = [r for r in csv.DictReader(file) if r["algorithm"] in names and r["link_mbps"] == "100"]
+    fair = [r for r in rows if "cc=reno" in r["extra"] or "tree" in r["algorithm"]]
+    predicted = [
+        calibration.time("all_reduce", float(r["bytes"]), int(r["n"]), algorithm=names[r["algorithm"]]) for r in fair
+    ]
+    intervals = [(each, float(r["median_s"])) for each, r in zip(predicted, fair, strict=True)]
+    errors = [abs(interval.value / measured - 1.0) for interval, measured in intervals]
+    assert len(errors) > 10
+    assert statistics.median(errors) < 0.01
+    assert statistics.mean(errors) < 0.025
+    assert sum(measured in interval for interval, measured in intervals) >= 0.9 * len(intervals)
+    assert statistics.median((i.high - i.low) / 2 / i.value for i, _ in intervals) < 0.075
+
+
+def test_intervals_are_as_wide_as_unseen_sizes_need(calibration):
+    """Every size of the sweep left out in turn: at most one in ten outside, and large ones are sure within 3 %."""
+    rows = sweep()
+    cluster = star(2, bandwidth="100 Mbit/s", latency="35 us")
+    inside = []
+    for i in (3, 9, 12, 15):
+        found = calibrate(rows[:i] + rows[i + 1 :], cluster)
+        interval = found.time("one_way", rows[i].nbytes)
+        inside.append(rows[i].median_s in interval)
+        if rows[i].nbytes >= 65536:
+            assert interval.high / interval.low < 1.06
+    assert sum(inside) >= len(inside) - 1
+
+
+def test_what_was_not_measured_is_told_and_less_sure(calibration):
+    measured, other = calibration.time("one_way", 10**6), calibration.time("all_reduce", 10**6, 2)
+    assert measured.notes == ()
+    assert other.notes == ("extrapolated: all_reduce was not measured",)
+    eight, larger = calibration.time("all_reduce", 10**6, 8), calibration.time("all_reduce", 2**26, 8)
+    assert eight.notes[1:] == ("extrapolated: 8 ranks, measured 2",)
+    assert larger.notes[1] == "extrapolated: 6.71089e+07 bytes, measured 1 to 8.38861e+06"
+    widths = [math.log(i.high / i.low) for i in (measured, other, eight, larger)]
+    assert all(a < b for a, b in itertools.pairwise(widths))
+
+
+def test_how_far_beyond():
+    """By hand: 8 and 32 ranks are one and three doublings beyond 2 to 4; 1 is one below."""
+    assert beyond(3, (2, 4), "ranks").variance == 0.0
+    assert beyond(8, (2, 4), "ranks").variance == pytest.approx(PER_DOUBLING**2)
+    assert beyond(32, (2, 4), "ranks").variance == pytest.approx(3 * PER_DOUBLING**2)
+    assert beyond(1, (2, 4), "ranks") == dataclasses.replace(
+        beyond(8, (2, 4), "ranks"), notes=("extrapolated: 1 ranks, measured 2 to 4",)
+    )
+    assert DEVIATION > PER_DOUBLING
+
+
+def test_a_curve_is_extrapolated_too():
+    truth = load_cluster(star(8, bandwidth="1 Gbit/s", latency="50 us"))
+    rows = [row(s, 1.3 * schedule_time(truth, build("ring", 4, s, kind="all_reduce"), truth.workers[:4].tolist(), s),
+                "all_reduce", 4) for s in (1e4, 1e5, 1e6, 1e7)]  # fmt: skip
+    found = calibrate([*[row(s, 1e-4 + s / 1.25e8) for s in (8, 1e4, 1e6)], *rows], truth)
+    near, far = found.time("all_reduce", 1e6, 4), found.time("all_reduce", 1e6, 8)
+    assert near.notes == ()
+    assert far.notes == ("extrapolated: 8 ranks, measured 4",)
+    assert far.high / far.low > near.high / near.low
+
+
+def test_a_bad_fit_is_a_warning_that_says_which_sizes():
+    """Twice the time in the middle of the sizes, as of a protocol that is not there on either side."""
+    seconds = framed(SIZES)
+    seconds[4:8] *= 4.0
+    cluster = star(2, bandwidth="300 Mbit/s", latency="35 us")
+    found = calibrate([row(s, t) for s, t in zip(SIZES, seconds, strict=True)], cluster)
+    (warning,) = [note for note in found.notes if note.startswith("warning")]
+    assert "a bad fit" in warning
+    assert "1.448 kB" in warning
+    assert warning in str(found)
+
+
+def test_details_go_into_the_file_and_come_back(tmp_path, calibration):
+    path = tmp_path / "cluster.toml"
+    lines = ["[generator]", 'type = "star"', "n_hosts = 8", 'bandwidth = "100 Mbit/s"', 'latency = "35 us"', ""]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    out = tmp_path / "calibrated.toml"
+    found = calibrate(sweep(), path)
+    found.save(out, path)
+    again = load_calibration(out)
+    assert (again.absolute, again.ranks) == (pytest.approx(found.absolute, rel=1e-4), (2, 2))
+    assert current_parameters(again.cluster) == pytest.approx(current_parameters(found.cluster), rel=1e-4)
+    ours, theirs = again.time("all_reduce", 10**6, 4), found.time("all_reduce", 10**6, 4)
+    assert (ours.low, ours.value, ours.high) == pytest.approx((theirs.low, theirs.value, theirs.high), rel=1e-3)
+    drawn = found.drawn(np.random.default_rng(1))
+    assert current_parameters(drawn)["between.frame_payload"] == 1448.0
+    assert current_parameters(drawn)["between.burst"] != current_parameters(found.cluster)["between.burst"]
+
+
+def test_details_of_the_file_are_kept():
+    """Where a file says what the frames are, the measurements are not asked."""
+    found = calibrate(sweep(), load_cluster("minicluster"))
+    assert {p.name for p in found.parameters} == {"between.latency", "between.bandwidth"}
+    assert current_parameters(found.cluster)["between.burst"] == 4542.0
+
+
+def test_details_as_parameters():
+    cluster = load_cluster(star(2, bandwidth="100 Mbit/s", latency="35 us"))
+    changed = with_parameters(cluster, {"between.burst": 1e3, "between.bandwidth": 1e7})
+    assert current_parameters(changed)["between.burst"] == 1e3
+    changed = with_parameters(changed, {"between.frame_header": 66.0, "between.frame_payload": 1448.0})
+    assert current_parameters(changed)["between.burst"] == 1e3  # the others stay
+    assert value_of("between.reverse_load", "0.02", "x") == 0.02
+    for text in ("2", "much", "-0.1"):
+        with pytest.raises(ConfigError, match=r"x: between.reverse_load = .* must be a share"):
+            value_of("between.reverse_load", text, "x")
