@@ -29,8 +29,8 @@ LARGE = 16384
 
 @cache
 def details() -> dict[str, float]:
-    """Return frames, bucket and acknowledgements, as calibrated on the messages of :mod:`accuracy.minicluster`: the links
-    are of the same kind, and ``calibration.csv`` has fewer sizes."""
+    """Return frames, bucket and acknowledgements, as calibrated on the messages of :mod:`accuracy.minicluster`, whose
+    links are of the same kind: ``calibration.csv`` has fewer sizes."""
     values = {parameter.name: parameter.value for parameter in calibration(100.0)[0].parameters}
     keys = ("frame_header", "frame_payload", "burst", "reverse_load")
     return {key: values.get(f"between.{key}", 0.0) for key in keys}

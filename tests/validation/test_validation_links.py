@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ddlsim import simulate
 from ddlsim.cluster import load_cluster, star
 from ddlsim.cluster.calibrated import current_parameters, with_parameters
 from ddlsim.cluster.calibration_table import value_of
@@ -214,3 +215,36 @@ def test_details_as_parameters():
     for text in ("2", "much", "-0.1"):
         with pytest.raises(ConfigError, match=r"x: between.reverse_load = .* must be a share"):
             value_of("between.reverse_load", text, "x")
+
+
+def test_runs_beyond_the_calibration_say_so():
+    """Steps of batch 8 to 16, messages between two hosts: four workers with 64 samples are beyond both."""
+    steps = [
+        Measurement(experiment="step", operation="training", n_ranks=1, n_hosts=1, batch_size=b, model="resnet50",
+                    median_s=0.02 + 0.004 * b)
+        for b in (8, 16)
+    ]  # fmt: skip
+    cluster = star(4, bandwidth="1 Gbit/s", latency="35 us")
+    found = calibrate([*[row(s, 80e-6 + s / 1.2e8) for s in (8, 10**5, 10**7)], *steps], cluster)
+
+    def beyond_of(workers, batch):
+        result = simulate(found.cluster, "resnet50", workers=workers, batch_size=batch, steps=2, warmup=0)
+        return [note for note in result.notes if note.startswith("extrapolated")]
+
+    assert beyond_of(1, 8) == []
+    assert beyond_of(4, 64) == [
+        "extrapolated: 4 workers, measured 2", "extrapolated: no collective was measured, only messages",
+        "extrapolated: 64 samples of resnet50, measured 8 to 16",
+    ]  # fmt: skip
+
+
+def test_intervals_of_runs_widen_beyond_the_calibration():
+    """The variance of 200 draws grows by what is given."""
+    cluster = star(2, bandwidth="1 Gbit/s", latency="35 us")
+    found = calibrate([row(s, 80e-6 + s / 1.2e8) for s in (8, 10**5, 10**7)], cluster)
+    spreads = []
+    for variance in (0.0, 0.25):
+        random = np.random.default_rng(3)
+        rates = [current_parameters(found.drawn(random, beyond=variance))["between.bandwidth"] for _ in range(200)]
+        spreads.append(float(np.std(np.log(rates))))
+    assert spreads[1] ** 2 - spreads[0] ** 2 == pytest.approx(0.25, rel=0.25)
