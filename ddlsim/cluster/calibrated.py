@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ddlsim.cluster.cluster import Bools, Cluster, Floats, Ints
-from ddlsim.cluster.details import DETAIL_KEYS, with_detail
+from ddlsim.cluster.details import with_detail
 from ddlsim.errors import ConfigError, unknown_name
 
 #: name of a parameter -> its dimension in :data:`ddlsim.units.DIMENSIONS`
@@ -38,7 +38,9 @@ PARAMETERS = {
     "reduce_bandwidth": "bandwidth",  # at which received data are added up
 }
 
-DETAILS = tuple(f"between.{key}" for key in DETAIL_KEYS)
+#: the details of links that measurements tell
+FITTED_DETAILS = ("frame_header", "frame_payload", "burst", "reverse_load")
+DETAILS = tuple(f"between.{key}" for key in FITTED_DETAILS)
 
 _Ends: TypeAlias = tuple[int, int]
 
@@ -75,8 +77,9 @@ def current_parameters(cluster: Cluster) -> dict[str, float]:
             values[f"{link_class}.latency"] = float(cluster.link_latency[links].sum())
             values[f"{link_class}.bandwidth"] = float(rate.min())
             if link_class == "between" and cluster.details is not None:
-                detail = dataclasses.asdict(cluster.details.of(int(links[0])))
-                values |= {f"between.{key}": value for key, value in detail.items() if value}
+                detail = cluster.details.of(int(links[0]))
+                told = {f"between.{key}": getattr(detail, key) for key in FITTED_DETAILS}
+                values |= {name: value for name, value in told.items() if value}
     endpoints = cluster.is_endpoint
     values["overhead"] = float(0.5 * (cluster.send_overhead + cluster.recv_overhead)[endpoints].mean())
     slowest = float(cluster.reduce_time[endpoints].max())
@@ -92,9 +95,7 @@ def with_parameters(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
     """
     details = {name.removeprefix("between."): value for name, value in values.items() if name in DETAILS}
     if details:  # first, as frames are a part of what a bandwidth of messages' own bytes means
-        before = current_parameters(cluster)
-        header, payload, burst, load = (details.get(key, before.get(f"between.{key}", 0.0)) for key in DETAIL_KEYS)
-        cluster = with_detail(cluster, frame_header=header, frame_payload=payload, burst=burst, reverse_load=load)
+        cluster = _with_details(cluster, details)
     latency, bandwidth = cluster.link_latency.copy(), cluster.link_bandwidth.copy()
     efficiency = cluster.link_efficiency.copy()
     send, receive, reduce_time = cluster.send_overhead, cluster.recv_overhead, cluster.reduce_time
@@ -130,6 +131,22 @@ def with_parameters(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
         cluster, link_latency=latency, link_bandwidth=bandwidth, link_efficiency=efficiency, send_overhead=send,
         recv_overhead=receive, reduce_time=reduce_time,
     )  # fmt: skip
+
+
+def _with_details(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
+    """Return the cluster with these details on all links between hosts; others stay."""
+    if cluster.details is None:
+        header, payload, burst, load = (values.get(key, 0.0) for key in FITTED_DETAILS)
+        return with_detail(cluster, frame_header=header, frame_payload=payload, burst=burst, reverse_load=load)
+    inside, before = inside_hosts(cluster), cluster.details
+    header_of, payload_of, burst_of, load_of = (
+        np.where(inside, getattr(before, key), values[key]) if key in values else getattr(before, key)
+        for key in FITTED_DETAILS
+    )
+    details = dataclasses.replace(
+        before, frame_header=header_of, frame_payload=payload_of, burst=burst_of, reverse_load=load_of
+    )
+    return dataclasses.replace(cluster, details=details)
 
 
 def payload_rate(cluster: Cluster, links: Ints) -> Floats:
