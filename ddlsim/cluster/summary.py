@@ -9,6 +9,7 @@ import numpy as np
 from ddlsim.cluster.cluster import Bools, Cluster, Floats
 from ddlsim.cluster.details import LinkDetail
 from ddlsim.printable import shown
+from ddlsim.readable import size
 
 
 def summary(cluster: Cluster) -> str:
@@ -59,8 +60,8 @@ def _transport(detail: LinkDetail) -> str:
     """Return a transport in words: its name, and what it has been told."""
     words = [f"{detail.connections} connections"] if detail.connections > 1 else []
     words += [f"{detail.flow_rate * 8e-9:.4g} Gbit/s each"] if detail.flow_rate else []
-    words += [f"window {detail.window:.4g} B"] if detail.window else []
-    words += [f"rendezvous above {detail.rendezvous:.4g} B"] if detail.rendezvous else []
+    words += [f"window {size(detail.window)}"] if detail.window else []
+    words += [f"rendezvous above {size(detail.rendezvous)}"] if detail.rendezvous else []
     words += [f"loss {detail.loss:.4g}"] if detail.loss else []
     words += [key for key in ("unordered", "warm") if getattr(detail, key)]
     return f"transport {detail.transport}" + (f" ({', '.join(words)})" if words else "")

@@ -94,13 +94,13 @@ def test_a_transport_in_every_kind_of_file(tmp_path):
     cluster = load(tmp_path, head + TRANSPORT)
     told = LinkDetail(90.0, 8948.0, 0.0, 0.0, "tcp-cubic", 16, 625e6, 2.0**20, 65536.0, 0.001, True, True)
     again = [cluster, Cluster.from_graph(cluster.to_graph())]
-    for suffix in (".json", ".graphml"):
+    for suffix in (".toml", ".json", ".graphml"):
         cluster.save(tmp_path / f"c{suffix}")
         again.append(load_cluster(tmp_path / f"c{suffix}"))
     for copy in again:
         assert {copy.details.of(k) for k in range(copy.n_links)} == {told}
     assert (
-        "transport tcp-cubic (16 connections, 5 Gbit/s each, window 1.049e+06 B, rendezvous above 6.554e+04 B, "
+        "transport tcp-cubic (16 connections, 5 Gbit/s each, window 1.049 MB, rendezvous above 65.54 kB, "
         "loss 0.001, unordered, warm)"
     ) in cluster.summary()
     assert load(tmp_path, head + 'transport = "roce"').details.of(0) == LinkDetail(transport="roce")
