@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from ddlsim.arguments import checked
@@ -97,6 +98,15 @@ def _name(element: Element) -> str:
     return element.tag.rpartition(":")[2]
 
 
+def _inside(graph: Element) -> Iterator[Element]:
+    """Yield what is in a <graph>, and in the graphs that are drawn inside its nodes (groups of yEd)."""
+    for child in graph.children:
+        yield child
+        for nested in child.children:
+            if _name(nested) == "graph" and _name(child) == "node":
+                yield from _inside(nested)
+
+
 def _keys(root: Element) -> dict[str, tuple[str, str]]:
     """Return the id of each key -> (what it is for, the attribute's name); "" for graphics."""
     keys = [child for child in root.children if _name(child) == "key"]
@@ -126,14 +136,18 @@ class _Reader:
     def nodes(self) -> list[tuple[str, dict[str, str]]]:
         """Return (id, attributes) of every node, and remember what it is called: by its label, if no other has it."""
         rows: list[tuple[str, dict[str, str], str]] = []
-        for child in self.graph.children:
-            if _name(child) == "node":
+        edges = [child for child in _inside(self.graph) if _name(child) == "edge"]
+        ends = {edge.get(end, "") for edge in edges for end in ("source", "target")}
+        for child in _inside(self.graph):
+            group = any(_name(part) == "graph" for part in child.children)
+            if _name(child) == "node" and not (group and child["id"] not in ends):
                 attributes = self._attributes(child, _NODE)
                 if any(row[0] == child["id"] for row in rows):
                     raise child.error(f"id = {child['id']!r} appears twice; rename one")
-                drawn = (part.text.strip() for part in walk(child) if _name(part) == "NodeLabel")
+                about = (data for data in child.children if _name(data) == "data")
+                drawn = (part.text.strip() for data in about for part in walk(data) if _name(part) == "NodeLabel")
                 rows.append((child["id"], attributes, attributes.get("label", "") or next(drawn, "")))
-            elif _name(child) not in ("edge", "data", "desc"):
+            elif _name(child) not in ("node", "edge", "data", "desc"):
                 self._unknown(child, f"<{_name(child)}>")
         count = Counter(label for _, _, label in rows)
         ids = {node for node, _, _ in rows}
@@ -145,7 +159,7 @@ class _Reader:
     def edges(self) -> list[tuple[str, str, dict[str, str], Element]]:
         """Return (name, name, attributes, element) of every edge."""
         rows = []
-        for child in self.graph.children:
+        for child in _inside(self.graph):
             if _name(child) != "edge":
                 continue
             for end in (child["source"], child["target"]):
@@ -168,7 +182,7 @@ class _Reader:
         attributes: dict[str, str] = {}
         for child in element.children:
             if _name(child) != "data":
-                if _name(child) not in ("port", "desc"):
+                if _name(child) not in ("port", "desc", "graph"):
                     self._unknown(child, f"<{_name(child)}>")
                 continue
             if child["key"] not in self.keys:

@@ -33,7 +33,7 @@ _OPERATIONS = tuple(_PROGRAMS.values())
 #: `count` elements are one rank's part of `size`
 _IN_PARTS = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
 _PROGRAM = re.compile(r"\b(\w+)_perf\b")
-_RANK = re.compile(r"(?:#|^)\s*Rank\s+([0-9]{1,9})\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)")
+_RANK = re.compile(r"(?:#|^)\s*Rank\s+([0-9]{1,9})\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+\d+\s+)?on\s+(\S+)")
 _ITERS = re.compile(r"(?<!warmup )\biters: ([0-9]{1,9})\b")
 _TYPES = re.compile(
     r"^\s*([0-9]{1,18})\s+([0-9]{1,18})\s+(?:u?int(?:8|32|64)?|half|float|double|bfloat16|f8e\w+|fp8\w*|char|byte|none)\b"

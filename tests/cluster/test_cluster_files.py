@@ -107,6 +107,20 @@ def test_any_cluster_comes_back_from_toml_as_it_was(tmp_path_factory, graph):
     assert again.name == cluster.name
 
 
+def test_a_calibrated_cluster_keeps_its_calibration_in_toml(tmp_path):
+    rows = '[[calibration.parameters]]\nname = "between.latency"\nvalue = "21 us"\nlow = "20 us"\nhigh = "22 us"\n'
+    compute = (
+        '[[calibration.compute]]\nmodel = "m"\nc0 = "1.5 ms"\nc1 = "3 us"\ncovariance = [[1.0, 0.0], [0.0, 1.0]]\n'
+        "spread = 0.1\ndof = 3.0\nbatch_sizes = [8]\n"
+    )
+    (tmp_path / "a.toml").write_text(STAR + "[calibration]\nspread = 0.02\n" + rows + compute)
+    cluster = load_cluster(tmp_path / "a.toml")
+    cluster.save(tmp_path / "b.toml")
+    again = load_cluster(tmp_path / "b.toml")
+    assert again.calibration == cluster.calibration
+    assert again.link_latency.tolist() == pytest.approx(cluster.link_latency.tolist(), rel=1e-12)
+
+
 @pytest.mark.parametrize("name", ["dgx1-v100", "minicluster", "lab-heterogeneous", "torus-2d", "three-regions-wan"])
 def test_bundled_clusters_come_back_from_toml(tmp_path, name):
     load_cluster(name).save(tmp_path / "copy.toml")

@@ -95,6 +95,16 @@ def test_a_directed_graph_with_all_counterparts_keeps_its_directions(tmp_path):
     assert links(read_graphml(tmp_path / "asymmetric.graphml")) == [("a", "b", 8e9), ("b", "a", 1e9)]
 
 
+def test_nodes_in_a_group_are_nodes_and_the_group_is_none(tmp_path):
+    group = '<node id="g" yfiles.foldertype="group"><graph id="g:"><node id="n1">'
+    text = YED.replace("LABEL", "1 Gbps").replace('<node id="n1">', group).replace(
+        '<node id="n3">', "</graph></node>" + '<node id="n3">'
+    )
+    assert links(read_graphml(write(tmp_path, text))) == links(
+        read_graphml(write(tmp_path, YED.replace("LABEL", "1 Gbps")))
+    )
+
+
 def test_unknown_attributes_and_loops_are_left_out_on_request(tmp_path):
     graph = nx.MultiGraph()
     graph.add_edge("a", "b", LinkSpeedRaw=1e9, capacity=7)
