@@ -13,6 +13,7 @@ from ddlsim.arguments import Count, Index, checked, one_of
 from ddlsim.errors import ConfigError
 from ddlsim.plan.chunks import stored_nbytes
 from ddlsim.plan.norms import neighbours, with_partial_norms
+from ddlsim.plan.pipeline_rows import Row
 from ddlsim.plan.plan import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -31,26 +32,8 @@ from ddlsim.plan.repeated import each_rank
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.precision import ELEMENT_NBYTES, GRADIENT_TYPES
 
-_LANES = ("compute", "gather", "stream")
+_LANES = _COMPUTE, _GATHER, _STREAM = "compute", "gather", "stream"
 _FREE = "reshard"
-
-
-@dataclass
-class _Row:
-    """A task of one rank; `needs` are rows of its step. `renewed` says that it comes after the update before."""
-
-    lane: int
-    kind: int
-    seconds: float = 0.0
-    nbytes: float = 0.0
-    micro: int = -1
-    first: int = 0
-    end: int = 0
-    part: int = -1
-    holds: float = 0.0
-    group: int = -1
-    needs: tuple[int, ...] = ()
-    renewed: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,9 +119,9 @@ def _units(workload: Workload, units: Sequence[Index] | None) -> tuple[Part, ...
     return tuple(Part(size, a, b) for size, a, b in zip(nbytes, begins, ends, strict=True))
 
 
-def _rows(workload: Workload, parts: Sequence[Part], how: _Sharing) -> list[_Row]:
+def _rows(workload: Workload, parts: Sequence[Part], how: _Sharing) -> list[Row]:
     """Return what a rank does in a step: units forward, then backward, for every micro-batch."""
-    rows: list[_Row] = []
+    rows: list[Row] = []
     stored, n, shard, last = stored_nbytes(workload), len(parts), how.shard, how.accumulation - 1
     gradient = workload.gradient_nbytes / max(workload.model.gradient_nbytes(1), 1.0)
     weights = [part.nbytes / gradient * how.element for part in parts]
@@ -156,10 +139,10 @@ def _rows(workload: Workload, parts: Sequence[Part], how: _Sharing) -> list[_Row
         while pending and pending[0] <= limit:
             use = pending.pop(0)
             micro, _, unit = uses[use]
-            renewed = not gather_of
+            renewed = [] if gather_of else [-1]  # the first one comes after the update, a step's last row
             gather_of[use] = len(rows)
-            rows.append(_Row(1, ALL_GATHER, nbytes=weights[unit], micro=micro, part=unit, group=0,
-                             needs=() if after is None else (after,), renewed=renewed))  # fmt: skip
+            rows.append(Row(0, _GATHER, ALL_GATHER, nbytes=weights[unit], micro=micro, part=unit, group=0,
+                            needs=[] if after is None else [after], before=renewed))  # fmt: skip
             taken += weights[unit]
         return taken
 
@@ -168,46 +151,47 @@ def _rows(workload: Workload, parts: Sequence[Part], how: _Sharing) -> list[_Row
         part = parts[unit]
         layers = slice(part.first, part.end)
         seconds = workload.forward if kind == FORWARD else workload.backward
-        needs = (gather_of[i],) if i in gather_of else ()
+        needs = [gather_of[i]] if i in gather_of else []
         if taken:
-            rows.append(_Row(0, COMPUTE, holds=taken))
+            rows.append(Row(0, _COMPUTE, COMPUTE, holds=taken))
         keeps = float(stored[layers].sum())
         now = len(rows)
-        rows.append(_Row(0, kind, float(seconds[layers].sum()), 0.0, micro, part.first, part.end,
-                         holds=keeps if kind == FORWARD else -keeps, needs=needs))  # fmt: skip
+        rows.append(Row(0, _COMPUTE, kind, float(seconds[layers].sum()), 0.0, micro, part.first, part.end,
+                        holds=keeps if kind == FORWARD else -keeps, needs=needs))  # fmt: skip
         if kind == BACKWARD and part.nbytes and micro == last:
             sums.append(_sum(rows, unit, part.nbytes, now, how))
         elif kind == BACKWARD and part.nbytes and shard > 1 and not how.no_sync:
-            rows.append(_Row(2, REDUCE_SCATTER, nbytes=part.nbytes, micro=micro, part=unit, group=0, needs=(now,)))
+            rows.append(Row(0, _STREAM, REDUCE_SCATTER, nbytes=part.nbytes, micro=micro, part=unit, group=0,
+                            needs=[now]))  # fmt: skip
         taken = gather(i + 1 + how.prefetch, now)
         if shard > 1 and weights[unit] and (how.reshard or kind == BACKWARD):
             taken -= weights[unit]
             if taken <= 0.0:
-                rows.append(_Row(0, COMPUTE, holds=taken))
+                rows.append(Row(0, _COMPUTE, COMPUTE, holds=taken))
                 taken = 0.0
-    rows.append(_Row(0, UPDATE, workload.optimizer / shard, first=0, end=len(workload.forward), needs=tuple(sums)))
+    rows.append(Row(0, _COMPUTE, UPDATE, workload.optimizer / shard, first=0, end=len(workload.forward), needs=sums))
     return rows
 
 
-def _sum(rows: list[_Row], unit: int, nbytes: float, after: int, how: _Sharing) -> int:
+def _sum(rows: list[Row], unit: int, nbytes: float, after: int, how: _Sharing) -> int:
     """Add the sum of a unit's gradient: scattered over those that share, then added up over their groups."""
     if how.shard > 1:
-        rows.append(_Row(2, REDUCE_SCATTER, nbytes=nbytes, part=unit, group=0, needs=(after,)))
+        rows.append(Row(0, _STREAM, REDUCE_SCATTER, nbytes=nbytes, part=unit, group=0, needs=[after]))
         after = len(rows) - 1
     if how.shard < how.n_ranks:
-        rows.append(_Row(2, ALL_REDUCE, nbytes=nbytes / how.shard, part=unit, group=1, needs=(after,)))
+        rows.append(Row(0, _STREAM, ALL_REDUCE, nbytes=nbytes / how.shard, part=unit, group=1, needs=[after]))
         after = len(rows) - 1
     return after
 
 
 def _tiled(
-    rows: Sequence[_Row], parts: tuple[Part, ...], n_layers: int, n_ranks: int, steps: int, accumulation: int,
+    rows: Sequence[Row], parts: tuple[Part, ...], n_layers: int, n_ranks: int, steps: int, accumulation: int,
     groups: Sequence[Ints],
 ) -> Plan:  # fmt: skip
     """Return the plan in which every rank does the rows in every step; ``groups`` are (n_groups, n_members) each."""
     n, blocks = len(rows), n_ranks * steps
     rank, step = np.tile(np.repeat(np.arange(n_ranks), n), steps), np.repeat(np.arange(steps), n * n_ranks)
-    names = ("lane", "kind", "seconds", "nbytes", "micro", "first", "end", "part", "holds")
+    names = ("kind", "seconds", "nbytes", "micro", "first", "end", "part", "holds")
     column: dict[str, Any] = {name: np.tile(np.array([getattr(row, name) for row in rows]), blocks) for name in names}
     mine = np.stack([np.argsort(each.reshape(-1)) // each.shape[1] for each in groups])  # the group of each rank
     begin = np.cumsum([0, *(len(each) for each in groups)])
@@ -218,10 +202,10 @@ def _tiled(
             key[:, i], peer[:, i] = n_keys + mine[row.group], begin[row.group] + mine[row.group]
             n_keys += len(groups[row.group])
     keys = np.tile(key.reshape(-1), steps)
-    micro, update = column.pop("micro"), len(rows) - 1
+    micro = column.pop("micro")
     counts, needs = [], []
     for number in range(steps):
-        lists = [[*row.needs, *([update - n_ranks * n] if row.renewed and number else [])] for row in rows]
+        lists = [row.needs + [each % n - n_ranks * n for each in row.before if number] for row in rows]
         flat: Floats | Ints = np.array([each for row in lists for each in row], dtype=np.int64)
         needs.append(((number * n_ranks + np.arange(n_ranks))[:, None] * n + flat).reshape(-1))
         counts.append(np.tile([len(each) for each in lists], n_ranks))
@@ -232,5 +216,5 @@ def _tiled(
         key=np.where(keys >= 0, keys + step * n_keys, -1), step=step,
         batch=np.where(micro >= 0, rank * accumulation + micro, -1), needs=np.concatenate(needs),
         need_offsets=np.cumsum(np.concatenate([[0], *counts])),
-        **(column | {"lane": column["lane"] + len(_LANES) * rank}),
+        lane=np.tile([_LANES.index(row.lane) for row in rows], blocks) + len(_LANES) * rank, **column,
     )  # fmt: skip
