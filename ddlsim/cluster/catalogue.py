@@ -50,7 +50,7 @@ def load_cluster(source: ClusterLike) -> Cluster:
     raise unknown_name("cluster", stem, bundled)
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=32)  # all that are bundled, so that who goes through them twice loads them once
 def _load_bundled(path: Path, settings: tuple[str, ...], changed: int) -> Cluster:
     """Return the cluster of a bundled file as it was `changed` last; runs of a study all name the same."""
     return _load_file(path, settings)

@@ -92,7 +92,7 @@ def read_bundled(path: Path, options: tuple[str, ...]) -> Model:
     return _read_bundled(path, options, os.stat(path).st_mtime_ns)
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=128)  # all that are bundled, so that who goes through them twice reads them once
 def _read_bundled(path: Path, options: tuple[str, ...], changed: int) -> Model:
     """Return the model of a file as it was `changed` last."""
     return read_model(path, options)
