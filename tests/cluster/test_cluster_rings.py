@@ -101,6 +101,15 @@ def machines(draw):
     return Cluster.from_graph(graph)
 
 
+def _rate(cluster, nodes, orders):
+    """Return the bytes/s that rings carry together if each carries as much as the fullest link lets it."""
+    at, uses = np.array(nodes), np.zeros(cluster.n_channels)
+    for order in orders:
+        np.add.at(uses, cluster.link_channel[cluster.routes(at[order], at[np.roll(order, -1)]).links], 1.0)
+    used = uses > 0.0
+    return len(orders) * np.min(cluster.channel_capacity[used] / uses[used], initial=np.inf)
+
+
 @settings(max_examples=60, deadline=None)
 @given(machines(), st.data())
 def test_all_ranks_are_in_every_ring_and_schedules_are_proved(cluster, data):
@@ -110,6 +119,8 @@ def test_all_ranks_are_in_every_ring_and_schedules_are_proved(cluster, data):
     found = rings(cluster, tuple(nodes))
     for order in found:
         assert sorted(order.tolist()) == list(range(n))
+    if "trunk" not in cluster.link_kind:  # links beyond the machines' are not searched
+        assert _rate(cluster, nodes, found) >= _rate(cluster, nodes, [np.arange(n)]) * (1.0 - 1e-9)
     for kind in ("all_reduce", "reduce_scatter", "all_gather"):
         schedule = build("nccl_ring", n, 1e6, kind=kind, where=(cluster, nodes))
         assert schedule.n_chunks == n * (len(found) if n > 1 else 1)
@@ -132,6 +143,13 @@ def test_a_run_says_that_interfaces_are_idle_and_nccl_ring_leaves_none():
     sharded = ddlsim.simulate("dgx-a100-pod", "resnet50", ddlsim.ShardedUpdate(
         reduce_scatter="nccl_ring", all_gather="nccl_ring"), workers=16, steps=2)
     assert sharded.step_time < one.step_time
+
+
+@pytest.mark.parametrize("name", ["ring", "nccl_ring", "nccl"])
+def test_where_a_machine_has_one_worker_no_more_channels_are_advised(name):
+    result = ddlsim.simulate("dgx-a100-pod", "lenet5", ddlsim.AllReduce(name), workers=[0, 1, 8, 9, 17], steps=2)
+    (note,) = (note for note in result.notes if note.startswith("network interfaces: 2 of the 16"))
+    assert "no more channels lead through every machine" in note
 
 
 def test_blocks_of_the_wrong_member_are_found():
