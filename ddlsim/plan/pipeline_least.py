@@ -198,7 +198,7 @@ def least_seconds(
     passes = costs.forward, costs.backward + recompute * costs.forward
     forward, backward = _until(costs, passes, place, mesh, travel)
     endings = [_ending(each, costs, passes, mesh, at, sharded, travel) for at, each in enumerate(ranks)]
-    ends, own, gathers = (np.array(column) for column in zip(*endings, strict=True))
+    ends, own = (np.array(column) for column in zip(*endings, strict=True))
     first, last = (np.array([getattr(each, name) for each in ranks]) for name in ("first", "last"))
     busy = micro_batches * np.array([float((passes[0] + passes[1])[each.chunks].sum()) for each in ranks])
     there = np.where(first[None, :] > first[:, None], forward[first][None, :] - forward[first][:, None], NEVER)
@@ -208,8 +208,8 @@ def least_seconds(
     np.fill_diagonal(back, own)
     chain = _through(there + busy[None, :], back)
     least = chain
-    for _ in range(steps - 1):  # what is gathered comes before the next step's first pass
-        least = _through(least + gathers[None, :], chain)
+    for _ in range(steps - 1):  # what is gathered in between may travel beside passes
+        least = _through(least, chain)
     return max(float(least.max(axis=1).min()), 0.0)
 
 
@@ -253,13 +253,13 @@ def _until(
 
 def _ending(
     rank: _Rank, costs: Costs, passes: tuple[Floats, Floats], mesh: Mesh, at: int, sharded: bool, travel: Travel | None
-) -> tuple[float, float, float]:
+) -> tuple[float, float]:
     """Return the s from the end of a rank's last pass to that of its updates, at least, also if it has passed without
-    a gap, and those in which it gathers what replicas have updated."""
+    a gap."""
     updates = costs.update[rank.chunks] / (mesh.data if sharded else 1)
     every = float(updates.sum())
     if mesh.data == 1 or travel is None:
-        return every, every, 0.0
+        return every, every
     group = mesh.ranks[:, at, 0].tolist()
     per_byte = travel.collective("reduce_scatter" if sharded else "all_reduce", group)
     anyway, own = every, every
@@ -270,5 +270,4 @@ def _ending(
     if rank.final is not None:
         ending = sum(float(passes[kind != "F"][chunk]) for kind, chunk, _ in rank.final)
         own = float(costs.gradient[rank.chunks].sum()) * per_byte - ending + float(updates.min())
-    gathered = float(costs.gradient[rank.chunks[-1]]) * travel.collective("all_gather", group) if sharded else 0.0
-    return anyway, max(anyway, own), gathered
+    return anyway, max(anyway, own)

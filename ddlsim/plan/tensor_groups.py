@@ -12,6 +12,7 @@ import numpy as np
 from ddlsim.arguments import Count
 from ddlsim.cluster import Cluster
 from ddlsim.collectives import build
+from ddlsim.errors import ConfigError
 from ddlsim.network import schedule_time
 from ddlsim.network.distinct import distinct
 from ddlsim.plan.chunks import Chunk
@@ -155,6 +156,38 @@ def _times(cluster: Cluster, source: Ints, target: Ints) -> Floats:
     np.minimum.at(alone, pair, capacity)
     with np.errstate(invalid="ignore"):
         return np.where(slowest > 0.0, slowest * alone, 1.0)
+
+
+def exchange_seconds(
+    cluster: Cluster, places: Sequence[int], members: Sequence[Sequence[int]], *, inside: bool
+) -> Seconds:
+    """Return what collectives inside a tensor group take on the idle machines of the first group.
+
+    places   the node of every worker
+    members  the workers of every group
+    inside   groups must be inside a machine (userbuffers)
+
+    Inside a machine they are rings; across machines the faster one of a ring and a hierarchical all-reduce, as a
+    library's tuner would choose. Raises ConfigError for groups that cross machines and share them with others.
+    """
+    nodes, tensor = np.array(places), len(members[0])
+    machine = cluster.host_of[nodes]
+    machine = np.where(machine >= 0, machine, len(cluster.host_names) + nodes)
+    hosts = machine[np.array(members)]
+    crosses = bool((hosts != hosts[:, :1]).any())
+    if crosses and any(len(np.unique(np.nonzero(hosts == each)[0])) > 1 for each in np.unique(hosts)):
+        most = int(np.unique(machine, return_counts=True)[1].min())
+        raise ConfigError(
+            f"Parallel: tensor = {tensor}: groups of {tensor} neighbours cross machines and share them, the smallest "
+            f"of which has {most} of the workers; use a number that divides those of every machine, or is a multiple "
+            "of them"
+        )
+    if crosses and inside:
+        raise ConfigError(
+            f"Parallel: tp_comm_overlap = True: goes with tensor groups inside a machine; those of {tensor} cross "
+            "machines"
+        )
+    return group_seconds(cluster, tuple(nodes[list(members[0])].tolist()), tuple(hosts[0].tolist()))
 
 
 @functools.lru_cache(maxsize=16)

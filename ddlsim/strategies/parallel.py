@@ -15,13 +15,14 @@ from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 from ddlsim.plan import Chunk, Mesh, Plan, chunks_at, mesh_of, pipeline
 from ddlsim.plan.asynchronous_pipeline import stage_delays, steps_under_way
+from ddlsim.plan.gathered_ahead import with_shares
 from ddlsim.plan.live import LIVE
 from ddlsim.plan.norms import with_stage_norms
 from ddlsim.plan.pipeline_least import Travel, costs_of, least_seconds, rank_holds, representative_order
 from ddlsim.plan.pipeline_orders import ASYNCHRONOUS, ORDERS, PassOrder, pass_order
 from ddlsim.plan.plan import Floats
 from ddlsim.plan.schedules import Schedules
-from ddlsim.plan.tensor_groups import Seconds, as_one_rank, group_seconds, with_exchanges, with_shared_interfaces
+from ddlsim.plan.tensor_groups import Seconds, as_one_rank, exchange_seconds, with_exchanges, with_shared_interfaces
 from ddlsim.runtime.carrier import OfGroups
 from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.fabric import AllReduceAlgorithm, Cost, Fabric, RankOrder, cost_said, name_of
@@ -32,7 +33,7 @@ from ddlsim.strategies.lighter import Changes, lighter_parallel
 from ddlsim.strategies.replica_groups import OfReplicas, compressible_parts
 from ddlsim.strategies.split_rules import check_sizes, known_order
 from ddlsim.strategies.stashed_weights import StashedWeights, stage_slices
-from ddlsim.workload.buckets import Bucket, ddp_buckets, one_bucket, per_layer
+from ddlsim.workload.buckets import Bucket, ddp_buckets, megatron_buckets, one_bucket, per_layer
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, Memory, memory_of
 from ddlsim.workload.model import Model
@@ -72,10 +73,12 @@ class Parallel:
                  --tp-comm-overlap (:mod:`ddlsim.workload.beside`)
     recompute    what is computed again instead of kept: "none", "selective" (attention's matrices), "full" (transformer
                  layers), or "stage": chunks keep their input only, and go forward again before they go backward
-    sharded      replicas update a share of each bucket and gather the rest (ZeRO stage 1)
+    sharded      replicas update a share of each bucket and gather the rest (ZeRO stage 1), beside the next forward
+                 passes if they overlap their sums with backward ones
     p2p          while tensors travel between stages, ranks compute on ("overlapped"), wait for both directions at once
                  ("exchange", as Megatron-LM), or for one after the other ("in turns", as DeepSpeed)
-    overlap      what replicas sum beside the last backward passes: "none" (chunk by chunk), "layer" or "ddp" buckets
+    overlap      what replicas sum beside the last backward passes: "none" (chunk by chunk), "layer", "ddp" buckets, or
+                 those of Megatron Core ("megatron": 40 million parameters, a million for each replica if that is more)
     algorithm, rank_order, cost
                  the :class:`~ddlsim.Fabric` on which replicas sum; what else is exchanged is simulated
     """
@@ -92,7 +95,7 @@ class Parallel:
     recompute: Literal["none", "selective", "full", "stage"] = "none"
     sharded: bool = False
     p2p: Literal["overlapped", "exchange", "in turns"] = "overlapped"
-    overlap: Literal["none", "layer", "ddp"] = "ddp"
+    overlap: Literal["none", "layer", "ddp", "megatron"] = "ddp"
     algorithm: AllReduceAlgorithm = "default"
     rank_order: RankOrder = "topology"
     cost: Cost = "simulated"
@@ -115,11 +118,6 @@ class Parallel:
                 "Parallel: p2p = 'in turns': goes with order = '1f1b' and interleave = 1 only, as in DeepSpeed; use "
                 "'exchange'"
             )
-        if self.tp_comm_overlap and not self.sequence:
-            raise ConfigError(
-                "Parallel: tp_comm_overlap = True: is of sequence parallelism's exchanges; give sequence=True, and "
-                "tensor=2 or more"
-            )
         table = pass_order(self.order, 2, 2, 2 * per_stage) if isinstance(self.order, str) else self.order
         if (self.tensor > 1 or self._again != "none") and any(each[0] == "W" for passes in table for each in passes):
             raise ConfigError(
@@ -134,14 +132,11 @@ class Parallel:
         chunks = f" x {self.interleave}" if self.interleave > 1 else ""
         more = "" if self.recompute == "none" else f", {self.recompute} recomputation"
         more += ", sharded" if self.sharded else ""
+        tokens = f" with sequence{', overlapped' * self.tp_comm_overlap}" if self.sequence else ""
         data = "" if self.data is None else f"data {self.data}, "
-        data += f"tensor {self.tensor}{self._split_by_tokens}, " if self.tensor > 1 else ""
+        data += f"tensor {self.tensor}{tokens}, " if self.tensor > 1 else ""
         fabric = f"{name_of(self.algorithm)}{cost_said(self.cost)}"
         return f"parallel ({data}pipeline {self.pipeline}, {order}{chunks}{more}, {fabric})"
-
-    @property
-    def _split_by_tokens(self) -> str:
-        return f" with sequence{', overlapped' * self.tp_comm_overlap}" if self.sequence else ""
 
     def updates(self, steps: int, n_workers: int) -> int:
         """One update a step."""
@@ -268,13 +263,9 @@ class Parallel:
         cuts = [chunk.first for chunk in self._chunks(self._shard(workloads[0]).workload)[1:]]
         slowest = [max((workloads[i] for i in own), key=lambda each: each.step_time) for own in self._members(mesh)]
         plans = {
-            number: pipeline(
-                self._split(workload, cuts, seconds), Mesh(mesh.data, mesh.pipeline), micro_batches, self.order,
-                steps=steps, recompute=self.recompute == "stage", buckets=BUCKETS[self.overlap], sharded=self.sharded,
-                p2p=self.p2p,
-            )
+            number: self._of_rank(self._split(workload, cuts, seconds), workload, mesh, micro_batches, steps)
             for number, workload in {id(workload): workload for workload in slowest}.items()
-        }  # fmt: skip
+        }
         plan = plans[id(slowest[0])]
         if len(plans) > 1:
             which = np.array([list(plans).index(id(workload)) for workload in slowest])[plan.rank]
@@ -298,6 +289,21 @@ class Parallel:
         peak[Mesh(mesh.data, mesh.pipeline).ranks[:, :, 0]] = held
         return peak
 
+    def _of_rank(
+        self, chunks: tuple[Chunk, ...], workload: Workload, mesh: Mesh, micro_batches: int, steps: int
+    ) -> Plan:
+        """Return the plan of ranks that all have these chunks, of a workload."""
+        plan = pipeline(
+            chunks, Mesh(mesh.data, mesh.pipeline), micro_batches, self.order, steps=steps,
+            recompute=self.recompute == "stage", buckets=self._buckets(mesh), sharded=self.sharded, p2p=self.p2p,
+        )  # fmt: skip
+        return with_shares(plan, chunks, workload, beside=self.overlap != "none") if self.sharded else plan
+
+    def _buckets(self, mesh: Mesh) -> Callable[[Workload], Sequence[Bucket]]:
+        if self.overlap != "megatron":
+            return BUCKETS[self.overlap]
+        return functools.partial(megatron_buckets, replicas=mesh.data)
+
     def _members(self, mesh: Mesh) -> list[list[int]]:
         """Return the workers that each rank of the plan stands for: tensor groups, stage by stage."""
         members: list[list[int]] = mesh.ranks.transpose(1, 0, 2).reshape(-1, self.tensor).tolist()
@@ -318,7 +324,7 @@ class Parallel:
         workers, whole = setting.workers, setting.whole
         mesh, micro_batches = self.mesh(len(workers)), workers[0].accumulation
         members = self._members(mesh)
-        seconds = self._exchange_seconds(setting.cluster, setting.nodes, members)
+        seconds = exchange_seconds(setting.cluster, setting.nodes, members, inside=self.tp_comm_overlap)
         if self.tensor > 1:
             setting.notes.append(
                 f"tensor groups of {self.tensor} workers are simulated as one: their own collectives, as on idle "
@@ -345,7 +351,7 @@ class Parallel:
             fabric, parts = Fabric(self.algorithm, self.rank_order, self.cost), list[slice]()
             if setting.compression is not None:
                 compressor = setting.compression.compressor
-                parts = compressible_parts(plan, chunks, BUCKETS[self.overlap], self.tensor, compressor)
+                parts = compressible_parts(plan, chunks, self._buckets(mesh), self.tensor, compressor)
             return OfReplicas(dense, fabric, mesh.data, parts, gradients, ages)
 
         run_table(
@@ -375,7 +381,7 @@ class Parallel:
         else:
             cuts = cut_places(shard.workload, self.pipeline, self._per_stage)
         order = representative_order(str(self.order), self.pipeline, micro_batches, len(cuts) + 1)
-        seconds = self._exchange_seconds(cluster, nodes, members)
+        seconds = exchange_seconds(cluster, nodes, members, inside=self.tp_comm_overlap)
         travel = Travel(cluster, np.array(nodes)[[own[0] for own in members]]) if whole else None
         least = least_seconds(
             costs_of(_exchanging(shard, seconds), cuts, self.tensor, None if self.sequence else seconds), order,
@@ -396,31 +402,6 @@ class Parallel:
     def plan_workers(self, n_workers: int) -> list[int]:
         """Return the first of the workers that each rank of the plan stands for."""
         return [own[0] for own in self._members(self.mesh(n_workers))]
-
-    def _exchange_seconds(self, cluster: Cluster, places: Sequence[int], members: Sequence[Sequence[int]]) -> Seconds:
-        """Return what collectives inside a tensor group take on the idle machines of the first group.
-
-        Inside a machine they are rings; across machines the faster one of a ring and a hierarchical all-reduce, as a
-        library's tuner would choose. Raises ConfigError for groups that cross machines and share them with others.
-        """
-        nodes = np.array(places)
-        machine = cluster.host_of[nodes]
-        machine = np.where(machine >= 0, machine, len(cluster.host_names) + nodes)
-        hosts = machine[np.array(members)]
-        crosses = bool((hosts != hosts[:, :1]).any())
-        if crosses and any(len(np.unique(np.nonzero(hosts == each)[0])) > 1 for each in np.unique(hosts)):
-            most = int(np.unique(machine, return_counts=True)[1].min())
-            raise ConfigError(
-                f"Parallel: tensor = {self.tensor}: groups of {self.tensor} neighbours cross machines and share them, "
-                f"the smallest of which has {most} of the workers; use a number that divides those of every machine, "
-                "or is a multiple of them"
-            )
-        if crosses and self.tp_comm_overlap:
-            raise ConfigError(
-                f"Parallel: tp_comm_overlap = True: goes with tensor groups inside a machine; those of {self.tensor} "
-                "cross machines"
-            )
-        return group_seconds(cluster, tuple(nodes[list(members[0])].tolist()), tuple(hosts[0].tolist()))
 
 
 @functools.lru_cache(maxsize=4)

@@ -76,6 +76,15 @@ def ddp_buckets(
     return tuple(buckets)
 
 
+def megatron_buckets(workload: Workload, replicas: int) -> tuple[Bucket, ...]:
+    """Return Megatron Core's buckets: as those of DDP, closed at 40 million parameters, or at a million for each
+    replica if that is more, as rings of many need larger ones (megatron/core/distributed/distributed_data_parallel.py).
+    """
+    element = workload.gradient_nbytes / max(1.0, workload.model.gradient_nbytes(1))
+    cap = element * max(40e6, 1e6 * replicas)
+    return ddp_buckets(workload, cap_nbytes=cap, first_nbytes=cap)
+
+
 def partitioned(workload: Workload, partition_nbytes: float) -> tuple[Bucket, ...]:
     """Return the tensors cut into equal slices of at most `partition_nbytes`, the layer being the priority.
 

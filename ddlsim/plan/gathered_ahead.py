@@ -1,0 +1,95 @@
+"""Updated weights that replicas gather beside the forward passes of the next step, as far as each has come."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from ddlsim.plan.chunks import Chunk
+from ddlsim.plan.plan import ALL_GATHER, COLUMNS, FORWARD, Floats, Ints, Plan
+from ddlsim.workload.compute import Workload
+from ddlsim.workload.precision import ELEMENT_NBYTES
+
+
+def with_shares(plan: Plan, chunks: Sequence[Chunk], workload: Workload, *, beside: bool) -> Plan:
+    """Return the plan of a pipeline whose replicas have shares, with weights gathered as they are computed with, where
+    gradients may be summed in another precision.
+
+    chunks    of the plan, in forward order, of a workload
+    beside    forward passes wait for the weights of their layers only (:func:`gathers_beside_forward`)
+    """
+    element = workload.gradient_nbytes / max(1.0, workload.model.gradient_nbytes(1))
+    share = ELEMENT_NBYTES[workload.precision] / element
+    plan = dataclasses.replace(plan, nbytes=np.where(plan.kind == ALL_GATHER, share, 1.0) * plan.nbytes)
+    return gathers_beside_forward(plan, np.concatenate([each.workload.forward for each in chunks])) if beside else plan
+
+
+def gathers_beside_forward(plan: Plan, forward: Floats) -> Plan:
+    """Return a pipeline's plan in which a forward pass waits for the weights of its layers only.
+
+    forward  seconds of each layer, (n_layers,)
+
+    The first forward pass of a step through each chunk is done in pieces, each of which begins where a part does and
+    waits for the parts that begin there, where all passes waited for all parts: Megatron-LM's ``overlap_param_gather``
+    (megatron/core/distributed/distributed_data_parallel.py: a module's pre-forward hook waits for its bucket).
+    """
+    gathers = plan.rows(ALL_GATHER)
+    gathers = gathers[plan.part[gathers] >= 0]
+    if not len(gathers):
+        return plan
+    passes = plan.rows(FORWARD)
+    _, at = np.unique(_place(plan, plan.step[passes], plan.rank[passes], plan.first[passes]), return_index=True)
+    split = passes[at]
+    starts = np.unique([part.first for part in plan.parts])
+    begin = np.searchsorted(starts, plan.first[split], side="right")
+    pieces = np.ones(len(plan), dtype=np.int64)
+    pieces[split] += np.searchsorted(starts, plan.end[split], side="left") - begin
+    row_of = np.cumsum([0, *pieces])
+    source = np.repeat(np.arange(len(plan)), pieces)
+    nth = np.arange(len(source)) - row_of[source]
+    columns = {name: getattr(plan, name)[source] for name in COLUMNS}
+    inner = np.zeros(len(plan), dtype=np.int64)
+    inner[split] = begin
+    later, earlier = np.flatnonzero(nth > 0), np.flatnonzero(nth < pieces[source] - 1)
+    columns["first"][later] = starts[inner[source[later]] + nth[later] - 1]
+    columns["end"][earlier] = starts[inner[source[earlier]] + nth[earlier]]
+    columns["holds"][later] = 0.0
+    until = np.cumsum([0.0, *forward])
+    cut = np.flatnonzero(pieces[source] > 1)
+    columns["seconds"][cut] = until[columns["end"][cut]] - until[columns["first"][cut]]
+
+    needed, by = plan.needs, np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
+    kept = ~(np.isin(needed, gathers) & (plan.kind[by] == FORWARD))
+    of_split = np.flatnonzero(np.isin(source, split))
+    waits, arrived = _waits(plan, gathers, columns, of_split)
+    rows = np.concatenate([row_of[by[kept]], waits])
+    needs = np.concatenate([row_of[needed[kept] + 1] - 1, row_of[arrived]])
+    order = np.argsort(rows, kind="stable")
+    offsets = np.searchsorted(rows[order], np.arange(len(source) + 1))
+    return dataclasses.replace(plan, **columns, needs=needs[order], need_offsets=offsets)
+
+
+def _place(plan: Plan, step: Ints, rank: Ints, layer: Ints) -> Ints:
+    """Return numbers that are in the order of step, rank and layer."""
+    return np.asarray((step * plan.n_ranks + rank) * plan.n_layers + layer, dtype=np.int64)
+
+
+def _waits(plan: Plan, gathers: Ints, columns: dict[str, Ints], of_split: Ints) -> tuple[Ints, Ints]:
+    """Return the pieces of passes that wait for a gather of the step before, and the row of that gather: where the part
+    begins, and where the layer is that has the same weights."""
+    rank_of = np.array([lane.rank for lane in plan.lanes])[columns["lane"]]
+    place = _place(plan, columns["step"][of_split], rank_of[of_split], columns["first"][of_split])
+    order = np.argsort(place)
+    waits, arrived = [], []
+    for attribute in ("first", "tied"):
+        layer = np.array([getattr(part, attribute) for part in plan.parts])[plan.part[gathers]]
+        step, rank = plan.step[gathers] + 1, plan.rank[gathers]
+        at = np.searchsorted(place[order], _place(plan, step, rank, layer), side="right") - 1
+        row = of_split[order[np.maximum(at, 0)]]
+        inside = (columns["step"][row] == step) & (rank_of[row] == rank)
+        inside &= (columns["first"][row] <= layer) & (layer < columns["end"][row])
+        waits.append(row[inside])
+        arrived.append(gathers[inside])
+    return np.concatenate(waits), np.concatenate(arrived)
