@@ -6,7 +6,7 @@ import pytest
 
 from ddlsim.bundled import bundled_files
 from ddlsim.errors import ConfigError
-from ddlsim.workload.buckets import Bucket, ddp_buckets, one_bucket, partitioned, per_layer
+from ddlsim.workload.buckets import Bucket, ddp_buckets, megatron_buckets, one_bucket, partitioned, per_layer
 from ddlsim.workload.compute import Affine, Workload, make_workload
 from ddlsim.workload.devices import load_device
 from ddlsim.workload.model import load_model, model_names
@@ -27,12 +27,23 @@ RESNET50 = _workload("resnet50")
 def test_every_byte_is_in_one_bucket_and_order_is_backward(name: str):
     workload = _workload(name)
     ways = [per_layer(workload), one_bucket(workload), ddp_buckets(workload), partitioned(workload, 4 * MIB)]
+    ways.append(megatron_buckets(workload, 8))
     for buckets in ways:
         assert sum(bucket.nbytes for bucket in buckets) == pytest.approx(workload.gradient_nbytes, rel=1e-12)
         ready = [bucket.ready_layer for bucket in buckets]
         assert ready == sorted(ready, reverse=True)
         assert all(bucket.priority == bucket.first_layer for bucket in buckets)
     assert len(one_bucket(workload)) == 1
+
+
+@pytest.mark.parametrize(("replicas", "cap"), [(2, 40e6), (64, 64e6)])
+def test_buckets_of_megatron_are_counted_in_parameters(replicas: int, cap: float):
+    workload = _workload("gpt2-xl")
+    *full, last = (bucket.nbytes / 4.0 for bucket in megatron_buckets(workload, replicas))
+    largest = max(workload.tensor_nbytes) / 4.0
+    assert len(full) > 10
+    assert last <= cap + largest
+    assert all(cap <= n < cap + largest for n in full)
 
 
 def test_per_layer_is_the_reversed_layers_with_parameters():
