@@ -1,11 +1,13 @@
-"""Megatron-LM on A100: step times of GPT with 22 to 1,008 billion parameters.
+"""Megatron-LM on A100 and H100: step times of GPT with 22 to 1,008 billion parameters.
 
 The kernels of the A100 (:mod:`accuracy.kernels`) are those of Megatron-DeepSpeed on one machine of another cluster.
-Table 5 is predicted with them as they are. Weak scaling, another release of the software: its smallest model gives
-how fast the devices are (``speed``), and the others are predicted with it.
+Table 5 is predicted with them as they are. Weak scaling, a series per GPU and release of the software: its smallest
+model gives how fast the devices are (``speed``), and the others are predicted with it.
 
-Stages have as many layers each; without interleaving they wait while they exchange activations (megatron/
-p2p_communication.py of 2021: isend and irecv in one batch, then wait).
+Selene: stages have as many layers each; without interleaving they wait while they exchange activations (megatron/
+p2p_communication.py of 2021: isend and irecv in one batch, then wait). H100: gradients, weights, exchanges of tensor
+groups and of stages travel beside the passes (README.md: --overlap-grad-reduce, --overlap-param-gather,
+--tp-comm-overlap); the step between two updates counts, as weights are gathered beside the next one's passes.
 """
 
 from __future__ import annotations
@@ -18,13 +20,15 @@ from typing import Any
 import yaml
 from scipy.optimize import brentq
 
-from accuracy.rows import Row, show
-from ddlsim import Parallel, load_model, simulate
+from accuracy.rows import Omitted, Row, show
+from ddlsim import Parallel, PerKernel, load_model, simulate
 from ddlsim.workload.tensor_parallel import step_flops
 
-__all__ = ["a100_rows", "measured", "read", "speed", "table_5_rows"]
+__all__ = ["a100_rows", "h100_rows", "left_out", "read", "speed_of", "table_5_rows"]
 
 DATA = Path(__file__).with_name("data") / "megatron.yaml"
+#: GPUs of the largest row on H100 that is simulated
+MOST = 2304
 
 
 @functools.cache
@@ -34,7 +38,7 @@ def read(series: str) -> tuple[Mapping[str, Any], ...]:
     return tuple(dict(zip(table["columns"], row, strict=True)) for row in table["rows"])
 
 
-def _seconds(row: Mapping[str, Any], speed: float = 1.0) -> float:
+def _a100(row: Mapping[str, Any], speed: float = 1.0) -> float:
     """Return the seconds of a step on Selene."""
     tensor = row.get("tensor", 8)
     strategy = Parallel(
@@ -50,38 +54,79 @@ def _seconds(row: Mapping[str, Any], speed: float = 1.0) -> float:
     ).step_time  # fmt: skip
 
 
-def measured(row: Mapping[str, Any]) -> float:
-    """Return the seconds of a step: the FLOPs of the paper's formula, full recomputation included, over the rate."""
-    flops = step_flops(load_model(row["model"]), row["batch"], "full")
+def _h100(row: Mapping[str, Any], speed: float = 1.0) -> float:
+    """Return the seconds of a step on an H100 SuperPOD."""
+    model = load_model(row["model"])
+    layers = sum(1 for layer in model.layers if layer.heads)
+    data = row["gpus"] // (row["tensor"] * row["pipeline"])
+    strategy = Parallel(
+        tensor=row["tensor"], pipeline=row["pipeline"], data=data,
+        micro_batch=1 if row["pipeline"] > 1 else row["batch"] // data,
+        interleave=layers // row["pipeline"] if row["pipeline"] > 1 else 1, sequence=row["tensor"] > 1,
+        tp_comm_overlap=row["tensor"] > 1, cut="layers", sharded=True, overlap="megatron",
+    )  # fmt: skip
+    cluster = f"dgx-h100-pod+n_leaves={8 * -(-row['gpus'] // 256)}"
+    return simulate(
+        cluster, model, strategy, batch_size=row["batch"], workers=row["gpus"], precision="bf16", optimizer="adam",
+        compute=PerKernel(flash=True), speed=[speed] * row["gpus"], steps=2, warmup=1,
+    ).step_time  # fmt: skip
+
+
+SERIES = {"a100": (_a100, "full"), "h100": (_h100, "none")}
+
+
+def measured(series: str, row: Mapping[str, Any]) -> float:
+    """Return the seconds of a step: the FLOPs of the paper's formula, with or without those computed again."""
+    flops = step_flops(load_model(row["model"]), row["batch"], SERIES[series][1])
     return float(flops / (row["gpus"] * row["tflops"] * 1e12))
 
 
 @functools.cache
-def speed() -> float:
+def speed_of(series: str) -> float:
     """Return how fast devices must be for the step of the smallest model to be what was measured."""
-    row = read("a100")[0]
-    found: float = brentq(lambda speed: _seconds(row, speed) / measured(row) - 1.0, 0.3, 3.0, xtol=1e-5)
+    row, seconds = read(series)[0], SERIES[series][0]
+    found: float = brentq(lambda speed: seconds(row, speed) / measured(series, row) - 1.0, 0.3, 3.0, xtol=1e-5)
     return found
 
 
 def table_5_rows(most: int = 512) -> list[Row]:
     """Return table 5's rows of up to so many GPUs; none is fitted."""
     return [
-        Row(row["model"], f"{row['gpus']} GPUs, {row['recompute']}", row["seconds"], _seconds(row), "s", False)
+        Row(row["model"], f"{row['gpus']} GPUs, {row['recompute']}", row["seconds"], _a100(row), "s", False)
         for row in read("table5")
+        if row["gpus"] <= most
+    ]
+
+
+def _weak(series: str, most: int) -> list[Row]:
+    seconds = SERIES[series][0]
+    return [
+        Row(row["model"], f"{row['gpus']} GPUs", measured(series, row), seconds(row, speed_of(series)), "s", i == 0)
+        for i, row in enumerate(read(series))
         if row["gpus"] <= most
     ]
 
 
 def a100_rows(most: int = 3072) -> list[Row]:
     """Return the weak scaling on A100, up to so many GPUs: the first row calibrates."""
+    return _weak("a100", most)
+
+
+def h100_rows(most: int = MOST) -> list[Row]:
+    """Return the weak scaling on H100, up to so many GPUs: the first row calibrates."""
+    return _weak("h100", most)
+
+
+def left_out() -> list[Omitted]:
+    """Return the rows on H100 that are not predicted."""
     return [
-        Row(row["model"], f"{row['gpus']} GPUs", measured(row), _seconds(row, speed()), "s", i == 0)
-        for i, row in enumerate(read("a100"))
-        if row["gpus"] <= most
+        Omitted(row["model"], f"{row['gpus']} GPUs", "two steps of so many GPUs take minutes to simulate")
+        for row in read("h100")
+        if row["gpus"] > MOST
     ]
 
 
 if __name__ == "__main__":
     show(table_5_rows())
-    show(a100_rows())
+    for rows in (a100_rows(), h100_rows()):
+        show(rows)

@@ -93,14 +93,14 @@ def remark() -> str:
     rows = multi_rows()
     ranks = ", ".join(f"{value:.2f} ({case})" for case, value in correlations(rows))
     errors = np.abs([row.error for row in rows])
-    wide = np.mean([abs(row.error) for row in multi_rows("hierarchical")])
+    nccl = np.mean([abs(row.error) for row in multi_rows("default")])
     return (
         f"Rank correlation over the layouts of a model: {ranks}; wanted is 0.95. The median error is "
         f"{np.median(errors):.1%}. On the same rows vTrain's authors claim 14.7 % (with kernels profiled one by one); "
         "a single efficiency of all GPUs, fitted, gives 17.9 %, three fitted terms 13.2 %. Replicas sum in rings that "
-        "leave a machine through one interface, this strategy's default; NCCL can build one ring per interface, and "
-        f"with sums that leave through all of them (`hierarchical`) the mean would be {wide:.1%}: the measured runs "
-        "took longer still, except where each replica has one GPU in a machine."
+        "leave a machine through one adapter (`ring`). No source says that these machines did; with the channels that "
+        f"NCCL builds over all adapters (`default`, the strategy's) the mean would be {nccl:.1%}, as replicas with "
+        "several GPUs in a machine measure slower sums than even one adapter explains."
     )
 
 

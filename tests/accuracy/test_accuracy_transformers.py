@@ -44,7 +44,16 @@ def test_weak_scaling_on_a100() -> None:
     assert [row.fitted_on for row in rows] == [True, False, False]
     assert abs(rows[0].error) < 1e-3
     assert mean_error(rows) <= 0.035
-    assert megatron.speed() == pytest.approx(0.887, abs=0.005)
+    assert megatron.speed_of("a100") == pytest.approx(0.882, abs=0.005)
+
+
+def test_weak_scaling_on_h100() -> None:
+    """The page has 768 and 2,304 GPUs as well."""
+    rows = megatron.h100_rows(192)
+    assert [row.fitted_on for row in rows] == [True, False]
+    assert abs(rows[0].error) < 1e-3
+    assert abs(rows[1].error) <= 0.12
+    assert [row.what for row in megatron.left_out()] == ["6144 GPUs"]
 
 
 def test_seconds_of_the_published_rates() -> None:
@@ -52,4 +61,4 @@ def test_seconds_of_the_published_rates() -> None:
     row = megatron.read("a100")[2]
     h, layers, s, v = 8192, 48, 2048, 51200
     flops = 96 * 1536 * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
-    assert megatron.measured(row) == pytest.approx(flops / (512 * 138e12), rel=1e-4)
+    assert megatron.measured("a100", row) == pytest.approx(flops / (512 * 138e12), rel=1e-4)
