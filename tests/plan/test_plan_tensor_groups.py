@@ -101,7 +101,7 @@ def test_a_group_as_one_rank_takes_as_long_as_all_its_ranks(stages, tensor, orde
     one = pipeline(folded, Mesh(pipeline=stages), micro_batches, table)
     alone = one.execute(cluster, nodes=nodes[::tensor].tolist())
     backward = alone.end[np.isin(one.kind, (0, 1))].max()
-    every = written_out(shard, cuts, table, tensor, not sequence).execute(cluster, nodes=nodes.tolist())
+    every = written_out(shard, cuts, table, tensor, not sequence).execute(cluster, "ring", nodes=nodes.tolist())
     assert every.seconds == pytest.approx(backward, rel=1e-9)
     assert sum(each.nbytes for each in shard.collectives) > 0.0
 
