@@ -53,7 +53,7 @@ from .optim import (
     linear_scaling as linear_scaling,
     square_root_scaling as square_root_scaling,
 )
-from .planner import Splits as Splits, Target as Target, recommend as recommend
+from .planner import Target as Target, recommend as recommend
 from .report.compare import compare as compare
 from .report.learning import plot_learning as plot_learning
 from .run.api import resume as resume, scaling as scaling, simulate as simulate
@@ -109,6 +109,7 @@ from .strategies import (
     ShardedUpdate as ShardedUpdate,
     SlowMo as SlowMo,
     SoftSync as SoftSync,
+    Splits as Splits,
     SquareRootStaleness as SquareRootStaleness,
     StaleSynchronous as StaleSynchronous,
     WhileWaiting as WhileWaiting,

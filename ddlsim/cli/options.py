@@ -43,9 +43,9 @@ Precision = Annotated[str | None, typer.Option("--precision", help="fp32, tf32, 
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of all random streams.")]
 
 
-def counts(option: str, text: str) -> list[int]:
+def counts(option: str, text: str, least: int = 1) -> list[int]:
     """Return "8,16" as numbers. Raises ConfigError, naming the option, for anything else."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(re.fullmatch("[0-9]{1,9}", part) and int(part) > 0 for part in parts):
+    if not parts or not all(re.fullmatch("[0-9]{1,9}", part) and int(part) >= least for part in parts):
         raise ConfigError(f"{option} = {shown(text)}: must be numbers such as 8,16,32")
     return [int(part) for part in parts]

@@ -46,6 +46,10 @@ def recommend(
     recompute: Annotated[
         str | None, typer.Option("--recompute", help='To try, of "none,selective,full,stage".')
     ] = None,
+    stage: Annotated[str | None, typer.Option("--stage", help='Stages of ZeRO to try, "1,3".')] = None,
+    shard: Annotated[str | None, typer.Option("--shard", help='Groups of stage 3 to try, "8".')] = None,
+    cut: Annotated[str | None, typer.Option("--cut", help='To try, of "balanced,layers".')] = None,
+    p2p: Annotated[str | None, typer.Option("--p2p", help='To try, of "overlapped,exchange,in turns".')] = None,
     n_best: Annotated[int, typer.Option("--best", help="How many configurations to show.")] = 3,
     stability: Annotated[
         bool, typer.Option("--stability", help="Three more runs of each say what is not to be told apart.")
@@ -65,7 +69,8 @@ def recommend(
         "tensor": _counts("--tensor", tensor), "pipeline": _counts("--pipeline", pipeline),
         "data": _counts("--data", data), "micro_batch": _counts("--micro-batch", micro_batch),
         "interleave": _counts("--interleave", interleave),
-        "recompute": None if recompute is None else [each.strip() for each in recompute.split(",")],
+        "stage": _counts("--stage", stage, least=0), "shard": _counts("--shard", shard),
+        "recompute": _names(recompute), "cut": _names(cut), "p2p": _names(p2p),
     }  # fmt: skip
     wanted = {name: values for name, values in sizes.items() if values is not None}
     ways = [replace(ddlsim.Splits(), **wanted)] if split or wanted else None
@@ -99,7 +104,9 @@ def _priced(clusters: list[str], prices: list[str]) -> list[ddlsim.Cluster]:
     return [cluster.with_costs(price=price) for cluster, price in zip(loaded, prices, strict=True)]
 
 
-def _counts(option: str, text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    return counts(option, text)
+def _counts(option: str, text: str | None, least: int = 1) -> list[int] | None:
+    return None if text is None else counts(option, text, least)
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [each.strip() for each in text.split(",")]

@@ -48,6 +48,12 @@ class Interfaces:
         return f"{self.what} {self.cluster.host_names[host] if whole else self.cluster.node_names[nodes[0]]!r}"
 
 
+def known_rate(width: Width, place: Ints) -> Floats:
+    """Return the bytes/s of places, inf where they have no channel or one that lets something through at once."""
+    known: Bools = (width.rate[place] > 0.0) & (width.burst[place] == 0.0)
+    return np.where(known, width.rate[place], np.inf)
+
+
 def interfaces(cluster: Cluster) -> tuple[Interfaces, Interfaces]:
     """Return those of a cluster's devices and of its machines; a node outside any is a machine of its own."""
     nodes = np.arange(cluster.n_nodes)

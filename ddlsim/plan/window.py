@@ -23,12 +23,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from ddlsim.plan.alike import Alike, alike
 from ddlsim.plan.bounds import narrowest
 from ddlsim.plan.exchanges import check_exchanges
-from ddlsim.plan.interfaces import Interfaces, Width
+from ddlsim.plan.interfaces import Interfaces, known_rate
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import ALL_REDUCE, PUSH_PULL, SEND, UPDATE, Floats, Ints, Plan
 
@@ -79,7 +78,7 @@ def _message_seconds(plan: Plan, carriers: Carriers) -> Floats:
     for level in carriers.levels:
         place = level.place[carriers.nodes]
         src, dst = place[plan.rank[sends]], place[plan.peer[sends]]
-        slower = np.minimum(_rate(level.out, src), _rate(level.into, dst))
+        slower = np.minimum(known_rate(level.out, src), known_rate(level.into, dst))
         least[sends] = np.maximum(least[sends], np.where(src != dst, plan.nbytes[sends] / slower, 0.0))
     return least
 
@@ -205,15 +204,9 @@ class _Chains:
                 servers = place[list(plan.servers)]
                 part = 1.0 - (servers[None, :] == mine[:, None]).mean(axis=1)
                 label = np.full(len(mine), -1, dtype=np.int64)
-            crossing.append((label, part / _rate(level.out, mine), part / _rate(level.into, mine)))
+            crossing.append((label, part / known_rate(level.out, mine), part / known_rate(level.into, mine)))
         self._groups[kind, group] = crossing
         return crossing
-
-
-def _rate(width: Width, place: Ints) -> Floats:
-    """Return the bytes/s of places, inf where they have no channel or one that lets something through at once."""
-    known: npt.NDArray[np.bool_] = (width.rate[place] > 0.0) & (width.burst[place] == 0.0)
-    return np.where(known, width.rate[place], np.inf)
 
 
 def _others(values: Floats, label: Ints) -> Floats:

@@ -2,5 +2,4 @@
 
 from ddlsim.planner.decide import recommend as recommend
 from ddlsim.planner.plan import Choice as Choice, Plan as Plan
-from ddlsim.planner.splits import Splits as Splits
 from ddlsim.planner.target import Target as Target

@@ -160,7 +160,7 @@ class Bounds:
                 held = max(held, sum(held_nbytes(stage, candidate.workers, nbytes)))
             return Fit(warning, held)
 
-        return Bound(self._figures(candidate, throughput, efficiency), "the pipeline's longest chain", fit=fit)
+        return Bound(self._figures(candidate, throughput, efficiency), outlook.limit, fit=fit)
 
     def _prepared(self, candidate: Candidate) -> _Prepared:
         """Return what candidates share; those of a strategy and a number of workers come one after the other."""

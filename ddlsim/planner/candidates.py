@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +14,11 @@ from ddlsim.compression import FP16, Compression, ErrorFeedback, TopK
 from ddlsim.compression.choice import compression_of
 from ddlsim.errors import ConfigError
 from ddlsim.plan import KINDS
-from ddlsim.planner.splits import Splits, sizes_of
 from ddlsim.printable import shown
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.simulate import DEFAULT_DEVICE
 from ddlsim.runtime.fabric import algorithm_for, name_of
-from ddlsim.strategies import AllReduce, LocalSGD, Parallel, ParameterServer, Strategy
+from ddlsim.strategies import AllReduce, LocalSGD, ParameterServer, Splits, Strategy
 from ddlsim.strategies.plans import plan_of
 from ddlsim.study.labels import labels_of
 from ddlsim.workload.compute import make_workload
@@ -53,7 +51,7 @@ class Candidate:
     exact        what is learned is what one worker would learn with the global batch
     simple       how simple the exchange of gradients is, the smaller the simpler (:class:`Nature`)
     per_machine  it has a server on each machine, whatever their number
-    sizes        of a split of the model (:class:`~ddlsim.planner.splits.Splits`), by name
+    sizes        of a split of the model (:class:`~ddlsim.Splits`), by name
     """
 
     number: int
@@ -100,11 +98,15 @@ class Candidate:
         if self.sizes:
             sizes = self.sizes
             chunks = f" x {sizes['interleave']}" if sizes["interleave"] != 1 else ""
+            order = "" if sizes["order"] == "-" else f"{sizes['order']}{chunks}, "
             again = "" if sizes["recompute"] == "none" else f", {sizes['recompute']} recomputation"
-            more = (", sequence" if sizes["sequence"] else "") + (", sharded" if sizes["sharded"] else "")
+            more = (", sequence" if sizes["sequence"] else "") + (f", stage {sizes['stage']}" if sizes["stage"] else "")
+            more += "" if sizes["shard"] is None else f" in groups of {sizes['shard']}"
+            more += "" if sizes["cut"] in ("-", "balanced") else ", equal layers"
+            more += "" if sizes["p2p"] in ("-", "overlapped") else f", p2p {sizes['p2p']}"
             way = (
-                f"tensor {sizes['tensor']}, pipeline {sizes['pipeline']}, data {sizes['data']}, "
-                f"{sizes['order']}{chunks}, micro-batches of {sizes['micro_batch']}{again}{more}"
+                f"tensor {sizes['tensor']}, pipeline {sizes['pipeline']}, data {sizes['data']}, {order}"
+                f"micro-batches of {sizes['micro_batch']}{again}{more}"
             )
         return shown(f"{workers} of {self.place}, {way}{packed}, batch {self.batch_size}")
 
@@ -159,7 +161,7 @@ def candidates(
         raise ConfigError(
             f"recommend: no configuration fits together ({devices}); give fewer workers"
         )
-    ways = [row.strategy if row.split is None else f"parallel ({name_of(row.split.algorithm)})" for row in made]
+    ways = [row.strategy if row.split is None else _name(row.strategy, row.split) for row in made]
     labels = labels_of(ways), labels_of([row.compression for row in made])
     places = _places(clusters)
     natures: dict[Hashable, Nature] = {}
@@ -176,10 +178,15 @@ def candidates(
             Candidate(
                 i, experiment, cluster, places[id(cluster)], n, EACH if each else str(labels[0][i]), str(labels[1][i]),
                 batch_size, nature.exact and compression is None, nature.simple, each,
-                sizes_of(strategy, n) if isinstance(strategy, Parallel) and split is not None else {},
+                {} if split is None else strategy.split_sizes(n),  # type: ignore[attr-defined]  # ways of a split have it
             )
         )  # fmt: skip
     return found, senseless
+
+
+def _name(strategy: Strategy, split: Splits) -> str:
+    """Return what the ways of a split have in common; their sizes stand beside it."""
+    return f"{strategy.label.partition(' (')[0]} ({name_of(split.algorithm)})"
 
 
 def text_of_senseless(senseless: Counter[str]) -> str:
@@ -235,7 +242,7 @@ def _rows(
                         if not isinstance(strategy, Splits):
                             yield _Row(cluster, n, strategy, compression, batch_size, each)
                             continue
-                        for way in strategy.strategies(cluster, model, n, batch_size, senseless):
+                        for way in strategy.ways(cluster, model, n, batch_size, senseless):
                             yield _Row(cluster, n, way, compression, batch_size, each, strategy)
 
 
@@ -271,12 +278,9 @@ def nature_of(strategy: Strategy) -> Nature:
 
 
 def _small(strategy: Strategy) -> Strategy:
-    """Return a way to learn for two workers that is as exact: of a split model, two stages."""
-    if not isinstance(strategy, Parallel) or not isinstance(strategy.order, str):
-        return strategy
-    pipeline = min(strategy.pipeline, 2)
-    return dataclasses.replace(strategy, tensor=1, pipeline=pipeline, data=None, micro_batch=1, interleave=1,
-                               recompute="none", sequence=False, tp_comm_overlap=False)  # fmt: skip
+    """Return a way to learn for two workers that is as exact, where a strategy is not for any number and model."""
+    small: Strategy = strategy.in_small() if hasattr(strategy, "in_small") else strategy
+    return small
 
 
 def _key(strategy: Strategy) -> Hashable:

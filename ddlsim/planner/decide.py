@@ -24,12 +24,11 @@ from ddlsim.planner.plan import Choice, Plan, choices_of
 from ddlsim.planner.preference import tie_reason
 from ddlsim.planner.reasons import reasons
 from ddlsim.planner.search import Found, Search
-from ddlsim.planner.splits import Splits
 from ddlsim.planner.target import Target
 from ddlsim.run.experiment import CompressionLike, Experiment, StrategyLike, TrainingLike
 from ddlsim.run.sensitivity import sensitivities
 from ddlsim.run.simulate import prepare
-from ddlsim.strategies import Strategy
+from ddlsim.strategies import Splits, Strategy
 from ddlsim.units import si
 from ddlsim.workload.model import Model, ModelLike, load_model
 

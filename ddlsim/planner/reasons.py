@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from ddlsim.planner.candidates import Candidate
 from ddlsim.planner.preference import SAME, beats_bound, preferred, spread_of
 from ddlsim.planner.search import Found
-from ddlsim.planner.splits import SIZES
 from ddlsim.planner.target import Figures, Target
 from ddlsim.readable import percent
+from ddlsim.strategies.splits import SIZES
 
 _DIMENSIONS = (
     "cluster", "workers", "strategy", "compression", "batch_size", *(each for each in SIZES if each != "data"),
@@ -67,7 +67,8 @@ def _best_of(near: Sequence[Found], target: Target, simulate: Callable[[Candidat
 
 def _differs_in(one: Found, other: Found, dimension: str) -> bool:
     a, b = one.candidate.settings, other.candidate.settings
-    follow = ("sequence", "sharded") if dimension in ("tensor", "pipeline") else ()  # one rank alone has neither
+    # one rank alone has no sequence parallelism, one stage no cut
+    follow = ("sequence", "stage", "cut", "p2p") if dimension in ("tensor", "pipeline") else ()
     return [name for name in _DIMENSIONS if a.get(name) != b.get(name) and name not in follow] == [dimension]
 
 

@@ -72,9 +72,10 @@ def _layouts(plan: Plan) -> list[str]:
         assert one.figures is not None
         sizes, candidate = one.candidate.sizes, one.candidate
         chunks = f" x {sizes['interleave']}" if sizes["interleave"] != 1 else ""
+        order = f"stage {sizes['stage']}" if sizes["order"] == "-" else f"{sizes['order']}{chunks}"
         mfu, waits = candidate.mfu(one.figures.throughput), (one.shares or {}).get("waiting")
         rows.append((
-            *(str(sizes[name]) for name in ("tensor", "pipeline", "data", "micro_batch")), f"{sizes['order']}{chunks}",
+            *(str(sizes[name]) for name in ("tensor", "pipeline", "data", "micro_batch")), order,
             str(sizes["recompute"]), f"{candidate.global_batch / one.figures.throughput:.4g}",
             "" if mfu is None else percent(mfu), "" if one.held is None else size(one.held),
             "" if waits is None else percent(waits),

@@ -35,6 +35,7 @@ from ddlsim.strategies.parameter_server import ParameterServer as ParameterServe
 from ddlsim.strategies.sharded_update import ShardedUpdate as ShardedUpdate
 from ddlsim.strategies.soft_sync import SoftSync as SoftSync
 from ddlsim.strategies.sparse_averaging import SPARTA as SPARTA
+from ddlsim.strategies.splits import Splits as Splits
 from ddlsim.strategies.stale_synchronous import StaleSynchronous as StaleSynchronous
 from ddlsim.strategies.staleness import (
     DelayCompensation as DelayCompensation,

@@ -124,6 +124,10 @@ class Hybrid:
         evenly."""
         return share_of(batch_size, n_workers, "Hybrid", self.micro_batches)
 
+    def in_small(self) -> Hybrid:
+        """Return a way to learn for two workers with any model that is as exact."""
+        return Hybrid(overlap=self.overlap)
+
     def n_replicas(self, n_workers: int) -> int:
         """Every worker brings samples of its own."""
         return n_workers

@@ -170,12 +170,9 @@ class Parallel:
         """Return the samples that a worker computes at once."""
         data, micro_batch = self.mesh(n_workers).data, self.micro_batch or 1
         at_once = data * micro_batch
-        if batch_size % at_once:
-            below = batch_size - batch_size % at_once
-            near = " or ".join(str(each) for each in (below, below + at_once) if each)
+        if batch_size % at_once:  # of a run, `check_sizes` has said what works
             raise ConfigError(
-                f"batch_size = {batch_size}: must be a multiple of {at_once}, data {data} x "
-                f"micro_batch {micro_batch}; use {near}"
+                f"batch_size = {batch_size}: must be a multiple of {at_once}, data {data} x micro_batch {micro_batch}"
             )
         if self.order != "pipedream":
             return micro_batch
@@ -197,6 +194,20 @@ class Parallel:
         """Yield ways to share the batch out over as many workers that may fit in so many bytes, and what is other about
         them, the nearest first."""
         return lighter_parallel(self, workload, batch_size, n_workers, room)
+
+    def split_sizes(self, n_workers: int) -> dict[str, object]:
+        """Return the sizes that :class:`~ddlsim.Splits` varies, by name."""
+        names = ("tensor", "pipeline", "micro_batch", "interleave", "order", "recompute", "sequence", "cut", "p2p")
+        sizes: dict[str, object] = {name: getattr(self, name) for name in names}
+        return sizes | {"data": self.mesh(n_workers).data, "stage": int(self.sharded), "shard": None}
+
+    def in_small(self) -> Parallel:
+        """Return a way to learn for two workers with any model that is as exact; a table of passes stays."""
+        if not isinstance(self.order, str):
+            return self
+        return dataclasses.replace(self, tensor=1, pipeline=min(self.pipeline, 2), data=None, micro_batch=1,
+                                   interleave=1, recompute="none", sequence=False, cut="balanced",
+                                   tp_comm_overlap=False)  # fmt: skip
 
     def n_replicas(self, n_workers: int) -> int:
         """Return how many replicas learn from samples of their own."""

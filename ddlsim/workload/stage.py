@@ -39,10 +39,12 @@ class Outlook:
 
     seconds  that the steps asked for take at least after the end of the step before them
     holds    tells what workers do that differ, and the bytes of activations that each holds at most
+    limit    what sets this bound
     """
 
     seconds: float
     holds: Callable[[], Iterable[tuple[Stage, float]]]
+    limit: str = "the pipeline's longest chain"
 
 
 def stages_of(strategy: object, workloads: Sequence[Workload]) -> list[Stage]:

@@ -4,16 +4,18 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import ddlsim
-from ddlsim import ConfigError, Experiment, Parallel, Splits, recommend
+from ddlsim import FSDP, ConfigError, Experiment, Fabric, Hybrid, Parallel, Splits, recommend
 from ddlsim.cli import app
-from ddlsim.cluster import load_cluster, star
+from ddlsim.cluster import MultiGpu, load_cluster, star
 from ddlsim.plan import ORDERS, Mesh, balanced, pipeline
 from ddlsim.plan.pipeline_least import Costs, least_seconds, rank_holds, representative_order
 from ddlsim.planner.bounds import Bounds
-from ddlsim.planner.candidates import candidates
+from ddlsim.planner.candidates import candidates, nature_of
 from ddlsim.workload.compute import make_workload
 from ddlsim.workload.devices import load_device
 from ddlsim.workload.model import load_model
@@ -59,6 +61,38 @@ def test_no_simulation_beats_its_bound(bandwidth):
         assert max(ratios) > 0.95
 
 
+@given(st.data())
+@settings(max_examples=12, deadline=None)
+def test_no_simulation_of_stage_3_beats_its_bound(data):
+    hosts, devices = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+    assume(hosts * devices > 1)
+    host = MultiGpu(devices, pcie_bandwidth="8 GB/s")
+    cluster = star(hosts, bandwidth=data.draw(st.sampled_from(["0.3 Gbit/s", "5 Gbit/s"])), latency=0.0, host=host)
+    workers = hosts * devices
+    strategy = FSDP(
+        micro_batch=1, reshard=data.draw(st.booleans()), no_sync=data.draw(st.booleans()),
+        prefetch=data.draw(st.integers(0, 2)),
+        shard=data.draw(st.sampled_from([None, *(n for n in range(1, workers + 1) if workers % n == 0)])),
+    ).on_fabric(Fabric(data.draw(st.sampled_from(["ring", "nccl_ring"]))))  # fmt: skip
+    found, _ = options([strategy], workers=workers, batch=workers * data.draw(st.integers(1, 2)), cluster=cluster,
+                       model="lenet5", device="v100")  # fmt: skip
+    bound, result = Bounds().of(found[0]), ddlsim.simulate(found[0].experiment)
+    assert bound.limit == "passes and bytes of sharded steps"
+    assert result.throughput <= bound.figures.throughput
+
+
+@pytest.mark.parametrize("bandwidth", ["0.2 Gbit/s", "800 Gbit/s"])
+def test_the_bound_of_stage_3_is_no_empty_one(bandwidth):
+    """Bytes bind on the slow network, passes on the fast one."""
+    strategies = [FSDP(micro_batch=4), FSDP(micro_batch=4, shard=2), FSDP(micro_batch=4, reshard=False)]
+    found, _ = options(strategies, workers=4, batch=16, model="bert-base", device="v100",
+                       cluster=star(4, bandwidth=bandwidth, latency=0.0))  # fmt: skip
+    ratios = [ddlsim.simulate(each.experiment).throughput / Bounds().of(each).figures.throughput for each in found]
+    assert max(ratios) <= 1.0
+    assert min(ratios) > 0.6
+    assert max(ratios) > 0.93
+
+
 def test_what_is_held_is_what_the_plan_holds():
     workload = make_workload(load_model("bert-base"), load_device("v100"), 2)
     chunks_of = {n: balanced(workload, n) for n in (2, 4, 8)}
@@ -86,7 +120,7 @@ def test_what_does_not_fit_is_told_as_a_run_tells_it():
 
 
 def test_the_search_finds_what_trying_all_finds():
-    splits = Splits(micro_batch=(1, 2), recompute=("none", "full"), sharded=(False, True))
+    splits = Splits(micro_batch=(1, 2), recompute=("none", "full"), stage=(0, 1))
     plan = recommend(CLUSTER, "bert-base", strategies=[splits], workers=[16], batch_sizes=[64], jobs=1)
     status = plan.table["status"].value_counts()
     assert status["pruned"] > status["simulated"]
@@ -118,6 +152,45 @@ def test_what_is_tried():
     assert {each["sequence"] for each in sizes if each["tensor"] == 1} == {False}
     assert len({tuple(each.items()) for each in sizes}) == len(sizes)
     assert set(senseless) == {"the batch is no multiple of data x micro_batch"}
+
+
+def test_stages_cuts_and_sends_are_tried_too():
+    splits = Splits(tensor=(1, 2), pipeline=(1, 2), micro_batch=(2,), recompute=("none", "full"), stage=(0, 1, 2, 3),
+                    shard=(8, 16), cut=("balanced", "layers"), p2p=("overlapped", "in turns"))  # fmt: skip
+    found, senseless = options([splits], batch=64)
+    ways = [each.experiment.strategy for each in found]
+    assert len(set(ways)) == len(ways)
+    sharded = [way for way in ways if isinstance(way, FSDP)]
+    assert {(way.stage, way.shard, way.recompute) for way in sharded} == {
+        (stage, shard, again) for stage, shard in ((2, None), (3, None), (3, 8)) for again in ("none", "full")
+    }
+    split = [way for way in ways if isinstance(way, Parallel)]
+    assert {(way.cut, way.p2p) for way in split if way.pipeline == 1} == {("balanced", "overlapped")}
+    assert {(way.cut, way.p2p) for way in split if way.pipeline == 2} == {
+        (cut, p2p) for cut in splits.cut for p2p in splits.p2p
+    }
+    assert {way.sharded for way in split} == {False, True}
+    assert senseless["stages 2 and 3 of ZeRO go with tensor = 1 and pipeline = 1"] == 3 * 4
+    assert all(each.exact for each in found)
+    assert {each.sizes["stage"] for each in found} == {0, 1, 2, 3}
+    assert "stage 3 in groups of 8" in str(next(each for each in found if each.sizes["shard"] == 8))
+
+
+@pytest.mark.parametrize("strategy", [
+    FSDP(recompute="full"), FSDP(shard=8), FSDP(stage=2, micro_batch=4), Hybrid({"fc6": 4}),
+    Parallel(tensor=8, pipeline=8, sequence=True, tp_comm_overlap=True),
+])  # fmt: skip
+def test_what_is_for_other_models_and_workers_is_exact_all_the_same(strategy):
+    nature = nature_of(strategy)
+    assert (nature.synchronous, nature.exact) == (True, True)
+
+
+def test_the_search_over_stages():
+    splits = Splits(tensor=(1,), pipeline=(1, 2), micro_batch=(2,), recompute=("none",), stage=(1, 3), shard=(8, 16))
+    plan = recommend(CLUSTER, "bert-base", strategies=[splits], workers=[16], batch_sizes=[64], jobs=1)
+    assert set(plan.table["stage"]) == {1, 3}
+    assert set(plan.table["status"]) <= {"simulated", "pruned"}
+    assert "stage 3" in str(plan)
 
 
 def test_what_does_not_go_together_is_counted():

@@ -1,4 +1,4 @@
-"""`Splits`: the ways to share a model out over workers that a search tries."""
+"""`Splits`: the ways to share a model out over workers that a search or a study tries."""
 
 from __future__ import annotations
 
@@ -10,31 +10,38 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from ddlsim.arguments import Count, checked, one_of
+from ddlsim.arguments import Count, checked, one_of, whole
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 from ddlsim.plan import between_blocks
 from ddlsim.plan.pipeline_orders import ORDERS
-from ddlsim.runtime.fabric import AllReduceAlgorithm
-from ddlsim.strategies import Parallel
+from ddlsim.runtime.fabric import AllReduceAlgorithm, Fabric, name_of
+from ddlsim.strategies.fsdp import FSDP
+from ddlsim.strategies.parallel import Parallel
 from ddlsim.workload.model import Model
 from ddlsim.workload.roles import blocks, check_split
 
 #: what is varied, beside what candidates without a split have
-SIZES = ("tensor", "pipeline", "data", "micro_batch", "interleave", "order", "recompute", "sequence", "sharded")
+SIZES = (
+    "tensor", "pipeline", "data", "micro_batch", "interleave", "order", "recompute", "sequence", "stage", "shard",
+    "cut", "p2p",
+)  # fmt: skip
 #: chunks per stage that are tried at most where nobody says how many
 MOST_CHUNKS = 4
 #: why combinations make no sense
 PRODUCT = "tensor x pipeline x data is not the number of workers"
 GLOBAL_BATCH = "the batch is no multiple of data x micro_batch"
+WHOLE = "stages 2 and 3 of ZeRO go with tensor = 1 and pipeline = 1"
+GROUPS = "shard does not divide the workers"
 
 
 @checked
 @dataclass(frozen=True)
 class Splits:
-    """What to try of the sizes of :class:`~ddlsim.Parallel`; all combinations that go with workers and batch are.
+    """What to try of the sizes of :class:`~ddlsim.Parallel` and :class:`~ddlsim.FSDP`; all combinations that go with
+    workers and batch are.
 
-    The batch sizes of the search are global ones, of an update, as for ``Parallel``.
+    The batch sizes of the search are global ones, of an update, as for these two.
 
     tensor       None: all that divide the workers of each machine and the model's heads
     pipeline     None: all that divide the workers that are left, up to the model's blocks
@@ -44,7 +51,10 @@ class Splits:
     interleave   chunks per stage; None: up to 4 of those that share transformer layers out evenly
     recompute    None: "none", "selective" and "full" where the model has attention, otherwise "none" and "stage"
     sequence     sequence parallelism beside tensor parallelism
-    sharded      whether replicas update shares (ZeRO stage 1)
+    stage        of ZeRO: what replicas share of optimizer (1), gradients (2) and weights (3); 0: nothing. 2 and 3 are
+                 FSDP, without tensor groups and pipelines
+    shard        with stage 3: neighbours that share (HYBRID_SHARD); None: all workers do
+    cut, p2p     of pipelines, as for ``Parallel``
     algorithm    how replicas sum
     """
 
@@ -56,19 +66,29 @@ class Splits:
     interleave: Sequence[Count] | None = None
     recompute: Sequence[Literal["none", "selective", "full", "stage"]] | None = None
     sequence: Sequence[bool] = (True,)
-    sharded: Sequence[bool] = (True,)
+    stage: Sequence[Annotated[int, whole(0, 3)]] = (1,)
+    shard: Sequence[Count] | None = None
+    cut: Sequence[Literal["balanced", "layers"]] = ("balanced",)
+    p2p: Sequence[Literal["overlapped", "exchange", "in turns"]] = ("overlapped",)
     algorithm: AllReduceAlgorithm = "default"
 
     def __post_init__(self) -> None:
         for name in SIZES:
             if getattr(self, name) is not None and not len(getattr(self, name)):
                 raise ConfigError(f"Splits: {name} is empty; give at least one value to try")
+        if self.shard is not None and 3 not in self.stage:
+            raise ConfigError(f"Splits: shard = {list(self.shard)}: goes with stage 3; leave it out, or add it")
 
-    def strategies(
+    @property
+    def label(self) -> str:
+        """What all ways have in common."""
+        return f"splits ({name_of(self.algorithm)})"
+
+    def ways(
         self, cluster: Cluster, model: Model, n_workers: int, batch_size: int, senseless: Counter[str]
-    ) -> Iterator[Parallel]:
+    ) -> Iterator[Parallel | FSDP]:
         """Yield each way once; ``senseless`` counts combinations that do not go together, by reason."""
-        done: set[Parallel] = set()
+        done: set[Parallel | FSDP] = set()
         for tensor in self.tensor or _widths(cluster, model, n_workers):
             left = n_workers // tensor
             for pipeline in self.pipeline or [p for p in _divisors(left) if p <= _most_stages(model)]:
@@ -83,7 +103,7 @@ class Splits:
 
     def _of_mesh(
         self, model: Model, tensor: int, pipeline: int, data: int, batch_size: int, senseless: Counter[str]
-    ) -> Iterator[Parallel]:
+    ) -> Iterator[Parallel | FSDP]:
         attention = any(layer.heads for layer in model.layers)
         recompute = self.recompute or (("none", "selective", "full") if attention else ("none", "stage"))
         for micro_batch in self.micro_batch:
@@ -92,23 +112,47 @@ class Splits:
                 continue
             turns = batch_size // (data * micro_batch)
             chunks = self.interleave or _even_chunks(model, pipeline, turns)
-            for order, interleave, again, sequence, sharded in itertools.product(
-                self.order, chunks, recompute, self.sequence, self.sharded
-            ):
-                several = pipeline > 1 and order == "1f1b"
-                try:
-                    yield Parallel(
-                        tensor=tensor, pipeline=pipeline, micro_batch=micro_batch, order=order,
-                        interleave=interleave if several else 1, sequence=sequence and tensor > 1, recompute=again,
-                        sharded=sharded and data > 1, algorithm=self.algorithm,
-                    )  # fmt: skip
-                except ConfigError as error:
-                    senseless[str(error)] += 1
+            for stage, again in itertools.product(self.stage, recompute):
+                if stage > 1 and tensor * pipeline > 1:
+                    senseless[WHOLE] += 1
+                elif stage > 1:
+                    yield from self._sharded(stage, micro_batch, again, data, senseless)
+                else:
+                    sizes = tensor, pipeline, data, micro_batch
+                    yield from self._parallel(sizes, chunks, again, stage == 1, senseless)
 
+    def _parallel(
+        self, sizes: Sequence[int], chunks: Sequence[int], again: str, sharded: bool, senseless: Counter[str]
+    ) -> Iterator[Parallel]:
+        tensor, pipeline, data, micro_batch = sizes
+        for order, interleave, sequence, cut, p2p in itertools.product(
+            self.order, chunks, self.sequence, self.cut, self.p2p
+        ):
+            several = pipeline > 1 and order == "1f1b"
+            try:
+                yield Parallel(
+                    tensor=tensor, pipeline=pipeline, micro_batch=micro_batch, order=order,
+                    interleave=interleave if several else 1, sequence=sequence and tensor > 1,
+                    recompute=again,  # type: ignore[arg-type]  # one of those
+                    sharded=sharded and data > 1, cut=cut if pipeline > 1 else "balanced",
+                    p2p=p2p if pipeline > 1 else "overlapped", algorithm=self.algorithm,
+                )  # fmt: skip
+            except ConfigError as error:
+                senseless[str(error)] += 1
 
-def sizes_of(strategy: Parallel, n_workers: int) -> dict[str, object]:
-    """Return the sizes of a split by name."""
-    return {name: getattr(strategy, name) for name in SIZES} | {"data": strategy.mesh(n_workers).data}
+    def _sharded(
+        self, stage: int, micro_batch: int, again: str, n_workers: int, senseless: Counter[str]
+    ) -> Iterator[FSDP]:
+        for shard in (self.shard or (None,)) if stage == 3 else (None,):
+            if shard is not None and n_workers % shard:
+                senseless[GROUPS] += 1
+                continue
+            try:
+                yield FSDP(
+                    stage=stage, micro_batch=micro_batch, recompute=again, shard=None if shard == n_workers else shard
+                ).on_fabric(Fabric(self.algorithm))
+            except ConfigError as error:
+                senseless[str(error)] += 1
 
 
 def _divisors(n: int) -> list[int]:
