@@ -11,17 +11,20 @@ import typer
 
 import ddlsim
 from ddlsim.cli.application import app
-from ddlsim.cli.options import Json, counts
+from ddlsim.cli.options import AllowCode, Json, counts
 from ddlsim.cli.output import check_folder, write_file
 from ddlsim.errors import ConfigError
 
 
 @app.command()
 def recommend(
-    clusters: Annotated[list[str], typer.Argument(help="Bundled clusters or topology files to choose from.")],
+    clusters: Annotated[
+        list[str], typer.Argument(help="Bundled clusters or topology files to choose from, or a question file (.toml).")
+    ],
     model: Annotated[
-        str, typer.Option("--model", "-m", help="Bundled model or model file, with +option or +key=value.")
-    ] = "resnet50",
+        str | None,
+        typer.Option("--model", "-m", help="Bundled model or model file, with +option or +key=value (resnet50)."),
+    ] = None,
     deadline: Annotated[str | None, typer.Option("--deadline", help='For the whole training, e.g. "36 h".')] = None,
     budget: Annotated[float | None, typer.Option("--budget", help="USD for the whole training.")] = None,
     efficiency: Annotated[float | None, typer.Option("--efficiency", help="At least, e.g. 0.9.")] = None,
@@ -33,7 +36,7 @@ def recommend(
     price: Annotated[
         list[str] | None, typer.Option("--price", help='Of a machine, "24.48 USD/h"; several: one for each cluster.')
     ] = None,
-    precision: Annotated[str, typer.Option("--precision", help="fp32, tf32, fp16 or bf16.")] = "fp32",
+    precision: Annotated[str | None, typer.Option("--precision", help="fp32, tf32, fp16 or bf16 (fp32).")] = None,
     optimizer: Annotated[str | None, typer.Option("--optimizer", help="sgd, momentum, adam, lars or lamb.")] = None,
     split: Annotated[
         bool, typer.Option("--split", help="Share the model out over workers; --batch-size is the global batch.")
@@ -50,11 +53,12 @@ def recommend(
     shard: Annotated[str | None, typer.Option("--shard", help='Groups of stage 3 to try, "8".')] = None,
     cut: Annotated[str | None, typer.Option("--cut", help='To try, of "balanced,layers".')] = None,
     p2p: Annotated[str | None, typer.Option("--p2p", help='To try, of "overlapped,exchange,in turns".')] = None,
-    n_best: Annotated[int, typer.Option("--best", help="How many configurations to show.")] = 3,
+    n_best: Annotated[int | None, typer.Option("--best", help="How many configurations to show (3).")] = None,
     stability: Annotated[
         bool, typer.Option("--stability", help="Three more runs of each say what is not to be told apart.")
     ] = False,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Processes (default: a core each).")] = None,
+    allow_code: AllowCode = False,
     as_json: Json = False,
     csv: Annotated[Path | None, typer.Option("--csv", help="Write the table of all configurations.")] = None,
 ) -> None:
@@ -74,14 +78,21 @@ def recommend(
     }  # fmt: skip
     wanted = {name: values for name, values in sizes.items() if values is not None}
     ways = [replace(ddlsim.Splits(), **wanted)] if split or wanted else None
-    base: dict[str, Any] = {} if optimizer is None else {"optimizer": optimizer}
-    priced = _priced(clusters, price or [])
-    plan = ddlsim.recommend(
-        priced, model, ddlsim.Target(deadline, budget, efficiency, throughput, aim=aim), samples=samples,
-        workers=_counts("--workers", workers), batch_sizes=_counts("--batch-size", batch_size),
-        base=ddlsim.Experiment(priced[0], model, precision=precision, **base), n_best=n_best, stability=stability,
-        jobs=jobs, strategies=ways,
-    )  # fmt: skip
+    asked = _question(clusters, allow_code)
+    asked["clusters"] = priced = _priced(asked["clusters"], price or [])
+    limits = {"deadline": deadline, "budget": budget, "efficiency": efficiency, "throughput": throughput, "aim": aim}
+    limits = {name: value for name, value in limits.items() if value is not None}
+    options: dict[str, Any] = {
+        "model": model, "target": replace(asked.get("target", ddlsim.Target()), **limits) if limits else None,
+        "samples": samples, "workers": _counts("--workers", workers),
+        "batch_sizes": _counts("--batch-size", batch_size), "n_best": n_best, "stability": stability or None,
+        "strategies": ways,
+    }  # fmt: skip
+    asked |= {name: value for name, value in options.items() if value is not None}
+    fields = {"precision": precision, "optimizer": optimizer}
+    base = asked.get("base") or ddlsim.Experiment(priced[0], asked.get("model", "resnet50"))
+    asked["base"] = base.with_(**{name: value for name, value in fields.items() if value is not None})
+    plan = ddlsim.recommend(**asked, jobs=jobs)
     typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else str(plan))
     if csv is not None:
         from ddlsim.report.csv_table import save_csv
@@ -89,7 +100,19 @@ def recommend(
         write_file(csv, lambda path: save_csv(plan.table, path))
 
 
-def _priced(clusters: list[str], prices: list[str]) -> list[ddlsim.Cluster]:
+def _question(clusters: list[str], allow_code: bool) -> dict[str, Any]:
+    """Return what a question file asks, or that these clusters are to choose from."""
+    from ddlsim.plain import decoded, parse_toml, read_bytes
+    from ddlsim.planner import load_question
+
+    path = Path(clusters[0])
+    asks = len(clusters) == 1 and path.suffix == ".toml" and path.is_file()
+    if asks and "clusters" in parse_toml(decoded(read_bytes(path), clusters[0]), clusters[0]):
+        return load_question(path, allow_code=allow_code)
+    return {"clusters": clusters}
+
+
+def _priced(clusters: list[Any], prices: list[str]) -> list[ddlsim.Cluster]:
     """Return the clusters with the prices of their machines, as far as prices are given."""
     loaded = [ddlsim.load_cluster(cluster) for cluster in clusters]
     if len(prices) not in (0, 1, len(loaded)):

@@ -20,6 +20,7 @@ from ddlsim.run.simulate import DEFAULT_DEVICE
 from ddlsim.runtime.fabric import algorithm_for, name_of
 from ddlsim.strategies import AllReduce, LocalSGD, ParameterServer, Splits, Strategy
 from ddlsim.strategies.plans import plan_of
+from ddlsim.strategies.splits import text_of_senseless
 from ddlsim.study.labels import labels_of
 from ddlsim.workload.compute import make_workload
 from ddlsim.workload.devices import load_device
@@ -187,11 +188,6 @@ def candidates(
 def _name(strategy: Strategy, split: Splits) -> str:
     """Return what the ways of a split have in common; their sizes stand beside it."""
     return f"{strategy.label.partition(' (')[0]} ({name_of(split.algorithm)})"
-
-
-def text_of_senseless(senseless: Counter[str]) -> str:
-    """Return how many combinations make no sense, and why."""
-    return "; ".join(f"{n} x {reason}" for reason, n in senseless.most_common())
 
 
 def _places(clusters: Sequence[Cluster]) -> dict[int, str]:

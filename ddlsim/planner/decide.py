@@ -16,7 +16,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.learning import Training
 from ddlsim.planner.advice import advice
 from ddlsim.planner.bounds import price_rate
-from ddlsim.planner.candidates import BATCH_SIZES, COMPRESSIONS, Candidate, candidates, text_of_senseless
+from ddlsim.planner.candidates import BATCH_SIZES, COMPRESSIONS, Candidate, candidates
 from ddlsim.planner.crossovers import crossovers
 from ddlsim.planner.evaluate import Evaluator
 from ddlsim.planner.learned import Lesson, learning_group, lesson, trained
@@ -29,6 +29,7 @@ from ddlsim.run.experiment import CompressionLike, Experiment, StrategyLike, Tra
 from ddlsim.run.sensitivity import sensitivities
 from ddlsim.run.simulate import prepare
 from ddlsim.strategies import Splits, Strategy
+from ddlsim.strategies.splits import text_of_senseless
 from ddlsim.units import si
 from ddlsim.workload.model import Model, ModelLike, load_model
 

@@ -55,7 +55,9 @@ _SLOW_DOWNS = cast(
 )
 #: how many workers, or where
 WorkersLike = Count | Annotated[Sequence[Index], "a list of places such as [0, 1, 2, 3]", by(_places)]
-StrategyLike = Annotated[Strategy, "an object such as ddlsim.AllReduce('ring')"]
+StrategyLike = Annotated[
+    Strategy, "an object such as ddlsim.AllReduce('ring') (Splits are for recommend and for studies)"
+]
 GradientType = Annotated[str, one_of(*GRADIENT_TYPES)]
 ComputeLike = Annotated[
     Measured | Affine | PerKernel | Roofline | Traced,

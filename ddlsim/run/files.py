@@ -173,7 +173,7 @@ PARTS: Mapping[str, Kinds] = {
 #: field of an experiment -> what a table in it may describe
 FIELDS: Mapping[str, Kinds] = {
     **PARTS,
-    "strategy": STRATEGIES,
+    "strategy": {**STRATEGIES, "splits": strategies.Splits},  # of a study, and of a question to `recommend`
     "jitter": JITTER,
     "slow_downs": {"slow-down": jitters.SlowDown},
     "overlap_slowdown": {"overlap-slowdown": OverlapSlowdown},

@@ -37,7 +37,8 @@ Kinds = Mapping[str, type]
 _PLAIN: dict[object, object] = {
     int: int, float: float, str: str, bool: bool,
     tuple[int, ...]: list[int], tuple[float, ...]: list[float], Sequence[int]: list[int], Sequence[float]: list[float],
-    Iterable[int]: list[int], Sequence[Sequence[tuple[str, int, int]]]: list[list[list[str | int]]],
+    Iterable[int]: list[int], Sequence[str]: list[str], Sequence[bool]: list[bool],
+    Sequence[Sequence[tuple[str, int, int]]]: list[list[list[str | int]]],
 }  # fmt: skip
 #: fields of an experiment whose texts may name functions
 _WITH_ALGORITHMS = ("strategy", "fabric")

@@ -155,6 +155,11 @@ class Splits:
                 senseless[str(error)] += 1
 
 
+def text_of_senseless(senseless: Counter[str]) -> str:
+    """Return how many combinations make no sense, and why."""
+    return "; ".join(f"{n} x {reason}" for reason, n in senseless.most_common())
+
+
 def _divisors(n: int) -> list[int]:
     return [i for i in range(1, n + 1) if n % i == 0]
 

@@ -28,6 +28,7 @@ from ddlsim.study.loading import Loader
 from ddlsim.study.parcels import Packer
 from ddlsim.study.store import Member, Store
 from ddlsim.study.table import Table
+from ddlsim.study.ways import Row, each_way
 from ddlsim.study.work import DONE, FAILED, SKIPPED, Outcome
 
 P = ParamSpec("P")
@@ -85,7 +86,8 @@ class Study:
                  (see :mod:`ddlsim.study.changes` for the paths), by the name that the table is to show if it is a
                  mapping (``{"strategy": {"slow": AllReduce("ring", "none"), "fast": AllReduce("auto")}}``), or a
                  :class:`~ddlsim.study.Range` to sample from. Fields that change together share a key:
-                 ``{"model, batch_size": [("resnet50", 64), ("bert-large", 8)]}``
+                 ``{"model, batch_size": [("resnet50", 64), ("bert-large", 8)]}``. A :class:`~ddlsim.Splits` among
+                 the strategies stands for all ways to share the model out that go with the rest
     seeds        how many seeds each configuration is simulated with, from the base's own on, or which. They are the
                  same for all: compared configurations see the same random numbers
     design       "grid": all combinations; "list": the first values of all fields, then the second, ...; "random" and
@@ -143,11 +145,6 @@ class Study:
             for row in self._named_rows
         ]
 
-    def _labels(self, path: str) -> Sequence[object]:
-        """Return what the table shows in each configuration for a varied field."""
-        values = [row[path] for row in self._named_rows]
-        return values if isinstance(self.vary[path], Mapping) else labels_of(values)
-
     @cached_property
     def _loader(self) -> Loader:
         return Loader(Digests())
@@ -178,30 +175,31 @@ class Study:
         Raises ConfigError if no configuration fits together.
         """
         base = self._loader.base(self.base)
-        labels = {path: self._labels(path) for path in self.vary}
+        rows = list(each_way(self._named_rows, self._rows, base, self._loader))
+        labels = {path: labels_of([row.named[path] for row in rows]) for path in self.vary}
         points = [
             point
-            for i, row in enumerate(self._rows)
+            for i, row in enumerate(rows)
             for point in self._of_row(base, row, {path: labels[path][i] for path in self.vary})
         ]
         if points and not any(point.experiment for point in points):
             raise ConfigError(f"no configuration fits together; the first: {points[0].error}")
         return points
 
-    def _of_row(self, base: Experiment, row: Mapping[str, object], settings: Mapping[str, object]) -> Iterator[Point]:
+    def _of_row(self, base: Experiment, row: Row, settings: Mapping[str, object]) -> Iterator[Point]:
         loader = self._loader
-        error, made = "", None
+        error, made = row.error, None
         try:
-            made = loader.loaded(changed(base, loader.settings(row)))
-        except ConfigError as found:
-            error = str(found)
+            made = None if error else loader.loaded(changed(base, loader.settings(row.settings)))
+        except ConfigError as refused:
+            error = str(refused)
         for seed in self._seeds:
             if made is not None:
                 experiment = made.with_(seed=seed)
                 text = text_of(experiment, loader.digests, stability=self.stability)
             else:
                 experiment = None
-                bared = {path: bare(value) for path, value in row.items()}
+                bared = {path: bare(value) for path, value in row.settings.items()}
                 text = json.dumps([ddlsim.__version__, canonical([self.base, bared, seed], loader.digests)])
             yield Point(settings, seed, experiment, error, key_of(text), text)
 
