@@ -46,7 +46,7 @@ ROOMS = {
     "defusedxml": {"cluster", "imports"},
     "yaml": {"imports"},
     "numba": {"compiler", "cluster", "network", "nn"},
-    "pydantic": {"cluster", "workload", "measure", "run", "study"},
+    "pydantic": {"cluster", "workload", "measure", "run", "study", "planner"},
     "matplotlib": {"report"},
     "jinja2": {"report"},
     "pandas": {"run", "report", "study", "planner", "validation"},

@@ -43,7 +43,7 @@ aim = "time"
 precision = "fp16"
 """
 SPLITS = Splits(tensor=(1, 2), pipeline=(2,), micro_batch=(2,), recompute=("none",), stage=(0, 1),
-                cut=("balanced", "layers"), p2p=("exchange",))  # fmt: skip
+                cut=("balanced", "layers"), p2p=("exchange",), algorithm="ring")  # fmt: skip
 STUDY = """
 [base]
 cluster = "dgx1-v100"
