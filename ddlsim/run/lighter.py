@@ -73,11 +73,12 @@ def _fewer_samples(experiment: Experiment, whole: list[Workload], room: float) -
 def _held(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], whole: list[Workload]) -> float:
     """Return the bytes that the fullest worker needs."""
     strategy, n_workers = experiment.strategy, len(whole)
-    outlook = getattr(strategy, "outlook", None)
+    batches = micro_batches(strategy, experiment.batch_size, n_workers, experiment.accumulation)
+    tell = getattr(strategy, "outlook", None)
+    outlook = None if tell is None else tell(whole, batches, 1, cluster, list(nodes), whole=False)
     holds: list[tuple[Stage, float | None]]
     if outlook is None:
         holds = [(stage, None) for stage in {id(stage): stage for stage in stages_of(strategy, whole)}.values()]
     else:
-        batches = micro_batches(strategy, experiment.batch_size, n_workers, experiment.accumulation)
-        holds = list(outlook(whole, batches, 1, cluster, list(nodes), whole=False).holds())
+        holds = list(outlook.holds())
     return max(sum(held_nbytes(stage, n_workers, nbytes)) for stage, nbytes in holds)
