@@ -16,8 +16,8 @@ from ddlsim.workload.devices import Device
 from ddlsim.workload.memory import held_nbytes
 from ddlsim.workload.stage import Stage, micro_batches, stages_of
 
-#: ways that are looked at, and those that are named
-MOST_TRIED, N_NAMED = 32, 2
+#: ways that are looked at, further ones once one is there, and those that are named
+MOST_TRIED, MORE_TRIED, N_NAMED = 32, 3, 2
 Workloads = list[tuple[Workload, Device]]
 
 
@@ -39,7 +39,11 @@ def what_fits(
         return _fewer_samples(experiment, [workload for workload, _ in workloads], room)
     fit: list[tuple[Mapping[str, object], float]] = []
     tries = strategy.lighter(workload, experiment.batch_size, n_workers, room)
+    left = MOST_TRIED
     for other, changes in itertools.islice(tries, MOST_TRIED):
+        left -= 1
+        if len(fit) == N_NAMED or left < 0:
+            break
         if any(fewer.items() <= changes.items() for fewer, _ in fit):
             continue
         try:
@@ -49,8 +53,7 @@ def what_fits(
             continue
         if held <= room:
             fit.append((changes, held))
-        if len(fit) == N_NAMED:
-            break
+            left = min(left, MORE_TRIED)
     if fit:
         return f"; the nearest that fit: {'; '.join(f'{said(changes)} ({held / 1e9:.1f} GB)' for changes, held in fit)}"
     state = state_of(workload).total

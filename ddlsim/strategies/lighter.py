@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ddlsim.errors import ConfigError
-from ddlsim.strategies.split_rules import Rules, sizes_wanted, with_sizes
+from ddlsim.strategies.split_rules import Rules, Sizes, sizes_wanted, with_sizes
+from ddlsim.workload.activations import kept_nbytes
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, Memory, memory_of
 
@@ -23,6 +25,9 @@ AGAIN = {"none": 0.0, "selective": 0.1, "early-stop": 0.5, "full": 0.5, "stage":
 #: the same of shares of what replicas hold: no more bytes, then as many, then half as many more
 SHARED = {0: 0.0, 1: 0.05, 2: 0.1, 3: 0.3}
 
+#: orders in which the first stage holds a micro-batch for each stage, or more
+FILLING = ("gpipe", "1f1b", "zb-1p", "zb-2p", "zb-v")
+
 
 def lighter_parallel(
     strategy: Parallel, workload: Workload, batch_size: int, n_workers: int, room: float
@@ -34,13 +39,30 @@ def lighter_parallel(
     attention = any(layer.heads for layer in workload.model.layers)
     named = isinstance(strategy.order, str)
     again = [each for each in (("selective", "full") if attention else ("stage",)) if AGAIN[each] > _cost(strategy)]
+    fills = strategy.order in FILLING and "stage" not in (strategy.recompute, *again)
+    layers = workload.model.layers
+
+    @functools.cache
+    def of_sample(tensor: int, recompute: str) -> float:
+        return kept_nbytes(
+            layers, workload.precision, tensor=tensor, sequence=strategy.sequence and tensor > 1, recompute=recompute,
+            flash=workload.flash,
+        )[0]  # fmt: skip
+
+    def kept(sizes: Sizes, recompute: str) -> float:
+        """Return the bytes of activations of a first stage with its share of layers, less a fifth for another cut."""
+        batches = sizes.batch_size // (sizes.data * sizes.micro_batch)
+        under_way = min(1.0, batches / sizes.pipeline)  # of the whole model's: as many as there are stages, of each's
+        return 0.8 * under_way * sizes.micro_batch * of_sample(sizes.tensor, recompute)
+
     ways: list[tuple[float, int, dict[str, object]]] = []
     for sizes in Rules(strategy, workload.model, n_workers).near(wanted):
         if sizes.batch_size != batch_size:
             continue
         for recompute, sharded in itertools.product([strategy.recompute, *again], {strategy.sharded, sizes.data > 1}):
             held = whole.weights + whole.gradients + whole.optimizer / (sizes.data if sharded else 1)
-            if held > room * sizes.tensor * sizes.pipeline:  # on average: somebody has as much
+            held /= sizes.tensor * sizes.pipeline  # on average: somebody has as much
+            if held + (kept(sizes, recompute) if fills else 0.0) > room:
                 continue
             more = {"recompute": recompute, "sharded": sharded}
             changes = {name: value for name, value in more.items() if value != getattr(strategy, name)}
