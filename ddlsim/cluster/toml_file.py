@@ -27,7 +27,7 @@ MARK = "# ---- below: written by ddlsim calibrate; calibrate again to change it 
 _UNITS: dict[str, tuple[str, dict[str, float]]] = {
     "bandwidth": ("bandwidth", {"Gbit/s": 1.25e8, "Mbit/s": 1.25e5, "GB/s": 1e9, "B/s": 1.0}),
     **dict.fromkeys(
-        ("latency", "send_overhead", "recv_overhead", "c0", "c1", "base", "measured", "predicted"),
+        ("latency", "send_overhead", "recv_overhead", "c0", "c1", "base", "measured", "predicted", "absolute"),
         ("time", {"us": 1e-6, "ms": 1e-3, "ns": 1e-9, "s": 1.0}),
     ),
 }

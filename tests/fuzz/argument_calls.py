@@ -39,8 +39,8 @@ NO_CALLS = {
 }  # fmt: skip
 #: methods that the library calls (a schedule's for every round), and one that has a line of its own
 INSIDE = {
-    "Calibration.drawn", "Cluster.no_route", "Cluster.with_links", "Table.places", "Result.interval", "Schedule.blocks",
-    "Schedule.chunks",
+    "Calibration.drawn", "Calibration.simulated", "Cluster.no_route", "Cluster.with_links", "Table.places",
+    "Result.interval", "Schedule.blocks", "Schedule.chunks",
     "Schedule.message_bytes",
 }  # fmt: skip
 FUNCTIONS = (types.FunctionType, classmethod, staticmethod)

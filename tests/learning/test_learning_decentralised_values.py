@@ -273,7 +273,6 @@ def test_bad_fields_are_refused(make, message):
     (ddlsim.LocalSGD(4, start_epoch=2), {}, "start_epoch = 2: epochs are passes over data; give the run data"),
     (ddlsim.AdaComm(), {}, "AdaComm: it averages as often as the loss says; give the run data"),
     (ddlsim.LocalSGD(rank_order=(0, 0)), {}, r"must list each of the ranks 0\.\.1 once"),
-    (ddlsim.ShardedUpdate(), {"training": training(3, optimizer=ddlsim.LAMB())}, "LAMB needs whole layers"),
 ], ids=in_words)  # fmt: skip
 def test_what_does_not_fit_the_run_is_refused(strategy, more, message):
     with pytest.raises(ConfigError, match=message):

@@ -70,6 +70,10 @@ def run(model, strategy, order, *, n_samples=24 * 4 * BATCH, **more):
     if isinstance(strategy, ddlsim.Parallel):  # whose batch is that of all workers together
         strategy = dataclasses.replace(strategy, micro_batch=BATCH)
         batch = BATCH * len(order) // strategy.pipeline
+    elif isinstance(strategy, ddlsim.FSDP):
+        strategy, batch = dataclasses.replace(strategy, micro_batch=BATCH), BATCH * len(order)
+    elif isinstance(strategy, ddlsim.Hybrid):
+        batch = BATCH * len(order) * strategy.micro_batches
     more = {"epochs": n_samples / 1437, "rate": RATE, "evaluate_every": 10} | more
     return ddlsim.simulate(
         STAR, model, strategy, batch, len(order), training=Renumbered("digits", order=order, **more),

@@ -115,7 +115,8 @@ def test_steps_of_each_phase_take_the_time_of_a_run_of_its_own(strategy, pooled)
 
 
 #: a model that is split has one plan, so one batch (test_strategies_tables.py)
-WHOLE = [case for case in CASES if not isinstance(case.strategy, ddlsim.Parallel)]
+SPLIT = ddlsim.Parallel | ddlsim.FSDP | ddlsim.Hybrid
+WHOLE = [case for case in CASES if not isinstance(case.strategy, SPLIT)]
 
 
 @pytest.mark.parametrize("case", WHOLE, ids=str)

@@ -210,12 +210,12 @@ def test_a_base_may_lack_what_is_varied():
 
 
 def test_labels_tell_values_apart():
-    strategies = [ddlsim.AllReduce("ring"), ddlsim.AllReduce("ring", rank_order="given"), ddlsim.LocalSGD(2)]
+    strategies = [ddlsim.AllReduce(), ddlsim.AllReduce(rank_order="given"), ddlsim.LocalSGD(2)]
     labels = labels_of([*strategies, None, 8, "x"])
     assert len(set(labels)) == 6
     assert labels[0] == "AllReduce"
     assert labels[1] == "AllReduce(rank_order=given)"
-    assert labels[2:] == ["local SGD (2 steps, ring)", "none", 8, "x"]
+    assert labels[2:] == ["local SGD (2 steps, default)", "none", 8, "x"]
 
 
 def test_labels_leave_out_what_is_as_usual():
@@ -256,7 +256,7 @@ def key(**changes):
 
 def test_equal_experiments_have_equal_texts_wherever_they_come_from():
     assert key(model="lenet5") == key(model=ddlsim.load_model("lenet5"))
-    assert key(strategy=ddlsim.AllReduce()) == key(strategy=ddlsim.AllReduce("ring"))
+    assert key(strategy=ddlsim.AllReduce()) == key(strategy=ddlsim.AllReduce("default"))
     assert key(cluster=dataclasses.replace(BASE.cluster, title="another", notes=("a note",))) == key()
     assert key(training=ddlsim.Training("digits", epochs=1)) == key(
         training=ddlsim.Training(ddlsim.load_digits(), epochs=1)
