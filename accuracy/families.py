@@ -175,13 +175,13 @@ FAMILIES = (
         remark=_transports,
     ),
     Family(
-        "gloo", "AWS p3.2xlarge behind a shaped network: Gloo", 0.10, "aws",
+        "gloo", "AWS p3.2xlarge behind a shaped network: Gloo", 0.08, "aws",
         "Point-to-point rows only.", _of("gloo"),
         causes=(("gloo", "1 ms", "notifications queue behind segments, which is simulated (else it would be 23 %); "
                  "the rest is not explained"),),
     ),
     Family(
-        "sweeps", "NCCL sweeps, 32 KiB to 16 GiB", 0.08, "collectives",
+        "sweeps", "NCCL sweeps, 32 KiB to 16 GiB", 0.05, "collectives",
         "Sizes 0, 3, 6, ...; numbers of GPUs: the smallest (these do not count for the target).",
         collectives.rows, lambda row: "gpu_count" not in row.case,
         (("nccl_a100", "", "2 to 4 MiB take the same 101 us as 1 MiB: NCCL changes its protocol there, between two "
@@ -189,7 +189,7 @@ FAMILIES = (
         _other_thirds, collectives.left_out,
     ),
     Family(
-        "minicluster", "Mini-cluster of network namespaces: messages and collectives", 0.05, "minicluster",
+        "minicluster", "Mini-cluster of network namespaces: messages and collectives", 0.02, "minicluster",
         "Point-to-point rows, and of the rows with delays the smallest message without one. Rows below 64 KiB and "
         "two-way traffic under cubic (which loses up to half of the rate to bunched acknowledgements, without loss or "
         "a busy processor) are shown and do not count.",

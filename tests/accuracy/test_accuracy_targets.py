@@ -74,7 +74,7 @@ def test_gains_of_techniques() -> None:
         assert row.fitted_on or abs(row.measured - 1.0) < 0.01 or (row.measured > 1.0) == (row.predicted > 1.0)
 
 
-@pytest.mark.parametrize(("library", "target"), [("nccl", 0.03), ("gloo", 0.10)])
+@pytest.mark.parametrize(("library", "target"), [("nccl", 0.03), ("gloo", 0.08)])
 def test_all_reduce_on_aws(library: str, target: float) -> None:
     rows = [row for row in aws.rows() if row.case.startswith(library)]
     assert sum(not row.fitted_on for row in rows) == 8
