@@ -89,7 +89,7 @@ def _event(source: SourceText, index: int, item: object) -> Event:
 
 def _seconds(source: SourceText, index: int, item: dict[str, object], key: str) -> float:
     number = finite(item.get(key, 0.0))
-    if number is None or number < 0:
-        value = shown(item[key])
-        raise source.error(None, f"traceEvents[{index}].{key} = {value} must be a number of microseconds")
+    if number is None or (number < 0 and key == "dur"):
+        rule = "a number of microseconds" + (", not negative" if key == "dur" else "")
+        raise source.error(None, f"traceEvents[{index}].{key} = {shown(item[key])} must be {rule}")
     return number * 1e-6

@@ -4,8 +4,8 @@ Shape: http://graphml.graphdrawing.org/primer/graphml-primer.html; the Zoo's att
 http://www.topology-zoo.org/dataset.html. Every node is a host, which forwards as well; ``hyperedge`` and ``kind =
 "switch"`` make switches. Every edge is a cable, both ways, whatever ``edgedefault`` says, unless all edges of a
 directed graph have their counterpart. A speed is what the file says: ``bandwidth``, ``LinkSpeedRaw`` (bit/s),
-``LinkSpeed`` with ``LinkSpeedUnits``, or a label with a single rate, like "2 x 2.5 Gbps" (not "< 10 Gbps", not "1-10
-Gbps").
+``LinkSpeed`` with ``LinkSpeedUnits``, or a label with a single rate, like "2 x 2.5 Gbps", "10GE" or "STM-4" (not
+"< 10 Gbps", not "1-10 Gbps").
 
 Graphs that ddlsim or networkx wrote with all its attributes are read by :func:`ddlsim.load_cluster`.
 """
@@ -34,8 +34,13 @@ _EDGE = _DESCRIBE | {"key", "LinkType", "LinkNote", "LinkLabel", "LinkStatus", "
 _EDGE |= {"LinkSpeed", "LinkSpeedRaw", "LinkSpeedUnits", "bandwidth", "latency"}
 _UNITS = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "": 1.0}
 _RATE = re.compile(
-    r"(?<![\w./<>~-])(?:([0-9]{1,3})\s*[xX*]\s*)?([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*([KMGTkmgt])b(?:ps|it/s|its/s|/s)\b"
+    r"(?<![\w./<>~-])(?:([0-9]{1,3})\s*[xX*]\s*)?([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*"
+    r"(?:([KMGTkmgt])b(?:ps|it/s|its/s|/s|it/sec|its/sec|it|its|s)|([MG])(?:E|igE)?)(?![\w/])"
 )
+#: what carriers call their lines (ANSI T1.105, ITU-T G.707, G.702): bit/s, of one unit
+_LINE = re.compile(r"(?<![\w/-])(?:([0-9]{1,3})\s*[xX*]\s*)?(OC|STM|DS|T|E)-?([0-9]{1,3})c?(?![\w/-])")
+_LINES = {"DS1": 1.544e6, "T1": 1.544e6, "DS3": 44.736e6, "T3": 44.736e6, "E1": 2.048e6, "E3": 34.368e6}
+_SONET = {"OC": 51.84e6, "STM": 155.52e6}
 
 
 @checked
@@ -213,13 +218,27 @@ def _rate(attributes: dict[str, str], element: Element) -> float | None:
         except (ConfigError, ValueError) as error:
             raise element.error(f"{error}") from None
     raw = attributes.get("LinkSpeedRaw", "")
-    if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,6})?", raw) and float(raw) > 0:
+    if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,6})?([eE]\+?[0-9]{1,2})?", raw) and float(raw) > 0:
         return float(raw) / 8
     speed, unit = attributes.get("LinkSpeed", ""), attributes.get("LinkSpeedUnits", "").upper()
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", speed) and unit in _UNITS and float(speed) > 0:
         return float(speed) * _UNITS[unit] / 8
     for label in (attributes.get("LinkLabel", ""), attributes.get("label", "")):
-        rates = list(_RATE.finditer(label))
-        if len(rates) == 1 and not re.search(r"[<>~]", label) and float(rates[0][2]) > 0:
-            return int(rates[0][1] or 1) * float(rates[0][2]) * _UNITS[rates[0][3].upper()] / 8
+        rate = None if re.search(r"[<>~]", label) else _labelled(label)
+        if rate:
+            return rate / 8
     return None
+
+
+def _labelled(label: str) -> float | None:
+    """Return the bit/s that a label says, by a single number with unit or a single carrier's line."""
+    rates = list(_RATE.finditer(label))
+    if len(rates) == 1:
+        times, number, bits, short = rates[0].groups()
+        return int(times or 1) * float(number) * _UNITS[(bits or short).upper()]
+    lines = list(_LINE.finditer(label))
+    if rates or len(lines) != 1:
+        return None
+    times, name, level = lines[0].groups()
+    one = int(level) * _SONET[name] if name in _SONET else _LINES.get(name + level)
+    return None if one is None else int(times or 1) * one

@@ -95,7 +95,8 @@ class Node:
 def parse_json(source: SourceText, text: str | None = None) -> Node:
     """Return the JSON value in `text` (None: the whole file); raises :class:`ConfigError` with the line."""
     try:
-        value: object = json.loads(source.text if text is None else text)
+        # names in traces can hold tabs as they are
+        value: object = json.loads(source.text if text is None else text, strict=False)
     except json.JSONDecodeError as error:
         raise source.error(
             error.lineno, f"is not valid JSON: {error.msg} (column {error.colno}); is the file complete?"

@@ -31,7 +31,7 @@ from ddlsim.imports.text import SourceText, read_text
 from ddlsim.imports.timing import Timing
 
 _STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
-_KERNEL = re.compile(r"nccl\w*?(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AlltoAll)")
+_KERNEL = re.compile(r"(?:nccl|rccl|msccl)\w*?(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv|AlltoAll)")
 _CPU = re.compile(r"(?:gloo|mpi|ucc):(\w+)")
 #: names of collectives, in lower case and without underscores
 _OPERATIONS = {
@@ -144,7 +144,7 @@ def _collectives(source: SourceText, spans: list[Event], n_ranks: int) -> list[T
 def _what(event: Event, described: dict[int, Event]) -> tuple[str | None, dict[str, object]]:
     """Return the operation that this span is (None: no collective), and the arguments that describe it."""
     if event.category == "kernel":
-        if not event.name.startswith("nccl"):
+        if not event.name.startswith(("nccl", "rccl", "msccl")):
             return None, {}
         args = event.args
         external = event.integer("External id")

@@ -49,7 +49,10 @@ def assemble(
         _add(graph, f"node{i}", machine, device)
         if len(machines) > 1:
             if not machine.ports:
-                raise ConfigError(f"{source}: a machine without NIC cannot be joined with others; read one machine")
+                raise ConfigError(
+                    f"{source}: a machine without a NIC of known speed cannot be joined with others; read one, or give "
+                    f"nic_bandwidth"
+                )
             graph.add_node("network", kind="switch")
             for port, bandwidth in machine.ports:
                 connect(graph, f"node{i}.{port}", "network", "nic", bandwidth, latency)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,8 +27,8 @@ from ddlsim.imports.json_values import Node
 from ddlsim.imports.text import SourceText, read_text
 from ddlsim.imports.timing import Timing
 
-_MLLOG = re.compile(r":::MLLOG\s*(\{.*\})\s*$")
-_MLL = re.compile(r":::MLL\s+(?P<time>[\d.]+)\s+(?P<key>\w+):\s*(?P<value>\{.*\})\s*$")
+_MLLOG = re.compile(r":::MLL(?:OG\s*|\s+(?P<time>[\d.]+)\s+(?P<key>\w+):\s*)(?=\{)")
+_MARK = re.compile(r":::MLL(?:OG\b|\s)")
 _OLD = re.compile(
     r"(?::::MLPv0\.[56](?:\.\d+)?\s+(?P<benchmark>\S+)\s+(?P<time>[\d.]+)\s+\([^)]*\)"
     r"|\bMLPerf:\s+(?P<name>\S+)\s+\[(?P<date>\d\d/\d\d/\d\d \d\d:\d\d:\d\d)\],)\s+(?P<key>\w+)(?::\s*(?P<value>.*))?$"
@@ -35,7 +36,7 @@ _OLD = re.compile(
 _PERCENT = re.compile(r"(?<=[:\s])([0-9]{1,3}(?:\.[0-9]{1,12})?)%")
 #: keys of the first rounds -> ours
 _RENAMED = {"preproc_num_train_examples": "train_samples"}
-_EPOCH_KEYS = ("epoch_num", "epoch", "first_epoch_num", "epoch_no")
+_EPOCH_KEYS = ("epoch_num", "epoch", "first_epoch_num", "epoch_no", "samples_count", "iteration", "step_num")
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
     entries, times that run backwards.
     """
     source = read_text(path, log=True)
-    entries = [entry for number, line in source.lines() if (entry := _entry(source, number, line)) is not None]
+    entries = [entry for number, line in source.lines() for entry in _entries(source, number, line)]
     if not entries:
         raise source.error(None, "has no ':::MLLOG {...}' line; is it a log of MLPerf training?")
     entries.sort(key=lambda entry: entry.time_s)  # ranks write in any order; equal times keep theirs
@@ -101,14 +102,16 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
     _check_single(source, entries)
     if start is not None and stop is not None and stop.time_s < start.time_s:
         raise source.error(stop.line, "run_stop comes before run_start; is it one run?")
-    batch = once["global_batch_size"].value.count() if "global_batch_size" in once else 0
-    samples = once["train_samples"].value.count() if "train_samples" in once else 0
+    batch, samples = (
+        once[key].value.count() if key in once and once[key].value.value is not None else 0
+        for key in ("global_batch_size", "train_samples")
+    )
     begin = start.time_s if start is not None else entries[0].time_s
     epochs = _epochs(source, entries)
     accuracies = _accuracies(entries, begin)
     return MlperfRun(
         benchmark=_benchmark(source, once),
-        status=stop.metadata["status"].text() if stop is not None and stop.metadata.has("status") else "",
+        status=_status(stop),
         run_s=stop.time_s - begin if start is not None and stop is not None else 0.0,
         global_batch_size=batch, train_samples=samples, accuracies=tuple(row for row, _ in accuracies),
         metrics=tuple(name for _, name in accuracies),
@@ -118,29 +121,28 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
     )  # fmt: skip
 
 
-def _entry(source: SourceText, number: int, line: str) -> _Entry | None:
+def _entries(source: SourceText, number: int, line: str) -> Iterator[_Entry]:
+    """Yield what a line says: of several ranks, it may hold several entries, and other output behind them."""
     place = f"{source.path}:{number}: "
-    if match := _MLLOG.search(line):
+    matches = list(_MLLOG.finditer(line))
+    for match in matches:
         try:
-            node = Node(json.loads(match[1]), place)
+            node = Node(json.JSONDecoder().raw_decode(line, match.end())[0], place)
         except (ValueError, RecursionError) as error:
             raise source.error(number, f"is not valid JSON after :::MLLOG: {error}; is the line complete?") from None
         metadata = node["metadata"] if node.has("metadata") else Node({}, place)
         value = node["value"] if node.has("value") else Node(None, place)
-        return _Entry(number, node["key"].text(), node["time_ms"].number() * 1e-3, value, metadata)
-    if match := _MLL.search(line):
-        node = _value(match["value"], place)
-        metadata = node["metadata"] if node.has("metadata") else Node({}, place)
-        value = node["value"] if node.has("value") else Node(None, place)
-        return _Entry(number, match["key"], Node(match["time"], place).number(), value, metadata)
-    if match := _OLD.search(line):
-        key = _RENAMED.get(match["key"], match["key"])
-        value = _value(match["value"] or "null", place)
-        seconds = _date(source, number, match["date"]) if match["date"] else Node(match["time"], place).number()
-        return _Entry(number, key, seconds, value, value)
-    if ":::MLLOG" in line or ":::MLL " in line:
+        if match["key"]:
+            yield _Entry(number, match["key"], Node(match["time"], place).number(), value, metadata)
+        else:
+            yield _Entry(number, node["key"].text(), node["time_ms"].number() * 1e-3, value, metadata)
+    if len(matches) < len(_MARK.findall(line)):
         raise source.error(number, "is cut: no {...} follows :::MLLOG or :::MLL; is the line complete?")
-    return None
+    if match_old := _OLD.search(line):
+        key = _RENAMED.get(match_old["key"], match_old["key"])
+        value = _value(match_old["value"] or "null", place)
+        date, time = match_old["date"], match_old["time"]
+        yield _Entry(number, key, _date(source, number, date) if date else Node(time, place).number(), value, value)
 
 
 def _value(text: str, place: str) -> Node:
@@ -166,6 +168,14 @@ def _benchmark(source: SourceText, once: dict[str, _Entry]) -> str:
     return next((match["benchmark"] or match["name"] for _, line in lines if (match := _OLD.search(line))), "")
 
 
+def _status(stop: _Entry | None) -> str:
+    """Return how the run ended; v0.5 says whether it was a success."""
+    if stop is not None and stop.metadata.has("status"):
+        return stop.metadata["status"].text()
+    succeeded = str(stop.metadata["success"].value).lower() if stop is not None and stop.metadata.has("success") else ""
+    return {"true": "success", "false": "aborted"}.get(succeeded, "")
+
+
 def _check_single(source: SourceText, entries: list[_Entry]) -> None:
     stop: _Entry | None = None
     for entry in entries:
@@ -179,7 +189,7 @@ def _accuracies(entries: list[_Entry], begin: float) -> list[tuple[tuple[float, 
     """Return the accuracies, each with its metric's name; what another rank logged again is left out."""
     rows: dict[tuple[float, str, float], tuple[float, float, float]] = {}
     for entry in entries:
-        if entry.key == "eval_accuracy":
+        if entry.key == "eval_accuracy" and entry.value.value is not None:
             value = entry.value["value"] if entry.value.has("value") else entry.value
             metrics = {"": value}
             if isinstance(value.value, dict):

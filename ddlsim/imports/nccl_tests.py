@@ -20,7 +20,7 @@ from pathlib import Path
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.imports.json_values import Node, parse_json
-from ddlsim.imports.text import SourceText, nonnegative_number, positive_number, read_text
+from ddlsim.imports.text import SourceText, nonnegative_number, positive_number, read_text, warn
 from ddlsim.imports.timing import Timing
 
 #: program -> operation
@@ -29,6 +29,8 @@ _PROGRAMS = {
     "alltoall": "all_to_all", "broadcast": "broadcast", "reduce": "reduce", "gather": "gather",
     "scatter": "scatter", "sendrecv": "p2p",
 }  # fmt: skip
+#: the second sends every rank another size (rccl-tests, src/alltoallv.cu)
+_OTHERS = ("hypercube", "alltoallv")
 _OPERATIONS = tuple(_PROGRAMS.values())
 #: `count` elements are one rank's part of `size`
 _IN_PARTS = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
@@ -85,7 +87,7 @@ def read_nccl_tests(
     Without the program's name the operation is the one that all rows fit. Several runs in one file are told apart by
     their heads. Raises :class:`ConfigError` with file, line and reason: wrong results (``#wrong`` above 0), CPU times
     (``-C``), a row cut by other output, an unknown program, a busbw that does not fit operation and ranks, rows that
-    fit several operations or none.
+    fit several operations, of which the file's name says none, or none.
     """
     if operation is not None and operation not in _OPERATIONS:
         raise unknown_name("operation", operation, _OPERATIONS, "read_nccl_tests")
@@ -118,7 +120,7 @@ def _tables(source: SourceText) -> list[_Table]:
     in_place_only = False
     for number, line in source.lines():
         table = tables[-1]
-        programs = {match[1] for match in _PROGRAM.finditer(line) if match[1] in (*_PROGRAMS, "hypercube")}
+        programs = {match[1] for match in _PROGRAM.finditer(line) if match[1] in (*_PROGRAMS, *_OTHERS)}
         begins = len(programs) == 1 and "concluded" not in line
         rank = _RANK.search(line)
         if table.rows and (begins or rank or re.search(r"\bnThread \d", line)):
@@ -152,8 +154,8 @@ def _columns(source: SourceText, number: int, line: str) -> list[str]:
 
 
 def _operation(source: SourceText, line: int | None, program: str) -> str:
-    if program == "hypercube":
-        raise source.error(line, "hypercube_perf measures no collective of ddlsim; leave it out")
+    if program in _OTHERS:
+        raise source.error(line, f"{program}_perf measures no collective of ddlsim; leave it out")
     return _PROGRAMS[program]
 
 
@@ -195,11 +197,22 @@ def _run(source: SourceText, table: _Table, operation: str | None, n_ranks: int 
         raise source.error(line, f"no '# Rank' lines say how many ranks took part{hint}; give n_ranks (--ranks)")
     if operation is None:
         fitting = [name for name in _OPERATIONS if _fits(table, name, ranks)]
+        if len(fitting) > 1 and len(named := _in_name(source.path, fitting)) == 1:
+            warn(f"{source.path}: the rows fit {' and '.join(fitting)} alike; by the file's name it is {named[0]}")
+            fitting = named
         if len(fitting) != 1:
             what = f"fit {' and '.join(fitting)} alike" if fitting else f"fit no operation among {ranks} ranks"
             raise source.error(line, f"no line names the program, and the rows {what}; give operation (--operation)")
         operation = fitting[0]
     return _Run(operation, ranks, n_hosts if ranks == listed else 0, table.n_reps)
+
+
+def _in_name(path: Path, operations: list[str]) -> list[str]:
+    """Return which of the operations the file's name says: "nccl_alltoall_16.log"."""
+    plain = re.sub(r"[^a-z]", "", path.name.lower())
+    programs = {name: program.replace("_", "") for program, name in _PROGRAMS.items()}
+    said = [name for name in operations if programs[name] in plain]
+    return [name for name in said if not any(programs[name] in programs[other] for other in said if other != name)]
 
 
 def _listed(table: _Table) -> tuple[int, int]:

@@ -8,7 +8,8 @@ in NCCL, all NVSwitches of a machine are one; a PCIe bridge with a single device
 leads to no GPU or NIC.
 
 Clouds hand out files that NCCL completes on the machine (``NCCL_TOPO_FILE``): no ``<gpu>``, but PCI devices of class
-0x03.... (GPU) and 0x02.... (NIC). They say nothing of NVLinks and NICs' speeds: those are arguments.
+0x03.... (GPU) and 0x02.... (NIC), or without class at all. They say nothing of NVLinks and NICs' speeds: those, and how
+many devices are GPUs, are arguments.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import itertools
 import re
 from pathlib import Path
 
-from ddlsim.arguments import checked
+from ddlsim.arguments import Count, checked
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.quantity import Places, Quantity, nonnegative, positive
 from ddlsim.imports.machines import Machine, assemble, copies
@@ -32,14 +33,15 @@ _XGMI = {"gfx906": 24.0, "gfx908": 24.0, "gfx90a": 36.0, "gfx940": 48.0, "gfx941
 _GCN = {"906": "gfx906", "908": "gfx908", "910": "gfx90a", "940": "gfx940", "941": "gfx941", "942": "gfx942"}
 #: tag -> what may stand in it (xml.cc, the handlers)
 _TAGS = {
-    "system": {"cpu"}, "cpu": {"pci", "nic"}, "pci": {"pci", "gpu", "nic"}, "nic": {"net"}, "net": set[str](),
-    "gpu": {"nvlink", "xgmi", "c2c"}, "nvlink": set(), "xgmi": set(), "c2c": set(),
+    "system": {"cpu"}, "cpu": {"pci", "nic"}, "pci": {"pci", "gpu", "nic", "pcilink"}, "nic": {"net"},
+    "gpu": {"nvlink", "xgmi", "c2c"}, "net": set[str](), "pcilink": set(), "nvlink": set(), "xgmi": set(), "c2c": set(),
 }  # fmt: skip
 #: beginnings of PCI classes (topo.cc: kvDictPciClass; 0x12 is what AMD's accelerators are)
 _GPU_CLASSES, _NIC_CLASS = ("0x03", "0x12"), "0x02"
 #: units of 100 Mbit/s per PCIe lane by its transfer rate (topo.cc: kvDictPciGen); unknown ones count as the third
 _PCIE = {2.5: 15.0, 5.0: 30.0, 8.0: 60.0, 16.0: 120.0, 32.0: 240.0, 64.0: 480.0}
 _UNKNOWN_RATE = 8.0
+_INSIDE = 5000e9  # bytes/s inside a PCIe switch that shows itself as several (topo.h: LOC_BW)
 #: GB/s between sockets (topo.h); Intel by model id, AMD by family (NCCL's branch dev, commit 2f1c174c)
 _INTEL = ((0xCF, 40.0), (0x8F, 22.0), (0x55, 10.0), (0, 6.0))
 _AMD = ((26, 32.0), (25, 24.0), (0, 16.0))
@@ -50,13 +52,15 @@ _OTHER = {"arm64": 6.0, "ppc64": 32.0}
 def read_nccl_topology(
     path: str | Path, *, n_hosts: Places = 1, device: str | None = None, pcie_latency: Quantity = "1 us",
     nvlink_latency: Quantity = "0.7 us", network_latency: Quantity = "1 us", nvlink_bandwidth: Quantity | None = None,
-    nic_bandwidth: Quantity | None = None, ignore_unknown: bool = False,
+    nic_bandwidth: Quantity | None = None, n_gpus: Count | None = None, ignore_unknown: bool = False,
 ) -> Cluster:  # fmt: skip
     """Return the machine in `path` as a cluster, or `n_hosts` of them joined by one switch at their NICs' speed.
 
     device             key of the device catalogue for the GPUs, if compute times are to be predicted
     nvlink_bandwidth   of all NVLinks of a GPU, which meet in an NVSwitch; for files that name no <gpu>
-    nic_bandwidth      of every NIC whose speed the file leaves out
+    nic_bandwidth      of every NIC whose speed the file leaves out (or gives as 0 or less, like some NICs' drivers)
+    n_gpus             for files whose PCI devices have no class: so many of them, in the file's order, are GPUs, the
+                       others NICs
     ignore_unknown     leave out elements that NCCL does not know, with a warning that counts them
 
     Nodes are called node0.gpu0 (the NVML number), node0.cpu0 (the NUMA node), node0.pcie-BUSID, node0.nic-NAME. A file
@@ -68,13 +72,15 @@ def read_nccl_topology(
         raise root.error("is no topology of NCCL; the first element must be <system>")
     notes = _known_tags(root, ignore_unknown)
     if not any(element.tag == "gpu" for element in walk(root)):
-        if _complete(root) and nvlink_bandwidth is None:
-            notes.append("names no <gpu> and no NVLinks: PCI devices of class 0x03 are the GPUs, joined by PCIe alone")
+        if _complete(root, n_gpus) and nvlink_bandwidth is None:
+            which = "PCI devices of class 0x03" if n_gpus is None else f"the first {n_gpus} PCI devices"
+            notes.append(f"names no <gpu> and no NVLinks: {which} are the GPUs, joined by PCIe alone")
             warn(f"{source.path}: {notes[-1]}; give nvlink_bandwidth if they have an NVSwitch")
-    elif nvlink_bandwidth is not None:
-        raise root.error("says which NVLinks there are; leave nvlink_bandwidth out")
+    elif nvlink_bandwidth is not None or n_gpus is not None:
+        name, what = ("n_gpus", "GPUs") if n_gpus is not None else ("nvlink_bandwidth", "NVLinks")
+        raise root.error(f"says which {what} there are; leave {name} out")
     nic = None if nic_bandwidth is None else positive(nic_bandwidth, "bandwidth", "nic_bandwidth")
-    if nic is not None and all("speed" in element.attributes for element in walk(root) if element.tag == "net"):
+    if nic is not None and all(_has_speed(element) for element in walk(root) if element.tag == "net"):
         raise root.error("says how fast the NICs are; leave nic_bandwidth out")
     reader = _Reader(
         nonnegative(pcie_latency, "time", "pcie_latency"), nonnegative(nvlink_latency, "time", "nvlink_latency"), nic
@@ -84,8 +90,8 @@ def read_nccl_topology(
         hosts.setdefault(cpu.get("host_hash", ""), []).append(cpu)
     machines = [reader.machine(cpus) for cpus in hosts.values()]
     if not any(machine.gpus for machine in machines):
-        classless = sum(element.tag == "pci" and "class" not in element.attributes for element in walk(root))
-        hint = f" ({classless} <pci> have no class; write which are GPUs: class=\"0x030200\")" if classless else ""
+        classless = len(_classless(root))
+        hint = f" ({classless} <pci> have no class; give n_gpus if the first so many are GPUs)" if classless else ""
         raise root.error(f"has no <gpu> and no <pci> of class 0x03{hint}; dump the topology from a run that uses GPUs")
     if n_hosts != 1 and len(machines) > 1:
         raise root.error(f"describes {len(machines)} machines already; leave n_hosts out")
@@ -115,12 +121,28 @@ def _known_tags(root: Element, ignore_unknown: bool) -> list[str]:
     return notes
 
 
-def _complete(root: Element) -> int:
+def _classless(root: Element) -> list[Element]:
+    """Return the PCI devices that say nothing of what they are."""
+    return [each for each in walk(root) if each.tag == "pci" and not each.children and "class" not in each.attributes]
+
+
+def _has_speed(net: Element) -> bool:
+    """Return whether a NIC says its speed; some drivers give -1, for which NCCL takes 10 Gbit/s (topo.cc)."""
+    return "speed" in net.attributes and net.integer("speed") > 0
+
+
+def _complete(root: Element, n_gpus: int | None) -> int:
     """Give the PCI devices of a file without <gpu> the elements that NCCL would add; return how many are GPUs.
 
     GPUs count by their bus ids, as NVML counts.
     """
     leaves = [element for element in walk(root) if element.tag == "pci" and not element.children]
+    if n_gpus is not None:
+        classless = _classless(root)
+        if n_gpus > len(classless):
+            raise root.error(f"has {len(classless)} <pci> without class; n_gpus = {n_gpus} must not be more")
+        for place, leaf in enumerate(classless):
+            leaf.attributes["class"] = _GPU_CLASSES[0] if place < n_gpus else _NIC_CLASS
     gpus = [leaf for leaf in leaves if leaf.get("class", "").startswith(_GPU_CLASSES)]
     for number, leaf in enumerate(sorted(gpus, key=lambda leaf: _bus_id(leaf["busid"]))):
         leaf.children.append(Element(leaf.source, leaf.line, "gpu", {"dev": str(number)}))
@@ -154,6 +176,7 @@ class _Reader:
                 self._pci(machine, pci, name, float("inf"), gpus)
             for nic in cpu.find("nic"):
                 self._nic(machine, nic, name, f"{name}-{len(machine.ports)}", None)
+        self._join_switches(machine, cpus)
         for a, b in itertools.combinations(range(len(cpus)), 2):
             bandwidth = min(_socket_bandwidth(cpus[a]), _socket_bandwidth(cpus[b]))
             machine.links.append((machine.cpus[a], machine.cpus[b], "smp", bandwidth, self.pcie_latency))
@@ -177,7 +200,7 @@ class _Reader:
             elif child.tag == "nic":
                 self._nic(machine, child, above, pci["busid"], bandwidth)
         bridges = [child for child in useful if child.tag == "pci"]
-        if len(bridges) == 1:
+        if len(bridges) == 1 and not any(pci.find("pcilink")):
             self._pci(machine, bridges[0], above, bandwidth, gpus)
         elif bridges:
             switch = f"pcie-{_bus_id(pci['busid'])}"
@@ -185,6 +208,17 @@ class _Reader:
             machine.links.append((switch, above, "pcie", bandwidth, self.pcie_latency))
             for bridge in bridges:
                 self._pci(machine, bridge, switch, float("inf"), gpus)
+
+    def _join_switches(self, machine: Machine, cpus: list[Element]) -> None:
+        """Join what is one PCIe switch and shows itself as several: <pcilink>."""
+        joined: set[frozenset[str]] = set()
+        for element in (element for cpu in cpus for element in walk(cpu)):
+            for link in element.find("pcilink"):
+                ends = frozenset(f"pcie-{_bus_id(busid)}" for busid in (element["busid"], link["target"]))
+                if len(ends) == 2 and ends <= set(machine.switches) and ends not in joined:
+                    joined.add(ends)
+                    a, b = sorted(ends)
+                    machine.links.append((a, b, "pcie", _INSIDE, 0.0))
 
     def _nic(self, machine: Machine, nic: Element, above: str, place: str, bandwidth: float | None) -> None:
         nets = list(nic.find("net"))
@@ -218,12 +252,7 @@ class _Reader:
 
     def _net_speed(self, net: Element) -> float | None:
         """Return bytes/s; the file has Mbit/s. None where neither file nor caller says it."""
-        if "speed" not in net.attributes:
-            return self.nic_bandwidth
-        speed = net.integer("speed")
-        if speed <= 0:
-            raise net.error(f"speed = {speed} (Mbit/s) must be above 0; write the NIC's rate")
-        return speed * 1e6 / 8
+        return net.integer("speed") * 1e6 / 8 if _has_speed(net) else self.nic_bandwidth
 
     def _nvlinks(self, machine: Machine, gpus: dict[str, tuple[str, Element]]) -> None:
         """Add the NVLinks and xGMI: to each other, or all to one crossbar; and C2C to the CPU."""

@@ -1,13 +1,17 @@
-"""iperf3 -J and ping: what every administrator has measured already.
+"""iperf3 and ping: what every administrator has measured already.
 
 iperf3: https://software.es.net/iperf/ (``end.sum_received``, ``end.sum_sent``, ``end.sum`` for UDP, and the same with
-``_bidir_reverse`` under ``--bidir``), rates in bits/s. ping: the lines that iputils, the BSDs, macOS and busybox print.
+``_bidir_reverse`` under ``--bidir``), rates in bits/s; ``--json-stream`` writes the same parts as a line each. What it
+prints without ``-J`` has three digits: its lines "receiver", of each stream and ``[SUM]``, bytes in powers of 1024
+(``units.c``). ping: the lines that iputils, the BSDs, macOS and busybox print.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 
 from ddlsim.arguments import checked
@@ -16,6 +20,9 @@ from ddlsim.imports.json_values import Node, parse_json
 from ddlsim.imports.text import SourceText, positive_number, read_text
 from ddlsim.imports.timing import Timing
 
+_TOTAL = re.compile(
+    r"\[\s*(\d+|SUM)\](?:\[([TR])X-[CS]\])?\s+([\d.]+)-\s*([\d.]+)\s+sec\s+([\d.]+)\s+([KMGT]?)Bytes\s.*\breceiver\s*$"
+)
 _REPLY = re.compile(r"\b([0-9]{1,6}) bytes from (\S+?):? .*?\btime[=<]([\d.]+) ?(ms|us|s)\b")
 _SUMMARY = re.compile(
     r"(?:rtt|round-trip) min/avg/max(?:/(?:mdev|stddev|std-dev))? = ([\d.]+)/([\d.]+)/([\d.]+)(?:/[\w.]+)? ms"
@@ -34,10 +41,66 @@ def read_iperf3(path: str | Path) -> tuple[Timing, ...]:
     received bytes, and files that are not iperf3's JSON.
     """
     source = read_text(path)
-    begin = source.text.find("{")
-    if begin < 0:
-        raise source.error(None, "has no JSON; measure with iperf3 -J")
-    root = parse_json(source, "\n" * source.text.count("\n", 0, begin) + source.text[begin:])
+    if "{" not in source.text:
+        return _iperf3_text(source)
+    return tuple(row for root in _iperf3_runs(source) for row in _iperf3_rows(source, root))
+
+
+def _iperf3_runs(source: SourceText) -> Iterator[Node]:
+    """Yield the JSON objects in the file; those of ``--json-stream`` as the one that they are parts of."""
+    text, at = source.text, source.text.find("{")
+    parts: dict[str, object] = {}
+    while at >= 0:
+        try:
+            value, at = json.JSONDecoder().raw_decode(text, at)
+        except (ValueError, RecursionError):
+            parse_json(source, "\n" * text.count("\n", 0, at) + text[at:])  # raises, with the line
+            return
+        if isinstance(value, dict) and isinstance(value.get("event"), str):
+            parts[value["event"]] = value.get("data")
+        else:
+            yield Node(value, f"{source.path}: ")
+        at = text.find("{", at)
+    if parts:
+        yield Node(parts, f"{source.path}: ")
+
+
+def _iperf3_text(source: SourceText) -> tuple[Timing, ...]:
+    """Return the rows of what iperf3 prints for people; a server's log has several runs."""
+    runs: list[tuple[bool, dict[str, list[tuple[int, re.Match[str]]]]]] = []
+    reverse = False
+    for number, line in enumerate(source.text.splitlines(), start=1):
+        if line.startswith(("Connecting to host", "Accepted connection", "Server listening")):
+            runs.append((False, {}))
+        elif "is sending" in line and runs:
+            runs[-1] = (True, runs[-1][1])
+        elif match := _TOTAL.search(line):
+            if not runs:
+                runs.append((reverse, {}))
+            runs[-1][1].setdefault(match[2] or "", []).append((number, match))
+    rows: list[Timing] = []
+    for reverse, ways in runs:
+        for way, totals in ways.items():
+            number, total = next(((n, m) for n, m in totals if m[1] == "SUM"), totals[-1])
+            n_streams = len({m[1] for _, m in totals if m[1] != "SUM"})
+            seconds = float(total[4]) - float(total[3])
+            nbytes = positive_number(source, number, total[5], "Transfer") * 1024.0 ** " KMGT".index(total[6] or " ")
+            if seconds <= 0:
+                raise source.error(number, "takes no time; repeat the measurement")
+            direction = "from server" if (way == "R" or (reverse and not way)) else "to server"
+            rows.append(
+                Timing(
+                    tool="iperf3", operation="bidirectional" if len(ways) > 1 else "stream", n_ranks=2, n_hosts=2,
+                    nbytes=nbytes, seconds=seconds, statistic="single", n_reps=1, place=f"{source.path}:{number}",
+                    variant=f"{direction}, {n_streams} streams" if n_streams > 1 else direction,
+                )
+            )  # fmt: skip
+    if not rows:
+        raise source.error(None, "has no line of totals that ends in 'receiver'; measure with iperf3 -J")
+    return tuple(rows)
+
+
+def _iperf3_rows(source: SourceText, root: Node) -> tuple[Timing, ...]:
     if root.has("error"):
         raise source.error(None, f"iperf3 failed: {root['error'].text()}; repeat the measurement")
     end = root["end"]
@@ -52,8 +115,9 @@ def read_iperf3(path: str | Path) -> tuple[Timing, ...]:
 
 
 def _iperf3_row(end: Node, suffix: str, direction: str, n_streams: int) -> Timing:
-    if end.has(f"sum_received{suffix}"):
-        total, lost = end[f"sum_received{suffix}"], 0.0
+    key = f"sum_received{suffix}"
+    if end.has(key) and not (end[key].has("bytes") and end[key]["bytes"].number() == 0 and end.has(f"sum{suffix}")):
+        total, lost = end[key], 0.0
     elif end.has(f"sum{suffix}"):  # UDP before 3.12: what was sent, and the share that was lost
         total = end[f"sum{suffix}"]
         lost = total["lost_percent"].number() / 100 if total.has("lost_percent") else 0.0

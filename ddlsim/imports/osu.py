@@ -21,20 +21,24 @@ from ddlsim.arguments import Count, checked
 from ddlsim.imports.text import SourceText, nonnegative_number, positive_number, read_text
 from ddlsim.imports.timing import Timing
 
-_HEADING = re.compile(r"#\s*OSU\s+(\S+)\s+(.+?)\s+Test(?:\s+v?([\d.]+))?\s*$")
+_HEADING = re.compile(r"#\s*(?:OSU|OMB-Py)\s+(\S+)\s+(.+?)\s+Test(?:\s+v?([\d.]+))?\s*$")
 _PAIRS = re.compile(r"#\s*\[\s*pairs:\s*([0-9]{1,9})\b")
 #: test -> (operation, whether the size is one rank's part of the buffer)
 _TESTS = {
     "Latency": ("p2p", False), "Multi Latency": ("p2p", False), "Multi-threaded Latency": ("p2p", False),
+    "Multi-process Latency": ("p2p", False),
     "Bandwidth": ("stream", False), "Bi-Directional Bandwidth": ("bidirectional", False),
     "Multiple Bandwidth / Message Rate": ("stream", False),
     "Allreduce Latency": ("all_reduce", False), "Reduce Latency": ("reduce", False),
     "Broadcast Latency": ("broadcast", False), "Bcast Latency": ("broadcast", False),
     "Reduce_scatter Latency": ("reduce_scatter", False),
     "Allgather Latency": ("all_gather", True), "Allgatherv Latency": ("all_gather", True),
-    "Gather Latency": ("gather", True), "Scatter Latency": ("scatter", True),
-    "All-to-All Personalized Exchange Latency": ("all_to_all", True), "Barrier Latency": ("barrier", False),
+    "Gather Latency": ("gather", True), "Scatter Latency": ("scatter", True), "Gatherv Latency": ("gather", True),
+    "Scatterv Latency": ("scatter", True), "All-to-All Personalized Exchange Latency": ("all_to_all", True),
+    "All-to-Allv Personalized Exchange Latency": ("all_to_all", True), "Barrier Latency": ("barrier", False),
 }  # fmt: skip
+#: not what the shell's time ("0.12user 0.05system") or a batch system ("2 nodes") says behind a table
+_ROW = re.compile(r"\s*[0-9][0-9.]*(?:\s+(?:[-+0-9.]|nan|inf)|\s*$)")
 
 
 @dataclass
@@ -62,22 +66,25 @@ def read_osu(path: str | Path, *, n_ranks: Count | None = None) -> tuple[Timing,
     rows: list[Timing] = []
     for number, line in source.lines():
         if match := _HEADING.search(line):
-            section = _start(source, number, match[2])
+            section = _start(source, number, match[1], match[2])
         elif section is None:
             continue
         elif match := _PAIRS.search(line):
             section.n_pairs = int(match[1])
-        elif line.startswith("#") and ("(us)" in line or "/s" in line):
-            section.columns = tuple(re.split(r"\s{2,}", line.lstrip("# ").strip()))
-        elif re.match(r"\s*\d", line) and section.columns:
+        elif line.startswith("#") and ("(us)" in line or "[us]" in line or "/s" in line):
+            columns = re.sub(r"\[(us|MB/s|B)\]", r"(\1)", line.lstrip("# ").strip())  # OMB-Py has brackets
+            section.columns = tuple(re.split(r"\s{2,}", columns))
+        elif section.columns and _ROW.match(line):
             rows.append(_row(source, number, line.split(), section, n_ranks))
     if not rows:
         raise source.error(None, "has no row of an OSU benchmark (# OSU MPI ... Test, # Size ...); did the run fail?")
     return tuple(rows)
 
 
-def _start(source: SourceText, number: int, title: str) -> _Section:
+def _start(source: SourceText, number: int, library: str, title: str) -> _Section:
     title = " ".join(title.split())
+    if library.startswith("MPI_"):  # "MPI_Put Latency": the other side does not take part
+        raise source.error(number, f"{library} {title!r} is a one-sided test, which has no counterpart; leave it out")
     if title not in _TESTS:
         if "Non-blocking" in title:
             raise source.error(number, f"{title!r} measures overlap, not a duration; use the blocking test")

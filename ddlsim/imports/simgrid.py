@@ -14,8 +14,8 @@ from ddlsim.cluster import Cluster
 from ddlsim.imports.machines import named_cluster
 from ddlsim.imports.simgrid_cluster import cluster_graph
 from ddlsim.imports.simgrid_zones import ZONES, zones_graph
-from ddlsim.imports.text import read_text
-from ddlsim.imports.xml_tree import Element, parse_xml
+from ddlsim.imports.text import read_text, warn
+from ddlsim.imports.xml_tree import Element, parse_xml, walk
 
 _QUIET = ("config", "prop", "random", "process", "actor", "trace", "trace_connect")  # no part of the network
 
@@ -26,16 +26,16 @@ def read_simgrid(path: str | Path) -> Cluster:
 
     A platform that is one ``<cluster>`` (FLAT with or without backbone, TORUS, FAT_TREE, DRAGONFLY), also inside
     zones, becomes that topology; anything else a graph with SimGrid's own routes (up to 300 hosts). Host speeds
-    are relative to the fastest host.
+    are relative to the fastest host. Profiles joined by ``<trace_connect>`` are left out, with a warning.
 
     Raises ConfigError with file, line and reason for what is not supported (FATPIPE, limiter_link, peers,
-    cabinets, Vivaldi, profiles) and for what is wrong.
+    Vivaldi, profiles) and for what is wrong.
     """
     source = read_text(path)
     root = parse_xml(source)
     if root.tag != "platform":
         raise root.error("is no SimGrid platform; the first element must be <platform>")
-    for element in _everything(root):
+    for element in walk(root):
         for name in ("bandwidth_file", "latency_file", "state_file", "availability_file", "speed_file"):
             if element.get(name, ""):
                 raise element.error(f"{name} (a profile over time) is not supported; remove it")
@@ -44,6 +44,10 @@ def read_simgrid(path: str | Path) -> Cluster:
         raise root.error("must hold one <zone> or one <cluster>; wrap the parts in a <zone>")
     alone = _only_cluster(parts[0])
     graph = cluster_graph(alone, source.path.stem) if alone is not None else zones_graph(parts[0], source.path.stem)
+    traces = sum(element.tag == "trace_connect" for element in walk(root))
+    if traces:
+        graph.graph["notes"].append(f"{traces} <trace_connect> left out: speeds and rates are constant")
+        warn(f"{source.path}: {graph.graph['notes'][-1]}")
     return named_cluster(graph, source.path)
 
 
@@ -54,6 +58,3 @@ def _only_cluster(element: Element) -> Element | None:
     parts = [child for child in element.children if child.tag not in _QUIET]
     return _only_cluster(parts[0]) if len(parts) == 1 and parts[0].tag in ("cluster", *ZONES) else None
 
-
-def _everything(element: Element) -> list[Element]:
-    return [element, *(below for child in element.children for below in _everything(child))]

@@ -102,6 +102,8 @@ def _read_zone(platform: _Platform, element: Element, parents: list[_Zone]) -> _
     for child in element.children:
         if child.tag in ZONES:
             zone.inner[child["id"]] = _read_zone(platform, child, within)
+        elif child.tag == "cabinet" and zone.routing == "Cluster":
+            _add_members(platform, child, within)
         elif child.tag == "cluster":
             zone.inner[child["id"]] = _read_cluster(platform, child, within)
         elif child.tag in ("host", "router"):
@@ -147,14 +149,7 @@ def _read_cluster(platform: _Platform, element: Element, parents: list[_Zone]) -
         raise element.error("only FLAT clusters without limiter_link can stand beside other zones; simplify it")
     zone = _Zone(element, "Cluster")
     within = [*parents, zone]
-    speed = units.speed(element)
-    shared = is_shared(element, "SPLITDUPLEX")
-    for host in host_names(element):
-        _add_point(platform, element, host, within, speed)
-        name = f"{element['id']}.{host}"
-        _add_link(platform, element, name, "bw", "lat")
-        up, down = (_Half(name, ""), _Half(name, "")) if shared else (_Half(name, "UP"), _Half(name, "DOWN"))
-        zone.private[host] = ((up,), (down,))
+    _add_members(platform, element, within)
     router = f"{element.get('prefix', '')}{element['id']}_router{element.get('suffix', '')}"
     _add_point(platform, element, element.get("router_id", "") or router, within, None)
     if element.get("bb_bw", ""):
@@ -162,6 +157,18 @@ def _read_cluster(platform: _Platform, element: Element, parents: list[_Zone]) -
         _add_link(platform, element, f"{element['id']}.backbone", "bb_bw", "bb_lat")
         zone.backbone = (_Half(f"{element['id']}.backbone", ""),)
     return zone
+
+
+def _add_members(platform: _Platform, element: Element, within: list[_Zone]) -> None:
+    """Add the hosts of a cluster or cabinet, each with its private link."""
+    speed = units.speed(element)
+    shared = is_shared(element, "SPLITDUPLEX")
+    for host in host_names(element):
+        _add_point(platform, element, host, within, speed)
+        name = f"{element['id']}.{host}"
+        _add_link(platform, element, name, "bw", "lat")
+        up, down = (_Half(name, ""), _Half(name, "")) if shared else (_Half(name, "UP"), _Half(name, "DOWN"))
+        within[-1].private[host] = ((up,), (down,))
 
 
 def _half(platform: _Platform, element: Element, name: str, direction: str) -> _Half:

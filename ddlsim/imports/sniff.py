@@ -72,10 +72,12 @@ _MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("horovod", re.compile(r'"(?:NEGOTIATE_(?:ALL|BROADCAST|ADASUM|REDUCE)\w*|start_time_since_epoch_in_micros)"')),
     ("kineto", re.compile(r'"traceEvents"\s*:')),
     ("nccl-tests", re.compile(r'"(?:alg_bw|out_of_place)"\s*:')),
-    ("iperf3", re.compile(r'"(?:sum_received|sum_sent|bits_per_second)"\s*:|"version"\s*:\s*"iperf')),
+    ("iperf3", re.compile(
+        r'"(?:sum_received|sum_sent|bits_per_second)"\s*:|"version"\s*:\s*"iperf|"intervals"\s*:\s*\[\s*\],\s*"end"'
+        r"|bits/sec.*\breceiver\s*$", re.MULTILINE)),
     ("mllog", re.compile(r":::MLL(?:OG)?\b|:::MLPv0\.[56]|\bMLPerf: \S+ \[\d\d/")),
     ("nccl-tests", re.compile(r"^.*#\s+size\s+count.*\balgbw\s+busbw", re.MULTILINE)),
-    ("osu", re.compile(r"#\s*OSU\s+\S+\s+.+\sTest\b")),
+    ("osu", re.compile(r"#\s*(?:OSU|OMB-Py)\s+\S+\s+.+\sTest\b")),
     ("ping", re.compile(r"(?:rtt|round-trip) min/avg/max|bytes from .*\btime[=<]|^PING\s", re.MULTILINE)),
     ("nvidia-smi", re.compile(r"^(?:\x1b\[[0-9;]*m|\s)*GPU0(?:\s+GPU1|\s+CPU Affinity|\s+\S+\s).*$", re.MULTILINE)),
     ("goal", re.compile(r"^\s*num_ranks\s+\d+\s*$", re.MULTILINE)),
@@ -92,6 +94,11 @@ _OTHERS: tuple[tuple[re.Pattern[str], str, str], ...] = (
      "write it as CSV (throughput)"),
     (re.compile(r"#bytes\s+#iterations\s+BW peak|RDMA_Write|---\s*\n\s*Send BW Test"), "perftest (ib_write_bw)",
      "measure with OSU or nccl-tests"),
+    (re.compile(r"^\[ ID\]\S* Interval\s+Transfer\s+B\w+", re.MULTILINE), "iperf without totals, or iperf 2",
+     "measure with iperf3 -J"),
+    (re.compile(r'"(?:scheduling-policy|topologies-per-dim|logical-dims|memory-type)"\s*:'),
+     "another of ASTRA-sim's files",
+     "give its analytical network (topology, npus_count, ...)"),
     (re.compile(r"NCCL INFO "), "a log of NCCL_DEBUG without results", "keep what the program itself printed"),
     (re.compile(r"<nvidia_smi_log>|NVIDIA-SMI \d"), "nvidia-smi's list of GPUs", "save nvidia-smi topo -m"),
 )  # fmt: skip

@@ -25,8 +25,9 @@ FEW, MOST_BROKEN = 10, 0.01
 
 _PREFIX = re.compile(
     r"""\x1b\[[0-9;]*m                                  # colours and underlining
-      | \s*\[\d+,\d+\]<(?:stdout|stderr|stddiag)>:?[ ]? # mpirun --tag-output, horovodrun
-      | \s*\[\d+\][ ](?=\D)                             # mpiexec -prepend-rank
+      | \s*(?:\w{3}[ ]\w{3}[ ]+\d+[ ][\d:]{8}[ ]\d{4})?(?:\[(?:[\w.-]+@)?\d+,\d+\])?<(?:stdout|stderr|stddiag)>:?[ ]?
+                                                        # mpirun --tag-output, --timestamp-output, horovodrun
+      | \s*\[\d+\][ ]                                   # mpiexec -prepend-rank
       | \s*\d+:[ ]                                      # srun --label
       | \s*[A-Za-z][\w.-]*:[ ](?=[\s\d#\[:])            # pdsh; not "PING host", not "name: text"
       | \s*[\w.-]+[ ]+\|[ ]                             # docker compose
@@ -34,6 +35,8 @@ _PREFIX = re.compile(
     """,
     re.VERBOSE,
 )
+#: encodings of one byte that XML of older programs declares
+_DECLARED = re.compile(rb"""\s*<\?xml[^>]{0,80}encoding=["']((?i:iso-8859-\d+|windows-\d+|latin-?1|us-ascii))["']""")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -115,7 +118,10 @@ def read_text(path: str | Path, *, log: bool = False) -> SourceText:
         try:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            text, notes = _replaced(path, data, error, log)
+            if declared := _DECLARED.match(data):
+                text = data.decode(declared[1].decode(), errors="replace")
+            else:
+                text, notes = _replaced(path, data, error, log)
     if "\0" in text:
         raise ConfigError(f"{path}: is not text (it has zero bytes); is it the right file?")
     return SourceText(path, text, notes)

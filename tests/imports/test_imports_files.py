@@ -21,8 +21,9 @@ LATENCY = "# OSU MPI Latency Test v5.6\n# Size          Latency (us)\n8         
         gzip.compress(LATENCY.encode()),
         LATENCY.encode("utf-16"),
         LATENCY.replace("\n", "\r\n").encode(),
+        LATENCY.encode("utf-8-sig"),
     ],
-    ids=["plain", "gzip", "utf-16", "windows"],
+    ids=["plain", "gzip", "utf-16", "windows", "mark"],
 )
 def test_encodings_and_compression(tmp_path, data):
     path = tmp_path / "osu.txt"
@@ -123,3 +124,9 @@ def test_many_broken_bytes_are_no_log(tmp_path):
 def test_no_reader_can_return_what_cannot_be(change):
     with pytest.raises(ConfigError, match=r"a.txt:3: .*leave this entry out"):
         timing(place="a.txt:3", **change)
+
+
+def test_xml_may_declare_an_encoding_of_one_byte(tmp_path):
+    path = tmp_path / "x.xml"
+    path.write_bytes('<?xml version="1.0" encoding="ISO-8859-1"?>\n<a b="Zürich"/>'.encode("latin-1"))
+    assert "Zürich" in read_text(path).text

@@ -62,7 +62,19 @@ def test_a_zoo_file_that_yed_wrote(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "label", ["< 10 Gbps", "1-10Gbps", "155Mbs/1Gbps", "10Gbps, 100Mbps", "Red Link", "DS-3", "0 Gbps"]
+    ("label", "rate"),
+    [
+        ("10 Gbit", 10e9), ("1Gb/s Ethernet", 1e9), ("10GE", 10e9), ("2x10G", 20e9), ("2 Mbps (E1)", 2e6),
+        ("OC-48c", 2.48832e9), ("4 x STM-1", 622.08e6), ("DS-3", 44.736e6), ("leased E3", 34.368e6),
+    ],
+)  # fmt: skip
+def test_labels_of_a_single_rate(tmp_path, label, rate):
+    cluster = read_graphml(write(tmp_path, YED.replace("LABEL", label)))
+    assert ("Perth", "Darwin (n1)", pytest.approx(rate)) in links(cluster)
+
+
+@pytest.mark.parametrize(
+    "label", ["< 10 Gbps", "1-10Gbps", "155Mbs/1Gbps", "10Gbps, 100Mbps", "Red Link", "DS-9", "OC-48/STM-1", "0 Gbps"]
 )
 def test_labels_that_are_no_single_rate_are_silent(tmp_path, label):
     path = write(tmp_path, YED.replace("LABEL", label))

@@ -213,3 +213,12 @@ def test_kernels_beside_a_collective_are_compared_with_the_same_alone(tmp_path, 
     events.append(span("gemm", 60.0 * n - 20, 40.0, "kernel", 8, grid=[96, 1, 1], block=[128, 1, 1]))  # half beside
     slowdown = read_kineto(write(tmp_path, events)).overlap_slowdown
     assert slowdown == pytest.approx(52.5 / 40.0) if n == 10 else math.isnan(slowdown)
+
+
+def test_kernels_of_rccl_and_times_before_the_base(tmp_path):
+    args = {"Collective name": "allreduce", "In msg nelems": 1024, "Group size": 8, "dtype": "Float"}
+    kernel = {"ph": "X", "cat": "kernel", "name": "rcclGenericKernel<1>(x)", "ts": -5.0, "dur": 50.0, "args": args}
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": [kernel]}))
+    (row,) = read_kineto(path).collectives
+    assert (row.operation, row.n_ranks, row.nbytes, row.seconds) == ("all_reduce", 8, 4096, pytest.approx(50e-6))

@@ -123,7 +123,7 @@ def test_two_accuracies_at_a_time(tmp_path, value, metrics):
     ("lines", "message"),
     [
         ([*LINES, entry(60000, "run_start")], r"result_0\.txt:13: a second run starts \(the first ended in line 12\)"),
-        ([LINES[1][:-5]], ":1: is cut"),
+        ([LINES[1][:-5]], ":1: is not valid JSON after :::MLLOG"),
         ([LINES[1].replace('"key":', '"key"')], ":1: is not valid JSON after :::MLLOG"),
         ([entry(0, "throughput", "fast")], r":1: value: 'fast' is not a number"),
         ([entry(0, "throughput", 0)], ":1: value: 0 must be above 0"),
@@ -136,3 +136,29 @@ def test_two_accuracies_at_a_time(tmp_path, value, metrics):
 def test_what_is_refused_is_named_with_its_line(tmp_path, lines, message):
     with pytest.raises(ConfigError, match=message):
         read_mllog(write(tmp_path, lines))
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [[LINES[1] + LINES[2], *LINES[3:]], [LINES[1] + " INFO: warm", *LINES[2:]]],
+    ids=["two in a line", "words behind"],
+)
+def test_lines_that_ranks_wrote_at_once(tmp_path, mixed):
+    run = read_mllog(write(tmp_path, mixed))
+    assert (run.benchmark, run.global_batch_size, run.run_s) == ("resnet", 3264, pytest.approx(50.0))
+
+
+def test_v06_lines_joined_and_values_left_open(tmp_path):
+    """Two entries of v0.6 in one line; a batch that is null is not said, an accuracy that is null none."""
+    first = ':::MLL 10.0 submission_benchmark: {"value": "gnmt", "metadata": {}}'
+    second = ':::MLL 10.0 global_batch_size: {"value": null, "metadata": {}}'
+    accuracy = ':::MLL {} eval_accuracy: {{"value": {}, "metadata": {{"iteration": 4}}}}'
+    more = [accuracy.format(11, "null"), accuracy.format(12, 2.5)]
+    run = read_mllog(write(tmp_path, [first + second, *more]))
+    assert (run.benchmark, run.global_batch_size, run.accuracies) == ("gnmt", 0, ((2.0, 4, 2.5),))
+
+
+def test_v05_says_whether_the_run_was_a_success(tmp_path):
+    lines = [":::MLPv0.5.0 ssd 1.0 (a.py:1) run_start", ':::MLPv0.5.0 ssd 9.0 (a.py:2) run_stop: {"success": true}']
+    run = read_mllog(write(tmp_path, lines))
+    assert (run.benchmark, run.status, run.run_s) == ("ssd", "success", 8.0)

@@ -65,8 +65,9 @@ def test_a_table_gives_two_rows_for_every_size(tmp_path):
 
 @pytest.mark.parametrize(
     "prefix",
-    ["[1,0]<stdout>:", "[1,0]<stdout>: ", " 0: ", "node-a: ", "nccl-0  | ", "2024-05-01T10:11:12.123Z ", "\x1b[32m"],
-    ids=["mpirun", "mpirun-space", "srun", "pdsh", "compose", "date", "colour"],
+    ["[1,0]<stdout>:", "[1,0]<stdout>: ", "[prterun-a-7@1,0]<stdout>: ", "Mon Nov 23 00:21:41 2026[1,0]<stdout>:",
+     " 0: ", "node-a: ", "nccl-0  | ", "2024-05-01T10:11:12.123Z ", "\x1b[32m"],
+    ids=["mpirun", "mpirun-space", "mpirun-5", "mpirun-date", "srun", "pdsh", "compose", "date", "colour"],
 )
 def test_prefixes_of_launchers_change_nothing(tmp_path, prefix):
     plain = read_nccl_tests(write(tmp_path, HEAD + ROWS))
@@ -215,10 +216,17 @@ def test_the_rows_tell_the_operation_where_no_line_names_the_program(tmp_path, o
     [("all_gather", 8, "fit all_gather and all_to_all alike"), ("all_reduce", 2, "fit all_reduce and p2p alike")],
 )
 def test_rows_that_fit_two_operations_are_asked_about(tmp_path, operation, n_ranks, message):
-    path = write(tmp_path, headless(operation, n_ranks, checked=False))
+    path = write(tmp_path, headless(operation, n_ranks, checked=False), "job.log")
     with pytest.raises(ConfigError, match=message):
         read_nccl_tests(path)
     assert read_nccl_tests(path, operation=operation)[0].operation == operation
+
+
+@pytest.mark.parametrize(("name", "operation"), [("all_gather_16.log", "all_gather"), ("x-alltoall.txt", "all_to_all")])
+def test_the_files_name_decides_between_operations_that_fit_alike(tmp_path, name, operation):
+    path = write(tmp_path, headless(operation, 8, checked=False), name)
+    with pytest.warns(UserWarning, match=f"all_gather and all_to_all alike; by the file's name it is {operation}"):
+        assert read_nccl_tests(path)[0].operation == operation
 
 
 def test_what_the_rows_look_like_is_suggested_where_no_ranks_are_listed(tmp_path):
@@ -250,3 +258,9 @@ def test_rccl_tests_can_leave_out_of_place_out(tmp_path):
     )
     rows = read_nccl_tests(write(tmp_path, text + "  1048576  262144  float  sum  -1  101.90  10.29  15.43  0\n"))
     assert [row.variant for row in rows] == ["in-place"]
+
+
+@pytest.mark.parametrize("program", ["hypercube", "alltoallv"])
+def test_programs_without_a_collective_of_equal_parts_are_refused(tmp_path, program):
+    with pytest.raises(ConfigError, match=f":2: {program}_perf measures no collective"):
+        read_nccl_tests(write(tmp_path, (HEAD + ROWS).replace("all_reduce_perf", f"{program}_perf")))

@@ -140,7 +140,6 @@ def test_a_fused_file_gives_all_machines(tmp_path):
         ('dev="1" sm', 'dev="0" sm', r"topo\.xml:11: <gpu>: dev = '0' appears twice"),
         ('numaid="1"', 'numaid="0"', r":24: <cpu>: numaid = '0' appears twice"),
         ('link_width="8"', 'link_width="x8"', r":10: <pci>: link_width = 'x8' is not a number"),
-        ('speed="200000"', 'speed="0"', r":17: <net>: speed = 0 \(Mbit/s\) must be above 0"),
         ('count="4"', 'count="four"', r":7: <nvlink>: count = 'four' is not a whole number"),
         ('target="0000:48:00.0" ', "", r":7: <nvlink>: the attribute 'target' is missing"),
         ("<gpu", "<gpv", "is not valid XML"),
@@ -233,14 +232,16 @@ def test_what_a_clouds_file_leaves_out_is_given(tmp_path):
     made = read(tmp_path, TEMPLATE, nvlink_bandwidth="300 GB/s", nic_bandwidth="100 Gbit/s", n_hosts=2)
     assert links(made)["node1.gpu1", "node1.nvswitch"] == ("nvlink", 300e9)
     assert links(made)["node0.nic-0000:10:1b.0", "network"] == ("nic", 12.5e9)
-    with pytest.raises(ConfigError, match="a machine without NIC cannot be joined"):
+    with pytest.raises(ConfigError, match="a machine without a NIC of known speed cannot be joined"):
         read(tmp_path, TEMPLATE, nvlink_bandwidth="300 GB/s", n_hosts=2)
 
 
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [
-        (TEMPLATE.replace(' class="0x030200"', ""), {}, r"2 <pci> have no class; write which are GPUs"),
+        (TEMPLATE.replace(' class="0x030200"', ""), {}, r"2 <pci> have no class; give n_gpus if the first"),
+        (TEMPLATE.replace(' class="0x030200"', ""), {"n_gpus": 3}, "has 2 <pci> without class; n_gpus = 3 must"),
+        (SMALL, {"n_gpus": 2}, "says which GPUs there are; leave n_gpus out"),
         (AMD, {"nvlink_bandwidth": "1 GB/s"}, "says which NVLinks there are; leave nvlink_bandwidth out"),
         (SMALL, {"nic_bandwidth": "1 GB/s"}, "says how fast the NICs are; leave nic_bandwidth out"),
     ],
@@ -248,3 +249,33 @@ def test_what_a_clouds_file_leaves_out_is_given(tmp_path):
 def test_facts_that_a_file_has_or_lacks_are_asked_for(tmp_path, text, arguments, message):
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, text, **arguments)
+
+
+def test_a_clouds_file_without_classes_is_told_how_many_are_gpus(tmp_path):
+    """The file's order counts, which leaves the third device to be the NIC."""
+    devices = "".join(f'<pci busid="0000:00:{bus}.0"/>' for bus in ("1a", "1b", "15"))
+    with pytest.warns(UserWarning, match="the first 2 PCI devices are the GPUs, joined by PCIe alone"):
+        made = read(tmp_path, f'<system version="1"><cpu numaid="0">{devices}</cpu></system>', n_gpus=2)
+    assert made.node_kind.count("gpu") == 2
+    assert ("node0.nic-0000:00:15.0", "node0.cpu0") in links(made)
+
+
+@pytest.mark.parametrize("speed", ["-1", "0"])
+def test_nics_whose_driver_knows_no_speed_are_as_fast_as_said(tmp_path, speed):
+    text = SMALL.replace("200000", speed).replace('"10000"', f'"{speed}"')
+    made = read(tmp_path, text, nic_bandwidth="100 Gbit/s", n_hosts=2)
+    assert links(made)["node0.nic-mlx5_0", "network"][1] == 12.5e9
+
+
+def test_pci_switches_that_are_one(tmp_path):
+    """NCCL's <pcilink>: two bridges of one Broadcom switch, joined inside (LOC_BW), each with a GPU below it."""
+    bridge = """<pci busid="0000:{0}1:00.0" class="0x060400" link_speed="16 GT/s" link_width="16">
+      <pcilink target="0000:{1}1:00.0"/>
+      <pci busid="0000:{0}2:00.0" class="0x060400" link_speed="16 GT/s" link_width="16">
+        <pci busid="0000:{0}3:00.0" class="0x030200" link_speed="16 GT/s" link_width="16"><gpu dev="{0}" sm="80"/></pci>
+      </pci></pci>"""
+    cpu = '<cpu numaid="0" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="85">'
+    text = f'<system version="1">{cpu}{bridge.format(1, 2)}{bridge.format(2, 1)}</cpu></system>'
+    made = links(read(tmp_path, text))
+    assert made["node0.pcie-0000:11:00.0", "node0.pcie-0000:21:00.0"] == ("pcie", 5000e9)
+    assert made["node0.gpu1", "node0.pcie-0000:11:00.0"] == ("pcie", 24e9)

@@ -49,7 +49,7 @@ def test_old_udp_output_has_only_what_was_sent_and_the_loss(tmp_path):
         (json.dumps({"start": {}, "error": "unable to connect to server"}), "iperf3 failed: unable to connect"),
         (iperf({"sum_received": total(0)}), r"end\.sum_received: says that nothing was received"),
         (iperf({}), "has neither 'sum_received' nor 'sum'"),
-        ("iperf 3.9\n[  5] 0.00-1.00 sec\n", "measure with iperf3 -J"),
+        ("iperf 3.9\n[  5] 0.00-1.00 sec\n", "no line of totals that ends in 'receiver'; measure with iperf3 -J"),
         ('warning: x\n{"start": {},\n "end": ', r"out\.txt:3: is not valid JSON"),
     ],
     ids=["error", "nothing", "empty", "text", "cut"],
@@ -111,3 +111,40 @@ def test_an_interrupted_ping_and_several_hosts(tmp_path):
 def test_bad_pings_are_refused(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
         read_ping(write(tmp_path, text))
+
+
+STREAM = """\
+[  5]   0.00-2.00   sec  2.19 GBytes  9.40 Gbits/sec    0             sender
+[  5]   0.00-2.04   sec  2.00 GBytes  9.19 Gbits/sec                  receiver
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        (STREAM, [("stream", "to server", 2 * 2**30)]),
+        ("Connecting to host a\nReverse mode, remote host a is sending\n" + STREAM,
+         [("stream", "from server", 2 * 2**30)]),
+        (
+            STREAM + STREAM.replace("[  5]", "[  7]") + STREAM.replace("[  5]", "[SUM]").replace("2.00 G", "4.00 G"),
+            [("stream", "to server, 2 streams", 4 * 2**30)],
+        ),
+        (
+            STREAM.replace("[  5]", "[  5][TX-C]") + STREAM.replace("[  5]", "[  7][RX-C]").replace("2.00 G", "512 M"),
+            [("bidirectional", "to server", 2 * 2**30), ("bidirectional", "from server", 2**29)],
+        ),
+    ],
+    ids=["one", "reverse", "sum", "both"],
+)
+def test_what_iperf3_prints_for_people(tmp_path, text, rows):
+    found = read_iperf3(write(tmp_path, text))
+    assert [(row.operation, row.variant, row.nbytes) for row in found] == rows
+    assert {row.seconds for row in found} == {2.04}
+
+
+def test_several_runs_and_streamed_json(tmp_path):
+    one = iperf({"sum_received": total(1e9)})
+    two = one + "\n" + iperf({"sum_received": total(2e9)})
+    assert [row.nbytes for row in read_iperf3(write(tmp_path, two))] == [1e9, 2e9]
+    parts = [{"event": name, "data": part} for name, part in json.loads(one).items()]
+    assert read_iperf3(write(tmp_path, "\n".join(map(json.dumps, parts))))[0].nbytes == 1e9

@@ -104,7 +104,7 @@ def test_copies_are_joined_by_their_nics(tmp_path):
     assert made.link_kind.count("nic") == 2 * 4
     with pytest.raises(ConfigError, match="does not say how fast the NICs are; give nic_bandwidth"):
         read(tmp_path, DGX1, nvlink_bandwidth="25 GB/s", n_hosts=2)
-    with pytest.raises(ConfigError, match="a machine without NIC cannot be joined"):
+    with pytest.raises(ConfigError, match="a machine without a NIC of known speed cannot be joined"):
         read(tmp_path, PCIE, n_hosts=2, nic_bandwidth="100 Gbit/s")
 
 

@@ -19,6 +19,7 @@ FULL = """\
 # Size       Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations
 16777216             8630.58           8619.50           8642.46         10
 """
+VALIDATED = "# OSU MPI Latency Test v7.0\n# Size       Avg Latency(us)        Validation\n1024     2.50        Pass\n"
 
 
 def write(tmp_path, text):
@@ -80,6 +81,8 @@ def test_a_barrier_has_no_size(tmp_path):
     [
         (FULL, r"osu\.txt:5: OSU does not print how many processes ran"),
         (FULL.replace("Allreduce", "Alreduce"), r":2: the test 'Alreduce Latency' is not known"),
+        (LATENCY.replace("MPI Latency", "MPI_Put Latency"), ":1: MPI_Put 'Latency' is a one-sided test"),
+        (LATENCY.replace("1.15", "1.15NCCL INFO"), r":4: Latency \(us\) = '1.15NCCL' is not a number"),
         (FULL.replace("Allreduce", "Non-blocking Allreduce"), ":2: .* measures overlap"),
         (LATENCY.replace("2.50", "0.00"), r":5: Latency \(us\) = '0.00' must be above 0"),
         (LATENCY.replace("1024                    2.50", "1024"), ":5: has 1 of 2 columns"),
@@ -89,8 +92,27 @@ def test_a_barrier_has_no_size(tmp_path):
         ),
         ("hello\n", "has no row of an OSU benchmark"),
     ],
-    ids=["ranks", "unknown", "nonblocking", "zero", "cut", "validation", "other"],
+    ids=["ranks", "unknown", "one-sided", "mixed", "nonblocking", "zero", "cut", "validation", "other"],
 )
 def test_what_is_refused_is_named_with_its_line(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
         read_osu(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "operation"),
+    [
+        (LATENCY + "0.12user 0.05system 0:02.30elapsed\n2 nodes were used\n", "p2p"),
+        (LATENCY.replace("OSU MPI", "OMB-Py MPI").replace("(us)", "[us]"), "p2p"),
+        (LATENCY.replace("MPI Latency", "MPI Multi-process Latency"), "p2p"),
+        (FULL.replace("Allreduce", "Gatherv"), "gather"),
+        (FULL.replace("Allreduce", "All-to-Allv Personalized Exchange"), "all_to_all"),
+        ("".join(f"[0] {line}\n" for line in LATENCY.splitlines()), "p2p"),
+        (VALIDATED, "p2p"),
+        (FULL.replace("   Min Lat", "   P50 Tail Lat(us)   Min Lat"), "all_reduce"),
+    ],
+    ids=["words behind", "python", "processes", "gatherv", "alltoallv", "mpiexec", "validated", "tail"],
+)
+def test_what_versions_and_launchers_add(tmp_path, text, operation):
+    row = read_osu(write(tmp_path, text), n_ranks=2)[-1]
+    assert (row.operation, row.seconds) == (operation, pytest.approx(2.5e-6 if operation == "p2p" else 8630.58e-6))

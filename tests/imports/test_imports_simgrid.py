@@ -282,3 +282,24 @@ def test_files_that_are_no_platforms(tmp_path, text, message):
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
         read_simgrid(path)
+
+
+def test_cabinets_share_a_backbone(tmp_path):
+    cabinet = '<cabinet id="c{0}" prefix="h" suffix="" radical="{0}" speed="1Gf" bw="100MBps" lat="10us"/>'
+    backbone = '<backbone id="bb" bandwidth="2GBps" latency="5us"/></zone>'
+    made = read(tmp_path, '<zone id="z" routing="Cluster">' + cabinet.format("1-2") + cabinet.format("3-4") + backbone)
+    assert made.host_names == ("h1", "h2", "h3", "h4")
+    near, far = along(made, "h1", "h2"), along(made, "h1", "h4")
+    assert near[:2] == far[:2] == (pytest.approx(25e-6), 100e6)
+    (backbone,) = (
+        made.link_channel[i]
+        for i, (a, b) in enumerate(zip(made.link_src, made.link_dst, strict=True))
+        if (made.node_names[a], made.node_names[b]) == ("bb.in", "bb.out")
+    )
+    assert backbone in near[2] & far[2]
+
+
+def test_profiles_joined_by_trace_connect_are_left_out_aloud(tmp_path):
+    traces = '<trace id="t" periodicity="1">0 1</trace>{}<trace_connect kind="SPEED" trace="t" element="S1"/>'
+    with pytest.warns(UserWarning, match=r"1 <trace_connect> left out: speeds and rates are constant"):
+        assert len(read(tmp_path, traces.format(DOGBONE)).workers) == 4
