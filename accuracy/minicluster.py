@@ -24,7 +24,7 @@ from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim import calibrate
 from ddlsim.cluster import Cluster, racks, star
 from ddlsim.cluster.calibrated import with_parameters
-from ddlsim.cluster.extrapolation import DEVIATION, Beyond, beyond
+from ddlsim.cluster.extrapolation import beyond, unmeasured
 from ddlsim.collectives import Schedule, build
 from ddlsim.collectives.push_pull import push_pull
 from ddlsim.measure import Measurement as Measurements
@@ -227,7 +227,7 @@ def interval(row: Measurement) -> tuple[float, float]:
     (found, _), (cluster, case) = calibration(row.mbps), case_of(row)
     outside = beyond(row.n, found.ranks, "ranks") + beyond(case.nbytes, found.parameters[0].nbytes, "bytes")
     if row.algorithm not in ROUND_TRIPS:
-        outside += Beyond(DEVIATION**2)
+        outside += unmeasured(row.algorithm, found.spread)
     each = max(ROUND_TRIPS.get(row.algorithm, 1), 1)
     around = dataclasses.replace(found, cluster=cluster).simulated(case, outside)
     return around.low / each, around.high / each

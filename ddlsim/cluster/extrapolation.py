@@ -1,9 +1,12 @@
 """How much less sure a prediction is beyond what was measured: other operations, sizes, numbers of ranks and batches.
 
 A simulation deviates from what it is a model of, and a fit to some operation does not tell by how much another one does
-(Kennedy and O'Hagan 2001, Journal of the Royal Statistical Society B 63(3)). Until that operation is measured,
-:data:`DEVIATION` is expected; and beyond the measured range the variance grows with the doublings, as that of a random
-walk does.
+(Kennedy and O'Hagan 2001, Journal of the Royal Statistical Society B 63(3)). Until that operation is measured, two
+things are expected. It deviates by the geometric mean of :data:`DEVIATION`, which others have, and of the scatter of
+what was measured on these links: two guesses of the same weight. And each of its messages may take up to as much longer
+or shorter as the latency of the measured ones: they do not tell how much of that is software, and how often another
+operation waits for it (:data:`PER_MESSAGE`). Beyond the measured range the variance grows with the doublings, as that
+of a random walk does.
 """
 
 from __future__ import annotations
@@ -18,17 +21,31 @@ from dataclasses import dataclass
 DEVIATION = 0.025
 #: the same for each doubling beyond what was measured (half of it)
 PER_DOUBLING = 0.0125
+#: standard deviation of the time that a message takes besides, in measured latencies: uniform in [-1, 1]
+PER_MESSAGE = 1.0 / math.sqrt(3.0)
 
 
 @dataclass(frozen=True)
 class Beyond:
-    """How far a prediction is beyond the measurements: `variance` in the logarithm to add, and what to tell of it."""
+    """How far a prediction is beyond the measurements: `variance` in the logarithm to add, what to tell of it, and the
+    standard deviation of the time of each message, in measured latencies."""
 
     variance: float = 0.0
     notes: tuple[str, ...] = ()
+    per_message: float = 0.0
 
     def __add__(self, other: Beyond) -> Beyond:
-        return Beyond(self.variance + other.variance, (*self.notes, *other.notes))
+        per_message = math.hypot(self.per_message, other.per_message)
+        return Beyond(self.variance + other.variance, (*self.notes, *other.notes), per_message)
+
+
+#: of what was measured like this
+INSIDE = Beyond()
+
+
+def unmeasured(note: str, spread: float) -> Beyond:
+    """Return how far an operation is beyond measurements of others, which scatter by `spread` around their fit."""
+    return Beyond(DEVIATION * spread, (f"extrapolated: {note}",), PER_MESSAGE)
 
 
 def beyond(value: float, measured: Sequence[float], what: str) -> Beyond:

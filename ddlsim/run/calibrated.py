@@ -6,7 +6,7 @@ import dataclasses
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.calibration_table import ComputeTable
-from ddlsim.cluster.extrapolation import DEVIATION, Beyond, beyond
+from ddlsim.cluster.extrapolation import Beyond, beyond, unmeasured
 from ddlsim.collectives import KINDS
 from ddlsim.run.experiment import Experiment
 from ddlsim.workload.compute import Affine, Measured
@@ -41,7 +41,7 @@ def outside(experiment: Experiment, cluster: Cluster, model: str, n_workers: int
     if n_workers > 1 and any("." in parameter.name for parameter in table.parameters):
         links = beyond(n_workers, [*table.ranks, *(n for curve in table.curves for n in curve.ranks)], "workers")
         if not any(curve.operation in KINDS for curve in table.curves):
-            links += Beyond(DEVIATION**2, ("extrapolated: no collective was measured, only messages",))
+            links += unmeasured("no collective was measured, only messages", table.spread)
     own, _ = measured_steps(experiment, cluster, model)
     if own is not None:
         compute = beyond(experiment.batch_size, own.batch_sizes, f"samples of {model}")

@@ -14,7 +14,7 @@ import numpy as np
 from ddlsim.arguments import Count, Positive, checked, number
 from ddlsim.cluster import Cluster, ClusterLike, load_cluster
 from ddlsim.cluster.calibrated import PARAMETERS, current_parameters, with_parameters
-from ddlsim.cluster.extrapolation import DEVIATION, Beyond, beyond
+from ddlsim.cluster.extrapolation import INSIDE, Beyond, beyond, unmeasured
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure import Measurement
 from ddlsim.measure.table import OPERATIONS
@@ -24,7 +24,7 @@ from ddlsim.validation.compute_fit import ComputeFit, fit_compute
 from ddlsim.validation.curves import Curve, Interval, curve_time, fit_curve, interval_at, parts_of
 from ddlsim.validation.jitter_fit import JitterFit, fit_jitter
 from ddlsim.validation.links import LinkRow, fit_links
-from ddlsim.validation.log_fit import LogFit, t_quantile
+from ddlsim.validation.log_fit import LogFit, t_quantile, told
 from ddlsim.validation.noise import Floats
 from ddlsim.validation.sources import Reader, read_sources
 
@@ -143,7 +143,7 @@ class Calibration:
             known = self._misfit if fitted else curve.spread**2
             return Beyond(known) + beyond(row.nbytes, curve.nbytes, "bytes") + beyond(row.n_ranks, curve.ranks, "ranks")
         sizes = [end for p in self.parameters for end in p.nbytes if "." in p.name]
-        found = Beyond(DEVIATION**2, (f"extrapolated: {row.operation} was not measured",))
+        found = unmeasured(f"{row.operation} was not measured", self.spread)
         found += beyond(row.nbytes, sizes, "bytes") if sizes else Beyond()
         return found + beyond(row.n_ranks, self.ranks, "ranks")
 
@@ -169,22 +169,27 @@ class Calibration:
         value = case.seconds(self.cluster)
         step = 1e-3
         slopes = np.zeros(len(self.parameters))
-        short, now = 0.0, current_parameters(self.cluster)  # somebody may have changed them since
+        short = software = 0.0
+        now = current_parameters(self.cluster)  # somebody may have changed them since
         for i, p in enumerate(self.parameters):
             if self.covariance[i, i] > 0.0:
                 changed = with_parameters(self.cluster, {p.name: now[p.name] * math.exp(step)})
                 slopes[i] = math.log(case.seconds(changed) / value) / step
                 if p.name.endswith(".latency"):  # each message in a row has its own
                     short += max(slopes[i], 0.0) * self.absolute**2 / (value * now[p.name])
+                    slopes[i] *= min(p.value / now[p.name], 1.0)  # what was added to what was measured is certain
+                    software += slopes[i]
+        outside += Beyond((outside.per_message * software) ** 2)
+        slopes *= told(np.array([p.informed for p in self.parameters]), self.dof)
         variance = self.spread**2 + float(slopes @ self.covariance @ slopes) + short
         return interval_at(value, variance, self.dof, outside)
 
-    def drawn(self, random: np.random.Generator, *, curves: bool = False, beyond: float = 0.0) -> Cluster:
+    def drawn(self, random: np.random.Generator, *, curves: bool = False, outside: Beyond = INSIDE) -> Cluster:
         """Return the cluster with parameters drawn from their uncertainty; or, for runs whose collectives take the time
         of `curves`, with the curves' factors drawn, which were fitted beside the best parameters.
 
         Besides their own uncertainty, the scatter around the fit makes all of them slower or faster together, and so
-        does what the run is beyond the measurements, of this variance in the logarithm.
+        does what the run is `outside` of the measurements.
         """
         if curves:
             from ddlsim.validation.calibration_file import attached
@@ -196,12 +201,17 @@ class Calibration:
         values, vectors = np.linalg.eigh(self.covariance)
         moved = wider * (vectors * np.sqrt(np.maximum(values, 0.0))) @ random.standard_normal(len(values))
         error = wider * self.spread * random.standard_normal()
-        error += math.sqrt(beyond) * random.standard_normal() if beyond else 0.0
+        if outside.variance:
+            error += math.sqrt(outside.variance) * random.standard_normal()
+        software = outside.per_message * random.standard_normal() if outside.per_message else 0.0
+        moved *= told(np.array([p.informed for p in self.parameters]), self.dof)
         found = {}
         now = current_parameters(self.cluster)  # the calibrated values, unless somebody has changed them since
         for p, move in zip(self.parameters, moved.tolist(), strict=True):
             slower = {"bandwidth": -error, "time": error}.get(PARAMETERS[p.name], 0.0)
             found[p.name] = now[p.name] * math.exp(move + slower)
+            if p.name.endswith(".latency") and software:
+                found[p.name] = max(found[p.name] + software * p.value, 0.01 * found[p.name])
         return with_parameters(self.cluster, found)
 
     @checked

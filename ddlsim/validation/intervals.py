@@ -145,7 +145,7 @@ def _drawn(
     workers = given.workers if given.workers is not None else len(cluster.workers)
     n_workers = workers if isinstance(workers, int) else len(workers)
     links, batch = outside(given, cluster, model, n_workers)
-    drawn = dataclasses.replace(drawn, cluster=calibration.drawn(random, curves=curves, beyond=links.variance))
+    drawn = dataclasses.replace(drawn, cluster=calibration.drawn(random, curves=curves, outside=links))
     fit = _compute(given, calibration)
     if fit is None:
         return drawn

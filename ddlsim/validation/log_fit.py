@@ -61,7 +61,7 @@ class LogFit:
     def interval(self, name: str) -> tuple[float, float]:
         """Return the 95 % confidence interval of a parameter."""
         i = self.names.index(name)
-        half = t_quantile(self.dof) * math.sqrt(self.covariance[i, i])
+        half = t_quantile(self.dof) * math.sqrt(self.covariance[i, i]) * float(told(self.informed, self.dof)[i])
         most = min(math.exp(self.logs[i] + half), self.bounds[i][1])
         return math.exp(self.logs[i] - half), max(most, self.values[name])
 
@@ -71,15 +71,25 @@ def t_quantile(dof: float, level: float = LEVEL) -> float:
     return float(student.ppf(0.5 + level / 2, dof))
 
 
-def spread_of(squares: float, n_rows: int, n_parameters: int) -> tuple[float, float]:
+def told(informed: Floats, dof: float) -> Floats:
+    """Return what standard deviations count in intervals that are `dof` degrees of freedom wide, shape (n,).
+
+    Student's t is for what measurements tell of a parameter (the share `informed`), which is as sure as their scatter
+    is known; what a prior says of it is normal.
+    """
+    narrower = (t_quantile(math.inf) / t_quantile(dof)) ** 2
+    return np.asarray(np.sqrt(informed + (1.0 - informed) * narrower))
+
+
+def spread_of(squares: float, n_rows: int, n_parameters: float) -> tuple[float, float]:
     """Return the scatter of relative errors and its degrees of freedom.
 
     Its logarithm is the mean of what the squares say, known within 1/sqrt(2 dof), and of ln :data:`NOISE`, which is
     expected within a factor of exp(1/2), as :data:`NOISE_WEIGHT` degrees of freedom are: with as many parameters as
     rows nothing else would say how large errors are.
     """
-    seen = max(n_rows - n_parameters, 0)
-    own = max(math.sqrt(squares / seen), LEAST) if seen else NOISE
+    seen = max(n_rows - n_parameters, 0.0)
+    own = max(math.sqrt(squares / seen), LEAST) if seen > 1e-6 else NOISE
     dof = seen + NOISE_WEIGHT
     return math.exp((seen * math.log(own) + NOISE_WEIGHT * math.log(NOISE)) / dof), dof
 
@@ -96,9 +106,11 @@ def fit_logs(
 
     Minimises the squared ln(predicted / measured), with soft_l1 loss beyond :data:`ROBUST`, plus the priors, each
     worth as much as a measurement with a scatter of NOISE (so that any measurement that tells the parameter outweighs
-    it). With at least :data:`LEAST_ROWS` rows short times may scatter by more than long ones, and count less for it. No
-    parameter exceeds what `most` says of it. The covariance is spread^2 (J'J)^-1. Raises ConfigError if no parameters
-    make the prediction finite.
+    it). What rests on its prior takes no degree of freedom from the scatter: as many as the trace of the matrix that
+    makes predictions of measurements (Hastie and Tibshirani 1990, Generalized Additive Models, section 3.5) are counted
+    as fitted. With at least :data:`LEAST_ROWS` rows short times may scatter by more than long ones, and count less for
+    it. No parameter exceeds what `most` says of it. The covariance is spread^2 (J'J)^-1. Raises ConfigError if no
+    parameters make the prediction finite.
     """
     centre = np.log([prior.value for prior in priors])
     weight = NOISE / np.array([prior.sd for prior in priors])
@@ -125,8 +137,9 @@ def fit_logs(
             relative, absolute = fit_noise(errors / counts, measured)
             counts = relative / scatter(measured, relative, absolute)
     errors = residuals(found.x)[: len(measured)]
-    spread, dof = spread_of(2.0 * robust_cost(errors), len(measured), len(start))
     known = found.jac[: len(measured)]
+    n_told = float(np.trace(np.linalg.solve(known.T @ known + np.diag(weight**2), known.T @ known)))
+    spread, dof = spread_of(2.0 * robust_cost(errors), len(measured), n_told)
     prior = (spread / np.array([prior.sd for prior in priors])) ** 2
     unit = np.linalg.inv(known.T @ known + np.diag(prior))
     informed = 1.0 - np.clip(np.diag(unit) * prior, 0.0, 1.0)

@@ -5,8 +5,7 @@ import math
 
 import pytest
 
-from accuracy import techniques
-from accuracy.aws import INITIAL_WINDOW, Transport
+from accuracy import aws, techniques
 from accuracy.collectives import Pieces
 from accuracy.families import FAMILIES
 from accuracy.report import judged, misses
@@ -15,13 +14,14 @@ from ddlsim import load_device, load_model
 from ddlsim.workload.compute import make_workload
 
 
-def test_slow_start() -> None:
-    """A window 8 times the initial one: 3 round trips pass, in which 7/8 of a round trip's bytes are sent."""
-    delay = 1e-3 - 50e-6  # with the machines' own delay a round trip of 2 ms
-    transport = Transport(1, 1.0, math.inf, math.inf, 8 * INITIAL_WINDOW)
-    assert transport.bandwidth(delay, math.inf) == pytest.approx(8 * INITIAL_WINDOW / 2e-3)
-    assert transport.slow_start(delay, math.inf) == pytest.approx((3 - 7 / 8) * 2e-3)
-    assert dataclasses.replace(transport, window=INITIAL_WINDOW).slow_start(delay, math.inf) == 0.0
+def test_what_is_known_of_shaped_machines() -> None:
+    """2 Gbit/s behind 5 ms: the calibrated latency and the delay, and what frames of 9,015 bytes leave of the rate."""
+    row = aws.Measurement("p2p", "gloo", 2, 2.0**27, 5e-3, 2.5e8, 0.581)
+    n_bytes = 2.0**27 / (8949 / 9015 * 2.5e8)
+    wire, late = aws.parameters("gloo")["between.latency"] + 5e-3 + n_bytes, 0.045  # of slow start, about
+    assert wire < aws.predicted(row).value < wire + late
+    assert not row.calibrates
+    assert dataclasses.replace(row, delay=0.0, rate=math.inf).calibrates
 
 
 def test_pieces() -> None:

@@ -40,7 +40,8 @@ def width(interval):
 
 def test_the_interval_holds_the_prediction_and_widens_with_the_noise(quiet):
     noisy = calibrate(measurements(0.2), "office-1gbe")
-    narrow, wide = (predict_interval(EXPERIMENT, calibration) for calibration in (quiet, noisy))
+    large = dataclasses.replace(EXPERIMENT, model="resnet18", compute=ddlsim.Measured("100 ms", 32))
+    narrow, wide = (predict_interval(large, calibration) for calibration in (quiet, noisy))
     for prediction in (narrow, wide):
         assert prediction.throughput.value == prediction.result.throughput
         assert prediction.throughput.value in prediction.throughput
