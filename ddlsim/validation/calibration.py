@@ -177,8 +177,9 @@ class Calibration:
                 slopes[i] = math.log(case.seconds(changed) / value) / step
                 if p.name.endswith(".latency"):  # each message in a row has its own
                     short += max(slopes[i], 0.0) * self.absolute**2 / (value * now[p.name])
-                    slopes[i] *= min(p.value / now[p.name], 1.0)  # what was added to what was measured is certain
-                    software += slopes[i]
+                    own = min(p.value / now[p.name], 1.0)  # more than that somebody has added
+                    software += slopes[i] * own
+                    slopes[i] *= p.informed + (1.0 - p.informed) * own  # a prior is about the file's value
         outside += Beyond((outside.per_message * software) ** 2)
         slopes *= told(np.array([p.informed for p in self.parameters]), self.dof)
         variance = self.spread**2 + float(slopes @ self.covariance @ slopes) + short
