@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Protocol
+from dataclasses import dataclass
+from typing import Annotated
 
-from ddlsim.arguments import one_of, quantity
+from ddlsim.arguments import Count, checked, one_of, quantity
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Learner
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import UNVARIED
-from ddlsim.units import si
 
 Placement = Annotated[str, one_of("own", "colocated")]
 ApplyTime = Annotated[float | str, quantity("time", "1 ms", zero=True)]
 
 
-class Served(Protocol):
-    """A strategy whose servers take time for an update."""
+@checked
+@dataclass(frozen=True, kw_only=True)
+class WithServers:
+    """The fields of strategies whose servers act together, for these to inherit: as for AsyncParameterServer."""
 
-    @property
-    def servers(self) -> int: ...
-    @property
-    def placement(self) -> str: ...
-    @property
-    def apply_time(self) -> float | str: ...
-
-
-def apply_seconds(strategy: Served) -> float:
-    """Return the s that a server of the strategy needs for an update."""
-    return si(strategy.apply_time, "time")
+    servers: Count = 1
+    placement: Placement = "own"
+    apply_time: ApplyTime = 0.0
 
 
 def check_layers(kind: str, learner: Learner, servers: int) -> None:

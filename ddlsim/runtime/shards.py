@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 import simpy
 
-from ddlsim.runtime.servers import Served, apply_seconds, server_nodes
+from ddlsim.runtime.servers import WithServers, server_nodes
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.wires import Parcel, Wires
 from ddlsim.runtime.worker import Process, Worker, all_of
+from ddlsim.units import si
 
 
 def communicate(worker: Worker, event: simpy.Event, what: str) -> Process:
@@ -43,12 +44,12 @@ class Shards:
         self.wires = Wires(self.setting, len(self.nodes), owner=self.owner, models=self.models)
 
     @classmethod
-    def of(cls, strategy: Served, setting: Setting, *, models: bool = False) -> Shards:
+    def of(cls, strategy: WithServers, setting: Setting, *, models: bool = False) -> Shards:
         """Place the strategy's servers, to which workers send gradients or `models`.
 
         Raises ConfigError if there are not enough machines."""
         nodes = server_nodes(setting.cluster, setting.nodes, strategy.servers, strategy.placement)
-        return cls(setting, nodes, apply_seconds(strategy), type(strategy).__name__, models)
+        return cls(setting, nodes, si(strategy.apply_time, "time"), type(strategy).__name__, models)
 
     def up(self, worker: Worker, parcel: Parcel) -> simpy.Event:
         """Send what a worker has packed; the event is when all servers have their part."""

@@ -12,18 +12,12 @@ from ddlsim.learning.learner import State
 from ddlsim.network import lane_tables as ls
 from ddlsim.runtime.lane_ops import OPTIMIZER, Op, gradient
 from ddlsim.runtime.lanes import Lanes
-from ddlsim.runtime.servers import (
-    ApplyTime,
-    Placement,
-    apply_seconds,
-    check_layers,
-    note_lock_step,
-    server_nodes,
-)
+from ddlsim.runtime.servers import ApplyTime, Placement, check_layers, note_lock_step, server_nodes
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.wires import Parcel, Wires
 from ddlsim.runtime.worker import Worker
 from ddlsim.strategies.staleness import DelayCompensation, Scaling, ScalingChoice, scaled, scaling_named
+from ddlsim.units import si
 
 
 @dataclass
@@ -199,4 +193,4 @@ class AsyncParameterServer:
         setting.model = lambda: learner.concatenate([shard.params for shard in shards])
         wires = Wires(setting, self.servers, owner="AsyncParameterServer")
         note_lock_step(setting)
-        _Downpour(setting, shards, wires).go(self.accumulate, nodes, apply_seconds(self))
+        _Downpour(setting, shards, wires).go(self.accumulate, nodes, si(self.apply_time, "time"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ddlsim.learning import Array, Value
 from ddlsim.network import lane_tables as ls
 from ddlsim.runtime.lane_ops import Op, gradient
-from ddlsim.runtime.servers import Served, check_layers
+from ddlsim.runtime.servers import WithServers, check_layers
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.shards import Shards
 from ddlsim.runtime.visits import Visit, Visits, follows
@@ -45,7 +45,7 @@ class Center:
 
     @classmethod
     def of(
-        cls, strategy: Served, setting: Setting, count: int = 1, scaling: Scaling | None = None, *,
+        cls, strategy: WithServers, setting: Setting, count: int = 1, scaling: Scaling | None = None, *,
         drop_late: bool = False,
     ) -> Center:  # fmt: skip
         """Place the strategy's servers. Raises ConfigError if there are not enough machines for them, or if the

@@ -10,7 +10,7 @@ from ddlsim.learning import Array, Value
 from ddlsim.network import lane_tables as ls
 from ddlsim.runtime.lane_ops import OPTIMIZER, Op, gradient
 from ddlsim.runtime.replica import replicas_of
-from ddlsim.runtime.servers import ApplyTime, Placement, note_lock_step
+from ddlsim.runtime.servers import WithServers, note_lock_step
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.shards import Shards
 from ddlsim.runtime.visits import Visit, Visits, follows
@@ -71,7 +71,7 @@ class _Springs:
 
 @checked
 @dataclass(frozen=True)
-class ElasticAveraging:
+class ElasticAveraging(WithServers):
     """Elastic averaging SGD (Zhang, Choromanska and LeCun 2015, NIPS, arXiv:1412.6651, equations 5 and 6):
 
         x_i <- x_i - eta g_i(x_i) - alpha (x_i - z),    z <- z + alpha sum_i (x_i - z)
@@ -90,9 +90,6 @@ class ElasticAveraging:
     alpha: Annotated[float, number(0.0, 1.0, hint=", e.g. 0.9 / N")]
     period: Count = 1
     synchronous: bool = True
-    servers: Count = 1
-    placement: Placement = "own"
-    apply_time: ApplyTime = 0.0
 
     @property
     def label(self) -> str:

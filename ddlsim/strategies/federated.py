@@ -17,7 +17,7 @@ from ddlsim.optim import SGD, Optimizer
 from ddlsim.runtime import Outer, Process, Rounds, Setting, Shards, Worker, local_steps
 from ddlsim.runtime.lane_ops import OPTIMIZER, Op, gradient
 from ddlsim.runtime.replica import need_values
-from ddlsim.runtime.servers import ApplyTime, Placement, note_lock_step
+from ddlsim.runtime.servers import WithServers, note_lock_step
 from ddlsim.runtime.visits import follows
 from ddlsim.strategies.center import Center
 from ddlsim.strategies.staleness import ScalingChoice, scaling_named
@@ -25,7 +25,7 @@ from ddlsim.strategies.staleness import ScalingChoice, scaling_named
 
 @checked
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(WithServers):
     """Federated averaging (McMahan et al. 2017, AISTATS, arXiv:1602.05629, algorithm 1). In every round, of K clients
 
     S = max(C K, 1) of them, drawn by chance
@@ -46,9 +46,6 @@ class FedAvg:
     fraction: Annotated[float, number(0.0, 1.0, above=True, hint=" (0.1 is a tenth of the clients)")] = 0.1
     local_steps: Count | None = None
     epochs: Positive | None = None
-    servers: Count = 1
-    placement: Placement = "own"
-    apply_time: ApplyTime = 0.0
 
     def __post_init__(self) -> None:
         if (self.local_steps is None) == (self.epochs is None):
@@ -91,7 +88,7 @@ class FedAvg:
 
 @checked
 @dataclass(frozen=True)
-class FedBuff:
+class FedBuff(WithServers):
     """Buffered asynchronous aggregation (Nguyen et al. 2022, AISTATS, arXiv:2106.06639, algorithms 1 and 2):
 
     w_k <- w, then w_k <- w_k - eta g_k(w_k), `local_steps` times; the client sends Delta_k = w - w_k
@@ -115,9 +112,6 @@ class FedBuff:
     staleness_scaling: ScalingChoice = "square-root"
     outer: Annotated[Optimizer, "an object such as Momentum(0.3)"] = SGD()
     outer_rate: Positive = 1.0
-    servers: Count = 1
-    placement: Placement = "own"
-    apply_time: ApplyTime = 0.0
 
     @property
     def label(self) -> str:

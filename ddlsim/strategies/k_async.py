@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
 from ddlsim.network import lane_tables as ls
 from ddlsim.runtime.lane_ops import Op
-from ddlsim.runtime.servers import ApplyTime, Placement, note_lock_step
+from ddlsim.runtime.servers import WithServers, note_lock_step
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies.center import Center
 
@@ -17,38 +18,45 @@ from ddlsim.strategies.center import Center
 UNTIL_APPLIED = Op(ls.MEET, "the gradients of others")
 
 
-def check_k(kind: str, k: int, n_workers: int) -> None:
-    """Raise ConfigError if `k` learners are more than there are."""
-    if k > n_workers:
-        raise ConfigError(f"{kind}: k = {k}: there are {n_workers} workers; use at most {n_workers}")
+@checked
+@dataclass(frozen=True)
+class OfK(WithServers):
+    """A server that makes an update, w <- w - eta (1/k) sum g, of the first k gradients or of those of k learners."""
+
+    k: Count
+    kind: ClassVar[str]
+
+    @property
+    def label(self) -> str:
+        """Its name with the number."""
+        return f"{self.k}-{self.kind}"
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """One update for every k gradients."""
+        return math.ceil(steps * n_workers / self.k)
+
+    def check_k(self, setting: Setting) -> None:
+        """Raise ConfigError if `k` learners are more than there are."""
+        n_workers = len(setting.workers)
+        if self.k > n_workers:
+            name = type(self).__name__
+            raise ConfigError(f"{name}: k = {self.k}: there are {n_workers} workers; use at most {n_workers}")
 
 
 @checked
 @dataclass(frozen=True)
-class KAsync:
+class KAsync(OfK):
     """K-async SGD (Dutta et al. 2018, arXiv:1803.01113, section 2): the server waits for k learners,
     w <- w - eta (1/k) sum g, and answers these; the others go on with the parameters that they have.
 
     k = N is synchronous, k = 1 asynchronous.
     """
 
-    k: Count
-    servers: Count = 1
-    placement: Placement = "own"
-    apply_time: ApplyTime = 0.0
-
-    @property
-    def label(self) -> str:
-        """Its name with the number."""
-        return f"{self.k}-async"
-
-    def updates(self, steps: int, n_workers: int) -> int:
-        """One update for every k gradients."""
-        return math.ceil(steps * n_workers / self.k)
+    kind = "async"
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
-        check_k("KAsync", self.k, len(setting.workers))
+        self.check_k(setting)
         center = Center.of(self, setting, self.k)
         if self.k < len(setting.workers):  # all of them are a barrier
             note_lock_step(setting)
@@ -57,24 +65,12 @@ class KAsync:
 
 @checked
 @dataclass(frozen=True)
-class KBatchAsync:
+class KBatchAsync(OfK):
     """K-batch-async SGD (Dutta et al. 2018, AISTATS, arXiv:1803.01113, section 2): the server waits for k
     mini-batches from any learners, w <- w - eta (1/k) sum g; a learner that has pushed pulls the parameters that
     are there at once; nobody waits or is cancelled."""
 
-    k: Count
-    servers: Count = 1
-    placement: Placement = "own"
-    apply_time: ApplyTime = 0.0
-
-    @property
-    def label(self) -> str:
-        """Its name with the number."""
-        return f"{self.k}-batch-async"
-
-    def updates(self, steps: int, n_workers: int) -> int:
-        """One update for every k gradients."""
-        return math.ceil(steps * n_workers / self.k)
+    kind = "batch-async"
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
 import simpy
 
-from ddlsim.arguments import Count, Index, checked
+from ddlsim.arguments import Index, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Array, Value
-from ddlsim.runtime.servers import ApplyTime, Placement
+from ddlsim.runtime.servers import WithServers
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.shards import communicate
 from ddlsim.runtime.visits import Visit
 from ddlsim.runtime.wires import Parcel
 from ddlsim.runtime.worker import Process, Worker
 from ddlsim.strategies.center import Center
-from ddlsim.strategies.k_async import UNTIL_APPLIED, check_k
+from ddlsim.strategies.k_async import UNTIL_APPLIED, OfK
 
 #: a worker's time until it has a gradient; None if it was stopped before
 _Attempt = Generator[simpy.Event, object, Value[Array] | None]
@@ -127,6 +126,12 @@ class _Rounds:
             worker.end_step()
 
 
+def _start(setting: Setting, center: Center, *, again: bool) -> None:
+    rounds = _Rounds(center)
+    for worker in setting.workers:
+        setting.loop.env.process(rounds.work(worker, again=again))
+
+
 def _note_dropped(setting: Setting, label: str, count: int) -> None:
     """Note whose samples count where an update takes `count` gradients and others are dropped."""
     setting.notes.append(
@@ -137,7 +142,7 @@ def _note_dropped(setting: Setting, label: str, count: int) -> None:
 
 @checked
 @dataclass(frozen=True)
-class KSync:
+class KSync(OfK):
     """K-sync SGD (Dutta et al. 2018, AISTATS, arXiv:1803.01113, section 2): the server waits for the first k
     learners, w <- w - eta (1/k) sum g; the others are cancelled, and all start again with the new parameters.
 
@@ -145,15 +150,7 @@ class KSync:
     and is dropped. k = N is synchronous SGD.
     """
 
-    k: Count
-    servers: Count = 1
-    placement: Placement = "own"
-    apply_time: ApplyTime = 0.0
-
-    @property
-    def label(self) -> str:
-        """Its name with the number."""
-        return f"{self.k}-sync"
+    kind = "sync"
 
     def updates(self, steps: int, n_workers: int) -> int:
         """One update a step."""
@@ -161,47 +158,33 @@ class KSync:
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
-        check_k("KSync", self.k, len(setting.workers))
-        rounds = _Rounds(Center.of(self, setting, self.k))
+        self.check_k(setting)
+        center = Center.of(self, setting, self.k)
         if self.k < len(setting.workers):
             _note_dropped(setting, self.label, self.k)
-        for worker in setting.workers:
-            setting.loop.env.process(rounds.work(worker, again=False))
+        _start(setting, center, again=False)
 
 
 @checked
 @dataclass(frozen=True)
-class KBatchSync:
+class KBatchSync(OfK):
     """K-batch-sync SGD (Dutta et al. 2018, arXiv:1803.01113, section 2): the server waits for k mini-batches from
     any learners; a learner that has pushed starts another at the same parameters; work that is unfinished when
     the new parameters arrive is cancelled."""
 
-    k: Count
-    servers: Count = 1
-    placement: Placement = "own"
-    apply_time: ApplyTime = 0.0
-
-    @property
-    def label(self) -> str:
-        """Its name with the number."""
-        return f"{self.k}-batch-sync"
-
-    def updates(self, steps: int, n_workers: int) -> int:
-        """One update for every k mini-batches."""
-        return math.ceil(steps * n_workers / self.k)
+    kind = "batch-sync"
 
     def start(self, setting: Setting) -> None:
         """Start all workers."""
-        rounds = _Rounds(Center.of(self, setting, self.k))
+        center = Center.of(self, setting, self.k)
         if len(setting.workers) > 1:
             _note_dropped(setting, self.label, self.k)
-        for worker in setting.workers:
-            setting.loop.env.process(rounds.work(worker, again=True))
+        _start(setting, center, again=True)
 
 
 @checked
 @dataclass(frozen=True)
-class BackupWorkers:
+class BackupWorkers(WithServers):
     """Synchronous SGD with b backup workers (Chen, Pan, Monga, Bengio and Jozefowicz 2016, arXiv:1604.00981,
     section 3): of N + b workers, the gradients of the first N make the step, w <- w - eta (1/N) sum g; those of
     the other b are dropped.
@@ -214,9 +197,6 @@ class BackupWorkers:
 
     backups: Index
     restart: bool = True
-    servers: Count = 1
-    placement: Placement = "own"
-    apply_time: ApplyTime = 0.0
 
     @property
     def label(self) -> str:
@@ -238,9 +218,7 @@ class BackupWorkers:
         center = Center.of(self, setting, n_needed, drop_late=not self.restart)
         if self.backups > 0:
             _note_dropped(setting, self.label, n_needed)
-        if not self.restart:
+        if self.restart:
+            _start(setting, center, again=False)
+        else:
             center.go(UNTIL_APPLIED)
-            return
-        rounds = _Rounds(center)
-        for worker in setting.workers:
-            setting.loop.env.process(rounds.work(worker, again=False))

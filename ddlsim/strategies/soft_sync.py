@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
-from ddlsim.runtime.servers import ApplyTime, Placement, note_lock_step
+from ddlsim.runtime.servers import WithServers, note_lock_step
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies.center import Center
 from ddlsim.strategies.staleness import ScalingChoice, scaling_named
@@ -15,7 +15,7 @@ from ddlsim.strategies.staleness import ScalingChoice, scaling_named
 
 @checked
 @dataclass(frozen=True)
-class SoftSync:
+class SoftSync(WithServers):
     """n-softsync (Zhang, Gupta, Lian and Liu 2016, arXiv:1511.05950, section 3): the server waits for
     c = floor(N/n) gradients from any workers, then
 
@@ -32,9 +32,6 @@ class SoftSync:
 
     n: Count
     staleness_scaling: ScalingChoice = "inverse"
-    servers: Count = 1
-    placement: Placement = "own"
-    apply_time: ApplyTime = 0.0
 
     @property
     def label(self) -> str:

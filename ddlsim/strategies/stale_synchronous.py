@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-from ddlsim.arguments import Count, by, checked, whole
+from ddlsim.arguments import by, checked, whole
 from ddlsim.errors import ConfigError
 from ddlsim.network import lane_tables as ls
 from ddlsim.runtime.lane_ops import Op
-from ddlsim.runtime.servers import ApplyTime, Placement, note_lock_step
+from ddlsim.runtime.servers import WithServers, note_lock_step
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies.center import Center
 
@@ -26,7 +26,7 @@ def _slack(value: object, where: str) -> object:
 
 @checked
 @dataclass(frozen=True)
-class StaleSynchronous:
+class StaleSynchronous(WithServers):
     """Stale synchronous parallel (Ho et al. 2013, NIPS, section 2): every gradient is applied when it arrives,
     w <- w - eta g_i, but no worker may run ahead of the slowest by more than `slack` clocks.
 
@@ -36,9 +36,6 @@ class StaleSynchronous:
     """
 
     slack: Annotated[float, by(_slack)]
-    servers: Count = 1
-    placement: Placement = "own"
-    apply_time: ApplyTime = 0.0
 
     @property
     def label(self) -> str:

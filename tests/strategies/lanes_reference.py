@@ -9,13 +9,14 @@ import simpy
 
 from ddlsim.learning import Value, weighted_sum
 from ddlsim.runtime.replica import Replica, start_replicas
-from ddlsim.runtime.servers import apply_seconds, server_nodes
+from ddlsim.runtime.servers import server_nodes
 from ddlsim.runtime.wires import Parcel, Wires
 from ddlsim.runtime.worker import all_of
 from ddlsim.strategies.asynchronous import _Shard
 from ddlsim.strategies.mixing import bipartition, mixing_matrix, neighbours
 from ddlsim.strategies.staleness import scaling_named
 from ddlsim.streams import stream
+from ddlsim.units import si
 
 
 @dataclass
@@ -105,7 +106,7 @@ def push_pull(strategy, worker, server, i, push, wires):
         yield turn
         begin = loop.now
         push.queued[i] = begin - arrived
-        if (seconds := apply_seconds(strategy) + wires.server_seconds(i)) > 0.0:
+        if (seconds := si(strategy.apply_time, "time") + wires.server_seconds(i)) > 0.0:
             yield loop.env.timeout(seconds)
         staleness = server.version - pulled.version
         worker.recorder.staleness.append(staleness)
