@@ -32,6 +32,20 @@ def pytest_configure():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def is_slow(path):
+    return any(part in SLOW for part in path.relative_to(HERE).parts)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Do not import what has no test of the part that is run: that takes a quarter of a minute."""
+    marks = config.getoption("markexpr")
+    if marks == "not slow" and is_slow(collection_path):
+        return True
+    if marks == "slow" and collection_path.name.startswith("test_") and collection_path.is_file():
+        return True if not is_slow(collection_path) and "mark.slow" not in collection_path.read_text() else None
+    return None
+
+
 def pytest_collection_modifyitems(items):
     """Let the second half begin with tests that need no event kernel.
 
@@ -39,7 +53,7 @@ def pytest_collection_modifyitems(items):
     when it comes to need it, instead of compiling it at the same time.
     """
     for item in items:
-        if any(part in SLOW for part in item.path.relative_to(HERE).parts):
+        if is_slow(item.path):
             item.add_marker("slow")
     without = [item for item in items if item.path.relative_to(HERE).parts[0] in WITHOUT_KERNEL]
     others = [item for item in items if item.path.relative_to(HERE).parts[0] not in WITHOUT_KERNEL]

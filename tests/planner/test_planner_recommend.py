@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 
@@ -28,27 +29,30 @@ def plan(target: Target = Target(), **changes: object) -> Plan:  # noqa: B008
     return recommend(given.pop("clusters", SWITCH), "lenet5", target, **given)  # type: ignore[arg-type]
 
 
-def exhaustive(target: Target) -> list[tuple[tuple[float, float], int, str]]:
-    """Simulate everything, and put it in order by what the target says."""
-    found = []
-    for workers in (1, 2, 4, 6, 8):
-        for strategy in STRATEGIES:
-            for compression in (None, TopK(0.01)):
-                if compression is not None and workers == 1:
-                    continue
-                result = ddlsim.simulate(
-                    BASE.with_(workers=workers, strategy=strategy, compression=compression, warmup=4, steps=4)
-                )
-                hours = SAMPLES / result.throughput / 3600
-                usd = hours * 3.6 * workers
-                limits = [
-                    (hours * 3600, target.deadline), (usd, target.budget),
-                    (target.efficiency, target.efficiency and result.efficiency),
-                    (target.throughput, target.throughput and result.throughput),
-                ]  # fmt: skip
-                miss = max([0.0, *(value / limit - 1 for value, limit in limits if value and limit)])
-                found.append(((miss, usd if target.wants_cheapest else hours), workers, strategy.label))
-    return sorted(found, key=lambda row: row[0])
+@functools.cache
+def everything() -> list[ddlsim.Result]:
+    """Simulate all there is."""
+    return [
+        ddlsim.simulate(BASE.with_(workers=workers, strategy=strategy, compression=compression, warmup=4, steps=4))
+        for workers in (1, 2, 4, 6, 8) for strategy in STRATEGIES for compression in (None, TopK(0.01))
+        if compression is None or workers > 1
+    ]  # fmt: skip
+
+
+def exhaustive(target: Target) -> list[tuple[float, float]]:
+    """Put everything in order by what the target says: the worst miss, then hours or USD."""
+    ranks = []
+    for result in everything():
+        hours = SAMPLES / result.throughput / 3600
+        usd = hours * 3.6 * result.n_workers
+        limits = [
+            (hours * 3600, target.deadline), (usd, target.budget),
+            (target.efficiency, target.efficiency and result.efficiency),
+            (target.throughput, target.throughput and result.throughput),
+        ]  # fmt: skip
+        miss = max([0.0, *(value / limit - 1 for value, limit in limits if value and limit)])
+        ranks.append((miss, usd if target.wants_cheapest else hours))
+    return sorted(ranks)
 
 
 TARGETS = {
@@ -69,10 +73,10 @@ def test_the_choice_is_that_of_an_exhaustive_search(name: str) -> None:
     found, wanted = plan(target), exhaustive(target)
     rows = found.table[found.table["status"] == "simulated"]
     assert len(found.table) == len(wanted)
-    for (_, row), (rank, _, _) in zip(rows.head(3).iterrows(), wanted, strict=False):
+    for (_, row), rank in zip(rows.head(3).iterrows(), wanted, strict=False):
         value = row["cost"] if target.wants_cheapest else row["time"] / 3600
         assert (row["miss"], value) == (pytest.approx(rank[0], abs=1e-9), pytest.approx(rank[1]))
-    assert found.meets_target == (wanted[0][0][0] == 0.0)
+    assert found.meets_target == (wanted[0][0] == 0.0)
     exact = found.table[(found.table["status"] == "simulated") & found.table["exact"]]
     assert found.best_exact.throughput == exact["throughput"].iloc[0]
 
@@ -192,7 +196,7 @@ def test_crossovers_agree_with_direct_simulation() -> None:
 
 
 def test_the_number_of_processes_does_not_matter() -> None:
-    one, two = plan(jobs=1), plan(jobs=2)
+    one, two = (plan(jobs=jobs, workers=[2, 4], strategies=STRATEGIES[:2]) for jobs in (1, 2))
     assert one.table.equals(two.table)
     assert str(one) == str(two)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ from ddlsim.planner.target import Figures
 
 #: a step takes 2 s, an exchange 30 us: all numbers of workers cost the same
 FAST = load_cluster(star(8, bandwidth="100 Gbit/s", latency="1 us")).with_costs(price="3.6 USD/h")
+DEAR = FAST.with_costs(price="7.2 USD/h")
 BASE = Experiment(FAST, "lenet5", batch_size=16, compute=Measured("2 s", 16))
 SAMPLES = 1e6
 STRATEGIES = [LocalSGD(4), ParameterServer(1, "colocated"), AllReduce("recursive_doubling"), AllReduce("ring")]
@@ -113,21 +115,18 @@ def chosen(target: Target, found: Sequence[Found]) -> Found:
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_choice_is_that_of_an_exhaustive_search(name: str, step: str) -> None:
     """Among workers, strategies and two clusters, with ties everywhere (2 s) and hardly any (1 ms)."""
-    target, dear = TARGETS[name], FAST.with_costs(price="7.2 USD/h")
-    base = BASE.with_(compute=Measured(step, 16))
-    options = {"strategies": STRATEGIES, "workers": [1, 2, 4, 8], "clusters": [dear, FAST], "base": base}
-    found = plan(target, **options)
-    everything = [
-        Found(one.candidate, SIMULATED, figures=_figures(one.candidate)) for one in found.found
-    ]  # without bounds  # fmt: skip
+    target, options = TARGETS[name], {"strategies": STRATEGIES, "workers": [1, 2, 4, 8], "clusters": [DEAR, FAST]}
+    found = plan(target, base=BASE.with_(compute=Measured(step, 16)), **options)
+    everything = [Found(one.candidate, SIMULATED, figures=_figures(one.candidate.experiment)) for one in found.found]
     best = chosen(target, everything)
     assert found.best.candidate.number == best.candidate.number
     exact = chosen(target, [one for one in everything if one.candidate.exact])
     assert found.best_exact.candidate.number == exact.candidate.number
 
 
-def _figures(candidate: Candidate) -> Figures:
-    result = ddlsim.simulate(candidate.experiment)
+@functools.cache
+def _figures(experiment: Experiment) -> Figures:
+    result = ddlsim.simulate(experiment)
     return Figures(
         result.throughput, result.efficiency, result.cost_rate, SAMPLES / result.throughput, result.known("power")
     )

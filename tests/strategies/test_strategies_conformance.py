@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import subprocess
@@ -172,16 +173,28 @@ def fingerprint(result: Result) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+@functools.cache
+def jittered(name: str) -> Result:
+    """What several tests look at: a run with jitter, and its spans."""
+    return run(experiment(STRATEGIES[name]), keep_spans=True)
+
+
+@functools.cache
+def even(name: str) -> Result:
+    """The same without jitter."""
+    return run(experiment(STRATEGIES[name], jitter=False))
+
+
 each = pytest.mark.parametrize("name", STRATEGIES)
 each_synchronous = pytest.mark.parametrize("name", SYNCHRONOUS)
 
 
 @each
 def test_the_seed_decides_everything(name: str) -> None:
-    first, second = (run(experiment(STRATEGIES[name])) for _ in range(2))
-    assert fingerprint(first) == fingerprint(second)
-    other = run(experiment(STRATEGIES[name], seed=6))
-    assert fingerprint(other) != fingerprint(first)
+    """And that spans are kept changes nothing."""
+    first = fingerprint(jittered(name))
+    assert fingerprint(run(experiment(STRATEGIES[name]))) == first
+    assert fingerprint(run(experiment(STRATEGIES[name], seed=6))) != first
 
 
 def test_another_process_computes_the_same() -> None:
@@ -195,7 +208,7 @@ def test_another_process_computes_the_same() -> None:
         [sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}\n{code}"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    here = [fingerprint(run(experiment(STRATEGIES[name]))) for name in names]
+    here = [fingerprint(jittered(name)) for name in names]
     assert done.stdout.split() == here
 
 
@@ -203,7 +216,7 @@ def test_another_process_computes_the_same() -> None:
 def test_every_second_is_accounted_for(name: str) -> None:
     """compute + communication + waiting + idle = wall time for every worker; a worker is never idle, as these
     strategies leave it nothing else to do; its spans follow one another without gap or overlap."""
-    result = run(experiment(STRATEGIES[name]), keep_spans=True)
+    result = jittered(name)
     for rank, seconds in enumerate(result.recorder.seconds):
         assert min(seconds.values()) >= 0.0
         assert sum(seconds.values()) == pytest.approx(result.end_time, rel=1e-9)
@@ -221,7 +234,7 @@ def test_every_second_is_accounted_for(name: str) -> None:
 def test_computing_takes_what_the_workload_says(name: str) -> None:
     """Without jitter: 4 steps of 4 ms each (the priority queue has begun the fifth forward pass, and so have workers
     whose shards arrive, or which a server with work has answered before others)."""
-    result = run(experiment(SYNCHRONOUS[name], jitter=False))
+    result = even(name)
     for seconds in result.recorder.seconds:
         begun = seconds["compute"] - 4 * 0.004
         ahead = "-priority" in name or "-working" in name or name in ("sharded-layer", "sharded-ddp")
@@ -267,7 +280,7 @@ def bytes_of(result: Result, strategy: Strategy, sizes: list[float]) -> np.ndarr
 def test_every_byte_is_accounted_for(name: str) -> None:
     """Every channel has carried the messages of 4 steps' schedules over their routes, and nothing else."""
     strategy = SYNCHRONOUS[name]
-    result = run(experiment(strategy))
+    result = jittered(name)
     overlap = strategy.overlap  # type: ignore[attr-defined]
     expected = 4 * bytes_of(result, strategy, bucket_sizes(result.workloads[0], overlap))
     assert expected.max() > 0.0
@@ -284,7 +297,7 @@ def test_fused_buffers_carry_every_byte(name: str) -> None:
     That of gloo's is not: its messages have headers.
     """
     strategy = SYNCHRONOUS[name]
-    result = run(experiment(strategy))
+    result = jittered(name)
     expected = 4 * bytes_of(result, strategy, [result.workloads[0].gradient_nbytes])
     np.testing.assert_allclose(result.channel_nbytes, expected, rtol=1e-9, atol=1e-3)
 
@@ -294,7 +307,7 @@ def test_asynchronous_bytes(name: str) -> None:
     """Every update carried S to the servers and back; at the end each worker has at most one on its way."""
     strategy = ASYNCHRONOUS[name]
     assert isinstance(strategy, AsyncParameterServer)
-    result = run(experiment(strategy))
+    result = jittered(name)
     nbytes = result.workloads[0].gradient_nbytes
     nodes = server_nodes(CLUSTER, result.nodes.tolist(), strategy.servers, strategy.placement)
     for node in nodes:
@@ -323,7 +336,7 @@ def test_one_worker_does_not_communicate(name: str) -> None:
 
 @each
 def test_workers_together_are_at_most_their_sum(name: str) -> None:
-    result = run(experiment(STRATEGIES[name], jitter=False))
+    result = even(name)
     assert 0.0 < result.throughput <= N * result.single_throughput * (1 + 1e-9)
     assert 0.0 < result.efficiency <= 1.0 + 1e-9
     assert result.speedup == pytest.approx(N * result.efficiency, rel=1e-9)
@@ -386,7 +399,7 @@ class Interrupted:
 
 @pytest.mark.parametrize("name", ["ring-ddp", "ring-priority", "server-3-own-horovod", "async-1", "2-sync", "ssp"])
 def test_an_interrupt_keeps_what_was_simulated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = run(experiment(STRATEGIES[name]))
+    whole = jittered(name)
     interrupted = Interrupted(monkeypatch)
     run(experiment(STRATEGIES[name]))
     calls = interrupted.count  # of lanes, the first of which only ask for factors
@@ -404,7 +417,7 @@ def test_an_interrupt_keeps_what_was_simulated(name: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", ["ring-ddp", "ring-none", "server-3-own-layer", "async-3-apply", *CENTRAL])
 def test_max_time_cuts_the_same_run_short(name: str) -> None:
     """Wherever the limit falls, into computing or into a transfer, what came before is the same run."""
-    whole = run(experiment(STRATEGIES[name]))
+    whole = jittered(name)
     first, last = whole.recorder.updates[0][0], whole.end_time
     for max_time in np.linspace(first, last, 12):
         result = run(experiment(STRATEGIES[name]).with_(max_time=float(max_time)))
