@@ -20,11 +20,15 @@ MAX_PATH = 4096  # bytes
 
 @dataclass(frozen=True)
 class Rule:
-    """What an argument must be: in words, by its kind, and what is kept of it (``keep`` raises ConfigError)."""
+    """What an argument must be: in words, by its kind, and what is kept of it (``keep`` raises ConfigError).
+
+    dimension   of a quantity: a key of :data:`ddlsim.units.DIMENSIONS`
+    """
 
     text: str
     takes: Callable[[object], bool]
     keep: Callable[[Any, str], object]
+    dimension: str = ""
 
     def __call__(self, value: object, where: str) -> object:
         if not self.takes(value):
@@ -144,7 +148,7 @@ def quantity(dimension: str, example: str = "", *, zero: bool = False, infinite:
             raise wrong(value, where, problem)
         return value if isinstance(value, str) else keep_number(value, where)
 
-    return Rule(f"a number or a text like {example!r}", lambda v: isinstance(v, str) or _is_number(v), keep)
+    return Rule(f"a number or a text like {example!r}", lambda v: isinstance(v, str) or _is_number(v), keep, dimension)
 
 
 def one_of(*names: str, also: str = "") -> Rule:

@@ -66,6 +66,9 @@ def run(
     timeline: Annotated[Path | None, typer.Option("--timeline", help="Draw a timeline (png, pdf, svg).")] = None,
     plot_cluster: Annotated[Path | None, typer.Option("--plot-cluster", help="Draw the use of the links.")] = None,
     plot_learning: Annotated[Path | None, typer.Option("--plot-learning", help="Draw accuracy and losses.")] = None,
+    write_to: Annotated[
+        Path | None, typer.Option("--write", help="Write the run as a file for ddlsim run (.toml) or a program (.py).")
+    ] = None,
     save: Annotated[Path | None, typer.Option("--save", help="Save the training run here as it goes on.")] = None,
     resume: Annotated[Path | None, typer.Option("--resume", help="Continue a saved training run.")] = None,
 ) -> None:
@@ -78,6 +81,8 @@ def run(
         "batch_size": batch_size, "workers": workers, "steps": steps, "precision": precision, "seed": seed,
     })  # fmt: skip
     _check_training(experiment, {"--plot-learning": plot_learning, "--save": save, "--resume": resume})
+    if write_to is not None:  # before the run: what text cannot say is known at once
+        write_file(write_to, experiment.save)
     check_folder(trace)
     for path in (timeline, plot_cluster, plot_learning):
         check_picture(path)

@@ -19,6 +19,7 @@ from ddlsim.compression.contract import AnyCompressor
 from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Training
+from ddlsim.output_files import write_text
 from ddlsim.run.traced import Traced
 from ddlsim.runtime.fabric import Fabric, on_fabric
 from ddlsim.strategies import AllReduce, Strategy
@@ -171,6 +172,26 @@ class Experiment:
     def with_(self, **changes: object) -> Experiment:
         """Return the experiment with some fields changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    def to_toml(self) -> str:
+        """Return the text of the file that :func:`ddlsim.load_experiment` reads as this experiment.
+
+        Raises ConfigError for what files cannot say: clusters and models that are objects, parts of one's own.
+        """
+        from ddlsim.run.written import toml_of
+
+        return toml_of(self)
+
+    def to_python(self) -> str:
+        """Return the program that makes and runs this experiment. Raises ConfigError as :meth:`to_toml`."""
+        from ddlsim.run.written import python_of
+
+        return python_of(self, script=True)
+
+    def save(self, path: str | Path) -> None:
+        """Write the experiment to `path`: a file for ``ddlsim run``, or, if it ends in .py, a program."""
+        path = Path(path)
+        write_text(path, self.to_python() if path.suffix == ".py" else self.to_toml())
 
     def manifest(self) -> dict[str, object]:
         """Return all fields as plain values, for printing and storing."""

@@ -1,0 +1,81 @@
+"""Experiments as text: the file and the program that say a run make the same run when they are read back."""
+
+import dataclasses
+
+import pytest
+from typer.testing import CliRunner
+
+import ddlsim
+from ddlsim.cli import app
+from ddlsim.errors import ConfigError
+from ddlsim.run.written import python_of, toml_of
+from tests.worlds.worlds_generator import world
+
+
+def _in_words(seed):
+    """Return a random experiment, on a cluster and with models that have names."""
+    experiment = world(seed).experiment
+    changes = {"cluster": "office-1gbe"}
+    for field, name in (("model", "lenet5"), ("time_model", "resnet18")):
+        if isinstance(getattr(experiment, field), ddlsim.Model):
+            changes[field] = name
+    return dataclasses.replace(experiment, **changes)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_experiments_survive_the_way_through_text(seed, tmp_path):
+    experiment = _in_words(seed)
+    text = toml_of(experiment)
+    (tmp_path / "run.toml").write_text(text)
+    assert toml_of(ddlsim.load_experiment(tmp_path / "run.toml")) == text
+    program = python_of(experiment)
+    again = eval(program, {"ddlsim": ddlsim})
+    assert python_of(again) == program
+    assert toml_of(again) == text
+
+
+def test_text_leaves_out_defaults_and_says_quantities_with_units():
+    experiment = ddlsim.Experiment(
+        "office-1gbe", "resnet18", ddlsim.AllReduce("ring", overlap=ddlsim.DdpBuckets(cap=1e6)), workers=4,
+        compute=ddlsim.Measured(0.4, 32), max_time=3600.0,
+    )  # fmt: skip
+    assert toml_of(experiment) == (
+        'cluster = "office-1gbe"\nmodel = "resnet18"\nworkers = 4\nmax_time = "1 h"\n\n[strategy]\n'
+        'type = "all-reduce"\nalgorithm = "ring"\noverlap = { type = "ddp", cap = "1 MB" }\n\n[compute]\n'
+        'type = "measured"\nstep_time = "0.4 s"\nbatch_size = 32\n'
+    )
+    assert experiment.to_python().startswith("import ddlsim\n\nresult = ddlsim.simulate(\n    cluster='office-1gbe',\n")
+
+
+@pytest.mark.parametrize("name", ["run.toml", "run.py"])
+def test_save_writes_a_file_or_a_program(name, tmp_path):
+    experiment = ddlsim.Experiment("office-1gbe", "lenet5", workers=2, steps=1)
+    experiment.save(tmp_path / name)
+    text = (tmp_path / name).read_text()
+    if name.endswith("toml"):
+        assert ddlsim.load_experiment(tmp_path / name) == experiment
+    else:
+        program = {}
+        exec(text.replace("print(result)", ""), program)
+        assert program["result"].step_time == ddlsim.simulate(experiment).step_time
+
+
+def test_what_text_cannot_say_is_refused():
+    cluster = ddlsim.load_cluster("office-1gbe")
+    for write in (toml_of, python_of):
+        with pytest.raises(ConfigError, match=r"cluster: is an object; save it as a file"):
+            write(ddlsim.Experiment(cluster))
+
+    class Slow(ddlsim.Lognormal):
+        """A distribution of one's own."""
+
+    with pytest.raises(ConfigError, match=r"jitter = .*: files have no name for it"):
+        toml_of(ddlsim.Experiment("office-1gbe", jitter=Slow(0.1)))
+
+
+def test_the_command_line_writes_what_it_runs(tmp_path):
+    path = tmp_path / "run.toml"
+    arguments = ["run", "office-1gbe", "-m", "lenet5", "-n", "2", "--steps", "1", "-s", "local-sgd+period=2"]
+    outcome = CliRunner().invoke(app, [*arguments, "--write", str(path)])
+    assert outcome.exit_code == 0, outcome.output
+    assert ddlsim.load_experiment(path).strategy == ddlsim.LocalSGD(period=2)
