@@ -52,17 +52,18 @@ def import_file(
     check_folder(out)
     from ddlsim.cluster import Cluster
     from ddlsim.imports import HorovodTimeline, KinetoTrace, MlperfRun, Timing, kind_of, read_any
+    from ddlsim.imports.sniff import MACHINES
     from ddlsim.plan import Plan
 
     if device is not None:
         ddlsim.load_device(device)  # a name that nobody knows would come out with the first run only
     chosen = kind or kind_of(file)
     said: dict[str, object] = {"operation": operation, "n_ranks": ranks, "bandwidth": bandwidth, "latency": latency}
-    said |= {"device": device, "n_hosts": hosts if chosen in ("nccl-topology", "nvidia-smi") else None}
+    said |= {"device": device, "n_hosts": hosts if chosen in MACHINES else None}
     said |= {"ignore_unknown": ignore_unknown or None, **dict(_fact(text) for text in facts or [])}
     content = read_any(file, kind=chosen, facts={name: value for name, value in said.items() if value is not None})
     if isinstance(content, Cluster):
-        _refuse(file, chosen, {"--model": model})
+        _refuse(file, chosen, {"--model": model, "--hosts": None if chosen in MACHINES else hosts})
         typer.echo(content.summary())
         for note in content.notes:
             typer.echo(shown(f"note: {note}"), err=True)

@@ -7,12 +7,14 @@ from .horovod import HorovodTimeline as HorovodTimeline, read_horovod as read_ho
 from .kineto import KinetoTrace as KinetoTrace, fastest_over_ranks as fastest_over_ranks, read_kineto as read_kineto
 from .kineto_layers import LayerTime as LayerTime
 from .kineto_profile import profile_workload as profile_workload
+from .lstopo import read_lstopo as read_lstopo
 from .mllog import MlperfRun as MlperfRun, read_mllog as read_mllog
 from .nccl_tests import read_nccl_tests as read_nccl_tests
 from .nccl_topology import read_nccl_topology as read_nccl_topology
 from .network_tools import read_iperf3 as read_iperf3, read_ping as read_ping
 from .nvidia_smi import read_nvidia_smi as read_nvidia_smi
 from .osu import read_osu as read_osu
+from .rocm_smi import read_rocm_smi as read_rocm_smi
 from .simgrid import read_simgrid as read_simgrid
 from .sniff import kind_of as kind_of, read_any as read_any, read_topology as read_topology
 from .throughput import read_throughput as read_throughput

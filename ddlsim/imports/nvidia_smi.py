@@ -4,6 +4,9 @@ Shape: the matrix and the legend that nvidia-smi prints (NVIDIA System Managemen
 devices are joined, not how fast: NV# a bond of # NVLinks; PIX the same PCIe bridge, PXB several; PHB and NODE the same
 CPU; SYS (SOC before driver 384) another one. Bandwidths are therefore arguments.
 
+``nvidia-smi nvlink -s`` lists the links of each GPU with their speed, not where they lead. Behind a matrix in the same
+file it says how fast an NVLink is; alone it tells a machine of two GPUs, or of GPUs with an NVSwitch.
+
 NV# hides how two GPUs are joined by PCIe; it is inferred from what they share with NICs and from the CPU affinity. If a
 GPU would need more NVLinks than any GPU has, the bonds are one crossbar, an NVSwitch.
 """
@@ -55,7 +58,8 @@ def read_nvidia_smi(
 ) -> Cluster:  # fmt: skip
     """Return the machine that the matrix in `path` describes, or `n_hosts` of them joined by one switch.
 
-    nvlink_bandwidth   of one NVLink and direction (25 GB/s for NVLink 2 to 4); needed where the matrix has any
+    nvlink_bandwidth   of one NVLink and direction (25 GB/s for NVLink 2 to 4); needed where the matrix has any, and
+                       no ``nvidia-smi nvlink -s`` in the file says it
     pcie_bandwidth     of every PCIe link (the default is what PCIe 3.0 x16 reaches)
     smp_bandwidth      between CPUs (the default is what NCCL assumes for Intel since Skylake, topo.h SKL_QPI_BW)
     nic_bandwidth      of every NIC; needed for several hosts
@@ -65,7 +69,13 @@ def read_nvidia_smi(
     Raises :class:`ConfigError` with file, line and reason: a cut or asymmetric matrix, an unknown entry, a missing
     bandwidth.
     """
-    matrix = _read(read_text(path, log=True))
+    source = read_text(path, log=True)
+    n_links, speed = _listed_links(source)
+    if speed is not None and nvlink_bandwidth is not None:
+        raise source.error(None, "says how fast an NVLink is (nvidia-smi nvlink -s); leave nvlink_bandwidth out")
+    nvlink_bandwidth = speed if nvlink_bandwidth is None else nvlink_bandwidth
+    has_matrix = any(_HEADING.match(line) for _, line in source.lines())
+    matrix = _read(source) if has_matrix or not n_links else _assumed(source, n_links, nvswitch)
     machine = Machine(gpus=[name.lower() for name in matrix.gpus()])
     pcie = positive(pcie_bandwidth, "bandwidth", "pcie_bandwidth")
     latency = nonnegative(pcie_latency, "time", "pcie_latency")
@@ -118,6 +128,34 @@ def _read(source: SourceText) -> _Matrix:
         source, tuple(renamed.values()),
         {(renamed[a], renamed[b]): cell for (a, b), cell in cells.items()}, affinity,
     )  # fmt: skip
+
+
+def _listed_links(source: SourceText) -> tuple[dict[str, int], float | None]:
+    """Return the NVLinks in use of each GPU that ``nvidia-smi nvlink -s`` lists, and the bytes/s of one."""
+    n_links: dict[str, int] = {}
+    speed: float | None = None
+    gpu = ""
+    for number, line in source.lines():
+        if match := re.match(r"\s*GPU ([0-9]{1,3}): ", line):
+            gpu = f"GPU{match[1]}"
+        elif gpu and (match := re.match(r"\s*Link [0-9]{1,3}: ([0-9]{1,5}(?:\.[0-9]{1,6})?) GB/s", line)):
+            one = float(match[1]) * 1e9
+            if one <= 0 or one != (speed or one):
+                what = f"{gpu} has a link of {match[1]} GB/s, others of {(speed or 0) / 1e9:g}"
+                raise source.error(number, f"{what}; leave these lines out and give nvlink_bandwidth")
+            speed, n_links[gpu] = one, n_links.get(gpu, 0) + 1
+    return n_links, speed
+
+
+def _assumed(source: SourceText, n_links: dict[str, int], nvswitch: bool | None) -> _Matrix:
+    """Return the matrix of GPUs whose links lead to the only other one, or into an NVSwitch."""
+    names = tuple(n_links)
+    if len(set(n_links.values())) > 1 or (len(names) != 2 and not nvswitch):
+        raise source.error(
+            None, "lists NVLinks, not where they lead; add nvidia-smi topo -m to the file, or give nvswitch=True"
+        )
+    cells = {(a, b): "X" if a == b else f"NV{n_links[a]}" for a, b in itertools.product(names, names)}
+    return _Matrix(source, names, cells, dict.fromkeys(names, ""))
 
 
 def _checked(source: SourceText, number: int, row: str, column: str, cell: str) -> str:

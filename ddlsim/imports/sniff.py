@@ -15,12 +15,14 @@ from ddlsim.imports.astra import read_astra
 from ddlsim.imports.graphml import is_own, read_graphml
 from ddlsim.imports.horovod import HorovodTimeline, read_horovod
 from ddlsim.imports.kineto import KinetoTrace, read_kineto
+from ddlsim.imports.lstopo import read_lstopo
 from ddlsim.imports.mllog import MlperfRun, read_mllog
 from ddlsim.imports.nccl_tests import read_nccl_tests
 from ddlsim.imports.nccl_topology import read_nccl_topology
 from ddlsim.imports.network_tools import read_iperf3, read_ping
 from ddlsim.imports.nvidia_smi import read_nvidia_smi
 from ddlsim.imports.osu import read_osu
+from ddlsim.imports.rocm_smi import read_rocm_smi
 from ddlsim.imports.simgrid import read_simgrid
 from ddlsim.imports.text import SourceText, read_text, warn
 from ddlsim.imports.throughput import is_throughput_table, read_throughput
@@ -39,7 +41,7 @@ def _chakra(
     from ddlsim.plan import read_chakra
 
     plan = read_chakra(path, n_ranks=n_ranks, flops=flops, memory_bandwidth=memory_bandwidth)
-    numbered = re.search(r"\.\d+\.et(?:\.gz)?$", str(path))
+    numbered = re.search(r"\.\d+\.(?:et|json)(?:\.gz)?$", str(path))
     if plan.n_ranks == 1 and n_ranks is None and len(plan.collectives) and numbered:
         warn(f"{path}: has no other ranks beside it, so its collectives are among one; give n_ranks if all do the same")
     return plan
@@ -56,22 +58,28 @@ _READERS: dict[str, Callable[..., Imported]] = {
     "nccl-tests": read_nccl_tests, "osu": read_osu, "iperf3": read_iperf3, "ping": read_ping, "kineto": read_kineto,
     "horovod": read_horovod, "mllog": read_mllog, "nccl-topology": read_nccl_topology, "nvidia-smi": read_nvidia_smi,
     "simgrid": read_simgrid, "astra": read_astra, "throughput": read_throughput, "chakra": _chakra,
-    "goal": _goal, "graphml": read_graphml,
+    "goal": _goal, "graphml": read_graphml, "rocm-smi": read_rocm_smi,
+    "lstopo": read_lstopo,
 }  # fmt: skip
 KINDS = tuple(_READERS)
-TOPOLOGIES = ("nccl-topology", "nvidia-smi", "simgrid", "astra", "graphml")
+#: topologies of one machine, of which there may be several
+MACHINES = ("nccl-topology", "nvidia-smi", "rocm-smi", "lstopo")
+TOPOLOGIES = (*MACHINES, "simgrid", "astra", "graphml")
 #: kind -> what its reader calls the fact that most files of the kind leave out
-_BANDWIDTH = {"nvidia-smi": "nvlink_bandwidth", "nccl-topology": "nvlink_bandwidth"}
-_LATENCY = {"nvidia-smi": "network_latency", "nccl-topology": "network_latency"}
+_BANDWIDTH = {"nvidia-smi": "nvlink_bandwidth", "nccl-topology": "nvlink_bandwidth", "rocm-smi": "xgmi_bandwidth",
+              "lstopo": "nvlink_bandwidth"}  # fmt: skip
+_LATENCY = dict.fromkeys(MACHINES, "network_latency")
 
 #: kind -> what only that kind has; tried in this order
 _MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("simgrid", re.compile(r"<platform\b[^>]*version|<!DOCTYPE\s+platform")),
     ("graphml", re.compile(r"<(?:\w+:)?graphml\b")),
+    ("lstopo", re.compile(r"<topology\b[^>]*>\s*<object\b|<!DOCTYPE\s+topology\b")),
     ("nccl-topology", re.compile(r"<system\b[^>]*version\s*=")),
     ("horovod", re.compile(r'"(?:NEGOTIATE_(?:ALL|BROADCAST|ADASUM|REDUCE)\w*|start_time_since_epoch_in_micros)"')),
     ("kineto", re.compile(r'"traceEvents"\s*:')),
     ("nccl-tests", re.compile(r'"(?:alg_bw|out_of_place)"\s*:')),
+    ("chakra", re.compile(r'"type"\s*:\s*"(?:METADATA|MEM_LOAD|MEM_STORE|COMP|COMM_SEND|COMM_RECV|COMM_COLL)_NODE"')),
     ("iperf3", re.compile(
         r'"(?:sum_received|sum_sent|bits_per_second)"\s*:|"version"\s*:\s*"iperf|"intervals"\s*:\s*\[\s*\],\s*"end"'
         r"|bits/sec.*\breceiver\s*$", re.MULTILINE)),
@@ -79,15 +87,18 @@ _MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("nccl-tests", re.compile(r"^.*#\s+size\s+count.*\balgbw\s+busbw", re.MULTILINE)),
     ("osu", re.compile(r"#\s*(?:OSU|OMB-Py)\s+\S+\s+.+\sTest\b")),
     ("ping", re.compile(r"(?:rtt|round-trip) min/avg/max|bytes from .*\btime[=<]|^PING\s", re.MULTILINE)),
-    ("nvidia-smi", re.compile(r"^(?:\x1b\[[0-9;]*m|\s)*GPU0(?:\s+GPU1|\s+CPU Affinity|\s+\S+\s).*$", re.MULTILINE)),
+    ("rocm-smi", re.compile(
+        r"\b(?:Hops|Weight|Link Type) between two GPUs\b|\(Topology\) (?:Weight|Hops|Link type) between|"
+        r'"\(Topology\) Numa Node"')),
+    ("nvidia-smi", re.compile(
+        r"^(?:\x1b\[[0-9;]*m|\s|[\w.-]+: )*GPU0(?:\s+GPU1|\s+CPU Affinity|\s+\S+\s).*$"
+        r"|^\s*GPU 0: .*\n\s*Link 0: ", re.MULTILINE)),
     ("goal", re.compile(r"^\s*num_ranks\s+\d+\s*$", re.MULTILINE)),
     ("astra", re.compile(r"^topology\s*:.*^npus_count\s*:|^npus_count\s*:.*^topology\s*:", re.MULTILINE | re.DOTALL)),
 )
 _LOOK = 2**24  # characters
 #: what else lies on clusters: (mark, what it is, what to read instead)
 _OTHERS: tuple[tuple[re.Pattern[str], str, str], ...] = (
-    (re.compile(r"<topology\b[^>]*>\s*(?:<\w+[^>]*>\s*)*<object\b"), "lstopo's XML (hwloc)", "dump NCCL's topology"),
-    (re.compile(r"(?:Hops|Weight|Link Type) between two GPUs"), "rocm-smi --showtopo", "dump RCCL's topology"),
     (re.compile(r"^\s*(?:graph|Creator)\s.*\n*(?:.*\n){0,60}\s*node\s*\[", re.MULTILINE), "GML", "save it as GraphML"),
     (re.compile(r"^duration: [\d.]+ sec|algo throughput: |all_reduce_bench\.py", re.MULTILINE),
      "the output of an all_reduce_bench.py of torch.distributed, whose rows have no fixed form",
@@ -99,6 +110,7 @@ _OTHERS: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (re.compile(r'"(?:scheduling-policy|topologies-per-dim|logical-dims|memory-type)"\s*:'),
      "another of ASTRA-sim's files",
      "give its analytical network (topology, npus_count, ...)"),
+    (re.compile(r'"workload_graph"\s*:|"NodeType"\s*:'), "the JSON of Chakra's feeder", "give the trace itself (.et)"),
     (re.compile(r"NCCL INFO "), "a log of NCCL_DEBUG without results", "keep what the program itself printed"),
     (re.compile(r"<nvidia_smi_log>|NVIDIA-SMI \d"), "nvidia-smi's list of GPUs", "save nvidia-smi topo -m"),
 )  # fmt: skip

@@ -29,7 +29,7 @@ _PREFIX = re.compile(
                                                         # mpirun --tag-output, --timestamp-output, horovodrun
       | \s*\[\d+\][ ]                                   # mpiexec -prepend-rank
       | \s*\d+:[ ]                                      # srun --label
-      | \s*[A-Za-z][\w.-]*:[ ](?=[\s\d#\[:])            # pdsh; not "PING host", not "name: text"
+      | \s*[A-Za-z][\w.-]*:[ ](?=[\s\d#\[:=]|GPU\d)    # pdsh; not "PING host", not "name: text"
       | \s*[\w.-]+[ ]+\|[ ]                             # docker compose
       | \s*\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\w.,:+-]*[ ]  # a date
     """,

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, shown
-from ddlsim.imports.text import read_bytes
+from ddlsim.imports.text import read_bytes, read_text
 from ddlsim.plan.chakra_file import COLLECTIVES, Attribute, TraceNode, read_nodes
+from ddlsim.plan.chakra_json import json_nodes
 from ddlsim.plan.chakra_plan import is_plan, plan_of_files
 from ddlsim.plan.graph import Operation, plan_of_operations
 from ddlsim.plan.plan import ALL_GATHER, GATHER, KINDS, RECEIVE, SEND, Plan
@@ -33,7 +34,8 @@ def read_chakra(
 ) -> Plan:
     """Return the plan that Chakra execution traces tell, one file per rank: ``step.0.et``, ``step.1.et``, ...
 
-    path              of rank 0's file, or as ASTRA-sim takes it, without number: ``step`` or ``step.et``
+    path              of rank 0's file, or as ASTRA-sim takes it, without number: ``step`` or ``step.et``; the JSON that
+                      ``chakra_jsonizer`` makes of them (``step.0.json``) is read, too
     n_ranks           a single file is what each of so many ranks does
     groups            ranks of process groups by ``pg_name``: a mapping, or the file that ASTRA-sim takes. By default
                       what PyTorch's trace says of them, or the ranks whose files name the group
@@ -47,7 +49,7 @@ def read_chakra(
     Raises ConfigError, naming file and node, for what is no trace and for what a plan cannot say.
     """
     files = trace_files(Path(path))
-    traces = [(file, *read_nodes(file)) for file in files]
+    traces = [(file, *_nodes(file)) for file in files]
     if is_plan(traces[0][1]):
         return plan_of_files(traces)
     if n_ranks is not None:
@@ -77,11 +79,17 @@ def read_chakra(
     return plan_of_operations(operations, len(traces))
 
 
+def _nodes(file: Path) -> tuple[dict[str, Attribute], list[TraceNode]]:
+    if re.match(rb"\s*\{\s*[\"}]", read_bytes(file)):
+        return json_nodes(file, read_text(file).text)
+    return read_nodes(file)
+
+
 def trace_files(path: Path) -> list[Path]:
     """Return the files of all ranks, or the only one. Raises ConfigError where there is none, or one is missing."""
-    match = re.fullmatch(r"(.*)\.(\d{1,6})\.et(\.gz)?", path.name)
-    stem, zipped = (match[1], match[3] or "") if match else (path.name.removesuffix(".et"), "")
-    pattern = re.compile(re.escape(stem) + r"\.(\d{1,6})\.et" + re.escape(zipped))
+    match = re.fullmatch(r"(.*)\.(\d{1,6})(\.(?:et|json)(?:\.gz)?)", path.name)
+    stem, suffix = (match[1], match[3]) if match else (path.name.removesuffix(".et"), ".et")
+    pattern = re.compile(re.escape(stem) + r"\.(\d{1,6})" + re.escape(suffix))
     try:
         names = {int(m[1]): each for each in path.parent.iterdir() if (m := pattern.fullmatch(each.name))}
     except (OSError, ValueError) as error:
@@ -90,14 +98,14 @@ def trace_files(path: Path) -> list[Path]:
     if not names:
         if os.path.isfile(path):
             return [path]
-        raise ConfigError(f"{path}: no such file, nor {stem}.0.et beside it; check the path")
+        raise ConfigError(f"{path}: no such file, nor {stem}.0{suffix} beside it; check the path")
     if list(names.values()) == [path]:  # one that all ranks do, whatever its number
         return [path]
     missing = next((rank for rank in range(len(names)) if rank not in names), None)
     if missing is not None:
         raise ConfigError(
-            f"{path.parent / f'{stem}.{missing}.et'}: no such file, but {names[max(names)].name} is there; give one "
-            "file per rank, numbered from 0"
+            f"{path.parent / f'{stem}.{missing}{suffix}'}: no such file, but {names[max(names)].name} is there; "
+            "give one file per rank, numbered from 0"
         )
     return [names[rank] for rank in range(len(names))]
 

@@ -5,7 +5,9 @@ them: a ``GlobalMetadata`` message, then ``Node`` messages, each behind its leng
 from __future__ import annotations
 
 import functools
+import gzip
 import struct
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,12 +59,14 @@ def is_chakra(path: str | Path) -> bool:
     """Return whether a file begins as a Chakra trace does."""
     try:
         with Path(path).open("rb") as file:
-            start = file.read(2**20)
+            packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            start = gzip.GzipFile(fileobj=file).read(2**20) if packed else file.read(2**20)
         stream = messages(start)
         first = _metadata(next(stream)[1])
         second = next(stream, None)
         return first is not None and (second is None or _node(second[1]).type > 0)
-    except (WireError, OSError, ValueError, StopIteration):
+    except (WireError, OSError, ValueError, EOFError, zlib.error, StopIteration):
         return False
 
 

@@ -306,7 +306,7 @@ def graphml():
 def importers():
     """(kind, language, text) of every format of other tools, some more than once."""
     languages = {"kineto": "json", "horovod": "json", "iperf3": "json", "nccl-topology": "xml", "simgrid": "xml",
-                 "graphml": "xml", "astra": "yaml", "throughput": "csv"}  # fmt: skip
+                 "lstopo": "xml", "graphml": "xml", "astra": "yaml", "throughput": "csv"}  # fmt: skip
     yield from ((kind, languages.get(kind, "lines"), text) for kind, text in SAMPLES.items())
     trace = {"schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 8}}
     yield "kineto", "json", json.dumps({**trace, "traceEvents": gpu_events()[:6]})

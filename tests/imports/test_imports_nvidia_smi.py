@@ -135,3 +135,44 @@ def test_soc_is_the_old_name_of_sys(tmp_path):
 def test_what_is_refused_is_named(tmp_path, text, arguments, message):
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, text, **arguments)
+
+
+#: two GPUs of six NVLinks, one of which is down
+STATUS = "".join(
+    f"GPU {gpu}: Tesla V100-SXM2-16GB (UUID: GPU-{gpu})\n"
+    + "".join(f"\t Link {link}: {'25.781 GB/s' if link < 5 else '<inactive>'}\n" for link in range(6))
+    for gpu in range(2)
+)
+BOND = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV5\t0-7\nGPU1\tNV5\t X \t0-7\n"
+
+
+@pytest.mark.parametrize("text", [STATUS, BOND + STATUS, "$ nvidia-smi nvlink -s\n" + STATUS + BOND])
+def test_the_list_of_nvlinks_says_how_fast_they_are(tmp_path, text):
+    path = tmp_path / "smi.txt"
+    path.write_text(text)
+    made = read_nvidia_smi(path)
+    nvlinks = [rate for kind, rate in zip(made.link_kind, made.link_bandwidth, strict=True) if kind == "nvlink"]
+    assert nvlinks == pytest.approx([5 * 25.781e9] * 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "facts", "message"),
+    [
+        (STATUS, {"nvlink_bandwidth": "25 GB/s"}, "says how fast an NVLink is .*; leave nvlink_bandwidth out"),
+        (STATUS.replace("Link 1: 25", "Link 1: 20"), {}, r":3: GPU0 has a link of 20.781 GB/s, others of 25.781"),
+        (STATUS + STATUS.replace("GPU 0", "GPU 2").replace("GPU 1", "GPU 3"), {}, "lists NVLinks, not where they lead"),
+    ],
+)
+def test_lists_of_nvlinks_that_do_not_suffice(tmp_path, text, facts, message):
+    path = tmp_path / "smi.txt"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_nvidia_smi(path, **facts)
+
+
+def test_more_gpus_with_an_nvswitch(tmp_path):
+    path = tmp_path / "smi.txt"
+    path.write_text(STATUS + STATUS.replace("GPU 0", "GPU 2").replace("GPU 1", "GPU 3"))
+    made = read_nvidia_smi(path, nvswitch=True)
+    assert "node0.nvswitch" in made.node_names
+    assert len(made.workers) == 4

@@ -40,6 +40,11 @@ SAMPLES = {
         '<system version="1"><cpu numaid="0"><pci busid="0000:47:00.0"><gpu dev="0" sm="80"/></pci></cpu></system>'
     ),
     "nvidia-smi": "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tPIX\t0-7\nGPU1\tPIX\t X \t0-7\n",
+    "rocm-smi": "= Link Type between two GPUs =\n GPU0 GPU1\nGPU0 0 PCIE\nGPU1 PCIE 0\n".replace("=", "===="),
+    "lstopo": (
+        '<topology><object type="Machine"><object type="PCIDev" pci_busid="0000:01:00.0" '
+        'pci_type="0302 [10de:1db1] [10de:1212] a1"/></object></topology>'
+    ),
     "simgrid": (
         '<?xml version="1.0"?>\n<platform version="4.1"><cluster id="c" prefix="n" suffix="" radical="0-3" speed="1Gf" '
         'bw="1GBps" lat="1us"/></platform>'
@@ -56,7 +61,8 @@ SAMPLES = {
 }  # fmt: skip
 TYPES = {
     "kineto": KinetoTrace, "horovod": HorovodTimeline, "mllog": MlperfRun, "nccl-topology": Cluster,
-    "nvidia-smi": Cluster, "simgrid": Cluster, "astra": Cluster, "graphml": Cluster, "goal": Plan, "chakra": Plan,
+    "nvidia-smi": Cluster, "rocm-smi": Cluster, "lstopo": Cluster, "simgrid": Cluster, "astra": Cluster,
+    "graphml": Cluster, "goal": Plan, "chakra": Plan,
 }  # fmt: skip
 
 
@@ -127,13 +133,17 @@ def test_imported_timings_survive_the_table_of_measurements(tmp_path, kind):
         ("a,b\n1,2\n", "which is none of nccl-tests, osu, iperf3"),
         ('{"hello": 1}', "which is none of"),
         ("<html/>", "which is none of"),
-        ('<topology version="2.0">\n<object type="Machine"/></topology>', "seems to be lstopo's XML (hwloc)"),
-        ("===== Link Type between two GPUs =====\n  GPU0\n", "seems to be rocm-smi --showtopo"),
+        ('<topology version="2.0">\n<object type="Machine"/></topology>', "has no GPU (PCI devices of class 03 or 12)"),
+        ("===== Link Type between two GPUs =====\n  GPU0\n", "has no table of link types"),
+        ('{"workload_graph": [{"Id": 1}]}', "seems to be the JSON of Chakra's feeder"),
+        ('{"scheduling-policy": "LIFO"}', "seems to be another of ASTRA-sim's files"),
+        ("[ ID] Interval       Transfer     Bandwidth\n", "seems to be iperf without totals, or iperf 2"),
         ("graph [\n  directed 0\n  node [\n    id 0\n  ]\n]\n", "seems to be GML, which has no reader; save it as"),
         ("#bytes     #iterations    BW peak[Gb/sec]\n", "seems to be perftest (ib_write_bw)"),
         ("h:1:1 [0] NCCL INFO Bootstrap : Using eth0\n", "a log of NCCL_DEBUG without results"),
     ],
-    ids=["empty", "letter", "table", "json", "xml", "lstopo", "rocm-smi", "gml", "perftest", "nccl-debug"],
+    ids=["empty", "letter", "table", "json", "xml", "lstopo", "rocm-smi", "feeder", "astra-sim", "iperf", "gml",
+         "perftest", "nccl-debug"],
 )
 def test_what_is_nothing_is_refused_with_what_was_tried(tmp_path, text, message):
     with pytest.raises(ConfigError, match=re.escape(message)):

@@ -318,3 +318,53 @@ def test_every_truncation_and_changed_byte_is_an_error_or_a_plan(tmp_path):
             errors.append(str(error))
     assert len(errors) > len(damaged) / 4
     assert all("t.0.et" in error and "\n" not in error for error in errors)
+
+
+# ---------------------------------------------------------------- as JSON
+
+
+def as_json(*objects):
+    return "".join(json.dumps(each, indent=2) for each in objects)
+
+
+JSON = (
+    {"version": "0.0.4"},
+    {"id": "1", "name": "n", "type": "COMP_NODE", "durationMicros": "7"},
+    {"id": "2", "name": "n", "type": "COMM_COLL_NODE", "dataDeps": ["1"], "attr": [
+        {"name": "comm_type", "int64Val": "0"}, {"name": "comm_size", "int64Val": "4096"},
+        {"name": "involved_dim", "boolList": {"values": [True, True]}}, {"name": "x", "doubleVal": 0.5},
+        {"name": "is_cpu_op", "boolVal": False}, {"name": "pg_name", "stringVal": ""}]},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("snake", [False, True], ids=["camelCase", "snake_case"])
+def test_what_the_jsonizer_makes_of_a_trace_is_the_same_plan(tmp_path, snake):
+    path = written(tmp_path, [node(1, COMP, micros=7), collective(2, 0, 4096, needs=[1])])
+    text = as_json(*JSON)
+    if snake:
+        text = text.replace("durationMicros", "duration_micros").replace("dataDeps", "data_deps")
+        text = text.replace("int64Val", "int64_val").replace("boolList", "bool_list")
+    for rank in range(2):
+        (tmp_path / f"j.{rank}.json").write_text(text)
+    binary, plan = read_chakra(tmp_path / "t.0.et", n_ranks=2), read_chakra(tmp_path / "j.0.json")
+    assert path.name == "t.et"
+    for name in ("seconds", "nbytes", "kind", "rank"):
+        assert np.array_equal(getattr(plan, name), getattr(binary, name)), name
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (as_json(*JSON)[:-9], r"j\.json:8: message 2 is not valid JSON: .*; is the file complete\?"),
+        (as_json(*JSON).replace("COMP_NODE", "CUDA_NODE"), "message 1: type = 'CUDA_NODE' is unknown; known: INV"),
+        (as_json(*JSON).replace('"7"', '"-7"'), "message 1.durationMicros: '-7' must be a whole number of at"),
+        (as_json(*JSON).replace("dataDeps", "parents"), "message 2: 'parents' is no field of a node of Chakra's schema"),
+        (as_json(*JSON).replace('"name": "comm_type",', ""), r"message 2.attr\[0\]: has no name; give every attribute"),
+        (as_json(*JSON[:1], [1]), "message 1: must be an object"),
+    ],
+    ids=["cut", "type", "negative", "field", "nameless", "list"],
+)
+def test_json_that_is_no_trace_is_refused_with_its_place(tmp_path, text, message):
+    (tmp_path / "j.json").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_chakra(tmp_path / "j.json")

@@ -1,0 +1,203 @@
+"""What hwloc saves (``lstopo machine.xml``, versions 1 to 2) into a cluster: packages, PCI bridges, GPUs, NICs.
+
+Shape: https://www.open-mpi.org/projects/hwloc/doc/ and ``hwloc2.dtd``: nested ``<object>`` elements; ``pci_type`` is
+class and vendor, ``pci_link_speed`` is GB/s in each direction, now. PCIe carries as much of it as NCCL counts
+(``topo.cc``: 0.75 of 0.985 GB/s per lane of 8 GT/s), so that both tools' files of a machine give the same cluster.
+Sockets are as fast as NCCL assumes. NVLinks and xGMI stand in the matrices of bandwidths (MB/s) that hwloc has with
+NVML and ROCm SMI (``<distances2 name="NVLinkBandwidth">``); without them they are an argument. NICs' speeds are not in
+the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ddlsim.arguments import checked
+from ddlsim.cluster import Cluster
+from ddlsim.cluster.quantity import Places, Quantity, nonnegative, positive
+from ddlsim.imports.machines import assemble, copies
+from ddlsim.imports.pci_tree import RATE, PciTree, bus_id
+from ddlsim.imports.text import read_text, warn
+from ddlsim.imports.xml_tree import Element, parse_xml, walk
+
+_PACKAGES = ("Package", "Socket")
+#: share of the link's speed that data have: a lane of PCIe 3.0 carries 8 GT/s in a 128b/130b code
+_CARRIED = 0.75 / (8 * 128 / 130 / 8)
+_SLOW = 4.0  # GB/s, 16 lanes of PCIe 1: what GPUs fall to when idle
+_TYPE = re.compile(r"([0-9a-fA-F]{4}) \[([0-9a-fA-F]{4}):([0-9a-fA-F]{4})\].*")
+_ARCHITECTURES = {"aarch64": "arm64", "arm64": "arm64", "ppc64le": "ppc64", "ppc64": "ppc64"}
+_MATRICES = ("NVLinkBandwidth", "XGMIBandwidth")
+_OPEN_FABRICS = ("3", "32")  # osdev_type of hwloc 1 and 2, and of 3
+
+
+@checked
+def read_lstopo(
+    path: str | Path, *, nvlink_bandwidth: Quantity | None = None, pcie_bandwidth: Quantity = "12 GB/s",
+    nic_bandwidth: Quantity | None = None, n_hosts: Places = 1, device: str | None = None,
+    pcie_latency: Quantity = "1 us", nvlink_latency: Quantity = "0.7 us", network_latency: Quantity = "1 us",
+) -> Cluster:  # fmt: skip
+    """Return the machine in `path` as a cluster, or `n_hosts` of them joined by one switch.
+
+    nvlink_bandwidth   of all NVLinks of a GPU, which meet in an NVSwitch; for files that have no matrix of NVLinks
+    pcie_bandwidth     of every PCIe link whose speed the file leaves out
+    nic_bandwidth      of every NIC (of the RDMA devices, if there are any); needed for several hosts
+    device             key of the device catalogue for the GPUs
+
+    GPUs are PCI devices of class 03 and 12, without the boards' own displays, numbered by bus id. Raises
+    :class:`ConfigError` with file, line and reason.
+    """
+    root = parse_xml(read_text(path))
+    if root.tag != "topology" or not any(root.find("object")):
+        raise root.error("is no topology of hwloc; the first element must be <topology> with <object>")
+    machines = [element for element in walk(root) if element.get("type", "") == "Machine"]
+    if len(machines) != 1:
+        raise root.error(f"has {len(machines)} machines; save one with lstopo")
+    usual = positive(pcie_bandwidth, "bandwidth", "pcie_bandwidth")
+    nic = None if nic_bandwidth is None else positive(nic_bandwidth, "bandwidth", "nic_bandwidth")
+    tree = PciTree(
+        nonnegative(pcie_latency, "time", "pcie_latency"), nonnegative(nvlink_latency, "time", "nvlink_latency"), nic
+    )
+    reader = _Reader(machines[0], usual)
+    n_links = reader.add_links(root)
+    if n_links and nvlink_bandwidth is not None:
+        raise root.error("says which NVLinks there are; leave nvlink_bandwidth out")
+    machine = tree.machine(reader.cpus)
+    if not machine.gpus:
+        raise root.error("has no GPU (PCI devices of class 03 or 12); save it on a machine that has, with I/O devices")
+    if nvlink_bandwidth is not None:
+        tree.add_nvswitch(machine, positive(nvlink_bandwidth, "bandwidth", "nvlink_bandwidth"))
+    if reader.n_slow:
+        tree.notes.append(f"{reader.n_slow} GPUs have links of at most {_SLOW:g} GB/s at present")
+        warn(f"{path}: {tree.notes[-1]}, as idle ones have; save the file while they work")
+    if nvlink_bandwidth is None and not n_links and reader.n_accelerators > 1:
+        tree.notes.append("names no NVLinks or xGMI: PCIe alone joins the GPUs")
+        warn(f"{path}: {tree.notes[-1]}; give nvlink_bandwidth if they have an NVSwitch")
+    if n_hosts == 1 and nic is not None:
+        raise root.error(f"nic_bandwidth = {nic_bandwidth!r} has no effect on one machine; give n_hosts or remove it")
+    notes = [f"PCIe carries {_CARRIED:.0%} of the links' speed, as NCCL counts (src/graph/topo.cc)", *reader.notes]
+    return assemble(root.source.path, copies(machine, n_hosts), device, network_latency, [*notes, *tree.notes])
+
+
+def _info(element: Element, name: str) -> str:
+    return next((info.get("value", "") for info in element.find("info") if info.get("name", "") == name), "")
+
+
+def _devices(element: Element) -> Iterator[Element]:
+    """Yield what the operating system calls a PCI device."""
+    return (child for child in element.find("object") if child["type"] == "OSDev")
+
+
+class _Reader:
+    """Turns hwloc's objects into the elements of a PCI tree, <cpu> for every package; collects notes."""
+
+    def __init__(self, machine: Element, usual: float) -> None:
+        self.usual = usual
+        self.n_accelerators = self.n_slow = 0
+        self.notes: list[str] = []
+        self.nodes: dict[str, tuple[str, str]] = {}  # gp_index -> bus id, subtype
+        self.gpus: dict[str, Element] = {}  # bus id -> <gpu>
+        self.packages = [element for element in walk(machine) if element.get("type", "") in _PACKAGES] or [machine]
+        self.numbers = {id(package): i for i, package in enumerate(self.packages)}
+        arch = _info(machine, "Architecture")
+        self.cpus = [
+            Element(package.source, package.line, "cpu", {
+                "numaid": str(i), "arch": _ARCHITECTURES.get(arch, arch), "vendor": _info(package, "CPUVendor"),
+                "familyid": _whole(_info(package, "CPUFamilyNumber"), 6),
+                "modelid": _whole(_info(package, "CPUModelNumber"), 0),
+            })
+            for i, package in enumerate(self.packages)
+        ]  # fmt: skip
+        parts = [part for part in walk(machine) if part.get("type", "") == "OSDev"]
+        self.rdma = any(part.get("osdev_type", "") in _OPEN_FABRICS for part in parts)
+        unplaced = self._visit(machine, [])
+        if unplaced and len(self.packages) > 1:
+            self.notes.append(f"{unplaced} PCI roots say not at which package they are: the first stands in")
+        for number, busid in enumerate(sorted(self.gpus)):
+            self.gpus[busid].attributes["dev"] = str(number)
+
+    def _visit(self, element: Element, above: list[Element]) -> int:
+        """Convert the PCI devices below an object; return how many of their roots no package is near."""
+        unplaced = 0
+        for child in element.find("object"):
+            if child["type"] in ("Bridge", "PCIDev"):
+                near = self._package(element, above)
+                unplaced += near is None
+                self.cpus[near or 0].children += self._pci(child)
+            else:
+                unplaced += self._visit(child, [*above, element])
+        return unplaced
+
+    def _package(self, element: Element, above: list[Element]) -> int | None:
+        """Return the package that an object is in, or that is the only one in it; None if there are several."""
+        for outer in (element, *reversed(above)):  # a package has itself in it, alone
+            inside = [i for part in walk(outer) if (i := self.numbers.get(id(part))) is not None]
+            if inside:
+                return inside[0] if len(inside) == 1 else None
+        return None
+
+    def _pci(self, element: Element) -> list[Element]:
+        """Return a bridge or device as <pci>; of a host bridge, what is below it."""
+        inside = (child for child in element.find("object") if child["type"] in ("Bridge", "PCIDev"))
+        below = [part for child in inside for part in self._pci(child)]
+        if "pci_busid" not in element.attributes:
+            return below
+        busid = bus_id(element["pci_busid"])
+        match = _TYPE.fullmatch(element.get("pci_type", ""))
+        if match is None:
+            raise element.error(f"pci_type = {element.get('pci_type', '')!r} is not like '0302 [10de:20b0] [...] a1'")
+        pci = Element(element.source, element.line, "pci", {"busid": busid, RATE: repr(self._rate(element))}, below)
+        for node in (element, *_devices(element)):
+            self.nodes[node.get("gp_index", "")] = (busid, node.get("subtype", ""))
+        if _is_gpu(match[1].lower(), match[2].lower()):
+            self.gpus[busid] = Element(element.source, element.line, "gpu", {})
+            self.n_accelerators += not match[1].startswith("0300")
+            self.n_slow += 0 < float(element.get("pci_link_speed", "0")) <= _SLOW
+            pci.children.append(self.gpus[busid])
+        elif match[1].startswith("02"):
+            names = [
+                each.get("name", "?") for each in _devices(element)
+                if not self.rdma or each.get("osdev_type", "") in _OPEN_FABRICS
+            ]  # fmt: skip
+            nic = Element(element.source, element.line, "nic", {})
+            nic.children += [Element(element.source, element.line, "net", {"name": name}) for name in names[:1]]
+            pci.children.append(nic)
+        return [pci]
+
+    def _rate(self, element: Element) -> float:
+        """Return bytes/s of the link above a device."""
+        text = element.get("pci_link_speed", "0")
+        if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,9})?", text):
+            raise element.error(f"pci_link_speed = {text!r} is no number of GB/s")
+        return float(text) * 1e9 * _CARRIED or self.usual
+
+    def add_links(self, root: Element) -> int:
+        """Give the GPUs the NVLinks and xGMI of the matrices; return how many pairs have any."""
+        n_links = 0
+        for matrix in walk(root):
+            if not matrix.tag.startswith("distances2") or matrix.get("name", "") not in _MATRICES:
+                continue
+            indexes = [word.rpartition(":")[2] for part in matrix.find("indexes") for word in part.text.split()]
+            values = [word for part in matrix.find("u64values") for word in part.text.split()]
+            if len(values) != len(indexes) ** 2 or not all(re.fullmatch("[0-9]{1,15}", word) for word in values):
+                raise matrix.error(f"has {len(values)} values for {len(indexes)} devices; is the file complete?")
+            tag = "nvlink" if matrix["name"] == _MATRICES[0] else "xgmi"
+            for place, value in enumerate(values):
+                (a, _), (b, what) = (self.nodes.get(indexes[i], ("", "")) for i in divmod(place, len(indexes)))
+                gpu = self.gpus.get(a)
+                if gpu is None or a == b or int(value) == 0 or (b not in self.gpus and what != "NVSwitch"):
+                    continue
+                link = {"target": b, "count": "1", RATE: repr(float(value) * 1e6)}
+                gpu.children.append(Element(matrix.source, matrix.line, tag, link))
+                n_links += 1
+        return n_links
+
+
+def _whole(text: str, otherwise: int) -> str:
+    return text if re.fullmatch("[0-9]{1,9}", text) else str(otherwise)
+
+
+def _is_gpu(kind: str, vendor: str) -> bool:
+    """Return whether a PCI class is a GPU's; a plain display is one of NVIDIA or AMD, not the board's own."""
+    return kind.startswith(("0302", "0380", "12")) or (kind.startswith("03") and vendor in ("10de", "1002"))

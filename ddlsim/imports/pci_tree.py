@@ -1,0 +1,226 @@
+"""PCI trees of machines with GPUs: elements <cpu>, <pci>, <gpu>, <nic>, as NCCL writes them, into a :class:`Machine`.
+
+Constants: https://github.com/NVIDIA/nccl, ``src/graph/topo.cc``, ``topo.h``; for AMD's GPUs the same files of
+https://github.com/ROCm/rccl. Bandwidths are those that NCCL assumes, per direction, unless an element has the attribute
+:data:`RATE`, which other readers give it. As in NCCL, all NVSwitches of a machine are one; a PCIe bridge with a single
+device below it is left out, and so is what leads to no GPU or NIC.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+from ddlsim.imports.machines import Machine
+from ddlsim.imports.xml_tree import Element, walk
+
+#: a link's bytes/s, where they are known; no attribute of a file can have this name
+RATE = "rate, bytes/s"
+#: beginnings of PCI classes (topo.cc: kvDictPciClass; 0x12 is what AMD's accelerators are)
+GPU_CLASSES, NIC_CLASS = ("0x03", "0x12"), "0x02"
+#: GB/s of one NVLink and direction, from this compute capability on (topo.h: SM60_NVLINK_BW, ...)
+_NVLINK = ((100, 40.1), (90, 20.6), (87, 20.0), (86, 12.0), (80, 20.0), (70, 20.0), (60, 18.0))
+#: GB/s of one xGMI link and direction, by architecture (rccl: VEGA_, MI200_, GFX94X_XGMI_WIDTH)
+_XGMI = {"gfx906": 24.0, "gfx908": 24.0, "gfx90a": 36.0, "gfx940": 48.0, "gfx941": 48.0, "gfx942": 48.0}
+#: how files of 2019 to 2022 write an architecture (rccl: archinfo.cc)
+_GCN = {"906": "gfx906", "908": "gfx908", "910": "gfx90a", "940": "gfx940", "941": "gfx941", "942": "gfx942"}
+#: units of 100 Mbit/s per PCIe lane by its transfer rate (topo.cc: kvDictPciGen); unknown ones count as the third
+_PCIE = {2.5: 15.0, 5.0: 30.0, 8.0: 60.0, 16.0: 120.0, 32.0: 240.0, 64.0: 480.0}
+_UNKNOWN_RATE = 8.0
+_INSIDE = 5000e9  # bytes/s inside a PCIe switch that shows itself as several (topo.h: LOC_BW)
+#: GB/s between sockets (topo.h); Intel by model id, AMD by family (NCCL's branch dev, commit 2f1c174c)
+_INTEL = ((0xCF, 40.0), (0x8F, 22.0), (0x55, 10.0), (0, 6.0))
+_AMD = ((26, 32.0), (25, 24.0), (0, 16.0))
+_OTHER = {"arm64": 6.0, "ppc64": 32.0}
+
+
+class PciTree:
+    """Walks the elements of the machines; collects notes."""
+
+    def __init__(self, pcie_latency: float, nvlink_latency: float, nic_bandwidth: float | None) -> None:
+        self.pcie_latency = pcie_latency
+        self.nvlink_latency = nvlink_latency
+        self.nic_bandwidth = nic_bandwidth
+        self.notes: list[str] = []
+
+    def machine(self, cpus: list[Element]) -> Machine:
+        """Return the machine that these <cpu> elements make."""
+        machine = Machine()
+        gpus: dict[str, tuple[str, Element]] = {}  # bus id -> name, element
+        for cpu in cpus:
+            name = f"cpu{cpu['numaid']}"
+            if name in machine.cpus:
+                raise cpu.error(f"numaid = {cpu['numaid']!r} appears twice; is the file fused correctly?")
+            machine.cpus.append(name)
+            for pci in cpu.find("pci"):
+                self._pci(machine, pci, name, float("inf"), gpus)
+            for nic in cpu.find("nic"):
+                self._nic(machine, nic, name, f"{name}-{len(machine.ports)}", None)
+        self._join_switches(machine, cpus)
+        for a, b in itertools.combinations(range(len(cpus)), 2):
+            bandwidth = min(_socket_bandwidth(cpus[a]), _socket_bandwidth(cpus[b]))
+            machine.links.append((machine.cpus[a], machine.cpus[b], "smp", bandwidth, self.pcie_latency))
+        self._nvlinks(machine, gpus)
+        return machine
+
+    def add_nvswitch(self, machine: Machine, bandwidth: float) -> None:
+        """Join all GPUs by a switch, each with so many bytes/s."""
+        machine.switches.append("nvswitch")
+        machine.links += [(gpu, "nvswitch", "nvlink", bandwidth, self.nvlink_latency) for gpu in machine.gpus]
+
+    def _pci(
+        self, machine: Machine, pci: Element, above: str, limit: float, gpus: dict[str, tuple[str, Element]]
+    ) -> None:
+        """Add what is below a <pci>, joined to the node `above`; `limit` is that of bridges left out in between."""
+        bandwidth = min(limit, self._pcie_bandwidth(pci))
+        useful = [child for child in pci.children if child.tag in ("pci", "gpu", "nic") and _leads_somewhere(child)]
+        for child in useful:
+            if child.tag == "gpu":
+                name = f"gpu{child['dev']}"
+                if name in machine.gpus:
+                    raise child.error(f"dev = {child['dev']!r} appears twice in one machine; correct it")
+                machine.gpus.append(name)
+                machine.links.append((name, above, "pcie", bandwidth, self.pcie_latency))
+                gpus[bus_id(pci["busid"])] = (name, child)
+            elif child.tag == "nic":
+                self._nic(machine, child, above, pci["busid"], bandwidth)
+        bridges = [child for child in useful if child.tag == "pci"]
+        if len(bridges) == 1 and not any(pci.find("pcilink")):
+            self._pci(machine, bridges[0], above, bandwidth, gpus)
+        elif bridges:
+            switch = f"pcie-{bus_id(pci['busid'])}"
+            machine.switches.append(switch)
+            machine.links.append((switch, above, "pcie", bandwidth, self.pcie_latency))
+            for bridge in bridges:
+                self._pci(machine, bridge, switch, float("inf"), gpus)
+
+    def _join_switches(self, machine: Machine, cpus: list[Element]) -> None:
+        """Join what is one PCIe switch and shows itself as several: <pcilink>."""
+        joined: set[frozenset[str]] = set()
+        for element in (element for cpu in cpus for element in walk(cpu)):
+            for link in element.find("pcilink"):
+                ends = frozenset(f"pcie-{bus_id(busid)}" for busid in (element["busid"], link["target"]))
+                if len(ends) == 2 and ends <= set(machine.switches) and ends not in joined:
+                    joined.add(ends)
+                    a, b = sorted(ends)
+                    machine.links.append((a, b, "pcie", _INSIDE, 0.0))
+
+    def _nic(self, machine: Machine, nic: Element, above: str, place: str, bandwidth: float | None) -> None:
+        nets = list(nic.find("net"))
+        if not nets:
+            return
+        name = f"nic-{nets[0].get('name', place)}"
+        if name in machine.switches:
+            name = f"{name}-{place}"
+        speeds = [speed for net in nets if (speed := self._net_speed(net)) is not None]
+        machine.switches.append(name)
+        if bandwidth is None and not speeds:  # beside the PCIe tree, as fast as its ports
+            raise nets[0].error("does not say its speed (Mbit/s); give nic_bandwidth")
+        machine.links.append((name, above, "pcie", bandwidth or sum(speeds), self.pcie_latency))
+        machine.ports += [(name, speed) for speed in speeds]
+
+    def _pcie_bandwidth(self, pci: Element) -> float:
+        """Return bytes/s of the link above this device: lanes * rate, as NCCL counts (topo.cc, ncclTopoAddPci)."""
+        if RATE in pci.attributes:
+            return float(pci[RATE])
+        width = pci.get("link_width", "").strip()
+        if width and not re.fullmatch(r"[0-9]{1,3}", width):
+            raise pci.error(f"link_width = {width!r} is not a number of lanes")
+        text = pci.get("link_speed", "").strip()
+        try:
+            rate = float(text.split()[0]) if text else 0.0
+        except ValueError:
+            rate = 0.0
+        if rate not in _PCIE:
+            device = pci.get("busid", "?")
+            self.notes.append(f"link speed of {device} unknown ({text!r}): taken as 8 GT/s, as NCCL does")
+            rate = _UNKNOWN_RATE
+        return (int(width or 0) or 16) * _PCIE[rate] / 80 * 1e9
+
+    def _net_speed(self, net: Element) -> float | None:
+        """Return bytes/s; the file has Mbit/s. None where neither file nor caller says it."""
+        return net.integer("speed") * 1e6 / 8 if has_speed(net) else self.nic_bandwidth
+
+    def _nvlinks(self, machine: Machine, gpus: dict[str, tuple[str, Element]]) -> None:
+        """Add the NVLinks and xGMI: to each other, or all to one crossbar; and C2C to the CPU."""
+        pairs: dict[tuple[str, str], tuple[str, float]] = {}
+        for name, gpu in gpus.values():
+            for link in gpu.find("nvlink", "xgmi"):
+                other = gpus.get(bus_id(link["target"]))
+                if other is None and link.get("tclass", "").startswith(GPU_CLASSES):
+                    continue  # a GPU that this job does not use
+                peer = "nvswitch" if other is None else other[0]
+                if link.get("tclass", "") == "0x068001":
+                    peer = machine.cpus[0]
+                if peer == name:
+                    raise link.error("leads from a GPU to itself; dump the topology again, or remove it")
+                if RATE in link.attributes:
+                    one = float(link[RATE])
+                else:
+                    one = self._xgmi_bandwidth(gpu) if link.tag == "xgmi" else _nvlink_bandwidth(gpu)
+                count = link.integer("count")
+                if count < 1:
+                    raise link.error(f"count = {count} must be at least 1; remove the element")
+                pairs[name, peer] = (link.tag, pairs.get((name, peer), ("", 0.0))[1] + count * one)
+            for link in gpu.find("c2c"):
+                bandwidth = link.integer("bw") * link.integer("count") * 1e6
+                machine.links.append((name, _cpu_of(machine, name), "c2c", bandwidth, self.nvlink_latency))
+        for (a, b), (kind, bandwidth) in pairs.items():
+            if b == "nvswitch" and b not in machine.switches:
+                machine.switches.append(b)
+            machine.one_way.append((a, b, kind, bandwidth, self.nvlink_latency))
+            if (b, a) not in pairs:  # switches and CPUs do not list theirs
+                machine.one_way.append((b, a, kind, bandwidth, self.nvlink_latency))
+
+    def _xgmi_bandwidth(self, gpu: Element) -> float:
+        name = gpu.get("gcn", "").partition(":")[0]
+        architecture = _GCN.get(name, name)
+        if architecture not in _XGMI:
+            which = architecture or "an unnamed architecture"
+            self.notes.append(f"xGMI of {which} unknown: 24 GB/s a link, as RCCL does")
+        return _XGMI.get(architecture, 24.0) * 1e9
+
+
+def has_speed(net: Element) -> bool:
+    """Return whether a NIC says its speed; some drivers give -1, for which NCCL takes 10 Gbit/s (topo.cc)."""
+    return "speed" in net.attributes and net.integer("speed") > 0
+
+
+def _leads_somewhere(element: Element) -> bool:
+    """Return whether there is a GPU or a NIC at or below this element."""
+    if element.tag == "gpu":
+        return True
+    if element.tag == "nic":
+        return any(element.find("net"))
+    return any(_leads_somewhere(child) for child in element.children if child.tag in ("pci", "gpu", "nic"))
+
+
+def bus_id(text: str) -> str:
+    """Return a PCI address in one spelling: 0000:08:00.0 (NVML writes eight digits of domain)."""
+    return text.strip().lower()[-12:]
+
+
+def _cpu_of(machine: Machine, name: str) -> str:
+    """Return the CPU above a device."""
+    above = {a: b for a, b, kind, _, _ in machine.links if kind == "pcie"}
+    while name not in machine.cpus:
+        name = above[name]
+    return name
+
+
+def _nvlink_bandwidth(gpu: Element) -> float:
+    capability = gpu.integer("sm", 0)
+    return next((bandwidth for least, bandwidth in _NVLINK if capability >= least), 20.0) * 1e9
+
+
+def _socket_bandwidth(cpu: Element) -> float:
+    arch, vendor = cpu.get("arch", ""), cpu.get("vendor", "")
+    if arch in _OTHER:
+        return _OTHER[arch] * 1e9
+    if vendor == "AuthenticAMD":
+        family = cpu.integer("familyid", 0)
+        if family > 26:  # written as base + 16 * extension (xml.cc until 2026): 143 is 15 + 8, Zen 2
+            family = 15 + (family - 15) // 16
+        return next((bandwidth for least, bandwidth in _AMD if family >= least), _AMD[-1][1]) * 1e9
+    model = cpu.integer("modelid", 0) if cpu.integer("familyid", 6) == 6 else 0
+    return next((bandwidth for least, bandwidth in _INTEL if model >= least), _INTEL[-1][1]) * 1e9

@@ -1,0 +1,157 @@
+"""``rocm-smi --showtopo`` into a cluster: how AMD's GPUs of a machine are joined, as tables or (``--json``) as pairs.
+
+Shape: https://github.com/ROCm/rocm_smi_lib (``python_smi_tools/rocm_smi.py``, showWeightTopology and its siblings)::
+
+    =============================== Link Type between two GPUs ===============================
+           GPU0         GPU1
+    GPU0   0            XGMI
+    GPU1   XGMI         0
+    ======================================= Numa Nodes =======================================
+    GPU[0]          : (Topology) Numa Node: 0
+
+The tables say how two GPUs are joined, by how many hops, not how fast: bandwidths are arguments. XGMI over one hop is a
+link; over more, it leads through other GPUs. PCIe leads to the CPU of the NUMA node.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddlsim.arguments import checked
+from ddlsim.cluster import Cluster
+from ddlsim.cluster.quantity import Places, Quantity, nonnegative, positive
+from ddlsim.imports.json_values import parse_json
+from ddlsim.imports.machines import Machine, assemble, copies
+from ddlsim.imports.text import SourceText, read_text
+
+_TITLE = re.compile(r"={3,}\s*(?P<title>[A-Z][\w ]+?)\s*={3,}")
+_ROW = re.compile(r"GPU([0-9]{1,4})((?:\s+\S+)+)$")
+_NUMA = re.compile(r"GPU ?\[?([0-9]{1,4})\]?\s*: \(Topology\) Numa Node: (-?[0-9]{1,4})")
+_PAIR = re.compile(r"\(Topology\) (Link type|Hops) between DRM devices ([0-9]{1,4}) and ([0-9]{1,4})", re.IGNORECASE)
+_LINKS, _HOPS = "Link Type between two GPUs", "Hops between two GPUs"
+
+
+@dataclass
+class _Tables:
+    """How each pair (the smaller number first) is joined, over how many hops; the NUMA node of each GPU."""
+
+    source: SourceText
+    gpus: set[int] = field(default_factory=set)
+    links: dict[tuple[int, int], str] = field(default_factory=dict)
+    hops: dict[tuple[int, int], str] = field(default_factory=dict)
+    numa: dict[int, int] = field(default_factory=dict)
+
+    def add(self, line: int | None, title: str, a: int, b: int, cell: str) -> None:
+        """Note what the table `title` says of two GPUs; both halves of a table must say the same."""
+        self.gpus |= {a, b}
+        table, pair = (self.links if title == _LINKS else self.hops), (min(a, b), max(a, b))
+        if a != b and table.setdefault(pair, cell) != cell:
+            both = f"GPU{a} - GPU{b} is {cell}, but GPU{b} - GPU{a} is {table[pair]}"
+            raise self.source.error(line, f"{both}; correct one")
+
+
+@checked
+def read_rocm_smi(
+    path: str | Path, *, xgmi_bandwidth: Quantity | None = None, pcie_bandwidth: Quantity = "12 GB/s",
+    smp_bandwidth: Quantity = "16 GB/s", nic_bandwidth: Quantity | None = None, n_hosts: Places = 1,
+    device: str | None = None, pcie_latency: Quantity = "1 us", xgmi_latency: Quantity = "0.7 us",
+    network_latency: Quantity = "1 us",
+) -> Cluster:  # fmt: skip
+    """Return the machine that the tables in `path` describe, or `n_hosts` of them joined by one switch.
+
+    xgmi_bandwidth   between two GPUs that XGMI joins, per direction; needed where any are
+    pcie_bandwidth   of every GPU (the default is what PCIe 3.0 x16 reaches)
+    smp_bandwidth    between NUMA nodes (the default is what RCCL assumes for AMD's CPUs, topo.h AMD_BW)
+    nic_bandwidth    of one NIC per machine, at its first NUMA node; needed for several hosts
+    device           key of the device catalogue for the GPUs
+
+    Raises :class:`ConfigError` with file, line and reason: no table of link types, one that is cut or contradicts
+    itself, an unknown link, a missing bandwidth.
+    """
+    tables = _read(read_text(path, log=True))
+    source, gpus = tables.source, sorted(tables.gpus)
+    machine = Machine(gpus=[f"gpu{gpu}" for gpu in gpus])
+    cpu_of = {gpu: f"cpu{max(tables.numa.get(gpu, 0), 0)}" for gpu in gpus}  # -1: the machine has one
+    machine.cpus = sorted(set(cpu_of.values()))
+    pcie = positive(pcie_bandwidth, "bandwidth", "pcie_bandwidth")
+    latency = nonnegative(pcie_latency, "time", "pcie_latency")
+    smp = positive(smp_bandwidth, "bandwidth", "smp_bandwidth")
+    machine.links = [(f"gpu{gpu}", cpu_of[gpu], "pcie", pcie, latency) for gpu in gpus]
+    machine.links += [(a, b, "smp", smp, latency) for a, b in itertools.combinations(machine.cpus, 2)]
+    joined = [pair for pair, kind in sorted(tables.links.items()) if kind == "XGMI"]
+    if joined and xgmi_bandwidth is None:
+        raise source.error(
+            None, "does not say how fast XGMI is; give xgmi_bandwidth (--bandwidth), of all links between two GPUs: "
+            "RCCL takes 24 GB/s a link, 36 on MI200, 48 on MI300"
+        )  # fmt: skip
+    if not joined and xgmi_bandwidth is not None:
+        raise source.error(None, "has no XGMI; leave xgmi_bandwidth out")
+    if joined:
+        xgmi = positive(xgmi_bandwidth, "bandwidth", "xgmi_bandwidth")
+        near = nonnegative(xgmi_latency, "time", "xgmi_latency")
+        direct = [pair for pair in joined if tables.hops.get(pair, "1") == "1"]
+        machine.links += [(f"gpu{a}", f"gpu{b}", "xgmi", xgmi, near) for a, b in direct]
+    if n_hosts == 1 and nic_bandwidth is not None:
+        raise source.error(None, f"nic_bandwidth = {nic_bandwidth!r} has no effect on one machine; give n_hosts")
+    if n_hosts != 1:
+        if nic_bandwidth is None:
+            raise source.error(None, "says nothing of NICs; give nic_bandwidth")
+        machine.switches.append("nic")
+        machine.links.append(("nic", machine.cpus[0], "pcie", pcie, latency))
+        machine.ports = [("nic", positive(nic_bandwidth, "bandwidth", "nic_bandwidth"))]
+    return assemble(source.path, copies(machine, n_hosts), device, network_latency, source.notes)
+
+
+def _read(source: SourceText) -> _Tables:
+    tables = _Tables(source)
+    if source.text.lstrip().startswith("{"):
+        _read_pairs(tables)
+    else:
+        _read_tables(tables)
+    if not tables.links and len(tables.gpus) != 1:
+        raise source.error(None, "has no table of link types; save rocm-smi --showtopo (with --json or without)")
+    for pair in itertools.combinations(sorted(tables.gpus), 2):
+        kind, hops = tables.links.get(pair), tables.hops.get(pair, "1")
+        if kind not in ("XGMI", "PCIE") or not re.fullmatch(r"[0-9]{1,3}|N/A", hops):
+            what = "is missing" if kind is None else f"is {kind!r} over {hops!r} hops; known are XGMI and PCIE"
+            raise source.error(None, f"GPU{pair[0]} - GPU{pair[1]} {what}; is the table complete?")
+    return tables
+
+
+def _read_tables(tables: _Tables) -> None:
+    title = ""
+    columns: list[int] = []
+    for number, line in tables.source.lines():
+        if match := _TITLE.search(line):
+            title, columns = match["title"], []
+        elif match := _NUMA.search(line):
+            tables.numa[int(match[1])] = int(match[2])
+        elif title in (_LINKS, _HOPS) and re.fullmatch(r"\s*(?:GPU[0-9]{1,4}\s*)+", line):
+            columns = [int(name[3:]) for name in line.split()]
+        elif columns and (match := _ROW.match(line.strip())):
+            cells = match[2].split()
+            if len(cells) != len(columns):
+                raise tables.source.error(number, f"has {len(cells)} of {len(columns)} entries; is the table complete?")
+            for column, cell in zip(columns, cells, strict=True):
+                tables.add(number, title, int(match[1]), column, cell)
+
+
+def _read_pairs(tables: _Tables) -> None:
+    """Read ``--json``: pairs under "system" (one half of each table), NUMA nodes under "card0", "card1", ..."""
+    root = parse_json(tables.source)
+    names = list(root.value) if isinstance(root.value, dict) else []
+    for name in names:
+        card = re.fullmatch(r"card([0-9]{1,4})", name)
+        if card:
+            tables.gpus.add(int(card[1]))
+            if root[name].has("(Topology) Numa Node"):
+                tables.numa[int(card[1])] = round(root[name]["(Topology) Numa Node"].number())
+        elif name == "system":
+            pairs = root[name].value
+            for key, value in (pairs if isinstance(pairs, dict) else {}).items():
+                if match := _PAIR.fullmatch(key):
+                    title = _LINKS if match[1].lower() == "link type" else _HOPS
+                    tables.add(None, title, int(match[2]), int(match[3]), str(value))
