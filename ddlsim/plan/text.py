@@ -16,6 +16,7 @@ from ddlsim.plan.plan import (
     UPDATE,
     Plan,
 )
+from ddlsim.readable import aligned, count
 
 #: rows of the table that are printed
 N_ROWS = 24
@@ -51,8 +52,7 @@ def task(plan: Plan, row: int) -> str:
 
 def table(plan: Plan, n_rows: int = N_ROWS) -> str:
     """Return the first rows of a plan, and what it holds in all."""
-    head = ["row", "lane", "task", "ms", "MB", "needs", "holds MB"]
-    cells = [head]
+    cells = [["row", "lane", "task", "ms", "MB", "needs", "holds MB"]]
     for row in range(min(n_rows, len(plan))):
         lane = plan.lanes[plan.lane[row]]
         needs = plan.needs[plan.need_offsets[row] : plan.need_offsets[row + 1]].tolist()
@@ -61,15 +61,10 @@ def table(plan: Plan, n_rows: int = N_ROWS) -> str:
             str(row), f"{lane.rank} {lane.name}", what(plan, row), _number(1e3 * plan.seconds[row]),
             _number(plan.nbytes[row] / 1e6), shown, _number(plan.holds[row] / 1e6),
         ])  # fmt: skip
-    widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
-    left = (False, True, True, False, False, False, False)
-    lines = [
-        "  ".join(c.ljust(w) if to_left else c.rjust(w) for c, w, to_left in zip(row, widths, left, strict=True))
-        for row in cells
-    ]
+    lines = aligned(cells, left=(1, 2))
     if len(plan) > n_rows:
         lines.append(f"... and {len(plan) - n_rows} more")
-    return "\n".join([_summary(plan), "", *(line.rstrip() for line in lines)])
+    return "\n".join([_summary(plan), "", *lines])
 
 
 def _number(value: float) -> str:
@@ -83,9 +78,5 @@ def _summary(plan: Plan) -> str:
     for lane, n in zip(plan.lanes, np.bincount(plan.lane, minlength=len(plan.lanes)).tolist(), strict=True):
         names[lane.name] = names.get(lane.name, 0) + n
     lanes = ", ".join(f"{n} on {name!r}" for name, n in names.items())
-    ranks, steps = _plural(plan.n_ranks, "rank"), _plural(plan.n_steps, "step")
-    return f"{_plural(len(plan), 'task')} of {ranks} in {steps}: {kinds or 'nothing'}\nlanes: {lanes or 'none'}"
-
-
-def _plural(n: int, word: str) -> str:
-    return f"{n:,} {word}{'' if n == 1 else 's'}"
+    ranks, steps = count(plan.n_ranks, "rank"), count(plan.n_steps, "step")
+    return f"{count(len(plan), 'task')} of {ranks} in {steps}: {kinds or 'nothing'}\nlanes: {lanes or 'none'}"

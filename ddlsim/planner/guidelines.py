@@ -39,16 +39,6 @@ def largest_n_gpus(overhead_ratio: NotNegative, efficiency: Density) -> float:
     return (1.0 + overhead_ratio - efficiency) / (efficiency * overhead_ratio)
 
 
-@checked
-def largest_overhead_ratio(n_gpus: Count, efficiency: Density) -> float:
-    """Return R = (1 - a) / (a G - 1), up to which G GPUs reach the efficiency a; inf where any overhead will do.
-
-    Zou et al. 2017, as above; four GPUs at 80 % may spend 0.0909 of the computing time on what is not shared out.
-    """
-    room = efficiency * n_gpus - 1.0
-    return (1.0 - efficiency) / room if room > 0.0 else math.inf
-
-
 # ---------------------------------------------------------------- how many servers
 
 
@@ -70,15 +60,6 @@ def n_parameter_servers(
     directions = 1.0 if full_duplex else 2.0
     # what divides evenly in decimal may come out an ulp above the whole number
     return max(1, math.ceil(directions * nbytes * n_workers / (bandwidth * compute_time) * (1.0 - 1e-12)))
-
-
-@checked
-def server_time(nbytes: NotNegative, n_workers: Count, n_servers: Count, bandwidth: Positive) -> float:
-    """Return max(S/B, N S/(k B)) s: N workers push S bytes to k servers on machines of their own.
-
-    Or pull them; both at once where directions do not disturb each other (Jiang et al. 2020, OSDI, section 3).
-    """
-    return max(1.0, n_workers / n_servers) * nbytes / bandwidth
 
 
 @checked
@@ -145,21 +126,6 @@ def medium_speedup(share: Share, bandwidth: Positive, new_bandwidth: Positive) -
 
 
 @checked
-def compute_to_traffic(positions: Positive, batch_size: Positive, *, overlap: bool = True, nbytes: Count = 4) -> float:
-    """Return the FLOPs per byte of a layer under data parallelism: 1.5 * out_w * out_h * MB in fp32.
-
-    positions   out_w * out_h, over which a layer's weights are used again; 1 for a dense layer
-    batch_size  MB, samples per worker
-    overlap     sending and receiving at once; otherwise half
-    nbytes      of a weight on the wire
-
-    Das et al. 2016 (arXiv:1602.06709): 6 FLOPs per weight, position and sample (forward, backward, weight
-    gradient), and `nbytes` bytes per weight and direction, whatever the kernel and the number of feature maps.
-    """
-    return 6.0 * positions * batch_size / (nbytes * (1.0 if overlap else 2.0))
-
-
-@checked
 def data_parallel_nbytes(n_weights: Positive, *, overlap: bool = True, nbytes: Count = 4) -> float:
     """Return the bytes that a node moves for a layer under data parallelism (Das et al. 2016)."""
     return nbytes * n_weights * (1.0 if overlap else 2.0)
@@ -179,31 +145,14 @@ def model_parallel_nbytes(n_inputs: Positive, batch_size: Positive, *, nbytes: C
 
 
 @checked
-def hybrid_nbytes(
-    n_weights: Positive,
-    n_inputs: Positive,
-    batch_size: Positive,
-    n_nodes: Count,
-    n_groups: Positive,
-    *,
-    overlap: bool = True,
-) -> float:
-    """Return the bytes (fp32) that a node moves with model parallelism inside each of G groups, data parallelism
-    across them: 2*4*inputs*mb/G + 4*weights*(2 - overlap)*G/N (Das et al. 2016).
-
-    An interpolation: at G = 1 and G = N one of the two exchanges is not needed at all.
-    """
-    inside = model_parallel_nbytes(n_inputs, batch_size / n_groups)
-    return inside + data_parallel_nbytes(n_weights, overlap=overlap) * n_groups / n_nodes
-
-
-@checked
 def hybrid_groups(
     n_weights: Positive, n_inputs: Positive, batch_size: Positive, n_nodes: Count, *, overlap: bool = True
 ) -> float:
-    """Return G* = sqrt(2 N mb in_w in_h / (ofm k_w k_h (2 - overlap))), at which :func:`hybrid_nbytes` is least.
+    """Return G* = sqrt(2 N mb in_w in_h / (ofm k_w k_h (2 - overlap))): the number of groups,
+    with model parallelism inside each and data parallelism across them, with which a node moves the fewest bytes,
+    2*4*inputs*mb/G + 4*weights*(2 - overlap)*G/N (Das et al. 2016).
 
-    Between 1 (model parallelism alone) and N (data parallelism alone).
+    Between 1 (model parallelism alone) and N (data parallelism alone), where one of the two is not needed at all.
     """
     moved = data_parallel_nbytes(n_weights, overlap=overlap)
     best = math.sqrt(n_nodes * model_parallel_nbytes(n_inputs, batch_size) / moved)

@@ -12,7 +12,7 @@ from ddlsim.planner.plan import Choice, Plan
 from ddlsim.planner.search import OUT, PRUNED, SIMULATED
 from ddlsim.planner.target import Miss, Target
 from ddlsim.printable import shown
-from ddlsim.readable import count, percent, rate, seconds, size, spread
+from ddlsim.readable import aligned, count, percent, rate, seconds, size, spread
 from ddlsim.run.metrics import METRICS
 from ddlsim.ties import FLOOR
 
@@ -80,8 +80,7 @@ def _layouts(plan: Plan) -> list[str]:
             "" if mfu is None else percent(mfu), "" if one.held is None else size(one.held),
             "" if waits is None else percent(waits),
         ))  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return aligned(rows)
 
 
 def _lines(label: str, content: str, as_it_is: bool = False) -> list[str]:

@@ -14,7 +14,7 @@ from ddlsim.arguments import Share, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning.monitor import Row, first_reaching
 from ddlsim.printable import shown
-from ddlsim.readable import percent, seconds, size
+from ddlsim.readable import aligned, percent, seconds, size
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.result import Result
 from ddlsim.run.seeds import Seeds
@@ -42,11 +42,7 @@ class Comparison:
             accuracy, throughput = (METRICS[metric].write(row[metric]) for metric in ("accuracy", "throughput"))
             until_then = self._reached(str(name), row)
             rows.append((shown(str(name)), *until_then, accuracy, throughput, f"{row['staleness']:.3g}"))
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        return "\n".join(
-            "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
-            for row in rows
-        )
+        return "\n".join(aligned(rows, left=(0,)))
 
     def _reached(self, name: str, row: pd.Series[float]) -> tuple[str, str, str]:
         if not row["n_reached"]:

@@ -19,8 +19,9 @@ from matplotlib.axes import Axes
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.readable import seconds
 from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, TIME_STYLES, drawn, figure, save
-from ddlsim.report.study_words import label_of, plain, varied
+from ddlsim.report.study_words import label_of, plain, rows_of, varied
 from ddlsim.run.metrics import METRICS
+from ddlsim.run.seeds import half_width
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -135,10 +136,7 @@ def one_change(table: Table, path: str | Path | None = None, *, metric: str = "t
         raise ConfigError(f"one change: the best {metric} is 0, which nothing can be compared with in %")
     found: list[tuple[str, list[tuple[float, str]]]] = []
     for field in varied(table):
-        rows = known
-        for axis in table.axes:
-            if axis != field:
-                rows = rows[rows[axis] == best[axis]]
+        rows = rows_of(table, known, best, besides=field)
         changes = [(100.0 * (row[metric] / best[metric] - 1.0), plain(row[field])) for _, row in rows.iterrows()]
         if len(changes) > 1:
             found.append((field, sorted(changes)))
@@ -204,10 +202,7 @@ def learning(table: Table, path: str | Path | None = None, *, n: int = N_LINES) 
     made = figure(8.0, 4.0)
     axes = made.subplots()
     for i, (_, settings) in enumerate(best.iterrows()):
-        rows = history
-        for axis in table.axes:
-            rows = rows[rows[axis] == settings[axis]]
-        at, mean, half = _mean_curve(rows)
+        at, mean, half = _mean_curve(rows_of(table, history, settings))
         colour, every = COLOURS[i % len(COLOURS)], max(1, len(at) // 8)
         label = drawn(textwrap.fill(label_of(settings, varied(table)), 34))
         axes.plot(at, mean, color=colour, linestyle=STYLES[i % len(STYLES)], marker=MARKERS[i % len(MARKERS)],
@@ -236,16 +231,12 @@ def _best_learners(table: Table) -> pd.DataFrame:
 
 def _mean_curve(rows: pd.DataFrame) -> tuple[Floats, Floats, Floats | None]:
     """Return times, mean accuracy in %, and half the width of its interval, from the evaluations of all seeds."""
-    from scipy.special import stdtrit
-
     lines = [(part["time"].to_numpy(np.float64), 100.0 * part["accuracy"].to_numpy(np.float64))
              for _, part in rows.groupby("seed")]  # fmt: skip
     start, end = max(t[0] for t, _ in lines), min(t[-1] for t, _ in lines)
     at = np.unique(np.concatenate([t for t, _ in lines]))
     at = at[(at >= start) & (at <= end)]
     values = np.array([np.interp(at, t, accuracy) for t, accuracy in lines])
-    n = len(values)
-    if n < 2:
+    if len(values) < 2:
         return at, values[0], None
-    half = stdtrit(n - 1, 0.975) * values.std(axis=0, ddof=1) / math.sqrt(n)
-    return at, values.mean(axis=0), np.asarray(half)
+    return at, values.mean(axis=0), half_width(values, 0.95)

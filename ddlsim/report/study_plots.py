@@ -19,7 +19,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from ddlsim.errors import ConfigError, UnitError, unknown_name
 from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, drawn, figure, save
-from ddlsim.report.study_words import plain, varied
+from ddlsim.report.study_words import label_of, named, plain, varied
 from ddlsim.run.metrics import METRICS
 from ddlsim.units import DIMENSIONS, parse
 
@@ -173,8 +173,8 @@ def pareto(table: Table, x: str, y: str, path: str | Path | None = None) -> Axes
         place = float(rows[x].iloc[0]), float(rows[y].iloc[0])
         axes.annotate(str(i + 1), place, textcoords="offset points", xytext=(5, 5), fontsize=8)
         for _, row in rows.head(N_EQUAL).iterrows():
-            label = ", ".join(_named(axis, row[axis]) for axis in varied(table))
-            axes.plot([], [], linestyle="", label=drawn(textwrap.fill(f"{i + 1}: {label}", 44)))
+            label = f"{i + 1}: {label_of(row, varied(table))}"
+            axes.plot([], [], linestyle="", label=drawn(textwrap.fill(label, 44)))
         if len(rows) > N_EQUAL:
             axes.plot([], [], linestyle="", label=f"{i + 1}: and {len(rows) - N_EQUAL} more")
     for axis, metric in ((axes.xaxis, x), (axes.yaxis, y)):
@@ -194,7 +194,7 @@ def _series(rows: pd.DataFrame, fields: list[str]) -> dict[str, pd.DataFrame]:
     if not used:
         return {"": rows}
     groups = {
-        ", ".join(_named(field, value) for field, value in zip(used, values, strict=True)): part
+        ", ".join(named(field, value) for field, value in zip(used, values, strict=True)): part
         for values, part in rows.groupby(used, sort=False)
     }
     if len(groups) > N_SERIES:
@@ -203,15 +203,6 @@ def _series(rows: pd.DataFrame, fields: list[str]) -> dict[str, pd.DataFrame]:
             f"study that varies less, or take table.summary"
         )
     return groups
-
-
-def _named(field: str, value: object) -> str:
-    """Return a value, with the name of its field where it would say nothing without."""
-    name = field.rpartition(".")[2].replace("_", " ")
-    if isinstance(value, str) and value != "none" and not value[:1].isdigit():
-        return value
-    text = plain(value)
-    return f"{text} {name}" if name == "workers" else f"no {name}" if value == "none" else f"{name} {text}"
 
 
 def describe(axis: Axis, metric: str) -> None:

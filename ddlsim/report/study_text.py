@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ddlsim import printable
-from ddlsim.readable import count, percent
+from ddlsim.readable import aligned, count, percent
 from ddlsim.report.study_words import plain, varied
 from ddlsim.run.metrics import METRICS
 
@@ -41,8 +41,7 @@ def study_text(table: Table) -> str:
             [f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in cells]
             + [_with_interval(row, metric.name, metric.column[1]) for metric in shown]
         )
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    text = ["  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+    text = aligned(lines)
     if len(summary) > N_ROWS:
         text.append(f"... and {len(summary) - N_ROWS} more")
     if fixed:

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ddlsim.errors import ConfigError
 from ddlsim.run.metrics import METRICS
+from ddlsim.run.seeds import half_width
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,18 +60,25 @@ def varied(table: Table) -> list[str]:
 
 def label_of(settings: pd.Series[float], fields: Sequence[str]) -> str:
     """Return a configuration in a few words, by those `fields` that are given: "64 workers, bandwidth 1 Gbit/s"."""
-    words = []
-    for field in fields:
-        value, name = plain(settings[field]), field.rpartition(".")[2].replace("_", " ")
-        if name == "workers":
-            words.append(f"{value} workers")
-        elif value == "none":
-            words.append(f"no {name}")
-        elif isinstance(settings[field], str) and not value[:1].isdigit():
-            words.append(value)  # says itself what it is
-        else:
-            words.append(f"{name} {value}")
-    return ", ".join(words) or "the base experiment"
+    return ", ".join(named(field, settings[field]) for field in fields) or "the base experiment"
+
+
+def named(field: str, value: object) -> str:
+    """Return a value, with the name of its field where it would say nothing without."""
+    text, name = plain(value), field.rpartition(".")[2].replace("_", " ")
+    if name == "workers":
+        return f"{text} workers"
+    if text == "none":
+        return f"no {name}"
+    return text if isinstance(value, str) and not text[:1].isdigit() else f"{name} {text}"
+
+
+def rows_of(table: Table, rows: pd.DataFrame, settings: pd.Series[float], besides: str = "") -> pd.DataFrame:
+    """Return those of some rows that have the varied fields, but for one, as in `settings`."""
+    for axis in table.axes:
+        if axis != besides:
+            rows = rows[rows[axis] == settings[axis]]
+    return rows
 
 
 def answers(table: Table) -> list[Answer]:
@@ -102,21 +112,14 @@ def _runner_up(table: Table, ranked: pd.DataFrame, metric: str) -> str:
         return f"{text}; a tie: they differ by no more than they are stable to"
     # the seeds are common random numbers, so what counts is the difference that each of them makes
     gap = (_of_seeds(table, second, metric) - _of_seeds(table, first, metric)).dropna()
-    if len(gap) > 1:
-        from scipy.special import stdtrit
-
-        half = float(stdtrit(len(gap) - 1, 0.975) * gap.std(ddof=1) / math.sqrt(len(gap)))
-        if abs(float(gap.mean())) <= half:
-            text += f"; {len(gap)} seeds do not tell the two apart"
+    if len(gap) > 1 and abs(float(gap.mean())) <= half_width(np.asarray(gap, dtype=np.float64), 0.95):
+        text += f"; {len(gap)} seeds do not tell the two apart"
     return text
 
 
 def _of_seeds(table: Table, settings: pd.Series[float], metric: str) -> pd.Series[float]:
     """Return a metric of a configuration by seed."""
-    frame = table.frame
-    for axis in table.axes:
-        frame = frame[frame[axis] == settings[axis]]
-    return frame.set_index("seed")[metric]
+    return rows_of(table, table.frame, settings).set_index("seed")[metric]
 
 
 def front_of(table: Table) -> tuple[str, str] | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddlsim.printable import shown
-from ddlsim.readable import count, percent, rate, seconds, si, size, spread
+from ddlsim.readable import aligned, count, percent, rate, seconds, si, size, spread
 from ddlsim.run.costs import energy_assumptions
 from ddlsim.run.metrics import METRICS
 from ddlsim.workload.jitter import NoJitter
@@ -177,5 +177,4 @@ def scaling_table(results: Sequence[Result]) -> str:
     metrics = [METRICS[name] for name in (*_SCALING, *_SHARES)]
     header = ("workers", *(metric.column[0] for metric in metrics))
     rows = [(str(r.n_workers), *(metric.column[1](metric.of(r) or 0.0) for metric in metrics)) for r in results]
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in (header, *rows))
+    return "\n".join(aligned([header, *rows]))

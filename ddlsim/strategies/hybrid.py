@@ -18,7 +18,7 @@ from ddlsim.plan.schedules import Schedules
 from ddlsim.runtime.carrier import OfGroups
 from ddlsim.runtime.codec import backwards
 from ddlsim.runtime.common_model import Gradients
-from ddlsim.runtime.fabric import AllReduceAlgorithm, Cost, RankOrder, cost_said, fabric_of
+from ddlsim.runtime.fabric import WithFabric, cost_said, fabric_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.overlap import (
@@ -73,7 +73,7 @@ class Distribution:
 
 @checked
 @dataclass(frozen=True)
-class Hybrid:
+class Hybrid(WithFabric):
     """Layer by layer data parallelism, model parallelism, or something between the two (Das et al. 2016,
     arXiv:1602.06709): G groups of N / G workers, in each of which the outputs of the layer are shared out.
     ``batch_size`` is that of all workers together.
@@ -96,9 +96,6 @@ class Hybrid:
     groups: Literal["balance"] | Mapping[str, Count] | Distribution = "balance"
     overlap: Annotated[str | InOrder, by(_in_order)] = "layer"
     micro_batches: Count = 1
-    algorithm: AllReduceAlgorithm = "default"
-    rank_order: RankOrder = "topology"
-    cost: Cost = "simulated"
 
     def __hash__(self) -> int:
         groups = tuple(self.groups.items()) if isinstance(self.groups, Mapping) else self.groups
@@ -114,10 +111,6 @@ class Hybrid:
         if isinstance(self.groups, Distribution):
             return f"hybrid (data {self.groups.data}, model {self.groups.model}{more})"
         return f"hybrid ({', '.join(f'{name} {n}' for name, n in self.groups.items())}{more})"
-
-    def updates(self, steps: int, n_workers: int) -> int:
-        """One update a step."""
-        return steps
 
     def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
         """Return the samples that a worker computes at once. Raises ConfigError for a batch that cannot be dealt out

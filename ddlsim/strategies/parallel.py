@@ -25,7 +25,7 @@ from ddlsim.plan.schedules import Schedules
 from ddlsim.plan.tensor_groups import Seconds, as_one_rank, exchange_seconds, with_exchanges, with_shared_interfaces
 from ddlsim.runtime.carrier import OfGroups
 from ddlsim.runtime.common_model import Gradients
-from ddlsim.runtime.fabric import AllReduceAlgorithm, Cost, Fabric, RankOrder, cost_said, name_of
+from ddlsim.runtime.fabric import WithFabric, cost_said, fabric_of, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.cutting import cut, cut_places, equal_layers, joined
@@ -47,7 +47,7 @@ BUCKETS: dict[str, Callable[[Workload], Sequence[Bucket]]] = {
 
 @checked
 @dataclass(frozen=True)
-class Parallel:
+class Parallel(WithFabric):
     """SGD on a model that is split over ``pipeline`` x ``tensor`` workers, in ``data`` replicas.
 
     The batch size of a run is that of an update, of all workers together, as in Megatron-LM and DeepSpeed: each replica
@@ -96,9 +96,6 @@ class Parallel:
     sharded: bool = False
     p2p: Literal["overlapped", "exchange", "in turns"] = "overlapped"
     overlap: Literal["none", "layer", "ddp", "megatron"] = "ddp"
-    algorithm: AllReduceAlgorithm = "default"
-    rank_order: RankOrder = "topology"
-    cost: Cost = "simulated"
 
     def __post_init__(self) -> None:
         per_stage = self._chunks_per_stage
@@ -137,10 +134,6 @@ class Parallel:
         data += f"tensor {self.tensor}{tokens}, " if self.tensor > 1 else ""
         fabric = f"{name_of(self.algorithm)}{cost_said(self.cost)}"
         return f"parallel ({data}pipeline {self.pipeline}, {order}{chunks}{more}, {fabric})"
-
-    def updates(self, steps: int, n_workers: int) -> int:
-        """One update a step."""
-        return steps
 
     # ------------------------------------------------------------ who has what
 
@@ -359,7 +352,7 @@ class Parallel:
         def exchanges(gradients: Gradients, plan: Plan) -> OfReplicas:
             schedules = Schedules(plan, self.algorithm, setting.cluster, nodes, self.rank_order)
             dense = OfGroups(setting, [workers[own[0]] for own in members], plan.groups, schedules)
-            fabric, parts = Fabric(self.algorithm, self.rank_order, self.cost), list[slice]()
+            fabric, parts = fabric_of(self), list[slice]()
             if setting.compression is not None:
                 compressor = setting.compression.compressor
                 parts = compressible_parts(plan, chunks, self._buckets(mesh), self.tensor, compressor)

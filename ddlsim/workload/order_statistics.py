@@ -14,14 +14,12 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Count, NotNegative, Positive, checked, number, whole
+from ddlsim.arguments import Count, NotNegative, Positive, checked, whole
 from ddlsim.errors import ConfigError
 
 Floats = npt.NDArray[np.float64]
 
 
-#: of a Weibull distribution, within which the quadrature below is exact
-Shape = Annotated[float, number(0.05, 1000.0)]
 #: that are ordered; some of the sums below have as many terms
 Samples = Annotated[int, whole(1, 10**7)]
 
@@ -67,21 +65,6 @@ def pareto(n: Samples, k: Count | None = None, a: Positive = 2.0, minimum: NotNe
         math.lgamma(n + 1) + math.lgamma(above - 1.0 / a) - math.lgamma(above) - math.lgamma(n + 1 - 1.0 / a)
     )
     return minimum * math.exp(log)
-
-
-@checked
-def weibull(n: Samples, k: Count | None = None, shape: Shape = 1.0, scale: NotNegative = 1.0) -> float:
-    """Return the k-th of n Weibull samples, by quadrature (relative error below 1e-6).
-
-    For the maximum this is scale * G(1 + 1/shape) * sum_i (-1)^(i+1) C(n, i) i^(-1/shape), a sum that floats
-    cannot carry beyond n = 30 or so.
-    """
-    log_x = np.linspace(-60.0 / min(shape, 1.0), math.log(700.0) / shape + 1.0, 200_001)
-    z = np.exp(shape * log_x)  # -log survival
-    with np.errstate(divide="ignore"):
-        log_cdf = np.log(-np.expm1(-z))
-    log_density = math.log(shape) + shape * log_x - z  # with respect to log x
-    return scale * _expectation(n, _rank(n, k), log_x, np.exp(log_x), log_density, log_cdf, -z)
 
 
 @checked

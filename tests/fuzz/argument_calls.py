@@ -259,19 +259,15 @@ CALLS = {
     "cost.torus_2d": lambda: {**CLOSED_FORM, "rows": 2, "columns": 2},
     "algorithm_names": dict,
     "byteps_time": lambda: {"nbytes": 1e6, "n_machines": 4, "n_servers": 2, "bandwidth": 1e9},
-    "compute_to_traffic": lambda: {"positions": 10.0, "batch_size": 32.0},
     "data_parallel_nbytes": lambda: {"n_weights": 1e6},
     "hybrid_groups": lambda: LAYER,
-    "hybrid_nbytes": lambda: {**LAYER, "n_groups": 2.0},
     "largest_batch": lambda: {"model": ddlsim.load_model("lenet5"), "device": ddlsim.load_device("v100")},
     "largest_n_gpus": lambda: {"overhead_ratio": 0.1, "efficiency": 0.9},
-    "largest_overhead_ratio": lambda: {"n_gpus": 8, "efficiency": 0.9},
     "local_sgd_speedup": lambda: {"ratio": 0.5, "period": 4},
     "medium_speedup": lambda: {"share": 0.5, "bandwidth": 1e9, "new_bandwidth": 2e9},
     "model_parallel_nbytes": lambda: {"n_inputs": 1e4, "batch_size": 64.0},
     "n_parameter_servers": lambda: {"nbytes": 1e8, "n_workers": 8, "bandwidth": 1e9, "compute_time": 0.1},
     "scaling_efficiency": lambda: {"overhead_ratio": 0.1, "n_gpus": 8},
-    "server_time": lambda: {"nbytes": 1e8, "n_workers": 8, "n_servers": 2, "bandwidth": 1e9},
     "traffic_share": lambda: {"traffic_time": 0.1, "other_time": 0.2},
     "fit_compute": lambda: {"model": "m", "batch_sizes": [8, 16, 32], "seconds": [0.1, 0.2, 0.4]},
     "fit_jitter": lambda: {"step_times": np.linspace(0.9, 1.2, 30)},
@@ -317,9 +313,7 @@ CALLS = {
     "save_measurements": lambda: {"rows": [], "path": "m.csv"},
     **{
         name: (lambda: {"n": 4})
-        for name in (
-            "exponential", "lognormal", "normal", "pareto", "shifted_exponential", "uniform", "weibull",
-        )
+        for name in ("exponential", "lognormal", "normal", "pareto", "shifted_exponential", "uniform")
     },
 }  # fmt: skip
 #: readers of files, and what takes what they read: their call starts from nothing and ends in an error that says so

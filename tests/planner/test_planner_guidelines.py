@@ -18,18 +18,15 @@ RATIO = st.floats(1e-6, 10.0)
 
 
 def test_gpus_by_hand() -> None:
-    """Four GPUs at 80 %: R = 0.2 / (3.2 - 1) = 1/11; back again (1 + 1/11) / (1 + 4/11) = 12/15 = 0.8."""
-    ratio = guidelines.largest_overhead_ratio(4, 0.8)
-    assert ratio == pytest.approx(1 / 11)
-    assert guidelines.scaling_efficiency(ratio, 4) == pytest.approx(0.8)
-    assert guidelines.largest_n_gpus(ratio, 0.8) == pytest.approx(4.0)
+    """Four GPUs that spend R = 1/11: (1 + 1/11) / (1 + 4/11) = 12/15 = 0.8; and back again."""
+    assert guidelines.scaling_efficiency(1 / 11, 4) == pytest.approx(0.8)
+    assert guidelines.largest_n_gpus(1 / 11, 0.8) == pytest.approx(4.0)
 
 
 def test_gpus_in_the_limits() -> None:
     assert guidelines.scaling_efficiency(0.0, 1000) == 1.0
     assert guidelines.scaling_efficiency(0.3, 1) == 1.0
     assert guidelines.largest_n_gpus(0.0, 0.9) == math.inf
-    assert guidelines.largest_overhead_ratio(2, 0.5) == math.inf  # two GPUs are never below one half
     n = 10**9  # Amdahl: the speed-up ends at (1 + R) / R
     assert n * guidelines.scaling_efficiency(0.25, n) == pytest.approx(5.0)
 
@@ -95,10 +92,7 @@ def test_moving_the_traffic_by_hand() -> None:
 
 
 def test_flops_per_byte_by_hand() -> None:
-    """A dense layer: 1.5 per sample. Kernel and feature maps cancel: VGG's conv5 at 14 x 14, 8 samples: 2352."""
-    assert guidelines.compute_to_traffic(1, 256) == 384.0
-    assert guidelines.compute_to_traffic(14 * 14, 8) == 2352.0
-    assert guidelines.compute_to_traffic(1, 256, overlap=False) == 192.0
+    """Kernel and feature maps cancel: VGG's conv5 at 14 x 14, 8 samples: 2352."""
     conv = next(layer for layer in load_model("vgg-a").layers if layer.name == "conv5.0.conv")
     weights = conv.n_params - 512  # without the bias
     flops = 3 * conv.flops * 8
@@ -123,10 +117,13 @@ def test_hybrid_groups_by_hand() -> None:
 
 @given(st.floats(1.0, 1e8), st.floats(1.0, 1e6), st.floats(1.0, 1e5), st.integers(1, 1000))
 def test_the_best_number_of_groups_moves_least(weights: float, inputs: float, batch: float, n: int) -> None:
+    def moved(groups: float) -> float:
+        inside = guidelines.model_parallel_nbytes(inputs, batch / groups)
+        return inside + guidelines.data_parallel_nbytes(weights) * groups / n
+
     best = guidelines.hybrid_groups(weights, inputs, batch, n)
-    least = guidelines.hybrid_nbytes(weights, inputs, batch, n, best)
     for other in (1.0, n / 2 + 0.5, float(n), max(1.0, 0.9 * best), min(float(n), 1.1 * best)):
-        assert least <= guidelines.hybrid_nbytes(weights, inputs, batch, n, other) * (1 + 1e-9)
+        assert moved(best) <= moved(other) * (1 + 1e-9)
 
 
 def test_byteps_in_the_limits() -> None:
@@ -136,8 +133,6 @@ def test_byteps_in_the_limits() -> None:
     assert guidelines.byteps_time(1e9, 4, 2, 1e9) == pytest.approx(1.2)
     times = [guidelines.byteps_time(1e9, 16, k, 1e9) for k in range(17)]
     assert times == sorted(times, reverse=True)
-    assert guidelines.server_time(1e9, 16, 4, 1e9) == 4.0
-    assert guidelines.server_time(1e9, 16, 32, 1e9) == 1.0  # a worker's own link is the limit
 
 
 def test_local_sgd_by_hand() -> None:

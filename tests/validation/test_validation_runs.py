@@ -38,8 +38,12 @@ def runs(truth):
     return [simulated(truth, n, b, a) for b in (16, 32) for n, names in algorithms.items() for a in names]
 
 
-def test_fitting_a_few_runs_predicts_the_rest(runs):
-    found = validate(runs, OFFICE, "resnet18", fit_on="workers <= 2")
+@pytest.fixture(scope="module")
+def found(runs):
+    return validate(runs, OFFICE, "resnet18", fit_on="workers <= 2")
+
+
+def test_fitting_a_few_runs_predicts_the_rest(found):
     fit, held = found.summary(fitted=True), found.summary(fitted=False)
     assert (fit.n, held.n) == (4, 8)
     assert held.mean_absolute < 0.01
@@ -116,8 +120,7 @@ def test_the_cause_of_an_error_is_found(truth, changes, what, factor):
     assert "right with" in str(found)
 
 
-def test_small_errors_are_not_explained(runs):
-    found = validate(runs, OFFICE, "resnet18", fit_on="workers <= 2")
+def test_small_errors_are_not_explained(found):
     assert not any(row.causes for row in found.rows)
 
 
@@ -209,8 +212,7 @@ def test_nodes_spread_the_workers(tmp_path):
     assert first.predicted == one.predicted > 1.1 * two.predicted
 
 
-def test_the_plot_is_drawn(runs, tmp_path):
-    found = validate(runs, OFFICE, "resnet18", fit_on="workers <= 2")
+def test_the_plot_is_drawn(found, tmp_path):
     axes = found.plot(tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 5000
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [
