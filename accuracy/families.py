@@ -113,7 +113,7 @@ FAMILIES = (
             ("tf_dgx1_p100", "8", "the measured step has 34 ms more than the reductions take at one NVLink's rate; the "
              "same reductions explain VGG-16's 8 devices, so it seems to be AlexNet's own: 17,800 images/s"),
             ("theano_mpi_k80_vgg16", "8", "the *compute* part of the measured step is 23 % longer on 8 devices than on "
-             "one (1.378 s, 1.120 s); reading and copying the input is not modelled"),
+             "one (1.378 s, 1.120 s); a process beside each loads its input, how fast is not stated"),
             ("theano_mpi", "", "copies between the dies of a K80 reach about 6.5 GB/s and between sockets 3.5, not the "
              "12 and 6 GB/s that NCCL assumes for PCIe and QPI"),
         ),
@@ -123,16 +123,18 @@ FAMILIES = (
     Family(
         "weak_device", "Published weak scaling from one device", 0.06, "published",
         "The row of one device gives the compute time; nothing else is read. Copies inside MXNet's machines have the "
-        "rate that NCCL assumes for PCIe.",
+        "rate that NCCL assumes for PCIe. Devices are as unequal as `Spread()` says, MXNet's share the input of "
+        "`MXNET_INPUT`, and compute is `BESIDE_KERNELS` times slower beside NCCL's kernels: the library's values.",
         lambda: published.rows(machine=False),
         causes=(
-            ("mxnet_k80_ps", "", "copies between the K80 of one machine take most of the time (2.5 to 3.5 GB/s if a "
-             "one-machine row is asked, not 12), which no row of one device tells"),
+            ("mxnet_k80_ps", "", "the input's share is half of what 16 GPUs lose; host memory that is not pinned, and "
+             "pairs of K80 that reach each other only through it (a device has eight peers at most), are not modelled"),
             ("paddle_v100_vgg16_fp32_b32", "", "as from one machine"),
             ("theano_mpi", "", "as from one machine"),
             ("tf_dgx1_p100", "8", "as from one machine"),
-            ("", "", "what a device loses beside the others of its machine (input, processor, GPU clocks) is not "
-             "modelled: most of the error is there in the row of one full machine already"),
+            ("tf_k80_ps_resnet152", "64", "as from one machine"),
+            ("", "", "what a device loses beside the others of its machine (the processor's time for launches, input "
+             "that the source does not describe): most of the error is there in the row of one full machine already"),
         ),
         left_out=lambda: published.left_out(machine=False),
     ),

@@ -28,13 +28,15 @@ from scipy.optimize import brentq
 
 from accuracy.machines import FIRST_COME, KVSTORE, NVLINK, device_of, host_of, nic_efficiency
 from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
-from ddlsim import AllReduce, Cluster, DdpBuckets, Measured, ParameterServer, load_cluster, simulate
+from ddlsim import AllReduce, Cluster, DdpBuckets, Measured, ParameterServer, Spread, load_cluster, simulate
 from ddlsim.cluster import star
 from ddlsim.cluster.nodes import Graph
 from ddlsim.strategies import Strategy
 from ddlsim.units import parse
 from ddlsim.workload.buckets import Bucket
 from ddlsim.workload.compute import Workload
+from ddlsim.workload.contention import BESIDE_KERNELS, NO_SLOWDOWN
+from ddlsim.workload.input import MXNET_INPUT
 
 __all__ = [
     "DATA", "MODELS", "Run", "TensorByTensor", "base", "calibrated", "cases", "left_out", "predict", "read", "rows",
@@ -90,6 +92,11 @@ class Run:
     @property
     def n_nodes(self) -> int:
         return math.ceil(max(self.measured) / self.per_node)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether kernels of a communication library run beside those that compute."""
+        return "overlap" in self.text and "no overlap" not in self.text
 
     @property
     def kvstore(self) -> bool:
@@ -200,7 +207,8 @@ def _step(run: Run, n: int, compute: float, copies: float | None = None) -> floa
     m = math.ceil(n / run.per_node)
     return simulate(
         _cluster(run, m, copies), run.model, _strategy(run, m), round(run.batch), workers=n, steps=1, warmup=0,
-        compute=Measured(compute, round(run.batch)),
+        compute=Measured(compute, round(run.batch)), speed=Spread(),
+        overlap_slowdown=BESIDE_KERNELS if run.overlaps else NO_SLOWDOWN, input=MXNET_INPUT if run.kvstore else None,
     ).step_time  # fmt: skip
 
 

@@ -126,6 +126,7 @@ from .workload.compute import (
 )
 from .workload.contention import OverlapSlowdown as OverlapSlowdown
 from .workload.fits import fits as fits
+from .workload.input import Input as Input
 from .workload.devices import Device as Device, device_names as device_names, load_device as load_device
 from .workload.jitter import (
     Exponential as Exponential,
@@ -138,6 +139,7 @@ from .workload.jitter import (
     Trace as Trace,
     Uniform as Uniform,
 )
+from .workload.spread import Spread as Spread
 from .workload.model import Model as Model, load_model as load_model, model_names as model_names
 
 __version__: str

@@ -16,6 +16,7 @@ WITH_CASES = [
     "experts",
     "federated",
     "gossip",
+    "input",
     "local_sgd",
     "memory",
     "overlap",

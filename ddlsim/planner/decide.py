@@ -32,6 +32,7 @@ from ddlsim.strategies import Splits, Strategy
 from ddlsim.strategies.splits import text_of_senseless
 from ddlsim.units import si
 from ddlsim.workload.model import Model, ModelLike, load_model
+from ddlsim.workload.spread import Spread
 
 #: efficiency that the rule on the number of GPUs is asked for where the target names none
 EFFICIENCY = 0.9
@@ -113,7 +114,7 @@ def _template(base: Experiment | None, model: Model, cluster: Cluster) -> Experi
         return Experiment(cluster, model)
     if base.training is not None:
         raise ConfigError("recommend: base has a training; give it to recommend as training=")
-    if base.speed is not None:
+    if base.speed is not None and not isinstance(base.speed, Spread):
         raise ConfigError("recommend: base has a speed per worker, but their number varies; give the cluster speeds")
     return base.with_(cluster=cluster, model=model, time_model=None, compression=None)
 

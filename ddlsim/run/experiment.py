@@ -27,10 +27,12 @@ from ddlsim.units import si
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown, Slower
 from ddlsim.workload.devices import Device, DeviceLike
+from ddlsim.workload.input import Input
 from ddlsim.workload.jitter import Jitter, NoJitter, SlowDown
 from ddlsim.workload.model import Model, ModelLike
 from ddlsim.workload.optimizer_rules import OPTIMIZER_RULES
 from ddlsim.workload.precision import GRADIENT_TYPES
+from ddlsim.workload.spread import Spread
 
 
 def _slow_downs(value: object, where: str) -> object:
@@ -51,6 +53,16 @@ def _beside(value: object, where: str) -> object:
     return OverlapSlowdown(factor, factor)
 
 
+def _speeds(value: object, where: str) -> object:
+    if isinstance(value, Spread):
+        return value
+    factors = cast("tuple[float, ...]", _FACTORS(value, where))
+    if not factors:
+        raise ConfigError(f"{where} = (): must be a list of one factor above 0 per worker, or None")
+    return factors
+
+
+_FACTORS = cast(Rule, rule_of(tuple[Annotated[Positive, "a factor above 0"], ...]))
 _SLOW_DOWNS = cast(
     Rule, rule_of(tuple[Annotated[SlowDown, "a SlowDown(ranks, start, duration, factor)"], ...])
 )
@@ -68,6 +80,9 @@ JitterLike = Annotated[Jitter, having("an object such as ddlsim.Lognormal(0.1)",
 SlowDowns = Annotated[Sequence[SlowDown], by(_slow_downs)]
 SlowdownLike = Annotated[
     float | OverlapSlowdown, "a number from 1 on, or a ddlsim.OverlapSlowdown(inside=1.2)", by(_beside)
+]
+SpeedLike = Annotated[
+    Sequence[Positive] | Spread, "a list of one factor above 0 per worker, or a ddlsim.Spread()", by(_speeds)
 ]
 TrainingLike = Annotated[Training, "a ddlsim.Training, e.g. Training('digits', rate=0.1, epochs=5)"]
 CompressionLike = Annotated[
@@ -99,7 +114,8 @@ class Experiment:
     jitter          distribution of a factor on every step's compute time
     slow_downs      transient slow-downs of some workers
     overlap_slowdown  how many times as long devices compute while they communicate: a number, or an OverlapSlowdown
-    speed           permanent compute speed factor per worker (1.0: nominal)
+    speed           permanent compute speed factor per worker (1.0: nominal), or a Spread of devices of one kind
+    input           how samples come into the devices, which those of a machine share; None: they are there
     seed            of all random streams
     max_time        s of simulated time at which the run ends in any case
     training        what the workers learn, and when that is enough (``steps`` has no effect then); None: the run
@@ -126,7 +142,8 @@ class Experiment:
     jitter: JitterLike = NoJitter()
     slow_downs: SlowDowns = ()
     overlap_slowdown: SlowdownLike = NO_SLOWDOWN
-    speed: Annotated[Sequence[Positive], "a list of one factor above 0 per worker"] | None = None
+    speed: SpeedLike | None = None
+    input: Input | None = None
     seed: Seed = 0
     max_time: Annotated[float | str, quantity("time", "8 h", infinite=True)] = math.inf
     training: TrainingLike | None = None
@@ -147,8 +164,6 @@ class Experiment:
             raise ConfigError(
                 f"optimizer = {self.optimizer!r} beside training, which has an optimizer of its own; leave it out"
             )
-        if self.speed is not None and not self.speed:
-            raise ConfigError("Experiment: speed = (): must be a list of one factor above 0 per worker, or None")
         object.__setattr__(self, "compression", compression_of(self.compression))
         if self.fabric is not None:  # one truth: it becomes the strategy's own
             object.__setattr__(self, "strategy", on_fabric(self.strategy, self.fabric))
@@ -163,6 +178,17 @@ class Experiment:
                 f"gradient_dtype = {self.gradient_dtype!r} beside compression: compressors take fp32 and say what "
                 "travels; leave it out (compression=ddlsim.FP16() halves the bytes)"
             )
+
+    @checked
+    def speeds(self, n_workers: Count) -> tuple[float, ...]:
+        """Return the speed factor of each of so many workers. Raises ConfigError for a list of another length."""
+        if self.speed is None:
+            return (1.0,) * n_workers
+        if isinstance(self.speed, Spread):
+            return self.speed.speeds(n_workers, self.seed)
+        if len(self.speed) != n_workers:
+            raise ConfigError(f"speed has {len(self.speed)} factors for {n_workers} workers; give one per worker")
+        return tuple(self.speed)
 
     @property
     def n_workers(self) -> int | None:

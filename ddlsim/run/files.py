@@ -52,7 +52,9 @@ from ddlsim.strategies import Strategy
 from ddlsim.workload import jitter as jitters
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline
 from ddlsim.workload.contention import OverlapSlowdown
+from ddlsim.workload.input import Input
 from ddlsim.workload.model import load_model
+from ddlsim.workload.spread import Spread
 from ddlsim.workload.toml_files import read_toml, validate
 
 STRATEGIES: Mapping[str, type[Strategy]] = {
@@ -176,6 +178,8 @@ FIELDS: Mapping[str, Kinds] = {
     "strategy": {**STRATEGIES, "splits": strategies.Splits},  # of a study, and of a question to `recommend`
     "jitter": JITTER,
     "slow_downs": {"slow-down": jitters.SlowDown},
+    "speed": {"spread": Spread},
+    "input": {"input": Input},
     "overlap_slowdown": {"overlap-slowdown": OverlapSlowdown},
     "training": {"training": Training},
     "compression": COMPRESSORS,

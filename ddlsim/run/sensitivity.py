@@ -45,7 +45,7 @@ def sensitivities(experiment: Experiment) -> list[Sensitivity]:
         reference = complete(base)
     cluster = load_cluster(base.cluster)
     n = reference.n_workers
-    speed = tuple((1.0 + CHANGE) * s for s in (base.speed or (1.0,) * n))
+    speed = tuple((1.0 + CHANGE) * s for s in base.speeds(n))
     variants = [("compute speed", dataclasses.replace(base, speed=speed))]
     used = dict.fromkeys(reference.links.loc[reference.links["nbytes"] > 0.0, "kind"])
     for kind in used:

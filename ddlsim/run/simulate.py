@@ -25,6 +25,7 @@ from ddlsim.network import Network
 from ddlsim.run.calibrated import as_measured, outside
 from ddlsim.run.conservation import check_result
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.input_share import check_input, input_note, takes_samples, with_input
 from ddlsim.run.lighter import what_fits
 from ddlsim.run.notes import (
     delay_warnings,
@@ -116,7 +117,10 @@ def place(experiment: Experiment) -> Placed:
     for slow in experiment.slow_downs:
         if max(slow.ranks) >= n_workers:
             raise ConfigError(f"slow_downs: rank {max(slow.ranks)} of {slow} is not among the {n_workers} workers")
+    if experiment.input is not None:
+        check_input(experiment.strategy, n_workers)
     workloads = _workloads(experiment, cluster, time_model, nodes)
+    notes += input_note([workload for workload, _ in workloads])
     for beyond in outside(given, cluster, time_model.name, n_workers):
         notes += beyond.notes
     return Placed(experiment, cluster, model, time_model, nodes, workloads, notes)
@@ -247,9 +251,7 @@ def _workloads(
     experiment: Experiment, cluster: Cluster, model: Model, nodes: list[int], phase: Phase | None = None
 ) -> list[tuple[Workload, Device]]:
     """Return each worker's workload (in a phase) and device; equal ones are the same object."""
-    speeds = experiment.speed or (1.0,) * len(nodes)
-    if len(speeds) != len(nodes):
-        raise ConfigError(f"speed has {len(speeds)} factors for {len(nodes)} workers; give one per worker")
+    speeds = experiment.speeds(len(nodes))
     batch_size = at_once(experiment.strategy, experiment.batch_size, len(nodes))
     made: dict[tuple[str, float], tuple[Workload, Device]] = {}
     result = []
@@ -262,6 +264,8 @@ def _workloads(
             workload = make(experiment, model) if phase is None else in_phase(make, experiment, model, phase)
             made[key] = workload, device
         result.append(made[key])
+    if experiment.input is not None and takes_samples(experiment.strategy, len(nodes)):
+        return with_input(experiment.input, cluster, nodes, result, experiment.compute)
     return result
 
 

@@ -98,7 +98,7 @@ def moved(experiment: Experiment, n_workers: int, size: float, seed: int, run: i
     channel, link, worker = (1.0 + size * random.uniform(-1.0, 1.0, n) for n in (
         cluster.n_channels, cluster.n_links, n_workers
     ))  # fmt: skip
-    speeds = experiment.speed or (1.0,) * n_workers
+    speeds = experiment.speeds(n_workers)
     return dataclasses.replace(
         experiment,
         cluster=cluster.with_links(

@@ -128,7 +128,8 @@ class Workload:
     achieves, ``launch_time`` what a kernel takes at least. ``rule`` is the optimizer's that somebody named, ``norms``
     the part of its time in which it computes norms of layers, ``device`` and ``speed`` what computes, ``known`` whether
     somebody gave the time of the step or the efficiency, or measured it, ``flash`` whether attention writes no
-    matrices, ``efficiency`` the share of the device's peak by which times are shared out over layers.
+    matrices, ``efficiency`` the share of the device's peak by which times are shared out over layers, ``stall`` the
+    part of the forward pass in which the device waits for samples because other devices of its machine take theirs.
     """
 
     model: Model
@@ -150,6 +151,7 @@ class Workload:
     known: bool = False
     flash: bool = False
     efficiency: float | None = None
+    stall: float = 0.0  # s
 
     @property
     def memory_nbytes(self) -> float:

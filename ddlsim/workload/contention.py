@@ -30,5 +30,7 @@ class OverlapSlowdown:
     between: Slower = 1.0
 
 
+#: beside the kernels of a communication library on GPUs, on average (Lee et al. 2025)
+BESIDE_KERNELS = OverlapSlowdown(1.19, 1.19)
 #: nothing is taken away
 NO_SLOWDOWN = OverlapSlowdown()

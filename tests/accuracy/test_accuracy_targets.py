@@ -12,13 +12,13 @@ import yaml
 from accuracy import aws, collectives, hybrids, published, recommendation, strong, techniques
 from accuracy.families import FAMILIES, Family
 from accuracy.report import section, summary
-from accuracy.rows import Row, covered, mean_error
+from accuracy.rows import Row, covered, mean_error, skill
 
 PAGE = (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8")
 FAMILY = {family.key: family for family in FAMILIES}
 
 #: cases of weak scaling that miss 7 %, with what they reach; the report names the causes
-WEAK_MISSES = {"paddle_v100_vgg16_fp32_b32": 0.24, "theano_mpi_k80_vgg16_b16": 0.105}
+WEAK_MISSES = {"paddle_v100_vgg16_fp32_b32": 0.185, "theano_mpi_k80_vgg16_b16": 0.095}
 WEAK_CASES = sorted(run.name for run in published.runs())
 
 
@@ -39,13 +39,21 @@ def test_weak_scaling(case: str) -> None:
 
 def test_weak_scaling_in_all() -> None:
     assert len(WEAK_CASES) == 17 + 2  # two cases have two columns
-    assert mean_error(weak_rows()) <= 0.07
+    assert mean_error(weak_rows()) <= 0.045
+
+
+@pytest.mark.slow
+def test_weak_scaling_from_one_device() -> None:
+    """On up to 16 devices; without what the devices of a machine share it was 6.4 %."""
+    rows = published.rows(machine=False, most=16)
+    assert mean_error(rows) <= 0.045
+    assert skill(rows)[0] >= 2.0 * mean_error(rows)
 
 
 def test_copies_inside_a_machine_are_plausible() -> None:
     """MXNet's AlexNet and Inception-v3 ran on the same machines, but their rates differ: 3.5 and 2.5 GB/s. The second
     has hundreds of small tensors, which may cost more than their bytes."""
-    rates = [published.calibrated(run)[1] for run in published.runs() if run.kvstore]
+    rates = [published.calibrated(run, True)[1] for run in published.runs() if run.kvstore]
     assert len(rates) == 2
     assert all(2e9 < rate < 12e9 for rate in rates if rate is not None)  # below PCIe 3.0 x16
 

@@ -341,6 +341,7 @@ METHODS = {
     "Cluster.locality_order": lambda: {"nodes": [0, 1]},
     "Cluster.from_graph": lambda: {"graph": star().to_graph()},
     "Cluster.save": lambda: {"path": "c.json"},
+    "Experiment.speeds": lambda: {"n_workers": 4},
     "Experiment.with_": lambda: {"steps": 2, "strategy": ddlsim.AllReduce(), "seed": 1},
     "Result.known": lambda: {"quantity": "cost"},
     "Result.time_to_accuracy": lambda: {"target": 0.5},

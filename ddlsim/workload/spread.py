@@ -1,0 +1,38 @@
+"""Devices of one kind that are not equally fast: a step that waits for all takes as long as the slowest of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Annotated
+
+from ddlsim.arguments import Count, Seed, checked, number
+from ddlsim.streams import stream
+
+#: from whisker to whisker of a box plot, the quartiles and 1.5 times their distance beyond: 5.396 standard deviations
+WHISKERS = 8.0 * NormalDist().inv_cdf(0.75)
+
+
+@checked
+@dataclass(frozen=True)
+class Spread:
+    """Permanent speeds of devices of one kind, as far apart as those of real ones.
+
+    variation  how far apart their compute times are, as a share of the median: from whisker to whisker of a box plot,
+               outliers left out. 0.08 is the average over five large machines with GPUs of NVIDIA and AMD and their
+               applications, 0.22 the largest (Sinha et al., Not All GPUs Are Created Equal, SC 2022): chips of one
+               kind need different voltages, so their clocks differ at the same power
+
+    The k-th fastest of n devices has the expected time of the k-th smallest of n Gaussian ones (Blom 1958), so that a
+    run says what the average of many such clusters would; which device that is, is drawn from the run's seed.
+    """
+
+    variation: Annotated[float, number(0.0, 1.0)] = 0.08
+
+    @checked
+    def speeds(self, n: Count, seed: Seed = 0) -> tuple[float, ...]:
+        """Return the speed factors of n devices, (n,)."""
+        sd, normal = self.variation / WHISKERS, NormalDist()
+        times = [1.0 + sd * normal.inv_cdf((k - 0.375) / (n + 0.25)) for k in range(1, n + 1)]
+        order = stream(seed, 0, "spread").permutation(n).tolist()
+        return tuple(1.0 / times[k] for k in order)
