@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ddlsim.cluster.cluster import Bools, Cluster, Floats, Ints
-from ddlsim.cluster.details import with_detail
+from ddlsim.cluster.details import LinkDetails, with_detail
 from ddlsim.errors import ConfigError, unknown_name
 
 #: name of a parameter -> its dimension in :data:`ddlsim.units.DIMENSIONS`
@@ -93,9 +93,10 @@ def with_parameters(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
     Setting a value again replaces it. Raises :class:`ConfigError` for an unknown name or a class of links that the
     cluster does not have.
     """
-    details = {name.removeprefix("between."): value for name, value in values.items() if name in DETAILS}
-    if details:  # first, as frames are a part of what a bandwidth of messages' own bytes means
-        cluster = _with_details(cluster, details)
+    told = {name.removeprefix("between."): value for name, value in values.items() if name in DETAILS}
+    if told:  # first, as frames are a part of what a bandwidth of messages' own bytes means
+        cluster = _with_details(cluster, told)
+    details = cluster.details
     latency, bandwidth = cluster.link_latency.copy(), cluster.link_bandwidth.copy()
     efficiency = cluster.link_efficiency.copy()
     send, receive, reduce_time = cluster.send_overhead, cluster.recv_overhead, cluster.reduce_time
@@ -127,10 +128,20 @@ def with_parameters(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
             # what the file's rate cannot explain by its share for payload raises the rate itself
             bandwidth[members] *= np.maximum(share, 1.0)
             efficiency[members] = np.minimum(share, 1.0)
+            if link_class == "between":
+                details = _carrying(details, members, value)
     return dataclasses.replace(
-        cluster, link_latency=latency, link_bandwidth=bandwidth, link_efficiency=efficiency, send_overhead=send,
-        recv_overhead=receive, reduce_time=reduce_time,
+        cluster, details=details, link_latency=latency, link_bandwidth=bandwidth, link_efficiency=efficiency,
+        send_overhead=send, recv_overhead=receive, reduce_time=reduce_time,
     )  # fmt: skip
+
+
+def _carrying(details: LinkDetails | None, members: Bools, rate: float) -> LinkDetails | None:
+    """Return the details without limits of connections below a `rate` (bytes/s) that two workers have been seen at."""
+    if details is None:
+        return None
+    refuted = members & (details.connection_limit < rate)
+    return dataclasses.replace(details, flow_rate=np.where(refuted, 0.0, details.flow_rate))
 
 
 def _with_details(cluster: Cluster, values: Mapping[str, float]) -> Cluster:

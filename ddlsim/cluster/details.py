@@ -21,6 +21,8 @@ from ddlsim.cluster.transports import PROTOCOLS, frame_of
 from ddlsim.errors import ConfigError, shown, unknown_name
 
 Transport: TypeAlias = Annotated[str, one_of("", *PROTOCOLS)]
+#: what a user calls links without a transport, whatever their file says
+IDEAL = "ideal"
 Texts: TypeAlias = npt.NDArray[np.str_]
 
 
@@ -95,6 +97,19 @@ class LinkDetails:
         """Return the details of one link."""
         return LinkDetail(*(getattr(self, key)[link].item() for key in DETAIL_KEYS))
 
+    @property
+    def acts(self) -> bool:
+        """Whether any link does more than to name a transport whose messages share it as flows do."""
+        told = self.flow_rate + self.window + self.rendezvous > 0.0
+        transported = told | ~self.unordered | np.char.startswith(self.transport, "tcp")
+        shaped = self.frame_header + self.burst + self.reverse_load > 0.0
+        return bool((shaped | (self.transport != "") & transported).any())
+
+    @property
+    def connection_limit(self) -> Floats:
+        """Bytes/s that the connections of a pair of nodes carry together, inf where nothing is said, (n_links,)."""
+        return np.where(self.flow_rate > 0.0, self.connections * self.flow_rate, np.inf)
+
 
 def checked_detail(
     frame_header: Quantity = 0.0,
@@ -128,8 +143,9 @@ def checked_detail(
     for key, share in (("reverse_load", reverse_load), ("loss", loss)):
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
             raise ConfigError(f"{where}{key} = {shown(share)} must be a share in [0, 1), like 0.022")
+    transport = "" if transport == IDEAL else transport
     if not isinstance(transport, str) or transport not in {"", *PROTOCOLS}:
-        raise unknown_name("transport", str(transport), set(PROTOCOLS), where.rstrip(": ") or "link")
+        raise unknown_name("transport", str(transport), {IDEAL, *PROTOCOLS}, where.rstrip(": ") or "link")
     if isinstance(connections, bool) or not isinstance(connections, int) or not 1 <= connections <= 1 << 20:
         raise ConfigError(f"{where}connections = {shown(connections)} must be a whole number of at least 1")
     for key, switch in (("unordered", unordered), ("warm", warm)):
@@ -145,13 +161,13 @@ def checked_detail(
 
 
 #: what only a transport does
-_TRANSPORT_KEYS = ("connections", "flow_rate", "window", "rendezvous", "loss", "unordered", "warm")
+TRANSPORT_KEYS = ("connections", "flow_rate", "window", "rendezvous", "loss", "unordered", "warm")
 
 
 def _consistent(detail: LinkDetail, mtu: float, where: str) -> LinkDetail:
     """Return the detail with the frames that `mtu` says; raise :class:`ConfigError` if its parts do not go together."""
     if not detail.transport:
-        idle = [key for key in _TRANSPORT_KEYS if getattr(detail, key) != getattr(_NONE, key)] + ["mtu"] * (mtu > 0)
+        idle = [key for key in TRANSPORT_KEYS if getattr(detail, key) != getattr(_NONE, key)] + ["mtu"] * (mtu > 0)
         if idle:
             value = mtu if idle[0] == "mtu" else getattr(detail, idle[0])
             raise ConfigError(
@@ -171,9 +187,12 @@ def _consistent(detail: LinkDetail, mtu: float, where: str) -> LinkDetail:
 
 def collected(details: Collection[LinkDetail]) -> LinkDetails | None:
     """Return the details of all links as arrays, or None if no link has any."""
-    if not any({id(detail): detail for detail in details}.values()):  # most links of a cluster share theirs
+    distinct = {id(detail): detail for detail in details}  # most links of a cluster share theirs
+    if not any(distinct.values()):
         return None
-    return LinkDetails(*(np.array([getattr(detail, key) for detail in details]) for key in DETAIL_KEYS))
+    place = {identity: i for i, identity in enumerate(distinct)}
+    at = np.array([place[id(detail)] for detail in details])
+    return LinkDetails(*(np.array([getattr(detail, key) for detail in distinct.values()])[at] for key in DETAIL_KEYS))
 
 
 @checked
@@ -184,7 +203,7 @@ def with_detail(
     frame_payload: Quantity = 0.0,
     burst: Quantity = 0.0,
     reverse_load: float = 0.0,
-    transport: Transport = "",
+    transport: Annotated[str, one_of("", IDEAL, *PROTOCOLS)] = "",
     mtu: Quantity = 0.0,
     connections: Count = 1,
     flow_rate: Quantity = 0.0,
@@ -198,7 +217,8 @@ def with_detail(
     """Return the cluster with these details on all links of the given `kinds` (None: all between hosts).
 
     The parameters are those of :class:`LinkDetail`, sizes as text like "3 MiB" and rates like "5 Gbit/s" as well; `mtu`
-    (bytes) says the transport's frames. Links of other kinds keep theirs. Raises :class:`ConfigError` for a number
+    (bytes) says the transport's frames. ``transport="ideal"`` alone takes transports away and leaves frames, bursts and
+    acknowledgements as they are. Links of other kinds keep theirs. Raises :class:`ConfigError` for a number
     that makes no sense, a transport that does not exist, or a kind that no link has.
     """
     detail = checked_detail(
@@ -214,15 +234,18 @@ def with_detail(
         not inside[link] if kinds is None else kind in kinds for link, kind in enumerate(cluster.link_kind)
     ]
     before = cluster.details
-    return dataclasses.replace(
-        cluster,
-        details=collected(
-            [
-                detail if mine else before.of(link) if before else LinkDetail()
-                for link, mine in enumerate(chosen)
-            ]
-        ),
-    )
+    as_it_was = [_NONE] * cluster.n_links if before is None else [before.of(link) for link in range(cluster.n_links)]
+    idealised = transport == IDEAL and not detail
+    ideal = {id(was): _without_transport(was) for was in as_it_was} if idealised else {}
+    after = [
+        ideal[id(was)] if idealised and mine else detail if mine else was
+        for was, mine in zip(as_it_was, chosen, strict=True)
+    ]
+    return dataclasses.replace(cluster, details=collected(after))
+
+
+def _without_transport(detail: LinkDetail) -> LinkDetail:
+    return LinkDetail(detail.frame_header, detail.frame_payload, detail.burst, detail.reverse_load)
 
 
 def reverse_links(cluster: Cluster) -> Ints:

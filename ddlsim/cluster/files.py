@@ -69,7 +69,7 @@ def write_cluster(cluster: Cluster, path: Path) -> None:
 
 def _read_toml(stem: str, text: str, settings: Sequence[str]) -> Cluster:
     file = schema.parse_file(plain.parse_toml(text))
-    for setting in settings:
+    for setting in sorted(settings, key=lambda setting: not setting.startswith("transport=")):
         schema.set_key(file, setting)
     sources: list[str] = list(file.sources)
     if file.generator is not None:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import ErrorDetails
 
 from ddlsim.cluster import direct, generators
-from ddlsim.cluster.details import LinkDetail, checked_detail
+from ddlsim.cluster.details import IDEAL, TRANSPORT_KEYS, LinkDetail, checked_detail
 from ddlsim.cluster.nodes import Graph, Host, Interior, MultiGpu
 from ddlsim.cluster.quantity import MAX_NODES, nonnegative, positive
 from ddlsim.errors import ConfigError, shown, unknown_name
@@ -257,6 +257,9 @@ def set_key(file: ClusterFile, setting: str) -> None:
     key, is_setting, text = setting.partition("=")
     if not is_setting:
         raise ConfigError(f"+{setting}: write +key=value with a key of [generator], [host] or [link], like +n_hosts=64")
+    if key == "transport":
+        _set_transport(file, parse_value(text))
+        return
     if key in DetailTable.model_fields:
         file.link = {**(file.link or {}), key: parse_value(text)}
         return
@@ -271,6 +274,17 @@ def set_key(file: ClusterFile, setting: str) -> None:
         file.generator[key] = parse_value(text)
     else:
         file.host = {**(file.host or {}), key: parse_value(text)}
+
+
+def _set_transport(file: ClusterFile, name: object) -> None:
+    """Let the links between hosts have this transport; what the file says of another one does not hold for it."""
+    tables = (file.link or {}, *file.links, *file.edges)
+    for table in tables:
+        if table.get("transport", name) != name:
+            for key in ("transport", "mtu", *TRANSPORT_KEYS):
+                table.pop(key, None)
+    if name != IDEAL and not any(table.get("transport") == name for table in tables):
+        file.link = {**(file.link or {}), "transport": name}
 
 
 def parse_file(table: Table) -> ClusterFile:

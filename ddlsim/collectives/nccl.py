@@ -19,7 +19,8 @@ switches and its part of the sum once more, and the tuner's efficiency of 0.85; 
 bandwidth.
 The bus bandwidth, which NCCL finds by searching for rings, is the caller's, or read off the cluster: what the links of
 a worker to its neighbours carry, of NVLinks at most what NCCL counts (``src/graph/topo.h``: 20 of 25 GB/s, say), and
-between nodes what a node's network cards carry together; the least over all workers and nodes. (Links beyond, those
+between nodes what a node's network cards carry together, each at most what the connections of its transport carry
+(``connections * flow_rate``, docs/models/transport.md); the least over all workers and nodes. (Links beyond, those
 between switches, are not looked at here; a run does, see :mod:`ddlsim.runtime.charges`.)
 
 What is left out: NVLS over several nodes and CollNet, channels and their limits, the correction of trees for medium
@@ -102,10 +103,17 @@ def bus_bandwidth(cluster: Cluster, n_ranks: Count, places: tuple[int, ...] | No
             hardware.add("nvlink" if nvlink[joined].any() else "pcie")
             limits.append(float(np.minimum(payload_rate(cluster, joined), _counted(cluster, node, joined)).sum()))
     if len(members) > 1:
-        limits += [float(payload_rate(cluster, outwards[h]).sum()) if h in outwards else 0.0 for h in members]
+        limits += [float(_outwards(cluster, outwards[h]).sum()) if h in outwards else 0.0 for h in members]
     if not limits or min(limits) <= 0.0:
         raise ConfigError(f"cluster {cluster.name!r}: the first {n_ranks} workers have no links; give bandwidth")
     return min(limits), "nvlink" if hardware == {"nvlink"} else "pcie"
+
+
+def _outwards(cluster: Cluster, links: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Return the bytes/s of a ring over each of a machine's `links`: what the connections of its transport carry."""
+    if cluster.details is None:
+        return payload_rate(cluster, links)
+    return np.minimum(payload_rate(cluster, links), cluster.details.connection_limit[links])
 
 
 def _counted(cluster: Cluster, node: int, links: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

@@ -89,7 +89,8 @@ class Network:
             interconnect.channel_capacity, interconnect.send_overhead, interconnect.recv_overhead,
             interconnect.reduce_time,
         )  # fmt: skip
-        self._details = interconnect.details
+        details = interconnect.details
+        self._details = details if details is not None and details.acts else None
         if self._details is not None:
             self._net = with_shaping(self._net, self._link_channel, interconnect.reverse_link, self._details)
         self._ways = None

@@ -37,6 +37,7 @@ def summary(result: Result) -> str:
         ("speed-up", f"{result.speedup:.4g} over one worker, efficiency {percent(result.efficiency)}"),
         ("time goes to", _shares(result)),
         *_staleness(result),
+        *_transport(result),
         ("bytes sent", f"{size(result.nbytes_per_step)} per worker and step"),
         *_costs(result),
         *_learning(result),
@@ -102,6 +103,26 @@ def _staleness(result: Result) -> list[tuple[str, str]]:
         return []
     most = max(result.recorder.staleness)
     return [("staleness", f"mean {result.mean_staleness:.4g}, at most {most} updates")]
+
+
+def _transport(result: Result) -> list[tuple[str, str]]:
+    """Return what the transport of the links in use lets two workers send, where it does more than to name itself."""
+    details = result.cluster.details
+    if details is None or not details.acts:
+        return []
+    used = np.flatnonzero((result.links["nbytes"] > 0.0) & (details.transport != ""))
+    if not len(used):
+        return []
+    limit = details.connection_limit[used]
+    link = int(used[limit.argmin()])
+    detail, narrow = details.of(link), float(limit.min())
+    text = f"{detail.transport}: {count(detail.connections, 'connection')} between two workers"
+    carries = result.cluster.link_bandwidth[link] * result.cluster.link_efficiency[link]
+    if narrow < carries:
+        verb = "carries" if detail.connections == 1 else "carry"
+        kind = result.cluster.link_kind[link]
+        text += f" {verb} {narrow * 8e-9:.4g} of the {carries * 8e-9:.4g} Gbit/s of a {kind}"
+    return [("transport", f"{text}; +transport=ideal leaves it out")]
 
 
 def _costs(result: Result) -> list[tuple[str, str]]:

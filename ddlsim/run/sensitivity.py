@@ -32,7 +32,7 @@ class Sensitivity:
 
 
 def sensitivities(experiment: Experiment) -> list[Sensitivity]:
-    """Simulate the experiment with faster compute, links of each kind and lower latencies; the best first.
+    """Simulate the experiment with faster compute, links and connections, and lower latencies; the best first.
 
     KeyboardInterrupt ends it without a result: a variant that was cut short has nothing to compare.
     """
@@ -51,6 +51,10 @@ def sensitivities(experiment: Experiment) -> list[Sensitivity]:
     for kind in used:
         variants.append((f"bandwidth of {kind}", _with_cluster(base, cluster.scaled(kind, bandwidth=1.0 + CHANGE))))
         variants.append((f"latency of {kind}", _with_cluster(base, cluster.scaled(kind, latency=1.0 - CHANGE))))
+    details = cluster.details
+    if details is not None and details.flow_rate.any():
+        faster = dataclasses.replace(details, flow_rate=(1.0 + CHANGE) * details.flow_rate)
+        variants.append(("rate of connections", _with_cluster(base, dataclasses.replace(cluster, details=faster))))
     found = [
         Sensitivity(what, CHANGE, complete(variant).throughput / reference.throughput - 1.0)
         for what, variant in variants

@@ -93,7 +93,8 @@ def _shape(cluster: Cluster, rows: Sequence[LinkRow]) -> tuple[Shape | None, lis
     """Return what one-way messages between two hosts say about frames and bursts, where the file says nothing."""
     own = [r for r in rows if (r.link_class, r.row.operation, r.row.n_pairs) == ("between", "one_way", 1)]
     ends = reference_ends(cluster, "between")
-    if ends is None or cluster.details is not None or len({r.row.nbytes for r in own}) < LEAST_SIZES:
+    told = cluster.details is not None and (cluster.details.frame_header + cluster.details.burst).any()
+    if ends is None or told or len({r.row.nbytes for r in own}) < LEAST_SIZES:
         return None, []
     wire = float(cluster.link_bandwidth[cluster.routes([ends[0]], [ends[1]])[0]].min())
     nbytes, seconds = (np.array([getattr(r.row, name) for r in own], dtype=float) for name in ("nbytes", "median_s"))

@@ -12,7 +12,7 @@ import pytest
 from counting import counted
 
 from ddlsim.bundled import bundled_files
-from ddlsim.cluster import LinkDetail, cluster_names, load_cluster
+from ddlsim.cluster import LinkDetail, cluster_names, load_cluster, with_detail
 from ddlsim.cluster.generators import star
 from ddlsim.errors import ConfigError
 
@@ -113,6 +113,60 @@ def test_links_can_be_told_what_they_do():
     assert ((mixed.details.transport == "roce") == ~inside).all()
     shaped = load_cluster("minicluster+burst=9 kB")
     assert shaped.details.of(0) == dataclasses.replace(load_cluster("minicluster").details.of(0), burst=9e3)
+
+
+TRANSPORTS = {
+    "tcp-cubic": ["aws-10g-16", "aws-p2-16xlarge-16", "aws-p3-2xlarge", "cloud-25g-16x8-v100", "three-regions-wan"],
+    "infiniband": ["dgx-a100-pod", "dgx-h100-pod", "dgx1-v100", "dgx1-v100-16", "endeavor-16", "ib-800g-a100",
+                   "selene"],
+    "roce": ["roce-a100-40g", "roce-a100-80g", "roce-h100"],
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_links_between_hosts_name_what_they_are(name):
+    """Those of machines that exist do; the others say that they are ideal, or that they are one machine."""
+    cluster = load_cluster(name)
+    source, target = cluster.host_of[cluster.link_src], cluster.host_of[cluster.link_dst]
+    between = (source != target) | (source < 0)
+    told = [transport for transport, names in TRANSPORTS.items() if name in names]
+    if told:
+        assert set(cluster.details.transport[between]) == set(told)
+        assert set(cluster.details.transport[~between]) <= {""}
+        assert cluster.details.acts == (told == ["tcp-cubic"])  # the others' messages share links as flows do
+        assert load_cluster(f"{name}+transport=ideal").details is None
+        assert with_detail(cluster, transport="ideal").details is None
+    else:
+        assert cluster.details is None or not cluster.details.transport.any()
+        assert name == "p40-8" or "transport" in " ".join(cluster.notes)
+
+
+def test_transports_can_be_switched():
+    """Another transport has nothing of what the file says of the first, but what the name says; frames stay."""
+    cloud = load_cluster("cloud-25g-16x8-v100")
+    nic = int(np.flatnonzero(cloud.details.transport)[0])
+    assert cloud.details.of(nic) == LinkDetail(transport="tcp-cubic", flow_rate=1.7e9)
+    assert load_cluster(cloud.name + "+transport=ideal").details is None
+    with pytest.raises(ConfigError, match=r"flow_rate = 625000000\.0 belongs to a transport"):
+        load_cluster(cloud.name + "+flow_rate=5 Gbit/s+transport=ideal")
+    reno = load_cluster(cloud.name + "+flow_rate=5 Gbit/s+transport=tcp-reno")
+    assert reno.details.of(nic) == LinkDetail(transport="tcp-reno", flow_rate=0.625e9)
+    assert load_cluster(cloud.name + "+transport=tcp-cubic").details.of(nic) == cloud.details.of(nic)
+    framed = with_detail(cloud, transport="tcp-cubic", mtu="9001 B", flow_rate="5 Gbit/s", kinds=["nic"])
+    assert with_detail(framed, transport="ideal").details.of(nic) == LinkDetail(frame_header=90.0, frame_payload=8949.0)
+    regions = load_cluster("three-regions-wan+transport=ideal")
+    assert (regions.details, load_cluster("three-regions-wan").details.connections.max()) == (None, 16)
+    assert load_cluster("three-regions-wan+transport=tcp-cubic").details.connections.max() == 16
+
+
+def test_a_transport_in_a_file_can_be_ideal(tmp_path):
+    path = tmp_path / "mine.toml"
+    text = bundled_files("topologies")["cloud-25g-16x8-v100"].read_text()
+    path.write_text(re.sub(r"(?m)^flow_rate.*$", "", text.replace('"tcp-cubic"', '"ideal"')))
+    assert load_cluster(path).details is None
+    load_cluster("cloud-25g-16x8-v100").save(path)  # [[edges]], which name it one by one
+    assert load_cluster(path).details.flow_rate.max() == 1.7e9
+    assert load_cluster(f"{path}+transport=ideal").details is None
 
 
 @pytest.mark.parametrize(

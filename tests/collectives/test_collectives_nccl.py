@@ -5,6 +5,7 @@ import math
 import networkx as nx
 import pytest
 
+from ddlsim import AllReduce, simulate
 from ddlsim.cluster import load_cluster
 from ddlsim.cluster.generators import star
 from ddlsim.cluster.nodes import MultiGpu
@@ -58,6 +59,19 @@ def test_the_network_card_is_the_bus_between_nodes():
 def test_the_bus_is_the_narrowest_link_that_the_ranks_use(pcie, ranks, expected):
     machines = star(2, bandwidth="100 Gbit/s", latency="5 us", host=MultiGpu(n_gpus=2, pcie_bandwidth=pcie))
     assert bus_bandwidth(load_cluster(machines), ranks) == (expected, "pcie")
+
+
+def test_a_ring_has_no_more_than_the_connections_of_the_transport():
+    """Of 25 Gbit/s TCP carries 13.6 (topologies/cloud-25g-16x8-v100.toml); inside a machine there is none."""
+    cloud = load_cluster("cloud-25g-16x8-v100")
+    ideal = load_cluster("cloud-25g-16x8-v100+transport=ideal")
+    assert bus_bandwidth(cloud, 16) == (pytest.approx(1.7e9), "nvlink")
+    assert bus_bandwidth(ideal, 16) == (pytest.approx(0.9415 * 25e9 / 8), "nvlink")
+    assert bus_bandwidth(cloud, 8) == bus_bandwidth(ideal, 8)
+    wide = load_cluster("cloud-25g-16x8-v100+connections=2")
+    assert bus_bandwidth(wide, 16) == bus_bandwidth(ideal, 16)
+    step = {name: simulate(name, "vgg16", AllReduce(cost="nccl"), 32, 16, steps=1).step_time for name in (cloud, ideal)}
+    assert step[cloud] > 1.3 * step[ideal]
 
 
 def test_where_there_are_nvlinks_pcie_does_not_count():

@@ -26,11 +26,17 @@ FILE = Path(__file__).with_name("predictions.json")
 
 EXPERIMENTS = {
     "cloud, ResNet-50, ring, DDP": Experiment("cloud-25g-16x8-v100", "resnet50", AllReduce(), 64, 32),
+    "cloud, ideal links, ResNet-50, ring, DDP": Experiment(
+        "cloud-25g-16x8-v100+transport=ideal", "resnet50", AllReduce(), 64, 32
+    ),
     "cloud, ResNet-50, hierarchical, Horovod": Experiment(
         "cloud-25g-16x8-v100", "resnet50", AllReduce("hierarchical", HorovodFusion()), 64, 64
     ),
     "cloud, VGG-16, double tree, priority": Experiment(
         "cloud-25g-16x8-v100", "vgg16", AllReduce("double_binary_tree", Priority()), 32, 16
+    ),
+    "cloud, ideal links, VGG-16, double tree, priority": Experiment(
+        "cloud-25g-16x8-v100+transport=ideal", "vgg16", AllReduce("double_binary_tree", Priority()), 32, 16
     ),
     "DGX-1, BERT-large, ring": Experiment("dgx1-v100-16", "bert-large", AllReduce("ring"), 8, 32, precision="fp16"),
     "DGX-1, BERT-large, default": Experiment("dgx1-v100-16", "bert-large", AllReduce(), 8, 32, precision="fp16"),

@@ -216,12 +216,18 @@ def test_a_window_stays_open_and_closes_in_idleness():
 
 
 def test_a_transport_that_does_nothing_changes_nothing():
-    """Unordered, warm, without limit or rendezvous, messages are the flows that they are on ideal links."""
+    """Unordered, warm, without rendezvous or a limit that binds, messages are the flows of ideal links."""
     for schedule in (all_reduce.ring(4), all_to_all.pairwise(4), all_reduce.halving_doubling(4)):
-        idle = cluster(transport="roce", unordered=True)
-        assert schedule_time(idle, schedule, idle.workers, 3e6) == pytest.approx(
-            schedule_time(cluster(), schedule, cluster().workers, 3e6), rel=1e-14
-        )
+        ideal = schedule_time(cluster(), schedule, cluster().workers, 3e6)
+        idle = cluster(transport="roce", unordered=True, flow_rate=1e15)  # that it does nothing shows in the kernel
+        assert schedule_time(idle, schedule, idle.workers, 3e6) == pytest.approx(ideal, rel=1e-14)
+        named = cluster(transport="infiniband", unordered=True)  # here at once: it costs no time either
+        assert schedule_time(named, schedule, named.workers, 3e6) == ideal
+    acting = {"transport": "roce"}, {"transport": "tcp-reno", "unordered": True}, {"transport": "roce", "burst": 1e4}
+    assert all(with_detail(cluster(), **told).details.acts for told in (*acting, {"burst": 1e4}, {"reverse_load": 0.1}))
+    told = {"transport": "roce", "unordered": True}
+    assert not with_detail(cluster(), **told).details.acts
+    assert with_detail(cluster(), **told, rendezvous=1e4).details.acts
 
 
 def test_frames_and_buckets_go_with_a_transport():

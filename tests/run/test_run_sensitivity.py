@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddlsim import AllReduce, Experiment, LocalSGD, Lognormal, Measured, NoOverlap, Result, simulate
-from ddlsim.cluster import MultiGpu, star
+from ddlsim.cluster import MultiGpu, load_cluster, star, with_detail
 from ddlsim.collectives import cost
 from ddlsim.run import run
 from ddlsim.runtime import Setting
@@ -38,6 +38,24 @@ def test_gains_follow_from_the_formula(step: float) -> None:
         "bandwidth of nic": pytest.approx(seconds() / seconds(bandwidth=1.1) - 1, rel=1e-6),
         "latency of nic": pytest.approx(seconds() / seconds(latency=0.9) - 1, rel=1e-6),
     }
+
+
+def test_connections_that_limit_are_the_bottleneck() -> None:
+    """Half of the link: 10 % more of that is 10 % less time for the bytes, and the link itself changes nothing."""
+    cluster = load_cluster(star(N, bandwidth=BANDWIDTH, latency=LATENCY))
+    half = with_detail(cluster, transport="tcp-cubic", warm=True, flow_rate=BANDWIDTH / 2)
+    result = simulate(half, "alexnet", AllReduce("ring", NoOverlap()), 8, steps=2, warmup=0, compute=Measured(0.01, 8))
+    nbytes = 4.0 * result.workloads[0].model.n_params
+    before, after = (0.01 + cost.ring(N, nbytes, 2 * LATENCY, 2 / (k * BANDWIDTH)) for k in (1.0, 1.1))
+    assert gains(result)["rate of connections"] == pytest.approx(before / after - 1, rel=1e-6)
+    assert gains(result)["bandwidth of nic"] == pytest.approx(0.0, abs=1e-9)
+    assert str(result.bottleneck).startswith("+10% rate of connections gives +9")
+    said = "tcp-cubic: 1 connection between two workers carries 5 of the 10 Gbit/s of a nic; +transport=ideal"
+    assert said in str(result)
+    ideal = with_detail(half, transport="ideal")
+    plain = simulate(ideal, "alexnet", AllReduce("ring", NoOverlap()), 8, steps=2, warmup=0, compute=Measured(0.01, 8))
+    assert "transport" not in str(plain)
+    assert "rate of connections" not in gains(plain)
 
 
 def test_the_bottleneck_is_named() -> None:

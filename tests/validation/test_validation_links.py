@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ddlsim import simulate
-from ddlsim.cluster import load_cluster, star
+from ddlsim.cluster import load_cluster, star, with_detail
 from ddlsim.cluster.calibrated import current_parameters, with_parameters
 from ddlsim.cluster.calibration_table import value_of
 from ddlsim.cluster.extrapolation import DEVIATION, PER_DOUBLING, PER_MESSAGE, Beyond, beyond, unmeasured
@@ -214,6 +214,24 @@ def test_details_of_the_file_are_kept():
     found = calibrate(sweep(), load_cluster("minicluster"))
     assert {p.name for p in found.parameters} == {"between.latency", "between.bandwidth"}
     assert current_parameters(found.cluster)["between.burst"] == 4542.0
+
+
+def test_a_measured_rate_refutes_a_limit_of_connections():
+    """What two workers have been seen at is what the connections carry; a slower link leaves the limit as it is."""
+    cluster = load_cluster(star(2, bandwidth="100 Mbit/s", latency="35 us"))
+    told = with_detail(cluster, transport="tcp-cubic", connections=2, flow_rate="20 Mbit/s")
+    for rate, left in ((6e6, 0.0), (4e6, 2.5e6)):
+        changed = with_parameters(told, {"between.bandwidth": rate})
+        assert set(changed.details.flow_rate) == {left}
+        assert current_parameters(changed)["between.bandwidth"] == pytest.approx(rate)
+
+
+def test_frames_are_found_where_the_file_names_a_transport_only():
+    told = with_detail(load_cluster(star(2, bandwidth="100 Mbit/s", latency="35 us")), transport="roce", unordered=True)
+    found = calibrate(sweep(), told)
+    plain = calibrate(sweep(), with_detail(told, transport="ideal"))
+    assert current_parameters(found.cluster) == current_parameters(plain.cluster)
+    assert current_parameters(found.cluster)["between.frame_payload"] == 1448.0
 
 
 def test_details_as_parameters():
