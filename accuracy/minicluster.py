@@ -17,12 +17,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim import calibrate
-from ddlsim.cluster import Cluster, racks, star
+from ddlsim.cluster import Cluster, racks, star, with_detail
 from ddlsim.cluster.calibrated import with_parameters
 from ddlsim.cluster.extrapolation import beyond, unmeasured
 from ddlsim.collectives import Schedule, build
@@ -157,6 +158,8 @@ def cluster_of(row: Measurement, n_hosts: int) -> Cluster:
         graph = star(n_hosts, bandwidth=rate, latency=latency)
     plain = Cluster.from_graph(graph)
     cluster = with_parameters(plain, parameters(row)) if n_hosts > 1 else plain
+    if "switch_buffer" in row.extra and cluster.details is not None:
+        cluster = with_detail(cluster, **cluster.details.of(0).written(), **transport(row))
     slow = row.extra.get("slow_host", "none")
     if slow == "none":
         return cluster
@@ -164,6 +167,15 @@ def cluster_of(row: Measurement, n_hosts: int) -> Cluster:
     node = cluster.workers[int(rank)]
     mine = (cluster.link_src == node) | (cluster.link_dst == node)
     return dataclasses.replace(cluster, link_bandwidth=np.where(mine, float(mbps) * 1e6 / 8, cluster.link_bandwidth))
+
+
+def transport(row: Measurement) -> dict[str, Any]:
+    """Return the transport of a row that says how large the buffers of its switch are, for :func:`with_detail`.
+
+    What says cubic ran BBR: see the README of the data.
+    """
+    kind = "tcp-reno" if row.extra.get("cc") == "reno" else "tcp-bbr"
+    return {"transport": kind, "warm": True, "buffer": row.extra["switch_buffer"]}
 
 
 def _delay(row: Measurement) -> float:

@@ -295,6 +295,11 @@ class Cluster:
         return dataclasses.replace(self, **new)  # type: ignore[arg-type]  # only arrays
 
     @cached_property
+    def is_switch_port(self) -> Bools:
+        """The links that leave a switch of the fabric, shape (n_links,)."""
+        return _frozen(self.is_fabric_switch[self.link_src])
+
+    @cached_property
     def is_fabric_switch(self) -> Bools:
         """The switches that do not sit in a machine, shape (n_nodes,)."""
         switches = np.array([kind == "switch" for kind in self.node_kind], dtype=bool)

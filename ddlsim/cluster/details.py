@@ -34,8 +34,8 @@ class LinkDetail:
     frame_header, frame_payload  bytes that every frame of at most `frame_payload` bytes adds to a message
     burst                        bytes that an idle link has saved up and lets through at once (token bucket)
     reverse_load                 share of its rate that traffic takes of the other direction (acknowledgements)
-    transport                    "tcp-cubic", "tcp-reno", "roce" or "infiniband": messages of a pair of nodes travel on
-                                 its connections, one after the other; "": messages are flows, as on ideal links
+    transport                    "tcp-cubic", "tcp-reno", "tcp-bbr", "roce" or "infiniband": messages of a pair of nodes
+                                 travel on its connections, one after the other; "": they are flows, as on ideal links
     connections                  that each pair of nodes has, between which every message is divided
     flow_rate                    bytes/s of one connection at most; 0: no limit
     window                       bytes of one connection under way at most; 0: the transport's own
@@ -43,6 +43,7 @@ class LinkDetail:
     loss                         share of TCP's segments that are lost
     unordered                    messages of a connection do not wait for each other but share it
     warm                         windows are open already: no slow start
+    buffer                       bytes that may wait at this port of a switch before TCP's are lost; 0: no end of them
     """
 
     frame_header: NotNegative = 0.0
@@ -57,6 +58,7 @@ class LinkDetail:
     loss: Decay = 0.0
     unordered: bool = False
     warm: bool = False
+    buffer: NotNegative = 0.0
 
     def written(self) -> dict[str, Any]:
         """Return the fields that say anything, as attributes of an edge."""
@@ -88,6 +90,7 @@ class LinkDetails:
     loss: Floats
     unordered: Bools
     warm: Bools
+    buffer: Floats
 
     def __post_init__(self) -> None:
         for key in DETAIL_KEYS:
@@ -125,6 +128,7 @@ def checked_detail(
     loss: float = 0.0,
     unordered: bool = False,
     warm: bool = False,
+    buffer: Quantity = 0.0,
     where: str = "",
 ) -> LinkDetail:
     """Return the details as SI floats; sizes are bytes or text such as "66 B", `flow_rate` bytes/s or "5 Gbit/s".
@@ -156,12 +160,13 @@ def checked_detail(
         header, payload, nonnegative(burst, "bytes", f"{where}burst"), float(reverse_load), transport, connections,
         nonnegative(flow_rate, "bandwidth", f"{where}flow_rate"), nonnegative(window, "bytes", f"{where}window"),
         nonnegative(rendezvous, "bytes", f"{where}rendezvous"), float(loss), unordered, warm,
+        nonnegative(buffer, "bytes", f"{where}buffer"),
     )  # fmt: skip
     return _consistent(detail, frame, where)
 
 
 #: what only a transport does
-TRANSPORT_KEYS = ("connections", "flow_rate", "window", "rendezvous", "loss", "unordered", "warm")
+TRANSPORT_KEYS = ("connections", "flow_rate", "window", "rendezvous", "loss", "unordered", "warm", "buffer")
 
 
 def _consistent(detail: LinkDetail, mtu: float, where: str) -> LinkDetail:
@@ -177,6 +182,8 @@ def _consistent(detail: LinkDetail, mtu: float, where: str) -> LinkDetail:
         return detail
     if detail.loss and not detail.transport.startswith("tcp"):
         raise ConfigError(f"{where}loss = {detail.loss} is for TCP; {detail.transport} links lose nothing")
+    if detail.buffer and not detail.transport.startswith("tcp"):
+        raise ConfigError(f"{where}buffer = {detail.buffer:g} B is for TCP; {detail.transport} senders are held back")
     if mtu and detail.frame_header:
         raise ConfigError(f"{where}mtu and frame_header both say what a frame is; remove one")
     if not mtu:
@@ -212,6 +219,7 @@ def with_detail(
     loss: float = 0.0,
     unordered: bool = False,
     warm: bool = False,
+    buffer: Quantity = 0.0,
     kinds: Collection[str] | None = None,
 ) -> Cluster:
     """Return the cluster with these details on all links of the given `kinds` (None: all between hosts).
@@ -223,7 +231,7 @@ def with_detail(
     """
     detail = checked_detail(
         frame_header, frame_payload, burst, reverse_load, transport, mtu, connections, flow_rate, window, rendezvous,
-        loss, unordered, warm,
+        loss, unordered, warm, buffer,
     )  # fmt: skip
     for kind in kinds or ():
         if kind not in cluster.link_kind:

@@ -96,6 +96,7 @@ class DetailTable(_Strict):
     loss: Annotated[float, Field(ge=0, lt=1)] = 0.0
     unordered: bool = False
     warm: bool = False
+    buffer: Size = 0.0
 
     def detail(self, place: str) -> LinkDetail:
         """Return the checked details; `place` is where the table stands."""

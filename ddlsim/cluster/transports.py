@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from ddlsim.errors import ConfigError, shown
 ETHERNET = 38.0
 #: s: least retransmission time-out (TCP_RTO_MIN in Linux' include/net/tcp.h); the time-out is that and a round trip
 LEAST_TIMEOUT = 0.2
+#: s: longest one, however often it has doubled (RFC 6298, section 2.5; TCP_RTO_MAX)
+MOST_TIMEOUT = 120.0
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Protocol:
     mtu         bytes, the usual one
     window      bytes of a connection under way at most, unless something else is said; inf: it has no window
     segments    frames' payloads that a connection sends before it has heard anything; inf: no slow start
+    least       of them, that a connection keeps under way whatever is lost; 0: nothing of it is lost
     """
 
     header: float
@@ -29,6 +33,7 @@ class Protocol:
     mtu: float
     window: float = math.inf
     segments: float = math.inf
+    least: float = 0.0
 
     def frame(self, mtu: float) -> tuple[float, float]:
         """Return (bytes of headers, bytes of payload) of a full frame."""
@@ -37,13 +42,18 @@ class Protocol:
 
 # IPv4 20, TCP 20, its timestamps 12. 3 MiB: half of the 6 MiB to which Linux lets the receiver's buffer grow, the
 # other half being for its own records (tcp(7): tcp_rmem, tcp_adv_win_scale). Ten segments at first: RFC 6928.
-_TCP = Protocol(header=ETHERNET + 52.0, inside=52.0, mtu=1500.0, window=3.0 * 2**20, segments=10.0)
+# A loss closes the window to no less than two segments (RFC 5681, equation 4).
+_TCP = Protocol(header=ETHERNET + 52.0, inside=52.0, mtu=1500.0, window=3.0 * 2**20, segments=10.0, least=2.0)
+# BBR does not take a loss for congestion (Cardwell et al., "BBR: congestion-based congestion control", ACM Queue 14(5),
+# 2016): what it begins with stays under way.
+_BBR = dataclasses.replace(_TCP, least=_TCP.segments)
 
-#: by the names in files. The two kinds of TCP differ in how they answer losses. Neither of the others starts slowly:
+#: by the names in files. The kinds of TCP differ in how they answer losses. Neither of the others starts slowly:
 #: RoCE begins at line rate (Zhu et al. 2015, section 3.1: "hyper-fast start"), InfiniBand is held back by credits.
 PROTOCOLS = {
     "tcp-cubic": _TCP,
     "tcp-reno": _TCP,
+    "tcp-bbr": _BBR,
     # RoCE v2: IPv4 20, UDP 8, base transport header 12, check 4 (InfiniBand Architecture Specification, annex A17)
     "roce": Protocol(header=ETHERNET + 44.0, inside=0.0, mtu=4096.0),
     # local header 8, base transport header 12, checks 4 and 2 (InfiniBand Architecture Specification, section 6)
@@ -64,9 +74,9 @@ def window_under_loss(transport: str, loss: float, round_trip: float, segment: f
 
     Reno: sqrt(3 / (2 p)) segments (Mathis, Semke, Mahdavi and Ott, "The macroscopic behavior of the TCP congestion
     avoidance algorithm", CCR 27(3), 1997). Cubic: 1.054 (RTT / p)^(3/4) segments, or Reno's where that is more
-    (RFC 8312, equation 6 and section 4.2).
+    (RFC 8312, equation 6 and section 4.2). BBR: all of it.
     """
-    if loss == 0.0:
+    if loss == 0.0 or transport == "tcp-bbr":
         return math.inf
     reno = math.sqrt(1.5 / loss)
     if transport == "tcp-reno":

@@ -68,6 +68,8 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         connections=np.zeros(0, dtype=st.CONNECTION),
         line=no_places,
         asked=np.zeros(0),
+        tries=no_places,
+        held=np.zeros(0),
         parked=no_places,
         hops=no_entries,
         programs=np.zeros(0, dtype=st.PROGRAM),
@@ -103,10 +105,17 @@ def with_shaping(net: Net, link_channel: Ints, reverse_link: Ints, details: Link
     buckets["loaded"] = free / (1.0 + load)
     buckets["burst"][link_channel] = details.burst
     buckets["tokens"] = buckets["burst"]
+    buckets["room"] = np.inf
     net.counts[st.SHAPED] = 1
     net.counts[st.TRANSPORTED] = int((details.transport != "").any())
     net.counts[st.REPLAY] = 0
     return net._replace(buckets=buckets)
+
+
+def with_buffers(net: Net, channels: Ints, nbytes: Floats) -> Net:
+    """Return `net` whose `channels` take no more than so many bytes, each, that wait, and what its bucket holds."""
+    net.buckets["room"][channels] = np.where(nbytes > 0, nbytes + net.buckets["burst"][channels], np.inf)
+    return net
 
 
 def add_channels(net: Net, capacity: Floats) -> Net:
@@ -118,7 +127,7 @@ def add_channels(net: Net, capacity: Floats) -> Net:
     channels["capacity"] = buckets["free"] = buckets["loaded"] = capacity
     channels["first"] = start + 2 * np.arange(more)
     channels["room"] = 2
-    channels["level"] = np.inf
+    channels["level"] = buckets["room"] = np.inf
     buckets["reverse"] = -1
     net = net._replace(
         channels=np.concatenate([net.channels, channels]),
@@ -159,6 +168,7 @@ def grow_slots(net: Net, n_slots: int) -> Net:
         net = net._replace(wire=grown(net.wire, n))
     if net.counts[st.TRANSPORTED]:
         net = net._replace(line=grown(net.line, n), asked=grown(net.asked, n))
+        net = net._replace(tries=grown(net.tries, n), held=grown(net.held, n))
     return _sized_by_hops(net)
 
 

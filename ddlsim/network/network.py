@@ -13,7 +13,7 @@ from ddlsim.collectives import Schedule
 from ddlsim.network import accounts, kernel
 from ddlsim.network import state as st
 from ddlsim.network.accounts import Accounts
-from ddlsim.network.build import add_channels, empty_net, grow_hops, grow_slots, with_shaping
+from ddlsim.network.build import add_channels, empty_net, grow_hops, grow_slots, with_buffers, with_shaping
 from ddlsim.network.busy import BusyIntervals, Logged
 from ddlsim.network.program import (
     Program,
@@ -23,7 +23,7 @@ from ddlsim.network.program import (
     write_routes,
     write_steps,
 )
-from ddlsim.network.state import Floats, Ints, grown
+from ddlsim.network.state import Bools, Floats, Ints, grown
 from ddlsim.network.view import Table
 from ddlsim.network.ways import Ways
 
@@ -58,6 +58,8 @@ class Interconnect(Protocol):
     def details(self) -> LinkDetails | None: ...
     @property
     def reverse_link(self) -> Ints: ...
+    @property
+    def is_switch_port(self) -> Bools: ...
     def routes(self, src: Ints, dst: Ints) -> _Routes: ...
 
 
@@ -96,6 +98,9 @@ class Network:
         self._ways = None
         if self._details is not None and self._net.counts[st.TRANSPORTED]:
             self._ways = Ways(len(self._net.channels), self._details)
+            if self._details.buffer.any():
+                ports = np.flatnonzero(interconnect.is_switch_port)
+                self._net = with_buffers(self._net, self._link_channel[ports], self._details.buffer[ports])
         self._net.counts[st.LOG_ON] = int(record)
         self._logged: list[Logged] = []
         if record:

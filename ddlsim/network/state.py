@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 Entries = npt.NDArray[np.uint32]
 Places = npt.NDArray[np.int32]
 Records = npt.NDArray[Any]  # structured; compiled code reads fields as attributes, which mypy cannot know
@@ -107,14 +108,20 @@ FILL = record(key="f", channel="n", component="n")
 NODE = record(send_overhead="f", recv_overhead="f", reduce_time="f", send_free="f", recv_free="f")
 #: what shaping knows of a channel. burst, tokens: of its bucket, bytes; since: when `tokens` were counted, the channel
 #: being idle; free, loaded: its capacity, bytes/s, while nothing and while something flows the other way, on `reverse`
-#: (-1: there is no such channel, or it does not matter); passed: bytes on the wire that have passed at once
-BUCKET = record(burst="f", tokens="f", since="f", free="f", loaded="f", passed="f", reverse="n")
+#: (-1: there is no such channel, or it does not matter); passed: bytes on the wire that have passed at once;
+#: room: bytes that may wait (inf: no end of them), held: those that windows keep there at least
+BUCKET = record(
+    burst="f", tokens="f", since="f", free="f", loaded="f", passed="f", room="f", held="f", reverse="n"
+)
 #: bytes of a frame's headers and of its payload on a route; header 0: no frames
 FRAME = record(header="f", payload="f")
 #: how messages travel on a route. eager: bytes, larger ones ask their receiver first (0: none does); round_trip: s;
-#: full: bytes that are under way at full rate, initial: at first; timeout: s of idling that halves the window;
+#: full: bytes that are under way at full rate, initial: at first; timeout: s of idling that halves the window, or of
+#: waiting for what was lost; least, single: bytes under way at least, and after a time-out (least 0: nothing is lost);
 #: connection: that which carries them, -1: they go by themselves; channel: its limit, -1: it has none
-WAY = record(eager="f", round_trip="f", full="f", initial="f", timeout="f", connection="n", channel="n")
+WAY = record(
+    eager="f", round_trip="f", full="f", initial="f", timeout="f", least="f", single="f", connection="n", channel="n"
+)
 #: window: bytes under way at most, as of `since`, when its last message ended; first, last: slots of the messages that
 #: wait for their turn, -1: none; busy: 1 while one has it; ordered: 0 if its messages do not wait for each other
 CONNECTION = record(window="f", since="f", first="n", last="n", busy="n", ordered="n")
@@ -192,10 +199,12 @@ class Net(NamedTuple):
     nodes: Records  # NODE
     routes: Records  # ROUTE
     frames: Records  # FRAME, one per route; empty unless SHAPED
-    ways: Records  # WAY, one per route; this and the next four are empty unless TRANSPORTED
+    ways: Records  # WAY, one per route; this and the next six are empty unless TRANSPORTED
     connections: Records  # CONNECTION
     line: Places  # (n_slots,) the message that comes next on its connection, -1: none
     asked: Floats  # (n_slots,) when the request of a message reaches its receiver
+    tries: Places  # (n_slots,) how often a message has been lost
+    held: Floats  # (n_slots,) its part of what BUCKET.held counts
     parked: Places  # as `counters`: 1 + slot of the message whose receiver is not there yet, 0: none
     hops: Entries
     programs: Records  # PROGRAM

@@ -1,4 +1,4 @@
-"""How messages travel between two nodes: they ask first, they queue on their connection, its window opens.
+"""How messages travel between two nodes: they ask first, queue on their connection, open its window, lose it.
 
 All of it is off (``TRANSPORTED`` is 0) unless a link of the cluster names its transport; docs/models/transport.md has
 the formulas and their sources.
@@ -6,9 +6,12 @@ the formulas and their sources.
 
 from __future__ import annotations
 
+import numpy as np
+
+from ddlsim.cluster.transports import MOST_TIMEOUT
 from ddlsim.compiler import inlined
 from ddlsim.network.shaping import wire_bytes
-from ddlsim.network.state import CLEARED, NOW, Net
+from ddlsim.network.state import CLEARED, EPOCH, HOP_SHIFT, NOW, Net
 from ddlsim.network.timers import push_timer
 
 # ---------------------------------------------------------------- rendezvous
@@ -39,8 +42,10 @@ def answer(net: Net, place):  # type: ignore[no-untyped-def]
 def has_to_wait(net: Net, slot):  # type: ignore[no-untyped-def]
     """Whether a message that could flow now has to wait for others of its connection, or for the window to open."""
     connection = net.ways[net.slots[slot].route].connection
-    if connection < 0 or net.slots[slot].state == CLEARED:
+    if connection < 0:
         return False
+    if net.slots[slot].state == CLEARED:
+        return times_out(net, slot, connection)
     if net.connections[connection].busy == 1:
         net.line[slot] = -1
         if net.connections[connection].first < 0:
@@ -54,7 +59,8 @@ def has_to_wait(net: Net, slot):  # type: ignore[no-untyped-def]
     late = opening(net, slot, connection)
     if late > 0.0:
         push_timer(net, net.reals[NOW] + late, slot)
-    return late > 0.0
+        return True
+    return times_out(net, slot, connection)
 
 
 @inlined
@@ -63,6 +69,7 @@ def next_in_line(net: Net, slot):  # type: ignore[no-untyped-def]
     connection = net.ways[net.slots[slot].route].connection
     if connection < 0:
         return
+    release(net, slot)
     net.connections[connection].since = net.reals[NOW]
     following = net.connections[connection].first
     if following < 0:
@@ -94,3 +101,67 @@ def opening(net: Net, slot, connection):  # type: ignore[no-untyped-def]
         window *= 2.0
     net.connections[connection].window = window
     return late
+
+
+# ---------------------------------------------------------------- full buffers
+
+
+@inlined
+def times_out(net: Net, slot, connection):  # type: ignore[no-untyped-def]
+    """Whether the first window of a message is lost at a port that others fill, so that its sender sends it again
+    after a time-out; if not, note what the message keeps waiting at the ports of its route."""
+    route = net.slots[slot].route
+    way = net.ways[route]
+    if way.least == 0.0:
+        return False
+    tries = net.tries[slot]
+    window = min(way.least if tries == 0 else way.single, wire_bytes(net, slot))
+    for h in range(net.routes[route].first + 1, net.routes[route].last):
+        bucket = net.buckets[net.hops[h]]
+        others = bucket.held
+        fits = others == 0.0 or others + window <= bucket.room + bucket.free * way.round_trip
+        if not fits and is_crowded(net, net.hops[h - 1], net.hops[h]):
+            wait = way.timeout
+            for _ in range(tries):
+                wait = min(2.0 * wait, MOST_TIMEOUT)
+            net.tries[slot] = tries + 1
+            net.connections[connection].window = way.single
+            push_timer(net, net.reals[NOW] + wait + opening(net, slot, connection), slot)
+            return True
+    net.held[slot] = window
+    for h in range(net.routes[route].first + 1, net.routes[route].last):
+        net.buckets[net.hops[h]].held += window
+    return False
+
+
+@inlined
+def is_crowded(net: Net, before, channel):  # type: ignore[no-untyped-def]
+    """Whether the flows on a channel, and one more by way of channel `before`, may arrive faster than they leave."""
+    net.counts[EPOCH] += 1
+    net.channels[before].mark = net.counts[EPOCH]
+    arriving = net.channels[before].capacity
+    hop = (1 << net.counts[HOP_SHIFT]) - 1
+    first = net.channels[channel].first
+    for i in range(first, first + net.channels[channel].used):
+        entry = np.int64(net.pool[i])
+        if entry & hop > 0:
+            other = net.flow_hops[entry - 1]
+            if net.channels[other].mark != net.counts[EPOCH]:
+                net.channels[other].mark = net.counts[EPOCH]
+                arriving += net.channels[other].capacity
+    return arriving > net.channels[channel].capacity
+
+
+@inlined
+def release(net: Net, slot):  # type: ignore[no-untyped-def]
+    """A message has arrived: it keeps nothing waiting any more."""
+    window = net.held[slot]
+    net.tries[slot] = 0
+    if window == 0.0:
+        return
+    net.held[slot] = 0.0
+    route = net.slots[slot].route
+    for h in range(net.routes[route].first + 1, net.routes[route].last):
+        channel = net.hops[h]
+        left = net.buckets[channel].held - window
+        net.buckets[channel].held = left if net.channels[channel].used > 0 else 0.0

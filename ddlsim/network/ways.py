@@ -10,9 +10,9 @@ from ddlsim.cluster.details import LinkDetail, LinkDetails
 from ddlsim.cluster.transports import LEAST_TIMEOUT, PROTOCOLS, window_under_loss
 
 #: a row of state.WAY, and one of state.CONNECTION
-Way = tuple[float, float, float, float, float, int, int]
+Way = tuple[float, float, float, float, float, float, float, int, int]
 Connection = tuple[float, float, int, int, int, int]
-_BY_ITSELF: Way = (0.0, 0.0, 0.0, math.inf, math.inf, -1, -1)
+_BY_ITSELF: Way = (0.0, 0.0, 0.0, math.inf, math.inf, 0.0, 0.0, -1, -1)
 
 
 class _Terms(NamedTuple):
@@ -23,6 +23,8 @@ class _Terms(NamedTuple):
     full: float
     initial: float
     timeout: float
+    least: float
+    single: float
     limit: float
     ordered: int
 
@@ -67,7 +69,7 @@ class Ways:
             self.limits.append(terms.limit)
         self.connections.append((terms.initial, 0.0, -1, -1, 0, terms.ordered))
         self._n += 1
-        return terms.rendezvous, terms.round_trip, terms.full, terms.initial, terms.timeout, self._n - 1, channel
+        return (*terms[:7], self._n - 1, channel)
 
 
 def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms | None:
@@ -82,6 +84,7 @@ def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms
     protocol = PROTOCOLS[first.transport]
     usual = protocol.frame(protocol.mtu)[1]
     segment = min((detail.frame_payload for detail in details if detail.frame_payload), default=usual)
+    frame = segment + max(detail.frame_header for detail in details)
     loss = 1.0 - math.prod(1.0 - detail.loss for detail in named)
     window = min(first.window or protocol.window, window_under_loss(first.transport, loss, round_trip, segment))
     each = min((detail.flow_rate for detail in named if detail.flow_rate), default=math.inf)
@@ -92,6 +95,8 @@ def _terms(details: Sequence[LinkDetail], latency: float, rate: float) -> _Terms
         full=min(limit, rate) * round_trip,
         initial=math.inf if first.warm else first.connections * protocol.segments * segment,
         timeout=round_trip + LEAST_TIMEOUT,
+        least=first.connections * protocol.least * frame,
+        single=first.connections * frame,
         limit=limit if limit < rate else math.inf,
         ordered=int(not first.unordered),
     )

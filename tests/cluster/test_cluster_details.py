@@ -86,13 +86,16 @@ rendezvous = "64 KiB"
 loss = 0.001
 unordered = true
 warm = true
+buffer = "128 KiB"
 """
 
 
 def test_a_transport_in_every_kind_of_file(tmp_path):
     head = FILE[: FILE.index("frame_header")]
     cluster = load(tmp_path, head + TRANSPORT)
-    told = LinkDetail(90.0, 8948.0, 0.0, 0.0, "tcp-cubic", 16, 625e6, 2.0**20, 65536.0, 0.001, True, True)
+    told = LinkDetail(
+        90.0, 8948.0, 0.0, 0.0, "tcp-cubic", 16, 625e6, 2.0**20, 65536.0, 0.001, True, True, 131072.0
+    )
     again = [cluster, Cluster.from_graph(cluster.to_graph())]
     for suffix in (".toml", ".json", ".graphml"):
         cluster.save(tmp_path / f"c{suffix}")
@@ -101,7 +104,7 @@ def test_a_transport_in_every_kind_of_file(tmp_path):
         assert {copy.details.of(k) for k in range(copy.n_links)} == {told}
     assert (
         "transport tcp-cubic (16 connections, 5 Gbit/s each, window 1.049 MB, rendezvous above 65.54 kB, "
-        "loss 0.001, unordered, warm)"
+        "loss 0.001, buffers of 131.1 kB, unordered, warm)"
     ) in cluster.summary()
     assert load(tmp_path, head + 'transport = "roce"').details.of(0) == LinkDetail(transport="roce")
 

@@ -121,8 +121,8 @@ def with_transport(draw: Draw, found: Cluster) -> Cluster:
         "flow_rate": draw.choice((0.0, "500 Mbit/s")), "connections": draw.choice((1, 4)),
         "unordered": draw.random() < 0.3, "warm": draw.random() < 0.5,
     }  # fmt: skip
-    if (transport := draw.choice(("tcp-cubic", "tcp-reno", "roce", "infiniband"))).startswith("tcp"):
-        chosen["loss"] = draw.choice((0.0, 1e-4))
+    if (transport := draw.choice(("tcp-cubic", "tcp-reno", "tcp-bbr", "roce", "infiniband"))).startswith("tcp"):
+        chosen["loss"], chosen["buffer"] = draw.choice((0.0, 1e-4)), draw.choice((0.0, 0.0, "8 KiB"))
     return with_detail(found, **{**before, **chosen, "transport": transport}, kinds=[kind])
 
 

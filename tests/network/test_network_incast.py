@@ -1,0 +1,143 @@
+"""Many senders to one port whose buffer is too small: whole windows are lost, and wait for a time-out."""
+
+import numpy as np
+import pytest
+
+from ddlsim import ConfigError, collective_time
+from ddlsim.cluster import Cluster, racks, star, with_detail
+from ddlsim.network import Network
+
+RATE, PATH, SEGMENT = 12.5e6, 140e-6, 1448.0
+ROUND_TRIP = 2 * PATH
+TIMEOUT = 0.2 + ROUND_TRIP
+SIZE = 65536.0
+
+
+def cluster(n_hosts=9, **details):
+    plain = Cluster.from_graph(star(n_hosts, bandwidth=RATE, latency=PATH / 2))
+    return with_detail(plain, **{"transport": "tcp-cubic", "warm": True, **details})
+
+
+def ends(where, sends, now=0.0, network=None, hops=2):
+    """Return when messages (source, target, bytes) end that all start at `now`; bytes are neither lost nor doubled."""
+    network = network or Network(where)
+    source, target = (where.workers[[s[k] for s in sends]] for k in (0, 1))
+    ids = network.send(source, target, np.array([s[2] for s in sends], dtype=float), now)
+    end = {}
+    while (done := network.advance()) is not None:
+        end.update(dict.fromkeys(done.ids.tolist(), done.time))
+    accounts = network.accounts()
+    assert accounts.in_flight == 0.0
+    assert accounts.nbytes.sum() == pytest.approx(hops * network.nbytes_sent)
+    assert (accounts.nbytes <= (accounts.capacity * accounts.busy + accounts.passed) * (1 + 1e-9)).all()
+    return [end[i] for i in ids.tolist()]
+
+
+def push(n, nbytes=SIZE, **details):
+    return max(ends(cluster(n + 1, **details), [(i, n, nbytes) for i in range(n)]))
+
+
+def reopened():
+    """The s that a window of one segment takes to open to a round trip's bytes."""
+    late, window = 0.0, SEGMENT
+    while window < RATE * ROUND_TRIP:
+        late += ROUND_TRIP * (1 - window / (RATE * ROUND_TRIP))
+        window *= 2
+    return late
+
+
+@pytest.mark.parametrize(
+    ("transport", "n", "buffer", "n_lost"),
+    [
+        ("tcp-cubic", 6, 16384, 0), ("tcp-cubic", 8, 16384, 2), ("tcp-reno", 8, 16384, 2), ("tcp-bbr", 8, 16384, 7),
+        ("tcp-bbr", 1, 16384, 0), ("tcp-bbr", 2, 16384, 1), ("tcp-bbr", 8, 131072, 0), ("tcp-cubic", 16, 32768, 4),
+    ],
+)  # fmt: skip
+def test_windows_that_do_not_fit_wait_for_a_timeout(transport, n, buffer, n_lost):
+    """Each keeps 2 segments waiting (BBR 10) of buffer + rate x round trip; the others send again after 200 ms."""
+    each = (10 if transport == "tcp-bbr" else 2) * SEGMENT
+    assert n - n_lost == min(n, (buffer + RATE * ROUND_TRIP) // each)
+    waits = TIMEOUT + reopened() if n_lost else 0.0
+    expected = PATH + waits + (n_lost or n) * SIZE / RATE
+    assert push(n, transport=transport, buffer=buffer) == pytest.approx(expected, rel=1e-12)
+
+
+def test_frames_and_what_a_bucket_holds_count():
+    """1514 bytes a segment: 10 of 8 senders' windows of 2 fit into 16 KiB and 4542 bytes, and 3500 under way: 8 do."""
+    framed = {"frame_header": 66.0, "frame_payload": 1448.0, "burst": 4542.0}
+    assert push(8, **framed, buffer=16384) == push(8, **framed)
+    assert push(9, **framed, buffer=16384) > TIMEOUT
+
+
+def test_small_messages_need_no_more_than_their_bytes():
+    assert push(8, 1000.0, buffer=5000) == pytest.approx(PATH + 8 * 1000 / RATE)
+    assert push(9, 1000.0, buffer=5000) > TIMEOUT  # 8500 bytes fit
+
+
+def test_time_falls_with_the_buffer_and_rises_with_the_senders():
+    times = [[push(n, buffer=buffer) for buffer in (3e3, 6e3, 12e3, 24e3, 48e3, 0)] for n in (2, 4, 8, 16)]
+    for own in times:
+        assert own == sorted(own, reverse=True)
+    for column in zip(*times, strict=True):
+        assert list(column) == sorted(column)
+    for own, n in zip(times, (2, 4, 8, 16), strict=True):
+        assert own[-1] == pytest.approx(PATH + n * SIZE / RATE)  # no end of the buffer
+        assert own[0] > TIMEOUT or n == 2
+
+
+def test_a_busy_port_loses_no_time_by_a_sender_that_comes_later():
+    took = ends(cluster(8, buffer=16384), [(i, 7, 5e6) for i in range(7)])
+    again = TIMEOUT + reopened()
+    assert max(took) == pytest.approx(PATH + 7 * 5e6 / RATE, rel=1e-12)
+    assert sorted(took)[:6] == pytest.approx([PATH + again + 7 * (5e6 / RATE - again / 6)] * 6)
+
+
+def test_who_is_turned_away_again_waits_twice_as_long():
+    """The seventh sender's segment fits beside the windows of the six, the eighth's does not until they have ended."""
+    took = ends(cluster(buffer=16384), [(i, 8, 5e6) for i in range(8)])
+    assert max(took[:7]) == pytest.approx(PATH + 7 * 5e6 / RATE, rel=1e-12)
+    assert took[7] == pytest.approx(PATH + (1 + 2 + 4 + 8) * TIMEOUT + 4 * reopened() + 5e6 / RATE, rel=1e-12)
+
+
+def test_nothing_is_lost_of_one_sender_or_of_what_arrives_no_faster_than_it_leaves():
+    alone = [(0, 1, 1e6), (0, 1, 1e6)]
+    for sends in (alone, [(0, i, SIZE) for i in range(1, 9)], [(i, (i + 1) % 9, SIZE) for i in range(9)]):
+        for more in ({}, {"unordered": True}):
+            assert ends(cluster(buffer=2000, **more), sends) == ends(cluster(**more), sends)
+
+
+def test_trunks_have_ports_too():
+    """Four hosts of a rack send to four of another: they fill the trunk's port, and not those behind it."""
+    graph = racks(2, 4, bandwidth=RATE, latency=PATH / 4, trunk_bandwidth=RATE, trunk_latency=PATH / 2)
+    where = with_detail(Cluster.from_graph(graph), transport="tcp-bbr", warm=True, buffer=16384)
+    deep = with_detail(where, transport="tcp-bbr", warm=True)
+    for sends in ([(i, 4 + i, SIZE) for i in range(4)], [(i, 4, SIZE) for i in range(4)]):
+        assert max(ends(where, sends, hops=3)) > TIMEOUT > max(ends(deep, sends, hops=3))
+    one_each = [(0, 4, SIZE), (4, 0, SIZE)]
+    assert ends(where, one_each, hops=3) == ends(deep, one_each, hops=3)
+
+
+def test_the_next_round_starts_anew():
+    """What waited is gone: the same push again takes the same time, and one that fits none of it."""
+    where = cluster(buffer=16384)
+    network, sends = Network(where), [(i, 8, SIZE) for i in range(8)]
+    first = max(ends(where, sends, network=network))
+    again = max(ends(where, sends, now=1.0, network=network))
+    assert again - 1.0 == pytest.approx(first, rel=1e-9)
+    assert max(ends(where, sends[:6], now=2.0, network=network)) - 2.0 == pytest.approx(PATH + 6 * SIZE / RATE)
+
+
+def test_collectives_with_many_senders_to_one_feel_it():
+    gather = {"kind": "gather", "ranks": 9}
+    deep, shallow = (collective_time(cluster(buffer=b), "direct", 9 * SIZE, **gather) for b in (0, 16384))
+    assert deep == pytest.approx(PATH + 8 * SIZE / RATE)
+    assert shallow == pytest.approx(PATH + TIMEOUT + reopened() + 2 * SIZE / RATE)
+    assert collective_time(cluster(buffer=16384), "ring", 9 * SIZE) == collective_time(cluster(), "ring", 9 * SIZE)
+
+
+def test_who_has_no_buffers():
+    with pytest.raises(ConfigError, match="buffer = 2000 B is for TCP; roce senders are held back"):
+        cluster(transport="roce", buffer=2000)
+    with pytest.raises(ConfigError, match=r"buffer = .* belongs to a transport"):
+        with_detail(Cluster.from_graph(star(2, bandwidth=RATE, latency=PATH)), buffer="128 KiB")
+    assert "tcp-cubic (buffers of 131.1 kB, warm)" in cluster(buffer="128 KiB").summary()
