@@ -106,6 +106,8 @@ class Cluster:
     host_price: Floats | None = None
     device_price: Floats | None = None
     switch_power: Floats | None = None
+    #: whether a switch adds up what passes through it (SHARP), (n_nodes,); None: no switch does
+    switch_reduces: Bools | None = None
     #: frames, token buckets and acknowledgements of links; None: no link has any
     details: LinkDetails | None = None
     #: what measurements of this cluster have told; its links, overheads and speed of adding up are set accordingly

@@ -92,6 +92,8 @@ def _read_toml(stem: str, text: str, settings: Sequence[str]) -> Cluster:
     if file.routing is not None:
         graph.graph["routing"] = file.routing
     cluster = from_graph(graph, "+".join((file.name or stem, *settings))).with_costs(switch_power=file.switch_power)
+    if file.switch_reduces is not None:
+        cluster = dataclasses.replace(cluster, switch_reduces=cluster.is_fabric_switch & file.switch_reduces)
     if file.link is not None:
         cluster = _with_link_table(cluster, file.link)
     return cluster if file.calibration is None else calibration_table.apply(cluster, file.calibration)
@@ -135,7 +137,8 @@ def _add_explicit(graph: Graph, file: schema.ClusterFile) -> list[str]:
         check_size(len(graph) + (switch.count or 1), 0, f"switches.{i}")
         for name in _numbered(switch.name, switch.count):
             _check_new(name, ports, f"switches.{i}")
-            graph.add_node(name, kind="switch", **({} if switch.power is None else {"power": switch.power}))
+            said = {} if switch.power is None else {"power": switch.power}
+            graph.add_node(name, kind="switch", **said, **({"reduces": True} if switch.reduces else {}))
             ports[name] = [name]
     for i, row in enumerate(file.links):
         link = schema.check_table(schema.LinkTable, row, f"links.{i}")

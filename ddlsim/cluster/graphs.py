@@ -7,7 +7,8 @@ graph   name, title, sources, notes; routing (see `routing.POLICIES`); grid: siz
 node    kind "gpu", "host" (also when missing) or "switch"; host: the machine it sits in (an endpoint's own
         name when missing; a switch without it belongs to the fabric); device; speed; send_overhead,
         recv_overhead (s per message), reduce_time (s per reduced byte); price of its machine (on one of its
-        endpoints) and device_price of the endpoint (USD/s), power of a switch (W)
+        endpoints) and device_price of the endpoint (USD/s), power of a switch (W), and
+        whether it reduces: adds up what passes through it (true or false)
 edge    bandwidth (required), latency (0 when missing), efficiency (1 when missing), kind ("link" when
         missing), shared (half duplex with the edge of the same key the other way); frame_header,
         frame_payload, burst, reverse_load, transport, mtu, ... (see `details.LinkDetail`)
@@ -38,7 +39,7 @@ GRAPH_KEYS = {"name", "title", "sources", "notes", "routing", "grid", "routes"}
 #: what networkx itself, or a drawing tool on the way, leaves in a graph
 _FOREIGN_GRAPH_KEYS = {"node_default", "edge_default"}
 NODE_KEYS = {"kind", "host", "device", "speed", "send_overhead", "recv_overhead", "reduce_time"}
-NODE_KEYS |= {"price", "device_price", "power"}
+NODE_KEYS |= {"price", "device_price", "power", "reduces"}
 EDGE_KEYS = {"bandwidth", "latency", "efficiency", "kind", "shared", "mtu", *DETAIL_KEYS}
 
 Attributes = dict[str, Any]  # networkx promises nothing about values; every one is checked below
@@ -187,7 +188,19 @@ def _cost_columns(graph: nx.Graph[Any], host_of: list[int], n_hosts: int, where:
                 raise ConfigError(f"{place}: price = {data[key]!r} differs from that on another node of its machine")
             columns[key][at] = number
     fields = {"price": "host_price", "device_price": "device_price", "power": "switch_power"}
-    return {fields[key]: column for key, column in columns.items() if not np.isnan(column).all()}
+    stated = {fields[key]: column for key, column in columns.items() if not np.isnan(column).all()}
+    return stated | _reducing_switches(graph, where)
+
+
+def _reducing_switches(graph: nx.Graph[Any], where: str) -> dict[str, Any]:
+    """Return which switches add up what passes through them; nothing where none does."""
+    for name, data in graph.nodes(data=True):
+        value = data.get("reduces", False)
+        if not isinstance(value, bool) or (value and data.get("kind", "host") != "switch"):
+            place = f"{where}: node {str(name)!r}"
+            raise ConfigError(f"{place}: reduces = {shown(value)} must be true or false, at a switch")
+    reduces = np.array([data.get("reduces", False) for _, data in graph.nodes(data=True)], dtype=bool)
+    return {"switch_reduces": reduces} if reduces.any() else {}
 
 
 def _link_columns(graph: nx.Graph[Any], index: dict[Hashable, int], where: str) -> dict[str, Any]:
@@ -349,7 +362,8 @@ def _costs(cluster: Cluster, node: int) -> Attributes:
         found["device_price"] = float(cluster.device_price[node])
     if cluster.switch_power is not None:
         found["power"] = float(cluster.switch_power[node])
-    return {key: value for key, value in found.items() if not np.isnan(value)}
+    reduces = {"reduces": True} if cluster.switch_reduces is not None and cluster.switch_reduces[node] else {}
+    return {key: value for key, value in found.items() if not np.isnan(value)} | reduces
 
 
 def _node_path(cluster: Cluster, src: int, links: tuple[int, ...]) -> list[str]:

@@ -77,6 +77,7 @@ class SwitchTable(_Strict):
     name: str
     count: Annotated[int, Field(ge=1, le=MAX_NODES)] | None = None
     power: Power | None = None
+    reduces: bool = False
     source: str | None = None
 
 
@@ -140,6 +141,7 @@ class ClusterFile(_Strict):
     routing: Literal["shortest", "ecmp", "d-mod-k", "dimension-order"] | None = None
     grid: list[int] = []
     switch_power: Power | None = None  # of every switch between the machines
+    switch_reduces: bool | None = None  # whether each of them adds up what passes through it
     generator: Table | None = None
     link: Table | None = None
     host: Table | None = None
@@ -263,6 +265,11 @@ def set_key(file: ClusterFile, setting: str) -> None:
         return
     if key in DetailTable.model_fields:
         file.link = {**(file.link or {}), key: parse_value(text)}
+        return
+    if key == "switch_reduces":
+        if text not in ("true", "false"):
+            raise ConfigError(f"+{setting}: must be true or false")
+        file.switch_reduces = text == "true"
         return
     if file.generator is None:
         raise ConfigError(f"+{setting}: the file has no [generator] whose keys could be set; change a copy of it")

@@ -16,10 +16,14 @@ from ddlsim.collectives.halving import fold_pairs, halving
 from ddlsim.collectives.hierarchy import hierarchical, torus_2d
 from ddlsim.collectives.nccl_ring import side_by_side
 from ddlsim.collectives.nccl_schedule import by_nccl
+from ddlsim.collectives.nccl_tuner import ALGORITHMS, PROTOCOLS
 from ddlsim.collectives.nccl_way import Way
 from ddlsim.collectives.schedule import Ints, Ranks, Round, Schedule, messages
 from ddlsim.collectives.trees import double_binary_tree
 from ddlsim.errors import ConfigError
+
+NcclAlgorithm = Annotated[str, one_of(*ALGORITHMS)]
+NcclProtocol = Annotated[str, one_of(*PROTOCOLS)]
 
 __all__ = [
     "binomial_tree",
@@ -48,11 +52,15 @@ def ring(n_ranks: Ranks) -> Schedule:
 
 
 @checked
-def nccl(n_ranks: Ranks, way: Way | None = None) -> Schedule:
-    """What NCCL runs on GPUs: rings or double binary trees over all channels, by the protocol that its tuner chooses.
+def nccl(
+    n_ranks: Ranks, algorithm: NcclAlgorithm | None = None, protocol: NcclProtocol | None = None, way: Way | None = None
+) -> Schedule:
+    """What NCCL runs on GPUs: rings or trees over all channels, or what switches add up, as its tuner chooses by size.
 
-    way  where it runs, and the tuner's choice (:mod:`ddlsim.collectives.nccl_way`), found for the cluster, the nodes
-         and the size; None: a plain ring
+    algorithm, protocol   this one whatever the size, as NCCL_ALGO and NCCL_PROTO have it: "nccl(nvls_tree)",
+                          "nccl(ring, LL128)"
+    way                   where it runs, and the tuner's choice (:mod:`ddlsim.collectives.nccl_way`), found for the
+                          cluster, the nodes and the size; None: a plain ring
     """
     return by_nccl(ring, n_ranks, way)
 

@@ -12,9 +12,10 @@ from ddlsim.cluster import Cluster
 from ddlsim.cluster.rings import rings
 from ddlsim.collectives.check import check, validate
 from ddlsim.collectives.find import called, find, given, n_segments_for, parameters_of
+from ddlsim.collectives.nccl_tuner import ALGORITHMS, PROTOCOLS
 from ddlsim.collectives.nccl_way import Way, choose, several_ways, way
 from ddlsim.collectives.schedule import Collective, Ints, Kind, Ranks, Schedule
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, unknown_name
 
 #: schedules that move more chunks than this are proved on fewer ranks instead
 CHECK_LIMIT = 4_000_000
@@ -40,7 +41,19 @@ def size_class(
         return n_segments_for(nbytes)
     if algorithm == "default":
         algorithm = default_algorithm(*where)
-    return choose(where[0], tuple(where[1]), nbytes, kind) if algorithm == "nccl" else n_segments_for(nbytes)
+    if not isinstance(algorithm, str) or algorithm.partition("(")[0].strip() != "nccl":
+        return n_segments_for(nbytes)
+    return choose(where[0], tuple(where[1]), nbytes, kind, *forced(find(algorithm, kind)))
+
+
+def forced(function: Collective) -> tuple[str | None, str | None]:
+    """Return the algorithm and the protocol that a call of "nccl(algorithm, protocol)" leaves no choice of."""
+    words = [given(function).get(key) for key in ("algorithm", "protocol")]
+    for word, known, what in zip(words, (ALGORITHMS, PROTOCOLS), ("algorithm", "protocol"), strict=True):
+        if word is not None and word not in known:
+            raise unknown_name(f"{what} of NCCL", str(word), known)
+    algorithm, protocol = (None if word is None else str(word) for word in words)
+    return algorithm, protocol
 
 
 @checked
@@ -95,7 +108,7 @@ def _call(
     if "rings" in wanted and where is not None:
         more["rings"] = rings(where[0], tuple(map(int, where[1])))
     if "way" in wanted and where is not None and n_ranks > 1:
-        more["way"] = way(where[0], tuple(map(int, where[1])), nbytes, kind)
+        more["way"] = way(where[0], tuple(map(int, where[1])), nbytes, kind, *forced(function))
     if "n_segments" in wanted:
         more["n_segments"] = n_segments_for(nbytes)
     if "groups" in wanted and hosts is not None:

@@ -178,9 +178,9 @@ def uniform(round: Round, n_chunks: int) -> tuple[Round, Ints]:
     begin = np.cumsum(count) - count
     start = (round.start[which] + np.arange(len(which)) * unit - begin[which]) % n_chunks
     equal = np.full(len(which), unit)
-    latency = None if round.latency is None else round.latency[which]
+    latency, wire = (None if each is None else each[which] for each in (round.latency, round.wire))
     return dataclasses.replace(
-        round, src=round.src[which], dst=round.dst[which], start=start, count=equal, latency=latency
+        round, src=round.src[which], dst=round.dst[which], start=start, count=equal, latency=latency, wire=wire
     ), which
 
 
@@ -223,16 +223,17 @@ def _same_chunks(schedules: Sequence[Schedule], weights: bool = True) -> list[Sc
 def _merged(sequences: Iterable[tuple[Round, ...]]) -> Iterable[Round]:
     """Merge sequences on disjoint ranks position by position, rounds of one pattern into one round."""
     for rounds in itertools.zip_longest(*sequences):
-        patterns: dict[tuple[bool, int, int, bytes | None, float, bool], list[Round]] = {}
+        patterns: dict[tuple[bool, int, int, bytes | None, float, bool, bool], list[Round]] = {}
         for r in rounds:
             if r is not None:
                 slots = None if r.slots is None else r.slots.tobytes()
-                alike = (r.reduce, r.repeat, r.shift, slots, r.header, r.latency is None)
+                alike = (r.reduce, r.repeat, r.shift, slots, r.header, r.latency is None, r.wire is None)
                 patterns.setdefault(alike, []).append(r)
         for same in patterns.values():
             src, dst, start, count = (
                 np.concatenate([getattr(r, name) for r in same]) for name in ("src", "dst", "start", "count")
             )
             late = [r.latency for r in same if r.latency is not None]
-            latency = np.concatenate(late) if late else None
-            yield dataclasses.replace(same[0], src=src, dst=dst, start=start, count=count, latency=latency)
+            more = [r.wire for r in same if r.wire is not None]
+            latency, wire = (np.concatenate(parts) if parts else None for parts in (late, more))
+            yield dataclasses.replace(same[0], src=src, dst=dst, start=start, count=count, latency=latency, wire=wire)

@@ -1,31 +1,14 @@
 """NCCL's own estimate of a collective, the one by which its tuner chooses algorithm and protocol.
 
-The formulas and constants are those of ``src/graph/tuning.cc`` (https://github.com/NVIDIA/nccl, versions 2.19 and
-later): for each algorithm (ring, tree) and protocol (LL, LL128, Simple)
-
-    time = latency + nbytes / bandwidth
-
-    ring   latency = base + (n_steps - n_inter) intra + n_inter inter, n_steps = 2 (n_ranks - 1) for all-reduce
-           bandwidth = bus n_ranks / n_steps
-    tree   latency = base + 2 ((n_ranks / n_nodes - 1) intra + log2(n_nodes) inter)
-           bandwidth = 0.92 bus / 2
-
-    nvls   latency = 25 us
-           bandwidth = 0.85 bus / (1 + 1 / n_ranks)
-
-and the least of them counts. LL sends a flag with every 4 bytes, LL128 with every 120. NVLS, all-reduces in one
-machine whose NVSwitches add up and multicast (of Hopper's generation on), has every GPU send its buffer once to the
-switches and its part of the sum once more, and the tuner's efficiency of 0.85; the tuner itself counts twice the bus
-bandwidth.
-The bus bandwidth, which NCCL finds by searching for rings, is the caller's, or read off the cluster: what the links of
-a worker to its neighbours carry, of NVLinks at most what NCCL counts (``src/graph/topo.h``: 20 of 25 GB/s, say), and
-between nodes what a node's network cards carry together, each at most what the connections of its transport carry
+The formulas are in :mod:`ddlsim.collectives.nccl_tuner`; the least of all estimates counts. What they ask of the
+cluster is found here. The bus bandwidth, which NCCL finds by searching for rings, is the caller's, or read off the
+cluster: what the links of a worker to its neighbours carry, of NVLinks at most what NCCL counts (``src/graph/topo.h``:
+20 of 25 GB/s, say), and between nodes what a node's network cards carry together, each at most what the connections of its transport carry
 (``connections * flow_rate``, docs/models/transport.md); the least over all workers and nodes. (Links beyond, those
-between switches, are not looked at here; a run does, see :mod:`ddlsim.runtime.charges`.)
+between switches, are not looked at here; a run does, see :mod:`ddlsim.runtime.charges`.) Switches
+between machines add up (SHARP) where the cluster says so, ``switch_reduces``, and all on the ways do.
 
-What is left out: NVLS over several nodes and CollNet, channels and their limits, the correction of trees for medium
-sizes, and whether LL128 is switched on. The estimate ranks algorithms for the tuner; as a prediction it is rough
-(docs/calibration.md).
+The estimate ranks algorithms for the tuner; as a prediction it is rough (docs/calibration.md).
 """
 
 from __future__ import annotations
@@ -42,37 +25,28 @@ from ddlsim.arguments import Bandwidth, Count, Index, checked, quantity
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.calibrated import inside_hosts, payload_rate
 from ddlsim.cluster.cluster import ClusterLike
+from ddlsim.cluster.rings import channels
+from ddlsim.collectives.nccl_tuner import ALGORITHMS, LAPS, PROTOCOLS, SIMPLE_ONLY, Site
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.units import si
 
-PROTOCOLS = ("LL", "LL128", "Simple")
-#: s, by algorithm: base latency, and latency of one hop by NVLink, PCIe and network; each for LL, LL128, Simple
-BASE = {"ring": (6.6e-6, 14.0e-6, 8.4e-6), "tree": (6.8e-6, 14.0e-6, 8.4e-6), "nvls": (0.0, 0.0, 0.0)}
-HOP = {
-    ("ring", "nvlink"): (0.6e-6, 1.9e-6, 3.4e-6), ("tree", "nvlink"): (0.6e-6, 1.25e-6, 4.0e-6),
-    ("ring", "pcie"): (1.0e-6, 2.5e-6, 5.7e-6), ("tree", "pcie"): (1.0e-6, 1.9e-6, 4.0e-6),
-    ("ring", "network"): (2.7e-6, 4.0e-6, 14.0e-6), ("tree", "network"): (5.0e-6, 8.5e-6, 14.0e-6),
-}  # fmt: skip
-#: share of the bus bandwidth left to data
-SHARE = {
-    ("ring", "LL"): 0.5, ("ring", "LL128"): 0.92, ("ring", "Simple"): 1.0,
-    ("tree", "LL"): 0.92 / 3.8, ("tree", "LL128"): 0.92 * 0.92, ("tree", "Simple"): 0.92,
-}  # fmt: skip
-#: s until an all-reduce in switches is on its way, and which share of the links it uses
-NVLS_LATENCY, NVLS_SHARE = 25e-6, 0.85
-#: GPUs whose NVSwitches add up, by how their names begin
-NVLS = ("h100", "h200", "h800", "gh200", "b100", "b200", "gb200")
+#: GPUs by how their names begin; what is not named counts as "ampere"
+GENERATIONS = {
+    "volta": ("v100", "t4", "titan-v"),
+    "hopper": ("h100", "h200", "h800", "h20", "gh200"),
+    "blackwell": ("b100", "b200", "b300", "gb200", "gb300"),
+}
+#: those before Volta, which know no LL128
+OLD = ("k40", "k80", "m40", "m60", "p4", "p100", "gtx", "titan-x")
 #: which share of an NVLink's nominal bandwidth NCCL counts, by how the names of GPUs begin (``src/graph/topo.h``)
-NVLINK_SHARE = {"p100": 18 / 20, "v100": 20 / 25, "a100": 20 / 25, "a800": 20 / 25} | dict.fromkeys(NVLS[:4], 20.6 / 25)
-#: rings of Simple over several nodes cannot hide the network's latency ("plateau effect") from this size per rank on
-PLATEAU, PLATEAU_FACTOR = 4096.0, 1.4
-#: kind of collective -> steps of a ring, for the ranks and again for the nodes
-LAPS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+NVLINK_SHARE = {"p100": 18 / 20, "v100": 20 / 25, "a100": 20 / 25, "a800": 20 / 25} | dict.fromkeys(
+    ("h100", "h200", "h800", "gh200"), 20.6 / 25
+)
 
 
 @dataclass(frozen=True)
 class NcclTime:
-    """NCCL's choice: `seconds` of `algorithm` ("ring", "tree", "nvls") by `protocol` ("LL", "LL128", "Simple")."""
+    """NCCL's choice: `seconds` of `algorithm` by `protocol` (names: :mod:`ddlsim.collectives.nccl_tuner`)."""
 
     seconds: float
     algorithm: str
@@ -88,14 +62,21 @@ def bus_bandwidth(cluster: Cluster, n_ranks: Count, places: tuple[int, ...] | No
     Inside nodes, what the links of a worker carry outwards (its NVLinks if it has any); over several nodes at most what
     a node's links to the outside carry: the least of all, as a ring passes through every worker and every node.
     """
-    nodes = cluster.workers[:n_ranks] if places is None else np.array(places, dtype=np.int64)
+    nodes = cluster.workers[:n_ranks].tolist() if places is None else places
+    inside, outside, hardware = _buses(cluster, tuple(nodes))
+    return min(inside, outside), hardware
+
+
+def _buses(cluster: Cluster, places: tuple[int, ...]) -> tuple[float, float, str]:
+    """Return the bytes/s inside machines and between them, inf where there are no such links, and what is inside."""
+    nodes = np.array(places, dtype=np.int64)
     hosts = cluster.host_of[nodes]
     inside = inside_hosts(cluster)
     nvlink = np.array([kind == "nvlink" for kind in cluster.link_kind], dtype=bool)
     members = dict(zip(*(a.tolist() for a in np.unique(hosts, return_counts=True)), strict=True))
     own = _grouped(cluster.link_src, np.flatnonzero(inside))
     outwards = _grouped(cluster.host_of[cluster.link_src], np.flatnonzero(~inside))
-    limits, hardware = [], set()
+    limits, hardware, between = [], set(), []
     for node, host in zip(nodes.tolist(), hosts.tolist(), strict=True):
         links = own.get(node, np.zeros(0, dtype=np.int64))
         if len(links) and members[host] > 1:
@@ -103,10 +84,72 @@ def bus_bandwidth(cluster: Cluster, n_ranks: Count, places: tuple[int, ...] | No
             hardware.add("nvlink" if nvlink[joined].any() else "pcie")
             limits.append(float(np.minimum(payload_rate(cluster, joined), _counted(cluster, node, joined)).sum()))
     if len(members) > 1:
-        limits += [float(_outwards(cluster, outwards[h]).sum()) if h in outwards else 0.0 for h in members]
-    if not limits or min(limits) <= 0.0:
-        raise ConfigError(f"cluster {cluster.name!r}: the first {n_ranks} workers have no links; give bandwidth")
-    return min(limits), "nvlink" if hardware == {"nvlink"} else "pcie"
+        between = [float(_outwards(cluster, outwards[h]).sum()) if h in outwards else 0.0 for h in members]
+    least = min(limits, default=np.inf), min(between, default=np.inf)
+    if not limits + between or min(least) <= 0.0:
+        raise ConfigError(f"cluster {cluster.name!r}: the first {len(places)} workers have no links; give bandwidth")
+    return *least, "nvlink" if hardware == {"nvlink"} else "pcie"
+
+
+@functools.lru_cache(maxsize=1024)
+def site(cluster: Cluster, nodes: tuple[int, ...], bandwidth: float | None = None) -> Site:
+    """Return what the tuner knows of workers at `nodes`; `bandwidth` (bytes/s) is that of the bus, if it is known."""
+    at = np.array(nodes, dtype=np.int64)
+    hosts, n_local = np.unique(cluster.host_of[at], return_counts=True)
+    several = len(hosts) > 1
+    if bandwidth is None:
+        inside, outside, hardware = _buses(cluster, nodes)
+    else:
+        inside, outside = bandwidth, bandwidth if several else math.inf
+        hardware = "nvlink" if "nvlink" in cluster.link_kind else "pcie"
+    devices = {cluster.device_of[node] or "" for node in nodes}
+    adding_up = GENERATIONS["hopper"] + GENERATIONS["blackwell"]
+    nvswitches = len(set(n_local.tolist())) == 1 and n_local[0] > 1 and _behind_nvswitches(cluster, at)
+    return Site(
+        len(nodes), len(hosts), inside, outside,
+        n_channels=len(channels(cluster, nodes).rings) if several else 1,
+        hardware=hardware,
+        generation=_generation(devices),
+        cpu=_cpu(cluster, hosts),
+        ll128=not any(device.startswith(OLD) for device in devices)
+        and (hardware == "nvlink" or n_local.max() == 1) and not (several and _by_cpu(cluster, at)),
+        nvls=nvswitches and all(device.startswith(adding_up) for device in devices),
+        sharp=several and len(set(n_local.tolist())) == 1 and _switches_reduce(cluster, at),
+    )  # fmt: skip
+
+
+def _generation(devices: set[str]) -> str:
+    """Return the oldest generation among GPUs."""
+    found = {name for name, begins in GENERATIONS.items() for device in devices if device.startswith(begins)}
+    if any(device.startswith(OLD) for device in devices):
+        return "volta"
+    if any(not device.startswith(sum(GENERATIONS.values(), ())) for device in devices):
+        found.add("ampere")
+    return next(name for name in ("volta", "ampere", "hopper", "blackwell") if name in found)
+
+
+def _cpu(cluster: Cluster, hosts: npt.NDArray[np.int64]) -> str:
+    """Return whose the machines' CPUs are; "intel" where nobody says."""
+    at = np.flatnonzero(np.isin(cluster.host_of, hosts) & np.array([kind == "host" for kind in cluster.node_kind]))
+    return "amd" if any((cluster.device_of[node] or "").startswith("epyc") for node in at.tolist()) else "intel"
+
+
+def _by_cpu(cluster: Cluster, at: npt.NDArray[np.int64]) -> bool:
+    """Return whether GPUs reach the other machines through a CPU."""
+    first = at[np.unique(cluster.host_of[at], return_index=True)[1]]
+    passed = cluster.link_dst[cluster.routes(first, np.roll(first, -1)).links]
+    return bool((cluster.is_endpoint[passed] & ~np.isin(passed, at)).any())
+
+
+def _switches_reduce(cluster: Cluster, at: npt.NDArray[np.int64]) -> bool:
+    """Return whether all switches between the machines, on the ways between GPUs at the same place in each, add up."""
+    if cluster.switch_reduces is None:
+        return False
+    rails = at.reshape(-1, len(at) // len(np.unique(cluster.host_of[at])))
+    routes = cluster.routes(rails.ravel(), np.roll(rails, -1, axis=0).ravel())
+    ends = cluster.link_dst[routes.links]
+    switches = ends[cluster.is_fabric_switch[ends]]
+    return len(switches) > 0 and bool(cluster.switch_reduces[switches].all())
 
 
 def _outwards(cluster: Cluster, links: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -132,14 +175,16 @@ def nvlink_excess(cluster: Cluster, nodes: npt.NDArray[np.int64]) -> float:
     return float(np.max(payload_rate(cluster, links) / counted, initial=1.0))
 
 
-def adds_up_in_switches(cluster: Cluster, nodes: tuple[int, ...]) -> bool:
-    """Return whether the nodes are GPUs of one machine behind NVSwitches that add up."""
-    at = np.array(nodes, dtype=np.int64)
-    if len(at) < 2 or len(np.unique(cluster.host_of[at])) > 1 or cluster.host_of[at[0]] < 0:
+def _behind_nvswitches(cluster: Cluster, at: npt.NDArray[np.int64]) -> bool:
+    """Return whether the GPUs of each machine are joined by NVSwitches."""
+    pairs = [
+        (members, np.roll(members, -1))
+        for members in (at[cluster.host_of[at] == host] for host in np.unique(cluster.host_of[at]))
+    ]
+    source, target = (np.concatenate(ends) for ends in zip(*pairs, strict=True))
+    if (cluster.host_of[at] < 0).any():
         return False
-    if not all((cluster.device_of[node] or "").startswith(NVLS) for node in nodes):
-        return False
-    ways = cluster.routes(at, np.roll(at, -1))
+    ways = cluster.routes(source, target)
     nvlink = all(cluster.link_kind[link] == "nvlink" for link in ways.links.tolist())
     return nvlink and bool((np.diff(ways.offsets) == 2).all())
 
@@ -172,7 +217,8 @@ def nccl_time(
     ranks      number of workers; None: all
     nodes      numbers of the nodes that the ranks are at, instead of the first workers
     bandwidth  of the bus, bytes/s or text such as "230 GB/s"; None: :func:`bus_bandwidth`
-    algorithm, protocol   only this one ("ring", "tree", "nvls"; "LL", "LL128", "Simple")
+    algorithm, protocol   only this one ("ring", "tree", "nvls", "nvls_tree", "collnet_direct", "collnet_chain"; "LL",
+               "LL128", "Simple")
 
     Raises ConfigError for unknown names, fewer than 2 ranks or more than there are, and sizes that make no sense.
     """
@@ -186,59 +232,47 @@ def nccl_time(
     if not 2 <= n_ranks <= len(loaded.workers):
         raise ConfigError(f"ranks = {n_ranks}: must be 2 to {len(loaded.workers)}, the workers of {loaded.name!r}")
     _check(kind, algorithm, protocol)
-    bus, hardware = bus_bandwidth(loaded, n_ranks, nodes) if bandwidth is None else (0.0, _hardware(loaded))
-    if bandwidth is not None:
-        bus = si(bandwidth, "bandwidth")
-    at = loaded.workers[:n_ranks] if nodes is None else np.array(nodes, dtype=np.int64)
-    n_nodes = len(np.unique(loaded.host_of[at]))
-    found = [
-        NcclTime(_estimate(kind, name, p, size, n_ranks, n_nodes, bus, hardware), name, p)
-        for name in ("ring", "tree")
-        for p in PROTOCOLS
-        if algorithm in (None, name) and protocol in (None, p) and (name == "ring" or kind == "all_reduce")
+    at = tuple(int(node) for node in (loaded.workers[:n_ranks] if nodes is None else nodes))
+    place = site(loaded, at, None if bandwidth is None else si(bandwidth, "bandwidth"))
+    return least(place, kind, size, algorithm, protocol, loaded.name)
+
+
+def least(
+    place: Site, kind: str, size: float, algorithm: str | None, protocol: str | None, name: str
+) -> NcclTime:
+    """Return the fastest at a place of the cluster called `name`, of what is not ruled out."""
+    times = [
+        NcclTime(place.seconds(kind, each, p, size), each, p)
+        for each in ALGORITHMS
+        if algorithm in (None, each)
+        for p in place.protocols(each, kind)
+        if protocol in (None, p)
     ]
-    if (
-        algorithm in (None, "nvls") and protocol in (None, "Simple") and kind == "all_reduce"
-        and adds_up_in_switches(loaded, tuple(at.tolist()))
-    ):  # fmt: skip
-        seconds = NVLS_LATENCY + size * (1.0 + 1.0 / n_ranks) / (NVLS_SHARE * bus)
-        found.append(NcclTime(seconds, "nvls", "Simple"))
-    if not found:
-        raise ConfigError(
-            f"algorithm = 'nvls': needs protocol 'Simple', and ranks in one machine of {loaded.name!r} whose "
-            f"NVSwitches add up (GPUs {', '.join(NVLS)}); use 'ring' or 'tree'"
-        )
-    return min(found, key=lambda time: time.seconds)
+    if times:
+        return min(times, key=lambda time: time.seconds)
+    wanted = " by ".join(repr(word) for word in (algorithm, protocol) if word is not None)
+    raise ConfigError(f"algorithm = {wanted}: does not run here, {name!r} has {_lacking(algorithm, protocol, place)}")
 
 
-def _hardware(cluster: Cluster) -> str:
-    return "nvlink" if "nvlink" in cluster.link_kind else "pcie"
+def _lacking(algorithm: str | None, protocol: str | None, place: Site) -> str:
+    """Say what an algorithm or a protocol lacks."""
+    if algorithm in SIMPLE_ONLY and protocol not in (None, "Simple"):
+        return "it by the protocol 'Simple' only"
+    if algorithm == "nvls_tree":
+        return "no several machines with as many GPUs each, whose NVSwitches add up (Hopper and later); use 'tree'"
+    if algorithm == "nvls" and not place.nvls:
+        return "no NVSwitches that add up (Hopper and later) between all GPUs of a machine; use 'ring' or 'tree'"
+    if algorithm in SIMPLE_ONLY:
+        return "no switches between these machines that add up (switch_reduces = true); use 'ring' or 'tree'"
+    return "no NVLinks between GPUs, or network cards behind the CPU: LL128 is off; use 'LL' or 'Simple'"
 
 
 def _check(kind: str, algorithm: str | None, protocol: str | None) -> None:
     if kind not in LAPS:
         raise unknown_name("kind", kind, LAPS)
-    if algorithm is not None and algorithm not in BASE:
-        raise unknown_name("algorithm", algorithm, BASE)
-    if algorithm in ("tree", "nvls") and kind != "all_reduce":
-        what = "trees" if algorithm == "tree" else "NVLS here"
-        raise ConfigError(f"algorithm = {algorithm!r}: NCCL has {what} for all_reduce only, not for {kind}; use 'ring'")
+    if algorithm is not None and algorithm not in ALGORITHMS:
+        raise unknown_name("algorithm", algorithm, ALGORITHMS)
+    if algorithm not in (None, "ring") and kind != "all_reduce":
+        raise ConfigError(f"algorithm = {algorithm!r}: is for all_reduce only here, not for {kind}; use 'ring'")
     if protocol is not None and protocol not in PROTOCOLS:
         raise unknown_name("protocol", protocol, PROTOCOLS)
-
-
-def _estimate(
-    kind: str, algorithm: str, protocol: str, size: float, n_ranks: int, n_nodes: int, bus: float, hardware: str
-) -> float:
-    p = PROTOCOLS.index(protocol)
-    intra, inter = HOP[algorithm, hardware][p], HOP[algorithm, "network"][p]
-    bus *= SHARE[algorithm, protocol]
-    if algorithm == "tree":
-        latency = BASE["tree"][p] + 2.0 * ((n_ranks / n_nodes - 1.0) * intra + math.log2(n_nodes) * inter)
-        return latency + size / (0.5 * bus)
-    laps = LAPS[kind]
-    n_steps, n_inter = laps * (n_ranks - 1), laps * (n_nodes - 1)
-    latency = BASE["ring"][p] + (n_steps - n_inter) * intra + n_inter * inter
-    if protocol == "Simple" and n_nodes > 1 and kind == "all_reduce" and size >= PLATEAU * n_ranks:
-        latency *= PLATEAU_FACTOR
-    return latency + size / (bus * n_ranks / n_steps)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ddlsim.collectives.nccl import NVLS_LATENCY
+from ddlsim.collectives.nccl_machines import through_machines
 from ddlsim.collectives.nccl_ring import side_by_side
+from ddlsim.collectives.nccl_tuner import SIMPLE_ONLY
 from ddlsim.collectives.nccl_way import Way
 from ddlsim.collectives.pipeline import pipeline
 from ddlsim.collectives.schedule import Floats, Ints, Round, Schedule, messages
@@ -21,8 +22,8 @@ def by_nccl(ring: Callable[[int], Schedule], n_ranks: int, way: Way | None) -> S
         return ring(n_ranks)
     if way.choice.algorithm == "tree":
         return _trees(n_ranks, way)
-    if way.choice.algorithm == "nvls":
-        return _in_switches(n_ranks, way)
+    if way.choice.algorithm in SIMPLE_ONLY:
+        return _in_switches(n_ranks, way) if way.site.n_nodes == 1 else through_machines(n_ranks, way)
     return _timed(side_by_side(ring, n_ranks, way.rings), way)
 
 
@@ -53,10 +54,10 @@ def _in_switches(n_ranks: int, way: Way) -> Schedule:
     """Return the all-reduce in the switches of a machine: all parts to the rank that each is of, and from it to all."""
     rank, step = (a.ravel() for a in np.indices((n_ranks, n_ranks - 1)))
     other = (rank + 1 + step) % n_ranks
-    latency = np.full(len(rank), NVLS_LATENCY)
+    latency = np.full(len(rank), way.first_inside)
     down = dataclasses.replace(messages(rank, other, other, reduce=True), latency=latency)
     up = dataclasses.replace(messages(rank, other, rank, reduce=False), latency=np.zeros(len(rank)))
-    return Schedule(n_ranks, n_ranks, ((down, up),), wire=way.wire)
+    return Schedule(n_ranks, n_ranks, ((down, up),), wire=way.wire * way.wire_inside)
 
 
 def _trees(n_ranks: int, way: Way) -> Schedule:

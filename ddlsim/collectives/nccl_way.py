@@ -16,6 +16,11 @@ trees      a chain inside each machine, which ends at the device at its channel'
            between these, in one of which a machine is inner (``trees.cc``, ``connect.cc``). Each carries half of the
            channel's part, in chunks that follow each other; as a connection holds eight, only the first waits for the
            latency.
+NVLS tree  the parts of the sum of each machine, one at each GPU, go up and down two such trees between the machines.
+CollNet    they go to the GPUs at the same place in each machine and back, as many bytes as the links carry where the
+           switches between machines add up and multicast (SHARP); inside, by NVLS, straight to the GPU whose part it is
+           ("direct"), or along the chains. Trunks carry what such an exchange puts on them, more than SHARP would.
+ceilings   of what channels carry by a protocol (:mod:`ddlsim.collectives.nccl_tuner`) make messages count as larger.
 """
 
 from __future__ import annotations
@@ -28,19 +33,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ddlsim.cluster import Cluster
-from ddlsim.cluster.rings import channels
-from ddlsim.collectives.nccl import (
-    BASE,
-    HOP,
-    NVLS_SHARE,
-    PLATEAU,
-    PLATEAU_FACTOR,
-    PROTOCOLS,
-    adds_up_in_switches,
-    bus_bandwidth,
-    nccl_time,
-    nvlink_excess,
-)
+from ddlsim.cluster.rings import channels, members
+from ddlsim.collectives.nccl import bus_bandwidth, least, nvlink_excess, site
+from ddlsim.collectives.nccl_tuner import ARITY_HOP, BASE, HOP, NVLS_SHARE, PROTOCOLS, SIMPLE_ONLY, Site
 from ddlsim.collectives.schedule import Floats, Ints
 
 #: bytes on the wire per byte of data
@@ -48,6 +43,8 @@ WIRE = {"LL": 16 / 8, "LL128": 128 / 120, "Simple": 1.0}
 SLICES = 2
 #: bytes of data that a tree's chunk has: an eighth of a connection's buffer (``NCCL_STEPS``), of LL half of that
 TREE_CHUNK = {"LL": 32.0 * 2**10, "LL128": 576e3, "Simple": 512.0 * 2**10}
+#: channels that pull from switches (``nvls.cc``, of Hopper's generation)
+NVLS_CHANNELS = 16
 #: the time that slices hide counts in parts of a ring's longest latency, so that sizes share schedules
 PARTS = 64
 MOST_CHUNKS = 1024
@@ -56,16 +53,16 @@ MOST_CHUNKS = 1024
 class Choice(NamedTuple):
     """What the tuner has chosen: sizes with the same choice run by the same schedule.
 
-    n_chunks  that follow each other in a tree
+    n_chunks  that follow each other in a tree, or between machines
     hidden    how many `PARTS` of a ring's longest latency its slices hide
-    plateau   whether rings over several machines suffer from what NCCL calls so
+    plateau   by what the latency of rings over several machines is multiplied for what NCCL calls so
     """
 
     algorithm: str
     protocol: str
     n_chunks: int = 1
     hidden: int = 0
-    plateau: bool = False
+    plateau: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +72,7 @@ class Way:
     choice          the tuner's
     rings, chains   see :class:`ddlsim.cluster.rings.Channels`
     nodes           (n_ranks,) of the `cluster`
-    hardware        what joins GPUs of a machine, "nvlink" or "pcie"
+    site            what the tuner knows of them
     """
 
     choice: Choice
@@ -83,61 +80,107 @@ class Way:
     chains: tuple[tuple[Ints, ...], ...]
     cluster: Cluster
     nodes: Ints
-    hardware: str
+    site: Site
+
+    @functools.cached_property
+    def machines(self) -> list[Ints]:
+        """The ranks in each machine."""
+        return members(self.cluster, self.nodes)
 
     @property
     def wire(self) -> float:
-        """Bytes that messages carry per byte of the buffer."""
-        n = len(self.nodes)
+        """Bytes that messages carry per byte of the buffer; see :meth:`wire_inside`, too."""
+        algorithm, site = self.choice.algorithm, self.site
+        if algorithm in SIMPLE_ONLY:
+            # bytes/s of the buffer that links would carry: NVLink's share, and a part of it up and down each interface
+            n_halves = 2.0 if algorithm == "nvls_tree" and site.n_nodes > 2 else 1.0
+            rate = min(site.in_switches() if site.nvls else site.inside, site.outside / n_halves)
+            return max(1.0, rate * (2.0 * (site.n_ranks - 1) / site.n_ranks) / site.ceiling(algorithm, "Simple"))
         wire = WIRE[self.choice.protocol]
-        if len(self.chains[0]) == 1:
-            wire *= nvlink_excess(self.cluster, self.nodes)
-        if self.choice.algorithm == "nvls":  # of messages that are all 2 (n - 1) / n of a buffer
-            wire *= (1.0 + 1.0 / n) / (2.0 * (n - 1.0) / n) / NVLS_SHARE
-        return wire
+        wire = max(wire, site.bus / site.ceiling(algorithm, self.choice.protocol))
+        return wire * nvlink_excess(self.cluster, self.nodes) if site.n_nodes == 1 else wire
+
+    @property
+    def wire_inside(self) -> float:
+        """Bytes on NVLinks per byte of messages inside a machine that are summed up or spread by switches."""
+        n = self.site.n_local
+        excess = nvlink_excess(self.cluster, self.nodes)
+        if self.choice.algorithm.startswith("collnet"):
+            return excess
+        return excess * (1.0 + 1.0 / n) / (2.0 * (n - 1.0) / n) / NVLS_SHARE[self.site.generation]
 
     @property
     def start(self) -> float:
         """Seconds until a rank's first message is on its way."""
         return BASE[self.choice.algorithm][PROTOCOLS.index(self.choice.protocol)]
 
+    @property
+    def first_inside(self) -> float:
+        """Seconds of the first message inside a machine that is exchanged by switches."""
+        hop = self.site.hop(self.choice.algorithm, "Simple")[0]
+        return hop + (self.site.n_local - 1.0) * ARITY_HOP * (self.choice.algorithm == "collnet_direct")
+
     def latency(self, src: Ints, dst: Ints, first: bool = False) -> Floats:
         """Return the seconds until a message between ranks flows, (m,), behind which nothing hides if it is the first.
         """
-        choice, protocol = self.choice, PROTOCOLS.index(self.choice.protocol)
-        route = _routes_latency(self.cluster, self.nodes[src], self.nodes[dst])
+        choice = self.choice
+        route = routes_latency(self.cluster, self.nodes[src], self.nodes[dst])
         host = self.cluster.host_of[self.nodes]
         inside = (host[src] == host[dst]) & (host[src] >= 0)
-        factor = PLATEAU_FACTOR if choice.plateau else 1.0
-        hop = np.where(
-            inside, HOP[choice.algorithm, self.hardware][protocol], HOP[choice.algorithm, "network"][protocol]
-        )
+        hop = np.where(inside, *self.site.hop(choice.algorithm, choice.protocol))
         hidden = 0.0 if first else float(route.max(initial=0.0)) * choice.hidden / PARTS
-        return np.maximum(hop * factor, route - hidden)
+        return np.maximum(hop * choice.plateau, route - hidden)
 
 
 @functools.lru_cache(maxsize=4096)
-def choose(cluster: Cluster, nodes: tuple[int, ...], nbytes: float, kind: str) -> Choice:
-    """Return what NCCL's tuner chooses for `nbytes` per rank among the workers at ``nodes``."""
-    time = nccl_time(cluster, nbytes, kind=kind, nodes=nodes)
+def choose(
+    cluster: Cluster, nodes: tuple[int, ...], nbytes: float, kind: str, algorithm: str | None = None,
+    protocol: str | None = None,
+) -> Choice:  # fmt: skip
+    """Return what NCCL's tuner chooses for `nbytes` per rank among the workers at ``nodes``, if it is free to."""
+    place = site(cluster, nodes)
+    time = least(place, kind, nbytes, algorithm, protocol, cluster.name)
     ways, n = channels(cluster, nodes), len(nodes)
     n_machines, n_channels = len(ways.chains[0]), len(ways.rings)
-    if time.algorithm == "nvls":
-        return Choice("nvls", time.protocol)
+    if time.algorithm in SIMPLE_ONLY:
+        return Choice(time.algorithm, time.protocol, _n_chunks(time.algorithm, place, nbytes, n_channels))
     if time.algorithm == "tree":
         part = nbytes / (n_channels * min(n_machines, 2))
         chunk = _tree_chunk(time.protocol, part, n_machines, n / n_machines)
         return Choice("tree", time.protocol, min(max(math.ceil(part / chunk), 1), MOST_CHUNKS))
-    plateau = kind == "all_reduce" and time.protocol == "Simple" and n_machines > 1 and nbytes >= PLATEAU * n
     hidden = 0
     if time.protocol == "Simple":
         at = np.array(nodes, dtype=np.int64)
-        longest = float(_routes_latency(cluster, at, np.roll(at, -1)).max())
+        longest = float(routes_latency(cluster, at, np.roll(at, -1)).max())
         slice_time = nbytes / (SLICES * n * bus_bandwidth(cluster, n, nodes)[0])
         hidden = PARTS if slice_time >= longest else int(PARTS * slice_time / longest)
         hop = HOP["ring", "network" if n_machines > 1 else "nvlink"][PROTOCOLS.index("Simple")]
         hidden = hidden if longest > hop else 0  # a hop takes longer than the wire anyway
-    return Choice("ring", time.protocol, hidden=hidden, plateau=plateau)
+    return Choice("ring", time.protocol, hidden=hidden, plateau=place.plateau(kind, time.protocol, nbytes))
+
+
+def _n_chunks(algorithm: str, place: Site, nbytes: float, n_channels: int) -> int:
+    """Return how many chunks follow each other between machines (``calcCollChunking``)."""
+    if place.n_nodes == 1:
+        return 1
+    n_heads = 1.0 if algorithm == "collnet_chain" else place.n_local
+    chunk, depth = 128.0 * 2**10, 2.0
+    rules: tuple[tuple[float, float], ...]
+    if algorithm == "nvls":
+        rules = (64, 64), (8, 32), (2, 16)
+    elif algorithm == "nvls_tree":
+        chunk = 64.0 * 2**10 if place.n_nodes >= 4 else chunk
+        rules = (4, 64), (1, 32)
+    else:
+        depth = place.n_local if algorithm == "collnet_chain" else depth
+        chunk = 2.0 * chunk if algorithm == "collnet_chain" else 4.0 * chunk
+        rules = (64, 256), (64, 128), (8, 64), (1 if algorithm == "collnet_chain" else 8, 32)
+    side_by_side = n_heads * (NVLS_CHANNELS if algorithm.startswith("nvls") else n_channels)
+    for n_wanted, kibibytes in rules:
+        wanted = n_wanted * (1.0 if algorithm.startswith("nvls") else depth)
+        if nbytes < wanted * side_by_side * chunk:
+            chunk = min(chunk, kibibytes * 2.0**10)
+    return min(max(math.ceil(nbytes / (side_by_side * chunk)), 1), MOST_CHUNKS)
 
 
 def _tree_chunk(protocol: str, part: float, n_machines: int, n_local: float) -> float:
@@ -152,20 +195,22 @@ def _tree_chunk(protocol: str, part: float, n_machines: int, n_local: float) -> 
     return chunk
 
 
-def way(cluster: Cluster, nodes: tuple[int, ...], nbytes: float, kind: str) -> Way:
+def way(
+    cluster: Cluster, nodes: tuple[int, ...], nbytes: float, kind: str, algorithm: str | None = None,
+    protocol: str | None = None,
+) -> Way:  # fmt: skip
     """Return how NCCL runs a collective over `nbytes` per rank among the workers at ``nodes``."""
-    ways = channels(cluster, nodes)
-    _, hardware = bus_bandwidth(cluster, len(nodes), nodes)
-    return Way(choose(cluster, nodes, nbytes, kind), ways.rings, ways.chains, cluster, np.array(nodes), hardware)
+    ways, choice = channels(cluster, nodes), choose(cluster, nodes, nbytes, kind, algorithm, protocol)
+    return Way(choice, ways.rings, ways.chains, cluster, np.array(nodes), site(cluster, nodes))
 
 
 def several_ways(cluster: Cluster, nodes: tuple[int, ...]) -> bool:
     """Return whether machines have several devices and several ways between them: NVLinks, interfaces, or switches that
     add up."""
-    return len(nodes) > 1 and (len(channels(cluster, nodes).rings) > 1 or adds_up_in_switches(cluster, nodes))
+    return len(nodes) > 1 and (len(channels(cluster, nodes).rings) > 1 or site(cluster, nodes).nvls)
 
 
-def _routes_latency(cluster: Cluster, src: Ints, dst: Ints) -> Floats:
+def routes_latency(cluster: Cluster, src: Ints, dst: Ints) -> Floats:
     """Return the summed latency (s) of the links between nodes, (m,)."""
     routes = cluster.routes(src, dst)
     return np.add.reduceat(np.append(cluster.link_latency[routes.links], 0.0), routes.offsets[:-1]) * (

@@ -12,7 +12,7 @@ from ddlsim.collectives.schedule import Floats, Ints, Round, messages
 
 def pipeline(
     src: Ints, dst: Ints, stage: Ints, n_segments: int, *, reduce: bool, first: Ints | int = 0,
-    latency: Floats | None = None,
+    latency: Floats | None = None, count: Ints | int = 1, width: int = 1, wire: Floats | None = None,
 ) -> tuple[Round, ...]:
     """Send `n_segments` segments along edges; edge i sends its j-th segment in round `stage[i] + j`.
 
@@ -20,17 +20,19 @@ def pipeline(
     first            (m,)  chunk number of each edge's first segment
     latency          (m,)  s that the first segment on an edge takes to flow; those behind it follow at once then. None:
                      each has the latency of its route
+    count, width     chunks that an edge sends of each segment, and how many a segment has
+    wire             (m,)  see :class:`ddlsim.collectives.schedule.Round`
 
     Consecutive rounds with the same edges are stored once, with a repeat count.
     """
-    first = np.broadcast_to(np.asarray(first, dtype=np.int64), stage.shape)
+    first, count = (np.broadcast_to(np.asarray(each, dtype=np.int64), stage.shape) for each in (first, count))
     rounds = []
     turns = [stage, stage + n_segments] if latency is None else [stage, stage + 1, stage + n_segments]
     for begin, end in itertools.pairwise(np.unique(turns).tolist()):
         on = (stage <= begin) & (begin < stage + n_segments)
         if on.any():
-            chunk = first[on] + begin - stage[on]
-            one = messages(src[on], dst[on], chunk, reduce=reduce, repeat=end - begin, shift=1)
+            chunk = first[on] + (begin - stage[on]) * width
+            one = messages(src[on], dst[on], chunk, count[on], reduce=reduce, repeat=end - begin, shift=width)
             late = None if latency is None else np.where(stage[on] == begin, latency[on], 0.0)
-            rounds.append(dataclasses.replace(one, latency=late))
+            rounds.append(dataclasses.replace(one, latency=late, wire=None if wire is None else wire[on]))
     return tuple(rounds)

@@ -46,6 +46,7 @@ class Round:
     header          bytes that a protocol adds to each message, however large the buffer is. With a header, `count`
                     may be 0: the message only tells the receiver that its sender has come so far.
     latency   (m,)  if given, the s from a message's issue until its bytes flow, instead of its route's latency
+    wire      (m,)  if given, bytes on the wire per byte that a message carries, beside the schedule's own `wire`
     """
 
     src: Ints
@@ -58,6 +59,7 @@ class Round:
     slots: Ints | None = None
     header: NotNegative = 0.0
     latency: Floats | None = None
+    wire: Floats | None = None
 
 
 @checked
@@ -119,14 +121,16 @@ class Schedule:
         That leaves out the round's `header`.
         The sizes depend on `repetition` only if `chunk_weight` is given and is not periodic in `round.shift`.
         """
+        wire = 1.0 if round.wire is None else round.wire
         if self.chunk_weight is None:
-            return np.asarray(round.count * (nbytes * self.wire * self.copies / self.n_chunks), dtype=np.float64)
+            return np.asarray(round.count * (nbytes * self.wire * self.copies / self.n_chunks) * wire, dtype=np.float64)
         owner, chunk = self.chunks(round, repetition)
         if not len(owner):
             return np.zeros(len(round.src))
         first = np.flatnonzero(np.diff(owner, prepend=-1))
         weight = np.add.reduceat(self.chunk_weight[chunk], first)
-        return np.asarray(weight * (nbytes * self.wire * self.copies / self.chunk_weight.sum()), dtype=np.float64)
+        whole = self.chunk_weight.sum()
+        return np.asarray(weight * (nbytes * self.wire * self.copies / whole) * wire, dtype=np.float64)
 
     @checked
     def bytes_sent(self, nbytes: NotNegative) -> Floats:

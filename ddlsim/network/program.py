@@ -247,8 +247,10 @@ def _weights(
     if schedule.chunk_weight is None and sizes is None:
         counts = _joined([r.count for r in rounds])
         shares: Floats = counts * np.float64(schedule.wire * schedule.copies / schedule.n_chunks)
+        if any(r.wire is not None for r in rounds):
+            shares *= np.concatenate([np.ones(len(r.src)) if r.wire is None else r.wire for r in rounds])
         none = np.zeros(len(shares), dtype=np.int32)
-        if (counts == counts[:1]).all() and not headed:  # one size for all, read again and again
+        if (shares == shares[:1]).all() and not headed:  # one size for all, read again and again
             return shares[:1], np.zeros(len(shares[:1])), none, none
         headers = np.repeat([r.header for r in rounds], [len(r.src) for r in rounds])
         return shares, headers, np.arange(len(shares), dtype=np.int32), none

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from ddlsim.cluster import Cluster
 from ddlsim.collectives import Schedule
-from ddlsim.collectives.nccl import LAPS
+from ddlsim.collectives.nccl_tuner import LAPS
 from ddlsim.collectives.trees import double_tree
 from ddlsim.network import Network
 
@@ -102,7 +102,7 @@ def by_schedule(load: Load, schedule: Schedule, nodes: Sequence[int], nbytes: fl
 
 
 def spread(load: Load, nodes: Sequence[int], nbytes: float, algorithm: str, kind: str = "all_reduce") -> None:
-    """Put on the links what NCCL's "ring", "tree" or "nvls" over `nbytes` among workers at `nodes` does."""
+    """Put on the links what NCCL's "ring" or "tree" over `nbytes` among workers at `nodes` does."""
     cluster, place = load.cluster, np.asarray(nodes, dtype=np.int64)
     place = place[cluster.locality_order(place)]
     machine = np.where(cluster.host_of[place] >= 0, cluster.host_of[place], len(cluster.host_names) + place)
@@ -111,7 +111,6 @@ def spread(load: Load, nodes: Sequence[int], nbytes: float, algorithm: str, kind
     n = len(place)
     tree = algorithm == "tree"
     hop = nbytes if tree else LAPS[kind] * (n - 1) / n * nbytes
-    hop = (1.0 + 1.0 / n) * nbytes if algorithm == "nvls" else hop  # the buffer, and a part of the sum
     for members in machines:
         m = len(members)
         if m == 1:

@@ -19,6 +19,8 @@ import numpy as np
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.calibration_table import CurveTable
 from ddlsim.collectives import Collective, Schedule, build
+from ddlsim.collectives.build import forced
+from ddlsim.collectives.find import find
 from ddlsim.collectives.nccl import bus_bandwidth, nccl_time
 from ddlsim.errors import ConfigError
 from ddlsim.network import schedule_time
@@ -30,7 +32,8 @@ from ddlsim.runtime.setting import Setting
 
 #: our names of what NCCL's tuner chooses among; None: whatever is fastest
 _NCCL = {"ring": "ring", "nccl_ring": "ring", "double_binary_tree": "tree", "auto": None, "nccl": None}
-_SCHEDULE = {"ring": "ring", "tree": "double_binary_tree", "nvls": "direct"}
+#: schedules with as many messages; those of the others are NCCL's own
+_SCHEDULE = {"ring": "ring", "tree": "double_binary_tree"}
 
 
 class Phase(NamedTuple):
@@ -171,7 +174,8 @@ def _curve(setting: Setting, where: str, nodes: Sequence[int], kind: str) -> Cur
 
 def _by_nccl(setting: Setting, where: str, algorithm: str | Collective, kind: str) -> Callable[[Phase], Known]:
     name = name_of(algorithm)
-    if name not in _NCCL:
+    wanted, protocol = (_NCCL.get(name), None) if "(" not in name else forced(find(name, kind))
+    if name.partition("(")[0] not in _NCCL or (wanted is None and "(" in name):
         raise ConfigError(
             f"{where}: NCCL has no {name!r}; use algorithm = 'ring', 'double_binary_tree', or 'auto' for what its "
             "tuner chooses"
@@ -189,12 +193,19 @@ def _by_nccl(setting: Setting, where: str, algorithm: str | Collective, kind: st
             if len(group) == 1:
                 continue
             bus = bus_bandwidth(cluster, len(group), group)[0] / beside if beside > 1 else None
-            choice = nccl_time(cluster, nbytes, kind=kind, nodes=group, algorithm=_NCCL[name], bandwidth=bus)
+            choice = nccl_time(
+                cluster, nbytes, kind=kind, nodes=group, algorithm=wanted, protocol=protocol, bandwidth=bus
+            )
             if (choice.algorithm, choice.protocol) not in seen:
                 seen.add((choice.algorithm, choice.protocol))
                 setting.notes.append(f"nccl: {choice.algorithm} by {choice.protocol} for {nbytes / 1e6:.3g} MB")
-            spread(load, group, nbytes, choice.algorithm, kind)
-            n_messages += _schedule(setting, _SCHEDULE[choice.algorithm], group, nbytes, kind).n_messages
+            name_of_plan = _SCHEDULE.get(choice.algorithm, f"nccl({choice.algorithm})")
+            plan = _schedule(setting, name_of_plan, group, nbytes, kind)
+            if choice.algorithm in _SCHEDULE:
+                spread(load, group, nbytes, choice.algorithm, kind)
+            else:
+                by_schedule(load, plan, group, nbytes)
+            n_messages += plan.n_messages
             seconds = max(seconds, choice.seconds)
         return _known(setting, "cost = 'nccl'", nbytes, seconds, load.charge(), n_messages)
 

@@ -339,6 +339,30 @@ def test_bad_json_in_one_line(tmp_path, text, words):
     _expect_one_line(path, words)
 
 
+@pytest.mark.parametrize("suffix", [".toml", ".json"])
+def test_switches_that_add_up_are_read_and_written(tmp_path, suffix):
+    """All between the machines, or single ones."""
+    whole = load_cluster("dgx-h100-pod+switch_reduces=true")
+    assert (whole.switch_reduces == whole.is_fabric_switch).all()
+    assert load_cluster("dgx-h100-pod").switch_reduces is None
+    file = tmp_path / "one.toml"
+    file.write_text(
+        '[[hosts]]\nname = "m"\ncount = 2\n[[switches]]\nname = "a"\nreduces = true\n[[switches]]\nname = "b"\n'
+        '[[links]]\nbetween = ["m*", "a"]\nbandwidth = "1 Gbit/s"\nlatency = "1 us"\n'
+        '[[links]]\nbetween = ["a", "b"]\nbandwidth = "1 Gbit/s"\nlatency = "1 us"\n'
+    )
+    one = load_cluster(file)
+    one.save(tmp_path / f"again{suffix}")
+    for cluster in (one, load_cluster(tmp_path / f"again{suffix}")):
+        assert [cluster.node_names[i] for i in np.flatnonzero(cluster.switch_reduces)] == ["a"]
+    graph = one.to_graph()
+    graph.nodes["m0"]["reduces"] = True
+    with pytest.raises(ConfigError, match="node 'm0': reduces = True must be true or false, at a switch"):
+        Cluster.from_graph(graph)
+    with pytest.raises(ConfigError, match=r"\+switch_reduces=1: must be true or false"):
+        load_cluster("dgx-h100-pod+switch_reduces=1")
+
+
 def test_a_grid_without_its_links_is_refused_when_routed(tmp_path):
     graph = ring(4, bandwidth=1.0, latency=0.0)
     graph.remove_edge("h1", "h2")

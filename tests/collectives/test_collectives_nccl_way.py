@@ -29,11 +29,11 @@ def seconds(name, n, nbytes, kind="all_reduce", algorithm="nccl"):
 @pytest.mark.parametrize("nbytes", [1e4, 2.5e5, 1e6, 4e6, 2.5e7, 1e8, 1e9])
 @pytest.mark.parametrize(("name", "n"), [
     ("dgx1-v100", 8), ("dgx1-v100-16", 32), ("dgx-a100-pod", 8), ("dgx-a100-pod", 16), ("dgx-a100-pod", 64),
-    ("dgx-h100-pod", 8), ("dgx-h100-pod", 16),
+    ("dgx-h100-pod", 8), ("dgx-h100-pod", 16), ("dgx-h100-pod", 32),
 ])  # fmt: skip
 def test_the_schedules_take_what_the_tuner_expects(name, n, nbytes):
     """Within 30 %: the tuner takes 8 % off the bandwidth of trees, counts no links beyond a hop's own latency and
-    gives LL half of the bandwidth."""
+    gives LL half of the bandwidth, or a quarter."""
     cluster, at = placed(name, n)
     for kind in KINDS:
         wanted = nccl_time(cluster, nbytes, kind=kind, nodes=at).seconds
@@ -42,18 +42,20 @@ def test_the_schedules_take_what_the_tuner_expects(name, n, nbytes):
 
 def test_sizes_choose_algorithm_and_protocol():
     cluster, at = placed("dgx-a100-pod", 64)
-    chosen = [choose(cluster, at, nbytes, "all_reduce") for nbytes in (1e4, 2.5e7, 3.5e8, 4e9)]
+    chosen = [choose(cluster, at, nbytes, "all_reduce") for nbytes in (1e4, 2.5e7, 3e8, 4e9)]
     assert [(c.algorithm, c.protocol) for c in chosen] == [
-        ("tree", "LL"), ("tree", "LL128"), ("tree", "Simple"), ("ring", "Simple"),
+        ("tree", "LL"), ("tree", "LL128"), ("ring", "LL128"), ("ring", "Simple"),
     ]  # fmt: skip
-    assert chosen[2].n_chunks == np.ceil(3.5e8 / 16 / 2**19)  # 8 channels, two trees on each
+    wanted = np.ceil(3e8 / 16 / 2**19)  # 8 channels, two trees on each
+    assert choose(cluster, at, 3e8, "all_reduce", "tree", "Simple").n_chunks == wanted
     assert choose(cluster, at, 2.5e7, "all_gather").algorithm == "ring"
-    assert size_class("default", 3.5e8, "all_reduce", (cluster, at)) == chosen[2]
+    assert size_class("default", 3e8, "all_reduce", (cluster, at)) == chosen[2]
+    assert size_class("nccl(ring)", 3e8, "all_reduce", (cluster, at)).algorithm == "ring"
     assert size_class("ring", 3.5e8, "all_reduce", (cluster, at)) == size_class("ring", 3.5e8, "all_reduce", None)
 
 
 @pytest.mark.parametrize(("nbytes", "protocol", "wire", "start", "hop"), [
-    (1e5, "LL", 2.0, 6.6e-6, 0.7e-6),  # the wire's 0.7 us are longer than a hop's 0.6
+    (1e5, "LL", 240 / 87.7, 6.6e-6, 0.7e-6),  # the wire's 0.7 us are longer than a hop's 0.6
     (1.2e7, "LL128", 128 / 120, 14e-6, 1.9e-6),
     (1e9, "Simple", 1.0, 8.4e-6, 3.4e-6),
 ])  # fmt: skip
@@ -80,7 +82,7 @@ def test_slices_hide_latency_that_is_longer_than_a_hops(ms):
 
 
 @pytest.mark.parametrize(("name", "n", "rate"), [
-    ("dgx-a100-pod", 32, 8 * 24.25e9), ("dgx-h100-pod", 16, 8 * 48.5e9), ("dgx1-v100", 8, 6 * 20e9),
+    ("dgx-a100-pod", 32, 8 * 24.25e9), ("dgx1-v100", 8, 6 * 20e9),
 ])  # fmt: skip
 def test_the_bus_bandwidth_is_that_of_all_interfaces(name, n, rate):
     """nccl-tests' bus bandwidth of a large all-reduce; the plain ring has one interface's."""
@@ -97,6 +99,65 @@ def test_in_switches_that_add_up_links_carry_the_buffer_and_a_part(n):
     check(schedule)
     assert schedule.bytes_sent(1e9) == pytest.approx(np.full(n, 1e9 * (1 + 1 / n) / 0.85))
     assert seconds(cluster, n, 1e9) == pytest.approx(25e-6 + 1e9 * (1 + 1 / n) / (0.85 * 0.81 * 450e9), rel=1e-9)
+
+
+@pytest.mark.parametrize(("n", "rate"), [(16, 8 * 57.7e9), (32, 8 * 45.5e9)])
+def test_trees_between_nvswitches_reach_what_their_channels_carry(n, rate):
+    """One ring on two machines has 48 GB/s of bus bandwidth, rings on all interfaces 388, trees of NVLS 461."""
+    assert choose(*placed("dgx-h100-pod", n), 1e9, "all_reduce").algorithm == "nvls_tree"
+    first, second = (seconds("dgx-h100-pod", n, nbytes, algorithm="nccl(nvls_tree)") for nbytes in (3e11, 6e11))
+    assert 2 * (n - 1) / n * 3e11 / (second - first) == pytest.approx(rate, rel=0.01)  # 1024 chunks fill the trees
+
+
+@pytest.mark.parametrize(("algorithm", "first", "inside", "between"), [
+    # latencies; bytes that a GPU's NVLink carries each way, and its interface
+    ("nvls", 25e-6 + 18e-6, (1 + 1 / 8) / 0.85, 1 / 8),
+    ("collnet_direct", 31e-6 + 2 * (3.7e-6 + 7 * 0.4e-6), 2 * 7 / 8, 1 / 8),
+    ("nvls_tree", 25e-6 + 2 * 20.9e-6, (1 + 1 / 8) / 0.85 * 1.1177, 1.1177 / 8),  # more than 57.7 GB/s a channel
+])
+def test_switches_that_add_up_carry_each_part_once(algorithm, first, inside, between):
+    """Two machines: links carry what the formula says, and the slower of NVLink and interface counts."""
+    cluster, at = placed("dgx-h100-pod+switch_reduces=true", 16)
+    name, nbytes = f"nccl({algorithm})", 1e12
+    schedule = build(name, 16, nbytes, where=(cluster, at))
+    carried = {True: 0.0, False: 0.0}
+    (lane,) = schedule.lanes
+    for r in lane:
+        size = schedule.message_bytes(nbytes, r) * r.repeat
+        for here in carried:
+            carried[here] += size[(r.src == 3) & ((r.dst < 8) == here)].sum()
+    links = 0.81 * 25 / 20.6  # what NCCL makes use of, of what the links carry
+    assert carried[True] / nbytes == pytest.approx(inside * max(links, 1.0), rel=1e-3)
+    assert carried[False] / nbytes == pytest.approx(between, rel=1e-3)
+    slow = max(carried[True] / (0.81 * 450e9), carried[False] / 48.5e9)
+    assert seconds(cluster, 16, nbytes, algorithm=name) == pytest.approx(first + slow, rel=0.01)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.sampled_from(["ring", "tree", "nvls", "nvls_tree", "collnet_direct", "collnet_chain"]),
+    st.sampled_from(["dgx-h100-pod+switch_reduces=true", "roce-h100+switch_reduces=true"]),
+    st.integers(2, 5), st.integers(1, 8), st.floats(0.0, 1e8),
+)  # fmt: skip
+def test_every_algorithm_can_be_forced_and_is_correct(algorithm, name, n_machines, n_local, nbytes):
+    cluster = load_cluster(name)
+    first = [cluster.workers[cluster.host_of[cluster.workers] == host][:n_local] for host in range(n_machines)]
+    at = tuple(np.concatenate(first).tolist())
+    if n_local == 1 and algorithm in ("nvls", "nvls_tree", "collnet_direct"):
+        with pytest.raises(ddlsim.ConfigError, match=f"algorithm = '{algorithm}': does not run here"):
+            build(f"nccl({algorithm})", len(at), nbytes, where=(cluster, at))
+        return
+    schedule = build(f"nccl({algorithm})", len(at), nbytes, where=(cluster, at))
+    check(schedule)
+    assert choose(cluster, at, nbytes, "all_reduce", algorithm).algorithm == algorithm
+
+
+def test_a_protocol_can_be_forced():
+    cluster, at = placed("dgx-a100-pod", 8)
+    schedule = build("nccl(tree, LL)", 8, 1e9, where=(cluster, at))
+    assert schedule.wire == pytest.approx(240 / 87.7 * 0.915 / 0.8)
+    with pytest.raises(ddlsim.ConfigError, match=r"unknown algorithm of NCCL 'rings'.*did you mean 'ring'"):
+        build("nccl(rings)", 8, 1e9, where=(cluster, at))
 
 
 @settings(max_examples=25, deadline=None)

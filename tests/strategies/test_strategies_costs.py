@@ -180,6 +180,25 @@ def test_the_tuners_estimate_is_the_time_of_a_bucket(algorithm, theirs):
     assert {s.what for s in result.sensitivities} >= {"compute speed", "bandwidth of nic"}
 
 
+@pytest.mark.parametrize(("cluster", "n", "algorithm"), [
+    ("dgx-h100-pod", 8, "nvls"), ("dgx-h100-pod", 16, "nvls_tree"),
+    ("dgx-h100-pod+switch_reduces=true", 16, "nvls"), ("dgx-a100-pod+switch_reduces=true", 16, "collnet_direct"),
+])  # fmt: skip
+def test_switches_that_add_up_are_estimated_as_they_are_simulated(cluster, n, algorithm):
+    """Within 30 %; links carry what the schedule puts on them."""
+    name = f"nccl({algorithm})"
+    runs = [
+        ddlsim.simulate(
+            cluster, "resnet50", ddlsim.AllReduce(name, "none", cost=cost), batch_size=32, workers=n, steps=1, warmup=0
+        )
+        for cost in ("nccl", "simulated")
+    ]
+    times = [max(end - start for _, start, end in network_spans(run)) for run in runs]
+    assert times[1] == pytest.approx(times[0], rel=0.3)
+    assert runs[0].channel_nbytes == pytest.approx(runs[1].channel_nbytes)
+    assert any(note.startswith(f"nccl: {algorithm} by Simple") for note in runs[0].notes)
+
+
 def test_sharded_updates_and_local_sgd_know_their_collectives_too():
     """Between two updates lie a reduce-scatter and an all-gather; between two averages four steps."""
     cluster = ddlsim.load_cluster("dgx-a100-pod")

@@ -1,0 +1,208 @@
+"""The formulas and constants by which NCCL's tuner expects what a collective takes.
+
+They are those of ``src/graph/tuning.cc`` (https://github.com/NVIDIA/nccl, version 2.30), said here in our own words.
+For each algorithm and protocol
+
+    time = latency + nbytes / bandwidth
+
+    ring         latency = base + (n_steps - n_inter) intra + n_inter inter, n_steps = 2 (n_ranks - 1) for all-reduce
+                 bandwidth = bus n_ranks / n_steps
+    tree         latency = base + 2 ((n_local - 1) intra + log2(n_nodes) inter)
+                 bandwidth = 0.92 bus / 2, of medium sizes less
+    nvls         latency = 25 us (and 18 us for switches between nodes that add up)
+                 bandwidth = 0.85 inside / (1 + 1 / n_local), between nodes at most bus n_ranks / n_steps
+    nvls_tree    latency = 25 us + 2 log2(n_nodes) 20.9 us
+                 bandwidth = that of nvls, at most outside n_ranks / n_steps (of two nodes twice that)
+    collnet_direct   latency = 31 us + 2 (3.7 us + (n_local - 1) 0.4 us)
+                     bandwidth = bus / 2, on Hopper's generation 0.85 of that
+    collnet_chain    latency = 30 us + 2 (n_local - 1) 2.8 us; bandwidth = bus / 2
+
+LL sends a flag with every 4 bytes, LL128 with every 120, and is on where GPUs are joined by NVLink and their network
+cards by PCIe switches. A channel is a few of a GPU's multiprocessors, so what it carries has ceilings (`ceiling`).
+NVLS has every GPU send its buffer once to the switches and its part of the sum once more; the tuner itself counts twice
+the bus bandwidth of its heads.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+PROTOCOLS = ("LL", "LL128", "Simple")
+#: those that know one protocol, Simple
+SIMPLE_ONLY = ("nvls", "nvls_tree", "collnet_direct", "collnet_chain")
+ALGORITHMS = ("ring", "tree", *SIMPLE_ONLY)
+#: s, by algorithm: base latency, and latency of one hop by NVLink, PCIe and network; each for LL, LL128, Simple
+BASE = {"ring": (6.6e-6, 14.0e-6, 8.4e-6), "tree": (6.8e-6, 14.0e-6, 8.4e-6)}
+HOP = {
+    ("ring", "nvlink"): (0.6e-6, 1.9e-6, 3.4e-6), ("tree", "nvlink"): (0.6e-6, 1.25e-6, 4.0e-6),
+    ("ring", "pcie"): (1.0e-6, 2.5e-6, 5.7e-6), ("tree", "pcie"): (1.0e-6, 1.9e-6, 4.0e-6),
+    ("ring", "network"): (2.7e-6, 4.0e-6, 14.0e-6), ("tree", "network"): (5.0e-6, 8.5e-6, 14.0e-6),
+}  # fmt: skip
+#: s of a hop of what knows one protocol: inside a machine, in the network
+HOP_SIMPLE = {
+    "nvls": (25e-6, 18e-6), "nvls_tree": (25e-6, 20.9e-6), "collnet_direct": (3.7e-6, 31e-6),
+    "collnet_chain": (2.8e-6, 30e-6),
+}  # fmt: skip
+#: s for each further GPU of a machine that sends to the same one (CollNet)
+ARITY_HOP = 0.4e-6
+#: s that a step of a ring takes at least between nodes, as a thread of the CPU posts it; of AMD's twice that
+NET_OVERHEAD, SIMPLE_POSTS = 1e-6, 3.0
+#: which share of the NVLinks switches that add up use, and CollNet on GPUs of that generation
+NVLS_SHARE = {"hopper": 0.85, "blackwell": 0.74}
+DIRECT_SHARE = 0.85
+#: generation of the GPU -> bytes/s of LL in one machine
+LL_BANDWIDTH = {"volta": 39.0e9, "ampere": 87.7e9, "hopper": 141.0e9, "blackwell": 282.0e9}
+#: bytes/s of LL over 2 and more nodes, by who made the CPU
+LL_BETWEEN = {"intel": (39.0e9, 20.4e9), "amd": (22.5e9, 19.0e9)}
+#: bytes/s of a channel over 2 and more nodes: of rings and trees by LL128, of trees, and of trees between NVSwitches
+RING_LL128_CHANNEL = {
+    "volta": (20e9, 20e9), "ampere": (20e9, 20e9), "hopper": (36.7e9, 36.7e9), "blackwell": (40e9, 40e9),
+}  # fmt: skip
+TREE_LL128_CHANNEL = {
+    "volta": (20e9, 20e9), "ampere": (20e9, 20e9), "hopper": (36.7e9, 29e9), "blackwell": (31.67e9, 20e9),
+}  # fmt: skip
+TREE_CHANNEL = {
+    "volta": (18.5e9, 10e9), "ampere": (23.6e9, 17.8e9), "hopper": (41.4e9, 36e9), "blackwell": (42.8e9, 24e9),
+}  # fmt: skip
+NVLS_TREE_CHANNEL = {"hopper": (57.7e9, 45.5e9), "blackwell": (96e9, 80e9)}
+#: of a tree's bandwidth by Simple, what is left of it by LL128, and how many times less it is by LL
+LL128_SHARE, LL_TREE = 120.0 / 128.0, 3.8
+#: rings of Simple over several nodes cannot hide the network's latency ("plateau effect") from this size per rank on
+PLATEAU, PLATEAU_FACTOR, PLATEAU_VOLTA = 4096.0, 1.4, 1.9
+#: share of a tree's bandwidth that sizes from 64 bytes on get, by powers of two
+TREE_SHARE = {
+    "LL": (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+    "LL128": (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9),
+    "Simple": (0.9,) * 7 + (0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9),
+}
+#: kind of collective -> steps of a ring, for the ranks and again for the nodes
+LAPS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the tuner knows of where a collective runs; bandwidths are bytes/s.
+
+    inside, outside   of the links of a GPU to those in its machine, and of a machine to the others; inf: there are none
+    n_channels        rings or trees side by side
+    hardware          what joins GPUs of a machine, "nvlink" or "pcie"
+    generation        of the GPUs: "volta" (and before), "ampere", "hopper", "blackwell"
+    cpu               "amd" or "intel"
+    ll128             whether that protocol is on
+    nvls, sharp       whether NVSwitches, and the switches between machines, add up
+    """
+
+    n_ranks: int
+    n_nodes: int
+    inside: float
+    outside: float
+    n_channels: int = 1
+    hardware: str = "pcie"
+    generation: str = "ampere"
+    cpu: str = "intel"
+    ll128: bool = True
+    nvls: bool = False
+    sharp: bool = False
+
+    @property
+    def bus(self) -> float:
+        """Bytes/s at which rings can run."""
+        return min(self.inside, self.outside)
+
+    @property
+    def n_local(self) -> float:
+        """Ranks of a machine."""
+        return self.n_ranks / self.n_nodes
+
+    def hop(self, algorithm: str, protocol: str) -> tuple[float, float]:
+        """Return the s of a hop inside a machine and of one between machines."""
+        if algorithm in HOP_SIMPLE:
+            return HOP_SIMPLE[algorithm]
+        p = PROTOCOLS.index(protocol)
+        inside = HOP[algorithm, self.hardware][p]
+        if algorithm == "ring" and self.n_nodes > 1:
+            posts = NET_OVERHEAD * (2.0 if self.cpu == "amd" else 1.0) * (SIMPLE_POSTS if protocol == "Simple" else 1.0)
+            inside = max(inside, posts)
+        between = "tree" if self.n_local == 1 else algorithm  # with one GPU a machine nothing hides a hop
+        return inside, HOP[between, "network"][p]
+
+    def plateau(self, kind: str, protocol: str, size: float) -> float:
+        """Return what the latency of a ring is multiplied by."""
+        if protocol != "Simple" or self.n_nodes == 1 or kind != "all_reduce" or size < PLATEAU * self.n_ranks:
+            return 1.0
+        return PLATEAU_VOLTA if self.generation == "volta" else PLATEAU_FACTOR
+
+    def ceiling(self, algorithm: str, protocol: str) -> float:
+        """Return the bytes/s of bus bandwidth that the channels together carry at most, whatever the links are."""
+        most = math.inf
+        if protocol == "LL":
+            most = LL_BANDWIDTH[self.generation] if self.n_nodes == 1 else LL_BETWEEN[self.cpu][self.n_nodes > 2]
+        if self.n_nodes == 1:
+            return most  # a machine alone has as many channels as its links take
+        several, n = self.n_nodes > 2, self.n_channels
+        if algorithm == "ring":
+            return n * RING_LL128_CHANNEL[self.generation][several] if protocol == "LL128" else most
+        if algorithm == "tree":
+            tree = n * TREE_CHANNEL[self.generation][several]
+            if protocol == "LL128":
+                return min(tree * LL128_SHARE, n * TREE_LL128_CHANNEL[self.generation][several])
+            return min(tree / LL_TREE, most) if protocol == "LL" else tree
+        return self.n_local * NVLS_TREE_CHANNEL[self.generation][several] if algorithm == "nvls_tree" else math.inf
+
+    def in_switches(self) -> float:
+        """Return the bytes/s of an all-reduce in the switches of a machine."""
+        return NVLS_SHARE[self.generation] * self.inside / (1.0 + 1.0 / self.n_local)
+
+    def protocols(self, algorithm: str, kind: str) -> tuple[str, ...]:
+        """Return the protocols that can be chosen with an algorithm; none where it cannot run."""
+        if algorithm == "ring":
+            return PROTOCOLS if self.ll128 else ("LL", "Simple")
+        if kind != "all_reduce":
+            return ()
+        if algorithm == "tree":
+            return PROTOCOLS if self.ll128 else ("LL", "Simple")
+        several = self.n_nodes > 1 and self.n_local > 1
+        runs = {
+            "nvls": self.nvls and (self.n_nodes == 1 or self.sharp),
+            "nvls_tree": self.nvls and several,
+            "collnet_direct": self.sharp and several and self.hardware == "nvlink",
+            "collnet_chain": self.sharp and self.n_nodes > 1,
+        }
+        return ("Simple",) if runs[algorithm] else ()
+
+    def seconds(self, kind: str, algorithm: str, protocol: str, size: float) -> float:
+        """Return what the tuner expects."""
+        base = BASE[algorithm][PROTOCOLS.index(protocol)] if algorithm in BASE else 0.0
+        intra, inter = self.hop(algorithm, protocol)
+        n, n_nodes, levels = self.n_ranks, self.n_nodes, math.floor(math.log2(self.n_nodes))
+        local = math.floor(self.n_local) - 1
+        laps = LAPS[kind]
+        n_steps, n_inter = laps * (n - 1), laps * (n_nodes - 1)
+        most = self.ceiling(algorithm, protocol)
+        if algorithm == "ring":
+            latency = base + ((n_steps - n_inter) * intra + n_inter * inter)
+            latency *= self.plateau(kind, protocol, size)
+            share = {"LL": 0.5, "LL128": 0.7 if self.n_local < 2 else 0.92, "Simple": 1.0}[protocol]
+            return latency + size / (min(share * self.bus, most) * n / n_steps)
+        if algorithm == "tree":
+            latency = base + 2.0 * (local * intra + levels * inter)
+            rate = 0.92 * self.bus
+            rate *= {"LL": 1.0 / LL_TREE, "LL128": 7.0 / 9.0 if n_nodes == 1 else LL128_SHARE, "Simple": 1.0}[protocol]
+            rate = min(rate, most)
+            step = max(math.floor(math.log2(size / 64.0)), 0) if size >= 1.0 else 0
+            shares = TREE_SHARE[protocol]
+            return latency + size / (0.5 * rate * (shares[step] if step < len(shares) else 1.0))
+        if algorithm == "nvls":
+            rate = self.in_switches()
+            if n_nodes == 1:
+                return intra + size / rate
+            return intra + inter + size / min(rate, self.outside * n / n_steps)
+        if algorithm == "nvls_tree":
+            outside = self.outside * (2.0 if n_nodes == 2 else 1.0)
+            rate = min(self.in_switches(), min(outside, most) * n / n_steps)
+            return intra + 2.0 * levels * inter + size / rate
+        if algorithm == "collnet_direct":
+            share = DIRECT_SHARE if self.generation in NVLS_SHARE else 1.0
+            return inter + 2.0 * (intra + local * ARITY_HOP) + size / (0.5 * share * self.bus)
+        return inter + 2.0 * local * intra + size / (0.5 * self.bus)
