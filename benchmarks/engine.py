@@ -29,8 +29,8 @@ from pathlib import Path
 import numpy as np
 
 import ddlsim
-from ddlsim.cluster import Cluster, MultiGpu, fat_tree, star
-from ddlsim.collectives import Schedule, all_reduce, all_to_all
+from ddlsim.cluster import Cluster, MultiGpu, fat_tree, load_cluster, star
+from ddlsim.collectives import Schedule, all_reduce, all_to_all, build
 from ddlsim.network import Network
 from ddlsim.output_files import write_text
 
@@ -89,6 +89,13 @@ def all_pairs(cluster: Cluster) -> Work:
     return partial(collective, cluster, schedule, [sizes.astype(np.float64)[None, :]])
 
 
+def pod(algorithm: str, n_gpus: int, nbytes: float) -> Work:
+    """An all-reduce of so many GPUs of a SuperPOD, by one ring or over all the channels that NCCL has."""
+    cluster = load_cluster("dgx-a100-pod+n_leaves=32")
+    where = cluster, tuple(cluster.workers[:n_gpus].tolist())
+    return partial(collective, cluster, build(algorithm, n_gpus, nbytes, where=where), nbytes)
+
+
 def ddp_step() -> Work:
     """One step of ResNet-50 in DDP buckets on 128 machines of 8 V100, 100 Gbit/s between them."""
     host = MultiGpu(
@@ -112,6 +119,11 @@ SCENARIOS = [
     # shares in inverse proportion to the latency of their routes (docs/models/network.md).
     Scenario("all-pairs-tree-128", "all pairs, k=8 fat tree", lambda: all_pairs(tree()), 5.0, 0.105672577505346),
     Scenario("ring-16384", "ring, 16,384 hosts", lambda: ring(16_384), 10.0, None, 1000.0),
+    Scenario("pod-ring-64", "one ring, 64 A100 of a SuperPOD, 10 GB", lambda: pod("ring", 64, 1e10), 0.01),
+    Scenario("pod-nccl-64", "NCCL's 8 rings, 64 A100, 10 GB", lambda: pod("nccl", 64, 1e10), 0.01),
+    Scenario("pod-ring-512", "one ring, 512 A100, 10 GB", lambda: pod("ring", 512, 1e10), 0.1),
+    Scenario("pod-nccl-512", "NCCL's 8 rings, 512 A100, 10 GB", lambda: pod("nccl", 512, 1e10), 0.1),
+    Scenario("pod-trees-512", "NCCL's double trees on 8 channels, 512 A100, 1 GB", lambda: pod("nccl", 512, 1e9), 0.3),
     Scenario("ddp-step-1024", "ResNet-50 DDP step, 1,024 V100, hierarchical all-reduce", ddp_step, 1.0),
 ]
 

@@ -172,7 +172,7 @@ GPT3 = partial(split, "gpt3-175b", 64, ddlsim.Parallel(tensor=8, pipeline=8, dat
 MEGATRON_1T = partial(
     split, "megatron+dim=25600+layers=128+heads=160", 160, ddlsim.Parallel(tensor=8, pipeline=64, data=6), 3072
 )
-FSDP_512 = partial(shards, 512)
+FSDP_256, FSDP_512 = partial(shards, 256), partial(shards, 512)
 SERVERS, ASYNC, GOSSIP = ddlsim.ParameterServer(64), ddlsim.AsyncParameterServer(), ddlsim.DPSGD("ring")
 WORKLOADS = [
     Workload("ddp-ring-1024", "DDP ring, 1,024 workers, 100 steps", run_of(switch, RING, 1024, 100), 15.0),
@@ -183,6 +183,7 @@ WORKLOADS = [
     Workload("long-128", "hierarchical, 16 x 8 GPUs, 1,000 steps", run_of(machines, NESTED, 128, 1000), 4.0),
     Workload("gpt3-1024", "GPT-3 on 1,024 A100, a step of 1,536 sequences", GPT3, 1.0),
     Workload("megatron-1t", "Megatron with 1T parameters on 3,072 A100, a step of 3,072 sequences", MEGATRON_1T, 5.0),
+    Workload("fsdp-256", "Llama 7B in shards over 256 H100, a step, rings on all interfaces", FSDP_256, 3.0),
     Workload("fsdp-512", "Llama 7B in shards over 512 H100, a step, rings on all interfaces", FSDP_512, 10.0),
     Workload("kernel-call", "a kernel call from Python", kernel_call, 1e-6),
     Workload("co-simulation", "16 asynchronous workers learn digits, to the gradients alone", co_simulation, 1.15),

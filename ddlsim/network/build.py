@@ -11,6 +11,7 @@ from ddlsim.network.calendar import EVENT
 from ddlsim.network.state import Entries, Floats, Ints, Net, Records, grown
 
 NO_BARRIER = -(1 << 62)
+_SPANS = 64  # a round of more instants, or of more different spans between them, is not replayed
 
 
 def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, reduce_time: Floats) -> Net:
@@ -86,6 +87,9 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         out=np.zeros(0, dtype=st.OUT),
         log=np.zeros(0, dtype=st.BUSY),
         repeats=np.zeros(0, dtype=st.REPEAT),
+        spans=np.zeros(_SPANS, dtype=st.SPAN),
+        moments=np.zeros(_SPANS),
+        round_busy=np.zeros(n),
     )
 
 
@@ -135,6 +139,7 @@ def add_channels(net: Net, capacity: Floats) -> Net:
         filling=np.zeros(n + more, dtype=st.FILLING),
         fill=np.zeros(n + more, dtype=st.FILL),
         keys=np.zeros(n + more),
+        round_busy=np.zeros(n + more),
         pool=grown(net.pool, start + 2 * more),
         pool_copy=grown(net.pool_copy, start + 2 * more),
     )

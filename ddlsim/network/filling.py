@@ -210,8 +210,9 @@ def sift(fill, i, n):  # type: ignore[no-untyped-def]
 def set_all_rates(n_old, now, rates, nexts, ends):  # type: ignore[no-untyped-def]
     """Give flows their next rates and plan their ends; an unchanged rate leaves the planned end as it is.
 
-    Without branches, so that the processor takes several flows at a time.
+    Without branches, so that the processor takes several flows at a time. Returns how many rates have changed.
     """
+    n = 0
     for flow in range(np.uint64(n_old)):
         old = rates[flow]
         rate = nexts[flow]
@@ -222,3 +223,5 @@ def set_all_rates(n_old, now, rates, nexts, ends):  # type: ignore[no-untyped-de
         changed = (change if change > 0.0 else -change) > SAME * old
         rates[flow] = rate if changed else old
         ends[flow] = planned if changed else end
+        n += 1 if changed else 0
+    return n

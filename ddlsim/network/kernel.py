@@ -18,14 +18,8 @@ from ddlsim.network.filling import ONE, ZERO, least
 from ddlsim.network.flows import add_flow, end_flow
 from ddlsim.network.maxmin import next_end, solve
 from ddlsim.network.ranks import deliver, finished, issue, make_ready, run_ready
-from ddlsim.network.replay import (
-    at_barrier,
-    book_plain_round,
-    end_of_plain_round,
-    in_step,
-    replay,
-    start_round,
-)
+from ddlsim.network.replay import book_plain_round, end_of_plain_round, in_step, replay, start_round
+from ddlsim.network.rounds import at_barrier, observe, replay_spans, watch
 from ddlsim.network.shaping import start_shaped
 from ddlsim.network.state import (
     DELIVERING,
@@ -41,6 +35,7 @@ from ddlsim.network.state import (
     N_ACTIVE,
     N_DELIVERING,
     N_EVENTS,
+    N_MOMENTS,
     N_OUT,
     NEXT,
     NOW,
@@ -142,11 +137,13 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
             net.reals[NEXT] = min(next_end(net), next_timer(net))
             return VISIBLE
         if not has_room(net) or log_is_full(net):
+            net.counts[N_MOMENTS] = 0
             return FULL
-        barrier = False
+        barrier = at_barrier(net)
+        if barrier:
+            replay_spans(net, until)
         plain_end = np.inf
-        if in_step(net):
-            barrier = at_barrier(net)
+        if (barrier or net.counts[N_MOMENTS] == 0) and in_step(net):
             if barrier:
                 replay(net, until)
                 if log_is_full(net):
@@ -159,7 +156,12 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
             return IDLE
         if barrier:
             start_round(net)
+            net.counts[N_MOMENTS] = 0
+            if not plain:
+                watch(net)
         handle_instant(net, now, book_plain_round(net, now) if plain else 0)
+        if net.counts[N_MOMENTS] > 0:
+            observe(net)
 
 
 @inlined
@@ -175,6 +177,7 @@ def interrupt(net: Net, now):  # type: ignore[no-untyped-def]
     """Set the time at which something comes from outside: no barrier then, and no round to be repeated."""
     net.reals[NOW] = now
     net.counts[STEPPED] = -MANY
+    net.counts[N_MOMENTS] = 0
     net.counts[ROUND_INSTANTS] = -MANY
 
 

@@ -34,6 +34,8 @@ from ddlsim.network.state import (
     N_HEAP,
     N_NEW,
     NOW,
+    RERATED,
+    ROUND_NEW,
     ROUND_TRANSFER_MAX,
     ROUND_TRANSFER_MIN,
     SHAPED,
@@ -106,6 +108,7 @@ def set_rate(net: Net, flow, rate):  # type: ignore[no-untyped-def]
         return
     else:
         end = now + max(net.flow_end[flow] - now, 0.0) * (old / rate)
+        net.counts[RERATED] += 1
     net.flow_rate[flow] = rate
     net.flow_end[flow] = end
     if net.counts[HEAP_VALID] == 1:
@@ -176,7 +179,8 @@ def sweep(net: Net, threshold):  # type: ignore[no-untyped-def]
         net.freezing,
     )
     fill_component(net, n, found)
-    set_all_rates(n_old, net.reals[NOW], net.flow_rate, net.flow_next, net.flow_end)
+    rates, nexts, ends = net.flow_rate, net.flow_next, net.flow_end
+    net.counts[RERATED] += set_all_rates(n_old, net.reals[NOW], rates, nexts, ends)
     for flow in range(n_old, n_active):
         set_rate(net, flow, net.flow_next[flow])
     return found
@@ -207,6 +211,7 @@ def solve(net: Net):  # type: ignore[no-untyped-def]
         net.counts[N_DIRTY] = 0
         net.reals[THRESHOLD] = np.inf
         choose(net, found)
+    net.counts[ROUND_NEW] = net.counts[N_NEW]
     net.counts[N_NEW] = 0
 
 

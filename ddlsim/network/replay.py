@@ -22,13 +22,11 @@ from ddlsim.network.state import (
     FIFO_TAIL,
     ISSUED,
     ISSUED_HOPS,
-    LIVE_SINGLE,
     LIVE_THREADS,
     LOG_ON,
     LOG_REPEATS,
     LOG_USED,
     N_ACTIVE,
-    N_LIVE,
     N_MESSAGES,
     N_OUT,
     N_TIMER_HEAP,
@@ -41,7 +39,6 @@ from ddlsim.network.state import (
     ROUND_TRANSFER_MAX,
     ROUND_TRANSFER_MIN,
     SAME_INSTANT,
-    STEPPED,
     STEPS_LEFT,
     Net,
 )
@@ -253,13 +250,6 @@ def book(net: Net, done, transfer, start):  # type: ignore[no-untyped-def]
             net.threads[table.threads + thread].repetition += done
     net.counts[N_MESSAGES] += done * n
     net.counts[FAST_FORWARDED] += done * n
-
-
-@inlined
-def at_barrier(net: Net):  # type: ignore[no-untyped-def]
-    """Whether all threads of the only live collective have just entered a step (given :func:`in_step`)."""
-    alone = net.counts[N_LIVE] == 1 and net.counts[LIVE_SINGLE] == 0
-    return alone and net.counts[STEPPED] == net.counts[LIVE_THREADS]
 
 
 @inlined

@@ -59,7 +59,15 @@ LOG_REPEATS = 32  # replays logged
 TIMER_SEQUENCE = 33  # timers that did not come in order, ever
 TRANSPORTED = 34  # 1: some link names its transport (ddlsim.network.transport); SHAPED is 1 then, too
 N_LINKED = 35  # channels of links; those behind are the limits of connections
-N_COUNTS = 36
+N_MOMENTS = 36  # instants of the round that is put down (ddlsim.network.rounds), 0: none is
+N_SPANS = 37  # spans that it consists of
+ROUND_SIZE = 38  # messages of it
+ROUND_DELIVERED = 39  # N_MESSAGES when it began
+ROUND_TAIL = 40  # FIFO_TAIL and TIMER_SEQUENCE as of the last instant put down
+ROUND_SEQUENCE = 41
+ROUND_NEW = 42  # flows that the last instant has added
+RERATED = 43  # flows that have changed their rates since the round began
+N_COUNTS = 44
 
 # Places in Net.reals (float64)
 NOW = 0
@@ -72,7 +80,8 @@ NEXT = 6  # the next instant, as of the last return of `advance`; nothing happen
 ISSUED = 7  # bytes of all messages issued so far, and
 ISSUED_HOPS = 8  # the sum of each one's bytes times the channels of its route
 DELIVERED = 9  # bytes of those that have been delivered
-N_REALS = 10
+ROUND_BEGIN = 10  # when the round began that is put down
+N_REALS = 11
 
 MANY = 1 << 62
 LAST = (1 << 32) - 1  # ends the list of a flow's channels
@@ -167,6 +176,9 @@ BUSY = record(start="f", end="f", channel="n", other="n")
 REPEAT = record(
     now="f", sending="f", latency="f", transfer="f", receiving="f", reducing="f", times="i", first="i", last="i"
 )
+#: what was planned at the instant number `cause` of a round came `length` s later, at `time`, the instant `effect` (-1:
+#: not yet)
+SPAN = record(length="f", time="f", cause="n", effect="n")
 
 
 class Net(NamedTuple):
@@ -221,6 +233,9 @@ class Net(NamedTuple):
     out: Records  # OUT, completions waiting to be read
     log: Records  # BUSY
     repeats: Records  # REPEAT
+    spans: Records  # SPAN
+    moments: Floats  # the instants of a round, s
+    round_busy: Floats  # (n_channels,) busy s of channels when the round began
 
 
 Array = TypeVar("Array", Ints, Floats, Entries, Places, Records)

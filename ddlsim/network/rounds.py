@@ -1,0 +1,298 @@
+"""Rounds whose messages start and end at several instants, replayed as :mod:`ddlsim.network.replay` does with one.
+
+Between two barriers (moments at which every thread of the only live collective enters a step, while nothing flows) all
+that happens is put down as *spans*: at the instant `cause`, something was planned that comes `length` later, and came
+at the instant `effect`. A round is replayed by adding the same lengths to the same instants, as long as the same spans
+come first and together. That is all there is to it where
+
+* the messages have constant sizes, and nobody is busy sending or receiving them;
+* no flow that is under way changes its rate, and the bits of that do not depend on the order of events.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ddlsim.compiler import inlined
+from ddlsim.network.calendar import insert
+from ddlsim.network.replay import later
+from ddlsim.network.state import (
+    DELIVERED,
+    DELIVERING,
+    FAST_FORWARDED,
+    FIFO_HEAD,
+    FIFO_TAIL,
+    HOP_SHIFT,
+    ISSUED,
+    ISSUED_HOPS,
+    LAST,
+    LIVE_SINGLE,
+    LIVE_THREADS,
+    LOG_ON,
+    N_ACTIVE,
+    N_DELIVERING,
+    N_LIVE,
+    N_MESSAGES,
+    N_MOMENTS,
+    N_OUT,
+    N_SPANS,
+    N_TIMER_HEAP,
+    NOW,
+    REPLAY,
+    RERATED,
+    ROUND_BEGIN,
+    ROUND_DELIVERED,
+    ROUND_NEW,
+    ROUND_SEQUENCE,
+    ROUND_SIZE,
+    ROUND_TAIL,
+    ROUND_THREADS,
+    STEPPED,
+    STEPS_LEFT,
+    TIMER_SEQUENCE,
+    WAITING,
+    Net,
+)
+
+MOST = 64  # flows on a channel that are looked through for those which are slower
+
+
+@inlined
+def at_barrier(net: Net):  # type: ignore[no-untyped-def]
+    """Whether all threads of the only live collective have just entered a step, and nothing else is under way."""
+    if net.counts[N_ACTIVE] > 0 or net.counts[N_DELIVERING] > 0 or net.counts[N_OUT] > 0:
+        return False
+    if net.counts[N_LIVE] != 1 or net.counts[LIVE_SINGLE] != 0 or net.counts[REPLAY] == 0:
+        return False
+    return net.counts[STEPPED] == net.counts[LIVE_THREADS] and n_timers(net) > 0
+
+
+@inlined
+def n_timers(net: Net):  # type: ignore[no-untyped-def]
+    """Return how many messages are on their way and do not flow."""
+    return net.counts[FIFO_TAIL] - net.counts[FIFO_HEAD] + net.counts[N_TIMER_HEAP]
+
+
+@inlined
+def comes_again(net: Net):  # type: ignore[no-untyped-def]
+    """Whether one of the messages on their way, for which the others stand, belongs to a step that is repeated."""
+    mask = net.fifo.size - 1
+    slot = net.fifo[(net.counts[FIFO_TAIL] - 1) & mask].item
+    return net.steps[net.messages[net.slots[slot].message].step].repeat > 1
+
+
+@inlined
+def watch(net: Net):  # type: ignore[no-untyped-def]
+    """Begin to put down the round that starts at the barrier at hand."""
+    net.counts[N_MOMENTS] = 0
+    if net.counts[LOG_ON] == 1 or net.counts[STEPS_LEFT] == 0 or not comes_again(net):
+        return
+    net.reals[ROUND_BEGIN] = net.reals[NOW]
+    net.counts[N_SPANS] = 0
+    net.counts[RERATED] = 0
+    net.counts[ROUND_NEW] = 0
+    net.counts[ROUND_TAIL] = net.counts[FIFO_HEAD]
+    net.counts[ROUND_SEQUENCE] = 0
+    net.counts[ROUND_SIZE] = n_timers(net)
+    net.counts[ROUND_DELIVERED] = net.counts[N_MESSAGES]
+    for channel in range(net.channels.size):
+        net.round_busy[channel] = net.channels[channel].busy
+    put_down(net, 0)
+
+
+@inlined
+def observe(net: Net):  # type: ignore[no-untyped-def]
+    """Put down the instant that has just been handled; give up watching if the round is none that can be replayed."""
+    at = net.counts[N_MOMENTS]
+    left = 0
+    for i in range(net.counts[N_SPANS]):
+        if net.spans[i].effect < 0:
+            if later(net.spans[i].time, net.reals[NOW]):
+                left += 1
+            else:
+                net.spans[i].effect = at
+    stepped = net.counts[STEPPED]
+    if net.counts[RERATED] > 0 or (stepped > 0 and stepped != net.counts[LIVE_THREADS]):
+        net.counts[N_MOMENTS] = 0
+    elif stepped > 0:  # the round's end, where it has one
+        net.counts[N_MOMENTS] = at + 1 if at_barrier(net) and left == 0 else 0
+    else:
+        put_down(net, at)
+
+
+@inlined
+def put_down(net: Net, at):  # type: ignore[no-untyped-def]
+    """Put down what has been planned at the instant number `at`, now; without room, give up."""
+    now = net.reals[NOW]
+    fits = at + 2 < net.moments.size
+    mask = net.fifo.size - 1
+    span = 0
+    head = max(net.counts[ROUND_TAIL], net.counts[FIFO_HEAD])
+    for i in range(head, net.counts[FIFO_TAIL]):
+        if fits:
+            length = waiting(net, net.fifo[i & mask].item)
+            span = put_span(net, span, at, length)
+            fits = span >= 0 and net.fifo[i & mask].time == now + length
+    if net.counts[TIMER_SEQUENCE] != net.counts[ROUND_SEQUENCE]:
+        for i in range(net.counts[N_TIMER_HEAP]):
+            if fits and net.timers[i].sequence >= net.counts[ROUND_SEQUENCE]:
+                length = waiting(net, net.timers[i].item)
+                span = put_span(net, max(span, 0), at, length)
+                fits = span >= 0 and net.timers[i].time == now + length
+    for flow in range(net.counts[N_ACTIVE] - net.counts[ROUND_NEW], net.counts[N_ACTIVE]):
+        if fits:
+            length = net.slots[net.flows[flow].slot].nbytes / net.flow_rate[flow]
+            span = put_span(net, max(span, 0), at, length)
+            fits = span >= 0 and net.flow_end[flow] == now + length and is_plain(net, flow)
+    net.counts[ROUND_TAIL] = net.counts[FIFO_TAIL]
+    net.counts[ROUND_SEQUENCE] = net.counts[TIMER_SEQUENCE]
+    net.counts[N_MOMENTS] = at + 1 if fits else 0
+
+
+@inlined
+def waiting(net: Net, slot):  # type: ignore[no-untyped-def]
+    """Return how long a message waits until it flows, or, if it has flowed, until it is reduced; nan: not only that."""
+    message = net.messages[net.slots[slot].message]
+    if net.slots[slot].state == WAITING:
+        if net.nodes[message.source].send_overhead > 0.0 or message.stride != 0:
+            return np.nan
+        return net.routes[net.slots[slot].route].latency
+    if net.slots[slot].state != DELIVERING or net.nodes[message.target].recv_overhead > 0.0:
+        return np.nan
+    return message.reduce * net.nodes[message.target].reduce_time * net.slots[slot].nbytes
+
+
+@inlined
+def is_plain(net: Net, flow):  # type: ignore[no-untyped-def]
+    """Whether the bits of a flow's rate do not depend on the order in which channels and flows were looked at.
+
+    So they do not on a full channel on which all that are slower have one and the same rate: what these leave, in equal
+    parts.
+    """
+    rate = net.flow_rate[flow]
+    shift = np.uint64(net.counts[HOP_SHIFT])
+    entry = flow << net.counts[HOP_SHIFT]
+    while net.flow_hops[entry] != LAST:
+        channel = net.flow_hops[entry]
+        entry += 1
+        residual = net.channels[channel].capacity
+        used = net.channels[channel].used
+        if residual / used == rate:
+            return True
+        if used > MOST:
+            continue
+        first = net.channels[channel].first
+        slower = np.inf
+        for p in range(first, first + used):
+            other = net.flow_rate[net.pool[p] >> shift]
+            if other < rate:
+                if slower < np.inf and other != slower:
+                    residual = np.nan
+                slower = other
+                residual -= other
+                used -= 1
+            elif other > rate:
+                residual = np.nan
+        if residual / used == rate:
+            return True
+    return False
+
+
+@inlined
+def put_span(net: Net, guess, cause, length):  # type: ignore[no-untyped-def]
+    """Return the place of the span, which is put there if it is new and perhaps at `guess` otherwise; -1: no room."""
+    n = net.counts[N_SPANS]
+    if guess < n and net.spans[guess].cause == cause and net.spans[guess].length == length:
+        return guess
+    for i in range(n):
+        if net.spans[i].cause == cause and net.spans[i].length == length:
+            return i
+    if n == net.spans.size or not length >= 0.0:
+        return -1
+    net.spans[n].cause = cause
+    net.spans[n].effect = -1
+    net.spans[n].length = length
+    net.spans[n].time = net.reals[NOW] + length
+    net.counts[N_SPANS] = n + 1
+    return n
+
+
+@inlined
+def replay_spans(net: Net, until):  # type: ignore[no-untyped-def]
+    """Repeat the round that has been put down and has just ended as often as it is sure to come again."""
+    rounds = net.counts[STEPS_LEFT]
+    last = net.counts[N_MOMENTS] - 1
+    if last < 1 or rounds <= 0 or net.counts[ROUND_THREADS] != net.counts[LIVE_THREADS]:
+        return
+    size = n_timers(net)
+    if size != net.counts[ROUND_SIZE] or net.counts[N_MESSAGES] - net.counts[ROUND_DELIVERED] != size:
+        return
+    begin = now = net.reals[ROUND_BEGIN]
+    done = -1  # the first time round, it is the round that has been put down
+    while done < rounds:
+        net.moments[0] = now
+        for at in range(1, last + 1):
+            net.moments[at] = np.inf
+        for i in range(net.counts[N_SPANS]):  # in the order of their causes, so that these are known
+            time = net.moments[net.spans[i].cause] + net.spans[i].length
+            net.spans[i].time = time
+            net.moments[net.spans[i].effect] = min(net.moments[net.spans[i].effect], time)
+        alike = net.moments[last] <= until and (done >= 0 or net.moments[last] == net.reals[NOW])
+        for i in range(net.counts[N_SPANS]):
+            alike = alike and not later(net.spans[i].time, net.moments[net.spans[i].effect])
+        for at in range(1, last + 1):
+            alike = alike and later(net.moments[at], net.moments[at - 1])
+        if not alike:
+            break
+        begin = now
+        now = net.moments[last]
+        done += 1
+    if done > 0:
+        net.reals[ROUND_BEGIN] = begin
+        net.reals[NOW] = now
+        net.counts[STEPS_LEFT] -= done
+        book_rounds(net, done)
+
+
+@inlined
+def book_rounds(net: Net, done):  # type: ignore[no-untyped-def]
+    """Book `done` replayed rounds: bytes, busy seconds, arrivals, repetitions; timers ring as issued now."""
+    now = net.reals[NOW]
+    mask = net.fifo.size - 1
+    size = n_timers(net)
+    slot = 0
+    for i in range(net.counts[FIFO_HEAD], net.counts[FIFO_TAIL]):
+        slot = net.fifo[i & mask].item
+        net.fifo[i & mask].time = now + net.routes[net.slots[slot].route].latency
+        book_message(net, slot, done)
+    for i in range(net.counts[N_TIMER_HEAP]):  # put anew, as times that were different can be the same by now
+        slot = net.timers[i].item
+        time = now + net.routes[net.slots[slot].route].latency
+        insert(net.timers, i, time, net.timers[i].sequence, slot)
+        book_message(net, slot, done)
+    for channel in range(net.channels.size):
+        busy = done * (net.channels[channel].busy - net.round_busy[channel])
+        net.channels[channel].busy += busy
+        net.round_busy[channel] += busy
+    table = net.instances[net.slots[slot].instance]
+    program = net.programs[table.program]
+    for thread in range(program.n_ranks * program.n_lanes):
+        if net.threads[table.threads + thread].step >= 0:
+            net.threads[table.threads + thread].repetition += done
+    net.counts[N_MESSAGES] += done * size
+    net.counts[ROUND_DELIVERED] += done * size
+    net.counts[FAST_FORWARDED] += done * size
+
+
+@inlined
+def book_message(net: Net, slot, done):  # type: ignore[no-untyped-def]
+    """Book a message of `done` replayed rounds."""
+    table = net.instances[net.slots[slot].instance]
+    net.counters[table.counters + net.messages[net.slots[slot].message].counter] += done
+    nbytes = done * net.slots[slot].nbytes
+    route = net.slots[slot].route
+    net.reals[ISSUED] += nbytes
+    net.reals[ISSUED_HOPS] += nbytes * (net.routes[route].last - net.routes[route].first)
+    net.reals[DELIVERED] += nbytes
+    for h in range(net.routes[route].first, net.routes[route].last):
+        net.channels[net.hops[h]].nbytes += nbytes
