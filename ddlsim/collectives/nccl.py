@@ -3,9 +3,9 @@
 The formulas are in :mod:`ddlsim.collectives.nccl_tuner`; the least of all estimates counts. What they ask of the
 cluster is found here. The bus bandwidth, which NCCL finds by searching for rings, is the caller's, or read off the
 cluster: what the links of a worker to its neighbours carry, of NVLinks at most what NCCL counts (``src/graph/topo.h``:
-20 of 25 GB/s, say), and between nodes what a node's network cards carry together, each at most what the connections of its transport carry
-(``connections * flow_rate``, docs/models/transport.md); the least over all workers and nodes. (Links beyond, those
-between switches, are not looked at here; a run does, see :mod:`ddlsim.runtime.charges`.) Switches
+20 of 25 GB/s, say), and between nodes what a node's network cards carry together, each at most what the connections of
+its transport carry (``connections * flow_rate``, docs/models/transport.md); the least over all workers and nodes.
+(Links beyond, those between switches, are not looked at here; a run does, see :mod:`ddlsim.runtime.charges`.) Switches
 between machines add up (SHARP) where the cluster says so, ``switch_reduces``, and all on the ways do.
 
 The estimate ranks algorithms for the tuner; as a prediction it is rough (docs/calibration.md).
