@@ -1,48 +1,40 @@
 """NCCL all-reduce sweeps: every third size calibrates, the others are predicted.
 
-A single pair of latency and bandwidth misses real sweeps by up to 41 % below 256 MiB, because NCCL changes its protocol
-and algorithm with the size. Between two calibrated sizes a protocol is one such pair: t(S) = alpha + beta S there
-(Hockney 1994, Parallel Computing 20(3)), so the prediction is linear in S, piece by piece. Where a piece's latency
-would be negative below the smallest calibrated size, time goes with the size.
+:func:`ddlsim.calibrate` reads every third size of a sweep, as somebody would who has that file and a cluster of eight
+GPUs a machine: NCCL changes its protocol and algorithm with the size, so that its curve goes through all of them
+(docs/calibration.md). Of the number of GPUs in a ring the smallest one calibrates the links between all.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import yaml
 
 from accuracy.rows import Omitted, Row, Table, number, show
-from ddlsim import collective_time, load_cluster
+from ddlsim import calibrate, collective_time, load_cluster
 from ddlsim.cluster import star
+from ddlsim.cluster.calibrated import with_parameters
+from ddlsim.measure import Measurement
 
-__all__ = ["DATA", "Pieces", "left_out", "read_sweep", "ring_rows", "rows", "sweep_rows", "table"]
+__all__ = ["CLUSTER", "DATA", "left_out", "measured_as", "read_sweep", "ring_rows", "rows", "sweep_rows", "table"]
 
 DATA = Path(__file__).with_name("data") / "collectives.yaml"
+CLUSTER, PER_HOST, MOST = "dgx-a100-pod", 8, 160  # one sweep does not state its machines, and it hardly matters
 EVERY = 3  # sizes 0, 3, 6, ... calibrate, or others as far apart
 GIB = 2.0**30
+NVLINK = "450 GB/s"  # data sheet of the H200, each way
 
 
-@dataclass(frozen=True)
-class Pieces:
-    """Measured s at some sizes (bytes, ascending, at least two), and a pair of latency and bandwidth between them."""
-
-    nbytes: tuple[float, ...]
-    seconds: tuple[float, ...]
-
-    def __call__(self, nbytes: float) -> float:
-        """Return the s of `nbytes`; beyond the ends the outermost pair goes on."""
-        size = np.asarray(self.nbytes)
-        i = int(np.clip(np.searchsorted(size, nbytes) - 1, 0, len(size) - 2))
-        beta = (self.seconds[i + 1] - self.seconds[i]) / (self.nbytes[i + 1] - self.nbytes[i])
-        alpha = self.seconds[i] - beta * self.nbytes[i]
-        if alpha < 0.0 and nbytes < self.nbytes[0]:
-            return self.seconds[0] * nbytes / self.nbytes[0]
-        return alpha + beta * nbytes
+def measured_as(nbytes: float, seconds: float, n_ranks: int, n_hosts: int) -> Measurement:
+    """Return an all-reduce as a row of measurements."""
+    return Measurement(
+        experiment="collective", operation="all_reduce", n_ranks=n_ranks, n_hosts=n_hosts, nbytes=round(nbytes),
+        median_s=seconds, backend="nccl",
+    )  # fmt: skip
 
 
 def read_sweep(case: Mapping[str, object]) -> dict[float, float]:
@@ -55,24 +47,34 @@ def read_sweep(case: Mapping[str, object]) -> dict[float, float]:
     return {size: size / (value * 1e9) for size, value in stated.items()}
 
 
-def sweep_rows(name: str, measured: Mapping[float, float], first: int = 0) -> list[Row]:
+def sweep_rows(name: str, measured: Mapping[float, float], n_ranks: int, first: int = 0) -> list[Row]:
     """Return the sizes of a sweep, every third one from number `first` on as calibrated."""
-    sizes = sorted(measured)
+    sizes, n_hosts = sorted(measured), math.ceil(n_ranks / PER_HOST) if n_ranks <= MOST else n_ranks
     known = sizes[first::EVERY]
-    predict = Pieces(tuple(known), tuple(measured[size] for size in known))
-    return [
-        Row(name, _size(size), measured[size] * 1e6, predict(size) * 1e6, "us", size in known) for size in sizes
-    ]
+    cluster = CLUSTER if n_ranks <= MOST else star(n_ranks, bandwidth=NVLINK, latency="2 us")
+    calibration = calibrate([measured_as(size, measured[size], n_ranks, n_hosts) for size in known], cluster)
+    found = []
+    for size in sizes:
+        time = calibration.time("all_reduce", size, n_ranks, n_hosts)
+        around = None if size in known else (time.low * 1e6, time.high * 1e6)
+        found.append(
+            Row(name, _size(size), measured[size] * 1e6, time.value * 1e6, "us", size in known, interval=around)
+        )
+    return found
 
 
 def ring_rows(name: str, bus_bandwidth: Mapping[int, float]) -> list[Row]:
     """Return the bus bandwidth (GB/s) of a ring over several numbers of GPUs; the smallest number calibrates."""
-    first = min(bus_bandwidth)
-    found = []
+    first, found = min(bus_bandwidth), []
+    moved = {n: 2 * (n - 1) / n * 8 * GIB for n in bus_bandwidth}
+    seconds = moved[first] / (bus_bandwidth[first] * 1e9)
+    calibration = calibrate(
+        [measured_as(8 * GIB, seconds, first, first)], star(first, bandwidth=NVLINK, latency=0.0)
+    )  # fmt: skip
+    values = {parameter.name: parameter.value for parameter in calibration.parameters}
     for n, measured in sorted(bus_bandwidth.items()):
-        cluster = load_cluster(star(n, bandwidth=bus_bandwidth[first] * 1e9, latency=0.0))
-        seconds = collective_time(cluster, "ring", 8 * GIB)
-        predicted = 2 * (n - 1) / n * 8 * GIB / seconds * 1e-9
+        cluster = with_parameters(load_cluster(star(n, bandwidth=NVLINK, latency=0.0)), values)
+        predicted = moved[n] / collective_time(cluster, "ring", 8 * GIB) * 1e-9
         found.append(Row(name, f"{n} GPUs, 8 GiB, ring", measured, predicted, "GB/s", n == first))
     return found
 
@@ -94,9 +96,9 @@ def table(path: Path = DATA, first: int = 0) -> Table:
             for size, value in case["data"].items():
                 if value is None:
                     found.omit(name, _size(size), "no figure is stated")
-            measured = read_sweep(case)
+            measured, n_ranks = read_sweep(case), case.get("n")
             if len(measured) > EVERY + first:
-                found.rows += sweep_rows(name, measured, first)
+                found.rows += sweep_rows(name, measured, n_ranks if isinstance(n_ranks, int) else PER_HOST, first)
             else:
                 found.omit(name, f"{len(measured)} sizes", "too few to calibrate a line and predict others")
         elif "ring only" in columns:

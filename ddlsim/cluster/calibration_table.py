@@ -63,6 +63,7 @@ class CurveTable(_Strict):
     dof: Positive
     nbytes: list[int]  # least and most measured
     ranks: list[int]
+    left_out: list[float] = []  # what a curve through every size is off where one is left out
 
 
 class ComputeTable(_Strict):
@@ -145,6 +146,8 @@ def parse_calibration(table: Table) -> CalibrationTable:
 def _check_curve(curve: CurveTable, place: str) -> None:
     if len(curve.sizes) + 1 != len(curve.per_byte) or curve.sizes != sorted(set(curve.sizes)):
         raise ConfigError(f"{place}.sizes: must rise, one fewer than per_byte; calibrate again")
+    if len(curve.left_out) not in (0, len(curve.sizes)):
+        raise ConfigError(f"{place}.left_out: must have a number for each of the sizes; calibrate again")
     n = 1 + len(curve.per_byte)
     if len(curve.covariance) != n or any(len(row) != n for row in curve.covariance):
         raise ConfigError(f"{place}.covariance: must have {n} rows and columns; calibrate again")

@@ -38,9 +38,8 @@ def parts_of(seconds: Callable[[Cluster], float], cluster: Cluster, nbytes: floa
     """Return the parts of an operation that takes ``seconds(cluster)`` by simulation: the same without latency and with
     twice the rate tells them apart."""
     idle = np.zeros_like(cluster.send_overhead)
-    free = dataclasses.replace(
-        cluster, link_latency=np.zeros_like(cluster.link_latency), send_overhead=idle, recv_overhead=idle
-    )
+    hardly = 1e-15 * cluster.link_latency  # with none at all, messages could take other routes
+    free = dataclasses.replace(cluster, link_latency=hardly, send_overhead=idle, recv_overhead=idle)
     fast = dataclasses.replace(free, link_bandwidth=2.0 * free.link_bandwidth)
     whole, bytes_only, faster = (seconds(c) for c in (cluster, free, fast))
     per_byte = 2.0 * (bytes_only - faster)

@@ -78,6 +78,7 @@ def _calibration(table: CalibrationTable, cluster: Cluster) -> Calibration:
         Curve(
             c.operation, c.backend, c.algorithm, c.inside, c.per_message, tuple(c.sizes), tuple(c.per_byte),
             np.array(c.covariance), c.spread, c.dof, (c.nbytes[0], c.nbytes[1]), (c.ranks[0], c.ranks[1]),
+            tuple(c.left_out),
         )
         for c in table.curves
     ]  # fmt: skip
@@ -198,6 +199,7 @@ def _lines(c: Calibration) -> list[str]:
             f"sizes = {list(curve.sizes)}", f"per_byte = {_numbers(curve.per_byte)}",
             f"covariance = {_rows(curve.covariance)}", f"spread = {_number(curve.spread)}",
             f"dof = {_number(curve.dof)}", f"nbytes = {list(curve.nbytes)}", f"ranks = {list(curve.ranks)}",
+            *([f"left_out = {_numbers(curve.left_out)}"] if curve.left_out else []),
         ]  # fmt: skip
     for fit in c.compute:
         lines += [

@@ -50,6 +50,13 @@ def summary(calibration: Calibration) -> str:
                 f"{size(c.nbytes[1])}, {_span(c.ranks)} ranks; scatter {percent(c.spread)}"
             )
             continue
+        if c.left_out:
+            lines.append(
+                f"  curve of {c.operation} {c.backend} {where}: through all {len(c.sizes) + 2} sizes from "
+                f"{size(c.nbytes[0])} to {size(c.nbytes[1])}, {_span(c.ranks)} ranks; scatter between them "
+                f"{percent(c.spread)}"
+            )
+            continue
         at = f" from {', '.join(size(s) for s in c.sizes)}" if c.sizes else ""
         lines.append(
             f"  curve of {c.operation} {c.backend} {where}: latency x {c.per_message:.3g}, time of the bytes x "

@@ -1,18 +1,26 @@
 """Cost curves: how one operation deviates from the simulation by size, where libraries switch protocols.
 
-:mod:`ddlsim.runtime.curve_cost` has the formula. Curves are continuous, with at most three pieces;
-their number and where they meet (at measured sizes) is the choice with the least Akaike criterion
-chi^2 + 2 (number of parameters). The scatter in chi^2 is taken as known: as far as the repetitions of a row scatter, at
-least :data:`~ddlsim.validation.log_fit.NOISE`. The plain simulation, all factors 1, is one of the choices.
+:mod:`ddlsim.runtime.curve_cost` has the formula. Curves are continuous, with at most three pieces, or pieces between
+all measured sizes: Hockney's latency and bandwidth (1994, Parallel Computing 20(3)) for each of them. Their number and
+where they meet (at measured sizes) is the choice with the least Akaike criterion chi^2 + 2 (number of parameters). The
+scatter in chi^2 is taken as known: as far as the repetitions of a row scatter, at least
+:data:`~ddlsim.validation.log_fit.NOISE`. The plain simulation, all factors 1, is one of the choices.
+
+Where a curve goes through all sizes, no residual says how far sizes between are off. Each size is left out in turn: what
+the line between its neighbours then is off there is halved, since the distance was doubled and a line that changes its
+slope somewhere between is off in proportion. Between two sizes the scatter is the geometric mean of what it is at these
+two and everywhere, two guesses of the same weight, times 2 sqrt(u (1 - u)) at the share u of the way (in the logarithm),
+the shape of a random walk between known ends.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +33,7 @@ from ddlsim.runtime.curve_cost import columns as columns_of
 from ddlsim.runtime.curve_cost import parts_of as simulated_parts
 from ddlsim.validation.links import LinkRow
 from ddlsim.validation.log_fit import spread_of, t_quantile
-from ddlsim.validation.noise import NOISE, Floats, scatter
+from ddlsim.validation.noise import LEAST, NOISE, Floats, scatter
 
 MAX_PIECES = 3
 
@@ -55,6 +63,8 @@ class Curve:
     covariance    of (per_message, *per_byte)
     spread, dof   scatter of ln(predicted / measured) as left-out sizes would have it, degrees of freedom
     nbytes, ranks least and most that were measured
+    left_out      (n_pieces - 1,) of a curve through every size, what it is off in the logarithm at each of `sizes` when
+                  that is left out, halved; else ()
     """
 
     operation: str
@@ -69,6 +79,7 @@ class Curve:
     dof: float
     nbytes: tuple[int, int]
     ranks: tuple[int, int]
+    left_out: tuple[float, ...] = ()
 
     @property
     def plain(self) -> bool:
@@ -107,20 +118,22 @@ def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str, absolut
     best = _squares(plain / seconds, counts) / noise**2
     chosen: tuple[tuple[int, ...], Floats] = (), np.ones(2)
     fitted = False
-    for n_pieces in range(1, MAX_PIECES + 1):
-        if 2 * n_pieces > len(known):  # every piece needs two sizes
-            break
-        for sizes in itertools.combinations(known[1:-1], n_pieces - 1):
-            columns = columns_of(parts, sizes) / seconds[:, None]
-            factors, _ = nnls(counts[:, None] * columns, counts * target)
-            predicted = columns @ factors + 1.0 - target
-            if (predicted <= 0.0).any():
-                continue
-            criterion = _squares(predicted, counts) / noise**2 + 2.0 * (2 * n_pieces)
-            if criterion < best - 1e-9:
-                best, chosen, fitted = criterion, (sizes, factors), True
+    for sizes, n_parameters in _choices(known):
+        columns = columns_of(parts, sizes) / seconds[:, None]
+        factors, _ = nnls(counts[:, None] * columns, counts * target)
+        predicted = columns @ factors + 1.0 - target
+        if (predicted <= 0.0).any():
+            continue
+        criterion = _squares(predicted, counts) / noise**2 + 2.0 * n_parameters
+        if criterion < best - 1e-9:
+            best, chosen, fitted = criterion, (sizes, factors), True
     sizes, factors = chosen
-    if fitted:
+    left_out: tuple[float, ...] = ()
+    if fitted and len(sizes) == len(known) - 2 > MAX_PIECES - 1:
+        left_out = _left_out(known, parts[0], factors)
+        spread, dof = spread_of(sum(error**2 for error in left_out), len(left_out), 0)
+        covariance = np.zeros((len(factors), len(factors)))
+    elif fitted:
         columns = columns_of(parts, sizes) / seconds[:, None]
         spread, dof, covariance = _uncertainty(columns, target, factors, counts)
     else:
@@ -130,8 +143,35 @@ def fit_curve(rows: Sequence[LinkRow], cluster: Cluster, algorithm: str, absolut
     return Curve(
         first.row.operation, first.row.backend, algorithm, first.link_class == "inside", float(factors[0]),
         tuple(sizes), tuple(factors[1:].tolist()), covariance, spread, dof, (known[0], known[-1]),
-        (min(r.row.n_ranks for r in rows), max(r.row.n_ranks for r in rows)),
+        (min(r.row.n_ranks for r in rows), max(r.row.n_ranks for r in rows)), left_out,
     )  # fmt: skip
+
+
+def _choices(known: Sequence[int]) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yield sizes at which pieces could meet, and how many parameters that takes: where they meet is one, if chosen."""
+    for n_pieces in range(1, MAX_PIECES + 1):
+        if 2 * n_pieces <= len(known):  # every piece needs two sizes
+            for sizes in itertools.combinations(known[1:-1], n_pieces - 1):
+                yield sizes, 2 * n_pieces
+    if len(known) - 1 > MAX_PIECES:
+        yield tuple(known[1:-1]), len(known)
+
+
+def _left_out(known: Sequence[int], parts: Parts, factors: Floats) -> tuple[float, ...]:
+    """Return what a curve through the sizes `known` is off at all but the ends without each of them, halved."""
+    at = [_scaled(parts, size, known[1:-1], factors) for size in known]
+    found = []
+    for i in range(1, len(known) - 1):
+        share = (known[i] - known[i - 1]) / (known[i + 1] - known[i - 1])
+        found.append(0.5 * math.log(((1.0 - share) * at[i - 1] + share * at[i + 1]) / at[i]))
+    return tuple(found)
+
+
+def _scaled(parts: Parts, nbytes: float, sizes: Sequence[int], factors: Floats) -> float:
+    """Return the curve's seconds of `nbytes` instead, all bytes taking as long as those of these parts."""
+    ratio = nbytes / parts.nbytes
+    other = Parts(nbytes, parts.per_message, ratio * parts.per_byte, ratio * parts.reduction)
+    return float(columns_of([other], sizes)[0] @ factors) + other.reduction
 
 
 def _noise(rows: Sequence[LinkRow]) -> float:
@@ -168,7 +208,19 @@ def interval_at(value: float, variance: float, dof: float, outside: Beyond) -> I
 
 def curve_time(curve: Curve, parts: Parts, outside: Beyond) -> Interval:
     """Return the predicted seconds of an operation with these parts, with the interval for one more measurement."""
-    columns = columns_of([parts], curve.sizes)[0]
-    value = float(columns @ np.array([curve.per_message, *curve.per_byte])) + parts.reduction
+    columns, factors = columns_of([parts], curve.sizes)[0], np.array([curve.per_message, *curve.per_byte])
+    value = float(columns @ factors) + parts.reduction
+    if curve.left_out:
+        return interval_at(value, _between(curve, parts.nbytes), curve.dof, outside + Beyond(NOISE**2))
     variance = float(columns @ curve.covariance @ columns) / value**2 + curve.spread**2
     return interval_at(value, variance, curve.dof, outside)
+
+
+def _between(curve: Curve, nbytes: float) -> float:
+    """Return the variance of the logarithm that a curve through all sizes has at a size."""
+    ends = (curve.nbytes[0], *curve.sizes, curve.nbytes[1])
+    i = min(max(bisect.bisect_right(ends, nbytes), 1), len(ends) - 1)
+    near = [max(abs(error), LEAST) for error in curve.left_out[max(i - 2, 0) : i]]
+    here = math.exp(statistics.mean(map(math.log, near))) * curve.spread
+    share = math.log(nbytes / ends[i - 1]) / math.log(ends[i] / ends[i - 1])
+    return here * (4.0 * share * (1.0 - share) if 0.0 < share < 1.0 else 1.0 if nbytes not in ends else 0.0)

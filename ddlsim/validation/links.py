@@ -11,6 +11,7 @@ from ddlsim.cluster import Cluster
 from ddlsim.cluster.calibrated import current_parameters, reference_ends, with_parameters
 from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement
+from ddlsim.runtime.curve_cost import parts_of
 from ddlsim.validation.cases import Case
 from ddlsim.validation.link_shape import FRAMES, LEAST_SIZES, Shape, find_shape
 from ddlsim.validation.log_fit import LogFit, Prior, fit_logs
@@ -21,6 +22,8 @@ LATENCY_SD = 1.5
 BANDWIDTH_SD = 0.7
 #: a message's latency where the file has none, s
 TYPICAL_LATENCY = 10e-6
+#: one size tells the bandwidth where the file's latency is less than this share of the time
+LATENCY_SHARE = 0.01
 #: a column of the Jacobian counts as told apart from the others if this share of it is its own
 DISTINCT = 0.1
 
@@ -43,7 +46,7 @@ def fit_links(cluster: Cluster, rows: Sequence[LinkRow]) -> tuple[LogFit, dict[s
 
     Raises ConfigError, saying what to measure, where latency cannot be told from bandwidth.
     """
-    _check_sizes(rows)
+    _check_sizes(cluster, rows)
     shape, notes = _shape(cluster, rows)
     fixed = shape.details if shape is not None else {}
     cluster = with_parameters(cluster, fixed)
@@ -109,10 +112,15 @@ def _shape(cluster: Cluster, rows: Sequence[LinkRow]) -> tuple[Shape | None, lis
     ]
 
 
-def _check_sizes(rows: Sequence[LinkRow]) -> None:
+def _check_sizes(cluster: Cluster, rows: Sequence[LinkRow]) -> None:
+    """Refuse one size of a class of links, unless it is so large that latency does not matter."""
     for link_class in dict.fromkeys(row.link_class for row in rows):
-        own = [row.row for row in rows if row.link_class == link_class]
+        cases = [row for row in rows if row.link_class == link_class]
+        own = [row.row for row in cases]
         if len({row.nbytes for row in own}) < 2:
+            parts = parts_of(cases[0].case.seconds, cluster, cases[0].case.nbytes)
+            if parts.per_message < LATENCY_SHARE * min(row.median_s for row in own):
+                continue
             hosts = "between hosts" if link_class == "between" else "inside a host"
             raise ConfigError(
                 f"calibration: links {hosts}: bandwidth cannot be told from latency by one size "

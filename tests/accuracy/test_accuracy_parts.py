@@ -6,7 +6,6 @@ import math
 import pytest
 
 from accuracy import aws, techniques
-from accuracy.collectives import Pieces
 from accuracy.families import FAMILIES
 from accuracy.report import judged, misses
 from accuracy.rows import Row, mean_error
@@ -22,12 +21,6 @@ def test_what_is_known_of_shaped_machines() -> None:
     assert wire < aws.predicted(row).value < wire + late
     assert not row.calibrates
     assert dataclasses.replace(row, delay=0.0, rate=math.inf).calibrates
-
-
-def test_pieces() -> None:
-    pieces = Pieces((1e3, 2e3, 4e3), (1.0, 2.0, 8.0))
-    assert [pieces(size) for size in (1e3, 1.5e3, 2e3, 3e3, 4e3, 5e3)] == pytest.approx([1.0, 1.5, 2.0, 5.0, 8.0, 11.0])
-    assert Pieces((2e3, 4e3), (1.0, 4.0))(1e3) == pytest.approx(0.5)  # not 2 - 1.5: the time would be negative at 0
 
 
 def test_calibrated_rows_do_not_count() -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from pathlib import Path
 
+import networkx as nx
 import numpy as np
 import pytest
 import yaml
@@ -249,6 +250,16 @@ def test_the_parts_of_a_time_by_hand():
     parts = parts_of(seconds, cluster, 5e6)
     assert parts.nbytes == 5e6
     assert (parts.per_message, parts.per_byte, parts.reduction) == pytest.approx((8e-6, 5e-3, 0.25), rel=1e-9)
+
+
+def test_the_parts_are_those_of_the_routes_that_are_taken():
+    """Of two cables messages take that of 1 us and 8 Gbit/s; without any latency they would take the first one."""
+    graph = nx.MultiGraph()
+    graph.add_edge("a", "b", bandwidth="80 Mbit/s", latency="10 us")
+    graph.add_edge("a", "b", bandwidth="8 Gbit/s", latency="1 us")
+    cluster = ddlsim.load_cluster(graph)
+    parts = parts_of(lambda c: ddlsim.collective_time(c, "binomial", 1e6, kind="broadcast"), cluster, 1e6)
+    assert (parts.per_message, parts.per_byte, parts.reduction) == pytest.approx((1e-6, 1e-3, 0.0), abs=1e-12)
 
 
 def test_a_curve_by_hand():

@@ -15,7 +15,7 @@ from ddlsim.cluster.calibrated import current_parameters, with_parameters
 from ddlsim.cluster.details import with_detail
 from ddlsim.errors import ConfigError
 from ddlsim.measure import Measurement, read_measurements
-from ddlsim.validation import Calibration, calibrate
+from ddlsim.validation import Calibration, calibrate, load_calibration
 from ddlsim.validation.cases import chosen_algorithms, make_case
 
 SIZES = (8, 256, 16_384, 262_144, 4_194_304)
@@ -392,3 +392,19 @@ def test_frames_and_calibration_in_one_file(tmp_path):
     assert again.channel_capacity == pytest.approx(np.full(again.n_channels, 1.0e8 * (1 + 66 / 1448)), rel=2e-3)
     sent, wanted = (measured(c, [row("all_reduce", 4, 5_000_000)])[0].median_s for c in (again, truth))
     assert sent == pytest.approx(wanted, rel=2e-3)
+
+
+def test_a_curve_through_all_sizes_is_linear_between_them(tmp_path):
+    """Protocols change between every two sizes: no three lines would do. By hand: 2 ms at 2 MB and 8 ms at 4 MB are 5 ms
+    at 3 MB; without 2 MB the line from 1 ms at 1 MB to 8 ms at 4 MB says 10/3 ms there, ln(10/6) more, halved.
+    """
+    sizes, seconds = [2**i * 1_000_000 for i in range(7)], [1e-3, 2e-3, 8e-3, 9e-3, 30e-3, 31e-3, 100e-3]
+    rows = [row("all_reduce", 4, size, s) for size, s in zip(sizes, seconds, strict=True)]
+    calibrate(rows, "office-1gbe").save(tmp_path / "found.toml", "office-1gbe")
+    found = load_calibration(tmp_path / "found.toml")
+    assert found.curves[0].left_out[0] == pytest.approx(0.5 * math.log(10 / 6), rel=1e-4)
+    at = {size: found.time("all_reduce", size, 4) for size in (*sizes, 3_000_000)}
+    assert [at[size].value for size in sizes] == pytest.approx(seconds, rel=1e-4)
+    assert at[3_000_000].value == pytest.approx(5e-3, rel=1e-4)
+    assert at[2_000_000].high / at[2_000_000].value == pytest.approx(math.exp(1.96 * 0.03), rel=1e-3)
+    assert at[3_000_000].high > 1.2 * at[3_000_000].value
