@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ddlsim.errors import ConfigError
+from ddlsim.plan.gathered_ahead import gathered_as
 from ddlsim.plan.norms import neighbours, with_partial_norms
 from ddlsim.plan.plan import Part, Plan
 from ddlsim.plan.queues import Queue
@@ -65,6 +66,7 @@ def sharded(
     accumulation: int = 1,
     overlap: bool = True,
     no_sync: bool = True,
+    param_dtype: str | None = None,
 ) -> Plan:
     """Return the plan of data-parallel training in which each rank updates its share of every bucket (ZeRO stage 1,
     Rajbhandari et al. 2020, arXiv:1910.02054, section 5.1).
@@ -76,7 +78,10 @@ def sharded(
     `overlap` it starts when all have. Without `no_sync` buckets are reduce-scattered beside the backward pass of every
     micro-batch, and shares added up (stage 2, which has no room for whole gradients).
 
-    The arguments are those of :func:`data_parallel`, and so are lanes and errors. An update takes 1 / n_ranks of the
+    Weights are gathered as numbers of the type `param_dtype`, None: in which they are computed with (DeepSpeed and
+    Megatron gather the 16-bit weights that they have made of fp32 ones), whatever the gradients are summed as.
+
+    The other arguments are those of :func:`data_parallel`, and so are lanes and errors. An update takes 1 / n_ranks of the
     optimizer's time; where its rule needs norms of layers (LARS, LAMB), ranks put those of their shares together first.
     """
     each = each_rank(workloads, n_ranks, steps, accumulation)
@@ -86,7 +91,7 @@ def sharded(
     templates = [
         in_shards(chosen, firsts, n_layers, accumulation, first=first, no_sync=no_sync) for first in (True, False)
     ]
-    plan = repeated(templates, each, chosen, steps, accumulation)
+    plan = gathered_as(repeated(templates, each, chosen, steps, accumulation), each[0], param_dtype)
     return with_partial_norms(plan, each, neighbours(each, len(each)))
 
 

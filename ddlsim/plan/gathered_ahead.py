@@ -20,10 +20,16 @@ def with_shares(plan: Plan, chunks: Sequence[Chunk], workload: Workload, *, besi
     chunks    of the plan, in forward order, of a workload
     beside    forward passes wait for the weights of their layers only (:func:`gathers_beside_forward`)
     """
-    element = workload.gradient_nbytes / max(1.0, workload.model.gradient_nbytes(1))
-    share = ELEMENT_NBYTES[workload.precision] / element
-    plan = dataclasses.replace(plan, nbytes=np.where(plan.kind == ALL_GATHER, share, 1.0) * plan.nbytes)
+    plan = gathered_as(plan, workload)
     return gathers_beside_forward(plan, np.concatenate([each.workload.forward for each in chunks])) if beside else plan
+
+
+def gathered_as(plan: Plan, workload: Workload, param_dtype: str | None = None) -> Plan:
+    """Return a plan of a workload in which weights are gathered as numbers of this type, by default that in which they
+    are computed with, however gradients are summed."""
+    element = workload.gradient_nbytes / max(1.0, workload.model.gradient_nbytes(1))
+    share = ELEMENT_NBYTES[param_dtype or workload.precision] / element if element > 0.0 else 1.0
+    return dataclasses.replace(plan, nbytes=np.where(plan.kind == ALL_GATHER, share, 1.0) * plan.nbytes)
 
 
 def gathers_beside_forward(plan: Plan, forward: Floats) -> Plan:

@@ -14,6 +14,7 @@ from ddlsim.readable import aligned, count, percent, rate, seconds, si, size, sp
 from ddlsim.run.costs import energy_assumptions
 from ddlsim.run.metrics import METRICS
 from ddlsim.workload.jitter import NoJitter
+from ddlsim.workload.stage import stages_of
 
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
@@ -34,7 +35,7 @@ def summary(result: Result) -> str:
         *_stability(result),
         ("step time", _step_time(result)),
         *_interval(result),
-        ("speed-up", f"{result.speedup:.4g} over one worker, efficiency {percent(result.efficiency)}"),
+        ("speed-up", _speedup(result)),
         ("time goes to", _shares(result)),
         *_staleness(result),
         *_transport(result),
@@ -91,6 +92,14 @@ def _interval(result: Result) -> list[tuple[str, str]]:
         return [("interval", f"by {' and '.join(causes)}: result.interval() simulates it")]
     low, high = rate(found.throughput.low), rate(found.throughput.high)
     return [("interval", f"{low} to {high}, {found.throughput.level:.0%} by {' and '.join(causes)}")]
+
+
+def _speedup(result: Result) -> str:
+    text = f"{result.speedup:.4g} over one worker, efficiency {percent(result.efficiency)}"
+    if result.efficiency > 1.0 and stages_of(result.experiment.strategy, result.workloads)[0].state < 1.0:
+        update = result.workloads[0].optimizer
+        text += f" (each updates a share of the weights; one alone updates all, {seconds(update)} a step)"
+    return text
 
 
 def _shares(result: Result) -> str:

@@ -41,7 +41,7 @@ from ddlsim.workload.stage import Outlook, Stage
 from ddlsim.workload.tensor_parallel import tensor_parallel
 
 #: fields that go with a stage only
-OF_STAGE_3 = ("prefetch", "shard", "units", "param_dtype")
+OF_STAGE_3 = ("prefetch", "shard", "units")
 #: all-reduce -> the reduce-scatter and the all-gather that it consists of
 HALVES = {
     "default": ("default", "default"), "ring": ("ring", "ring"), "nccl": ("nccl", "nccl"),
@@ -73,6 +73,8 @@ class FSDP:
     recompute     activations that are computed again in the backward pass (checkpointing): "none", "selective"
                   (attention's matrices), "full" (transformer layers), or "early-stop": transformer layers as far as
                   anything in them needs it, without the last product (PyTorch's checkpoint, use_reentrant=False)
+    param_dtype   of the weights that are gathered: None: as they are computed with; "fp32" where each rank casts what
+                  it has gathered (autocast)
     reduce_scatter, all_gather, rank_order
                   as for :class:`~ddlsim.ShardedUpdate`
 
@@ -92,8 +94,6 @@ class FSDP:
                   _HYBRID_SHARD_ZERO2): as many copies as there are such groups sum their shares of the gradients; None:
                   all workers share
     all_reduce    how they do that, as where nothing is said
-    param_dtype   of the weights that are gathered: None: as they are computed with; "fp32" where each rank casts what
-                  it has gathered (autocast)
 
     LARS and LAMB need the norms of whole tensors: each rank computes the squares of its shares, which a small
     all-reduce adds up (:func:`ddlsim.plan.norms.with_partial_norms`). What a run compresses are the gradients that are
@@ -225,7 +225,8 @@ class FSDP:
         """Return what a worker computes, all of the model, and the memory that it takes: of P parameters in fp16 with
         Adam 4 P + 12 P / N bytes in stage 1, 2 P + 14 P / N in stage 2, 16 P / N in stage 3, and what is gathered of
         `prefetch` + 1 units."""
-        return Stage(workload, memory=_memory(self, workload, n_workers))
+        sharers = n_workers if self.shard is None else self.shard
+        return Stage(workload, state=1.0 / sharers, memory=_memory(self, workload, n_workers))
 
     def lighter(
         self, workload: Workload, batch_size: int, n_workers: int, room: float
@@ -262,6 +263,7 @@ class FSDP:
             plan = sharded(
                 each, None, policy.buckets, steps=steps, accumulation=accumulation,
                 overlap=not isinstance(policy, NoOverlap), no_sync=self.stage == 1 or self.no_sync,
+                param_dtype=self.param_dtype,
             )  # fmt: skip
         else:
             plan = fully_sharded(

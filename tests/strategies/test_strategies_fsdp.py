@@ -1,6 +1,7 @@
 """`FSDP`: ZeRO stages, FULL_SHARD and HYBRID_SHARD as runs: bytes, memory, times, values and what is refused."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -90,6 +91,11 @@ def test_bytes_by_stage(n, m):
         (FSDP(**micro), 3 * m), (FSDP(no_sync=True, **micro), 2 * m + 1), (FSDP(reshard=False, **micro), 2 * m),
     ):  # fmt: skip
         assert nbytes_of_a_step(strategy, n, m) == pytest.approx(share * expected, rel=1e-6)
+    for strategy in (FSDP(stage=1, **micro), FSDP(stage=2, no_sync=True, **micro)):  # w = 2, whatever g is
+        wide, narrow = (nbytes_of_a_step(strategy, n, m, precision="fp16", gradient_dtype=g) for g in ("fp32", "fp16"))
+        assert (wide, narrow) == pytest.approx((share * 1.5, share), rel=1e-6)
+        cast = nbytes_of_a_step(replace(strategy, param_dtype="fp32"), n, m, precision="fp16", gradient_dtype="fp16")
+        assert cast == pytest.approx(share * 1.5, rel=1e-6)
     half = nbytes_of_a_step(FSDP(**micro), n, m, precision="fp16", gradient_dtype="fp16")
     assert half == pytest.approx(share * 1.5 * m, rel=1e-6)
     mixed = nbytes_of_a_step(FSDP(param_dtype="fp32", **micro), n, m, precision="fp16", gradient_dtype="fp16")
