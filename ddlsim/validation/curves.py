@@ -6,11 +6,11 @@ where they meet (at measured sizes) is the choice with the least Akaike criterio
 scatter in chi^2 is taken as known: as far as the repetitions of a row scatter, at least
 :data:`~ddlsim.validation.log_fit.NOISE`. The plain simulation, all factors 1, is one of the choices.
 
-Where a curve goes through all sizes, no residual says how far sizes between are off. Each size is left out in turn: what
-the line between its neighbours then is off there is halved, since the distance was doubled and a line that changes its
-slope somewhere between is off in proportion. Between two sizes the scatter is the geometric mean of what it is at these
-two and everywhere, two guesses of the same weight, times 2 sqrt(u (1 - u)) at the share u of the way (in the logarithm),
-the shape of a random walk between known ends.
+Where a curve goes through all sizes, no residual says how far sizes between are off. Each size is left out in turn:
+what the line between its neighbours then is off there is halved, since the distance was doubled and a line that changes
+its slope somewhere between is off in proportion. Between two sizes the scatter is the geometric mean of what it is at
+these two and everywhere, two guesses of the same weight, times 2 sqrt(u (1 - u)) at the share u of the way (in the
+logarithm), the shape of a random walk between known ends.
 """
 
 from __future__ import annotations

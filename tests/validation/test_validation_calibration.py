@@ -395,8 +395,8 @@ def test_frames_and_calibration_in_one_file(tmp_path):
 
 
 def test_a_curve_through_all_sizes_is_linear_between_them(tmp_path):
-    """Protocols change between every two sizes: no three lines would do. By hand: 2 ms at 2 MB and 8 ms at 4 MB are 5 ms
-    at 3 MB; without 2 MB the line from 1 ms at 1 MB to 8 ms at 4 MB says 10/3 ms there, ln(10/6) more, halved.
+    """Protocols change between every two sizes: no three lines would do. By hand: 2 ms at 2 MB and 8 ms at 4 MB are
+    5 ms at 3 MB; without 2 MB the line from 1 ms at 1 MB to 8 ms at 4 MB says 10/3 ms there, ln(10/6) more, halved.
     """
     sizes, seconds = [2**i * 1_000_000 for i in range(7)], [1e-3, 2e-3, 8e-3, 9e-3, 30e-3, 31e-3, 100e-3]
     rows = [row("all_reduce", 4, size, s) for size, s in zip(sizes, seconds, strict=True)]
