@@ -46,7 +46,7 @@ def read_lstopo(
     device             key of the device catalogue for the GPUs
 
     GPUs are PCI devices of class 03 and 12, without the boards' own displays, numbered by bus id. Raises
-    :class:`ConfigError` with file, line and reason.
+    ConfigError with file, line and reason.
     """
     root = parse_xml(read_text(path))
     if root.tag != "topology" or not any(root.find("object")):

@@ -1,6 +1,6 @@
 """``rocm-smi --showtopo`` into a cluster: how AMD's GPUs of a machine are joined, as tables or (``--json``) as pairs.
 
-Shape: https://github.com/ROCm/rocm_smi_lib (``python_smi_tools/rocm_smi.py``, showWeightTopology and its siblings)::
+Shape: https://github.com/ROCm/rocm_smi_lib (the program rocm_smi, showWeightTopology and its siblings)::
 
     =============================== Link Type between two GPUs ===============================
            GPU0         GPU1
@@ -68,7 +68,7 @@ def read_rocm_smi(
     nic_bandwidth    of one NIC per machine, at its first NUMA node; needed for several hosts
     device           key of the device catalogue for the GPUs
 
-    Raises :class:`ConfigError` with file, line and reason: no table of link types, one that is cut or contradicts
+    Raises ConfigError with file, line and reason: no table of link types, one that is cut or contradicts
     itself, an unknown link, a missing bandwidth.
     """
     tables = _read(read_text(path, log=True))
