@@ -28,6 +28,12 @@ from ddlsim.imports.text import SourceText, read_text
 from ddlsim.imports.timing import Timing
 
 _MLLOG = re.compile(r":::MLL(?:OG\s*|\s+(?P<time>[\d.]+)\s+(?P<key>\w+):\s*)(?=\{)")
+_KEY = re.compile(r'"key":\s*"(\w+)"')
+#: keys that a run is made of
+_COUNT = {
+    "submission_benchmark", "global_batch_size", "train_samples", "run_start", "run_stop", "run_final", "eval_accuracy",
+    "epoch_start", "epoch_stop", "block_start", "block_stop", "throughput", "tracked_stats",
+}  # fmt: skip
 _MARK = re.compile(r":::MLL(?:OG\b|\s)")
 _OLD = re.compile(
     r"(?::::MLPv0\.[56](?:\.\d+)?\s+(?P<benchmark>\S+)\s+(?P<time>[\d.]+)\s+\([^)]*\)"
@@ -48,7 +54,7 @@ class MlperfRun:
     accuracies  (s since run_start, epoch or sample as the log counts, value)
     metrics     the name of each accuracy: "" where there is one, "BBOX", "SEGM" or the place in a list where several
     epochs      (number, s): from epoch_start to epoch_stop, or blocks of several, per epoch
-    notes       broken characters of the log that were replaced
+    notes       broken characters of the log that were replaced, broken entries of other keys that were left out
     timings     operation "step" from every logged throughput; "epoch" from every epoch if train_samples is known
     """
 
@@ -91,7 +97,12 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
     entries, times that run backwards.
     """
     source = read_text(path, log=True)
-    entries = [entry for number, line in source.lines() for entry in _entries(source, number, line)]
+    broken: list[str] = []
+    entries = [entry for number, line in source.lines() for entry in _entries(source, number, line, broken)]
+    notes = source.notes
+    if broken:
+        keys = ", ".join(sorted(set(broken)))
+        notes += (f"{source.path}: {len(broken)} broken entries left out, of the keys {keys}",)
     if not entries:
         raise source.error(None, "has no ':::MLLOG {...}' line; is it a log of MLPerf training?")
     entries.sort(key=lambda entry: entry.time_s)  # ranks write in any order; equal times keep theirs
@@ -117,19 +128,27 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
         metrics=tuple(name for _, name in accuracies),
         epochs=tuple((number, seconds) for number, seconds, _ in epochs),
         timings=tuple(_steps(source, entries, batch, n_ranks) + _epoch_timings(source, epochs, samples, n_ranks)),
-        notes=source.notes,
+        notes=notes,
     )  # fmt: skip
 
 
-def _entries(source: SourceText, number: int, line: str) -> Iterator[_Entry]:
-    """Yield what a line says: of several ranks, it may hold several entries, and other output behind them."""
+def _entries(source: SourceText, number: int, line: str, broken: list[str]) -> Iterator[_Entry]:
+    """Yield what a line says: of several ranks, it may hold several entries, and other output behind them.
+
+    A broken entry is an error where its key counts; other keys are added to `broken`.
+    """
     place = f"{source.path}:{number}: "
     matches = list(_MLLOG.finditer(line))
     for match in matches:
         try:
             node = Node(json.JSONDecoder().raw_decode(line, match.end())[0], place)
         except (ValueError, RecursionError) as error:
-            raise source.error(number, f"is not valid JSON after :::MLLOG: {error}; is the line complete?") from None
+            key = match["key"] or next(iter(_KEY.findall(line, match.end())), None)
+            if key is None or key in _COUNT:
+                mark = match[0].split()[0]
+                raise source.error(number, f"is not valid JSON after {mark}: {error}; is the line complete?") from None
+            broken.append(key)
+            continue
         metadata = node["metadata"] if node.has("metadata") else Node({}, place)
         value = node["value"] if node.has("value") else Node(None, place)
         if match["key"]:

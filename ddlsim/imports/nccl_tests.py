@@ -71,6 +71,7 @@ class _Table:
     """One run of a program: what its head said, and its rows."""
 
     operation: str | None = None
+    is_head: bool = False  # the head names the operation, not a command line that may belong to another run
     groups: dict[str, dict[int, str]] = field(default_factory=dict)  # communicator -> rank -> host (-m makes several)
     n_reps: int | None = None
     rows: list[_Row] = field(default_factory=list)
@@ -135,7 +136,7 @@ def _tables(source: SourceText) -> list[_Table]:
         elif match := _ITERS.search(line):
             table.n_reps = int(match[1])
         elif begins:
-            table.operation = _operation(source, number, programs.pop())
+            table.operation, table.is_head = _operation(source, number, programs.pop()), "test starting" in line
         elif _TYPES.match(line):
             if not columns:
                 raise source.error(number, "has a row but no heading (# size count type ...) above; add the heading")
@@ -195,6 +196,8 @@ def _run(source: SourceText, table: _Table, operation: str | None, n_ranks: int 
         fitting = _suggested(table)
         hint = f" (busbw / algbw is that of {' or '.join(fitting)})" if fitting else ""
         raise source.error(line, f"no '# Rank' lines say how many ranks took part{hint}; give n_ranks (--ranks)")
+    if operation is not None and operation == table.operation and not (table.is_head or _fits(table, operation, ranks)):
+        operation = None  # documents show commands, and the output of one of them
     if operation is None:
         fitting = [name for name in _OPERATIONS if _fits(table, name, ranks)]
         if len(fitting) > 1 and len(named := _in_name(source.path, fitting)) == 1:

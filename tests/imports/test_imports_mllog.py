@@ -158,6 +158,15 @@ def test_v06_lines_joined_and_values_left_open(tmp_path):
     assert (run.benchmark, run.global_batch_size, run.accuracies) == ("gnmt", 0, ((2.0, 4, 2.5),))
 
 
+@pytest.mark.parametrize(
+    "line", [':::MLLOG {"time_ms": 1, "key": "seed", "value": 7, "meta', ":::MLL 3.0 seed: {'value': None}"]
+)
+def test_broken_entries_that_do_not_count_are_noted(tmp_path, line):
+    run = read_mllog(write(tmp_path, [*LINES, line]))
+    assert run.run_s == pytest.approx(50.0)
+    assert "1 broken entries left out, of the keys seed" in run.notes[0]
+
+
 def test_v05_says_whether_the_run_was_a_success(tmp_path):
     lines = [":::MLPv0.5.0 ssd 1.0 (a.py:1) run_start", ':::MLPv0.5.0 ssd 9.0 (a.py:2) run_stop: {"success": true}']
     run = read_mllog(write(tmp_path, lines))

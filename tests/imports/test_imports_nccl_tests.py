@@ -264,3 +264,8 @@ def test_rccl_tests_can_leave_out_of_place_out(tmp_path):
 def test_programs_without_a_collective_of_equal_parts_are_refused(tmp_path, program):
     with pytest.raises(ConfigError, match=f":2: {program}_perf measures no collective"):
         read_nccl_tests(write(tmp_path, (HEAD + ROWS).replace("all_reduce_perf", f"{program}_perf")))
+
+
+def test_commands_in_a_document_do_not_name_the_output_below_them(tmp_path):
+    text = "Run all_reduce_perf, then\n$ srun alltoall_perf -b 8\nwhich prints\n" + headless("all_reduce", 8)
+    assert read_nccl_tests(write(tmp_path, text, "README.md"))[0].operation == "all_reduce"
