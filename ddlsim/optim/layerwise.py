@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -37,18 +37,28 @@ def with_layers(optimizer: Optimizer, slots: Iterable[_Slot]) -> Optimizer:
     return bound
 
 
-def _check_bounds(owner: str, bounds: tuple[int, ...]) -> None:
-    if not bounds:
-        return  # filled in later, by with_bounds
-    if len(bounds) < 2 or bounds[0] != 0 or any(a >= b for a, b in pairwise(bounds)):
-        raise ConfigError(f"{owner}: bounds = {bounds}: must start at 0 and increase; use bounds_of(network.slots)")
+@checked
+@dataclass(frozen=True)
+class _LayerWise:
+    """A rule that knows the layers, or is told them by ``with_bounds``."""
 
+    bounds: tuple[Index, ...] = ()
 
-def _check_length(owner: str, bounds: tuple[int, ...], params: Array) -> None:
-    if not bounds:
-        raise ConfigError(f"{owner}: bounds are missing; use bounds_of(network.slots)")
-    if params.shape != (bounds[-1],):
-        raise ConfigError(f"{owner}: bounds end at {bounds[-1]} but the parameters have shape {params.shape}")
+    def __post_init__(self) -> None:
+        bounds, owner = self.bounds, type(self).__name__
+        if bounds and (len(bounds) < 2 or bounds[0] != 0 or any(a >= b for a, b in pairwise(bounds))):
+            raise ConfigError(f"{owner}: bounds = {bounds}: must start at 0 and increase; use bounds_of(network.slots)")
+
+    def with_bounds(self, bounds: tuple[int, ...]) -> Self:
+        """Return the rule for these layers."""
+        return replace(self, bounds=bounds)
+
+    def _check_length(self, params: Array) -> None:
+        bounds, owner = self.bounds, type(self).__name__
+        if not bounds:
+            raise ConfigError(f"{owner}: bounds are missing; use bounds_of(network.slots)")
+        if params.shape != (bounds[-1],):
+            raise ConfigError(f"{owner}: bounds end at {bounds[-1]} but the parameters have shape {params.shape}")
 
 
 def _norms(vector: Array, bounds: tuple[int, ...]) -> Array:
@@ -63,27 +73,19 @@ def _per_element(ratios: Array, bounds: tuple[int, ...], like: Array) -> Array:
 
 @checked
 @dataclass(frozen=True)
-class LARS:
+class LARS(_LayerWise):
     """Layer-wise adaptive rate scaling (You, Gitman and Ginsburg 2017, arXiv:1708.03888, algorithm 1).
 
     For each tensor: r = trust |w| / (|g| + lambda |w|) (1 where |w| or |g| is 0);
     v <- beta v + eta r (g + lambda w);  w <- w - v. The rate is inside the momentum, as in the paper.
     """
 
-    bounds: tuple[Index, ...] = ()
     beta: Decay = 0.9
     weight_decay: NotNegative = 0.0
     trust: NotNegative = 0.001
 
-    def __post_init__(self) -> None:
-        _check_bounds("LARS", self.bounds)
-
-    def with_bounds(self, bounds: tuple[int, ...]) -> LARS:
-        """Return the rule for these layers."""
-        return replace(self, bounds=bounds)
-
     def init(self, params: Array) -> OptimizerState:
-        _check_length("LARS", self.bounds, params)
+        self._check_length(params)
         return OptimizerState((np.zeros_like(params),))
 
     def update(
@@ -100,28 +102,20 @@ class LARS:
 
 @checked
 @dataclass(frozen=True)
-class LAMB:
+class LAMB(_LayerWise):
     """Layer-wise Adam (You et al. 2020, arXiv:1904.00962, algorithm 2, with the identity for phi).
 
     u is Adam's step, decoupled decay included; for each tensor w <- w - eta |w| / |u| u (ratio 1 where a norm
     is 0).
     """
 
-    bounds: tuple[Index, ...] = ()
     beta1: Decay = 0.9
     beta2: Decay = 0.999
     eps: NotNegative = 1e-6
     weight_decay: NotNegative = 0.0
 
-    def __post_init__(self) -> None:
-        _check_bounds("LAMB", self.bounds)
-
-    def with_bounds(self, bounds: tuple[int, ...]) -> LAMB:
-        """Return the rule for these layers."""
-        return replace(self, bounds=bounds)
-
     def init(self, params: Array) -> OptimizerState:
-        _check_length("LAMB", self.bounds, params)
+        self._check_length(params)
         return self._adam().init(params)
 
     def update(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from ddlsim.plan import KINDS
 from ddlsim.printable import shown
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.simulate import DEFAULT_DEVICE
-from ddlsim.runtime.fabric import algorithm_for, name_of
+from ddlsim.runtime.fabric import algorithm_for
 from ddlsim.strategies import AllReduce, LocalSGD, ParameterServer, Splits, Strategy
 from ddlsim.strategies.plans import plan_of
 from ddlsim.strategies.splits import text_of_senseless
@@ -162,7 +163,7 @@ def candidates(
         raise ConfigError(
             f"recommend: no configuration fits together ({devices}); give fewer workers"
         )
-    ways = [row.strategy if row.split is None else _name(row.strategy, row.split) for row in made]
+    ways = [f"{row.strategy.label.partition(' (')[0]} {row.split}" if row.split else row.strategy for row in made]
     labels = labels_of(ways), labels_of([row.compression for row in made])
     places = _places(clusters)
     natures: dict[Hashable, Nature] = {}
@@ -179,15 +180,10 @@ def candidates(
             Candidate(
                 i, experiment, cluster, places[id(cluster)], n, EACH if each else str(labels[0][i]), str(labels[1][i]),
                 batch_size, nature.exact and compression is None, nature.simple, each,
-                {} if split is None else strategy.split_sizes(n),  # type: ignore[attr-defined]  # ways of a split have it
+                strategy.split_sizes(n) if split else {},  # type: ignore[attr-defined]  # ways of a split have it
             )
         )  # fmt: skip
     return found, senseless
-
-
-def _name(strategy: Strategy, split: Splits) -> str:
-    """Return what the ways of a split have in common; their sizes stand beside it."""
-    return f"{strategy.label.partition(' (')[0]} ({name_of(split.algorithm)})"
 
 
 def _places(clusters: Sequence[Cluster]) -> dict[int, str]:
@@ -200,7 +196,8 @@ def _places(clusters: Sequence[Cluster]) -> dict[int, str]:
 
 
 class _Row(NamedTuple):
-    """What is varied of a candidate, whether it has a server on each machine, and the `Splits` that it is of."""
+    """What is varied of a candidate, whether it has a server on each machine, and what the ways of the split that it
+    is of have in common ("(ring)"): their sizes stand beside it."""
 
     cluster: Cluster
     workers: int
@@ -208,7 +205,7 @@ class _Row(NamedTuple):
     compression: Compression | None
     batch_size: int
     each: bool
-    split: Splits | None = None
+    split: str = ""
 
 
 def _rows(
@@ -223,23 +220,21 @@ def _rows(
     packed, model = [compression_of(compression) for compression in compressions], load_model(base.model)
     for cluster in clusters:
         for n in dict.fromkeys(worker_counts(cluster) if workers is None else workers):
-            usual: Sequence[tuple[Strategy | Splits, bool]] = (
-                _usual_strategies(cluster, n) if strategies is None else [(one, False) for one in strategies]
-            )
-            for strategy, each in usual:
-                # one worker sends nothing; compressing and averaging seldom cost accuracy: both only where asked for
-                rarely = strategies is None and not isinstance(strategy, Splits) and not nature_of(strategy).exact
-                alone = n == 1 or rarely
-                for compression in packed[:1] if alone else packed:
-                    for batch_size in batch_sizes:
-                        if n > len(cluster.workers):
-                            senseless[TOO_MANY] += 1
-                            continue
-                        if not isinstance(strategy, Splits):
-                            yield _Row(cluster, n, strategy, compression, batch_size, each)
-                            continue
-                        for way in strategy.ways(cluster, model, n, batch_size, senseless):
-                            yield _Row(cluster, n, way, compression, batch_size, each, strategy)
+            usual: list[tuple[Any, bool, bool]]  # strategies, and what stands for several ways
+            if strategies is None:  # compressing and averaging seldom cost accuracy: both only where asked for
+                usual = [(one, each, not nature_of(one).exact) for one, each in _usual_strategies(cluster, n)]
+            else:
+                usual = [(one, False, False) for one in strategies]
+            for strategy, each, dense in usual:
+                tell = getattr(strategy, "ways", None)
+                split = "" if tell is None else strategy.label.partition(" ")[2]
+                # one worker sends nothing
+                for compression, batch_size in itertools.product(packed[: 1 if n == 1 or dense else None], batch_sizes):
+                    if n > len(cluster.workers):
+                        senseless[TOO_MANY] += 1
+                        continue
+                    for way in [strategy] if tell is None else tell(cluster, model, n, batch_size, senseless):
+                        yield _Row(cluster, n, way, compression, batch_size, each, split)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ddlsim.runtime.fabric import RankOrder, algorithm_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.overlap import DdpBuckets, NoOverlap, PerLayer, overlap_named
-from ddlsim.strategies.shares import share_of, whole_batch
+from ddlsim.strategies.shares import DealtOut, whole_batch
 from ddlsim.units import si
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, Memory, memory_of
@@ -52,7 +52,7 @@ def in_order(overlap: str | InOrder, where: str) -> str | InOrder:
 
 @checked
 @dataclass(frozen=True)
-class EmbeddingParallel:
+class EmbeddingParallel(DealtOut):
     """Embedding tables dealt out over the workers, two MLPs in data parallelism, all-to-alls between them (Naumov et
     al. 2019, arXiv:1906.00091, section 4; TorchRec: Ivchenko et al. 2022). ``batch_size`` is that of all workers
     together.
@@ -93,18 +93,6 @@ class EmbeddingParallel:
         """How tables are dealt out, and where the bottom MLP is."""
         more = ", bottom MLP on one rank" if self.bottom_mlp == "one rank" else ""
         return f"embedding parallel ({self.sharding}{more})"
-
-    def updates(self, steps: int, n_workers: int) -> int:
-        """One update a step."""
-        return steps
-
-    def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
-        """Return the samples of a worker. Raises ConfigError for a batch that cannot be dealt out evenly."""
-        return share_of(batch_size, n_workers, "EmbeddingParallel")
-
-    def n_replicas(self, n_workers: int) -> int:
-        """Every worker learns from samples of its own."""
-        return n_workers
 
     # ------------------------------------------------------------ where tables are
 

@@ -19,7 +19,7 @@ from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
 from ddlsim.strategies.embedding_parallel import InOrder, in_order
 from ddlsim.strategies.overlap import overlap_named
-from ddlsim.strategies.shares import share_of, whole_batch
+from ddlsim.strategies.shares import DealtOut, whole_batch
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, memory_of
 from ddlsim.workload.precision import ELEMENT_NBYTES
@@ -28,7 +28,7 @@ from ddlsim.workload.stage import Stage
 
 @checked
 @dataclass(frozen=True)
-class ExpertParallel:
+class ExpertParallel(DealtOut):
     """Data parallelism in which workers that follow each other share out the experts of every layer, and exchange
     tokens in two all-to-alls a layer each way (Lepikhin et al. 2021, GShard, arXiv:2006.16668; DeepSpeed-MoE:
     Rajbhandari et al. 2022, arXiv:2201.05596). ``batch_size`` is that of all workers together.
@@ -51,18 +51,6 @@ class ExpertParallel:
     def label(self) -> str:
         """Over how many workers experts are dealt out."""
         return f"expert parallel ({'all' if self.ways is None else self.ways} ways)"
-
-    def updates(self, steps: int, n_workers: int) -> int:
-        """One update a step."""
-        return steps
-
-    def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
-        """Return the samples of a worker. Raises ConfigError for a batch that cannot be dealt out evenly."""
-        return share_of(batch_size, n_workers, "ExpertParallel")
-
-    def n_replicas(self, n_workers: int) -> int:
-        """Every worker learns from samples of its own."""
-        return n_workers
 
     def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
         """Return what a worker holds: its share of the experts, and the tokens that it sends and gets."""

@@ -31,7 +31,7 @@ from ddlsim.strategies.overlap import (
     overlap_named,
 )
 from ddlsim.strategies.replica_groups import Elements, OfReplicas
-from ddlsim.strategies.shares import check_shares, share_of
+from ddlsim.strategies.shares import DealtOut, check_shares
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.memory import Holding, memory_of
 from ddlsim.workload.precision import ELEMENT_NBYTES
@@ -73,7 +73,7 @@ class Distribution:
 
 @checked
 @dataclass(frozen=True)
-class Hybrid(WithFabric):
+class Hybrid(DealtOut, WithFabric):
     """Layer by layer data parallelism, model parallelism, or something between the two (Das et al. 2016,
     arXiv:1602.06709): G groups of N / G workers, in each of which the outputs of the layer are shared out.
     ``batch_size`` is that of all workers together.
@@ -112,18 +112,9 @@ class Hybrid(WithFabric):
             return f"hybrid (data {self.groups.data}, model {self.groups.model}{more})"
         return f"hybrid ({', '.join(f'{name} {n}' for name, n in self.groups.items())}{more})"
 
-    def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
-        """Return the samples that a worker computes at once. Raises ConfigError for a batch that cannot be dealt out
-        evenly."""
-        return share_of(batch_size, n_workers, "Hybrid", self.micro_batches)
-
     def in_small(self) -> Hybrid:
         """Return a way to learn for two workers with any model that is as exact."""
         return Hybrid(overlap=self.overlap)
-
-    def n_replicas(self, n_workers: int) -> int:
-        """Every worker brings samples of its own."""
-        return n_workers
 
     def layout(self, workload: Workload, n_workers: int) -> Layout:
         """Return in how many groups so many workers compute each layer.

@@ -7,6 +7,25 @@ from ddlsim.runtime.setting import Setting
 from ddlsim.workload.optimizer_rules import NORMS, rule_of
 
 
+class DealtOut:
+    """Strategies whose batch is that of all workers together, an even share of it for each; a step is an update."""
+
+    micro_batches: int = 1
+
+    def updates(self, steps: int, n_workers: int) -> int:
+        """One update a step."""
+        return steps
+
+    def micro_batch_size(self, batch_size: int, n_workers: int) -> int:
+        """Return the samples that a worker computes at once. Raises ConfigError for a batch that cannot be dealt out
+        evenly."""
+        return share_of(batch_size, n_workers, type(self).__name__, self.micro_batches)
+
+    def n_replicas(self, n_workers: int) -> int:
+        """Every worker learns from samples of its own."""
+        return n_workers
+
+
 def share_of(batch_size: int, n_workers: int, name: str, micro_batches: int = 1) -> int:
     """Return the samples that a worker has at once. Raises ConfigError, for the strategy `name`, where that is not a
     whole number."""

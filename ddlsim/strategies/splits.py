@@ -19,7 +19,7 @@ from ddlsim.runtime.fabric import AllReduceAlgorithm, Fabric, name_of
 from ddlsim.strategies.fsdp import FSDP
 from ddlsim.strategies.parallel import Parallel
 from ddlsim.workload.model import Model
-from ddlsim.workload.roles import blocks, check_split
+from ddlsim.workload.roles import blocks, can_split
 
 #: what is varied, beside what candidates without a split have
 SIZES = (
@@ -169,17 +169,7 @@ def _widths(cluster: Cluster, model: Model, n_workers: int) -> list[int]:
     workers = cluster.workers[:n_workers]
     hosts = cluster.host_of[workers]
     inside = np.unique(np.where(hosts >= 0, hosts, len(cluster.host_names) + workers), return_counts=True)[1]
-    return [t for t in _divisors(int(np.gcd.reduce(inside))) if t == 1 or _divides(model, t)]
-
-
-def _divides(model: Model, tensor: int) -> bool:
-    if not any(layer.heads for layer in model.layers):
-        return False
-    try:
-        check_split(model, tensor)
-    except ConfigError:
-        return False
-    return True
+    return [t for t in _divisors(int(np.gcd.reduce(inside))) if t == 1 or can_split(model, t)]
 
 
 def _most_stages(model: Model) -> int:

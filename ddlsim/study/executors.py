@@ -51,16 +51,7 @@ def open_pool(
     if executor is not None:
         if jobs is not None:
             raise ConfigError(f"jobs = {jobs!r} has no effect beside an executor; set how many workers that one has")
-        if isinstance(executor, Executor):
-            return _Given(executor, packer)
-        if hasattr(executor, "get_executor") and hasattr(executor, "nthreads"):
-            return _Dask(executor, packer)
-        raise ConfigError(
-            f"executor = {executor!r}: must be a concurrent.futures.Executor (mpi4py.futures has one, too) or a "
-            "distributed.Client"
-        )
-    if jobs is not None and (isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1):
-        raise ConfigError(f"jobs = {jobs!r}: must be a whole number of at least 1")
+        return _Given(executor, packer) if isinstance(executor, Executor) else _Dask(executor, packer)
     n = _n_cores() if jobs is None else jobs
     return _Inline() if n == 1 else Processes(min(n, len(experiments)), packer, experiments)
 

@@ -17,7 +17,7 @@ from ddlsim.workload.memory import Holding, Memory, Precision, memory_of
 from ddlsim.workload.model import Model, ModelLike, load_model
 from ddlsim.workload.optimizer_rules import OPTIMIZER_RULES
 from ddlsim.workload.precision import GRADIENT_TYPES
-from ddlsim.workload.roles import blocks, check_split
+from ddlsim.workload.roles import blocks, can_split
 
 #: ranks that a remedy may ask for: data-parallel ones, and those of a tensor-parallel group, which stays in a machine
 MOST_SHARDS, MOST_TENSOR, MACHINE = 1024, 8, 8
@@ -215,7 +215,7 @@ def _options(case: _Case, room: float) -> Iterator[tuple[str, _Changes]]:
     if holding.recompute in ("none", "selective"):
         yield "recompute", {"recompute": "full" if attention else "segments"}
     yield from _sharded(case, room, (3,))
-    widths = [t for t in range(holding.tensor + 1, MOST_TENSOR + 1) if _splits(case, t)]
+    widths = [t for t in range(holding.tensor + 1, MOST_TENSOR + 1) if can_split(case.model, t)]
     yield from _first(case, room, "tensor", [{"tensor": t, "sequence": True} for t in widths])
     most = len(blocks(layers)) or 1 + layers[-1].unit
     yield from _first(case, room, "pipeline", [{"pipeline": p} for p in _doubles(case.pipeline, most)])
@@ -237,16 +237,6 @@ def _first(case: _Case, room: float, kind: str, options: Sequence[_Changes]) -> 
     enough = (changes for changes in options if case.changed(changes).memory().total <= room)
     if options:
         yield kind, next(enough, options[-1])
-
-
-def _splits(case: _Case, tensor: int) -> bool:
-    if not any(layer.heads for layer in case.model.layers):
-        return False
-    try:
-        check_split(case.model, tensor)
-    except ConfigError:
-        return False
-    return True
 
 
 def _halves(n: int) -> Iterator[int]:

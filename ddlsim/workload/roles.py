@@ -69,6 +69,15 @@ def _last_sum(layers: Sequence[Layer]) -> int:
     return max((layer.unit for layer in layers if layer.type == "add"), default=-1)
 
 
+def can_split(model: Model, tensor: int) -> bool:
+    """Return whether `tensor` ranks can share the layers of a model with attention out evenly."""
+    try:
+        check_split(model, tensor)
+    except ConfigError:
+        return False
+    return any(layer.heads for layer in model.layers)
+
+
 def check_split(model: Model, tensor: int) -> None:
     """Raise ConfigError for heads, or features between two dense layers, that `tensor` ranks cannot share evenly.
 
