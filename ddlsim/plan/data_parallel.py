@@ -81,8 +81,8 @@ def sharded(
     Weights are gathered as numbers of the type `param_dtype`, None: in which they are computed with (DeepSpeed and
     Megatron gather the 16-bit weights that they have made of fp32 ones), whatever the gradients are summed as.
 
-    The other arguments are those of :func:`data_parallel`, and so are lanes and errors. An update takes 1 / n_ranks of the
-    optimizer's time; where its rule needs norms of layers (LARS, LAMB), ranks put those of their shares together first.
+    The other arguments are those of :func:`data_parallel`, and so are lanes and errors. An update takes 1 / n_ranks of
+    the optimizer's time; where its rule needs norms of layers (LARS, LAMB), ranks put those of their shares together.
     """
     each = each_rank(workloads, n_ranks, steps, accumulation)
     chosen = tuple(buckets(each[0]))

@@ -3,7 +3,7 @@
 A path names a field of :class:`~ddlsim.Experiment`, then a field of what it holds, and so on. Two go into more:
 
 ``cluster.<kind>.bandwidth``  of all links of a kind ("nic", "trunk", "nvlink", "pcie", "link"); also ``.latency`` and
-                              ``.efficiency``
+                              ``.efficiency``, and ``.flow_rate`` of a connection where they name a transport
 ``cluster.<column>``          ``speed`` (factor), ``send_overhead``, ``recv_overhead``, ``reduce_bandwidth`` of all
                               machines; ``price``, ``device_price``, ``switch_power`` as in cluster files
 ``device.<field>``            the device of the catalogue (the cluster's own if the experiment names none), with another
@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ddlsim.cluster import Cluster, load_cluster
-from ddlsim.cluster.cluster import Floats
+from ddlsim.cluster.cluster import Bools, Floats
 from ddlsim.cluster.quantity import fraction, nonnegative, positive
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.run.experiment import Experiment
@@ -29,7 +29,7 @@ from ddlsim.workload.devices import Device, load_device
 #: name -> what to put there (under ""), and what to change inside it
 _Tree: TypeAlias = dict[str, "_Tree | object"]
 
-_LINK_FIELDS = ("bandwidth", "latency", "efficiency")
+_LINK_FIELDS = ("bandwidth", "latency", "efficiency", "flow_rate")
 _NODE_FIELDS = ("speed", "send_overhead", "recv_overhead", "reduce_bandwidth")
 _COST_FIELDS = ("price", "device_price", "switch_power")
 #: fields of a device that a text with a unit may set
@@ -163,15 +163,26 @@ def _with_links(cluster: Cluster, kind: str, field: str, value: object) -> Clust
     where = f"cluster.{kind}.{field}"
     if field not in _LINK_FIELDS:
         raise _unknown(field, _LINK_FIELDS, f"cluster.{kind}")
+    chosen = np.array([link_kind == kind for link_kind in cluster.link_kind])
+    if field == "flow_rate":
+        return _with_flow_rate(cluster, chosen, nonnegative(value, "bandwidth", where), where)
     if field == "bandwidth":
         number = positive(value, "bandwidth", where)
     elif field == "latency":
         number = nonnegative(value, "time", where)
     else:
         number = fraction(value, where)
-    chosen = np.array([link_kind == kind for link_kind in cluster.link_kind])
     column = f"link_{field}"
     return _with_column(cluster, column, np.where(chosen, number, getattr(cluster, column)))
+
+
+def _with_flow_rate(cluster: Cluster, chosen: Bools, rate: float, where: str) -> Cluster:
+    details = cluster.details
+    if details is None or not (chosen & (details.transport != "")).any():
+        hint = f"name a transport, {cluster.name}+transport=tcp-cubic"
+        raise UnknownPathError(f"{where}: these links have no connections; {hint}")
+    rates = np.where(chosen & (details.transport != ""), rate, details.flow_rate)
+    return dataclasses.replace(cluster, details=dataclasses.replace(details, flow_rate=rates))
 
 
 def _with_nodes(cluster: Cluster, field: str, value: object) -> Cluster:

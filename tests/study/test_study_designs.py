@@ -97,6 +97,11 @@ def test_all_links_of_a_kind_are_changed_and_no_others():
     assert np.array_equal(after.link_bandwidth[~nic], before.link_bandwidth[~nic])
     assert set(one("cluster.nic.latency", 1e-5, base).cluster.link_latency[nic]) == {1e-5}
     assert set(one("cluster.nvlink.efficiency", 0.5, base).cluster.link_efficiency[~nic]) == {0.5, 1.0}
+    assert (before.details.flow_rate[nic] == 1.7e9).all()
+    for rate, value in (("40 Gbit/s", 5e9), ("0 Gbit/s", 0.0)):
+        details = one("cluster.nic.flow_rate", rate, base).cluster.details
+        assert set(details.flow_rate[nic]) == {value}
+        assert set(details.flow_rate[~nic]) == {0.0}
 
 
 def test_machines_devices_and_prices_are_changed():
@@ -131,6 +136,7 @@ def test_values_are_checked_together_not_one_after_the_other():
         ({"cluster.nci.bandwidth": ["1 Gbit/s"]}, "cluster.nci: unknown field 'nci'; did you mean 'nic'?"),
         ({"cluster.nic.bandwith": ["1 Gbit/s"]}, "'bandwith'; did you mean 'bandwidth'?"),
         ({"cluster.nic": ["1 Gbit/s"]}, "cluster.nic: name what to change: cluster.nic.bandwidth"),
+        ({"cluster.nic.flow_rate": ["1 Gbit/s"]}, "cluster.nic.flow_rate: these links have no connections; name a"),
         ({"compute.step_time": ["1 ms"]}, "compute.step_time: compute = None has no fields to change"),
         ({"device.peak_flop.fp32": [1e12]}, "'peak_flop'; did you mean 'peak_flops'?"),
         ({"seed": [1, 2]}, "give the seeds as seeds="),
@@ -138,7 +144,7 @@ def test_values_are_checked_together_not_one_after_the_other():
         ({"workers": []}, "is empty; give at least one value"),
         ({"workers": Range(1, 8)}, "design = 'grid' needs single values"),
     ],
-    ids=["field", "part", "kind", "link", "whole-kind", "none", "device", "seed", "scalar", "empty", "range"],
+    ids=["field", "part", "kind", "link", "whole-kind", "ideal", "none", "device", "seed", "scalar", "empty", "range"],
 )
 def test_paths_and_values_that_cannot_be_used(vary, message):
     with pytest.raises(ddlsim.ConfigError) as error:
