@@ -25,7 +25,7 @@ class Protocol:
     mtu         bytes, the usual one
     window      bytes of a connection under way at most, unless something else is said; inf: it has no window
     segments    frames' payloads that a connection sends before it has heard anything; inf: no slow start
-    least       of them, that a connection keeps under way whatever is lost; 0: nothing of it is lost
+    least       of them, that a connection keeps under way on average whatever is lost; 0: nothing of it is lost
     """
 
     header: float
@@ -42,11 +42,12 @@ class Protocol:
 
 # IPv4 20, TCP 20, its timestamps 12. 3 MiB: half of the 6 MiB to which Linux lets the receiver's buffer grow, the
 # other half being for its own records (tcp(7): tcp_rmem, tcp_adv_win_scale). Ten segments at first: RFC 6928.
-# A loss closes the window to no less than two segments (RFC 5681, equation 4).
-_TCP = Protocol(header=ETHERNET + 52.0, inside=52.0, mtu=1500.0, window=3.0 * 2**20, segments=10.0, least=2.0)
+# A loss halves the window to no less than two segments (RFC 5681, equation 4), so it goes from two to four: three.
+_TCP = Protocol(header=ETHERNET + 52.0, inside=52.0, mtu=1500.0, window=3.0 * 2**20, segments=10.0, least=3.0)
 # BBR does not take a loss for congestion (Cardwell et al., "BBR: congestion-based congestion control", ACM Queue 14(5),
-# 2016): what it begins with stays under way.
-_BBR = dataclasses.replace(_TCP, least=_TCP.segments)
+# 2016), and keeps three quanta of two segments under way however short the path is (Cardwell et al., "BBR congestion
+# control", draft-cardwell-iccrg-bbr-congestion-control-02, section 4.6.4.2).
+_BBR = dataclasses.replace(_TCP, least=6.0)
 
 #: by the names in files. The kinds of TCP differ in how they answer losses. Neither of the others starts slowly:
 #: RoCE begins at line rate (Zhu et al. 2015, section 3.1: "hyper-fast start"), InfiniBand is held back by credits.

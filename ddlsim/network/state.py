@@ -125,9 +125,10 @@ BUCKET = record(
 #: bytes of a frame's headers and of its payload on a route; header 0: no frames
 FRAME = record(header="f", payload="f")
 #: how messages travel on a route. eager: bytes, larger ones ask their receiver first (0: none does); round_trip: s;
-#: full: bytes that are under way at full rate, initial: at first; timeout: s of idling that halves the window, or of
-#: waiting for what was lost; least, single: bytes under way at least, and after a time-out (least 0: nothing is lost);
-#: connection: that which carries them, -1: they go by themselves; channel: its limit, -1: it has none
+#: full: bytes that are under way at full rate, initial: at first; timeout: s of idling that halves the window, or waits
+#: for what was lost, besides that of a full port; least, single: bytes under way at least, and after a time-out
+#: (least 0: nothing is lost); connection: that which carries them, -1: they go by themselves; channel: its limit, -1:
+#: it has none
 WAY = record(
     eager="f", round_trip="f", full="f", initial="f", timeout="f", least="f", single="f", connection="n", channel="n"
 )

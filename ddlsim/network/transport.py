@@ -121,7 +121,7 @@ def times_out(net: Net, slot, connection):  # type: ignore[no-untyped-def]
         others = bucket.held
         fits = others == 0.0 or others + window <= bucket.room + bucket.free * way.round_trip
         if not fits and is_crowded(net, net.hops[h - 1], net.hops[h]):
-            wait = way.timeout
+            wait = way.timeout + bucket.room / bucket.free
             for _ in range(tries):
                 wait = min(2.0 * wait, MOST_TIMEOUT)
             net.tries[slot] = tries + 1

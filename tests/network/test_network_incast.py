@@ -1,5 +1,8 @@
 """Many senders to one port whose buffer is too small: whole windows are lost, and wait for a time-out."""
 
+import csv
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,7 +12,8 @@ from ddlsim.network import Network
 
 RATE, PATH, SEGMENT = 12.5e6, 140e-6, 1448.0
 ROUND_TRIP = 2 * PATH
-TIMEOUT = 0.2 + ROUND_TRIP
+BUFFER = 24576.0  # of which, and of 3500 bytes under way, six windows of TCP's three segments leave room for one more
+TIMEOUT = 0.2 + ROUND_TRIP + BUFFER / RATE
 SIZE = 65536.0
 
 
@@ -49,44 +53,45 @@ def reopened():
 @pytest.mark.parametrize(
     ("transport", "n", "buffer", "n_lost"),
     [
-        ("tcp-cubic", 6, 16384, 0), ("tcp-cubic", 8, 16384, 2), ("tcp-reno", 8, 16384, 2), ("tcp-bbr", 8, 16384, 7),
-        ("tcp-bbr", 1, 16384, 0), ("tcp-bbr", 2, 16384, 1), ("tcp-bbr", 8, 131072, 0), ("tcp-cubic", 16, 32768, 4),
+        ("tcp-cubic", 6, BUFFER, 0), ("tcp-cubic", 8, BUFFER, 2), ("tcp-reno", 8, BUFFER, 2), ("tcp-bbr", 8, BUFFER, 5),
+        ("tcp-bbr", 1, 8192, 0), ("tcp-bbr", 2, 8192, 1), ("tcp-bbr", 8, 131072, 0), ("tcp-cubic", 16, 65536, 1),
     ],
 )  # fmt: skip
 def test_windows_that_do_not_fit_wait_for_a_timeout(transport, n, buffer, n_lost):
-    """Each keeps 2 segments waiting (BBR 10) of buffer + rate x round trip; the others send again after 200 ms."""
-    each = (10 if transport == "tcp-bbr" else 2) * SEGMENT
+    """Each keeps 3 segments waiting (BBR 6) of buffer + rate x round trip; the others send again after 200 ms."""
+    each = (6 if transport == "tcp-bbr" else 3) * SEGMENT
     assert n - n_lost == min(n, (buffer + RATE * ROUND_TRIP) // each)
-    waits = TIMEOUT + reopened() if n_lost else 0.0
+    waits = 0.2 + ROUND_TRIP + buffer / RATE + reopened() if n_lost else 0.0
     expected = PATH + waits + (n_lost or n) * SIZE / RATE
     assert push(n, transport=transport, buffer=buffer) == pytest.approx(expected, rel=1e-12)
 
 
 def test_frames_and_what_a_bucket_holds_count():
-    """1514 bytes a segment: 10 of 8 senders' windows of 2 fit into 16 KiB and 4542 bytes, and 3500 under way: 8 do."""
+    """1514 bytes a segment: five windows of three are 22,710 bytes, and a bucket of 4542, 3500 under way and the buffer
+    hold as much from 14,668 on."""
     framed = {"frame_header": 66.0, "frame_payload": 1448.0, "burst": 4542.0}
-    assert push(8, **framed, buffer=16384) == push(8, **framed)
-    assert push(9, **framed, buffer=16384) > TIMEOUT
+    assert push(5, **framed, buffer=14668) == push(5, **framed)
+    assert push(5, **framed, buffer=14667) > 0.2
 
 
 def test_small_messages_need_no_more_than_their_bytes():
     assert push(8, 1000.0, buffer=5000) == pytest.approx(PATH + 8 * 1000 / RATE)
-    assert push(9, 1000.0, buffer=5000) > TIMEOUT  # 8500 bytes fit
+    assert push(9, 1000.0, buffer=5000) > 0.2  # 8500 bytes fit
 
 
 def test_time_falls_with_the_buffer_and_rises_with_the_senders():
-    times = [[push(n, buffer=buffer) for buffer in (3e3, 6e3, 12e3, 24e3, 48e3, 0)] for n in (2, 4, 8, 16)]
+    times = [[push(n, buffer=buffer) for buffer in (3e3, 6e3, 12e3, 24e3, 96e3, 0)] for n in (2, 4, 8, 16)]
     for own in times:
         assert own == sorted(own, reverse=True)
     for column in zip(*times, strict=True):
         assert list(column) == sorted(column)
     for own, n in zip(times, (2, 4, 8, 16), strict=True):
         assert own[-1] == pytest.approx(PATH + n * SIZE / RATE)  # no end of the buffer
-        assert own[0] > TIMEOUT or n == 2
+        assert own[0] > 0.2
 
 
 def test_a_busy_port_loses_no_time_by_a_sender_that_comes_later():
-    took = ends(cluster(8, buffer=16384), [(i, 7, 5e6) for i in range(7)])
+    took = ends(cluster(8, buffer=BUFFER), [(i, 7, 5e6) for i in range(7)])
     again = TIMEOUT + reopened()
     assert max(took) == pytest.approx(PATH + 7 * 5e6 / RATE, rel=1e-12)
     assert sorted(took)[:6] == pytest.approx([PATH + again + 7 * (5e6 / RATE - again / 6)] * 6)
@@ -94,7 +99,7 @@ def test_a_busy_port_loses_no_time_by_a_sender_that_comes_later():
 
 def test_who_is_turned_away_again_waits_twice_as_long():
     """The seventh sender's segment fits beside the windows of the six, the eighth's does not until they have ended."""
-    took = ends(cluster(buffer=16384), [(i, 8, 5e6) for i in range(8)])
+    took = ends(cluster(buffer=BUFFER), [(i, 8, 5e6) for i in range(8)])
     assert max(took[:7]) == pytest.approx(PATH + 7 * 5e6 / RATE, rel=1e-12)
     assert took[7] == pytest.approx(PATH + (1 + 2 + 4 + 8) * TIMEOUT + 4 * reopened() + 5e6 / RATE, rel=1e-12)
 
@@ -112,14 +117,14 @@ def test_trunks_have_ports_too():
     where = with_detail(Cluster.from_graph(graph), transport="tcp-bbr", warm=True, buffer=16384)
     deep = with_detail(where, transport="tcp-bbr", warm=True)
     for sends in ([(i, 4 + i, SIZE) for i in range(4)], [(i, 4, SIZE) for i in range(4)]):
-        assert max(ends(where, sends, hops=3)) > TIMEOUT > max(ends(deep, sends, hops=3))
+        assert max(ends(where, sends, hops=3)) > 0.2 > max(ends(deep, sends, hops=3))
     one_each = [(0, 4, SIZE), (4, 0, SIZE)]
     assert ends(where, one_each, hops=3) == ends(deep, one_each, hops=3)
 
 
 def test_the_next_round_starts_anew():
     """What waited is gone: the same push again takes the same time, and one that fits none of it."""
-    where = cluster(buffer=16384)
+    where = cluster(buffer=BUFFER)
     network, sends = Network(where), [(i, 8, SIZE) for i in range(8)]
     first = max(ends(where, sends, network=network))
     again = max(ends(where, sends, now=1.0, network=network))
@@ -129,10 +134,10 @@ def test_the_next_round_starts_anew():
 
 def test_collectives_with_many_senders_to_one_feel_it():
     gather = {"kind": "gather", "ranks": 9}
-    deep, shallow = (collective_time(cluster(buffer=b), "direct", 9 * SIZE, **gather) for b in (0, 16384))
+    deep, shallow = (collective_time(cluster(buffer=b), "direct", 9 * SIZE, **gather) for b in (0, BUFFER))
     assert deep == pytest.approx(PATH + 8 * SIZE / RATE)
     assert shallow == pytest.approx(PATH + TIMEOUT + reopened() + 2 * SIZE / RATE)
-    assert collective_time(cluster(buffer=16384), "ring", 9 * SIZE) == collective_time(cluster(), "ring", 9 * SIZE)
+    assert collective_time(cluster(buffer=BUFFER), "ring", 9 * SIZE) == collective_time(cluster(), "ring", 9 * SIZE)
 
 
 def test_who_has_no_buffers():
@@ -141,3 +146,28 @@ def test_who_has_no_buffers():
     with pytest.raises(ConfigError, match=r"buffer = .* belongs to a transport"):
         with_detail(Cluster.from_graph(star(2, bandwidth=RATE, latency=PATH)), buffer="128 KiB")
     assert "tcp-cubic (buffers of 131.1 kB, warm)" in cluster(buffer="128 KiB").summary()
+
+
+def test_pushes_between_real_namespaces():
+    """35 settings on Linux (the README of the data says how): which of them time out, and how long they take."""
+    path = Path(__file__).parents[1] / "accuracy" / "data" / "minicluster" / "incast.csv"
+    kernel = {"frame_header": 66.0, "frame_payload": 1448.0, "burst": 4542.0}
+    errors, right = [], {"yes": [], "no": []}
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            n, nbytes = int(row["n"]), 1024 * int(row["kib"])
+            graph = star(n + 1, bandwidth=f"{row['mbps']} Mbit/s", latency="35 us")
+            there = {**kernel, "transport": row["transport"], "warm": True}
+            took = [
+                collective_time(with_detail(Cluster.from_graph(graph), **there, buffer=f"{b} KiB"), "direct",
+                                (n + 1) * nbytes, kind="gather", ranks=n + 1)
+                for b in (row["buffer_kib"], 0)
+            ]  # fmt: skip
+            measured = float(row["median_ms"]) / 1e3
+            errors.append([abs(seconds / measured - 1) for seconds in took])
+            right[row["chosen_on"]].append((took[0] > took[1]) == (float(row["timed_out"]) > 0.5))
+    lossy, ideal = np.mean(errors, axis=0)
+    assert len(errors) == 35
+    assert lossy < 0.15 < 0.4 < ideal
+    assert sum(right["yes"]) >= 24
+    assert sum(right["no"]) >= 6
