@@ -75,6 +75,25 @@ def channels(cluster: Cluster, nodes: tuple[int, ...]) -> Channels:
     )
 
 
+def rails(cluster: Cluster, nodes: tuple[int, ...]) -> tuple[Ints, ...] | None:
+    """Return the places in each machine in the order of their interfaces, as many in all.
+
+    None where machines have no NVLinks, or no interface for each device: nothing is gained by sending from a neighbour's.
+    """
+    at = np.array(nodes, dtype=np.int64)
+    machines = members(cluster, at)
+    n_local = len(machines[0])
+    if len(machines) == 1 or n_local == 1 or any(len(each) != n_local for each in machines):
+        return None
+    ways = channels(cluster, nodes)
+    if len(ways.rings) != n_local:
+        return None
+    pairs = cluster.routes(*(np.concatenate([at[np.roll(each, i)] for each in machines]) for i in (0, 1)))
+    if any(cluster.link_kind[link] != "nvlink" for link in pairs.links.tolist()):
+        return None
+    return tuple(np.array([chains[i][0] for chains in ways.chains]) for i in range(len(machines)))
+
+
 def members(cluster: Cluster, at: Ints) -> list[Ints]:
     """Return the places in ``at`` of the nodes of each machine, machines in the order of their first."""
     host = cluster.host_of[at]

@@ -6,13 +6,20 @@ from rank r-j (mod p). A block never leaves its slot number, so a message needs 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ddlsim.arguments import checked
+from ddlsim.collectives.combine import reorder
 from ddlsim.collectives.gloo import gloo_all_to_all
-from ddlsim.collectives.schedule import Ranks, Schedule, messages
+from ddlsim.collectives.schedule import Ints, Ranks, Schedule, Segments, messages
+from ddlsim.errors import ConfigError
 
-__all__ = ["bruck", "direct", "gloo_all_to_all", "pairwise"]
+__all__ = ["bruck", "direct", "gloo_all_to_all", "nccl", "pairwise"]
+
+#: rounds that the machines are spread over, at most
+MOST_ROUNDS = 8
 
 
 @checked
@@ -44,3 +51,42 @@ def direct(n_ranks: Ranks) -> Schedule:
     rank, step = (a.ravel() for a in np.indices((n_ranks, n_ranks - 1)))
     lanes = ((messages(rank, (rank + 1 + step) % n_ranks, 1 + step, reduce=False),),) if n_ranks > 1 else ()
     return Schedule(n_ranks, n_ranks, lanes, kind="all_to_all")
+
+
+@checked
+def nccl(n_ranks: Ranks, n_segments: Segments = 1, rails: Sequence[Ints] | None = None) -> Schedule:
+    """NCCL's sends with PXN: by NVLink to the GPU at the receiver's place, and over its interface to the same rail.
+
+    rails  the ranks in each machine, as many in all, in the order of their interfaces, found in the links of a cluster
+           whose machines have NVLinks and several interfaces; None: everything at once (:func:`direct`)
+
+    In up to 8 rounds, one per segment: what is meant for the next round goes to its rail while the last one's travels.
+    With m machines of n, in one round: a1 + (n-1)/n S b1 + a2 + (m-1)/m S b2
+    (``src/graph/paths.cc``; NVIDIA 2022, "Doubling all2all performance with NCCL 2.12").
+    """
+    if rails is None or n_ranks == 1:
+        return direct(n_ranks)
+    order, n = np.concatenate(rails), len(rails[0])
+    if any(len(rail) != n for rail in rails) or not np.array_equal(np.sort(order), np.arange(n_ranks)):
+        raise ConfigError(f"rails: must hold each of the ranks 0..{n_ranks - 1} once, as many in every machine")
+    m = len(rails)
+    n_rounds = min(n_segments, MOST_ROUNDS)
+    n_pieces = n_rounds if m <= MOST_ROUNDS else 1  # of each block, so that few machines fill many rounds
+    items = np.arange(m * n_pieces)
+    columns: list[list[list[Ints]]] = [[] for _ in range(n_rounds + 1)]
+    for i, item in enumerate(np.array_split(items, n_rounds)):
+        ahead, piece = item % m, item // m * n_ranks  # blocks d n to d n + n - 1 are for machines d or d + 1 further on
+        machine, src, step, which = (a.ravel() for a in np.indices((m, n, n - 1, len(item))))
+        dst, chunk = (src + 1 + step) % n, (piece + ahead * n)[which] + 1 + step
+        columns[i].append([machine * n + src, machine * n + dst, chunk, np.ones_like(chunk)])
+        machine, place, which = (a.ravel() for a in np.indices((m, n, len(item))))
+        for beyond, start, count in ((0, 0, place + 1), (1, place + 1, n - 1 - place)):
+            further = (ahead[which] + beyond) % m
+            there, chunk = (machine + further) % m * n + place, (piece + ahead * n)[which] + start
+            away = (further > 0) & (count > 0)
+            columns[i + 1].append([column[away] for column in (machine * n + place, there, chunk, count)])
+    parts = [[np.concatenate(column) for column in zip(*each, strict=True)] for each in columns]
+    rounds = tuple(messages(*part, reduce=False) for part in parts if len(part[0]))
+    n_chunks = n_ranks * n_pieces
+    whole = Schedule(n_ranks, n_chunks, (rounds,), kind="all_to_all", block_of=np.arange(n_chunks) % n_ranks)
+    return reorder(whole, order)

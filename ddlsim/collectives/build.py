@@ -9,10 +9,10 @@ import numpy as np
 
 from ddlsim.arguments import Index, NotNegative, checked
 from ddlsim.cluster import Cluster
-from ddlsim.cluster.rings import rings
+from ddlsim.cluster.rings import rails, rings
 from ddlsim.collectives.check import check, validate
 from ddlsim.collectives.find import called, find, given, n_segments_for, parameters_of
-from ddlsim.collectives.nccl_tuner import ALGORITHMS, PROTOCOLS
+from ddlsim.collectives.nccl_tuner import ALGORITHMS, LAPS, PROTOCOLS
 from ddlsim.collectives.nccl_way import Way, choose, several_ways, way
 from ddlsim.collectives.schedule import Collective, Ints, Kind, Ranks, Schedule
 from ddlsim.errors import ConfigError, unknown_name
@@ -41,7 +41,7 @@ def size_class(
         return n_segments_for(nbytes)
     if algorithm == "default":
         algorithm = default_algorithm(*where)
-    if not isinstance(algorithm, str) or algorithm.partition("(")[0].strip() != "nccl":
+    if not isinstance(algorithm, str) or algorithm.partition("(")[0].strip() != "nccl" or kind not in LAPS:
         return n_segments_for(nbytes)
     return choose(where[0], tuple(where[1]), nbytes, kind, *forced(find(algorithm, kind)))
 
@@ -74,7 +74,8 @@ def build(
     hosts      (n_ranks,) the machine of each rank; one with a parameter `groups` gets the ranks of each
     where      the cluster, and the node that each rank is at; one with a parameter `rings` gets the orders in which
                rings use all ways between them (:func:`ddlsim.cluster.rings.rings`), one with a parameter `way` what
-               NCCL's tuner chooses (:func:`ddlsim.collectives.nccl_way.way`)
+               NCCL's tuner chooses (:func:`ddlsim.collectives.nccl_way.way`), one with a parameter `rails` the ranks
+               at the interfaces of each machine (:func:`ddlsim.cluster.rings.rails`)
 
     "default" is "nccl" where GPUs have several ways to each other, and "ring" elsewhere (:func:`default_algorithm`).
 
@@ -101,12 +102,14 @@ def _call(
     function: Collective, name: str, n_ranks: int, nbytes: float, hosts: Sequence[int] | None,
     where: tuple[Cluster, Sequence[int]] | None = None, kind: str = "all_reduce",
 ) -> Schedule:  # fmt: skip
-    """Call a collective with those of `n_segments`, `groups`, `rings` and `way` that it takes."""
+    """Call a collective with those of `n_segments`, `groups`, `rings`, `rails` and `way` that it takes."""
     parameters = parameters_of(function)
     wanted = set(parameters) - set(given(function))
-    more: dict[str, int | tuple[Ints, ...] | Way] = {}
+    more: dict[str, int | tuple[Ints, ...] | Way | None] = {}
     if "rings" in wanted and where is not None:
         more["rings"] = rings(where[0], tuple(map(int, where[1])))
+    if "rails" in wanted and where is not None:
+        more["rails"] = rails(where[0], tuple(map(int, where[1])))
     if "way" in wanted and where is not None and n_ranks > 1:
         more["way"] = way(where[0], tuple(map(int, where[1])), nbytes, kind, *forced(function))
     if "n_segments" in wanted:

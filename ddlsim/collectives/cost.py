@@ -218,6 +218,13 @@ def all_to_all_direct(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> 
 
 
 @checked
+def all_to_all_nccl(n_inside: Count, n_machines: Count, nbytes: Real, inside: Link, between: Link) -> float:
+    """a1 + (n-1)/n S b1 + a2 + (m-1)/m S b2 with n ranks in each of m machines, in one round."""
+    to_rails = all_to_all_direct(n_inside, nbytes, *inside[:2])
+    return to_rails + all_to_all_direct(n_machines, nbytes, *between[:2])
+
+
+@checked
 def gather_direct(n_ranks: Count, nbytes: Real, alpha: Real, beta: Real) -> float:
     """alpha + (p-1)/p S beta; S is what the root ends with."""
     return all_to_all_direct(n_ranks, nbytes, alpha, beta)

@@ -99,6 +99,7 @@ def site(cluster: Cluster, nodes: tuple[int, ...], bandwidth: float | None = Non
     several = len(hosts) > 1
     if bandwidth is None:
         inside, outside, hardware = _buses(cluster, nodes)
+        outside = min(outside, _interfaces(cluster, at)) if several else outside
     else:
         inside, outside = bandwidth, bandwidth if several else math.inf
         hardware = "nvlink" if "nvlink" in cluster.link_kind else "pcie"
@@ -116,6 +117,20 @@ def site(cluster: Cluster, nodes: tuple[int, ...], bandwidth: float | None = Non
         nvls=nvswitches and all(device.startswith(adding_up) for device in devices),
         sharp=several and len(set(n_local.tolist())) == 1 and _switches_reduce(cluster, at),
     )  # fmt: skip
+
+
+def _interfaces(cluster: Cluster, at: npt.NDArray[np.int64]) -> float:
+    """Return the bytes/s of the network cards by which workers leave their machines, of the machine that has the least.
+
+    Others, nearest to GPUs that do not take part, are not used.
+    """
+    hosts, first, machine = np.unique(cluster.host_of[at], return_index=True, return_inverse=True)
+    routes = cluster.routes(at, at[np.roll(first, -1)][machine])
+    owner = np.repeat(machine, np.diff(routes.offsets))
+    source, target = (cluster.host_of[ends[routes.links]] for ends in (cluster.link_src, cluster.link_dst))
+    leaving = (source == hosts[owner]) & (target != hosts[owner])
+    pairs = np.unique(np.stack([owner[leaving], routes.links[leaving]]), axis=1)
+    return float(np.bincount(pairs[0], payload_rate(cluster, pairs[1]), len(hosts)).min())
 
 
 def _generation(devices: set[str]) -> str:

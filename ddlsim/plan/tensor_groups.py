@@ -11,7 +11,8 @@ import numpy as np
 
 from ddlsim.arguments import Count
 from ddlsim.cluster import Cluster
-from ddlsim.collectives import build
+from ddlsim.collectives import Collective, build
+from ddlsim.collectives.build import default_algorithm
 from ddlsim.errors import ConfigError
 from ddlsim.network import schedule_time
 from ddlsim.network.distinct import distinct
@@ -159,16 +160,19 @@ def _times(cluster: Cluster, source: Ints, target: Ints) -> Floats:
 
 
 def exchange_seconds(
-    cluster: Cluster, places: Sequence[int], members: Sequence[Sequence[int]], *, inside: bool
-) -> Seconds:
+    cluster: Cluster, places: Sequence[int], members: Sequence[Sequence[int]], *, inside: bool,
+    algorithm: str | Collective = "default",
+) -> Seconds:  # fmt: skip
     """Return what collectives inside a tensor group take on the idle machines of the first group.
 
-    places   the node of every worker
-    members  the workers of every group
-    inside   groups must be inside a machine (userbuffers)
+    places     the node of every worker
+    members    the workers of every group
+    inside     groups must be inside a machine (userbuffers)
+    algorithm  of the replicas' all-reduces
 
-    Inside a machine they are rings; across machines the faster one of a ring and a hierarchical all-reduce, as a
-    library's tuner would choose. Raises ConfigError for groups that cross machines and share them with others.
+    By NCCL they are what it runs, if that is the algorithm, or the default where they are. Otherwise, and by
+    userbuffers, they are rings inside a machine, across machines the faster one of a ring and a hierarchical
+    all-reduce. Raises ConfigError for groups that cross machines and share them with others.
     """
     nodes, tensor = np.array(places), len(members[0])
     machine = cluster.host_of[nodes]
@@ -187,21 +191,29 @@ def exchange_seconds(
             f"Parallel: tp_comm_overlap = True: goes with tensor groups inside a machine; those of {tensor} cross "
             "machines"
         )
-    return group_seconds(cluster, tuple(nodes[list(members[0])].tolist()), tuple(hosts[0].tolist()))
+    by_nccl = not inside and isinstance(algorithm, str) and algorithm.partition("(")[0] in ("nccl", "default")
+    return _group_seconds(
+        cluster, tuple(nodes[list(members[0])].tolist()), tuple(hosts[0].tolist()), algorithm if by_nccl else "ring"
+    )
 
 
 @functools.lru_cache(maxsize=16)
-def group_seconds(cluster: Cluster, nodes: tuple[int, ...], hosts: tuple[int, ...]) -> Seconds:
+def _group_seconds(
+    cluster: Cluster, nodes: tuple[int, ...], hosts: tuple[int, ...], algorithm: str | Collective
+) -> Seconds:
     """Return what collectives among some nodes, on these machines, take on an idle cluster."""
     order = cluster.locality_order(np.array(nodes))
     places, near = np.array(nodes)[order].tolist(), np.array(hosts)[order].tolist()
+
+    usual = default_algorithm(cluster, places) if algorithm == "default" else algorithm
 
     @functools.cache
     def seconds(kind: str, nbytes: float) -> float:
         if len(places) == 1:
             return 0.0
-        schedules = [build("ring", len(places), nbytes, None, kind)]
-        if len(set(hosts)) > 1 and kind == "all_reduce":
+        name = usual if usual == "ring" or kind == "all_reduce" else "nccl"
+        schedules = [build(name, len(places), nbytes, None, kind, (cluster, places))]
+        if usual == "ring" and len(set(hosts)) > 1 and kind == "all_reduce":
             schedules.append(build("hierarchical", len(places), nbytes, near))
         return min(schedule_time(cluster, each, places, nbytes) for each in schedules)
 

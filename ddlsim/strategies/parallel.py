@@ -323,12 +323,19 @@ class Parallel(WithFabric):
         return as_one_rank(chunks, self.tensor, lambda chunk: _memory(chunk.workload, holding).activations,
                            gather=None if self.sequence else seconds)  # fmt: skip
 
+    def _exchange_seconds(
+        self, cluster: Cluster, places: Sequence[int], members: Sequence[Sequence[int]]
+    ) -> Seconds:
+        """Return what collectives in a tensor group take."""
+        inside = self.tp_comm_overlap
+        return exchange_seconds(cluster, places, members, inside=inside, algorithm=self.algorithm)
+
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         workers, whole = setting.workers, setting.whole
         mesh, micro_batches = self.mesh(len(workers)), workers[0].accumulation
         members = self._members(mesh)
-        seconds = exchange_seconds(setting.cluster, setting.nodes, members, inside=self.tp_comm_overlap)
+        seconds = self._exchange_seconds(setting.cluster, setting.nodes, members)
         if self.tensor > 1:
             setting.notes.append(
                 f"tensor groups of {self.tensor} workers are simulated as one: their own collectives, as on idle "
@@ -385,7 +392,7 @@ class Parallel(WithFabric):
         else:
             cuts = cut_places(shard.workload, self.pipeline, self._per_stage)
         order = representative_order(str(self.order), self.pipeline, micro_batches, len(cuts) + 1)
-        seconds = exchange_seconds(cluster, nodes, members, inside=self.tp_comm_overlap)
+        seconds = self._exchange_seconds(cluster, nodes, members)
         travel = Travel(cluster, np.array(nodes)[[own[0] for own in members]]) if whole else None
         least = least_seconds(
             costs_of(_exchanging(shard, seconds), cuts, self.tensor, None if self.sequence else seconds), order,
