@@ -41,7 +41,7 @@ def rings(cluster: Cluster, nodes: tuple[int, ...]) -> tuple[Ints, ...]:
     """Return the orders in which rings over ``nodes``, which follow each other well as they are, run side by side.
 
     Each is a permutation of ``range(n)``; the same number of bytes is meant for each. One, the plain order, where
-    machines have one device, or one interface and no second way inside.
+    machines have one device, or one interface and no second way inside, or where trunks let one carry more than several.
     """
     return channels(cluster, nodes).rings
 
@@ -70,15 +70,23 @@ def channels(cluster: Cluster, nodes: tuple[int, ...]) -> Channels:
             chain[:: -1 if number % 2 and interface[path[0]] != interface[path[-1]] else 1]
             for chain, path in zip(chains[-1], searched[inside.shape], strict=True)
         ])  # fmt: skip
-    return Channels(  # as many as the narrowest machine has
-        tuple(np.concatenate(ring) for ring in zip(*paths, strict=False)), tuple(zip(*chains, strict=False))
-    )
+    orders = tuple(np.concatenate(ring) for ring in zip(*paths, strict=False))  # as many as the narrowest machine has
+    if _rate(cluster, at, orders) < _rate(cluster, at, (plain,)) * (1.0 - 1e-9):
+        return Channels((plain,), (tuple(machines),))  # they cross trunks too often
+    return Channels(orders, tuple(zip(*chains, strict=False)))
+
+
+def _rate(cluster: Cluster, at: Ints, orders: tuple[Ints, ...]) -> float:
+    """Return the bytes/s that rings carry together, each as much as the fullest link on its way lets all of them."""
+    ways = [cluster.routes(at[order], at[np.roll(order, -1)]).links for order in orders]
+    uses = np.bincount(cluster.link_channel[np.concatenate(ways)], minlength=cluster.n_channels)
+    return len(orders) * float(np.min(cluster.channel_capacity[uses > 0] / uses[uses > 0], initial=np.inf))
 
 
 def rails(cluster: Cluster, nodes: tuple[int, ...]) -> tuple[Ints, ...] | None:
     """Return the places in each machine in the order of their interfaces, as many in all.
 
-    None where machines have no NVLinks, or no interface for each device: nothing is gained by sending from a neighbour's.
+    None where machines have no NVLinks, or no interface for each device: then a neighbour's is no better.
     """
     at = np.array(nodes, dtype=np.int64)
     machines = members(cluster, at)
