@@ -94,7 +94,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
 
 
 def with_shaping(net: Net, link_channel: Ints, reverse_link: Ints, details: LinkDetails) -> Net:
-    """Return an empty `net` in which links do what `details` says; the shortcuts of `replay` do not hold then."""
+    """Return an empty `net` in which links do what `details` says."""
     buckets = np.zeros(len(net.channels), dtype=st.BUCKET)
     free = net.channels["capacity"].copy()
     load = np.zeros(len(free))
@@ -112,7 +112,6 @@ def with_shaping(net: Net, link_channel: Ints, reverse_link: Ints, details: Link
     buckets["room"] = np.inf
     net.counts[st.SHAPED] = 1
     net.counts[st.TRANSPORTED] = int((details.transport != "").any())
-    net.counts[st.REPLAY] = 0
     return net._replace(buckets=buckets)
 
 

@@ -1,6 +1,7 @@
 """Shortcuts that give the very result that the events would: rounds without contention, rounds that repeat.
 
-Both start from a moment at which nothing flows and all messages on their way start to flow at one instant.
+Both start from a moment at which nothing flows and all messages on their way start to flow at one instant, on links
+that do nothing besides carrying bytes (others: :mod:`ddlsim.network.rounds`).
 
 * A *plain round*: each of these messages has its channels for itself, and all end at one instant
   (:func:`end_of_plain_round`). Their flows need not be put on the channels and taken off again.
@@ -39,6 +40,7 @@ from ddlsim.network.state import (
     ROUND_TRANSFER_MAX,
     ROUND_TRANSFER_MIN,
     SAME_INSTANT,
+    SHAPED,
     STEPS_LEFT,
     Net,
 )
@@ -61,7 +63,7 @@ def in_step(net: Net):  # type: ignore[no-untyped-def]
     start = net.fifo[head & mask].time
     if net.counts[N_OUT] > 0 or net.fifo[(tail - 1) & mask].time != start:
         return False
-    return net.counts[REPLAY] == 1 and later(start, net.reals[NOW])
+    return net.counts[REPLAY] == 1 and net.counts[SHAPED] == 0 and later(start, net.reals[NOW])
 
 
 @inlined
@@ -128,7 +130,7 @@ def book_plain_round(net: Net, end):  # type: ignore[no-untyped-def]
 def replay(net: Net, until):  # type: ignore[no-untyped-def]
     """Repeat the round that has just ended as often as it is sure to come again, by the same additions.
 
-    Between two *barriers* (moments as above at which every thread of the only live collective entered a step)
+    Between two *barriers* (moments as above at which every thread of all live collectives entered a step)
     all messages started to flow at one instant, ended at one instant after equal transfers, and were received
     after equal overheads and reductions. If no thread has ended, and every one now repeats its step with equal
     sizes, latencies and overheads, the next round is that round again. (Equal sizes that took equal times were
@@ -226,14 +228,13 @@ def book(net: Net, done, transfer, start):  # type: ignore[no-untyped-def]
     mask = net.fifo.size - 1
     head = net.counts[FIFO_HEAD]
     n = net.counts[FIFO_TAIL] - head
-    table = net.instances[net.slots[net.fifo[head & mask].item].instance]
-    program = net.programs[table.program]
     net.counts[EPOCH] += 1
     epoch = net.counts[EPOCH]
     for i in range(head, head + n):
         slot = net.fifo[i & mask].item
         net.fifo[i & mask].time = start
-        net.counters[table.counters + net.messages[net.slots[slot].message].counter] += done
+        place = net.instances[net.slots[slot].instance].counters + net.messages[net.slots[slot].message].counter
+        net.counters[place] += done
         nbytes = done * net.slots[slot].nbytes
         route = net.slots[slot].route
         net.reals[ISSUED] += nbytes
@@ -245,11 +246,21 @@ def book(net: Net, done, transfer, start):  # type: ignore[no-untyped-def]
             if net.channels[channel].mark != epoch:  # once, however many flows cross it
                 net.channels[channel].mark = epoch
                 net.channels[channel].busy += done * transfer
-    for thread in range(program.n_ranks * program.n_lanes):
-        if net.threads[table.threads + thread].step >= 0:
-            net.threads[table.threads + thread].repetition += done
+    repeat_threads(net, done)
     net.counts[N_MESSAGES] += done * n
     net.counts[FAST_FORWARDED] += done * n
+
+
+@inlined
+def repeat_threads(net: Net, done):  # type: ignore[no-untyped-def]
+    """Let the threads of all live collectives have repeated their steps `done` times."""
+    for instance in range(net.instances.size):
+        if net.instances[instance].ranks_left > 0:
+            table = net.instances[instance]
+            program = net.programs[table.program]
+            for thread in range(table.threads, table.threads + program.n_ranks * program.n_lanes):
+                if net.threads[thread].step >= 0:
+                    net.threads[thread].repetition += done
 
 
 @inlined

@@ -1,6 +1,6 @@
 """Rounds whose messages start and end at several instants, replayed as :mod:`ddlsim.network.replay` does with one.
 
-Between two barriers (moments at which every thread of the only live collective enters a step, while nothing flows) all
+Between two barriers (moments at which every thread of all live collectives enters a step, while nothing flows) all
 that happens is put down as *spans*: at the instant `cause`, something was planned that comes `length` later, and came
 at the instant `effect`. A round is replayed by adding the same lengths to the same instants, as long as the same spans
 come first and together. That is all there is to it where
@@ -15,7 +15,7 @@ import numpy as np
 
 from ddlsim.compiler import inlined
 from ddlsim.network.calendar import insert
-from ddlsim.network.replay import later
+from ddlsim.network.replay import later, repeat_threads
 from ddlsim.network.state import (
     DELIVERED,
     DELIVERING,
@@ -31,7 +31,6 @@ from ddlsim.network.state import (
     LOG_ON,
     N_ACTIVE,
     N_DELIVERING,
-    N_LIVE,
     N_MESSAGES,
     N_MOMENTS,
     N_OUT,
@@ -47,22 +46,25 @@ from ddlsim.network.state import (
     ROUND_SIZE,
     ROUND_TAIL,
     ROUND_THREADS,
+    SHAPED,
     STEPPED,
     STEPS_LEFT,
     TIMER_SEQUENCE,
+    TRANSPORTED,
     WAITING,
     Net,
 )
+from ddlsim.network.transport import asks
 
 MOST = 64  # flows on a channel that are looked through for those which are slower
 
 
 @inlined
 def at_barrier(net: Net):  # type: ignore[no-untyped-def]
-    """Whether all threads of the only live collective have just entered a step, and nothing else is under way."""
+    """Whether all threads of all live collectives have just entered a step, and nothing else is under way."""
     if net.counts[N_ACTIVE] > 0 or net.counts[N_DELIVERING] > 0 or net.counts[N_OUT] > 0:
         return False
-    if net.counts[N_LIVE] != 1 or net.counts[LIVE_SINGLE] != 0 or net.counts[REPLAY] == 0:
+    if net.counts[LIVE_SINGLE] != 0 or net.counts[REPLAY] == 0:
         return False
     return net.counts[STEPPED] == net.counts[LIVE_THREADS] and n_timers(net) > 0
 
@@ -141,9 +143,13 @@ def put_down(net: Net, at):  # type: ignore[no-untyped-def]
                 fits = span >= 0 and net.timers[i].time == now + length
     for flow in range(net.counts[N_ACTIVE] - net.counts[ROUND_NEW], net.counts[N_ACTIVE]):
         if fits:
-            length = net.slots[net.flows[flow].slot].nbytes / net.flow_rate[flow]
+            slot = net.flows[flow].slot
+            nbytes = net.slots[slot].nbytes if net.counts[SHAPED] == 0 else net.wire[slot]
+            length = nbytes / net.flow_rate[flow]
             span = put_span(net, max(span, 0), at, length)
             fits = span >= 0 and net.flow_end[flow] == now + length and is_plain(net, flow)
+            if net.counts[TRANSPORTED] == 1:
+                fits = fits and not is_awaited(net, slot)
     net.counts[ROUND_TAIL] = net.counts[FIFO_TAIL]
     net.counts[ROUND_SEQUENCE] = net.counts[TIMER_SEQUENCE]
     net.counts[N_MOMENTS] = at + 1 if fits else 0
@@ -154,12 +160,56 @@ def waiting(net: Net, slot):  # type: ignore[no-untyped-def]
     """Return how long a message waits until it flows, or, if it has flowed, until it is reduced; nan: not only that."""
     message = net.messages[net.slots[slot].message]
     if net.slots[slot].state == WAITING:
-        if net.nodes[message.source].send_overhead > 0.0 or message.stride != 0:
-            return np.nan
-        return net.routes[net.slots[slot].route].latency
+        steady = net.nodes[message.source].send_overhead <= 0.0 and message.stride == 0
+        if net.counts[SHAPED] == 1:
+            steady = steady and not (net.counts[TRANSPORTED] == 1 and asks(net, slot)) and not meets_bucket(net, slot)
+        return net.routes[net.slots[slot].route].latency if steady else np.nan
     if net.slots[slot].state != DELIVERING or net.nodes[message.target].recv_overhead > 0.0:
         return np.nan
     return message.reduce * net.nodes[message.target].reduce_time * net.slots[slot].nbytes
+
+
+@inlined
+def meets_bucket(net: Net, slot):  # type: ignore[no-untyped-def]
+    """Whether a link on the message's route may let some of it through at once, which depends on what it has saved."""
+    route = net.slots[slot].route
+    most = 0.0
+    for h in range(net.routes[route].first, net.routes[route].last):
+        most = max(most, net.buckets[net.hops[h]].burst)
+    return most > 0.0
+
+
+@inlined
+def is_awaited(net: Net, slot):  # type: ignore[no-untyped-def]
+    """Whether other messages wait for the connection of one that flows."""
+    connection = net.ways[net.slots[slot].route].connection
+    return connection >= 0 and net.connections[connection].first >= 0
+
+
+@inlined
+def shrinks(net: Net, slot):  # type: ignore[no-untyped-def]
+    """Whether the window of a message that is on its way may shrink, its connection having idled, before it flows.
+
+    (Windows that open delay messages, whose timers are none that are put down.)
+    """
+    route = net.slots[slot].route
+    way = net.ways[route]
+    if way.connection < 0:
+        return False
+    idle = net.reals[NOW] + net.routes[route].latency - net.connections[way.connection].since
+    return 2.0 * idle > way.timeout and net.connections[way.connection].window > way.initial
+
+
+@inlined
+def may_shrink(net: Net):  # type: ignore[no-untyped-def]
+    """Whether that may happen to any message that is on its way."""
+    mask = net.fifo.size - 1
+    any_shrinks = False
+    for i in range(net.counts[FIFO_HEAD], net.counts[FIFO_TAIL]):
+        any_shrinks = any_shrinks or shrinks(net, net.fifo[i & mask].item)
+    for i in range(net.counts[N_TIMER_HEAP]):
+        any_shrinks = any_shrinks or shrinks(net, net.timers[i].item)
+    return any_shrinks
 
 
 @inlined
@@ -227,6 +277,8 @@ def replay_spans(net: Net, until):  # type: ignore[no-untyped-def]
     size = n_timers(net)
     if size != net.counts[ROUND_SIZE] or net.counts[N_MESSAGES] - net.counts[ROUND_DELIVERED] != size:
         return
+    if net.counts[TRANSPORTED] == 1 and may_shrink(net):
+        return
     begin = now = net.reals[ROUND_BEGIN]
     done = -1  # the first time round, it is the round that has been put down
     while done < rounds:
@@ -248,15 +300,17 @@ def replay_spans(net: Net, until):  # type: ignore[no-untyped-def]
         now = net.moments[last]
         done += 1
     if done > 0:
+        passed = now - net.reals[NOW]
         net.reals[ROUND_BEGIN] = begin
         net.reals[NOW] = now
         net.counts[STEPS_LEFT] -= done
-        book_rounds(net, done)
+        book_rounds(net, done, passed)
 
 
 @inlined
-def book_rounds(net: Net, done):  # type: ignore[no-untyped-def]
-    """Book `done` replayed rounds: bytes, busy seconds, arrivals, repetitions; timers ring as issued now."""
+def book_rounds(net: Net, done, passed):  # type: ignore[no-untyped-def]
+    """Book `done` replayed rounds, which took `passed` s: bytes, busy seconds, arrivals, repetitions; timers ring as
+    issued now, and connections have idled as long as before."""
     now = net.reals[NOW]
     mask = net.fifo.size - 1
     size = n_timers(net)
@@ -264,29 +318,25 @@ def book_rounds(net: Net, done):  # type: ignore[no-untyped-def]
     for i in range(net.counts[FIFO_HEAD], net.counts[FIFO_TAIL]):
         slot = net.fifo[i & mask].item
         net.fifo[i & mask].time = now + net.routes[net.slots[slot].route].latency
-        book_message(net, slot, done)
+        book_message(net, slot, done, passed)
     for i in range(net.counts[N_TIMER_HEAP]):  # put anew, as times that were different can be the same by now
         slot = net.timers[i].item
         time = now + net.routes[net.slots[slot].route].latency
         insert(net.timers, i, time, net.timers[i].sequence, slot)
-        book_message(net, slot, done)
+        book_message(net, slot, done, passed)
     for channel in range(net.channels.size):
         busy = done * (net.channels[channel].busy - net.round_busy[channel])
         net.channels[channel].busy += busy
         net.round_busy[channel] += busy
-    table = net.instances[net.slots[slot].instance]
-    program = net.programs[table.program]
-    for thread in range(program.n_ranks * program.n_lanes):
-        if net.threads[table.threads + thread].step >= 0:
-            net.threads[table.threads + thread].repetition += done
+    repeat_threads(net, done)
     net.counts[N_MESSAGES] += done * size
     net.counts[ROUND_DELIVERED] += done * size
     net.counts[FAST_FORWARDED] += done * size
 
 
 @inlined
-def book_message(net: Net, slot, done):  # type: ignore[no-untyped-def]
-    """Book a message of `done` replayed rounds."""
+def book_message(net: Net, slot, done, passed):  # type: ignore[no-untyped-def]
+    """Book a message of `done` replayed rounds, which took `passed` s."""
     table = net.instances[net.slots[slot].instance]
     net.counters[table.counters + net.messages[net.slots[slot].message].counter] += done
     nbytes = done * net.slots[slot].nbytes
@@ -296,3 +346,5 @@ def book_message(net: Net, slot, done):  # type: ignore[no-untyped-def]
     net.reals[DELIVERED] += nbytes
     for h in range(net.routes[route].first, net.routes[route].last):
         net.channels[net.hops[h]].nbytes += nbytes
+    if net.counts[TRANSPORTED] == 1 and net.ways[route].connection >= 0:
+        net.connections[net.ways[route].connection].since += passed

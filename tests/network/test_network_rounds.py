@@ -8,13 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddlsim.cluster import Cluster, MultiGpu, fat_tree, leaf_spine, star
+from ddlsim.cluster import Cluster, MultiGpu, fat_tree, leaf_spine, star, with_detail
 from ddlsim.collectives import Schedule, build, messages
 from ddlsim.network import Network
 from ddlsim.network.state import N_EVENTS, REPLAY
 
 N = 12
-CLUSTERS = ("switch", "slow reduction", "pods", "two adapters", "tree")
+DETAILS = {
+    "frames": {"frame_header": 78, "frame_payload": 1448, "reverse_load": 0.02},
+    "bursts": {"burst": "3 MiB", "frame_header": 78, "frame_payload": 1448},
+    "tcp": {"transport": "tcp-cubic", "frame_header": 78, "frame_payload": 1448},
+    "small windows": {"transport": "tcp-reno", "window": "64 KiB", "connections": 2},
+    "unordered": {"transport": "tcp-cubic", "unordered": True, "flow_rate": "5 Gbit/s"},
+    "rendezvous": {"transport": "infiniband", "rendezvous": "64 KiB"},
+}
+CLUSTERS = ("switch", "slow reduction", "pods", "two adapters", "tree", *DETAILS)
 
 
 @cache
@@ -29,6 +37,8 @@ def cluster(name):
     else:
         graph = star(N, bandwidth="10 Gbit/s", latency="10 us")
     made = Cluster.from_graph(graph)
+    if name in DETAILS:
+        return with_detail(made, **DETAILS[name])
     return made if name != "slow reduction" else dataclasses.replace(made, reduce_time=np.full(N + 1, 1e-10))
 
 
@@ -94,19 +104,22 @@ def rings(draw):
 
 @given(
     st.sampled_from(CLUSTERS),
-    rings(),
-    st.sampled_from([1e5, 3.7e7, 1e8 / 3]),
+    st.lists(rings(), min_size=1, max_size=2),
+    st.sampled_from([1e5, 3.7e7, 1e8 / 3, 1e10]),
     st.lists(st.floats(0.0, 0.2), max_size=3),
 )
-@settings(max_examples=60, deadline=None)
-def test_rounds_of_several_instants_keep_every_bit(name, schedule, nbytes, horizons):
-    same(cluster(name), [schedule], nbytes, horizons)
+@settings(max_examples=100, deadline=None)
+def test_rounds_of_several_instants_keep_every_bit(name, schedules, nbytes, horizons):
+    same(cluster(name), schedules, nbytes, horizons)
 
 
 ORDER = list(range(N))
 CASES = {
     "two latencies": ("switch", rings_of([ORDER], [1], [2e-5, 3e-5] * 6, [40])),
     "what others leave": ("two adapters", build("nccl", N, 1e8, kind="all_gather", where=at("two adapters"))),
+    "frames": ("frames", rings_of([ORDER], [1], [2e-5], [40])),
+    "transport": ("tcp", rings_of([ORDER], [1], [2e-5, 3e-5] * 6, [40])),
+    "two connections": ("small windows", rings_of([ORDER], [1], [2e-5], [40])),
     "reduction": ("slow reduction", rings_of([ORDER], [1], [2e-5], [40, 40])),
     "channels": ("pods", build("nccl", N, 1e8, where=at("pods"))),
 }
@@ -117,6 +130,31 @@ def test_rounds_are_replayed(case):
     name, schedule = CASES[case]
     replayed = same(cluster(name), [schedule], 3.7e7)
     assert replayed > 0.5 * schedule.n_messages, case
+
+
+def test_collectives_in_step_are_replayed_together():
+    """Rings of different lengths in two groups of hosts, and one that all take part in; what each group has, ends with
+    the shorter one."""
+    ring = CASES["frames"][1]
+    for name in ("switch", "frames"):
+        assert same(cluster(name), [ring, rings_of([ORDER[::-1]], [1], [2e-5], [25])], 3.7e7) > 0.5 * ring.n_messages
+    halves = [messages(ORDER[i::2], np.roll(ORDER[i::2], -1), 0, reduce=False, repeat=20 + 9 * i) for i in (0, 1)]
+    assert same(cluster("switch"), [Schedule(N, 1, ((half,),)) for half in halves], 3.7e7) > 200
+
+
+@pytest.mark.parametrize("name", ["bursts", "rendezvous"])
+def test_what_remembers_more_than_its_round_is_not_replayed(name):
+    assert same(cluster(name), [rings_of([ORDER], [1], [2e-5], [40])], 3.7e7) == 0
+
+
+def test_a_window_that_shrinks_while_its_connection_idles_is_not_replayed():
+    """First all messages are large and open the windows; then every second one is so small that its connection idles
+    until the others have come, a little longer than TCP waits: its window is halved, which the last messages show."""
+    after = np.roll(ORDER, -1)
+    opening = messages(ORDER, after, 0, 18750, reduce=False)
+    idling = messages(ORDER, after, 0, [1, 18750] * 6, reduce=False, repeat=30)
+    last = messages(ORDER, after, 0, 2, reduce=False)
+    same(cluster("tcp"), [Schedule(N, 18750, ((opening, idling, last),))], 3.75e8)
 
 
 def test_rounds_of_several_instants_are_logged_as_their_events_are():
