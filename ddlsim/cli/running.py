@@ -200,7 +200,8 @@ def _is_experiment(what: str) -> bool:
         return False
     if not os.path.isfile(path):
         raise ConfigError(f"{what}: no such file; give a path or a bundled cluster (see: ddlsim topologies)")
-    return not {"generator", "hosts", "links"} & parse_toml(decoded(read_bytes(path), what), what).keys()
+    of_topologies = {"generator", "hosts", "links", "nodes", "edges"}
+    return not of_topologies & parse_toml(decoded(read_bytes(path), what), what).keys()
 
 
 def _strategy(

@@ -232,8 +232,8 @@ def _add_nvlinks(
         return
     if bandwidth is None:
         raise ConfigError(
-            f"{matrix.source.path}: the matrix does not say how fast an NVLink is; give nvlink_bandwidth, "
-            f"like '25 GB/s' for NVLink 2 to 4"
+            f"{matrix.source.path}: the matrix does not say how fast an NVLink is; give nvlink_bandwidth "
+            f"(--bandwidth), like '25 GB/s' for NVLink 2 to 4, or add nvidia-smi nvlink -s"
         )
     one = positive(bandwidth, "bandwidth", "nvlink_bandwidth")
     if nvswitch if nvswitch is not None else max(totals.values()) > MAX_NVLINKS:

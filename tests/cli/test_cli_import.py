@@ -65,13 +65,20 @@ def test_what_is_imported_is_what_the_file_names(call, tmp_path):
     code, _, err = call("import", "topo.txt")
     assert code == 2
     assert err == (
-        "error: topo.txt: the matrix does not say how fast an NVLink is; give nvlink_bandwidth, like '25 GB/s' for "
-        "NVLink 2 to 4 (read as nvidia-smi)\n"
+        "error: topo.txt: the matrix does not say how fast an NVLink is; give nvlink_bandwidth (--bandwidth), like "
+        "'25 GB/s' for NVLink 2 to 4, or add nvidia-smi nvlink -s (read as nvidia-smi)\n"
     )
     options = ("--bandwidth", "25 GB/s", "--set", "pcie_bandwidth=24 GB/s", "--out", "c.json")
     assert call("import", "topo.txt", *options)[0] == 0
     assert sorted(set(ddlsim.load_cluster("c.json").link_bandwidth)) == [24e9, 100e9]
     assert ddlsim.load_cluster("topo.txt+bandwidth=25 GB/s+pcie_bandwidth=24 GB/s").n_links == 6
+
+
+def test_an_imported_cluster_is_run_by_its_file(call):
+    assert call("import", "topo.txt", "--bandwidth", "25 GB/s", "--device", "v100", "--out", "cluster.toml")[0] == 0
+    code, out, _ = call("run", "cluster.toml", "--model", "digits-cnn", "--steps", "2")
+    assert code == 0
+    assert "2 on topo" in out
 
 
 @pytest.mark.parametrize(
@@ -85,11 +92,13 @@ def test_what_is_imported_is_what_the_file_names(call, tmp_path):
         (("topo.txt", "--bandwidth", "25 GB/s", "-m", "alexnet"), "--model has no effect: topo.txt is nvidia-smi"),
         (("topo.txt", "--bandwidth", "25 GB/s", "-o", "c.txt"), "cannot write the format '.txt'; use .toml, .json or"),
         (("ping.txt", "-o", "c.toml"), "measurements are written as a table; name a file that ends in .csv"),
+        (("astra.yml", "--hosts", "2"), "--hosts has no effect: astra.yml is astra; leave it out"),
         (("ping.txt", "-o", "c.csv", "--hosts", "1"), "none"),
     ],
 )
 def test_what_cannot_be_imported_is_one_line(call, tmp_path, words, message):
     (tmp_path / "ping.txt").write_text("PING h (10.0.0.2) 56(84) bytes of data.\n64 bytes from h: time=0.3 ms\n")
+    (tmp_path / "astra.yml").write_text("topology: Ring\nnpus_count: 4\nbandwidth: 50\nlatency: 500\n")
     code, _, err = call("import", *words)
     if message == "none":
         assert (code, err) == (0, "wrote c.csv\n")
