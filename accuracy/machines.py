@@ -13,10 +13,10 @@ from typing import Any
 
 from accuracy.rows import UnpredictableError, number
 from ddlsim.cluster import MultiGpu
-from ddlsim.strategies import Priority, ServerWork
+from ddlsim.strategies import Priority
 
 __all__ = [
-    "FIRST_COME", "KVSTORE", "NVLINK", "PCIE", "RDMA_EFFICIENCY", "TCP_EFFICIENCY", "device_of", "host_of",
+    "FIRST_COME", "NVLINK", "PCIE", "RDMA_EFFICIENCY", "TCP_EFFICIENCY", "device_of", "host_of",
     "nic_efficiency",
 ]  # fmt: skip
 
@@ -26,11 +26,6 @@ Case = Mapping[str, Any]
 RDMA_EFFICIENCY = 12.0 / 12.5  # NET_BW of 12 GB/s for 100 Gbit/s
 TCP_EFFICIENCY = 0.99  # 8949 payload bytes in a jumbo frame of 9039 on the wire (MTU 9001, AWS EC2 user guide)
 ETHERNET_EFFICIENCY = 1448 / 1538  # payload bytes in a frame with its preamble and gap (MTU 1500)
-
-#: A server of MXNet: one core's memory bandwidth (about what STREAM reaches with one thread on such machines; McCalpin
-#: 1995); SGD with momentum, the default of MXNet's image classification examples, runs on the servers and reads the
-#: sum, the parameters and the momentum, and writes the latter two
-KVSTORE = ServerWork("10 GB/s", update=5.0, whole_below="4 MB")
 
 #: MXNet's engine runs operations when what they depend on is there: a tensor leaves, whole, as soon as it is ready, and
 #: the next forward pass starts with the layers whose tensors have come back

@@ -26,11 +26,12 @@ from typing import Any
 import yaml
 from scipy.optimize import brentq
 
-from accuracy.machines import FIRST_COME, KVSTORE, NVLINK, device_of, host_of, nic_efficiency
+from accuracy.machines import FIRST_COME, NVLINK, device_of, host_of, nic_efficiency
 from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim import AllReduce, Cluster, DdpBuckets, Measured, ParameterServer, Spread, load_cluster, simulate
 from ddlsim.cluster import star
 from ddlsim.cluster.nodes import Graph
+from ddlsim.runtime.server_work import EARLY_MXNET_SERVERS, TENSORFLOW_SERVERS
 from ddlsim.strategies import Strategy
 from ddlsim.units import parse
 from ddlsim.workload.buckets import Bucket
@@ -190,10 +191,10 @@ def _kvstore_machine(graph: Graph, n_gpus: int, copies: float | None) -> None:
 
 def _strategy(run: Run, m: int) -> Strategy:
     if run.kvstore:
-        return ParameterServer(m, "colocated", FIRST_COME, local_reduction="star", work=KVSTORE)
+        return ParameterServer(m, "colocated", FIRST_COME, local_reduction="star", work=EARLY_MXNET_SERVERS)
     if "parameter server" in run.text or "parameter_server" in run.text:
         stated = run.case["algorithm"].get(f"parameter_servers_at_{m * run.per_node}_gpus", m)
-        return ParameterServer(stated, "colocated", local_reduction=True)
+        return ParameterServer(stated, "colocated", local_reduction=True, work=TENSORFLOW_SERVERS)
     if "no overlap" in run.text or run.text.startswith("tensorflow"):
         return AllReduce("ring", TensorByTensor())
     if run.bucket_mb is not None:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from accuracy.machines import ETHERNET_EFFICIENCY, FIRST_COME, KVSTORE, PCIE, RDMA_EFFICIENCY, device_of, host_of
+from accuracy.machines import ETHERNET_EFFICIENCY, FIRST_COME, PCIE, RDMA_EFFICIENCY, device_of, host_of
 from accuracy.published import DATA, MODELS, cases, solve
 from accuracy.rows import Omitted, Row, Table, UnpredictableError, number, show
 from ddlsim import (
@@ -34,6 +34,7 @@ from ddlsim.cluster import MultiGpu, star
 from ddlsim.compression import Compression
 from ddlsim.compression.cost import FREE
 from ddlsim.errors import ConfigError
+from ddlsim.runtime.server_work import MXNET_SERVERS
 from ddlsim.strategies import Strategy
 from ddlsim.units import parse
 from ddlsim.workload.buckets import Bucket
@@ -221,7 +222,7 @@ def bytescheduler(case: Case, found: Table, most: float = math.inf) -> list[Row]
     def step(n: int, copies: float, seconds: float, overlap: Priority) -> float:
         m, host = n // per_node, replace(host_of(case), pcie_bandwidth=copies)
         network = star(m, bandwidth=gbps * 1e9 / 8, latency=1e-6, efficiency=RDMA_EFFICIENCY, host=host)
-        strategy: Strategy = ParameterServer(m, "colocated", overlap, local_reduction="tree", work=KVSTORE)
+        strategy: Strategy = ParameterServer(m, "colocated", overlap, local_reduction="tree", work=MXNET_SERVERS)
         if m == 1:
             strategy = AllReduce("binomial_tree", overlap)
         return simulate(

@@ -82,7 +82,8 @@ def sharded(
     Megatron gather the 16-bit weights that they have made of fp32 ones), whatever the gradients are summed as.
 
     The other arguments are those of :func:`data_parallel`, and so are lanes and errors. An update takes 1 / n_ranks of
-    the optimizer's time; where its rule needs norms of layers (LARS, LAMB), ranks put those of their shares together.
+    the optimizer's time; where its rule needs norms of layers (LARS, LAMB), ranks put those of their shares together
+    first.
     """
     each = each_rank(workloads, n_ranks, steps, accumulation)
     chosen = tuple(buckets(each[0]))

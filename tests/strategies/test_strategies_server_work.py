@@ -11,6 +11,7 @@ import ddlsim
 from ddlsim import Measured, ParameterServer, Priority, Result, ServerWork, load_cluster, simulate
 from ddlsim.cluster import MultiGpu, star
 from ddlsim.errors import ConfigError
+from ddlsim.runtime.server_work import BYTEPS_SERVERS, EARLY_MXNET_SERVERS, MXNET_SERVERS, TENSORFLOW_SERVERS
 
 EXACT = {"rel": 1e-9, "abs": 0.0}
 BANDWIDTH, ALPHA = 1.25e9, 40e-6  # of uniform_star: bytes/s, s over two links
@@ -138,3 +139,47 @@ def test_errors(make: object, message: str) -> None:
 def test_compression_has_a_cost_of_its_own() -> None:
     with pytest.raises(ConfigError, match="work is that of dense gradients"):
         simulate(uniform_star(3), "cifar-cnn", ParameterServer(work=ServerWork()), 8, 2, compression=ddlsim.FP16())
+
+
+# ---------------------------------------------------------------- several threads
+
+
+@pytest.mark.parametrize(("threads", "turns"), [(1, 3), (2, 2), (3, 1), (8, 1)])
+def test_tensors_belong_to_threads(threads: int, turns: int, tmp_path: Path) -> None:
+    """Three whole tensors of one worker, ready at once: with one thread a server copies, updates and answers them one
+    after the other (2 + 2 + 2 passes each) and the machine copies each answer (2); with two the first and the third
+    have a thread, with three each has its own. The network takes next to nothing."""
+    work = ServerWork(1 / PACE, threads=threads)
+    host = load_cluster(star(2, bandwidth=1e12, latency=0.0))
+    model, buckets = one_tensor(tmp_path, 3), ONCE
+    result = simulate(host, model, ParameterServer(1, overlap=buckets, work=work), 1, 1, steps=1, warmup=0,
+                      compute=Measured(1e-9, 1))  # fmt: skip
+    # all pushes (4 passes a tensor), then the pulls (2); each is copied when it has come (2)
+    assert result.step_time == pytest.approx((turns * (4 + 2) + 2) * 4e6 * PACE, rel=2e-3)
+
+
+def test_cores_that_share_a_sum(tmp_path: Path) -> None:
+    """Pushes and the update (2 + 3 + 5 passes) are four times as fast, answers and their copies are not."""
+    works = [ServerWork(1 / PACE, together=rate, update=5.0) for rate in (None, 4 / PACE)]
+    model = one_tensor(tmp_path)
+    alone, shared = (
+        steps(model, ParameterServer(overlap="none", work=work), 2, 3, n=1).step_time for work in works
+    )
+    assert alone - shared == pytest.approx(0.75 * (2 + 3 + 5) * 4e6 * PACE, **EXACT)
+
+
+def test_as_fast_together_as_alone_changes_nothing(tmp_path: Path) -> None:
+    model, strategies = one_tensor(tmp_path, 2), [
+        ParameterServer(2, "colocated", Priority("1 MB", 4), work=ServerWork("2 GB/s", together=rate))
+        for rate in (None, "2 GB/s")
+    ]
+    one, other = (steps(model, strategy, 3, 3).step_times.tolist() for strategy in strategies)
+    assert one == other
+
+
+@pytest.mark.parametrize("work", [EARLY_MXNET_SERVERS, MXNET_SERVERS, BYTEPS_SERVERS, TENSORFLOW_SERVERS])
+def test_servers_of_systems_are_slower_than_those_that_take_no_time(work: ServerWork, tmp_path: Path) -> None:
+    model = one_tensor(tmp_path, 2)
+    strategies = [ParameterServer(2, "colocated", ONCE, work=each) for each in (None, work)]
+    free, taken = (steps(model, strategy, 4, 4).step_time for strategy in strategies)
+    assert free < taken < 4 * free

@@ -19,6 +19,7 @@ from ddlsim import strategies as sg
 from ddlsim.cluster import Cluster, Host, MultiGpu, dragonfly, fat_tree, leaf_spine, racks, star, torus, with_detail
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.cluster.endpoints import Endpoints
+from ddlsim.run.input_share import takes_samples
 from ddlsim.strategies.overlap import overlap_named
 from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import (
@@ -169,7 +170,7 @@ def served(draw: Draw) -> dict[str, Any]:
 def parameter_server(draw: Draw) -> Any:
     where = served(draw)
     del where["apply_time"]
-    work = draw.choice((None, None, sg.ServerWork("2 GB/s"), sg.ServerWork(update=5, whole_below="100 KB")))
+    work = draw.choice((None, None, sg.ServerWork("2 GB/s", threads=2), sg.ServerWork(update=5, whole_below="100 KB")))
     return sg.ParameterServer(**where, overlap=overlap(draw), local_reduction=draw.random() < 0.3, work=work)
 
 
@@ -373,4 +374,11 @@ def world(seed: int) -> World:
     one = laid_out(layouts, one) if layouts.random() < 0.15 else one
     if beside.random() < 0.2:
         one = one.with_(overlap_slowdown=ddlsim.OverlapSlowdown(beside.choice((1.0, 1.3)), beside.choice((1.1, 2.0))))
+    shared = Draw(f"machines {seed}")
+    if shared.random() < 0.15:
+        one = one.with_(speed=ddlsim.Spread(shared.choice((0.08, 0.5))))
+    if shared.random() < 0.15 and takes_samples(one.strategy, one.n_workers):
+        one = one.with_(input=ddlsim.Input(
+            shared.choice(("device", "host")), prepare=shared.choice((0.0, "1 ms")), cut=shared.choice((0.0, 2.0))
+        ))  # fmt: skip
     return World(seed, one, cut)
