@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from ddlsim.errors import ConfigError
-from ddlsim.workload.layer_rules import STRICT, Cost, Shape, at_least, need_tokens, streaming
+from ddlsim.workload.layer_rules import Cost, Shape, Spec, need_tokens, streaming
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(Spec):
     """Multi-head self-attention with its four projections (Vaswani et al. 2017, section 3.2).
 
     fused     query, key and value projections are one tensor, as in GPT-2
@@ -29,9 +29,10 @@ class Attention:
     bias: bool = True
     rotary: bool = False
     type: Literal["attention"] = "attention"
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+    positive = ("heads", "kv_heads")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_heads(self.heads, self.kv_heads)
 
     def cost(self, in_shape: Shape) -> Cost:
@@ -49,7 +50,7 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class CrossAttention:
+class CrossAttention(Spec):
     """Attention of the tokens that follow the first ``context`` ones to these (Vaswani et al. 2017, section 3.2.3).
 
     Its input has what an encoder made in its first ``context`` tokens and the decoder's own tokens after them; it makes
@@ -62,11 +63,11 @@ class CrossAttention:
     kv_heads: int | None = None
     bias: bool = True
     type: Literal["cross_attention"] = "cross_attention"
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+    positive = ("heads", "kv_heads", "context")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_heads(self.heads, self.kv_heads)
-        at_least(1, context=self.context)
 
     def cost(self, in_shape: Shape) -> Cost:
         need_tokens(in_shape)
@@ -83,16 +84,13 @@ class CrossAttention:
 
 
 @dataclass(frozen=True)
-class SwiGLU:
+class SwiGLU(Spec):
     """silu(x W) * (x V): the gated first half of a feed-forward network (Shazeer 2020, arXiv:2002.05202)."""
 
     units: int
     bias: bool = False
     type: Literal["swiglu"] = "swiglu"
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-
-    def __post_init__(self) -> None:
-        at_least(1, units=self.units)
+    positive = ("units",)
 
     def cost(self, in_shape: Shape) -> Cost:
         need_tokens(in_shape)
@@ -104,27 +102,20 @@ class SwiGLU:
 
 
 @dataclass(frozen=True)
-class RMSNorm:
+class RMSNorm(Spec):
     """Division by the root mean square of the last dimension, with a learned scale (Zhang and Sennrich 2019)."""
 
     eps: float = 1e-6
     type: Literal["rms_norm"] = "rms_norm"
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.eps <= 1.0:
-            raise ConfigError(f"eps = {self.eps}: must be above 0 and at most 1")
+    fractions = ("eps",)
 
     def cost(self, in_shape: Shape) -> Cost:
         return streaming(in_shape, in_shape, (("weight", in_shape[-1]),))
 
 
 def _check_heads(heads: int, kv_heads: int | None) -> None:
-    at_least(1, heads=heads)
-    if kv_heads is not None:
-        at_least(1, kv_heads=kv_heads)
-        if heads % kv_heads:
-            raise ConfigError(f"kv_heads = {kv_heads}: must divide heads = {heads}")
+    if kv_heads is not None and heads % kv_heads:
+        raise ConfigError(f"kv_heads = {kv_heads}: must divide heads = {heads}")
 
 
 def _kv_features(features: int, heads: int, kv_heads: int | None, in_shape: Shape) -> int:

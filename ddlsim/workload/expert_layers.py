@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from ddlsim.errors import ConfigError
-from ddlsim.workload.layer_rules import STRICT, Cost, Shape, at_least, need_tokens
+from ddlsim.workload.layer_rules import Cost, Shape, Spec, need_tokens
 
 
 @dataclass(frozen=True)
-class MixtureOfExperts:
+class MixtureOfExperts(Spec):
     """A feed-forward network in ``experts`` copies, of which a router chooses ``active`` for each token.
 
     An expert is silu(x W) * (x V) times a third matrix, ``units`` wide in between (Shazeer 2020, arXiv:2002.05202), or
@@ -32,10 +32,10 @@ class MixtureOfExperts:
     gated: bool = True
     capacity: float = 1.0
     type: Literal["mixture_of_experts"] = "mixture_of_experts"
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+    positive = ("experts", "active", "units")
 
     def __post_init__(self) -> None:
-        at_least(1, experts=self.experts, active=self.active, units=self.units)
+        super().__post_init__()
         if self.active > self.experts:
             raise ConfigError(f"active = {self.active}: must be at most experts = {self.experts}")
         if not 0.0 < self.capacity <= self.experts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ddlsim.errors import ConfigError
 
@@ -51,6 +52,27 @@ def at_least(minimum: int, **values: Size) -> None:
             raise ConfigError(f"{key} = {value}: must be at least {minimum}")
         if any(part > MAX_SIZE for part in parts):
             raise ConfigError(f"{key} = {value}: must be at most {MAX_SIZE}")
+
+
+class Spec:
+    """What the bundled layers have in common: files are read strictly, and these fields have least values.
+
+    positive, not_negative, fractions
+             fields that are at least 1, at least 0, and above 0 and at most 1; None is nothing to look at
+    """
+
+    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
+    positive: ClassVar[tuple[str, ...]] = ()
+    not_negative: ClassVar[tuple[str, ...]] = ()
+    fractions: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for minimum, names in ((1, self.positive), (0, self.not_negative)):
+            values = {name: getattr(self, name) for name in names}
+            at_least(minimum, **{name: value for name, value in values.items() if value is not None})
+        for name in self.fractions:
+            if not 0.0 < getattr(self, name) <= 1.0:
+                raise ConfigError(f"{name} = {getattr(self, name)}: must be above 0 and at most 1")
 
 
 def spread(key: str, value: Size, n_dims: int) -> Shape:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Protocol
+from typing import Literal, Protocol
 
 from ddlsim.errors import ConfigError
 from ddlsim.workload.attention_layers import (
@@ -26,11 +26,10 @@ from ddlsim.workload.attention_layers import (
 )
 from ddlsim.workload.expert_layers import MixtureOfExperts as MixtureOfExperts
 from ddlsim.workload.layer_rules import (
-    STRICT,
     Cost as Cost,
     Shape as Shape,
     Size,
-    at_least,
+    Spec,
     need_map,
     spread,
     streaming,
@@ -49,7 +48,7 @@ from ddlsim.workload.token_layers import (
 
 
 @dataclass(frozen=True)
-class Conv:
+class Conv(Spec):
     """Convolution over any number of spatial dimensions (cross-correlation, zero padding)."""
 
     channels: int
@@ -59,11 +58,7 @@ class Conv:
     groups: int = 1
     bias: bool = True
     type: Literal["conv"] = "conv"
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-
-    def __post_init__(self) -> None:
-        at_least(1, channels=self.channels, kernel=self.kernel, stride=self.stride, groups=self.groups)
-        at_least(0, padding=self.padding)
+    positive, not_negative = ("channels", "kernel", "stride", "groups"), ("padding",)
 
     def cost(self, in_shape: Shape) -> Cost:
         need_map(in_shape)
@@ -84,7 +79,7 @@ class Conv:
 
 
 @dataclass(frozen=True)
-class Pool:
+class Pool(Spec):
     """Max or average pooling; ``count_padding`` includes the zeros of the padding in an average."""
 
     type: Literal["max_pool", "avg_pool"]
@@ -93,11 +88,7 @@ class Pool:
     padding: Size = 0
     ceil_mode: bool = False
     count_padding: bool = True
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-
-    def __post_init__(self) -> None:
-        at_least(1, kernel=self.kernel, stride=self.kernel if self.stride is None else self.stride)
-        at_least(0, padding=self.padding)
+    positive, not_negative = ("kernel", "stride"), ("padding",)
 
     def cost(self, in_shape: Shape) -> Cost:
         need_map(in_shape)
@@ -110,15 +101,12 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class AdaptiveAvgPool:
+class AdaptiveAvgPool(Spec):
     """Average pooling to a fixed spatial size (``size = 1`` is global average pooling)."""
 
     size: Size
     type: Literal["adaptive_avg_pool"] = "adaptive_avg_pool"
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-
-    def __post_init__(self) -> None:
-        at_least(1, size=self.size)
+    positive = ("size",)
 
     def cost(self, in_shape: Shape) -> Cost:
         need_map(in_shape)
@@ -126,16 +114,13 @@ class AdaptiveAvgPool:
 
 
 @dataclass(frozen=True)
-class Dense:
+class Dense(Spec):
     """Affine map of the last dimension (of a vector, or of every token)."""
 
     units: int
     bias: bool = True
     type: Literal["dense"] = "dense"
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-
-    def __post_init__(self) -> None:
-        at_least(1, units=self.units)
+    positive = ("units",)
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) > 2:
@@ -148,49 +133,36 @@ class Dense:
         return streaming(in_shape, (*in_shape[:-1], self.units), tensors, float(n_tokens * n_weights))
 
 
-def _fraction(**values: float) -> None:
-    for key, value in values.items():
-        if not 0.0 < value <= 1.0:
-            raise ConfigError(f"{key} = {value}: must be above 0 and at most 1")
-
-
 @dataclass(frozen=True)
-class BatchNorm:
+class BatchNorm(Spec):
     """Batch normalisation per channel with learned scale and shift (Ioffe and Szegedy 2015)."""
 
     eps: float = 1e-5
     momentum: float = 0.1  # weight of the new batch in the running statistics
     type: Literal["batch_norm"] = "batch_norm"
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-
-    def __post_init__(self) -> None:
-        _fraction(eps=self.eps, momentum=self.momentum)
+    fractions = ("eps", "momentum")
 
     def cost(self, in_shape: Shape) -> Cost:
         return streaming(in_shape, in_shape, (("weight", in_shape[0]), ("bias", in_shape[0])))
 
 
 @dataclass(frozen=True)
-class LayerNorm:
+class LayerNorm(Spec):
     """Layer normalisation of the last dimension with learned scale and shift (Ba, Kiros and Hinton 2016)."""
 
     eps: float = 1e-5
     type: Literal["layer_norm"] = "layer_norm"
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-
-    def __post_init__(self) -> None:
-        _fraction(eps=self.eps)
+    fractions = ("eps",)
 
     def cost(self, in_shape: Shape) -> Cost:
         return streaming(in_shape, in_shape, (("weight", in_shape[-1]), ("bias", in_shape[-1])))
 
 
 @dataclass(frozen=True)
-class Activation:
+class Activation(Spec):
     """Element-wise non-linearity. ReLU works in place: it stores nothing beside its input's memory."""
 
     type: Literal["relu", "gelu", "tanh", "sigmoid"]
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
 
     def cost(self, in_shape: Shape) -> Cost:
         n = float(math.prod(in_shape))
@@ -198,12 +170,11 @@ class Activation:
 
 
 @dataclass(frozen=True)
-class Dropout:
+class Dropout(Spec):
     """Sets each element to zero with probability ``rate`` while training."""
 
     rate: float = 0.5
     type: Literal["dropout"] = "dropout"
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.rate < 1.0:
@@ -214,11 +185,10 @@ class Dropout:
 
 
 @dataclass(frozen=True)
-class Flatten:
+class Flatten(Spec):
     """A vector of all elements; moves no data."""
 
     type: Literal["flatten"] = "flatten"
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
 
     def cost(self, in_shape: Shape) -> Cost:
         return Cost((math.prod(in_shape),))

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from ddlsim.errors import ConfigError
-from ddlsim.workload.layer_rules import STRICT, Cost, Shape, at_least, need_map, streaming
+from ddlsim.workload.layer_rules import Cost, Shape, Spec, need_map, streaming
 
 
 @dataclass(frozen=True)
-class InstanceNorm:
+class InstanceNorm(Spec):
     """Normalisation of each channel of each sample, without parameters (Ulyanov, Vedaldi and Lempitsky 2016)."""
 
     eps: float = 1e-5
     type: Literal["instance_norm"] = "instance_norm"
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.eps <= 1.0:
-            raise ConfigError(f"eps = {self.eps}: must be above 0 and at most 1")
+    fractions = ("eps",)
 
     def cost(self, in_shape: Shape) -> Cost:
         need_map(in_shape)
@@ -27,12 +23,11 @@ class InstanceNorm:
 
 
 @dataclass(frozen=True)
-class LeakyReLU:
+class LeakyReLU(Spec):
     """x, and ``slope`` x where that is negative (Maas, Hannun and Ng 2013); keeps its output."""
 
     slope: float = 0.01
     type: Literal["leaky_relu"] = "leaky_relu"
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.slope < 1.0:
@@ -43,15 +38,12 @@ class LeakyReLU:
 
 
 @dataclass(frozen=True)
-class Upsample:
+class Upsample(Spec):
     """Every pixel ``scale`` times in each spatial dimension (nearest neighbour, as in torch.nn.Upsample)."""
 
     scale: int
     type: Literal["upsample"] = "upsample"
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-
-    def __post_init__(self) -> None:
-        at_least(1, scale=self.scale)
+    positive = ("scale",)
 
     def cost(self, in_shape: Shape) -> Cost:
         need_map(in_shape)

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from ddlsim.errors import ConfigError
-from ddlsim.workload.layer_rules import STRICT, Cost, Shape, at_least, need_tokens, streaming
+from ddlsim.workload.layer_rules import Cost, Shape, Spec, need_tokens, streaming
 
 
 @dataclass(frozen=True)
-class TiedDense:
+class TiedDense(Spec):
     """Dense layer whose weight is the token embedding, so it owns a bias at most (Press and Wolf 2017)."""
 
     units: int
     bias: bool = True
     type: Literal["tied_dense"] = "tied_dense"
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-
-    def __post_init__(self) -> None:
-        at_least(1, units=self.units)
+    positive = ("units",)
 
     def cost(self, in_shape: Shape) -> Cost:
         need_tokens(in_shape)
@@ -30,7 +27,7 @@ class TiedDense:
 
 
 @dataclass(frozen=True)
-class Embedding:
+class Embedding(Spec):
     """Token embedding plus, where the counts are not 0, learned position and token-type embeddings."""
 
     vocabulary: int
@@ -38,11 +35,7 @@ class Embedding:
     positions: int = 0
     types: int = 0
     type: Literal["embedding"] = "embedding"
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-
-    def __post_init__(self) -> None:
-        at_least(1, vocabulary=self.vocabulary, dim=self.dim)
-        at_least(0, positions=self.positions, types=self.types)
+    positive, not_negative = ("vocabulary", "dim"), ("positions", "types")
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) != 1:
@@ -56,15 +49,12 @@ class Embedding:
 
 
 @dataclass(frozen=True)
-class TiedEmbedding:
+class TiedEmbedding(Spec):
     """Token embedding by the table of another layer, so it owns nothing (Press and Wolf 2017)."""
 
     dim: int
     type: Literal["tied_embedding"] = "tied_embedding"
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-
-    def __post_init__(self) -> None:
-        at_least(1, dim=self.dim)
+    positive = ("dim",)
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) != 1:
@@ -74,7 +64,7 @@ class TiedEmbedding:
 
 
 @dataclass(frozen=True)
-class EmbeddingBag:
+class EmbeddingBag(Spec):
     """Categorical features of a recommendation model: the sum of `pooling` rows of each table, side by side.
 
     The tables are model-parallel (each lives on one device), so their gradients are not exchanged between
@@ -85,10 +75,7 @@ class EmbeddingBag:
     dim: int
     pooling: int = 1
     type: Literal["embedding_bag"] = "embedding_bag"
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-
-    def __post_init__(self) -> None:
-        at_least(1, tables=self.tables, dim=self.dim, pooling=self.pooling)
+    positive = ("tables", "dim", "pooling")
 
     def cost(self, in_shape: Shape) -> Cost:
         n_out = len(self.tables) * self.dim
@@ -97,15 +84,12 @@ class EmbeddingBag:
 
 
 @dataclass(frozen=True)
-class Interaction:
+class Interaction(Spec):
     """DLRM's dot products between all pairs of feature vectors, with the first vector kept in front."""
 
     dim: int
     type: Literal["interaction"] = "interaction"
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-
-    def __post_init__(self) -> None:
-        at_least(1, dim=self.dim)
+    positive = ("dim",)
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) != 1 or in_shape[0] % self.dim:
@@ -118,16 +102,13 @@ class Interaction:
 
 
 @dataclass(frozen=True)
-class Take:
+class Take(Spec):
     """The first ``count`` tokens (BERT's pooler reads one, its masked-token head the masked positions), or numbers of a
     vector."""
 
     count: int
     type: Literal["take"] = "take"
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-
-    def __post_init__(self) -> None:
-        at_least(1, count=self.count)
+    positive = ("count",)
 
     def cost(self, in_shape: Shape) -> Cost:
         if len(in_shape) > 2:
@@ -140,7 +121,7 @@ class Take:
 
 
 @dataclass(frozen=True)
-class Slice:
+class Slice(Spec):
     """``count`` channels, tokens or features from number ``first`` on: a view, which moves and keeps no data.
 
     Together with a ``concat`` that does not copy it carries several tensors through a model: what a decoder needs of
@@ -150,11 +131,7 @@ class Slice:
     first: int = 0
     count: int | None = None  # None: all that follow
     type: Literal["slice"] = "slice"
-    __pydantic_config__: ClassVar[dict[str, object]] = STRICT
-
-    def __post_init__(self) -> None:
-        at_least(0, first=self.first)
-        at_least(1, count=1 if self.count is None else self.count)
+    positive, not_negative = ("count",), ("first",)
 
     def cost(self, in_shape: Shape) -> Cost:
         count = in_shape[0] - self.first if self.count is None else self.count
