@@ -134,6 +134,21 @@ def test_show_plan(tmp_path):
     assert "2 tasks of 2 ranks in 1 step: 2 all-reduce" in run("show", "plan", str(tmp_path / "t.et"))
 
 
+def test_a_transport_is_switched_off_in_one_word(tmp_path):
+    """On the command line, in a file and in Python, both ways: VGG-16 on two machines, between which TCP is slow."""
+    path, times = tmp_path / "vgg.toml", {}
+    for name, says in (("cloud-25g-16x8-v100", True), ("cloud-25g-16x8-v100+transport=ideal", False)):
+        path.write_text(f'cluster = "{name}"\nmodel = "vgg16"\nworkers = 16\nbatch_size = 32\nsteps = 1\nwarmup = 0\n')
+        text = run("run", name, "-m", "vgg16", "-n", "16", "-b", "32", "--steps", "1")
+        assert ("13.6 of the 23.54 Gbit/s of a nic" in text) == says
+        assert ("transport tcp-cubic (13.6 Gbit/s each)" in run("show", "topology", name)) == says
+        times[name] = json.loads(run("run", str(path), "--json"))["step_time"]
+        same = ddlsim.simulate(name, "vgg16", batch_size=32, workers=16, steps=1, warmup=0)
+        assert same.step_time == pytest.approx(times[name], rel=1e-9)
+    tcp, ideal = times.values()
+    assert tcp > 1.4 * ideal
+
+
 def test_show_topology(tmp_path):
     plot = tmp_path / "c.png"
     assert "8 x v100" in run("show", "topology", "dgx1-v100", "--plot", str(plot))
