@@ -42,6 +42,7 @@ MODEL = DATA / "lenet-like.toml"
 BATCH = 128
 LAYERS = ("conv1", "conv2", "fc1", "fc2")
 DRAWS = 8  # of the calibration, for asynchronous servers
+STARTS = 4  # of workers that meet at random, for each of these
 WARM_UP = 0.15  # of a run, before rates and staleness are counted
 
 
@@ -50,13 +51,13 @@ class Given:
     """A strategy whose workers compute and send what `workload` says.
 
     With a `seed`, rank r takes the k-th draw of ``random.Random(1000 * seed + r)`` times as long in its k-th step: the
-    very compute times of the run, exponential. Without, rank r of n starts r/n of `cycle` s late.
+    very compute times of the run, exponential. Without, rank r starts ``late[r]`` s late.
     """
 
     strategy: Strategy
     workload: Workload
     seed: int | None = None
-    cycle: float = 0.0
+    late: tuple[float, ...] = ()
 
     @property
     def label(self) -> str:
@@ -74,8 +75,8 @@ class Given:
             worker.backward_until = np.cumsum(self.workload.backward[::-1])[::-1]
             if self.seed is not None:
                 worker.factors = _draws(random.Random(1000 * self.seed + worker.rank))
-            elif self.cycle:
-                late = self.cycle / self.workload.step_time * worker.rank / len(setting.workers)
+            elif self.late:
+                late = self.late[worker.rank] / self.workload.step_time
                 worker.factors = itertools.chain([1.0 + late], itertools.repeat(1.0))
         self.strategy.start(setting)
 
@@ -222,21 +223,25 @@ def _server_rows(row: Measurement) -> list[Row]:
     end, mean = float(row.extra["duration_s"]), float(row.extra["mean_compute_s"])
     workload = workload_of(mean, [0.0] * len(LAYERS), 0.0, row.nbytes)
     seed = int(row.extra["seed"]) if row.extra["compute"] == "exp" else None
-    cycle = _cycle(row, mean) if seed is None and row.extra["mode"] == "async" else 0.0
-    given = Given(server_strategy(row), workload, seed, cycle)
+    moves = seed is None and row.extra["mode"] == "async"
+    note, starts = "" if seed is not None else "equal workers stay in step, real ones do not", [()]
+    if moves:
+        note, starts = _starts(row, mean)
     rate, stale = number(row.extra, "update_rate_per_s"), row.extra["mode"] != "sync"
     measured_staleness = number(row.extra, "mean_staleness") if stale else 0.0
     begin = WARM_UP * end
     n_counted, staleness = 0, []
-    for cluster in drawn_clusters(row):
+    drawn = drawn_clusters(row)
+    for cluster, late in itertools.product(drawn, starts):
+        given = Given(server_strategy(row), workload, seed, late)
         result = simulated(row, given, row.n + 1, cluster, max_time=end, steps=10**6)
         counted = [i for i, (time, _) in enumerate(result.recorder.updates) if time >= begin]
         n_counted += len(counted)
         staleness += [result.recorder.staleness[i] for i in counted] if stale else []
+    n_runs = len(drawn) * len(starts)
     case = f"{row.name} {row.extra['mode']} {row.extra.get('bound', '')} {row.extra['compute']} {mean:g} s"
-    note = "" if seed is not None else "starts spread" if cycle else "equal workers stay in step, real ones do not"
     alone = 1.0 / (mean + 2 * message(row)) * (1 if row.extra["mode"] == "sync" else row.n)
-    made = [Row(case, row.where, rate, n_counted / DRAWS / (end - begin), "1/s", False, note, unchanged=alone)]
+    made = [Row(case, row.where, rate, n_counted / n_runs / (end - begin), "1/s", False, note, unchanged=alone)]
     if stale:
         apart = f"histograms overlap by {_overlap(row, staleness):.0%}"
         mine = float(np.mean(staleness)) if staleness else 0.0
@@ -254,13 +259,18 @@ def left_out() -> list[Omitted]:
     return training_table().omitted + server_table().omitted
 
 
-def _cycle(row: Measurement, mean: float) -> float:
-    """Return the s of a worker's cycle without contention: compute, push, pull.
+def _starts(row: Measurement, mean: float) -> tuple[str, list[tuple[float, ...]]]:
+    """Return when workers of equal compute times start (s, of each), in one run or in several, and a note on it.
 
-    Under exactly fair sharing workers of equal compute times that start together meet at the server for ever. Real ones
-    start at different moments, and their flows do not finish together, so that they soon get out of each other's way.
+    Under exactly fair sharing they keep for ever what they start with. Real flows do not get exactly equal shares, so
+    workers that meet at the server part, until each has a time of its own there. If the pushes of a cycle (compute,
+    push, pull) do not fit into it one after the other, there are no such times, and they meet at random for ever.
     """
-    return mean + 2 * message(row)
+    cycle = mean + 2 * message(row)
+    if row.n * message(row) <= cycle:
+        return "starts spread", [tuple(cycle * rank / row.n for rank in range(row.n))]
+    draw = np.random.default_rng(0)
+    return "starts at random", [tuple(cycle * draw.random(row.n)) for _ in range(STARTS)]
 
 
 def message(row: Measurement) -> float:

@@ -61,7 +61,9 @@ Each has a physical or documented reason, but somebody had seen the rows that it
 - NCCL sweeps are linear in the size between two calibrated sizes. Gloo on AWS: connections, window and slow start are
   Linux's and AWS's, which of them count was seen in point-to-point rows only.
 - Mini-cluster: rows below 64 KiB and two-way rows under cubic do not count; asynchronous workers of equal speed start
-  spread over a cycle, as together they were off by 12 to 38 %.
+  spread over a cycle, as together they were off by 12 to 38 %, and at random if their pushes do not fit into a cycle
+  one after the other, as spread they were 28 % too fast. Which windows count in an incast was seen in other pushes
+  between namespaces (`incast.csv`).
 - DLRM: all wait for the GPU with the bottom MLP, and products are made in waves. torchgpipe: when activations are
   computed again. Das: small batches lose speed, and two batches that are not stated.
 - DeepSpeed: gradients are summed after all passes and stages wait while tensors travel (its code says so).

@@ -111,10 +111,12 @@ def test_staleness_of_servers_with_exponential_workers() -> None:
 
 
 def test_workers_of_equal_speed_whose_starts_are_spread() -> None:
-    """As long as the server's link is not full (4 workers with 1.7 MiB each)."""
+    """Unless the server's link is full (4 workers with 1.7 MiB each): then they meet at random."""
     found = errors(servers(), "fixed", note="starts spread")
-    assert len(found) == 4
-    assert sorted(found)[2] <= 0.02
+    assert len(found) == 3
+    assert max(found) <= 0.01
+    (full,) = errors(servers(), "fixed", note="starts at random")
+    assert full <= 0.1
 
 
 def test_every_bound_is_there_for_a_reason() -> None:
