@@ -41,7 +41,7 @@ def rings(cluster: Cluster, nodes: tuple[int, ...]) -> tuple[Ints, ...]:
     """Return the orders in which rings over ``nodes``, which follow each other well as they are, run side by side.
 
     Each is a permutation of ``range(n)``; the same number of bytes is meant for each. One, the plain order, where
-    machines have one device, or one interface and no second way inside, or where trunks let one carry more than several.
+    machines have one device, or one interface and no second way inside, or where one carries more behind trunks.
     """
     return channels(cluster, nodes).rings
 

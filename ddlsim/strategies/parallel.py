@@ -80,8 +80,8 @@ class Parallel(WithFabric):
     overlap      what replicas sum beside the last backward passes: "none" (chunk by chunk), "layer", "ddp" buckets, or
                  those of Megatron Core ("megatron": 40 million parameters, a million for each replica if that is more)
     algorithm, rank_order, cost
-                 the :class:`~ddlsim.Fabric` on which replicas sum; what else is exchanged is simulated, in tensor groups
-                 by NCCL if this is NCCL's
+                 the :class:`~ddlsim.Fabric` on which replicas sum; what else is exchanged is simulated (in tensor
+                 groups by NCCL if this is NCCL's)
     """
 
     tensor: Count = 1
