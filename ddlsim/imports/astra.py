@@ -17,6 +17,7 @@ shortest path, which crosses the same dimensions, in an order of its own.
 from __future__ import annotations
 
 import math
+import re
 import reprlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,6 +113,10 @@ def _read(source: SourceText) -> tuple[list[str], list[int], list[float], list[f
         if key not in _KEYS:
             hint = "ASTRA-sim's analytical network has " + ", ".join(_KEYS)
             raise source.error(_line(source, str(key)), f"unknown key {str(key)!r}; {hint}")
+    for key in _KEYS:  # of two, YAML's reader would take the last in silence
+        lines = [n for n, line in enumerate(source.text.splitlines(), 1) if re.match(rf"{key}\s*:", line)]
+        if len(lines) > 1:
+            raise source.error(lines[1], f"{key} stands a second time (first in line {lines[0]}); keep one")
     columns = [_column(source, table, key) for key in _KEYS]
     if len({len(column) for column in columns}) > 1:
         sizes = ", ".join(f"{key} {len(column)}" for key, column in zip(_KEYS, columns, strict=True))

@@ -6,44 +6,42 @@ tables since 2019 have the same columns, with ``error`` (a deviation) where newe
 algbw = size / time, busbw = algbw * factor, for n ranks: all-reduce 2(n-1)/n; all-gather, reduce-scatter, all-to-all,
 gather, scatter (n-1)/n; broadcast, reduce, sendrecv 1. GB is 1e9 bytes.
 
-Logs often lack the line that names the program. Then the rows say it: busbw / algbw, whether there is a reduction or a
-root, and how many elements of ``count`` make ``size`` (``src/*.cu``, ``GetCollByteCount``): parts of it, or all.
+Logs often lack the line that names the program. Then the rows say it (:mod:`ddlsim.imports.nccl_operations`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.imports.json_values import Node, parse_json
+from ddlsim.imports.nccl_operations import (
+    OPERATIONS,
+    OTHERS,
+    PROGRAMS,
+    Row,
+    Table,
+    bus_factor,
+    fits,
+    is_bus,
+    operations_in_name,
+    suggested,
+)
 from ddlsim.imports.text import SourceText, nonnegative_number, positive_number, read_text, warn
 from ddlsim.imports.timing import Timing
 
-#: program -> operation
-_PROGRAMS = {
-    "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
-    "alltoall": "all_to_all", "broadcast": "broadcast", "reduce": "reduce", "gather": "gather",
-    "scatter": "scatter", "sendrecv": "p2p",
-}  # fmt: skip
-#: the second sends every rank another size (rccl-tests, src/alltoallv.cu)
-_OTHERS = ("hypercube", "alltoallv")
-_OPERATIONS = tuple(_PROGRAMS.values())
-#: `count` elements are one rank's part of `size`
-_IN_PARTS = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
 _PROGRAM = re.compile(r"\b(\w+)_perf\b")
 _RANK = re.compile(r"(?:#|^)\s*Rank\s+([0-9]{1,9})\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+\d+\s+)?on\s+(\S+)")
 _ITERS = re.compile(r"(?<!warmup )\biters: ([0-9]{1,9})\b")
 _TYPES = re.compile(
     r"^\s*([0-9]{1,18})\s+([0-9]{1,18})\s+(?:u?int(?:8|32|64)?|half|float|double|bfloat16|f8e\w+|fp8\w*|char|byte|none)\b"
 )
-#: nccl-tests' names of types -> ours, and their bytes
+#: nccl-tests' names of types -> ours
 _DTYPES = {"half": "float16", "float": "float32", "double": "float64", "none": ""}
-_NBYTES = {"half": 2, "bfloat16": 2, "float": 4, "int": 4, "int32": 4, "uint32": 4}
-_NBYTES |= {"double": 8, "int64": 8, "uint64": 8}
 
 
 @dataclass(frozen=True)
@@ -54,27 +52,6 @@ class _Run:
     n_ranks: int
     n_hosts: int
     n_reps: int | None
-
-
-@dataclass(frozen=True)
-class _Row:
-    """One line of the table: the cells before the times, and those of the out-of-place and in-place times."""
-
-    line: int
-    words: list[str]
-    about: Mapping[str, str]
-    times: Mapping[str, Mapping[str, str]]
-
-
-@dataclass
-class _Table:
-    """One run of a program: what its head said, and its rows."""
-
-    operation: str | None = None
-    is_head: bool = False  # the head names the operation, not a command line that may belong to another run
-    groups: dict[str, dict[int, str]] = field(default_factory=dict)  # communicator -> rank -> host (-m makes several)
-    n_reps: int | None = None
-    rows: list[_Row] = field(default_factory=list)
 
 
 @checked
@@ -90,8 +67,8 @@ def read_nccl_tests(
     (``-C``), a row cut by other output, an unknown program, a busbw that does not fit operation and ranks, rows that
     fit several operations, of which the file's name says none, or none.
     """
-    if operation is not None and operation not in _OPERATIONS:
-        raise unknown_name("operation", operation, _OPERATIONS, "read_nccl_tests")
+    if operation is not None and operation not in OPERATIONS:
+        raise unknown_name("operation", operation, OPERATIONS, "read_nccl_tests")
     source = read_text(path, log=True)
     if source.text.lstrip().startswith("{"):
         return _read_json(read_text(path) if source.notes else source, operation, n_ranks)
@@ -104,28 +81,21 @@ def read_nccl_tests(
     return tuple(rows)
 
 
-def bus_factor(operation: str, n_ranks: int) -> float:
-    """Return busbw / algbw (nccl-tests, doc/PERFORMANCE.md)."""
-    if operation == "all_reduce":
-        return 2.0 * (n_ranks - 1) / n_ranks
-    return (n_ranks - 1) / n_ranks if operation in _IN_PARTS else 1.0
-
-
 # ----------------------------------------------------------------------------------------------------- the table
 
 
-def _tables(source: SourceText) -> list[_Table]:
+def _tables(source: SourceText) -> list[Table]:
     """Return the runs in the file; a head after rows begins another."""
-    tables = [_Table()]
+    tables = [Table()]
     columns: list[str] = []
     in_place_only = False
     for number, line in source.lines():
         table = tables[-1]
-        programs = {match[1] for match in _PROGRAM.finditer(line) if match[1] in (*_PROGRAMS, *_OTHERS)}
+        programs = {match[1] for match in _PROGRAM.finditer(line) if match[1] in (*PROGRAMS, *OTHERS)}
         begins = len(programs) == 1 and "concluded" not in line
         rank = _RANK.search(line)
         if table.rows and (begins or rank or re.search(r"\bnThread \d", line)):
-            table = _Table()
+            table = Table()
             tables.append(table)
         if rank:
             table.groups.setdefault(rank[2] or "0", {})[int(rank[1])] = rank[3]
@@ -155,12 +125,12 @@ def _columns(source: SourceText, number: int, line: str) -> list[str]:
 
 
 def _operation(source: SourceText, line: int | None, program: str) -> str:
-    if program in _OTHERS:
+    if program in OTHERS:
         raise source.error(line, f"{program}_perf measures no collective of ddlsim; leave it out")
-    return _PROGRAMS[program]
+    return PROGRAMS[program]
 
 
-def _row(source: SourceText, number: int, line: str, columns: list[str], in_place_only: bool) -> _Row:
+def _row(source: SourceText, number: int, line: str, columns: list[str], in_place_only: bool) -> Row:
     words = line.split()
     if "redop" in columns:  # all-to-all of 2020 to 2022 leaves the cell blank (alltoall.cu, print_line_header)
         at = columns.index("redop")
@@ -183,24 +153,24 @@ def _row(source: SourceText, number: int, line: str, columns: list[str], in_plac
             raise source.error(number, f"{wrong} wrong values ({variant}); the run is not valid, repeat it")
     # where an operation has no in-place form, its cells are empty
     times = {variant: cells for variant, cells in times.items() if cells["time"] != "N/A"}
-    return _Row(number, words, dict(zip(columns[: starts[0]], words, strict=False)), times)
+    return Row(number, words, dict(zip(columns[: starts[0]], words, strict=False)), times)
 
 
-def _run(source: SourceText, table: _Table, operation: str | None, n_ranks: int | None) -> _Run:
+def _run(source: SourceText, table: Table, operation: str | None, n_ranks: int | None) -> _Run:
     """Return what the head said, and what the rows say where it did not."""
     listed, n_hosts = _listed(table)
     operation = operation or table.operation
     line = table.rows[0].line
     ranks = n_ranks or listed
     if not ranks:
-        fitting = _suggested(table)
+        fitting = suggested(table)
         hint = f" (busbw / algbw is that of {' or '.join(fitting)})" if fitting else ""
         raise source.error(line, f"no '# Rank' lines say how many ranks took part{hint}; give n_ranks (--ranks)")
-    if operation is not None and operation == table.operation and not (table.is_head or _fits(table, operation, ranks)):
+    if operation is not None and operation == table.operation and not (table.is_head or fits(table, operation, ranks)):
         operation = None  # documents show commands, and the output of one of them
     if operation is None:
-        fitting = [name for name in _OPERATIONS if _fits(table, name, ranks)]
-        if len(fitting) > 1 and len(named := _in_name(source.path, fitting)) == 1:
+        fitting = [name for name in OPERATIONS if fits(table, name, ranks)]
+        if len(fitting) > 1 and len(named := operations_in_name(source.path, fitting)) == 1:
             warn(f"{source.path}: the rows fit {' and '.join(fitting)} alike; by the file's name it is {named[0]}")
             fitting = named
         if len(fitting) != 1:
@@ -210,15 +180,7 @@ def _run(source: SourceText, table: _Table, operation: str | None, n_ranks: int 
     return _Run(operation, ranks, n_hosts if ranks == listed else 0, table.n_reps)
 
 
-def _in_name(path: Path, operations: list[str]) -> list[str]:
-    """Return which of the operations the file's name says: "nccl_alltoall_16.log"."""
-    plain = re.sub(r"[^a-z]", "", path.name.lower())
-    programs = {name: program.replace("_", "") for program, name in _PROGRAMS.items()}
-    said = [name for name in operations if programs[name] in plain]
-    return [name for name in said if not any(programs[name] in programs[other] for other in said if other != name)]
-
-
-def _listed(table: _Table) -> tuple[int, int]:
+def _listed(table: Table) -> tuple[int, int]:
     """Return the ranks of a communicator by the ``# Rank`` lines, and the hosts that they are on (0: not known).
 
     People cut such lists: ranks 0, 7, 8 and 15 are 16, and on two hosts if the gaps lie inside hosts.
@@ -234,56 +196,7 @@ def _listed(table: _Table) -> tuple[int, int]:
     return n_ranks, len(set(host_of.values())) if inside else 0
 
 
-def _fits(table: _Table, operation: str, n_ranks: int) -> bool:
-    """Return whether all rows can be of this operation among so many ranks."""
-    for row in table.rows:
-        redop, root = row.about.get("redop"), row.about.get("root", "-1")
-        rooted, reduces = root != "-1", redop not in (None, "", "none")
-        if rooted != (operation in ("broadcast", "reduce", "gather", "scatter")):
-            return False
-        if operation == "p2p" and reduces != ("root" in row.about):  # its row has "sum" since there is one heading
-            return False
-        if operation != "p2p" and reduces != (operation in ("all_reduce", "reduce_scatter", "reduce")):
-            return False
-        if ((redop == "") and operation != "all_to_all") or (redop is None and operation == "all_to_all"):
-            return False
-        last = row.times.get("in-place", {}), row.times.get("out-of-place", {})
-        unchecked, checked_ = ((cells.get("#wrong") or cells.get("error")) for cells in last)
-        out_alone = unchecked == "N/A" and checked_ not in (None, "N/A")
-        no_in_place = operation in ("p2p", "all_to_all")  # (reportErrors = in_place ? 0 : 1)
-        if (out_alone and not no_in_place) or (no_in_place and unchecked not in (None, "N/A")):
-            return False
-        size, count, item = int(row.words[0]), int(row.words[1]), _NBYTES.get(row.words[2], 1)
-        parts = n_ranks if operation in _IN_PARTS else 1
-        if abs(size - count * item * parts) > 16 * parts:  # parts are whole multiples of 16 bytes
-            return False
-        factor = bus_factor(operation, n_ranks)
-        for cells in row.times.values():
-            if not _is_bus(factor, _cell(cells, "algbw"), _cell(cells, "busbw")):
-                return False
-    return True
-
-
-def _cell(cells: Mapping[str, str], name: str) -> float:
-    """Return a number of the table; 0 for what is none, which the rows' reader tells with its line."""
-    try:
-        return float(cells[name])
-    except ValueError:
-        return 0.0
-
-
-def _suggested(table: _Table) -> list[str]:
-    """Return what the rows look like: operations with the ranks that busbw / algbw of the fastest row says."""
-    pairs = ((_cell(cells, "busbw"), _cell(cells, "algbw")) for row in table.rows for cells in row.times.values())
-    busbw, algbw = max(pairs, default=(0.0, 0.0))
-    factor = busbw / algbw if algbw > 0 else 1.0
-    if not 0 < factor < 2 or factor == 1:
-        return []
-    n_ranks = round(1 / (1 - factor) if factor < 1 else 2 / (2 - factor))
-    return [f"{name} among {n_ranks}" for name in _OPERATIONS if _fits(table, name, n_ranks)]
-
-
-def _timings(source: SourceText, row: _Row, run: _Run) -> Iterator[Timing]:
+def _timings(source: SourceText, row: Row, run: _Run) -> Iterator[Timing]:
     for variant, cells in row.times.items():
         timing = Timing(
             tool="nccl-tests", operation=run.operation, n_ranks=run.n_ranks, n_hosts=run.n_hosts,
@@ -297,15 +210,10 @@ def _timings(source: SourceText, row: _Row, run: _Run) -> Iterator[Timing]:
         yield timing
 
 
-def _is_bus(factor: float, algbw: float, busbw: float) -> bool:
-    # printed with two decimals: half a unit of the last digit on either side, 0.2 % where there are fewer decimals
-    return abs(algbw * factor - busbw) <= 0.0051 * (factor + 1) + 0.002 * busbw
-
-
 def _check_bus(timing: Timing, algbw: float, busbw: float) -> None:
     """Refuse a row whose busbw says that operation or ranks are others than assumed."""
     factor = bus_factor(timing.operation, timing.n_ranks)
-    if not _is_bus(factor, algbw, busbw):
+    if not is_bus(factor, algbw, busbw):
         raise ConfigError(
             f"{timing.place}: busbw = {busbw:g} is not algbw = {algbw:g} times "
             f"{factor:g}, which {timing.operation} among {timing.n_ranks} ranks "
@@ -320,7 +228,7 @@ def _read_json(source: SourceText, operation: str | None, n_ranks: int | None) -
     root = parse_json(source)
     if operation is None and root.has("args"):
         match = _PROGRAM.search(" ".join(arg.text() for arg in root["args"].items()))
-        operation = _operation(source, None, match[1]) if match and match[1] in _PROGRAMS else None
+        operation = _operation(source, None, match[1]) if match and match[1] in PROGRAMS else None
     if operation is None:
         raise source.error(None, "does not say which program ran (args with all_reduce_perf or so); give operation")
     n_reps: int | None = None

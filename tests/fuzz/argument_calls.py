@@ -318,10 +318,10 @@ CALLS = {
 }  # fmt: skip
 #: readers of files, and what takes what they read: their call starts from nothing and ends in an error that says so
 READERS = (
-    "read_any", "kind_of", "read_astra", "read_horovod", "read_iperf3", "read_kineto", "read_mllog", "read_nccl_tests",
-    "read_nccl_topology", "read_nvidia_smi", "read_osu", "read_ping", "read_simgrid", "read_throughput", "read_cifar",
-    "read_idx", "read_images", "read_npz", "read_measurements", "Traced", "fastest_over_ranks", "profile_workload",
-    "read_text", "read_graphml", "read_topology",
+    "read_any", "kind_of", "read_astra", "read_horovod", "read_iperf3", "read_kineto", "read_lstopo", "read_mllog",
+    "read_nccl_tests", "read_nccl_topology", "read_nvidia_smi", "read_osu", "read_ping", "read_rocm_smi",
+    "read_simgrid", "read_throughput", "read_cifar", "read_idx", "read_images", "read_npz", "read_measurements",
+    "Traced", "fastest_over_ranks", "profile_workload", "read_text", "read_graphml", "read_topology",
 )  # fmt: skip
 #: objects whose methods people call
 OBJECTS = {

@@ -357,8 +357,8 @@ def test_what_the_jsonizer_makes_of_a_trace_is_the_same_plan(tmp_path, snake):
     [
         (as_json(*JSON)[:-9], r"j\.json:8: message 2 is not valid JSON: .*; is the file complete\?"),
         (as_json(*JSON).replace("COMP_NODE", "CUDA_NODE"), "message 1: type = 'CUDA_NODE' is unknown; known: INV"),
-        (as_json(*JSON).replace('"7"', '"-7"'), "message 1.durationMicros: '-7' must be a whole number of at"),
-        (as_json(*JSON).replace("dataDeps", "parents"), "message 2: 'parents' is no field of a node of Chakra's"),
+        (as_json(*JSON).replace('"7"', '"-7"'), "message 1.durationMicros: '-7' must be a whole number"),
+        (as_json(*JSON).replace("dataDeps", "parents"), "message 2: 'parents' is no field of a node"),
         (as_json(*JSON).replace('"name": "comm_type",', ""), r"message 2.attr\[0\]: has no name; give every"),
         (as_json(*JSON[:1], [1]), "message 1: must be an object"),
     ],
