@@ -31,6 +31,8 @@ def calibrate(
     ] = None,
     backend: Annotated[str | None, typer.Option("--backend", help="Use only rows of mpi, gloo, nccl, ...")] = None,
     hosts: Annotated[int | None, typer.Option("--hosts", help="Machines, where a log does not say it.")] = None,
+    operation: Annotated[str | None, typer.Option("--operation", help="Of a log without it: all_reduce, ...")] = None,
+    ranks: Annotated[int | None, typer.Option("--ranks", help="That took part, where a log does not say it.")] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="What was trained, where a log has none.")] = None,
     reader: Annotated[
         str | None, typer.Option("--reader", help="What reads files of other kinds: package.module:function.")
@@ -48,7 +50,7 @@ def calibrate(
 
     found = fit(
         list(measurements), cluster, algorithms=_algorithms(algorithm or []), backend=backend, n_hosts=hosts,
-        model=model, reader=None if reader is None else _reader(reader),
+        model=model, reader=None if reader is None else _reader(reader), operation=operation, n_ranks=ranks,
     )  # fmt: skip
     typer.echo(json.dumps(_plain(found), indent=2) if as_json else str(found))
     if out is not None:

@@ -192,7 +192,7 @@ def _experiment(what: str, allow_code: bool, options: dict[str, object]) -> Expe
 
 
 def _is_experiment(what: str) -> bool:
-    """Tell an experiment file from a topology, which has a generator or lists of hosts and links."""
+    """Tell an experiment file from a topology, which has a generator or lists of what is in it."""
     from ddlsim.plain import decoded, read_bytes
 
     path = Path(what)

@@ -9,7 +9,8 @@ inside    links inside hosts; the route joins the first two workers of the first
 large message's own bytes (bytes/s), which is what a program measures: on routes with frames the headers come on top of
 it, so the links' capacity is larger (:func:`payload_rate`). All links of the class are scaled by the same factor, so
 what the file says about their proportions stays: a trunk that is four times as wide as a network card remains so.
-Inside hosts only links of the kinds on the reference route are scaled: what NVLinks do says nothing about PCIe.
+Inside hosts only links of the kinds on the reference route change their bandwidth: what NVLinks do says nothing about
+PCIe. Latencies decide between routes of as many hops, so those of all kinds are scaled.
 """
 
 from __future__ import annotations
@@ -122,6 +123,8 @@ def with_parameters(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
         members = _members(cluster, link_class, route)
         if quantity == "latency":
             known = float(latency[route].sum())
+            if known and link_class == "inside":  # of all kinds, or messages would take other routes
+                members = inside_hosts(cluster)
             latency[members] = latency[members] * (value / known) if known else value / len(route)
         else:
             share = efficiency[members] * (value / float(rate.min()))

@@ -114,6 +114,7 @@ class CalibrationTable(_Strict):
     ddlsim: str = ""
     sources: list[str] = []
     notes: list[str] = []
+    versions: list[str] = []
     spread: NotNegative = 0.0
     dof: Positive = 1.0
     absolute: schema.Time = 0.0

@@ -33,7 +33,7 @@ def _measurement(timing: Timing, n_hosts: int | None, model: str | None) -> Meas
     experiment, operation = _experiment(timing)
     hosts = timing.n_hosts or n_hosts
     if not hosts:
-        raise ConfigError(f"{timing.place}: does not say on how many machines; give n_hosts")
+        raise ConfigError(f"{timing.place}: does not say on how many machines; give n_hosts (--hosts)")
     if not timing.n_ranks:
         raise ConfigError(f"{timing.place}: does not say how many ranks took part; leave this row out")
     if timing.operation == "round_trip":

@@ -58,7 +58,7 @@ def read_nccl_topology(
         if _complete(root, n_gpus) and nvlink_bandwidth is None:
             which = "PCI devices of class 0x03" if n_gpus is None else f"the first {n_gpus} PCI devices"
             notes.append(f"names no <gpu> and no NVLinks: {which} are the GPUs, joined by PCIe alone")
-            warn(f"{source.path}: {notes[-1]}; give nvlink_bandwidth if they have an NVSwitch")
+            warn(f"{source.path}: {notes[-1]}; give nvlink_bandwidth (--bandwidth) if they have an NVSwitch")
     elif nvlink_bandwidth is not None or n_gpus is not None:
         name, what = ("n_gpus", "GPUs") if n_gpus is not None else ("nvlink_bandwidth", "NVLinks")
         raise root.error(f"says which {what} there are; leave {name} out")

@@ -85,7 +85,9 @@ def read_nvidia_smi(
     _add_nvlinks(matrix, machine, nvlink_bandwidth, nonnegative(nvlink_latency, "time", "nvlink_latency"), nvswitch)
     nics = [name for name in matrix.names if not name.startswith("GPU")]
     if n_hosts != 1 and nic_bandwidth is None:
-        raise ConfigError(f"{matrix.source.path}: does not say how fast the NICs are; give nic_bandwidth")
+        raise ConfigError(
+            f"{matrix.source.path}: does not say how fast the NICs are; give nic_bandwidth (--set nic_bandwidth=...)"
+        )
     if n_hosts == 1 and nic_bandwidth is not None:
         raise ConfigError(f"nic_bandwidth = {nic_bandwidth!r} has no effect on one machine; give n_hosts or remove it")
     if n_hosts != 1:

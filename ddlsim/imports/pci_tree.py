@@ -115,7 +115,7 @@ class PciTree:
         speeds = [speed for net in nets if (speed := self._net_speed(net)) is not None]
         machine.switches.append(name)
         if bandwidth is None and not speeds:  # beside the PCIe tree, as fast as its ports
-            raise nets[0].error("does not say its speed (Mbit/s); give nic_bandwidth")
+            raise nets[0].error("does not say its speed (Mbit/s); give nic_bandwidth (--set nic_bandwidth=...)")
         machine.links.append((name, above, "pcie", bandwidth or sum(speeds), self.pcie_latency))
         machine.ports += [(name, speed) for speed in speeds]
 

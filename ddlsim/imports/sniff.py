@@ -160,7 +160,7 @@ def read_any(path: str | Path, *, kind: str | None = None, facts: Mapping[str, o
         raise unknown_name("kind", kind, KINDS, "read_any")
     chosen = kind or kind_of(path)
     reader = _READERS[chosen]
-    names = set(inspect.signature(reader).parameters) - {"path"}
+    names = facts_of(chosen)
     arguments: dict[str, object] = {}
     for name, value in (facts or {}).items():
         argument = {"bandwidth": _BANDWIDTH, "latency": _LATENCY}.get(name, {}).get(chosen, name)
@@ -178,6 +178,11 @@ def read_any(path: str | Path, *, kind: str | None = None, facts: Mapping[str, o
         return reader(path, **arguments)
     except ConfigError as error:
         raise type(error)(f"{error} (read as {chosen})") from None
+
+
+def facts_of(kind: str) -> set[str]:
+    """Return the names of the facts that the reader of a kind of file takes."""
+    return set(inspect.signature(_READERS[kind]).parameters) - {"path"}
 
 
 @checked

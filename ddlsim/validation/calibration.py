@@ -88,6 +88,7 @@ class Calibration:
     compute      step times over the batch size, by model
     jitter       variability of step times, None if it is not known
     residuals    every measurement of messages that fits the cluster, as the cluster without curves predicts it
+    versions     of the software that was measured, where the measurements say it
     """
 
     cluster: Cluster
@@ -103,11 +104,12 @@ class Calibration:
     residuals: tuple[Residual, ...] = ()
     sources: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()
 
     @checked
     def time(
         self, operation: str, nbytes: Annotated[float, number(1.0)], n_ranks: Count = 2,
-        n_hosts: Count | None = None, *, backend: str = "", algorithm: str | None = None,
+        n_hosts: Count | None = None, *, backend: str = "", algorithm: str | None = None, version: str = "",
     ) -> Interval:  # fmt: skip
         """Return the seconds of an operation of :data:`ddlsim.measure.OPERATIONS`, with the interval (95 %) in which
         one more measurement of it would lie.
@@ -115,6 +117,7 @@ class Calibration:
         n_hosts   machines that the ranks are on; None: one rank on each
         backend   whose curve applies; "" if there is only one
         algorithm of a collective, instead of that of the curve or the usual one; then without the curve
+        version   of the software, as in the measurements; another one than was measured is extrapolated
 
         Uses the operation's curve if there is one, else the simulation on the calibrated cluster. Raises ConfigError
         for an unknown operation, or ranks that the cluster has no room for.
@@ -131,10 +134,13 @@ class Calibration:
         used = algorithm or (curve.algorithm if curve is not None else "")
         algorithms = chosen_algorithms({operation: used} if used and experiment == "collective" else None)
         case = LinkRow(row, make_case(row, self.cluster, algorithms))
+        software = Beyond()
+        if version and self.versions and version not in self.versions:
+            software = unmeasured(f"{version}, measured {', '.join(self.versions)}", self.spread)
         if curve is not None and not curve.plain:
-            outside = beyond(nbytes, curve.nbytes, "bytes") + beyond(n_ranks, curve.ranks, "ranks")
+            outside = software + beyond(nbytes, curve.nbytes, "bytes") + beyond(n_ranks, curve.ranks, "ranks")
             return curve_time(curve, parts_of(case, self.cluster), outside)
-        return self.simulated(case.case, self._beyond(row, curve))
+        return self.simulated(case.case, software + self._beyond(row, curve))
 
     def _beyond(self, row: Measurement, curve: Curve | None) -> Beyond:
         """Return how far the simulation of an operation is beyond what the parameters were fitted to."""
@@ -244,6 +250,8 @@ def calibrate(
     model: str | None = None,
     step_times: Iterable[Positive] = (),
     reader: Reader | None = None,
+    operation: str | None = None,
+    n_ranks: Count | None = None,
 ) -> Calibration:
     """Fit the cluster to measurements: latency and bandwidth of the links between and inside hosts, overhead, speed of
     adding up, cost curves over the size, compute time over the batch size, and the distribution of step times.
@@ -254,7 +262,8 @@ def calibrate(
                   in the fit of the links; others only where there is no point-to-point measurement, as
                   :data:`ddlsim.validation.ALGORITHMS` (a ring for all-reduce)
     backend       use only rows of this backend ("mpi", "gloo", "nccl", ...); rows without one count always
-    n_hosts, model   what the files do not say (see :func:`ddlsim.imports.to_measurements`)
+    n_hosts, model, operation, n_ranks   what the files do not say (see :func:`ddlsim.imports.to_measurements` and
+                  :func:`ddlsim.imports.read_any`)
     step_times    s of single steps of one worker, for the jitter
     reader        a function of the path that returns :class:`~ddlsim.imports.Timing` rows, for files of other kinds
 
@@ -263,7 +272,7 @@ def calibrate(
     """
     loaded = load_cluster(cluster)
     items = [measurements] if isinstance(measurements, str | Path) else list(measurements)
-    found = read_sources(items, n_hosts=n_hosts, model=model, reader=reader)
+    found = read_sources(items, n_hosts=n_hosts, model=model, reader=reader, operation=operation, n_ranks=n_ranks)
     rows = [row for row in found.rows if backend is None or row.backend in (backend, "", "numpy")]
     times = [*found.step_times, *step_times]
     if not rows and not times:
@@ -287,12 +296,14 @@ def calibrate(
     residuals = tuple(_residual(row, result, id(row) in used) for row in links)
     notes += _bad_fit([r for r in residuals if r.fitted])
     absolute = fit.absolute if fit is not None else 0.0
+    versions = tuple(dict.fromkeys(row.row.version for row in links if row.row.version))
     calibration = Calibration(
         result, parameters, covariance, fit.spread if fit is not None else 0.0, fit.dof if fit is not None else 1.0,
         absolute, _ranks(chosen), curves=_curves(links, result, chosen_algorithms(algorithms), absolute),
         compute=_compute(rows),
         jitter=fit_jitter(times) if times else None, residuals=residuals,
-        sources=tuple(dict.fromkeys((*found.sources,))), notes=tuple(dict.fromkeys(notes)),
+        sources=tuple(dict.fromkeys((*found.sources,))), notes=tuple(dict.fromkeys((*notes, *_mixed(links)))),
+        versions=versions,
     )  # fmt: skip
     from ddlsim.validation.calibration_file import attached
 
@@ -394,6 +405,16 @@ def _bad_fit(residuals: Sequence[Residual]) -> list[str]:
         f"{200.0 * BAD_FIT:.0f} %: {len(worst)} sizes, {ends}: latency, bandwidth, frames and a burst do not explain "
         "these links; look at these sizes again, or use the curve of the operation"
     ]
+
+
+def _mixed(links: Sequence[LinkRow]) -> list[str]:
+    """Return a warning for each backend of which one fit is to stand for several generations."""
+    found = []
+    for backend in dict.fromkeys(link.row.backend for link in links):
+        versions = dict.fromkeys(r.row.version for r in links if r.row.version and r.row.backend == backend)
+        if len(versions) > 1:
+            found.append(f"warning: {len(versions)} versions of software fitted as one: {'; '.join(versions)}")
+    return found
 
 
 def _ranks(rows: Sequence[LinkRow]) -> tuple[int, int]:

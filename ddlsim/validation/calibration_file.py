@@ -106,7 +106,7 @@ def _calibration(table: CalibrationTable, cluster: Cluster) -> Calibration:
     return Calibration(
         cluster, tuple(parameters), _matrix(table.covariance, n, "calibration") if n else np.zeros((0, 0)),
         table.spread, table.dof, table.absolute, (table.ranks[0], table.ranks[1]), tuple(curves), tuple(compute),
-        jitter, residuals, tuple(table.sources), tuple(table.notes),
+        jitter, residuals, tuple(table.sources), tuple(table.notes), tuple(table.versions),
     )  # fmt: skip
 
 
@@ -177,7 +177,8 @@ def _texts(values: Sequence[str]) -> str:
 def _lines(c: Calibration) -> list[str]:
     lines = [
         "[calibration]", f"ddlsim = {_text(ddlsim.__version__)}", f"sources = {_texts(c.sources)}",
-        f"notes = {_texts(c.notes)}", f"spread = {_number(c.spread)}  # of ln(predicted / measured)",
+        f"notes = {_texts(c.notes)}", f"versions = {_texts(c.versions)}",
+        f"spread = {_number(c.spread)}  # of ln(predicted / measured)",
         f"dof = {_number(c.dof)}", f"absolute = {_time(c.absolute)}  # of short times, besides",
         f"ranks = {list(c.ranks)}", f"covariance = {_rows(c.covariance)}  # of the parameters' logarithms",
     ]  # fmt: skip

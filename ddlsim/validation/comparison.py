@@ -90,7 +90,7 @@ class Validation:
     @cached_property
     def table(self) -> pd.DataFrame:
         """One row per run: its columns, measured, predicted, error, low, high (samples/s), used ("fit" or "held out"),
-        cause."""
+        notes, cause."""
         import pandas as pd
 
         rows = []
@@ -101,7 +101,9 @@ class Validation:
             rows.append(
                 {"place": row.run.place, "run": row.label, **cells, "measured": row.run.throughput,
                  "predicted": row.predicted, "error": row.error, "low": low, "high": high,
-                 "used": "fit" if row.fitted else "held out", "cause": "; or ".join(map(str, row.causes))}
+                 "used": "fit" if row.fitted else "held out",
+                 "notes": "; ".join(row.interval.notes if row.interval is not None else ()),
+                 "cause": "; or ".join(map(str, row.causes))}
             )  # fmt: skip
         return pd.DataFrame(rows)
 
@@ -208,7 +210,10 @@ def _compared(model: RunModel, step_time: float, fitted: bool, known: Knowledge)
     run = model.measured
     samples = run.workers * run.batch_size * run.accumulation
     times = interval_of(model, known, step_time)
-    interval = None if times is None else Interval(samples / times.high, samples / step_time, samples / times.low)
+    interval: Interval | None = None
+    if times is not None:
+        ends = samples / times.high, samples / step_time, samples / times.low
+        interval = Interval(*ends, notes=times.notes)
     label = f"{model.key[0]}, {run.workers} x {run.batch_size}, {model.experiment.strategy.label}"
     return Compared(run, label, samples / step_time, interval, fitted)
 

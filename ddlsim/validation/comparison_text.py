@@ -23,6 +23,8 @@ def text(validation: Validation) -> str:
         summary = validation.summary(fitted=fitted)
         if summary is not None:
             lines.append(f"{what}: {_summary(summary)}")
+    notes = (note for row in validation.rows if row.interval is not None for note in row.interval.notes)
+    lines += dict.fromkeys(notes)
     fitted_values = validation.known.fitted
     for name, value in fitted_values.links.items():
         lines.append(f"fitted {name} = {shown(name, value)}" if name in PARAMETERS else f"fitted {name} = {value:.4g}")

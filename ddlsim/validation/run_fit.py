@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ddlsim.cluster.extrapolation import Beyond, beyond
 from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.compute_fit import fit_compute
-from ddlsim.validation.curves import Interval
+from ddlsim.validation.curves import Interval, interval_at
 from ddlsim.validation.links import BANDWIDTH_SD, LATENCY_SD, TYPICAL_LATENCY
-from ddlsim.validation.log_fit import Prior, fit_logs, spread_of, t_quantile
+from ddlsim.validation.log_fit import Prior, fit_logs, spread_of
 from ddlsim.validation.noise import Floats
 from ddlsim.validation.run_model import ComputeKey, Fitted, RunModel
 from ddlsim.workload.compute import Affine
@@ -32,6 +33,7 @@ class Knowledge:
     names, covariance  links' parameters, and the covariance of their logarithms
     compute_sd         relative uncertainty of the compute time, by model and precision
     spread, dof        scatter of ln(predicted / measured) of whole runs, degrees of freedom
+    workers, batches   of what was measured; batch sizes by model and precision
     """
 
     fitted: Fitted = field(default_factory=Fitted)
@@ -40,6 +42,14 @@ class Knowledge:
     compute_sd: dict[ComputeKey, float] = field(default_factory=dict)
     spread: float = 0.0
     dof: float = math.inf
+    workers: tuple[int, ...] = ()
+    batches: dict[ComputeKey, tuple[int, ...]] = field(default_factory=dict)
+
+    def outside(self, run: RunModel) -> Beyond:
+        """Return how far a run is beyond what was measured."""
+        n, batches = run.measured.workers, self.batches.get(run.key, ())
+        found = beyond(n, self.workers, "workers") if n > 1 and self.workers else Beyond()
+        return found + (beyond(run.measured.batch_size, batches, "samples per worker") if batches else Beyond())
 
 
 def fit_runs(runs: Sequence[RunModel], calibration: Calibration | None, fit: Sequence[str]) -> Knowledge:
@@ -52,6 +62,11 @@ def fit_runs(runs: Sequence[RunModel], calibration: Calibration | None, fit: Seq
     known = _calibrated(calibration)
     if not runs:
         return known
+    batches = dict(known.batches)
+    for run in runs:
+        batches[run.key] = (*batches.get(run.key, ()), run.measured.batch_size)
+    workers = (*known.workers, *(run.measured.workers for run in runs if run.measured.workers > 1))
+    known = dataclasses.replace(known, workers=workers, batches=batches)
     if "compute" in fit:
         known = _with_compute(known, [run for run in runs if run.measured.workers == 1])
     several = [run for run in runs if run.measured.workers > 1]
@@ -65,7 +80,9 @@ def _calibrated(calibration: Calibration | None) -> Knowledge:
     sd = {(fit.model, "fp32"): fit.spread for fit in calibration.compute}
     names = tuple(calibration.parameters[i].name for i in links)
     covariance = calibration.covariance[np.ix_(links, links)]
-    return Knowledge(Fitted(), names, covariance, sd, calibration.spread, calibration.dof)
+    workers = (*calibration.ranks, *(n for curve in calibration.curves for n in curve.ranks)) if links else ()
+    batches = {(fit.model, "fp32"): fit.batch_sizes for fit in calibration.compute}
+    return Knowledge(Fitted(), names, covariance, sd, calibration.spread, calibration.dof, workers, batches)
 
 
 def _with_compute(known: Knowledge, runs: Sequence[RunModel]) -> Knowledge:
@@ -120,13 +137,17 @@ def _with_network(known: Knowledge, runs: Sequence[RunModel], fit: Sequence[str]
     n = len(names)
     compute_sd = known.compute_sd | {key: math.sqrt(found.covariance[n + i, n + i]) for i, key in enumerate(keys)}
     values = fitted(np.exp(found.logs))
-    return Knowledge(values, tuple(names), found.covariance[:n, :n], compute_sd, found.spread, found.dof)
+    return dataclasses.replace(
+        known, fitted=values, names=tuple(names), covariance=found.covariance[:n, :n], compute_sd=compute_sd,
+        spread=found.spread, dof=found.dof,
+    )  # fmt: skip
 
 
 def interval_of(run: RunModel, known: Knowledge, predicted: float) -> Interval | None:
     """Return the interval (95 %) of a measured step time, or None where compute time or links rest on files alone.
 
-    By how much the simulated time changes with the compute time and each of the links' parameters.
+    By how much the simulated time changes with the compute time and each of the links' parameters, and wider for more
+    workers or another batch than was measured.
     """
     linked = {name.partition(".")[0] for name in known.names}
     if run.key not in known.compute_sd or not linked.issuperset(run.link_classes):
@@ -142,5 +163,4 @@ def interval_of(run: RunModel, known: Knowledge, predicted: float) -> Interval |
             changed = dataclasses.replace(known.fitted, links=links)
             slopes[i] = math.log(run.step_time(changed) / predicted) / step
     variance += float(slopes @ known.covariance @ slopes)
-    factor = math.exp(t_quantile(known.dof) * math.sqrt(variance))
-    return Interval(predicted / factor, predicted, predicted * factor)
+    return interval_at(predicted, variance, known.dof, known.outside(run))

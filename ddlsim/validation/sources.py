@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddlsim.errors import ConfigError
 from ddlsim.imports import KinetoTrace, Timing, kind_of, read_any, to_measurements
+from ddlsim.imports.sniff import facts_of
 from ddlsim.imports.text import read_text
 from ddlsim.measure import Measurement, read_measurements
 
@@ -28,16 +29,20 @@ class Sources:
 
 def read_sources(
     items: Sequence[str | Path | Measurement], *, n_hosts: int | None = None, model: str | None = None,
-    reader: Reader | None = None,
+    reader: Reader | None = None, operation: str | None = None, n_ranks: int | None = None,
 ) -> Sources:  # fmt: skip
     """Return what is in files and folders (tables of measurements, benchmark output, traces), and the given rows.
 
-    n_hosts, model   what benchmark output does not say
+    n_hosts, model, operation, n_ranks   what benchmark output does not say
     reader           what reads files that :mod:`ddlsim.imports` does not know
 
-    Raises ConfigError with file, line and reason for a file that cannot be used, and without any item.
+    Raises ConfigError with file, line and reason for a file that cannot be used, without any item, and for an operation
+    or a number of ranks that no file leaves open.
     """
     found = Sources()
+    said = {"operation": operation, "n_ranks": n_ranks}
+    facts = {name: value for name, value in said.items() if value is not None}
+    used: set[str] = set()
     for item in items:
         if isinstance(item, Measurement):
             found.rows.append(item)
@@ -49,7 +54,12 @@ def read_sources(
         if path.is_dir() or path.suffix == ".jsonl" or _is_table(path):
             found.rows += read_measurements(path)
         else:
-            _read_other(path, found, n_hosts, model, reader)
+            kind = _known_kind(path)
+            own = {name: value for name, value in facts.items() if kind and name in facts_of(kind)}
+            used |= own.keys()
+            _read_other(path, found, n_hosts, model, None if kind else reader, own)
+    for name in facts.keys() - used:
+        raise ConfigError(f"calibration: {name} has no effect: none of the files leaves it open; leave it out")
     if not (found.rows or found.step_times):
         raise ConfigError("calibration: no measurements; give a folder that python -m ddlsim.measure has written")
     return found
@@ -64,17 +74,18 @@ def _is_table(path: Path) -> bool:
     return "experiment" in [cell.strip() for cell in head.split(",")]
 
 
-def _is_known(path: Path) -> bool:
+def _known_kind(path: Path) -> str:
     try:
-        return bool(kind_of(path))
+        return kind_of(path)
     except ConfigError:
-        return False
+        return ""
 
 
 def _read_other(
-    path: Path, found: Sources, n_hosts: int | None, model: str | None, reader: Reader | None
-) -> None:
-    content = read_any(path) if reader is None or _is_known(path) else reader(path)
+    path: Path, found: Sources, n_hosts: int | None, model: str | None, reader: Reader | None,
+    facts: Mapping[str, object],
+) -> None:  # fmt: skip
+    content = read_any(path, facts=facts) if reader is None else reader(path)
     found.notes += read_text(path, log=True).notes
     if isinstance(content, KinetoTrace):
         found.step_times += [step.seconds for step in content.steps]

@@ -97,3 +97,42 @@ def test_errors_are_one_line(call, words, message):
     assert code == 2
     assert re.search(message, err)
     assert len(err.strip().splitlines()) == 1
+
+TOPOLOGY = """\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity
+GPU0\t X \tNV2\t0-23\t0
+GPU1\tNV2\t X \t0-23\t0
+"""
+SWEEP = """# nThread 1 nGpus 2 minBytes 8 maxBytes 33554432 step: 8(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
+"""
+
+
+@pytest.mark.slow
+def test_from_a_topology_to_a_page(call, tmp_path):
+    """Two GPUs joined by two NVLinks of 25 GB/s; their all-reduce takes 10 us and the bytes at 40 GB/s."""
+    rows = []
+    for nbytes in (2**k for k in range(13, 26, 3)):
+        us = 10.0 + nbytes / 40e3
+        algbw = nbytes / us / 1e3
+        cells = f"{us:.2f} {algbw:.2f} {algbw:.2f} 0"
+        rows.append(f"{nbytes} {nbytes // 4} float sum -1 {cells} {cells}")
+    (tmp_path / "topo.txt").write_text(TOPOLOGY)
+    (tmp_path / "nccl.log").write_text(SWEEP + "\n".join(rows) + "\n")
+    code, _, error = call("import", "topo.txt", "--device", "v100", "--out", "cluster.toml")
+    assert code == 2
+    assert "(--bandwidth)" in error
+    steps = [
+        ("import", "topo.txt", "--device", "v100", "--bandwidth", "25 GB/s", "--out", "cluster.toml"),
+        ("calibrate", "nccl.log", "-c", "cluster.toml", "--operation", "all_reduce", "--ranks", "2", "--hosts", "1",
+         "--out", "calibrated.toml"),
+        ("run", "calibrated.toml", "-m", "resnet18", "--cost", "calibrated"),
+        ("validate", "runs.csv", "-c", "calibrated.toml", "-m", "resnet18", "--fit-on", "workers == 1", "--html", "p.html"),
+    ]  # fmt: skip
+    for words in steps:
+        code, out, error = call(*words)
+        assert code == 0, (words, error)
+    assert "held out: 1 runs" in out
+    assert "resnet18" in (tmp_path / "p.html").read_text()
+    code, _, error = call("calibrate", "nccl.log", "-c", "cluster.toml", "--ranks", "2")
+    assert code == 2
+    assert "(--hosts)" in error

@@ -147,6 +147,18 @@ def test_what_was_not_measured_is_told_and_less_sure(calibration):
     assert all(a < b for a, b in itertools.pairwise(widths))
 
 
+def test_another_generation_of_software_is_told_and_less_sure():
+    cluster = star(2, bandwidth="1 Gbit/s", latency="35 us")
+    rows = [dataclasses.replace(row(s, 80e-6 + s / 1.2e8), version="NCCL 2.18") for s in (8, 10**5, 10**7)]
+    found = load_calibration(calibrate(rows, cluster).cluster)
+    measured, other = (found.time("one_way", 10**6, version=version) for version in ("NCCL 2.18", "NCCL 2.27"))
+    assert measured.notes == ()
+    assert other.notes == ("extrapolated: NCCL 2.27, measured NCCL 2.18",)
+    assert other.high / other.low > measured.high / measured.low
+    both = calibrate([*rows, dataclasses.replace(rows[0], version="NCCL 2.27")], cluster)
+    assert any(note.startswith("warning: 2 versions of software fitted as one") for note in both.notes)
+
+
 def test_how_far_beyond():
     """By hand: 8 and 32 ranks are one and three doublings beyond 2 to 4; 1 is one below."""
     assert beyond(3, (2, 4), "ranks").variance == 0.0
