@@ -67,7 +67,7 @@ def test_strong_scaling_of_bert() -> None:
 #: ratio of throughputs -> its mean error, per case (ByteScheduler: of two machines, the worst rows)
 # of DGC the row at 1 Gbit/s, which gives the size of the network, no longer counts: the mean was 0.024 with it
 GAINS = {"paddle_localsgd_resnet50_32xV100": 0.03, "paddle_dgc_fasterrcnn_2xP40": 0.035,
-         "bytescheduler_mxnet_ps_rdma_resnet50": 0.10, "bytescheduler_mxnet_ps_rdma_vgg16": 0.14,
+         "bytescheduler_mxnet_ps_rdma_resnet50": 0.09, "bytescheduler_mxnet_ps_rdma_vgg16": 0.04,
          "onebit_adam_bertlarge_tcp40": 0.23}  # fmt: skip
 
 
