@@ -29,8 +29,8 @@ def load_cluster(source: ClusterLike) -> Cluster:
             (node-link) or ``.graphml``, or of a topology that another tool wrote, told by its content
             (:data:`ddlsim.imports.sniff.TOPOLOGIES`); a networkx graph; or a cluster, which is returned as it is.
             ``"name+key=value"`` sets a key of the file's [generator], [host] or [link], as in
-            ``"dgx-h100-pod+n_leaves=64"``, or says what another tool's file leaves out, as in
-            ``"topo.txt+bandwidth=25 GB/s"`` (:func:`ddlsim.imports.read_any`)
+            ``"dgx-h100-pod+n_leaves=64"`` or ``"cloud-25g-16x8-v100+transport=ideal"``, or says what another tool's
+            file leaves out, as in ``"topo.txt+bandwidth=25 GB/s"`` (:func:`ddlsim.imports.read_any`)
 
     Raises :class:`ConfigError`, in one line with file, field, value and remedy, for what cannot be used.
     """

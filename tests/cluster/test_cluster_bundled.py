@@ -134,8 +134,11 @@ def test_links_between_hosts_name_what_they_are(name):
         assert set(cluster.details.transport[between]) == set(told)
         assert set(cluster.details.transport[~between]) <= {""}
         assert cluster.details.acts == (told == ["tcp-cubic"])  # the others' messages share links as flows do
-        assert load_cluster(f"{name}+transport=ideal").details is None
-        assert with_detail(cluster, transport="ideal").details is None
+        ideal = load_cluster(f"{name}+transport=ideal").details  # frames stay
+        assert (ideal is None) == (name != "aws-10g-16")
+        assert ideal is None or (not ideal.transport.any() and ideal.frame_header.any())
+        again = with_detail(cluster, transport="ideal").details
+        assert again is None if ideal is None else (again.frame_header == ideal.frame_header).all()
     else:
         assert cluster.details is None or not cluster.details.transport.any()
         assert name == "p40-8" or "transport" in " ".join(cluster.notes)
