@@ -182,6 +182,8 @@ def test_losses_close_the_window(loss, trip, reno, cubic):
         where = with_detail(plain, transport=kind, loss=loss, warm=True, window="1 GB")
         (took,) = ends(Network(where), where.workers, [(0, 1, 1e7)])
         assert took == pytest.approx(trip / 2 + 1e7 * trip / (segments * 1448), rel=1e-3)
+    deaf = with_detail(plain, transport="tcp-bbr", loss=loss, warm=True, window="1 GB")
+    assert ends(Network(deaf), deaf.workers, [(0, 1, 1e7)]) == pytest.approx([trip / 2 + 1e7 / RATE])
 
 
 def test_the_window_opens_by_doubling():
