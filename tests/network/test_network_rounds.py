@@ -21,6 +21,8 @@ DETAILS = {
     "small windows": {"transport": "tcp-reno", "window": "64 KiB", "connections": 2},
     "unordered": {"transport": "tcp-cubic", "unordered": True, "flow_rate": "5 Gbit/s"},
     "rendezvous": {"transport": "infiniband", "rendezvous": "64 KiB"},
+    # with 50 kB under way, one window fits
+    "shallow": {"transport": "tcp-bbr", "warm": True, "buffer": "1 KiB", "connections": 8},
 }
 CLUSTERS = ("switch", "slow reduction", "pods", "two adapters", "tree", *DETAILS)
 
@@ -120,6 +122,7 @@ CASES = {
     "frames": ("frames", rings_of([ORDER], [1], [2e-5], [40])),
     "transport": ("tcp", rings_of([ORDER], [1], [2e-5, 3e-5] * 6, [40])),
     "two connections": ("small windows", rings_of([ORDER], [1], [2e-5], [40])),
+    "buffers": ("shallow", rings_of([ORDER], [1], [2e-5], [40])),
     "reduction": ("slow reduction", rings_of([ORDER], [1], [2e-5], [40, 40])),
     "channels": ("pods", build("nccl", N, 1e8, where=at("pods"))),
 }
@@ -145,6 +148,13 @@ def test_collectives_in_step_are_replayed_together():
 @pytest.mark.parametrize("name", ["bursts", "rendezvous"])
 def test_what_remembers_more_than_its_round_is_not_replayed(name):
     assert same(cluster(name), [rings_of([ORDER], [1], [2e-5], [40])], 3.7e7) == 0
+
+
+def test_rounds_with_timeouts_are_not_replayed():
+    both_ways = rings_of([ORDER, ORDER[::-1]], [1, 1], [2e-5, 2e-5], [40])
+    assert same(cluster("shallow"), [both_ways], 3.7e7) == 0
+    _, seen = story(1, cluster("shallow"), [both_ways], 3.7e7, ())
+    assert seen[-1][0] > 40 * 0.2
 
 
 def test_a_window_that_shrinks_while_its_connection_idles_is_not_replayed():
