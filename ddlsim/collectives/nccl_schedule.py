@@ -36,6 +36,7 @@ def _timed(schedule: Schedule, way: Way) -> Schedule:
     (lane,) = schedule.lanes
     rounds = []
     for i, r in enumerate(lane):
+        r = dataclasses.replace(r, wire=way.wire_between(r.src, r.dst))
         if i == 0:
             rounds.append(dataclasses.replace(r, repeat=1, latency=_average(way, r, first=True) + way.start))
             r = dataclasses.replace(r, repeat=r.repeat - 1, start=(r.start + r.shift) % schedule.n_chunks)
@@ -69,10 +70,10 @@ def _trees(n_ranks: int, way: Way) -> Schedule:
         child = np.flatnonzero(depth)
         edges.append((child, parent[child], depth[child], np.full(len(child), number * n_chunks)))
     child, above, depth, first = (np.concatenate(column) for column in zip(*edges, strict=True))
-    late = way.latency(child, above) + way.start * (depth == depth.max())
-    up = pipeline(child, above, depth.max() - depth, n_chunks, reduce=True, first=first, latency=late)
+    late, wire = way.latency(child, above) + way.start * (depth == depth.max()), way.wire_between(child, above)
+    up = pipeline(child, above, depth.max() - depth, n_chunks, reduce=True, first=first, latency=late, wire=wire)
     late = way.latency(above, child)
-    down = pipeline(above, child, depth - 1, n_chunks, reduce=False, first=first, latency=late)
+    down = pipeline(above, child, depth - 1, n_chunks, reduce=False, first=first, latency=late, wire=wire)
     return Schedule(n_ranks, len(trees) * n_chunks, ((*up, *down),), wire=way.wire)
 
 

@@ -97,8 +97,17 @@ class Way:
             rate = min(site.in_switches() if site.nvls else site.inside, site.outside / n_halves)
             return max(1.0, rate * (2.0 * (site.n_ranks - 1) / site.n_ranks) / site.ceiling(algorithm, "Simple"))
         wire = WIRE[self.choice.protocol]
-        wire = max(wire, site.bus / site.ceiling(algorithm, self.choice.protocol))
+        if self.choice.protocol != "LL" or site.n_nodes == 1:
+            wire = max(wire, site.bus / site.ceiling(algorithm, self.choice.protocol))
         return wire * nvlink_excess(self.cluster, self.nodes) if site.n_nodes == 1 else wire
+
+    def wire_between(self, src: Ints, dst: Ints) -> Floats | None:
+        """Return by how much messages count as larger, (m,): between machines, LL passes through memory of the CPU."""
+        if self.choice.protocol != "LL" or self.site.n_nodes == 1:
+            return None
+        host = self.cluster.host_of[self.nodes]
+        slower = self.site.outside / WIRE["LL"] / self.site.ceiling("ring", "LL")
+        return np.where(host[src] == host[dst], 1.0, max(1.0, slower))
 
     @property
     def wire_inside(self) -> float:
