@@ -14,6 +14,7 @@ from ddlsim.network.state import LAST
 SAME = 1e-13  # relative; shares and rates this close differ by rounding only
 BELOW = 1.0 - 1e-9  # a channel with a level so much below the threshold has only flows below it, whatever the rounding
 FROZEN = -(1 << 30)
+MANY_ALIKE = np.uint64(16)  # channels with the least share are filled together if they are one in so many
 ZERO, ONE, TWO, THREE, FOUR = np.uint64(0), np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
 
 
@@ -130,19 +131,38 @@ def fill_few(n_channels, n_flows, most, shift, channels, filling, fill, keys, po
 def fill_many(n_channels, n_flows, last, shift, channels, filling, fill, pool, nexts, hops, freezing):  # type: ignore[no-untyped-def]
     """Do what :func:`fill_few` does, to the end, for many channels, from the level `last` upwards.
 
-    They are in a heap by a lower bound of their share: shares only rise while others freeze, so an old share
-    will do.
+    As long as a good part of them have the least share (symmetric clusters), these are filled one after the other. Then
+    they are put in a heap by a lower bound of their share: shares only rise while others freeze, so an old share will
+    do.
     """
-    size = ZERO
-    for i in range(np.uint64(n_channels)):
-        channel = np.uint64(fill[i].component)
-        if filling[channel].unfrozen > 0:
-            fill[size].key = filling[channel].residual / filling[channel].unfrozen
-            fill[size].channel = channel
-            size += ONE
+    left = np.uint64(n_flows)
+    size = np.uint64(n_channels)
+    while True:
+        n = size
+        size = ZERO
+        least_share = np.inf
+        for i in range(n):
+            channel = np.uint64(fill[i].component)
+            if filling[channel].unfrozen > 0:
+                share = filling[channel].residual / filling[channel].unfrozen
+                fill[size].key = share
+                fill[size].channel = channel
+                fill[size].component = channel
+                least_share = min(least_share, share)
+                size += ONE
+        alike = ZERO
+        for i in range(size):
+            alike += ONE if fill[i].key == least_share else ZERO
+        if left == ZERO or alike * MANY_ALIKE < size:
+            break
+        last = least_share if least_share > last * (1.0 + SAME) else last
+        for i in range(size):
+            channel = np.uint64(fill[i].channel)
+            k = filling[channel].unfrozen
+            if fill[i].key == least_share and k > 0 and filling[channel].residual / k == least_share:
+                left -= freeze(channel, last, shift, channels, filling, pool, nexts, hops, freezing)
     for i in range(size >> ONE):
         sift(fill, (size >> ONE) - ONE - i, size)
-    left = np.uint64(n_flows)
     while left > ZERO:
         channel = np.uint64(fill[ZERO].channel)
         k = filling[channel].unfrozen
@@ -155,23 +175,29 @@ def fill_many(n_channels, n_flows, last, shift, channels, filling, fill, pool, n
             fill[ZERO].key = share
         else:
             last = share if share > last * (1.0 + SAME) else last
-            channels[channel].level = last
-            frozen = list_unfrozen(channel, shift, channels, pool, nexts, freezing)
-            left -= frozen
-            for j in range(frozen):
-                flow = np.uint64(freezing[j])
-                nexts[flow] = last
-                entry = flow << shift
-                other = hops[entry]
-                while other != LAST:
-                    if other != channel:
-                        filling[other].residual -= last
-                        filling[other].unfrozen -= 1
-                    entry += ONE
-                    other = hops[entry]
-            filling[channel].unfrozen = 0
+            left -= freeze(channel, last, shift, channels, filling, pool, nexts, hops, freezing)
             continue
         sift(fill, ZERO, size)
+
+
+@inlined
+def freeze(channel, level, shift, channels, filling, pool, nexts, hops, freezing):  # type: ignore[no-untyped-def]
+    """Freeze the flows that are left on a channel, which is full at `level`; return how many these are."""
+    channels[channel].level = level
+    frozen = list_unfrozen(channel, shift, channels, pool, nexts, freezing)
+    for j in range(frozen):
+        flow = np.uint64(freezing[j])
+        nexts[flow] = level
+        entry = flow << shift
+        other = hops[entry]
+        while other != LAST:
+            if other != channel:
+                filling[other].residual -= level
+                filling[other].unfrozen -= 1
+            entry += ONE
+            other = hops[entry]
+    filling[channel].unfrozen = 0
+    return frozen
 
 
 @inlined
