@@ -80,7 +80,7 @@ def test_timings_become_rows_of_the_projects_table():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (timing(n_hosts=0, place="a.txt:3"), "a.txt:3: does not say on how many machines; give n_hosts (--hosts)"),
+        (timing(n_hosts=0, place="a.txt:3"), "a.txt:3: does not say on how many machines; give n_hosts"),
         (timing(n_ranks=0), "how many ranks"),
         (timing(operation="barrier"), "barrier .* has no row"),
         (timing(tool="osu", operation="stream"), "stream .* has no row"),

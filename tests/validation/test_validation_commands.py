@@ -102,7 +102,7 @@ TOPOLOGY = """\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity
 GPU0\t X \tNV2\t0-23\t0
 GPU1\tNV2\t X \t0-23\t0
 """
-SWEEP = """# nThread 1 nGpus 2 minBytes 8 maxBytes 33554432 step: 8(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1
+SWEEP = """# nThread 1 nGpus 2 minBytes 8 maxBytes 33554432 step: 8(factor) warmup iters: 5 iters: 20 validation: 1
 #       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
 """
 
@@ -126,7 +126,8 @@ def test_from_a_topology_to_a_page(call, tmp_path):
         ("calibrate", "nccl.log", "-c", "cluster.toml", "--operation", "all_reduce", "--ranks", "2", "--hosts", "1",
          "--out", "calibrated.toml"),
         ("run", "calibrated.toml", "-m", "resnet18", "--cost", "calibrated"),
-        ("validate", "runs.csv", "-c", "calibrated.toml", "-m", "resnet18", "--fit-on", "workers == 1", "--html", "p.html"),
+        ("validate", "runs.csv", "-c", "calibrated.toml", "-m", "resnet18", "--fit-on", "workers == 1",
+         "--html", "p.html"),
     ]  # fmt: skip
     for words in steps:
         code, out, error = call(*words)
