@@ -66,7 +66,8 @@ def nccl(n_ranks: Ranks, n_segments: Segments = 1, rails: Sequence[Ints] | None 
     """
     if rails is None or n_ranks == 1:
         return direct(n_ranks)
-    order, n = np.concatenate(rails), len(rails[0])
+    order = np.concatenate([np.zeros(0, dtype=np.int64), *rails])
+    n = len(rails[0]) if len(rails) else 0
     if any(len(rail) != n for rail in rails) or not np.array_equal(np.sort(order), np.arange(n_ranks)):
         raise ConfigError(f"rails: must hold each of the ranks 0..{n_ranks - 1} once, as many in every machine")
     m = len(rails)

@@ -55,8 +55,8 @@ def star():
 @functools.cache
 def experiment():
     return ddlsim.Experiment(
-        star(), "lenet5", batch_size=8, steps=1, warmup=0, compute=ddlsim.Affine(0.01, 0.01),
-        jitter=ddlsim.Lognormal(0.1),
+        "office-1gbe", "lenet5", batch_size=8, workers=4, steps=1, warmup=0,
+        compute=ddlsim.Affine(0.01, 0.01), jitter=ddlsim.Lognormal(0.1),
     )  # fmt: skip
 
 
@@ -256,6 +256,9 @@ CALLS = {
     "cost.hierarchical": lambda: {
         "n_inside": 2, "n_groups": 2, "nbytes": 1e6, "inside": (1e-6, 1e-9, 0.0), "between": (1e-6, 1e-9, 0.0),
     },
+    "cost.all_to_all_nccl": lambda: {
+        "n_inside": 2, "n_machines": 2, "nbytes": 1e6, "inside": (1e-6, 1e-9, 0.0), "between": (1e-6, 1e-9, 0.0),
+    },
     "cost.torus_2d": lambda: {**CLOSED_FORM, "rows": 2, "columns": 2},
     "algorithm_names": dict,
     "byteps_time": lambda: {"nbytes": 1e6, "n_machines": 4, "n_servers": 2, "bandwidth": 1e9},
@@ -342,6 +345,7 @@ METHODS = {
     "Cluster.from_graph": lambda: {"graph": star().to_graph()},
     "Cluster.save": lambda: {"path": "c.json"},
     "Experiment.speeds": lambda: {"n_workers": 4},
+    "Experiment.save": lambda: {"path": "e.toml"},
     "Experiment.with_": lambda: {"steps": 2, "strategy": ddlsim.AllReduce(), "seed": 1},
     "Result.known": lambda: {"quantity": "cost"},
     "Result.time_to_accuracy": lambda: {"target": 0.5},

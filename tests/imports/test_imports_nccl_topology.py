@@ -219,7 +219,7 @@ TEMPLATE = """\
 
 
 def test_a_clouds_file_names_gpus_by_their_class(tmp_path):
-    with pytest.warns(UserWarning, match=r"names no <gpu> and no NVLinks.*give nvlink_bandwidth if they have an NVSw"):
+    with pytest.warns(UserWarning, match=r"names no <gpu> and no NVLinks.*give nvlink_bandwidth \(--bandwidth\) if"):
         made = read(tmp_path, TEMPLATE)
     assert sorted(name for name, kind in zip(made.node_names, made.node_kind, strict=True) if kind == "gpu") == [
         "node0.gpu0", "node0.gpu1"

@@ -10,6 +10,7 @@ from documentation import public_names
 import ddlsim
 from ddlsim import compression, optim, strategies
 from ddlsim.arguments.annotations import alternatives
+from ddlsim.arguments.checking import annotations_of
 from ddlsim.bundled import bundled_files
 from ddlsim.errors import ConfigError
 from ddlsim.run import files, tables
@@ -163,7 +164,7 @@ def test_every_strategy_can_be_written_with_every_simple_field(name, tmp_path):
     if name == "fedavg":
         values["local_steps"] = 2  # or epochs
     lines = [f"{name} = {value}" for name, value in values.items()]
-    types = inspect.get_annotations(kind, eval_str=True)
+    types = annotations_of(kind)
     for field in dataclasses.fields(kind):
         if isinstance(field.default, bool | int | float) and str not in alternatives(types[field.name]):
             lines.append(f"{field.name} = {str(field.default).lower()}")
