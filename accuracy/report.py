@@ -59,7 +59,9 @@ Each has a physical or documented reason, but somebody had seen the rows that it
 - Gains: nothing overlaps in the DGC case, and a backbone stands in for its detector; ByteScheduler's batch of 32 is not
   stated, its credit is the best of two, and its machines copy at a rate calibrated on their one-machine row.
 - NCCL sweeps are linear in the size between two calibrated sizes. Gloo on AWS: connections, window and slow start are
-  Linux's and AWS's, which of them count was seen in point-to-point rows only.
+  Linux's and AWS's, which of them count was seen in point-to-point rows only. Intervals: that unmeasured operations
+  deviate by the geometric mean of 2.5 % and of the fit's scatter, and curves through all sizes by half of what leaving
+  a size out gives, was chosen on visible rows.
 - Mini-cluster: rows below 64 KiB and two-way rows under cubic do not count; asynchronous workers of equal speed start
   spread over a cycle, as together they were off by 12 to 38 %, and at random if their pushes do not fit into a cycle
   one after the other, as spread they were 28 % too fast. Which windows count in an incast was seen in other pushes

@@ -214,6 +214,7 @@ class Experiment:
 
         return python_of(self, script=True)
 
+    @checked
     def save(self, path: str | Path) -> None:
         """Write the experiment to `path`: a file for ``ddlsim run``, or, if it ends in .py, a program."""
         path = Path(path)

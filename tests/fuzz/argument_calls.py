@@ -260,6 +260,7 @@ CALLS = {
         "n_inside": 2, "n_machines": 2, "nbytes": 1e6, "inside": (1e-6, 1e-9, 0.0), "between": (1e-6, 1e-9, 0.0),
     },
     "cost.torus_2d": lambda: {**CLOSED_FORM, "rows": 2, "columns": 2},
+    "largest_overhead_ratio": lambda: {"n_gpus": 8, "efficiency": 0.9},
     "algorithm_names": dict,
     "byteps_time": lambda: {"nbytes": 1e6, "n_machines": 4, "n_servers": 2, "bandwidth": 1e9},
     "data_parallel_nbytes": lambda: {"n_weights": 1e6},

@@ -18,15 +18,18 @@ RATIO = st.floats(1e-6, 10.0)
 
 
 def test_gpus_by_hand() -> None:
-    """Four GPUs that spend R = 1/11: (1 + 1/11) / (1 + 4/11) = 12/15 = 0.8; and back again."""
-    assert guidelines.scaling_efficiency(1 / 11, 4) == pytest.approx(0.8)
-    assert guidelines.largest_n_gpus(1 / 11, 0.8) == pytest.approx(4.0)
+    """Four GPUs at 80 %: R = 0.2 / (3.2 - 1) = 1/11; back again (1 + 1/11) / (1 + 4/11) = 12/15 = 0.8."""
+    ratio = guidelines.largest_overhead_ratio(4, 0.8)
+    assert ratio == pytest.approx(1 / 11)
+    assert guidelines.scaling_efficiency(ratio, 4) == pytest.approx(0.8)
+    assert guidelines.largest_n_gpus(ratio, 0.8) == pytest.approx(4.0)
 
 
 def test_gpus_in_the_limits() -> None:
     assert guidelines.scaling_efficiency(0.0, 1000) == 1.0
     assert guidelines.scaling_efficiency(0.3, 1) == 1.0
     assert guidelines.largest_n_gpus(0.0, 0.9) == math.inf
+    assert guidelines.largest_overhead_ratio(2, 0.5) == math.inf  # two GPUs are never below one half
     n = 10**9  # Amdahl: the speed-up ends at (1 + R) / R
     assert n * guidelines.scaling_efficiency(0.25, n) == pytest.approx(5.0)
 
