@@ -39,7 +39,7 @@ heat_map(table, "workers", "cluster.nic.bandwidth", OUT / "study_heat_map.png")
 breakdown(table, OUT / "study_breakdown.png", n=10)
 one_change(table, OUT / "study_one_change.png")
 best = ddlsim.simulate(base.with_(workers=128))
-tornado(best.sensitivities, OUT / "study_tornado.png", title="128 workers, ring, 25 Gbit/s")
+tornado(best.sensitivities(), OUT / "study_tornado.png", title="128 workers, ring, 25 Gbit/s")
 
 compressors = runpy.run_path(str(OUT.parents[1] / "examples" / "is_compression_worth_it.py"))
 study = ddlsim.Study(

@@ -56,7 +56,7 @@ def main() -> None:
     out.mkdir(exist_ok=True)
     study.plot_pareto("throughput", "cost_per_sample", out / "buying.png")
     now = ddlsim.simulate(base.with_(workers=32))
-    tornado(now.sensitivities, out / "buying_sensitivity.png", title="four machines with 25 Gbit/s")
+    tornado(now.sensitivities(), out / "buying_sensitivity.png", title="four machines with 25 Gbit/s")
     print(f"what would help   {now.bottleneck}")
 
 

@@ -143,7 +143,7 @@ def test_in_pictures(result, table):
     pictures += [
         study_figures.heat_map(table, "cluster", "workers"), study_figures.breakdown(table),
         study_figures.one_change(table), study_samples.scatter(table),
-        study_figures.tornado(result.sensitivities, title=NASTY),
+        study_figures.tornado(result.sensitivities(), title=NASTY),
     ]  # fmt: skip
     n_named = 0
     for axes in pictures:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,6 +62,9 @@ def run(
     stability: Annotated[
         bool, typer.Option("--stability", help="Say how far the throughput moves with inputs moved by 1e-12.")
     ] = False,
+    bottleneck: Annotated[
+        bool, typer.Option(help="Simulate what parts that are 10 % better would bring.")
+    ] = True,
     as_json: Json = False,
     trace: Annotated[Path | None, typer.Option("--trace", help="Write a trace for Perfetto.")] = None,
     timeline: Annotated[Path | None, typer.Option("--timeline", help="Draw a timeline (png, pdf, svg).")] = None,
@@ -90,7 +94,8 @@ def run(
         result = ddlsim.simulate(experiment, stability=stability, checkpoint=save)
     else:
         result = ddlsim.resume(resume, experiment, stability=stability, checkpoint=save)
-    result = _with_sensitivities(result)
+    if bottleneck:
+        result = _with_sensitivities(result)
     typer.echo(result.to_json() if as_json else str(result))
     outputs: list[tuple[Path | None, Callable[[Path], object]]] = [
         (trace, result.save_trace), (timeline, result.plot_timeline), (plot_cluster, result.plot_cluster),
@@ -114,8 +119,14 @@ def _check_training(experiment: Experiment, given: dict[str, Path | None]) -> No
 
 def _with_sensitivities(result: Result) -> Result:
     """Work out what the output shows besides the run itself; an interrupt meanwhile leaves the run's own numbers."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    what = "simulating what parts that are 10 % better would bring (Ctrl-C shows the run without)"
     try:
-        _ = result.sensitivities, result.known_stability
+        with console.status(what) if console.is_terminal else nullcontext():
+            result.sensitivities()
+            _ = result.known_stability
     except KeyboardInterrupt:
         return dataclasses.replace(result, interrupted=True)
     return result

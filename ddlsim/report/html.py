@@ -81,7 +81,7 @@ def html_report(
     title, question  at the top; by default what is varied
     metric           by which configurations are ranked (default: the time to the target accuracy where there is one,
                      the accuracy of runs that learn, else throughput)
-    sensitivities    of the best configuration (:attr:`ddlsim.Result.sensitivities`)
+    sensitivities    of the best configuration (:meth:`ddlsim.Result.sensitivities`)
 
     Raises ConfigError for a metric that no configuration has.
     """

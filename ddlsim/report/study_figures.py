@@ -167,9 +167,9 @@ def one_change(table: Table, path: str | Path | None = None, *, metric: str = "t
 
 
 def tornado(sensitivities: Sequence[Sensitivity], path: str | Path | None = None, *, title: str = "") -> Axes:
-    """Draw what making each part of a run 10 % better brings (:attr:`ddlsim.Result.sensitivities`)."""
+    """Draw what making each part of a run 10 % better brings (:meth:`ddlsim.Result.sensitivities`)."""
     if not sensitivities:
-        raise ConfigError("tornado: there are no sensitivities; take result.sensitivities of a run that has ended")
+        raise ConfigError("tornado: there are no sensitivities; take result.sensitivities() of a run that has ended")
     gains = [100.0 * s.gain for s in sensitivities]
     made = figure(8.0, 1.3 + 0.36 * len(gains))
     axes = made.subplots()

@@ -181,9 +181,11 @@ def _compute_times(result: Result) -> list[str]:
 
 
 def _bottleneck(result: Result) -> list[str]:
-    found = result.sensitivities
-    if not found:
+    found = result.known_sensitivities
+    if result.interrupted:
         return ["not worked out, as the run was interrupted"]
+    if not found:
+        return ["result.sensitivities() simulates what parts that are 10 % better would bring"]
     stability = result.known_stability
     least = max(0.001, 0.0 if stability is None else stability.throughput_spread)
     if found[0].gain < least:

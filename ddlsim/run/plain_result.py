@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def plain_result(result: Result) -> dict[str, object]:
-    """Return the numbers of a result and the manifest of its run."""
+    """Return the numbers of a result and the manifest of its run; "bottleneck" is null if nobody has asked for it."""
+    known = result.known_sensitivities
     return {
         "ddlsim": ddlsim.__version__,
         "experiment": result.experiment.manifest(),
@@ -30,7 +31,7 @@ def plain_result(result: Result) -> dict[str, object]:
         "simulated_time": result.end_time,
         "n_messages": result.n_messages,
         "compute": result.workloads[0].basis,
-        "bottleneck": [s.to_dict() for s in result.sensitivities],
+        "bottleneck": None if known is None else [s.to_dict() for s in known],
         "notes": list(result.notes),
         "warnings": list(result.warnings),
         "interrupted": result.interrupted,

@@ -39,7 +39,7 @@ STABILITY_MESSAGES = 20_000
 class Result(Outcome):
     """The outcome of a simulated run. Times in s, sizes in bytes, rates per s.
 
-    ``print(result)`` shows the summary with the bottleneck; the properties have the numbers, ``workers``,
+    ``print(result)`` shows the summary; the properties have the numbers, ``workers``,
     ``links`` and ``steps`` are pandas tables, ``to_json`` everything that a program would read.
     """
 
@@ -130,24 +130,34 @@ class Result(Outcome):
 
     # ------------------------------------------------------------ why
 
-    @cached_property
     def sensitivities(self) -> list[Sensitivity]:
-        """What 10 % better compute, links or latencies would bring, each simulated; the best first.
+        """Simulate what 10 % better compute, links or latencies would bring; return it, the best first.
 
-        Empty for a run that was interrupted: who stops one does not want to wait for more of them.
+        That takes several times as long as a few steps of the run. Once it is known, ``print(result)`` and
+        :meth:`to_json` have it, too. Empty for a run that was interrupted: who stops one does not want to wait.
         """
-        if self.interrupted:
-            return []
+        return self._sensitivities
+
+    @cached_property
+    def _sensitivities(self) -> list[Sensitivity]:
         from ddlsim.run.sensitivity import sensitivities
 
-        return sensitivities(self.experiment)
+        return [] if self.interrupted else sensitivities(self.experiment)
+
+    @property
+    def known_sensitivities(self) -> list[Sensitivity] | None:
+        """The :meth:`sensitivities` if somebody has asked for them, None otherwise; simulates nothing."""
+        return self.__dict__.get("_sensitivities")
 
     @property
     def bottleneck(self) -> Sensitivity:
-        """The part whose improvement by 10 % brings most. Raises DdlsimError if the run was interrupted."""
+        """The part whose improvement by 10 % brings most, the first of :meth:`sensitivities`, which simulates it.
+
+        Raises DdlsimError if the run was interrupted.
+        """
         if self.interrupted:
             raise DdlsimError("the run was interrupted, so its bottleneck is not known; simulate it to its end")
-        return self.sensitivities[0]
+        return self.sensitivities()[0]
 
     # ------------------------------------------------------------ how sure
 

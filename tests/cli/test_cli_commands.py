@@ -238,3 +238,10 @@ def test_interrupted_scaling_keeps_what_is_done(monkeypatch):
 
 def test_version():
     assert run("--version").strip() == ddlsim.__version__
+
+
+def test_run_leaves_out_what_would_help():
+    arguments = ["run", "office-1gbe", "-m", "lenet5", "-n", "2", "--steps", "2", "--no-bottleneck"]
+    printed = CliRunner().invoke(cli.app, arguments)
+    assert printed.exit_code == 0
+    assert "bottleneck    result.sensitivities() simulates" in printed.stdout

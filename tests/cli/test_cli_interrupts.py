@@ -111,7 +111,7 @@ def test_a_variant_cut_short_is_not_compared(monkeypatch):
 
     monkeypatch.setattr(StopRule, "updated", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        _ = result.sensitivities
+        result.sensitivities()
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_the_tuners_estimate_is_the_time_of_a_bucket(algorithm, theirs):
         (first, *_) = [end - start for name, start, end in spans if name == f"bucket {i}"]
         assert first == pytest.approx(wanted)
     assert any(note.startswith("nccl: ") for note in result.notes)
-    assert {s.what for s in result.sensitivities} >= {"compute speed", "bandwidth of nic"}
+    assert {s.what for s in result.sensitivities()} >= {"compute speed", "bandwidth of nic"}
 
 
 @pytest.mark.parametrize(("cluster", "n", "algorithm"), [
