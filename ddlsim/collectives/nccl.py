@@ -274,7 +274,7 @@ def _lacking(algorithm: str | None, protocol: str | None, place: Site) -> str:
     if algorithm in SIMPLE_ONLY and protocol not in (None, "Simple"):
         return "it by the protocol 'Simple' only"
     if algorithm == "nvls_tree":
-        return "no several machines with as many GPUs each, whose NVSwitches add up (Hopper and later); use 'tree'"
+        return "not several machines of as many GPUs behind NVSwitches that add up (Hopper and later); use 'tree'"
     if algorithm == "nvls" and not place.nvls:
         return "no NVSwitches that add up (Hopper and later) between all GPUs of a machine; use 'ring' or 'tree'"
     if algorithm in SIMPLE_ONLY:

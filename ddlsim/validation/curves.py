@@ -9,8 +9,8 @@ scatter in chi^2 is taken as known: as far as the repetitions of a row scatter, 
 Where a curve goes through all sizes, no residual says how far sizes between are off. Each size is left out in turn:
 what the line between its neighbours then is off there is halved, since the distance was doubled and a line that changes
 its slope somewhere between is off in proportion. Between two sizes the scatter is the geometric mean of what it is at
-these two and everywhere, two guesses of the same weight, times 2 sqrt(u (1 - u)) at the share u of the way (in the
-logarithm), the shape of a random walk between known ends.
+these two and everywhere, two guesses of the same weight, as many times as the two are further apart (in the logarithm)
+than sizes were there, times 2 sqrt(u (1 - u)) at the share u of the way, the shape of a random walk between known ends.
 """
 
 from __future__ import annotations
@@ -220,7 +220,12 @@ def _between(curve: Curve, nbytes: float) -> float:
     """Return the variance of the logarithm that a curve through all sizes has at a size."""
     ends = (curve.nbytes[0], *curve.sizes, curve.nbytes[1])
     i = min(max(bisect.bisect_right(ends, nbytes), 1), len(ends) - 1)
-    near = [max(abs(error), LEAST) for error in curve.left_out[max(i - 2, 0) : i]]
-    here = math.exp(statistics.mean(map(math.log, near))) * curve.spread
-    share = math.log(nbytes / ends[i - 1]) / math.log(ends[i] / ends[i - 1])
+    gaps = [math.log(after / size) for size, after in itertools.pairwise(ends)]
+    wide = gaps[i - 1]  # what was left out had gaps on both sides
+    near = [
+        max(abs(curve.left_out[j]) * 2.0 * wide / (gaps[j] + gaps[j + 1]), LEAST)
+        for j in range(max(i - 2, 0), min(i, len(curve.left_out)))
+    ]
+    here = math.exp(statistics.mean(map(math.log, near))) * curve.spread * wide / statistics.mean(gaps)
+    share = math.log(nbytes / ends[i - 1]) / wide
     return here * (4.0 * share * (1.0 - share) if 0.0 < share < 1.0 else 1.0 if nbytes not in ends else 0.0)
