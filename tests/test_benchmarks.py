@@ -35,6 +35,7 @@ def test_a_workload_runs(workloads, name):
     assert all(math.isfinite(value) and value > 0.0 for value in measured.values())
 
 
+@pytest.mark.slow
 def test_the_report_compares_with_another_checkout(workloads, tmp_path, capsys):
     path = tmp_path / "report.json"
     argv = ["--tiny", "--workload", "kernel-call", "--repeat", "1", "--against", str(ROOT), "--json", str(path)]

@@ -33,6 +33,7 @@ def made_up(*accuracies, **more):
     return Seeds(experiment(**more), tuple(runs))
 
 
+@pytest.mark.slow
 def test_processes_change_nothing():
     """Here, and in two processes; seed 4 is the run that simulate makes."""
     wanted = experiment(ddlsim.AsyncParameterServer()).with_(seed=3)

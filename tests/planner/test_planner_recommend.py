@@ -195,6 +195,7 @@ def test_crossovers_agree_with_direct_simulation() -> None:
         assert (tree > ring) is ahead
 
 
+@pytest.mark.slow
 def test_the_number_of_processes_does_not_matter() -> None:
     one, two = (plan(jobs=jobs, workers=[2, 4], strategies=STRATEGIES[:2]) for jobs in (1, 2))
     assert one.table.equals(two.table)

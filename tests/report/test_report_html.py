@@ -190,6 +190,7 @@ def test_the_same_study_gives_the_same_page():
     assert html_report(learners()) == html_report(learners())
 
 
+@pytest.mark.slow
 def test_a_large_study_stays_small_on_disk():
     table = study(n_seeds=5, workers=tuple(range(1, 26)))
     assert len(table.members) == 500

@@ -34,6 +34,7 @@ def test_a_panel_for_each_field_the_strongest_first():
     assert list(y) == pytest.approx(table.summary["throughput"].tolist())
 
 
+@pytest.mark.slow
 def test_only_fields_with_many_values_call_for_it(tmp_path):
     scatter(sample(), tmp_path / "sample.png", metric="efficiency")
     assert (tmp_path / "sample.png").stat().st_size > 5000

@@ -197,6 +197,7 @@ def test_the_seed_decides_everything(name: str) -> None:
     assert fingerprint(run(experiment(STRATEGIES[name], seed=6))) != first
 
 
+@pytest.mark.slow
 def test_another_process_computes_the_same() -> None:
     names = ["ring-ddp", "double_binary_tree-priority", "server-3-own-horovod", "async-3-apply", "2-batch-sync"]
     code = (

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from draws import seeds
 from strategies_processes import processes
 
 import ddlsim
@@ -103,7 +104,7 @@ def assert_same(experiment):
     return result
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", seeds(8, 24))
 def test_whole_and_cut_short(seed):
     experiment = drawn(seed)
     result = assert_same(experiment)
@@ -145,7 +146,7 @@ def drawn_more(seed):
     return base.with_(strategy=strategy, workers=workers, speed=None, slow_downs=(), **more)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", seeds(8, 24))
 def test_what_is_known_compressed_sharded_or_served(seed):
     experiment = drawn_more(seed)
     result = assert_same(experiment)

@@ -63,6 +63,7 @@ def test_a_front_has_all_that_are_not_told_apart(plain: dict[str, object]) -> No
     assert rounded.pareto("throughput", "cost_per_sample")["batch_size"].tolist() == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_sweep_records_it_whatever_the_number_of_processes(tmp_path) -> None:
     study = Study(BASE, VARY, stability=True)
     one, two = study.run(jobs=1), study.run(jobs=2)

@@ -133,6 +133,7 @@ def test_known_parameters_lie_near_the_fit(latency, bandwidth, noise, seed):
         assert half < 20 * (noise + 0.03)  # not right by being vague
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth_about_as_often_as_they_say():
     """100 parameters of 50 noisy clusters: at least 85 in their 95 % intervals."""
     inside = 0

@@ -18,6 +18,7 @@ BESIDE = Path(sys.executable).parent / "mpirun"
 MPIRUN = str(BESIDE) if BESIDE.exists() else shutil.which("mpirun")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("mpi4py") is None or MPIRUN is None, reason="mpi4py or mpirun is missing")
 def test_two_mpi_ranks_calibrate_a_cluster_that_predicts_the_size_left_out(tmp_path):
     """Each size but the ends is left out in turn. Other programs disturb a measurement of some microseconds, so not
