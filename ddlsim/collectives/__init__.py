@@ -3,7 +3,7 @@
 One module per kind of operation (`all_reduce`, `broadcast`, `reduce`, `reduce_scatter`, `all_gather`,
 `all_to_all`, `gather`, `scatter`); each public function in it is an algorithm, ``n_ranks -> Schedule``. `gloo`
 has what PyTorch does over TCP. `build` finds algorithms by name, `check` proves that a schedule does what its kind
-says, `combine` puts schedules together, `cost` has the closed forms.
+says, `states` plays it round by round, `combine` puts schedules together, `cost` has the closed forms.
 """
 
 from ddlsim.collectives.build import build as build
@@ -23,3 +23,4 @@ from ddlsim.collectives.schedule import (
     Schedule as Schedule,
     messages as messages,
 )
+from ddlsim.collectives.states import State as State, states as states

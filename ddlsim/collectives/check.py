@@ -50,7 +50,7 @@ def check(schedule: Schedule) -> None:
         marks = np.eye(n_ranks, dtype=np.uint64)
     else:
         marks = np.random.default_rng(2009).integers(0, 2**64, (n_ranks, 1), dtype=np.uint64)
-    state, written = _replay(schedule, _initial(schedule, marks))
+    state, written = _replay(schedule, initial(schedule, marks))
     _compare(schedule, state, written, marks)
 
 
@@ -72,10 +72,10 @@ def validate(schedule: Schedule) -> None:
 
 
 def _validate_groups(schedule: Schedule) -> None:
-    members = np.concatenate(_groups(schedule))
+    members = np.concatenate(groups_of(schedule))
     if len(np.unique(members)) != len(members) or members.min() < 0 or members.max() >= schedule.n_ranks:
         raise ConfigError(f"groups must hold distinct ranks of 0..{schedule.n_ranks - 1}")
-    for group in _groups(schedule):
+    for group in groups_of(schedule):
         if schedule.kind not in ("all_reduce", "broadcast", "reduce") and schedule.n_chunks % len(group):
             raise ConfigError(
                 f"{schedule.n_chunks} chunks are not {len(group)} equal blocks; "
@@ -128,15 +128,16 @@ def _validate_round(schedule: Schedule, round: Round, where: str) -> None:
             raise ConfigError(f"{where}: count must be the number of slots, {len(slots)}")
 
 
-def _groups(schedule: Schedule) -> tuple[Ints, ...]:
+def groups_of(schedule: Schedule) -> tuple[Ints, ...]:
+    """Return the ranks of each communicator."""
     return (np.arange(schedule.n_ranks),) if schedule.groups is None else schedule.groups
 
 
-def _initial(schedule: Schedule, marks: Marks) -> Marks:
+def initial(schedule: Schedule, marks: Marks) -> Marks:
     """Return the marks (n_ranks, n_chunks, width) at the start: its own in all chunks of one copy."""
     copy = np.arange(schedule.n_chunks) * schedule.copies // schedule.n_chunks
     own = np.zeros(schedule.n_ranks, dtype=np.int64)
-    for group in _groups(schedule):
+    for group in groups_of(schedule):
         own[group] = np.arange(len(group)) % schedule.copies
     mine = copy == own[:, None]
     return np.asarray(mine[:, :, None] * marks[:, None, :], dtype=np.uint64)
@@ -168,13 +169,13 @@ def _replay(schedule: Schedule, state: Marks) -> tuple[Marks, Ints]:
         touched = _Touched(*(np.zeros(shape, dtype=np.bool_) for _ in range(3)))
         for k, round in enumerate(lane):
             for repetition in range(round.repeat):
-                source, target = _addresses(schedule, round, repetition)
+                source, target = addresses(schedule, round, repetition)
                 if not len(source):
                     continue
                 touched.read.ravel()[source] = True
                 values = flat[source]
                 if round.reduce:
-                    _add(flat, target, values)
+                    add(flat, target, values)
                     touched.added.ravel()[target] = True
                 else:
                     _refuse_double_write(schedule, target, f"lane {i}, round {k}")
@@ -191,13 +192,13 @@ def _replay(schedule: Schedule, state: Marks) -> tuple[Marks, Ints]:
     return state, written
 
 
-def _addresses(schedule: Schedule, round: Round, repetition: int) -> tuple[Ints, Ints]:
+def addresses(schedule: Schedule, round: Round, repetition: int) -> tuple[Ints, Ints]:
     """Return the flat (rank, chunk) numbers that the chunks carried come from and go to."""
     owner, chunk = schedule.chunks(round, repetition)
     return round.src[owner] * schedule.n_chunks + chunk, round.dst[owner] * schedule.n_chunks + chunk
 
 
-def _add(flat: Marks, target: Ints, values: Marks) -> None:
+def add(flat: Marks, target: Ints, values: Marks) -> None:
     """Add values (k, width) into rows `target` of `flat`, several into one row if need be."""
     order = np.argsort(target, kind="stable")
     row, first = np.unique(target[order], return_index=True)
@@ -215,8 +216,8 @@ def _compare(schedule: Schedule, state: Marks, written: Ints, marks: Marks) -> N
     """Raise ConfigError at the first (rank, chunk) that does not hold what the kind promises."""
     n_copied = schedule.n_chunks // schedule.copies
     total = state.reshape(schedule.n_ranks, schedule.copies, n_copied, -1).sum(axis=1, dtype=np.uint64)
-    for group in _groups(schedule):
-        expected, must = _promise(schedule, group, n_copied, marks)
+    for group in groups_of(schedule):
+        expected, must = promise(schedule, group, n_copied, marks)
         wrong = must & (total[group] != expected).any(axis=2)
         if wrong.any():
             place, chunk = np.argwhere(wrong)[0]
@@ -226,7 +227,7 @@ def _compare(schedule: Schedule, state: Marks, written: Ints, marks: Marks) -> N
             raise ConfigError(f"{origin} rank {rank}, chunk {chunk} is left with {held}")
 
 
-def _promise(schedule: Schedule, group: Ints, n_chunks: int, marks: Marks) -> tuple[Marks, Flags]:
+def promise(schedule: Schedule, group: Ints, n_chunks: int, marks: Marks) -> tuple[Marks, Flags]:
     """Return the marks (members, n_chunks, width) promised to a group, and where (members, n_chunks)."""
     size = len(group)
     place, block = np.arange(size)[:, None], schedule.blocks(size)[None, :]

@@ -30,7 +30,7 @@ MADE_HERE = {
     "Exchanged", "HierarchicallyExchanged", "OptimizerState", "Plan", "Choice", "Calibration", "Compared", "ComputeFit",
     "Curve", "Interval", "JitterFit", "NcclTime", "Parameter", "Residual", "RunInterval", "Summary", "Validation",
     "HorovodTimeline", "KinetoTrace", "LayerTime", "MlperfRun", "Timing", "Count", "Point", "Table", "Model",
-    "SourceText", "positive_number", "nonnegative_number", "check_gradient",
+    "SourceText", "State", "positive_number", "nonnegative_number", "check_gradient",
 }  # fmt: skip
 #: protocols, types of functions, and errors
 NO_CALLS = {
@@ -252,6 +252,7 @@ CALLS = {
     "parallel": lambda: {"schedules": (ring(),)},
     "sequence": lambda: {"schedules": (ring(),), "kind": "all_reduce"},
     "split": lambda: {"schedules": (ring(),)},
+    "states": lambda: {"schedule": ring()},
     "hierarchical": lambda: {"n_ranks": 4, "groups": [[0, 1], [2, 3]]},
     "cost.hierarchical": lambda: {
         "n_inside": 2, "n_groups": 2, "nbytes": 1e6, "inside": (1e-6, 1e-9, 0.0), "between": (1e-6, 1e-9, 0.0),

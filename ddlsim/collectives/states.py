@@ -1,0 +1,123 @@
+"""What ranks hold, round by round, while a schedule is executed: what pictures of collectives are drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddlsim.arguments import checked
+from ddlsim.collectives.check import Flags, add, addresses, groups_of, initial, promise, validate
+from ddlsim.collectives.schedule import Ints, Round, Schedule
+from ddlsim.errors import ConfigError
+
+#: numbers in the `counts` of one state, at most (8 MB): a ring of 100 ranks
+MOST_COUNTS = 1_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """What ranks hold after `round` rounds (0: before the first), and what the last of these has moved.
+
+    counts    (n_ranks, n_chunks, n_ranks) how often the contribution of each rank (last axis) is in a rank's chunk
+    promised  (n_ranks, n_chunks) where a chunk must hold in the end what the kind of collective promises
+    whole     (n_ranks, n_chunks) where it does so now
+    src, dst  (m,) sending and receiving rank of each chunk that the round moved (none before the first)
+    chunk     (m,) the chunk
+    reduced   (m,) whether it was combined with what the receiver held, rather than written over it
+    lane      (m,) the lane of the schedule that moved it
+
+    A schedule of several `copies` keeps contributions side by side: its copies count as one here, chunk c of each
+    copy as chunk c.
+    """
+
+    round: int
+    counts: Ints
+    promised: Flags
+    whole: Flags
+    src: Ints
+    dst: Ints
+    chunk: Ints
+    reduced: Flags
+    lane: Ints
+
+    @property
+    def contributors(self) -> Ints:
+        """How many ranks' contributions are in each rank's chunk, shape (n_ranks, n_chunks)."""
+        return np.asarray(np.count_nonzero(self.counts, axis=2), dtype=np.int64)
+
+    @property
+    def done(self) -> Flags:
+        """Which ranks hold all that they are promised, shape (n_ranks,)."""
+        return np.asarray((self.whole | ~self.promised).all(axis=1))
+
+
+@checked
+def states(schedule: Schedule) -> Iterator[State]:
+    """Yield what all ranks hold before the first round of `schedule` and after each one, repetitions counted.
+
+    Ranks go in step: each enters a round of a lane one step after its last one, lanes beside each other. (On a cluster
+    each goes at its own pace; what comes of it is the same, see :func:`ddlsim.collectives.check`.)
+
+    Raises ConfigError for a schedule that is malformed, and for one whose ranks and chunks are too many to count each
+    contribution (above some hundred ranks). One that is wrong is played as it is, and ends with what it ends with.
+    """
+    validate(schedule)
+    n_counts = schedule.n_ranks * schedule.n_chunks * schedule.n_ranks
+    if n_counts > MOST_COUNTS:
+        raise ConfigError(
+            f"states: {schedule.n_ranks} ranks with {schedule.n_chunks} chunks have {n_counts:,} contributions to "
+            f"count, above {MOST_COUNTS:,}; take fewer ranks or chunks"
+        )
+    return _played(schedule)
+
+
+def _played(schedule: Schedule) -> Iterator[State]:
+    n_ranks, n_chunks = schedule.n_ranks, schedule.n_chunks
+    marks = np.eye(n_ranks, dtype=np.uint64)
+    held = initial(schedule, marks)
+    flat = held.reshape(-1, n_ranks)
+    promises = [promise(schedule, group, n_chunks // schedule.copies, marks) for group in groups_of(schedule)]
+
+    def state(round: int, src: Ints, dst: Ints, chunk: Ints, reduced: Flags, lane: Ints) -> State:
+        counts = held.reshape(n_ranks, schedule.copies, -1, n_ranks).sum(axis=1, dtype=np.int64)
+        promised, whole = np.zeros((2, *counts.shape[:2]), dtype=np.bool_)
+        for group, (expected, must) in zip(groups_of(schedule), promises, strict=True):
+            promised[group] = must
+            whole[group] = must & (counts[group] == expected).all(axis=2)
+        return State(round, counts, promised, whole, src, dst, chunk % counts.shape[1], reduced, lane)
+
+    nothing, no_flags = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_)
+    yield state(0, nothing, nothing, nothing, no_flags, nothing)
+    for number, rounds in enumerate(_steps(schedule), start=1):
+        moves = [addresses(schedule, round, repetition) for _, round, repetition in rounds]
+        brought = [flat[source] for source, _ in moves]  # what all senders held when they entered the round
+        for (_, round, _), (_, target), values in zip(rounds, moves, brought, strict=True):
+            if round.reduce and len(target):
+                add(flat, target, values)
+            else:
+                flat[target] = values
+        sizes = [len(source) for source, _ in moves]
+        source, target = (np.concatenate(each) for each in zip(*moves, strict=True))
+        lanes, reduced = [lane for lane, _, _ in rounds], [round.reduce for _, round, _ in rounds]
+        yield state(
+            number, source // n_chunks, target // n_chunks, source % n_chunks,
+            np.repeat(np.array(reduced, dtype=np.bool_), sizes), np.repeat(np.array(lanes, dtype=np.int64), sizes),
+        )  # fmt: skip
+
+
+def _steps(schedule: Schedule) -> list[list[tuple[int, Round, int]]]:
+    """Return what happens in each step, as lane, round and repetition: a round comes as soon as all its ranks can."""
+    steps: list[list[tuple[int, Round, int]]] = []
+    for number, lane in enumerate(schedule.lanes):
+        n_before = np.zeros(schedule.n_ranks, dtype=np.int64)  # steps that each rank has behind it
+        for round in lane:
+            ranks = np.concatenate([round.src, round.dst])
+            for repetition in range(round.repeat):
+                step = int(n_before[ranks].max())
+                n_before[ranks] = step + 1
+                if step == len(steps):
+                    steps.append([])
+                steps[step].append((number, round, repetition))
+    return steps
