@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -107,17 +107,35 @@ def _played(schedule: Schedule) -> Iterator[State]:
         )  # fmt: skip
 
 
+def beginning(schedule: Schedule, n_rounds: int) -> Schedule:
+    """Return what `schedule` does until the state number `n_rounds` (0: nothing); it does not do its kind then."""
+    lanes = []
+    for lane, levels in zip(schedule.lanes, _levels(schedule), strict=True):
+        kept = [sum(level < n_rounds for level in each) for each in levels]
+        lanes.append(tuple(replace(round, repeat=n) for round, n in zip(lane, kept, strict=True) if n))
+    return replace(schedule, lanes=tuple(lane for lane in lanes if lane))
+
+
 def _steps(schedule: Schedule) -> list[list[tuple[int, Round, int]]]:
-    """Return what happens in each step, as lane, round and repetition: a round comes as soon as all its ranks can."""
-    steps: list[list[tuple[int, Round, int]]] = []
-    for number, lane in enumerate(schedule.lanes):
+    """Return what happens in each step, as lane, round and repetition."""
+    steps: dict[int, list[tuple[int, Round, int]]] = {}
+    for number, (lane, levels) in enumerate(zip(schedule.lanes, _levels(schedule), strict=True)):
+        for round, each in zip(lane, levels, strict=True):
+            for repetition, level in enumerate(each):
+                steps.setdefault(level, []).append((number, round, repetition))
+    return [steps[level] for level in sorted(steps)]
+
+
+def _levels(schedule: Schedule) -> list[list[list[int]]]:
+    """Return in which step each repetition of each round of each lane comes: as soon as all its ranks can."""
+    found = []
+    for lane in schedule.lanes:
         n_before = np.zeros(schedule.n_ranks, dtype=np.int64)  # steps that each rank has behind it
+        levels = []
         for round in lane:
             ranks = np.concatenate([round.src, round.dst])
-            for repetition in range(round.repeat):
-                step = int(n_before[ranks].max())
-                n_before[ranks] = step + 1
-                if step == len(steps):
-                    steps.append([])
-                steps[step].append((number, round, repetition))
-    return steps
+            first = int(n_before[ranks].max())
+            n_before[ranks] = first + round.repeat
+            levels.append(list(range(first, first + round.repeat)))
+        found.append(levels)
+    return found

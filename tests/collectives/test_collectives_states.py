@@ -17,7 +17,7 @@ from ddlsim.collectives import (
     split,
     states,
 )
-from ddlsim.collectives.states import MOST_COUNTS
+from ddlsim.collectives.states import MOST_COUNTS, beginning
 from ddlsim.errors import ConfigError
 
 EVERY = [(kind, name) for kind in KINDS for name in algorithm_names(kind)]
@@ -88,6 +88,17 @@ def test_what_nobody_is_promised_does_not_count():
     assert [int(state.done.sum()) for state in played] == [1, 2, 4]
     assert played[0].promised.all()
     assert played[0].whole.sum() == played[0].whole[0].sum()
+
+
+@pytest.mark.parametrize("name", ["ring", "double_binary_tree", "hierarchical", "pipelined_ring"])
+def test_the_beginning_of_a_schedule_does_its_first_rounds(name):
+    schedule = build(name, 6, nbytes=3e6, hosts=[r // 3 for r in range(6)])
+    played = list(states(schedule))
+    for state in played:
+        last = list(states(beginning(schedule, state.round)))[-1]
+        assert last.round == state.round
+        assert np.array_equal(last.counts, state.counts)
+    assert beginning(schedule, played[-1].round).n_messages == schedule.n_messages
 
 
 def test_too_many_contributions_and_malformed_schedules_are_refused():
