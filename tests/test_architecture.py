@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "ddlsim"
 ORDER = [
     ("printable",),
     ("errors",),
-    ("units", "readable", "bundled", "ties", "output_files", "csv_cells", "named_code"),
+    ("units", "readable", "notebook", "bundled", "ties", "output_files", "csv_cells", "named_code"),
     ("plain",),
     ("arguments",),
     ("streams",),

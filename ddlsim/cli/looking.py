@@ -146,29 +146,18 @@ def show_model(
 
     Example: ddlsim show model resnet50
     """
-    from ddlsim.readable import si, size
+    from ddlsim.workload.model_text import cells, summary, title
 
     model = ddlsim.load_model(name)
-    rows: list[dict[str, object]] = []
-    for layer in model.layers:
-        shape: object = list(layer.out_shape) if as_json else " x ".join(str(n) for n in layer.out_shape)
-        rows.append(
-            {
-                "layer": layer.name,
-                "type": layer.type,
-                "output": shape,
-                "parameters": layer.n_params if as_json else f"{layer.n_params:,}",
-                "flops": layer.flops if as_json else si(layer.flops, "FLOP"),
-                "activation_nbytes": layer.activation_nbytes if as_json else size(layer.activation_nbytes),
-            }
-        )
     if as_json:
+        rows = [
+            {"layer": layer.name, "type": layer.type, "output": list(layer.out_shape), "parameters": layer.n_params,
+             "flops": layer.flops, "activation_nbytes": layer.activation_nbytes}
+            for layer in model.layers
+        ]  # fmt: skip
         totals = {"parameters": model.n_params, "flops": model.flops, "gradient_nbytes": model.gradient_nbytes()}
         typer.echo(json.dumps({"name": model.name, "title": model.title, **totals, "layers": rows}, indent=2))
         return
-    typer.echo(shown(f"{model.name}: {model.title}"))
-    typer.echo(
-        f"{model.n_params:,} parameters, {size(model.gradient_nbytes())} of fp32 gradients, "
-        f"{si(model.flops, 'FLOP')} forward per sample, activations {size(model.activation_nbytes)} per sample\n"
-    )
-    print_table(rows, as_json)
+    typer.echo(shown(f"{title(model)}\n{summary(model)}\n"))
+    head, *layers = cells(model)
+    print_table([dict(zip(head, layer, strict=True)) for layer in layers], as_json)

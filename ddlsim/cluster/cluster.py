@@ -362,6 +362,12 @@ class Cluster:
 
         return summary(self)
 
+    def _repr_html_(self) -> str:
+        from ddlsim.cluster.summary import summary_rows, title
+        from ddlsim.notebook import labelled, page
+
+        return page(title(self), labelled(summary_rows(self)))
+
 
 def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     array.setflags(write=False)

@@ -13,18 +13,28 @@ from ddlsim.readable import size
 
 
 def summary(cluster: Cluster) -> str:
-    """Return machines, devices, links by kind, routing and sources of the cluster."""
+    """Return machines, devices, links by kind, routing and sources of the cluster as text."""
+    texts = (": ".join(filter(None, row)) for row in summary_rows(cluster))
+    return shown("\n".join([title(cluster), *(f"  {text}" for text in texts)]))
+
+
+def title(cluster: Cluster) -> str:
+    """Return the cluster's name, with its title if it has one."""
+    return f"{cluster.name}: {cluster.title}" if cluster.title else cluster.name
+
+
+def summary_rows(cluster: Cluster) -> list[tuple[str, str]]:
+    """Return what :func:`summary` says below the title: labels ("" for the machines) and texts."""
     kinds = Counter(cluster.node_kind)
     inside = sum(
         k == "switch" and h >= 0 for k, h in zip(cluster.node_kind, cluster.host_of.tolist(), strict=True)
     )
-    lines = [f"{cluster.name}: {cluster.title}" if cluster.title else cluster.name]
-    lines.append(
-        f"  {len(cluster.host_names)} hosts, {len(cluster.workers)} workers ({kinds['gpu']} GPUs), "
+    machines = (
+        f"{len(cluster.host_names)} hosts, {len(cluster.workers)} workers ({kinds['gpu']} GPUs), "
         f"{kinds['switch'] - inside} fabric switches; routing: {cluster.routing}"
     )
     devices = Counter(cluster.device_of[node] or "no device named" for node in cluster.workers.tolist())
-    lines.append("  workers: " + ", ".join(f"{n} x {device}" for device, n in sorted(devices.items())))
+    rows = [("", machines), ("workers", ", ".join(f"{n} x {device}" for device, n in sorted(devices.items())))]
     link_kind = np.array(cluster.link_kind)
     for kind in dict.fromkeys(cluster.link_kind):
         of_kind = link_kind == kind
@@ -32,10 +42,8 @@ def summary(cluster: Cluster) -> str:
         delay = _range(cluster.link_latency[of_kind] * 1e6, "us")
         share = _range(cluster.link_efficiency[of_kind], "")
         more = _details(cluster, of_kind)
-        lines.append(f"  {kind}: {of_kind.sum()} links of {rate}, {delay}, efficiency {share}".rstrip() + more)
-    lines += [f"  note: {note}" for note in cluster.notes]
-    lines += [f"  source: {source}" for source in cluster.sources]
-    return shown("\n".join(lines))
+        rows.append((kind, f"{of_kind.sum()} links of {rate}, {delay}, efficiency {share}".rstrip() + more))
+    return [*rows, *(("note", note) for note in cluster.notes), *(("source", text) for text in cluster.sources)]
 
 
 def _details(cluster: Cluster, of_kind: Bools) -> str:

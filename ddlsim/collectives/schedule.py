@@ -63,7 +63,7 @@ class Round:
 
 
 @checked
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Schedule:
     """A collective operation on `n_ranks` ranks.
 
@@ -89,6 +89,22 @@ class Schedule:
     block_of: Ints | None = None
     copies: Count = 1
     wire: Positive = 1.0
+
+    def __repr__(self) -> str:
+        from ddlsim.collectives.text import title
+
+        return f"<Schedule of {title(self)}>"
+
+    def __str__(self) -> str:
+        from ddlsim.collectives.text import text
+
+        return text(self)
+
+    def _repr_html_(self) -> str:
+        from ddlsim.collectives.text import LEFT, cells, more, sent, title
+        from ddlsim.notebook import grid, lines, page
+
+        return page(title(self), lines([sent(self)]), grid(cells(self), LEFT), lines(more(self)))
 
     def blocks(self, n_members: int) -> Ints:
         """Return the block of each chunk of one copy, for a group of so many members, shape (n_chunks / copies,)."""

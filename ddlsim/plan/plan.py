@@ -210,6 +210,13 @@ class Plan:
 
         return table(self)
 
+    def _repr_html_(self) -> str:
+        from ddlsim.notebook import grid, lines, page
+        from ddlsim.plan.text import LEFT, cells, more, summary
+
+        title, lanes = summary(self)
+        return page(title, lines([lanes]), grid(cells(self), LEFT), lines(more(self)))
+
     # ------------------------------------------------------------ what follows from the columns
 
     @cached_property

@@ -20,6 +20,8 @@ from ddlsim.readable import aligned, count
 
 #: rows of the table that are printed
 N_ROWS = 24
+#: columns of the table that are words
+LEFT = (1, 2)
 
 
 def what(plan: Plan, row: int) -> str:
@@ -50,28 +52,36 @@ def task(plan: Plan, row: int) -> str:
     return f"row {row} (rank {lane.rank} {lane.name}: {what(plan, row)})"
 
 
-def table(plan: Plan, n_rows: int = N_ROWS) -> str:
+def table(plan: Plan) -> str:
     """Return the first rows of a plan, and what it holds in all."""
-    cells = [["row", "lane", "task", "ms", "MB", "needs", "holds MB"]]
+    return "\n".join([*summary(plan), "", *aligned(cells(plan), LEFT), *more(plan)])
+
+
+def cells(plan: Plan, n_rows: int = N_ROWS) -> list[list[str]]:
+    """Return the first rows of a plan as cells, below a head; the columns :data:`LEFT` hold words."""
+    found = [["row", "lane", "task", "ms", "MB", "needs", "holds MB"]]
     for row in range(min(n_rows, len(plan))):
         lane = plan.lanes[plan.lane[row]]
         needs = plan.needs[plan.need_offsets[row] : plan.need_offsets[row + 1]].tolist()
         shown = " ".join(map(str, needs[:4])) + (f" +{len(needs) - 4}" if len(needs) > 4 else "")
-        cells.append([
+        found.append([
             str(row), f"{lane.rank} {lane.name}", what(plan, row), _number(1e3 * plan.seconds[row]),
             _number(plan.nbytes[row] / 1e6), shown, _number(plan.holds[row] / 1e6),
         ])  # fmt: skip
-    lines = aligned(cells, left=(1, 2))
-    if len(plan) > n_rows:
-        lines.append(f"... and {len(plan) - n_rows} more")
-    return "\n".join([_summary(plan), "", *lines])
+    return found
+
+
+def more(plan: Plan, n_rows: int = N_ROWS) -> list[str]:
+    """Return a line about the rows that are not among the first, if there are any."""
+    return [f"... and {len(plan) - n_rows} more"] if len(plan) > n_rows else []
 
 
 def _number(value: float) -> str:
     return "" if value == 0.0 else f"{value:.4g}"
 
 
-def _summary(plan: Plan) -> str:
+def summary(plan: Plan) -> tuple[str, str]:
+    """Return what a plan holds in all, in two lines: its tasks and its lanes."""
     counts = np.bincount(plan.kind, minlength=len(KINDS))
     kinds = ", ".join(f"{n} {name.replace('_', '-')}" for name, n in zip(KINDS, counts.tolist(), strict=True) if n)
     names: dict[str, int] = {}
@@ -79,4 +89,4 @@ def _summary(plan: Plan) -> str:
         names[lane.name] = names.get(lane.name, 0) + n
     lanes = ", ".join(f"{n} on {name!r}" for name, n in names.items())
     ranks, steps = count(plan.n_ranks, "rank"), count(plan.n_steps, "step")
-    return f"{count(len(plan), 'task')} of {ranks} in {steps}: {kinds or 'nothing'}\nlanes: {lanes or 'none'}"
+    return f"{count(len(plan), 'task')} of {ranks} in {steps}: {kinds or 'nothing'}", f"lanes: {lanes or 'none'}"

@@ -182,6 +182,14 @@ class Plan:
 
         return text(self)
 
+    def _repr_html_(self) -> str:
+        from ddlsim.notebook import grid, labelled, lines, page
+        from ddlsim.planner.text import advice_rows, choice_rows, layout_cells
+
+        layouts = layout_cells(self)
+        between = [lines(["splits"]), grid(layouts)] if layouts else []
+        return page("Recommended", labelled(choice_rows(self)), *between, labelled(advice_rows(self)))
+
     def __repr__(self) -> str:
         return f"<Plan: {self.best}, {self.best.throughput:.4g} samples/s>"
 

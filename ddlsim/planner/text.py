@@ -29,6 +29,15 @@ WIDTH = 118
 
 def text(plan: Plan) -> str:
     """Return what ``print(plan)`` shows."""
+    layouts = aligned(layout_cells(plan))
+    middle = [("", ""), *(("splits" if i == 0 else "", line) for i, line in enumerate(layouts))] if layouts else []
+    rows = [*choice_rows(plan), *middle, *advice_rows(plan)]
+    return shown("\n".join(line for label, content in rows for line in _lines(label, content, content in layouts)))
+
+
+def choice_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return labels and texts: what was asked for, and what is recommended. One without a label goes on with the one
+    before, an empty one begins a new paragraph."""
     rows = [("target", _target(plan.target)), ("searched", _searched(plan)), *_verdict(plan)]
     said: set[str] = set()
     for i, choice in enumerate(plan.choices):
@@ -36,17 +45,19 @@ def text(plan: Plan) -> str:
         new = [reason for reason in choice.reasons if reason not in said]  # the rest is as above
         rows += [("why" if j == 0 else "", reason) for j, reason in enumerate(new)]
         said.update(new)
-    layouts = _layouts(plan)
-    rows += [("", ""), *(("splits" if i == 0 else "", line) for i, line in enumerate(layouts))] if layouts else []
-    rows += [("", "")] if plan.crossovers or plan.sensitivities else []
+    return rows
+
+
+def advice_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return labels and texts, as :func:`choice_rows`: what would change the recommendation, and what to know."""
+    rows = [("", "")] if plan.crossovers or plan.sensitivities else []
     rows += [("crossovers" if i == 0 else "", str(crossing)) for i, crossing in enumerate(plan.crossovers)]
     rows += [("sensitivity" if i == 0 else "", line) for i, line in enumerate(_sensitivities(plan))]
     rows += [("", "")] if plan.guidelines else []
     for guideline in plan.guidelines:
         rows += [("rule", f"{guideline.name} ({guideline.source}): {guideline.says}")]
         rows += [("", f"simulated: {guideline.simulated}")]
-    rows += [("", ""), *_skipped(plan), *(("note", note) for note in plan.notes)]
-    return shown("\n".join(line for label, content in rows for line in _lines(label, content, content in layouts)))
+    return [*rows, ("", ""), *_skipped(plan), *(("note", note) for note in plan.notes)]
 
 
 def _sensitivities(plan: Plan) -> list[str]:
@@ -60,8 +71,8 @@ def _sensitivities(plan: Plan) -> list[str]:
     return shown
 
 
-def _layouts(plan: Plan) -> list[str]:
-    """Return a table of the fastest splits of the model."""
+def layout_cells(plan: Plan) -> list[tuple[str, ...]]:
+    """Return a table of the fastest splits of the model, with its head; empty where the model was not split."""
     found = [one for one in plan.found if one.figures is not None and one.candidate.sizes][:N_LAYOUTS]
     if not found:
         return []
@@ -80,7 +91,7 @@ def _layouts(plan: Plan) -> list[str]:
             "" if mfu is None else percent(mfu), "" if one.held is None else size(one.held),
             "" if waits is None else percent(waits),
         ))  # fmt: skip
-    return aligned(rows)
+    return rows
 
 
 def _lines(label: str, content: str, as_it_is: bool = False) -> list[str]:

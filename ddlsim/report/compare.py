@@ -36,13 +36,22 @@ class Comparison:
     intervals: Mapping[str, Interval]
 
     def __str__(self) -> str:
+        return shown("\n".join(aligned(self._cells(), left=(0,))))
+
+    def _repr_html_(self) -> str:
+        from ddlsim.notebook import grid, page
+
+        return page(f"Time to {percent(self.target)} accuracy", grid(self._cells(), left=(0,)))
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        """Return a row per run, with a head."""
         until = f"time to {percent(self.target)}"
         rows = [("run", until, "updates", "bytes sent", "accuracy", "throughput", "staleness")]
         for name, row in self.table.iterrows():
             accuracy, throughput = (METRICS[metric].write(row[metric]) for metric in ("accuracy", "throughput"))
             until_then = self._reached(str(name), row)
             rows.append((shown(str(name)), *until_then, accuracy, throughput, f"{row['staleness']:.3g}"))
-        return "\n".join(aligned(rows, left=(0,)))
+        return rows
 
     def _reached(self, name: str, row: pd.Series[float]) -> tuple[str, str, str]:
         if not row["n_reached"]:

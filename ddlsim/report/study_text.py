@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ddlsim import printable
 from ddlsim.readable import aligned, count, percent
 from ddlsim.report.study_words import plain, varied
-from ddlsim.run.metrics import METRICS
+from ddlsim.run.metrics import METRICS, Metric
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,11 +29,12 @@ _COLUMNS = (
 
 def study_text(table: Table) -> str:
     """Return what ``print(table)`` shows: a line per configuration with means over the seeds."""
-    summary = table.summary
-    seeds = summary["n"].max() if len(summary) else 0
-    shown = [METRICS[name] for name in _COLUMNS if name in summary and summary[name].notna().any()]
-    axes = varied(table) or ["n_workers"]
-    fixed = [f"{axis} {plain(table.members[0].settings[axis])}" for axis in table.axes if axis not in axes]
+    return printable.shown("\n".join([*aligned(study_cells(table)), *study_notes(table)]))
+
+
+def study_cells(table: Table) -> list[list[str]]:
+    """Return a head, and a row per configuration (the first 40) with means over the seeds."""
+    summary, shown, axes = table.summary, _shown(table), _axes(table)
     lines = [[*axes, *(metric.column[0] for metric in shown)]]
     for _, row in summary.head(N_ROWS).iterrows():
         cells = [row[axis] for axis in axes]
@@ -41,7 +42,14 @@ def study_text(table: Table) -> str:
             [f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in cells]
             + [_with_interval(row, metric.name, metric.column[1]) for metric in shown]
         )
-    text = aligned(lines)
+    return lines
+
+
+def study_notes(table: Table) -> list[str]:
+    """Return what is to be said below the rows of :func:`study_cells`, a line each."""
+    summary, axes, text = table.summary, _axes(table), list[str]()
+    seeds = summary["n"].max() if len(summary) else 0
+    fixed = [f"{axis} {plain(table.members[0].settings[axis])}" for axis in table.axes if axis not in axes]
     if len(summary) > N_ROWS:
         text.append(f"... and {len(summary) - N_ROWS} more")
     if fixed:
@@ -49,10 +57,21 @@ def study_text(table: Table) -> str:
     if seeds > 1:
         text.append(f"means over {seeds} seeds, +- 95 % intervals (Student's t)")
         text += _nothing_random(table)
-    if METRICS["energy_per_sample"] in shown:
+    if METRICS["energy_per_sample"] in _shown(table):
         notes = (note for outcome in table.outcomes.values() for note in _notes(outcome.record.get("notes")))
         text += dict.fromkeys(note for note in notes if note.startswith("energy: "))
-    return printable.shown("\n".join([*text, *_ends(table)]))
+    return [*text, *_ends(table)]
+
+
+def _axes(table: Table) -> list[str]:
+    """Return the fields that are shown: those that differ."""
+    return varied(table) or ["n_workers"]
+
+
+def _shown(table: Table) -> list[Metric]:
+    """Return the metrics that are shown."""
+    summary = table.summary
+    return [METRICS[name] for name in _COLUMNS if name in summary and summary[name].notna().any()]
 
 
 def _nothing_random(table: Table) -> list[str]:

@@ -26,15 +26,24 @@ N_SENSITIVITIES = 4
 
 def summary(result: Result) -> str:
     """Return the text that ``print(result)`` shows."""
+    return shown("\n".join(f"{label:<13} {text}" for label, text in summary_rows(result)))
+
+
+def summary_rows(result: Result, *, simulate: bool = True) -> list[tuple[str, str]]:
+    """Return the labels and texts of the summary; a row without a label goes on with the one before.
+
+    simulate  small runs are simulated some times more, for how stable and how sure they are; False: what is not known
+              by now is left out
+    """
     experiment = result.experiment
     rows = [
         ("workers", f"{result.n_workers} on {result.cluster.name}"),
         ("strategy", experiment.strategy.label),
         ("model", _model(result)),
         ("throughput", rate(result.throughput)),
-        *_stability(result),
+        *_stability(result, simulate),
         ("step time", _step_time(result)),
-        *_interval(result),
+        *_interval(result, simulate),
         ("speed-up", _speedup(result)),
         ("time goes to", _shares(result)),
         *_staleness(result),
@@ -43,14 +52,14 @@ def summary(result: Result) -> str:
         *_costs(result),
         *_learning(result),
         *[("busy links" if i == 0 else "", text) for i, text in enumerate(_links(result))],
-        *[("bottleneck" if i == 0 else "", text) for i, text in enumerate(_bottleneck(result))],
+        *[("bottleneck" if i == 0 else "", text) for i, text in enumerate(_bottleneck(result, simulate))],
         *[("compute time" if i == 0 else "", text) for i, text in enumerate(_compute_times(result))],
         *[("note", note) for note in result.notes],
         *[("warning", warning) for warning in result.warnings],
     ]
     if result.interrupted:
         rows.insert(0, ("interrupted", f"after {count(len(result.recorder.updates), 'update')}"))
-    return shown("\n".join(f"{label:<13} {text}" for label, text in rows))
+    return rows
 
 
 def _model(result: Result) -> str:
@@ -75,19 +84,19 @@ def _step_time(result: Result) -> str:
     return text
 
 
-def _stability(result: Result) -> list[tuple[str, str]]:
+def _stability(result: Result, simulate: bool) -> list[tuple[str, str]]:
     """Return how stable the throughput is, where it is not or somebody asked."""
-    found = result.known_stability
+    found = result.known_stability if simulate else vars(result).get("known_stability")
     return [("stability", str(found))] if found is not None and (result.wants_stability or not found.is_stable) else []
 
 
-def _interval(result: Result) -> list[tuple[str, str]]:
+def _interval(result: Result, simulate: bool) -> list[tuple[str, str]]:
     """Return how sure the throughput is, if anything says so."""
     if not result.uncertain or result.interrupted:
         return []
     causes = [] if result.cluster.calibration is None else ["the calibration"]
     causes += [] if isinstance(result.experiment.jitter, NoJitter) else ["jitter"]
-    found = result.quick_interval
+    found = result.quick_interval if simulate else vars(result).get("quick_interval")
     if found is None:
         return [("interval", f"by {' and '.join(causes)}: result.interval() simulates it")]
     low, high = rate(found.throughput.low), rate(found.throughput.high)
@@ -180,13 +189,13 @@ def _compute_times(result: Result) -> list[str]:
     return texts if len(texts) == 1 else [f"{name}: {text}" for name, text in zip(found.values(), texts, strict=True)]
 
 
-def _bottleneck(result: Result) -> list[str]:
+def _bottleneck(result: Result, simulate: bool) -> list[str]:
     found = result.known_sensitivities
     if result.interrupted:
         return ["not worked out, as the run was interrupted"]
     if not found:
         return ["result.sensitivities() simulates what parts that are 10 % better would bring"]
-    stability = result.known_stability
+    stability = result.known_stability if simulate else vars(result).get("known_stability")
     least = max(0.001, 0.0 if stability is None else stability.throughput_spread)
     if found[0].gain < least:
         unsure = "" if least == 0.001 else ", which is what the throughput is stable to"

@@ -238,6 +238,12 @@ class Result(Outcome):
 
         return summary(self)
 
+    def _repr_html_(self) -> str:
+        from ddlsim.notebook import labelled, page
+        from ddlsim.report.summary import summary_rows
+
+        return page("Result", labelled(summary_rows(self, simulate=False)))
+
     def __repr__(self) -> str:
         return f"<Result: {self.n_workers} workers, {self.throughput:.4g} samples/s, efficiency {self.efficiency:.1%}>"
 

@@ -150,14 +150,29 @@ class Seeds:
         return f"<Seeds: {len(self.runs)} of {self.experiment.strategy.label}, accuracy {self.accuracy()}>"
 
     def __str__(self) -> str:
-        lines = [f"{len(self.runs)} seeds of {self.experiment.strategy.label}", f"accuracy    {self.accuracy()}"]
+        rows = (f"{label:<10}  {text}" for label, text in self._rows())
+        return shown("\n".join([self._title, *rows]))
+
+    def _repr_html_(self) -> str:
+        from ddlsim.notebook import labelled, page
+
+        return page(self._title, labelled(self._rows()))
+
+    @property
+    def _title(self) -> str:
+        return f"{len(self.runs)} seeds of {self.experiment.strategy.label}"
+
+    def _rows(self) -> list[tuple[str, str]]:
+        """Return labels and texts of what is printed; one without a label goes on with the row before."""
+        rows = [("accuracy", str(self.accuracy()))]
         target = self._training.target_accuracy
         if target is not None:
-            lines.append(f"time to {target:g}  {self.time_to_accuracy(target)} {METRICS['time_to_accuracy'].unit}")
-        lines.append(f"throughput  {self.throughput()} {METRICS['throughput'].unit}")
+            unit = METRICS["time_to_accuracy"].unit
+            rows.append((f"time to {target:g}", f"{self.time_to_accuracy(target)} {unit}"))
+        rows.append(("throughput", f"{self.throughput()} {METRICS['throughput'].unit}"))
         if len(self.runs) > 1 and len({run.throughput for run in self.runs}) == 1:
-            lines.append("            the same with all seeds: nothing in the clock is random; give jitter=...")
-        return shown("\n".join(lines))
+            rows.append(("", "the same with all seeds: nothing in the clock is random; give jitter=..."))
+        return rows
 
 
 def half_width(values: Floats, confidence: float) -> Floats:

@@ -255,6 +255,12 @@ class Table:
 
         return study_text(self)
 
+    def _repr_html_(self) -> str:
+        from ddlsim.notebook import grid, lines, page
+        from ddlsim.report.study_text import study_cells, study_notes
+
+        return page("Study", grid(study_cells(self)), lines(study_notes(self)))
+
 
 def _means(values: pd.DataFrame) -> dict[str, float]:
     """Return mean, low and high of each column; a mean with an inf in it is inf, without an interval."""

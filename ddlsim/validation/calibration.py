@@ -238,6 +238,12 @@ class Calibration:
 
         return summary(self)
 
+    def _repr_html_(self) -> str:
+        from ddlsim.notebook import block, page
+
+        title, _, text = str(self).partition("\n")
+        return page(title, block(text))
+
 
 @checked
 def calibrate(

@@ -144,6 +144,12 @@ class Validation:
 
         return text(self)
 
+    def _repr_html_(self) -> str:
+        from ddlsim.notebook import grid, lines, page
+        from ddlsim.validation.comparison_text import LEFT, cells, notes
+
+        return page("Measured and predicted runs", grid(cells(self), LEFT), lines(notes(self)))
+
 
 @checked
 def validate(

@@ -6,25 +6,35 @@ from typing import TYPE_CHECKING
 
 from ddlsim import printable
 from ddlsim.cluster.calibrated import PARAMETERS
-from ddlsim.readable import percent, rate, seconds
+from ddlsim.readable import aligned, percent, rate, seconds
 from ddlsim.validation.calibration_text import shown
 
 if TYPE_CHECKING:
     from ddlsim.validation.comparison import Compared, Summary, Validation
 
+#: columns of the table that are words
+LEFT = (0, 1, 5)
+
 
 def text(validation: Validation) -> str:
     """Return a row per run, the errors of fitted and held-out runs, fitted values, and causes of the largest errors."""
-    width = max(len(row.label) for row in validation.rows)
-    lines = [f"{'':8}  {'run':<{width}} {'measured':>17} {'predicted':>17} {'error':>8}  interval (95 %)"]
-    lines += [_row(row, width) for row in validation.rows]
-    lines.append("")
+    return printable.shown("\n".join([*aligned(cells(validation), LEFT), "", *notes(validation)]))
+
+
+def cells(validation: Validation) -> list[tuple[str, ...]]:
+    """Return a row per run, with a head; the columns :data:`LEFT` hold words."""
+    return [("", "run", "measured", "predicted", "error", "interval (95 %)"), *map(_row, validation.rows)]
+
+
+def notes(validation: Validation) -> list[str]:
+    """Return what is said below the rows, a line each."""
+    lines = []
     for fitted, what in ((True, f"fitted ({validation.fit_on})"), (False, "held out")):
         summary = validation.summary(fitted=fitted)
         if summary is not None:
             lines.append(f"{what}: {_summary(summary)}")
-    notes = (note for row in validation.rows if row.interval is not None for note in row.interval.notes)
-    lines += dict.fromkeys(notes)
+    said = (note for row in validation.rows if row.interval is not None for note in row.interval.notes)
+    lines += dict.fromkeys(said)
     fitted_values = validation.known.fitted
     for name, value in fitted_values.links.items():
         lines.append(f"fitted {name} = {shown(name, value)}" if name in PARAMETERS else f"fitted {name} = {value:.4g}")
@@ -35,15 +45,14 @@ def text(validation: Validation) -> str:
     for row in validation.rows:
         if row.causes:
             lines.append(f"{row.label}: off by {100.0 * row.error:+.1f} %; right with {_causes(row)}")
-    return printable.shown("\n".join(lines))
+    return lines
 
 
-def _row(row: Compared, width: int) -> str:
+def _row(row: Compared) -> tuple[str, ...]:
     interval = "-" if row.interval is None else f"{rate(row.interval.low, '')}to {rate(row.interval.high)}"
     used = "fit" if row.fitted else "held out"
     return (
-        f"{used:8}  {row.label:<{width}} {rate(row.run.throughput):>17} {rate(row.predicted):>17} "
-        f"{100.0 * row.error:>+6.1f} %  {interval}"
+        used, row.label, rate(row.run.throughput), rate(row.predicted), f"{100.0 * row.error:+.1f} %", interval,
     )
 
 

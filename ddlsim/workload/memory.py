@@ -55,6 +55,11 @@ class Memory:
         names = ("weights", "gradients", "optimizer", "activations", "buffers", "total")
         return "\n".join(f"{name:12}{size(getattr(self, name)):>12}" for name in names)
 
+    def _repr_html_(self) -> str:
+        from ddlsim.notebook import block, page
+
+        return page("Memory of a rank", block(str(self)))
+
 
 @checked
 @dataclass(frozen=True)

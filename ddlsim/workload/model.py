@@ -120,6 +120,12 @@ class Model:
     def __repr__(self) -> str:
         return f"<Model {self.name!r}: {self.n_params:,} parameters, {len(self.layers)} layers>"
 
+    def _repr_html_(self) -> str:
+        from ddlsim.notebook import folded, grid, lines, page
+        from ddlsim.workload.model_text import LEFT, cells, summary, title
+
+        return page(title(self), lines([summary(self)]), folded(f"{len(self.layers)} layers", grid(cells(self), LEFT)))
+
     @property
     def n_params(self) -> int:
         """Learned parameters (running statistics of batch normalisation are none)."""

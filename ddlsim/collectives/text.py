@@ -1,0 +1,60 @@
+"""A schedule in words: what it is in a line, and its rounds as a table."""
+
+from __future__ import annotations
+
+from ddlsim.collectives.schedule import Round, Schedule
+from ddlsim.readable import aligned, count
+
+#: rounds that are shown, and messages of each
+N_ROUNDS, N_MESSAGES = 12, 3
+#: columns of the table that are words
+LEFT = (0, 3, 4)
+
+
+def text(schedule: Schedule) -> str:
+    """Return what ``print(schedule)`` shows."""
+    return "\n".join([title(schedule), sent(schedule), "", *aligned(cells(schedule), LEFT), *more(schedule)])
+
+
+def title(schedule: Schedule) -> str:
+    """Return kind and size."""
+    sizes = (count(schedule.n_ranks, "rank"), count(schedule.n_chunks, "chunk"), count(schedule.n_rounds, "round"),
+             count(schedule.n_messages, "message"))  # fmt: skip
+    return f"{schedule.kind.replace('_', '-')}: {', '.join(sizes)}"
+
+
+def sent(schedule: Schedule) -> str:
+    """Return how many times its buffer a rank sends."""
+    share = schedule.bytes_sent(1.0)
+    low, high = float(share.min()), float(share.max())
+    times = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+    return f"each rank sends {times} times the bytes of its buffer"
+
+
+def cells(schedule: Schedule) -> list[tuple[str, ...]]:
+    """Return a row for each of the first rounds as they are written, with a head; the columns :data:`LEFT` hold
+    words."""
+    head = ("lane, round", "times", "messages", "receivers", "message: chunks")
+    rows = [(f"{i}, {k}", round) for i, lane in enumerate(schedule.lanes) for k, round in enumerate(lane)]
+    return [head, *((name, *_cells(schedule, round)) for name, round in rows[:N_ROUNDS])]
+
+
+def more(schedule: Schedule) -> list[str]:
+    """Return a line about the rounds that are not among the first, if there are any."""
+    n = sum(map(len, schedule.lanes))
+    return [f"... and {n - N_ROUNDS} more"] if n > N_ROUNDS else []
+
+
+def _cells(schedule: Schedule, round: Round) -> tuple[str, ...]:
+    owner, chunk = schedule.chunks(round)
+    texts = []
+    for i in range(min(len(round.src), N_MESSAGES)):
+        carried = chunk[owner == i]
+        shown = " ".join(map(str, carried[:4])) + (" ..." if len(carried) > 4 else "")
+        texts.append(f"{round.src[i]} -> {round.dst[i]}: {shown or 'none'}")
+    if len(round.src) > N_MESSAGES:
+        texts.append("...")
+    if round.repeat > 1 and round.shift:
+        texts.append(f"then chunks {round.shift:+d} each time")
+    does = "combine" if round.reduce else "overwrite"
+    return f"{round.repeat:,}", f"{len(round.src):,}", does, "; ".join(texts)

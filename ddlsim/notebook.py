@@ -1,0 +1,71 @@
+"""How things show themselves in notebooks: the rows of their text summaries as HTML.
+
+Nothing but text and tables: no colours, so that they read in light and dark notebooks alike, no script, and nothing
+that a browser would have to load. Names from elsewhere are escaped.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Container, Iterable, Sequence
+
+from ddlsim.printable import shown
+
+_LEFT, _RIGHT = "text-align: left", "text-align: right; white-space: nowrap"
+
+
+def page(title: str, *parts: str) -> str:
+    """Return what a notebook shows: a title, and parts that the functions below have made (those without text left
+    out). What is wider than the page scrolls."""
+    return f'<div style="overflow-x: auto"><p><strong>{escaped(title)}</strong></p>{"".join(parts)}</div>'
+
+
+def labelled(rows: Iterable[tuple[str, str]]) -> str:
+    """Return a table of labels and texts; a row without a label goes on with the one before, an empty row is left
+    out."""
+    merged: list[tuple[str, list[str]]] = []
+    for label, text in rows:
+        if label or not merged:
+            merged.append((label, [text]))
+        elif text:
+            merged[-1][1].append(text)
+    found = (
+        f'<tr><th scope="row" style="{_LEFT}; vertical-align: top; white-space: nowrap">{escaped(label)}</th>'
+        f'<td style="{_LEFT}">{"<br>".join(map(escaped, texts))}</td></tr>'
+        for label, texts in merged
+        if label or any(texts)
+    )
+    return f"<table><tbody>{''.join(found)}</tbody></table>"
+
+
+def grid(rows: Sequence[Sequence[str]], left: Container[int] = ()) -> str:
+    """Return a table with a head, as :func:`ddlsim.readable.aligned` lays it out in text."""
+    head, *body = rows
+    style = [_LEFT if i in left else _RIGHT for i in range(len(head))]
+    cells = "".join(f'<th scope="col" style="{s}">{escaped(text)}</th>' for s, text in zip(style, head, strict=True))
+    found = (
+        "".join(f'<td style="{s}">{escaped(text)}</td>' for s, text in zip(style, row, strict=True)) for row in body
+    )
+    below = "".join(f"<tr>{line}</tr>" for line in found)
+    return f"<table><thead><tr>{cells}</tr></thead><tbody>{below}</tbody></table>"
+
+
+def lines(texts: Iterable[str]) -> str:
+    """Return lines of text under each other; nothing if there are none."""
+    found = [escaped(text) for text in texts]
+    return f"<p>{'<br>'.join(found)}</p>" if found else ""
+
+
+def block(text: str) -> str:
+    """Return text in which columns stand under each other already."""
+    return f"<pre>{escaped(text)}</pre>"
+
+
+def folded(label: str, part: str) -> str:
+    """Return a part that a click on the label opens."""
+    return f"<details><summary>{escaped(label)}</summary>{part}</details>"
+
+
+def escaped(text: str) -> str:
+    """Return `text` for HTML: its markup and control characters are shown, not obeyed."""
+    return html.escape(shown(text))
