@@ -42,6 +42,5 @@ def test_unused_links_are_drawn_apart_and_the_busiest_on_top(half_used):
     assert (len(unused.get_segments()), len(used.get_segments())) == (hosts - 4, 4)
     shares = used.get_array()
     assert (np.diff(shares) >= 0.0).all()
-    # the colour scale ends at the busiest link
-    assert used.get_clim() == (0.0, max(shares[-1], 1.0))
+    assert used.get_clim() == (0.0, 100.0)  # so that two pictures are compared by their colours
     assert shares[-1] == pytest.approx(100.0 * half_used.links["utilisation"].max())
