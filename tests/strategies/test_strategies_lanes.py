@@ -6,8 +6,8 @@ import random
 import networkx as nx
 import numpy as np
 import pytest
-from draws import seeds
 import together_reference as processes
+from draws import seeds
 from lanes_reference import start_adpsgd, start_choco, start_downpour, start_dpsgd, start_gossip_sgd
 
 import ddlsim
