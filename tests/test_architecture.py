@@ -55,6 +55,8 @@ ROOMS = {
     "mpi4py": {"measure"},
     "torch": {"measure"},
     "distributed": set(),
+    "optuna": {"study"},
+    "xarray": {"study"},
 }
 #: imports upwards, inside functions: file -> packages. A result knows how to show itself, and how sure it is.
 LAZY = {

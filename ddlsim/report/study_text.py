@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ddlsim import printable
 from ddlsim.readable import aligned, count, percent
 from ddlsim.report.study_words import plain, varied
@@ -33,9 +35,12 @@ def study_text(table: Table) -> str:
 
 
 def study_cells(table: Table) -> list[list[str]]:
-    """Return a head, and a row per configuration (the first 40) with means over the seeds."""
+    """Return a head, and a row per configuration (the first 40) with means over the seeds; of a search, the best
+    first."""
     summary, shown, axes = table.summary, _shown(table), _axes(table)
     lines = [[*axes, *(metric.column[0] for metric in shown)]]
+    if _is_ranked(table):
+        summary = _best_first(table)
     for _, row in summary.head(N_ROWS).iterrows():
         cells = [row[axis] for axis in axes]
         lines.append(
@@ -52,6 +57,9 @@ def study_notes(table: Table) -> list[str]:
     fixed = [f"{axis} {plain(table.members[0].settings[axis])}" for axis in table.axes if axis not in axes]
     if len(summary) > N_ROWS:
         text.append(f"... and {len(summary) - N_ROWS} more")
+    if _is_ranked(table):
+        several = "those that no other one beats first" if len(table.objectives) > 1 else "the best first"
+        text.append(f"searched for {' and '.join(table.objectives)}; {several}")
     if fixed:
         text.append(f"everywhere: {', '.join(fixed)}")
     if seeds > 1:
@@ -71,7 +79,21 @@ def _axes(table: Table) -> list[str]:
 def _shown(table: Table) -> list[Metric]:
     """Return the metrics that are shown."""
     summary = table.summary
-    return [METRICS[name] for name in _COLUMNS if name in summary and summary[name].notna().any()]
+    columns = dict.fromkeys([*_COLUMNS, *table.objectives])
+    return [METRICS[name] for name in columns if name in summary and summary[name].notna().any()]
+
+
+def _is_ranked(table: Table) -> bool:
+    """Return whether a search has found anything, so that there is a best."""
+    return any(np.isfinite(table.summary[name]).any() for name in table.objectives)
+
+
+def _best_first(table: Table) -> pd.DataFrame:
+    """Return the summary of a search: those on the Pareto front of several metrics before the others."""
+    summary, metrics = table.summary, list(table.objectives)
+    order = table.best(metrics[0], len(summary)).index.tolist()
+    front = table.pareto(*metrics).index.tolist() if len(metrics) > 1 else []
+    return summary.loc[list(dict.fromkeys([*front, *order, *summary.index]))]
 
 
 def _nothing_random(table: Table) -> list[str]:

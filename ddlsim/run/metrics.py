@@ -57,6 +57,19 @@ class Metric:
         name = self.heading if self.name.endswith("_per_sample") else self.name.replace("_", " ")
         return f"{name} ({unit})" if unit else name
 
+    @property
+    def remedy(self) -> str:
+        """What there must be for runs to have it, after a colon; empty where they always do."""
+        if "cost" in self.name:
+            return ": give prices, cluster.with_costs(price='3.06 USD/h'), or vary 'cluster.price': ['3.06 USD/h']"
+        if "energy" in self.name:
+            return ": name the workers' device, device='v100' in the experiment"
+        if self.kind == "stability":
+            return ": give the study stability=True (--stability)"
+        if self.kind != "run":
+            return ": give the base experiment a training (with a target_accuracy that is reached)"
+        return ""
+
 
 def record(result: Result) -> dict[str, float | None]:
     """Return all numbers that there are of a result, by name; a target that was not reached is inf."""

@@ -3,5 +3,7 @@
 from .designs import Range as Range
 from .dispatch import Count as Count
 from .files import load_study as load_study
-from .study import Point as Point, Study as Study
+from .running import Point as Point
+from .search import Search as Search
+from .study import Study as Study
 from .table import Table as Table, load_table as load_table

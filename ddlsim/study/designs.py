@@ -43,35 +43,42 @@ class Range:
     whole: bool = False
 
     def __post_init__(self) -> None:
-        low, high = self._bounds()
+        low, high = _si(self.low), _si(self.high)
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise ConfigError(f"Range({shown(self.low)}, {shown(self.high)}): low must be below high, both finite")
         if self.log and low <= 0.0:
             raise ConfigError(f"Range({shown(self.low)}, {shown(self.high)}, log=True): low must be above 0")
+        if self.whole and math.ceil(low) > math.floor(high):
+            raise ConfigError(f"Range({shown(self.low)}, {shown(self.high)}, whole=True): no whole number lies there")
 
-    def _bounds(self) -> tuple[float, float]:
-        return _si(self.low), _si(self.high)
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The smallest and the largest number, in SI units."""
+        low, high = _si(self.low), _si(self.high)
+        return (math.ceil(low), math.floor(high)) if self.whole else (low, high)
 
     def at(self, share: float) -> float | int | str:
         """Return the value that lies `share` (0 to 1) of the way up."""
-        number = self._number(share)
+        return self.written(self.number(share))
+
+    def written(self, number: float) -> float | int | str:
+        """Return a number of the range as it stands in an experiment, with a unit if the bounds have one."""
         units = [_unit(bound) for bound in (self.high, self.low) if isinstance(bound, str)]
         if not units or self.whole:
-            return number
+            return int(number) if self.whole else float(number)
         unit, factor = next(((u, f) for u, f in units if abs(number) >= f), units[-1])
         return f"{number / factor:.4g} {unit}"
 
-    def _number(self, share: float) -> float | int:
-        low, high = self._bounds()
-        if self.whole:  # every whole number has the same share of the way
-            low, high = math.ceil(low) - 0.5, math.floor(high) + 0.5
+    def number(self, share: float) -> float | int:
+        """Return the number that lies `share` (0 to 1) of the way up, in SI units."""
+        low, high = self.bounds
+        half = 0.5 if self.whole else 0.0  # every whole number has the same share of the way
         if self.log:
-            number = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
+            start, end = math.log(low - half), math.log(high + half)
+            number = math.exp(start + share * (end - start))
         else:
-            number = low + share * (high - low)
-        if not self.whole:
-            return number
-        return min(max(round(number), math.ceil(low)), math.floor(high))
+            number = (low - half) + share * ((high + half) - (low - half))
+        return min(max(round(number) if self.whole else number, low), high)
 
 
 #: dotted path, or several with commas -> the values taken, with names for the table if it is a mapping

@@ -42,18 +42,23 @@ class Pool(Protocol):
 
 
 def open_pool(
-    executor: Executor | DaskClient | None, jobs: int | None, packer: Packer, experiments: Sequence[Experiment]
+    executor: Executor | DaskClient | None,
+    jobs: int | None,
+    packer: Packer,
+    experiments: Sequence[Experiment],
+    n_at_once: int = 0,
 ) -> Pool:
     """Return the pool that `executor` is, or else one of `jobs` processes (None: as many as there are cores).
 
-    There are no more processes than `experiments`; what these need is compiled only once.
+    There are no more processes than `experiments`, or `n_at_once` if there will be more; what `experiments` need is
+    compiled only once.
     """
     if executor is not None:
         if jobs is not None:
             raise ConfigError(f"jobs = {jobs!r} has no effect beside an executor; set how many workers that one has")
         return _Given(executor, packer) if isinstance(executor, Executor) else _Dask(executor, packer)
     n = _n_cores() if jobs is None else jobs
-    return _Inline() if n == 1 else Processes(min(n, len(experiments)), packer, experiments)
+    return _Inline() if n == 1 else Processes(min(n, max(n_at_once, len(experiments))), packer, experiments)
 
 
 def _n_cores() -> int:

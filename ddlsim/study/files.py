@@ -19,6 +19,10 @@
     # for designs that sample: accumulation = { low = 1, high = 16, log = true, whole = true }
     # "model, batch_size" = [["resnet50", 64], ["bert-large", 8]]   # fields that change together
     # with names for the table: compression = { dense = "none", sparse = { type = "top-k", density = 0.01 } }
+
+    [search]                             # instead of a design: values may be ranges, and those that pay are proposed
+    objective = "throughput"             # or several: ["throughput", "cost_per_sample"]
+    n_trials = 60
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import experiment_from, load_experiment, value_of
 from ddlsim.run.tables import Table, refuse_code
 from ddlsim.study.designs import Range, paths_of
+from ddlsim.study.search import Search
 from ddlsim.study.study import Study
 from ddlsim.workload.toml_files import read_toml, validate
 
@@ -50,6 +55,16 @@ class _File(Table):
     n_points: int | None = None
     design_seed: int = 0
     stability: bool = False
+    search: dict[str, object] | None = None
+
+
+class _Search(Table):
+    objective: str | list[str]
+    n_trials: int
+    sampler: str | None = None
+    batch: int = 8
+    seed: int = 0
+    prune: bool = False
 
 
 class _Range(Table):
@@ -71,9 +86,15 @@ def load_study(source: str | Path, *, allow_code: bool = False) -> Study:
     base = _base(path, file.base, allow_code)
     vary = {field: _values(path, field, values, allow_code) for field, values in file.vary.items()}
     try:
-        return Study(base, vary, file.seeds, file.design, file.n_points, file.design_seed, file.stability)
+        search = None if file.search is None else _search(file.search)
+        return Study(base, vary, file.seeds, file.design, file.n_points, file.design_seed, file.stability, search)
     except DdlsimError as error:
         raise type(error)(f"{path}: {error}") from None
+
+
+def _search(table: Mapping[str, object]) -> Search:
+    given = validate(TypeAdapter(_Search), dict(table), "search", _Search.model_fields)
+    return Search(**given.model_dump())
 
 
 def _base(path: Path, base: Mapping[str, object] | str, allow_code: bool) -> Experiment:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -21,38 +22,19 @@ from ddlsim.run.experiment import Experiment
 from ddlsim.study.changes import UnknownPathError, changed
 from ddlsim.study.content import Digests, canonical, key_of, text_of
 from ddlsim.study.designs import DESIGNS, MAX_POINTS, Range, Vary, paths_of, rows_of, spread
-from ddlsim.study.dispatch import Count, Progress, Task, dispatch
-from ddlsim.study.executors import DaskClient, open_pool
+from ddlsim.study.dispatch import Progress
+from ddlsim.study.executors import DaskClient, Pool, open_pool
 from ddlsim.study.labels import bare, labels_of
 from ddlsim.study.loading import Loader
 from ddlsim.study.parcels import Packer
+from ddlsim.study.running import Point, Simulations
+from ddlsim.study.search import Search
 from ddlsim.study.store import Member, Store
 from ddlsim.study.table import Table
 from ddlsim.study.ways import Row, each_way
-from ddlsim.study.work import DONE, FAILED, SKIPPED, Outcome
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-@dataclass(frozen=True)
-class Point:
-    """One experiment of a study.
-
-    settings    dotted path -> value as the table shows it
-    seed        of the experiment
-    experiment  with cluster, model and data loaded; None if the settings do not fit together
-    error       why they do not
-    key         under which its result is stored
-    text        that the key is the digest of
-    """
-
-    settings: Mapping[str, object]
-    seed: int
-    experiment: Experiment | None
-    error: str
-    key: str
-    text: str
 
 
 AN_EXECUTOR = "a concurrent.futures.Executor, or a dask.distributed.Client"
@@ -93,6 +75,8 @@ class Study:
     design       "grid": all combinations; "list": the first values of all fields, then the second, ...; "random" and
                  "latin-hypercube": a sample of `n_points`
     design_seed  of the sampling
+    search       propose configurations one after the other instead, by what came of those before: a
+                 :class:`~ddlsim.study.Search` for the best by some metric. Values may be ranges then, too
     stability    whether each point is simulated three times more, with its inputs moved by 1e-12, so that the table
                  says how stable its throughput is (column throughput_spread) and ranks nothing below that
 
@@ -106,7 +90,9 @@ class Study:
     n_points: _Points | None = None
     design_seed: Seed = 0
     stability: bool = False
+    search: Search | None = None
     _finished: dict[str, Table] = field(default_factory=dict, init=False, repr=False)
+    _found: dict[str, list[Point]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         for path, values in self.vary.items():
@@ -123,6 +109,10 @@ class Study:
         seeds = self._seeds
         if not seeds or len(set(seeds)) < len(seeds) or len(seeds) > MAX_POINTS:
             raise ConfigError(f"seeds = {shown(self.seeds)}: must be how many, at least 1, or different whole numbers")
+        if self.search is not None:
+            self.search.check(self.vary, len(seeds))
+            if (self.design, self.n_points, self.design_seed) != ("grid", None, 0):
+                raise ConfigError("search: design, n_points and design_seed have no effect beside it; remove them")
         self._check_paths()
 
     @property
@@ -139,11 +129,27 @@ class Study:
 
     @cached_property
     def _rows(self) -> list[dict[str, object]]:
+        return [self._settings(row) for row in self._named_rows]
+
+    def _settings(self, named_row: Mapping[str, object]) -> dict[str, object]:
+        """Return the settings of a configuration by single path."""
         named = {path: values for path, values in self.vary.items() if isinstance(values, Mapping)}
-        return [
-            spread({path: named[path][str(value)] if path in named else value for path, value in row.items()})
-            for row in self._named_rows
-        ]
+        return spread({path: named[path][str(v)] if path in named else v for path, v in named_row.items()})
+
+    def _around(self, path: str) -> Iterator[dict[str, object]]:
+        """Yield what a path can meet: the values of the field and of what holds it, in each configuration."""
+
+        def matters(other: str) -> bool:
+            return path == other or path.startswith(f"{other}.")
+
+        if self.search is None:
+            rows: Iterable[dict[str, object]] = self._rows
+        else:
+            keys = [key for key in self.vary if any(map(matters, paths_of(key)))]
+            values = ([v.at(0.0)] if isinstance(v := self.vary[key], Range) else list(v) for key in keys)
+            rows = (self._settings(dict(zip(keys, row, strict=True))) for row in itertools.product(*values))
+        for row in rows:
+            yield {other: value for other, value in row.items() if matters(other)}
 
     @cached_property
     def _loader(self) -> Loader:
@@ -154,8 +160,7 @@ class Study:
         base = self._loader.base(self.base)
         for path in [path for key in self.vary for path in paths_of(key)]:
             unknown: UnknownPathError | None = None
-            for row in self._rows:
-                around = {other: value for other, value in row.items() if path == other or path.startswith(f"{other}.")}
+            for around in self._around(path):
                 try:
                     changed(base, self._loader.settings(around))
                 except UnknownPathError as error:
@@ -172,8 +177,11 @@ class Study:
     def points(self) -> list[Point]:
         """All points in the order of the design, the seeds of a configuration after each other.
 
-        Raises ConfigError if no configuration fits together.
+        Those of a search are known when it has run. Raises ConfigError before, and if no configuration fits together.
         """
+        if self.search is not None:
+            self.table  # noqa: B018  # refuses if there is none
+            return self._found["points"]
         base = self._loader.base(self.base)
         rows = list(each_way(self._named_rows, self._rows, base, self._loader))
         labels = {path: labels_of([row.named[path] for row in rows]) for path in self.vary}
@@ -202,6 +210,15 @@ class Study:
                 bared = {path: bare(value) for path, value in row.settings.items()}
                 text = json.dumps([ddlsim.__version__, canonical([self.base, bared, seed], loader.digests)])
             yield Point(settings, seed, experiment, error, key_of(text), text)
+
+    def _of_proposed(self, base: Experiment, named: Mapping[str, object]) -> list[Point]:
+        """Return the points of a configuration that a search proposes."""
+        settings = {}
+        for key, value in named.items():
+            listed = [value] if isinstance(values := self.vary[key], Range) else list(values)
+            place = next(i for i, other in enumerate(listed) if other is value)
+            settings[key] = labels_of(listed)[place]
+        return list(self._of_row(base, Row(named, self._settings(named)), settings))
 
     # ------------------------------------------------------------ running
 
@@ -232,69 +249,54 @@ class Study:
         """
         with Store(store) as opened:
             self._check_store(opened, add)
-            opened.register(self._digest, self.base.manifest(), list(self.vary), self._members)
-            unique = {point.key: point for point in self.points}
-            if retry_failed:
-                opened.forget_failed(unique)
-            states = opened.statuses(unique)
-            misfits = [p for p in unique.values() if p.experiment is None and p.key not in states]
-            if misfits:
-                opened.save((p.key, p.text, Outcome(SKIPPED, p.error)) for p in misfits)
-                states |= {p.key: SKIPPED for p in misfits}
-            with _shown(progress) as report:
-                interrupted = self._simulate(opened, states, executor, jobs, report)
+            n_points = len(self.points) if self.search is None else self.search.n_trials * len(self._seeds)
+            n_at_once = 0 if self.search is None else self.search.batch
+
+            def pool(experiments: Sequence[Experiment]) -> Pool:
+                return open_pool(executor, jobs, Packer(self._loader.digests), experiments, n_at_once)
+
+            with (
+                _shown(progress) as report,
+                Simulations(
+                    opened, self._loader.n_workers, pool, stability=self.stability, retry_failed=retry_failed,
+                    progress=report, n_points=n_points,
+                ) as simulations,
+            ):  # fmt: skip
+                if self.search is None:
+                    points = self.points
+                    self._register(opened, points)
+                    whole = simulations.settle(points)
+                else:
+                    points, whole = self._searched(self.search, opened, simulations)
+            unique = {point.key: point for point in points}
             texts = {key: point.text for key, point in unique.items()}
-            table = Table(list(self.vary), self._members, opened.outcomes(unique), interrupted, texts)
-        self._finished["table"] = table
+            metrics = () if self.search is None else self.search.metrics
+            table = Table(list(self.vary), _members(points), opened.outcomes(unique), not whole, texts, metrics)
+        self._finished["table"], self._found["points"] = table, points
         return table
 
-    def _simulate(
-        self,
-        store: Store,
-        states: dict[str, str],
-        executor: Executor | DaskClient | None,
-        jobs: _Whole | None,
-        progress: Progress | None,
-    ) -> bool:
-        """Simulate what has no state yet; return whether it was interrupted."""
-        unique = {point.key: point for point in self.points}
+    def _searched(self, search: Search, store: Store, simulations: Simulations) -> tuple[list[Point], bool]:
+        """Return the points of a search, and whether it came to its end."""
+        from ddlsim.study.trials import Trials
 
-        def finished(new: Mapping[str, str]) -> None:
-            states.update(new)
-            if progress is not None:
-                n = [sum(state == s for state in states.values()) for s in (DONE, SKIPPED, FAILED)]
-                progress(Count(len(unique), *n))
+        base = self._loader.base(self.base)
+        trials = Trials(search, self.vary, len(self._seeds), lambda row: self._of_proposed(base, row))
+        for points in trials.rounds():
+            self._register(store, trials.points)
+            if not simulations.settle(points):
+                return trials.points, False
+            trials.take(store.outcomes(point.key for point in points))
+        return trials.points, True
 
-        finished({})
-        tasks = [
-            Task(p.key, p.text, p.experiment, _name(p), self.stability)
-            for p in unique.values()
-            if p.key not in states and p.experiment is not None
-        ]
-        if not tasks:
-            return False
-        # the long ones first: the last ones then end at about the same time
-        tasks.sort(key=lambda task: -(task.experiment.n_workers or self._loader.n_workers(task.experiment)))
-        pool = open_pool(executor, jobs, Packer(self._loader.digests), [task.experiment for task in tasks])
-        done = False
-        try:
-            dispatch(tasks, pool, store, finished)
-            done = True
-        except KeyboardInterrupt:
-            return True
-        finally:
-            pool.close(at_once=not done)
-        return False
-
-    @cached_property
-    def _members(self) -> list[Member]:
-        return [Member(point.key, point.settings, point.seed) for point in self.points]
-
-    @property
-    def _digest(self) -> str:
-        """What tells this study from others in the same store."""
-        text = json.dumps([list(self.vary), [[m.key, dict(m.settings), m.seed] for m in self._members]])
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+    def _register(self, store: Store, points: Sequence[Point]) -> None:
+        """Write down what belongs to this study, under what tells it from others in the same store."""
+        members = _members(points)
+        what: object = [[m.key, dict(m.settings), m.seed] for m in members]
+        if self.search is not None:  # its points come one after the other
+            space = [repr(v) if isinstance(v, Range) else labels_of(list(v)) for v in self.vary.values()]
+            what = [repr(self.search), self._seeds, space]
+        digest = hashlib.sha256(json.dumps([list(self.vary), what]).encode()).hexdigest()[:32]
+        store.register(digest, self.base.manifest(), list(self.vary), members)
 
     def _check_store(self, store: Store, add: bool) -> None:
         """Refuse a store whose studies all have another base: it is probably not the one that was meant."""
@@ -342,8 +344,8 @@ class Study:
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
-def _name(point: Point) -> str:
-    return ", ".join([*(f"{path} {value}" for path, value in point.settings.items()), f"seed {point.seed}"])
+def _members(points: Sequence[Point]) -> list[Member]:
+    return [Member(point.key, point.settings, point.seed) for point in points]
 
 
 def _shown(progress: bool | Progress | None) -> AbstractContextManager[Progress | None]:

@@ -26,6 +26,7 @@ from ddlsim.ties import places
 if TYPE_CHECKING:
     import matplotlib.axes
     import pandas as pd
+    import xarray
 
 Ints = npt.NDArray[np.int64]
 
@@ -46,6 +47,7 @@ class Table:
     outcomes     key of a point -> how it ended; a point that is not there is missing
     interrupted  whether the study was stopped before its end
     experiments  key of a point -> its experiment as JSON, for the manifests in reports
+    objectives   metrics that were searched for; the text has the best first then
     """
 
     axes: Sequence[str]
@@ -53,6 +55,7 @@ class Table:
     outcomes: Mapping[str, Outcome]
     interrupted: bool = False
     experiments: Mapping[str, str] = field(default_factory=dict)
+    objectives: Sequence[str] = ()
 
     # ------------------------------------------------------------ tables
 
@@ -183,7 +186,7 @@ class Table:
             if metric not in METRICS:
                 raise unknown_name("metric", metric, METRICS)
             if metric not in summary or not np.isfinite(summary[metric].to_numpy(np.float64)).any():
-                raise ConfigError(f"{metric} is not known for any configuration{_remedy(metric)}")
+                raise ConfigError(f"{metric} is not known for any configuration{METRICS[metric].remedy}")
         finite = np.isfinite(summary[list(metrics)].to_numpy(np.float64)).all(axis=1)
         return summary.iloc[np.flatnonzero(finite)]
 
@@ -222,6 +225,18 @@ class Table:
         from ddlsim.report.html import save_html
 
         save_html(self, path, title=title, question=question, metric=metric)
+
+    def to_xarray(self) -> xarray.Dataset:
+        """Return the points as an ``xarray.Dataset`` (extra: ``pip install 'ddlsim[xarray]'``).
+
+        Dimensions are the varied fields and ``seed``, with the values as in the frame for coordinates. The metrics and
+        ``n_workers`` are variables with attributes ``units`` ("1" of shares and counts) and ``long_name``: NaN where
+        nothing has been simulated, which the variable ``status`` explains ("done", "skipped", "failed", "missing").
+        Raises ConfigError without xarray, and for samples, whose points are in no grid.
+        """
+        from ddlsim.study.arrays import dataset_of
+
+        return dataset_of(self)
 
     @checked
     def plot_scaling(self, path: str | Path | None = None, *, metric: str = "throughput") -> matplotlib.axes.Axes:
@@ -271,18 +286,6 @@ def _means(values: pd.DataFrame) -> dict[str, float]:
         half = float(half_width(array, CONFIDENCE)) if math.isfinite(mean) else math.nan
         found |= {f"{name}": mean, f"{name}_low": mean - half, f"{name}_high": mean + half}
     return found
-
-
-def _remedy(metric: str) -> str:
-    if "cost" in metric:
-        return ": give prices, cluster.with_costs(price='3.06 USD/h'), or vary 'cluster.price': ['3.06 USD/h']"
-    if "energy" in metric:
-        return ": name the workers' device, device='v100' in the experiment"
-    if METRICS[metric].kind == "stability":
-        return ": give the study stability=True (--stability)"
-    if METRICS[metric].kind != "run":
-        return ": give the base experiment a training (with a target_accuracy that is reached)"
-    return ""
 
 
 @checked

@@ -286,6 +286,7 @@ CALLS = {
     },
     "Range": lambda: {"low": 1, "high": 2},
     "load_question": lambda: {"source": written("q.toml", 'clusters = ["office-1gbe"]\n')},
+    "Search": lambda: {"objective": "throughput", "n_trials": 2},
     "load_study": lambda: {"source": written("s.toml", f"[base]\n{EXPERIMENT}[vary]\nworkers = [1, 2]\n")},
     "load_table": lambda: {"store": _store()},
     "MultiGpu": lambda: {"n_gpus": 2},

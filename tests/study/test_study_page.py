@@ -24,6 +24,19 @@ def test_the_file_is_the_study_in_python(tmp_path):
     assert len(read.points) == 3 * 3 * 2 * 2 * 3
 
 
+def test_the_search_in_a_file_is_the_search_in_python(tmp_path):
+    search = PAGE.partition("## Searching instead")[2]
+    code = re.search(r"```python\n(.*?)```", search, re.DOTALL)[1].partition("    print(")[0]
+    names = {"__name__": "__main__"}
+    exec(code, names)
+    table = re.search(r"```toml\n(.*?)```", search, re.DOTALL)[1]
+    base = '[base]\ncluster = "office-1gbe"\nmodel = "lenet5"\n[vary]\nworkers = [2, 4]\n'
+    (tmp_path / "search.toml").write_text(base + table)
+    read, written = load_study(tmp_path / "search.toml").search, names["study"].search
+    assert (read.metrics, read.sampler_used) == (written.metrics, written.sampler_used)
+    assert dataclasses.replace(read, sampler=None) == written
+
+
 def test_every_path_in_the_table_leads_somewhere():
     table = PAGE.partition("| path | changes |")[2].partition("\n\n")[0]
     paths = [path for path in re.findall(r"`([a-z_.0-9]+)`", table) if path not in ("Experiment",)]
