@@ -2,21 +2,31 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# Modules are compiled when they are first imported; to compile all of them takes longer than all else of installing.
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: install test test-slow demo lint bench clean
+.PHONY: install test test-slow package demo lint bench clean
 
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+$(VENV)/.installed-slow: $(VENV)/.installed
+	$(PIP) --editable '.[dev,test-slow]'
 	touch $@
 
 test: install
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
-test-slow: install
+test-slow: $(VENV)/.installed-slow
 	$(BIN)/python -m pytest -n auto --dist worksteal -m slow
+
+# Builds wheel and source distribution, and installs and uses them outside of the checkout.
+package: install
+	$(BIN)/python -m pytest tests/package/distribution.py
 
 demo: install
 	$(BIN)/python examples/scaling_demo.py

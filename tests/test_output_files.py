@@ -182,14 +182,15 @@ def write():
 
 NAMES = [
     "trace.json", "result.json", "timeline.png", "timeline.svg", "timeline.pdf", "run.npz", "cluster.json",
-    "cluster.graphml", "report.html", "table.csv", "table.json", "table.parquet",
+    "cluster.graphml", "report.html", "table.csv", "table.json",
+    pytest.param("table.parquet", marks=pytest.mark.slow),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_on_a_full_disk_the_old_file_stays(write, name, tmp_path):
     if name.endswith("parquet"):
-        pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow", reason="pip install 'ddlsim[parquet]'")
     path = tmp_path / name
     write[name](path)
     assert path.stat().st_size > 200, "too short to be cut"

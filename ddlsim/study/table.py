@@ -208,7 +208,7 @@ class Table:
                     file.write(self.frame.to_parquet(None, index=False))
                 except ImportError:
                     raise ConfigError(
-                        f"{path}: writing Parquet needs pyarrow: pip install pyarrow; or use .csv"
+                        f"{path}: writing Parquet needs pyarrow: pip install 'ddlsim[parquet]'; or use .csv"
                     ) from None
         elif path.suffix == ".json":
             write_text(path, self.frame.to_json(orient="records", indent=1))

@@ -297,10 +297,10 @@ def test_a_study_is_asked_after_it_has_run():
     assert study.best()["workers"].tolist() == [4]
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".json"])
+@pytest.mark.parametrize("suffix", [".csv", pytest.param(".parquet", marks=pytest.mark.slow), ".json"])
 def test_tables_are_written_and_read_back(tmp_path, suffix):
     if suffix == ".parquet":
-        pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow", reason="pip install 'ddlsim[parquet]'")
     table = Study(BASE, VARY).run(jobs=1)
     path = tmp_path / f"table{suffix}"
     table.save(path)
