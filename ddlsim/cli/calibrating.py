@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from ddlsim.cli import completing
 from ddlsim.cli.application import app
 from ddlsim.cli.options import Json
 from ddlsim.cli.output import check_folder, write_file
@@ -24,7 +25,13 @@ def calibrate(
     measurements: Annotated[
         list[str], typer.Argument(help="Folders of ddlsim.measure, tables, benchmark output, traces.", metavar="FILES")
     ],
-    cluster: Annotated[str, typer.Option("--cluster", "-c", help="The cluster that was measured (.toml or bundled).")],
+    cluster: Annotated[
+        str,
+        typer.Option(
+            "--cluster", "-c", help="The cluster that was measured (.toml or bundled).",
+            autocompletion=completing.clusters,
+        ),
+    ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the calibrated cluster file.")] = None,
     algorithm: Annotated[
         list[str] | None, typer.Option("--algorithm", "-a", help="Of a collective: all_reduce=ring (repeatable).")
@@ -33,7 +40,12 @@ def calibrate(
     hosts: Annotated[int | None, typer.Option("--hosts", help="Machines, where a log does not say it.")] = None,
     operation: Annotated[str | None, typer.Option("--operation", help="Of a log without it: all_reduce, ...")] = None,
     ranks: Annotated[int | None, typer.Option("--ranks", help="That took part, where a log does not say it.")] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="What was trained, where a log has none.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", help="What was trained, where a log has none.", autocompletion=completing.models
+        ),
+    ] = None,
     reader: Annotated[
         str | None, typer.Option("--reader", help="What reads files of other kinds: package.module:function.")
     ] = None,

@@ -8,17 +8,31 @@ from typing import Annotated
 import typer
 
 import ddlsim
+from ddlsim.cli import completing
 from ddlsim.cli.application import app
 from ddlsim.cli.options import Json
 
 
 @app.command()
 def fits(
-    model: Annotated[str, typer.Argument(help="A bundled model or a file.")],
-    device: Annotated[str, typer.Argument(help="A device of the catalogue (ddlsim devices).")],
+    model: Annotated[str, typer.Argument(help="A bundled model or a file.", autocompletion=completing.models)],
+    device: Annotated[
+        str, typer.Argument(help="A device of the catalogue (ddlsim devices).", autocompletion=completing.devices)
+    ],
     batch_size: Annotated[int, typer.Option("--batch-size", "-b", help="Samples of a micro-batch of a rank.")] = 1,
-    precision: Annotated[str, typer.Option("--precision", help="fp32, tf32, fp16 or bf16.")] = "fp32",
-    optimizer: Annotated[str, typer.Option("--optimizer", help="sgd, momentum, adam, lars or lamb.")] = "momentum",
+    precision: Annotated[
+        str,
+        typer.Option(
+            "--precision", help="fp32, tf32, fp16 or bf16.", autocompletion=completing.words(*completing.PRECISIONS)
+        ),
+    ] = "fp32",
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            "--optimizer", help="sgd, momentum, adam, lars or lamb.",
+            autocompletion=completing.words(*completing.OPTIMIZERS),
+        ),
+    ] = "momentum",
     gradients: Annotated[str | None, typer.Option("--gradient-dtype", help="fp32, as Megatron-LM keeps them.")] = None,
     zero: Annotated[int, typer.Option("--zero", help="ZeRO stage, 1 to 3; 3 is FSDP.")] = 0,
     shards: Annotated[int, typer.Option("--shards", help="Ranks that ZeRO shares over.")] = 1,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import ddlsim
+from ddlsim.cli import completing
 from ddlsim.cli.application import app
 from ddlsim.cli.output import check_folder, write_file
 from ddlsim.errors import ConfigError
@@ -36,8 +37,16 @@ def import_file(
         str | None, typer.Option("--bandwidth", help="Where the file is silent: of an NVLink, or of an edge.")
     ] = None,
     latency: Annotated[str | None, typer.Option("--latency", help="Of the network, where the file is silent.")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="Of the GPUs (ddlsim devices).")] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="What was trained, where a log has none.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", help="Of the GPUs (ddlsim devices).", autocompletion=completing.devices),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", help="What was trained, where a log has none.", autocompletion=completing.models
+        ),
+    ] = None,
     ignore_unknown: Annotated[
         bool, typer.Option("--ignore-unknown", help="Leave out what is not known, with a warning that counts it.")
     ] = False,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import ddlsim
+from ddlsim.cli import completing
 from ddlsim.cli.application import app
 from ddlsim.cli.options import Json
 from ddlsim.cli.output import check_folder, print_table
@@ -26,7 +27,10 @@ OPERATIONS = "point_to_point:one_way,all_reduce:ring,all_reduce:binomial_tree,pa
 
 @app.command()
 def lab(
-    cluster: Annotated[str | None, typer.Argument(help="A bundled cluster or a topology file.")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Argument(help="A bundled cluster or a topology file.", autocompletion=completing.clusters),
+    ] = None,
     operations: Annotated[
         str, typer.Option("--operations", help="kind:algorithm, point_to_point:one_way, parameter_server:2, ...")
     ] = OPERATIONS,

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 import ddlsim
+from ddlsim.cli import completing
 from ddlsim.cli.application import app, show
 from ddlsim.cli.options import Algorithm, Json
 from ddlsim.cli.output import check_picture, print_table, write_file
@@ -78,7 +79,7 @@ def algorithms(as_json: Json = False) -> None:
 
 @show.command("topology")
 def show_topology(
-    name: Annotated[str, typer.Argument(help="A bundled cluster or a file.")],
+    name: Annotated[str, typer.Argument(help="A bundled cluster or a file.", autocompletion=completing.clusters)],
     as_json: Json = False,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw it (png, pdf, svg).")] = None,
 ) -> None:
@@ -102,7 +103,10 @@ def show_topology(
 @show.command("plan")
 def show_plan(
     path: Annotated[Path, typer.Argument(help="Chakra traces (rank 0's file, or step.et for all) or GOAL text.")],
-    on: Annotated[str | None, typer.Option("--on", help="Execute it on this bundled cluster, or file.")] = None,
+    on: Annotated[
+        str | None,
+        typer.Option("--on", help="Execute it on this bundled cluster, or file.", autocompletion=completing.clusters),
+    ] = None,
     algorithm: Algorithm = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw what depends on what; with --on, what ran when (png, pdf, svg).")
@@ -140,7 +144,8 @@ def show_plan(
 
 @show.command("model")
 def show_model(
-    name: Annotated[str, typer.Argument(help="A bundled model or a file.")], as_json: Json = False
+    name: Annotated[str, typer.Argument(help="A bundled model or a file.", autocompletion=completing.models)],
+    as_json: Json = False,
 ) -> None:
     """Show a model: layers, shapes, parameters, FLOPs, bytes.
 

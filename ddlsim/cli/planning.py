@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import ddlsim
+from ddlsim.cli import completing
 from ddlsim.cli.application import app
 from ddlsim.cli.options import AllowCode, Json, counts
 from ddlsim.cli.output import check_folder, write_file
@@ -19,11 +20,18 @@ from ddlsim.errors import ConfigError
 @app.command()
 def recommend(
     clusters: Annotated[
-        list[str], typer.Argument(help="Bundled clusters or topology files to choose from, or a question file (.toml).")
+        list[str],
+        typer.Argument(
+            help="Bundled clusters or topology files to choose from, or a question file (.toml).",
+            autocompletion=completing.clusters,
+        ),
     ],
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="Bundled model or model file, with +option or +key=value (resnet50)."),
+        typer.Option(
+            "--model", "-m", help="Bundled model or model file, with +option or +key=value (resnet50).",
+            autocompletion=completing.models,
+        ),
     ] = None,
     deadline: Annotated[str | None, typer.Option("--deadline", help='For the whole training, e.g. "36 h".')] = None,
     budget: Annotated[float | None, typer.Option("--budget", help="USD for the whole training.")] = None,
@@ -36,8 +44,20 @@ def recommend(
     price: Annotated[
         list[str] | None, typer.Option("--price", help='Of a machine, "24.48 USD/h"; several: one for each cluster.')
     ] = None,
-    precision: Annotated[str | None, typer.Option("--precision", help="fp32, tf32, fp16 or bf16 (fp32).")] = None,
-    optimizer: Annotated[str | None, typer.Option("--optimizer", help="sgd, momentum, adam, lars or lamb.")] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            "--precision", help="fp32, tf32, fp16 or bf16 (fp32).",
+            autocompletion=completing.words(*completing.PRECISIONS),
+        ),
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            "--optimizer", help="sgd, momentum, adam, lars or lamb.",
+            autocompletion=completing.words(*completing.OPTIMIZERS),
+        ),
+    ] = None,
     split: Annotated[
         bool, typer.Option("--split", help="Share the model out over workers; --batch-size is the global batch.")
     ] = False,

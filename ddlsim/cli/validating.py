@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ddlsim.cli import completing
 from ddlsim.cli.application import app
 from ddlsim.cli.options import Json, Model
 from ddlsim.cli.output import check_folder, check_picture, write_file
@@ -18,7 +19,12 @@ from ddlsim.errors import ConfigError
 @app.command()
 def validate(
     runs: Annotated[Path, typer.Argument(help="CSV file of measured runs.", metavar="RUNS")],
-    cluster: Annotated[str, typer.Option("--cluster", "-c", help="The cluster, best a calibrated file.")],
+    cluster: Annotated[
+        str,
+        typer.Option(
+            "--cluster", "-c", help="The cluster, best a calibrated file.", autocompletion=completing.clusters
+        ),
+    ],
     model: Model = None,
     fit_on: Annotated[str | None, typer.Option("--fit-on", help='Fit these runs first, e.g. "workers <= 4".')] = None,
     fit: Annotated[str, typer.Option("--fit", help="What to fit: compute, network, or both.")] = "compute,network",

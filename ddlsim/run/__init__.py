@@ -1,5 +1,5 @@
-"""From an experiment to a result."""
+"""From an experiment to a result. Names are loaded when first used."""
 
-from ddlsim.run.experiment import Experiment as Experiment
-from ddlsim.run.result import Result as Result
-from ddlsim.run.simulate import run as run
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

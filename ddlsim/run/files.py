@@ -45,6 +45,7 @@ from ddlsim.compression.choice import Compression
 from ddlsim.errors import ConfigError, DdlsimError, shown
 from ddlsim.learning import Dirichlet, Phase, Training
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.strategy_names import STRATEGY_CLASSES
 from ddlsim.run.tables import Kinds, build, chosen, refuse_code, schema_of
 from ddlsim.run.traced import Traced
 from ddlsim.runtime.fabric import Fabric
@@ -58,40 +59,7 @@ from ddlsim.workload.spread import Spread
 from ddlsim.workload.toml_files import read_toml, validate
 
 STRATEGIES: Mapping[str, type[Strategy]] = {
-    "adacomm": strategies.AdaComm,
-    "adpsgd": strategies.ADPSGD,
-    "all-reduce": strategies.AllReduce,
-    "async-parameter-server": strategies.AsyncParameterServer,
-    "backup-workers": strategies.BackupWorkers,
-    "bmuf": strategies.BMUF,
-    "choco-sgd": strategies.CHOCOSGD,
-    "cocod-sgd": strategies.CoCoDSGD,
-    "dasgd": strategies.DaSGD,
-    "diloco": strategies.DiLoCo,
-    "dpsgd": strategies.DPSGD,
-    "elastic-averaging": strategies.ElasticAveraging,
-    "embedding-parallel": strategies.EmbeddingParallel,
-    "expert-parallel": strategies.ExpertParallel,
-    "fedavg": strategies.FedAvg,
-    "fedbuff": strategies.FedBuff,
-    "fsdp": strategies.FSDP,
-    "gossip-sgd": strategies.GossipSGD,
-    "hierarchical-local-sgd": strategies.HierarchicalLocalSGD,
-    "hybrid": strategies.Hybrid,
-    "k-async": strategies.KAsync,
-    "k-batch-async": strategies.KBatchAsync,
-    "k-batch-sync": strategies.KBatchSync,
-    "k-sync": strategies.KSync,
-    "local-sgd": strategies.LocalSGD,
-    "overlap-local-sgd": strategies.OverlapLocalSGD,
-    "parameter-server": strategies.ParameterServer,
-    "qsparse-local-sgd": strategies.QsparseLocalSGD,
-    "parallel": strategies.Parallel,
-    "sharded-update": strategies.ShardedUpdate,
-    "slowmo": strategies.SlowMo,
-    "softsync": strategies.SoftSync,
-    "sparta": strategies.SPARTA,
-    "stale-synchronous": strategies.StaleSynchronous,
+    name: getattr(strategies, of_class) for name, of_class in STRATEGY_CLASSES.items()
 }
 OVERLAPS: Kinds = {
     "none": strategies.NoOverlap,

@@ -180,6 +180,6 @@ def load_model(
 
 def model_names() -> list[str]:
     """Return the names of the bundled models, sorted."""
-    from ddlsim.workload.model_files import bundled_names
+    from ddlsim.workload.model_names import bundled_names
 
     return bundled_names()

@@ -34,6 +34,7 @@ from ddlsim.workload.layer_specs import check_layer_type
 from ddlsim.workload.layers import LAYER_TYPES, LayerSpec
 from ddlsim.workload.model import Model
 from ddlsim.workload.model_build import Block, Builder, Entry, Flow
+from ddlsim.workload.model_names import bundled_names, sizes_of
 from ddlsim.workload.model_values import Values, chosen_values, substitute, titled
 from ddlsim.workload.toml_files import read_toml, validate
 
@@ -65,26 +66,9 @@ def find_model_file(source: str | Path) -> tuple[Path, tuple[str, ...], bool]:
     if stem in files:
         return files[stem], tuple(options), True
     for family, path in files.items():
-        if stem.startswith(f"{family}-") and (size := stem.removeprefix(f"{family}-")) in _sizes(path):
+        if stem.startswith(f"{family}-") and (size := stem.removeprefix(f"{family}-")) in sizes_of(path):
             return path, (size, *options), True
     raise unknown_name("model", stem, bundled_names())
-
-
-def bundled_names() -> list[str]:
-    """Return the names of the bundled models, sorted; a file with sizes has one for each."""
-    names: list[str] = []
-    for family, path in bundled_files("models").items():
-        sizes = _sizes(path)
-        whole = all(key in sizes[""] for table in sizes.values() for key in table)
-        names += [f"{family}-{size}" if size else family for size in sizes if size or whole]
-    return sorted(names)
-
-
-@functools.cache
-def _sizes(path: Path) -> Mapping[str, Mapping[str, object]]:
-    """Return the sizes of a bundled file by name; ``""`` are the values without one."""
-    table = cast("dict[str, dict[str, dict[str, object]]]", read_toml(path))
-    return {"": table.get("parameters", {}), **table.get("sizes", {})}
 
 
 def read_bundled(path: Path, options: tuple[str, ...]) -> Model:

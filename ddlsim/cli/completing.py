@@ -1,0 +1,95 @@
+"""What a shell offers when somebody presses the tabulator: names of what is bundled, and words that options take.
+
+A shell starts ddlsim anew for each press, so nothing heavy is imported here: files are looked into, not loaded.
+What is typed and known to nobody is left to the shell, which offers files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ddlsim.bundled import bundled_files
+from ddlsim.errors import DdlsimError
+from ddlsim.plain import decoded, parse_toml, read_bytes
+
+#: tables of a cluster file whose keys "+key=value" sets
+_SETTABLE = ("generator", "host", "link")
+#: words that options take, written out since what defines them is slow to import
+COSTS = ("simulated", "calibrated", "nccl")
+OVERLAPS = ("none", "layer", "ddp", "horovod", "priority", "while-waiting")
+PLACEMENTS = ("own", "colocated")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+OPTIMIZERS = ("sgd", "momentum", "adam", "lars", "lamb")
+
+
+def clusters(incomplete: str) -> list[str]:
+    """Return the names of the bundled clusters; behind a plus the keys that can be set, as they are set now."""
+    name, plus, _ = incomplete.rpartition("+")
+    files = bundled_files("topologies")
+    if not plus:
+        return sorted(files)
+    bundled = name.partition("+")[0]
+    return [f"{name}+{setting}" for setting in _settings(files[bundled])] if bundled in files else []
+
+
+def _settings(path: Path) -> list[str]:
+    """Return "key=value" for all that a cluster file says, and for the other transports."""
+    from ddlsim.cluster.transports import PROTOCOLS
+
+    try:
+        file = parse_toml(decoded(read_bytes(path), str(path)), str(path))
+    except DdlsimError:  # the command itself will tell
+        return []
+    found: list[str] = []
+    for place in _SETTABLE:
+        table = file.get(place)
+        values = table if isinstance(table, dict) else {}
+        found += [f"{key}={_text(value)}" for key, value in values.items() if key != "type" and not _is_many(value)]
+    return sorted({*found, *(f"transport={name}" for name in ("ideal", *PROTOCOLS))})
+
+
+def _is_many(value: object) -> bool:
+    return isinstance(value, list | dict)
+
+
+def _text(value: object) -> str:
+    """Return a value as one word: "25 Gbit/s" is as good without its space, which the shell would need quoted."""
+    return str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "")
+
+
+def models(incomplete: str) -> list[str]:
+    """Return the names of the bundled models."""
+    from ddlsim.workload.model_names import bundled_names
+
+    return bundled_names()
+
+
+def devices(incomplete: str) -> list[str]:
+    """Return the names in the device catalogue."""
+    from ddlsim.workload.devices import device_names
+
+    return device_names()
+
+
+def algorithms(incomplete: str) -> list[str]:
+    """Return the names of the all-reduces, and the word for the best of them."""
+    from ddlsim.collectives.find import algorithm_names
+
+    return ["auto", *algorithm_names()]
+
+
+def strategies(incomplete: str) -> list[str]:
+    """Return the names of the strategies."""
+    from ddlsim.run.strategy_names import STRATEGY_CLASSES
+
+    return sorted(STRATEGY_CLASSES)
+
+
+def words(*choices: str) -> Callable[[str], list[str]]:
+    """Return what offers `choices`."""
+
+    def offered(incomplete: str) -> list[str]:
+        return list(choices)
+
+    return offered

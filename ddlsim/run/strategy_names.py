@@ -1,0 +1,41 @@
+"""The names of strategies in files and on the command line (imports nothing: a shell asks for them)."""
+
+from collections.abc import Mapping
+
+#: name -> class of :mod:`ddlsim.strategies`
+STRATEGY_CLASSES: Mapping[str, str] = {
+    "adacomm": "AdaComm",
+    "adpsgd": "ADPSGD",
+    "all-reduce": "AllReduce",
+    "async-parameter-server": "AsyncParameterServer",
+    "backup-workers": "BackupWorkers",
+    "bmuf": "BMUF",
+    "choco-sgd": "CHOCOSGD",
+    "cocod-sgd": "CoCoDSGD",
+    "dasgd": "DaSGD",
+    "diloco": "DiLoCo",
+    "dpsgd": "DPSGD",
+    "elastic-averaging": "ElasticAveraging",
+    "embedding-parallel": "EmbeddingParallel",
+    "expert-parallel": "ExpertParallel",
+    "fedavg": "FedAvg",
+    "fedbuff": "FedBuff",
+    "fsdp": "FSDP",
+    "gossip-sgd": "GossipSGD",
+    "hierarchical-local-sgd": "HierarchicalLocalSGD",
+    "hybrid": "Hybrid",
+    "k-async": "KAsync",
+    "k-batch-async": "KBatchAsync",
+    "k-batch-sync": "KBatchSync",
+    "k-sync": "KSync",
+    "local-sgd": "LocalSGD",
+    "overlap-local-sgd": "OverlapLocalSGD",
+    "parameter-server": "ParameterServer",
+    "qsparse-local-sgd": "QsparseLocalSGD",
+    "parallel": "Parallel",
+    "sharded-update": "ShardedUpdate",
+    "slowmo": "SlowMo",
+    "softsync": "SoftSync",
+    "sparta": "SPARTA",
+    "stale-synchronous": "StaleSynchronous",
+}

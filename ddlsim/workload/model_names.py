@@ -1,0 +1,30 @@
+"""The names of the bundled models, without reading the models (imports nothing heavy)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from ddlsim.bundled import bundled_files
+from ddlsim.plain import decoded, parse_toml, read_bytes
+
+
+def bundled_names() -> list[str]:
+    """Return the names of the bundled models, sorted; a file with sizes has one for each."""
+    names: list[str] = []
+    for family, path in bundled_files("models").items():
+        sizes = sizes_of(path)
+        whole = all(key in sizes[""] for table in sizes.values() for key in table)
+        names += [f"{family}-{size}" if size else family for size in sizes if size or whole]
+    return sorted(names)
+
+
+@functools.cache
+def sizes_of(path: Path) -> Mapping[str, Mapping[str, object]]:
+    """Return the sizes of a bundled file by name; ``""`` are the values without one."""
+    table = cast(
+        "dict[str, dict[str, dict[str, object]]]", parse_toml(decoded(read_bytes(path), str(path)), str(path))
+    )
+    return {"": table.get("parameters", {}), **table.get("sizes", {})}
