@@ -36,6 +36,7 @@ from ddlsim.cli.output import check_folder, check_picture, write_file
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.named_code import names_code
 from ddlsim.plain import parse_toml
+from ddlsim.printable import shown
 
 if TYPE_CHECKING:
     from ddlsim.run.experiment import Experiment
@@ -66,7 +67,12 @@ def run(
         bool, typer.Option(help="Simulate what parts that are 10 % better would bring.")
     ] = True,
     as_json: Json = False,
-    trace: Annotated[Path | None, typer.Option("--trace", help="Write a trace for Perfetto.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Write a trace of the first steps for Perfetto (.json, .json.gz).")
+    ] = None,
+    trace_whole: Annotated[
+        bool, typer.Option("--trace-whole", help="With --trace: all steps, workers and links; may be large.")
+    ] = False,
     timeline: Annotated[Path | None, typer.Option("--timeline", help="Draw a timeline (png, pdf, svg).")] = None,
     plot_cluster: Annotated[Path | None, typer.Option("--plot-cluster", help="Draw the use of the links.")] = None,
     plot_learning: Annotated[Path | None, typer.Option("--plot-learning", help="Draw accuracy and losses.")] = None,
@@ -88,6 +94,8 @@ def run(
     if write_to is not None:  # before the run: what text cannot say is known at once
         write_file(write_to, experiment.save)
     check_folder(trace)
+    if trace_whole and trace is None:
+        raise ConfigError("--trace-whole has no effect without --trace: add --trace trace.json.gz")
     for path in (timeline, plot_cluster, plot_learning):
         check_picture(path)
     if resume is None:
@@ -98,8 +106,8 @@ def run(
         result = _with_sensitivities(result)
     typer.echo(result.to_json() if as_json else str(result))
     outputs: list[tuple[Path | None, Callable[[Path], object]]] = [
-        (trace, result.save_trace), (timeline, result.plot_timeline), (plot_cluster, result.plot_cluster),
-        (plot_learning, result.plot_learning),
+        (trace, lambda path: _trace(result, path, trace_whole)), (timeline, result.plot_timeline),
+        (plot_cluster, result.plot_cluster), (plot_learning, result.plot_learning),
     ]  # fmt: skip
     if save is not None and result.can_be_saved:
         typer.echo(f"saved {save}; a later --resume {save} goes on from there", err=True)
@@ -108,6 +116,14 @@ def run(
     for path, write in outputs:
         if path is not None:
             write_file(path, write)
+
+
+def _trace(result: Result, path: Path, whole: bool) -> None:
+    """Write a trace, and say on stderr what is not in it."""
+    left_out = result.save_trace(path, whole=whole)
+    if left_out:
+        more = "" if whole else "; --trace-whole writes all of them"
+        typer.echo(shown(f"{path} leaves out {left_out}{more}"), err=True)
 
 
 def _check_training(experiment: Experiment, given: dict[str, Path | None]) -> None:

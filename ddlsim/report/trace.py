@@ -2,57 +2,120 @@
 
 Format: "Trace Event Format" (Google, 2016): complete events ("ph": "X") in microseconds, one process per group
 of tracks, one thread per track, named by metadata events.
+
+What a step looks like is seen in the first few of them, on some of the workers: that is what is written unless
+everything is asked for. What is in the file is exact, but for the shortest gaps between the transfers on links.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from ddlsim.arguments import checked
-from ddlsim.output_files import write_text
+from ddlsim.output_files import replacing
 from ddlsim.printable import shown
+from ddlsim.readable import count
 from ddlsim.run.result import Result
 from ddlsim.runtime.recorder import TRANSFER, Span
 
-#: links shown: the busiest ones, with so many intervals each (the shortest gaps are drawn as busy)
-N_LINKS = 64
-N_INTERVALS = 2000
-WORKERS, NETWORK, LINKS = 1, 2, 3
-_GROUPS = {WORKERS: "workers", NETWORK: "transfers and servers", LINKS: f"busiest links (at most {N_LINKS})"}
+#: what is written unless all is: the first steps of workers evenly spread, and the links that were busy for longest
+N_STEPS, N_WORKERS, N_LINKS = 4, 32, 16
+#: busy intervals of each link, and of all links where all are written; the shortest gaps are drawn as busy
+N_INTERVALS, N_INTERVALS_IN_ALL = 250, 400_000
+WORKERS, NETWORK, LINKS, LEFT_OUT = 1, 2, 3, 4
+_GROUPS = {WORKERS: "workers", NETWORK: "transfers and servers", LINKS: "links, the busiest first"}
 
 Event = dict[str, object]
 Floats = npt.NDArray[np.float64]
 
 
-@checked
-def save_trace(result: Result, path: str | Path) -> None:
-    """Write the timeline of a result that was recorded with its busy intervals (``result.traced``)."""
-    document = {"traceEvents": trace_events(result), "displayTimeUnit": "ms", "otherData": {"made by": "ddlsim"}}
-    write_text(path, json.dumps(document))
+@dataclass(frozen=True)
+class _Part:
+    """What of a run is written: what begins before `end` (s), on these workers and links (channels)."""
+
+    end: float
+    workers: Sequence[int]
+    channels: Sequence[int]
+    n_intervals: int
+    left_out: Sequence[str]
 
 
 @checked
-def trace_events(result: Result) -> list[Event]:
-    """Return the events: metadata first, then spans track by track."""
-    spans = result.recorder.spans
+def save_trace(result: Result, path: str | Path, *, whole: bool = False) -> str:
+    """Write the timeline of a result that was recorded with its busy intervals (``result.traced``), compressed if the
+    name ends in .gz, and return what is left out in words, "" for nothing.
+
+    Without `whole`: the first 4 steps of at most 32 workers, evenly spread, and the 16 busiest links. The file says so
+    under "otherData", and as a slice in the time that is left out. With it, of links with many thousands of transfers
+    the shortest gaps.
+    """
+    left_out = "; ".join(_part(result, whole).left_out)
+    other = {"made by": "ddlsim"} | ({"left out": left_out} if left_out else {})
+    document = {"traceEvents": trace_events(result, whole=whole), "displayTimeUnit": "ms", "otherData": other}
+    text = json.dumps(document, separators=(",", ":")).encode("utf-8", "backslashreplace")
+    with replacing(path) as file:
+        file.write(gzip.compress(text, mtime=0) if str(path).endswith(".gz") else text)
+    return left_out
+
+
+@checked
+def trace_events(result: Result, *, whole: bool = False) -> list[Event]:
+    """Return the events: metadata first, then spans track by track; see :func:`save_trace`."""
+    part = _part(result, whole)
+    others = {f"worker {rank}" for rank in set(range(result.n_workers)).difference(part.workers)}
+    spans = [span for span in result.recorder.spans
+             if span.start < part.end and span.track.removesuffix(" network") not in others]  # fmt: skip
     own = _tracks(span for span in spans if span.kind != TRANSFER)
     background = _lanes(_tracks(span for span in spans if span.kind == TRANSFER))
+    groups = [(WORKERS, own), (NETWORK, background), (LINKS, _links(result, part))]
+    names = dict(_GROUPS)
+    if part.left_out:
+        names[LEFT_OUT] = "left out" if whole else "left out (--trace-whole, whole=True)"
+        begin = part.end if part.end < result.end_time else 0.0
+        note = Span("", "left out", "; ".join(part.left_out), begin, result.end_time)
+        groups.append((LEFT_OUT, {"": [note]}))
     events: list[Event] = [
-        {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": name}}
-        for pid, name in _GROUPS.items()
+        {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": name}} for pid, name in names.items()
     ]
-    for pid, tracks in ((WORKERS, own), (NETWORK, background), (LINKS, _links(result))):
+    for pid, tracks in groups:
         for tid, (name, track) in enumerate(tracks.items()):
             place = {"pid": pid, "tid": tid}
             events.append({"ph": "M", "name": "thread_name", "args": {"name": shown(name)}, **place})
             events.append({"ph": "M", "name": "thread_sort_index", "args": {"sort_index": tid}, **place})
             events += [_event(span, place) for span in track]
     return events
+
+
+def _part(result: Result, whole: bool) -> _Part:
+    """Return what is written of a run, and what is not."""
+    busy = result.busy
+    seconds = np.empty(0) if busy is None else np.asarray(busy.seconds())
+    used = [c for c in np.argsort(-seconds, kind="stable").tolist() if seconds[c] > 0.0]
+    n_workers = result.n_workers if whole else min(N_WORKERS, result.n_workers)
+    workers = np.unique(np.linspace(0, result.n_workers - 1, n_workers).astype(np.int64))
+    channels = used if whole else used[:N_LINKS]
+    n_intervals = max(N_INTERVALS, N_INTERVALS_IN_ALL // max(len(used), 1)) if whole else N_INTERVALS
+    ends = [steps[N_STEPS - 1] if len(steps) >= N_STEPS else math.inf for steps in result.recorder.step_end]
+    end = math.inf if whole else max((found for found in ends if math.isfinite(found)), default=math.inf)
+    n_steps = max(map(len, result.recorder.step_end), default=0)
+    left_out = []
+    if end < result.end_time:
+        left_out.append(f"what begins after {end:.4g} s (steps after the first {N_STEPS}, of {n_steps:,})")
+    if len(workers) < result.n_workers:
+        left_out.append(count(result.n_workers - len(workers), "worker") + f" of {result.n_workers:,}")
+    if len(used) > len(channels):
+        left_out.append(count(len(used) - len(channels), "link") + f" of {len(used):,}")
+    if busy is not None and any((busy.of(channel)[0] < end).sum() > n_intervals for channel in channels):
+        left_out.append(f"the shortest gaps between more than {n_intervals:,} transfers on a link")
+    return _Part(end, workers.tolist(), channels, n_intervals, left_out)
 
 
 def _event(span: Span, place: dict[str, int]) -> Event:
@@ -85,32 +148,32 @@ def _lanes(tracks: dict[str, list[Span]]) -> dict[str, list[Span]]:
     return spread
 
 
-def _links(result: Result) -> dict[str, list[Span]]:
+def _links(result: Result, part: _Part) -> dict[str, list[Span]]:
     """Return busy intervals of the links that carried something for longest."""
     busy, cluster = result.busy, result.cluster
     if busy is None:
         return {}
-    total = busy.seconds()
-    chosen = [c for c in np.argsort(-total, kind="stable")[:N_LINKS].tolist() if total[c] > 0.0]
     first = np.unique(cluster.link_channel, return_index=True)[1]
     tracks: dict[str, list[Span]] = {}
-    for channel in chosen:
+    for channel in part.channels:
         link = first[channel]
         source, target = (cluster.node_names[n] for n in (cluster.link_src[link], cluster.link_dst[link]))
         name = f"{source} -> {target} ({cluster.link_kind[link]})"
         if name in tracks:  # parallel links
             name += f" #{channel}"
-        start, end = _merged(*busy.of(channel))
-        tracks[name] = [Span(name, "busy", "busy", s, e) for s, e in zip(start, end, strict=True)]
+        start, end = busy.of(channel)
+        kept = start < part.end
+        begins, ends = _merged(start[kept], end[kept], part.n_intervals) if kept.any() else ([], [])
+        tracks[name] = [Span(name, "busy", "busy", s, e) for s, e in zip(begins, ends, strict=True)]
     return tracks
 
 
-def _merged(start: Floats, end: Floats) -> tuple[list[float], list[float]]:
+def _merged(start: Floats, end: Floats, n: int) -> tuple[list[float], list[float]]:
     """Join intervals that overlap (of collectives of known cost, which do not wait for each other), and others across
-    their shortest gaps until at most N_INTERVALS are left."""
+    their shortest gaps until at most `n` are left."""
     latest = np.maximum.accumulate(end)
     gaps = start[1:] - latest[:-1]
     cut = np.flatnonzero(gaps >= 0.0)
-    if len(cut) >= N_INTERVALS:
-        cut = np.sort(cut[np.argsort(-gaps[cut], kind="stable")[: N_INTERVALS - 1]])
+    if len(cut) >= n:
+        cut = np.sort(cut[np.argsort(-gaps[cut], kind="stable")[: n - 1]])
     return start[np.concatenate([[0], cut + 1])].tolist(), latest[np.concatenate([cut, [len(end) - 1]])].tolist()

@@ -257,11 +257,13 @@ class Result(Outcome):
         return run(self.experiment, keep_spans=True)
 
     @checked
-    def save_trace(self, path: str | Path) -> None:
-        """Write a trace that Perfetto and chrome://tracing open: a track per worker, server and busy link."""
+    def save_trace(self, path: str | Path, *, whole: bool = False) -> str:
+        """Write a trace that Perfetto and chrome://tracing open: a track per worker, server and busy link; and return
+        what is left out, in words. With `whole` all steps, workers and links are in it; see
+        :func:`ddlsim.report.trace.save_trace`."""
         from ddlsim.report.trace import save_trace
 
-        save_trace(self.traced, path)
+        return save_trace(self.traced, path, whole=whole)
 
     @checked
     def plot_timeline(

@@ -47,11 +47,20 @@ def fails(monkeypatch, capsys, *arguments: str) -> str:
 def test_run_names_throughput_and_bottleneck(tmp_path):
     trace, plot = tmp_path / "t.json", tmp_path / "t.png"
     outputs = ("--trace", str(trace), "--timeline", str(plot))
-    text = run("run", "office-1gbe", "-m", "lenet5", "-n", "4", "--steps", "3", *outputs)
+    text = run("run", "office-1gbe", "-m", "lenet5", "-n", "4", "--steps", "5", *outputs)
     assert "throughput" in text
     assert "% throughput" in text
     assert json.loads(trace.read_text())["traceEvents"]
     assert plot.stat().st_size > 1000
+
+
+def test_run_says_what_a_trace_leaves_out(tmp_path):
+    trace = str(tmp_path / "t.json.gz")
+    arguments = ["run", "office-1gbe", "-m", "lenet5", "--steps", "5", "--no-bottleneck", "--trace", trace]
+    short, whole = (CliRunner().invoke(cli.app, [*arguments, *more]).stderr for more in ([], ["--trace-whole"]))
+    assert f"{trace} leaves out what begins after" in short
+    assert "; --trace-whole writes all of them" in short
+    assert whole.endswith(f"wrote {trace}\n")
 
 
 def test_run_json_is_the_result():
@@ -175,6 +184,7 @@ def test_show_topology(tmp_path):
         (["run", "office-1gbe", "--batch-size", "0"], ["batch_size = 0", "at least 1"]),
         (["run", "office-1gbe", "--precision", "fp61"], ["unknown precision 'fp61'", "fp"]),
         (["scaling", "office-1gbe", "-n", "1,x"], ["--workers = '1,x'", "such as 8,16,32"]),
+        (["run", "office-1gbe", "--trace-whole"], ["--trace-whole has no effect", "add --trace trace.json.gz"]),
         (["run", "nothing.toml"], ["nothing.toml"]),
         (["show", "model", "vgg166"], ["unknown model 'vgg166'", "did you mean 'vgg16'?"]),
         (["show", "topology", "dgx1", "--plot", "x.png"], ["unknown cluster 'dgx1'"]),

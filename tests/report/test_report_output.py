@@ -1,7 +1,9 @@
 """Summaries, traces and plots of results."""
 
+import gzip
 import itertools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -61,7 +63,7 @@ def test_json_holds_the_numbers(result, tmp_path):
 
 def test_trace_has_a_track_per_worker_and_busy_link(result, tmp_path):
     path = tmp_path / "trace.json"
-    result.save_trace(path)
+    assert result.save_trace(path, whole=True) == ""
     events = json.loads(path.read_text())["traceEvents"]
     names = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert {"worker 0", "worker 3"} <= names
@@ -79,11 +81,48 @@ def test_trace_has_a_track_per_worker_and_busy_link(result, tmp_path):
     assert sum(e["dur"] for e in own) == pytest.approx(1e6 * total, rel=1e-9)
 
 
+def test_a_trace_has_the_first_steps_and_says_what_it_leaves_out(tmp_path):
+    """Of 40 workers and 9 steps: 32 and the first 4, exactly; the whole has everything, compressed if so named."""
+    result = ddlsim.simulate("star-1024-10g", "lenet5", batch_size=8, workers=40, steps=8, warmup=1)
+    short, whole = tmp_path / "short.json", tmp_path / "whole.json.gz"
+    words = result.save_trace(short)
+    assert "steps after the first 4, of 9" in words
+    assert "8 workers of 40; 64 links of 80" in words
+    document = json.loads(short.read_text())
+    assert document["otherData"]["left out"] == words
+    assert result.save_trace(whole, whole=True) == ""
+    assert result.save_trace(tmp_path / "again.json.gz", whole=True) == ""
+    assert whole.read_bytes() == (tmp_path / "again.json.gz").read_bytes()  # no clock in it
+    everything = json.loads(gzip.decompress(whole.read_bytes()))
+    assert everything["otherData"] == {"made by": "ddlsim"}
+    some, all_of_it = _by_track(document), _by_track(everything)
+    assert len([name for name in some if re.fullmatch(r"worker \d+", name)]) == 32
+    assert len([name for name in some if "->" in name]) == 16
+    end = 1e6 * max(steps[3] for steps in result.traced.recorder.step_end)
+    for name, spans in some.items():
+        if name and "->" not in name:
+            assert spans == [span for span in all_of_it[name] if span[0] < end]
+    (note,) = some[""]
+    assert note == (end, 1e6 * (result.end_time - end / 1e6), f"left out: {words}")
+    assert short.stat().st_size < 0.5 * len(gzip.decompress(whole.read_bytes()))
+
+
+def _by_track(document):
+    """Return (begin, duration, name) of the events of each track."""
+    events = document["traceEvents"]
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    tracks = {name: [] for name in names.values()}
+    for event in events:
+        if event["ph"] == "X":
+            tracks[names[event["pid"], event["tid"]]].append((event["ts"], event["dur"], event["name"]))
+    return tracks
+
+
 def test_merging_keeps_the_longest_gaps():
     start = np.arange(5000.0)
     end = start + 0.5
     end[99] = start[99] + 0.25  # the longest gap comes after interval 99
-    merged_start, merged_end = _merged(start, end)
+    merged_start, merged_end = _merged(start, end, 2000)
     assert len(merged_start) == 2000
     assert end[99] in merged_end
     assert (merged_start[0], merged_end[-1]) == (start[0], end[-1])

@@ -159,7 +159,7 @@ def _check_repeated(result, again):
             shown = sum(span.end - span.start for span in own if span.kind == kind)
             assert math.isclose(shown, booked, rel_tol=1e-9, abs_tol=1e-12), (rank, kind)
     ends = defaultdict(float)
-    for event in trace_events(again):
+    for event in trace_events(again, whole=True):
         if event["ph"] == "X":
             place = event["pid"], event["tid"]
             assert event["ts"] >= ends[place] * (1.0 - 1e-12) - 1e-6, event
