@@ -22,7 +22,7 @@ BLOCK = re.compile(r"^```(\w*)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL
 
 def blocks(page):
     """Return (language, name of the file, text) of each block of a page."""
-    return BLOCK.findall((FOLDER / f"{page}.md").read_text(encoding="utf-8"))
+    return BLOCK.findall(page.read_text(encoding="utf-8"))
 
 
 def lines(text):
@@ -48,21 +48,22 @@ def command(line, monkeypatch, capsys):
     return captured.out + captured.err
 
 
-def run(page, folder, monkeypatch, capsys):
-    """Run a page in a folder; yield (what is printed, what the page shows), None where it shows nothing."""
+def run_page(page, folder, monkeypatch, capsys):
+    """Run a page in a folder; yield (what is printed, what the page shows), None where nothing has been run."""
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
     namespace, printed = {"__name__": "__main__"}, None
     for language, file, text in blocks(page):
         if not language:
             yield printed, text
+            printed = None
         elif file:
             Path(file).write_text(text, encoding="utf-8")
         elif language == "console":
             line, _, shown = text.partition("\n")
             yield command(line.removeprefix("$ "), monkeypatch, capsys), shown
         elif language == "python":
-            exec(compile(text, f"{page}.md", "exec"), namespace)
+            exec(compile(text, page.name, "exec"), namespace)
             printed = capsys.readouterr().out
 
 
@@ -79,7 +80,7 @@ def forgotten():
 @pytest.mark.parametrize("page", PAGES)
 def test_the_page_does_what_it_says(page, tmp_path, monkeypatch, capsys, forgotten):
     shown = 0
-    for printed, text in run(page, tmp_path, monkeypatch, capsys):
+    for printed, text in run_page(FOLDER / f"{page}.md", tmp_path, monkeypatch, capsys):
         assert_printed(printed, text)
         shown += 1
     assert shown >= 3
