@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # Modules are compiled when they are first imported; to compile all of them takes longer than all else of installing.
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: install test test-slow package demo lint bench clean
+.PHONY: install test test-slow package demo lint docs bench clean
 
 install: $(VENV)/.installed
 
@@ -34,6 +34,15 @@ demo: install
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The site, into out/site; then its links are checked, and a Chromium looks at it if one is installed.
+docs: $(VENV)/.docs
+	$(BIN)/python docs/site/build.py
+	$(BIN)/python -m pytest --quiet docs/site
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@
 
 bench: install
 	$(BIN)/python benchmarks/engine.py
