@@ -46,7 +46,7 @@ class Comparison:
     def _cells(self) -> list[tuple[str, ...]]:
         """Return a row per run, with a head."""
         until = f"time to {percent(self.target)}"
-        rows = [("run", until, "updates", "bytes sent", "accuracy", "throughput", "staleness")]
+        rows: list[tuple[str, ...]] = [("run", until, "updates", "bytes sent", "accuracy", "throughput", "staleness")]
         for name, row in self.table.iterrows():
             accuracy, throughput = (METRICS[metric].write(row[metric]) for metric in ("accuracy", "throughput"))
             until_then = self._reached(str(name), row)
