@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +15,21 @@ from ddlsim.output_files import write_text
 from ddlsim.printable import shown
 from ddlsim.readable import count
 from ddlsim.report.html_pictures import pictures
+from ddlsim.report.study_changes import Change, changes, cost_line
 from ddlsim.report.study_tables import configurations, manifests_of, reasons, runs
-from ddlsim.report.study_words import answers, front_of, label_of, plain, varied
+from ddlsim.report.study_words import (
+    Answer,
+    answers,
+    equal_in_front,
+    front_of,
+    label_of,
+    main_metric,
+    plain,
+    task_fields,
+    task_of,
+    tasks,
+    varied,
+)
 from ddlsim.run.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -23,9 +38,31 @@ if TYPE_CHECKING:
     from ddlsim.study.table import Table
 
 _TEMPLATES = Path(__file__).parent / "templates"
-#: values of a field, and members of the Pareto front, that are named at the top
+#: values of a field, members of the Pareto front, and changes that are named at the top
 N_VALUES = 12
 N_FRONT = 12
+N_CHANGES = 12
+#: tasks (models, data sets) that have pictures
+N_TASKS = 4
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a study says about one task: what changes give at which best configuration, what is best, and the front.
+
+    front     (row, the two values, how many others are equal) of each place
+    in_front  rows of all that are on it
+    """
+
+    name: str
+    best: str
+    changes: Sequence[Change]
+    n_changes_more: int
+    answers: Sequence[Answer]
+    front_of: Sequence[str]
+    front: Sequence[tuple[int, str, str]]
+    n_front_more: int
+    in_front: Sequence[int]
 
 
 def save_html(
@@ -46,7 +83,8 @@ def save_html(
 
 
 def sensitivities_of_best(study: Study, table: Table, metric: str = "") -> list[Sensitivity]:
-    """Return what would help the best configuration in the `table` of a study, by some runs of its first seed.
+    """Return what would help the best configuration in the `table` of a study, by some runs of its first seed; where
+    models or data sets are compared, the best one of the first.
 
     Empty where nothing has been simulated. Raises ConfigError if the table is not one of this study, and for a metric
     that no configuration has.
@@ -61,7 +99,8 @@ def sensitivities_of_best(study: Study, table: Table, metric: str = "") -> list[
         )
     if not len(table.summary):
         return []
-    best = table.best(metric or _main_metric(table)).iloc[0]
+    _, first = tasks(table)[0]  # of one task: between others nothing is the best
+    best = first.best(metric or main_metric(table)).iloc[0]
     for point in points.values():
         if point.experiment is not None and all(best[axis] == value for axis, value in point.settings.items()):
             return sensitivities(point.experiment)
@@ -94,30 +133,34 @@ def html_report(
     summary, fields = table.summary, varied(table)
     if metric and len(summary):
         table.known(metric)  # refuses one that there is not
-    metric = metric or _main_metric(table)
+    metric = metric or main_metric(table)
     names = [label_of(row, fields) for _, row in summary.iterrows()]
-    axes = front_of(table)
-    front = table.pareto(*axes).index.tolist() if axes is not None else []
-    best = label_of(table.best(metric).iloc[0], fields) if len(summary) else ""
+    parts = tasks(table)
+    of_task = [task_of(row, task_fields(table)) for _, row in summary.iterrows()]
+    rows = {name: [i for i, task in enumerate(of_task) if task == name] for name, _ in parts}
+    found = [_found(name, part, rows[name], metric, question) for name, part in parts]
+    front = [row for each in found for row in each.in_front]
+    drawn = [
+        picture
+        for i, ((name, part), each) in enumerate(zip(parts[:N_TASKS], found, strict=False))
+        for picture in pictures(part, metric, sensitivities if i == 0 else (), each.best, name)
+    ]
     manifests = manifests_of(table)
     return environment.get_template("report.html").render(
         title=title or _title(manifests.common),
         question=question or _question(table, fields),
         version=ddlsim.__version__,
-        answers=answers(table),
+        found=found,
+        ranked_by=METRICS[metric].heading,
         names=names,
-        front=front[:N_FRONT],
-        n_front_more=max(0, len(front) - N_FRONT),
-        front_of=[METRICS[name].heading for name in axes or ()],
-        front_values=[
-            ", ".join(METRICS[name].write(float(summary[name].loc[i])) for name in axes or ()) for i in front[:N_FRONT]
-        ],
+        n_tasks_undrawn=max(0, len(parts) - N_TASKS),
+        cost=cost_line(table),
         counts={status: n for status, n in table.counts.items() if n},
         n_points=count(len(table.members), "point"),
         n_seeds=len({member.seed for member in table.members}),
         interrupted=table.interrupted,
         varied=_varied_values(table, table.axes),
-        pictures=pictures(table, metric, sensitivities, best),
+        pictures=drawn,
         configurations=configurations(table, front),
         runs=runs(table, manifests),
         common=manifests.common,
@@ -131,14 +174,26 @@ def _shown(value: object) -> object:
     return shown(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
-def _main_metric(table: Table) -> str:
-    for metric in ("time_to_accuracy", "accuracy"):
-        try:
-            table.known(metric)
-        except ConfigError:
-            continue
-        return metric
-    return "throughput"
+def _found(name: str, table: Table, rows: Sequence[int], metric: str, question: str) -> Found:
+    """Return what the part of a study that trains one task says; `rows` are its rows in the whole summary."""
+    try:
+        best = label_of(table.best(metric).iloc[0], varied(table))
+    except ConfigError:  # nothing of it has been simulated
+        best = ""
+    given = changes(table, metric, question)
+    best_of = [dataclasses.replace(answer, row=rows[answer.row]) for answer in answers(table)]
+    axes = front_of(table)
+    groups = equal_in_front(table, *axes) if axes is not None else []
+    front = []
+    for group in groups[:N_FRONT]:
+        values = ", ".join(METRICS[axis].write(float(group[axis].iloc[0])) for axis in axes or ())
+        equal = f"and {count(len(group) - 1, 'other')} equal" if len(group) > 1 else ""
+        front.append((rows[int(group.index[0])], values, equal))
+    in_front = [rows[int(i)] for group in groups for i in group.index]
+    return Found(
+        name, best, given[:N_CHANGES], max(0, len(given) - N_CHANGES), best_of,
+        [METRICS[axis].heading for axis in axes or ()], front, max(0, len(groups) - N_FRONT), in_front,
+    )  # fmt: skip
 
 
 def _title(common: Mapping[str, str]) -> str:

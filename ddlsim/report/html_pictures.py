@@ -39,14 +39,24 @@ class Picture:
     width: int
 
 
-def pictures(table: Table, metric: str, sensitivities: Sequence[Sensitivity], best: str) -> list[Picture]:
+def pictures(
+    table: Table, metric: str, sensitivities: Sequence[Sensitivity], best: str, task: str = ""
+) -> list[Picture]:
     """Return the pictures that this study has something to show in.
 
     metric         by which configurations are ranked
     sensitivities  of the best configuration, which is called `best`; may be empty
+    task           what is trained, where a study compares several and this is the part of one of them
     """
-    if not len(table.summary):
+    try:
+        table.known(metric)
+    except ConfigError:  # nothing of it has ended
         return []
+    found = _all(table, metric, sensitivities, best)
+    return [dataclasses.replace(each, title=f"{task}: {each.title}") for each in found] if task else found
+
+
+def _all(table: Table, metric: str, sensitivities: Sequence[Sensitivity], best: str) -> list[Picture]:
     found = [*_scaling(table, metric), *_heat_maps(table, metric)]
     front = front_of(table)
     if front is not None and len(table.known(*front)) > 1:

@@ -17,11 +17,11 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from ddlsim.errors import ConfigError, UnitError, unknown_name
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.readable import count
 from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, drawn, figure, save
-from ddlsim.report.study_words import label_of, named, plain, varied
+from ddlsim.report.study_words import equal_in_front, label_of, named, numbers_of, plain, varied
 from ddlsim.run.metrics import METRICS
-from ddlsim.units import DIMENSIONS, parse
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 N_SERIES = 24
 #: how many times the smallest value the largest one is that calls for a logarithmic axis
 N_LOG = 8.0
-#: configurations that are named where several are equally good
-N_EQUAL = 2
 
 
 def scaling(table: Table, path: str | Path | None = None, *, metric: str = "throughput") -> Axes:
@@ -142,17 +140,6 @@ def _without_unit(texts: list[str]) -> tuple[list[str], str]:
     return [text.partition(" ")[0] for text in texts], f" ({units.pop()})"
 
 
-def numbers_of(values: Sequence[object]) -> dict[object, float] | None:
-    """Return the number that each value is or, with its unit, stands for, in rising order; None if not all do."""
-    for dimension in DIMENSIONS:
-        try:
-            numbers = [parse(v, dimension) if isinstance(v, str) else float(v) for v in values]  # type: ignore[arg-type]
-        except UnitError:
-            continue
-        return dict(sorted(zip(values, numbers, strict=True), key=lambda item: item[1]))
-    return None
-
-
 def is_wide(values: Sequence[float]) -> bool:
     """Return whether numbers call for a logarithmic axis."""
     return min(values) > 0.0 and max(values) >= N_LOG * min(values)
@@ -169,14 +156,12 @@ def pareto(table: Table, x: str, y: str, path: str | Path | None = None) -> Axes
     axes.plot(known[x], known[y], linestyle="", marker="o", markersize=4, color="#bbbbbb", label="beaten by another")
     best = "not beaten (Pareto front)"
     axes.plot(front[x], front[y], label=best, color=COLOURS[0], marker="o", markersize=6, linestyle="--")
-    for i, (_, rows) in enumerate(front.groupby([x, y], sort=False)):
+    for i, rows in enumerate(equal_in_front(table, x, y)):
         place = float(rows[x].iloc[0]), float(rows[y].iloc[0])
         axes.annotate(str(i + 1), place, textcoords="offset points", xytext=(5, 5), fontsize=8)
-        for _, row in rows.head(N_EQUAL).iterrows():
-            label = f"{i + 1}: {label_of(row, varied(table))}"
-            axes.plot([], [], linestyle="", label=drawn(textwrap.fill(label, 44)))
-        if len(rows) > N_EQUAL:
-            axes.plot([], [], linestyle="", label=f"{i + 1}: and {len(rows) - N_EQUAL} more")
+        label = f"{i + 1}: {label_of(rows.iloc[0], varied(table))}"
+        label += f" and {count(len(rows) - 1, 'other')} equal" if len(rows) > 1 else ""
+        axes.plot([], [], linestyle="", label=drawn(textwrap.fill(label, 44)))
     for axis, metric in ((axes.xaxis, x), (axes.yaxis, y)):
         if METRICS[metric].unit and is_wide(known[metric].tolist()):
             log_axis(axis)

@@ -15,8 +15,8 @@ from matplotlib.ticker import LogLocator
 from ddlsim.errors import ConfigError, UnitError
 from ddlsim.readable import seconds, si, size
 from ddlsim.report.drawing import COLOURS, drawn, figure, save
-from ddlsim.report.study_plots import describe, is_wide, log_axis, numbers_of
-from ddlsim.report.study_words import plain, varied
+from ddlsim.report.study_plots import describe, is_wide, log_axis
+from ddlsim.report.study_words import numbers_of, plain, varied
 from ddlsim.run.metrics import METRICS
 from ddlsim.units import DIMENSIONS, parse
 

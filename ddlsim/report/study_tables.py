@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddlsim.study.table import Table
 
 #: columns of :data:`ddlsim.run.metrics.METRICS` that describe single runs, and that means over seeds do not need
-_OF_RUNS = ("speedup", "loss", "updates", "epochs", "simulated_time", "cost", "energy", "n_messages")
+_OF_RUNS = ("speedup", "loss", "updates", "epochs", "simulated_time", "energy", "n_messages")
 #: columns that are left out where they are 0 everywhere
 _OFTEN_ZERO = ("mean_staleness", "idle_share", "waiting_share")
 #: configurations that are named for a reason; the table of runs has all

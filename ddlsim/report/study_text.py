@@ -11,6 +11,7 @@ import numpy as np
 
 from ddlsim import printable
 from ddlsim.readable import aligned, count, percent
+from ddlsim.report.study_changes import change_lines, cost_line
 from ddlsim.report.study_words import plain, varied
 from ddlsim.run.metrics import METRICS, Metric
 
@@ -25,7 +26,7 @@ N_REASONS = 5
 #: metrics that are shown
 _COLUMNS = (
     "throughput", "throughput_spread", "efficiency", "step_time", "accuracy", "time_to_accuracy", "cost_to_accuracy",
-    "cost_per_sample", "energy_per_sample",
+    "cost_per_sample", "energy_per_sample", "cost",
 )  # fmt: skip
 
 
@@ -68,6 +69,7 @@ def study_notes(table: Table) -> list[str]:
     if METRICS["energy_per_sample"] in _shown(table):
         notes = (note for outcome in table.outcomes.values() for note in _notes(outcome.record.get("notes")))
         text += dict.fromkeys(note for note in notes if note.startswith("energy: "))
+    text += [*change_lines(table), *filter(None, [cost_line(table)])]
     return [*text, *_ends(table)]
 
 
@@ -80,6 +82,8 @@ def _shown(table: Table) -> list[Metric]:
     """Return the metrics that are shown."""
     summary = table.summary
     columns = dict.fromkeys([*_COLUMNS, *table.objectives])
+    if "updates" not in summary:  # what a few steps cost says nothing
+        columns.pop("cost", None)
     return [METRICS[name] for name in columns if name in summary and summary[name].notna().any()]
 
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, UnitError
+from ddlsim.readable import count
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.seeds import half_width
+from ddlsim.units import DIMENSIONS, parse
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from ddlsim.study.store import Member
     from ddlsim.study.table import Table
 
 #: what may be the best about a configuration, and what the answer calls the one that has it
@@ -36,15 +41,23 @@ _FRONTS = (
 )
 
 
+#: fields that say what is trained, from what, and until when
+_TASKS = (
+    "model", "time_model", "training.data", "training.held_out", "training.target_accuracy", "training.target_loss"
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Answer:
-    """What is best about the configuration in a row of the summary: the value, its interval, and what comes next."""
+    """What is best about the configuration in a row of the summary: the value, its interval, how many others are
+    equally good, and what comes next."""
 
     what: str
     row: int
     value: str
     interval: str
     next: str
+    equal: str = ""
 
 
 def plain(value: object) -> str:
@@ -65,12 +78,65 @@ def label_of(settings: pd.Series[float], fields: Sequence[str]) -> str:
 
 def named(field: str, value: object) -> str:
     """Return a value, with the name of its field where it would say nothing without."""
-    text, name = plain(value), field.rpartition(".")[2].replace("_", " ")
+    text, path = plain(value), field.split(".")
+    # of a kind of links ("cluster.nic.bandwidth") the kind is told as well
+    name = " ".join(path[1:] if path[0] == "cluster" and len(path) > 2 else path[-1:]).replace("_", " ")
     if name == "workers":
         return f"{text} workers"
     if text == "none":
         return f"no {name}"
     return text if isinstance(value, str) and not text[:1].isdigit() else f"{name} {text}"
+
+
+def numbers_of(values: Sequence[object]) -> dict[object, float] | None:
+    """Return the number that each value is or, with its unit, stands for, in rising order; None if not all do."""
+    for dimension in DIMENSIONS:
+        try:
+            numbers = [parse(v, dimension) if isinstance(v, str) else float(v) for v in values]  # type: ignore[arg-type]
+        except UnitError:
+            continue
+        return dict(sorted(zip(values, numbers, strict=True), key=lambda item: item[1]))
+    return None
+
+
+def task_fields(table: Table) -> list[str]:
+    """Return the varied fields that say what is trained, and until when: between their values nothing competes."""
+    datasets = set()
+    for text in table.experiments.values() if "training" in table.axes else ():
+        training = json.loads(text).get("training")
+        datasets.add(json.dumps(training.get("data")) if isinstance(training, dict) else "")
+    return [
+        field for field in varied(table)
+        if field in _TASKS or field.startswith("model.") or (field == "training" and len(datasets) > 1)
+    ]  # fmt: skip
+
+
+def tasks(table: Table) -> list[tuple[str, Table]]:
+    """Return the parts of a study that train the same, each with its name; one without a name if all do."""
+    fields = task_fields(table)
+    if not fields:
+        return [("", table)]
+    parts: dict[str, list[Member]] = {}
+    for member in table.members:
+        name = task_of(member.settings, fields)
+        parts.setdefault(name, []).append(member)
+    return [(name, dataclasses.replace(table, members=members)) for name, members in parts.items()]
+
+
+def task_of(settings: Mapping[str, object] | pd.Series[float], fields: Sequence[str]) -> str:
+    """Return the name of what is trained."""
+    return ", ".join(named(field, settings[field]) for field in fields)
+
+
+def main_metric(table: Table) -> str:
+    """Return the metric by which configurations are ranked where nobody has said."""
+    for metric in ("time_to_accuracy", "accuracy"):
+        try:
+            table.known(metric)
+        except ConfigError:
+            continue
+        return metric
+    return "throughput"
 
 
 def rows_of(table: Table, rows: pd.DataFrame, settings: pd.Series[float], besides: str = "") -> pd.DataFrame:
@@ -86,15 +152,19 @@ def answers(table: Table) -> list[Answer]:
     found = []
     for metric, what in _BEST.items():
         try:
-            ranked = table.best(metric, n=2)
+            ranked = table.best(metric, n=len(table.members))
         except ConfigError:  # the metric is not known
             continue
         first = ranked.iloc[0]
         write = METRICS[metric].write
         low, high = first[f"{metric}_low"], first[f"{metric}_high"]
         interval = f"95 % interval {write(low)} to {write(high)}" if math.isfinite(low) else ""
-        row = int(ranked.index[0])
-        found.append(Answer(what, row, write(first[metric]), interval, _runner_up(table, ranked, metric)))
+        n_equal = int((table.places(ranked, metric) == 0).sum()) - 1
+        equal = f"and {count(n_equal, 'other')} equal: they differ by no more than they are stable to"
+        rest = ranked.iloc[[0, *range(1 + n_equal, len(ranked))]]
+        following = _runner_up(table, rest, metric)
+        row, value = int(ranked.index[0]), write(first[metric])
+        found.append(Answer(what, row, value, interval, following, equal if n_equal else ""))
     return found
 
 
@@ -104,12 +174,9 @@ def _runner_up(table: Table, ranked: pd.DataFrame, metric: str) -> str:
         return ""
     first, second = ranked.iloc[0], ranked.iloc[1]
     best = float(first[metric])
-    tied = table.places(ranked, metric)[1] == 0
     text = f"{label_of(second, varied(table))}, {METRICS[metric].write(second[metric])}"
     if best:
         text += f" ({100.0 * (float(second[metric]) - best) / abs(best):+,.1f} %)"
-    if tied:
-        return f"{text}; a tie: they differ by no more than they are stable to"
     # the seeds are common random numbers, so what counts is the difference that each of them makes
     gap = (_of_seeds(table, second, metric) - _of_seeds(table, first, metric)).dropna()
     if len(gap) > 1 and abs(float(gap.mean())) <= half_width(np.asarray(gap, dtype=np.float64), 0.95):
@@ -120,6 +187,16 @@ def _runner_up(table: Table, ranked: pd.DataFrame, metric: str) -> str:
 def _of_seeds(table: Table, settings: pd.Series[float], metric: str) -> pd.Series[float]:
     """Return a metric of a configuration by seed."""
     return rows_of(table, table.frame, settings).set_index("seed")[metric]
+
+
+def equal_in_front(table: Table, x: str, y: str) -> list[pd.DataFrame]:
+    """Return the Pareto front of two metrics, those that tie in both together, in the order of the first metric."""
+    front = table.pareto(x, y)
+    places = np.stack([table.places(front, name) for name in (x, y)], axis=1).tolist()
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for i, place in enumerate(places):
+        groups.setdefault(tuple(place), []).append(i)
+    return [front.iloc[members] for members in groups.values()]
 
 
 def front_of(table: Table) -> tuple[str, str] | None:

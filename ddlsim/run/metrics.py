@@ -88,6 +88,10 @@ def _number(digits: str, unit: str = "", factor: float = 1.0) -> Write:
     return lambda value: f"{factor * value:{digits}} {unit}".rstrip()
 
 
+def _money(unit: str = "", factor: float = 1.0) -> Write:
+    return lambda value: f"{factor * value:{',.0f' if abs(factor * value) >= 1000.0 else '.4g'}} {unit}".rstrip()
+
+
 def _share(kind: str, heading: str, *, larger_is_better: bool = False, narrow: str = "") -> Metric:
     """Return the share of the workers' time that goes to one kind of doing."""
     return Metric(
@@ -136,13 +140,13 @@ METRICS = {
                larger_is_better=True, kind="learning", factor=100.0, drawn_in="%"),
         Metric("time_to_accuracy", "s", _to_accuracy, "time to target", seconds,
                of_clock=True, kind="target", narrow=("to target", seconds)),
-        Metric("cost_to_accuracy", "USD", _each("cost_rate", _to_accuracy), "cost to target", _number(".4g", "USD"),
-               of_clock=True, kind="target", narrow=("USD to target", _number(".4g"))),
+        Metric("cost_to_accuracy", "USD", _each("cost_rate", _to_accuracy), "cost to target", _money("USD"),
+               of_clock=True, kind="target", narrow=("USD to target", _money())),
         Metric("energy_to_accuracy", "J", _each("power", _to_accuracy), "energy to target", _number(".4g", "kWh", _KWH),
                of_clock=True, kind="target"),
         Metric("cost_per_sample", "USD", _each("cost_rate", _of_sample), "cost per million samples",
-               _number(".4g", "USD", 1e6), of_clock=True, factor=1e6, drawn_in="USD",
-               narrow=("USD/million", _number(".4g", "", 1e6))),
+               _money("USD", 1e6), of_clock=True, factor=1e6, drawn_in="USD",
+               narrow=("USD/million", _money(factor=1e6))),
         Metric("energy_per_sample", "J", _each("power", _of_sample), "energy per million samples",
                _number(".4g", "kWh", 1e6 * _KWH), of_clock=True, factor=1e6 * _KWH, drawn_in="kWh",
                narrow=("kWh/million", _number(".4g", "", 1e6 * _KWH))),
@@ -156,7 +160,8 @@ METRICS = {
         Metric("updates", "", _last("updates"), "updates", _number(",.0f"), kind="learning"),
         Metric("epochs", "", _last("epoch"), "epochs", _number(".4g"), kind="learning"),
         Metric("simulated_time", "s", attrgetter("end_time"), "simulated time", seconds, of_clock=True),
-        Metric("cost", "USD", methodcaller("known", "cost"), "cost of the run", _number(".4g", "USD"), of_clock=True),
+        Metric("cost", "USD", methodcaller("known", "cost"), "cost of the run", _money("USD"), of_clock=True,
+               narrow=("USD/run", _money())),
         Metric("energy", "J", methodcaller("known", "energy"), "energy of the run", partial(si, unit="J"),
                of_clock=True),
         Metric("n_messages", "", attrgetter("n_messages"), "messages", _number(",.0f")),

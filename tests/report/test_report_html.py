@@ -140,15 +140,59 @@ def test_what_users_write_is_text_and_nothing_else(html):
 def test_title_answer_front_and_reasons_are_there(html, page):
     assert page.text["h1"] == "Study of resnet50 on rented"
     words = " ".join(re.sub(r"<[^>]*>", " ", html).split())
+    assert "At the best configuration by throughput (64 workers, ring, nic bandwidth 100 Gbit/s)" in words
+    assert words.index("What one change gives") < words.index("Best throughput")
     assert "Best throughput 5,847 samples/s 95 % interval" in words
     assert "Cheapest per million samples" in words
     front = study().pareto("throughput", "cost_per_sample")
     marked = [attrs["id"] for tag, attrs in page.elements if tag == "tr" and attrs.get("class") == "front"]
     assert sorted(marked) == sorted(f"c{list(study().summary.index).index(i) + 1}" for i in front.index)
     assert "32 points, every configuration with 2 seeds: 27 done, 4 skipped, 1 failed." in words
-    assert "failed 1 ZeroDivisionError: division by zero 8 workers, ring, bandwidth 25 Gbit/s" in words
+    assert "failed 1 ZeroDivisionError: division by zero 8 workers, ring, nic bandwidth 25 Gbit/s" in words
     assert "skipped 4 workers = 64:" in words
     assert "a note (27 runs)" in words
+
+
+def two_models():
+    """resnet50 and lenet5, of which lenet5 has ten times the samples/s; half the points are the same twice."""
+    members, outcomes = [], {}
+    for model, times in (("resnet50", 1.0), ("lenet5", 10.0)):
+        for n in (8, 16):
+            for order in ("a", "b"):
+                key = f"{model}{n}{order}"
+                members.append(Member(key, {"model": model, "workers": n, "fabric.order": order}, 0))
+                found = record(n, times / (1.0 + n / 64.0), 0)
+                outcomes[key] = Outcome(DONE, "", found, 0.1)
+    return Table(["model", "workers", "fabric.order"], members, outcomes)
+
+
+def test_models_do_not_compete_and_equal_ones_stand_once():
+    """100 * 16 / 1.25 = 1,280 samples/s of resnet50 with 16 workers, whatever the order; ten times that of lenet5."""
+    table = two_models()
+    html = html_report(table, question="Is the order of any use?")
+    words = " ".join(re.sub(r"<[^>]*>", " ", html).split())
+    assert "Different models, data sets or targets are not compared" in words
+    for value in ("1,280", "12,800"):
+        assert f"Best throughput {value} samples/s resnet50, 16 workers, a".replace(
+            "resnet50", "resnet50" if value == "1,280" else "lenet5") + " and 1 other equal" in words  # fmt: skip
+    assert "Pareto front: throughput against cost per million samples" in words
+    front = Page(html).all("ol")
+    assert len(front) == 2
+    listed = re.findall(r'<ol class="front">(.*?)</ol>', html, re.DOTALL)
+    assert [part.count("<li>") for part in listed] == [2, 2]  # 8 and 16 workers; both orders are equal
+    assert all(part.count("and 1 other equal") == 2 for part in listed)
+    assert words.index("a instead of b: the same throughput") < words.index("16 instead of 8 workers")  # asked for
+    assert "resnet50: Scaling: throughput" in words
+    rows = [int(row) for row in re.findall(r'href="#c(\d+)"', listed[1])]
+    assert table.summary["model"].iloc[[row - 1 for row in rows]].eq("lenet5").all()
+
+
+def test_what_runs_cost_is_shown_where_they_have_an_end():
+    """Four runs of 3 USD each."""
+    words = " ".join(re.sub(r"<[^>]*>", " ", html_report(learners())).split())
+    assert "4 runs, each to its end, would cost 12 USD on these machines." in words
+    assert "4 runs, each to its end, would cost 12 USD on these machines" in str(learners())
+    assert "would cost" not in str(study())  # a few steps
 
 
 def test_manifests_say_everything_about_every_run(html):

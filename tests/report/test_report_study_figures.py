@@ -8,9 +8,10 @@ import pytest
 from report_studies import BANDWIDTHS, STRATEGIES, WORKERS, efficiency, learners, study
 
 from ddlsim.errors import ConfigError
+from ddlsim.report.study_changes import changes
 from ddlsim.report.study_figures import breakdown, heat_map, learning, one_change, tornado
 from ddlsim.report.study_plots import lines, pareto
-from ddlsim.report.study_words import answers, front_of
+from ddlsim.report.study_words import answers, front_of, named
 from ddlsim.run.sensitivity import Sensitivity
 
 
@@ -72,7 +73,7 @@ def test_bars_of_a_breakdown_are_the_shares_of_the_best():
     np.testing.assert_allclose(bars.sum(axis=0), 100.0)
     np.testing.assert_allclose(bars[0], 100.0 * best["compute_share"])
     labels = [label.get_text().replace("\n", " ") for label in axes.get_yticklabels()]
-    assert labels[0] == "64 workers, ring, bandwidth 100 Gbit/s"
+    assert labels[0] == "64 workers, ring, nic bandwidth 100 Gbit/s"
     assert [text.get_text() for text in axes.texts] == [f"{value:,.0f} samples/s" for value in best["throughput"]]
 
 
@@ -90,8 +91,8 @@ def test_one_change_shows_the_neighbours_of_the_best():
     drawn = {label: line.get_xdata() for label, line in zip(labels, axes.lines, strict=False)}
     assert drawn.keys() == expected.keys()
     assert labels[0] == "workers"  # the widest range on top
-    for label, changes in expected.items():
-        np.testing.assert_allclose(drawn[label], changes, atol=1e-9)
+    for label, values in expected.items():
+        np.testing.assert_allclose(drawn[label], values, atol=1e-9)
 
 
 def test_one_change_needs_neighbours():
@@ -133,10 +134,62 @@ def test_the_answer_names_the_best_and_what_comes_next():
     found = {answer.what: answer for answer in answers(study())}
     best = found["Best throughput"]
     assert best.value == "5,847 samples/s"
-    assert best.next == "64 workers, ring, bandwidth 25 Gbit/s, 5,360 samples/s (-8.3 %)"
+    assert best.next == "64 workers, ring, nic bandwidth 25 Gbit/s, 5,360 samples/s (-8.3 %)"
     assert study().summary.loc[best.row, "cluster.nic.bandwidth"] == "100 Gbit/s"
     assert "Least energy per million samples" not in found  # no powers are known
     assert front_of(study()) == ("throughput", "cost_per_sample")
+
+
+def test_changes_are_read_off_the_table():
+    """From 25 to 100 Gbit/s with 64 workers and ring: 1.2 / 1.1 = +9.1 %; with fewer workers, or servers, less: with 8
+    and ring 1.025 / 1.0125 = +1.2 %, by the seed that both have."""
+    found = {change.what: change for change in changes(study(), "throughput", "Is 100 Gbit/s worth it?")}
+    assert next(iter(found)) == "nic bandwidth 100 instead of 25 Gbit/s"  # what was asked for
+    bandwidth = found["nic bandwidth 100 instead of 25 Gbit/s"]
+    assert bandwidth.effect == "throughput +9.1 %, cost per sample -8.3 %"
+    assert bandwidth.gain == pytest.approx(1.2 / 1.1 - 1.0)
+    assert (bandwidth.where, bandwidth.range) == ("", "+1.2 % to +9.1 %")
+    strategy = found["ring instead of servers"]  # servers with 64 workers were skipped: the best pair has 32
+    assert strategy.where == "32 workers, nic bandwidth 100 Gbit/s"
+    assert strategy.gain == pytest.approx(1.1 / 1.05 - 1.0)
+    assert {"16 instead of 8 workers", "32 instead of 16 workers", "64 instead of 32 workers"} <= found.keys()
+    assert len(found) == 5
+    text = str(study())
+    assert "what one change gives, at the best (64 workers, ring, nic bandwidth 100 Gbit/s):" in text
+    assert str(bandwidth) in text
+
+
+def test_changes_have_intervals_over_seeds():
+    """+10 and +30 % by the two seeds: 20 % +- 12.706 * 14.14 / 1.414 = 127 %, so the two are not told apart; with +20
+    and +20.2 % the interval is 20.1 +- 1.27 %."""
+    table = study(workers=(8,), spoil=False)
+    for factors, words in (
+        ((1.1, 1.3), "throughput +20.0 % (2 seeds do not tell them apart)"),
+        ((1.2, 1.202), "throughput +20.1 % (95 % interval +18.8 % to +21.4 %)"),
+    ):
+        outcomes = dict(table.outcomes)
+        for seed, factor in enumerate(factors):
+            fast, slow = (f"8-ring-{bandwidth}-{seed}" for bandwidth in ("100 Gbit/s", "25 Gbit/s"))
+            made = outcomes[slow].record | {"throughput": factor * outcomes[slow].record["throughput"]}
+            outcomes[fast] = dataclasses.replace(outcomes[fast], record=made)
+        found = changes(dataclasses.replace(table, outcomes=outcomes), "throughput")
+        effect = next(change.effect for change in found if change.field == "cluster.nic.bandwidth")
+        assert effect == f"{words}, the same cost per sample"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("cluster.nic.bandwidth", "400 Gbit/s", "nic bandwidth 400 Gbit/s"),
+        ("cluster.price", "3 USD/h", "price 3 USD/h"),
+        ("compression", "none", "no compression"),
+        ("workers", 8, "8 workers"),
+        ("strategy", "ring", "ring"),
+        ("training.rate", 0.1, "rate 0.1"),
+    ],
+)
+def test_labels_say_what_a_value_is_of(field, value, text):
+    assert named(field, value) == text
 
 
 def test_seeds_that_contradict_each_other_tell_nothing_apart():
@@ -154,4 +207,4 @@ def test_seeds_that_contradict_each_other_tell_nothing_apart():
 def test_bandwidths_of_the_grid_are_labelled_with_their_field():
     axes = breakdown(study(spoil=False), n=16)
     labels = {label.get_text().replace("\n", " ") for label in axes.get_yticklabels()}
-    assert labels == {f"{n} workers, {s}, bandwidth {b}" for n in WORKERS for s in STRATEGIES for b in BANDWIDTHS}
+    assert labels == {f"{n} workers, {s}, nic bandwidth {b}" for n in WORKERS for s in STRATEGIES for b in BANDWIDTHS}

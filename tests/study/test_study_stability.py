@@ -44,10 +44,10 @@ def test_what_differs_by_rounding_ties_and_stays_in_the_order_of_the_design(plai
 def test_what_differs_by_less_than_it_is_stable_to_ties(plain: dict[str, object]) -> None:
     found = table(plain, throughput=[100.0, 100.5, 99.0], throughput_spread=[1e-13, 8e-3, 1e-13])
     assert found.best(n=3)["batch_size"].tolist() == [0, 1, 2]
-    assert "a tie: they differ by no more than they are stable to" in answers(found)[0].next
+    assert answers(found)[0].equal == "and 1 other equal: they differ by no more than they are stable to"
     sure = table(plain, throughput=[100.0, 100.5, 99.0], throughput_spread=[1e-13, 1e-13, 1e-13])
     assert sure.best(n=3)["batch_size"].tolist() == [1, 0, 2]
-    assert "a tie" not in answers(sure)[0].next
+    assert answers(sure)[0].equal == ""
     # accuracy is not what the clock's stability is about
     learned = table(plain, accuracy=[0.900, 0.905], throughput_spread=[0.1, 0.1])
     assert learned.best("accuracy")["batch_size"].tolist() == [1]
