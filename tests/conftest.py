@@ -1,7 +1,10 @@
 """What all tests need: signals as they are in a terminal, and an order in which kernels are compiled once."""
 
+import os
 import signal
 from pathlib import Path
+
+import pytest
 
 HERE = Path(__file__).parent
 #: folders whose tests do not need the event kernel, which takes a while to compile
@@ -42,7 +45,7 @@ def pytest_ignore_collect(collection_path, config):
     if marks == "not slow" and is_slow(collection_path):
         return True
     if marks == "slow" and collection_path.name.startswith("test_") and collection_path.is_file():
-        text = collection_path.read_text()
+        text = collection_path.read_text(encoding="utf-8")
         return True if not (is_slow(collection_path) or "mark.slow" in text or "import seeds" in text) else None
     return None
 
@@ -56,6 +59,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if is_slow(item.path):
             item.add_marker("slow")
+        if os.name != "posix" and item.get_closest_marker("posix"):
+            item.add_marker(pytest.mark.skip(reason="needs signals, pipes or permissions as Unix has them"))
     without = [item for item in items if item.path.relative_to(HERE).parts[0] in WITHOUT_KERNEL]
     others = [item for item in items if item.path.relative_to(HERE).parts[0] not in WITHOUT_KERNEL]
     middle = len(items) // 2

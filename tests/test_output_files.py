@@ -3,7 +3,6 @@
 import ast
 import errno
 import os
-import resource
 import signal
 import stat
 import subprocess
@@ -55,6 +54,7 @@ def test_what_ends_the_writing_leaves_what_was_there(tmp_path, error, before):
     assert before is None or path.read_text() == before
 
 
+@pytest.mark.posix
 def test_permissions_are_those_of_the_old_file_or_as_for_any_new_one(tmp_path):
     old, new = tmp_path / "old", tmp_path / "new"
     old.write_text("")
@@ -72,6 +72,7 @@ def test_permissions_are_those_of_the_old_file_or_as_for_any_new_one(tmp_path):
     assert stat.S_IMODE(new.stat().st_mode) == 0o666 & ~before
 
 
+@pytest.mark.posix
 def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path):
     (tmp_path / "folder").mkdir()
     link = tmp_path / "link.txt"
@@ -84,6 +85,7 @@ def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path):
     assert os.listdir(tmp_path / "folder") == ["there.txt"]
 
 
+@pytest.mark.posix
 def test_a_link_in_a_circle_is_refused(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
@@ -114,6 +116,7 @@ def test_places_where_no_file_can_be(tmp_path, ask, name, message):
     assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
 
 
+@pytest.mark.posix
 def test_a_named_pipe_is_written_to(tmp_path):
     pipe, got = tmp_path / "pipe", []
     os.mkfifo(pipe)
@@ -150,6 +153,8 @@ def test_stdout_gets_it_in_its_place(tmp_path, to_file):
 @contextmanager
 def limited(nbytes):
     """Let no file grow beyond `nbytes`: writing then ends as on a full disk, part of it done."""
+    import resource
+
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
@@ -187,6 +192,7 @@ NAMES = [
 ]  # fmt: skip
 
 
+@pytest.mark.posix
 @pytest.mark.parametrize("name", NAMES)
 def test_on_a_full_disk_the_old_file_stays(write, name, tmp_path):
     if name.endswith("parquet"):

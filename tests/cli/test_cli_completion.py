@@ -104,6 +104,7 @@ def test_nothing_heavy_is_loaded_for_it():
         assert not heavy & set(done.stderr.split()), words
 
 
+@pytest.mark.posix
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_bash_completes(tmp_path):
     """The whole way: bash loads what `--show-completion` prints, and calls it as if the tabulator had been pressed."""

@@ -141,7 +141,7 @@ def workload():
 
 
 def written(name, text):
-    Path(name).write_text(text)
+    Path(name).write_text(text, encoding="utf-8")
     return name
 
 

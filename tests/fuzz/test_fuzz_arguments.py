@@ -6,12 +6,14 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from argument_calls import public
 from argument_fuzz import call, fuzz, somewhere_else, valid_calls
 
+pytestmark = pytest.mark.posix  # an alarm ends what hangs
 #: drawn from about 55,000 attempts
 SHARE = 0.02
 

@@ -9,6 +9,7 @@ from fuzz_attempt import Report
 from fuzz_files import fuzz
 from fuzz_targets import targets
 
+pytestmark = pytest.mark.posix  # an alarm ends what hangs
 #: commands that start processes, or need root: only in the whole run
 SLOW = ("sweep", "recommend", "lab")
 

@@ -117,6 +117,7 @@ def test_an_interrupt_from_the_progress_callback_stops_where_the_run_can_be_save
     assert_same(ddlsim.resume(path, experiment()), run(experiment()))
 
 
+@pytest.mark.posix
 def test_ctrl_c_stops_a_run_where_it_can_be_saved_and_leaves_the_handler_alone(capfd, tmp_path):
     def progress(now, n_updates, epoch, row):
         if n_updates == 9:
@@ -131,6 +132,7 @@ def test_ctrl_c_stops_a_run_where_it_can_be_saved_and_leaves_the_handler_alone(c
     assert_same(ddlsim.resume(tmp_path / "run.npz", experiment()), run(experiment()))
 
 
+@pytest.mark.posix
 def test_the_second_ctrl_c_stops_at_once_and_leaves_nothing_to_save(monkeypatch, tmp_path):
     computed, compute = [], Learner._compute
 

@@ -161,7 +161,7 @@ def _tests(
     selection: Selection | None = None,
 ) -> Outcome:
     """Run pytest in a forked process, whose session is its own, on the copy."""
-    with tempfile.TemporaryFile("w+") as output:
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         child = os.fork()
         if child == 0:
             _become_pytest(copy, arguments, cpu_seconds, variables or {}, selection, output.fileno())

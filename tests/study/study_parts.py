@@ -36,9 +36,9 @@ class Kills(ddlsim.AllReduce):
 
     def start(self, setting):
         path = Path(self.notes)
-        deaths = path.read_text() if path.exists() else ""
+        deaths = path.read_text(encoding="utf-8") if path.exists() else ""
         if len(deaths) < self.n_times:
-            path.write_text(deaths + "x")
+            path.write_text(deaths + "x", encoding="utf-8")
             os._exit(1)
         super().start(setting)
 
@@ -55,9 +55,10 @@ class Notes(ddlsim.AllReduce):
     def start(self, setting):
         import time
 
-        with Path(self.notes).open("a") as file:
+        notes = Path(self.notes)
+        with notes.open("a", encoding="utf-8") as file:
             file.write(f"{len(setting.workers)} {os.getpid()}\n")
-        while len({line.split()[1] for line in Path(self.notes).read_text().splitlines()}) < self.together:
+        while len({line.split()[1] for line in notes.read_text(encoding="utf-8").splitlines()}) < self.together:
             time.sleep(0.02)
         time.sleep(self.seconds)
         super().start(setting)

@@ -76,6 +76,7 @@ def test_options_that_cannot_be_used(study, arguments, message, monkeypatch, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.posix
 def test_ctrl_c_ends_a_sweep_that_goes_on_later(tmp_path, study):
     """The workers leave the signal to the command, which prints what it has and ends with 130."""
     study.write_text(STUDY.replace("seeds = 2", "seeds = 400").replace("steps = 2", "steps = 400"))

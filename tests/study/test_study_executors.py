@@ -67,6 +67,7 @@ def n_compiled(experiment):
     return sum(sum(entry.stats.cache_misses.values()) for entry in entries)
 
 
+@pytest.mark.posix
 def test_dask_goes_on_when_a_worker_is_killed(tmp_path, expected):
     """A real scheduler with two worker processes; one is killed in the middle. Each point is in the table once."""
     distributed = pytest.importorskip("distributed")
@@ -129,6 +130,7 @@ def runs(notes):
     return [int(line.split()[1]) for line in notes.read_text().splitlines()] if notes.exists() else []
 
 
+@pytest.mark.posix
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
 def test_nothing_finished_is_lost_when_processes_are_killed(tmp_path):
     """Two studies share a store. One is killed; then the workers of the other, which simulates what is left: also what
@@ -208,6 +210,7 @@ def test_processes_that_are_always_killed_end_it_with_a_reason(packer, monkeypat
         processes.Processes(2, packer, [BASE])
 
 
+@pytest.mark.posix
 def test_a_killed_process_takes_only_its_own_work_with_it(packer, tmp_path):
     slow = [BASE.with_(workers=2, strategy=Notes(notes=str(tmp_path / f"{i}"), seconds=2.0)) for i in range(2)]
     pool = processes.Processes(2, packer, slow)
@@ -229,14 +232,14 @@ def test_a_killed_process_takes_only_its_own_work_with_it(packer, tmp_path):
 
 def parent(pid):
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().split()[3])
+        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").split()[3])
     except FileNotFoundError:
         return 0
 
 
 def running(pid):
     try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").split()[2] != "Z"
     except FileNotFoundError:
         return False
 
