@@ -39,7 +39,7 @@ def labelled(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def grid(rows: Sequence[Sequence[str]], left: Container[int] = ()) -> str:
-    """Return a table with a head, as :func:`ddlsim.readable.aligned` lays it out in text."""
+    """Return a table with a head, as :func:`ddlsim.text_tables.aligned` lays it out in text."""
     head, *body = rows
     style = [_LEFT if i in left else _RIGHT for i in range(len(head))]
     cells = "".join(f'<th scope="col" style="{s}">{escaped(text)}</th>' for s, text in zip(style, head, strict=True))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -46,12 +44,3 @@ def spread(share: float) -> str:
 def count(n: int, noun: str) -> str:
     """Return "1 worker" or "3 workers"."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
-
-
-def aligned(rows: Sequence[Sequence[str]], left: Container[int] = ()) -> list[str]:
-    """Return a table as lines, columns as wide as their widest cell: to the right, those with numbers in `left` not."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(row[i].ljust(w) if i in left else row[i].rjust(w) for i, w in enumerate(widths)).rstrip()
-        for row in rows
-    ]

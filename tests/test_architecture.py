@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "ddlsim"
 ORDER = [
     ("printable",),
     ("errors",),
-    ("units", "readable", "notebook", "bundled", "ties", "output_files", "csv_cells", "named_code"),
+    ("units", "readable", "notebook", "bundled", "ties", "output_files", "csv_cells", "named_code", "text_tables"),
     ("plain",),
     ("arguments",),
     ("streams",),
@@ -51,7 +51,7 @@ ROOMS = {
     "jinja2": {"report"},
     "pandas": {"run", "report", "study", "planner", "validation"},
     "typer": {"measure", "cli"},
-    "rich": {"measure", "report", "cli"},
+    "rich": {"text_tables", "measure", "report", "cli"},
     "mpi4py": {"measure"},
     "torch": {"measure"},
     "distributed": set(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import typer
 from ddlsim.errors import ConfigError
 from ddlsim.output_files import check_place
 from ddlsim.printable import shown
+from ddlsim.text_tables import aligned
 
 #: what matplotlib writes, as far as people ask for it
 PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp", ".eps")
@@ -46,18 +46,10 @@ def print_table(rows: Sequence[dict[str, object]], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="")
-    for column in rows[0]:
-        is_text = column in ("output", "name", "title", "algorithms")
-        right = not is_text and all(str(row[column])[:1].isdigit() for row in rows)
-        wraps = column in ("title", "algorithms")
-        table.add_column(column, justify="right" if right else "left", no_wrap=not wraps, overflow="fold")
-    for row in rows:
-        # a Text is shown as it is: a str may hold what rich takes for markup, "[red]"
-        table.add_row(*(Text(shown(str(value))) for value in row.values()))
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    console.print(table)
+    words = ("output", "name", "title", "algorithms")
+    left = {
+        i for i, column in enumerate(rows[0])
+        if column in words or not all(str(row[column])[:1].isdigit() for row in rows)
+    }  # fmt: skip
+    cells = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    typer.echo("\n".join(aligned(cells, left, width=160)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ddlsim.collectives.schedule import Round, Schedule
-from ddlsim.readable import aligned, count
+from ddlsim.readable import count
+from ddlsim.text_tables import aligned
 
 #: rounds that are shown, and messages of each
 N_ROUNDS, N_MESSAGES = 12, 3

@@ -16,7 +16,8 @@ from ddlsim.plan.plan import (
     UPDATE,
     Plan,
 )
-from ddlsim.readable import aligned, count
+from ddlsim.readable import count
+from ddlsim.text_tables import aligned
 
 #: rows of the table that are printed
 N_ROWS = 24

@@ -12,8 +12,9 @@ from ddlsim.planner.plan import Choice, Plan
 from ddlsim.planner.search import OUT, PRUNED, SIMULATED
 from ddlsim.planner.target import Miss, Target
 from ddlsim.printable import shown
-from ddlsim.readable import aligned, count, percent, rate, seconds, size, spread
+from ddlsim.readable import count, percent, rate, seconds, size, spread
 from ddlsim.run.metrics import METRICS
+from ddlsim.text_tables import aligned
 from ddlsim.ties import FLOOR
 
 #: how many sensitivities, and reasons why configurations do not fit, are shown

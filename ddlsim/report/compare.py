@@ -13,11 +13,11 @@ import pandas as pd
 from ddlsim.arguments import Share, checked
 from ddlsim.errors import ConfigError
 from ddlsim.learning.monitor import Row, first_reaching
-from ddlsim.printable import shown
-from ddlsim.readable import aligned, percent, seconds, size
+from ddlsim.readable import percent, seconds, size
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.result import Result
 from ddlsim.run.seeds import Seeds
+from ddlsim.text_tables import aligned
 
 if TYPE_CHECKING:
     from ddlsim.run.seeds import Interval
@@ -36,7 +36,7 @@ class Comparison:
     intervals: Mapping[str, Interval]
 
     def __str__(self) -> str:
-        return shown("\n".join(aligned(self._cells(), left=(0,))))
+        return "\n".join(aligned(self._cells(), left=(0,)))
 
     def _repr_html_(self) -> str:
         from ddlsim.notebook import grid, page
@@ -50,7 +50,7 @@ class Comparison:
         for name, row in self.table.iterrows():
             accuracy, throughput = (METRICS[metric].write(row[metric]) for metric in ("accuracy", "throughput"))
             until_then = self._reached(str(name), row)
-            rows.append((shown(str(name)), *until_then, accuracy, throughput, f"{row['staleness']:.3g}"))
+            rows.append((str(name), *until_then, accuracy, throughput, f"{row['staleness']:.3g}"))
         return rows
 
     def _reached(self, name: str, row: pd.Series[float]) -> tuple[str, str, str]:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddlsim import printable
-from ddlsim.readable import aligned, count, percent
+from ddlsim.readable import count, percent
 from ddlsim.report.study_changes import change_lines, cost_line
 from ddlsim.report.study_words import plain, varied
 from ddlsim.run.metrics import METRICS, Metric
+from ddlsim.text_tables import aligned
 
 if TYPE_CHECKING:
     import pandas as pd

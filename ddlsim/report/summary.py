@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddlsim.printable import shown
-from ddlsim.readable import aligned, count, percent, rate, seconds, si, size, spread
+from ddlsim.readable import count, percent, rate, seconds, si, size, spread
 from ddlsim.run.costs import energy_assumptions
 from ddlsim.run.metrics import METRICS
+from ddlsim.text_tables import aligned, labelled
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.stage import stages_of
 
@@ -26,7 +26,7 @@ N_SENSITIVITIES = 4
 
 def summary(result: Result) -> str:
     """Return the text that ``print(result)`` shows."""
-    return shown("\n".join(f"{label:<13} {text}" for label, text in summary_rows(result)))
+    return "\n".join(labelled(summary_rows(result)))
 
 
 def summary_rows(result: Result, *, simulate: bool = True) -> list[tuple[str, str]]:

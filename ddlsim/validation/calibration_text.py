@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ddlsim import printable
 from ddlsim.cluster.calibrated import PARAMETERS
 from ddlsim.readable import percent, seconds, si, size
+from ddlsim.text_tables import aligned
 
 if TYPE_CHECKING:
     from ddlsim.validation.calibration import Calibration, Residual
@@ -29,11 +30,12 @@ def shown(name: str, value: float) -> str:
 def summary(calibration: Calibration) -> str:
     """Return parameters with intervals, residuals, curves, compute, jitter and notes."""
     lines = [f"calibration of {calibration.cluster.name}"]
-    for p in calibration.parameters:
-        lines.append(
-            f"  {p.name:<17} {shown(p.name, p.value):>15}  [{shown(p.name, p.low)}, {shown(p.name, p.high)}]"
-            f"  (file: {shown(p.name, p.file)})"
-        )
+    rows = [
+        (p.name, shown(p.name, p.value), f"[{shown(p.name, p.low)}, {shown(p.name, p.high)}]",
+         f"(file: {shown(p.name, p.file)})")
+        for p in calibration.parameters
+    ]  # fmt: skip
+    lines += aligned(rows, left=(0, 2, 3), indent=2)
     for fitted, what in ((True, "fitted to"), (False, "not fitted to")):
         rows = [r for r in calibration.residuals if r.fitted == fitted]
         if rows:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from ddlsim import printable
 from ddlsim.cluster.calibrated import PARAMETERS
-from ddlsim.readable import aligned, percent, rate, seconds
+from ddlsim.readable import percent, rate, seconds
+from ddlsim.text_tables import aligned
 from ddlsim.validation.calibration_text import shown
 
 if TYPE_CHECKING:
@@ -51,9 +52,7 @@ def notes(validation: Validation) -> list[str]:
 def _row(row: Compared) -> tuple[str, ...]:
     interval = "-" if row.interval is None else f"{rate(row.interval.low, '')}to {rate(row.interval.high)}"
     used = "fit" if row.fitted else "held out"
-    return (
-        used, row.label, rate(row.run.throughput), rate(row.predicted), f"{100.0 * row.error:+.1f} %", interval,
-    )
+    return used, row.label, rate(row.run.throughput), rate(row.predicted), f"{100.0 * row.error:+.1f} %", interval
 
 
 def _summary(s: Summary) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from ddlsim.arguments import Bytes, Count, checked, one_of, whole
 from ddlsim.errors import ConfigError
 from ddlsim.readable import size
+from ddlsim.text_tables import aligned
 from ddlsim.workload.activations import RECOMPUTE
 from ddlsim.workload.devices import DeviceLike, load_device
 from ddlsim.workload.memory import Holding, Memory, Precision, memory_of
@@ -105,12 +106,11 @@ class Fit:
         have, need = size(self.capacity), size(self.memory.total)
         lines = [f"{self.question} {verb} {self.device}: needs {need} of {have}", "", str(self.memory)]
         if self.remedies:
-            lines += ["", "What saves memory, best first:"]
-        width = max((len(remedy.change) for remedy in self.remedies), default=0)
-        for remedy in self.remedies:
-            ends = "fits" if remedy.fits else "is not enough"
-            saved, left = size(remedy.saves), size(remedy.memory.total)
-            lines.append(f"  {remedy.change:{width}}  saves {saved:>9}, needs {left:>9}: {ends}")
+            rows = [("what saves memory, best first", "saves", "needs", "")]
+            for remedy in self.remedies:
+                ends = "fits" if remedy.fits else "is not enough"
+                rows.append((remedy.change, size(remedy.saves), size(remedy.memory.total), ends))
+            lines += ["", *aligned(rows, left=(0, 3))]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, object]:

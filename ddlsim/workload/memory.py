@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from ddlsim.arguments import Bytes, Count, Index, NotNegative, Positive, checked, one_of, whole
 from ddlsim.errors import ConfigError
 from ddlsim.readable import size
+from ddlsim.text_tables import aligned
 from ddlsim.units import si
 from ddlsim.workload.activations import RECOMPUTE, kept_nbytes
 from ddlsim.workload.devices import Device
@@ -53,7 +54,7 @@ class Memory:
 
     def __str__(self) -> str:
         names = ("weights", "gradients", "optimizer", "activations", "buffers", "total")
-        return "\n".join(f"{name:12}{size(getattr(self, name)):>12}" for name in names)
+        return "\n".join(aligned([(name, size(getattr(self, name))) for name in names], left=(0,)))
 
     def _repr_html_(self) -> str:
         from ddlsim.notebook import block, page
