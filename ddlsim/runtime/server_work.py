@@ -79,9 +79,12 @@ MXNET_SERVERS = ServerWork(update=5.0, whole_below="4 MB", together="60 GB/s")
 #: copied, the sum is copied once; workers update, and find answers where they need them (shared memory). Tensors come
 #: in slices of BYTEPS_PARTITION_BYTES, 4 MB: Priority("4 MB", ...)
 BYTEPS_SERVERS = ServerWork(threads=4, first_push=0.0, update=2.0, pull=0.0, deliver=0.0)
-#: TensorFlow's, in a process with 16 cores: every push is copied out of its message and applied by itself (SGD: 3), on
-#: as many threads as there are cores; answers are sent as they lie there, and copied out of their messages
-#: (tensorflow/core/distributed_runtime/rpc, grpc_tensor_coding; inter_op_parallelism_threads)
+#: TensorFlow's, in a process with 16 cores: every push is copied out of its message (2: TensorFlow issue 6116) and
+#: applied by itself (SGD: 3), on as many threads as there are cores (DefaultNumInterOpThreads of
+#: tensorflow/core/common_runtime/process_util.cc, unless inter_op_parallelism_threads says otherwise; at most 8 of them
+#: read messages, kGrpcWorkerCacheThreadCount of distributed_runtime/rpc/grpc_worker_cache.cc, which is not modelled).
+#: Answers are sent as they lie there (EncodeTensorToByteBuffer of grpc_tensor_coding.cc shares a tensor's memory), and
+#: copied out of their messages
 TENSORFLOW_SERVERS = ServerWork(threads=16, first_push=5.0, push=5.0, update=0.0, pull=0.0)
 
 

@@ -18,10 +18,12 @@ WHISKERS = 8.0 * NormalDist().inv_cdf(0.75)
 class Spread:
     """Permanent speeds of devices of one kind, as far apart as those of real ones.
 
-    variation  how far apart their compute times are, as a share of the median: from whisker to whisker of a box plot,
-               outliers left out. 0.08 is the average over five large machines with GPUs of NVIDIA and AMD and their
-               applications, 0.22 the largest (Sinha et al., Not All GPUs Are Created Equal, SC 2022): chips of one
-               kind need different voltages, so their clocks differ at the same power
+    variation  how far apart their compute times are, as a share of the median: from whisker to whisker of a box plot
+               (Q1 - 1.5 IQR to Q3 + 1.5 IQR), outliers left out. 0.08 is the average over five large machines with GPUs
+               of NVIDIA and AMD and their applications, 0.22 the largest (Sinha et al., Not All GPUs Are Created Equal,
+               SC 2022, arXiv:2208.11035; ``percent_variability`` in plot_script/plot_aggregated.py of their artifact,
+               github.com/hal-uw/gpu_variability_sc22_artifact): chips of one kind need different voltages, so their
+               clocks differ at the same power
 
     The k-th fastest of n devices has the expected time of the k-th smallest of n Gaussian ones (Blom 1958), so that a
     run says what the average of many such clusters would; which device that is, is drawn from the run's seed.
