@@ -46,6 +46,9 @@ def calibrate(
             "--model", "-m", help="What was trained, where a log has none.", autocompletion=completing.models
         ),
     ] = None,
+    software: Annotated[
+        str | None, typer.Option("--software", help='What was measured, where a log has none: "NCCL 2.18.3".')
+    ] = None,
     reader: Annotated[
         str | None, typer.Option("--reader", help="What reads files of other kinds: package.module:function.")
     ] = None,
@@ -63,6 +66,7 @@ def calibrate(
     found = fit(
         list(measurements), cluster, algorithms=_algorithms(algorithm or []), backend=backend, n_hosts=hosts,
         model=model, reader=None if reader is None else _reader(reader), operation=operation, n_ranks=ranks,
+        version=software,
     )  # fmt: skip
     typer.echo(json.dumps(_plain(found), indent=2) if as_json else str(found))
     if out is not None:

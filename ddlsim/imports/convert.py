@@ -15,21 +15,22 @@ _BACKENDS = {"nccl-tests": "nccl", "osu": "mpi", "iperf3": "tcp", "ping": "icmp"
 
 @checked
 def to_measurements(
-    timings: Iterable[Timing], *, n_hosts: Count | None = None, model: str | None = None
+    timings: Iterable[Timing], *, n_hosts: Count | None = None, model: str | None = None, version: str = ""
 ) -> list[Measurement]:
     """Return the timings as rows of the table that :func:`ddlsim.measure.read_measurements` reads.
 
     n_hosts   machines, where a timing does not know them (OSU, traces, throughput tables)
     model     what was trained, for steps
+    version   of the software that was measured, such as "NCCL 2.18.3"
 
     A mean stands in for the median where the tool prints no median (``note`` says so). A round trip becomes half of
     it, one way. Raises :class:`ConfigError` with the place for what the table does not hold: barrier,
     pipelined messages (OSU's bandwidth tests), collectives without a size, steps without model or batch.
     """
-    return [_measurement(timing, n_hosts, model) for timing in timings]
+    return [_measurement(timing, n_hosts, model, version) for timing in timings]
 
 
-def _measurement(timing: Timing, n_hosts: int | None, model: str | None) -> Measurement:
+def _measurement(timing: Timing, n_hosts: int | None, model: str | None, version: str) -> Measurement:
     experiment, operation = _experiment(timing)
     hosts = timing.n_hosts or n_hosts
     if not hosts:
@@ -52,6 +53,7 @@ def _measurement(timing: Timing, n_hosts: int | None, model: str | None) -> Meas
         nbytes=0 if experiment == "step" else round(timing.nbytes), min_s=timing.min_s, max_s=timing.max_s,
         n_repetitions=timing.n_reps or 1, backend=_BACKENDS.get(timing.tool, ""), dtype=timing.dtype or "float32",
         batch_size=batch, model=(model or "") if experiment == "step" else "", note="; ".join(filter(None, said)),
+        version=version,
     )  # fmt: skip
 
 

@@ -258,6 +258,7 @@ def calibrate(
     reader: Reader | None = None,
     operation: str | None = None,
     n_ranks: Count | None = None,
+    version: str | None = None,
 ) -> Calibration:
     """Fit the cluster to measurements: latency and bandwidth of the links between and inside hosts, overhead, speed of
     adding up, cost curves over the size, compute time over the batch size, and the distribution of step times.
@@ -268,8 +269,8 @@ def calibrate(
                   in the fit of the links; others only where there is no point-to-point measurement, as
                   :data:`ddlsim.validation.ALGORITHMS` (a ring for all-reduce)
     backend       use only rows of this backend ("mpi", "gloo", "nccl", ...); rows without one count always
-    n_hosts, model, operation, n_ranks   what the files do not say (see :func:`ddlsim.imports.to_measurements` and
-                  :func:`ddlsim.imports.read_any`)
+    n_hosts, model, operation, n_ranks, version   what the files do not say (see
+                  :func:`ddlsim.imports.to_measurements` and :func:`ddlsim.imports.read_any`)
     step_times    s of single steps of one worker, for the jitter
     reader        a function of the path that returns :class:`~ddlsim.imports.Timing` rows, for files of other kinds
 
@@ -278,7 +279,9 @@ def calibrate(
     """
     loaded = load_cluster(cluster)
     items = [measurements] if isinstance(measurements, str | Path) else list(measurements)
-    found = read_sources(items, n_hosts=n_hosts, model=model, reader=reader, operation=operation, n_ranks=n_ranks)
+    found = read_sources(
+        items, n_hosts=n_hosts, model=model, reader=reader, operation=operation, n_ranks=n_ranks, version=version
+    )
     rows = [row for row in found.rows if backend is None or row.backend in (backend, "", "numpy")]
     times = [*found.step_times, *step_times]
     if not rows and not times:

@@ -30,14 +30,15 @@ class Sources:
 def read_sources(
     items: Sequence[str | Path | Measurement], *, n_hosts: int | None = None, model: str | None = None,
     reader: Reader | None = None, operation: str | None = None, n_ranks: int | None = None,
+    version: str | None = None,
 ) -> Sources:  # fmt: skip
     """Return what is in files and folders (tables of measurements, benchmark output, traces), and the given rows.
 
-    n_hosts, model, operation, n_ranks   what benchmark output does not say
+    n_hosts, model, operation, n_ranks, version   what benchmark output does not say
     reader           what reads files that :mod:`ddlsim.imports` does not know
 
-    Raises ConfigError with file, line and reason for a file that cannot be used, without any item, and for an operation
-    or a number of ranks that no file leaves open.
+    Raises ConfigError with file, line and reason for a file that cannot be used, without any item, and for an
+    operation, a number of ranks or a version that no file leaves open.
     """
     found = Sources()
     said = {"operation": operation, "n_ranks": n_ranks}
@@ -57,8 +58,10 @@ def read_sources(
             kind = _known_kind(path)
             own = {name: value for name, value in facts.items() if kind and name in facts_of(kind)}
             used |= own.keys()
-            _read_other(path, found, n_hosts, model, None if kind else reader, own)
-    for name in facts.keys() - used:
+            n_before = len(found.rows)
+            _read_other(path, found, n_hosts, model, None if kind else reader, own, version or "")
+            used |= {"version"} if len(found.rows) > n_before else set()
+    for name in [name for name in (*facts, *(["version"] if version else [])) if name not in used]:
         raise ConfigError(f"calibration: {name} has no effect: none of the files leaves it open; leave it out")
     if not (found.rows or found.step_times):
         raise ConfigError("calibration: no measurements; give a folder that python -m ddlsim.measure has written")
@@ -83,7 +86,7 @@ def _known_kind(path: Path) -> str:
 
 def _read_other(
     path: Path, found: Sources, n_hosts: int | None, model: str | None, reader: Reader | None,
-    facts: Mapping[str, object],
+    facts: Mapping[str, object], version: str,
 ) -> None:  # fmt: skip
     content = read_any(path, facts=facts) if reader is None else reader(path)
     found.notes += read_text(path, log=True).notes
@@ -96,7 +99,7 @@ def _read_other(
     n_before = len(found.rows)
     for timing in content:
         try:
-            found.rows += to_measurements([timing], n_hosts=n_hosts, model=model)
+            found.rows += to_measurements([timing], n_hosts=n_hosts, model=model, version=version)
         except ConfigError as error:
             refused.append(error)
     if refused:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import ddlsim.cli
+from ddlsim.validation.sources import read_sources
 
 TABLE = Path(__file__).with_name("two_ranks.csv")
 TWO = """
@@ -107,6 +108,19 @@ SWEEP = """# nThread 1 nGpus 2 minBytes 8 maxBytes 33554432 step: 8(factor) warm
 """
 
 
+def test_the_software_is_that_of_logs(tmp_path):
+    """Tables say it themselves, in each row."""
+    us, nbytes = 10.0, 8192
+    log = tmp_path / "nccl.log"
+    log.write_text(SWEEP + f"{nbytes} {nbytes // 4} float sum -1 {us} 0.8 0.8 0 {us} 0.8 0.8 0\n")
+    facts = {"operation": "all_reduce", "n_ranks": 2, "n_hosts": 1}
+    found = read_sources([log], **facts, version="NCCL 2.18.3").rows
+    assert {row.version for row in found} == {"NCCL 2.18.3"}
+    assert {row.version for row in read_sources([log], **facts).rows} == {""}
+    with pytest.raises(ddlsim.ConfigError, match="version has no effect: none of the files leaves it open"):
+        read_sources(found, version="NCCL 2.20")
+
+
 @pytest.mark.slow
 def test_from_a_topology_to_a_page(call, tmp_path):
     """Two GPUs joined by two NVLinks of 25 GB/s; their all-reduce takes 10 us and the bytes at 40 GB/s."""
@@ -124,7 +138,7 @@ def test_from_a_topology_to_a_page(call, tmp_path):
     steps = [
         ("import", "topo.txt", "--device", "v100", "--bandwidth", "25 GB/s", "--out", "cluster.toml"),
         ("calibrate", "nccl.log", "-c", "cluster.toml", "--operation", "all_reduce", "--ranks", "2", "--hosts", "1",
-         "--out", "calibrated.toml"),
+         "--software", "NCCL 2.18.3", "--out", "calibrated.toml"),
         ("run", "calibrated.toml", "-m", "resnet18", "--cost", "calibrated"),
         ("validate", "runs.csv", "-c", "calibrated.toml", "-m", "resnet18", "--fit-on", "workers == 1",
          "--html", "p.html"),
@@ -133,6 +147,7 @@ def test_from_a_topology_to_a_page(call, tmp_path):
         code, out, error = call(*words)
         assert code == 0, (words, error)
     assert "held out: 1 runs" in out
+    assert 'versions = ["NCCL 2.18.3"]' in (tmp_path / "calibrated.toml").read_text()
     assert "resnet18" in (tmp_path / "p.html").read_text()
     code, _, error = call("calibrate", "nccl.log", "-c", "cluster.toml", "--ranks", "2")
     assert code == 2
