@@ -139,7 +139,8 @@ def _transport(result: Result) -> list[tuple[str, str]]:
     if narrow < carries:
         verb = "carries" if detail.connections == 1 else "carry"
         kind = result.cluster.link_kind[link]
-        text += f" {verb} {narrow * 8e-9:.4g} of the {carries * 8e-9:.4g} Gbit/s of a {kind}"
+        text += f" {verb} {narrow * 8e-9:.4g} of the {carries * 8e-9:.4g} Gbit/s of a {kind}, whatever +bandwidth says"
+        return [("transport", f"{text}; +flow_rate=... changes that, +transport=ideal leaves it out")]
     return [("transport", f"{text}; +transport=ideal leaves it out")]
 
 
