@@ -1,6 +1,6 @@
-"""``python -m ddlsim.lab FD RANK ADDRESS``: be a rank of a laboratory, which starts this itself.
+"""``python -m ddlsim.lab FD RANK ADDRESS CONGESTION``: be a rank of a laboratory, which starts this itself.
 
-FD is the pipe to the laboratory; the rank listens at ADDRESS.
+FD is the pipe to the laboratory; the rank listens at ADDRESS. CONGESTION is the congestion control of its connections.
 """
 
 import ctypes
@@ -23,8 +23,8 @@ def main() -> None:
     gc.disable()
     with suppress(OSError):  # other programs on the computer should not be measured
         os.nice(_NICE)
-    descriptor, rank, host = sys.argv[1:]
-    serve(Connection(int(descriptor)), int(rank), host)
+    descriptor, rank, host, congestion = sys.argv[1:]
+    serve(Connection(int(descriptor)), int(rank), host, congestion)
 
 
 if __name__ == "__main__":

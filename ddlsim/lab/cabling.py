@@ -26,6 +26,8 @@ _PAYLOAD = 1448
 #: frames, and s at the link's rate, that an idle link has saved up if the file does not say: about the least that
 #: keeps a link busy although the kernel's timers are late now and then
 _BURST_FRAMES, _BURST_SECONDS = 3, 300e-6
+#: congestion control of links that name no transport: Linux clusters use it unless somebody chose otherwise (RFC 9438)
+CUBIC = "cubic"
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Cabling:
     n_hosts      places 0..n_hosts-1 hold a rank
     mtu          bytes
     efficiency   share of a link's rate that is left to payload
+    congestion   congestion control of all connections, by the kernel's name
     notes        what the file says and the laboratory does otherwise
     """
 
@@ -68,6 +71,7 @@ class Cabling:
     cables: tuple[Cable, ...]
     mtu: int
     efficiency: float
+    congestion: str
     notes: tuple[str, ...]
 
 
@@ -75,14 +79,15 @@ def plan(cluster: Cluster) -> Cabling:
     """Return what to build for `cluster`.
 
     Raises :class:`ConfigError`, naming the nodes, for what cannot be built: more than one worker in a machine,
-    half-duplex or one-way links, loops, parts that are not connected, frames that are no TCP/IP.
+    half-duplex or one-way links, loops, parts that are not connected, frames that are no TCP/IP, TCPs that differ.
     """
     where, names, n_hosts = _places(cluster)
     payload, header = _frame(cluster)
     cables = _cables(cluster, where, payload + _HEADERS, payload + header)
     _check_tree(cluster, cables, names)
     efficiency = payload / (payload + header)
-    return Cabling(names, n_hosts, cables, payload + _INSIDE_MTU, efficiency, _notes(cluster, where, efficiency))
+    notes = _notes(cluster, where, efficiency)
+    return Cabling(names, n_hosts, cables, payload + _INSIDE_MTU, efficiency, _congestion(cluster, where), notes)
 
 
 def _refusal(cluster: Cluster, what: str) -> ConfigError:
@@ -135,6 +140,17 @@ def _frame(cluster: Cluster) -> tuple[int, int]:
             f"give 500 to {9000 - _INSIDE_MTU}, and {_HEADERS} or more, like '1448 B' and '90 B'",
         )
     return payload, header
+
+
+def _congestion(cluster: Cluster, where: Sequence[int]) -> str:
+    """Return the congestion control of the transport that links between places name: "reno" for "tcp-reno"."""
+    if cluster.details is None:
+        return CUBIC
+    ends = zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), cluster.details.transport.tolist(), strict=True)
+    named = sorted({name for a, b, name in ends if where[a] != where[b] and name.startswith("tcp-")})
+    if len(named) > 1:
+        raise _refusal(cluster, f"links name {' and '.join(named)}; a connection crosses several, so name one of them")
+    return named[0].removeprefix("tcp-") if named else CUBIC
 
 
 def _cables(cluster: Cluster, where: Sequence[int], counted: int, on_wire: int) -> tuple[Cable, ...]:

@@ -20,7 +20,7 @@ import ddlsim
 from ddlsim.cluster import Cluster
 from ddlsim.collectives import Schedule
 from ddlsim.errors import ConfigError
-from ddlsim.lab.cabling import KERNEL_LATENCY, plan
+from ddlsim.lab.cabling import CUBIC, KERNEL_LATENCY, plan
 from ddlsim.lab.executor import PATIENCE, LabError
 from ddlsim.lab.namespaces import QUEUE, Built, built, check_computer, has_netem, undisturbed
 from ddlsim.lab.operations import Operation, predicted, schedule_of
@@ -165,38 +165,45 @@ def compare(
             f"lab: cluster {cluster.name!r}: a link latency of {(longest + KERNEL_LATENCY) * 1e6:.4g} us needs netem, "
             f"which this kernel does not have; modprobe sch_netem, or give links at most {2e6 * KERNEL_LATENCY:.0f} us"
         )
-    with built(cabling, queue) as there, _started(there, cabling.place_names[: cabling.n_hosts]) as ranks:
+    wanted, tcp = cabling.congestion, congestion_control(cabling.congestion)
+    if tcp != wanted != CUBIC:
+        raise ConfigError(
+            f"lab: cluster {cluster.name!r}: its links name tcp-{wanted}, which this kernel does not have; modprobe "
+            f"tcp_{wanted}, or add +transport=tcp-{tcp}"
+        )
+    with built(cabling, queue) as there, _started(there, cabling.place_names[: cabling.n_hosts], wanted) as ranks:
         ranks.meet()
         for operation, size, schedule in tasks:
-            yield _compared(cluster, ranks, operation, size, schedule, n_repetitions)
+            yield _compared(cluster, ranks, operation, size, schedule, n_repetitions, tcp)
 
 
 def _compared(
-    cluster: Cluster, ranks: Ranks, operation: Operation, size: int, schedule: Schedule, n_repetitions: int
-) -> Comparison:
+    cluster: Cluster, ranks: Ranks, operation: Operation, size: int, schedule: Schedule, n_repetitions: int,
+    tcp: str,
+) -> Comparison:  # fmt: skip
     nbytes = size * operation.factor
     seconds = predicted(cluster, schedule, nbytes)
     order = Prepare(schedule, nbytes, operation.n_servers, PATIENCE + _SLOWER * seconds)
     taken = ranks.repeat(order, n_repetitions, _SLOWER * seconds)
-    return Comparison(operation.label, measured(cluster, operation, size, len(ranks.pipes), taken), seconds)
+    return Comparison(operation.label, measured(cluster, operation, size, len(ranks.pipes), taken, tcp), seconds)
 
 
 def measured(
-    cluster: Cluster, operation: Operation, size: int, n_hosts: int, taken: Sequence[Repetition]
+    cluster: Cluster, operation: Operation, size: int, n_hosts: int, taken: Sequence[Repetition], tcp: str = CUBIC
 ) -> Measurement:
-    """Return the row of the table of measurements for the repetitions."""
+    """Return the row of the table of measurements for the repetitions; `tcp` is the congestion control."""
     n_ranks = 2 if operation.experiment == "point_to_point" else n_hosts
     low, first, median, third, high = np.quantile([r.seconds for r in taken], [0.0, 0.25, 0.5, 0.75, 1.0]).tolist()
     return Measurement(
         operation.experiment, operation.operation, n_ranks, n_ranks, median, size, low, high, first, third, len(taken),
         backend=f"lab {operation.algorithm}".strip(),
-        version=f"ddlsim {ddlsim.__version__}, Linux {platform.release()}, TCP {congestion_control()}",
+        version=f"ddlsim {ddlsim.__version__}, Linux {platform.release()}, TCP {tcp}",
         note=f"{operation.label} on {cluster.name}" + (BUSY if any(not r.is_good for r in taken) else ""),
     )  # fmt: skip
 
 
 @contextmanager
-def _started(there: Built, names: Sequence[str]) -> Iterator[Ranks]:
+def _started(there: Built, names: Sequence[str], congestion: str) -> Iterator[Ranks]:
     """Start a rank on each host for as long as the context lasts."""
     processes: list[subprocess.Popen[bytes]] = []
     with ExitStack() as stack:
@@ -207,7 +214,7 @@ def _started(there: Built, names: Sequence[str]) -> Iterator[Ranks]:
                 stack.callback(ours.close)
                 pipes.append(ours)
                 with theirs:
-                    processes.append(_rank(there, rank, address, theirs.fileno()))
+                    processes.append(_rank(there, rank, address, theirs.fileno(), congestion))
             yield Ranks(tuple(pipes), tuple(names))
         finally:
             with undisturbed():
@@ -217,9 +224,9 @@ def _started(there: Built, names: Sequence[str]) -> Iterator[Ranks]:
                     process.wait()
 
 
-def _rank(there: Built, rank: int, address: str, descriptor: int) -> subprocess.Popen[bytes]:
+def _rank(there: Built, rank: int, address: str, descriptor: int, congestion: str) -> subprocess.Popen[bytes]:
     # -P: the folder that the laboratory is started in has no say in what its ranks import
-    command = [sys.executable, "-P", "-m", "ddlsim.lab", str(descriptor), str(rank), address]
+    command = [sys.executable, "-P", "-m", "ddlsim.lab", str(descriptor), str(rank), address, congestion]
     home = str(Path(ddlsim.__file__).parents[1])
     path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

@@ -22,8 +22,6 @@ from ddlsim.lab.values import Promise, initial, problem, promises
 
 Address: TypeAlias = tuple[str, int]
 
-#: what Linux clusters use unless somebody chose otherwise (CUBIC, RFC 9438)
-_CONGESTION = "cubic"
 _GREETING_NBYTES = 8
 #: s before the common start at which ranks stop sleeping: a sleep may end late by a fraction of this
 _AWAKE = 1e-3
@@ -72,10 +70,10 @@ class Failed:
 class _Links:
     """The connections of a rank, made when a schedule first needs them."""
 
-    def __init__(self, rank: int, host: str) -> None:
-        self.rank, self.host = rank, host
+    def __init__(self, rank: int, host: str, congestion: str) -> None:
+        self.rank, self.host, self.congestion = rank, host, congestion
         self.listener = socket.create_server((host, 0), backlog=4096)
-        _choose_congestion(self.listener)
+        _choose_congestion(self.listener, congestion)
         self.listener.settimeout(PATIENCE)
         self.connections: dict[tuple[int, int], socket.socket] = {}
 
@@ -85,7 +83,7 @@ class _Links:
         for peer, lane in new:
             if peer > self.rank:
                 link = socket.socket()
-                _choose_congestion(link)
+                _choose_congestion(link, self.congestion)
                 link.settimeout(PATIENCE)
                 link.connect(addresses[peer])
                 link.sendall(self.rank.to_bytes(4) + lane.to_bytes(4))
@@ -108,16 +106,16 @@ class _Links:
             link.close()
 
 
-def _choose_congestion(link: socket.socket) -> None:
-    """Use CUBIC where the kernel has it, whatever this computer's own default is."""
+def _choose_congestion(link: socket.socket, name: str) -> None:
+    """Use a congestion control where the kernel has it, whatever this computer's own default is."""
     with suppress(OSError):  # not in this kernel: its default it is
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _CONGESTION.encode())
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
 
 
-def congestion_control() -> str:
-    """Return the name of the congestion control that the connections of a laboratory have."""
+def congestion_control(name: str) -> str:
+    """Return the congestion control that connections have which ask for one of that name."""
     with socket.socket() as link:
-        _choose_congestion(link)
+        _choose_congestion(link, name)
         return link.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
 
 
@@ -167,9 +165,9 @@ def _run(order: Go, task: _Task) -> Done:
     return Done(entered, ended)
 
 
-def serve(pipe: Connection, rank: int, host: str) -> None:
+def serve(pipe: Connection, rank: int, host: str, congestion: str) -> None:
     """Do what comes over `pipe` until it closes; report a failure there, and stop."""
-    links = _Links(rank, host)
+    links = _Links(rank, host, congestion)
     try:
         pipe.send(links.listener.getsockname()[:2])
         addresses: list[Address] = pipe.recv()

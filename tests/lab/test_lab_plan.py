@@ -56,6 +56,25 @@ def test_frames_and_buckets_of_the_file_count():
     assert cabling.efficiency == pytest.approx(8948 / 9014)
 
 
+def test_connections_have_the_congestion_control_that_links_name():
+    three = cluster(star(3, **STAR))
+    assert plan(three).congestion == "cubic"
+    assert plan(with_detail(three, transport="tcp-reno")).congestion == "reno"
+    assert plan(with_detail(three, transport="tcp-bbr")).congestion == "bbr"
+    racks = cluster(two_racks(2, **STAR, trunk_bandwidth="100 Mbit/s"))
+    mixed = with_detail(with_detail(racks, transport="tcp-reno", kinds=["nic"]), transport="tcp-bbr", kinds=["trunk"])
+    with pytest.raises(ConfigError, match="links name tcp-bbr and tcp-reno; a connection crosses several"):
+        plan(mixed)
+
+
+def test_a_congestion_control_that_the_kernel_lacks_is_refused(monkeypatch):
+    monkeypatch.setattr(laboratory, "check_computer", lambda: None)
+    monkeypatch.setattr(laboratory, "congestion_control", lambda name: "cubic")
+    reno = with_detail(cluster(star(2, **STAR)), transport="tcp-reno")
+    with pytest.raises(ConfigError, match=r"tcp-reno, which this kernel does not have; modprobe tcp_reno, or add"):
+        next(compare(reno, parse_operations("point_to_point:one_way"), [65536]))
+
+
 def test_an_efficiency_that_frames_do_not_have_is_told():
     (note,) = plan(cluster(star(2, **STAR))).notes
     assert note == (
