@@ -4,7 +4,7 @@ import pytest
 from documentation import ROOT
 from test_write_your_own import assert_printed, run_page
 
-GUIDES = ("tutorial.md", "which_algorithm.md")
+GUIDES = ("tutorial.md", "which_algorithm.md", "comparison.md")
 
 
 @pytest.mark.slow  # a guide is a whole program
