@@ -1,6 +1,10 @@
 """Make the pictures that the README and the docs show: `python docs/make_pictures.py`."""
 
 import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import ddlsim
@@ -48,3 +52,10 @@ study = ddlsim.Study(
 )
 study.run(jobs=1)
 study.plot_lines("cluster.nic.bandwidth", OUT / "study_lines.png", metric="step_time")
+
+for script in sorted((OUT.parents[1] / "examples").glob("*.py")):  # those that draw, for the gallery of the site
+    if ".png" in script.read_text(encoding="utf-8"):
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run([sys.executable, str(script)], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+            for picture in Path(folder).rglob("*.png"):
+                shutil.copy(picture, OUT / "examples" / f"{script.stem}-{picture.name}")

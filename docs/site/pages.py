@@ -119,7 +119,7 @@ def reference(text: str) -> str:
 def titled(script: Path) -> tuple[str, str]:
     """Return the first line of what a script says of itself, and the rest."""
     if script.suffix == ".toml":
-        return script.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# "), ""
+        return script.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ").partition(";")[0], ""
     said = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or script.stem
     title, _, rest = said.partition("\n")
     return title.rstrip("."), rest.strip()
@@ -133,7 +133,7 @@ def example(script: Path, folder: str) -> str:
     """
     title, rest = titled(script)
     file = script.relative_to(ROOT).as_posix()
-    pictures = sorted((ROOT / "docs/pictures/examples").glob(f"{script.stem}*.png"))
+    pictures = sorted((ROOT / "docs/pictures/examples").glob(f"{script.stem}-*.png"))
     up = posixpath.relpath("pictures/examples", folder)
     run = f"ddlsim run {file}" if script.suffix == ".toml" else f"python {file}"
     text = [f"# {title}", rest, *(f"![A picture of {script.stem}]({up}/{picture.name})" for picture in pictures)]
@@ -158,8 +158,12 @@ def gallery(scripts: list[Path]) -> str:
                 continue
             title = titled(script)[0].replace("_", r"\_")
             link = posixpath.relpath(page_of(script.relative_to(ROOT).as_posix()), "examples")
-            pictures = sorted((ROOT / "docs/pictures/examples").glob(f"{script.stem}*.png"))
+            pictures = sorted((ROOT / "docs/pictures/examples").glob(f"{script.stem}-*.png"))
             shown = f"[![{script.stem}](../pictures/examples/{pictures[0].name})]({link})\n\n" if pictures else ""
+            if not pictures:
+                printed = script.with_suffix(".txt") if script.suffix == ".py" else script
+                beginning = printed.read_text(encoding="utf-8").splitlines()[:9]
+                shown = "\n".join(["```text", *beginning, "```", "", ""])
             cards.append(f":::{{container}} card\n{shown}[{title}]({link})\n:::")
         text += [f"## {heading}", "::::{container} cards", *cards, "::::"]
     text += [_tree("", ["dgx1_bert", *(posixpath.relpath(page_of(s.relative_to(ROOT).as_posix()), "examples")
@@ -186,7 +190,8 @@ def stage(folder: Path) -> None:
             if file.endswith(".md"):
                 text = (ROOT / file).read_text(encoding="utf-8")
                 pages[page_of(file)] = reference(follow(text, file, page_of(file), copied))
-        trees.append(_tree(section.caption, [page_of(file).removesuffix(".md") for file in files]))
+        places = [page_of(file).removesuffix(".md") for file in files]
+        trees.append(_tree(section.caption, ["Overview <overview>" if p == "overview" else p for p in places]))
     text = (ROOT / "docs/README.md").read_text(encoding="utf-8")
     pages["index.md"] = "\n\n".join([follow(text, "docs/README.md", "index.md", copied), *trees]) + "\n"
     pages["examples/index.md"] = gallery(scripts)

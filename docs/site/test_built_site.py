@@ -23,7 +23,7 @@ BROWSER = next((found for name in NAMES if (found := shutil.which(name))), None)
 #: one page of each kind
 KINDS = (
     "index", "overview", "tutorial", "api/strategies", "examples/index", "examples/scaling_demo", "formats/index",
-    "accuracy", "search",
+    "accuracy",
 )  # fmt: skip
 SCREENS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
 
