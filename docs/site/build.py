@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import shutil
 import subprocess
@@ -25,12 +26,25 @@ def build(out: Path = OUT) -> int:
     command = [
         sys.executable, "-m", "sphinx", "--builder", "html", "--fail-on-warning", "--keep-going", "--quiet",
         "--jobs", "auto", "--conf-dir", str(here), "--doctree-dir", str(trees),
-        "--define", f"nb_execution_cache_path={out / 'site-notebooks'}", str(source), str(out / "site"),
+        "--define", f"nb_execution_cache_path={_cache(out / 'site-notebooks')}", str(source), str(out / "site"),
     ]  # fmt: skip
     code = subprocess.run(command, check=False).returncode
     if code:  # what has been read is not read again, and would not be warned of
         shutil.rmtree(trees, ignore_errors=True)
     return code
+
+
+def _cache(folder: Path) -> Path:
+    """Return where the outputs of notebooks are kept, which hold for one state of what notebooks use."""
+    digest = hashlib.sha256()
+    for part in ("ddlsim", "models", "topologies", "examples/notebooks"):
+        for path in sorted((ROOT / part).rglob("*.*")):
+            if path.suffix in (".py", ".pyi", ".toml", ".csv"):
+                digest.update(path.read_bytes())
+    cache = folder / digest.hexdigest()[:16]
+    for old in set(folder.glob("*")) - {cache}:
+        shutil.rmtree(old)
+    return cache
 
 
 if __name__ == "__main__":

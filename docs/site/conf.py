@@ -20,7 +20,7 @@ smartquotes = False  # a quoted value is to be copied
 myst_heading_anchors = 6  # as forges make them
 myst_enable_extensions = ["colon_fence"]
 nb_execution_mode = "cache"
-nb_execution_timeout = 120
+nb_execution_timeout = 1800  # s for a cell; a busy machine may take long
 nb_execution_raise_on_error = True
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # the usual ones come from the network
 

@@ -203,6 +203,9 @@ def stage(folder: Path) -> None:
         pages["notebooks/index.md"] = "# Notebooks\n\n" + _tree("", names).replace(":hidden:\n", "") + "\n"
     for path in notebooks:
         pages[page_of(path.relative_to(ROOT).as_posix())] = _notebook(path, copied)
+    for path in (ROOT / "examples" / "notebooks").rglob("*"):  # what notebooks read
+        if path.is_file() and path.suffix != ".ipynb" and ".ipynb_checkpoints" not in path.parts:
+            copied[page_of(path.relative_to(ROOT).as_posix())] = path
     for picture in (ROOT / "docs" / "pictures").rglob("*.png"):
         copied[picture.relative_to(ROOT / "docs").as_posix()] = picture
     _write(folder, pages | copied)
