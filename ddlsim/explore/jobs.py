@@ -1,0 +1,199 @@
+"""Work in the background of a page, one of a name at a time: the latest wins, and the page never waits."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import panel as pn
+
+from ddlsim.errors import DdlsimError
+
+T = TypeVar("T")
+#: does a call where the page may be changed
+Deliver = Callable[[Callable[[], None]], None]
+
+#: s between two looks at how far something is
+INTERVAL = 0.1
+_LOG = logging.getLogger(__name__)
+
+
+class CancelledError(Exception):
+    """Nobody wants the work any more."""
+
+
+class Progress:
+    """What work says while it goes on, and asks; made by :class:`Jobs`."""
+
+    def __init__(self, deliver: Deliver, show: Callable[[float, str], None]) -> None:
+        self.cancelled = False
+        self._deliver = deliver
+        self._show = show
+        self._next = 0.0
+
+    def check(self) -> None:
+        """Raise CancelledError if nobody wants the work any more; call it now and then."""
+        if self.cancelled:
+            raise CancelledError
+
+    def update(self, share: float, text: str) -> None:
+        """Say how much is done (0 to 1; below 0: nobody knows) and what goes on; ten times a second are shown."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + INTERVAL
+            self.tell(lambda: self._show(share, text))
+
+    def tell(self, call: Callable[[], None]) -> None:
+        """Do `call` where the page may be changed, unless the work is cancelled by then."""
+        self._deliver(lambda: None if self.cancelled else call())
+
+
+class _Job:
+    """Work that waits or is done, and the progress that it is given."""
+
+    def __init__(self, progress: Progress, do: Callable[[Progress], None]) -> None:
+        self.progress = progress
+        self.do = do
+
+
+class Jobs:
+    """The background of one page.
+
+    `deliver` does a call where the page may be changed: by default in the thread of the document that is current when
+    this is made. What is started and cancelled must be so from there, too.
+    """
+
+    def __init__(self, deliver: Deliver | None = None) -> None:
+        self._deliver = deliver or _document_thread()
+        self._lock = threading.Lock()
+        self._running: dict[str, _Job] = {}
+        self._waiting: dict[str, _Job] = {}
+        #: the work whose end the page still waits for, which may have ended already
+        self._wanted: dict[str, Progress] = {}
+        self._bars: dict[str, list[_Bar]] = {}
+        document = pn.state.curdoc
+        if document is not None and document.session_context is not None:
+            document.on_session_destroyed(lambda _: self.close())
+
+    def start(
+        self, name: str, work: Callable[[Progress], T], done: Callable[[T], None], failed: Callable[[str], None]
+    ) -> None:
+        """Do ``work(progress)`` in the background, then call `done` with what it returns, or `failed` with why not.
+
+        Older work of the same name is cancelled, and neither of its functions is called any more. New work begins when
+        the older has noticed, so that at most one of a name computes.
+        """
+
+        def do(progress: Progress) -> None:
+            try:
+                result = work(progress)
+            except (CancelledError, KeyboardInterrupt):
+                return
+            except DdlsimError as error:
+                text = str(error)
+            except Exception as error:  # a mistake of this program: said on the page, and in full on the terminal
+                _LOG.exception("%s failed", name)
+                text = f"{name} failed: {type(error).__name__}: {error} (a mistake in ddlsim; please report it)"
+            else:
+                progress.tell(lambda: self._ended(name, lambda: done(result)))
+                return
+            progress.tell(lambda: self._ended(name, lambda: failed(text)))
+
+        job = _Job(Progress(self._deliver, lambda share, text: self._show(name, share, text)), do)
+        self._give_up(name)
+        self._wanted[name] = job.progress
+        with self._lock:
+            waits = name in self._running
+            (self._waiting if waits else self._running)[name] = job
+        self._show(name, -1.0, "")
+        if not waits:
+            threading.Thread(target=self._work, args=(name, job), name=f"ddlsim {name}", daemon=True).start()
+
+    def cancel(self, name: str) -> None:
+        """End the work of this name, if there is any: neither `done` nor `failed` will be called."""
+        with self._lock:
+            self._waiting.pop(name, None)
+        self._ended(name, lambda: None)
+
+    def computes(self, name: str) -> bool:
+        """Return whether work of this name goes on; cancelled work does until it notices."""
+        with self._lock:
+            return name in self._running
+
+    def close(self) -> None:
+        """End everything."""
+        for name in list(self._wanted):
+            self.cancel(name)
+
+    def bar(self, name: str, cancelled: Callable[[], None] | None = None) -> pn.Row:
+        """Return a bar with a button that cancels, there while work of this name goes on.
+
+        `cancelled` is called after somebody has pressed the button.
+        """
+
+        def cancel(_: object) -> None:
+            self.cancel(name)
+            if cancelled is not None:
+                cancelled()
+
+        bar = _Bar(cancel)
+        self._bars.setdefault(name, []).append(bar)
+        return bar.row
+
+    def _work(self, name: str, job: _Job) -> None:
+        while True:
+            job.do(job.progress)
+            with self._lock:
+                if name not in self._waiting:
+                    del self._running[name]
+                    return
+                job = self._running[name] = self._waiting.pop(name)
+
+    def _show(self, name: str, share: float, text: str) -> None:
+        for bar in self._bars.get(name, ()):
+            bar.show(share, text)
+
+    def _ended(self, name: str, call: Callable[[], None]) -> None:
+        self._give_up(name)
+        for bar in self._bars.get(name, ()):
+            bar.row.visible = False
+        call()
+
+    def _give_up(self, name: str) -> None:
+        """Hear no more of the work of this name."""
+        older = self._wanted.pop(name, None)
+        if older is not None:
+            older.cancelled = True
+
+
+class _Bar:
+    """How far something is, and a button that cancels it."""
+
+    def __init__(self, cancel: Callable[[object], None]) -> None:
+        self._text = pn.widgets.StaticText(value="", sizing_mode="stretch_width", margin=(4, 8))
+        self._bar = pn.indicators.Progress(value=-1, max=100, sizing_mode="stretch_width", height=8, margin=(4, 8))
+        button = pn.widgets.Button(name="Cancel", width=90, margin=(8, 8))
+        button.on_click(cancel)
+        column = pn.Column(self._text, self._bar, sizing_mode="stretch_width", margin=0)
+        self.row = pn.Row(column, button, visible=False, sizing_mode="stretch_width")
+
+    def show(self, share: float, text: str) -> None:
+        """Show how much is done (0 to 1, below 0: nobody knows) and what goes on."""
+        self._bar.value = -1 if share < 0.0 else round(100.0 * min(share, 1.0))
+        self._text.value = text or "computing ..."
+        self.row.visible = True
+
+
+def _document_thread() -> Deliver:
+    """Return what does a call in the thread of the current document; at once where no server has one."""
+    document = pn.state.curdoc
+    if document is None or document.session_context is None:
+        return lambda call: call()
+
+    def deliver(call: Callable[[], None]) -> None:
+        if document.session_context is not None and not document.session_context.destroyed:
+            document.add_next_tick_callback(call)
+
+    return deliver
