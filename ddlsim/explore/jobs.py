@@ -174,7 +174,7 @@ class _Bar:
     def __init__(self, cancel: Callable[[object], None]) -> None:
         self._text = pn.widgets.StaticText(value="", sizing_mode="stretch_width", margin=(4, 8))
         self._bar = pn.indicators.Progress(value=-1, max=100, sizing_mode="stretch_width", height=8, margin=(4, 8))
-        button = pn.widgets.Button(name="Cancel", width=90, margin=(8, 8))
+        button = pn.widgets.Button(label="Cancel", width=90, margin=(8, 8))
         button.on_click(cancel)
         column = pn.Column(self._text, self._bar, sizing_mode="stretch_width", margin=0)
         self.row = pn.Row(column, button, visible=False, sizing_mode="stretch_width")
