@@ -1,0 +1,52 @@
+"""The explorer: clusters, runs and comparisons in a browser, without a program. Optional: ``pip install
+'ddlsim[explore]'``.
+
+:func:`explore` serves it on this machine; :func:`page` returns it, to be shown in a notebook.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Annotated
+
+from ddlsim.arguments import checked, whole
+from ddlsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from panel.viewable import Viewable
+
+#: a port of this machine; 0: any that is free
+Port = Annotated[int, whole(0, 65535)]
+
+
+@checked
+def explore(
+    cluster: str | None = None, model: str | None = None, *, port: Port = 0, browser: bool = True
+) -> None:
+    """Serve the explorer on this machine alone, and open a browser, until Ctrl-C ends it.
+
+    cluster, model  what it shows first: names or paths, as in :class:`~ddlsim.Experiment`
+    port            where it is served; 0: a free port
+    browser         whether to open a browser
+
+    Raises ConfigError if Panel is not installed, a cluster or model cannot be used, or the port is taken.
+    """
+    _needs_panel()
+    from ddlsim.explore.app import serve
+
+    serve(cluster, model, port, browser)
+
+
+@checked
+def page(cluster: str | None = None, model: str | None = None) -> Viewable:
+    """Return the explorer to be shown in a notebook, after ``panel.extension()``. Arguments and errors as for
+    :func:`explore`."""
+    _needs_panel()
+    from ddlsim.explore.app import in_notebook
+
+    return in_notebook(cluster, model)
+
+
+def _needs_panel() -> None:
+    if importlib.util.find_spec("panel") is None:
+        raise ConfigError("the explorer needs Panel, which is not installed: pip install 'ddlsim[explore]'")

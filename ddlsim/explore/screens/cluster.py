@@ -1,0 +1,166 @@
+"""*Cluster*: machines, links, prices, a picture, and other presets beside it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import panel as pn
+
+from ddlsim.bundled import bundled_files, split_options
+from ddlsim.cluster import Cluster, cluster_names, load_cluster
+from ddlsim.errors import DdlsimError
+from ddlsim.explore.exports import Exports, File
+from ddlsim.explore.jobs import Jobs, Progress
+from ddlsim.explore.pieces import LazyCard, html, lines, message, plain, table, tiles
+from ddlsim.explore.pictures import picture
+from ddlsim.explore.setup import Setup
+from ddlsim.plain import decoded, read_bytes
+
+NAME = "cluster"
+TITLE = "Cluster"
+
+
+def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
+    """Return the screen."""
+    head, body = html(), html()
+    drawing = pn.Column(sizing_mode="stretch_width")
+    exports = Exports(lambda: _files(setup.cluster.strip()))
+    shown: list[Cluster] = []
+
+    def draw() -> None:
+        if shown:
+            cluster = shown[0]
+            jobs.start("cluster-picture", lambda progress: picture(_draw, cluster, f"Picture of {cluster.name}"), put, fail)
+
+    def put(pane: pn.viewable.Viewable) -> None:
+        drawing[:] = [pane]
+
+    def fail(text: str) -> None:
+        head.object, body.object, drawing[:] = message(text).object, "", []
+
+    card = LazyCard("Picture", draw, drawing)
+    card.card.collapsed = False
+
+    def done(cluster: Cluster) -> None:
+        shown[:] = [cluster]
+        head.object = f"<h2>{plain(cluster.name)}</h2>{plain(cluster.title)}"
+        body.object = described(cluster)
+        card.stale()
+        exports.stale()
+
+    def refresh() -> None:
+        name = setup.cluster
+        jobs.start("cluster", lambda progress: load_cluster(name.strip() or "?"), done, fail)
+
+    setup.when_shown(NAME, refresh)
+    return pn.Column(head, body, card.card, _comparison(setup, jobs), exports.card, sizing_mode="stretch_width")
+
+
+def described(cluster: Cluster) -> str:
+    """Return machines, devices, prices and links of a cluster as HTML."""
+    numbers = [("workers", str(len(cluster.workers))), ("machines", str(len(cluster.host_names))),
+               ("switches between them", str(_switches(cluster))), ("routing", cluster.routing),
+               ("price", _price(cluster))]  # fmt: skip
+    devices = Counter(cluster.device_of[node] or "no device named" for node in cluster.workers.tolist())
+    rows = [[f"{n} x {name}", *_of_device(name)] for name, n in sorted(devices.items())]
+    parts = [tiles(numbers), "<h3>Devices</h3>", table(("devices", "fp32 peak", "memory", "price"), rows),
+             "<h3>Links</h3>", table(("kind", "links", "bandwidth", "latency", "efficiency"), _links(cluster))]  # fmt: skip
+    parts += [lines(cluster.notes, "note"), *(f"<div>Source: {plain(source)}</div>" for source in cluster.sources)]
+    return "".join(parts)
+
+
+def _switches(cluster: Cluster) -> int:
+    kinds = zip(cluster.node_kind, cluster.host_of.tolist(), strict=True)
+    return sum(kind == "switch" and host < 0 for kind, host in kinds)
+
+
+def _price(cluster: Cluster) -> str:
+    from ddlsim.errors import ConfigError
+    from ddlsim.run.costs import host_price
+
+    total = 0.0
+    try:
+        for host in range(len(cluster.host_names)):
+            total += host_price(cluster, host, cluster.workers[cluster.host_of[cluster.workers] == host])
+    except ConfigError:
+        return "not known"
+    return f"{3600.0 * total:,.4g} USD/h"
+
+
+def _of_device(name: str) -> tuple[str, str, str]:
+    from ddlsim.readable import si, size
+    from ddlsim.workload.devices import load_device
+
+    try:
+        device = load_device(name)
+    except DdlsimError:
+        return "", "", ""
+    peak = dict(device.peak_flops).get("fp32")
+    price = "" if device.price is None else f"{3600.0 * device.price:.4g} USD/h"
+    return ("" if peak is None else si(peak, "FLOP/s", 3)), size(device.memory_nbytes), price
+
+
+def _links(cluster: Cluster) -> list[list[str]]:
+    kinds = np.array(cluster.link_kind)
+    rows = []
+    for kind in dict.fromkeys(cluster.link_kind):
+        of = kinds == kind
+        rows.append([kind, str(int(of.sum())), _range(cluster.link_bandwidth[of] * 8e-9, " Gbit/s"),
+                     _range(cluster.link_latency[of] * 1e6, " us"), _range(cluster.link_efficiency[of] * 100.0, " %")])  # fmt: skip
+    return rows
+
+
+def _range(values: np.ndarray, unit: str) -> str:  # type: ignore[type-arg]
+    low, high = float(values.min()), float(values.max())
+    return f"{low:.4g}{unit}" if low == high else f"{low:.4g} to {high:.4g}{unit}"
+
+
+def _draw(cluster: Cluster) -> object:
+    from ddlsim.report.cluster_plot import cluster_plot
+
+    return cluster_plot(cluster).figure
+
+
+def _comparison(setup: Setup, jobs: Jobs) -> pn.Card:
+    """Return a card in which presets stand side by side."""
+    content = html()
+
+    def work(progress: Progress) -> list[list[str]]:
+        return [_row(load_cluster(name)) for name in cluster_names()]
+
+    def done(rows: list[list[str]]) -> None:
+        content.object = table(("cluster", "workers", "machines", "device", "network per machine", "price"), rows)
+
+    def fill() -> None:
+        content.object = '<div class="busy">loading all presets ...</div>'
+        jobs.start("presets", work, done, lambda text: content.param.update(object=message(text).object))
+
+    return LazyCard("All presets side by side", fill, content).card
+
+
+def _row(cluster: Cluster) -> list[str]:
+    devices = sorted({cluster.device_of[node] or "" for node in cluster.workers.tolist()})
+    outside = (cluster.host_of[cluster.link_src] >= 0) & (cluster.host_of[cluster.link_dst] != cluster.host_of[cluster.link_src])
+    total = float(cluster.link_bandwidth[outside].sum()) * 8e-9 / max(len(cluster.host_names), 1)
+    speed = f"{total:.4g} Gbit/s" if total else "one machine"
+    return [cluster.name, str(len(cluster.workers)), str(len(cluster.host_names)), ", ".join(devices), speed, _price(cluster)]
+
+
+def _files(name: str) -> list[File]:
+    """Return the cluster as a file, and the program that shows it."""
+    program = f"import ddlsim\n\ncluster = ddlsim.load_cluster({name!r})\nprint(cluster.summary())\n"
+    return [File("cluster.toml", _toml(name)), File("cluster.py", program)]
+
+
+def _toml(name: str) -> str:
+    """Return the file itself where it is TOML and nothing in it is changed, else one that says all of it."""
+    stem, settings = split_options(name)
+    path = bundled_files("topologies").get(stem, Path(stem))
+    if path.suffix == ".toml" and not settings:
+        return decoded(read_bytes(path), str(path))
+    with tempfile.TemporaryDirectory() as folder:
+        load_cluster(name).save(written := Path(folder) / "cluster.toml")
+        return decoded(read_bytes(written))

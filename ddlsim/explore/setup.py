@@ -1,0 +1,134 @@
+"""`Setup`: what the form says, shared by all screens; it becomes an `Experiment`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import param
+
+from ddlsim.compression.choice import Compression
+from ddlsim.compression.contract import AnyCompressor
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.plain import parse_value
+from ddlsim.run.experiment import Experiment
+from ddlsim.run.files import COMPRESSORS, PARTS, STRATEGIES
+from ddlsim.run.tables import Kinds, build
+from ddlsim.strategies import Strategy
+from ddlsim.workload.jitter import Lognormal, NoJitter
+
+#: what a setting that has no default begins with in the form
+BEGINNINGS: Mapping[str, object] = {
+    "alpha": 0.1, "backups": 1, "columns": 1000, "density": 0.01, "gamma": 0.1, "inner": {"type": "top-k", "density": 0.01},
+    "k": 4, "local_steps": 5, "minimum": 0.001, "n": 4, "n_levels": 16, "rank": 4, "rows": 5, "slack": 3,
+    "steps_per_stage": 100,
+}  # fmt: skip
+
+
+class Setup(param.Parameterized):  # type: ignore[misc]  # param has no types
+    """The shared state of all screens: what is simulated, and which screen is shown.
+
+    `settings` are the fields of the strategy, `compression_settings` those of the compressor, as in experiment files;
+    what is not there has its default. An empty whole number is None.
+    """
+
+    cluster = param.String("cloud-25g-16x8-v100", doc="bundled name or path, with +key=value")
+    model = param.String("resnet50", doc="bundled name or path, with +option or +key=value")
+    workers = param.Integer(None, allow_None=True, doc="how many; empty: one on every device")
+    batch_size = param.Integer(32, allow_None=True, doc="samples per worker and step; of all workers if they split a model")
+    strategy = param.String("all-reduce", doc="a type of experiment files")
+    settings = param.Dict({}, doc="fields of the strategy")
+    compression = param.String("none", doc="a type of experiment files")
+    compression_settings = param.Dict({}, doc="fields of the compressor")
+    accumulation = param.Integer(1, allow_None=True, doc="micro-steps per exchange")
+    precision = param.String("fp32", doc="arithmetic")
+    gradient_dtype = param.String("fp32", doc="gradients on the wire")
+    jitter = param.Number(0.0, allow_None=True, doc="coefficient of variation of the time that steps compute")
+    steps = param.Integer(10, allow_None=True, doc="steps that are measured")
+    seed = param.Integer(0, allow_None=True, doc="of all random streams")
+    screen = param.String("", doc="NAME of the screen that is shown; empty: all are")
+
+    def choose_strategy(self, name: str) -> None:
+        """Take another strategy with the settings it begins with."""
+        self.param.update(strategy=name, settings=beginnings(name, STRATEGIES))
+
+    def choose_compression(self, name: str) -> None:
+        """Take another compressor with the settings it begins with."""
+        self.param.update(compression=name, compression_settings=beginnings(name, COMPRESSORS))
+
+    def state(self) -> dict[str, object]:
+        """Return what determines the experiment, as plain values."""
+        return {name: getattr(self, name) for name in FIELDS}
+
+    def experiment(self) -> Experiment:
+        """Return what the form says. Raises a DdlsimError, in one line, where that makes no sense."""
+        fields: dict[str, Any] = {"cluster": _text(self.cluster, "cluster"), "model": _text(self.model, "model")}
+        for name in ("batch_size", "accumulation", "steps", "seed"):
+            fields[name] = _given(getattr(self, name), name)
+        spread = _given(self.jitter, "jitter")
+        return Experiment(
+            **fields, workers=self.workers, strategy=self._strategy(), precision=self.precision,
+            gradient_dtype=self.gradient_dtype, jitter=Lognormal(spread) if spread else NoJitter(),
+            compression=self._compression(),
+        )  # fmt: skip
+
+    def when_changed(self, refresh: Callable[[], None]) -> None:
+        """Call `refresh` now, and whenever the experiment changes."""
+        self.param.watch(lambda *_: refresh(), list(FIELDS))
+        refresh()
+
+    def when_shown(self, name: str, refresh: Callable[[], None]) -> None:
+        """Call `refresh` now or once the screen `name` is shown, and again when what it shows has changed.
+
+        A screen that is not shown is not refreshed; it is when it is shown again, if anything has changed meanwhile.
+        """
+        seen: list[dict[str, object]] = []
+
+        def look(*_: object) -> None:
+            if self.screen in ("", name) and seen != [now := self.state()]:
+                seen[:] = [now]
+                refresh()
+
+        self.param.watch(look, [*FIELDS, "screen"])
+        look()
+
+    def _strategy(self) -> Strategy:
+        made: Strategy = _built("strategy", self.strategy, self.settings, STRATEGIES)
+        return made
+
+    def _compression(self) -> AnyCompressor | Compression | None:
+        if self.compression == "none":
+            return None
+        made: AnyCompressor = _built("compression", self.compression, self.compression_settings, COMPRESSORS)
+        return made
+
+
+#: the parameters that determine an experiment
+FIELDS = tuple(name for name in Setup.param.values() if name not in ("name", "screen"))
+
+
+def beginnings(kind: str, kinds: Kinds) -> dict[str, object]:
+    """Return what the form says first for a strategy or a compressor: what has no default."""
+    from ddlsim.explore.settings import needed
+
+    either = ("local_steps",) if kind == "fedavg" else ()  # or epochs, where something learns
+    return {name: BEGINNINGS[name] for name in (*needed(kinds[kind]), *either)}
+
+
+def _built(field: str, kind: str, settings: Mapping[str, object], kinds: Kinds) -> Any:
+    if kind not in kinds:
+        raise unknown_name(field, kind, kinds)
+    values = {name: parse_value(value) if isinstance(value, str) else value for name, value in settings.items()}
+    return build(kinds[kind], values, PARTS, kind)
+
+
+def _text(value: str, name: str) -> str:
+    if not value.strip():
+        raise ConfigError(f"{name} is empty; choose one, or give the path of a file")
+    return value.strip()
+
+
+def _given(value: Any, name: str) -> Any:
+    if value is None:
+        raise ConfigError(f"{name.replace('_', ' ')} is empty; give a number")
+    return value
