@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlencode
 
 import panel as pn
 from panel.theme import fast
@@ -12,11 +15,38 @@ from ddlsim.errors import ConfigError
 from ddlsim.explore.form import form
 from ddlsim.explore.jobs import Jobs
 from ddlsim.explore.screens import cluster, run, what_if
-from ddlsim.explore.setup import Setup
+from ddlsim.explore.setup import FIELDS, Setup
 
 #: in the order of the buttons
 SCREENS: tuple[ModuleType, ...] = (cluster, run, what_if)
 ADDRESS = "127.0.0.1"
+#: where the form has no place beside a screen it lies above it, closed at first; what Panel makes of mouse clicks alone
+#: is made for keys, too
+NARROW = """
+<style>
+@media (max-width: 767px) {
+  #sidebar:not(.hidden) { position: fixed; z-index: 10; left: 0; min-width: 100vw; max-width: 100vw;
+                          background: var(--background-color); box-sizing: border-box; }
+  #header .title { font-size: 1.1em; }
+  #main { padding: 0 4px; }
+}
+.fullscreen-button { display: none; }
+#sidebar-button:focus-visible, #theme-switch:focus-visible { outline: 2px solid white; outline-offset: 3px; }
+</style>
+<script>
+document.addEventListener('DOMContentLoaded', () => {
+  const button = document.getElementById('sidebar-button');
+  button.tabIndex = 0;
+  button.setAttribute('role', 'button');
+  button.setAttribute('aria-label', 'Settings');
+  button.addEventListener('keydown', (event) => {
+    if (event.key === 'Enter' || event.key === ' ') { event.preventDefault(); button.click(); }
+  });
+  document.getElementById('theme-switch').setAttribute('aria-label', 'Light or dark');
+  if (window.innerWidth < 768) closeNav();
+});
+</script>
+"""
 
 
 class Fast(fast.Fast):
@@ -44,29 +74,58 @@ def screens(setup: Setup, jobs: Jobs) -> tuple[pn.FlexBox, pn.Column]:
     """Return buttons that choose a screen, and the place where the chosen one is; screens are made when first shown."""
     place = pn.Column(sizing_mode="stretch_width")
     made: dict[str, Any] = {}
-    buttons = {module.NAME: pn.widgets.Button(name=module.TITLE) for module in SCREENS}
+    modules = {module.NAME: module for module in SCREENS}
+    buttons = {name: pn.widgets.Button(label=module.TITLE, margin=4) for name, module in modules.items()}
 
-    def go(module: ModuleType) -> None:
-        setup.screen = module.NAME
+    def show(*_: object) -> None:
+        if setup.screen not in modules:
+            setup.screen = SCREENS[0].NAME
+            return
         for name, button in buttons.items():
-            button.button_type = "primary" if name == module.NAME else "default"
-        if module.NAME not in made:
-            made[module.NAME] = module.screen(setup, jobs)
-        place[:] = [made[module.NAME]]
+            button.button_type = "primary" if name == setup.screen else "default"
+        if setup.screen not in made:
+            made[setup.screen] = modules[setup.screen].screen(setup, jobs)
+        place[:] = [made[setup.screen]]
 
-    for module in SCREENS:
-        buttons[module.NAME].on_click(lambda _, module=module: go(module))
-    go(SCREENS[0])
+    def go(name: str) -> None:
+        setup.screen = name
+
+    for name, button in buttons.items():
+        button.on_click(lambda _, name=name: go(name))
+    setup.param.watch(show, "screen")
+    show()
     return pn.FlexBox(*buttons.values()), place
 
 
 def template(setup: Setup) -> pn.template.FastListTemplate:
     """Return the page of one visitor."""
+    keep_in_address(setup)
     buttons, place = screens(setup, Jobs())
     return pn.template.FastListTemplate(
-        title="ddlsim explorer", sidebar=[form(setup)], main=[buttons, place], main_layout=None, font_url="", design=Fast,
-        font="system-ui, sans-serif", sidebar_width=320, main_max_width="1200px", accent="#33628f",
+        title="ddlsim explorer", sidebar=[form(setup)], main=[buttons, place], main_layout=None, font_url="",
+        font="system-ui, sans-serif", design=Fast, sidebar_width=320, sidebar_footer=NARROW, main_max_width="1200px",
+        accent="#33628f",
     )  # fmt: skip
+
+
+def keep_in_address(setup: Setup) -> None:
+    """Begin with what the page's address says, and write changes into it: links and reloads bring the same page."""
+    location = pn.state.location
+    if location is None:
+        return
+    kept = (*FIELDS, "screen")
+    for name, value in location.query_params.items():
+        if name in kept:
+            with suppress(ValueError):  # not what the form would write
+                setup.param.update(**{name: str(value) if name in ("cluster", "model") else value})
+
+    def write(*_: object) -> None:
+        others = {name: value for name, value in location.query_params.items() if name not in kept}
+        changed = {name: getattr(setup, name) for name in kept if getattr(setup, name) != setup.param[name].default}
+        texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in changed.items()}
+        location.search = f"?{urlencode(others | texts)}" if others or texts else ""
+
+    setup.param.watch(write, list(kept))
 
 
 def serve(cluster_name: str | None, model: str | None, port: int, browser: bool) -> None:

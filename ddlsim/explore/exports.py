@@ -53,7 +53,7 @@ class Exports:
 
 
 def _file(file: File) -> list[Any]:
-    copy = pn.widgets.Button(name=f"Copy {file.name}", css_classes=["copy"])
+    copy = pn.widgets.Button(label=f"Copy {file.name}", css_classes=["copy"])
     text = html(f"<pre tabindex='0'>{plain(file.text)}</pre>", css_classes=["exported"])
     copy.js_on_click(args={"content": file.text}, code=_COPY)
     download = pn.widgets.FileDownload(

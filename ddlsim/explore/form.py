@@ -53,7 +53,7 @@ def form(setup: Setup) -> pn.Column:
             _count(setup, "accumulation", "Micro-steps per exchange"),
             _select(setup, "precision", "Arithmetic", PRECISIONS),
             _select(setup, "gradient_dtype", "Gradients on the wire", GRADIENT_TYPES),
-            pn.widgets.FloatInput.from_param(setup.param.jitter, name="Jitter (coefficient of variation)", step=0.05,
+            pn.widgets.FloatInput.from_param(setup.param.jitter, label="Jitter (coefficient of variation)", step=0.05,
                                              start=0.0, sizing_mode="stretch_width"),
             _count(setup, "steps", "Steps that are measured"), _count(setup, "seed", "Seed"),
         ], collapsed=True),
@@ -63,26 +63,25 @@ def form(setup: Setup) -> pn.Column:
 
 def _card(title: str, widgets: Sequence[Any], collapsed: bool = False) -> pn.Card:
     return pn.Card(
-        *widgets, title=title, collapsed=collapsed, sizing_mode="stretch_width", margin=(4, 0), header_css_classes=["h"]
+        *widgets, title=title, collapsed=collapsed, sizing_mode="stretch_width", margin=(4, 0)
     )
 
 
 def _count(setup: Setup, name: str, label: str) -> pn.widgets.IntInput:
-    return pn.widgets.IntInput.from_param(setup.param[name], name=label, sizing_mode="stretch_width")
+    return pn.widgets.IntInput.from_param(setup.param[name], label=label, sizing_mode="stretch_width")
 
 
 def _select(setup: Setup, name: str, label: str, options: Sequence[str]) -> pn.widgets.Select:
-    return pn.widgets.Select.from_param(setup.param[name], name=label, options=list(options), sizing_mode="stretch_width")
+    return pn.widgets.Select.from_param(setup.param[name], label=label, options=list(options), sizing_mode="stretch_width")
 
 
 def _source(setup: Setup, name: str, presets: Sequence[str]) -> list[Any]:
     """Return the widgets of a cluster or a model: a preset, or any text; a file can be uploaded."""
-    choice = pn.widgets.Select(name=name.capitalize(), options=[*presets, OWN], sizing_mode="stretch_width")
+    choice = pn.widgets.Select(label=name.capitalize(), options=[*presets, OWN], sizing_mode="stretch_width")
     text = pn.widgets.TextInput.from_param(
-        setup.param[name], name=f"{name.capitalize()} or file, with +key=value", sizing_mode="stretch_width"
+        setup.param[name], label=f"{name.capitalize()} or file, with +key=value", sizing_mode="stretch_width"
     )
-    upload = pn.widgets.FileInput(accept="", multiple=False, sizing_mode="stretch_width")
-    labelled = pn.pane.HTML(f"Upload a {name} file", margin=(5, 10, 0, 10))
+    upload = pn.widgets.FileInput(label=f"Upload a {name} file", sizing_mode="stretch_width")
 
     def show(*_: object) -> None:
         stem = split_options(getattr(setup, name))[0]
@@ -100,7 +99,7 @@ def _source(setup: Setup, name: str, presets: Sequence[str]) -> list[Any]:
     choice.param.watch(chosen, "value")
     upload.param.watch(uploaded, "value")
     show()
-    return [choice, text, labelled, upload]
+    return [choice, text, upload]
 
 
 def _kept(name: str, content: bytes) -> Path:
@@ -116,7 +115,7 @@ def _choice_card(
 ) -> pn.Card:
     """Return a choice of a class and widgets of what it can be told."""
     choice = pn.widgets.Select(
-        name=title, options=sorted(kinds), value=getattr(setup, field), sizing_mode="stretch_width"
+        label=title, options=sorted(kinds), value=getattr(setup, field), sizing_mode="stretch_width"
     )
     common = pn.Column(sizing_mode="stretch_width", margin=0)
     others = pn.Card(title="More settings", collapsed=True, sizing_mode="stretch_width", margin=(4, 0), visible=False)
@@ -143,12 +142,11 @@ def _choice_card(
 def _widget(setup: Setup, settings: str, setting: Setting) -> Any:
     """Return the widget of one setting, which changes the setup's table of them."""
     value = getattr(setup, settings).get(setting.name)
-    more = {"name": setting.label, "sizing_mode": "stretch_width"}
+    more: dict[str, Any] = {"label": setting.label, "sizing_mode": "stretch_width"}
     if setting.about:
         more["description"] = setting.about
     if setting.kind == "flag":
-        del more["description"]
-        widget = pn.widgets.Checkbox(name=setting.label, value=bool(setting.default if value is None else value))
+        widget = pn.widgets.Checkbox(label=setting.label, value=bool(setting.default if value is None else value))
     elif setting.kind == "choice":
         labels = {each or "as the class does": each for each in setting.choices}
         widget = pn.widgets.Select(options=labels, value=setting.choices[0] if value is None else value, **more)

@@ -17,9 +17,10 @@ STYLE = """
 :host { font-size: 14px; line-height: 1.45; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: 4px 10px 4px 0; border-bottom: 1px solid color-mix(in srgb, currentColor 20%, transparent);
-         vertical-align: top; overflow-wrap: anywhere; }
+         vertical-align: top; overflow-wrap: break-word; }
 th { font-weight: 600; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.w { width: 50%; padding: 9px 0; }
 .scroll { overflow-x: auto; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: 10px; }
 .tile { border: 1px solid color-mix(in srgb, currentColor 25%, transparent); border-radius: 6px; padding: 8px 12px; }
@@ -84,6 +85,34 @@ def stacked(shares: Mapping[str, float], styles: Mapping[str, tuple[str, str]], 
         for kind, share in shares.items()
     )
     return f'<div class="bar" role="img" aria-label="{plain(words)}">{pieces}</div><div>{keys}</div>'
+
+
+def bars(rows: Sequence[tuple[str, float, str]]) -> str:
+    """Return (label, number, text) as bars from a common line, losses to the left of it."""
+    least, most = min([0.0, *(number for _, number, _ in rows)]), max([1e-9, *(number for _, number, _ in rows)])
+    scale = 100.0 / (most - least)
+
+    def bar(number: float) -> str:
+        left, width = scale * (min(number, 0.0) - least), scale * abs(number)
+        colour = "#4477aa" if number >= 0.0 else "#cc6677"
+        return f'<div style="margin-left:{left:.2f}%;width:{max(width, 0.3):.2f}%;height:14px;background:{colour}"></div>'
+
+    body = "".join(
+        f'<tr><td>{plain(label)}</td><td class="n">{plain(text)}</td><td class="w">{bar(number)}</td></tr>'
+        for label, number, text in rows
+    )
+    return f"<table><tbody>{body}</tbody></table>"
+
+
+def paired(rows: Sequence[tuple[str, float | None, float | None]]) -> str:
+    """Return (label, gain of A, gain of B) as two bars each, gains being shares."""
+    texts = [
+        (f"{label}, {which}", gain, f"{gain:+.1%}")
+        for label, *gains in rows
+        for which, gain in zip("AB", gains, strict=True)
+        if gain is not None
+    ]
+    return bars(texts)
 
 
 def lines(texts: Sequence[str], kind: str) -> str:

@@ -56,6 +56,10 @@ class Setup(param.Parameterized):  # type: ignore[misc]  # param has no types
         """Take another compressor with the settings it begins with."""
         self.param.update(compression=name, compression_settings=beginnings(name, COMPRESSORS))
 
+    def take(self, state: Mapping[str, object]) -> None:
+        """Be what another setup's :meth:`state` was."""
+        self.param.update(**state)
+
     def state(self) -> dict[str, object]:
         """Return what determines the experiment, as plain values."""
         return {name: getattr(self, name) for name in FIELDS}

@@ -33,7 +33,7 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
     def draw() -> None:
         if shown:
             cluster = shown[0]
-            jobs.start("cluster-picture", lambda progress: picture(_draw, cluster, f"Picture of {cluster.name}"), put, fail)
+            jobs.start("cluster-picture", lambda progress: picture(lambda: _draw(cluster), f"Picture of {cluster.name}"), put, fail)
 
     def put(pane: pn.viewable.Viewable) -> None:
         drawing[:] = [pane]

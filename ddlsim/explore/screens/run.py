@@ -1,4 +1,4 @@
-"""*Run*: one run, where a step's time goes, what the links do, what would help."""
+"""*Run*: one run, where a step's time goes, what workers and links do, what would help."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import panel as pn
 import ddlsim
 from ddlsim.explore.exports import Exports, experiment_files
 from ddlsim.explore.jobs import Jobs, Progress
-from ddlsim.explore.pieces import LazyCard, html, lines, message, stacked, table, tiles
+from ddlsim.explore.pictures import picture
+from ddlsim.explore.pieces import LazyCard, bars, html, lines, message, plain, stacked, table, tiles
 from ddlsim.explore.setup import Setup
-from ddlsim.readable import percent
+from ddlsim.explore.timeline import timeline
+from ddlsim.readable import percent, size
 from ddlsim.report.drawing import TIME_STYLES
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.metrics import METRICS
@@ -18,40 +20,55 @@ from ddlsim.run.result import Result
 NAME = "run"
 TITLE = "Run"
 #: what is shown in large
-HEADLINES = ("throughput", "step_time", "speedup", "efficiency", "cost_per_sample")
+HEADLINES = ("throughput", "step_time", "speedup", "efficiency", "cost_per_sample", "energy_per_sample")
+#: what computes while a run is simulated for the first time
+FIRST = "simulating (the first run after an installation compiles for half a minute)"
+N_LINKS = 12
 
 
 def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
     """Return the screen."""
-    state, body = html(), html()
+    problem, body = html(), html()
+    shown: list[Result] = []
     exports = Exports(lambda: experiment_files(setup.experiment()))
+    cards = [
+        _card(jobs, shown, "Timeline of two steps", lambda result: timeline(result.traced)),
+        _card(jobs, shown, "Use of the links", _links),
+        _card(jobs, shown, "What would help", lambda result: html(helpful(result))),
+        _card(jobs, shown, "All that ddlsim run prints", lambda result: html(f"<pre tabindex='0'>{plain(result)}</pre>")),
+    ]
 
-    def done(result: Result) -> None:
-        state.object = ""
-        body.object = described(result)
+    def done(found: tuple[Result, str]) -> None:
+        shown[:], problem.object, body.object = found[:1], "", found[1]
+        for card in cards:
+            card.stale()
         exports.stale()
 
     def failed(text: str) -> None:
-        state.object, body.object = message(text).object, ""
+        shown.clear()
+        problem.object, body.object = message(text).object, ""
+        exports.stale()
 
     def refresh() -> None:
         try:
             experiment = setup.experiment()
         except ddlsim.DdlsimError as error:
+            jobs.cancel("run")
             failed(str(error))
             return
-        state.object = '<div class="busy" role="status">simulating ...</div>'
-        jobs.start("run", lambda progress: simulated(experiment), done, failed)
+        jobs.start("run", lambda progress: simulated(experiment, progress), done, failed)
 
     setup.when_shown(NAME, refresh)
-    return pn.Column(state, body, exports.card, sizing_mode="stretch_width")
+    bar = jobs.bar("run", lambda: failed("cancelled; change something to simulate it"))
+    return pn.Column(bar, problem, body, *(card.card for card in cards), exports.card, sizing_mode="stretch_width")
 
 
-def simulated(experiment: Experiment) -> Result:
-    """Return the run's result with the numbers read off that take time."""
+def simulated(experiment: Experiment, progress: Progress) -> tuple[Result, str]:
+    """Return the run's result and its numbers as HTML."""
+    progress.update(-1.0, FIRST)
     result = ddlsim.simulate(experiment)
-    described(result)
-    return result
+    progress.check()
+    return result, described(result)
 
 
 def described(result: Result) -> str:
@@ -59,7 +76,54 @@ def described(result: Result) -> str:
     values = [(METRICS[name], METRICS[name].of(result)) for name in HEADLINES]
     numbers = [(metric.heading, metric.write(value)) for metric, value in values if value is not None]
     styles = {kind: (colour, label) for kind, (colour, _, label) in TIME_STYLES.items()}
+    what = f"{result.n_workers} workers on {result.cluster.name}: {result.experiment.strategy.label}"
     return "".join([
-        tiles(numbers), "<h3>Where a step's time goes</h3>", stacked(result.shares, styles, percent),
+        f"<h2>{plain(what)}</h2>", tiles(numbers),
+        "<h3>Where a step's time goes</h3>", stacked(result.shares, styles, percent),
         lines(result.warnings, "warning"), lines(result.notes, "note"),
     ])  # fmt: skip
+
+
+def helpful(result: Result) -> str:
+    """Return what parts that are 10 % better would bring, as bars in HTML."""
+    rows = [(str(each).partition(" gives ")[0], each.gain, f"{each.gain:+.1%}") for each in result.sensitivities()]
+    return f"<div>Throughput with one part 10 % better:</div>{bars(rows)}"
+
+
+def _links(result: Result) -> pn.Column:
+    """Return the use of links as tables and a picture."""
+    from ddlsim.report.cluster_plot import cluster_plot
+
+    links = result.links[result.links["nbytes"] > 0.0]
+    kinds = [
+        [str(kind), str(len(of)), percent(of["utilisation"].max()), percent(of["utilisation"].mean()), size(of["nbytes"].sum())]
+        for kind, of in links.groupby("kind", sort=False)
+    ]
+    top = links.sort_values(["utilisation", "source"], ascending=[False, True]).head(N_LINKS)
+    columns = (top[name].tolist() for name in ("source", "target", "kind", "utilisation", "nbytes"))
+    busiest = [
+        [f"{source} -> {target}", str(kind), percent(share), size(nbytes)]
+        for source, target, kind, share, nbytes in zip(*columns, strict=True)
+    ]
+    text = table(("kind", "links in use", "busiest", "on average", "bytes of all"), kinds)
+    text += f"<h3>The busiest</h3>{table(('link', 'kind', 'use', 'bytes'), busiest, 2)}"
+    drawn = picture(lambda: cluster_plot(result).figure, f"Use of the links of {result.cluster.name}")
+    return pn.Column(html(text), drawn, sizing_mode="stretch_width")
+
+
+def _card(jobs: Jobs, shown: list[Result], title: str, make: object) -> LazyCard:
+    """Return a card that shows what `make` makes of the result, in the background, when it is open."""
+    place = pn.Column(sizing_mode="stretch_width")
+    name = f"run: {title}"
+
+    def put(content: object) -> None:
+        place[:] = [content]
+
+    def fill() -> None:
+        if not shown:
+            place[:] = []
+            return
+        result = shown[0]
+        jobs.start(name, lambda progress: make(result), put, lambda text: put(message(text)))  # type: ignore[operator]
+
+    return LazyCard(title, fill, jobs.bar(name), place)

@@ -1,17 +1,164 @@
-"""*What-if*: a run that is kept, another beside it, and what differs."""
+"""*What-if*: run A, which is kept, run B beside it, and what differs."""
 
 from __future__ import annotations
 
+import json
+
 import panel as pn
 
-from ddlsim.explore.jobs import Jobs
-from ddlsim.explore.pieces import html
-from ddlsim.explore.setup import Setup
+import ddlsim
+from ddlsim.explore.exports import Exports, File
+from ddlsim.explore.jobs import Jobs, Progress
+from ddlsim.explore.pieces import LazyCard, html, message, paired, plain, table
+from ddlsim.explore.screens.run import FIRST
+from ddlsim.explore.setup import FIELDS, Setup
+from ddlsim.run.experiment import Experiment
+from ddlsim.run.metrics import METRICS, Metric
+from ddlsim.run.result import Result
+from ddlsim.run.written import python_of
 
 NAME = "what-if"
 TITLE = "What if"
 
 
 def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
-    """Return the screen."""
-    return pn.Column(html(), sizing_mode="stretch_width")
+    """Return the screen: the run that is shown when it is opened is A, until another is kept."""
+    kept: dict[str, object] = setup.state()
+    shown: list[tuple[Result, Result]] = []
+    problem, body, tornado = html(), html(), html()
+    keep = pn.widgets.Button(label="Keep the current run as A", button_type="primary")
+    back = pn.widgets.Button(label="Back to A")
+    exports = Exports(lambda: files(_experiment(kept), setup.experiment()))
+
+    def compare() -> None:
+        if shown:
+            pair = shown[0]
+            tornado.object = '<div class="busy" role="status">simulating parts that are 10 % better ...</div>'
+            jobs.start("what-if: tornado", lambda progress: helpful(*pair, progress), put, fail)
+
+    def put(text: str) -> None:
+        tornado.object = text
+
+    def fail(text: str) -> None:
+        tornado.object = message(text).object
+
+    card = LazyCard("What would help A and B", compare, tornado)
+
+    def done(pair: tuple[Result, Result, str]) -> None:
+        shown[:] = [pair[:2]]
+        problem.object = ""
+        body.object = f"{_changes(kept, setup.state())}{pair[2]}"
+        card.stale()
+        exports.stale()
+
+    def failed(text: str) -> None:
+        shown.clear()
+        problem.object, body.object, tornado.object = message(text).object, "", ""
+        exports.stale()
+
+    def refresh() -> None:
+        try:
+            experiments = _experiment(kept), setup.experiment()
+        except ddlsim.DdlsimError as error:
+            jobs.cancel("what-if")
+            failed(str(error))
+            return
+        before = shown[0][0] if shown else None
+        jobs.start("what-if", lambda progress: both(*experiments, before, progress), done, failed)
+
+    def take(*_: object) -> None:
+        kept.clear()
+        kept.update(setup.state())
+        refresh()
+
+    keep.on_click(take)
+    back.on_click(lambda _: setup.take(kept))
+    setup.when_shown(NAME, refresh)
+    bar = jobs.bar("what-if", lambda: failed("cancelled; change something to simulate it"))
+    help_text = html("Run A is kept. Change anything in the form: that is run B.")
+    return pn.Column(
+        help_text, pn.FlexBox(keep, back), bar, problem, body, card.card, exports.card, sizing_mode="stretch_width"
+    )
+
+
+def _experiment(state: dict[str, object]) -> Experiment:
+    setup = Setup()
+    setup.take(state)
+    return setup.experiment()
+
+
+def both(a: Experiment, b: Experiment, before: Result | None, progress: Progress) -> tuple[Result, Result, str]:
+    """Return both results, `before` being A's if it is known already, and what differs as HTML."""
+    progress.update(-1.0, FIRST)
+    first = before if before is not None and before.given == a else ddlsim.simulate(a)
+    progress.check()
+    second = ddlsim.simulate(b)
+    return first, second, differences(first, second)
+
+
+def differences(a: Result, b: Result) -> str:
+    """Return all metrics of both runs, and by how much they differ, as HTML."""
+    rows = []
+    for metric in METRICS.values():
+        if metric.kind != "run":
+            continue
+        values = metric.of(a), metric.of(b)
+        texts = [_text(metric, value) for value in values]
+        if texts != ["", ""]:
+            rows.append([metric.heading, *texts, _change(metric, *values)])
+    return table(("", "A", "B", "B against A"), rows)
+
+
+def _text(metric: Metric, value: float | None) -> str:
+    return "" if value is None else metric.write(value)
+
+
+def _change(metric: Metric, a: float | None, b: float | None) -> str:
+    if a is None or b is None:
+        return ""
+    if metric.write(a) == metric.write(b):
+        return "same"
+    if metric.drawn_in == "%":
+        return f"{100.0 * (b - a):+.1f} points"
+    return f"{b / a - 1.0:+.1%}" if a else ""
+
+
+def _changes(a: dict[str, object], b: dict[str, object]) -> str:
+    """Return in which settings two runs differ."""
+    rows = [[name.replace("_", " "), _said(a[name]), _said(b[name])] for name in FIELDS if a[name] != b[name]]
+    if not rows:
+        return "<div>B is A so far.</div>"
+    return f"<h3>What was changed</h3>{table(('', 'A', 'B'), rows, 3)}<h3>What that changes</h3>"
+
+
+def _said(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} = {json.dumps(each)}" for key, each in value.items()) or "as the class does"
+    return "all devices" if value is None else str(value)
+
+
+def helpful(a: Result, b: Result, progress: Progress) -> str:
+    """Return what parts that are 10 % better would bring each of two runs, as bars in HTML."""
+    gains = []
+    for result in (a, b):
+        gains.append({str(each).partition(" gives ")[0]: each.gain for each in result.sensitivities()})
+        progress.check()
+    names = sorted({*gains[0], *gains[1]}, key=lambda name: -max(each.get(name, 0.0) for each in gains))
+    rows = [(name, gains[0].get(name), gains[1].get(name)) for name in names]
+    return f"<div>Throughput with one part 10 % better:</div>{paired(rows)}"
+
+
+def files(a: Experiment, b: Experiment) -> list[File]:
+    """Return both experiments as files, and the program that compares them as the screen does."""
+    program = f"""import ddlsim
+from ddlsim.run.metrics import METRICS
+
+a = ddlsim.simulate({python_of(a)})
+b = ddlsim.simulate({python_of(b)})
+for metric in METRICS.values():
+    if metric.kind == "run":
+        values = [metric.of(result) for result in (a, b)]
+        if None not in values:
+            print(f"{{metric.heading}}: {{metric.write(values[0])}} -> {{metric.write(values[1])}}")
+"""
+    return [File("a.toml", a.to_toml()), File("b.toml", b.to_toml()), File("what_if.py", program)]
