@@ -35,6 +35,7 @@ ORDER = [
     ("planner",),
     ("lab",),
     ("validation",),
+    ("explore",),
     ("cli",),
     ("__main__",),
 ]
@@ -57,6 +58,9 @@ ROOMS = {
     "distributed": set(),
     "optuna": {"study"},
     "xarray": {"study"},
+    "panel": {"explore"},
+    "param": {"explore"},
+    "bokeh": {"explore"},
 }
 #: imports upwards, inside functions: file -> packages. A result knows how to show itself, and how sure it is.
 LAZY = {

@@ -2,6 +2,7 @@
 
 from ddlsim.cli import (  # noqa: F401  (they register the commands)
     calibrating,
+    exploring,
     fitting,
     importing,
     laboratory,

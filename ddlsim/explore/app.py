@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from contextlib import suppress
 from types import ModuleType
@@ -52,7 +53,7 @@ document.addEventListener('DOMContentLoaded', () => {
 class Fast(fast.Fast):
     """Panel's design without the font that it would fetch from the internet; its files are found by its name."""
 
-    _resources = {name: files for name, files in fast.Fast._resources.items() if name != "font"}  # noqa: RUF012
+    _resources = {**fast.Fast._resources, "font": {}}  # noqa: RUF012
 
 
 def made_setup(cluster_name: str | None, model: str | None) -> Setup:
@@ -87,11 +88,11 @@ def screens(setup: Setup, jobs: Jobs) -> tuple[pn.FlexBox, pn.Column]:
             made[setup.screen] = modules[setup.screen].screen(setup, jobs)
         place[:] = [made[setup.screen]]
 
-    def go(name: str) -> None:
+    def go(name: str, _: object) -> None:
         setup.screen = name
 
     for name, button in buttons.items():
-        button.on_click(lambda _, name=name: go(name))
+        button.on_click(functools.partial(go, name))
     setup.param.watch(show, "screen")
     show()
     return pn.FlexBox(*buttons.values()), place

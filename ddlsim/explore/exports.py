@@ -14,7 +14,6 @@ from ddlsim.explore.pieces import html, message, plain
 from ddlsim.run.experiment import Experiment
 
 
-
 @dataclass(frozen=True)
 class File:
     """A file that a screen is exported as: its name and its text."""
@@ -24,7 +23,7 @@ class File:
 
 
 def experiment_files(experiment: Experiment, stem: str = "run") -> list[File]:
-    """Return the experiment as a file for ``ddlsim run`` and as a program. Raises ConfigError for what text cannot say."""
+    """Return the experiment as a file for ``ddlsim run``, and as a program. Raises ConfigError as those do."""
     return [File(f"{stem}.toml", experiment.to_toml()), File(f"{stem}.py", experiment.to_python())]
 
 

@@ -43,9 +43,10 @@ def form(setup: Setup) -> pn.Column:
     setup.when_changed(tell)
     return pn.Column(
         problem,
-        _card("Cluster and model", [*_source(setup, "cluster", cluster_names()), *_source(setup, "model", model_names()),
-                                    _count(setup, "workers", "Workers (empty: all devices)"),
-                                    _count(setup, "batch_size", "Batch size")]),
+        _card("Cluster and model", [
+            *_source(setup, "cluster", cluster_names()), *_source(setup, "model", model_names()),
+            _count(setup, "workers", "Workers (empty: all devices)"), _count(setup, "batch_size", "Batch size"),
+        ]),
         _choice_card(setup, "Strategy", "strategy", "settings", STRATEGIES, setup.choose_strategy),
         _choice_card(setup, "Compression", "compression", "compression_settings", COMPRESSORS,
                      setup.choose_compression),
@@ -62,9 +63,7 @@ def form(setup: Setup) -> pn.Column:
 
 
 def _card(title: str, widgets: Sequence[Any], collapsed: bool = False) -> pn.Card:
-    return pn.Card(
-        *widgets, title=title, collapsed=collapsed, sizing_mode="stretch_width", margin=(4, 0)
-    )
+    return pn.Card(*widgets, title=title, collapsed=collapsed, sizing_mode="stretch_width", margin=(4, 0))
 
 
 def _count(setup: Setup, name: str, label: str) -> pn.widgets.IntInput:
@@ -72,7 +71,9 @@ def _count(setup: Setup, name: str, label: str) -> pn.widgets.IntInput:
 
 
 def _select(setup: Setup, name: str, label: str, options: Sequence[str]) -> pn.widgets.Select:
-    return pn.widgets.Select.from_param(setup.param[name], label=label, options=list(options), sizing_mode="stretch_width")
+    return pn.widgets.Select.from_param(
+        setup.param[name], label=label, options=list(options), sizing_mode="stretch_width"
+    )
 
 
 def _source(setup: Setup, name: str, presets: Sequence[str]) -> list[Any]:
@@ -146,7 +147,7 @@ def _widget(setup: Setup, settings: str, setting: Setting) -> Any:
     if setting.about:
         more["description"] = setting.about
     if setting.kind == "flag":
-        widget = pn.widgets.Checkbox(label=setting.label, value=bool(setting.default if value is None else value))
+        widget: Any = pn.widgets.Checkbox(label=setting.label, value=bool(setting.default if value is None else value))
     elif setting.kind == "choice":
         labels = {each or "as the class does": each for each in setting.choices}
         widget = pn.widgets.Select(options=labels, value=setting.choices[0] if value is None else value, **more)

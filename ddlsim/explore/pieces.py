@@ -16,11 +16,12 @@ from ddlsim.printable import shown
 STYLE = """
 :host { font-size: 14px; line-height: 1.45; }
 table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; padding: 4px 10px 4px 0; border-bottom: 1px solid color-mix(in srgb, currentColor 20%, transparent);
-         vertical-align: top; overflow-wrap: break-word; }
+th, td { text-align: left; padding: 4px 10px 4px 0; vertical-align: top;
+         border-bottom: 1px solid color-mix(in srgb, currentColor 20%, transparent); overflow-wrap: break-word; }
 th { font-weight: 600; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-td.w { width: 50%; padding: 9px 0; }
+td.w { width: 50%; padding: 7px 0; }
+.gain { height: 14px; margin-bottom: 6px; }
 .scroll { overflow-x: auto; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: 10px; }
 .tile { border: 1px solid color-mix(in srgb, currentColor 25%, transparent); border-radius: 6px; padding: 8px 12px; }
@@ -57,7 +58,10 @@ def message(text: str) -> pn.pane.HTML:
 
 def tiles(numbers: Sequence[tuple[str, str]]) -> str:
     """Return labelled numbers side by side."""
-    each = (f'<div class="tile"><div>{plain(label)}</div><div class="v">{plain(value)}</div></div>' for label, value in numbers)
+    each = (
+        f'<div class="tile"><div>{plain(label)}</div><div class="v">{plain(value)}</div></div>'
+        for label, value in numbers
+    )
     return f'<div class="tiles">{"".join(each)}</div>'
 
 
@@ -75,44 +79,54 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 1)
 
 def stacked(shares: Mapping[str, float], styles: Mapping[str, tuple[str, str]], write: Callable[[float], str]) -> str:
     """Return shares of 1 as one bar with a legend; `styles` are colours and what people call them."""
-    words = ", ".join(f"{styles[kind][1]} {write(share)}" for kind, share in shares.items())
+    parts = [(*styles[kind], share) for kind, share in shares.items()]
+    words = ", ".join(f"{label} {write(share)}" for _, label, share in parts)
     pieces = "".join(
-        f'<span style="width:{100.0 * share:.3f}%;background:{styles[kind][0]}" title="{plain(styles[kind][1])}"></span>'
-        for kind, share in shares.items()
+        f'<span style="width:{100.0 * share:.3f}%;background:{colour}" title="{plain(label)}"></span>'
+        for colour, label, share in parts
     )
     keys = "".join(
-        f'<span class="key"><i style="background:{styles[kind][0]}"></i>{plain(styles[kind][1])} <b>{write(share)}</b></span>'
-        for kind, share in shares.items()
+        f'<span class="key"><i style="background:{colour}"></i>{plain(label)} <b>{write(share)}</b></span>'
+        for colour, label, share in parts
     )
     return f'<div class="bar" role="img" aria-label="{plain(words)}">{pieces}</div><div>{keys}</div>'
 
 
-def bars(rows: Sequence[tuple[str, float, str]]) -> str:
-    """Return (label, number, text) as bars from a common line, losses to the left of it."""
-    least, most = min([0.0, *(number for _, number, _ in rows)]), max([1e-9, *(number for _, number, _ in rows)])
+#: series of bars
+COLOURS = ("#4477aa", "#dd7733")
+
+
+def bars(rows: Sequence[tuple[str, Sequence[float | None]]], series: Sequence[str] = ("",)) -> str:
+    """Return (label, gain of each series) as bars from a common line, losses to the left of it.
+
+    Gains are shares of 1. What gains less than 0.05 % in all series is only named.
+    """
+    shown = [(label, gains) for label, gains in rows if max(abs(gain or 0.0) for gain in gains) >= 0.0005]
+    others = [label for label, gains in rows if (label, gains) not in shown]
+    numbers = [gain for _, gains in shown for gain in gains if gain is not None]
+    least, most = min([0.0, *numbers]), max([1e-9, *numbers])
     scale = 100.0 / (most - least)
 
-    def bar(number: float) -> str:
-        left, width = scale * (min(number, 0.0) - least), scale * abs(number)
-        colour = "#4477aa" if number >= 0.0 else "#cc6677"
-        return f'<div style="margin-left:{left:.2f}%;width:{max(width, 0.3):.2f}%;height:14px;background:{colour}"></div>'
+    def bar(gain: float, place: int) -> str:
+        left, width = scale * (min(gain, 0.0) - least), max(scale * abs(gain), 0.3)
+        look = f"margin-left:{left:.2f}%;width:{width:.2f}%;background:{COLOURS[place]}"
+        return f'<div class="gain" style="{look}"></div>'
 
     body = "".join(
-        f'<tr><td>{plain(label)}</td><td class="n">{plain(text)}</td><td class="w">{bar(number)}</td></tr>'
-        for label, number, text in rows
+        f'<tr><td>{plain(label)}</td><td class="n">{"<br>".join(_gain(gain) for gain in gains)}</td>'
+        f'<td class="w">{"".join(bar(gain or 0.0, place) for place, gain in enumerate(gains))}</td></tr>'
+        for label, gains in shown
     )
-    return f"<table><tbody>{body}</tbody></table>"
-
-
-def paired(rows: Sequence[tuple[str, float | None, float | None]]) -> str:
-    """Return (label, gain of A, gain of B) as two bars each, gains being shares."""
-    texts = [
-        (f"{label}, {which}", gain, f"{gain:+.1%}")
-        for label, *gains in rows
-        for which, gain in zip("AB", gains, strict=True)
-        if gain is not None
+    legend = [
+        f'<span class="key"><i style="background:{COLOURS[i]}"></i>{plain(name)}</span>'
+        for i, name in enumerate(series)
     ]
-    return bars(texts)
+    rest = f"<div>Without effect: {plain(', '.join(others))}.</div>" if others else ""
+    return f"<div>{''.join(legend * (len(series) > 1))}</div><table><tbody>{body}</tbody></table>{rest}"
+
+
+def _gain(gain: float | None) -> str:
+    return "-" if gain is None else f"{gain:+.1%}"
 
 
 def lines(texts: Sequence[str], kind: str) -> str:

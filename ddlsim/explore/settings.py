@@ -29,8 +29,8 @@ COMMON = (
 WORDS = (
     "simulated", "calibrated", "nccl", "topology", "given", "own", "colocated", "none", "selective", "full",
     "early-stop", "fp32", "fp16", "bf16", "ring", "complete", "bipartite", "exponential", "table-wise", "row-wise",
-    "column-wise", "balance", "exchanged", "prefetched", "data-parallel", "one rank", "sgd", "rowwise_adagrad", "inverse",
-    "square-root", "maintain", "reset", "average",
+    "column-wise", "balance", "exchanged", "prefetched", "data-parallel", "one rank", "sgd", "rowwise_adagrad",
+    "inverse", "square-root", "maintain", "reset", "average",
 )  # fmt: skip
 
 
@@ -61,11 +61,12 @@ class Setting:
 @functools.cache
 def settings_of(kind: type) -> tuple[Setting, ...]:
     """Return what a strategy or compressor can be told in a file, common things first."""
-    fields = schema_of(kind, PARTS).model_fields  # type: ignore[attr-defined]  # a pydantic model
+    fields = schema_of(kind, PARTS).model_fields
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
     about = _descriptions(kind)
     made = [
-        _setting(kind, name, field.annotation, defaults.get(name), about.get(name, "")) for name, field in fields.items()
+        _setting(kind, name, field.annotation, defaults.get(name), about.get(name, ""))
+        for name, field in fields.items()
     ]
     return tuple(sorted(made, key=lambda each: not (each.needed or each.name in COMMON)))
 

@@ -19,13 +19,13 @@ from ddlsim.workload.jitter import Lognormal, NoJitter
 
 #: what a setting that has no default begins with in the form
 BEGINNINGS: Mapping[str, object] = {
-    "alpha": 0.1, "backups": 1, "columns": 1000, "density": 0.01, "gamma": 0.1, "inner": {"type": "top-k", "density": 0.01},
-    "k": 4, "local_steps": 5, "minimum": 0.001, "n": 4, "n_levels": 16, "rank": 4, "rows": 5, "slack": 3,
-    "steps_per_stage": 100,
+    "alpha": 0.1, "backups": 1, "columns": 1000, "density": 0.01, "gamma": 0.1,
+    "inner": {"type": "top-k", "density": 0.01}, "k": 4, "local_steps": 5, "minimum": 0.001, "n": 4,
+    "n_levels": 16, "rank": 4, "rows": 5, "slack": 3, "steps_per_stage": 100,
 }  # fmt: skip
 
 
-class Setup(param.Parameterized):  # type: ignore[misc]  # param has no types
+class Setup(param.Parameterized):
     """The shared state of all screens: what is simulated, and which screen is shown.
 
     `settings` are the fields of the strategy, `compression_settings` those of the compressor, as in experiment files;
@@ -35,7 +35,9 @@ class Setup(param.Parameterized):  # type: ignore[misc]  # param has no types
     cluster = param.String("cloud-25g-16x8-v100", doc="bundled name or path, with +key=value")
     model = param.String("resnet50", doc="bundled name or path, with +option or +key=value")
     workers = param.Integer(None, allow_None=True, doc="how many; empty: one on every device")
-    batch_size = param.Integer(32, allow_None=True, doc="samples per worker and step; of all workers if they split a model")
+    batch_size = param.Integer(
+        32, allow_None=True, doc="samples per worker and step; of all workers that split a model"
+    )
     strategy = param.String("all-reduce", doc="a type of experiment files")
     settings = param.Dict({}, doc="fields of the strategy")
     compression = param.String("none", doc="a type of experiment files")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import panel as pn
-from bokeh.models import HoverTool
+from bokeh.models import ColumnDataSource, HoverTool, Range1d
 from bokeh.plotting import figure
 
 from ddlsim.readable import seconds
@@ -28,9 +31,12 @@ def timeline(result: Result) -> pn.pane.Bokeh:
     rows += sorted({span.track for span in result.recorder.spans if span.track.startswith("server")})[:N_WORKERS]
     place = {track: float(len(rows) - 1 - i) for i, track in enumerate(rows)}
     plot = figure(
-        height=130 + 22 * len(rows), sizing_mode="stretch_width", tools="xpan,xwheel_zoom,xbox_zoom,reset",
-        x_range=(begin, end), x_axis_label="simulated time (s)", output_backend="canvas",
-    )  # fmt: skip
+        height=130 + 22 * len(rows),
+        sizing_mode="stretch_width",
+        tools="xpan,xwheel_zoom,xbox_zoom,reset",  # type: ignore[call-arg]  # bokeh's stubs lack what it documents
+        x_range=Range1d(begin, end),
+    )
+    plot.xaxis.axis_label = "simulated time (s)"
     for kind, (colour, label, offset, height) in STYLES.items():
         spans = [
             (place[track], span.start, span.end, span.name)
@@ -40,12 +46,12 @@ def timeline(result: Result) -> pn.pane.Bokeh:
         ][:N_BARS]  # fmt: skip
         if spans:
             columns = list(zip(*spans, strict=True))
-            source = {
+            source: dict[str, Sequence[Any]] = {
                 "y": [y + offset for y in columns[0]], "left": columns[1], "right": columns[2], "name": columns[3],
                 "takes": [seconds(stop - start) for _, start, stop, _ in spans], "kind": [label] * len(spans),
             }  # fmt: skip
-            plot.hbar(y="y", left="left", right="right", height=height, source=source, color=colour, legend_label=label,
-                      line_color="white", line_width=0.3)  # fmt: skip
+            plot.hbar(y="y", left="left", right="right", height=height, source=ColumnDataSource(source), color=colour,
+                      legend_label=label, line_color="white", line_width=0.3)  # fmt: skip
     plot.add_tools(HoverTool(tooltips=[("", "@kind @name"), ("takes", "@takes")]))
     plot.yaxis.ticker = list(place.values())
     plot.yaxis.major_label_overrides = {int(y): track for track, y in place.items()}

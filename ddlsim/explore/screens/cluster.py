@@ -11,13 +11,17 @@ import panel as pn
 
 from ddlsim.bundled import bundled_files, split_options
 from ddlsim.cluster import Cluster, cluster_names, load_cluster
-from ddlsim.errors import DdlsimError
+from ddlsim.cluster.cluster import Floats
+from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.explore.exports import Exports, File
 from ddlsim.explore.jobs import Jobs, Progress
-from ddlsim.explore.pieces import LazyCard, html, lines, message, plain, table, tiles
 from ddlsim.explore.pictures import picture
+from ddlsim.explore.pieces import LazyCard, html, lines, message, plain, table, tiles
 from ddlsim.explore.setup import Setup
 from ddlsim.plain import decoded, read_bytes
+from ddlsim.readable import si, size
+from ddlsim.run.costs import host_price
+from ddlsim.workload.devices import load_device
 
 NAME = "cluster"
 TITLE = "Cluster"
@@ -33,7 +37,12 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
     def draw() -> None:
         if shown:
             cluster = shown[0]
-            jobs.start("cluster-picture", lambda progress: picture(lambda: _draw(cluster), f"Picture of {cluster.name}"), put, fail)
+            jobs.start(
+                "cluster-picture",
+                lambda progress: picture(lambda: _draw(cluster), f"Picture of {cluster.name}"),
+                put,
+                fail,
+            )
 
     def put(pane: pn.viewable.Viewable) -> None:
         drawing[:] = [pane]
@@ -66,8 +75,11 @@ def described(cluster: Cluster) -> str:
                ("price", _price(cluster))]  # fmt: skip
     devices = Counter(cluster.device_of[node] or "no device named" for node in cluster.workers.tolist())
     rows = [[f"{n} x {name}", *_of_device(name)] for name, n in sorted(devices.items())]
-    parts = [tiles(numbers), "<h3>Devices</h3>", table(("devices", "fp32 peak", "memory", "price"), rows),
-             "<h3>Links</h3>", table(("kind", "links", "bandwidth", "latency", "efficiency"), _links(cluster))]  # fmt: skip
+    parts = [
+        tiles(numbers),
+        f"<h3>Devices</h3>{table(('devices', 'fp32 peak', 'memory', 'price'), rows)}",
+        f"<h3>Links</h3>{table(('kind', 'links', 'bandwidth', 'latency', 'efficiency'), _links(cluster))}",
+    ]
     parts += [lines(cluster.notes, "note"), *(f"<div>Source: {plain(source)}</div>" for source in cluster.sources)]
     return "".join(parts)
 
@@ -78,9 +90,6 @@ def _switches(cluster: Cluster) -> int:
 
 
 def _price(cluster: Cluster) -> str:
-    from ddlsim.errors import ConfigError
-    from ddlsim.run.costs import host_price
-
     total = 0.0
     try:
         for host in range(len(cluster.host_names)):
@@ -91,9 +100,6 @@ def _price(cluster: Cluster) -> str:
 
 
 def _of_device(name: str) -> tuple[str, str, str]:
-    from ddlsim.readable import si, size
-    from ddlsim.workload.devices import load_device
-
     try:
         device = load_device(name)
     except DdlsimError:
@@ -108,12 +114,14 @@ def _links(cluster: Cluster) -> list[list[str]]:
     rows = []
     for kind in dict.fromkeys(cluster.link_kind):
         of = kinds == kind
-        rows.append([kind, str(int(of.sum())), _range(cluster.link_bandwidth[of] * 8e-9, " Gbit/s"),
-                     _range(cluster.link_latency[of] * 1e6, " us"), _range(cluster.link_efficiency[of] * 100.0, " %")])  # fmt: skip
+        numbers = ((cluster.link_bandwidth, 8e-9, " Gbit/s"), (cluster.link_latency, 1e6, " us"),
+                   (cluster.link_efficiency, 100.0, " %"))  # fmt: skip
+        texts = [_range(factor * values[of], unit) for values, factor, unit in numbers]
+        rows.append([kind, str(int(of.sum())), *texts])
     return rows
 
 
-def _range(values: np.ndarray, unit: str) -> str:  # type: ignore[type-arg]
+def _range(values: Floats, unit: str) -> str:
     low, high = float(values.min()), float(values.max())
     return f"{low:.4g}{unit}" if low == high else f"{low:.4g} to {high:.4g}{unit}"
 
@@ -134,19 +142,24 @@ def _comparison(setup: Setup, jobs: Jobs) -> pn.Card:
     def done(rows: list[list[str]]) -> None:
         content.object = table(("cluster", "workers", "machines", "device", "network per machine", "price"), rows)
 
+    def failed(text: str) -> None:
+        content.object = message(text).object
+
     def fill() -> None:
         content.object = '<div class="busy">loading all presets ...</div>'
-        jobs.start("presets", work, done, lambda text: content.param.update(object=message(text).object))
+        jobs.start("presets", work, done, failed)
 
     return LazyCard("All presets side by side", fill, content).card
 
 
 def _row(cluster: Cluster) -> list[str]:
     devices = sorted({cluster.device_of[node] or "" for node in cluster.workers.tolist()})
-    outside = (cluster.host_of[cluster.link_src] >= 0) & (cluster.host_of[cluster.link_dst] != cluster.host_of[cluster.link_src])
+    here, there = cluster.host_of[cluster.link_src], cluster.host_of[cluster.link_dst]
+    outside = (here >= 0) & (there != here)
     total = float(cluster.link_bandwidth[outside].sum()) * 8e-9 / max(len(cluster.host_names), 1)
     speed = f"{total:.4g} Gbit/s" if total else "one machine"
-    return [cluster.name, str(len(cluster.workers)), str(len(cluster.host_names)), ", ".join(devices), speed, _price(cluster)]
+    counts = [str(len(cluster.workers)), str(len(cluster.host_names))]
+    return [cluster.name, *counts, ", ".join(devices), speed, _price(cluster)]
 
 
 def _files(name: str) -> list[File]:

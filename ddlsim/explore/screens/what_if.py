@@ -9,7 +9,7 @@ import panel as pn
 import ddlsim
 from ddlsim.explore.exports import Exports, File
 from ddlsim.explore.jobs import Jobs, Progress
-from ddlsim.explore.pieces import LazyCard, html, message, paired, plain, table
+from ddlsim.explore.pieces import LazyCard, bars, html, message, table
 from ddlsim.explore.screens.run import FIRST
 from ddlsim.explore.setup import FIELDS, Setup
 from ddlsim.run.experiment import Experiment
@@ -144,8 +144,8 @@ def helpful(a: Result, b: Result, progress: Progress) -> str:
         gains.append({str(each).partition(" gives ")[0]: each.gain for each in result.sensitivities()})
         progress.check()
     names = sorted({*gains[0], *gains[1]}, key=lambda name: -max(each.get(name, 0.0) for each in gains))
-    rows = [(name, gains[0].get(name), gains[1].get(name)) for name in names]
-    return f"<div>Throughput with one part 10 % better:</div>{paired(rows)}"
+    rows = [(name, tuple(each.get(name) for each in gains)) for name in names]
+    return f"<div>Throughput with one part 10 % better:</div>{bars(rows, ('A', 'B'))}"
 
 
 def files(a: Experiment, b: Experiment) -> list[File]:

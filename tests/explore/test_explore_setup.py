@@ -1,0 +1,132 @@
+"""What the form says becomes an experiment, what a screen exports is that experiment, errors are one line."""
+
+import contextlib
+import io
+import runpy
+
+import pytest
+
+import ddlsim
+from ddlsim.run.files import COMPRESSORS, STRATEGIES
+
+pytest.importorskip("panel")
+
+from ddlsim.explore.exports import experiment_files
+from ddlsim.explore.screens.what_if import files
+from ddlsim.explore.settings import settings_of
+from ddlsim.explore.setup import FIELDS, Setup
+
+
+def test_the_form_begins_with_a_run_of_its_defaults():
+    assert Setup().experiment() == ddlsim.Experiment("cloud-25g-16x8-v100")
+
+
+QUICK = ("all-reduce", "fsdp", "k-sync")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in sorted(STRATEGIES)]
+)
+def test_every_strategy_can_be_chosen_and_exported(name, tmp_path):
+    setup = Setup()
+    setup.choose_strategy(name)
+    experiment = setup.experiment()
+    assert type(experiment.strategy) is STRATEGIES[name]
+    toml, program = experiment_files(experiment)
+    path = tmp_path / "run.toml"
+    path.write_text(toml.text)
+    assert ddlsim.load_experiment(path) == experiment
+    compile(program.text, "run.py", "exec")
+
+
+@pytest.mark.parametrize("name", sorted(COMPRESSORS))
+def test_every_compressor_can_be_chosen(name):
+    setup = Setup()
+    setup.choose_compression(name)
+    compression = setup.experiment().compression
+    assert compression is None if name == "none" else type(compression.compressor) is COMPRESSORS[name]
+
+
+def test_all_fields_reach_the_experiment():
+    setup = Setup(cluster=" office-1gbe+n_hosts=4 ", model="lenet5", workers=3, batch_size=8, accumulation=2, seed=7)
+    setup.param.update(jitter=0.1, steps=4, precision="fp16", strategy="local-sgd", settings={"period": 2})
+    setup.choose_compression("top-k")
+    assert setup.experiment() == ddlsim.Experiment(
+        "office-1gbe+n_hosts=4", "lenet5", ddlsim.LocalSGD(period=2), 8, 3, accumulation=2, seed=7, steps=4,
+        precision="fp16", jitter=ddlsim.Lognormal(0.1), compression=ddlsim.TopK(0.01),
+    )  # fmt: skip
+
+
+def test_settings_are_written_as_in_files():
+    setup = Setup(strategy="hybrid", settings={"groups": '{ type = "distribution" }'})
+    with pytest.raises(ddlsim.ConfigError, match=r"hybrid\.groups: key 'data' is missing"):
+        setup.experiment()
+    setup.param.update(strategy="async-parameter-server", settings={"apply_time": "2 ms", "servers": 2})
+    assert setup.experiment().strategy == ddlsim.AsyncParameterServer(servers=2, apply_time="2 ms")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": None}, "batch size is empty; give a number"),
+        ({"batch_size": 0}, "Experiment: batch_size = 0: must be a whole number of at least 1"),
+        ({"cluster": " "}, "cluster is empty; choose one, or give the path of a file"),
+        ({"strategy": "all-reduc"}, "unknown strategy 'all-reduc'; did you mean 'all-reduce'?"),
+        ({"settings": {"algorithm": "rign"}}, "rign"),
+        ({"settings": {"k": 3}}, "k"),
+        ({"strategy": "k-sync", "settings": {}}, "k"),
+        ({"jitter": -1.0}, "cv = -1"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_one_line(change, message):
+    setup = Setup(**change)
+    with pytest.raises(ddlsim.DdlsimError) as caught:
+        setup.experiment()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_first_choice_of_a_setting_is_what_the_class_does():
+    found = {setting.name: setting for setting in settings_of(ddlsim.AllReduce)}
+    assert found["overlap"].choices[0] == "ddp"
+    assert {"none", "layer", "horovod"} < set(found["overlap"].choices)
+    assert "ring" in found["algorithm"].choices
+    found = {setting.name: setting for setting in settings_of(ddlsim.Parallel)}
+    assert found["pipeline"].kind == "count"
+    assert found["pipeline"].about == "stages"
+    assert found["sequence"].kind == "flag"
+    assert "pipedream" in found["order"].choices
+
+
+def test_a_screen_hears_of_changes_while_it_is_shown():
+    setup, heard = Setup(screen="run"), []
+    setup.when_shown("run", lambda: heard.append(setup.batch_size))
+    setup.batch_size = 64
+    setup.screen = "cluster"
+    setup.batch_size = 128
+    assert heard == [32, 64]
+    setup.screen = "run"
+    setup.screen = "cluster"
+    setup.screen = "run"  # nothing has changed meanwhile
+    assert heard == [32, 64, 128]
+
+
+def test_a_setup_can_be_taken_again():
+    setup = Setup(batch_size=8)
+    setup.choose_strategy("k-sync")
+    other = Setup()
+    other.take(setup.state())
+    assert {name: getattr(other, name) for name in FIELDS} == setup.state()
+    assert other.experiment() == setup.experiment()
+
+
+@pytest.mark.slow
+def test_two_runs_are_compared_by_the_program_as_on_the_screen(tmp_path):
+    a = ddlsim.Experiment("office-1gbe", "lenet5", steps=2)
+    b = a.with_(batch_size=64)
+    *_, program = files(a, b)
+    (tmp_path / program.name).write_text(program.text)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(str(tmp_path / program.name))
+    first, second = ddlsim.simulate(a), ddlsim.simulate(b)
+    assert f"step time: {1e3 * first.step_time:.4g} ms -> {1e3 * second.step_time:.4g} ms" in printed.getvalue()
