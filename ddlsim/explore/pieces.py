@@ -92,6 +92,12 @@ def stacked(shares: Mapping[str, float], styles: Mapping[str, tuple[str, str]], 
     return f'<div class="bar" role="img" aria-label="{plain(words)}">{pieces}</div><div>{keys}</div>'
 
 
+def legend(parts: Sequence[tuple[str, str]]) -> str:
+    """Return (colour, what it stands for) side by side."""
+    keys = (f'<span class="key"><i style="background:{colour}"></i>{plain(label)}</span>' for colour, label in parts)
+    return f"<div>{''.join(keys)}</div>"
+
+
 #: series of bars
 COLOURS = ("#4477aa", "#dd7733")
 
@@ -117,12 +123,9 @@ def bars(rows: Sequence[tuple[str, Sequence[float | None]]], series: Sequence[st
         f'<td class="w">{"".join(bar(gain or 0.0, place) for place, gain in enumerate(gains))}</td></tr>'
         for label, gains in shown
     )
-    legend = [
-        f'<span class="key"><i style="background:{COLOURS[i]}"></i>{plain(name)}</span>'
-        for i, name in enumerate(series)
-    ]
+    key = legend(list(zip(COLOURS, series, strict=False))) if len(series) > 1 else ""
     rest = f"<div>Without effect: {plain(', '.join(others))}.</div>" if others else ""
-    return f"<div>{''.join(legend * (len(series) > 1))}</div><table><tbody>{body}</tbody></table>{rest}"
+    return f"{key}<table><tbody>{body}</tbody></table>{rest}"
 
 
 def _gain(gain: float | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import panel as pn
 from bokeh.models import ColumnDataSource, HoverTool, Range1d
 from bokeh.plotting import figure
 
+from ddlsim.explore.pieces import html, legend
 from ddlsim.readable import seconds
 from ddlsim.report.drawing import TIME_STYLES
 from ddlsim.run.result import Result
@@ -23,7 +23,7 @@ STYLES = {
 }
 
 
-def timeline(result: Result) -> pn.pane.Bokeh:
+def timeline(result: Result) -> pn.Column:
     """Return two steps of a result that was recorded (``result.traced``)."""
     begin, end = window(result)
     ranks = np.unique(np.linspace(0, result.n_workers - 1, min(N_WORKERS, result.n_workers)).astype(int)).tolist()
@@ -34,7 +34,7 @@ def timeline(result: Result) -> pn.pane.Bokeh:
         height=130 + 22 * len(rows),
         sizing_mode="stretch_width",
         tools="xpan,xwheel_zoom,xbox_zoom,reset",  # type: ignore[call-arg]  # bokeh's stubs lack what it documents
-        x_range=Range1d(begin, end),
+        x_range=Range1d(start=begin, end=end),
     )
     plot.xaxis.axis_label = "simulated time (s)"
     for kind, (colour, label, offset, height) in STYLES.items():
@@ -46,24 +46,19 @@ def timeline(result: Result) -> pn.pane.Bokeh:
         ][:N_BARS]  # fmt: skip
         if spans:
             columns = list(zip(*spans, strict=True))
-            source: dict[str, Sequence[Any]] = {
+            source: dict[str, Any] = {
                 "y": [y + offset for y in columns[0]], "left": columns[1], "right": columns[2], "name": columns[3],
                 "takes": [seconds(stop - start) for _, start, stop, _ in spans], "kind": [label] * len(spans),
             }  # fmt: skip
             plot.hbar(y="y", left="left", right="right", height=height, source=ColumnDataSource(source), color=colour,
-                      legend_label=label, line_color="white", line_width=0.3)  # fmt: skip
+                      line_color="white", line_width=0.3)  # fmt: skip
     plot.add_tools(HoverTool(tooltips=[("", "@kind @name"), ("takes", "@takes")]))
     plot.yaxis.ticker = list(place.values())
     plot.yaxis.major_label_overrides = {int(y): track for track, y in place.items()}
     plot.ygrid.grid_line_color = None
     plot.toolbar.logo = None
-    if plot.legend:
-        plot.legend.orientation = "horizontal"
-        plot.legend.label_text_font_size = "11px"
-        plot.add_layout(plot.legend[0], "below")
-        plot.legend.ncols = 2
-        plot.legend.location = "left"
-    return pn.pane.Bokeh(plot, sizing_mode="stretch_width")
+    key = legend([(colour, label) for colour, label, _, _ in STYLES.values()])
+    return pn.Column(html(key), pn.pane.Bokeh(plot, sizing_mode="stretch_width"), sizing_mode="stretch_width")
 
 
 def window(result: Result) -> tuple[float, float]:
