@@ -35,6 +35,7 @@ def timeline(result: Result) -> pn.Column:
         sizing_mode="stretch_width",
         tools="xpan,xwheel_zoom,xbox_zoom,reset",  # type: ignore[call-arg]  # bokeh's stubs lack what it documents
         x_range=Range1d(start=begin, end=end),
+        min_border_left=95,  # so that there is room for the names before they are measured
     )
     plot.xaxis.axis_label = "simulated time (s)"
     for kind, (colour, label, offset, height) in STYLES.items():

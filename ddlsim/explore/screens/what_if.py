@@ -133,7 +133,7 @@ def _changes(a: dict[str, object], b: dict[str, object]) -> str:
 
 def _said(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} = {json.dumps(each)}" for key, each in value.items()) or "as the class does"
+        return ", ".join(f"{key} = {json.dumps(each)}" for key, each in value.items()) or "defaults"
     return "all devices" if value is None else str(value)
 
 
