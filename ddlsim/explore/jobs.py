@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -16,8 +17,8 @@ T = TypeVar("T")
 #: does a call where the page may be changed
 Deliver = Callable[[Callable[[], None]], None]
 
-#: s between two looks at how far something is
-INTERVAL = 0.1
+#: s between two looks at how far something is, and before the first
+INTERVAL, DELAY = 0.1, 0.3
 _LOG = logging.getLogger(__name__)
 
 
@@ -32,7 +33,8 @@ class Progress:
         self.cancelled = False
         self._deliver = deliver
         self._show = show
-        self._next = 0.0
+        self._next = time.monotonic() + DELAY
+        self._spoke = False
 
     def check(self) -> None:
         """Raise CancelledError if nobody wants the work any more; call it now and then."""
@@ -40,10 +42,21 @@ class Progress:
             raise CancelledError
 
     def update(self, share: float, text: str) -> None:
-        """Say how much is done (0 to 1; below 0: nobody knows) and what goes on; ten times a second are shown."""
+        """Say how much is done (0 to 1; below 0: nobody knows) and what goes on; ten times a second it is shown."""
         if time.monotonic() >= self._next:
-            self._next = time.monotonic() + INTERVAL
+            self._next, self._spoke = time.monotonic() + INTERVAL, True
             self.tell(lambda: self._show(share, text))
+
+    def begin(self) -> None:
+        """Show soon that something goes on, unless it says more by then."""
+
+        def show() -> None:
+            if not self._spoke:
+                self.tell(lambda: self._show(-1.0, ""))
+
+        timer = threading.Timer(2.0 * DELAY, show)
+        timer.daemon = True
+        timer.start()
 
     def tell(self, call: Callable[[], None]) -> None:
         """Do `call` where the page may be changed, unless the work is cancelled by then."""
@@ -107,7 +120,7 @@ class Jobs:
         with self._lock:
             waits = name in self._running
             (self._waiting if waits else self._running)[name] = job
-        self._show(name, -1.0, "")
+        job.progress.begin()
         if not waits:
             threading.Thread(target=self._work, args=(name, job), name=f"ddlsim {name}", daemon=True).start()
 
@@ -128,7 +141,7 @@ class Jobs:
             self.cancel(name)
 
     def bar(self, name: str, cancelled: Callable[[], None] | None = None) -> pn.Row:
-        """Return a bar with a button that cancels, there while work of this name goes on.
+        """Return a bar with a button that cancels, there while work of this name goes on for more than a moment.
 
         `cancelled` is called after somebody has pressed the button.
         """
@@ -192,8 +205,16 @@ def _document_thread() -> Deliver:
     if document is None or document.session_context is None:
         return lambda call: call()
 
+    calls: deque[Callable[[], None]] = deque()
+
+    def all_of_them() -> None:
+        while calls:
+            calls.popleft()()
+
     def deliver(call: Callable[[], None]) -> None:
+        calls.append(call)  # the server says nothing about the order of callbacks, so each does what is there by then
         if document.session_context is not None and not document.session_context.destroyed:
-            document.add_next_tick_callback(call)
+            # changes of a page that is still being loaded would be lost now and then
+            document.add_next_tick_callback(lambda: pn.state.onload(all_of_them))
 
     return deliver

@@ -118,34 +118,49 @@ def test_what_is_told_after_a_cancel_does_not_come(page):
     assert page.said == []
 
 
-def test_the_bar_is_there_while_work_goes_on(page):
+def test_the_bar_is_there_while_work_goes_on(page, monkeypatch):
+    monkeypatch.setattr("ddlsim.explore.jobs.DELAY", 0.0)
     pressed = []
     bar = page.jobs.bar("a", lambda: pressed.append(1))
     (text, share), button = bar[0], bar[1]
     assert not bar.visible
-    told = threading.Event()
+    goes_on = threading.Event()
 
     def work(progress):
+        assert goes_on.wait(PATIENCE)
         progress.update(0.4, "2 of 5")
-        progress.update(0.6, "3 of 5")  # too soon after the other to be shown
-        told.set()
         while True:
             progress.check()
 
     page.start("a", work)
-    assert bar.visible
-    assert share.value == -1
-    assert told.wait(PATIENCE)
     page.next()
-    assert (text.value, share.value, page.calls.empty()) == ("2 of 5", 40, True)
+    assert (bar.visible, text.value, share.value) == (True, "computing ...", -1)
+    goes_on.set()
+    page.next()
+    assert (text.value, share.value) == ("2 of 5", 40)
     button.clicks += 1
     assert not bar.visible
     assert pressed == [1]
-    page.start("a", lambda _: 2)
+    held = Held(2)
+    page.start("a", held)
+    page.next()
     assert bar.visible
+    held.go.set()
     page.next()
     assert not bar.visible
     assert page.said == [2]
+
+
+def test_quick_work_shows_no_bar(page):
+    bar = page.jobs.bar("a")
+
+    def work(progress):
+        progress.update(0.5, "half")
+        return 1
+
+    page.start("a", work)
+    page.next()
+    assert (page.said, bar.visible, page.calls.empty()) == ([1], False, True)
 
 
 def test_closing_ends_everything(page):

@@ -1,0 +1,165 @@
+"""A collective played round by round: what every rank holds after each, and when that is on a cluster."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.collectives import Collective, Schedule, State, build, cost, states
+from ddlsim.collectives.find import find, given, parameters_of
+from ddlsim.collectives.states import beginning
+from ddlsim.errors import ConfigError
+from ddlsim.explore.jobs import Progress
+from ddlsim.imports.nccl_operations import bus_factor
+from ddlsim.network import schedule_time
+from ddlsim.units import si
+
+#: what a person can look at
+MOST_RANKS, MOST_CHUNKS, MOST_ROUNDS = 64, 256, 1000
+#: kinds that combine what ranks have; the others move it
+REDUCES = ("all_reduce", "reduce", "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be played.
+
+    algorithm   a name, perhaps with arguments: "parameter_server(4)"
+    n_segments  that pipelined algorithms cut the buffer in; None: 512 KiB each
+    nbytes      buffer of a rank, as "100 MB"
+    """
+
+    cluster: str
+    kind: str = "all_reduce"
+    algorithm: str = "ring"
+    n_ranks: int = 8
+    nbytes: str = "100 MB"
+    n_segments: int | None = 4
+
+
+@dataclass(frozen=True)
+class ClosedForm:
+    """What the textbook says: the `formula`, its `time` in s, and whether the ranks' network is what it is about.
+
+    alpha, beta  s per message and s per byte of the slowest pair of ranks
+    """
+
+    formula: str
+    time: float
+    alpha: float
+    beta: float
+    uniform: bool
+
+
+@dataclass(frozen=True)
+class Played:
+    """A schedule, played.
+
+    states         before the first round and after each
+    times          (n_rounds + 1,) s after which all ranks have ended so many rounds, if none came after these
+    closed_form    None where there is none
+    bus_bandwidth  bytes/s as nccl-tests reports it: comparable with that of links; nan where nothing is sent
+    """
+
+    question: Question
+    schedule: Schedule
+    states: Sequence[State]
+    times: Sequence[float]
+    closed_form: ClosedForm | None
+    bus_bandwidth: float
+
+    @property
+    def n_rounds(self) -> int:
+        """How many rounds there are."""
+        return len(self.states) - 1
+
+
+def takes_segments(algorithm: str, kind: str) -> bool:
+    """Return whether an algorithm cuts the buffer in as many segments as it is told."""
+    function = find(algorithm, kind)
+    return "n_segments" in set(parameters_of(function)) - set(given(function))
+
+
+def collective(question: Question) -> str | Collective:
+    """Return the algorithm as :func:`ddlsim.collective_time` takes it. Raises ConfigError for an unknown one."""
+    if question.n_segments is None or not takes_segments(question.algorithm, question.kind):
+        return question.algorithm
+    return functools.partial(find(question.algorithm, question.kind), n_segments=question.n_segments)
+
+
+def play(question: Question, progress: Progress) -> Played:
+    """Return the collective, played. Raises ConfigError for what there is not, and what is too large to look at."""
+    if question.n_ranks > MOST_RANKS:
+        raise ConfigError(f"ranks = {question.n_ranks}: must be at most {MOST_RANKS} to be looked at one by one")
+    cluster = load_cluster(question.cluster)
+    available = len(cluster.workers)
+    if not 1 <= question.n_ranks <= available:
+        raise ConfigError(
+            f"ranks = {question.n_ranks}: must be 1 to {available}, the workers of cluster {cluster.name!r}"
+        )
+    nodes = cluster.workers[: question.n_ranks].tolist()
+    size = si(question.nbytes, "bytes")
+    hosts = cluster.host_of[nodes].tolist()
+    schedule = build(collective(question), question.n_ranks, size, hosts, question.kind, (cluster, nodes))
+    if schedule.n_chunks > MOST_CHUNKS * schedule.copies:
+        raise ConfigError(
+            f"{question.algorithm} cuts {question.nbytes} in {schedule.n_chunks} chunks, more than {MOST_CHUNKS} to be "
+            "looked at; give fewer segments, or a smaller size"
+        )
+    played = _all_states(schedule)
+    times = [0.0]
+    for n_rounds in range(1, len(played)):
+        progress.check()
+        progress.update(n_rounds / len(played), f"round {n_rounds} of {len(played) - 1}")
+        times.append(schedule_time(cluster, beginning(schedule, n_rounds), nodes, size))
+    bus = bus_factor(question.kind, question.n_ranks) * size / times[-1] if times[-1] > 0.0 else np.nan
+    return Played(question, schedule, played, times, closed_form(question, cluster, nodes, size), float(bus))
+
+
+def _all_states(schedule: Schedule) -> list[State]:
+    found = []
+    for state in states(schedule):
+        if state.round > MOST_ROUNDS:
+            raise ConfigError(f"the schedule has more than {MOST_ROUNDS} rounds; give fewer segments")
+        found.append(state)
+    return found
+
+
+def closed_form(question: Question, cluster: Cluster, nodes: Sequence[int], nbytes: float) -> ClosedForm | None:
+    """Return the closed form of an algorithm without arguments, with the slowest pair's latency and bandwidth."""
+    kind = "" if question.kind == "all_reduce" else f"{question.kind}_"
+    function: Callable[..., float] | None = getattr(cost, f"{kind}{question.algorithm}", None)
+    if function is None or len(nodes) < 2:
+        return None
+    alphas, betas = zip(*_pairs(cluster, nodes), strict=True)
+    values = {
+        "n_ranks": len(nodes), "nbytes": nbytes, "alpha": max(alphas), "beta": max(betas),
+        "gamma": float(cluster.reduce_time[nodes].max()), "n_segments": question.n_segments or 1, "n_servers": 1,
+    }  # fmt: skip
+    parameters = inspect.signature(function).parameters
+    if not set(parameters) <= set(values):
+        return None  # of hierarchies and tori: their two networks are not those of a pair
+    try:
+        time = function(**{name: values[name] for name in parameters})
+    except ConfigError:  # exact for powers of two only
+        return None
+    uniform = np.ptp(alphas) <= 1e-9 * max(alphas) and np.ptp(betas) <= 1e-9 * max(betas)
+    formula = (inspect.getdoc(function) or "").splitlines()[0].rstrip(".")
+    return ClosedForm(formula, time, max(alphas), max(betas), bool(uniform))
+
+
+def _pairs(cluster: Cluster, nodes: Sequence[int]) -> Iterator[tuple[float, float]]:
+    """Yield s per message and s per byte between each two ranks, on an idle network."""
+    src, dst = (each.ravel() for each in np.meshgrid(nodes, nodes, indexing="ij"))
+    routes = cluster.routes(src[src != dst], dst[src != dst])
+    src, dst = src[src != dst], dst[src != dst]
+    for i, (start, end) in enumerate(zip(routes.offsets[:-1], routes.offsets[1:], strict=True)):
+        links = routes.links[start:end]
+        overhead = float(cluster.send_overhead[src[i]] + cluster.recv_overhead[dst[i]])
+        slowest = float(cluster.channel_capacity[cluster.link_channel[links]].min())
+        yield overhead + float(cluster.link_latency[links].sum()), 1.0 / slowest

@@ -1,0 +1,184 @@
+"""*Collective*: a schedule played round by round, on the chosen cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import panel as pn
+
+from ddlsim.collectives import KINDS, algorithm_names
+from ddlsim.errors import ConfigError, DdlsimError
+from ddlsim.explore.exports import Exports, File
+from ddlsim.explore.jobs import Jobs
+from ddlsim.explore.pieces import LazyCard, html, message, table, tiles
+from ddlsim.explore.rounds import Played, Question, play, takes_segments
+from ddlsim.explore.rounds_picture import durations, in_words, legend, matrix, messages_of, network, ranges
+from ddlsim.explore.setup import Setup
+from ddlsim.readable import seconds, si
+
+NAME = "collective"
+TITLE = "Collective"
+#: ms between two rounds that are played
+PACE = 700
+BESIDE = (
+    '<div style="display:flex;flex-wrap:wrap;gap:16px;align-items:center">'
+    '<div style="flex:1 1 280px;max-width:380px">{}</div><div style="flex:2 1 280px">{}</div></div>'
+)
+WORDS = {kind: kind.replace("_", "-") for kind in KINDS}
+
+
+def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
+    """Return the screen."""
+    return _Screen(setup, jobs).view
+
+
+class _Screen:
+    def __init__(self, setup: Setup, jobs: Jobs) -> None:
+        self._setup, self._jobs = setup, jobs
+        self._played: Played | None = None
+        wide = {"sizing_mode": "stretch_width", "min_width": 130}
+        self._kind = pn.widgets.Select(label="Collective", options={WORDS[kind]: kind for kind in KINDS}, **wide)
+        names = algorithm_names("all_reduce")
+        self._algorithm = pn.widgets.Select(label="Algorithm", options=names, value="ring", **wide)
+        self._arguments = pn.widgets.TextInput(label="Its arguments", placeholder="none", **wide)
+        self._ranks = pn.widgets.IntInput(label="Ranks", value=8, start=1, end=64, **wide)
+        self._size = pn.widgets.TextInput(label="Bytes per rank", value="100 MB", **wide)
+        self._segments = pn.widgets.IntInput(label="Segments", value=4, start=1, end=64, visible=False, **wide)
+        self._said = message("")
+        self._numbers, self._words = html(), html(css_classes=["words"])
+        self._pictures, self._bars, self._legend = html(), html(), html()
+        self._player = pn.widgets.Player(
+            start=0, end=1, value=0, interval=PACE, loop_policy="once", show_loop_controls=False, show_value=False,
+            visible_buttons=["first", "previous", "pause", "play", "next", "last"], sizing_mode="stretch_width",
+            max_width=520, height=60, margin=(4, 8),
+        )  # fmt: skip
+        self._table = html()
+        self._listed = LazyCard("Messages of this round", self._list, self._table)
+        self._exports = Exports(lambda: files(self._question()))
+        self._kind.param.watch(self._kind_changed, "value")
+        for widget in (self._algorithm, self._arguments, self._ranks, self._size, self._segments):
+            widget.param.watch(lambda _: self._ask(), "value")
+        self._player.param.watch(lambda _: self._show(), "value")
+        self.view = pn.Column(
+            _grid(self._kind, self._algorithm, self._arguments, self._ranks, self._size, self._segments),
+            self._said, jobs.bar(NAME), self._numbers, self._player, self._words, self._pictures, self._legend,
+            self._bars, self._listed.card, self._exports.card, sizing_mode="stretch_width",
+        )  # fmt: skip
+        setup.when_shown(NAME, self._ask)
+
+    def _question(self) -> Question:
+        words = str(self._arguments.value or "").strip()
+        algorithm = f"{self._algorithm.value}({words})" if words else str(self._algorithm.value)
+        if self._ranks.value is None:
+            raise ConfigError("ranks is empty; give a number")
+        segments = self._segments.value if takes_segments(algorithm, self._kind.value) else None
+        return Question(
+            self._setup.cluster.strip(), self._kind.value, algorithm, self._ranks.value, str(self._size.value), segments
+        )
+
+    def _kind_changed(self, _: object) -> None:
+        names = algorithm_names(self._kind.value)
+        before = self._algorithm.value
+        self._algorithm.options = names
+        if before == self._algorithm.value:
+            self._ask()
+
+    def _ask(self) -> None:
+        try:
+            self._segments.visible = takes_segments(self._algorithm.value, self._kind.value)
+            question = self._question()
+        except DdlsimError as error:
+            self._failed(str(error))
+            return
+        self._jobs.start(NAME, lambda progress: play(question, progress), self._done, self._failed)
+
+    def _failed(self, text: str) -> None:
+        self._jobs.cancel(NAME)
+        self._said.object = message(text).object
+        self._played = None
+        for pane in (self._numbers, self._words, self._pictures, self._legend, self._bars):
+            pane.object = ""
+        self._listed.stale()
+
+    def _done(self, played: Played) -> None:
+        self._said.object = ""
+        self._played = played
+        self._numbers.object = tiles(numbers(played)) + closed_form(played)
+        self._legend.object = legend(played)
+        self._exports.stale()
+        self._player.param.update(start=0, end=max(played.n_rounds, 1), value=0, disabled=not played.n_rounds)
+        self._show()
+
+    def _show(self) -> None:
+        if self._played is None:
+            return
+        number = min(int(self._player.value), self._played.n_rounds)
+        self._words.object = f'<div role="status">{in_words(self._played, number)}</div>'
+        both = network(self._played.states[number]), matrix(self._played, number)
+        self._pictures.object = BESIDE.format(*both)
+        self._bars.object = durations(self._played, number)
+        self._listed.stale()
+
+    def _list(self) -> None:
+        self._table.object = ""
+        if self._played is not None:
+            sent = messages_of(self._played.states[min(int(self._player.value), self._played.n_rounds)])
+            rows = [[str(src), str(dst), ranges(chunks), "added" if added else "written over"]
+                    for src, dst, added, chunks in sent]  # fmt: skip
+            self._table.object = table(["from", "to", "chunks", "how"], rows, 9) if rows else "no messages"
+
+
+def numbers(played: Played) -> Sequence[tuple[str, str]]:
+    """Return labelled numbers of the whole collective."""
+    question = played.question
+    found = [("time", seconds(played.times[-1])), ("rounds", str(played.n_rounds)),
+             ("messages", f"{played.schedule.n_messages:,}")]  # fmt: skip
+    if played.n_rounds:
+        found.append(("bus bandwidth", si(played.bus_bandwidth, "B/s")))
+    if played.closed_form is not None:
+        found.append(("closed form", seconds(played.closed_form.time)))
+    return [(f"{WORDS[question.kind]}, {question.n_ranks} ranks", question.algorithm), *found]
+
+
+def closed_form(played: Played) -> str:
+    """Return the formula, and what it is about, as HTML."""
+    form = played.closed_form
+    if form is None:
+        return ""
+    about = (
+        "on this cluster every two ranks have the same"
+        if form.uniform
+        else "of the slowest pair of ranks; here pairs differ, and the formula knows nothing of links that ranks share"
+    )
+    return (
+        f'<div class="note"><b>Closed form</b> {form.formula}, alpha = {seconds(form.alpha)}, 1/beta = '
+        f"{si(1.0 / form.beta, 'B/s')}: {about}.</div>"
+    )
+
+
+def files(question: Question) -> list[File]:
+    """Return the program that gives the same time and the same rounds. A file of an experiment has no collectives."""
+    algorithm, imports = json.dumps(question.algorithm), ""
+    if question.n_segments is not None and takes_segments(question.algorithm, question.kind):
+        imports = "from functools import partial\n\n"
+        algorithm = f"partial(find({algorithm}, {json.dumps(question.kind)}), n_segments={question.n_segments})"
+    found = "from ddlsim.collectives.find import find\n" if imports else ""
+    program = (
+        f"{imports}import ddlsim\nfrom ddlsim.collectives import build, states\n{found}from ddlsim.units import si\n\n"
+        f"cluster = ddlsim.load_cluster({json.dumps(question.cluster)})\n"
+        f"algorithm = {algorithm}\nn_ranks, nbytes, kind = {question.n_ranks}, {json.dumps(question.nbytes)}, "
+        f"{json.dumps(question.kind)}\n\n"
+        "seconds = ddlsim.collective_time(cluster, algorithm, nbytes, kind=kind, ranks=n_ranks)\n"
+        'print(f"{1e3 * seconds:.6g} ms")\n\n'
+        "nodes = cluster.workers[:n_ranks].tolist()\n"
+        'size, hosts = si(nbytes, "bytes"), cluster.host_of[nodes].tolist()\n'
+        "schedule = build(algorithm, n_ranks, size, hosts, kind, (cluster, nodes))\n"
+        "for state in states(schedule):\n"
+        '    print(f"after round {state.round}: {state.done.sum()} of {n_ranks} ranks whole")\n'
+    )
+    return [File("collective.py", program)]
+
+
+def _grid(*widgets: pn.widgets.Widget) -> pn.FlexBox:
+    return pn.FlexBox(*[pn.Column(widget, width=175) for widget in widgets])
