@@ -42,12 +42,21 @@ def toml_of(experiment: Experiment) -> str:
 
     Raises ConfigError for what files cannot say: clusters and models that are objects, and parts of one's own.
     """
-    tables = {name: _told(name, value, name) for name, value in _set(experiment)}
-    lines = [f"{name} = {_toml(value)}" for name, value in tables.items() if not isinstance(value, dict)]
-    for name, value in tables.items():
+    return "\n".join([*toml_lines(told_fields(experiment)), ""])
+
+
+def toml_lines(fields: Mapping[str, object], under: str = "") -> list[str]:
+    """Return the lines of a file with these fields, tables last; all of it `under` a table if one is named."""
+    lines = [f"{name} = {toml_text(value)}" for name, value in fields.items() if not isinstance(value, dict)]
+    for name, value in fields.items():
         if isinstance(value, dict):
-            lines += ["", f"[{name}]", *(f"{key} = {_toml(each)}" for key, each in value.items())]
-    return "\n".join([*lines, ""])
+            lines += ["", f"[{under}{name}]", *(f"{key} = {toml_text(each)}" for key, each in value.items())]
+    return lines
+
+
+def told_fields(experiment: Experiment) -> dict[str, object]:
+    """Return what stands in a file for each field of an experiment that has not its default."""
+    return {name: told(name, value, name) for name, value in _set(experiment)}
 
 
 def python_of(experiment: Experiment, *, script: bool = False) -> str:
@@ -55,7 +64,7 @@ def python_of(experiment: Experiment, *, script: bool = False) -> str:
 
     Raises ConfigError for clusters and models that are objects.
     """
-    fields = [(name, _python(value, name)) for name, value in _set(experiment)]
+    fields = [(name, python_text(value, name)) for name, value in _set(experiment)]
     if not script:
         return f"ddlsim.Experiment({', '.join(f'{name}={text}' for name, text in fields)})"
     arguments = "".join(f"    {name}={text},\n" for name, text in fields)
@@ -105,7 +114,7 @@ def _rules(annotation: Any) -> list[Rule]:
 # ---------------------------------------------------------------- TOML
 
 
-def _told(field: str, value: Any, where: str) -> object:
+def told(field: str, value: Any, where: str) -> object:
     """Return what stands in a file for the value of a field."""
     if isinstance(value, Cluster | Model) or (value is not None and field == "cluster" and not _named(value)):
         raise ConfigError(
@@ -116,17 +125,17 @@ def _told(field: str, value: Any, where: str) -> object:
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _told(field, each, f"{where}.{key}") for key, each in value.items()}
+        return {str(key): told(field, each, f"{where}.{key}") for key, each in value.items()}
     if isinstance(value, Sequence):
-        return [_told(field, each, f"{where}[{i}]") for i, each in enumerate(value)]
+        return [told(field, each, f"{where}[{i}]") for i, each in enumerate(value)]
     if isinstance(value, Compression) and not value.down and not value.cost:
-        return _told(field, value.compressor, where)
+        return told(field, value.compressor, where)
     kinds: dict[str, type] = {**FIELDS.get(field, {}), "": Compression, " ": ddlsim.Training}
     kind = next((name for name, kind in kinds.items() if kind is type(value)), None)
     if kind is None:
         raise ConfigError(f"{where} = {shown(value)}: files have no name for it; use it from Python")
     table = {} if not kind.strip() or len(FIELDS[field]) == 1 else {"type": kind}
-    return table | {name: _told(name, each, f"{where}.{name}") for name, each in _set(value)}
+    return table | {name: told(name, each, f"{where}.{name}") for name, each in _set(value)}
 
 
 def _named(value: object) -> bool:
@@ -142,24 +151,27 @@ def _quantity(value: float, dimension: str) -> str:
     return min(exact)[2] if exact else f"{value!r} {DIMENSIONS[dimension][0]}"
 
 
-def _toml(value: object) -> str:
+def toml_text(value: object) -> str:
+    """Return a value as TOML writes it in a line."""
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{_key(key)} = {_toml(each)}' for key, each in value.items())} }}"
+        return f"{{ {', '.join(f'{key_text(key)} = {toml_text(each)}' for key, each in value.items())} }}"
     if isinstance(value, list):
-        return f"[{', '.join(_toml(each) for each in value)}]"
+        return f"[{', '.join(toml_text(each) for each in value)}]"
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value)
     return json.dumps(value, ensure_ascii=False).replace(_DELETE, "\\u007f")
 
 
-def _key(name: str) -> str:
+def key_text(name: str) -> str:
+    """Return a key as TOML writes it."""
     return name if re.fullmatch("[A-Za-z0-9_-]+", name) else json.dumps(name)
 
 
 # ---------------------------------------------------------------- Python
 
 
-def _python(value: Any, where: str) -> str:
+def python_text(value: Any, where: str) -> str:
+    """Return the expression, after ``import ddlsim``, that makes a value of the field `where`."""
     if isinstance(value, Cluster | Model) or (where == "cluster" and not _named(value)):
         raise ConfigError(
             f"{where}: is an object; save it as a file (cluster.save('mine.toml')) and give its path to have it in text"
@@ -169,13 +181,13 @@ def _python(value: Any, where: str) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f"float({str(value)!r})"
     if isinstance(value, tuple | list):
-        return f"[{', '.join(_python(each, where) for each in value)}]"
+        return f"[{', '.join(python_text(each, where) for each in value)}]"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key!r}: {_python(each, where)}' for key, each in value.items())}}}"
+        return f"{{{', '.join(f'{key!r}: {python_text(each, where)}' for key, each in value.items())}}}"
     if dataclasses.is_dataclass(value):
         kind = type(value)
         name = f"ddlsim.{kind.__name__}" if getattr(ddlsim, kind.__name__, None) is kind else None
-        arguments = ", ".join(f"{field}={_python(each, f'{where}.{field}')}" for field, each in _set(value))
+        arguments = ", ".join(f"{field}={python_text(each, f'{where}.{field}')}" for field, each in _set(value))
         return f"{name or f'{kind.__module__}.{kind.__qualname__}'}({arguments})"
     if callable(value):
         return f"{value.__module__}.{value.__qualname__}"

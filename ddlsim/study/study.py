@@ -339,6 +339,21 @@ class Study:
         found = sensitivities_of_best(self, self.table, metric)
         save_html(self.table, path, title=title, question=question, metric=metric, sensitivities=found)
 
+    def to_toml(self) -> str:
+        """Return the text of the file that :func:`ddlsim.study.load_study` reads as this study.
+
+        Raises ConfigError for what files cannot say: clusters and models that are objects, parts of one's own.
+        """
+        from ddlsim.study.written import toml_of
+
+        return toml_of(self)
+
+    def to_python(self) -> str:
+        """Return a program that runs this study. Raises ConfigError for clusters and models that are objects."""
+        from ddlsim.study.written import python_of_study
+
+        return python_of_study(self)
+
     def with_(self, **changes: object) -> Study:
         """Return the study with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
