@@ -15,11 +15,11 @@ from panel.theme import fast
 from ddlsim.errors import ConfigError
 from ddlsim.explore.form import form
 from ddlsim.explore.jobs import Jobs
-from ddlsim.explore.screens import cluster, run, what_if
+from ddlsim.explore.screens import cluster, collective, learning, run, scaling, what_if
 from ddlsim.explore.setup import FIELDS, Setup
 
 #: in the order of the buttons
-SCREENS: tuple[ModuleType, ...] = (cluster, run, what_if)
+SCREENS: tuple[ModuleType, ...] = (cluster, run, what_if, scaling, learning, collective)
 ADDRESS = "127.0.0.1"
 #: where the form has no place beside a screen it lies above it, closed at first; what Panel makes of mouse clicks alone
 #: is made for keys, too
