@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from ddlsim.cluster import load_cluster
 from ddlsim.errors import ConfigError, DdlsimError
@@ -19,6 +18,9 @@ from ddlsim.study import Study
 from ddlsim.study.dispatch import Count
 from ddlsim.validation.intervals import predict_interval
 from ddlsim.workload.jitter import NoJitter
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: what is drawn; cost where the cluster has prices
 SHOWN = ("throughput", "efficiency", "cost_per_sample")
