@@ -14,7 +14,6 @@ from ddlsim.explore.pieces import html, message, plain
 from ddlsim.run.experiment import Experiment
 
 
-
 @dataclass(frozen=True)
 class File:
     """A file that a screen is exported as: its name and its text."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddlsim.cluster import load_cluster
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.explore.compared import chosen_strategies
-from ddlsim.explore.jobs import CancelledError, Progress
+from ddlsim.explore.jobs import Progress
 from ddlsim.explore.setup import Setup
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.metrics import METRICS
@@ -76,15 +76,12 @@ def run_study(study: Study, progress: Progress) -> Scaled:
     drawn = calibrated and isinstance(study.base.jitter, NoJitter)
 
     def report(count: Count) -> None:
-        if progress.cancelled:
-            raise KeyboardInterrupt
+        progress.check()
         share = count.finished / count.total
         progress.update(share / (N_DRAWS if drawn else 1), f"{count.finished} of {count.total} points")
 
     table = study.run(jobs=1, progress=report)
     progress.check()
-    if table.interrupted:
-        raise CancelledError
     summary = table.summary
     misfits = [text for text in dict.fromkeys(table.frame["error"]) if text]
     if drawn:
