@@ -113,5 +113,5 @@ def _has_costs(scaled: Scaled) -> bool:
 
 
 def files(study: Study) -> list[File]:
-    """Return the study as a file for ``ddlsim study`` and as a program."""
+    """Return the study as a file for ``ddlsim sweep`` and as a program."""
     return [File("scaling.toml", study.to_toml()), File("scaling.py", study.to_python())]
