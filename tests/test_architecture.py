@@ -64,6 +64,7 @@ ROOMS = {
 }
 #: imports upwards, inside functions: file -> packages. A result knows how to show itself, and how sure it is.
 LAZY = {
+    "collectives/schedule.py": {"report"},
     "cluster/catalogue.py": {"imports"},
     "imports/sniff.py": {"plan"},
     "plan/execute.py": {"report"},

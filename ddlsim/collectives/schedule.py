@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ddlsim.arguments import Count, Index, NotNegative, Positive, checked, one_of, whole
 from ddlsim.arguments.annotations import array_of
+
+if TYPE_CHECKING:
+    from matplotlib.animation import FuncAnimation
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -147,6 +151,18 @@ class Schedule:
         weight = np.add.reduceat(self.chunk_weight[chunk], first)
         whole = self.chunk_weight.sum()
         return np.asarray(weight * (nbytes * self.wire * self.copies / whole) * wire, dtype=np.float64)
+
+    @checked
+    def animate(self, path: str | Path | None = None, *, seconds: Positive = 0.8) -> FuncAnimation:
+        """Draw what each rank holds of each chunk, round by round, `seconds` each, and write it to `path` if given
+        (.gif, .webp or .html). In notebooks what is returned shows itself with buttons.
+
+        See :func:`ddlsim.report.animation.animate` for what is drawn. Raises ConfigError for more than 32 ranks, 64
+        chunks or 200 rounds.
+        """
+        from ddlsim.report.animation import animate
+
+        return animate(self, path, seconds=seconds)
 
     @checked
     def bytes_sent(self, nbytes: NotNegative) -> Floats:

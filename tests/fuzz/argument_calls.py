@@ -355,6 +355,7 @@ METHODS = {
     "Result.stability": lambda: {"runs": 1},
     "Result.save": lambda: {"path": "r.npz"},
     "Result.save_trace": lambda: {"path": "t.json"},
+    "Schedule.animate": lambda: {"path": "rounds.html"},
     "Schedule.bytes_sent": lambda: {"nbytes": 1e6},
     "Seeds.times_to_accuracy": lambda: {"target": 0.5},
     "Seeds.time_to_accuracy": lambda: {"target": 0.5},

@@ -1,0 +1,214 @@
+"""A collective played round by round: what each rank holds of each chunk, and which messages changed it."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.animation import FuncAnimation, PillowWriter
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.patheffects import withStroke
+
+from ddlsim.collectives import Schedule, State, states
+from ddlsim.errors import ConfigError
+from ddlsim.output_files import replacing, write_text
+from ddlsim.readable import count
+from ddlsim.report.drawing import figure
+
+Ints = npt.NDArray[np.int64]
+#: what can be drawn, and up to how many chunks cells have a number
+MOST_RANKS, MOST_CHUNKS, MOST_ROUNDS, NUMBERED = 32, 64, 200, 24
+#: kinds in which contributions are added up; in the others a chunk is what one rank has brought
+ADDED = ("all_reduce", "reduce", "reduce_scatter")
+EMPTY, FULL, WHOLE, CHANGED, SENT = "#ffffff", "#9ec3e6", "#1f4e79", "#d55e00", "#333333"
+#: frames for which the last state stays
+LAST = 3
+DPI = 110
+GIFS, PAGES = (".gif", ".webp"), (".html", ".htm")
+#: icons of matplotlib's buttons, which it would load from the internet, and characters instead
+_ICON = re.compile(r'<i class="fa fa-([a-z-]+)(?: fa-flip-horizontal)?"></i>')
+_ICONS = {
+    "minus": "−", "fast-backward": "⏮", "step-backward": "◂", "pause": "⏸", "play": "▶", "step-forward": "▸",
+    "fast-forward": "⏭", "plus": "+",
+}  # fmt: skip
+_STYLESHEET = re.compile(r"<link rel=\"stylesheet\"[^>]*>")
+
+
+class RoundByRound(FuncAnimation):
+    """matplotlib's animation; in notebooks it shows itself, with buttons, and loads nothing from elsewhere."""
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def __del__(self) -> None:
+        """Let one go that nobody has looked at, without matplotlib's warning."""
+
+    def to_html(self) -> str:
+        """Return the frames as HTML with buttons to go through them."""
+        page = _STYLESHEET.sub("", self.to_jshtml(default_mode="once"))
+        flipped = page.replace('fa-play fa-flip-horizontal"></i>', '"></i>◀').replace('<i class="fa "></i>', "")
+        return _ICON.sub(lambda match: _ICONS[match[1]], flipped)
+
+
+@dataclass(frozen=True, eq=False)
+class _Frame:
+    """What is drawn of a state: arrays as there, and (n_ranks, n_chunks) text and shade (0 to 1) of the cells."""
+
+    title: str
+    label: npt.NDArray[np.str_]
+    level: npt.NDArray[np.float64]
+    whole: npt.NDArray[np.bool_]
+    src: Ints
+    dst: Ints
+    chunk: Ints
+    reduced: npt.NDArray[np.bool_]
+
+
+def animate(schedule: Schedule, path: str | Path | None = None, *, seconds: float = 0.8) -> RoundByRound:
+    """Draw a schedule round by round, `seconds` each, and write it to `path` if given: .gif, .webp or .html.
+
+    A row is a rank, a column a chunk of the buffer. Arrows are the chunks that the round has moved, from sender to
+    receiver: solid where it combined them with what was there, dashed where it overwrote. Of all-reduces, reduces and
+    reduce-scatters a cell says how many contributions it holds, of the others whose data; where it is what the kind of
+    collective promises, it is dark.
+
+    Raises ConfigError for more than 32 ranks, 64 chunks or 200 rounds, for other formats, and where the file cannot be
+    written.
+    """
+    kind = None if path is None else Path(path).suffix.lower()
+    if kind is not None and kind not in GIFS + PAGES:
+        raise ConfigError(f"{path}: no kind of animation; end the name in one of {', '.join(GIFS + PAGES)}")
+    frames = _frames(schedule)
+    made, axes = _canvas(schedule, frames)
+
+    def draw(frame: _Frame) -> list[Rectangle]:
+        _draw(axes, frame)
+        return []
+
+    made_of = [*frames, *[frames[-1]] * (LAST - 1)]
+    animation = RoundByRound(made, draw, made_of, interval=1000.0 * seconds, repeat=True, cache_frame_data=False)
+    if path is not None and kind in PAGES:
+        write_text(path, f'<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8">\n{animation.to_html()}</html>\n')
+    elif path is not None:
+        _save(animation, Path(path), 1.0 / seconds)
+    return animation
+
+
+def _save(animation: RoundByRound, path: Path, fps: float) -> None:
+    with replacing(path) as file, tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / f"rounds{path.suffix.lower()}"
+        animation.save(made, PillowWriter(fps=fps), dpi=DPI)
+        file.write(made.read_bytes())
+
+
+def _frames(schedule: Schedule) -> list[_Frame]:
+    n_chunks = schedule.n_chunks // schedule.copies
+    for what, n, most in (("ranks", schedule.n_ranks, MOST_RANKS), ("chunks", n_chunks, MOST_CHUNKS)):
+        if n > most:
+            raise ConfigError(f"animate: {n} {what} are too many to draw, above {most}; build the schedule with fewer")
+    played = list(islice(states(schedule), MOST_ROUNDS + 2))
+    if len(played) > MOST_ROUNDS + 1:
+        raise ConfigError(f"animate: has more than {MOST_ROUNDS} rounds; build the schedule with fewer ranks or chunks")
+    return [_frame(schedule, state, len(played) - 1) for state in played]
+
+
+def _frame(schedule: Schedule, state: State, n_rounds: int) -> _Frame:
+    held = state.contributors
+    if schedule.kind in ADDED:
+        label, level = held.astype(np.str_), held / schedule.n_ranks
+    else:
+        label = np.where(held == 0, "", state.counts.argmax(axis=2).astype(np.str_))
+        level = np.where(held == 0, 0.0, 0.25)
+    name = f"{schedule.kind.replace('_', '-')}, {count(schedule.n_ranks, 'rank')}"
+    title = f"{name}: before the first round\n"
+    if state.round:
+        n_added = int(state.reduced.sum())
+        moved = [f"{n} {what}" for n, what in ((n_added, "combined"), (len(state.chunk) - n_added, "overwritten")) if n]
+        title = f"{name}: round {state.round} of {n_rounds}\nchunks sent: {', '.join(moved) or 'none'}"
+    return _Frame(title, label, level, state.whole, state.src, state.dst, state.chunk, state.reduced)
+
+
+def _canvas(schedule: Schedule, frames: list[_Frame]) -> tuple[Figure, Axes]:
+    """Return a figure with all that stays the same."""
+    n_ranks, n_chunks = frames[0].label.shape
+    made = figure(float(np.clip(2.2 + 0.62 * n_chunks, 5.4, 14.0)), float(np.clip(1.7 + 0.42 * n_ranks, 3.2, 10.0)))
+    axes = made.subplots()
+    axes.set_xlim(-0.5, n_chunks - 0.5)
+    axes.set_ylim(n_ranks - 0.5, -0.5)
+    axes.set_xticks(range(0, n_chunks, 1 + (n_chunks - 1) // 24))
+    axes.set_yticks(range(0, n_ranks, 1 + (n_ranks - 1) // 32))
+    axes.tick_params(length=0, labelsize=8)
+    axes.set_xlabel("chunk of the buffer")
+    axes.set_ylabel("rank")
+    number = "number of contributions" if schedule.kind in ADDED else "rank whose data it is"
+    handles: list[Patch | Line2D] = [
+        Patch(facecolor=FULL, edgecolor="#888888", label=number),
+        Patch(facecolor=WHOLE, label="as promised"),
+        Patch(facecolor="white", edgecolor=CHANGED, linewidth=2.0, label="changed in this round"),
+    ]
+    reduced = np.concatenate([frame.reduced for frame in frames])
+    if reduced.any():
+        handles.append(Line2D([], [], color=SENT, marker=">", markersize=4, label="sent, combined"))
+    if not reduced.all():
+        handles.append(Line2D([], [], color=SENT, marker=">", markersize=4, linestyle="--", label="sent, overwritten"))
+    made.legend(handles=handles, loc="outside lower center", ncols=3 if n_chunks > 4 else 2, fontsize=8, frameon=False,
+                handlelength=2.8)
+    axes.set_title("two\nlines", fontsize=9)
+    axes.hlines(np.arange(1, n_ranks) - 0.5, -0.5, n_chunks - 0.5, color="#888888", linewidth=0.5)
+    axes.vlines(np.arange(1, n_chunks) - 0.5, -0.5, n_ranks - 0.5, color="#888888", linewidth=0.5)
+    made.set_dpi(DPI)
+    made.draw_without_rendering()
+    made.set_layout_engine("none")  # frames keep their places
+    return made, axes
+
+
+def _draw(axes: Axes, frame: _Frame) -> None:
+    for artist in (*axes.patches, *axes.texts, *axes.images):
+        artist.remove()
+    axes.set_title(frame.title, fontsize=9)
+    level = frame.level[:, :, None]
+    shades = (1.0 - level) * np.array(to_rgb(EMPTY)) + level * np.array(to_rgb(FULL))
+    axes.imshow(np.where(frame.whole[:, :, None], to_rgb(WHOLE), shades), aspect="auto", zorder=0)
+    if frame.label.shape[1] <= NUMBERED:
+        for (rank, chunk), text in np.ndenumerate(frame.label):
+            colour = "white" if frame.whole[rank, chunk] else "black"
+            axes.text(chunk, rank, text, ha="center", va="center", fontsize=8, color=colour)
+    for rank, chunk in sorted(set(zip(frame.dst.tolist(), frame.chunk.tolist(), strict=True))):
+        axes.add_patch(Rectangle((chunk - 0.46, rank - 0.46), 0.92, 0.92, fill=False, edgecolor=CHANGED, linewidth=1.8))
+    for src, dst, x, reduced in _arrows(frame):
+        style = "-" if reduced else (0, (3, 2))
+        axes.annotate("", (x, dst), (x, src), arrowprops={
+            "arrowstyle": "-|>", "color": SENT, "linewidth": 1.1, "linestyle": style, "shrinkA": 0, "shrinkB": 0,
+            "mutation_scale": 8, "path_effects": [withStroke(linewidth=2.6, foreground="white")],
+        })  # fmt: skip
+
+
+def _arrows(frame: _Frame) -> list[tuple[int, int, float, bool]]:
+    """Return sender, receiver, x and whether combined of each arrow: those of a chunk that go down stand right of its
+    numbers, those that go up left, beside each other where they would overlap."""
+    found: list[tuple[int, int, float, bool]] = []
+    for chunk in np.unique(frame.chunk).tolist():
+        of = np.flatnonzero(frame.chunk == chunk)
+        for down in (True, False):
+            mine = [i for i in of.tolist() if (frame.dst[i] > frame.src[i]) == down]
+            place: dict[int, int] = {}
+            ends: list[int] = []  # of the last arrow in each column
+            for i in sorted(mine, key=lambda i: (min(frame.src[i], frame.dst[i]), max(frame.src[i], frame.dst[i]))):
+                low, high = sorted((int(frame.src[i]), int(frame.dst[i])))
+                column = next((k for k, end in enumerate(ends) if end < low), len(ends))
+                ends[column:column + 1] = [high]
+                place[i] = column
+            for i, column in place.items():
+                away = 0.2 + 0.24 * (column + 0.5) / len(ends)
+                found.append((int(frame.src[i]), int(frame.dst[i]), chunk + (away if down else -away),
+                              bool(frame.reduced[i])))  # fmt: skip
+    return found
