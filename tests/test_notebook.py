@@ -2,11 +2,13 @@
 
 import ast
 import dataclasses
+import io
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import ddlsim
 from ddlsim import notebook
@@ -156,13 +158,13 @@ def test_every_class_that_shows_itself_is_here():
     found = [
         (node.name, path.parent.name)
         for path, source in sources
-        if "def _repr_" in source
+        if "_repr_html_" in source
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.ClassDef)
-        and any(isinstance(item, ast.FunctionDef) and item.name.startswith("_repr_") for item in node.body)
+        and any(isinstance(item, ast.FunctionDef) and item.name == "_repr_html_" for item in node.body)
     ]
     names = [f"{name} of planner" if (name, package) == ("Plan", "planner") else name for name, package in found]
-    assert sorted(names) == sorted(MAKERS)
+    assert sorted(names) == sorted([*MAKERS, "RoundByRound"])  # tests/report/test_report_animation.py
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -188,6 +190,16 @@ def test_splits_of_a_model_are_a_table():
     )
     assert '<th scope="col"' in found._repr_html_()
     assert words(str(found)) <= words("".join(Page(found._repr_html_()).text))
+
+
+def test_pictures_show_themselves_by_the_axes_that_functions_return(made):
+    axes = made["Result"].plot_timeline()
+    png, size = axes._repr_png_()
+    with Image.open(io.BytesIO(png)) as image:
+        assert image.format == "PNG"
+        assert image.size == pytest.approx((2 * size["width"], 2 * size["height"]), abs=2)
+    assert axes.figure._repr_png_() == (png, size)
+    assert [panel._repr_png_()[1] for panel in made["Result"].plot_learning()] == [{"width": 675, "height": 285}] * 2
 
 
 def test_labels_go_on_below_each_other():
