@@ -37,8 +37,8 @@ GIFS, PAGES = (".gif", ".webp"), (".html", ".htm")
 #: icons of matplotlib's buttons, which it would load from the internet, and characters instead
 _ICON = re.compile(r'<i class="fa fa-([a-z-]+)(?: fa-flip-horizontal)?"></i>')
 _ICONS = {
-    "minus": "−", "fast-backward": "⏮", "step-backward": "◂", "pause": "⏸", "play": "▶", "step-forward": "▸",
-    "fast-forward": "⏭", "plus": "+",
+    "minus": "−", "fast-backward": "|◀", "step-backward": "◂", "pause": "‖", "play": "▶", "step-forward": "▸",
+    "fast-forward": "▶|", "plus": "+",
 }  # fmt: skip
 _STYLESHEET = re.compile(r"<link rel=\"stylesheet\"[^>]*>")
 
@@ -106,7 +106,7 @@ def animate(schedule: Schedule, path: str | Path | None = None, *, seconds: floa
 def _save(animation: RoundByRound, path: Path, fps: float) -> None:
     with replacing(path) as file, tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / f"rounds{path.suffix.lower()}"
-        animation.save(made, PillowWriter(fps=fps), dpi=DPI)
+        animation.save(made, PillowWriter(fps=fps), dpi=DPI)  # type: ignore[arg-type]  # may be less than one
         file.write(made.read_bytes())
 
 

@@ -73,7 +73,7 @@ def test_pages_load_nothing_and_their_buttons_have_signs(tmp_path):
     page = (tmp_path / "ring.html").read_text(encoding="utf-8")
     assert re.findall(r'(?:src|href)="(?!data:)[^"]*"|https?://[^"\s]*|<link|class="fa', page) == []
     buttons = re.findall(r"<button[^>]*>\s*(.*?)\s*</button>", page, re.DOTALL)
-    assert buttons == ["−", "⏮", "◂", "◀", "⏸", "▶", "▸", "⏭", "+"]
+    assert buttons == ["−", "|◀", "◂", "◀", "‖", "▶", "▸", "▶|", "+"]
     assert page.count("data:image/png;base64") == 2 + LAST
     assert "<script" in build("ring", 2).animate()._repr_html_()
 
