@@ -56,11 +56,6 @@ def lines(texts: Iterable[str]) -> str:
     return f"<p>{'<br>'.join(found)}</p>" if found else ""
 
 
-def block(text: str) -> str:
-    """Return text in which columns stand under each other already."""
-    return f"<pre>{escaped(text)}</pre>"
-
-
 def folded(label: str, part: str) -> str:
     """Return a part that a click on the label opens."""
     return f"<details><summary>{escaped(label)}</summary>{part}</details>"

@@ -27,7 +27,7 @@ from ddlsim.workload.memory import memory_of
 PACKAGE = Path(__file__).parents[1] / "ddlsim"
 #: markup, an entity, an attribute's end, an escape sequence, and what reverses the text after it
 NASTY = "a<b>&amp;\"'<script>x</script>\x1b[31m\u202e"
-TAGS = {"div", "p", "strong", "table", "thead", "tbody", "tr", "th", "td", "br", "pre", "details", "summary"}
+TAGS = {"div", "p", "strong", "table", "thead", "tbody", "tr", "th", "td", "br", "details", "summary"}
 ATTRIBUTES = {"style", "scope"}
 
 

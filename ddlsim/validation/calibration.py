@@ -239,10 +239,10 @@ class Calibration:
         return summary(self)
 
     def _repr_html_(self) -> str:
-        from ddlsim.notebook import block, page
+        from ddlsim.notebook import grid, lines, page
+        from ddlsim.validation.calibration_text import cells, notes, title
 
-        title, _, text = str(self).partition("\n")
-        return page(title, block(text))
+        return page(title(self), grid(cells(self), left=(0,)), lines(notes(self)))
 
 
 @checked

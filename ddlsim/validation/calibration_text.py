@@ -29,13 +29,29 @@ def shown(name: str, value: float) -> str:
 
 def summary(calibration: Calibration) -> str:
     """Return parameters with intervals, residuals, curves, compute, jitter and notes."""
-    lines = [f"calibration of {calibration.cluster.name}"]
-    rows = [
-        (p.name, shown(p.name, p.value), f"[{shown(p.name, p.low)}, {shown(p.name, p.high)}]",
-         f"(file: {shown(p.name, p.file)})")
-        for p in calibration.parameters
-    ]  # fmt: skip
-    lines += aligned(rows, left=(0, 2, 3), indent=2)
+    _, *parameters = cells(calibration)
+    found = [(*others, f"(file: {file})") for *others, file in parameters]
+    rows = aligned(found, left=(0, 2, 3), indent=2) if found else []
+    return printable.shown("\n".join([title(calibration), *rows, *notes(calibration)]))
+
+
+def title(calibration: Calibration) -> str:
+    """Return what was calibrated."""
+    return f"calibration of {calibration.cluster.name}"
+
+
+def cells(calibration: Calibration) -> list[tuple[str, str, str, str]]:
+    """Return a row per parameter, with a head."""
+    rows = [("parameter", "value", "interval (95 %)", "file")]
+    for p in calibration.parameters:
+        value, low, high, file = (shown(p.name, number) for number in (p.value, p.low, p.high, p.file))
+        rows.append((p.name, value, f"[{low}, {high}]", file))
+    return rows
+
+
+def notes(calibration: Calibration) -> list[str]:
+    """Return residuals, curves, compute, jitter and notes, a line each, which begins with spaces."""
+    lines = []
     for fitted, what in ((True, "fitted to"), (False, "not fitted to")):
         rows = [r for r in calibration.residuals if r.fitted == fitted]
         if rows:
@@ -74,7 +90,7 @@ def summary(calibration: Calibration) -> str:
     if calibration.jitter is not None:
         lines.append(f"  jitter: {calibration.jitter}")
     lines += [f"  note: {note}" for note in calibration.notes]
-    return printable.shown("\n".join(lines))
+    return lines
 
 
 def _named(row: Residual) -> str:

@@ -53,13 +53,16 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
 
     def __str__(self) -> str:
-        names = ("weights", "gradients", "optimizer", "activations", "buffers", "total")
-        return "\n".join(aligned([(name, size(getattr(self, name))) for name in names], left=(0,)))
+        return "\n".join(aligned(self._rows(), left=(0,)))
 
     def _repr_html_(self) -> str:
-        from ddlsim.notebook import block, page
+        from ddlsim.notebook import labelled, page
 
-        return page("Memory of a rank", block(str(self)))
+        return page("Memory of a rank", labelled(self._rows()))
+
+    def _rows(self) -> list[tuple[str, str]]:
+        names = ("weights", "gradients", "optimizer", "activations", "buffers", "total")
+        return [(name, size(getattr(self, name))) for name in names]
 
 
 @checked
