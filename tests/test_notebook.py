@@ -207,3 +207,13 @@ def test_labels_go_on_below_each_other():
     assert Page(html).text.count("links") == 1
     assert "a<br>b" in html
     assert html.count("<tr>") == 2
+
+
+@pytest.mark.slow
+def test_the_page_holds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (PACKAGE.parent / "docs" / "notebooks.md").read_text(encoding="utf-8")
+    namespace = {"__name__": "notebooks"}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(block, "notebooks.md", "exec"), namespace)
+    assert {path.name for path in tmp_path.iterdir()} == {"ring.gif", "ring.html", "plan.png", "step.png"}
