@@ -63,6 +63,7 @@ from .run.files import load_experiment as load_experiment
 from .run.result import Result as Result
 from .run.seeds import Seeds as Seeds, simulate_seeds as simulate_seeds
 from .run.traced import Traced as Traced
+from .run.warm_up import warm_up as warm_up
 from .runtime.fabric import Fabric as Fabric, WithFabric as WithFabric
 from .strategies import (
     ADPSGD as ADPSGD,

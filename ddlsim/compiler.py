@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numba as nb
 from numba.core import compiler, typed_passes, untyped_passes
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_machinery import PassManager
+
+from ddlsim.compile_cache import keep
 
 #: A compiled function takes arrays or numbers; numba infers the types.
 _Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -172,15 +174,26 @@ class _Part(_Whole):
 
 #: Kernels never allocate, so they need no reference counting (nrt).
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
-_ADDRESSED: dict[str, Any] = {**_OPTIONS, "cache": True, "pipeline_class": _Whole}
+_ADDRESSED: dict[str, Any] = {**_OPTIONS, "pipeline_class": _Whole}
 _ENTRY: dict[str, Any] = {**_ADDRESSED, "no_cfunc_wrapper": True}
 _PART: dict[str, Any] = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _Part}
 
-#: For what Python calls; kept in numba's cache on disk.
-entry: _Decorator = nb.njit(**_ENTRY)
 
-#: For what Python calls, and other compiled code by its address.
-addressed: _Decorator = nb.njit(**_ADDRESSED)
+
+def entry(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile what Python calls, and keep it in the cache on disk."""
+    return cast("Callable[..., Any]", keep(nb.njit(**_ENTRY)(function)))
+
+
+def addressed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile what Python calls, and other compiled code by its address; keep it in the cache on disk."""
+    return cast("Callable[..., Any]", keep(nb.njit(**_ADDRESSED)(function)))
+
+
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile what stands for itself, as numba does it, and keep it in the cache on disk."""
+    return cast("Callable[..., Any]", keep(nb.njit(function)))
+
 
 #: For parts that become part of their callers.
 inlined: _Decorator = nb.njit(forceinline=True, **_PART)

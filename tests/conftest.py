@@ -27,10 +27,12 @@ SLOW = ("accuracy", "lab", "measure", "published", "test_examples.py", "test_stu
 
 
 def pytest_configure():
-    """Take SIGINT again where a shell has started the tests in the background.
+    """Take SIGINT again where a shell has started the tests in the background; say nothing while kernels are compiled.
 
-    Such a shell makes them ignore it, and with them every process that they start and interrupt.
+    Such a shell makes them ignore it, and with them every process that they start and interrupt. What is written to
+    stderr is looked at, and must not depend on what is in the cache.
     """
+    os.environ["DDLSIM_QUIET"] = "1"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -12,5 +12,6 @@ from ddlsim.cli import (  # noqa: F401  (they register the commands)
     running,
     studying,
     validating,
+    warming,
 )
 from ddlsim.cli.application import app as app, main as main

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
-from ddlsim.compiler import called, entry
+from ddlsim.compiler import called, entry, kernel
 
 SHORTEST, ECMP, D_MOD_K = 0, 1, 2
 
@@ -182,7 +181,7 @@ def walk(
     return len(src), False
 
 
-@njit(cache=True)
+@kernel
 def grid_walk(src: _Ints, dst: _Ints, shape: _Ints, next_link: _Ints) -> tuple[_Ints, _Ints]:
     """Return `offsets`, `links` of dimension-order routes on a torus, the shorter way round (+ at a tie).
 

@@ -1,15 +1,9 @@
-"""When a kernel in numba's cache is too old, and what people are told while it is compiled."""
+"""When a kernel in numba's cache is too old."""
 
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-from numba.core import event
 
 from ddlsim import compiler
 
@@ -24,23 +18,3 @@ def source_stamp() -> int:
     for path in [Path(compiler.__file__), *sorted(Path(__file__).parent.glob("*.py"))]:
         digest.update(path.read_bytes())
     return int.from_bytes(digest.digest()[:7], "big")
-
-
-class _Announcer(event.Listener):
-    """Says on stderr that numba compiles the function that takes longest, when it does: not when it is in the cache."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def on_start(self, event: Any) -> None:
-        if event.data["dispatcher"].py_func.__qualname__ == self.name and multiprocessing.parent_process() is None:
-            text = "ddlsim: compiling the event kernel, once; this takes 10 to 20 seconds"
-            print(text, file=sys.stderr, flush=True)
-
-    def on_end(self, event: Any) -> None:
-        pass
-
-
-def announced(function: Callable[..., Any]) -> None:
-    """Let the compilation of an entry point be announced to people who wait for it."""
-    event.register("numba:compile", _Announcer(function.__qualname__))

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ddlsim.compiler import addressed, entry, inlined
-from ddlsim.network.compiled import announced, source_stamp
+from ddlsim.network.compiled import source_stamp
 from ddlsim.network.filling import ONE, ZERO, least
 from ddlsim.network.flows import add_flow, end_flow
 from ddlsim.network.maxmin import next_end, solve
@@ -230,4 +230,3 @@ def _entry_points(stamp: int) -> tuple[Callable[..., int], _Call, _Call, _Call]:
 
 
 advance, join, send, send_one = _entry_points(source_stamp())
-announced(advance)

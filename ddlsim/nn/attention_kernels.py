@@ -12,12 +12,13 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from ddlsim.compiler import kernel
 
 _Floats = npt.NDArray[np.floating]
 
 
-@njit(cache=True)
+@kernel
 def attend(rows: _Floats, weights: _Floats, mixed: _Floats, n: int, tokens: int, heads: int, d: int,
            causal: bool) -> None:  # fmt: skip
     """Write weights (n, heads, tokens, tokens) and mixed (n, tokens, heads * d) for rows (n, tokens, 3 * heads * d) of
@@ -53,7 +54,7 @@ def attend(rows: _Floats, weights: _Floats, mixed: _Floats, n: int, tokens: int,
                         mixed[out + c] += weights[first + j] * rows[value + c]
 
 
-@njit(cache=True)
+@kernel
 def attend_gradient(rows: _Floats, weights: _Floats, dmixed: _Floats, drows: _Floats, slopes: _Floats, n: int,
                     tokens: int, heads: int, d: int, causal: bool) -> None:  # fmt: skip
     """Write the gradient of the rows, given that of `mixed`; ``slopes`` (tokens,) is for what lies between.

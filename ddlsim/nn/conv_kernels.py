@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from ddlsim.compiler import kernel
 from ddlsim.nn.simd import WIDTH, add, fma, load, splat, store, total, zeros
 
 LANES = 2 * WIDTH
@@ -27,14 +28,14 @@ _Floats = npt.NDArray[np.floating]
 _Ints = npt.NDArray[np.int64]
 
 
-@njit(cache=True)
+@kernel
 def plane_size(space: tuple[int, int]) -> int:
     """Return the elements of one channel: height * width * LANES, and LANES unused ones if that is even,
     because channels a power of two apart would compete for the same few lines of a cache."""
     return ((space[0] * space[1]) | 1) * LANES
 
 
-@njit(cache=True)
+@kernel
 def pack(
     weight: _Floats, packed: _Floats, groups: int, n_out: int, n_in: int, n_taps: int, tile: int, swap: bool
 ) -> None:
@@ -52,7 +53,7 @@ def pack(
                     packed[at] = weight[((g * n_out + o) * n_in + c) * n_taps + t] if j < n_to else 0.0
 
 
-@njit(cache=True)
+@kernel
 def correlate4(
     x: _Floats, packed: _Floats, bias: _Floats, out: _Floats, n_blocks: int, groups: int, n_in: int,
     n_out: int, in_space: tuple[int, int], out_space: tuple[int, int], kernel_width: int,
@@ -107,7 +108,7 @@ def correlate4(
                             store(out, at + 3 * out_plane + WIDTH, b3)
 
 
-@njit(cache=True)
+@kernel
 def correlate6(
     x: _Floats, packed: _Floats, bias: _Floats, out: _Floats, n_blocks: int, groups: int, n_in: int,
     n_out: int, in_space: tuple[int, int], out_space: tuple[int, int], kernel_width: int,
@@ -163,7 +164,7 @@ def correlate6(
                         store(out, at + 5 * out_plane + WIDTH, b5)
 
 
-@njit(cache=True)
+@kernel
 def _inside(n_out: int, n_in: int, stride: int, shift: int, low: int, high: int) -> tuple[int, int]:
     """Return the outputs of low..high-1, first and behind the last, whose input o * stride + shift exists."""
     first = max(low, 0 if shift >= 0 else (-shift + stride - 1) // stride)
@@ -171,7 +172,7 @@ def _inside(n_out: int, n_in: int, stride: int, shift: int, low: int, high: int)
     return first, max(first, min(high, n_out, behind))
 
 
-@njit(cache=True)
+@kernel
 def weight_gradient(
     x: _Floats, dy: _Floats, dw: _Floats, n_blocks: int, groups: int, n_in: int, n_out: int,
     in_space: tuple[int, int], out_space: tuple[int, int], kernel: tuple[int, int],
@@ -245,7 +246,7 @@ def _add3(dw, at, step, last, a, b, c):  # type: ignore[no-untyped-def]
         dw[at + 2 * step] += total(c)
 
 
-@njit(cache=True)
+@kernel
 def weight_gradient1(
     x: _Floats, dy: _Floats, dw: _Floats, n_blocks: int, groups: int, n_in: int, n_out: int,
     in_space: tuple[int, int], out_space: tuple[int, int], kernel: tuple[int, int],
@@ -292,7 +293,7 @@ def weight_gradient1(
                                 _add3(dw, at + 3 * jump, jump, last - 3, add(a3, b3), add(a4, b4), add(a5, b5))
 
 
-@njit(cache=True)
+@kernel
 def bias_gradient(dy: _Floats, db: _Floats, n_blocks: int, channels: int, space: tuple[int, int]) -> None:
     """Add to `db` (channels,) the sums of `dy` over samples and pixels."""
     for b in range(n_blocks):

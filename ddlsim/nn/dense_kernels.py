@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from ddlsim.compiler import kernel
 from ddlsim.nn.simd import WIDTH, fma, load, splat, store, total, zeros
 
 _Floats = npt.NDArray[np.floating]
@@ -27,7 +28,7 @@ def _put(out, at, last, values):  # type: ignore[no-untyped-def]
         out[at + 2] = total(values[2])
 
 
-@njit(cache=True)
+@kernel
 def product_transposed(x: _Floats, w: _Floats, out: _Floats, n: int, n_in: int, n_out: int) -> None:
     """Write out (n, n_out) = x (n, n_in) w^T, w being (n_out, n_in); all flat. Tiles of 4 rows and 3 columns.
 
@@ -68,7 +69,7 @@ def product_transposed(x: _Floats, w: _Floats, out: _Floats, n: int, n_in: int, 
                 out[r * n_out + u] += x[r * n_in + k] * w[u * n_in + k]
 
 
-@njit(cache=True)
+@kernel
 def product(a: _Floats, row_step: int, k_step: int, b: _Floats, out: _Floats, n: int, n_k: int, n_out: int) -> None:
     """Write out (n, n_out) = A (n, n_k) b (n_k, n_out), where A[r, k] = a[r * row_step + k * k_step].
 
@@ -118,7 +119,7 @@ def product(a: _Floats, row_step: int, k_step: int, b: _Floats, out: _Floats, n:
             store(out, at + WIDTH, b0)
 
 
-@njit(cache=True)
+@kernel
 def _narrow_product(
     a: _Floats, row_step: int, k_step: int, b: _Floats, out: _Floats, n: int, n_k: int, n_out: int
 ) -> None:

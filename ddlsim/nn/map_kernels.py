@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from ddlsim.compiler import kernel
 from ddlsim.nn.conv_kernels import LANES, plane_size
 from ddlsim.nn.simd import WIDTH, add, blend_equal, fma, load, maximum, splat, store, zeros
 
@@ -19,7 +19,7 @@ _Floats = npt.NDArray[np.floating]
 _Ints = npt.NDArray[np.int64]
 
 
-@njit(cache=True)
+@kernel
 def to_maps(x: _Floats, out: _Floats, n: int, channels: int, space: tuple[int, int]) -> None:
     """Write samples (n, channels * height * width) to `out` (n_blocks, channels, plane), zeros behind n."""
     pixels, plane = space[0] * space[1], plane_size(space)
@@ -35,7 +35,7 @@ def to_maps(x: _Floats, out: _Floats, n: int, channels: int, space: tuple[int, i
                     out[at + lane] = 0.0
 
 
-@njit(cache=True)
+@kernel
 def from_maps(x: _Floats, out: _Floats, n: int, channels: int, space: tuple[int, int]) -> None:
     """Write maps (n_blocks, channels, plane) to samples `out` (n, channels * height * width)."""
     pixels, plane = space[0] * space[1], plane_size(space)
@@ -48,7 +48,7 @@ def from_maps(x: _Floats, out: _Floats, n: int, channels: int, space: tuple[int,
                     out[at + lane * channels * pixels] = x[source + lane]
 
 
-@njit(cache=True)
+@kernel
 def max_pool(
     x: _Floats, out: _Floats, n_maps: int, in_space: tuple[int, int], out_space: tuple[int, int],
     row_from: _Ints, row_to: _Ints, col_from: _Ints, col_to: _Ints,
@@ -70,7 +70,7 @@ def max_pool(
                 at += LANES
 
 
-@njit(cache=True)
+@kernel
 def max_pool_gradient(
     x: _Floats, out: _Floats, dy: _Floats, dx: _Floats, n_maps: int, in_space: tuple[int, int],
     out_space: tuple[int, int], row_from: _Ints, row_to: _Ints, col_from: _Ints, col_to: _Ints,
@@ -93,7 +93,7 @@ def max_pool_gradient(
                 at += LANES
 
 
-@njit(cache=True)
+@kernel
 def average_pool(
     x: _Floats, out: _Floats, n_maps: int, in_space: tuple[int, int], out_space: tuple[int, int],
     row_from: _Ints, row_to: _Ints, col_from: _Ints, col_to: _Ints, row_share: _Floats, col_share: _Floats,
@@ -115,7 +115,7 @@ def average_pool(
                 at += LANES
 
 
-@njit(cache=True)
+@kernel
 def average_pool_gradient(
     dy: _Floats, dx: _Floats, n_maps: int, in_space: tuple[int, int], out_space: tuple[int, int],
     row_from: _Ints, row_to: _Ints, col_from: _Ints, col_to: _Ints, row_share: _Floats, col_share: _Floats,
@@ -137,7 +137,7 @@ def average_pool_gradient(
                 at += LANES
 
 
-@njit(cache=True)
+@kernel
 def channel_sums(
     a: _Floats, b: _Floats, shift_a: _Floats, scale_b: _Floats, shift_b: _Floats,
     sums: npt.NDArray[np.float64], n: int, channels: int, space: tuple[int, int],
@@ -164,7 +164,7 @@ def channel_sums(
                 sums[c] += lanes[lane]
 
 
-@njit(cache=True)
+@kernel
 def scale_channels(
     x: _Floats, out: _Floats, scale: _Floats, shift: _Floats, n_blocks: int, channels: int,
     space: tuple[int, int],
@@ -178,7 +178,7 @@ def scale_channels(
             at += WIDTH
 
 
-@njit(cache=True)
+@kernel
 def scale_channels_gradient(
     dy: _Floats, x: _Floats, dx: _Floats, on_dy: _Floats, on_x: _Floats, shift: _Floats, n: int,
     channels: int, space: tuple[int, int],

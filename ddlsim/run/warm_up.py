@@ -1,0 +1,169 @@
+"""Compile ahead what simulations and learning need, so that the first answer takes as long as all later ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ddlsim import compile_cache
+from ddlsim.arguments import checked
+from ddlsim.cluster import load_cluster
+from ddlsim.compile_messages import Part, teller
+from ddlsim.errors import ConfigError
+from ddlsim.network import Network
+from ddlsim.nn.network import build_network
+from ddlsim.run.api import simulate
+from ddlsim.strategies import AllReduce, AsyncParameterServer
+from ddlsim.workload.kept import with_kept
+from ddlsim.workload.model import Model, load_model
+from ddlsim.workload.model_build import Builder, Flow
+
+
+@dataclass(frozen=True)
+class Warmth:
+    """What :func:`warm_up` has found and done.
+
+    compiled   functions that were not in the cache
+    functions  in the cache now
+    seconds    CPU time that it took
+    folders    where the cache is
+    nbytes     what it takes there
+    """
+
+    compiled: tuple[str, ...]
+    functions: int
+    seconds: float
+    folders: tuple[Path, ...]
+    nbytes: int
+
+    def to_dict(self) -> dict[str, object]:
+        """Return it as plain values."""
+        return {**dataclasses.asdict(self), "folders": [str(folder) for folder in self.folders]}
+
+    def __str__(self) -> str:
+        n = len(self.compiled)
+        done = f"compiled {n} functions in {self.seconds:.0f} s of CPU time" if n else "warm: nothing to compile"
+        places = "\n".join(f"  {folder}" for folder in self.folders)
+        return f"{done}; {self.functions} functions are in the cache, {self.nbytes / 1e6:.1f} MB in\n{places}"
+
+
+def _rings() -> None:
+    simulate("office-1gbe", "lenet5", AllReduce("ring"), batch_size=8, workers=4)
+
+
+def _frames() -> None:
+    simulate("cloud-25g-16x8-v100", "lenet5", AllReduce("ring"), batch_size=8, workers=16)
+
+
+def _tori() -> None:
+    simulate("torus-2d", "lenet5", AllReduce("ring"), batch_size=8, workers=4)
+
+
+def _asynchronous() -> None:
+    simulate("office-1gbe", "lenet5", AsyncParameterServer(), batch_size=8, workers=4, steps=2)
+
+
+def _messages() -> None:
+    cluster = load_cluster("office-1gbe")
+    network = Network(cluster)
+    network.send(cluster.workers[:2], cluster.workers[2:4], np.ones(2), 0.0)
+    network.advance()
+
+
+def _timelines() -> None:
+    busy = simulate("office-1gbe", "lenet5", AllReduce("ring"), batch_size=8, workers=4).traced.busy
+    if busy is not None:
+        busy.of(0)
+
+
+def _images() -> None:
+    """Take a gradient of a network with every layer that convolutional ones have."""
+    entries = [
+        {"type": "conv", "channels": 6, "kernel": 3}, {"type": "batch_norm"}, {"type": "sigmoid"},
+        {"type": "avg_pool", "kernel": 2}, {"type": "conv", "channels": 4, "kernel": 1}, {"type": "tanh"},
+        {"type": "max_pool", "kernel": 2}, {"type": "flatten"}, {"type": "dense", "units": 8}, {"type": "relu"},
+        {"type": "dense", "units": 2},
+    ]  # fmt: skip
+    builder = Builder("warm-up", {}, frozenset())
+    structure, _ = builder.sequence(entries, "layers", "", Flow((3, 12, 12), learned=False), 0)
+    _learn(Model("warm-up", "warm-up", (3, 12, 12), with_kept(builder.layers, structure), True, (), structure))
+
+
+def _tokens() -> None:
+    _learn(load_model("char-transformer"))
+
+
+def _learn(model: Model) -> None:
+    rng = np.random.default_rng(0)
+    network = build_network(model, seed=0)
+    x, labels = network.random_batch(4, rng)
+    network.loss_and_gradient(network.initial_params, x, labels, rng, network.initial_state.copy())
+    network.predict(network.initial_params, x, network.initial_state)
+
+
+def _targets() -> None:
+    network = build_network("digits-cnn", seed=0, loss="mean_squared_error")
+    x, labels = network.random_batch(4, np.random.default_rng(0))
+    network.loss_and_gradient(network.initial_params, x, np.eye(network.n_outputs, dtype=x.dtype)[labels])
+
+
+#: (what it is for, what compiles it, s of CPU time that it takes cold)
+STEPS: tuple[tuple[str, Callable[[], None], float], ...] = (
+    ("collectives", _rings, 21.0),
+    ("frames of TCP", _frames, 0.3),
+    ("routes on tori", _tori, 1.0),
+    ("asynchronous workers", _asynchronous, 6.0),
+    ("messages", _messages, 0.3),
+    ("timelines", _timelines, 0.5),
+    ("gradients of image networks", _images, 13.0),
+    ("gradients of transformers", _tokens, 3.0),
+    ("targets that are numbers", _targets, 0.3),
+)
+
+#: is told what is being compiled, and how many seconds of how many are done
+Watcher = Callable[[str, float, float], None]
+
+
+@checked
+def warm_up(watch: Watcher | None = None) -> Warmth:
+    """Compile everything that simulations and learning need, and keep it in numba's cache; says what it did.
+
+    `watch` is told of the progress; without one, lines on stderr say what is compiled (:mod:`ddlsim.compile_messages`).
+    Takes 45 s of CPU time the first time, 2 s when all is there. Raises ConfigError where the cache cannot be written.
+    """
+    if teller.remark or not compile_cache.KEPT:
+        raise ConfigError(f"warm-up: compiled code cannot be kept: {teller.remark}")
+    began, done, total = time.process_time(), 0.0, sum(seconds for _, _, seconds in STEPS)
+    compiled: list[str] = []
+    at = ["", 0.0]
+
+    def note(name: str, part: Part) -> None:
+        compiled.append(name)
+        if watch is not None:
+            watch(f"{at[0]}: {part.words}", float(at[1]), total)
+
+    teller.listeners.append(note)
+    teller.muted = watch is not None
+    try:
+        for words, play, seconds in STEPS:
+            at[:] = [words, done]
+            if watch is not None:
+                watch(words, done, total)
+            play()
+            done += seconds
+    finally:
+        teller.listeners.remove(note)
+        teller.muted = False
+    files = compile_cache.files()
+    return Warmth(
+        compiled=tuple(compiled),
+        functions=sum(file.suffix == ".nbi" for file in files),  # an index for each
+        seconds=time.process_time() - began,
+        folders=tuple(sorted({file.parent for file in files})),
+        nbytes=sum(file.stat().st_size for file in files),
+    )
