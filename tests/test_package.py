@@ -33,6 +33,13 @@ def test_help_loads_nothing_heavy():
     assert not heavy & loaded_after("import ddlsim.cli")
 
 
+def test_a_plain_run_loads_no_tables_and_no_pictures():
+    """So that it is said within two seconds what limits a run; numba and networkx are needed."""
+    heavy = {"pandas", "pyarrow", "matplotlib", "jinja2", "ddlsim.validation", "ddlsim.planner", "ddlsim.study"}
+    run = "r = ddlsim.simulate('office-1gbe', 'lenet5', workers=4, steps=2); r.sensitivities(); str(r)"
+    assert not heavy & loaded_after(f"import ddlsim; {run}")
+
+
 def test_every_public_name_exists_and_is_documented():
     assert len(ddlsim.__all__) > 100
     assert set(ddlsim.__all__) == set(dir(ddlsim))

@@ -128,7 +128,7 @@ def _transport(result: Result) -> list[tuple[str, str]]:
     details = result.cluster.details
     if details is None or not details.acts:
         return []
-    used = np.flatnonzero((result.links["nbytes"] > 0.0) & (details.transport != ""))
+    used = np.flatnonzero((result.link_columns["nbytes"] > 0.0) & (details.transport != ""))
     if not len(used):
         return []
     limit = details.connection_limit[used]
@@ -170,15 +170,13 @@ def _learning(result: Result) -> list[tuple[str, str]]:
 
 
 def _links(result: Result) -> list[str]:
-    used = result.links[result.links["nbytes"] > 0.0]
-    if used.empty:
-        return ["none"]
-    top = used.sort_values(["utilisation", "source"], ascending=[False, True]).head(N_LINKS)
-    columns = (top[name].tolist() for name in ("source", "target", "kind", "utilisation", "nbytes"))
+    links = result.link_columns
+    rows = zip(*(links[name] for name in ("utilisation", "source", "target", "kind", "nbytes")), strict=True)
+    used = sorted((row for row in rows if row[-1] > 0.0), key=lambda row: (-row[0], row[1]))
     return [
         f"{source} -> {target} ({kind}): {percent(utilisation)} used, {size(nbytes)}"
-        for source, target, kind, utilisation, nbytes in zip(*columns, strict=True)
-    ]
+        for utilisation, source, target, kind, nbytes in used[:N_LINKS]
+    ] or ["none"]
 
 
 def _compute_times(result: Result) -> list[str]:

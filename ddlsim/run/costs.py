@@ -67,7 +67,7 @@ def energy(result: Outcome) -> float:
     """Return the energy of a run in J. Raises ConfigError, with the remedy, where workers have no known device."""
     cluster = result.cluster
     total = 0.0
-    seconds = result.workers["compute"].tolist()
+    seconds = result.device_seconds["compute"].tolist()
     for node, busy in zip(result.nodes.tolist(), seconds, strict=True):
         device = _device(cluster, node, result.experiment.device)
         if device is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -136,10 +136,12 @@ class Outcome:
     @cached_property
     def shares(self) -> dict[str, float]:
         """How the workers spent their time on average: compute, communication, waiting, idle; they add up to 1."""
-        table = self._seconds()
+        table = self.device_seconds
         return {name: float(values.mean() / self.end_time) for name, values in table.items()}
 
-    def _seconds(self) -> dict[str, Floats]:
+    @cached_property
+    def device_seconds(self) -> dict[str, Floats]:
+        """s that each worker's device spent on compute, communication, waiting and idle, each (n_workers,)."""
         kinds = (COMPUTE, COMMUNICATION, WAITING)
         table = {kind: np.array([seconds[kind] for seconds in self.recorder.seconds]) for kind in kinds}
         table["idle"] = np.array(self.recorder.idle)
@@ -198,28 +200,31 @@ class Outcome:
 
         names = [self.cluster.node_names[node] for node in self.nodes]
         steps = [len(ends) for ends in self.recorder.step_end]
-        return pd.DataFrame({"node": names, "steps": steps, **self._seconds()}).rename_axis("worker")
+        return pd.DataFrame({"node": names, "steps": steps, **self.device_seconds}).rename_axis("worker")
 
     @cached_property
     def links(self) -> pd.DataFrame:
         """One row per directed link (the two directions of a shared one are a row): kind, nbytes, utilisation."""
         import pandas as pd
 
+        return pd.DataFrame(self.link_columns)
+
+    @cached_property
+    def link_columns(self) -> dict[str, Any]:
+        """The columns of ``links``, for what would be slower to import pandas than to do without."""
         cluster = self.cluster
         first = np.unique(cluster.link_channel, return_index=True)[1]
         channel = cluster.link_channel[first]
         names = cluster.node_names
         capacity = cluster.channel_capacity[channel]
-        return pd.DataFrame(
-            {
-                "source": [names[i] for i in cluster.link_src[first]],
-                "target": [names[i] for i in cluster.link_dst[first]],
-                "kind": [cluster.link_kind[i] for i in first],
-                "nbytes": self.channel_nbytes[channel],
-                "utilisation": self.channel_nbytes[channel] / (capacity * self.end_time),
-                "busy": self.channel_busy[channel] / self.end_time,
-            }
-        )
+        return {
+            "source": [names[i] for i in cluster.link_src[first]],
+            "target": [names[i] for i in cluster.link_dst[first]],
+            "kind": [cluster.link_kind[i] for i in first],
+            "nbytes": self.channel_nbytes[channel],
+            "utilisation": self.channel_nbytes[channel] / (capacity * self.end_time),
+            "busy": self.channel_busy[channel] / self.end_time,
+        }
 
     @cached_property
     def steps(self) -> pd.DataFrame:

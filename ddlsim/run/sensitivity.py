@@ -47,7 +47,8 @@ def sensitivities(experiment: Experiment) -> list[Sensitivity]:
     n = reference.n_workers
     speed = tuple((1.0 + CHANGE) * s for s in base.speeds(n))
     variants = [("compute speed", dataclasses.replace(base, speed=speed))]
-    used = dict.fromkeys(reference.links.loc[reference.links["nbytes"] > 0.0, "kind"])
+    links = reference.link_columns
+    used = dict.fromkeys(kind for kind, nbytes in zip(links["kind"], links["nbytes"], strict=True) if nbytes > 0.0)
     for kind in used:
         variants.append((f"bandwidth of {kind}", _with_cluster(base, cluster.scaled(kind, bandwidth=1.0 + CHANGE))))
         variants.append((f"latency of {kind}", _with_cluster(base, cluster.scaled(kind, latency=1.0 - CHANGE))))

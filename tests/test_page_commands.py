@@ -1,0 +1,210 @@
+"""Every command that a documentation page shows is run, in order, or stands below with the reason why not."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import warnings
+from collections import defaultdict
+from pathlib import Path
+
+import click
+import page_files
+import pytest
+from documentation import ROOT
+from page_commands import Command, commands, of_help, of_pages, of_prose
+
+import ddlsim.cli
+from ddlsim.errors import ConfigError
+from ddlsim.lab.namespaces import check_computer
+
+#: commands that are not run as they stand: what they begin with -> what is run instead (None: nothing), and why
+INSTEAD = {
+    "make ": (None, "the targets are looked up below; .ci/run makes them in a clean clone"),
+    "pip install ": (None, "installs; what the extras are called is looked up below"),
+    "torchrun ": (None, "needs PyTorch, for which tests/measure/torch_example.py stands"),
+    "python tests/mutation/run.py": (None, "takes hours"),
+    "mpirun -n 8 python -m ddlsim.measure --out measured/": (
+        "mpirun -n 2 python -m ddlsim.measure --out measured/ --budget '4 s' --max-size '1 MiB'",
+        "eight ranks on two cores take minutes",
+    ),
+    "docs/write_your_own/": (None, "run by test_write_your_own.py, with the files of these pages"),
+}
+#: what a file of that name is where a page reads it; where it says more in one of them
+FILES = {
+    "study.toml": page_files.STUDY,
+    "study.sqlite": lambda path: play(f"ddlsim sweep study.toml --out {path}"),
+    "my-cluster.toml": page_files.CLUSTER,
+    "docs/lab.md my-cluster.toml": page_files.SMALL_CLUSTER,
+    "calibrated.toml": page_files.CLUSTER,
+    "runs.csv": page_files.RUNS,
+    "training.toml": page_files.TRAINING,
+    "nccl-tests.log": page_files.nccl_tests(8, named=True),
+    "nccl.log": page_files.nccl_tests(8, named=False),
+    "docs/formats/imports.md nccl.log": page_files.nccl_tests(16, named=False),
+    "iperf.json": page_files.iperf3(9.4e9),
+    "topo.txt": page_files.nvidia_smi(8),
+    "topo.xml": page_files.NCCL_TOPOLOGY,
+    "zoo.graphml": page_files.GRAPHML,
+    "measured/": lambda path: copy(path, "tests/validation/two_ranks.csv"),
+    "lab.csv": lambda path: copy(path, "tests/validation/two_ranks.csv"),
+    "step.goal": lambda path: step().to_goal(path),
+    "step.0.et": lambda path: step().to_chakra("step.et"),
+}
+#: options that name what a command writes
+WRITES = {"--out", "-o", "--html", "--plot", "--csv", "--trace", "--timeline", "--table", "--save", "--write"}
+
+BLOCKS = list(of_pages())
+PAGES = defaultdict(list)
+for each in (*BLOCKS, *of_help(), *of_prose()):
+    PAGES[each.page].append(each)
+
+
+def words_of(command: Command) -> list[str]:
+    return shlex.split(command.text.removeprefix("sudo "))
+
+
+def instead(command: Command) -> str | None:
+    """Return what is run for a command."""
+    for beginning, (text, _) in INSTEAD.items():
+        if command.text.startswith(beginning) or command.page.startswith(beginning):
+            return text
+    return command.text
+
+
+def misuse(command: Command) -> str | None:
+    """Return what is wrong with the words behind `ddlsim`: no such command or option, an argument is missing."""
+    known, words = commands(), words_of(command)[1:]
+    name = next((name for name in (" ".join(words[:2]), *words[:1]) if name in known), None)
+    if name is None:
+        return f"there is no command {words[0]!r}"
+    options = {option for parameter in known[name].params for option in parameter.opts + parameter.secondary_opts}
+    for word in words:
+        if word.startswith("-") and not re.match(r"-\d", word) and word.partition("=")[0] not in {*options, "--help"}:
+            return f"ddlsim {name} has no option {word}"
+    return None
+
+
+def is_whole(command: Command) -> bool:
+    """Whether it can be run as it stands; in prose many only name a command and an option."""
+    known, words = commands(), words_of(command)[1:]
+    name = next(name for name in (" ".join(words[:2]), words[0]) if name in known)
+    arguments = words[len(name.split()) :]
+    if any(re.fullmatch(r"[A-Z]+|\.\.\.|\|", word) for word in arguments):
+        return False
+    if not arguments and known[name].params and name in ("lab", "warm-up"):
+        return False
+    try:
+        known[name].make_context(name, list(arguments))
+    except click.exceptions.Exit:
+        return True
+    except Exception as error:
+        if type(error).__module__.startswith(("click", "typer")):
+            return False
+        raise
+    return True
+
+
+def play(text: str) -> str:
+    """Run a command here, as `ddlsim` would; others as a program. Returns what it printed."""
+    words = shlex.split(text.removeprefix("sudo "))
+    if words[0] != "ddlsim":
+        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
+        done = subprocess.run(["bash", "-c", text], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+    before = sys.argv
+    sys.argv = words
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            ddlsim.cli.main()
+    except SystemExit as end:
+        assert end.code in (0, None), text
+    finally:
+        sys.argv = before
+    return ""
+
+
+def step():
+    """Return the plan of a small step."""
+    return ddlsim.simulate("dgx1-v100", "resnet18", ddlsim.AllReduce("ring"), batch_size=32, workers=2, steps=1).plan
+
+
+def has_laboratory() -> bool:
+    """Whether `ddlsim lab` can work here: Linux, root, iproute2, a kernel with all that it needs."""
+    try:
+        check_computer()
+    except ConfigError:
+        return False
+    return True
+
+
+def copy(path: Path, source: str) -> None:
+    text = (ROOT / source).read_text(encoding="utf-8")
+    if path.suffix:
+        path.write_text(text, encoding="utf-8")
+    else:
+        path.mkdir()
+        (path / "measurements.csv").write_text(text, encoding="utf-8")
+
+
+def provide(page: str, words: list[str]) -> None:
+    """Write the files that a command reads and no earlier one has written."""
+    for before, word in zip(words, words[1:], strict=False):
+        made = FILES.get(f"{page} {word}", FILES.get(word))
+        if made is None or before in WRITES or Path(word).exists():
+            continue
+        if callable(made):
+            provide(page, ["", "study.toml"])
+            made(Path(word))
+        else:
+            Path(word).write_text(made, encoding="utf-8")
+
+
+def runs(page: str) -> list[str]:
+    """Return what is run of a page."""
+    whole = (each for each in PAGES[page] if each in BLOCKS or not each.text.startswith("ddlsim ") or is_whole(each))
+    return list(dict.fromkeys(text for each in sorted(whole, key=lambda c: c.line) if (text := instead(each))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md" and runs(page)])
+def test_the_commands_of_a_page_run(page, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for text in runs(page):
+        words = shlex.split(text.removeprefix("sudo "))
+        if words[:2] == ["ddlsim", "lab"] and not has_laboratory():
+            continue
+        provide(page, words)
+        capfd.readouterr()
+        printed = play(text)
+        shown = capfd.readouterr()
+        assert printed or shown.out or shown.err, text
+        assert "Traceback" not in shown.err, text
+
+
+@pytest.mark.parametrize(
+    "command", [c for c in (*BLOCKS, *of_help(), *of_prose()) if c.page != "CHANGELOG.md"], ids=str
+)
+def test_a_command_exists_with_its_options(command):
+    """Also those that only name a command and an option; in the changelog they may be gone."""
+    words = words_of(command)
+    if words[0] == "ddlsim":
+        assert misuse(command) is None
+    elif words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    elif words[0] == "pip":
+        extras = re.findall(r"\[([\w,]+)\]", command.text)
+        project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        for extra in ",".join(extras).split(",") if extras else ():
+            assert re.search(rf"^{extra} = \[", project, re.MULTILINE)
+
+
+def test_what_is_not_run_is_shown_somewhere():
+    shown = [each.text for each in BLOCKS] + [each.page for each in BLOCKS]
+    for beginning in INSTEAD:
+        assert any(text.startswith(beginning) for text in shown), beginning
