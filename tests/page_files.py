@@ -41,7 +41,7 @@ title = "Three machines on a switch"
 type = "star"
 n_hosts = 3
 bandwidth = "100 Mbit/s"
-latency = "250 us"
+latency = "30 us"
 
 [host]
 device = "cpu-core"

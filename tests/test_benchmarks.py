@@ -55,3 +55,17 @@ def test_what_is_no_checkout_is_refused(workloads, tmp_path, capsys):
     with pytest.raises(SystemExit):
         workloads.main(["--tiny", "--against", str(tmp_path)])
     assert "no checkout of ddlsim is there" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_four_people_have_their_first_answer_with_two_commands(tmp_path, monkeypatch, capsys):
+    """With what has been compiled already; how long it takes is not tested."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    first_answer = importlib.import_module("first_answer")
+    assert first_answer.main(["--here", "--json", str(tmp_path / "report.json")]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert json.loads(capsys.readouterr().out) == report
+    assert len(report["users"]) == 4
+    for row in report["users"]:
+        assert row["commands"] <= report["target"]["commands"]
+        assert row["warm"]["processor_seconds"] > 0.0

@@ -28,7 +28,7 @@ def calibrate(
     cluster: Annotated[
         str,
         typer.Option(
-            "--cluster", "-c", help="The cluster that was measured (.toml or bundled).",
+            "--cluster", "-c", help="The cluster that was measured: a file or bundled.",
             autocompletion=completing.clusters,
         ),
     ],

@@ -228,7 +228,7 @@ class Calibration:
 
     @checked
     def save(self, path: str | Path, source: str | Path) -> None:
-        """Write the cluster file `source` (a path or bundled name, TOML) to `path`, with the calibration in it."""
+        """Write the cluster `source` (a path or bundled name, with options) to `path` as TOML, with the calibration."""
         from ddlsim.validation.calibration_file import write_calibration
 
         write_calibration(self, Path(path), source)

@@ -18,7 +18,7 @@ from ddlsim.bundled import bundled_files
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.cluster.calibrated import PARAMETERS
 from ddlsim.cluster.calibration_table import CalibrationTable, ParameterTable, parse_calibration, value_of
-from ddlsim.cluster.toml_file import MARK
+from ddlsim.cluster.toml_file import MARK, to_toml
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.output_files import write_text
 from ddlsim.plain import decoded, parse_toml, read_bytes
@@ -30,23 +30,29 @@ from ddlsim.workload.jitter import Gamma, Lognormal, ShiftedExponential
 
 
 def write_calibration(calibration: Calibration, path: Path, source: str | Path) -> None:
-    """Write the cluster file `source` to `path` with the calibration; an earlier one is replaced.
+    """Write the cluster `source` to `path` with the calibration; an earlier one is replaced.
 
-    Raises ConfigError if `source` is no TOML file, or has a `[calibration]` that was not written here.
+    TOML files stay as they are otherwise; other files and names with options are written out as TOML.
+    Raises ConfigError if the cluster has a `[calibration]` that was not written here.
     """
     bundled = bundled_files("topologies")
     origin = Path(source) if os.path.isfile(source) else bundled.get(str(source), Path(source))
-    if origin.suffix != ".toml":
-        raise ConfigError(f"{source}: calibrations are written into TOML cluster files only; name one as the cluster")
-    if not os.path.exists(origin):
+    if origin.suffix == ".toml" and not os.path.exists(origin):
         raise unknown_name("cluster file", str(source), bundled)
-    text = decoded(read_bytes(origin), str(source)).partition(MARK)[0].rstrip()
+    text = decoded(read_bytes(origin), str(source)) if origin.suffix == ".toml" else _written_out(source)
+    text = text.partition(MARK)[0].rstrip()
     table = parse_toml(text, str(source))
     if "calibration" in table:
         raise ConfigError(f"{source}: has a [calibration] that was not written by ddlsim calibrate; remove it")
     if "name" not in table:  # the name is that of the file, which changes
         text = f"name = {_text(calibration.cluster.name)}\n{text}"
     write_text(path, "\n".join([text, "", MARK, *_lines(calibration), ""]))
+
+
+def _written_out(source: str | Path) -> str:
+    """Return the cluster of a name with options, or of a file of another kind, as TOML without calibration."""
+    cluster = load_cluster(source)
+    return to_toml(cluster.to_graph(), cluster.name, None)
 
 
 def attached(calibration: Calibration) -> Calibration:

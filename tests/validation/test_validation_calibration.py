@@ -340,8 +340,23 @@ def test_a_cluster_without_calibration_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"office-1gbe: has no \[calibration\]"):
         ddlsim.validation.load_calibration("office-1gbe")
     found = calibrate(measured(ddlsim.load_cluster("office-1gbe"), one_way()), "office-1gbe")
-    with pytest.raises(ConfigError, match="TOML"):
+    with pytest.raises(ConfigError, match=r"cluster.json"):
         found.save(tmp_path / "out.toml", "cluster.json")
+
+
+def test_what_is_no_toml_file_is_written_out_with_its_calibration(tmp_path):
+    """A name with options, another format: the links are those of the cluster that was calibrated."""
+    office = ddlsim.load_cluster("office-1gbe+n_hosts=3")
+    office.save(tmp_path / "office.json")
+    found = calibrate(measured(office, one_way()), office)
+    for source in ("office-1gbe+n_hosts=3", tmp_path / "office.json"):
+        found.save(tmp_path / "out.toml", source)
+        cluster = ddlsim.load_cluster(tmp_path / "out.toml")
+        assert len(cluster.workers) == 3
+        assert cluster.calibration is not None
+        kept = ddlsim.validation.load_calibration(cluster).parameters
+        assert [each.name for each in kept] == [each.name for each in found.parameters]
+        assert [each.value for each in kept] == pytest.approx([each.value for each in found.parameters], rel=1e-5)
 
 
 # ------------------------------------------------------------ links with frames
