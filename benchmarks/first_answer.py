@@ -161,8 +161,10 @@ def installed(folder: Path, checkout: Path) -> tuple[Program, float]:
 
 
 def measure(folder: Path, names: list[str], *, install: bool, here: bool) -> dict[str, object]:
-    """Clone, and let the users of these names (all, if there are none) ask, twice each; `here`: no clone, and once, with
-    what is compiled already."""
+    """Clone, and let the users of these names (all, if there are none) ask, twice each.
+
+    `here` asks once, without a clone, with what is compiled already.
+    """
     checkout = ROOT if here else folder / "ddlsim"
     if not here:
         subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, checkout], check=True)
