@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from ddlsim.errors import ConfigError
 from ddlsim.output_files import replacing
@@ -22,6 +26,8 @@ TIME_STYLES = {
     WAITING: ("#cc6677", "xx", "waiting for others"),
     "idle": ("#dddddd", "..", "idle"),
 }
+#: how wide a letter of size 1 is, about
+_LETTER = 0.6
 MARKERS = "osD^vP*X"
 STYLES = ("-", "--", "-.", ":")
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#555555", "#994455")
@@ -69,6 +75,47 @@ def save(made: Figure, path: str | Path | None) -> None:
             raise ConfigError(f"{path}: no kind of picture; end the name in one of .{', .'.join(sorted(known))}")
         with replacing(path) as file:
             made.savefig(file, format=kind)
+
+
+def titled(made: Figure, title: str) -> None:
+    """Write a title over the whole figure, in as many lines as it needs; over its axes a long one might be cut off."""
+    made.suptitle(drawn(textwrap.fill(title, int(11.0 * made.get_figwidth()))), fontsize=9)
+
+
+def apart(places: Sequence[float], texts: Sequence[str], inches: float, *, size: float = 10.0) -> list[str]:
+    """Return the texts of ticks at rising `places`, "" for those that would lie on a neighbour on an axis so long.
+
+    The first and the last stay. `size` is that of the letters in points; places are in units of the axis (of a
+    logarithmic one: their logarithms).
+    """
+    span = max(places[-1] - places[0], 1e-300)
+    at = [72.0 * inches * (place - places[0]) / span for place in places]
+    half = [_LETTER * size * (len(text) + 1) / 2 for text in texts]
+    kept: list[int] = []
+    for i in range(len(texts)):
+        if not kept or at[i] - half[i] >= at[kept[-1]] + half[kept[-1]]:
+            kept.append(i)
+    last = len(texts) - 1
+    while len(kept) > 1 and kept[-1] != last and at[last] - half[last] < at[kept[-1]] + half[kept[-1]]:
+        kept.pop()
+    return [text if i in kept or i == last else "" for i, text in enumerate(texts)]
+
+
+def log_numbers(axis: Axis, low: float, high: float) -> None:
+    """Write plain numbers at a few places of a logarithmic axis between `low` and `high`, and none in between."""
+    if high > 1e3 * low:
+        axis.set_major_locator(LogLocator())
+    elif high > 6.0 * low:
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    else:
+        axis.set_major_locator(MaxNLocator(4))
+    axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def wrapped(text: str, width: int, lines: int = 4) -> str:
+    """Return a text in lines of about `width` letters, as `drawn`, cut off where it needs more of them."""
+    return drawn("\n".join(textwrap.wrap(text, max(width, 6), max_lines=lines, placeholder=" ...")))
 
 
 def drawn(text: str) -> str:

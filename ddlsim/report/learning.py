@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, drawn, figure, save
+from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, figure, save, titled, wrapped
 from ddlsim.run.result import Result
 from ddlsim.run.seeds import AXES, Seeds
 
@@ -67,7 +67,7 @@ def plot_learning(
     low, high = left.get_ylim()
     left.set_ylim(max(low, 0.0), min(high, 102.0))  # bands may go beyond what there is
     right.legend(fontsize=8)
-    made.suptitle(_title(series), fontsize=10 if len(curves) > 1 else 9)
+    titled(made, _title(series))
     save(made, path)
     return left, right
 
@@ -86,8 +86,9 @@ def _line(axes: Axes, curve: pd.DataFrame, scale: float, number: int, label: str
     colour, at = COLOURS[number % len(COLOURS)], curve.index.to_numpy(dtype=float) / scale
     every = max(1, len(curve) // N_MARKERS)
     axes.plot(
-        at, curve["mean"], color=colour, linestyle=STYLES[number % len(STYLES)], linewidth=1.4, label=drawn(label),
+        at, curve["mean"], color=colour, linestyle=STYLES[number % len(STYLES)], linewidth=1.4,
         marker=MARKERS[number % len(MARKERS)], markersize=4.5, markevery=(number % every, every),
+        label=wrapped(label, 34),
     )  # fmt: skip
     if "low" in curve and curve["low"].notna().any():
         axes.fill_between(at, curve["low"], curve["high"], color=colour, alpha=0.2, linewidth=0.0)
@@ -105,4 +106,4 @@ def _title(series: Mapping[str, Result | Seeds]) -> str:
     counts = {len(result.runs) for result in series.values() if isinstance(result, Seeds)}
     seeds = f"; mean of {counts.pop()} seeds, 95 % interval" if len(counts) == 1 else ""
     own = f"{next(iter(series))}: " if len(series) == 1 else ""
-    return drawn(own + (titles[0] if len(set(titles)) == 1 else "") + seeds)
+    return own + (titles[0] if len(set(titles)) == 1 else "") + seeds

@@ -6,7 +6,7 @@ suffix). Series differ by marker, line style or hatch as well as by colour, so t
 
 from __future__ import annotations
 
-import textwrap
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from ddlsim.arguments import Count, NotNegative, checked
 from ddlsim.errors import ConfigError
 from ddlsim.readable import percent, seconds
-from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, TIME_STYLES, drawn, figure, save
+from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, TIME_STYLES, apart, figure, save, titled, wrapped
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.result import Result
 from ddlsim.runtime.recorder import TRANSFER
@@ -48,11 +48,11 @@ def scaling(
             "linestyle": STYLES[i % len(STYLES)],
         }  # fmt: skip
         n = [r.n_workers for r in rs]
-        left.plot(n, [r.throughput for r in rs], label=drawn(label), **style)
+        left.plot(n, [r.throughput for r in rs], label=wrapped(label, 34), **style)
         right.plot(n, [100.0 * r.efficiency for r in rs], label=label, **style)
     for axes in (left, right):
         axes.set_xscale("log", base=2)
-        axes.set_xticks(workers, [str(n) for n in workers])
+        axes.set_xticks(workers, apart([math.log(n) for n in workers], [str(n) for n in workers], 3.2))
         axes.minorticks_off()
         axes.set_xlabel("workers")
         axes.grid(alpha=0.3)
@@ -62,16 +62,14 @@ def scaling(
     right.set_ylabel("scaling efficiency (%)")
     right.set_ylim(0.0, 105.0)
     right.axhline(100.0, color="#999999", linewidth=1.0, linestyle=(0, (1, 1)))
-    made.suptitle(_title(first[0]), fontsize=10)
+    titled(made, _title(first[0]))
     save(made, path)
     return left, right
 
 
 def _title(result: Result) -> str:
     experiment = result.experiment
-    return drawn(
-        f"{result.workloads[0].model.name}, batch {experiment.batch_size} per worker, on {result.cluster.name}"
-    )
+    return f"{result.workloads[0].model.name}, batch {experiment.batch_size} per worker, on {result.cluster.name}"
 
 
 @checked
@@ -123,7 +121,7 @@ def timeline(
         if kind != "idle"
     ]
     made.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8)
-    axes.set_title(f"{_title(result)}: {drawn(result.experiment.strategy.label)}", fontsize=9)
+    titled(made, f"{_title(result)}: {result.experiment.strategy.label}")
     save(made, path)
     return axes
 
@@ -141,7 +139,7 @@ def _window(result: Result, start: float | None, end: float | None) -> tuple[flo
 @checked
 def breakdown(results: Mapping[str, Result], path: str | Path | None = None) -> Axes:
     """Draw how the workers of each labelled result spent their time, as stacked bars (% of the wall time)."""
-    made = figure(1.5 + 1.3 * len(results), 3.8)
+    made = figure(max(1.5 + 1.3 * len(results), 4.5), 3.8)
     axes = made.subplots()
     bottom = np.zeros(len(results))
     at = np.arange(len(results))
@@ -151,8 +149,8 @@ def breakdown(results: Mapping[str, Result], path: str | Path | None = None) -> 
         bottom += height
     for i, result in enumerate(results.values()):
         axes.annotate(percent(result.efficiency), (i, 101.0), ha="center", fontsize=8)
-    axes.set_xticks(at, [drawn(textwrap.fill(label, 16)) for label in results], fontsize=8)
-    axes.set_ylabel("time of the workers (%); efficiency on top")
+    axes.set_xticks(at, [wrapped(label, 16) for label in results], fontsize=8)
+    axes.set_ylabel("time of the workers (%)\nefficiency on top")
     axes.set_ylim(0.0, 110.0)
     made.legend(loc="outside lower center", ncols=2, fontsize=8)
     save(made, path)
@@ -174,6 +172,6 @@ def step_times(result: Result, path: str | Path | None = None) -> Axes:
     axes.set_xlabel("step time (ms)")
     axes.set_ylabel("steps")
     axes.legend(fontsize=8)
-    axes.set_title(_title(result), fontsize=9)
+    titled(made, _title(result))
     save(made, path)
     return axes

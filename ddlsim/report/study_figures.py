@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.readable import seconds
-from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, TIME_STYLES, drawn, figure, save
+from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, TIME_STYLES, drawn, figure, save, titled, wrapped
 from ddlsim.report.study_words import label_of, plain, rows_of, varied
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.seeds import half_width
@@ -64,7 +64,7 @@ def heat_map(table: Table, x: str, y: str, path: str | Path | None = None, *, me
     others = [axis for axis in varied(table) if axis not in (x, y)]
     title += f", the best over {', '.join(others)}" if others else ""
     title += "; hatched: there is none" if np.isnan(cells).any() else ""
-    made.suptitle(drawn(textwrap.fill(title, int(11.0 * made.get_figwidth()))), fontsize=9)
+    titled(made, title)
     save(made, path)
     return axes
 
@@ -150,7 +150,7 @@ def one_change(table: Table, path: str | Path | None = None, *, metric: str = "t
         axes.barh(i, high - low, left=low, color="#cfdceb", edgecolor=COLOURS[0], height=0.45)
         axes.plot([x for x, _ in changes], [i] * len(changes), linestyle="", marker="o", markersize=4, color="#223344")
         for x, text, side, offset in ((low, low_text, "right", -6), (high, high_text, "left", 6)):
-            axes.annotate(drawn(textwrap.shorten(text, 30, placeholder=" ...")), (x, i), xytext=(offset, 0),
+            axes.annotate(wrapped(text, 30, lines=1), (x, i), xytext=(offset, 0),
                           fontsize=8, textcoords="offset points", ha=side, va="center")  # fmt: skip
     axes.axvline(0.0, color="#222222", linewidth=1.0)
     axes.set_yticks(range(len(found)), [drawn(field) for field, _ in found], fontsize=8)
@@ -160,7 +160,7 @@ def one_change(table: Table, path: str | Path | None = None, *, metric: str = "t
     axes.set_xlim(left - space, right + space)
     axes.set_xticks([tick for tick in axes.get_xticks() if left <= tick <= right])
     axes.set_xlabel(f"{METRICS[metric].heading} against that of the best configuration (%)")
-    axes.set_title(drawn(textwrap.fill(f"best: {label_of(best, varied(table))}", 90)), fontsize=9)
+    titled(made, f"best: {label_of(best, varied(table))}")
     axes.grid(alpha=0.3, axis="x")
     save(made, path)
     return axes
@@ -181,9 +181,10 @@ def tornado(sensitivities: Sequence[Sensitivity], path: str | Path | None = None
     names = [f"{'-' if s.what.startswith('latency') else '+'}{s.change:.0%} {s.what}" for s in sensitivities]
     axes.set_yticks(range(len(gains)), [drawn(name) for name in names], fontsize=8)
     axes.set_ylim(len(gains) - 0.4, -0.6)
-    axes.margins(x=0.15)
+    axes.margins(x=0.2)
     axes.set_xlabel("change of throughput (%)")
-    axes.set_title(drawn(textwrap.fill(title, 90)), fontsize=9)
+    if title:
+        titled(made, title)
     axes.grid(alpha=0.3, axis="x")
     save(made, path)
     return axes

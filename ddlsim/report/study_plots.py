@@ -6,6 +6,7 @@ other field that is varied gives a series; the bars at its points are 95 % inter
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.readable import count
-from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, drawn, figure, save
+from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, apart, drawn, figure, save, wrapped
 from ddlsim.report.study_words import equal_in_front, label_of, named, numbers_of, plain, varied
 from ddlsim.run.metrics import METRICS
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 #: series in a legend beyond which the plot says nothing any more
 N_SERIES = 24
+#: inches that the lower axis is long, about
+_WIDTH = 4.0
 #: how many times the smallest value the largest one is that calls for a logarithmic axis
 N_LOG = 8.0
 
@@ -47,7 +50,7 @@ def scaling(table: Table, path: str | Path | None = None, *, metric: str = "thro
     groups = _series(known, [axis for axis in table.axes if axis != "workers"])
     axes = _lines(groups, "n_workers", {n: float(n) for n in counts}, metric)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(counts, [str(n) for n in counts])
+    axes.set_xticks(counts, apart([math.log(n) for n in counts], [str(n) for n in counts], _WIDTH))
     axes.set_xlabel("workers")
     if metric == "throughput":
         first = known.loc[known["n_workers"] == counts[0], metric].max()
@@ -81,7 +84,13 @@ def lines(table: Table, field: str, path: str | Path | None = None, *, metric: s
     elif is_wide(list(places.values())):
         axes.set_xscale("log")
     texts, unit = _without_unit([plain(value) for value in places])
-    axes.set_xticks(list(places.values()), [drawn(text) for text in texts], fontsize=8)
+    if numbers is None:
+        letters = int(_WIDTH * 72.0 / (0.6 * 8.0) / len(values))
+        axes.set_xticks(range(len(values)), [wrapped(text, letters - 1) for text in texts], fontsize=8)
+    else:
+        at = list(places.values())
+        shown = apart([math.log(place) for place in at] if is_wide(at) else at, texts, _WIDTH, size=8.0)
+        axes.set_xticks(at, [drawn(text) for text in shown], fontsize=8)
     axes.minorticks_off()
     axes.set_xlabel(drawn(field + unit))
     if METRICS[metric].unit and is_wide(known[metric].tolist()):  # shares and counts have no unit, and begin at 0
@@ -103,8 +112,8 @@ def _lines(
         mean = rows[metric].to_numpy(float)
         half = mean - rows[f"{metric}_low"].to_numpy(float)
         axes.errorbar(
-            x[order], mean[order], half[order] if np.isfinite(half).any() else None, label=drawn(label), markersize=5,
-            color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], capsize=3, elinewidth=0.8,
+            x[order], mean[order], half[order] if np.isfinite(half).any() else None, label=wrapped(label, 44),
+            markersize=5, color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], capsize=3, elinewidth=0.8,
             linestyle=STYLES[i // len(COLOURS) % len(STYLES)] if joined else "",
         )  # fmt: skip
     axes.minorticks_off()
@@ -194,4 +203,4 @@ def describe(axis: Axis, metric: str) -> None:
     """Name an axis, and write its numbers as people do: shares in %, what a sample takes for a million of them."""
     factor = METRICS[metric].factor
     axis.set_label_text(METRICS[metric].axis)
-    axis.set_major_formatter(lambda value, _: f"{factor * value:,.6g}")
+    axis.set_major_formatter(lambda value, _: f"{factor * value:,.10g}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddlsim.report.drawing import COLOURS, drawn, figure, save
+from ddlsim.report.drawing import COLOURS, figure, log_numbers, save, titled
 from ddlsim.run.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -36,15 +36,17 @@ def measured_against_predicted(validation: Validation, path: str | Path | None =
             [row.run.throughput for row in rows], [row.predicted for row in rows], yerr=[below, above], fmt=marker,
             color=COLOURS[0], markerfacecolor=face, markersize=5, elinewidth=0.8, capsize=2, label=label,
         )  # fmt: skip
-    axes.set_xscale("log", base=10)
-    axes.set_yscale("log", base=10)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
     axes.set_xlim(*ends)
     axes.set_ylim(*ends)
+    for axis in (axes.xaxis, axes.yaxis):
+        log_numbers(axis, *ends)
     axes.set_aspect("equal")
     axes.set_xlabel(f"measured {METRICS['throughput'].axis}")
     axes.set_ylabel(f"predicted {METRICS['throughput'].axis}")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    axes.set_title(drawn(f"Measured and predicted runs on {validation.cluster.name}"), fontsize=9)
+    titled(made, f"Measured and predicted runs on {validation.cluster.name}")
     save(made, path)
     return axes
