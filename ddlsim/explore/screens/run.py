@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import panel as pn
 
 import ddlsim
@@ -67,10 +69,16 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
 
 def simulated(experiment: Experiment, progress: Progress) -> tuple[Result, str]:
     """Return the run's result and its numbers as HTML."""
-    progress.update(-1.0, FIRST)
+    tell_first(progress)
     result = ddlsim.simulate(experiment)
     progress.check()
     return result, described(result)
+
+
+def tell_first(progress: Progress) -> None:
+    """Say what goes on before the first simulation, whose compiling may keep the page from being told."""
+    progress.update(-1.0, FIRST)
+    time.sleep(0.02)  # the page's own thread writes it
 
 
 def described(result: Result) -> str:

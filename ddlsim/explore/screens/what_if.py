@@ -10,7 +10,7 @@ import ddlsim
 from ddlsim.explore.exports import Exports, File
 from ddlsim.explore.jobs import Jobs, Progress
 from ddlsim.explore.pieces import LazyCard, bars, html, message, table
-from ddlsim.explore.screens.run import FIRST
+from ddlsim.explore.screens.run import tell_first
 from ddlsim.explore.setup import FIELDS, Setup
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.metrics import METRICS, Metric
@@ -25,6 +25,7 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
     """Return the screen: the run that is shown when it is opened is A, until another is kept."""
     kept: dict[str, object] = setup.state()
     shown: list[tuple[Result, Result]] = []
+    known: dict[str, tuple[Experiment, Result]] = {}  # A, simulated once
     problem, body, tornado = html(), html(), html()
     keep = pn.widgets.Button(label="Keep the current run as A", button_type="primary")
     back = pn.widgets.Button(label="Back to A")
@@ -46,6 +47,7 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
 
     def done(pair: tuple[Result, Result, str]) -> None:
         shown[:] = [pair[:2]]
+        known["A"] = _experiment(kept), pair[0]
         problem.object = ""
         body.object = f"{_changes(kept, setup.state())}{pair[2]}"
         card.stale()
@@ -63,8 +65,7 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
             jobs.cancel("what-if")
             failed(str(error))
             return
-        before = shown[0][0] if shown else None
-        jobs.start("what-if", lambda progress: both(*experiments, before, progress), done, failed)
+        jobs.start("what-if", lambda progress: both(*experiments, known.get("A"), progress), done, failed)
 
     def take(*_: object) -> None:
         kept.clear()
@@ -87,12 +88,14 @@ def _experiment(state: dict[str, object]) -> Experiment:
     return setup.experiment()
 
 
-def both(a: Experiment, b: Experiment, before: Result | None, progress: Progress) -> tuple[Result, Result, str]:
-    """Return both results, `before` being A's if it is known already, and what differs as HTML."""
-    progress.update(-1.0, FIRST)
-    first = before if before is not None and before.given == a else ddlsim.simulate(a)
+def both(
+    a: Experiment, b: Experiment, known: tuple[Experiment, Result] | None, progress: Progress
+) -> tuple[Result, Result, str]:
+    """Return both results, A's not simulated again if that is `known`, and what differs as HTML."""
+    tell_first(progress)
+    first = known[1] if known is not None and known[0] == a else ddlsim.simulate(a)
     progress.check()
-    second = ddlsim.simulate(b)
+    second = first if b == a else ddlsim.simulate(b)
     return first, second, differences(first, second)
 
 
