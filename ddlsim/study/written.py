@@ -28,9 +28,10 @@ def python_of_study(study: Study) -> str:
     """Return a program that makes the study, runs it and prints its table. Raises ConfigError for clusters and models
     that are objects."""
     varied = [f"    {key!r}: {python_text(values, key)},\n" for key, values in study.vary.items()]
+    ranges = "import ddlsim.study\n" if any(isinstance(values, Range) for values in study.vary.values()) else ""
     more = "".join(f", {name}={value!r}" for name, value in _options(study).items())
     return (
-        f"import ddlsim\nimport ddlsim.study\n\nbase = {python_of(study.base)}\n"
+        f"import ddlsim\n{ranges}\nbase = {python_of(study.base)}\n"
         f"vary = {{\n{''.join(varied)}}}\n\nif __name__ == \"__main__\":\n"
         f"    print(ddlsim.Study(base, vary{more}).run())\n"
     )

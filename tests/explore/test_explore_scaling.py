@@ -5,11 +5,13 @@ import math
 import pytest
 
 import ddlsim
+from ddlsim.cluster import star
 from ddlsim.errors import ConfigError
 from ddlsim.explore.jobs import CancelledError, Progress
 from ddlsim.explore.scaling_runs import run_study, series, study_of, worker_counts
 from ddlsim.explore.screens.scaling import described, files
 from ddlsim.explore.setup import Setup
+from ddlsim.measure import Measurement
 from ddlsim.study import load_study
 
 
@@ -92,3 +94,25 @@ def test_the_file_is_the_study(tmp_path):
     assert [point.key for point in study.with_(base=made["base"], vary=made["vary"]).points] == [
         point.key for point in study.points
     ]
+
+
+def test_calibrated_clusters_give_bands_of_what_the_calibration_is_unsure_about(tmp_path):
+    sizes = (1, 10**4, 10**6, 10**7)
+    rows = [
+        Measurement("point_to_point", "one_way", 2, 2, median_s=(1 + 0.05 * (-1) ** i) * (1e-4 + 8e-9 * n), nbytes=n)
+        for i, n in enumerate(sizes)
+    ]
+    cluster = star(4, bandwidth="1 Gbit/s", latency="50 us")
+    path = tmp_path / "calibrated.toml"
+    ddlsim.calibrate(rows, ddlsim.load_cluster(cluster)).cluster.save(path)
+    form = Setup(cluster=str(path), model="lenet5", batch_size=8, steps=2)
+    scaled = run_study(study_of(form, "2, 4", [], 5), progress())
+    assert scaled.bands.startswith("bands: 95 % prediction interval from the cluster's calibration, 10 simulations")
+    for metric in ("throughput", "efficiency"):
+        (points,) = (points for label, points in series(scaled, metric).items() if label != "ideal")
+        for low, value, high in zip(points["low"], points["value"], points["high"], strict=True):
+            assert low < value < high
+    experiment = form.experiment().with_(workers=4)
+    sure = ddlsim.predict_interval(experiment, n_draws=10).throughput
+    points = next(iter(series(scaled, "throughput").values()))
+    assert (points["low"][-1], points["high"][-1]) == pytest.approx((sure.low, sure.high))
