@@ -47,7 +47,7 @@ class _Screen:
         self._segments = pn.widgets.IntInput(label="Segments", value=4, start=1, end=64, visible=False, **wide)
         self._said = message("")
         self._numbers, self._words = html(), html(css_classes=["words"])
-        self._pictures, self._bars, self._legend = html(), html(), html()
+        self._pictures, self._bars, self._legend, self._formula = html(), html(), html(), html()
         self._player = pn.widgets.Player(
             start=0, end=1, value=0, interval=PACE, loop_policy="once", show_loop_controls=False, show_value=False,
             visible_buttons=["first", "previous", "pause", "play", "next", "last"], sizing_mode="stretch_width",
@@ -63,7 +63,7 @@ class _Screen:
         self.view = pn.Column(
             _grid(self._kind, self._algorithm, self._arguments, self._ranks, self._size, self._segments),
             self._said, jobs.bar(NAME), self._numbers, self._player, self._words, self._pictures, self._legend,
-            self._bars, self._listed.card, self._exports.card, sizing_mode="stretch_width",
+            self._bars, self._formula, self._listed.card, self._exports.card, sizing_mode="stretch_width",
         )  # fmt: skip
         setup.when_shown(NAME, self._ask)
 
@@ -97,14 +97,14 @@ class _Screen:
         self._jobs.cancel(NAME)
         self._said.object = message(text).object
         self._played = None
-        for pane in (self._numbers, self._words, self._pictures, self._legend, self._bars):
+        for pane in (self._numbers, self._words, self._pictures, self._legend, self._bars, self._formula):
             pane.object = ""
         self._listed.stale()
 
     def _done(self, played: Played) -> None:
         self._said.object = ""
         self._played = played
-        self._numbers.object = tiles(numbers(played)) + closed_form(played)
+        self._numbers.object, self._formula.object = tiles(numbers(played)), closed_form(played)
         self._legend.object = legend(played)
         self._exports.stale()
         self._player.param.update(start=0, end=max(played.n_rounds, 1), value=0, disabled=not played.n_rounds)
