@@ -37,7 +37,6 @@ FILES = {
     "study.toml": page_files.STUDY,
     "study.sqlite": lambda path: play(f"ddlsim sweep study.toml --out {path}"),
     "my-cluster.toml": page_files.CLUSTER,
-    "docs/lab.md my-cluster.toml": page_files.SMALL_CLUSTER,
     "calibrated.toml": page_files.CLUSTER,
     "runs.csv": page_files.RUNS,
     "training.toml": page_files.TRAINING,
@@ -57,8 +56,9 @@ WRITES = {"--out", "-o", "--html", "--plot", "--csv", "--trace", "--timeline", "
 
 BLOCKS = list(of_pages())
 PAGES = defaultdict(list)
-for each in (*BLOCKS, *of_help(), *of_prose()):
-    PAGES[each.page].append(each)
+for each in (*BLOCKS, *of_prose(), *of_help()):
+    if "--help" not in each.page or each.text not in {shown.text for shown in BLOCKS}:
+        PAGES[each.page].append(each)
 
 
 def words_of(command: Command) -> list[str]:
@@ -114,7 +114,7 @@ def play(text: str) -> str:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
         done = subprocess.run(["bash", "-c", text], env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        return done.stdout
+        return done.stdout + done.stderr
     before = sys.argv
     sys.argv = words
     try:
@@ -127,7 +127,7 @@ def play(text: str) -> str:
         code = 0
     finally:
         sys.argv = before
-    assert not code, text
+    assert code in ((0, None, 1) if "--tolerance" in words else (0, None)), text  # 1: the tolerance is not kept
     return ""
 
 
@@ -156,6 +156,8 @@ def copy(path: Path, source: str) -> None:
 
 def provide(page: str, words: list[str]) -> None:
     """Write the files that a command reads and no earlier one has written."""
+    if words[:2] == ["ddlsim", "lab"]:  # which has one worker per machine
+        Path("my-cluster.toml").write_text(page_files.SMALL_CLUSTER, encoding="utf-8")
     for before, word in itertools.pairwise(words):
         made = FILES.get(f"{page} {word}", FILES.get(word))
         if made is None or before in WRITES or Path(word).exists():
