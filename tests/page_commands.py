@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Iterator
@@ -83,6 +84,7 @@ def of_help() -> Iterator[Command]:
             yield Command(f"ddlsim {name} --help", 1, text)
 
 
+@functools.cache
 def commands() -> dict[str, click.Command]:
     """Return the commands of `ddlsim` by what one types for them, "show topology" among them."""
     found: dict[str, click.Command] = {}

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 import warnings
 from collections import defaultdict
 from pathlib import Path
@@ -15,6 +16,7 @@ import page_files
 import pytest
 from documentation import ROOT
 from page_commands import Command, commands, of_help, of_pages, of_prose
+from typer.main import get_command
 
 import ddlsim.cli
 from ddlsim.errors import ConfigError
@@ -24,11 +26,16 @@ from ddlsim.lab.namespaces import check_computer
 INSTEAD = {
     "make ": (None, "the targets are looked up below; .ci/run makes them in a clean clone"),
     "pip install ": (None, "installs; what the extras are called is looked up below"),
+    "python3 -m venv ": (None, "environments are made in .ci/run"),
+    "jupyter ": (None, "starts a server; the notebooks are executed by their own tests"),
     "torchrun ": (None, "needs PyTorch, for which tests/measure/torch_example.py stands"),
     "python tests/mutation/run.py": (None, "takes hours"),
     "mpirun -n 8 python -m ddlsim.measure --out measured/": (
         "mpirun -n 2 python -m ddlsim.measure --out measured/ --budget '4 s' --max-size '1 MiB'",
         "eight ranks on two cores take minutes",
+    ),
+    **dict.fromkeys(
+        ("docs/tutorial.md", "docs/which_algorithm.md"), (None, "run by test_guides.py")
     ),
     "docs/write_your_own/": (None, "run by test_write_your_own.py, with the files of these pages"),
 }
@@ -76,6 +83,9 @@ def instead(command: Command) -> str | None:
 def misuse(command: Command) -> str | None:
     """Return what is wrong with the words behind `ddlsim`: no such command or option, an argument is missing."""
     known, words = commands(), words_of(command)[1:]
+    if words[0].startswith("-"):
+        options = {"--help", "-h", *(option for each in get_command(ddlsim.cli.app).params for option in each.opts)}
+        return None if words[0] in options else f"ddlsim has no option {words[0]}"
     name = next((name for name in (" ".join(words[:2]), *words[:1]) if name in known), None)
     if name is None:
         return f"there is no command {words[0]!r}"
@@ -89,7 +99,9 @@ def misuse(command: Command) -> str | None:
 def is_whole(command: Command) -> bool:
     """Whether it can be run as it stands; in prose many only name a command and an option."""
     known, words = commands(), words_of(command)[1:]
-    name = next(name for name in (" ".join(words[:2]), words[0]) if name in known)
+    name = next((name for name in (" ".join(words[:2]), words[0]) if name in known), None)
+    if name is None:
+        return False
     arguments = words[len(name.split()) :]
     if any(re.fullmatch(r"[A-Z]+|\.\.\.|\|", word) for word in arguments):
         return False
@@ -192,21 +204,22 @@ def test_the_commands_of_a_page_run(page, tmp_path, monkeypatch, capfd):
         assert "Traceback" not in shown.err, text
 
 
-@pytest.mark.parametrize(
-    "command", [c for c in (*BLOCKS, *of_help(), *of_prose()) if c.page != "CHANGELOG.md"], ids=str
-)
-def test_a_command_exists_with_its_options(command):
+def test_commands_exist_with_their_options():
     """Also those that only name a command and an option; in the changelog they may be gone."""
-    words = words_of(command)
-    if words[0] == "ddlsim":
-        assert misuse(command) is None
-    elif words[0] == "make":
-        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    elif words[0] == "pip":
-        extras = re.findall(r"\[([\w,]+)\]", command.text)
-        project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-        for extra in ",".join(extras).split(",") if extras else ():
-            assert re.search(rf"^{extra} = \[", project, re.MULTILINE)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    wrong = []
+    for command in (*BLOCKS, *of_help(), *of_prose()):
+        words = words_of(command)
+        if command.page == "CHANGELOG.md":
+            continue
+        if words[0] == "ddlsim" and (reason := misuse(command)):
+            wrong.append(f"{command}: {reason}")
+        if words[0] == "make" and not re.search(rf"^{words[1]}:", makefile, re.MULTILINE):
+            wrong.append(f"{command}: no such target")
+        for names in re.findall(r"\[([\w,]+)\]", command.text) if words[0] == "pip" else ():
+            wrong += [f"{command}: no extra {name!r}" for name in names.split(",") if name not in extras]
+    assert wrong == []
 
 
 def test_what_is_not_run_is_shown_somewhere():
