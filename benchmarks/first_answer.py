@@ -39,12 +39,12 @@ for strategy in (ddlsim.AllReduce("ring"), ddlsim.LocalSGD(period=4)):
 """
 LECTURE = """
 import ddlsim
+from ddlsim.collectives import all_reduce
 
-cluster = ddlsim.load_cluster("office-1gbe")
 for algorithm in ("ring", "binomial_tree"):
-    print(algorithm, ddlsim.collective_time(cluster, algorithm, "100 MB", ranks=8), "s")
-ddlsim.simulate(cluster, "lenet5", ddlsim.AllReduce("ring"), batch_size=32, workers=4).plot_timeline("ring.png")
-print("drawn: ring.png")
+    print(algorithm, ddlsim.collective_time("office-1gbe", algorithm, "100 MB", ranks=8), "s")
+all_reduce.ring(4).animate("ring.gif")
+print("drawn: ring.gif")
 """
 
 
@@ -101,7 +101,7 @@ def users(samples: Callable[[str], object]) -> dict[str, User]:
             "What does a ring do, and is a tree faster?",
             {"lecture.py": LECTURE},
             (("python", "lecture.py"),),
-            r"(?s)ring [\d.]+ s.*binomial_tree [\d.]+ s.*drawn: ring.png",
+            r"(?s)ring [\d.]+ s.*binomial_tree [\d.]+ s.*drawn: ring.gif",
         ),
     }  # fmt: skip
 
