@@ -103,6 +103,18 @@ def test_models_and_topologies_go_into_the_wheel():
     assert included == {"models": "ddlsim/data_files/models", "topologies": "ddlsim/data_files/topologies"}
 
 
+def test_the_page_about_installing_names_every_library_and_extra():
+    """A row of a table for each that a user installs, with its size."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    page = (ROOT / "docs" / "installation.md").read_text(encoding="utf-8")
+    rows = [line.split("|") for line in page.splitlines() if re.match(r"\| .*\d \|", line)]
+    libraries = {name for row in rows for name in re.split(r", | \(.*?\)", row[1].strip())}
+    for requirement in project["dependencies"]:
+        assert re.split("[>=<;[ ]", requirement)[0] in libraries, requirement
+    for extra in project["optional-dependencies"]:
+        assert f"`{extra}`" in libraries, extra
+
+
 def test_no_document_links_to_a_missing_file():
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
