@@ -15,7 +15,7 @@ from ddlsim.output_files import write_text
 from ddlsim.printable import shown
 from ddlsim.readable import count
 from ddlsim.report.html_pictures import pictures
-from ddlsim.report.study_changes import Change, changes, cost_line
+from ddlsim.report.study_changes import Change, cost_line, ranked_changes
 from ddlsim.report.study_tables import configurations, manifests_of, reasons, runs
 from ddlsim.report.study_words import (
     Answer,
@@ -48,14 +48,17 @@ N_TASKS = 4
 
 @dataclass(frozen=True)
 class Found:
-    """What a study says about one task: what changes give at which best configuration, what is best, and the front.
+    """What a study says about one task: the best, what changes give, what is best in what, and the front.
 
+    ranked_by, at  by which metric changes are looked at, at which configuration
     front     (row, the two values, how many others are equal) of each place
     in_front  rows of all that are on it
     """
 
     name: str
     best: str
+    ranked_by: str
+    at: str
     changes: Sequence[Change]
     n_changes_more: int
     answers: Sequence[Answer]
@@ -151,7 +154,6 @@ def html_report(
         question=question or _question(table, fields),
         version=ddlsim.__version__,
         found=found,
-        ranked_by=METRICS[metric].heading,
         names=names,
         n_tasks_undrawn=max(0, len(parts) - N_TASKS),
         cost=cost_line(table),
@@ -176,11 +178,11 @@ def _shown(value: object) -> object:
 
 def _found(name: str, table: Table, rows: Sequence[int], metric: str, question: str) -> Found:
     """Return what the part of a study that trains one task says; `rows` are its rows in the whole summary."""
+    ranked_by, given = ranked_changes(table, metric, question)
     try:
-        best = label_of(table.best(metric).iloc[0], varied(table))
+        best, at = (label_of(table.best(by).iloc[0], varied(table)) for by in (metric, ranked_by))
     except ConfigError:  # nothing of it has been simulated
-        best = ""
-    given = changes(table, metric, question)
+        best = at = ""
     best_of = [dataclasses.replace(answer, row=rows[answer.row]) for answer in answers(table)]
     axes = front_of(table)
     groups = equal_in_front(table, *axes) if axes is not None else []
@@ -191,7 +193,7 @@ def _found(name: str, table: Table, rows: Sequence[int], metric: str, question: 
         front.append((rows[int(group.index[0])], values, equal))
     in_front = [rows[int(i)] for group in groups for i in group.index]
     return Found(
-        name, best, given[:N_CHANGES], max(0, len(given) - N_CHANGES), best_of,
+        name, best, METRICS[ranked_by].heading, at, given[:N_CHANGES], max(0, len(given) - N_CHANGES), best_of,
         [METRICS[axis].heading for axis in axes or ()], front, max(0, len(groups) - N_FRONT), in_front,
     )  # fmt: skip
 

@@ -52,7 +52,7 @@ class Change:
     gain      relative change of the metric (of a share: difference), at the place where it is looked at
     effect    "throughput +9.1 % (95 % interval +9.0 to +9.2 %)"; and of the cost, where it is known
     where     what else is set there, "" at the best configuration
-    range     of the effect over all pairs of configurations that differ so in this field only, "" if there is one
+    range     of the effect over all pairs of configurations that differ so in this field only, "" if it is one number
     """
 
     field: str
@@ -65,6 +65,16 @@ class Change:
     def __str__(self) -> str:
         where = f" with {self.where}" if self.where else ""
         return f"{self.what}: {self.effect}{where}" + (f"; {self.range} over all pairs" if self.range else "")
+
+
+def ranked_changes(table: Table, metric: str, question: str = "") -> tuple[str, list[Change]]:
+    """Return :func:`changes` by `metric`, or by accuracy or throughput where no two configurations have it (a target
+    that one of them reaches), and which of these it is."""
+    for name in (metric, "accuracy", "throughput"):
+        found = changes(table, name, question)
+        if found:
+            return name, found
+    return metric, []
 
 
 def changes(table: Table, metric: str, question: str = "") -> list[Change]:
@@ -101,12 +111,12 @@ def _keys(rows: pd.DataFrame, axes: Sequence[str]) -> list[tuple[str, ...]]:
 def change_lines(table: Table) -> list[str]:
     """Return the changes as lines of text, by the metric that ranks the study, at most :data:`N_LINES` of each task."""
     lines = []
-    metric = main_metric(table)
     for name, part in tasks(table):
-        found = changes(part, metric)
+        metric, found = ranked_changes(part, main_metric(table))
         if found:
             best = label_of(part.best(metric).iloc[0], [f for f in varied(part) if f not in task_fields(table)])
-            lines.append(f"{name + ': ' if name else ''}what one change gives, at the best ({best}):")
+            of = f"{name}: " if name else ""
+            lines.append(f"{of}what one change gives, at the best by {METRICS[metric].heading} ({best}):")
             lines += [f"  {change}" for change in found[:N_LINES]]
             if len(found) > N_LINES:
                 lines.append(f"  ... and {len(found) - N_LINES} more changes")
@@ -146,7 +156,8 @@ def _of_field(
             continue
         here = min(pairs, key=lambda pair: min(place[pair[0]], place[pair[1]]))
         means = [gains[pair][0] for pair in pairs]
-        width = f"{_written(min(means), metric)} to {_written(max(means), metric)}" if len(pairs) > 1 else ""
+        ends = [_written(end, metric) for end in (min(means), max(means))]
+        width = " to ".join(ends) if ends[0] != ends[1] else ""
         same = (*here[0][:at], *here[0][at + 1 :]) == (*of_best[:at], *of_best[at + 1 :])
         others = [axis for axis in varied(table) if axis != field]
         where = "" if same else label_of(rows.iloc[index[here[0]]], others)

@@ -192,6 +192,8 @@ def test_what_runs_cost_is_shown_where_they_have_an_end():
     words = " ".join(re.sub(r"<[^>]*>", " ", html_report(learners())).split())
     assert "4 runs, each to its end, would cost 12 USD on these machines." in words
     assert "4 runs, each to its end, would cost 12 USD on these machines" in str(learners())
+    # the slow one never reaches the target, so changes are told by the accuracy
+    assert "At the best configuration by accuracy (fast), unless another is named: fast instead of slow:" in words
     assert "would cost" not in str(study())  # a few steps
 
 
