@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 project = "ddlsim"
 project_copyright = "the authors of ddlsim, Apache-2.0"
-extensions = ["myst_nb", "sphinx.ext.autodoc", "docstrings"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "docstrings", "mathml"]
 root_doc = "index"
 default_role = "code"
 highlight_language = "text"
@@ -18,7 +18,8 @@ language = "en"
 smartquotes = False  # a quoted value is to be copied
 
 myst_heading_anchors = 6  # as forges make them
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+html_math_renderer = "mathml"
 nb_execution_mode = "cache"
 nb_execution_timeout = 1800  # s for a cell; a busy machine may take long
 nb_execution_raise_on_error = True

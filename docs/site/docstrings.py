@@ -26,7 +26,8 @@ def as_rst(lines: list[str]) -> list[str]:
     written: list[str] = []
     in_list = False
     for block in blocks:
-        if (block[0].startswith(" ") and not in_list) or any(" <- " in line for line in block):
+        formula = " <- " in (text := " ".join(block)) and "`" not in text
+        if formula or (block[0].startswith(" ") and not in_list):
             written += ["::", "", *(f"    {line}" for line in block)]
         elif block[0].startswith(">>>"):
             written += block
