@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Count, Decay, NotNegative, checked, one_of
+from ddlsim.arguments import Count, Decay, NotNegative, checked, one_of, takes_fields_of
 from ddlsim.cluster.cluster import Bools, Cluster, Floats, Ints
 from ddlsim.cluster.quantity import Quantity, nonnegative
 from ddlsim.cluster.transports import PROTOCOLS, frame_of
@@ -114,55 +114,69 @@ class LinkDetails:
         return np.where(self.flow_rate > 0.0, self.connections * self.flow_rate, np.inf)
 
 
-def checked_detail(
-    frame_header: Quantity = 0.0,
-    frame_payload: Quantity = 0.0,
-    burst: Quantity = 0.0,
-    reverse_load: float = 0.0,
-    transport: str = "",
-    mtu: Quantity = 0.0,
-    connections: int = 1,
-    flow_rate: Quantity = 0.0,
-    window: Quantity = 0.0,
-    rendezvous: Quantity = 0.0,
-    loss: float = 0.0,
-    unordered: bool = False,
-    warm: bool = False,
-    buffer: Quantity = 0.0,
-    where: str = "",
-) -> LinkDetail:
-    """Return the details as SI floats; sizes are bytes or text such as "66 B", `flow_rate` bytes/s or "5 Gbit/s".
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """The details of a link as files and people write them: sizes are bytes or text such as "66 B", `flow_rate` is
+    bytes/s or "5 Gbit/s".
 
     mtu  bytes of the transport's frames, which says frame_header and frame_payload
 
-    Raises :class:`ConfigError` for a number that makes no sense, naming it.
+    The other fields are those of :class:`LinkDetail`.
     """
-    header = nonnegative(frame_header, "bytes", f"{where}frame_header")
-    payload = nonnegative(frame_payload, "bytes", f"{where}frame_payload")
-    if bool(header) != bool(payload):
-        raise ConfigError(
-            f"{where}frame_header = {shown(frame_header)} and frame_payload = {shown(frame_payload)} say together what "
-            f"a frame is; give both, like '66 B' and '1448 B'"
-        )
-    for key, share in (("reverse_load", reverse_load), ("loss", loss)):
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
-            raise ConfigError(f"{where}{key} = {shown(share)} must be a share in [0, 1), like 0.022")
-    transport = "" if transport == IDEAL else transport
-    if not isinstance(transport, str) or transport not in {"", *PROTOCOLS}:
-        raise unknown_name("transport", str(transport), {IDEAL, *PROTOCOLS}, where.rstrip(": ") or "link")
-    if isinstance(connections, bool) or not isinstance(connections, int) or not 1 <= connections <= 1 << 20:
-        raise ConfigError(f"{where}connections = {shown(connections)} must be a whole number of at least 1")
-    for key, switch in (("unordered", unordered), ("warm", warm)):
-        if not isinstance(switch, bool):
-            raise ConfigError(f"{where}{key} = {shown(switch)} must be true or false")
-    frame = nonnegative(mtu, "bytes", f"{where}mtu")
-    detail = LinkDetail(
-        header, payload, nonnegative(burst, "bytes", f"{where}burst"), float(reverse_load), transport, connections,
-        nonnegative(flow_rate, "bandwidth", f"{where}flow_rate"), nonnegative(window, "bytes", f"{where}window"),
-        nonnegative(rendezvous, "bytes", f"{where}rendezvous"), float(loss), unordered, warm,
-        nonnegative(buffer, "bytes", f"{where}buffer"),
-    )  # fmt: skip
-    return _consistent(detail, frame, where)
+
+    frame_header: Quantity = 0.0
+    frame_payload: Quantity = 0.0
+    burst: Quantity = 0.0
+    reverse_load: float = 0.0
+    transport: Annotated[str, one_of("", IDEAL, *PROTOCOLS)] = ""
+    mtu: Quantity = 0.0
+    connections: Count = 1
+    flow_rate: Quantity = 0.0
+    window: Quantity = 0.0
+    rendezvous: Quantity = 0.0
+    loss: float = 0.0
+    unordered: bool = False
+    warm: bool = False
+    buffer: Quantity = 0.0
+
+    def detail(self, where: str = "") -> LinkDetail:
+        """Return it as SI floats. Raises :class:`ConfigError` for a number that makes no sense, naming it."""
+        header = nonnegative(self.frame_header, "bytes", f"{where}frame_header")
+        payload = nonnegative(self.frame_payload, "bytes", f"{where}frame_payload")
+        if bool(header) != bool(payload):
+            raise ConfigError(
+                f"{where}frame_header = {shown(self.frame_header)} and frame_payload = {shown(self.frame_payload)} "
+                "say together what a frame is; give both, like '66 B' and '1448 B'"
+            )
+        for key, share in (("reverse_load", self.reverse_load), ("loss", self.loss)):
+            if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+                raise ConfigError(f"{where}{key} = {shown(share)} must be a share in [0, 1), like 0.022")
+        transport = "" if self.transport == IDEAL else self.transport
+        if not isinstance(transport, str) or transport not in {"", *PROTOCOLS}:
+            raise unknown_name("transport", str(transport), {IDEAL, *PROTOCOLS}, where.rstrip(": ") or "link")
+        connections = self.connections
+        if isinstance(connections, bool) or not isinstance(connections, int) or not 1 <= connections <= 1 << 20:
+            raise ConfigError(f"{where}connections = {shown(connections)} must be a whole number of at least 1")
+        for key, switch in (("unordered", self.unordered), ("warm", self.warm)):
+            if not isinstance(switch, bool):
+                raise ConfigError(f"{where}{key} = {shown(switch)} must be true or false")
+        frame = nonnegative(self.mtu, "bytes", f"{where}mtu")
+        detail = LinkDetail(
+            header, payload, nonnegative(self.burst, "bytes", f"{where}burst"), float(self.reverse_load), transport,
+            connections, nonnegative(self.flow_rate, "bandwidth", f"{where}flow_rate"),
+            nonnegative(self.window, "bytes", f"{where}window"),
+            nonnegative(self.rendezvous, "bytes", f"{where}rendezvous"), float(self.loss), self.unordered, self.warm,
+            nonnegative(self.buffer, "bytes", f"{where}buffer"),
+        )  # fmt: skip
+        return _consistent(detail, frame, where)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wanted(Told):
+    """What :func:`with_detail` takes."""
+
+    cluster: Cluster = field(kw_only=False)
+    kinds: Collection[str] | None = None
 
 
 #: what only a transport does
@@ -202,26 +216,8 @@ def collected(details: Collection[LinkDetail]) -> LinkDetails | None:
     return LinkDetails(*(np.array([getattr(detail, key) for detail in distinct.values()])[at] for key in DETAIL_KEYS))
 
 
-@checked
-def with_detail(
-    cluster: Cluster,
-    *,
-    frame_header: Quantity = 0.0,
-    frame_payload: Quantity = 0.0,
-    burst: Quantity = 0.0,
-    reverse_load: float = 0.0,
-    transport: Annotated[str, one_of("", IDEAL, *PROTOCOLS)] = "",
-    mtu: Quantity = 0.0,
-    connections: Count = 1,
-    flow_rate: Quantity = 0.0,
-    window: Quantity = 0.0,
-    rendezvous: Quantity = 0.0,
-    loss: float = 0.0,
-    unordered: bool = False,
-    warm: bool = False,
-    buffer: Quantity = 0.0,
-    kinds: Collection[str] | None = None,
-) -> Cluster:
+@takes_fields_of(_Wanted)
+def with_detail(wanted: _Wanted) -> Cluster:
     """Return the cluster with these details on all links of the given `kinds` (None: all between hosts).
 
     The parameters are those of :class:`LinkDetail`, sizes as text like "3 MiB" and rates like "5 Gbit/s" as well; `mtu`
@@ -229,10 +225,7 @@ def with_detail(
     acknowledgements as they are. Links of other kinds keep theirs. Raises :class:`ConfigError` for a number
     that makes no sense, a transport that does not exist, or a kind that no link has.
     """
-    detail = checked_detail(
-        frame_header, frame_payload, burst, reverse_load, transport, mtu, connections, flow_rate, window, rendezvous,
-        loss, unordered, warm, buffer,
-    )  # fmt: skip
+    cluster, kinds, detail = wanted.cluster, wanted.kinds, wanted.detail()
     for kind in kinds or ():
         if kind not in cluster.link_kind:
             raise unknown_name("link kind", kind, set(cluster.link_kind), f"cluster {cluster.name!r}")
@@ -243,7 +236,7 @@ def with_detail(
     ]
     before = cluster.details
     as_it_was = [_NONE] * cluster.n_links if before is None else [before.of(link) for link in range(cluster.n_links)]
-    idealised = transport == IDEAL and not detail
+    idealised = wanted.transport == IDEAL and not detail
     ideal = {id(was): _without_transport(was) for was in as_it_was} if idealised else {}
     after = [
         ideal[id(was)] if idealised and mine else detail if mine else was

@@ -29,7 +29,7 @@ import networkx as nx
 import numpy as np
 
 from ddlsim.cluster.cluster import Cluster
-from ddlsim.cluster.details import DETAIL_KEYS, LinkDetail, checked_detail, collected
+from ddlsim.cluster.details import DETAIL_KEYS, LinkDetail, Told, collected
 from ddlsim.cluster.quantity import fraction, nonnegative, positive
 from ddlsim.cluster.routing import check_policy
 from ddlsim.errors import ConfigError, shown, unknown_name
@@ -253,7 +253,7 @@ def _checked_link(data: Attributes, place: str) -> _Checked:
         fraction(data.get("efficiency", 1.0), f"{place}: efficiency"),
         nonnegative(data.get("latency", 0.0), "time", f"{place}: latency"),
     )
-    detail = checked_detail(**{key: data[key] for key in ("mtu", *DETAIL_KEYS) if key in data}, where=f"{place}: ")
+    detail = Told(**{key: data[key] for key in ("mtu", *DETAIL_KEYS) if key in data}).detail(f"{place}: ")
     return shared, _text(data, "kind", "link", place) or "link", speed, detail
 
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import ErrorDetails
 
 from ddlsim.cluster import direct, generators
-from ddlsim.cluster.details import IDEAL, TRANSPORT_KEYS, LinkDetail, checked_detail
+from ddlsim.cluster.details import IDEAL, TRANSPORT_KEYS, LinkDetail, Told
 from ddlsim.cluster.nodes import Graph, Host, Interior, MultiGpu
 from ddlsim.cluster.quantity import MAX_NODES, nonnegative, positive
 from ddlsim.errors import ConfigError, shown, unknown_name
@@ -101,7 +101,7 @@ class DetailTable(_Strict):
 
     def detail(self, place: str) -> LinkDetail:
         """Return the checked details; `place` is where the table stands."""
-        return checked_detail(**{key: getattr(self, key) for key in DetailTable.model_fields}, where=f"{place}: ")
+        return Told(**{key: getattr(self, key) for key in DetailTable.model_fields}).detail(f"{place}: ")
 
 
 class AllLinksTable(DetailTable):
