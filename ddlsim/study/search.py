@@ -14,8 +14,8 @@ from typing import Annotated
 from ddlsim.arguments import Count, Seed, checked, one_of, whole
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.run.metrics import METRICS
-from ddlsim.strategies import Splits
 from ddlsim.study.designs import MAX_POINTS, Range, Vary
+from ddlsim.study.ways import Family
 
 SAMPLERS = ("tpe", "nsga2", "random")
 
@@ -60,10 +60,11 @@ class Search:
             listed = values.values() if isinstance(values, Mapping) else () if isinstance(values, Range) else values
             if not isinstance(values, Range) and not len(values):
                 raise ConfigError(f"vary[{key!r}] is empty; give at least one value, or leave the field out")
-            if any(isinstance(value, Splits) for value in listed):
+            single = (one for value in listed for one in (value if isinstance(value, tuple | list) else [value]))
+            for family in (one for one in single if isinstance(one, Family)):
                 raise ConfigError(
-                    f"vary[{key!r}]: Splits stands for many configurations, which a search cannot propose one by one; "
-                    "name splits, or take design = 'grid' or ddlsim.recommend"
+                    f"vary[{key!r}]: {type(family).__name__} stands for many configurations, which a search cannot "
+                    "propose one by one; name single ones, or take design = 'grid' or ddlsim.recommend"
                 )
         if self.prune and n_seeds == 1:
             raise ConfigError("Search: prune = True has no effect with one seed; give seeds=3, or leave it")

@@ -167,10 +167,11 @@ def test_searches_that_cannot_be(search, message):
         ({"vary": {"workers": []}}, "vary['workers'] is empty"),
         ({"vary": {"workers": [2]}, "design": "list"}, "design, n_points and design_seed have no effect"),
         ({"vary": {"strategy": [ddlsim.Splits()]}}, "Splits stands for many configurations"),
+        ({"vary": {"workers, strategy": [(2, ddlsim.Splits())]}}, "Splits stands for many configurations"),
         ({"vary": {"workerz": Range(1, 8, whole=True)}}, "did you mean 'workers'"),
         ({"vary": {"strategy": [ddlsim.AllReduce()], "strategy.period": [2, 4]}}, "unknown field 'period'"),
     ],
-    ids=["nothing", "empty", "design", "splits", "path", "inner path"],
+    ids=["nothing", "empty", "design", "splits", "splits together", "path", "inner path"],
 )
 def test_spaces_that_cannot_be_searched(study, message):
     with pytest.raises(ddlsim.ConfigError) as error:
