@@ -41,7 +41,7 @@ docs: $(VENV)/.docs
 	$(BIN)/python -m pytest --quiet docs/site
 
 $(VENV)/.docs: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 bench: install
