@@ -41,6 +41,12 @@ _ICONS = {
     "fast-forward": "▶|", "plus": "+",
 }  # fmt: skip
 _STYLESHEET = re.compile(r"<link rel=\"stylesheet\"[^>]*>")
+#: pictures that fit a telephone
+_NARROW = "<style>.animation, .animation img, .animation input { max-width: 100%; }</style>"
+_HEAD = (
+    '<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8">'
+    '<meta name="viewport" content="width=device-width, initial-scale=1"><body style="font-family: sans-serif">\n'
+)
 
 
 class RoundByRound(FuncAnimation):
@@ -54,7 +60,7 @@ class RoundByRound(FuncAnimation):
 
     def to_html(self) -> str:
         """Return the frames as HTML with buttons to go through them."""
-        page = _STYLESHEET.sub("", self.to_jshtml(default_mode="once"))
+        page = _NARROW + _STYLESHEET.sub("", self.to_jshtml(default_mode="once"))
         flipped = page.replace('fa-play fa-flip-horizontal"></i>', '"></i>◀').replace('<i class="fa "></i>', "")
         return _ICON.sub(lambda match: _ICONS[match[1]], flipped)
 
@@ -97,7 +103,7 @@ def animate(schedule: Schedule, path: str | Path | None = None, *, seconds: floa
     made_of = [*frames, *[frames[-1]] * (LAST - 1)]
     animation = RoundByRound(made, draw, made_of, interval=1000.0 * seconds, repeat=True, cache_frame_data=False)
     if path is not None and kind in PAGES:
-        write_text(path, f'<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8">\n{animation.to_html()}</html>\n')
+        write_text(path, f"{_HEAD}{animation.to_html()}</body></html>\n")
     elif path is not None:
         _save(animation, Path(path), 1.0 / seconds)
     return animation
