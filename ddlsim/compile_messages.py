@@ -1,8 +1,8 @@
 """What people are told on stderr while numba compiles, which is once: what, about how long, and that it goes on.
 
 In a terminal a line counts the seconds and is gone at the end; elsewhere (a pipe, a notebook, under a progress bar)
-there is a line every 20 s. Nothing is said of what comes from the cache, in processes that others have started, and
-where the environment variable ``DDLSIM_QUIET`` is set.
+there is a line every 20 s. Nothing is said of what comes from the cache, by all but the first of the processes that one
+has started, and where the environment variable ``DDLSIM_QUIET`` is set.
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ def is_quiet() -> bool:
     return os.environ.get("DDLSIM_QUIET", "0") not in ("", "0")
 
 
+def _speaks() -> bool:
+    """Whether this process says what it compiles: of several that one has started, the first speaks for all."""
+    return multiprocessing.parent_process() is None or multiprocessing.current_process().name.endswith("-1")
+
+
 class _Teller(event.Listener):  # type: ignore[misc,unused-ignore]
     """Follows what numba compiles; functions that are compiled inside others belong to these."""
 
@@ -83,7 +88,7 @@ class _Teller(event.Listener):  # type: ignore[misc,unused-ignore]
             return
         for listener in self.listeners:
             listener(function.__name__, part)
-        if self.muted or is_quiet() or multiprocessing.parent_process() is not None:
+        if self.muted or is_quiet() or not _speaks():
             return
         if part not in self._told and part.seconds > _LONG:
             how_often = "in every run" if self.remark else "once"
@@ -106,7 +111,8 @@ class _Teller(event.Listener):  # type: ignore[misc,unused-ignore]
             self._ticker = None
 
     def _tick(self, part: Part, over: threading.Event) -> None:
-        live = sys.stderr is sys.__stderr__ and sys.stderr.isatty()  # not under a progress bar, which has its own line
+        # not under a progress bar, which has a line of its own: here, or in the process that has started this one
+        live = sys.stderr is sys.__stderr__ and sys.stderr.isatty() and multiprocessing.parent_process() is None
         shown = 0
         while not over.wait(INTERVAL if live else LOOK):
             line = f"ddlsim: compiling {part.words}: {self._seconds(part)}"
