@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from numba.core import caching, config
-from numba.core.runtime import rtsys
+from numba.core.runtime.nrt import rtsys
 
 from ddlsim.compile_messages import teller
 
@@ -79,7 +79,7 @@ def _prepare() -> bool:
     except OSError:
         return False
     atexit.register(_remove, folder, os.getpid())
-    config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"] = folder
+    vars(config)["CACHE_DIR"] = os.environ["NUMBA_CACHE_DIR"] = folder
     return True
 
 

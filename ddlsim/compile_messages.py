@@ -112,7 +112,8 @@ class _Teller(event.Listener):  # type: ignore[misc,unused-ignore]
 
     def _tick(self, part: Part, over: threading.Event) -> None:
         # not under a progress bar, which has a line of its own: here, or in the process that has started this one
-        live = sys.stderr is sys.__stderr__ and sys.stderr.isatty() and multiprocessing.parent_process() is None
+        terminal, alone = sys.__stderr__, multiprocessing.parent_process() is None
+        live = alone and terminal is not None and sys.stderr is terminal and terminal.isatty()
         shown = 0
         while not over.wait(INTERVAL if live else LOOK):
             line = f"ddlsim: compiling {part.words}: {self._seconds(part)}"

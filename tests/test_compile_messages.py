@@ -1,6 +1,7 @@
 """What people are told while something is compiled, and that compiled code always has a place."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -71,7 +72,7 @@ def test_a_pipe_gets_a_line_now_and_then(slow, capsys, monkeypatch):
     first, *others = capsys.readouterr().err.splitlines()
     assert first == "ddlsim: compiling the test, once; this takes about 7 s of CPU time"
     assert others
-    assert all(line.startswith("ddlsim: compiling the test: 0 s") for line in others)
+    assert all(re.match(r"ddlsim: compiling the test: \d+ s", line) for line in others)
 
 
 def test_a_terminal_gets_one_line_that_goes_away(slow, monkeypatch):
@@ -83,7 +84,7 @@ def test_a_terminal_gets_one_line_that_goes_away(slow, monkeypatch):
     first, rest = terminal.text.split("\n")
     assert first == "ddlsim: compiling the test, once; this takes about 7 s of CPU time"
     lines = rest.split("\r")
-    assert lines[1].startswith("ddlsim: compiling the test: 0 s")
+    assert re.match(r"ddlsim: compiling the test: \d+ s", lines[1])
     assert lines[-1] == ""
     assert set(lines[-2]) == {" "}
 
