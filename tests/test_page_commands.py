@@ -27,6 +27,9 @@ INSTEAD = {
     "make ": (None, "the targets are looked up below; .ci/run makes them in a clean clone"),
     "pip install ": (None, "installs; what the extras are called is looked up below"),
     "python3 -m venv ": (None, "environments are made in .ci/run"),
+    "python -m venv ": (None, "environments are made in .ci/run"),
+    "ddlsim --": (None, "changes or shows the start-up file of a shell; tests/cli/test_cli_completion.py"),
+    "ddlsim explore": (None, "starts a server; its page is run by test_explore_docs.py"),
     "jupyter ": (None, "starts a server; the notebooks are executed by their own tests"),
     "torchrun ": (None, "needs PyTorch, for which tests/measure/torch_example.py stands"),
     "python tests/mutation/run.py": (None, "takes hours"),
@@ -105,7 +108,7 @@ def is_whole(command: Command) -> bool:
     arguments = words[len(name.split()) :]
     if any(re.fullmatch(r"[A-Z]+|\.\.\.|\|", word) for word in arguments):
         return False
-    if not arguments and known[name].params and name in ("lab", "warm-up"):
+    if not arguments and known[name].params and name in ("explore", "lab", "warm-up"):
         return False
     try:
         known[name].make_context(name, list(arguments))
