@@ -9,8 +9,12 @@ import ddlsim
 from ddlsim.report.cluster_layout import N_GROUPS, arranged, joints
 from ddlsim.report.cluster_plot import USE, cluster_plot
 
+#: thousands of nodes, which take a second or more
+HUGE = ("cori-haswell", "selene", "theta")
+NAMES = [pytest.param(n, marks=pytest.mark.slow if n in HUGE else ()) for n in ddlsim.cluster_names()]
 
-@pytest.mark.parametrize("name", ddlsim.cluster_names())
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_link_between_what_is_drawn_is_in_one_line(name):
     """All links but those within a machine that is drawn as one, each once, and no machine floats."""
     cluster = ddlsim.load_cluster(name)
@@ -48,6 +52,7 @@ def test_links_beside_each_other_are_counted():
     assert "nic, 100 Gbit/s (64, 4 in each line)" in legend
 
 
+@pytest.mark.slow
 def test_what_no_page_holds_is_drawn_as_groups():
     """560 machines with 8 links each, to 224 switches in 28 units, with 4 spines above all of them."""
     axes = cluster_plot(ddlsim.load_cluster("selene"))
