@@ -26,6 +26,7 @@ from ddlsim.printable import shown
 from ddlsim.run.complete import complete
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.metrics import METRICS
+from ddlsim.text_tables import labelled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,8 +151,7 @@ class Seeds:
         return f"<Seeds: {len(self.runs)} of {self.experiment.strategy.label}, accuracy {self.accuracy()}>"
 
     def __str__(self) -> str:
-        rows = (f"{label:<10}  {text}" for label, text in self._rows())
-        return shown("\n".join([self._title, *rows]))
+        return "\n".join([shown(self._title), *labelled(self._rows())])
 
     def _repr_html_(self) -> str:
         from ddlsim.notebook import labelled, page

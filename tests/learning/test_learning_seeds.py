@@ -69,6 +69,13 @@ def test_they_show_themselves_in_a_line():
     assert len(text) < 100
 
 
+def test_texts_stand_below_each_other():
+    """Longer labels ("time to 0.95") shifted their line."""
+    _, *lines = str(made_up([0.1, 0.9], [0.1, 0.8])).splitlines()
+    assert {line[:14].rstrip() for line in lines} == {"accuracy", "throughput"}
+    assert all(line[13] == " " != line[14] for line in lines)
+
+
 def test_a_clock_without_chance_says_so():
     remark = "the same with all seeds: nothing in the clock is random"
     several = made_up([0.1, 0.9], [0.1, 0.8])
