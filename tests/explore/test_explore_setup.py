@@ -11,6 +11,7 @@ from ddlsim.run.files import COMPRESSORS, STRATEGIES
 
 pytest.importorskip("panel")
 
+from ddlsim.explore import explore
 from ddlsim.explore.exports import experiment_files
 from ddlsim.explore.screens.what_if import files
 from ddlsim.explore.settings import settings_of
@@ -130,3 +131,24 @@ def test_two_runs_are_compared_by_the_program_as_on_the_screen(tmp_path):
         runpy.run_path(str(tmp_path / program.name))
     first, second = ddlsim.simulate(a), ddlsim.simulate(b)
     assert f"step time: {1e3 * first.step_time:.4g} ms -> {1e3 * second.step_time:.4g} ms" in printed.getvalue()
+
+
+def test_without_panel_the_command_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ddlsim.ConfigError) as caught:
+        explore("office-1gbe", browser=False)
+    assert str(caught.value) == "the explorer needs Panel, which is not installed: pip install 'ddlsim[explore]'"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"cluster": "office-1gbee"}, "unknown cluster 'office-1gbee'; did you mean 'office-1gbe'?"),
+        ({"model": "lenet6"}, "unknown model 'lenet6'; did you mean 'lenet5'?"),
+        ({"port": 70000}, "explore: port = 70000: must be a whole number from 0 to 65535"),
+    ],
+)
+def test_what_cannot_be_shown_first_is_said_before_anything_is_served(arguments, message):
+    with pytest.raises(ddlsim.ConfigError) as caught:
+        explore(**{"browser": False, **arguments})
+    assert str(caught.value) == message
