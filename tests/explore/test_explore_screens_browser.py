@@ -17,6 +17,8 @@ from test_explore_browser import (
 
 #: what somebody may wait for a run to end that is not wanted any more, ms: a second, on a machine that may be busy
 SOON = 15_000
+#: ms until kernels of networks, too, are compiled, on a machine that may be busy
+COMPILED = 900_000
 SIZES = pytest.mark.parametrize(("width", "theme"), [(w, t) for w in (1280, 390) for t in ("default", "dark")])
 
 
@@ -62,7 +64,7 @@ def test_learning_shows_points_live_and_can_be_cancelled(address, chromium, widt
     page.press("Learning")
     page.fill("Epochs", "2000")  # so that it does not end before somebody cancels it
     page.press("Start")
-    page.page.get_by_text(re.compile(r"all-reduce .*: .* updates, epoch")).wait_for()
+    page.page.get_by_text(re.compile(r"all-reduce .*: .* updates, epoch")).wait_for(timeout=COMPILED)
     before = canvas(page)
     page.page.wait_for_timeout(3000)
     assert canvas(page) != before, "points come while it learns"
