@@ -2,6 +2,7 @@
 that is worst for each. A function that draws belongs here (`test_every_picture_is_in_the_list`)."""
 
 import ast
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -167,7 +168,8 @@ def test_every_picture_is_in_the_list():
     drawn = set()
     for path in Path(ddlsim.__file__).parent.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
-        for function in ast.parse(text).body if "report.drawing import" in text else ():
+        ours = re.search(r"from ddlsim\.report\.drawing import (\([^)]*|[^\n(]*)\bfigure\b", text)  # bokeh has one, too
+        for function in ast.parse(text).body if ours else ():
             if isinstance(function, ast.FunctionDef) and not function.name.startswith("_"):
                 called = (node.func for node in ast.walk(function) if isinstance(node, ast.Call))
                 names = {one.id for one in called if isinstance(one, ast.Name)}
