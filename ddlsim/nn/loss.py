@@ -67,7 +67,7 @@ def loss_of(kind: Loss, outputs: Array, labels: Labels, n_total: int, buffers: B
         flat = labels.reshape(-1)
         n_total *= len(flat) // len(outputs)
         rows, slopes = (array.reshape(len(flat), -1) for array in (outputs, gradient))
-        total = row_kernels.cross_entropy(rows, flat, slopes, n_total)  # type: ignore[arg-type]
+        total = row_kernels.cross_entropy(rows, flat, slopes, n_total)  # type: ignore[arg-type,unused-ignore]
     else:
-        total = row_kernels.squared_error(outputs, labels, gradient, n_total)  # type: ignore[arg-type]
+        total = row_kernels.squared_error(outputs, labels, gradient, n_total)  # type: ignore[arg-type,unused-ignore]
     return total / n_total, gradient

@@ -140,18 +140,18 @@ def warm_up(watch: Watcher | None = None) -> Warmth:
         raise ConfigError(f"warm-up: compiled code cannot be kept: {teller.remark}")
     began, done, total = time.process_time(), 0.0, sum(seconds for _, _, seconds in STEPS)
     compiled: list[str] = []
-    at = ["", 0.0]
+    step = ""
 
     def note(name: str, part: Part) -> None:
         compiled.append(name)
         if watch is not None:
-            watch(f"{at[0]}: {part.words}", float(at[1]), total)
+            watch(f"{step}: {part.words}", done, total)
 
     teller.listeners.append(note)
     teller.muted = watch is not None
     try:
         for words, play, seconds in STEPS:
-            at[:] = [words, done]
+            step = words
             if watch is not None:
                 watch(words, done, total)
             play()
