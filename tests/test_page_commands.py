@@ -103,7 +103,7 @@ def is_whole(command: Command) -> bool:
     """Whether it can be run as it stands; in prose many only name a command and an option."""
     known, words = commands(), words_of(command)[1:]
     name = next((name for name in (" ".join(words[:2]), words[0]) if name in known), None)
-    if name is None:
+    if name is None or "--help" in words:
         return False
     arguments = words[len(name.split()) :]
     if any(re.fullmatch(r"[A-Z]+|\.\.\.|\|", word) for word in arguments):
