@@ -47,6 +47,16 @@ latency = "30 us"
 device = "cpu-core"
 """
 
+QUESTION = """
+clusters = ["dgx1-v100-16"]
+model = "bert-base"
+workers = [16]
+batch_sizes = [64]
+strategies = [{ type = "splits", micro_batch = [1, 2], stage = [1, 3] }, { type = "all-reduce" }]
+target = { throughput = "500 samples/s" }
+base = { precision = "fp16" }
+"""
+
 RUNS = """\
 workers,batch_size,throughput (images/s)
 1,32,290

@@ -48,6 +48,7 @@ FILES = {
     "study.sqlite": lambda path: play(f"ddlsim sweep study.toml --out {path}"),
     "my-cluster.toml": page_files.CLUSTER,
     "calibrated.toml": page_files.CLUSTER,
+    "question.toml": page_files.QUESTION,
     "runs.csv": page_files.RUNS,
     "training.toml": page_files.TRAINING,
     "nccl-tests.log": page_files.nccl_tests(8, named=True),
