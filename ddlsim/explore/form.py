@@ -17,6 +17,7 @@ from ddlsim.errors import DdlsimError
 from ddlsim.explore.pieces import message
 from ddlsim.explore.settings import COMMON, Setting, settings_of
 from ddlsim.explore.setup import Setup
+from ddlsim.output_files import replacing
 from ddlsim.run.files import COMPRESSORS, STRATEGIES
 from ddlsim.run.tables import Kinds
 from ddlsim.workload.model import model_names
@@ -107,7 +108,8 @@ def _kept(name: str, content: bytes) -> Path:
     """Write an uploaded file to a folder of its own, under its name; a plus in it would begin a setting."""
     folder = Path(tempfile.mkdtemp(prefix="ddlsim-explore-"))
     path = folder / (re.sub(r"[^\w.-]", "_", Path(name).name).lstrip(".") or "file")
-    path.write_bytes(content)
+    with replacing(path) as file:
+        file.write(content)
     return path
 
 

@@ -10,8 +10,8 @@ from fuzz_files import fuzz
 from fuzz_targets import targets
 
 pytestmark = pytest.mark.posix  # an alarm ends what hangs
-#: commands that start processes, or need root: only in the whole run
-SLOW = ("sweep", "recommend", "lab")
+#: commands that start processes, compile all there is, or need root: only in the whole run
+SLOW = ("sweep", "recommend", "lab", "warm-up")
 
 
 @pytest.mark.parametrize("target", targets(), ids=lambda target: target.title)
@@ -32,4 +32,4 @@ def test_malformed_options_are_one_error(tmp_path):
 
 
 def test_every_command_has_a_line():
-    assert {name for name, _ in fuzz_commands.commands()} == set(fuzz_commands.LINES)
+    assert {name for name, _ in fuzz_commands.commands()} == {*fuzz_commands.LINES, *fuzz_commands.SERVES}

@@ -233,12 +233,12 @@ def test_the_warning_counts_the_optimizer_that_was_named() -> None:
 
 def test_memory_prints_its_terms() -> None:
     assert str(Memory(1e9, 2e9, 3e9, 4.5e9)).splitlines() == [
-        "weights             1 GB",
-        "gradients           2 GB",
-        "optimizer           3 GB",
-        "activations       4.5 GB",
-        "buffers              0 B",
-        "total            10.5 GB",
+        "weights         1 GB",
+        "gradients       2 GB",
+        "optimizer       3 GB",
+        "activations   4.5 GB",
+        "buffers          0 B",
+        "total        10.5 GB",
     ]
 
 
