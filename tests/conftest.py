@@ -23,7 +23,11 @@ WITHOUT_KERNEL = (
 
 
 #: whole programs, reports and clusters: the second part of the tests, `make test-slow`
-SLOW = ("accuracy", "lab", "measure", "published", "test_examples.py", "test_study_executors.py", "test_study_page.py")
+SLOW = (
+    "accuracy", "explore", "lab", "measure", "published", "test_examples.py", "test_page_commands.py",
+    "test_study_arrays.py",
+    "test_study_executors.py", "test_study_page.py", "test_study_search.py",
+)  # fmt: skip
 
 
 def pytest_configure():
