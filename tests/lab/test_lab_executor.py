@@ -27,7 +27,7 @@ def ranks_in_threads(n_ranks):
     """Ranks as the laboratory has them, but threads of this process, on the loopback."""
     pairs = [Pipe() for _ in range(n_ranks)]
     threads = [
-        threading.Thread(target=serve, args=(theirs, rank, "127.0.0.1"), daemon=True)
+        threading.Thread(target=serve, args=(theirs, rank, "127.0.0.1", "reno"), daemon=True)
         for rank, (_, theirs) in enumerate(pairs)
     ]
     for thread in threads:
