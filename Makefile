@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # Modules are compiled when they are first imported; to compile all of them takes longer than all else of installing.
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+# So what is imported must be kept, or every process compiles all of it again: 4 s each.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install test test-slow package demo lint docs bench clean
 
