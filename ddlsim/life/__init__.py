@@ -1,0 +1,11 @@
+"""How long a training really takes: failures, checkpoints and restarts around the steps of a simulated run."""
+
+from ddlsim.life.checkpoints import Checkpoints as Checkpoints
+from ddlsim.life.closed_forms import (
+    daly_interval as daly_interval,
+    daly_time as daly_time,
+    young_interval as young_interval,
+)
+from ddlsim.life.failures import Failures as Failures
+from ddlsim.life.life import Life as Life, live as live
+from ddlsim.life.timeline import Timeline as Timeline

@@ -1,0 +1,86 @@
+"""How often the state of a training is saved, where, and who waits for it."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated
+
+from ddlsim.arguments import Bandwidth, Bytes, checked, quantity
+from ddlsim.errors import ConfigError
+from ddlsim.units import si
+
+Time = Annotated[float | str, quantity("time", "30 s", zero=True)]
+
+
+@checked
+@dataclass(frozen=True)
+class Checkpoints:
+    """Checkpoints of weights and optimizer state, each made at the end of the first step when it is due.
+
+    every         s of training between two of them, such as "10 min"
+    to            where they go, over the simulated network: "peers" (each machine to the memory of the next one; Wang
+                  et al. 2023, Gemini), or the name of a node of the cluster, such as a storage host's. None: what they
+                  cost is said by `bandwidth` or by `stall`
+    bandwidth     at which all machines together write to their storage, and read from it
+    stall         how long the training stands still for each, instead of what `to` or `bandwidth` give
+    load          how long it takes to read one, instead of as long as writing it
+    nbytes        what is saved of the model, once, instead of its weights and the optimizer's state
+    asynchronous  the training waits only for the copy into the machines' memory, and goes on while it is written;
+                  until that has ended, the checkpoint before it is the latest (Mohan et al. 2021, CheckFreq)
+
+    Raises ConfigError for values that make no sense.
+    """
+
+    every: Annotated[float | str, quantity("time", "10 min")]
+    _: KW_ONLY
+    to: str | None = None
+    bandwidth: Bandwidth | None = None
+    stall: Time | None = None
+    load: Time | None = None
+    nbytes: Bytes | None = None
+    asynchronous: bool = False
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("to", "bandwidth") if getattr(self, name) is not None]
+        if len(given) == 2:
+            raise ConfigError("Checkpoints: to and bandwidth both say how fast they are written; give one of them")
+        if not given and self.stall is None:
+            raise ConfigError(
+                "Checkpoints: nothing says what they cost; give bandwidth='2 GB/s' of the storage, to='peers' or a "
+                "node's name, or stall='30 s'"
+            )
+        if self.stall is not None and not self.asynchronous and given:
+            raise ConfigError(f"Checkpoints: stall and {given[0]} both say what they cost; give one of them")
+        if not given and self.asynchronous:
+            raise ConfigError(
+                "Checkpoints: asynchronous = True, but nothing says how long writing takes; give bandwidth or to"
+            )
+
+    @property
+    def interval(self) -> float:
+        """s of training between two."""
+        return si(self.every, "time")
+
+
+@checked
+@dataclass(frozen=True)
+class Cost:
+    """What a checkpoint costs: s that the training stands still, s until it is safe after that, s to read it, and its
+    bytes."""
+
+    stall: float
+    write: float
+    load: float
+    nbytes: float = 0.0
+
+    def check(self, every: float) -> None:
+        """Raise ConfigError for a checkpoint that takes longer than there is between two."""
+        takes = self.stall + self.write
+        if takes > every:
+            raise ConfigError(
+                f"checkpoints: every = {every:.6g} s, but one takes {takes:.6g} s; make them less often, give them more "
+                "bandwidth, or save fewer bytes"
+            )
+
+
+NO_CHECKPOINTS = Cost(0.0, 0.0, 0.0)

@@ -1,0 +1,124 @@
+"""When parts of a cluster fail, and what it takes until a training goes on."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from ddlsim.arguments import Count, Index, Positive, Seed, checked, one_of, quantity
+from ddlsim.errors import ConfigError
+from ddlsim.life.failure_files import read_failures
+from ddlsim.streams import stream
+from ddlsim.units import si
+
+#: s until a collective that hangs is given up: NCCL's in PyTorch (``torch.distributed.constants.default_pg_nccl_timeout``)
+COLLECTIVE_TIMEOUT = 600.0
+#: what takes no machine out of service when it fails
+_SOFTWARE = "job"
+
+Time = Annotated[float | str, quantity("time", "20 min", zero=True)]
+
+
+class Failure(NamedTuple):
+    """A failure of a part: s after the start, number of the part, s until it is repaired."""
+
+    time: float
+    unit: int
+    repair: float
+
+
+@checked
+@dataclass(frozen=True)
+class Failures:
+    """Failures that stop a synchronous training, which goes on from its latest checkpoint.
+
+    mtbf     mean time between failures of one part, such as "50000 h"
+    per      what fails: each "device", each "host" (machine), each "switch" between machines, or the "job" as a whole
+             (software; then nothing is repaired)
+    kind     "crash": the others notice soon, and the machine is out of service until it is repaired. "hang": they wait
+             for it until their time-out, and it starts again where it was
+    shape    of the Weibull distribution of the times between failures: 1 is exponential, below 1 early failures are
+             more frequent (0.7 to 0.8 in Schroeder and Gibson 2006, large systems of LANL)
+    repair   until a machine (or a switch) that has crashed can be used again
+    spares   machines that stand ready to take the place of one that has crashed
+    notice   until a failure is noticed; None: at once of a crash, after 10 min of a hang, PyTorch's time-out of NCCL
+    restart  from then (and from when there is a machine) until the job runs: allocation, start of the processes,
+             rendezvous; reading the checkpoint comes on top (:class:`Checkpoints`)
+    trace    instead of `mtbf`: CSV file of failures with the columns ``time_s`` and ``unit`` (number of the device,
+             host or switch, from 0) and, if they differ, ``repair_s``
+
+    The clock of a part runs also while the job is down; one that fails is as new after its repair. A failure while
+    the job starts makes it start again. Raises ConfigError for values that make no sense.
+    """
+
+    mtbf: Annotated[float | str, quantity("time", "50000 h", infinite=True)] | None = None
+    _: KW_ONLY
+    per: Annotated[str, one_of("device", "host", "switch", "job")] = "device"
+    kind: Annotated[str, one_of("crash", "hang")] = "crash"
+    shape: Positive = 1.0
+    repair: Time = 1200.0
+    spares: Index = 0
+    notice: Time | None = None
+    restart: Time = 120.0
+    trace: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.mtbf is None) == (self.trace is None):
+            raise ConfigError("Failures: give either mtbf, such as mtbf='50000 h', or trace, a CSV file of failures")
+        if self.per == _SOFTWARE and self.spares:
+            raise ConfigError(f"Failures: spares = {self.spares} have no effect with per='job': no machine fails then")
+        if self.per == "switch" and self.spares:
+            raise ConfigError(f"Failures: spares = {self.spares} are machines, which replace no switch: use per='host'")
+
+    @property
+    def seconds_to_notice(self) -> float:
+        """s until a failure is noticed."""
+        if self.notice is None:
+            return COLLECTIVE_TIMEOUT if self.kind == "hang" else 0.0
+        return si(self.notice, "time")
+
+    @property
+    def takes_machines(self) -> bool:
+        """Whether what fails is out of service until it is repaired."""
+        return self.kind == "crash" and self.per != _SOFTWARE
+
+    @cached_property
+    def recorded(self) -> tuple[Failure, ...]:
+        """The failures of the `trace`, by time. Raises ConfigError for a file that cannot be read."""
+        assert self.trace is not None
+        rows = read_failures(Path(self.trace), si(self.repair, "time"))
+        return tuple(sorted(Failure(*row) for row in rows))
+
+    @checked
+    def events(self, n_units: Count, seed: Seed = 0, life: Index = 0) -> Iterator[Failure]:
+        """Return the failures of so many parts by time, without end but for those of a trace; other numbers `life`
+        have other ones. Raises ConfigError for a trace that names a part that is not there."""
+        return self._traced(n_units) if self.mtbf is None else self._drawn(n_units, seed, life)
+
+    def _traced(self, n_units: int) -> Iterator[Failure]:
+        for failure in self.recorded:
+            if failure.unit >= n_units:
+                raise ConfigError(
+                    f"{self.trace}: unit = {failure.unit} is not there: the run has {n_units} parts (per={self.per!r}), "
+                    f"0 to {n_units - 1}"
+                )
+        return iter(self.recorded)
+
+    def _drawn(self, n_units: int, seed: int, life: int) -> Iterator[Failure]:
+        mean, repair = si(self.mtbf, "time"), si(self.repair, "time")
+        if math.isinf(mean):
+            return
+        scale = mean / math.gamma(1.0 + 1.0 / self.shape)
+        first = scale * stream(seed, life, "failures").weibull(self.shape, n_units)
+        coming = [(time, unit) for unit, time in enumerate(first.tolist())]
+        heapq.heapify(coming)
+        later = stream(seed, life, "later failures")  # drawn in the order of time, which is always the same
+        while True:
+            time, unit = coming[0]
+            yield Failure(time, unit, repair)
+            heapq.heapreplace(coming, (time + scale * float(later.weibull(self.shape)), unit))

@@ -1,0 +1,185 @@
+"""A training with failures: from one checkpoint to the next failure at a time, which skips what lies between exactly."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddlsim.errors import DdlsimError
+from ddlsim.life.failures import Failure, Failures
+from ddlsim.life.timeline import Floats, Timeline
+from ddlsim.units import si
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: failures in a row without a checkpoint between them after which a training is given up
+HOPELESS = 100_000
+
+
+@dataclass(frozen=True, eq=False)
+class Life:
+    """What a training did with its time. Times in s.
+
+    end          when it was over: it had learned enough, or its time was up
+    finished     whether it had learned enough
+    useful       steps that counted in the end
+    lost         steps, and parts of them, that a failure took back, with their checkpoints
+    saving       standing still for checkpoints that counted
+    noticing     until failures were noticed
+    repairing    waiting for a machine
+    restarting   starting again, with reading the checkpoint
+    steps        steps that counted
+    failures     the time of each, the part that failed, and the seconds of work that it took
+    stretches    (start, position on the timeline at its start, at its end) of each time that it ran, shape (n, 3)
+
+    The six kinds of time add up to `end`.
+    """
+
+    timeline: Timeline
+    end: float
+    finished: bool
+    useful: float
+    lost: float
+    saving: float
+    noticing: float
+    repairing: float
+    restarting: float
+    steps: int
+    events: tuple[tuple[float, int, float], ...]
+    stretches: Floats
+
+    @property
+    def down(self) -> float:
+        """s in which the training did not run."""
+        return self.noticing + self.repairing + self.restarting
+
+    @property
+    def availability(self) -> float:
+        """Share of the time in which the training ran."""
+        return 1.0 - self.down / self.end
+
+    @property
+    def effective(self) -> float:
+        """Share of the time that went into steps that counted: "effective training time", or goodput as a share."""
+        return self.useful / self.end
+
+    @cached_property
+    def failures(self) -> pd.DataFrame:
+        """One row per failure: time (s), unit (number of what failed), lost (s of work)."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.events), columns=["time", "unit", "lost"]).rename_axis("failure")
+
+    def first_reached(self, times: Floats) -> Floats:
+        """Return when the training first got to these times of a run without failures and checkpoints, in s; inf where
+        it did not get there."""
+        positions = self.timeline.position(np.asarray(times, dtype=np.float64))
+        starts, froms, tos = self.stretches.T
+        furthest = np.maximum.accumulate(tos)
+        stretch = np.searchsorted(furthest, positions, "left")
+        there = stretch < len(starts)
+        at = np.where(there, stretch, 0)
+        return np.where(there, starts[at] + positions - froms[at], math.inf)
+
+
+class _Machines:
+    """Machines that stand ready or are being repaired."""
+
+    def __init__(self, spares: int) -> None:
+        self._ready = [0.0] * spares
+
+    def taken_out(self, until: float) -> None:
+        heapq.heappush(self._ready, until)
+
+    def replaced_at(self, now: float) -> float:
+        """Return when there is a machine, and take it."""
+        return max(heapq.heappop(self._ready), now)
+
+
+def live(timeline: Timeline, failures: Failures, n_units: int, length: float, *, seed: int = 0, life: int = 0) -> Life:
+    """Return what happens to a training of which `n_units` parts fail, until it has ended or `length` s are over.
+
+    Raises ConfigError for a trace of parts that are not there, and DdlsimError where no checkpoint is ever reached.
+    """
+    coming = failures.events(n_units, seed, life)
+    return _Living(timeline, failures, length, coming).run()
+
+
+class _Living:
+    def __init__(self, timeline: Timeline, failures: Failures, length: float, coming: Iterator[Failure]) -> None:
+        self.timeline, self.failures, self.length, self.coming = timeline, failures, length, coming
+        self.next = self._drawn()
+        self.machines = _Machines(failures.spares)
+        self.noticing = self.repairing = self.restarting = self.lost = 0.0
+        self.events: list[tuple[float, int, float]] = []
+        self.stretches: list[tuple[float, float, float]] = []
+
+    def _drawn(self) -> Failure:
+        return next(self.coming, Failure(math.inf, 0, 0.0))
+
+    def run(self) -> Life:
+        timeline, now, checkpoint, fruitless = self.timeline, 0.0, 0, 0
+        while True:
+            start, begin = now, float(timeline.saved_at[checkpoint])
+            ends = start + (timeline.end - begin)
+            until = min(ends, self.length, self.next.time)
+            position = timeline.end if until == ends else begin + (until - start)
+            self.stretches.append((start, begin, position))
+            if until == ends or until >= self.length:
+                return self._over(until, position, until == ends)
+            reached = timeline.latest(position, checkpoint)
+            fruitless = 0 if reached > checkpoint else fruitless + 1
+            if fruitless > HOPELESS:
+                raise DdlsimError(
+                    f"failures: {HOPELESS:,} in a row, none of them {timeline.every:.6g} s of training apart, so that "
+                    "no checkpoint is reached; make checkpoints more often, or use parts that fail less often"
+                )
+            lost = position - float(timeline.saved_at[reached])
+            self.lost += lost
+            checkpoint = reached
+            now = self._recovered(until, lost)
+            if now >= self.length:
+                return self._over(self.length, float(timeline.saved_at[checkpoint]), False)
+
+    def _recovered(self, failed: float, lost: float) -> float:
+        """Return when the training runs again; every failure until then makes it start again."""
+        now = failed
+        restart = si(self.failures.restart, "time") + self.timeline.cost.load
+        while True:
+            failure = self.next
+            self.next = self._drawn()
+            self.events.append((failure.time, failure.unit, lost))
+            lost = 0.0
+            if failure.time >= now:  # what fails while all wait anyway is noticed with the first
+                now = self._pass("noticing", now, self.failures.seconds_to_notice)
+            if self.failures.takes_machines:
+                self.machines.taken_out(failure.time + failure.repair)
+                now = self._pass("repairing", now, self.machines.replaced_at(now) - now)
+            if self.next.time >= now + restart or now >= self.length:
+                return self._pass("restarting", now, restart)
+            if self.next.time > now:
+                now = self._pass("restarting", now, self.next.time - now)
+
+    def _pass(self, kind: str, now: float, seconds: float) -> float:
+        """Book seconds, as far as they are within the length, and return the time after them."""
+        setattr(self, kind, getattr(self, kind) + max(min(seconds, self.length - now), 0.0))
+        return now + seconds
+
+    def _over(self, end: float, position: float, finished: bool) -> Life:
+        timeline = self.timeline
+        saving = timeline.saving(position) if not finished else timeline.cost.stall * len(timeline.saved_steps)
+        waiting = position - float(timeline.saved_at[-1]) if finished and len(timeline.saved_steps) else 0.0
+        saving += waiting  # for the last one to be safe
+        useful = end - saving - self.noticing - self.repairing - self.restarting - self.lost
+        steps = int(np.searchsorted(timeline.position(timeline.step_ends), position, "right"))
+        return Life(
+            timeline, end, finished, useful, self.lost, saving, self.noticing, self.repairing, self.restarting, steps,
+            tuple(self.events), np.array(self.stretches, dtype=np.float64).reshape(-1, 3),
+        )  # fmt: skip

@@ -1,0 +1,248 @@
+"""Lives of synchronous trainings: against closed forms, and against going from step to step."""
+
+import heapq
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from ddlsim import ConfigError
+from ddlsim.errors import DdlsimError
+from ddlsim.life import Checkpoints, Failures, Timeline, daly_interval, daly_time, live, young_interval
+from ddlsim.life.checkpoints import Cost
+
+
+def even(n_steps, step=1.0, *, every, stall=0.0, write=0.0, load=0.0):
+    """A training of equal steps that ends."""
+    ends = step * np.arange(1, n_steps + 1)
+    return Timeline(ends, 0, every, Cost(stall, write, load), math.inf)
+
+
+def trace(tmp_path, *rows, repair="repair_s"):
+    file = tmp_path / "failures.csv"
+    file.write_text(f"time_s,unit,{repair}\n" + "".join(f"{t},{unit},{r}\n" for t, unit, r in rows), encoding="utf-8")
+    return file
+
+
+def test_without_failures_only_checkpoints_take_time():
+    life = live(even(100, every=10.0, stall=0.5), Failures(math.inf), 4, math.inf)
+    assert (life.end, life.useful, life.saving, life.lost, life.down) == (105.0, 100.0, 5.0, 0.0, 0.0)
+    assert life.finished
+    assert life.steps == 100
+    assert life.availability == 1.0
+    assert life.failures.empty
+
+
+@pytest.mark.parametrize("x", [3.0, 10.25, 10.5, 26.75, 104.0])
+def test_a_crash_at_x_loses_x_mod_work_and_checkpoint(tmp_path, x):
+    failures = Failures(trace=trace(tmp_path, (x, 0, 0.0)), restart="2 s")
+    life = live(even(100, every=10.0, stall=0.5, load=0.25), failures, 1, math.inf)
+    assert life.lost == x % 10.5
+    assert life.restarting == 2.25
+    assert life.end == 105.0 + x % 10.5 + 2.25
+
+
+def test_without_checkpoints_a_failure_takes_all(tmp_path):
+    failures = Failures(trace=trace(tmp_path, (60.0, 0, 0.0)), restart=0.0)
+    life = live(even(100, every=math.inf), failures, 1, math.inf)
+    assert (life.lost, life.end) == (60.0, 160.0)
+
+
+def test_a_checkpoint_counts_when_it_is_written(tmp_path):
+    timeline = even(100, every=10.0, stall=0.5, write=4.0)
+    for x, reached in ((14.0, 0.0), (14.5, 10.5), (24.9, 10.5), (25.0, 21.0)):
+        life = live(timeline, Failures(trace=trace(tmp_path, (x, 0, 0.0)), restart=0.0), 1, math.inf)
+        assert life.lost == x - reached
+        assert life.end == 105.0 + 4.0 + life.lost
+
+
+def test_machines_that_crash_are_repaired_or_replaced(tmp_path):
+    file = trace(tmp_path, (5.0, 0, 30.0), (6.0, 1, 50.0))
+    waits = live(even(100, every=10.0), Failures(trace=file, restart="1 s", per="host"), 2, math.inf)
+    assert waits.repairing == 30.0 + 21.0  # both out from 6 s on: one is back at 35 s, the other at 56 s
+    one = live(even(100, every=10.0), Failures(trace=file, restart="2 s", per="host", spares=1), 2, math.inf)
+    assert (one.repairing, one.restarting) == (29.0, 1.0 + 2.0)
+    two = live(even(100, every=10.0), Failures(trace=file, restart="2 s", per="host", spares=2), 2, math.inf)
+    assert (two.repairing, two.restarting) == (0.0, 3.0)
+
+
+def test_a_hang_is_noticed_after_the_time_out_and_takes_no_machine(tmp_path):
+    file = trace(tmp_path, (5.0, 0, 1e9))
+    life = live(even(100, every=10.0), Failures(trace=file, kind="hang", restart=0.0), 1, math.inf)
+    assert (life.noticing, life.repairing, life.end) == (600.0, 0.0, 705.0)
+
+
+def test_a_failure_while_starting_makes_it_start_again(tmp_path):
+    file = trace(tmp_path, (5.0, 0, 0.0), (8.0, 0, 0.0))
+    life = live(even(100, every=10.0), Failures(trace=file, restart="4 s"), 1, math.inf)
+    assert (life.restarting, life.lost, life.end) == (7.0, 5.0, 112.0)
+
+
+def test_first_reached_is_before_what_is_lost(tmp_path):
+    life = live(even(100, every=10.0), Failures(trace=trace(tmp_path, (15.0, 0, 0.0)), restart="1 s"), 1, math.inf)
+    assert life.first_reached([9.0, 15.0, 16.0, 100.0, 101.0]).tolist() == [9.0, 15.0, 22.0, 106.0, math.inf]
+
+
+def test_steps_repeat_for_as_long_as_it_takes():
+    ends = np.array([2.0, 3.0, 5.0])  # then 1 and 2 s for ever
+    timeline = Timeline(ends, 2, math.inf, Cost(0.0, 0.0, 0.0), 20.0)
+    assert timeline.step_ends.tolist() == [2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18, 20]
+    life = live(timeline, Failures(math.inf), 1, 20.0)
+    assert (life.end, life.steps, life.finished) == (20.0, 13, False)
+
+
+def naive(steps, every, cost, restart, repair, spares, failures):
+    """One event after the other: a state is restored with the time at which it was left."""
+    now, lost, step, since = 0.0, 0.0, 0, 0.0
+    saved, left_at = 0, 0.0  # the state to go back to, and when this stretch was there
+    writing = []
+    pool, failures = [0.0] * spares, list(failures)
+    while step < len(steps) or writing:
+        due = step < len(steps) and (since + steps[step] >= every * (1.0 - 1e-12) or step == len(steps) - 1)
+        if step < len(steps):
+            then = now + steps[step] + (cost.stall if due else 0.0)
+        else:
+            then = writing[-1][0]
+        if failures and failures[0] < then:
+            failed = failures[0]
+            for safe, number, when in writing:
+                if safe <= failed:
+                    saved, left_at = number, when
+            lost += failed - left_at
+            now = failed
+            while True:
+                heapq.heappush(pool, failures.pop(0) + repair)
+                now = max(heapq.heappop(pool), now)
+                if not failures or failures[0] >= now + restart + cost.load:
+                    break
+                now = max(now, failures[0])
+            now += restart + cost.load
+            step, since, writing, left_at = saved, 0.0, [], now
+            continue
+        now = then
+        if step == len(steps):
+            break
+        since += steps[step]
+        step += 1
+        if due:
+            writing.append((now + cost.write, step, now))
+            since = 0.0
+    return now, lost
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    steps=st.lists(st.integers(1, 8), min_size=1, max_size=40),
+    every=st.integers(1, 30),
+    stall=st.integers(0, 3),
+    write=st.integers(0, 4),
+    restart=st.integers(0, 6),
+    repair=st.integers(0, 40),
+    spares=st.integers(0, 3),
+    failures=st.lists(st.integers(1, 400), max_size=12, unique=True).map(sorted),
+)
+def test_it_is_the_same_as_going_from_step_to_step(
+    tmp_path_factory, steps, every, stall, write, restart, repair, spares, failures
+):
+    cost = Cost(float(stall), float(write), 2.0)
+    file = trace(tmp_path_factory.mktemp("trace"), *((time + 0.5, 0, repair) for time in failures))
+    parts = Failures(trace=file, restart=float(restart), spares=spares, per="host")
+    timeline = Timeline(np.cumsum(steps, dtype=np.float64), 0, float(every), cost, math.inf)
+    life = live(timeline, parts, 1, math.inf)
+    found = naive(steps, every, cost, restart, repair, spares, [time + 0.5 for time in failures])
+    assert (life.end, life.lost) == found
+    assert life.steps == len(steps)
+    assert life.useful == pytest.approx(sum(steps))
+    parts = (life.useful, life.lost, life.saving, life.noticing, life.repairing, life.restarting)
+    assert sum(parts) == pytest.approx(life.end)
+
+
+def test_dalys_formula_holds_on_ten_thousand_lives():
+    timeline = even(1000, 10.0, every=500.0, stall=20.0, load=30.0)
+    failures = Failures("2000 h", restart="20 s", repair=0.0)
+    ends = np.array([live(timeline, failures, 1000, math.inf, life=life).end for life in range(10_000)])
+    expected = daly_time(10_000.0, 500.0, 20.0, 50.0, 7200.0)
+    assert abs(ends.mean() - expected) < 4.0 * ends.std() / math.sqrt(len(ends))
+    assert ends.std() > 0.0
+
+
+def test_best_intervals():
+    assert young_interval(7200.0, 25.0) == 600.0
+    assert daly_interval(7200.0, 25.0) == pytest.approx(583.4, abs=0.1)
+    assert daly_interval(10.0, 25.0) == 10.0
+    around = [daly_time(1e6, w, 25.0, 60.0, 7200.0) for w in (500.0, daly_interval(7200.0, 25.0), 680.0)]
+    assert min(around) == around[1]
+
+
+def test_weibull_failures_have_the_mean_and_are_as_seeded():
+    for shape in (0.7, 1.0, 2.0):
+        events = Failures(1000.0, shape=shape).events(5000, seed=3)
+        times = [next(events).time for _ in range(5000)]
+        assert times == sorted(times)
+        alone = Failures(1000.0, shape=shape).events(1, seed=5)
+        times = np.array([next(alone).time for _ in range(4000)])
+        assert np.diff(times).mean() == pytest.approx(1000.0, rel=0.1)
+    one, same = Failures(1000.0).events(8, 1), Failures(1000.0).events(8, 1)
+    assert [next(one) for _ in range(30)] == [next(same) for _ in range(30)]
+    assert next(Failures(1000.0).events(8, 2)) != next(Failures(1000.0).events(8, 1))
+
+
+def test_no_checkpoint_is_ever_reached():
+    with pytest.raises(DdlsimError, match="no checkpoint is reached"):
+        live(even(1000, 10.0, every=5000.0), Failures(1.0, restart=0.0, repair=0.0), 1, math.inf)
+
+
+def test_a_thousand_worlds_end():
+    draw = np.random.default_rng(0)
+    for world in range(1000):
+        timeline = even(int(draw.integers(1, 60)), every=float(draw.integers(1, 20)), stall=0.1, write=0.3)
+        failures = Failures(
+            float(draw.uniform(200, 2000)), kind=str(draw.choice(["crash", "hang"])), shape=float(draw.uniform(0.5, 2)),
+            per="host", spares=int(draw.integers(0, 3)), repair=float(draw.uniform(0, 100)), restart="5 s", notice="7 s",
+        )  # fmt: skip
+        length = float(draw.choice([100.0, math.inf]))
+        life = live(timeline, failures, int(draw.integers(1, 9)), length, seed=world)
+        assert life.finished or life.end == length
+        total = life.useful + life.lost + life.saving + life.down
+        assert total == pytest.approx(life.end)
+        assert min(life.useful, life.lost, life.saving, life.noticing, life.repairing, life.restarting) >= -1e-9
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Failures(), "give either mtbf"),
+        (lambda: Failures("50 GB"), "mtbf"),
+        (lambda: Failures("5 h", per="devise"), "did you mean 'device'"),
+        (lambda: Failures("5 h", per="job", spares=1), "no machine fails"),
+        (lambda: Failures("5 h", per="switch", spares=1), "replace no switch"),
+        (lambda: Checkpoints("10 min"), "nothing says what they cost"),
+        (lambda: Checkpoints("10 min", to="peers", bandwidth="2 GB/s"), "give one of them"),
+        (lambda: Checkpoints("10 min", stall="3 s", bandwidth="2 GB/s"), "give one of them"),
+        (lambda: Checkpoints("10 min", stall="3 s", asynchronous=True), "how long writing takes"),
+        (lambda: Cost(5.0, 10.0, 0.0).check(14.0), "one takes 15 s"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(make, says):
+    with pytest.raises(ConfigError, match=says):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("when,unit\n1,0\n", "no column 'time_s'"),
+        ("time_s,unit\nsoon,0\n", ":2: time_s = 'soon'"),
+        ("time_s,unit\n1,0\n2,-1\n", ":3: unit = '-1'"),
+        ("time_s,unit\n1,7\n", "unit = 7 is not there: the run has 4 parts"),
+        ("time_s,unit\n5\n", ":2: unit"),
+    ],
+)
+def test_traces_are_read_strictly(tmp_path, text, says):
+    file = tmp_path / "failures.csv"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=says):
+        Failures(trace=file).events(4)
+    with pytest.raises(ConfigError, match="missing"):
+        Failures(trace=tmp_path / "missing.csv").events(4)
