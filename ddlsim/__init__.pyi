@@ -37,6 +37,14 @@ from .errors import (
 )
 from .learning import Dirichlet as Dirichlet, Phase as Phase, Training as Training
 from .learning.noise import gradient_noise_scale as gradient_noise_scale
+from .life import (
+    Checkpoints as Checkpoints,
+    Failures as Failures,
+    Life as Life,
+    daly_interval as daly_interval,
+    daly_time as daly_time,
+    young_interval as young_interval,
+)
 from .nn.network import build_network as build_network
 from .optim import (
     LAMB as LAMB,
@@ -56,6 +64,7 @@ from .optim import (
 from .planner import Target as Target, recommend as recommend
 from .report.compare import compare as compare
 from .report.learning import plot_learning as plot_learning
+from .run.checkpoint_intervals import best_checkpoint_interval as best_checkpoint_interval
 from .run.api import resume as resume, scaling as scaling, simulate as simulate
 from .run.collective import collective_time as collective_time
 from .run.experiment import Experiment as Experiment

@@ -21,6 +21,14 @@ def seconds(value: float) -> str:
     return "0 s" if value == 0.0 else f"{value / 1e-9:.4g} ns"
 
 
+def duration(value: float) -> str:
+    """Return a time as people say it also where it is long, e.g. "30 days", "1.7 h"."""
+    for scale, unit in ((2 * 86_400.0, "days"), (2 * 3600.0, "h"), (2 * 60.0, "min")):
+        if abs(value) >= scale:
+            return f"{2 * value / scale:.4g} {unit}"
+    return seconds(value)
+
+
 def size(nbytes: float) -> str:
     """Return bytes with a decimal prefix, e.g. "102.2 MB"."""
     return si(nbytes, "B")

@@ -31,7 +31,7 @@ class Checkpoints:
     Raises ConfigError for values that make no sense.
     """
 
-    every: Annotated[float | str, quantity("time", "10 min")]
+    every: Annotated[float | str, quantity("time", "10 min", infinite=True)]
     _: KW_ONLY
     to: str | None = None
     bandwidth: Bandwidth | None = None
@@ -65,8 +65,7 @@ class Checkpoints:
 @checked
 @dataclass(frozen=True)
 class Cost:
-    """What a checkpoint costs: s that the training stands still, s until it is safe after that, s to read it, and its
-    bytes."""
+    """What a checkpoint costs: s that the training stands still, s until it is safe then, s to read it; its bytes."""
 
     stall: float
     write: float
@@ -78,7 +77,7 @@ class Cost:
         takes = self.stall + self.write
         if takes > every:
             raise ConfigError(
-                f"checkpoints: every = {every:.6g} s, but one takes {takes:.6g} s; make them less often, give them more "
+                f"checkpoints: every = {every:.6g} s, but one takes {takes:.6g} s; make fewer, give them more "
                 "bandwidth, or save fewer bytes"
             )
 

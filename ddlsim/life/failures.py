@@ -16,7 +16,7 @@ from ddlsim.life.failure_files import read_failures
 from ddlsim.streams import stream
 from ddlsim.units import si
 
-#: s until a collective that hangs is given up: NCCL's in PyTorch (``torch.distributed.constants.default_pg_nccl_timeout``)
+#: s until a collective that hangs is given up: PyTorch's for NCCL (``default_pg_nccl_timeout``)
 COLLECTIVE_TIMEOUT = 600.0
 #: what takes no machine out of service when it fails
 _SOFTWARE = "job"
@@ -38,8 +38,8 @@ class Failures:
     """Failures that stop a synchronous training, which goes on from its latest checkpoint.
 
     mtbf     mean time between failures of one part, such as "50000 h"
-    per      what fails: each "device", each "host" (machine), each "switch" between machines, or the "job" as a whole
-             (software; then nothing is repaired)
+    per      what fails: each "device", each "host" (machine), each "switch" between its machines, or the "job" as
+             a whole (software; then nothing is repaired)
     kind     "crash": the others notice soon, and the machine is out of service until it is repaired. "hang": they wait
              for it until their time-out, and it starts again where it was
     shape    of the Weibull distribution of the times between failures: 1 is exponential, below 1 early failures are
@@ -47,10 +47,10 @@ class Failures:
     repair   until a machine (or a switch) that has crashed can be used again
     spares   machines that stand ready to take the place of one that has crashed
     notice   until a failure is noticed; None: at once of a crash, after 10 min of a hang, PyTorch's time-out of NCCL
-    restart  from then (and from when there is a machine) until the job runs: allocation, start of the processes,
+    restart  from then (and when there is a machine) until the job runs: allocation, start of the processes,
              rendezvous; reading the checkpoint comes on top (:class:`Checkpoints`)
     trace    instead of `mtbf`: CSV file of failures with the columns ``time_s`` and ``unit`` (number of the device,
-             host or switch, from 0) and, if they differ, ``repair_s``
+             host or switch on the run's way, from 0) and, if they differ, ``repair_s``
 
     The clock of a part runs also while the job is down; one that fails is as new after its repair. A failure while
     the job starts makes it start again. Raises ConfigError for values that make no sense.
@@ -104,12 +104,13 @@ class Failures:
         for failure in self.recorded:
             if failure.unit >= n_units:
                 raise ConfigError(
-                    f"{self.trace}: unit = {failure.unit} is not there: the run has {n_units} parts (per={self.per!r}), "
-                    f"0 to {n_units - 1}"
+                    f"{self.trace}: unit = {failure.unit} is not there: the run has {n_units} parts "
+                    f"(per={self.per!r}), 0 to {n_units - 1}"
                 )
         return iter(self.recorded)
 
     def _drawn(self, n_units: int, seed: int, life: int) -> Iterator[Failure]:
+        assert self.mtbf is not None
         mean, repair = si(self.mtbf, "time"), si(self.repair, "time")
         if math.isinf(mean):
             return

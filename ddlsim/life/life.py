@@ -1,4 +1,4 @@
-"""A training with failures: from one checkpoint to the next failure at a time, which skips what lies between exactly."""
+"""A training with failures: from failure to failure, which skips the steps between them exactly."""
 
 from __future__ import annotations
 
@@ -69,6 +69,14 @@ class Life:
     def effective(self) -> float:
         """Share of the time that went into steps that counted: "effective training time", or goodput as a share."""
         return self.useful / self.end
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the numbers as plain values."""
+        times = ("end", "useful", "lost", "saving", "noticing", "repairing", "restarting")
+        return {
+            **{name: getattr(self, name) for name in times}, "finished": self.finished, "steps": self.steps,
+            "availability": self.availability, "effective": self.effective, "failures": len(self.events),
+        }  # fmt: skip
 
     @cached_property
     def failures(self) -> pd.DataFrame:
@@ -178,7 +186,7 @@ class _Living:
         waiting = position - float(timeline.saved_at[-1]) if finished and len(timeline.saved_steps) else 0.0
         saving += waiting  # for the last one to be safe
         useful = end - saving - self.noticing - self.repairing - self.restarting - self.lost
-        steps = int(np.searchsorted(timeline.position(timeline.step_ends), position, "right"))
+        steps = timeline.n_steps if finished else timeline.steps_at(position)
         return Life(
             timeline, end, finished, useful, self.lost, saving, self.noticing, self.repairing, self.restarting, steps,
             tuple(self.events), np.array(self.stretches, dtype=np.float64).reshape(-1, 3),

@@ -36,36 +36,63 @@ class Timeline:
     length: float
 
     @cached_property
-    def step_ends(self) -> Floats:
-        """s at which the steps within `length` end, without checkpoints."""
-        if not self.cycle or self.ends[-1] >= self.length:
-            return self.ends[: max(int(np.searchsorted(self.ends, self.length, "right")), 1)]
-        before = self.ends[-self.cycle - 1] if self.cycle < len(self.ends) else 0.0
-        pattern = self.ends[-self.cycle :] - before
-        repeats = math.ceil((self.length - self.ends[-1]) / pattern[-1]) + 1
-        more = self.ends[-1] + (pattern[-1] * np.arange(repeats)[:, None] + pattern).ravel()
-        return np.concatenate([self.ends, more[: int(np.searchsorted(more, self.length, "right"))]])
+    def _pattern(self) -> Floats:
+        """Ends of the steps that repeat, since the end of the one before, shape (cycle,)."""
+        before = float(self.ends[-self.cycle - 1]) if self.cycle < len(self.ends) else 0.0
+        return np.asarray(self.ends[-self.cycle :] - before)
+
+    def end_of(self, steps: Ints) -> Floats:
+        """Return when so many steps have ended, in s, each from 1 on."""
+        known, further = len(self.ends), np.maximum(steps - len(self.ends) - 1, 0)
+        ends: Floats = np.asarray(self.ends[np.minimum(steps, known) - 1])
+        if not self.cycle:
+            return ends
+        later = self.ends[-1] + (self._pattern[-1] * (further // self.cycle) + self._pattern[further % self.cycle])
+        return np.asarray(np.where(steps <= known, ends, later))
+
+    def count(self, time: float) -> int:
+        """Return how many steps have ended by then."""
+        last = float(self.ends[-1])
+        if time < last or not self.cycle:
+            return int(np.searchsorted(self.ends, time, "right"))
+        repeats = int((time - last) // self._pattern[-1])
+        rest = time - last - repeats * float(self._pattern[-1])
+        steps = len(self.ends) + repeats * self.cycle + int(np.searchsorted(self._pattern, rest, "right"))
+        while self.end_of(np.array(steps + 1)) <= time:  # what rounding has missed
+            steps += 1
+        while steps > len(self.ends) and self.end_of(np.array(steps)) > time:
+            steps -= 1
+        return steps
+
+    @cached_property
+    def n_steps(self) -> int:
+        """Steps that end within `length`, one at least."""
+        return max(self.count(self.length), 1)
 
     @cached_property
     def saved_steps(self) -> Ints:
         """Numbers of steps after which a checkpoint is made; of a training that ends, after its last one, too."""
-        ends = self.step_ends
         if math.isinf(self.every):
             return np.empty(0, dtype=np.int64)
-        steps, done, n_steps = [], 0.0, len(ends)
+        steps, done = [], 0.0
         due = self.every * (1.0 - 1e-12)  # a step that ends when it is due is not one too early
-        while (step := int(np.searchsorted(ends, done + due))) < n_steps:
-            steps.append(step + 1)
-            done = float(ends[step])
-        if not self.cycle and (not steps or steps[-1] < n_steps):
-            steps.append(n_steps)
+        while (step := self._first_at(done + due)) <= self.n_steps:
+            steps.append(step)
+            done = float(self.end_of(np.array(step)))
+        if not self.cycle and (not steps or steps[-1] < self.n_steps):
+            steps.append(self.n_steps)
         return np.array(steps, dtype=np.int64)
+
+    def _first_at(self, time: float) -> int:
+        """Return the number of the first step that ends at that time or later; beyond the last one if none does."""
+        steps = self.count(time)
+        return steps if steps and self.end_of(np.array(steps)) == time else steps + 1
 
     @cached_property
     def saved_at(self) -> Floats:
         """Positions at which the stall of each checkpoint ends; before all of them one at 0."""
         stalls = self.cost.stall * np.arange(1, len(self.saved_steps) + 1)
-        return np.concatenate([[0.0], self.step_ends[self.saved_steps - 1] + stalls])
+        return np.concatenate([[0.0], self.end_of(self.saved_steps) + stalls])
 
     @cached_property
     def safe_at(self) -> Floats:
@@ -79,13 +106,13 @@ class Timeline:
         """Position at which a training that ends has ended and is saved; inf for one that goes on."""
         if self.cycle:
             return math.inf
-        return float(self.safe_at[-1] if len(self.saved_steps) else self.step_ends[-1])
+        return float(self.safe_at[-1] if len(self.saved_steps) else self.end_of(np.array(self.n_steps)))
 
     def position(self, times: Floats) -> Floats:
         """Return the positions of times of a training without checkpoints, in s."""
         if not len(self.saved_steps):
             return np.asarray(times, dtype=np.float64)
-        saved = self.step_ends[self.saved_steps - 1]
+        saved = self.end_of(self.saved_steps)
         return np.asarray(times + self.cost.stall * np.searchsorted(saved, times, "left"))
 
     def saving(self, position: float) -> float:
@@ -100,3 +127,12 @@ class Timeline:
         """Return the number of the latest checkpoint that can be read at a position, reached from that of number
         `since`, which can be read."""
         return max(int(np.searchsorted(self.safe_at, position, "right")) - 1, since)
+
+    def steps_at(self, position: float) -> int:
+        """Return how many steps have ended at a position."""
+        number = int(np.searchsorted(self.saved_at, position, "right")) - 1
+        base = int(self.saved_steps[number - 1]) if number else 0
+        since = float(self.end_of(np.array(base))) if base else 0.0
+        steps = self.count(since + (position - float(self.saved_at[number])))
+        following = int(self.saved_steps[number]) if number < len(self.saved_steps) else self.n_steps
+        return min(max(steps, base), following)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddlsim.readable import count, percent, rate, seconds, si, size, spread
+from ddlsim.readable import count, duration, percent, rate, seconds, si, size, spread
 from ddlsim.run.costs import energy_assumptions
 from ddlsim.run.metrics import METRICS
 from ddlsim.text_tables import aligned, labelled
@@ -48,6 +48,7 @@ def summary_rows(result: Result, *, simulate: bool = True) -> list[tuple[str, st
         ("time goes to", _shares(result)),
         *_staleness(result),
         *_transport(result),
+        *_life(result),
         ("bytes sent", f"{size(result.nbytes_per_step)} per worker and step"),
         *_costs(result),
         *_learning(result),
@@ -123,6 +124,17 @@ def _staleness(result: Result) -> list[tuple[str, str]]:
     return [("staleness", f"mean {result.mean_staleness:.4g}, at most {most} updates")]
 
 
+def _life(result: Result) -> list[tuple[str, str]]:
+    """Return what failures and checkpoints make of the run."""
+    if not result.has_life:
+        return []
+    life, kinds = result.life, ("lost", "saving", "noticing", "repairing", "restarting")
+    text = f"{rate(result.goodput)} over {duration(life.end)} with {count(len(life.events), 'failure')}"
+    parts = [f"useful {percent(life.effective)}"]
+    parts += [f"{kind} {percent(part / life.end)}" for kind in kinds if (part := getattr(life, kind)) > 0.0]
+    return [("goodput", text), ("life goes to", ", ".join(parts))]
+
+
 def _transport(result: Result) -> list[tuple[str, str]]:
     """Return what the transport of the links in use lets two workers send, where it does more than to name itself."""
     details = result.cluster.details
@@ -146,7 +158,7 @@ def _transport(result: Result) -> list[tuple[str, str]]:
 
 def _costs(result: Result) -> list[tuple[str, str]]:
     """Return what a run costs and draws, as far as that is known, and per million samples."""
-    million = 1e6 / result.throughput
+    million = 1e6 / result.useful_throughput
     price, power = result.known("cost_rate"), result.known("power")
     rows = []
     if price is not None:
@@ -159,9 +171,9 @@ def _costs(result: Result) -> list[tuple[str, str]]:
 
 def _learning(result: Result) -> list[tuple[str, str]]:
     monitor = result.monitor
-    if monitor is None or not monitor.history:
+    if monitor is None or not result.evaluations:
         return []
-    last = monitor.history[-1]
+    last = result.evaluations[-1]
     text = (
         f"accuracy {percent(last.accuracy)}, loss {last.loss:.4g} on held-out samples after "
         f"{count(last.updates, 'update')}, {last.epoch:.3g} epochs, {seconds(last.time)}"

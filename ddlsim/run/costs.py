@@ -66,8 +66,10 @@ def host_price(cluster: Cluster, host: int, workers: Ints, given: str | Device |
 def energy(result: Outcome) -> float:
     """Return the energy of a run in J. Raises ConfigError, with the remedy, where workers have no known device."""
     cluster = result.cluster
-    total = 0.0
-    seconds = result.device_seconds["compute"].tolist()
+    total, elapsed, repeated = 0.0, result.elapsed, 1.0
+    if result.has_life:  # devices compute as in the run while steps are made, also those that a failure takes back
+        repeated = (result.life.useful + result.life.lost) / result.end_time
+    seconds = (repeated * result.device_seconds["compute"]).tolist()
     for node, busy in zip(result.nodes.tolist(), seconds, strict=True):
         device = _device(cluster, node, result.experiment.device)
         if device is None:
@@ -76,8 +78,8 @@ def energy(result: Outcome) -> float:
                 "device='v100' in the experiment, or device = 'v100' in [host] of the cluster's file"
             )
         idle = device.power_w if device.idle_power_w is None else device.idle_power_w
-        total += busy * device.power_w + (result.end_time - busy) * idle
-    return total + float(np.nansum(_switch_watts(result))) * result.end_time
+        total += busy * device.power_w + (elapsed - busy) * idle
+    return total + float(np.nansum(_switch_watts(result))) * elapsed
 
 
 def energy_assumptions(result: Outcome) -> list[str]:

@@ -19,6 +19,7 @@ from ddlsim.compression.contract import AnyCompressor
 from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Training
+from ddlsim.life import Checkpoints, Failures
 from ddlsim.output_files import write_text
 from ddlsim.run.traced import Traced
 from ddlsim.runtime.fabric import Fabric, on_fabric
@@ -116,8 +117,11 @@ class Experiment:
     overlap_slowdown  how many times as long devices compute while they communicate: a number, or an OverlapSlowdown
     speed           permanent compute speed factor per worker (1.0: nominal), or a Spread of devices of one kind
     input           how samples come into the devices, which those of a machine share; None: they are there
+    failures        what stops the run, and what it takes to go on; see ``Result.life``
+    checkpoints     how often its state is saved, at what cost
     seed            of all random streams
-    max_time        s of simulated time at which the run ends in any case
+    max_time        s of simulated time at which the run ends in any case; with failures or checkpoints, that of its
+                    life (:attr:`ddlsim.Result.life`; of a run that learns nothing, 30 days without)
     training        what the workers learn, and when that is enough (``steps`` has no effect then); None: the run
                     is about time only
     time_model      model whose sizes and compute times the clock uses, where `model` is a small one that learns
@@ -144,6 +148,8 @@ class Experiment:
     overlap_slowdown: SlowdownLike = NO_SLOWDOWN
     speed: SpeedLike | None = None
     input: Input | None = None
+    failures: Failures | None = None
+    checkpoints: Checkpoints | None = None
     seed: Seed = 0
     max_time: Annotated[float | str, quantity("time", "8 h", infinite=True)] = math.inf
     training: TrainingLike | None = None

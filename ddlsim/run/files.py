@@ -44,6 +44,7 @@ from ddlsim.bundled import split_options
 from ddlsim.compression.choice import Compression
 from ddlsim.errors import ConfigError, DdlsimError, shown
 from ddlsim.learning import Dirichlet, Phase, Training
+from ddlsim.life import Checkpoints, Failures
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.strategy_names import STRATEGY_CLASSES
 from ddlsim.run.tables import Kinds, build, chosen, refuse_code, schema_of
@@ -148,6 +149,8 @@ FIELDS: Mapping[str, Kinds] = {
     "slow_downs": {"slow-down": jitters.SlowDown},
     "speed": {"spread": Spread},
     "input": {"input": Input},
+    "failures": {"failures": Failures},
+    "checkpoints": {"checkpoints": Checkpoints},
     "overlap_slowdown": {"overlap-slowdown": OverlapSlowdown},
     "training": {"training": Training},
     "compression": COMPRESSORS,
@@ -220,6 +223,8 @@ def value_of(path: Path, field: str, value: object, where: str) -> object:
         raise ConfigError(f"{where} = {shown(value)}: a table cannot stand here; write a number or a text")
     if field == "compute" and isinstance(value.get("path"), str):
         value = {**value, "path": str(path.parent / value["path"])}  # of a trace
+    if field == "failures" and isinstance(value.get("trace"), str):
+        value = {**value, "trace": str(path.parent / value["trace"])}
     if field == "training":
         data = value.get("data")
         near = {"data": str(beside(path, data))} if isinstance(data, str) else {}

@@ -28,7 +28,8 @@ class Metric:
     larger_is_better  whether the largest value is the best
     of_clock          whether it is as stable as the throughput: a time, a rate, or worked out from these
     kind              which runs have it: all ("run"), those that learn ("learning"), and do so up to a target accuracy
-                      ("target"), those that somebody asked how stable they are ("stability")
+                      ("target"), those that somebody asked how stable they are ("stability"), those with failures or
+                      checkpoints ("life")
     factor, drawn_in  what a value is multiplied with for an axis, and the unit that it has then
     narrow            heading and way to write in tables of text, where space is scarce
     """
@@ -40,7 +41,7 @@ class Metric:
     write: Write
     larger_is_better: bool = False
     of_clock: bool = False
-    kind: Literal["run", "learning", "target", "stability"] = "run"
+    kind: Literal["run", "learning", "target", "stability", "life"] = "run"
     factor: float = 1.0
     drawn_in: str = ""
     narrow: tuple[str, Write] | None = None
@@ -66,6 +67,8 @@ class Metric:
             return ": name the workers' device, device='v100' in the experiment"
         if self.kind == "stability":
             return ": give the study stability=True (--stability)"
+        if self.kind == "life":
+            return ": give the base experiment failures=ddlsim.Failures('50000 h') or checkpoints"
         if self.kind != "run":
             return ": give the base experiment a training (with a target_accuracy that is reached)"
         return ""
@@ -74,12 +77,13 @@ class Metric:
 def record(result: Result) -> dict[str, float | None]:
     """Return all numbers that there are of a result, by name; a target that was not reached is inf."""
     monitor, training = result.monitor, result.experiment.training
-    learns = training is not None and monitor is not None and bool(monitor.history)
+    learns = training is not None and monitor is not None and bool(result.evaluations)
     kinds = {
         "run": True,
         "learning": learns,
         "target": learns and training is not None and training.target_accuracy is not None,
         "stability": result.wants_stability and result.known_stability is not None,
+        "life": result.has_life,
     }
     return {name: metric.of(result) for name, metric in METRICS.items() if kinds[metric.kind]}
 
@@ -106,7 +110,7 @@ def _each(quantity: Literal["cost_rate", "power"], seconds: Callable[[Result], f
 
 
 def _of_sample(result: Result) -> float:
-    return 1.0 / result.throughput
+    return 1.0 / result.useful_throughput
 
 
 def _to_accuracy(result: Result) -> float:
@@ -130,6 +134,10 @@ METRICS = {
     for metric in (
         Metric("throughput", "samples/s", attrgetter("throughput"), "throughput", rate,
                larger_is_better=True, of_clock=True, narrow=("samples/s", _number(",.1f"))),
+        Metric("goodput", "samples/s", attrgetter("goodput"), "goodput", rate, larger_is_better=True, kind="life"),
+        Metric("lost_work", "s", attrgetter("lost_work"), "lost work", seconds, kind="life"),
+        Metric("availability", "", attrgetter("availability"), "availability", percent,
+               larger_is_better=True, kind="life", factor=100.0, drawn_in="%"),
         Metric("throughput_spread", "", _spread, "stable to", spread, kind="stability"),
         Metric("step_time", "s", attrgetter("step_time"), "step time", seconds, of_clock=True),
         Metric("speedup", "", attrgetter("speedup"), "speed-up", _number(".4g"),

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ddlsim.arguments import Count, checked
 from ddlsim.cluster import Cluster
 from ddlsim.learning.monitor import Monitor
+from ddlsim.life import Life
 from ddlsim.network import BusyIntervals
 from ddlsim.run.alone import alone, batches_alone
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.living import has_life, life_of, useful_samples
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, WAITING, Recorder
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.stage import stages_of
@@ -78,6 +81,53 @@ class Outcome:
         """Samples per second of all workers together, after the warm-up; those of dropped gradients do not count."""
         updates = self.measured_updates
         return sum(n for _, n in updates[1:]) / (updates[-1][0] - updates[0][0])
+
+    # ------------------------------------------------------------ life
+
+    @cached_property
+    def life(self) -> Life:
+        """The run among failures, checkpoints and restarts, drawn from its seed. All other numbers but goodput,
+        lost_work, availability, the times of what was learned, and costs, are those of the undisturbed run.
+
+        Raises ConfigError without failures and checkpoints, and for runs whose workers do not stop for each other.
+        """
+        return life_of(self)
+
+    @checked
+    def lives(self, n: Count = 100) -> list[Life]:
+        """Return `n` lives of the run, each with failures of its own; the first is :attr:`life`."""
+        timeline = self.life.timeline
+        return [self.life, *(life_of(self, timeline, life=number) for number in range(1, n))]
+
+    @property
+    def goodput(self) -> float:
+        """Samples per s of the whole life of the run that counted in the end. Raises ConfigError as :attr:`life`."""
+        return useful_samples(self, self.life) / self.life.end
+
+    @property
+    def lost_work(self) -> float:
+        """s of work that failures took back. Raises ConfigError as :attr:`life`."""
+        return self.life.lost
+
+    @property
+    def availability(self) -> float:
+        """Share of its life in which the run ran. Raises ConfigError as :attr:`life`."""
+        return self.life.availability
+
+    @property
+    def has_life(self) -> bool:
+        """Whether failures or checkpoints take time of the run."""
+        return has_life(self.experiment) and not self.recorder.staleness
+
+    @property
+    def elapsed(self) -> float:
+        """s until the run was over, with all that disturbed it."""
+        return self.life.end if self.has_life else self.end_time
+
+    @property
+    def useful_throughput(self) -> float:
+        """The goodput where anything disturbs the run, else the throughput."""
+        return self.goodput if self.has_life else self.throughput
 
     @cached_property
     def updates_per_step(self) -> float:
@@ -184,12 +234,12 @@ class Outcome:
     @property
     def cost(self) -> float:
         """What the simulated time costs, in USD. Raises ConfigError for a machine without price."""
-        return self.cost_rate * self.end_time
+        return self.cost_rate * self.elapsed
 
     @property
     def power(self) -> float:
         """Mean power in W. Raises ConfigError where the workers' devices are not known."""
-        return self.energy / self.end_time
+        return self.energy / self.elapsed
 
     # ------------------------------------------------------------ tables
 

@@ -36,6 +36,8 @@ def plain_result(result: Result) -> dict[str, object]:
         "warnings": list(result.warnings),
         "interrupted": result.interrupted,
         "nbytes_sent": result.nbytes_sent,
+        "life": result.life.to_dict() if result.has_life else None,
+        "goodput": result.goodput if result.has_life else None,
         "cost": result.known("cost"),
         "energy": result.known("energy"),
         "energy_assumptions": energy_assumptions(result),
@@ -46,5 +48,5 @@ def plain_result(result: Result) -> dict[str, object]:
 
 def _history(result: Result) -> list[dict[str, float | None]]:
     """The history as plain values; what there is not (a loss before the first gradient) is None, not NaN."""
-    rows = result.monitor.history if result.monitor is not None else []
+    rows = result.evaluations if result.monitor is not None else []
     return [{name: None if value != value else value for name, value in row._asdict().items()} for row in rows]

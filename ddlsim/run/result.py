@@ -73,25 +73,30 @@ class Result(Outcome):
         staleness, consensus; see :class:`ddlsim.learning.monitor.Row`. Raises ConfigError without training."""
         import pandas as pd
 
-        return pd.DataFrame(self._monitor.history, columns=list(Row._fields))
+        return pd.DataFrame(self.evaluations, columns=list(Row._fields))
 
-    @property
+    @cached_property
     def evaluations(self) -> list[Row]:
-        """The rows of the history. Raises ConfigError without training."""
-        return self._monitor.history
+        """The rows of the history, at the times of the run's :attr:`life` where failures or checkpoints disturb it.
+        Raises ConfigError without training."""
+        rows = self._monitor.history
+        if not self.has_life:
+            return rows
+        times = self.life.first_reached(np.array([row.time for row in rows])).tolist()
+        return [row._replace(time=time) for row, time in zip(rows, times, strict=True) if time <= self.life.end]
 
     @property
     def accuracy(self) -> float:
         """Held-out accuracy at the end, the mean of the last `moving_average` evaluations."""
         training = self.experiment.training
         n = training.moving_average if training is not None else 1
-        return float(np.mean([row.accuracy for row in self._monitor.history[-n:]]))
+        return float(np.mean([row.accuracy for row in self.evaluations[-n:]]))
 
     @checked
     def time_to_accuracy(self, target: Share) -> float:
         """Return the simulated s until the held-out accuracy (by its moving average) reached `target`, or inf."""
         training = self.experiment.training
-        row = first_reaching(self._monitor.history, target, training.moving_average if training is not None else 1)
+        row = first_reaching(self.evaluations, target, training.moving_average if training is not None else 1)
         return float("inf") if row is None else row.time
 
     @cached_property

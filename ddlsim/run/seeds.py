@@ -225,7 +225,7 @@ def _one(experiment: Experiment) -> SeedRun:
     result = complete(experiment)
     assert result.monitor is not None
     return SeedRun(
-        experiment.seed, tuple(result.monitor.history), result.end_time, result.throughput, result.nbytes_sent,
+        experiment.seed, tuple(result.evaluations), result.elapsed, result.throughput, result.nbytes_sent,
         result.mean_staleness, result.stop_reason,
     )  # fmt: skip
 

@@ -27,6 +27,7 @@ from ddlsim.run.conservation import check_result
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.input_share import check_input, input_note, takes_samples, with_input
 from ddlsim.run.lighter import what_fits
+from ddlsim.run.living import check_life, has_life, life_notes
 from ddlsim.run.notes import (
     delay_warnings,
     handed_over_notes,
@@ -121,6 +122,9 @@ def place(experiment: Experiment) -> Placed:
         check_input(experiment.strategy, n_workers)
     workloads = _workloads(experiment, cluster, time_model, nodes)
     notes += input_note([workload for workload, _ in workloads])
+    if has_life(experiment):
+        check_life(experiment, cluster, nodes, workloads[0][0])
+        notes += life_notes(experiment)
     for beyond in outside(given, cluster, time_model.name, n_workers):
         notes += beyond.notes
     return Placed(experiment, cluster, model, time_model, nodes, workloads, notes)

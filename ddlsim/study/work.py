@@ -108,7 +108,7 @@ def warm_up(experiments: Sequence[Experiment]) -> None:
 
 def record_of(result: Result) -> dict[str, object]:
     """Return the numbers of a result that a study keeps, as plain values; a target that was not reached is inf."""
-    rows = result.monitor.history if result.monitor is not None else []
+    rows = result.evaluations if result.monitor is not None else []
     return {
         "n_workers": result.n_workers,
         **record(result),

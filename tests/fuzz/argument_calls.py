@@ -30,7 +30,8 @@ MADE_HERE = {
     "Exchanged", "HierarchicallyExchanged", "OptimizerState", "Plan", "Choice", "Calibration", "Compared", "ComputeFit",
     "Curve", "Interval", "JitterFit", "NcclTime", "Parameter", "Residual", "RunInterval", "Summary", "Validation",
     "HorovodTimeline", "KinetoTrace", "LayerTime", "MlperfRun", "Timing", "Count", "Point", "Table", "Model",
-    "SourceText", "State", "positive_number", "nonnegative_number", "check_gradient",
+    "SourceText", "State", "Life", "CheckpointIntervals",
+    "Tried", "positive_number", "nonnegative_number", "check_gradient",
 }  # fmt: skip
 #: protocols, types of functions, and errors
 NO_CALLS = {
@@ -193,6 +194,16 @@ CALLS = {
         "name": "d", "x": np.ones((4, 1, 2, 2), np.float32), "labels": np.zeros(4, np.int64), "class_names": ("a",),
     },
     "Dirichlet": lambda: {"alpha": 0.5},
+    "Failures": lambda: {"mtbf": "100 h"},
+    "Checkpoints": lambda: {"every": "10 min", "stall": "5 s"},
+    "young_interval": lambda: {"mtbf": 3600.0, "cost": 5.0},
+    "daly_interval": lambda: {"mtbf": 3600.0, "cost": 5.0},
+    "daly_time": lambda: {"work": 3600.0, "interval": 60.0, "cost": 5.0, "restart": 5.0, "mtbf": 3600.0},
+    "best_checkpoint_interval": lambda: {
+        "experiment": experiment().with_(
+            failures=ddlsim.Failures("1 h"), checkpoints=ddlsim.Checkpoints("1 min", stall="1 s"), max_time="10 min"
+        ), "lives": 2,
+    },
     "HostMemory": lambda: {"capacity": "64 GB"},
     "Experiment": lambda: {"cluster": star(), "model": "lenet5"},
     "Constant": lambda: {"base": 0.1},

@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ddlsim import ConfigError
 from ddlsim.errors import DdlsimError
@@ -87,7 +88,9 @@ def test_first_reached_is_before_what_is_lost(tmp_path):
 def test_steps_repeat_for_as_long_as_it_takes():
     ends = np.array([2.0, 3.0, 5.0])  # then 1 and 2 s for ever
     timeline = Timeline(ends, 2, math.inf, Cost(0.0, 0.0, 0.0), 20.0)
-    assert timeline.step_ends.tolist() == [2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18, 20]
+    expected = [2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18, 20]
+    assert timeline.end_of(np.arange(1, 14)).tolist() == expected
+    assert [timeline.count(t + 0.5) for t in range(20)] == [sum(end <= t for end in expected) for t in range(20)]
     life = live(timeline, Failures(math.inf), 1, 20.0)
     assert (life.end, life.steps, life.finished) == (20.0, 13, False)
 
@@ -100,10 +103,7 @@ def naive(steps, every, cost, restart, repair, spares, failures):
     pool, failures = [0.0] * spares, list(failures)
     while step < len(steps) or writing:
         due = step < len(steps) and (since + steps[step] >= every * (1.0 - 1e-12) or step == len(steps) - 1)
-        if step < len(steps):
-            then = now + steps[step] + (cost.stall if due else 0.0)
-        else:
-            then = writing[-1][0]
+        then = now + steps[step] + (cost.stall if due else 0.0) if step < len(steps) else writing[-1][0]
         if failures and failures[0] < then:
             failed = failures[0]
             for safe, number, when in writing:
@@ -199,7 +199,8 @@ def test_a_thousand_worlds_end():
         timeline = even(int(draw.integers(1, 60)), every=float(draw.integers(1, 20)), stall=0.1, write=0.3)
         failures = Failures(
             float(draw.uniform(200, 2000)), kind=str(draw.choice(["crash", "hang"])), shape=float(draw.uniform(0.5, 2)),
-            per="host", spares=int(draw.integers(0, 3)), repair=float(draw.uniform(0, 100)), restart="5 s", notice="7 s",
+            per="host", spares=int(draw.integers(0, 3)), repair=float(draw.uniform(0, 100)),
+            restart="5 s", notice="7 s",
         )  # fmt: skip
         length = float(draw.choice([100.0, math.inf]))
         life = live(timeline, failures, int(draw.integers(1, 9)), length, seed=world)

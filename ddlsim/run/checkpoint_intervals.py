@@ -1,0 +1,122 @@
+"""How often to save: Young's and Daly's rules beside what simulated lives say."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddlsim.arguments import Count, checked
+from ddlsim.errors import ConfigError
+from ddlsim.life import Failures, Timeline, daly_interval, live, young_interval
+from ddlsim.readable import duration, percent, seconds
+from ddlsim.run.experiment import Experiment
+from ddlsim.run.living import timeline_of, units
+from ddlsim.run.simulate import run
+from ddlsim.text_tables import aligned, labelled
+from ddlsim.units import si
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: intervals that are tried, as shares of Daly's
+TRIED = tuple(np.geomspace(0.25, 4.0, 13).tolist())
+
+
+@dataclass(frozen=True)
+class Tried:
+    """An interval between checkpoints in s, the share of the time that counts with it, and its standard error."""
+
+    interval: float
+    effective: float
+    error: float
+
+
+@dataclass(frozen=True)
+class CheckpointIntervals:
+    """How often to save. Times in s.
+
+    mtbf       of the job as a whole
+    cost       s that the training stands still for a checkpoint
+    young      sqrt(2 C M) (Young 1974)
+    daly       of higher order (Daly 2006)
+    tried      intervals that were simulated, each with the same failures
+    """
+
+    mtbf: float
+    cost: float
+    young: float
+    daly: float
+    tried: tuple[Tried, ...]
+
+    @property
+    def simulated(self) -> float:
+        """The interval of most effective time among those `tried`; its neighbours may be as good, see their errors."""
+        return max(self.tried, key=lambda one: one.effective).interval
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per interval tried: interval (s), effective (share of the time that counts), error (standard)."""
+        import pandas as pd
+
+        return pd.DataFrame([(one.interval, one.effective, one.error) for one in self.tried],
+                            columns=["interval", "effective", "error"])  # fmt: skip
+
+    def _rows(self) -> list[tuple[str, str]]:
+        return [
+            ("the job fails", f"every {duration(self.mtbf)}"),
+            ("a checkpoint costs", seconds(self.cost)),
+            ("Young", duration(self.young)),
+            ("Daly", duration(self.daly)),
+            ("simulated", duration(self.simulated)),
+        ]
+
+    def __str__(self) -> str:
+        rows = [("every", "effective", "+-")]
+        rows += [(duration(one.interval), percent(one.effective), f"{100.0 * one.error:.2g} %") for one in self.tried]
+        return "\n".join([*labelled(self._rows()), "", *aligned(rows)])
+
+    def _repr_html_(self) -> str:
+        from ddlsim.notebook import labelled as laid_out
+        from ddlsim.notebook import page
+
+        return page("Checkpoint intervals", laid_out(self._rows()))
+
+
+@checked
+def best_checkpoint_interval(experiment: Experiment, *, lives: Count = 100) -> CheckpointIntervals:
+    """Simulate `lives` lives of the experiment with each of thirteen intervals between its checkpoints, and return
+    them beside what theory says.
+
+    The experiment needs failures with an mtbf, and checkpoints; how often it makes them does not matter. Theory holds
+    for exponential failures; simulated lives have the waiting for machines, Weibull failures and the like, too. An
+    interval is that of whole steps. Raises ConfigError where failures or checkpoints are missing, or where no interval
+    is possible.
+    """
+    failures, checkpoints = experiment.failures, experiment.checkpoints
+    if failures is None or failures.mtbf is None or math.isinf(si(failures.mtbf, "time")) or checkpoints is None:
+        raise ConfigError(
+            "best_checkpoint_interval: the experiment needs failures that come at random and checkpoints, such as "
+            "failures=Failures('50000 h'), checkpoints=Checkpoints('10 min', bandwidth='2 GB/s')"
+        )
+    result = run(experiment.with_(checkpoints=replace(checkpoints, every=math.inf)))
+    n_units = units(failures, result.cluster, result.nodes.tolist(), result.channel_nbytes)
+    start = timeline_of(result)
+    mtbf = si(failures.mtbf, "time") / n_units
+    if not start.cost.stall:
+        raise ConfigError("best_checkpoint_interval: checkpoints that cost nothing are best made after every step")
+    daly = daly_interval(mtbf, start.cost.stall)
+    least = max(start.cost.stall + start.cost.write, float(start.end_of(np.array(1))))
+    tried = []
+    for every in sorted({max(share * daly, least) for share in TRIED}):
+        timeline = replace(start, every=every)
+        shares = np.array([_effective(timeline, failures, n_units, experiment.seed, life) for life in range(lives)])
+        error = float(shares.std(ddof=1) / math.sqrt(lives)) if lives > 1 else math.nan
+        tried.append(Tried(every, float(shares.mean()), error))
+    return CheckpointIntervals(mtbf, start.cost.stall, young_interval(mtbf, start.cost.stall), daly, tuple(tried))
+
+
+def _effective(timeline: Timeline, failures: Failures, n_units: int, seed: int, life: int) -> float:
+    return live(timeline, failures, n_units, timeline.length, seed=seed, life=life).effective

@@ -1,0 +1,187 @@
+"""The life of a run: its steps among failures, checkpoints and restarts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.cluster import Cluster
+from ddlsim.errors import ConfigError, nearest
+from ddlsim.life import Checkpoints, Failures, Life, Timeline, live
+from ddlsim.life.checkpoints import NO_CHECKPOINTS, Cost
+from ddlsim.network import Network
+from ddlsim.runtime.loop import Loop
+from ddlsim.runtime.servers import memory_nodes
+from ddlsim.runtime.worker import Process, all_of
+from ddlsim.units import si
+from ddlsim.workload.compute import Workload
+from ddlsim.workload.optimizer_rules import optimizer_nbytes
+from ddlsim.workload.precision import ELEMENT_NBYTES
+
+if TYPE_CHECKING:
+    from ddlsim.run.experiment import Experiment
+    from ddlsim.run.outcome import Outcome
+
+Floats = npt.NDArray[np.float64]
+#: s that the life of a run is looked at that learns nothing and has no `max_time`
+THIRTY_DAYS = 30 * 86_400.0
+
+
+def has_life(experiment: Experiment) -> bool:
+    """Return whether anything disturbs the run."""
+    return experiment.failures is not None or experiment.checkpoints is not None
+
+
+def check_life(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], workload: Workload) -> None:
+    """Raise ConfigError for failures and checkpoints that the experiment cannot have, before it is simulated."""
+    strategy = experiment.strategy
+    if strategy.updates(1000, 2) >= 2000:
+        raise ConfigError(_asynchronous(strategy.label))
+    failures = experiment.failures
+    if failures is not None and failures.per == "switch":
+        if len(set(memory_nodes(cluster, list(nodes)))) < 2:
+            raise ConfigError("failures: per = 'switch', but the run is on one machine; use 'host' or 'device'")
+    elif failures is not None:
+        failures.events(units(failures, cluster, nodes))
+    if experiment.checkpoints is not None:
+        cost_of(experiment.checkpoints, cluster, nodes, workload).check(experiment.checkpoints.interval)
+
+
+def _asynchronous(label: str) -> str:
+    return (
+        f"failures and checkpoints: workers of {label} do not stop for each other, and what one that fails does to the "
+        "others is not simulated yet; use a synchronous strategy, or leave them out"
+    )
+
+
+def units(failures: Failures, cluster: Cluster, nodes: Sequence[int], nbytes: Floats | None = None) -> int:
+    """Return how many parts of a run can fail. Switches are those that the run's messages went through: `nbytes` are
+    what each channel carried."""
+    if failures.per == "job":
+        return 1
+    if failures.per == "device":
+        return len(nodes)
+    if failures.per == "host":
+        return len(set(memory_nodes(cluster, list(nodes))))
+    assert nbytes is not None
+    sources = np.unique(cluster.link_src[nbytes[cluster.link_channel] > 0.0])
+    n_switches = int(np.count_nonzero(cluster.is_fabric_switch[sources]))
+    if not n_switches:
+        raise ConfigError(f"failures: per = 'switch', but no message of the run goes through one in {cluster.name!r}")
+    return n_switches
+
+
+def state_nbytes(workload: Workload) -> float:
+    """Return the bytes of a checkpoint: weights and the optimizer's state, once."""
+    element = ELEMENT_NBYTES[workload.precision]
+    return workload.model.n_params * (element + optimizer_nbytes(workload.rule or "momentum", element))
+
+
+def cost_of(checkpoints: Checkpoints, cluster: Cluster, nodes: Sequence[int], workload: Workload) -> Cost:
+    """Return what a checkpoint costs, each machine saving an equal share of it. Nothing else uses the links meanwhile.
+
+    Raises ConfigError for a place that is not in the cluster.
+    """
+    nbytes = state_nbytes(workload) if checkpoints.nbytes is None else si(checkpoints.nbytes, "bytes")
+    memory = memory_nodes(cluster, list(nodes))
+    machines = list(dict.fromkeys(memory))
+    copied = written = 0.0
+    if checkpoints.bandwidth is not None:
+        written = nbytes / si(checkpoints.bandwidth, "bandwidth")
+    elif checkpoints.to is not None:
+        goals = _goals(checkpoints.to, cluster, machines)
+        written = _sent(cluster, machines, goals, nbytes / len(machines))
+    if checkpoints.asynchronous or checkpoints.to is not None:
+        copied = _sent(cluster, list(nodes), memory, nbytes / len(nodes))
+    load = copied + written
+    if checkpoints.stall is not None:
+        copied = si(checkpoints.stall, "time")
+        load = written or copied
+    if checkpoints.load is not None:
+        load = si(checkpoints.load, "time")
+    if checkpoints.asynchronous:
+        return Cost(copied, written, load, nbytes)
+    return Cost(copied + written, 0.0, load, nbytes)
+
+
+def _goals(to: str, cluster: Cluster, machines: list[int]) -> list[int]:
+    if to == "peers":
+        if len(machines) < 2:
+            raise ConfigError("checkpoints: to = 'peers', but the run is on one machine; give bandwidth, or a node")
+        return machines[1:] + machines[:1]
+    names = list(cluster.node_names)
+    if to not in names:
+        hint = nearest(to, names)
+        mean = f"did you mean {hint!r}?" if hint else f"its nodes are {', '.join(names[:5])}, ..."
+        raise ConfigError(f"checkpoints: to = {to!r} is no node of cluster {cluster.name!r}, nor 'peers'; {mean}")
+    return [names.index(to)] * len(machines)
+
+
+def _sent(cluster: Cluster, sources: list[int], targets: list[int], nbytes: float) -> float:
+    """Return when messages of so many bytes have arrived that all begin at 0, in s."""
+    loop = Loop(Network(cluster))
+    cluster.check_connected(sorted({*sources, *targets}))
+
+    def send(source: int, target: int) -> Process:
+        yield loop.send(source, target, nbytes)
+
+    pairs = [(s, t) for s, t in zip(sources, targets, strict=True) if s != t]
+    sends = [loop.env.process(send(source, target)) for source, target in pairs]
+    if sends:
+        loop.run(all_of(loop, sends), math.inf)
+    return loop.now
+
+
+def life_of(result: Outcome, timeline: Timeline | None = None, *, life: int = 0) -> Life:
+    """Return what happens to a run: until it has learned enough, or for its `max_time` (30 days without).
+
+    timeline  of the run, if it is known; life  number of the random draw. Raises ConfigError without failures or
+    checkpoints, and for runs whose workers do not stop for each other.
+    """
+    experiment = result.experiment
+    if not has_life(experiment):
+        raise ConfigError("nothing disturbs the run: give it failures=ddlsim.Failures('50000 h') or checkpoints")
+    if result.recorder.staleness:
+        raise ConfigError(_asynchronous(experiment.strategy.label))
+    failures = experiment.failures or Failures(math.inf)
+    timeline = timeline or timeline_of(result)
+    n_units = units(failures, result.cluster, result.nodes.tolist(), result.channel_nbytes)
+    return live(timeline, failures, n_units, timeline.length, seed=experiment.seed, life=life)
+
+
+def timeline_of(result: Outcome) -> Timeline:
+    """Return the steps of a run and its checkpoints."""
+    experiment = result.experiment
+    checkpoints, cost, interval = experiment.checkpoints, NO_CHECKPOINTS, math.inf
+    if checkpoints is not None:
+        cost = cost_of(checkpoints, result.cluster, result.nodes.tolist(), result.workloads[0])
+        interval = checkpoints.interval
+        cost.check(interval)
+    learns = experiment.training is not None
+    length = si(experiment.max_time, "time")
+    cycle = 0 if learns else len(result.measured_updates) - 1
+    ends = np.array([time for time, _ in result.recorder.updates])
+    return Timeline(ends, cycle, interval, cost, length if learns or math.isfinite(length) else THIRTY_DAYS)
+
+
+def useful_samples(result: Outcome, life: Life) -> float:
+    """Return how many samples the steps had that counted."""
+    counts = np.array([n for _, n in result.recorder.updates], dtype=np.float64)
+    if life.steps <= len(counts):
+        return float(counts[: life.steps].sum())
+    return float(counts.sum() + (life.steps - len(counts)) * result.samples_per_update)
+
+
+def life_notes(experiment: Experiment) -> tuple[str, ...]:
+    """Return what the life of a run leaves out."""
+    notes = []
+    failures, checkpoints = experiment.failures, experiment.checkpoints
+    if failures is not None and checkpoints is None:
+        notes.append("failures without checkpoints: each takes all the work so far; give checkpoints")
+    if checkpoints is not None and checkpoints.asynchronous:
+        notes.append("checkpoints: written beside the training, whose messages they are not taken to slow down")
+    return tuple(notes)

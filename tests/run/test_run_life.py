@@ -1,0 +1,165 @@
+"""Failures and checkpoints of simulated runs: what they cost, what is learned among them, where they are said."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+import ddlsim
+from ddlsim import AllReduce, Checkpoints, ConfigError, Experiment, Failures, LocalSGD, Measured, Training
+from ddlsim.cluster import star
+
+CLUSTER = ddlsim.load_cluster(star(5, bandwidth="8 Gbit/s", latency=0.0))
+COMPUTE = Measured("100 ms", 32)
+OFTEN = Failures("2 h", per="host", repair="5 min", spares=1)
+
+
+def experiment(**changes):
+    fields = {
+        "cluster": CLUSTER, "model": "resnet50", "workers": 4, "compute": COMPUTE, "failures": OFTEN,
+        "checkpoints": Checkpoints("10 min", bandwidth="100 MB/s"),
+    }  # fmt: skip
+    return Experiment(**{**fields, **changes})
+
+
+def learning(**changes):
+    fields = {
+        "model": "digits-cnn", "batch_size": 32, "compute": Measured("10 s", 32),
+        "training": Training("digits", rate=0.2, epochs=3, evaluate_every=5),
+        "checkpoints": Checkpoints("50 s", stall="2 s"),
+        "failures": Failures("4 min", per="host", repair=0.0, restart="20 s"),
+    }  # fmt: skip
+    return experiment(**{**fields, **changes})
+
+
+def test_a_life_is_thirty_days_of_the_runs_steps():
+    result = ddlsim.simulate(experiment())
+    life = result.life
+    assert life.end == 30 * 86_400.0
+    assert life.useful + life.lost + life.saving + life.down == pytest.approx(life.end)
+    assert result.goodput == pytest.approx(result.throughput * life.useful / life.end, rel=1e-4)
+    assert result.availability == life.availability < 1.0
+    assert result.lost_work == life.lost > 0.0
+    assert len(life.failures) == len(life.events) > 1000
+    assert [one.end for one in result.lives(3)] == [life.end] * 3
+    assert result.lives(3)[0] is life
+    assert len({one.lost for one in result.lives(3)}) == 3
+
+
+def test_a_life_without_failures_is_the_run():
+    plain = ddlsim.simulate(experiment(failures=None, checkpoints=None))
+    result = ddlsim.simulate(experiment(failures=Failures(math.inf), checkpoints=None))
+    assert result.step_times.tolist() == plain.step_times.tolist()
+    assert (result.life.effective, result.goodput) == (1.0, pytest.approx(plain.throughput, rel=1e-6))
+    learned, undisturbed = ddlsim.simulate(learning(failures=Failures(math.inf), checkpoints=None)), None
+    undisturbed = ddlsim.simulate(learning(failures=None, checkpoints=None))
+    assert learned.history.equals(undisturbed.history)
+    assert learned.goodput == pytest.approx(learned.throughput, rel=0.05)  # which leaves the warm-up out
+
+
+def test_after_a_restart_the_weights_are_those_of_an_undisturbed_run_only_later():
+    result, plain = ddlsim.simulate(learning()), ddlsim.simulate(learning(failures=None, checkpoints=None))
+    assert len(result.life.events) > 5
+    assert result.life.finished
+    assert result.params.tobytes() == plain.params.tobytes()
+    assert result.accuracy == plain.accuracy
+    assert result.history["accuracy"].tolist() == plain.history["accuracy"].tolist()
+    late = (result.history["time"] - plain.history["time"]).to_numpy()
+    assert late[0] == 0.0
+    assert (np.diff(late) >= 0.0).all()
+    assert late[-1] > 100.0
+    assert result.history["time"].iloc[-1] <= result.life.end == result.elapsed
+
+
+def test_bytes_of_a_checkpoint_go_over_the_network():
+    nbytes = 4 * 25_557_032 * 2  # weights and momentum in fp32
+    result = ddlsim.simulate(experiment(checkpoints=Checkpoints("10 min", to="h4")))
+    cost = result.life.timeline.cost
+    assert cost.nbytes == nbytes
+    assert cost.stall == pytest.approx(nbytes / 1e9)  # all into one link
+    peers = ddlsim.simulate(experiment(checkpoints=Checkpoints("10 min", to="peers"))).life.timeline.cost
+    assert peers.stall == pytest.approx(nbytes / 4 / 1e9)  # each over its own
+    beside = ddlsim.simulate(experiment(checkpoints=Checkpoints("10 min", to="peers", asynchronous=True)))
+    assert (beside.life.timeline.cost.stall, beside.life.timeline.cost.write) == (0.0, peers.stall)
+    assert any("not taken to slow down" in note for note in beside.notes)
+    fewer = Checkpoints("10 min", bandwidth="1 GB/s", nbytes="500 MB", load="7 s")
+    cost = ddlsim.simulate(experiment(checkpoints=fewer)).life.timeline.cost
+    assert (cost.stall, cost.load) == (0.5, 7.0)
+
+
+def test_costs_and_energy_are_of_the_whole_life():
+    cluster = CLUSTER.with_costs(price="3.6 USD/h")
+    result = ddlsim.simulate(experiment(cluster=cluster, device="v100"))
+    assert result.cost == pytest.approx(result.cost_rate * 30 * 86_400.0)
+    plain = ddlsim.simulate(experiment(cluster=cluster, device="v100", failures=None, checkpoints=None))
+    assert 0.0 < result.power <= plain.power
+
+
+def test_it_is_said_everywhere():
+    result = ddlsim.simulate(experiment())
+    assert "goodput" in str(result)
+    assert "life goes to" in str(result)
+    plain = json.loads(result.to_json())
+    assert plain["life"]["end"] == 30 * 86_400.0
+    assert plain["goodput"] == result.goodput
+    table = ddlsim.Study(experiment(), {"failures.spares": [0, 1], "checkpoints.every": ["5 min", "20 min"]}).run()
+    assert table.frame["goodput"].nunique() == 4
+    assert (table.frame["throughput"] == result.throughput).all()
+
+
+def test_files_say_all_of_it(tmp_path):
+    (tmp_path / "failures.csv").write_text("time_s,unit\n600,1\n", encoding="utf-8")
+    (tmp_path / "run.toml").write_text(
+        'cluster = "office-1gbe"\nworkers = 4\nmax_time = "2 h"\n'
+        '[failures]\ntrace = "failures.csv"\nper = "host"\nspares = 1\nrestart = "30 s"\n'
+        '[checkpoints]\nevery = "10 min"\nto = "peers"\nasynchronous = true\n',
+        encoding="utf-8",
+    )
+    loaded = ddlsim.load_experiment(tmp_path / "run.toml")
+    assert loaded.checkpoints == Checkpoints("10 min", to="peers", asynchronous=True)
+    result = ddlsim.simulate(loaded)
+    assert result.life.end == 7200.0
+    assert [time for time, _, _ in result.life.events] == [600.0]
+    loaded.save(tmp_path / "again.toml")
+    assert ddlsim.load_experiment(tmp_path / "again.toml").to_toml() == loaded.to_toml()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"strategy": ddlsim.AsyncParameterServer()}, "do not stop for each other"),
+        ({"checkpoints": Checkpoints("10 s", bandwidth="1 MB/s")}, "one takes"),
+        ({"checkpoints": Checkpoints("10 min", to="peer")}, "did you mean 'peers'|no node of cluster"),
+        ({"checkpoints": Checkpoints("10 min", to="peers"), "workers": 1}, "on one machine"),
+        ({"failures": Failures("5 h", per="switch"), "cluster": "dgx1-v100", "workers": 2}, "on one machine"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_runs(changes, says):
+    with pytest.raises(ConfigError, match=says):
+        ddlsim.simulate(experiment(**changes))
+
+
+def test_strategies_that_synchronise_have_lives():
+    for strategy in (AllReduce("ring"), LocalSGD(period=4), ddlsim.ParameterServer(), ddlsim.DPSGD()):
+        life = ddlsim.simulate(experiment(strategy=strategy, steps=8)).life
+        assert 0.5 < life.effective < 1.0
+
+
+def test_the_best_interval_is_dalys():
+    found = ddlsim.best_checkpoint_interval(
+        experiment(
+            failures=Failures("100 h", repair=0.0, restart="10 s"), checkpoints=Checkpoints("1 h", stall="15 s")
+        ),
+        lives=40,
+    )  # fmt: skip
+    assert found.mtbf == 25 * 3600.0
+    assert found.daly == pytest.approx(ddlsim.daly_interval(found.mtbf, 15.0))
+    best = max(one.effective for one in found.tried)
+    at_daly = next(one for one in found.tried if math.isclose(one.interval, found.daly))
+    assert at_daly.effective > best - 3.0 * at_daly.error - 1e-3
+    assert found.tried[0].effective < at_daly.effective > found.tried[-1].effective
+    assert "Young" in str(found)
+    assert len(found.table) == 13
+    with pytest.raises(ConfigError, match="needs failures that come at random"):
+        ddlsim.best_checkpoint_interval(experiment(failures=None))
