@@ -48,7 +48,7 @@ class Failures:
     spares   machines that stand ready to take the place of one that has crashed
     notice   until a failure is noticed; None: at once of a crash, after 10 min of a hang, PyTorch's time-out of NCCL
     restart  from then (and when there is a machine) until the job runs: allocation, start of the processes,
-             rendezvous; reading the checkpoint comes on top (:class:`Checkpoints`)
+             rendezvous; reading the checkpoint comes on top (:class:`ddlsim.Checkpoints`)
     trace    instead of `mtbf`: CSV file of failures with the columns ``time_s`` and ``unit`` (number of the device,
              host or switch on the run's way, from 0) and, if they differ, ``repair_s``
 

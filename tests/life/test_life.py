@@ -158,10 +158,11 @@ def test_it_is_the_same_as_going_from_step_to_step(
     assert sum(parts) == pytest.approx(life.end)
 
 
-def test_dalys_formula_holds_on_ten_thousand_lives():
+@pytest.mark.parametrize("lives", [500, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_dalys_formula_holds(lives):
     timeline = even(1000, 10.0, every=500.0, stall=20.0, load=30.0)
     failures = Failures("2000 h", restart="20 s", repair=0.0)
-    ends = np.array([live(timeline, failures, 1000, math.inf, life=life).end for life in range(10_000)])
+    ends = np.array([live(timeline, failures, 1000, math.inf, life=life).end for life in range(lives)])
     expected = daly_time(10_000.0, 500.0, 20.0, 50.0, 7200.0)
     assert abs(ends.mean() - expected) < 4.0 * ends.std() / math.sqrt(len(ends))
     assert ends.std() > 0.0

@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -163,3 +165,13 @@ def test_the_best_interval_is_dalys():
     assert len(found.table) == 13
     with pytest.raises(ConfigError, match="needs failures that come at random"):
         ddlsim.best_checkpoint_interval(experiment(failures=None))
+
+
+def test_what_the_page_shows_runs(tmp_path, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "failures.md").read_text(encoding="utf-8")
+    namespace = {}
+    for code in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(compile(code, "failures.md", "exec"), namespace)
+    assert "Young" in capsys.readouterr().out
+    (tmp_path / "run.toml").write_text(re.search(r"```toml\n(.*?)```", page, re.S)[1], encoding="utf-8")
+    assert ddlsim.load_experiment(tmp_path / "run.toml").failures.spares == 2

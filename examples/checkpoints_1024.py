@@ -1,0 +1,26 @@
+"""How often should 1,024 GPUs save, and is a spare machine worth its rent?
+
+A transformer of 76 billion parameters on 128 machines of 8 A100. A GPU fails every 50,000 h, so the job every two
+days; the storage takes 25 GB/s from all machines together.
+"""
+
+import ddlsim
+from ddlsim import Checkpoints, Experiment, Failures
+
+HOSTS = 128
+experiment = Experiment(
+    f"dgx-a100-pod+hosts_per_leaf={HOSTS}", "megatron-76.1b", ddlsim.Parallel(tensor=8, pipeline=4, sharded=True),
+    batch_size=1792, workers=8 * HOSTS, precision="bf16", optimizer="adam", steps=3, warmup=1,
+    failures=Failures("50000 h", repair="4 h", restart="5 min"),
+    checkpoints=Checkpoints("1 h", bandwidth="25 GB/s"),
+)  # fmt: skip
+
+print(ddlsim.best_checkpoint_interval(experiment))
+
+print("\nshare of a month that counts, and what 128 machines would do with it, by spares\n")
+for spares in (0, 1, 2, 4):
+    failures = Failures("50000 h", repair="4 h", restart="5 min", spares=spares)
+    lives = ddlsim.simulate(experiment.with_(failures=failures)).lives(200)
+    effective = sum(life.effective for life in lives) / len(lives)
+    paid = effective * HOSTS / (HOSTS + spares)
+    print(f"{spares} spares: {effective:.1%} effective, {paid:.1%} of what is paid for")
