@@ -112,6 +112,12 @@ def calibration():
     return ddlsim.calibrate(rows, cluster())
 
 
+def intervals():
+    settings = {"failures": ddlsim.Failures("2 h", per="host"), "checkpoints": ddlsim.Checkpoints("10 min", stall="2 s")}
+    plain = dict(model=model(), batch_size=8, steps=1, warmup=0, compute=ddlsim.Affine(0.01, 0.01))
+    return ddlsim.best_checkpoint_interval(ddlsim.Experiment(cluster(), **plain, **settings), lives=2)
+
+
 def validation():
     runs = [MeasuredRun(workers=n, batch_size=8, throughput=50.0 * n) for n in (1, 2)]
     return ddlsim.validate(runs, cluster(), "lenet5", explain=0)
@@ -131,6 +137,7 @@ MAKERS = {
     "Plan of planner": recommended,
     "Calibration": calibration,
     "Validation": validation,
+    "CheckpointIntervals": intervals,
 }
 #: whose text stands elsewhere than in str()
 TEXTS = {"Cluster": lambda shown: shown.summary(), "Model": lambda shown: shown.name}

@@ -73,16 +73,18 @@ class CheckpointIntervals:
             ("simulated", duration(self.simulated)),
         ]
 
+    def _cells(self) -> list[tuple[str, str, str]]:
+        tried = [(duration(one.interval), percent(one.effective), f"{100.0 * one.error:.2g} %") for one in self.tried]
+        return [("every", "effective", "+-"), *tried]
+
     def __str__(self) -> str:
-        rows = [("every", "effective", "+-")]
-        rows += [(duration(one.interval), percent(one.effective), f"{100.0 * one.error:.2g} %") for one in self.tried]
-        return "\n".join([*labelled(self._rows()), "", *aligned(rows)])
+        return "\n".join([*labelled(self._rows()), "", *aligned(self._cells())])
 
     def _repr_html_(self) -> str:
+        from ddlsim.notebook import grid, page
         from ddlsim.notebook import labelled as laid_out
-        from ddlsim.notebook import page
 
-        return page("Checkpoint intervals", laid_out(self._rows()))
+        return page("Checkpoint intervals", laid_out(self._rows()), grid(self._cells()))
 
 
 @checked
