@@ -113,8 +113,17 @@ def calibration():
 
 
 def intervals():
-    settings = {"failures": ddlsim.Failures("2 h", per="host"), "checkpoints": ddlsim.Checkpoints("10 min", stall="2 s")}
-    plain = dict(model=model(), batch_size=8, steps=1, warmup=0, compute=ddlsim.Affine(0.01, 0.01))
+    settings = {
+        "failures": ddlsim.Failures("2 h", per="host"),
+        "checkpoints": ddlsim.Checkpoints("10 min", stall="2 s"),
+    }
+    plain = {
+        "model": model(),
+        "batch_size": 8,
+        "steps": 1,
+        "warmup": 0,
+        "compute": ddlsim.Affine(0.01, 0.01),
+    }
     return ddlsim.best_checkpoint_interval(ddlsim.Experiment(cluster(), **plain, **settings), lives=2)
 
 
