@@ -12,6 +12,7 @@ from accuracy import (
     hybrids,
     megatron,
     minicluster,
+    minicluster_failures,
     minicluster_splits,
     minicluster_training,
     mosaic_fsdp,
@@ -59,8 +60,13 @@ def _of(library: str) -> Callable[[], list[Row]]:
 
 
 def _copies() -> str:
-    rates = {row.case: published.calibrated(run)[1] for row in published.rows() if row.fitted_on
-             for run in published.runs() if run.kvstore and run.name == row.case}
+    rates = {
+        row.case: published.calibrated(run)[1]
+        for row in published.rows()
+        if row.fitted_on
+        for run in published.runs()
+        if run.kvstore and run.name == row.case
+    }
     found = ", ".join(f"{rate * 1e-9:.2f} GB/s ({name})" for name, rate in rates.items() if rate is not None)
     return f"The copies inside a machine of MXNet's, calibrated on each run by itself: {found}.\n\n{_by_system()}"
 
@@ -268,6 +274,11 @@ FAMILIES = (
                  "what is left is software, 0.31 ms a step measured, 0.39 predicted"),
                 ("tensor_ring", "", "two cores serve all hosts, which copy and add at the same time (not modelled)"),
                 ("_then_ring", "", "the fixed cost of a message is that of the large ones")),
+    ),
+    Family(
+        "stopped", "Mini-cluster of network namespaces: workers that stand still", 0.03, "minicluster_failures",
+        "As the pipelines; of these rows nothing.", minicluster_failures.failure_rows,
+        left_out=lambda: minicluster_failures.failure_table().omitted,
     ),
     Family(
         "mosaic_fsdp", "Transformers with PyTorch FSDP: several machines from one", 0.05, "mosaic_fsdp",

@@ -41,6 +41,8 @@ from .life import (
     Checkpoints as Checkpoints,
     Failures as Failures,
     Life as Life,
+    LinkFault as LinkFault,
+    Stop as Stop,
     daly_interval as daly_interval,
     daly_time as daly_time,
     young_interval as young_interval,

@@ -7,5 +7,6 @@ from ddlsim.life.closed_forms import (
     young_interval as young_interval,
 )
 from ddlsim.life.failures import Failures as Failures
+from ddlsim.life.faults import LinkFault as LinkFault, Stop as Stop
 from ddlsim.life.life import Life as Life, live as live
 from ddlsim.life.timeline import Timeline as Timeline

@@ -12,6 +12,7 @@ import numpy as np
 
 from ddlsim.network import state as st
 from ddlsim.network.busy import busy_rows
+from ddlsim.network.changes import CAPACITY
 from ddlsim.network.state import Floats, Ints, Net, Places, Records
 
 
@@ -25,7 +26,7 @@ class Accounts(NamedTuple):
     issued_crossings sum over the messages issued of bytes times channels on the route
     left_crossings   what of that has not passed yet
     passed           (n_channels,) on the wire, through buckets at once; it takes no busy time
-    capacity         (n_channels,) bytes/s while nothing flows the other way
+    capacity         (n_channels,) bytes/s while nothing flows the other way; where it changes, at most
     burst            (n_channels,) that the channel's bucket holds, 0 where there is none
     """
 
@@ -93,6 +94,9 @@ def _accounts(net: Net, nbytes: Floats, busy: Floats, in_flight: float, left_cro
     n = len(nbytes)
     shaped = bool(net.counts[st.SHAPED])
     none = np.zeros(n)
+    capacity = net.buckets["free"].copy() if shaped else net.channels["capacity"].copy()
+    links = net.changes[net.changes["kind"] == CAPACITY]
+    np.maximum.at(capacity, links["place"], links["free"])
     return Accounts(
         nbytes=net.channels["nbytes"][:n] + nbytes,
         busy=net.channels["busy"][:n] + busy,
@@ -102,7 +106,7 @@ def _accounts(net: Net, nbytes: Floats, busy: Floats, in_flight: float, left_cro
         issued_crossings=float(net.reals[st.ISSUED_HOPS]),
         left_crossings=left_crossings,
         passed=net.buckets["passed"][:n].copy() if shaped else none,
-        capacity=net.buckets["free"][:n].copy() if shaped else net.channels["capacity"].copy(),
+        capacity=capacity[:n],
         burst=net.buckets["burst"][:n].copy() if shaped else none,
     )
 

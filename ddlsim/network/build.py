@@ -8,6 +8,7 @@ from ddlsim.cluster.details import LinkDetails
 from ddlsim.errors import DdlsimError
 from ddlsim.network import state as st
 from ddlsim.network.calendar import EVENT
+from ddlsim.network.changes import CHANGE
 from ddlsim.network.state import Entries, Floats, Ints, Net, Records, grown
 
 NO_BARRIER = -(1 << 62)
@@ -25,7 +26,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
     counts[st.N_LINKED] = n
     counts[st.ROUND_INSTANTS] = NO_BARRIER
     reals = np.zeros(st.N_REALS)
-    reals[st.THRESHOLD] = np.inf
+    reals[st.THRESHOLD] = reals[st.NEXT_CHANGE] = np.inf
     channels = np.zeros(n, dtype=st.CHANNEL)
     channels["capacity"] = capacity
     channels["first"] = 2 * np.arange(n)
@@ -90,6 +91,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         spans=np.zeros(_SPANS, dtype=st.SPAN),
         moments=np.zeros(_SPANS),
         round_busy=np.zeros(n),
+        changes=np.zeros(0, dtype=CHANGE),
     )
 
 
@@ -203,9 +205,7 @@ def _sized_by_hops(net: Net) -> Net:
     entries = len(net.slots) << int(net.counts[st.HOP_SHIFT])
     room = 8 * entries + 8 * len(net.channels)
     if room >= 1 << 31:
-        raise DdlsimError(
-            f"{len(net.slots)} messages on their way at once are too many for the network engine"
-        )
+        raise DdlsimError(f"{len(net.slots)} messages on their way at once are too many for the network engine")
     return net._replace(
         flow_place=grown(net.flow_place, entries),
         flow_hops=grown(net.flow_hops, entries),

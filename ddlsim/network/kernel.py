@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ddlsim.compiler import addressed, entry, inlined
+from ddlsim.network.changes import apply_next
 from ddlsim.network.compiled import source_stamp
 from ddlsim.network.filling import ONE, ZERO, least
 from ddlsim.network.flows import add_flow, end_flow
@@ -38,6 +39,7 @@ from ddlsim.network.state import (
     N_MOMENTS,
     N_OUT,
     NEXT,
+    NEXT_CHANGE,
     NOW,
     ROUND_INSTANTS,
     SAME_INSTANT,
@@ -130,6 +132,15 @@ def handle_instant(net: Net, now, n_ended):  # type: ignore[no-untyped-def]
 
 
 @inlined
+def interrupt(net: Net, now):  # type: ignore[no-untyped-def]
+    """Set the time at which something comes from outside: no barrier then, and no round to be repeated."""
+    net.reals[NOW] = now
+    net.counts[STEPPED] = -MANY
+    net.counts[N_MOMENTS] = 0
+    net.counts[ROUND_INSTANTS] = -MANY
+
+
+@inlined
 def run(net: Net, until):  # type: ignore[no-untyped-def]
     """Handle instants up to `until`, or to the first completion to be shown."""
     while True:
@@ -139,21 +150,28 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
         if not has_room(net) or log_is_full(net):
             net.counts[N_MOMENTS] = 0
             return FULL
+        change = net.reals[NEXT_CHANGE]
+        limit = min(until, change)
         barrier = at_barrier(net)
         if barrier:
-            replay_spans(net, until)
+            replay_spans(net, limit)
         plain_end = np.inf
         if (barrier or net.counts[N_MOMENTS] == 0) and in_step(net):
             if barrier:
-                replay(net, until)
+                replay(net, limit)
                 if log_is_full(net):
                     return FULL
             plain_end = end_of_plain_round(net)
-        plain = plain_end <= until and plain_end < np.inf
+        plain = plain_end <= limit and plain_end < np.inf
         now = plain_end if plain else min(next_end(net), next_timer(net))
-        if now > until or now == np.inf:
-            net.reals[NEXT] = now
-            return IDLE
+        if now > limit or now == np.inf:
+            if change > until or change == np.inf:
+                net.reals[NEXT] = min(now, change)
+                return IDLE
+            interrupt(net, change)
+            apply_next(net)
+            solve(net)
+            continue
         if barrier:
             start_round(net)
             net.counts[N_MOMENTS] = 0
@@ -170,15 +188,6 @@ def issue_single(net: Net, handle, source, target, route, nbytes):  # type: igno
     net.counts[LIVE_SINGLE] += 1
     net.counts[LIVE_SENDS] += 1
     issue(net, -1 - handle, target, nbytes, route, source)
-
-
-@inlined
-def interrupt(net: Net, now):  # type: ignore[no-untyped-def]
-    """Set the time at which something comes from outside: no barrier then, and no round to be repeated."""
-    net.reals[NOW] = now
-    net.counts[STEPPED] = -MANY
-    net.counts[N_MOMENTS] = 0
-    net.counts[ROUND_INSTANTS] = -MANY
 
 
 _Call: TypeAlias = Callable[..., None]

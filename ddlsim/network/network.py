@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -15,6 +15,7 @@ from ddlsim.network import state as st
 from ddlsim.network.accounts import Accounts
 from ddlsim.network.build import add_channels, empty_net, grow_hops, grow_slots, with_buffers, with_shaping
 from ddlsim.network.busy import BusyIntervals, Logged
+from ddlsim.network.changes import changes_of
 from ddlsim.network.program import (
     Program,
     compile_schedule,
@@ -124,11 +125,21 @@ class Network:
         self._next_instant = -np.inf  # before it, nothing happens by itself
         self._now = 0.0
 
+    def will_change(
+        self, links: Iterable[tuple[float, int, float]], pauses: Iterable[tuple[float, float, int]] = ()
+    ) -> None:
+        """Let links and nodes change at known times, before anything has been started.
+
+        links   (s, channel, share of its capacity that it has from then on; 0: it is down)
+        pauses  (s, s until which it lasts, node that sends and receives nothing meanwhile; what flows already goes on)
+        """
+        changes = changes_of(self._net, links, pauses)
+        self._net = self._net._replace(changes=changes)
+        self._net.reals[st.NEXT_CHANGE] = changes["time"][0] if len(changes) else np.inf
+
     # ------------------------------------------------------------ starting things
 
-    def collective(
-        self, schedule: Schedule, nodes: Sequence[int] | Ints, nbytes: float | Sequence[Floats]
-    ) -> int:
+    def collective(self, schedule: Schedule, nodes: Sequence[int] | Ints, nbytes: float | Sequence[Floats]) -> int:
         """Prepare one execution of `schedule`, rank r at ``nodes[r]``; return its id (>= 0).
 
         nbytes  bytes of the buffer per rank; or the size of every message, as one table of shape (repeat, m)
@@ -378,9 +389,7 @@ class Network:
         routes = self._interconnect.routes(src, dst)
         base, hops = self._extend("hops", len(routes.links))
         first, rows = self._extend("routes", len(src))
-        longest = write_routes(
-            rows, hops, base, routes.offsets, routes.links, self._link_channel, self._link_latency
-        )
+        longest = write_routes(rows, hops, base, routes.offsets, routes.links, self._link_channel, self._link_latency)
         if longest:
             self._net = grow_hops(self._net, longest + int(self._ways is not None))
         if self._details is not None:
@@ -399,10 +408,7 @@ class Network:
         np.minimum.at(narrowest, of, self._net.buckets["free"][self._link_channel[routes.links]])
         rate, links, ends = narrowest.tolist(), routes.links.tolist(), routes.offsets.tolist()
         rows[:] = np.array(
-            [
-                ways.of(pair, links[ends[i] : ends[i + 1]], latency[i], rate[i])
-                for i, pair in enumerate(pairs)
-            ],
+            [ways.of(pair, links[ends[i] : ends[i + 1]], latency[i], rate[i]) for i, pair in enumerate(pairs)],
             dtype=st.WAY,
         )
         if ways.connections:
@@ -440,9 +446,7 @@ class Network:
         table = self._append("tables", shape.recv_message + self._used.get("messages", 0))
         step, steps = self._extend("steps", len(shape.step_next))
         message, messages = self._extend("messages", shape.n_messages)
-        write_steps(
-            steps, step, message, table, shape.step_repeat, shape.step_next, shape.step_send, shape.step_recv
-        )
+        write_steps(steps, step, message, table, shape.step_repeat, shape.step_next, shape.step_send, shape.step_recv)
         columns = (shape.src, shape.dst, shape.receiving, shape.weight, shape.stride, shape.reduce)
         write_messages(messages, step, route, weight, nodes, columns)
         thread = self._append("tables", np.where(shape.first_step < 0, -1, step + shape.first_step))

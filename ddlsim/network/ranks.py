@@ -7,6 +7,7 @@ A rank in a lane (a *thread*) whose sends and receipts of a step are all done is
 from __future__ import annotations
 
 from ddlsim.compiler import inlined
+from ddlsim.network.changes import has_changes
 from ddlsim.network.state import (
     DELIVERED,
     DELIVERING,
@@ -54,6 +55,8 @@ def issue(net: Net, instance, message, nbytes, route, source):  # type: ignore[n
     net.reals[ISSUED] += nbytes
     net.reals[ISSUED_HOPS] += nbytes * (net.routes[route].last - net.routes[route].first)
     start = net.reals[NOW]
+    if has_changes(net):
+        start = max(start, net.nodes[source].paused)
     overhead = net.nodes[source].send_overhead
     if overhead > 0.0:
         start = max(start, net.nodes[source].send_free) + overhead
@@ -89,9 +92,9 @@ def finished(net: Net, slot):  # type: ignore[no-untyped-def]
         reduce_time = net.messages[message].reduce * net.nodes[target].reduce_time * net.slots[slot].nbytes
     overhead = net.nodes[target].recv_overhead
     now = net.reals[NOW]
-    done = now
+    done = now if not has_changes(net) else max(now, net.nodes[target].paused)
     if overhead > 0.0:
-        done = max(now, net.nodes[target].recv_free) + overhead
+        done = max(done, net.nodes[target].recv_free) + overhead
         net.nodes[target].recv_free = done
     done += reduce_time
     if instance >= 0 and net.messages[message].stride * net.messages[message].reduce > 0:

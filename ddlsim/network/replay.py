@@ -30,6 +30,7 @@ from ddlsim.network.state import (
     N_ACTIVE,
     N_MESSAGES,
     N_OUT,
+    N_PAUSED,
     N_TIMER_HEAP,
     NOW,
     REPLAY,
@@ -63,7 +64,8 @@ def in_step(net: Net):  # type: ignore[no-untyped-def]
     start = net.fifo[head & mask].time
     if net.counts[N_OUT] > 0 or net.fifo[(tail - 1) & mask].time != start:
         return False
-    return net.counts[REPLAY] == 1 and net.counts[SHAPED] == 0 and later(start, net.reals[NOW])
+    allowed = net.counts[REPLAY] == 1 and net.counts[SHAPED] == 0 and net.counts[N_PAUSED] == 0
+    return allowed and later(start, net.reals[NOW])
 
 
 @inlined
@@ -177,11 +179,7 @@ def replay(net: Net, until):  # type: ignore[no-untyped-def]
         end = start + transfer
         then = (end + receiving) + reducing
         # instants that rounding makes one would not be handled as two
-        if (
-            then > until
-            or not (later(start, now) and later(end, start))
-            or (then > end and not later(then, end))
-        ):
+        if then > until or not (later(start, now) and later(end, start)) or (then > end and not later(then, end)):
             break
         now = then
         done += 1

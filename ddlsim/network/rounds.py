@@ -34,6 +34,7 @@ from ddlsim.network.state import (
     N_MESSAGES,
     N_MOMENTS,
     N_OUT,
+    N_PAUSED,
     N_SPANS,
     N_TIMER_HEAP,
     NOW,
@@ -64,7 +65,7 @@ def at_barrier(net: Net):  # type: ignore[no-untyped-def]
     """Whether all threads of all live collectives have just entered a step, and nothing else is under way."""
     if net.counts[N_ACTIVE] > 0 or net.counts[N_DELIVERING] > 0 or net.counts[N_OUT] > 0:
         return False
-    if net.counts[LIVE_SINGLE] != 0 or net.counts[REPLAY] == 0:
+    if net.counts[LIVE_SINGLE] != 0 or net.counts[REPLAY] == 0 or net.counts[N_PAUSED] > 0:
         return False
     return net.counts[STEPPED] == net.counts[LIVE_THREADS] and n_timers(net) > 0
 

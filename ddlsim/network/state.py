@@ -67,7 +67,9 @@ ROUND_TAIL = 40  # FIFO_TAIL and TIMER_SEQUENCE as of the last instant put down
 ROUND_SEQUENCE = 41
 ROUND_NEW = 42  # flows that the last instant has added
 RERATED = 43  # flows that have changed their rates since the round began
-N_COUNTS = 44
+N_CHANGED = 44  # changes that have happened (ddlsim.network.changes)
+N_PAUSED = 45  # nodes that stand still
+N_COUNTS = 46
 
 # Places in Net.reals (float64)
 NOW = 0
@@ -81,7 +83,8 @@ ISSUED = 7  # bytes of all messages issued so far, and
 ISSUED_HOPS = 8  # the sum of each one's bytes times the channels of its route
 DELIVERED = 9  # bytes of those that have been delivered
 ROUND_BEGIN = 10  # when the round began that is put down
-N_REALS = 11
+NEXT_CHANGE = 11  # when something changes next, whatever messages do; inf: never
+N_REALS = 12
 
 MANY = 1 << 62
 LAST = (1 << 32) - 1  # ends the list of a flow's channels
@@ -113,15 +116,14 @@ CHANNEL = record(
 FILLING = record(residual="f", unfrozen="n", place="n")
 #: a heap of channels by key; and, apart from it, the list of channels to be filled
 FILL = record(key="f", channel="n", component="n")
-#: overheads in s per message, reduce_time in s per byte; *_free: when that side of the node is free again
-NODE = record(send_overhead="f", recv_overhead="f", reduce_time="f", send_free="f", recv_free="f")
+#: overheads in s per message, reduce_time in s per byte; *_free: when that side of the node is free again;
+#: paused: until when it stands still
+NODE = record(send_overhead="f", recv_overhead="f", reduce_time="f", send_free="f", recv_free="f", paused="f")
 #: what shaping knows of a channel. burst, tokens: of its bucket, bytes; since: when `tokens` were counted, the channel
 #: being idle; free, loaded: its capacity, bytes/s, while nothing and while something flows the other way, on `reverse`
 #: (-1: there is no such channel, or it does not matter); passed: bytes on the wire that have passed at once;
 #: room: bytes that may wait (inf: no end of them), held: those that windows keep there at least
-BUCKET = record(
-    burst="f", tokens="f", since="f", free="f", loaded="f", passed="f", room="f", held="f", reverse="n"
-)
+BUCKET = record(burst="f", tokens="f", since="f", free="f", loaded="f", passed="f", room="f", held="f", reverse="n")
 #: bytes of a frame's headers and of its payload on a route; header 0: no frames
 FRAME = record(header="f", payload="f")
 #: how messages travel on a route. eager: bytes, larger ones ask their receiver first (0: none does); round_trip: s;
@@ -237,6 +239,7 @@ class Net(NamedTuple):
     spans: Records  # SPAN
     moments: Floats  # the instants of a round, s
     round_busy: Floats  # (n_channels,) busy s of channels when the round began
+    changes: Records  # CHANGE of ddlsim.network.changes, by time
 
 
 Array = TypeVar("Array", Ints, Floats, Entries, Places, Records)

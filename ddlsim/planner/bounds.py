@@ -133,7 +133,7 @@ class Bounds:
         experiment, cluster = candidate.experiment, candidate.cluster
         strategy, steps = experiment.strategy, experiment.steps
         tell = getattr(strategy, "outlook", None)
-        varies = not isinstance(experiment.jitter, NoJitter) or bool(experiment.slow_downs)
+        varies = not isinstance(experiment.jitter, NoJitter) or bool(experiment.slow_downs or experiment.faults)
         if tell is None or varies or not experiment.warmup:
             return None
         at_a_time = at_once(strategy, experiment.batch_size, candidate.workers)
@@ -256,6 +256,11 @@ def _computing(candidate: Candidate, prepared: Prepared) -> float:
     experiment = candidate.experiment
     if hasattr(experiment.strategy, "micro_batch_size"):  # fewer weights to read, exchanges that count as work
         return np.inf
-    if not isinstance(experiment.jitter, NoJitter) or experiment.slow_downs or experiment.warmup > 0:
+    if (
+        not isinstance(experiment.jitter, NoJitter)
+        or experiment.slow_downs
+        or experiment.faults
+        or experiment.warmup > 0
+    ):
         return np.inf
     return sum(experiment.batch_size / (w.forward_time + w.backward_time) for w in prepared.workloads)

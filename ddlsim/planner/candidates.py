@@ -131,9 +131,7 @@ def _usual_strategies(cluster: Cluster, n_workers: int) -> list[tuple[Strategy, 
         return [(AllReduce("ring"), False)]
     nodes = cluster.workers[:n_workers]
     at = nodes[cluster.locality_order(nodes)].tolist()
-    found: list[tuple[Strategy, bool]] = [
-        (AllReduce(algorithm_for(name, cluster, at)), False) for name in ALGORITHMS
-    ]
+    found: list[tuple[Strategy, bool]] = [(AllReduce(algorithm_for(name, cluster, at)), False) for name in ALGORITHMS]
     local = LocalSGD(LOCAL_STEPS, algorithm="hierarchical")
     return [*found, (_server_on_each(cluster, n_workers), True), (local, False)]
 
@@ -160,9 +158,7 @@ def candidates(
         raise ConfigError(f"recommend: no configuration fits together: {text_of_senseless(senseless)}")
     if not made:
         devices = ", ".join(f"{cluster.name!r} has {len(cluster.workers)} devices" for cluster in clusters)
-        raise ConfigError(
-            f"recommend: no configuration fits together ({devices}); give fewer workers"
-        )
+        raise ConfigError(f"recommend: no configuration fits together ({devices}); give fewer workers")
     ways = [f"{row.strategy.label.partition(' (')[0]} {row.split}" if row.split else row.strategy for row in made]
     labels = labels_of(ways), labels_of([row.compression for row in made])
     places = _places(clusters)
@@ -284,7 +280,7 @@ def _key(strategy: Strategy) -> Hashable:
 
 def _length(base: Experiment, strategy: Strategy, synchronous: bool) -> tuple[int, int]:
     """Return warm-up and steps of a simulation: whole periods of strategies that talk now and then."""
-    if not isinstance(base.jitter, NoJitter) or base.slow_downs:
+    if not isinstance(base.jitter, NoJitter) or base.slow_downs or base.faults:
         warmup, steps = RANDOM
     else:
         warmup, steps = REGULAR if synchronous else OWN_WAYS

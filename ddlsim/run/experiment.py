@@ -19,7 +19,7 @@ from ddlsim.compression.contract import AnyCompressor
 from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Training
-from ddlsim.life import Checkpoints, Failures
+from ddlsim.life import Checkpoints, Failures, LinkFault, Stop
 from ddlsim.output_files import write_text
 from ddlsim.run.traced import Traced
 from ddlsim.runtime.fabric import Fabric, on_fabric
@@ -38,6 +38,10 @@ from ddlsim.workload.spread import Spread
 
 def _slow_downs(value: object, where: str) -> object:
     return _SLOW_DOWNS((value,) if isinstance(value, SlowDown) else value, where)
+
+
+def _faults(value: object, where: str) -> object:
+    return _FAULTS((value,) if isinstance(value, Stop | LinkFault) else value, where)
 
 
 def _places(value: object, where: str) -> object:
@@ -64,9 +68,8 @@ def _speeds(value: object, where: str) -> object:
 
 
 _FACTORS = cast(Rule, rule_of(tuple[Annotated[Positive, "a factor above 0"], ...]))
-_SLOW_DOWNS = cast(
-    Rule, rule_of(tuple[Annotated[SlowDown, "a SlowDown(ranks, start, duration, factor)"], ...])
-)
+_SLOW_DOWNS = cast(Rule, rule_of(tuple[Annotated[SlowDown, "a SlowDown(ranks, start, duration, factor)"], ...]))
+_FAULTS = cast(Rule, rule_of(tuple[Annotated[Stop | LinkFault, "a Stop or a LinkFault"], ...]))
 #: how many workers, or where
 WorkersLike = Count | Annotated[Sequence[Index], "a list of places such as [0, 1, 2, 3]", by(_places)]
 StrategyLike = Annotated[
@@ -79,6 +82,7 @@ ComputeLike = Annotated[
 ]
 JitterLike = Annotated[Jitter, having("an object such as ddlsim.Lognormal(0.1)", "sample", "mean")]
 SlowDowns = Annotated[Sequence[SlowDown], by(_slow_downs)]
+Faults = Annotated[Sequence[Stop | LinkFault], by(_faults)]
 SlowdownLike = Annotated[
     float | OverlapSlowdown, "a number from 1 on, or a ddlsim.OverlapSlowdown(inside=1.2)", by(_beside)
 ]
@@ -114,6 +118,7 @@ class Experiment:
     device          device of all workers, instead of the cluster's own
     jitter          distribution of a factor on every step's compute time
     slow_downs      transient slow-downs of some workers
+    faults          workers that stand still for a while (Stop), links that are slow or down (LinkFault)
     overlap_slowdown  how many times as long devices compute while they communicate: a number, or an OverlapSlowdown
     speed           permanent compute speed factor per worker (1.0: nominal), or a Spread of devices of one kind
     input           how samples come into the devices, which those of a machine share; None: they are there
@@ -145,6 +150,7 @@ class Experiment:
     device: DeviceLike | None = None
     jitter: JitterLike = NoJitter()
     slow_downs: SlowDowns = ()
+    faults: Faults = ()
     overlap_slowdown: SlowdownLike = NO_SLOWDOWN
     speed: SpeedLike | None = None
     input: Input | None = None

@@ -44,7 +44,7 @@ from ddlsim.bundled import split_options
 from ddlsim.compression.choice import Compression
 from ddlsim.errors import ConfigError, DdlsimError, shown
 from ddlsim.learning import Dirichlet, Phase, Training
-from ddlsim.life import Checkpoints, Failures
+from ddlsim.life import Checkpoints, Failures, LinkFault, Stop
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.strategy_names import STRATEGY_CLASSES
 from ddlsim.run.tables import Kinds, build, chosen, refuse_code, schema_of
@@ -147,6 +147,7 @@ FIELDS: Mapping[str, Kinds] = {
     "strategy": {**STRATEGIES, "splits": strategies.Splits},  # of a study, and of a question to `recommend`
     "jitter": JITTER,
     "slow_downs": {"slow-down": jitters.SlowDown},
+    "faults": {"stop": Stop, "link-fault": LinkFault},
     "speed": {"spread": Spread},
     "input": {"input": Input},
     "failures": {"failures": Failures},

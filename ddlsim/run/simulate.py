@@ -25,6 +25,7 @@ from ddlsim.network import Network
 from ddlsim.run.calibrated import as_measured, outside
 from ddlsim.run.conservation import check_result
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.faults import check_faults, let_happen, standstills
 from ddlsim.run.input_share import check_input, input_note, takes_samples, with_input
 from ddlsim.run.lighter import what_fits
 from ddlsim.run.living import check_life, has_life, life_notes
@@ -118,6 +119,7 @@ def place(experiment: Experiment) -> Placed:
     for slow in experiment.slow_downs:
         if max(slow.ranks) >= n_workers:
             raise ConfigError(f"slow_downs: rank {max(slow.ranks)} of {slow} is not among the {n_workers} workers")
+    check_faults(experiment.faults, cluster, n_workers)
     if experiment.input is not None:
         check_input(experiment.strategy, n_workers)
     workloads = _workloads(experiment, cluster, time_model, nodes)
@@ -299,7 +301,7 @@ def _workers(prepared: Prepared, loop: Loop, recorder: Recorder, stop: StopRule,
         workers.append(
             Worker(
                 rank, node, loop, stage.workload, recorder, stop, factors(experiment.jitter, experiment.seed, rank),
-                tuple(experiment.slow_downs), accumulation, learner,
+                (*experiment.slow_downs, *standstills(experiment.faults)), accumulation, learner,
                 None if regimes is None else functools.partial(regimes.at, rank),
                 overlap_slowdown=cast("OverlapSlowdown", experiment.overlap_slowdown),
             )
@@ -400,6 +402,7 @@ def run(
     loaded = dataclasses.replace(experiment, cluster=prepared.cluster, model=prepared.model)
     started = time.perf_counter()
     network = Network(prepared.cluster, record=keep_spans)
+    let_happen(experiment.faults, network, prepared.cluster, prepared.nodes)
     loop = Loop(network)
     n_workers = len(prepared.nodes)
     recorder = Recorder(n_workers, keep_spans)
@@ -460,13 +463,17 @@ def run(
         n_messages=traffic.n_messages,
         nbytes_sent=traffic.sent,
         notes=(
-            *prepared.notes, *dict.fromkeys(setting.notes),  # parts of a communicator say the same
-            *uneven_notes(recorder), *learning_notes(experiment, reason, monitor),
+            *prepared.notes,
+            *dict.fromkeys(setting.notes),  # parts of a communicator say the same
+            *uneven_notes(recorder),
+            *learning_notes(experiment, reason, monitor),
             *handed_over_notes(setting, monitor),
             *_idle_notes(prepared, traffic),
         ),
         warnings=(
-            *prepared.warnings, *prepared.left_out, *unsent_warnings(n_workers, traffic.sent),
+            *prepared.warnings,
+            *prepared.left_out,
+            *unsent_warnings(n_workers, traffic.sent),
             *delay_warnings(experiment.training, recorder.staleness, reason),
         ),
         interrupted=interrupted,

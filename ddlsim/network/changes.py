@@ -1,0 +1,88 @@
+"""What happens to links and nodes at known times, whatever messages do: compiled.
+
+The changes lie in the order of their times; the kernel handles the instants of messages up to the next one, then it.
+Rounds are replayed no further than that, and not at all while a node stands still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ddlsim.compiler import inlined
+from ddlsim.network.flows import change_capacity
+from ddlsim.network.state import N_CHANGED, N_PAUSED, NEXT_CHANGE, NOW, SHAPED, Net, Records, record
+
+#: kinds of changes
+CAPACITY, PAUSE, RESUME = 0, 1, 2
+#: at `time` (s) a channel has the capacities `free` and, while something flows the other way, `loaded` (bytes/s); or a
+#: node sends and receives nothing until the time `free`, or goes on
+CHANGE = record(time="f", free="f", loaded="f", kind="n", place="n")
+
+
+@inlined
+def has_changes(net: Net):  # type: ignore[no-untyped-def]
+    """Whether anything changes, ever."""
+    return net.changes.size > 0
+
+
+@inlined
+def apply_next(net: Net):  # type: ignore[no-untyped-def]
+    """Let the next change happen, now; rates follow in this instant's solve."""
+    i = net.counts[N_CHANGED]
+    net.counts[N_CHANGED] = i + 1
+    net.reals[NEXT_CHANGE] = net.changes[i + 1].time if i + 1 < net.changes.size else np.inf
+    place = net.changes[i].place
+    kind = net.changes[i].kind
+    if kind == CAPACITY:
+        change_link(net, place, net.changes[i].free, net.changes[i].loaded)
+    elif kind == PAUSE:
+        net.nodes[place].paused = max(net.nodes[place].paused, net.changes[i].free)
+        net.counts[N_PAUSED] += 1
+    else:
+        net.counts[N_PAUSED] -= 1
+
+
+@inlined
+def change_link(net: Net, channel, free, loaded):  # type: ignore[no-untyped-def]
+    """Give a channel other capacities. What its bucket has saved is lost with a link that is down."""
+    if net.counts[SHAPED] == 0:
+        change_capacity(net, channel, free)
+        return
+    now = net.reals[NOW]
+    if net.channels[channel].used == 0:
+        refilled = net.buckets[channel].tokens + (now - net.buckets[channel].since) * net.buckets[channel].free
+        net.buckets[channel].tokens = min(refilled, net.buckets[channel].burst)
+        net.buckets[channel].since = now
+    if free < 1.0:
+        net.buckets[channel].tokens = 0.0
+    net.buckets[channel].free = free
+    net.buckets[channel].loaded = loaded
+    reverse = net.buckets[channel].reverse
+    busy = reverse >= 0 and net.channels[reverse].used > 0
+    change_capacity(net, channel, loaded if busy else free)
+
+
+#: share of its capacity that a link which is down has left: none that matters, but rates are never 0
+NOTHING = 1e-30
+
+
+def changes_of(
+    net: Net, links: Iterable[tuple[float, int, float]], pauses: Iterable[tuple[float, float, int]]
+) -> Records:
+    """Return the changes of a net that has just been made, by time.
+
+    links   (s, channel, share of its capacity that it has from then on)
+    pauses  (s, s until which it lasts, node)
+    """
+    rows: list[tuple[float, float, float, int, int]] = []
+    for time, channel, share in links:
+        share = max(share, NOTHING)
+        free = loaded = share * float(net.channels[channel]["capacity"])
+        if net.counts[SHAPED]:
+            free, loaded = (share * float(net.buckets[channel][name]) for name in ("free", "loaded"))
+        rows.append((time, free, loaded, CAPACITY, channel))
+    for start, end, node in pauses:
+        rows += [(start, end, 0.0, PAUSE, node), (end, 0.0, 0.0, RESUME, node)]
+    return np.array(sorted(rows, key=lambda row: row[0]), dtype=CHANGE)

@@ -1,0 +1,75 @@
+"""Faults of an experiment, on its cluster and workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ddlsim.cluster import Cluster
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.life.faults import Fault, LinkFault, Stop
+from ddlsim.network import Network
+from ddlsim.workload.jitter import SlowDown
+
+#: how many times as long work takes that stands still: none is done. (Two at once are still a number.)
+STANDSTILL = 1e100
+
+
+def check_faults(faults: Sequence[Fault], cluster: Cluster, n_workers: int) -> None:
+    """Raise ConfigError for faults of workers and links that are not there."""
+    for fault in faults:
+        if isinstance(fault, LinkFault):
+            _channels(fault, cluster)
+        elif max(fault.ranks) >= n_workers:
+            raise ConfigError(f"faults: rank {max(fault.ranks)} of {fault} is not among the {n_workers} workers")
+
+
+def standstills(faults: Sequence[Fault]) -> tuple[SlowDown, ...]:
+    """Return what the faults do to computing."""
+    stops = [fault for fault in faults if isinstance(fault, Stop)]
+    return tuple(SlowDown(stop.ranks, stop.start, stop.duration, STANDSTILL) for stop in stops)
+
+
+def let_happen(faults: Sequence[Fault], network: Network, cluster: Cluster, nodes: Sequence[int]) -> None:
+    """Tell a network that has just been made what the faults do to it; worker i is at ``nodes[i]``."""
+    if not faults:
+        return
+    stops = [fault for fault in faults if isinstance(fault, Stop)]
+    pauses = [(stop.start, stop.end, nodes[rank]) for stop in stops for rank in stop.ranks]
+    network.will_change(_shares([fault for fault in faults if isinstance(fault, LinkFault)], cluster), pauses)
+
+
+def _shares(faults: Sequence[LinkFault], cluster: Cluster) -> list[tuple[float, int, float]]:
+    """Return (s, channel, share of its capacity from then on), where faults overlap the product of their factors."""
+    of_channel: dict[int, list[LinkFault]] = {}
+    for fault in faults:
+        for channel in _channels(fault, cluster):
+            of_channel.setdefault(channel, []).append(fault)
+    shares = []
+    for channel, own in of_channel.items():
+        for time in sorted({edge for fault in own for edge in (fault.start, fault.end)}):
+            active = [fault.factor for fault in own if fault.start <= time < fault.end]
+            shares.append((time, channel, math.prod(active)))
+    return shares
+
+
+def _channels(fault: LinkFault, cluster: Cluster) -> list[int]:
+    """Return the channels of the links between the two nodes of a fault."""
+    index = {name: node for node, name in enumerate(cluster.node_names)}
+    for name in (fault.source, fault.target):
+        if name not in index:
+            raise unknown_name("node", name, cluster.node_names, f"faults: cluster {cluster.name!r}")
+    source, target = index[fault.source], index[fault.target]
+    there = (cluster.link_src == source) & (cluster.link_dst == target)
+    back = (cluster.link_src == target) & (cluster.link_dst == source)
+    channels: list[int] = np.unique(cluster.link_channel[there | back]).tolist()
+    if not channels:
+        others = np.unique(cluster.link_dst[cluster.link_src == source])
+        names = ", ".join(cluster.node_names[node] for node in others[:5].tolist())
+        raise ConfigError(
+            f"faults: no link of cluster {cluster.name!r} joins {fault.source} and {fault.target}; the neighbours of "
+            f"{fault.source} are {names}"
+        )
+    return channels

@@ -1,0 +1,95 @@
+"""Workers that stand still and links that fail in runs, whatever the strategy."""
+
+import pytest
+
+import ddlsim
+from ddlsim import Affine, ConfigError, LinkFault, Stop, Training
+from ddlsim.cluster import star
+
+GRAPH = star(6, bandwidth="100 Mbit/s", latency="70 us")
+SWITCH = next(iter(GRAPH.neighbors("h0")))
+STRATEGIES = {
+    "all-reduce": ddlsim.AllReduce("ring", "none"),
+    "ddp": ddlsim.AllReduce("ring"),
+    "server": ddlsim.ParameterServer(),
+    "asynchronous": ddlsim.AsyncParameterServer(),
+    "stale": ddlsim.StaleSynchronous(2),
+    "local": ddlsim.LocalSGD(2),
+    "gossip": ddlsim.DPSGD(),
+    "ad-psgd": ddlsim.ADPSGD(),
+    "sharded": ddlsim.ShardedUpdate(),
+}
+
+
+def simulated(strategy, **options):
+    return ddlsim.simulate(
+        GRAPH, "lenet5", strategy, 8, 4, compute=Affine("100 ms", 0.0), steps=8, warmup=0, **options
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_has_them(name):
+    strategy = STRATEGIES[name]
+    plain = simulated(strategy)
+    assert simulated(strategy, faults=[Stop(1, "100 h", "1 s")]).step_times.tolist() == plain.step_times.tolist()
+    stopped = simulated(strategy, faults=Stop(1, "50 ms", "20 s"))
+    slow = simulated(strategy, faults=LinkFault("h1", SWITCH, "50 ms", "20 s", 0.001))
+    down = simulated(strategy, faults=[LinkFault(SWITCH, "h1", "50 ms", "20 s")])
+    if name in ("asynchronous", "ad-psgd"):  # the others make the updates
+        assert plain.end_time * 0.9 < stopped.end_time < 20.0
+        assert len(stopped.recorder.step_end[1]) < len(plain.recorder.step_end[1])
+        assert down.end_time < 20.0
+    else:
+        slack = 0.5 if name == "stale" else 0.15  # the others may go ahead
+        assert stopped.end_time == pytest.approx(plain.end_time + 20.0, abs=slack)
+        assert down.end_time > 20.0
+        assert plain.end_time < slow.end_time <= down.end_time * 1.05
+
+
+def test_values_are_those_of_an_undisturbed_run():
+    def learnt(**options):
+        return ddlsim.simulate(
+            GRAPH, "digits-cnn", ddlsim.AllReduce("ring"), 32, 4, compute=Affine("100 ms", 0.0),
+            training=Training("digits", updates=10, evaluate_every=5), **options,
+        )  # fmt: skip
+
+    plain, stopped = learnt(), learnt(faults=Stop([0, 2], "250 ms", "3 s"))
+    assert stopped.params.tobytes() == plain.params.tobytes()
+    assert stopped.end_time == pytest.approx(plain.end_time + 3.0, abs=0.1)
+
+
+def test_files_and_studies_have_them(tmp_path):
+    (tmp_path / "run.toml").write_text(
+        'cluster = "office-1gbe"\nworkers = 4\nsteps = 3\n'
+        '[[faults]]\ntype = "stop"\nranks = [1]\nstart = "10 ms"\nduration = "2 s"\n'
+        '[[faults]]\ntype = "link-fault"\nsource = "h0"\ntarget = "switch"\nstart = "1 s"\nduration = "1 s"\nfactor = 0.5\n',
+        encoding="utf-8",
+    )
+    experiment = ddlsim.load_experiment(tmp_path / "run.toml")
+    assert experiment.faults == (Stop(1, 0.01, 2.0), LinkFault("h0", "switch", 1.0, 1.0, 0.5))
+    again = tmp_path / "again.toml"
+    again.write_text(experiment.to_toml(), encoding="utf-8")
+    assert ddlsim.load_experiment(again).faults == experiment.faults
+    assert ddlsim.simulate(experiment).end_time > 2.0
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (Stop(4, 0, 1), r"faults: rank 4 of Stop\(.*\) is not among the 4 workers"),
+        (LinkFault("h9", SWITCH, 0, 1), r"faults: cluster 'star-6': unknown node 'h9'; did you mean 'h5'"),
+        (LinkFault("h0", "h1", 0, 1), r"no link of cluster .* joins h0 and h1; the neighbours of h0 are"),
+    ],
+)
+def test_faults_of_what_is_not_there(fault, message):
+    with pytest.raises(ConfigError, match=message):
+        simulated(ddlsim.AllReduce(), faults=fault)
+
+
+def test_arguments_are_checked():
+    with pytest.raises(ConfigError, match="Stop: ranks = "):
+        Stop((), 0, 1)
+    with pytest.raises(ConfigError, match="LinkFault: factor = 2"):
+        LinkFault("a", "b", 0, 1, 2)
+    with pytest.raises(ConfigError, match="faults"):
+        simulated(ddlsim.AllReduce(), faults="h0")
