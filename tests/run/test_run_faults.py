@@ -62,7 +62,8 @@ def test_files_and_studies_have_them(tmp_path):
     (tmp_path / "run.toml").write_text(
         'cluster = "office-1gbe"\nworkers = 4\nsteps = 3\n'
         '[[faults]]\ntype = "stop"\nranks = [1]\nstart = "10 ms"\nduration = "2 s"\n'
-        '[[faults]]\ntype = "link-fault"\nsource = "h0"\ntarget = "switch"\nstart = "1 s"\nduration = "1 s"\nfactor = 0.5\n',
+        '[[faults]]\ntype = "link-fault"\nsource = "h0"\ntarget = "switch"\nstart = "1 s"\n'
+        'duration = "1 s"\nfactor = 0.5\n',
         encoding="utf-8",
     )
     experiment = ddlsim.load_experiment(tmp_path / "run.toml")
