@@ -20,8 +20,9 @@ class Stop:
     """From `start`, for `duration` seconds, the processes of the workers `ranks` stand still, and go on then.
 
     They compute nothing, begin no message, and take none that has arrived. What they have handed over before goes on
-    its way: the kernel of their machine, or its network adapter, sends it. That is what SIGSTOP does to a process, a
-    hang that passes, a virtual machine that is moved. (Workers that only compute more slowly: :class:`ddlsim.SlowDown`.)
+    its way: the kernel of their machine, or its network adapter, sends it. That is what SIGSTOP does to a process; a
+    hang that passes is the same, and a virtual machine that is moved. (Workers that only compute more slowly:
+    :class:`ddlsim.SlowDown`.)
     """
 
     ranks: tuple[int, ...]
