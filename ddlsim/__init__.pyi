@@ -39,6 +39,7 @@ from .learning import Dirichlet as Dirichlet, Phase as Phase, Training as Traini
 from .learning.noise import gradient_noise_scale as gradient_noise_scale
 from .life import (
     Checkpoints as Checkpoints,
+    Elastic as Elastic,
     Failures as Failures,
     Life as Life,
     LinkFault as LinkFault,

@@ -19,6 +19,7 @@ from ddlsim.data.dataset import DataSet, Ints
 from ddlsim.data.resizing import resize
 from ddlsim.errors import DdlsimError
 from ddlsim.learning.evaluation import DivergedError, evaluation, targets
+from ddlsim.learning.handover import Handover
 from ddlsim.learning.phases import Phase, phase_at
 from ddlsim.learning.values import ABSENT, Array, BatchStatistics, Plane, Value
 from ddlsim.nn.network import Network
@@ -90,7 +91,7 @@ class _Gradient(Value[Array]):
 class Learner:
     """Makes and updates values for all workers of a run."""
 
-    def __init__(self, plane: Plane, task: Task | None, n_workers: int) -> None:
+    def __init__(self, plane: Plane, task: Task | None, n_workers: int, begin: Handover | None = None) -> None:
         self.plane = plane
         self.task = task
         self.n_workers = n_workers
@@ -99,12 +100,16 @@ class Learner:
         self._steps = [0] * n_workers
         self._taken = [0] * n_workers
         self._n_drawn = 0
+        self._begin = begin
+        self._before = 0 if begin is None else begin.n_samples
         self.initial: Value[Array] = ABSENT
         if task is not None:
             self._mergeable = task.mergeable
             network = task.network
-            statistics = plane.constant(network.initial_state) if network.state_slots else None
-            self.initial = plane.constant(network.initial_params, statistics)
+            params, state = network.initial_params, network.initial_state if network.state_slots else None
+            if begin is not None:
+                params, state = begin.params, begin.statistics
+            self.initial = plane.constant(params, None if state is None else plane.constant(state))
 
     @classmethod
     def without_data(cls, n_workers: int) -> Learner:
@@ -122,7 +127,9 @@ class Learner:
         source = task.shards[0 if shared else rank]
         first = self._taken[rank]
         if shared:  # workers that take turns: first all of them `first`, then those of lower rank
-            first = first * self.n_workers + rank * n_samples
+            first = self._before + first * self.n_workers + rank * n_samples
+        else:
+            first += self._before // self.n_workers
         network = task.network_at(self.own_epoch(rank))
         batch = _Batch(rank, self._steps[rank], source.indices(first, n_samples), now, network)
         self._taken[rank] += n_samples
@@ -153,6 +160,8 @@ class Learner:
         """Return the optimizer's state at the start, for (a part of) the parameters."""
         if self.task is None:
             return ABSENT  # type: ignore[return-value]
+        if params is self.initial and self._begin is not None and self._begin.state is not None:
+            return self.plane.constant(self._begin.state)
         return self.plane.apply(self.task.optimizer.init, params)
 
     def update(
@@ -187,8 +196,8 @@ class Learner:
     # ------------------------------------------------------------ numbers
 
     def epoch(self, n_samples: float) -> float:
-        """Return how many passes over the training samples `n_samples` are."""
-        return n_samples / self.task.train.n_samples if self.task is not None else 0.0
+        """Return how many passes over the training samples `n_samples` are, after those of who handed over."""
+        return (self._before + n_samples) / self.task.train.n_samples if self.task is not None else 0.0
 
     def n_local(self, rank: int) -> int:
         """Return how many samples a worker has to learn from: its shard; 1 for all where nothing is learned."""
@@ -200,7 +209,8 @@ class Learner:
 
     def rate(self, n_samples: float) -> float:
         """Return the learning rate after `n_samples` samples have been learned from."""
-        return float(self.task.rate.rate(self.epoch(n_samples))) if self.task is not None else 0.0
+        factor = 1.0 if self._begin is None else self._begin.rate_factor
+        return factor * float(self.task.rate.rate(self.epoch(n_samples))) if self.task is not None else 0.0
 
     def settle(self, values: Callable[[], Sequence[Value[Array]]]) -> None:
         """Compute `values` if every worker may have a gradient in them, so that what is waiting stays bounded."""

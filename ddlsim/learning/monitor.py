@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from ddlsim.errors import ConfigError
 from ddlsim.learning.checkpoint import Checkpoint
-from ddlsim.learning.learner import Learner
+from ddlsim.learning.handover import Handover
+from ddlsim.learning.learner import Learner, State
 from ddlsim.learning.training import Training
 from ddlsim.learning.values import ABSENT, Array, Value
 
@@ -36,6 +37,15 @@ class Row(NamedTuple):
     consensus: float
 
 
+class _Before(NamedTuple):
+    """What the groups before have spent: s, samples, bytes."""
+
+    time: float
+    n_samples: int
+    nbytes: float
+
+
+_NOTHING = _Before(0.0, 0, 0.0)
 #: called after every update: (simulated time in s, updates, epoch, last row)
 Progress = Callable[[float, int, float, Row], None]
 
@@ -51,6 +61,10 @@ class Monitor:
     steps      the local steps that each has made
     charge     makes somebody spend the time of an evaluation
     saved      the run that this one continues
+    optimizer  the optimizer's state, where there is one
+    begin      what another group of workers has handed over
+    keeps_latest
+               whether ``latest`` is the model and the optimizer's state after the latest update
 
     ``evaluated`` is the model of the history's last row: what the run hands over, whatever workers still do after it;
     ``evaluated_steps`` are the steps that the replicas had made then (empty where there is one model).
@@ -66,6 +80,10 @@ class Monitor:
     progress: Progress | None = None
     charge: Callable[[], None] | None = None
     saved: Checkpoint | None = None
+    optimizer: Callable[[], State] | None = None
+    begin: Handover | None = None
+    keeps_latest: bool = False
+    latest: tuple[Value[Array], State | None] | None = None
     history: list[Row] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     checkpoint: Checkpoint | None = None
@@ -77,14 +95,21 @@ class Monitor:
     _next_time: float = 0.0
 
     def start(self) -> None:
-        """Evaluate the initial parameters."""
-        self._evaluate(0.0)
+        """Evaluate the initial parameters, unless who handed them over has."""
+        if self.begin is None:
+            self._evaluate(0.0)
+            return
+        self.history, self.n_updates, self.evaluated = list(self.begin.history), self.begin.n_updates, self.model()
+        if (seconds := self.training.evaluate_seconds) is not None:
+            self._next_time = (math.floor(self.begin.time / seconds) + 1.0) * seconds
 
     def updated(self, now: float, n_samples: int) -> str:
         """Count an update made from `n_samples` samples; return why the run should end, or ""."""
         self.n_updates += 1
         self.n_samples += n_samples
         self._check_replay(now)
+        if self.keeps_latest:
+            self.latest = self.model(), None if self.optimizer is None else self.optimizer()
         self.learner.settle(self._values)
         reason, due = self._limit(), self._due(now)
         if reason and not due:
@@ -132,6 +157,10 @@ class Monitor:
         if not self.history or self.history[-1].updates != self.n_updates:
             self._evaluate(now)
 
+    @property
+    def _before(self) -> _Before:
+        return _NOTHING if self.begin is None else _Before(self.begin.time, self.begin.n_samples, self.begin.nbytes)
+
     def _values(self) -> Sequence[Value[Array]]:
         return self.replicas() if self.replicas is not None else [self.model()]
 
@@ -139,7 +168,7 @@ class Monitor:
         seconds = self.training.evaluate_seconds
         if seconds is None:
             return self.n_updates % int(self.training.evaluate_every) == 0
-        return now >= self._next_time
+        return now + self._before.time >= self._next_time
 
     def _limit(self) -> str:
         training = self.training
@@ -161,6 +190,7 @@ class Monitor:
         return ""
 
     def _evaluate(self, now: float) -> None:
+        now += self._before.time
         seconds = self.training.evaluate_seconds
         if seconds is not None:
             self._next_time = (math.floor(now / seconds) + 1.0) * seconds
@@ -171,8 +201,9 @@ class Monitor:
         fresh = self.staleness[self._n_stale :]
         self._n_stale = len(self.staleness)
         row = Row(
-            now, self.n_updates, self.n_samples, self.learner.epoch(self.n_samples), self.learner.rate(self.n_samples),
-            train_loss, loss, accuracy, self.nbytes(), _mean(fresh), self._consensus(),
+            now, self.n_updates, self._before.n_samples + self.n_samples, self.learner.epoch(self.n_samples),
+            self.learner.rate(self.n_samples), train_loss, loss, accuracy, self._before.nbytes + self.nbytes(),
+            _mean(fresh), self._consensus(),
         )  # fmt: skip
         self.history.append(row)
         if self.charge is not None:

@@ -6,6 +6,7 @@ from ddlsim.life.closed_forms import (
     daly_time as daly_time,
     young_interval as young_interval,
 )
+from ddlsim.life.elastic import Elastic as Elastic
 from ddlsim.life.failures import Failures as Failures
 from ddlsim.life.faults import LinkFault as LinkFault, Stop as Stop
 from ddlsim.life.life import Life as Life, live as live

@@ -39,6 +39,8 @@ class Life:
     failures     the time of each, the part that failed, and the seconds of work that it took
     stretches    (start, position on the timeline at its start, at its end) of each time that it ran, shape (n, 3)
 
+    samples      that counted, where that is more than a matter of steps: of groups that change
+
     The six kinds of time add up to `end`.
     """
 
@@ -54,6 +56,7 @@ class Life:
     steps: int
     events: tuple[tuple[float, int, float], ...]
     stretches: Floats
+    samples: float | None = None
 
     @property
     def down(self) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ddlsim.readable import count, duration, percent, rate, seconds, si, size, spread
 from ddlsim.run.costs import energy_assumptions
+from ddlsim.run.elastic_life import ElasticLife
 from ddlsim.run.metrics import METRICS
 from ddlsim.text_tables import aligned, labelled
 from ddlsim.workload.jitter import NoJitter
@@ -130,6 +131,9 @@ def _life(result: Result) -> list[tuple[str, str]]:
         return []
     life, kinds = result.life, ("lost", "saving", "noticing", "repairing", "restarting")
     text = f"{rate(result.goodput)} over {duration(life.end)} with {count(len(life.events), 'failure')}"
+    if isinstance(life, ElasticLife):
+        sizes = [workers for _, workers in life.groups]
+        text += f", {min(sizes)} to {max(sizes)} workers"
     parts = [f"useful {percent(life.effective)}"]
     parts += [f"{kind} {percent(part / life.end)}" for kind in kinds if (part := getattr(life, kind)) > 0.0]
     return [("goodput", text), ("life goes to", ", ".join(parts))]

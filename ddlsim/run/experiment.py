@@ -19,7 +19,7 @@ from ddlsim.compression.contract import AnyCompressor
 from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Training
-from ddlsim.life import Checkpoints, Failures, LinkFault, Stop
+from ddlsim.life import Checkpoints, Elastic, Failures, LinkFault, Stop
 from ddlsim.output_files import write_text
 from ddlsim.run.traced import Traced
 from ddlsim.runtime.fabric import Fabric, on_fabric
@@ -124,6 +124,7 @@ class Experiment:
     input           how samples come into the devices, which those of a machine share; None: they are there
     failures        what stops the run, and what it takes to go on; see ``Result.life``
     checkpoints     how often its state is saved, at what cost
+    elastic         when machines fail, the others go on without them, instead of all from a checkpoint
     seed            of all random streams
     max_time        s of simulated time at which the run ends in any case; with failures or checkpoints, that of its
                     life (:attr:`ddlsim.Result.life`; of a run that learns nothing, 30 days without)
@@ -156,6 +157,7 @@ class Experiment:
     input: Input | None = None
     failures: Failures | None = None
     checkpoints: Checkpoints | None = None
+    elastic: Elastic | None = None
     seed: Seed = 0
     max_time: Annotated[float | str, quantity("time", "8 h", infinite=True)] = math.inf
     training: TrainingLike | None = None

@@ -44,7 +44,7 @@ from ddlsim.bundled import split_options
 from ddlsim.compression.choice import Compression
 from ddlsim.errors import ConfigError, DdlsimError, shown
 from ddlsim.learning import Dirichlet, Phase, Training
-from ddlsim.life import Checkpoints, Failures, LinkFault, Stop
+from ddlsim.life import Checkpoints, Elastic, Failures, LinkFault, Stop
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.strategy_names import STRATEGY_CLASSES
 from ddlsim.run.tables import Kinds, build, chosen, refuse_code, schema_of
@@ -152,6 +152,7 @@ FIELDS: Mapping[str, Kinds] = {
     "input": {"input": Input},
     "failures": {"failures": Failures},
     "checkpoints": {"checkpoints": Checkpoints},
+    "elastic": {"elastic": Elastic},
     "overlap_slowdown": {"overlap-slowdown": OverlapSlowdown},
     "training": {"training": Training},
     "compression": COMPRESSORS,

@@ -21,6 +21,7 @@ from ddlsim.units import si
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.optimizer_rules import optimizer_nbytes
 from ddlsim.workload.precision import ELEMENT_NBYTES
+from ddlsim.workload.stage import Stage
 
 if TYPE_CHECKING:
     from ddlsim.run.experiment import Experiment
@@ -33,7 +34,7 @@ THIRTY_DAYS = 30 * 86_400.0
 
 def has_life(experiment: Experiment) -> bool:
     """Return whether anything disturbs the run."""
-    return experiment.failures is not None or experiment.checkpoints is not None
+    return any(each is not None for each in (experiment.failures, experiment.checkpoints, experiment.elastic))
 
 
 def check_life(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], workload: Workload) -> None:
@@ -47,8 +48,48 @@ def check_life(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], w
             raise ConfigError("failures: per = 'switch', but the run is on one machine; use 'host' or 'device'")
     elif failures is not None:
         failures.events(units(failures, cluster, nodes))
+    if experiment.elastic is not None:
+        _check_elastic(experiment)
     if experiment.checkpoints is not None:
         cost_of(experiment.checkpoints, cluster, nodes, workload).check(experiment.checkpoints.interval)
+
+
+def _check_elastic(experiment: Experiment) -> None:
+    """Raise ConfigError for what does not go with an elastic run."""
+    if experiment.failures is None:
+        raise ConfigError("elastic without failures has no effect; give failures=Failures('50000 h', per='host')")
+    if experiment.failures.per in ("switch", "job"):
+        raise ConfigError(
+            f"elastic: failures per = {experiment.failures.per!r} leave no workers that could go on; use 'host' or "
+            "'device', or leave elastic out"
+        )
+    if experiment.checkpoints is not None:
+        raise ConfigError(
+            "elastic beside checkpoints: survivors go on from what they hold, so that nothing is read back; leave "
+            "one of them out"
+        )
+
+
+def check_replicas(label: str, stages: Sequence[Stage], workloads: Sequence[Workload]) -> None:
+    """Raise ConfigError for workers that hold parts of a model, of which survivors of a failure have not all."""
+    whole = all(stage.workload is own and stage.state >= 1.0 for stage, own in zip(stages, workloads, strict=True))
+    if not whole:
+        raise ConfigError(
+            f"elastic: workers of {label} hold parts of the model or of the optimizer's state, which are lost with a "
+            "machine; use failures with checkpoints, or a strategy whose workers hold all of it"
+        )
+
+
+def machines_of(cluster: Cluster, nodes: Sequence[int]) -> list[int]:
+    """Return the number of the machine that each worker is on, in the order of the workers."""
+    number: dict[int, int] = {}
+    return [number.setdefault(memory, len(number)) for memory in memory_nodes(cluster, list(nodes))]
+
+
+def copy_seconds(result: Outcome) -> float:
+    """Return how long one that joins waits for weights and optimizer state from another machine, in s."""
+    machines = list(dict.fromkeys(memory_nodes(result.cluster, result.nodes.tolist())))
+    return _sent(result.cluster, machines[:1], machines[1:2], state_nbytes(result.workloads[0]))
 
 
 def _asynchronous(label: str) -> str:
@@ -150,6 +191,10 @@ def life_of(result: Outcome, timeline: Timeline | None = None, *, life: int = 0)
     failures = experiment.failures or Failures(math.inf)
     timeline = timeline or timeline_of(result)
     n_units = units(failures, result.cluster, result.nodes.tolist(), result.channel_nbytes)
+    if experiment.elastic is not None:
+        from ddlsim.run.elastic_life import elastic_life
+
+        return elastic_life(result.groups, timeline, failures, n_units, timeline.length, experiment.seed, life)
     return live(timeline, failures, n_units, timeline.length, seed=experiment.seed, life=life)
 
 
@@ -170,6 +215,8 @@ def timeline_of(result: Outcome) -> Timeline:
 
 def useful_samples(result: Outcome, life: Life) -> float:
     """Return how many samples the steps had that counted."""
+    if life.samples is not None:
+        return life.samples
     counts = np.array([n for _, n in result.recorder.updates], dtype=np.float64)
     if life.steps <= len(counts):
         return float(counts[: life.steps].sum())
@@ -180,8 +227,10 @@ def life_notes(experiment: Experiment) -> tuple[str, ...]:
     """Return what the life of a run leaves out."""
     notes = []
     failures, checkpoints = experiment.failures, experiment.checkpoints
-    if failures is not None and checkpoints is None:
+    if failures is not None and checkpoints is None and experiment.elastic is None:
         notes.append("failures without checkpoints: each takes all the work so far; give checkpoints")
+    if experiment.elastic is not None:
+        notes.append("elastic: a group on k machines is taken to be that on the first k of them")
     if checkpoints is not None and checkpoints.asynchronous:
         notes.append("checkpoints: written beside the training, whose messages they are not taken to slow down")
     return tuple(notes)

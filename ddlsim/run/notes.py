@@ -13,8 +13,11 @@ from ddlsim.collectives.nccl_way import several_ways
 from ddlsim.learning.monitor import Monitor
 from ddlsim.learning.training import Training
 from ddlsim.run.experiment import Experiment
+from ddlsim.runtime.loop import Traffic
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.setting import Setting
+from ddlsim.strategies import Strategy
+from ddlsim.strategies.plans import first_workers, tells_plan
 from ddlsim.workload.model import load_model
 
 
@@ -122,3 +125,12 @@ def learning_notes(experiment: Experiment, reason: str, monitor: Monitor | None)
             best = max(r.accuracy for r in monitor.history) if "acc" in name else min(r.loss for r in monitor.history)
             notes.append(f"{name} = {target:g} was not reached; the best was {best:.4g} (ended by: {reason})")
     return notes
+
+
+def idle_notes_of(strategy: Strategy, cluster: Cluster, nodes: list[int], traffic: Traffic) -> list[str]:
+    """Return what a run's strategy leaves unused of the cluster."""
+    if tells_plan(strategy) and len(first_workers(strategy, len(nodes))) < len(nodes):
+        return []  # one of several is simulated for all of them
+    algorithms = {getattr(strategy, name, None) for name in ("algorithm", "reduce_scatter", "all_gather")}
+    all_ways = bool(algorithms & {"nccl", "nccl_ring"})
+    return idle_notes(cluster, np.array(nodes), traffic.nbytes, all_ways)

@@ -24,6 +24,8 @@ from ddlsim.workload.stage import stages_of
 if TYPE_CHECKING:
     import pandas as pd
 
+    from ddlsim.run.elastic_life import Groups
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 #: steps whose updates are counted to know those of one: strategies round up, and this has many divisors
@@ -92,6 +94,13 @@ class Outcome:
         Raises ConfigError without failures and checkpoints, and for runs whose workers do not stop for each other.
         """
         return life_of(self)
+
+    @cached_property
+    def groups(self) -> Groups:
+        """The groups that the machines of an elastic run form."""
+        from ddlsim.run.elastic_life import Groups
+
+        return Groups(self)
 
     @checked
     def lives(self, n: Count = 100) -> list[Life]:

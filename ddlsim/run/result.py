@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import matplotlib.axes
     import pandas as pd
 
+    from ddlsim.run.elastic_life import ElasticLife
     from ddlsim.run.sensitivity import Sensitivity
     from ddlsim.run.stability import Stability
     from ddlsim.validation.intervals import RunInterval
@@ -82,6 +83,8 @@ class Result(Outcome):
         rows = self._monitor.history
         if not self.has_life:
             return rows
+        if self.experiment.elastic is not None:
+            return list(self._turns.history)
         times = self.life.first_reached(np.array([row.time for row in rows])).tolist()
         return [row._replace(time=time) for row, time in zip(rows, times, strict=True) if time <= self.life.end]
 
@@ -112,7 +115,16 @@ class Result(Outcome):
         return None if statistics is None else statistics.read()
 
     @property
+    def _turns(self) -> ElasticLife:
+        from ddlsim.run.elastic_life import ElasticLife
+
+        assert isinstance(self.life, ElasticLife)
+        return self.life
+
+    @property
     def _handed_over(self) -> Value[Array]:
+        if self.experiment.elastic is not None and self._turns.model is not None:
+            return self._turns.model
         if self._monitor.learner.plane.replaying:
             raise DdlsimError("the run was interrupted before it had got as far as the saved one; continue that again")
         return self._monitor.evaluated
@@ -120,7 +132,8 @@ class Result(Outcome):
     @property
     def can_be_saved(self) -> bool:
         """Whether :meth:`save` can write it: a training run that has not diverged and was not stopped at once."""
-        return self.monitor is not None and self.monitor.checkpoint is not None
+        one_group = self.experiment.elastic is None
+        return one_group and self.monitor is not None and self.monitor.checkpoint is not None
 
     @checked
     def save(self, path: str | Path) -> None:

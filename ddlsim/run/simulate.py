@@ -15,7 +15,7 @@ import numpy as np
 
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.compression.choice import compression_of
-from ddlsim.errors import ConfigError, DdlsimError
+from ddlsim.errors import ConfigError
 from ddlsim.learning import Learner, Phase, Plane, Training
 from ddlsim.learning.checkpoint import Checkpoint
 from ddlsim.learning.evaluation import DivergedError
@@ -28,11 +28,11 @@ from ddlsim.run.experiment import Experiment
 from ddlsim.run.faults import check_faults, let_happen, standstills
 from ddlsim.run.input_share import check_input, input_note, takes_samples, with_input
 from ddlsim.run.lighter import what_fits
-from ddlsim.run.living import check_life, has_life, life_notes
+from ddlsim.run.living import check_life, check_replicas, has_life, life_notes
 from ddlsim.run.notes import (
     delay_warnings,
     handed_over_notes,
-    idle_notes,
+    idle_notes_of,
     learning_notes,
     uneven_notes,
     unsent_warnings,
@@ -41,9 +41,10 @@ from ddlsim.run.pauses import Interrupt, Pauses
 from ddlsim.run.regimes import Regimes, in_phase, phase_notes
 from ddlsim.run.result import Result
 from ddlsim.run.resume import Saved, manifest, saving
+from ddlsim.run.shift import NoUpdateError, Shift
 from ddlsim.run.traced import Traced, traced_workload
 from ddlsim.runtime.fabric import algorithm_for
-from ddlsim.runtime.loop import Loop, Traffic
+from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import StopRule, Worker, factors
@@ -154,6 +155,8 @@ def prepare(experiment: Experiment) -> Prepared:
     experiment, cluster, model, time_model, nodes, workloads, notes = place(experiment)
     n_workers = len(nodes)
     stages = stages_of(experiment.strategy, [workload for workload, _ in workloads])
+    if experiment.elastic is not None:
+        check_replicas(experiment.strategy.label, stages, [workload for workload, _ in workloads])
     phased = experiment.training is not None and bool(experiment.training.phases)
     texts = [] if phased else _memory_warnings(experiment, workloads, stages)
     if texts := list(dict.fromkeys(texts)):
@@ -320,7 +323,7 @@ def _check_compressible(model: Model) -> None:
 
 
 def _monitor(
-    setting: Setting, experiment: Experiment, progress: Progress | None, saved: Checkpoint | None
+    setting: Setting, experiment: Experiment, progress: Progress | None, saved: Checkpoint | None, shift: Shift | None
 ) -> Monitor | None:
     """Return what evaluates a training run, after the strategy has said where its model is."""
     training, task = experiment.training, setting.learner.task
@@ -335,15 +338,16 @@ def _monitor(
 
     return Monitor(
         training, setting.learner, setting.model, lambda: setting.loop.nbytes_sent, setting.recorder.staleness,
-        setting.replicas, setting.steps, progress, charge, saved,
+        setting.replicas, setting.steps, progress, charge, saved, setting.optimizer,
+        None if shift is None else shift.begin, shift is not None and shift.goes_on,
     )  # fmt: skip
 
 
-def _learner(prepared: Prepared, loaded: Experiment, saved: Saved | None) -> Learner:
+def _learner(prepared: Prepared, loaded: Experiment, saved: Saved | None, shift: Shift | None) -> Learner:
     """Return the learner, which knows the values of the `saved` run where there is one."""
     task, n_workers = prepared.task, n_replicas(loaded.strategy, len(prepared.nodes))
     if saved is None:
-        return Learner(Plane(), task, n_workers)
+        return Learner(Plane(), task, n_workers, None if shift is None else shift.begin)
     if task is None:
         raise ConfigError(f"training = None: give the experiment the training that {saved.path} was saved with")
     saved.check(manifest(loaded, task))
@@ -373,7 +377,7 @@ def _learn(monitor: Monitor, pauses: Pauses, stop: StopRule, max_time: float) ->
         monitor.mark("" if interrupted else f"max_time = {max_time!r}")
     if pauses.save is not None and monitor.checkpoint is not None:
         pauses.save(monitor.checkpoint)
-    if not interrupted:
+    if not interrupted and not monitor.keeps_latest:
         monitor.finish(stop.loop.now)
     return interrupted
 
@@ -387,12 +391,14 @@ def run(
     checkpoint: str | Path | None = None,
     checkpoint_every: float = 60.0,
     stability: bool = False,
+    shift: Shift | None = None,
 ) -> Result:
     """Simulate the experiment and return its result.
 
     With ``keep_spans`` everything needed for a timeline is recorded; ``progress`` is called as a training run
     goes on; a ``saved`` one is continued; every ``checkpoint_every`` s of real time it is saved at ``checkpoint``.
-    With ``stability`` the result says how stable it is, also where that takes long.
+    With ``stability`` the result says how stable it is, also where that takes long. A ``shift`` is a part of a training
+    in which groups of workers take turns.
     On Ctrl-C the result of what has been simulated so far is returned, marked as interrupted.
 
     Raises :class:`~ddlsim.errors.ConservationError` if the result does not add up (:mod:`ddlsim.run.conservation`).
@@ -407,7 +413,7 @@ def run(
     n_workers = len(prepared.nodes)
     recorder = Recorder(n_workers, keep_spans)
     stop = StopRule(loop, recorder, experiment.strategy.updates(experiment.steps + experiment.warmup, n_workers))
-    learner = _learner(prepared, loaded, saved)
+    learner = _learner(prepared, loaded, saved, shift)
     workers = _workers(prepared, loop, recorder, stop, learner)
     setting = Setting(
         prepared.cluster, loop, workers, recorder, stop, learner, seed=experiment.seed,
@@ -428,7 +434,8 @@ def run(
         _check_compressible(prepared.model)
     interrupt = Interrupt()
     report = None if progress is None else interrupt.guarded(progress)
-    monitor = stop.monitor = _monitor(setting, experiment, report, saved.checkpoint if saved is not None else None)
+    before = saved.checkpoint if saved is not None else None
+    monitor = stop.monitor = _monitor(setting, experiment, report, before, shift)
     pauses = _pauses(monitor, interrupt, loaded, checkpoint, checkpoint_every)
     interrupted, reason, halfway = False, "", False
     max_time = si(experiment.max_time, "time")
@@ -447,7 +454,7 @@ def run(
     if not recorder.updates:
         if interrupted:
             raise KeyboardInterrupt
-        raise DdlsimError(f"max_time = {max_time!r} s is over before the first update; allow more time")
+        raise NoUpdateError(f"max_time = {max_time!r} s is over before the first update; allow more time")
     accounts = network.accounts()
     traffic = loop.traffic(accounts)
     result = Result(
@@ -468,7 +475,7 @@ def run(
             *uneven_notes(recorder),
             *learning_notes(experiment, reason, monitor),
             *handed_over_notes(setting, monitor),
-            *_idle_notes(prepared, traffic),
+            *idle_notes_of(prepared.experiment.strategy, prepared.cluster, prepared.nodes, traffic),
         ),
         warnings=(
             *prepared.warnings,
@@ -486,13 +493,3 @@ def run(
     if not halfway:  # where somebody stopped it in the middle of an event, that is booked in parts only
         check_result(result, loop, accounts, stop.n_samples)
     return result
-
-
-def _idle_notes(prepared: Prepared, traffic: Traffic) -> list[str]:
-    n_workers = len(prepared.nodes)
-    strategy = prepared.experiment.strategy
-    if tells_plan(strategy) and len(first_workers(strategy, n_workers)) < n_workers:
-        return []  # one of several is simulated for all of them
-    algorithms = {getattr(strategy, name, None) for name in ("algorithm", "reduce_scatter", "all_gather")}
-    all_ways = bool(algorithms & {"nccl", "nccl_ring"})
-    return idle_notes(prepared.cluster, np.array(prepared.nodes), traffic.nbytes, all_ways)

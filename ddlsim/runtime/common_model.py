@@ -33,7 +33,7 @@ class CommonModel:
         self.learner, self.n_learners, self.samples, self.began = learner, n_learners, samples, began
         self._mean, self._met = mean, met
         self.params: Value[Array] = learner.initial
-        self._state = learner.optimizer_state(self.params)
+        self.state = learner.optimizer_state(self.params)
         self._n_samples = 0
         self._n_steps = 0  # whose update is in the parameters
         self._made: dict[int, dict[int, Value[Array]]] = {}
@@ -52,7 +52,7 @@ class CommonModel:
         while self._n_steps <= step:
             gradients = [self.gradient(self._n_steps, place) for place in range(self.n_learners)]
             mean, rate = self._mean(self._n_steps, gradients), self.learner.rate(self._n_samples)
-            self.params, self._state = self.learner.update(self.params, mean, self._state, rate)
+            self.params, self.state = self.learner.update(self.params, mean, self.state, rate)
             self._n_samples += self.samples(self._n_steps) * self.n_learners
             del self._made[self._n_steps]
             self._n_steps += 1

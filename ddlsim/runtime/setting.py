@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ddlsim.cluster import Cluster
 from ddlsim.compression import Compression
 from ddlsim.learning import ABSENT, Array, Learner, Value
+from ddlsim.learning.learner import State
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.worker import StopRule, Worker
@@ -25,7 +26,8 @@ class Setting:
 
     When it starts, a strategy sets ``model`` to what tells the parameters that would be handed over if the run ended
     now, and where workers have models of their own ``replicas`` to what tells all their parameters, ``steps`` to what
-    tells the local steps that each has made, and ``mixture`` to what the model is in terms of them. ``seed`` is that of
+    tells the local steps that each has made, and ``mixture`` to what the model is in terms of them; where there is one
+    state of the optimizer, ``optimizer`` to what tells that. ``seed`` is that of
     all random streams. What is sent by exchanges and wires is compressed if ``compression`` is given; they say so in
     ``compresses``, and plans in ``slows`` that workers are slower while they communicate. ``whole`` are the workloads
     of the workers if each had the whole model. Where compute times do not vary by chance, ``jitter`` is NoJitter.
@@ -41,6 +43,7 @@ class Setting:
     model: Callable[[], Value[Array]] = lambda: ABSENT
     replicas: Callable[[], Sequence[Value[Array]]] | None = None
     steps: Callable[[], Sequence[int]] | None = None
+    optimizer: Callable[[], State] | None = None
     mixture: str = ""
     seed: int = 0
     compression: Compression | None = None

@@ -117,7 +117,7 @@ class TableRun:
             self._began, met,
         )  # fmt: skip
         self._overlap = met is not None
-        setting.model = lambda: model.params
+        setting.model, setting.optimizer = lambda: model.params, lambda: model.state
         self.model = model
         once = live == LIVE and setting.stop.n_updates == 1 and self.learner.task is None
         plan = make(workloads, beside_first if once else N_STEPS)

@@ -219,6 +219,7 @@ CALLS = {
     "ShiftedExponential": lambda: {"mean_extra": 0.1},
     "Uniform": lambda: {"low": 0.9, "high": 1.1},
     "Trace": lambda: {"values": [0.9, 1.1]},
+    "Elastic": dict,
     "Stop": lambda: {"ranks": [0], "start": 0.0, "duration": 1.0},
     "LinkFault": lambda: {"source": "h0", "target": "switch", "start": 0.0, "duration": 1.0},
     "SlowDown": lambda: {"ranks": [0], "start": 0.0, "duration": 1.0, "factor": 2.0},

@@ -1,0 +1,233 @@
+"""Elastic runs: survivors go on alone, machines come back; against a life by hand and gradients of our own."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ddlsim
+from ddlsim import AllReduce, Checkpoints, ConfigError, Elastic, Experiment, Failures, Measured, Momentum, Training
+from ddlsim.cluster import star
+from ddlsim.nn.network import build_network
+
+CLUSTER = ddlsim.load_cluster(star(6, bandwidth="8 Gbit/s", latency=0.0))
+DAYS = 30 * 86_400.0
+
+
+def traced(tmp_path, *rows, **options):
+    file = tmp_path / "failures.csv"
+    file.write_text("time_s,unit,repair_s\n" + "".join(f"{t},{u},{r}\n" for t, u, r in rows), encoding="utf-8")
+    return Failures(trace=file, per="host", restart=0.0, **options)
+
+
+def timed(**changes):
+    fields = {
+        "cluster": CLUSTER, "model": "resnet50", "workers": 4, "compute": Measured("100 ms", 32),
+        "failures": Failures("2 h", per="host", repair="5 min"), "elastic": Elastic(2, rejoin="10 s"),
+    }  # fmt: skip
+    return Experiment(**{**fields, **changes})
+
+
+def learning(failures, elastic, **changes):
+    fields = {
+        "cluster": CLUSTER, "model": "digits-cnn", "workers": 4, "batch_size": 16, "compute": Measured("10 s", 16),
+        "strategy": AllReduce("ring", "none"), "failures": failures, "elastic": elastic,
+        "training": Training("digits", rate=0.2, optimizer=Momentum(0.9), updates=12, evaluate_every=4),
+    }  # fmt: skip
+    return Experiment(**{**fields, **changes})
+
+
+def test_a_life_by_hand(tmp_path):
+    """Host 3 fails at 100 s, is back at 400, and joins at the end of the step under way."""
+    failures = traced(tmp_path, (100.0, 3, 300.0), notice="4 s")
+    result = ddlsim.simulate(timed(failures=failures, max_time="1000 s"))
+    step = {4: result.step_time, 3: ddlsim.simulate(timed(workers=3, failures=None, elastic=None)).step_time}
+    life = result.life
+    lost = 100.0 - step[4] * math.floor(100.0 / step[4])
+    began = 100.0 + 4.0 + 10.0
+    joined = began + step[3] * math.ceil((400.0 - began) / step[3])
+    copied = 4 * 25_557_032 * 2 / 1e9
+    assert [workers for _, workers in life.groups] == [4, 3, 4]
+    times = [time for time, _ in life.groups]
+    assert times == pytest.approx([0.0, began, joined + 10.0 + copied], rel=1e-6)
+    assert life.lost == pytest.approx(lost, abs=1e-4)
+    assert (life.noticing, life.repairing) == (4.0, 0.0)
+    assert life.restarting == pytest.approx(20.0 + copied, rel=1e-6)
+    assert life.useful == pytest.approx(1000.0 - lost - 4.0 - life.restarting, abs=1e-4)
+    steps = math.floor(100.0 / step[4]), round((joined - began) / step[3])
+    last = math.floor((1000.0 - times[2]) / step[4])
+    assert life.steps == sum(steps) + last
+    assert result.goodput == pytest.approx(32 * (4 * steps[0] + 3 * steps[1] + 4 * last) / 1000.0)
+    assert life.workers["workers"].tolist() == [4, 3, 4]
+
+
+def test_spares_take_the_place_of_machines(tmp_path):
+    failures = traced(tmp_path, (100.0, 3, 1e6), spares=1)
+    life = ddlsim.simulate(timed(failures=failures, max_time="1000 s")).life
+    assert [workers for _, workers in life.groups] == [4, 4]
+    assert life.groups[1][0] == pytest.approx(110.0 + 4 * 25_557_032 * 2 / 1e9)
+
+
+def test_below_the_minimum_all_wait(tmp_path):
+    failures = traced(tmp_path, (100.0, 3, 500.0), (200.0, 2, 200.0))
+    life = ddlsim.simulate(timed(failures=failures, elastic=Elastic(3, rejoin=0.0), max_time="1000 s")).life
+    assert [workers for _, workers in life.groups] == [4, 3, 0, 3, 4]
+    assert life.repairing == pytest.approx(200.0)
+
+
+def test_when_the_last_one_fails_all_is_lost(tmp_path):
+    failures = traced(tmp_path, *[(100.0 + i, i, 50.0) for i in range(4)])
+    life = ddlsim.simulate(timed(failures=failures, elastic=Elastic(1, rejoin=0.0), max_time="1000 s")).life
+    assert life.lost > 99.0
+    assert life.useful + life.lost + life.down == pytest.approx(1000.0)
+    assert [workers for _, workers in life.groups] == [4, 3, 2, 1, 0, 1, 2, 3, 4]
+
+
+def by_hand(turns, n_start, rate_of):
+    """SGD with momentum over (workers, updates): shares anew, from where the epoch was; return the parameters."""
+    training = Training("digits", rate=0.2, optimizer=Momentum(0.9), updates=12)
+    model = ddlsim.load_model("digits-cnn")
+    network = build_network(model, 0)
+    params, momentum, samples = network.initial_params, None, 0
+    for n, updates in turns:
+        task = training.task(model, n, 0)
+        taken = samples // n
+        for _ in range(updates):
+            gradients = []
+            for rank in range(n):
+                indices = task.shards[rank].indices(taken, 16)
+                x, labels = task.train.x[indices], task.train.labels[indices]
+                gradients.append(network.loss_and_gradient(params, x, labels)[1].astype(np.float64))
+            mean = (sum(gradients) / n).astype(np.float32)
+            momentum = mean if momentum is None else np.float32(0.9) * momentum + mean
+            params = params - np.float32(rate_of(n)) * momentum
+            taken += 16
+            samples += 16 * n
+    return params
+
+
+@pytest.mark.parametrize("rate", ["same", "linear", "square-root"])
+def test_survivors_learn_what_they_would_alone(tmp_path, rate):
+    failures = traced(tmp_path, (33.0, 3, 1e9), (77.0, 1, 1e9))
+    result = ddlsim.simulate(learning(failures, Elastic(1, rejoin="5 s", rate=rate)))
+    factor = {"same": lambda n: 1.0, "linear": lambda n: n / 4, "square-root": lambda n: math.sqrt(n / 4)}[rate]
+    turns = [(4, 3), (3, 3), (2, 6)]
+    assert [workers for _, workers in result.life.groups] == [4, 3, 2]
+    assert result.params == pytest.approx(by_hand(turns, 4, lambda n: 0.2 * factor(n)), abs=2e-5)
+    rows = result.history
+    assert rows["updates"].tolist() == [0, 4, 8, 12]
+    assert rows["samples"].tolist() == [0, 64 * 3 + 48, 64 * 3 + 48 * 3 + 32 * 2, 64 * 3 + 48 * 3 + 32 * 6]
+    assert rows["time"].is_monotonic_increasing
+    assert rows["time"].iloc[-1] == pytest.approx(result.life.end)
+    assert rows["rate"].tolist() == pytest.approx([0.2, 0.2 * factor(3), 0.2 * factor(2), 0.2 * factor(2)])
+    assert rows["nbytes"].is_monotonic_increasing
+    assert result.life.steps == 12
+    assert not result.can_be_saved
+
+
+def test_a_machine_that_comes_back_learns_with_the_others(tmp_path):
+    failures = traced(tmp_path, (33.0, 3, 30.0))
+    result = ddlsim.simulate(learning(failures, Elastic(1, rejoin="5 s")))
+    assert [workers for _, workers in result.life.groups] == [4, 3, 4]
+    before = math.floor((result.life.groups[2][0] - 38.0 - 5.0) / 10.0)
+    assert result.params == pytest.approx(by_hand([(4, 3), (3, before), (4, 9 - before)], 4, lambda n: 0.2), abs=2e-5)
+
+
+def test_without_failures_it_is_the_run_bit_for_bit():
+    plain = ddlsim.simulate(learning(None, None))
+    result = ddlsim.simulate(learning(Failures(math.inf), Elastic(2)))
+    assert result.params.tobytes() == plain.params.tobytes()
+    assert result.history.equals(plain.history)
+    assert result.accuracy == plain.accuracy
+
+
+def test_the_batch_of_all_can_stay(tmp_path):
+    failures = traced(tmp_path, (33.0, 3, 1e9))
+    result = ddlsim.simulate(learning(failures, Elastic(1, batch="global"), compute=ddlsim.Affine("10 s", 0.0)))
+    assert result.history["samples"].iloc[-1] == 3 * 64 + 9 * 63  # 21 samples each
+    with pytest.raises(ConfigError, match="elastic: a group of 3 workers: the step was measured at batch_size = 16"):
+        _ = ddlsim.simulate(learning(failures, Elastic(1, batch="global"))).life
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        AllReduce("ring"), ddlsim.ParameterServer(), ddlsim.LocalSGD(2), ddlsim.DPSGD(), ddlsim.SlowMo(),
+        ddlsim.BackupWorkers(1),
+    ],
+    ids=lambda each: type(each).__name__,
+)  # fmt: skip
+def test_every_strategy_of_replicas_has_it(tmp_path, strategy):
+    failures = traced(tmp_path, (33.0, 3, 60.0))
+    experiment = learning(failures, Elastic(2, rejoin="5 s"), strategy=strategy)
+    first, again = ddlsim.simulate(experiment), ddlsim.simulate(experiment)
+    assert [workers for _, workers in first.life.groups][:2] == [4, 3]
+    assert first.params.tobytes() == again.params.tobytes()
+    assert first.accuracy == first.history["accuracy"].iloc[-1]
+    life = first.life
+    assert life.useful + life.lost + life.down == pytest.approx(life.end)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_times_add_up_whatever_fails(data, tmp_path_factory):
+    """Random worlds: no dead end, all seconds accounted for, groups of the workers that are there."""
+    rows = data.draw(
+        st.lists(st.tuples(st.floats(1.0, 900.0), st.integers(0, 3), st.floats(0.0, 300.0)), max_size=12)
+    )
+    failures = traced(
+        tmp_path_factory.mktemp("world"), *sorted(rows), spares=data.draw(st.integers(0, 2)),
+        notice=data.draw(st.sampled_from([0.0, 7.0])), kind=data.draw(st.sampled_from(["crash", "hang"])),
+    )  # fmt: skip
+    least = data.draw(st.integers(1, 4))
+    elastic = Elastic(least, rejoin=data.draw(st.sampled_from([0.0, 12.0])))
+    life = ddlsim.simulate(timed(failures=failures, elastic=elastic, max_time="1000 s", steps=3)).life
+    assert life.useful + life.lost + life.down == pytest.approx(1000.0, abs=1e-6)
+    assert min(life.useful, life.lost, life.noticing, life.repairing, life.restarting) >= 0.0
+    assert all(workers == 0 or least <= workers <= 4 for _, workers in life.groups)
+    times = [time for time, _ in life.groups]
+    assert times == sorted(times)
+    if not rows:
+        assert life.effective == 1.0
+
+
+def test_a_month_and_its_lives():
+    result = ddlsim.simulate(timed())
+    assert result.life.end == DAYS
+    lives = result.lives(3)
+    assert len({life.lost for life in lives}) == 3
+    assert 0.97 < result.life.effective < 1.0
+    waiting = ddlsim.simulate(timed(elastic=None, checkpoints=Checkpoints("10 min", stall="5 s")))
+    assert result.goodput > waiting.goodput  # who waits for repairs and loses minutes has less
+    assert "elastic" in str(result)
+
+
+def test_files_have_it(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'cluster = "office-1gbe"\nworkers = 4\n[failures]\nmtbf = "10 h"\nper = "host"\n'
+        '[elastic]\nmin_workers = 2\nrejoin = "20 s"\nrate = "linear"\n',
+        encoding="utf-8",
+    )
+    experiment = ddlsim.load_experiment(file)
+    assert experiment.elastic == Elastic(2, rejoin="20 s", rate="linear")
+    file.write_text(experiment.to_toml(), encoding="utf-8")
+    assert ddlsim.load_experiment(file).elastic == experiment.elastic
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"failures": None}, "elastic without failures"),
+        ({"failures": Failures("2 h", per="job")}, "elastic: failures per = 'job'"),
+        ({"checkpoints": Checkpoints("10 min", stall="5 s")}, "elastic beside checkpoints"),
+        ({"strategy": ddlsim.FSDP(), "compute": None}, "elastic: workers of .* hold parts"),
+        ({"strategy": ddlsim.AsyncParameterServer()}, "do not stop for each other"),
+        ({"elastic": Elastic(5)}, "elastic: min_workers = 5, but the run has 4 workers"),
+    ],
+)
+def test_what_does_not_go_with_it(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        _ = ddlsim.simulate(timed(**changes)).life
