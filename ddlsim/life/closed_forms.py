@@ -33,8 +33,8 @@ def daly_interval(mtbf: Positive, cost: Positive) -> float:
 def daly_time(work: Positive, interval: Positive, cost: NotNegative, restart: NotNegative, mtbf: Positive) -> float:
     """Return the expected s for `work` s of training: M e^(R/M) (e^((W+C)/M) - 1) T/W (Daly 2006, eq. 20).
 
-    W is the `interval` between checkpoints, C the `cost` of one, R the `restart` after a failure, M the job's `mtbf`. Longer
-    than any number can say is inf.
+    W is the `interval` between checkpoints, C the `cost` of one, R the `restart` after a failure, M the job's `mtbf`.
+    What no number can hold is inf.
     """
     try:
         return mtbf * math.exp(restart / mtbf) * math.expm1((interval + cost) / mtbf) * work / interval
