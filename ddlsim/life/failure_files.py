@@ -41,7 +41,8 @@ def _number(path: Path, line: int, row: dict[str, str], column: str) -> float:
         value = float(row[column])
     except (TypeError, ValueError):
         value = math.nan
-    if not (math.isfinite(value) and value >= 0.0):
+    never = column == "repair_s"  # is it repaired: inf
+    if not (value >= 0.0 and (never or math.isfinite(value))):
         raise ConfigError(f"{path}:{line}: {column} = {shown(row[column])}: must be a number of seconds of at least 0")
     return value
 

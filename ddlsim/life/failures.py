@@ -35,7 +35,9 @@ class Failure(NamedTuple):
 @checked
 @dataclass(frozen=True)
 class Failures:
-    """Failures that stop a synchronous training, which goes on from its latest checkpoint.
+    """Failures that stop a synchronous training, which goes on from its latest checkpoint (or, :class:`ddlsim.Elastic`,
+    without those who failed). Asynchronous workers do not stop for each other: one that crashes loses the gradient that
+    it works on, is missing until it is back, and takes the model that there is then.
 
     mtbf     mean time between failures of one part, such as "50000 h"
     per      what fails: each "device", each "host" (machine), each "switch" between its machines, or the "job" as
@@ -44,7 +46,7 @@ class Failures:
              for it until their time-out, and it starts again where it was
     shape    of the Weibull distribution of the times between failures: 1 is exponential, below 1 early failures are
              more frequent (0.7 to 0.8 in Schroeder and Gibson 2006, large systems of LANL)
-    repair   until a machine (or a switch) that has crashed can be used again
+    repair   until a machine (or a switch) that has crashed can be used again; inf: never
     spares   machines that stand ready to take the place of one that has crashed
     notice   until a failure is noticed; None: at once of a crash, after 10 min of a hang, PyTorch's time-out of NCCL
     restart  from then (and when there is a machine) until the job runs: allocation, start of the processes,
@@ -61,7 +63,7 @@ class Failures:
     per: Annotated[str, one_of("device", "host", "switch", "job")] = "device"
     kind: Annotated[str, one_of("crash", "hang")] = "crash"
     shape: Positive = 1.0
-    repair: Time = 1200.0
+    repair: Annotated[float | str, quantity("time", "20 min", zero=True, infinite=True)] = 1200.0
     spares: Index = 0
     notice: Time | None = None
     restart: Time = 120.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ddlsim.compiler import inlined
 from ddlsim.network import lane_tables as lt
 from ddlsim.network.calendar import push
@@ -50,6 +52,74 @@ def updated(t: lt.Tables, row, now):  # type: ignore[no-untyped-def]
     if t.counts[lt.RETURNS] == 0:
         come(t, now, lt.END, 0)
     return t.counts[lt.RETURNS] == 1
+
+
+@inlined
+def next_crash(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]
+    """Return the place of the crash that an actor is in, or comes to next."""
+    i: int = t.actors[actor].crash
+    while t.crashes[i].end <= now:
+        i += 1
+    t.actors[actor].crash = i
+    return i
+
+
+@inlined
+def is_down(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]
+    """Whether an actor has crashed and is not back."""
+    if t.actors[actor].crash < 0:
+        return False
+    i: int = next_crash(t, actor, now)
+    return t.crashes[i].start <= now
+
+
+@inlined
+def is_gone(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]
+    """Whether an actor has crashed and never comes back."""
+    return is_down(t, actor, now) and t.crashes[t.actors[actor].crash].end == np.inf
+
+
+@inlined
+def work(t: lt.Tables, actor, op, seconds, now):  # type: ignore[no-untyped-def]
+    """Let an actor work, as long as it does not crash: that undoes a gradient, which it begins anew when it is back, or
+    lets it stand still."""
+    t.actors[actor].start = now
+    if t.actors[actor].slow >= 0:
+        seconds = slowed(t.slow, t.actors[actor].slow, now, seconds)
+    if t.actors[actor].crash >= 0:
+        i: int = next_crash(t, actor, now)
+        redo = t.ops[op].redo
+        if redo >= 0 and t.crashes[i].start < now + seconds:
+            t.actors[actor].down = 1
+            fell = max(t.crashes[i].start, now)
+            t.actors[actor].fell = fell
+            t.actors[actor].compute += fell - now
+            t.actors[actor].lost += fell - t.actors[actor].begun
+            if t.crashes[i].end < np.inf:
+                come(t, t.crashes[i].end, lt.BACK, actor)
+            return
+        begin = now
+        while t.crashes[i].start < now + seconds:
+            seconds += t.crashes[i].end - max(t.crashes[i].start, begin)
+            begin = t.crashes[i].end
+            i += 1
+    if seconds < np.inf:
+        come(t, now + seconds, lt.WORK_ENDS, actor)
+
+
+@inlined
+def back(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]
+    """An actor is back after a crash that has undone its work: it takes the model that there is, and begins anew."""
+    op = t.actors[actor].op
+    write(t, lt.LOST, actor, op, t.actors[actor].start, t.actors[actor].fell, now)
+    t.actors[actor].idle += now - t.actors[actor].fell
+    t.actors[actor].down = 0
+    t.actors[actor].start = now
+    t.actors[actor].op = t.ops[op].redo
+    if t.servers.size > 0:
+        t.actors[actor].version = t.servers[0].version
+        for way in range(t.actors[actor].first, t.actors[actor].last):
+            t.ways[way].version = t.servers[t.ways[way].end].version
 
 
 @inlined
@@ -117,17 +187,24 @@ def gather(t: lt.Tables, actor, op, now):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def tick(t: lt.Tables, actor, slack, now):  # type: ignore[no-untyped-def]
-    """Advance an actor's clock, which may let others go on; return whether it may itself."""
-    t.actors[actor].clock += 1
-    slowest = t.actors[actor].clock
+def slowest_clock(t: lt.Tables, now):  # type: ignore[no-untyped-def]
+    """Return the clock of the actor that has added least, of those who have not gone for ever."""
+    slowest = lt.MANY
     for other in range(t.actors.size):
-        slowest = min(slowest, t.actors[other].clock)
+        if t.counts[lt.FAILING] == 0 or not is_gone(t, other, now):
+            slowest = min(slowest, t.actors[other].clock)
+    return slowest
+
+
+@inlined
+def held_on(t: lt.Tables, now):  # type: ignore[no-untyped-def]
+    """Let those go on who wait for others' clocks and are not too far ahead any more; return the slowest clock."""
+    slowest = slowest_clock(t, now)
     before = -1
     other = t.counts[lt.HELD]
     while other >= 0:
         after = t.actors[other].next
-        if t.actors[other].clock - slowest > slack:
+        if t.actors[other].clock - slowest > t.ops[t.actors[other].op].number:
             before = other
         else:
             if before < 0:
@@ -138,7 +215,25 @@ def tick(t: lt.Tables, actor, slack, now):  # type: ignore[no-untyped-def]
                 t.counts[lt.LAST_HELD] = before
             come(t, now, lt.THROUGH, other)
         other = after
-    return t.actors[actor].clock - slowest <= slack
+    return slowest
+
+
+@inlined
+def tick(t: lt.Tables, actor, slack, now):  # type: ignore[no-untyped-def]
+    """Advance an actor's clock, which may let others go on; return whether it may itself."""
+    t.actors[actor].clock += 1
+    return t.actors[actor].clock - held_on(t, now) <= slack
+
+
+@inlined
+def gone(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]
+    """An actor never comes back: nobody waits for its clock or for its answer."""
+    if t.counts[lt.MANNER] >= lt.ANSWERING:
+        for way in range(t.ways.size):
+            if t.ways[way].end == actor and t.ways[way].under_way == 1:
+                come(t, now, lt.RETURNED, way)
+    elif t.counts[lt.HELD] >= 0:
+        held_on(t, now)
 
 
 @inlined
@@ -219,7 +314,7 @@ def to_one(t: lt.Tables, actor, op, now):  # type: ignore[no-untyped-def]
         t.ways[way].begin = now
         t.ways[way].under_way = 1
         leave(t, 2 * way)
-    elif choice.end < 0:
+    elif choice.end < 0 or (t.counts[lt.FAILING] == 1 and is_down(t, choice.end, now)):
         t.actors[actor].op += t.ops[op].number
     return ON
 
@@ -258,6 +353,8 @@ def go_on(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]
         op = t.actors[actor].op
         kind = t.ops[op].kind
         then = ON
+        if t.ops[op].redo == op:
+            t.actors[actor].begun = now
         if kind in (lt.WORK, lt.OWED):
             seconds = t.seconds[actor * n_ops + op]
             if kind == lt.OWED:
@@ -265,10 +362,7 @@ def go_on(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]
                 t.actors[actor].owed = 0.0
             seconds *= t.actors[actor].factor
             if seconds > 0.0:
-                t.actors[actor].start = now
-                if t.actors[actor].slow >= 0:
-                    seconds = slowed(t.slow, t.actors[actor].slow, now, seconds)
-                come(t, now + seconds, lt.WORK_ENDS, actor)
+                work(t, actor, op, seconds, now)
                 return lt.GOING
         elif kind == lt.DRAW:
             cursor = t.actors[actor].cursor

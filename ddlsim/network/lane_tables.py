@@ -51,7 +51,8 @@ UPDATED = 7  # as many updates have been made as should be
 GOING = 8  # (nothing)
 
 # What a row of the log tells, besides the number of a NOTE, ASK or STEP
-SERVED, WORKED, WAITED, DELIVERED = -1, -2, -3, -4
+# (LOST: work until `where` of a gradient that was begun at `begin`, by an actor that is back now)
+SERVED, WORKED, WAITED, DELIVERED, LOST = -1, -2, -3, -4, -5
 
 # Places in `counts` (int64), behind N_CALENDAR, N_WOKEN and SEQUENCE of :mod:`ddlsim.network.tasks`
 ADVANCE, SEND = 3, 4  # addresses in the kernel
@@ -72,7 +73,8 @@ RESUMED = 21  # actors that go on because of an update, a list
 HELD, LAST_HELD = 22, 23  # actors that wait for others' clocks
 ASKING = 24  # the way on which a peer is about to answer, -1 if there is none
 N_UPDATES = 25  # so far, of AGED steps
-N_COUNTS = 26
+FAILING = 26  # 1: some actor crashes at some time
+N_COUNTS = 27
 
 # Places in `reals` (float64)
 NOW = 0
@@ -87,23 +89,26 @@ BLOCK = 64  # factors of an actor that are drawn ahead
 CHOICE = record(end="n", target="n", route="n", back_route="n")
 
 # What happens (EVENT.item & 15; the rest is the number of an actor, a way or a server)
-START, WORK_ENDS, ARRIVES, GRANTED, SERVICE_ENDS, RELEASED, ANSWERED, RETURNED, READ, THROUGH, UPDATES, END = range(12)
+START, WORK_ENDS, ARRIVES, GRANTED, SERVICE_ENDS, RELEASED, ANSWERED, RETURNED, READ, THROUGH = range(10)
+UPDATES, END, BACK, GONE = range(10, 14)
 
 # What a gradient has become (ACTOR.part)
 DROPPED, ADDED, COMPLETING = range(3)
 
-#: number: as the kind says
-OP = record(kind="n", number="i")
+#: number: as the kind says; redo: of work that a crash undoes the operation with which that begins, else -1
+OP = record(kind="n", number="i", redo="n")
 #: start: s, of what it does; factor: of its step; owed: s; queued: s, in the longest queue of its exchange; compute,
 #: communication, waiting: s in all; op: what it does; left: what it waits for, -1 if it does not; cursor: of its
 #: factors; posts: rounds of letters; steps: that have ended; slow: where `slow` begins for it, -1 if nowhere; its ways
 #: are first:last, those that lead to it arrivals[first_in:last_in]; version: of the servers that act together, when it
 #: took it, or updates when its step began; clock: times that it has added to them; part: of an update, above; next:
-#: behind it in a list; drawn: choices
+#: behind it in a list; drawn: choices; begun: s, the gradient that it works on; idle, lost: s that it was not there,
+#: and of work that crashes have undone; fell: when one did last, s; crash: its next one in `crashes`, -1 if there is
+#: none ever; down: 1 from a crash that has undone work until it is back
 ACTOR = record(
     start="f", factor="f", owed="f", queued="f", compute="f", communication="f", waiting="f", version="i", clock="i",
     op="n", left="n", cursor="n", posts="n", steps="n", slow="n", first="n", last="n", first_in="n", last_in="n",
-    part="n", next="n", drawn="n",
+    part="n", next="n", drawn="n", begun="f", idle="f", lost="f", fell="f", crash="n", down="n",
 )  # fmt: skip
 #: nbytes, route, source, target: of the message there, and of the answer (back_); arrived, begin: s, of the request;
 #: seconds: until a peer answers; version: of the server when it answered last; read: letters that have come; under_way:
@@ -118,6 +123,10 @@ SERVER = record(seconds="f", version="i", head="n", tail="n", busy="n")
 #: time: s; begin: s, of work and services; where: waiting ended, between the two; what: above; place: the server or
 #: peer, or operation; staleness: of what a server applies; whole: 1 if that makes an update, or a step does
 ROW = record(time="f", begin="f", where="f", what="n", actor="n", place="n", whole="n", staleness="i")
+
+
+#: from `start` to `end` (s) a process is not there; the last one of each actor begins never
+CRASH = record(start="f", end="f")
 
 
 class Tables(NamedTuple):
@@ -135,6 +144,7 @@ class Tables(NamedTuple):
     factors: Floats  # BLOCK of each actor
     choices: Records  # CHOICE, as many
     slow: Records  # SLOW
+    crashes: Records  # CRASH
     calendar: Records  # EVENT, a heap
     sends: Ints  # 2 * way, + 1 for its answer
     log: Records  # ROW

@@ -22,7 +22,7 @@ from ddlsim.compiler import entry, inlined
 from ddlsim.network import lane_tables as lt
 from ddlsim.network.calendar import N_CALENDAR, pop
 from ddlsim.network.compiled import source_stamp
-from ddlsim.network.lane_actors import come, go_on, grant, leave, next_op, request, updated, write
+from ddlsim.network.lane_actors import back, come, go_on, gone, grant, leave, next_op, request, updated, write
 from ddlsim.network.pointers import call_advance, call_send
 from ddlsim.network.state import FULL as NETWORK_FULL
 from ddlsim.network.state import IDLE, N_OUT, Ints
@@ -171,6 +171,11 @@ def happen(t: lt.Tables, item, now):  # type: ignore[no-untyped-def]
         peer = t.ways[i].end
         if t.actors[peer].left > 0 and t.ways[i].read == t.actors[peer].posts:
             less(t, peer, now)
+    elif what == lt.BACK:
+        back(t, i, now)
+        return i
+    elif what == lt.GONE:
+        gone(t, i, now)
     elif what == lt.UPDATES:
         t.counts[lt.RESUMED] = t.counts[lt.MEETING]
         t.counts[lt.MEETING] = -1
@@ -185,13 +190,13 @@ def _entry_point(stamp: int) -> Any:
     @entry
     def go_round(  # type: ignore[no-untyped-def]
         table: Ints, limit, counts, reals, ops, seconds, actors, ways, servers, arrivals, posted, factors, choices,
-        slow, calendar, sends, log,
+        slow, crashes, calendar, sends, log,
     ):  # fmt: skip
         """Let actors go round up to and including `limit` (s), or until Python must do something; return what."""
         stamp  # noqa: B018
         t = lt.Tables(
-            counts, reals, ops, seconds, actors, ways, servers, arrivals, posted, factors, choices, slow, calendar,
-            sends, log,
+            counts, reals, ops, seconds, actors, ways, servers, arrivals, posted, factors, choices, slow, crashes,
+            calendar, sends, log,
         )  # fmt: skip
         net = attach(table)
         if counts[lt.ENDING] == 1:

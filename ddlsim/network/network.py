@@ -128,12 +128,14 @@ class Network:
     def will_change(
         self, links: Iterable[tuple[float, int, float]], pauses: Iterable[tuple[float, float, int]] = ()
     ) -> None:
-        """Let links and nodes change at known times, before anything has been started.
+        """Let links and nodes change at known times, before anything has been started; nodes in addition to those that
+        were named before.
 
         links   (s, channel, share of its capacity that it has from then on; 0: it is down)
         pauses  (s, s until which it lasts, node that sends and receives nothing meanwhile; what flows already goes on)
         """
         changes = changes_of(self._net, links, pauses)
+        changes = np.sort(np.concatenate([self._net.changes, changes]), order="time", kind="stable")
         self._net = self._net._replace(changes=changes)
         self._net.reals[st.NEXT_CHANGE] = changes["time"][0] if len(changes) else np.inf
 

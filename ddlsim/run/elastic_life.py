@@ -303,6 +303,11 @@ class _Turns:
             group = self.groups.on(n) if n else None
             if group is None:
                 self._turn(0)
+                if math.isinf(min(self.machines.next_back, self.length)):
+                    raise DdlsimError(
+                        f"elastic: at {self.now:.6g} s too few machines are left, and none ever comes back; give "
+                        "failures a repair time, or the run a max_time"
+                    )
                 self._pass("repairing", self.machines.next_back)
                 continue
             if self._pass("restarting", self.now + self.groups.elastic.seconds + (self.groups.copy if grown else 0.0)):

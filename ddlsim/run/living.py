@@ -39,19 +39,46 @@ def has_life(experiment: Experiment) -> bool:
 
 def check_life(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], workload: Workload) -> None:
     """Raise ConfigError for failures and checkpoints that the experiment cannot have, before it is simulated."""
-    strategy = experiment.strategy
+    strategy, failures = experiment.strategy, experiment.failures
     if strategy.updates(1000, 2) >= 2000:
-        raise ConfigError(_asynchronous(strategy.label))
-    failures = experiment.failures
+        check_free(experiment)
     if failures is not None and failures.per == "switch":
         if len(set(memory_nodes(cluster, list(nodes)))) < 2:
             raise ConfigError("failures: per = 'switch', but the run is on one machine; use 'host' or 'device'")
     elif failures is not None:
         failures.events(units(failures, cluster, nodes))
+        _check_repair(experiment, failures)
     if experiment.elastic is not None:
         _check_elastic(experiment)
     if experiment.checkpoints is not None:
         cost_of(experiment.checkpoints, cluster, nodes, workload).check(experiment.checkpoints.interval)
+
+
+def _check_repair(experiment: Experiment, failures: Failures) -> None:
+    """Raise ConfigError for a synchronous training that would wait for ever."""
+    if not math.isinf(si(failures.repair, "time")) or not failures.takes_machines or failures.trace is not None:
+        return
+    never_fails = math.isinf(si(failures.mtbf or math.inf, "time"))
+    if experiment.elastic is None and experiment.strategy.updates(1000, 2) < 2000 and not never_fails:
+        raise ConfigError(
+            "failures: repair = inf: the training would wait for ever once its spares are used up; say how long a "
+            "repair takes, or let it go on with fewer workers, elastic=ddlsim.Elastic()"
+        )
+
+
+def check_free(experiment: Experiment) -> None:
+    """Raise ConfigError for what makes no sense where workers do not stop for each other."""
+    label, failures = experiment.strategy.label, experiment.failures
+    if experiment.checkpoints is not None or experiment.elastic is not None:
+        name = "checkpoints" if experiment.checkpoints is not None else "elastic"
+        raise ConfigError(
+            f"{name}: workers of {label} do not stop for each other: those that fail are missing until they are back, "
+            f"and nobody goes back to a checkpoint; leave {name} out"
+        )
+    if failures is not None and failures.per in ("switch", "job"):
+        raise ConfigError(
+            f"failures: per = {failures.per!r}: workers of {label} do not stop for each other; use 'device' or 'host'"
+        )
 
 
 def _check_elastic(experiment: Experiment) -> None:
@@ -90,13 +117,6 @@ def copy_seconds(result: Outcome) -> float:
     """Return how long one that joins waits for weights and optimizer state from another machine, in s."""
     machines = list(dict.fromkeys(memory_nodes(result.cluster, result.nodes.tolist())))
     return _sent(result.cluster, machines[:1], machines[1:2], state_nbytes(result.workloads[0]))
-
-
-def _asynchronous(label: str) -> str:
-    return (
-        f"failures and checkpoints: workers of {label} do not stop for each other, and what one that fails does to the "
-        "others is not simulated yet; use a synchronous strategy, or leave them out"
-    )
 
 
 def units(failures: Failures, cluster: Cluster, nodes: Sequence[int], nbytes: Floats | None = None) -> int:
@@ -181,13 +201,15 @@ def life_of(result: Outcome, timeline: Timeline | None = None, *, life: int = 0)
     """Return what happens to a run: until it has learned enough, or for its `max_time` (30 days without).
 
     timeline  of the run, if it is known; life  number of the random draw. Raises ConfigError without failures or
-    checkpoints, and for runs whose workers do not stop for each other.
+    checkpoints.
     """
     experiment = result.experiment
     if not has_life(experiment):
         raise ConfigError("nothing disturbs the run: give it failures=ddlsim.Failures('50000 h') or checkpoints")
-    if result.recorder.staleness:
-        raise ConfigError(_asynchronous(experiment.strategy.label))
+    if result.recorder.down is not None:
+        from ddlsim.run.crashes import life_of_free
+
+        return life_of_free(result)
     failures = experiment.failures or Failures(math.inf)
     timeline = timeline or timeline_of(result)
     n_units = units(failures, result.cluster, result.nodes.tolist(), result.channel_nbytes)
@@ -225,7 +247,7 @@ def useful_samples(result: Outcome, life: Life) -> float:
 
 def life_notes(experiment: Experiment) -> tuple[str, ...]:
     """Return what the life of a run leaves out."""
-    notes = []
+    notes: list[str] = []
     failures, checkpoints = experiment.failures, experiment.checkpoints
     if failures is not None and checkpoints is None and experiment.elastic is None:
         notes.append("failures without checkpoints: each takes all the work so far; give checkpoints")

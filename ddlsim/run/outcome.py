@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ddlsim.arguments import Count, checked
 from ddlsim.cluster import Cluster
+from ddlsim.errors import ConfigError
 from ddlsim.learning.monitor import Monitor
 from ddlsim.life import Life
 from ddlsim.network import BusyIntervals
@@ -91,7 +92,7 @@ class Outcome:
         """The run among failures, checkpoints and restarts, drawn from its seed. All other numbers but goodput,
         lost_work, availability, the times of what was learned, and costs, are those of the undisturbed run.
 
-        Raises ConfigError without failures and checkpoints, and for runs whose workers do not stop for each other.
+        Raises ConfigError without failures and checkpoints.
         """
         return life_of(self)
 
@@ -104,7 +105,12 @@ class Outcome:
 
     @checked
     def lives(self, n: Count = 100) -> list[Life]:
-        """Return `n` lives of the run, each with failures of its own; the first is :attr:`life`."""
+        """Return `n` lives of the run, each with failures of its own; the first is :attr:`life`. Raises ConfigError for
+        workers that do not stop for each other: their failures are part of the run; simulate other seeds."""
+        if self.recorder.down is not None:
+            raise ConfigError(
+                "lives: where workers do not stop for each other failures are part of the run; use simulate_seeds"
+            )
         timeline = self.life.timeline
         return [self.life, *(life_of(self, timeline, life=number) for number in range(1, n))]
 
@@ -126,7 +132,7 @@ class Outcome:
     @property
     def has_life(self) -> bool:
         """Whether failures or checkpoints take time of the run."""
-        return has_life(self.experiment) and not self.recorder.staleness
+        return has_life(self.experiment)
 
     @property
     def elapsed(self) -> float:

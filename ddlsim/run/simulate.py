@@ -24,11 +24,12 @@ from ddlsim.learning.monitor import Monitor, Progress
 from ddlsim.network import Network
 from ddlsim.run.calibrated import as_measured, outside
 from ddlsim.run.conservation import check_result
+from ddlsim.run.crashes import crashes_of
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.faults import check_faults, let_happen, standstills
 from ddlsim.run.input_share import check_input, input_note, takes_samples, with_input
 from ddlsim.run.lighter import what_fits
-from ddlsim.run.living import check_life, check_replicas, has_life, life_notes
+from ddlsim.run.living import check_free, check_life, check_replicas, has_life, life_notes
 from ddlsim.run.notes import (
     delay_warnings,
     handed_over_notes,
@@ -418,8 +419,11 @@ def run(
     setting = Setting(
         prepared.cluster, loop, workers, recorder, stop, learner, seed=experiment.seed,
         compression=compression_of(experiment.compression), jitter=experiment.jitter, whole=prepared.workloads,
+        crashes=crashes_of(experiment, prepared.cluster, prepared.nodes),
     )  # fmt: skip
     experiment.strategy.start(setting)
+    if recorder.down is not None:
+        check_free(experiment)
     if setting.compression is not None and not setting.compresses:
         raise ConfigError(
             f"compression has no effect with {experiment.strategy.label}: nothing that it sends goes through an "

@@ -18,6 +18,8 @@ from ddlsim.workload.jitter import slow_intervals
 LOG_ROWS = 4096
 #: what follows an operation, where something does
 Follow = Callable[[Worker], None]
+#: (s, s until which it is not there) of the crashes of each worker, by time; the end of the last one may be inf
+Crashes = Sequence[Sequence[tuple[float, float]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +33,7 @@ class Op:
     waits    what a worker waits for, in words, in which {begun} and {ended} are the numbers of its step from 0 and 1;
              its name if nothing is said
     number   as the kind says
+    redo     whether it is part of a gradient, which a crash undoes
     """
 
     kind: int
@@ -39,6 +42,7 @@ class Op:
     follow: Follow | None = None
     waits: str = ""
     number: int = 0
+    redo: bool = False
 
 
 OPTIMIZER = Op(ls.WORK, "optimizer", lambda worker: worker.workload.optimizer)
@@ -52,23 +56,35 @@ def seconds_of(workers: Sequence[Worker], ops: Sequence[Op]) -> Floats:
 def gradient(setting: Setting, drawn: Follow | None) -> list[Op]:
     """Return the operations of :meth:`Worker.gradient`: `drawn` follows when its parameters are read."""
     first = setting.workers[0]
-    forward = Op(ls.WORK, "forward", lambda worker: worker.workload.forward_time)
-    early = Op(ls.WORK, "backward", lambda worker: worker.workload.backward_time)
-    late = Op(ls.WORK, "backward", lambda worker: float(worker.backward_until[0]))
-    ops = [Op(ls.OWED, "evaluation")] if setting.learner.task is not None else []
+    forward = Op(ls.WORK, "forward", lambda worker: worker.workload.forward_time, redo=True)
+    early = Op(ls.WORK, "backward", lambda worker: worker.workload.backward_time, redo=True)
+    late = Op(ls.WORK, "backward", lambda worker: float(worker.backward_until[0]), redo=True)
+    ops = [Op(ls.OWED, "evaluation", redo=True)] if setting.learner.task is not None else []
     if first.workload_at is not None:
-        ops.append(Op(ls.RESIZE))
-    ops += [Op(ls.DRAW), forward, early] * (first.accumulation - 1) + [Op(ls.DRAW)]
+        ops.append(Op(ls.RESIZE, redo=True))
+    ops += [Op(ls.DRAW, redo=True), forward, early] * (first.accumulation - 1) + [Op(ls.DRAW, redo=True)]
     if drawn is not None:
-        ops.append(Op(ls.NOTE, follow=drawn))
+        ops.append(Op(ls.NOTE, follow=drawn, redo=True))
     return [*ops, forward, late]
 
 
-def tables_of(workers: Sequence[Worker], ops: Sequence[Op], ends: Sequence[Sequence[int]], depth: int) -> ls.Tables:
+def _begins(ops: Sequence[Op]) -> list[int]:
+    """Return the number of the operation with which the gradient begins that each is part of; -1 of none."""
+    begins: list[int] = []
+    for number, op in enumerate(ops):
+        goes_on = number > 0 and ops[number - 1].redo
+        begins.append((begins[-1] if goes_on else number) if op.redo else -1)
+    return begins
+
+
+def tables_of(
+    workers: Sequence[Worker], ops: Sequence[Op], ends: Sequence[Sequence[int]], depth: int, crashes: Crashes = ()
+) -> ls.Tables:
     """Return the tables of workers at the beginning, each with ways to its `ends`; no servers yet."""
     n, n_ways = len(workers), sum(len(each) for each in ends)
     table = np.zeros(len(ops), dtype=ls.OP)
     table["kind"], table["number"] = [op.kind for op in ops], [op.number for op in ops]
+    table["redo"] = _begins(ops)
     ways = np.zeros(n_ways, dtype=ls.WAY)
     last = np.cumsum([len(each) for each in ends])
     ways["actor"] = np.repeat(np.arange(n), [len(each) for each in ends])
@@ -86,18 +102,28 @@ def tables_of(workers: Sequence[Worker], ops: Sequence[Op], ends: Sequence[Seque
         if worker.slow_downs:
             actors["slow"][worker.rank] = len(slow)
             slow += slow_intervals(worker.slow_downs)
+    actors["crash"] = -1
+    down: list[tuple[float, float]] = []
+    for rank, own in enumerate(crashes):
+        if own:
+            actors["crash"][rank] = len(down)
+            down += [*own, (np.inf, np.inf)]
     counts = np.zeros(ls.N_COUNTS, dtype=np.int64)
+    counts[ls.FAILING] = bool(down)
     counts[ls.DEPTH], counts[ls.BEHIND] = depth, n
     counts[[ls.PENDING, ls.RESUMED, ls.MEETING, ls.HELD, ls.ASKING]] = -1
-    counts[N_CALENDAR] = counts[SEQUENCE] = n
-    calendar = np.zeros(2 * (n + 3 * n_ways) + 16, dtype=EVENT)
+    never = [(own[-1][0], rank) for rank, own in enumerate(crashes) if own and own[-1][1] == np.inf]
+    calendar = np.zeros(2 * (n + 3 * n_ways) + 16 + len(never), dtype=EVENT)
     calendar["sequence"][:n], calendar["item"][:n] = np.arange(n), ls.START + 16 * np.arange(n)
+    for place, (time, rank) in enumerate(sorted(never), n):  # a sorted list is a heap
+        calendar[place] = time, place, ls.GONE + 16 * rank
+    counts[N_CALENDAR] = counts[SEQUENCE] = n + len(never)
     reals = np.zeros(ls.N_REALS)
     reals[ls.QUIET] = -np.inf
     return ls.Tables(
         counts=counts, reals=reals, ops=table, seconds=seconds_of(workers, ops).reshape(-1), actors=actors, ways=ways,
         servers=np.zeros(0, dtype=ls.SERVER), arrivals=arrivals.astype(np.int64), posted=np.zeros(n_ways * depth),
         factors=np.zeros(n * ls.BLOCK), choices=np.zeros(n * ls.BLOCK, dtype=ls.CHOICE),
-        slow=np.array(slow, dtype=SLOW), calendar=calendar, sends=np.zeros(n_ways + 1, dtype=np.int64),
-        log=np.zeros(max(LOG_ROWS, 4 * len(ops)), dtype=ls.ROW),
+        slow=np.array(slow, dtype=SLOW), crashes=np.array(down, dtype=ls.CRASH), calendar=calendar,
+        sends=np.zeros(n_ways + 1, dtype=np.int64), log=np.zeros(max(LOG_ROWS, 4 * len(ops)), dtype=ls.ROW),
     )  # fmt: skip

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ddlsim.errors import DeadlockError
+from ddlsim.errors import DdlsimError, DeadlockError
 from ddlsim.network import lane_tables as ls
 from ddlsim.network.lanes import go_round
 from ddlsim.network.pointers import addresses, send_address
 from ddlsim.network.state import Floats, Ints, Records
-from ddlsim.runtime.lane_ops import Op, seconds_of, tables_of
+from ddlsim.runtime.lane_ops import Crashes, Op, seconds_of, tables_of
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, WAITING, Spans
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
@@ -32,6 +33,7 @@ class Lanes:
     asks     `served` must be told before anything else happens
     batch    services of an update of servers that act together; 0: their staleness is no matter
     first    the operation that all begin with
+    back     what follows when a worker that has crashed is back, besides that it takes the model that there is
 
     Where nothing learns and nothing is asked, Python hears of blocks of the log alone.
     """
@@ -41,15 +43,16 @@ class Lanes:
         servers: Sequence[tuple[int, float]] = (), peers: Sequence[Sequence[int]] = (), depth: int = 1,
         served: Callable[[Worker, int, int, bool], None] | None = None, asks: bool = False,
         choose: Callable[[Worker], int] | None = None, batch: int = 1, first: int = 0,
+        back: Callable[[Worker], None] | None = None,
     ) -> None:  # fmt: skip
         self.setting, self.ops, self.samples, self.served, self.batch = setting, list(ops), samples, served, batch
         self.together = any(op.kind == ls.TURN for op in ops)
-        self.choose = choose
+        self.choose, self.back = choose, back
         self.follows = served is not None or any(op.follow is not None or op.kind == ls.RESIZE for op in ops)
         self._stale: list[int] = []  # what has been served, but not yet told of
         workers = setting.workers
         ends = peers if peers else [range(max(len(servers), 1)) for _ in workers]
-        self.tables = tables_of(workers, self.ops, ends, depth)
+        self.tables = tables_of(workers, self.ops, ends, depth, self._crashes())
         ways = self.tables.ways
         ways["nbytes"] = ways["back_nbytes"] = nbytes
         ways["source"] = np.array(setting.nodes)[ways["actor"]]
@@ -73,6 +76,16 @@ class Lanes:
         if choose is not None:
             counts[ls.MANNER] = ls.ANSWERING if any(op.kind == ls.DISPATCH and op.number for op in ops) else ls.PUSHING
         setting.loop.drive(self)
+
+    def _crashes(self) -> Crashes:
+        """Return when each worker is not there. Those who wait for all others in every step have no such times."""
+        setting, in_common = self.setting, any(op.kind == ls.STEP and op.number == ls.COMMON for op in self.ops)
+        if in_common or not setting.crashes:
+            return ()
+        setting.recorder.down = setting.crashes
+        each = zip(setting.nodes, setting.crashes, strict=True)
+        setting.loop.network.will_change((), [(start, end, node) for node, own in each for start, end in own])
+        return setting.crashes
 
     # ------------------------------------------------------------ what follows may change
 
@@ -135,12 +148,22 @@ class Lanes:
                 elif status == ls.CHOICES:
                     self._choose(self.setting.workers[int(counts[ls.PENDING])])
                 elif status == ls.STUCK:
-                    raise DeadlockError(f"deadlock at {now:.6g} s: nothing is left to happen, but the run goes on")
+                    raise self._stuck(now)
                 elif status == ls.UPDATED:
                     counts[ls.ENDING] = stop.ended.triggered or (pause is not None and pause())
                     counts[ls.UPDATES_LEFT] = not stop.ended.triggered
         finally:
             self._close()
+
+    def _stuck(self, now: float) -> DdlsimError:
+        crashes = self.setting.recorder.down or ()
+        gone = [rank for rank, own in enumerate(crashes) if own and own[-1][0] <= now and own[-1][1] == math.inf]
+        if gone:
+            return DdlsimError(
+                f"at {now:.6g} s nothing is left to happen: the workers {gone} have crashed and never come back, and "
+                "the others wait for them; give failures a repair time, or choose a strategy that needs fewer of them"
+            )
+        return DeadlockError(f"deadlock at {now:.6g} s: nothing is left to happen, but the run goes on")
 
     def _refill(self, rank: int) -> None:
         """Draw a worker's next factors."""
@@ -218,6 +241,11 @@ class Lanes:
                     if whole:
                         n_steps = len(setting.workers) if op.number == ls.COMMON else 1
                         setting.stop.updated(worker.samples_per_step * n_steps)
+            elif what == ls.LOST:
+                pass_time(time)
+                worker.params = setting.model()
+                if self.back is not None:
+                    self.back(worker)
             elif what == ls.SERVED:
                 pass_time(time)
                 assert self.served is not None
@@ -256,6 +284,7 @@ class Lanes:
                 recorder.columns.append(Spans(kind, self.ops[op].name, ranks, each[start], each[end]))
 
         keep(COMPUTE, ls.WORKED, "begin", "time")
+        keep(COMPUTE, ls.LOST, "begin", "where")
         keep(WAITING, ls.WAITED, "begin", "where")
         keep(COMMUNICATION, ls.WAITED, "where", "time")
         for row in rows[rows["what"] == ls.SERVED]:
@@ -276,6 +305,15 @@ class Lanes:
             actor, op = actors[rank], self.ops[actors[rank]["op"]]
             for kind in (COMPUTE, COMMUNICATION, WAITING):
                 recorder.seconds[rank][kind] += float(actor[kind])
+            recorder.idle[rank] += float(actor["idle"])
+            recorder.lost[rank] = float(actor["lost"])
+            if actor["down"]:
+                now = self.setting.loop.now
+                recorder.booked[rank] = min(float(actor["fell"]), now)
+                late = max(float(actor["fell"]) - now, 0.0)  # a crash after the end
+                recorder.seconds[rank][COMPUTE] -= late
+                recorder.lost[rank] = 0.0 if late else recorder.lost[rank]
+                continue
             recorder.booked[rank] = float(actor["start"])
             kind, what = COMPUTE, op.name
             if op.kind not in (ls.WORK, ls.OWED):

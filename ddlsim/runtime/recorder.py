@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -64,6 +65,9 @@ class Recorder:
     idle: list[float] = field(default_factory=list)
     #: s up to which each worker's time is booked
     booked: list[float] = field(default_factory=list)
+    #: of workers that do not stop for each other: s of work that crashes have undone, and when each was not there
+    lost: list[float] = field(default_factory=list)
+    down: Sequence[Sequence[tuple[float, float]]] | None = None
     #: what each worker is in the middle of: (kind, name, start)
     open: dict[int, tuple[str, str, float]] = field(default_factory=dict)
     _spans: list[Span] = field(default_factory=list)
@@ -73,6 +77,7 @@ class Recorder:
         self.step_end = [[] for _ in range(self.n_workers)]
         self.idle = [0.0] * self.n_workers
         self.booked = [0.0] * self.n_workers
+        self.lost = [0.0] * self.n_workers
 
     @property
     def spans(self) -> list[Span]:

@@ -86,7 +86,7 @@ class _Downpour:
         each = [(node, apply_time + self.wires.server_seconds(i)) for i, node in enumerate(servers)]
         self.lanes = Lanes(
             setting, ops, workers[0].workload.gradient_nbytes / len(servers), workers[0].samples_per_step * accumulate,
-            servers=each, served=self.served if follows else None, asks=packs,
+            servers=each, served=self.served if follows else None, asks=packs, back=self.back,
         )  # fmt: skip
 
     def drawn(self, worker: Worker) -> None:
@@ -95,6 +95,10 @@ class _Downpour:
         trip.latest = worker.draw()
         trip.gradient = trip.latest if trip.gradient is None else trip.gradient + trip.latest
         trip.n_samples += worker.samples_per_step
+
+    def back(self, worker: Worker) -> None:
+        """A worker that is back takes all shards, and has nothing to push."""
+        self.trips[worker.rank] = _Trip([shard.params for shard in self.shards])
 
     def stepped(self, worker: Worker) -> None:
         """w_i <- w_i - eta g"""

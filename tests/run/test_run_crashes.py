@@ -1,0 +1,167 @@
+"""Workers that do not stop for each other, and crash: what is lost, who waits, and that nothing is ever stuck."""
+
+import math
+
+import numpy as np
+import pytest
+
+import ddlsim
+from ddlsim import Affine, Checkpoints, ConfigError, Elastic, Failures, Lognormal, Training
+from ddlsim.cluster import star
+from ddlsim.errors import DdlsimError
+
+CLUSTER = ddlsim.load_cluster(star(8, bandwidth="1 Gbit/s", latency="50 us"))
+FREE = {
+    "downpour": ddlsim.AsyncParameterServer(),
+    "two shards": ddlsim.AsyncParameterServer(servers=2, accumulate=2),
+    "stale": ddlsim.StaleSynchronous(3),
+    "k-async": ddlsim.KAsync(2),
+    "soft": ddlsim.SoftSync(1),
+    "elastic": ddlsim.ElasticAveraging(0.1, 4, False),
+    "buffered": ddlsim.FedBuff(2, 3),
+    "pairs": ddlsim.ADPSGD(),
+    "gossip": ddlsim.GossipSGD(0.5),
+}
+
+
+def traced(tmp_path, *rows, **options):
+    file = tmp_path / "failures.csv"
+    file.write_text("time_s,unit,repair_s\n" + "".join(f"{t},{u},{r}\n" for t, u, r in rows), encoding="utf-8")
+    return Failures(trace=file, per="host", restart=options.pop("restart", 0.0), **options)
+
+
+def simulated(strategy, failures=None, workers=6, **options):
+    fields = {"compute": Affine("1 s", 0.0), "steps": 20, "warmup": 0, **options}
+    return ddlsim.simulate(CLUSTER, "digits-cnn", strategy, 16, workers, failures=failures, **fields)
+
+
+def test_one_worker_by_hand(tmp_path):
+    """Steps of 1 s; down from 2.5 to 5.5 s (repair 2 s, restart 1 s): half a second of work is lost."""
+    failures = traced(tmp_path, (2.5, 0, 2.0), restart="1 s")
+    plain = simulated(ddlsim.AsyncParameterServer(), workers=1, steps=6)
+    result = simulated(ddlsim.AsyncParameterServer(), failures, workers=1, steps=6)
+    step = plain.recorder.updates[0][0]
+    times = [time for time, _ in result.recorder.updates]
+    undisturbed = [time for time, _ in plain.recorder.updates]
+    pull = undisturbed[1] - undisturbed[0] - step  # the answer that comes before the next gradient
+    again = [5.5 + step + i * (step + pull) for i in range(4)]
+    assert times == pytest.approx([*undisturbed[:2], *again], abs=1e-9)
+    life = result.life
+    begun = undisturbed[1] + pull
+    assert life.lost == pytest.approx(2.5 - begun, abs=1e-9)
+    assert (life.noticing, life.repairing, life.restarting) == pytest.approx((0.0, 2.0, 1.0))
+    assert life.useful == pytest.approx(result.end_time - life.lost - 3.0)
+    assert result.goodput == pytest.approx(6 * 16 / result.end_time)
+    assert life.failures["time"].tolist() == [2.5]
+    assert result.device_seconds["idle"][0] == pytest.approx(3.0)
+
+
+def test_a_gradient_of_a_dead_worker_never_arrives(tmp_path):
+    """It has crashed before its first push: the parameters are those that the others make alone."""
+    training = Training("digits", rate=0.1, updates=15, evaluate_every=5, sharding="shared")
+    three = simulated(ddlsim.AsyncParameterServer(), traced(tmp_path, (0.5, 2, 1e6)), 3, training=training)
+    assert [len(ends) for ends in three.recorder.step_end] == pytest.approx([7, 7, 0], abs=1)
+    assert three.recorder.lost[2] == pytest.approx(0.5)
+    assert max(three.recorder.staleness) == 1  # only the other one comes between
+    assert math.isinf(three.recorder.down[2][-1][1]) is False
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_every_strategy_goes_on_without_them(name, tmp_path):
+    strategy = FREE[name]
+    failures = Failures("40 s", per="host", repair="8 s", restart="2 s", spares=1)
+    plain = simulated(strategy, max_time="60 s", steps=10**6)
+    first = simulated(strategy, failures, max_time="60 s", steps=10**6, jitter=Lognormal(0.1))
+    assert first.traced.recorder.updates == first.recorder.updates
+    assert 0 < len(first.recorder.updates) < len(plain.recorder.updates)
+    life = first.life
+    assert len(life.events) > 3
+    assert life.useful + life.lost + life.down == pytest.approx(life.end)
+    assert first.goodput < plain.throughput
+    assert "goodput" in str(first)
+    never = simulated(strategy, Failures(math.inf), max_time="60 s", steps=10**6)
+    assert never.recorder.updates == plain.recorder.updates
+    assert never.life.effective == 1.0
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_values_follow(name):
+    training = Training("digits", rate=0.05, evaluate_every=20, updates=60 if name != "buffered" else 10)
+    failures = Failures("30 s", per="device", repair="5 s", restart="1 s")
+    results = [simulated(FREE[name], failures, training=training, max_time="200 s") for _ in range(2)]
+    assert results[0].params.tobytes() == results[1].params.tobytes()
+    assert np.isfinite(results[0].params).all()
+    assert results[0].life.lost > 0.0
+    assert results[0].history["time"].is_monotonic_increasing
+
+
+@pytest.mark.parametrize("name", sorted({*FREE} - {"k-async", "buffered", "soft"}))
+def test_nobody_waits_for_those_who_never_come_back(name, tmp_path):
+    rows = [(3.3, 1, 1e9), (7.7, 4, 1e9), (7.8, 2, 1e9)]
+    gone = [(time, rank, "inf") for time, rank, _ in rows]
+    result = simulated(FREE[name], traced(tmp_path, *gone), steps=10)
+    assert result.end_time < 100.0
+    assert [rank for rank, own in enumerate(result.recorder.down) if own] == [1, 2, 4]
+    late = [ends[-1] for rank, ends in enumerate(result.recorder.step_end) if rank in (0, 3, 5)]
+    assert min(late) > 10.0
+
+
+def test_where_too_few_are_left_it_is_said(tmp_path):
+    failures = traced(tmp_path, *[(2.5, rank, "inf") for rank in range(5)])
+    with pytest.raises(DdlsimError, match=r"the workers \[0, 1, 2, 3, 4\] have crashed and never come back"):
+        simulated(ddlsim.KAsync(2), failures)
+    cut = simulated(ddlsim.KAsync(2), failures, max_time="50 s")
+    assert cut.stop_reason == "max_time"
+
+
+def random_world(seed, tmp_path):
+    """A random strategy among random failures: it ends, and its times add up (the run checks bytes and seconds)."""
+    draw = np.random.default_rng(seed)
+    name = sorted(FREE)[int(draw.integers(len(FREE)))]
+    rows = sorted(
+        (round(float(draw.uniform(0.0, 12.0)), 3), int(draw.integers(6)), round(float(draw.exponential(3.0)), 3))
+        for _ in range(int(draw.integers(1, 25)))
+    )
+    failures = traced(
+        tmp_path, *rows, spares=int(draw.integers(3)), kind=str(draw.choice(["crash", "hang"])),
+        notice=float(draw.choice([0.0, 1.5])), restart=float(draw.choice([0.0, 0.7])),
+    )  # fmt: skip
+    jitter = Lognormal(0.3) if draw.random() < 0.7 else ddlsim.NoJitter()
+    learns = {"training": Training("digits", rate=0.01, updates=12, evaluate_every=6)} if draw.random() < 0.3 else {}
+    result = simulated(FREE[name], failures, steps=8, jitter=jitter, seed=seed, **learns)
+    life = result.life
+    assert life.useful + life.lost + life.down == pytest.approx(life.end), (name, rows)
+    assert min(life.useful, life.lost, life.noticing, life.repairing, life.restarting) >= -1e-9, (name, rows)
+    assert result.end_time < 200.0
+
+
+def test_random_failures_never_stop_a_run(tmp_path):
+    for seed in range(60):
+        random_world(seed, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_thousand_random_failure_worlds(tmp_path):
+    for seed in range(60, 1060):
+        random_world(seed, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"checkpoints": Checkpoints("10 min", stall="5 s")}, "checkpoints: workers of .* do not stop for each other"),
+        ({"elastic": Elastic()}, "elastic: workers of .* do not stop for each other"),
+        ({"failures": Failures("1 h", per="job")}, "failures: per = 'job': workers of .* do not stop"),
+        ({"strategy": ddlsim.AllReduce(), "failures": Failures("1 h", repair=math.inf)}, "would wait for ever"),
+    ],
+)
+def test_what_makes_no_sense(fields, message):
+    given = {"strategy": ddlsim.AsyncParameterServer(), "failures": Failures("1 h"), **fields}
+    with pytest.raises(ConfigError, match=message):
+        simulated(given.pop("strategy"), given.pop("failures"), **given)
+
+
+def test_other_lives_are_other_seeds():
+    result = simulated(ddlsim.AsyncParameterServer(), Failures("40 s", repair="8 s"))
+    with pytest.raises(ConfigError, match="simulate_seeds"):
+        result.lives(3)
