@@ -23,6 +23,7 @@ from ddlsim.planner.learned import Lesson, learning_group, lesson, trained
 from ddlsim.planner.plan import Choice, Plan, choices_of
 from ddlsim.planner.preference import tie_reason
 from ddlsim.planner.reasons import reasons
+from ddlsim.planner.reliability import reliability
 from ddlsim.planner.search import Found, Search
 from ddlsim.planner.target import Target
 from ddlsim.run.experiment import CompressionLike, Experiment, StrategyLike, TrainingLike
@@ -98,6 +99,7 @@ def recommend(
         crossings, remarks = crossovers(found, best, counts, evaluator)
         rules = advice(best, target.efficiency or EFFICIENCY, evaluator)
     gains = tuple(sensitivities(best.experiment)) if best.workers > 1 and not best.sizes else ()
+    notes += reliability(best)
     notes += [*more, *remarks, *_notes(choices, options, senseless, what), *prepare(best.experiment).left_out]
     return Plan(target, tuple(choices), tuple(found), tuple(crossings), gains, rules, tuple(notes), priced)
 

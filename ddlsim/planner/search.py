@@ -47,8 +47,9 @@ class Found:
 
 
 def figures_of(candidate: Candidate, outcome: Outcome, *, priced: bool, samples: float | None) -> Figures:
-    """Return the figures of a simulated candidate; its cost is inf where a machine on the way has no price."""
-    throughput = _number(outcome, "throughput")
+    """Return the figures of a simulated candidate; its cost is inf where a machine on the way has no price. Where
+    failures or checkpoints disturb it, its throughput is the goodput."""
+    throughput = _number(outcome, "goodput" if "goodput" in outcome.record else "throughput")
     rate = float(candidate.workers)
     if priced:
         per_sample = outcome.record["cost_per_sample"]

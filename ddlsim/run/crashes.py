@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ddlsim.cluster import Cluster
+from ddlsim.errors import ConfigError
 from ddlsim.life import Failures, Life
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.living import THIRTY_DAYS, machines_of, timeline_of, units
@@ -21,20 +22,32 @@ if TYPE_CHECKING:
 Windows = list[tuple[float, float]]
 
 
-def crashes_of(experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -> list[Windows]:
-    """Return (s, s until which it is not there) of the crashes of each worker, up to `max_time` or 30 days; empty
-    without failures of devices or hosts.
+def stands_for_more(experiment: Experiment) -> bool:
+    """Whether a run of some steps stands for a long training, in which nothing but its pace is known."""
+    return experiment.training is None and math.isinf(si(experiment.max_time, "time"))
 
-    A device takes its worker with it, a host all that are on it. A spare takes the place of what has crashed.
-    """
+
+def crashes_of(experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -> list[Windows]:
+    """Return (s, s until which it is not there) of the crashes of each worker in a run, up to its `max_time` or 30
+    days; empty without failures of devices or hosts. A run that stands for more has none."""
     failures = experiment.failures
     if failures is None or failures.per not in ("device", "host") or experiment.elastic is not None:
         return []
+    if stands_for_more(experiment):
+        return [[] for _ in nodes]
+    length = min(si(experiment.max_time, "time"), THIRTY_DAYS)
+    return _windows(failures, cluster, nodes, length, experiment.seed, 0)
+
+
+def _windows(
+    failures: Failures, cluster: Cluster, nodes: Sequence[int], length: float, seed: int, life: int
+) -> list[Windows]:
+    """Return the crashes of each worker up to `length` s: a device takes its worker with it, a host all that are on it,
+    and a spare takes the place of what has crashed."""
     machine = machines_of(cluster, nodes) if failures.per == "host" else list(range(len(nodes)))
     windows: list[Windows] = [[] for _ in range(max(machine) + 1)]
     ready, restart = [0.0] * failures.spares, si(failures.restart, "time")
-    length = min(si(experiment.max_time, "time"), THIRTY_DAYS)
-    for failure in failures.events(units(failures, cluster, nodes), experiment.seed):
+    for failure in failures.events(units(failures, cluster, nodes), seed, life):
         if failure.time > length:
             break
         own = windows[failure.unit]
@@ -48,26 +61,45 @@ def crashes_of(experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -
     return [windows[own] for own in machine]
 
 
-def life_of_free(result: Outcome) -> Life:
-    """Return the life of workers that do not stop for each other, in which times are means over them: the run itself,
-    as long as it has been simulated."""
-    recorder, failures, end = result.recorder, result.experiment.failures, result.end_time
+def life_of_free(result: Outcome, life: int = 0) -> Life:
+    """Return the life of workers that do not stop for each other, in which times are means over them.
+
+    It is the run itself, as long as it has been simulated. A run that stands for more goes on for 30 days: there a
+    worker that is missing leaves the pace of the others as it is, and a crash takes half a gradient, on average, of
+    those who are computing.
+    """
+    recorder, experiment = result.recorder, result.experiment
+    failures = experiment.failures
     assert recorder.down is not None
     assert failures is not None
+    end, windows, n = result.end_time, recorder.down, result.n_workers
+    goes_on = stands_for_more(experiment)
+    if goes_on:
+        end = THIRTY_DAYS
+        windows = _windows(failures, result.cluster, result.nodes.tolist(), end, experiment.seed, life)
+    elif life:
+        raise ConfigError(
+            "lives: where workers do not stop for each other, failures are part of the run; use simulate_seeds"
+        )
     spent = dict.fromkeys(("noticing", "repairing", "restarting"), 0.0)
-    for own in recorder.down:
-        for start, back in own:
-            if start < end:
-                _book(spent, failures, start, back, end)
-    n = result.n_workers
+    crashes = [(start, rank, back) for rank, own in enumerate(windows) for start, back in own if start < end]
+    for start, _, back in crashes:
+        _book(spent, failures, start, back, end)
     means = {kind: seconds / n for kind, seconds in spent.items()}
     lost = math.fsum(recorder.lost) / n
-    all_windows = ((start, rank) for rank, own in enumerate(recorder.down) for start, _ in own)
-    events = [(start, rank, math.nan) for start, rank in sorted(all_windows) if start < end]
+    steps, samples = len(recorder.updates), None
+    each = math.nan
+    if goes_on:
+        each = 0.5 * result.shares["compute"] ** 2 * result.step_time
+        lost = len(crashes) * each / n
+    useful = end - lost - sum(means.values())
+    if goes_on:
+        samples = result.throughput * useful
+        steps = int(samples / result.samples_per_update)
+    events = tuple((start, rank, each) for start, rank, _ in sorted(crashes))
     return Life(
-        timeline_of(result), end, result.stop_reason != "max_time", end - lost - sum(means.values()), lost, 0.0,
-        means["noticing"], means["repairing"], means["restarting"], len(recorder.updates), tuple(events),
-        np.array([[0.0, 0.0, end]]),
+        timeline_of(result), end, not goes_on and result.stop_reason != "max_time", useful, lost, 0.0,
+        means["noticing"], means["repairing"], means["restarting"], steps, events, np.array([[0.0, 0.0, end]]), samples,
     )  # fmt: skip
 
 

@@ -209,7 +209,7 @@ def life_of(result: Outcome, timeline: Timeline | None = None, *, life: int = 0)
     if result.recorder.down is not None:
         from ddlsim.run.crashes import life_of_free
 
-        return life_of_free(result)
+        return life_of_free(result, life)
     failures = experiment.failures or Failures(math.inf)
     timeline = timeline or timeline_of(result)
     n_units = units(failures, result.cluster, result.nodes.tolist(), result.channel_nbytes)
@@ -251,6 +251,11 @@ def life_notes(experiment: Experiment) -> tuple[str, ...]:
     failures, checkpoints = experiment.failures, experiment.checkpoints
     if failures is not None and checkpoints is None and experiment.elastic is None:
         notes.append("failures without checkpoints: each takes all the work so far; give checkpoints")
+    if failures is not None and experiment.strategy.updates(1000, 2) >= 2000 and experiment.training is None:
+        notes.append(
+            "failures: a worker that is missing is taken to leave the pace of the others as it is, for 30 days; give "
+            "max_time to simulate what failures do"
+        )
     if experiment.elastic is not None:
         notes.append("elastic: a group on k machines is taken to be that on the first k of them")
     if checkpoints is not None and checkpoints.asynchronous:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from ddlsim.arguments import Count, checked
 from ddlsim.cluster import Cluster
-from ddlsim.errors import ConfigError
 from ddlsim.learning.monitor import Monitor
 from ddlsim.life import Life
 from ddlsim.network import BusyIntervals
@@ -106,11 +105,7 @@ class Outcome:
     @checked
     def lives(self, n: Count = 100) -> list[Life]:
         """Return `n` lives of the run, each with failures of its own; the first is :attr:`life`. Raises ConfigError for
-        workers that do not stop for each other: their failures are part of the run; simulate other seeds."""
-        if self.recorder.down is not None:
-            raise ConfigError(
-                "lives: where workers do not stop for each other failures are part of the run; use simulate_seeds"
-            )
+        workers that do not stop for each other where failures are part of the run; there simulate other seeds."""
         timeline = self.life.timeline
         return [self.life, *(life_of(self, timeline, life=number) for number in range(1, n))]
 

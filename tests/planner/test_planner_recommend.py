@@ -316,3 +316,26 @@ def test_what_does_not_fit(target: Target, changes: dict[str, object], text: str
 def test_targets_that_make_no_sense(fields: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Target(**fields)  # type: ignore[arg-type]
+
+
+def test_failures_decide_and_the_plan_says_how_to_live_with_them():
+    """By goodput 16 GPUs that fail seldom; the interval is near Daly's, and a spare pays where repairs take hours."""
+    failures = ddlsim.Failures("300 h", per="host", repair="5 h", restart="5 min")
+    base = ddlsim.Experiment(
+        "cloud-25g-16x8-v100", "resnet50", failures=failures, checkpoints=ddlsim.Checkpoints("2 h", stall="10 s")
+    )
+    plan = ddlsim.recommend(
+        "cloud-25g-16x8-v100", "resnet50", base=base, workers=[32, 128], strategies=[ddlsim.AllReduce()],
+        batch_sizes=[64],
+    )  # fmt: skip
+    best = ddlsim.simulate(plan.best.candidate.experiment)
+    assert plan.best.throughput == pytest.approx(best.goodput)
+    assert plan.best.throughput < 0.95 * best.throughput
+    notes = [note for note in plan.notes if "what counts in the end" in note or "save every" in note or "spare" in note]
+    assert len(notes) == 3
+    assert "with " in notes[2]
+    assert "instead of 0" in notes[2]
+    plain = ddlsim.recommend(
+        "cloud-25g-16x8-v100", "resnet50", workers=[32], strategies=[ddlsim.AllReduce()], batch_sizes=[64]
+    )
+    assert not any("what counts in the end" in note for note in plain.notes)

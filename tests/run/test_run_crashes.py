@@ -31,7 +31,7 @@ def traced(tmp_path, *rows, **options):
 
 
 def simulated(strategy, failures=None, workers=6, **options):
-    fields = {"compute": Affine("1 s", 0.0), "steps": 20, "warmup": 0, **options}
+    fields = {"compute": Affine("1 s", 0.0), "steps": 20, "warmup": 0, "max_time": "1000 h", **options}
     return ddlsim.simulate(CLUSTER, "digits-cnn", strategy, 16, workers, failures=failures, **fields)
 
 
@@ -109,7 +109,7 @@ def test_nobody_waits_for_those_who_never_come_back(name, tmp_path):
 def test_where_too_few_are_left_it_is_said(tmp_path):
     failures = traced(tmp_path, *[(2.5, rank, "inf") for rank in range(5)])
     with pytest.raises(DdlsimError, match=r"the workers \[0, 1, 2, 3, 4\] have crashed and never come back"):
-        simulated(ddlsim.KAsync(2), failures)
+        simulated(ddlsim.KAsync(2), failures, max_time=math.inf, training=Training("digits", updates=1000))
     cut = simulated(ddlsim.KAsync(2), failures, max_time="50 s")
     assert cut.stop_reason == "max_time"
 
@@ -159,6 +159,31 @@ def test_what_makes_no_sense(fields, message):
     given = {"strategy": ddlsim.AsyncParameterServer(), "failures": Failures("1 h"), **fields}
     with pytest.raises(ConfigError, match=message):
         simulated(given.pop("strategy"), given.pop("failures"), **given)
+
+
+def test_a_run_of_some_steps_stands_for_a_month():
+    failures = Failures("10 h", per="host", repair="1 h", restart="5 min")
+    for strategy in (ddlsim.AsyncParameterServer(), ddlsim.ADPSGD()):
+        result = simulated(strategy, failures, max_time=math.inf)
+        plain = simulated(strategy, max_time=math.inf)
+        assert result.throughput == plain.throughput
+        life = result.life
+        assert life.end == 30 * 86_400.0
+        assert life.availability == pytest.approx(10 / (10 + 1 + 5 / 60), abs=0.015)
+        assert result.goodput == pytest.approx(plain.throughput * life.effective)
+        lives = result.lives(20)
+        assert len({one.down for one in lives}) == 20
+        assert any("30 days" in note for note in result.notes)
+
+
+def test_the_short_cut_is_what_is_simulated():
+    """Half a gradient for each crash, and a worker less meanwhile: against a run of 50,000 s."""
+    failures, jitter = Failures("500 s", per="host", repair="40 s", restart="10 s"), Lognormal(0.2)
+    long = simulated(ddlsim.AsyncParameterServer(), failures, max_time="50000 s", steps=10**6, jitter=jitter)
+    short = simulated(ddlsim.AsyncParameterServer(), failures, max_time=math.inf, steps=500, jitter=jitter)
+    assert short.life.effective == pytest.approx(long.life.effective, abs=0.01)
+    assert short.life.lost / short.life.end == pytest.approx(long.life.lost / long.life.end, rel=0.15)
+    assert short.goodput == pytest.approx(long.goodput, rel=0.01)
 
 
 def test_other_lives_are_other_seeds():
