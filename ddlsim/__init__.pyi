@@ -139,6 +139,13 @@ from .workload.compute import (
 )
 from .workload.contention import OverlapSlowdown as OverlapSlowdown
 from .workload.fits import fits as fits
+from .workload.caches import (
+    Cache as Cache,
+    minio_cache as minio_cache,
+    multi_level_cache as multi_level_cache,
+    partitioned_cache as partitioned_cache,
+)
+from .workload.copies import Copies as Copies
 from .workload.input import Input as Input
 from .workload.devices import Device as Device, device_names as device_names, load_device as load_device
 from .workload.jitter import (

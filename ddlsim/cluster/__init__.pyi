@@ -20,3 +20,4 @@ from .generators import (
     two_racks as two_racks,
 )
 from .nodes import Host as Host, MultiGpu as MultiGpu
+from .storage import with_storage as with_storage

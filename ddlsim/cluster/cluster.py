@@ -67,7 +67,7 @@ class Routes:
 class Cluster:
     """Machines and links, immutable. Build one with :func:`ddlsim.load_cluster` or :meth:`from_graph`.
 
-    Nodes are "gpu", "host" (CPU) or "switch"; the first two are endpoints. `host_of` is the machine a node
+    Nodes are "gpu", "host" (CPU), "storage" or "switch"; the others are endpoints. `host_of` is the machine a node
     sits in (-1: a switch of the fabric). Links are directed; each uses one channel, the thing that has
     capacity.
 
@@ -108,6 +108,8 @@ class Cluster:
     switch_power: Floats | None = None
     #: whether a switch adds up what passes through it (SHARP), (n_nodes,); None: no switch does
     switch_reduces: Bools | None = None
+    #: s that a storage needs for an operation, (n_nodes,); None: no storage has a limit
+    operation_time: Floats | None = None
     #: frames, token buckets and acknowledgements of links; None: no link has any
     details: LinkDetails | None = None
     #: what measurements of this cluster have told; its links, overheads and speed of adding up are set accordingly
@@ -141,7 +143,7 @@ class Cluster:
 
     @cached_property
     def is_endpoint(self) -> Bools:
-        """Where workers or servers can be placed: GPU and host nodes, shape (n_nodes,)."""
+        """What is no switch: GPUs and hosts, where workers or servers can be placed, and storages, shape (n_nodes,)."""
         return _frozen(np.array([kind != "switch" for kind in self.node_kind], dtype=bool))
 
     @cached_property
@@ -155,6 +157,16 @@ class Cluster:
         """Host (CPU) nodes, where parameter servers can be placed."""
         hosts = [node for node, kind in enumerate(self.node_kind) if kind == "host"]
         return _frozen(np.array(hosts, dtype=np.int64))
+
+    @cached_property
+    def storages(self) -> Ints:
+        """Storage nodes."""
+        nodes = [node for node, kind in enumerate(self.node_kind) if kind == "storage"]
+        return _frozen(np.array(nodes, dtype=np.int64))
+
+    def operation_seconds(self, node: int) -> float:
+        """Return the s that an operation of a storage takes, however few bytes it reads or writes."""
+        return 0.0 if self.operation_time is None else float(self.operation_time[node])
 
     @cached_property
     def channel_capacity(self) -> Floats:

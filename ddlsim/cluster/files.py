@@ -24,6 +24,7 @@ from ddlsim.cluster.details import with_detail
 from ddlsim.cluster.graphs import from_graph, to_graph
 from ddlsim.cluster.nodes import Graph, Host, add_host, connect, size_of
 from ddlsim.cluster.quantity import check_size
+from ddlsim.cluster.storage import Storage, add_storage
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.output_files import replacing, write_text
 
@@ -81,6 +82,10 @@ def _read_toml(stem: str, text: str, settings: Sequence[str]) -> Cluster:
         toml_file.add_nodes(graph, file.nodes)
         sources += _add_explicit(graph, file)
         toml_file.add_edges(graph, file.edges)
+    for i, row in enumerate(file.storage):
+        table = schema.check_table(schema.StorageTable, row, f"storage.{i}")
+        sources += [table.source] if table.source else []
+        add_storage(graph, Storage(**table.model_dump(exclude={"source"})), f"storage.{i}")
     routes = [schema.check_table(schema.RouteTable, row, f"routes.{i}") for i, row in enumerate(file.routes)]
     sources += [route.source for route in routes if route.source]
     graph.graph.update(

@@ -4,11 +4,11 @@ Attributes that are read (others are refused, so that a misspelt one does not pa
 
 graph   name, title, sources, notes; routing (see `routing.POLICIES`); grid: sizes of a torus whose nodes are
         numbered in row-major order; routes: lists of node names, the paths to take from the first to the last
-node    kind "gpu", "host" (also when missing) or "switch"; host: the machine it sits in (an endpoint's own
+node    kind "gpu", "host" (also when missing), "storage" or "switch"; host: the machine it sits in (an endpoint's own
         name when missing; a switch without it belongs to the fabric); device; speed; send_overhead,
         recv_overhead (s per message), reduce_time (s per reduced byte); price of its machine (on one of its
         endpoints) and device_price of the endpoint (USD/s), power of a switch (W), and
-        whether it reduces: adds up what passes through it (true or false)
+        whether it reduces: adds up what passes through it (true or false); operations/s of a storage
 edge    bandwidth (required), latency (0 when missing), efficiency (1 when missing), kind ("link" when
         missing), shared (half duplex with the edge of the same key the other way); frame_header,
         frame_payload, burst, reverse_load, transport, mtu, ... (see `details.LinkDetail`)
@@ -34,12 +34,12 @@ from ddlsim.cluster.quantity import fraction, nonnegative, positive
 from ddlsim.cluster.routing import check_policy
 from ddlsim.errors import ConfigError, shown, unknown_name
 
-NODE_KINDS = ("gpu", "host", "switch")
+NODE_KINDS = ("gpu", "host", "storage", "switch")
 GRAPH_KEYS = {"name", "title", "sources", "notes", "routing", "grid", "routes"}
 #: what networkx itself, or a drawing tool on the way, leaves in a graph
 _FOREIGN_GRAPH_KEYS = {"node_default", "edge_default"}
 NODE_KEYS = {"kind", "host", "device", "speed", "send_overhead", "recv_overhead", "reduce_time"}
-NODE_KEYS |= {"price", "device_price", "power", "reduces"}
+NODE_KEYS |= {"price", "device_price", "power", "reduces", "operations"}
 EDGE_KEYS = {"bandwidth", "latency", "efficiency", "kind", "shared", "mtu", *DETAIL_KEYS}
 
 Attributes = dict[str, Any]  # networkx promises nothing about values; every one is checked below
@@ -189,7 +189,19 @@ def _cost_columns(graph: nx.Graph[Any], host_of: list[int], n_hosts: int, where:
             columns[key][at] = number
     fields = {"price": "host_price", "device_price": "device_price", "power": "switch_power"}
     stated = {fields[key]: column for key, column in columns.items() if not np.isnan(column).all()}
-    return stated | _reducing_switches(graph, where)
+    return stated | _reducing_switches(graph, where) | _operation_times(graph, where)
+
+
+def _operation_times(graph: nx.Graph[Any], where: str) -> dict[str, Any]:
+    """Return the s of an operation of storages that say how many they do in one; nothing where none does."""
+    times = np.zeros(graph.number_of_nodes())
+    for node, (name, data) in enumerate(graph.nodes(data=True)):
+        if "operations" in data:
+            place = f"{where}: node {str(name)!r}"
+            if data.get("kind") != "storage":
+                raise ConfigError(f"{place}: operations is for storages; remove it")
+            times[node] = 1.0 / positive(data["operations"], None, f"{place}: operations")
+    return {"operation_time": times} if times.any() else {}
 
 
 def _reducing_switches(graph: nx.Graph[Any], where: str) -> dict[str, Any]:
@@ -362,6 +374,8 @@ def _costs(cluster: Cluster, node: int) -> Attributes:
         found["device_price"] = float(cluster.device_price[node])
     if cluster.switch_power is not None:
         found["power"] = float(cluster.switch_power[node])
+    if cluster.operation_time is not None and cluster.operation_time[node] > 0.0:
+        found["operations"] = 1.0 / float(cluster.operation_time[node])
     reduces = {"reduces": True} if cluster.switch_reduces is not None and cluster.switch_reduces[node] else {}
     return {key: value for key, value in found.items() if not np.isnan(value)} | reduces
 

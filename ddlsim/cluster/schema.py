@@ -111,6 +111,19 @@ class AllLinksTable(DetailTable):
     source: str | None = None
 
 
+class StorageTable(_Strict):
+    """`[[storage]]`: where data sets and checkpoints lie, joined to `at`, a switch, say (where there is one, that)."""
+
+    name: str
+    at: str | None = None
+    read: Bandwidth
+    write: Bandwidth | None = None
+    operations: Annotated[float, Field(gt=0)] | None = None
+    bandwidth: Bandwidth | None = None
+    latency: Time | None = None
+    source: str | None = None
+
+
 class LinkTable(DetailTable):
     """`[[links]]`: between two names; `*` in a name makes one link for each match."""
 
@@ -148,6 +161,7 @@ class ClusterFile(_Strict):
     hosts: list[Table] = []
     switches: list[Table] = []
     links: list[Table] = []
+    storage: list[Table] = []
     nodes: list[Table] = []
     edges: list[Table] = []
     routes: list[Table] = []

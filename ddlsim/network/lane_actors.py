@@ -371,6 +371,12 @@ def go_on(t: lt.Tables, actor, now):  # type: ignore[no-untyped-def]
                 return lt.REFILL
             t.actors[actor].factor = t.factors[actor * lt.BLOCK + cursor]
             t.actors[actor].cursor = cursor + 1
+        elif kind == lt.FETCH:
+            if t.counts[lt.FETCHED] == 0:
+                t.actors[actor].start = now
+                t.counts[lt.PENDING] = actor
+                return lt.FETCHING
+            t.counts[lt.FETCHED] = 0
         elif kind == lt.EXCHANGE:
             t.actors[actor].start = now
             t.actors[actor].queued = 0.0

@@ -33,6 +33,8 @@ CHOOSE = 20  # takes the next choice; if it is nobody, `number` operations are l
 DISPATCH = 21  # sends to who has been chosen, whose answer comes back if `number` is 1
 JOIN = 22  # waits until what was sent last has arrived, or been answered
 
+FETCH = 23  # waits until Python says that its next batch of samples is there
+
 # What a STEP can be: an update when all actors have ended theirs; or each is one; or each, whose staleness is told
 NO_UPDATE, COMMON, EACH, AGED = range(4)
 # Who gets messages (MANNER): servers, each for itself, or all peers; servers together; a peer that answers; a peer
@@ -49,10 +51,12 @@ CHOICES = 9  # it needs choices
 ASKED = 6  # an operation, or a server, asks
 UPDATED = 7  # as many updates have been made as should be
 GOING = 8  # (nothing)
+FETCHING = 10  # the actor PENDING takes its next batch
+ELSEWHERE = 11  # the network has ended what no actor has sent: the first N_ELSEWHERE completions, at the time WHEN
 
 # What a row of the log tells, besides the number of a NOTE, ASK or STEP
 # (LOST: work until `where` of a gradient that was begun at `begin`, by an actor that is back now)
-SERVED, WORKED, WAITED, DELIVERED, LOST = -1, -2, -3, -4, -5
+SERVED, WORKED, WAITED, DELIVERED, LOST, BROUGHT = -1, -2, -3, -4, -5, -6
 
 # Places in `counts` (int64), behind N_CALENDAR, N_WOKEN and SEQUENCE of :mod:`ddlsim.network.tasks`
 ADVANCE, SEND = 3, 4  # addresses in the kernel
@@ -74,13 +78,17 @@ HELD, LAST_HELD = 22, 23  # actors that wait for others' clocks
 ASKING = 24  # the way on which a peer is about to answer, -1 if there is none
 N_UPDATES = 25  # so far, of AGED steps
 FAILING = 26  # 1: some actor crashes at some time
-N_COUNTS = 27
+FETCHED = 27  # 1: the batch that the actor PENDING takes is there
+N_ELSEWHERE = 28  # completions of what no actor has sent
+N_TAKEN = 29  # completions, altogether
+N_COUNTS = 30
 
 # Places in `reals` (float64)
 NOW = 0
 QUIET = 1  # the network is known to complete nothing before
 NBYTES = 2  # sent
-N_REALS = 3
+WHEN = 3  # something ended that no actor has sent
+N_REALS = 4
 
 MANY = 1 << 62  # no bound
 BLOCK = 64  # factors of an actor that are drawn ahead
@@ -90,7 +98,7 @@ CHOICE = record(end="n", target="n", route="n", back_route="n")
 
 # What happens (EVENT.item & 15; the rest is the number of an actor, a way or a server)
 START, WORK_ENDS, ARRIVES, GRANTED, SERVICE_ENDS, RELEASED, ANSWERED, RETURNED, READ, THROUGH = range(10)
-UPDATES, END, BACK, GONE = range(10, 14)
+UPDATES, END, BACK, GONE, FED = range(10, 15)
 
 # What a gradient has become (ACTOR.part)
 DROPPED, ADDED, COMPLETING = range(3)
@@ -98,7 +106,7 @@ DROPPED, ADDED, COMPLETING = range(3)
 #: number: as the kind says; redo: of work that a crash undoes the operation with which that begins, else -1
 OP = record(kind="n", number="i", redo="n")
 #: start: s, of what it does; factor: of its step; owed: s; queued: s, in the longest queue of its exchange; compute,
-#: communication, waiting: s in all; op: what it does; left: what it waits for, -1 if it does not; cursor: of its
+#: communication, waiting, input: s in all; op: what it does; left: what it waits for, -1 if it does not; cursor: of its
 #: factors; posts: rounds of letters; steps: that have ended; slow: where `slow` begins for it, -1 if nowhere; its ways
 #: are first:last, those that lead to it arrivals[first_in:last_in]; version: of the servers that act together, when it
 #: took it, or updates when its step began; clock: times that it has added to them; part: of an update, above; next:
@@ -106,9 +114,10 @@ OP = record(kind="n", number="i", redo="n")
 #: and of work that crashes have undone; fell: when one did last, s; crash: its next one in `crashes`, -1 if there is
 #: none ever; down: 1 from a crash that has undone work until it is back
 ACTOR = record(
-    start="f", factor="f", owed="f", queued="f", compute="f", communication="f", waiting="f", version="i", clock="i",
-    op="n", left="n", cursor="n", posts="n", steps="n", slow="n", first="n", last="n", first_in="n", last_in="n",
-    part="n", next="n", drawn="n", begun="f", idle="f", lost="f", fell="f", crash="n", down="n",
+    start="f", factor="f", owed="f", queued="f", compute="f", communication="f", waiting="f", input="f",
+    version="i", clock="i", op="n", left="n", cursor="n", posts="n", steps="n", slow="n", first="n", last="n",
+    first_in="n", last_in="n", part="n", next="n", drawn="n", begun="f", idle="f", lost="f", fell="f", crash="n",
+    down="n",
 )  # fmt: skip
 #: nbytes, route, source, target: of the message there, and of the answer (back_); arrived, begin: s, of the request;
 #: seconds: until a peer answers; version: of the server when it answered last; read: letters that have come; under_way:

@@ -20,14 +20,14 @@ import numpy as np
 
 from ddlsim.compiler import entry, inlined
 from ddlsim.network import lane_tables as lt
-from ddlsim.network.calendar import N_CALENDAR, pop
+from ddlsim.network.calendar import N_CALENDAR, pop, push
 from ddlsim.network.compiled import source_stamp
 from ddlsim.network.lane_actors import back, come, go_on, gone, grant, leave, next_op, request, updated, write
 from ddlsim.network.pointers import call_advance, call_send
 from ddlsim.network.state import FULL as NETWORK_FULL
 from ddlsim.network.state import IDLE, N_OUT, Ints
 from ddlsim.network.state import NOW as NETWORK_NOW
-from ddlsim.network.tasks import sort
+from ddlsim.network.tasks import N_WOKEN, sort
 from ddlsim.network.view import attach
 
 
@@ -131,6 +131,12 @@ def happen(t: lt.Tables, item, now):  # type: ignore[no-untyped-def]
             write(t, lt.WORKED, i, t.actors[i].op, t.actors[i].start, now, now)
         next_op(t, i)
         return i
+    if what == lt.FED:
+        t.actors[i].input += now - t.actors[i].start
+        if t.counts[lt.SPANS] == 1:
+            write(t, lt.BROUGHT, i, t.actors[i].op, t.actors[i].start, now, now)
+        next_op(t, i)
+        return i
     if what in (lt.ARRIVES, lt.ANSWERED) and manner == lt.TOGETHER:
         less(t, t.ways[i].actor, now)
     elif what in (lt.ARRIVES, lt.ANSWERED) and manner >= lt.ANSWERING:
@@ -199,6 +205,9 @@ def _entry_point(stamp: int) -> Any:
             calendar, sends, log,
         )  # fmt: skip
         net = attach(table)
+        while counts[N_WOKEN] > 0:
+            counts[N_WOKEN] -= 1
+            push(counts, calendar, calendar[counts[N_CALENDAR]].time, calendar[counts[N_CALENDAR]].item)
         if counts[lt.ENDING] == 1:
             counts[lt.ENDING] = 0
             come(t, reals[lt.NOW], lt.END, 0)
@@ -225,7 +234,7 @@ def _entry_point(stamp: int) -> Any:
                         source = ways[way].target if back == 1 else ways[way].source
                         target = ways[way].source if back == 1 else ways[way].target
                         route = ways[way].back_route if back == 1 else ways[way].route
-                        handle = counts[lt.N_SENT] * 2 * ways.size + sends[i]
+                        handle = counts[lt.N_SENT] * (2 * ways.size + 1) + sends[i]
                         counts[lt.N_SENT] += 1
                         reals[lt.NBYTES] += nbytes
                         call_send(counts[lt.SEND], table, handle, source, target, route, nbytes, now)
@@ -240,9 +249,18 @@ def _entry_point(stamp: int) -> Any:
                         net.counts[N_OUT] = 0
                         sort(net.out, n)
                         time = net.reals[NETWORK_NOW]
+                        counts[lt.N_TAKEN] += n
                         for i in range(n):
-                            message = (-1 - net.out[i].id) % (2 * ways.size)
-                            come(t, time, lt.ANSWERED if message & 1 == 1 else lt.ARRIVES, message >> 1)
+                            message = (-1 - net.out[i].id) % (2 * ways.size + 1)
+                            if message == 2 * ways.size:
+                                net.out[counts[lt.N_ELSEWHERE]].id = net.out[i].id
+                                net.out[counts[lt.N_ELSEWHERE]].rank = net.out[i].rank
+                                counts[lt.N_ELSEWHERE] += 1
+                            else:
+                                come(t, time, lt.ANSWERED if message & 1 == 1 else lt.ARRIVES, message >> 1)
+                        if counts[lt.N_ELSEWHERE] > 0:
+                            reals[lt.WHEN] = time
+                            return lt.ELSEWHERE
                         continue
                     reals[lt.QUIET] = after
                 if after > limit:

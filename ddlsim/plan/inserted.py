@@ -1,4 +1,5 @@
-"""Plans with further work put in between: evaluations before steps, encoding and decoding of what is exchanged."""
+"""Plans with further work put in between: evaluations before steps, encoding and decoding of what is exchanged, waits
+for the samples of a micro-batch."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ddlsim.errors import ConfigError
-from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, COMPUTE, PUSH_PULL, REDUCE_SCATTER, Ints, Plan
+from ddlsim.plan.plan import ALL_REDUCE, COLUMNS, COMPUTE, FORWARD, PUSH_PULL, REDUCE_SCATTER, Ints, Plan
 
 ENCODE, DECODE = "encode", "decode"
 #: collectives that sum what has been encoded
@@ -73,6 +74,17 @@ def with_codes(plan: Plan, *, decodes: bool, together: bool) -> Plan:
     place[order] = np.arange(len(order))
     arrived = came[waited] if together else sums[waited]
     return inserted(plan, (ENCODE, DECODE), before[order], columns, (place[n:], arrived), (sums, place[:n]))
+
+
+def with_samples(plan: Plan, name: str) -> Plan:
+    """Return a plan in which ranks do other work, of no seconds, before they pass a micro-batch through the first
+    layer: its samples must be there. A pass that is made again has them still."""
+    rows = np.flatnonzero((plan.kind == FORWARD) & (plan.first == 0))
+    width = int(plan.batch.max(initial=0)) + 2
+    pairs = (plan.step[rows] * plan.n_ranks + plan.rank[rows]) * width + plan.batch[rows] + 1
+    rows = rows[np.sort(np.unique(pairs, return_index=True)[1])]
+    columns = {"lane": plan.lane[rows], "step": plan.step[rows], "name": len(plan.names)}
+    return inserted(plan, (name,), rows, columns, (_NONE, _NONE), (rows[:0], rows[:0]))
 
 
 def _waiting(plan: Plan, sums: Ints, row: Ints, need: Ints, computing: Ints) -> tuple[Ints, Ints]:

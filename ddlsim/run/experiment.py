@@ -27,6 +27,7 @@ from ddlsim.strategies import AllReduce, Strategy
 from ddlsim.units import si
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown, Slower
+from ddlsim.workload.copies import Copies
 from ddlsim.workload.devices import Device, DeviceLike
 from ddlsim.workload.input import Input
 from ddlsim.workload.jitter import Jitter, NoJitter, SlowDown
@@ -121,7 +122,7 @@ class Experiment:
     faults          workers that stand still for a while (Stop), links that are slow or down (LinkFault)
     overlap_slowdown  how many times as long devices compute while they communicate: a number, or an OverlapSlowdown
     speed           permanent compute speed factor per worker (1.0: nominal), or a Spread of devices of one kind
-    input           how samples come into the devices, which those of a machine share; None: they are there
+    input           where samples come from, an Input, or how they come into devices, Copies; None: they are there
     failures        what stops the run, and what it takes to go on; see ``Result.life``
     checkpoints     how often its state is saved, at what cost
     elastic         when machines fail, the others go on without them, instead of all from a checkpoint
@@ -154,7 +155,7 @@ class Experiment:
     faults: Faults = ()
     overlap_slowdown: SlowdownLike = NO_SLOWDOWN
     speed: SpeedLike | None = None
-    input: Input | None = None
+    input: Input | Copies | None = None
     failures: Failures | None = None
     checkpoints: Checkpoints | None = None
     elastic: Elastic | None = None

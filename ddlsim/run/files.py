@@ -52,8 +52,10 @@ from ddlsim.run.traced import Traced
 from ddlsim.runtime.fabric import Fabric
 from ddlsim.strategies import Strategy
 from ddlsim.workload import jitter as jitters
+from ddlsim.workload.caches import Cache
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline
 from ddlsim.workload.contention import OverlapSlowdown
+from ddlsim.workload.copies import Copies
 from ddlsim.workload.input import Input
 from ddlsim.workload.model import load_model
 from ddlsim.workload.spread import Spread
@@ -140,6 +142,7 @@ PARTS: Mapping[str, Kinds] = {
     "work": {"server-work": strategies.ServerWork},
     "host": {"host-memory": strategies.HostMemory},
     "groups": {"distribution": strategies.Distribution},
+    "cache": {"cache": Cache},
 }
 #: field of an experiment -> what a table in it may describe
 FIELDS: Mapping[str, Kinds] = {
@@ -149,7 +152,7 @@ FIELDS: Mapping[str, Kinds] = {
     "slow_downs": {"slow-down": jitters.SlowDown},
     "faults": {"stop": Stop, "link-fault": LinkFault},
     "speed": {"spread": Spread},
-    "input": {"input": Input},
+    "input": {"input": Input, "copies": Copies},
     "failures": {"failures": Failures},
     "checkpoints": {"checkpoints": Checkpoints},
     "elastic": {"elastic": Elastic},
@@ -227,6 +230,8 @@ def value_of(path: Path, field: str, value: object, where: str) -> object:
         value = {**value, "path": str(path.parent / value["path"])}  # of a trace
     if field == "failures" and isinstance(value.get("trace"), str):
         value = {**value, "trace": str(path.parent / value["trace"])}
+    if field == "input":
+        value = {"type": "input", **value}
     if field == "training":
         data = value.get("data")
         near = {"data": str(beside(path, data))} if isinstance(data, str) else {}

@@ -17,8 +17,9 @@ from ddlsim.network import BusyIntervals
 from ddlsim.run.alone import alone, batches_alone
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.living import has_life, life_of, useful_samples
-from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, WAITING, Recorder
+from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Recorder
 from ddlsim.workload.compute import Workload
+from ddlsim.workload.input import Input
 from ddlsim.workload.stage import stages_of
 
 if TYPE_CHECKING:
@@ -195,14 +196,18 @@ class Outcome:
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """How the workers spent their time on average: compute, communication, waiting, idle; they add up to 1."""
+        """How the workers spent their time on average: compute, communication, waiting, input (of runs that have one),
+        idle; they add up to 1."""
         table = self.device_seconds
         return {name: float(values.mean() / self.end_time) for name, values in table.items()}
 
     @cached_property
     def device_seconds(self) -> dict[str, Floats]:
-        """s that each worker's device spent on compute, communication, waiting and idle, each (n_workers,)."""
-        kinds = (COMPUTE, COMMUNICATION, WAITING)
+        """s that each worker's device spent on compute, communication, waiting, input (of runs that have one) and idle,
+        each (n_workers,)."""
+        kinds = [COMPUTE, COMMUNICATION, WAITING]
+        if isinstance(self.experiment.input, Input):
+            kinds.append(INPUT)
         table = {kind: np.array([seconds[kind] for seconds in self.recorder.seconds]) for kind in kinds}
         table["idle"] = np.array(self.recorder.idle)
         return table

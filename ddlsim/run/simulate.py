@@ -24,10 +24,11 @@ from ddlsim.learning.monitor import Monitor, Progress
 from ddlsim.network import Network
 from ddlsim.run.calibrated import as_measured, outside
 from ddlsim.run.conservation import check_result
+from ddlsim.run.copies_share import input_note
 from ddlsim.run.crashes import crashes_of
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.faults import check_faults, let_happen, standstills
-from ddlsim.run.input_share import check_input, input_note, takes_samples, with_input
+from ddlsim.run.feeding import check_source, feed_notes, feed_of, with_copies
 from ddlsim.run.lighter import what_fits
 from ddlsim.run.living import check_free, check_life, check_replicas, has_life, life_notes
 from ddlsim.run.notes import (
@@ -122,8 +123,7 @@ def place(experiment: Experiment) -> Placed:
         if max(slow.ranks) >= n_workers:
             raise ConfigError(f"slow_downs: rank {max(slow.ranks)} of {slow} is not among the {n_workers} workers")
     check_faults(experiment.faults, cluster, n_workers)
-    if experiment.input is not None:
-        check_input(experiment.strategy, n_workers)
+    check_source(experiment, cluster, nodes)
     workloads = _workloads(experiment, cluster, time_model, nodes)
     notes += input_note([workload for workload, _ in workloads])
     if has_life(experiment):
@@ -274,9 +274,7 @@ def _workloads(
             workload = make(experiment, model) if phase is None else in_phase(make, experiment, model, phase)
             made[key] = workload, device
         result.append(made[key])
-    if experiment.input is not None and takes_samples(experiment.strategy, len(nodes)):
-        return with_input(experiment.input, cluster, nodes, result, experiment.compute)
-    return result
+    return with_copies(experiment, cluster, nodes, result)
 
 
 def _workload(experiment: Experiment, model: Model, device: Device, speed: float, batch_size: int) -> Workload:
@@ -300,6 +298,7 @@ def _workers(prepared: Prepared, loop: Loop, recorder: Recorder, stop: StopRule,
     experiment = prepared.experiment
     regimes, n_workers = prepared.regimes, len(prepared.nodes)
     accumulation = micro_batches(experiment.strategy, experiment.batch_size, n_workers, experiment.accumulation)
+    feed = feed_of(experiment, loop, prepared.cluster, prepared.nodes, prepared.time_model)
     workers = []
     for rank, (node, stage) in enumerate(zip(prepared.nodes, prepared.stages, strict=True)):
         workers.append(
@@ -307,7 +306,7 @@ def _workers(prepared: Prepared, loop: Loop, recorder: Recorder, stop: StopRule,
                 rank, node, loop, stage.workload, recorder, stop, factors(experiment.jitter, experiment.seed, rank),
                 (*experiment.slow_downs, *standstills(experiment.faults)), accumulation, learner,
                 None if regimes is None else functools.partial(regimes.at, rank),
-                overlap_slowdown=cast("OverlapSlowdown", experiment.overlap_slowdown),
+                overlap_slowdown=cast("OverlapSlowdown", experiment.overlap_slowdown), feed=feed,
             )
         )  # fmt: skip
     return workers
@@ -476,6 +475,7 @@ def run(
         notes=(
             *prepared.notes,
             *dict.fromkeys(setting.notes),  # parts of a communicator say the same
+            *feed_notes(experiment, recorder, loop.now),
             *uneven_notes(recorder),
             *learning_notes(experiment, reason, monitor),
             *handed_over_notes(setting, monitor),

@@ -125,7 +125,10 @@ def _annotation(kinds: Sequence[object], has_parts: bool) -> object:
         allowed.append(dict[str, int])
     if has_parts:
         several = any(typing.get_origin(kind) in (tuple, Sequence) and kind not in _PLAIN for kind in kinds)
-        allowed.append(list[dict[str, object]] if several else dict[str, object])
+        if several:
+            allowed.append(list[dict[str, object]])
+        if not several or any(is_dataclass(kind) for kind in kinds):
+            allowed.append(dict[str, object])
     return functools.reduce(operator.or_, allowed) if allowed else None
 
 

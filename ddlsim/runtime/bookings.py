@@ -137,6 +137,11 @@ class Shape:
         return np.array([texts[number] for number in different.tolist()])[which]
 
     @cached_property
+    def samples(self) -> Bools:
+        """Which of these wait for samples."""
+        return np.asarray(self.names == rc.INPUT)
+
+    @cached_property
     def waits(self) -> Texts:
         """What a rank is said to do before each device's task: to wait for the last exchange that it needs."""
         place, need = self._awaited
@@ -190,7 +195,7 @@ class Bookings:
     ) -> None:
         n = len(members)
         self.recorder, self.members, self.shapes, self.keys = recorder, members, shapes, keys
-        self.seconds = {kind: np.zeros(n) for kind in (rc.COMPUTE, rc.COMMUNICATION, rc.WAITING)}
+        self.seconds = {kind: np.zeros(n) for kind in (rc.COMPUTE, rc.COMMUNICATION, rc.WAITING, rc.INPUT)}
         self.booked = np.zeros(n)
         self.step_end: list[Floats] = []
         self._ends = np.zeros(0)  # of the tasks of the latest step
@@ -228,18 +233,20 @@ class Bookings:
         since[shape.first[ranks]] = self.booked[ranks]
         ready = np.minimum(np.maximum(ready, since), start)
         spans = (
-            (rc.WAITING, begun, since, ready), (rc.COMMUNICATION, begun, ready, start), (rc.COMPUTE, over, start, end),
+            (rc.WAITING, begun, since, ready), (rc.COMMUNICATION, begun, ready, start),
+            (rc.COMPUTE, over & ~shape.samples, start, end), (rc.INPUT, over & shape.samples, start, end),
         )  # fmt: skip
         for kind, which, begins, ends in spans:
             who, until = rank[which], ends[which]
             np.add.at(self.seconds[kind], who, until - begins[which])
             np.maximum.at(self.booked, who, until)
             if self.recorder.keep_spans:
-                names = shape.names if kind == rc.COMPUTE else shape.waits
+                names = shape.names if kind in (rc.COMPUTE, rc.INPUT) else shape.waits
                 self._keep(kind, names[which], who, begins[which], until)
         for i in np.flatnonzero(begun & ~over).tolist():
             for worker in self.members[rank[i]]:
-                self.recorder.open[worker] = (rc.COMPUTE, str(shape.names[i]), float(start[i]))
+                kind = rc.INPUT if shape.samples[i] else rc.COMPUTE
+                self.recorder.open[worker] = (kind, str(shape.names[i]), float(start[i]))
 
     def _keep(self, kind: str, names: Texts, ranks: Ints, starts: Floats, ends: Floats) -> None:
         """Show what ranks did, on the tracks of all workers that they stand for."""

@@ -62,7 +62,10 @@ def gradient(setting: Setting, drawn: Follow | None) -> list[Op]:
     ops = [Op(ls.OWED, "evaluation", redo=True)] if setting.learner.task is not None else []
     if first.workload_at is not None:
         ops.append(Op(ls.RESIZE, redo=True))
-    ops += [Op(ls.DRAW, redo=True), forward, early] * (first.accumulation - 1) + [Op(ls.DRAW, redo=True)]
+    batch = [Op(ls.DRAW, redo=True)]
+    if first.feed is not None:
+        batch.insert(0, Op(ls.FETCH, "input", waits="its next batch", redo=True))
+    ops += [*batch, forward, early] * (first.accumulation - 1) + batch
     if drawn is not None:
         ops.append(Op(ls.NOTE, follow=drawn, redo=True))
     return [*ops, forward, late]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import simpy
 
 from ddlsim.errors import DdlsimError, DeadlockError
 from ddlsim.network import lane_tables as ls
+from ddlsim.network.calendar import N_CALENDAR
 from ddlsim.network.lanes import go_round
 from ddlsim.network.pointers import addresses, send_address
 from ddlsim.network.state import Floats, Ints, Records
+from ddlsim.network.tasks import N_WOKEN
 from ddlsim.runtime.lane_ops import Crashes, Op, seconds_of, tables_of
-from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, WAITING, Spans
+from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Spans
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
 
@@ -68,6 +72,7 @@ class Lanes:
             ways["route"] = network.routes(source, target)
             ways["back_route"] = network.routes(target, source) if servers else 0
         network.reserve(len(ways))
+        network.stride = 2 * len(ways) + 1
         self.tables.actors["op"] = first
         counts = self.tables.counts
         counts[ls.ADVANCE], counts[ls.SEND] = addresses()[0], send_address()
@@ -136,15 +141,25 @@ class Lanes:
             if pause is not None and pause():
                 return
             while status not in (ls.OVER, ls.LIMIT):
-                status = go_round(loop.network.table, float(max_time), *self.tables)
+                limit = min(max_time, self._next())
+                counts[ls.N_SENT], self.tables.reals[ls.QUIET] = loop.network.n_sent, -np.inf
+                status = go_round(loop.network.table, float(limit), *self.tables)
                 now = float(self.tables.reals[ls.NOW])
-                loop.network.has_run(max_time if status == ls.LIMIT else now, 0, ())
+                taken, counts[ls.N_TAKEN] = int(counts[ls.N_TAKEN]), 0
+                loop.network.has_run(limit if status == ls.LIMIT else now, taken, (), int(counts[ls.N_SENT]))
                 self._follow()
+                if status == ls.LIMIT and self._turn(limit):
+                    status = ls.GOING
+                    continue
                 loop.env.pass_time(max_time if status == ls.LIMIT else now)
                 if status == ls.FULL:
                     loop.network.make_room()
                 elif status == ls.REFILL:
                     self._refill(int(counts[ls.PENDING]))
+                elif status == ls.FETCHING:
+                    self._fetch(self.setting.workers[int(counts[ls.PENDING])])
+                elif status == ls.ELSEWHERE:
+                    self._complete()
                 elif status == ls.CHOICES:
                     self._choose(self.setting.workers[int(counts[ls.PENDING])])
                 elif status == ls.STUCK:
@@ -164,6 +179,49 @@ class Lanes:
                 "the others wait for them; give failures a repair time, or choose a strategy that needs fewer of them"
             )
         return DeadlockError(f"deadlock at {now:.6g} s: nothing is left to happen, but the run goes on")
+
+    # ------------------------------------------------------------ batches of samples, which processes bring
+
+    def _next(self) -> float:
+        """Return when processes do something next that bring batches, s: no worker goes beyond."""
+        loop = self.setting.loop
+        if self.setting.workers[0].feed is None:
+            return np.inf
+        return loop.now if loop.asks else float(loop.env.peek())
+
+    def _turn(self, now: float) -> bool:
+        """Let processes do all that comes at an instant; return whether there was anything."""
+        loop = self.setting.loop
+        if self._next() > now or now == np.inf:
+            return False
+        while loop.env.peek() == now:
+            loop.env.step()
+        loop.start_queued()
+        return True
+
+    def _complete(self) -> None:
+        """Tell processes what the network has ended of theirs."""
+        loop, counts, when = self.setting.loop, self.tables.counts, float(self.tables.reals[ls.WHEN])
+        n, counts[ls.N_ELSEWHERE] = int(counts[ls.N_ELSEWHERE]), 0
+        ids, ranks = loop.network.completed(n)
+        for number, rank in zip(ids.tolist(), ranks.tolist(), strict=True):
+            loop.complete(number, rank, when)
+
+    def _fetch(self, worker: Worker) -> None:
+        """Let a worker take its next batch."""
+        assert worker.feed is not None
+        batch = worker.feed.take(worker.rank, worker.workload.batch_size)
+        if batch is None:
+            self.tables.counts[ls.FETCHED] = 1
+            return
+        self.tables.counts[ls.PENDING] = -1
+        assert batch.callbacks is not None
+        batch.callbacks.append(functools.partial(self._brought, worker.rank))
+
+    def _brought(self, rank: int, _: simpy.Event) -> None:
+        counts = self.tables.counts
+        self.tables.calendar[counts[N_CALENDAR] + counts[N_WOKEN]] = (self.setting.loop.now, 0, ls.FED + 16 * rank)
+        counts[N_WOKEN] += 1
 
     def _refill(self, rank: int) -> None:
         """Draw a worker's next factors."""
@@ -285,6 +343,7 @@ class Lanes:
 
         keep(COMPUTE, ls.WORKED, "begin", "time")
         keep(COMPUTE, ls.LOST, "begin", "where")
+        keep(INPUT, ls.BROUGHT, "begin", "time")
         keep(WAITING, ls.WAITED, "begin", "where")
         keep(COMMUNICATION, ls.WAITED, "where", "time")
         for row in rows[rows["what"] == ls.SERVED]:
@@ -300,10 +359,10 @@ class Lanes:
     def _close(self) -> None:
         """Book what workers have done, and what they are in the middle of."""
         recorder, actors = self.setting.recorder, self.tables.actors
-        self.setting.loop.nbytes_asked = float(self.tables.reals[ls.NBYTES])
+        self.setting.loop.nbytes_asked += float(self.tables.reals[ls.NBYTES])
         for rank in range(len(actors)):
             actor, op = actors[rank], self.ops[actors[rank]["op"]]
-            for kind in (COMPUTE, COMMUNICATION, WAITING):
+            for kind in (COMPUTE, COMMUNICATION, WAITING, INPUT):
                 recorder.seconds[rank][kind] += float(actor[kind])
             recorder.idle[rank] += float(actor["idle"])
             recorder.lost[rank] = float(actor["lost"])
@@ -316,6 +375,8 @@ class Lanes:
                 continue
             recorder.booked[rank] = float(actor["start"])
             kind, what = COMPUTE, op.name
-            if op.kind not in (ls.WORK, ls.OWED):
+            if op.kind == ls.FETCH:
+                kind, what = INPUT, op.name
+            elif op.kind not in (ls.WORK, ls.OWED):
                 kind, what = COMMUNICATION, op.waits.format(begun=actor["posts"] - 1, ended=actor["posts"])
             recorder.open[rank] = (kind, what or op.name, float(actor["start"]))

@@ -12,6 +12,7 @@ import numpy.typing as npt
 COMPUTE = "compute"
 COMMUNICATION = "communication"  # a worker does nothing but wait for bytes
 WAITING = "waiting"  # a worker waits for other workers or for a server's queue
+INPUT = "input"  # a worker waits for its next batch of samples
 TRANSFER = "transfer"  # a collective or message in the background; not part of the worker's time
 
 
@@ -73,7 +74,7 @@ class Recorder:
     _spans: list[Span] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.seconds = [{COMPUTE: 0.0, COMMUNICATION: 0.0, WAITING: 0.0} for _ in range(self.n_workers)]
+        self.seconds = [{COMPUTE: 0.0, COMMUNICATION: 0.0, WAITING: 0.0, INPUT: 0.0} for _ in range(self.n_workers)]
         self.step_end = [[] for _ in range(self.n_workers)]
         self.idle = [0.0] * self.n_workers
         self.booked = [0.0] * self.n_workers

@@ -11,7 +11,7 @@ from ddlsim.errors import ConfigError, DeadlockError
 from ddlsim.network.executor import Executor
 from ddlsim.network.state import Records
 from ddlsim.network.tasks import OPTIONAL
-from ddlsim.plan.inserted import SUMMING, with_codes, with_evaluations
+from ddlsim.plan.inserted import SUMMING, with_codes, with_evaluations, with_samples
 from ddlsim.plan.live import LIVE, N_STEPS, first_steps, live_steps
 from ddlsim.plan.order import Order
 from ddlsim.plan.plan import FORWARD, REDUCE_SCATTER, Bools, Floats, Plan
@@ -21,7 +21,7 @@ from ddlsim.runtime.common_model import CommonModel, Gradients, Met
 from ddlsim.runtime.communicator import Communicator
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.slowdowns import with_slowdowns
-from ddlsim.runtime.travel import Travel, way_of
+from ddlsim.runtime.travel import SAMPLES, Travel, way_of
 from ddlsim.runtime.worker import UNVARIED
 from ddlsim.workload.compute import Workload
 
@@ -165,7 +165,8 @@ class TableRun:
                 carrier = self.exchanges.carrier(kind, group, parts=parts)
                 if carrier is not None:
                     plan = with_codes(plan, decodes=carrier.decodes, together=kind == REDUCE_SCATTER)
-        return plan if self.learner.task is None else with_evaluations(plan, EVALUATION)
+        plan = plan if self.learner.task is None else with_evaluations(plan, EVALUATION)
+        return plan if self.workers[0].feed is None else with_samples(plan, SAMPLES)
 
     # ------------------------------------------------------------ running
 

@@ -13,11 +13,14 @@ from ddlsim.network import tasks
 from ddlsim.network.executor import Executor
 from ddlsim.plan.inserted import DECODE, ENCODE, SUMMING
 from ddlsim.plan.live import LiveSteps
-from ddlsim.plan.plan import ALL_REDUCE, KINDS, Bools, Floats, Ints, Plan
+from ddlsim.plan.plan import ALL_REDUCE, FORWARD, KINDS, Bools, Floats, Ints, Plan
 from ddlsim.runtime.carrier import Carrier, Dense, Exchanges
 from ddlsim.runtime.coded import Coded
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import Worker
+
+#: what a rank waits for before it passes a micro-batch through the first layer
+SAMPLES = "input"
 
 #: kind of collective, group, whether it is of parts of the gradients
 Way = tuple[int, int, bool]
@@ -30,7 +33,7 @@ def way_of(plan: Plan, row: int) -> Way:
 
 class Travel:
     """What goes on outside the tasks of steps (:class:`~ddlsim.network.executor.Outside`): collectives of known time,
-    those that go by processes, and the seconds of encoding and decoding, which can depend on values.
+    those that go by processes, the seconds of encoding and decoding, which can depend on values, and samples.
 
     workers   of the ranks of the plan
     owner     whose run it is, for messages
@@ -69,6 +72,7 @@ class Travel:
         collectives = np.flatnonzero(plan.kind[steps.row] >= ALL_REDUCE)
         self._task[steps.tasks.key[collectives]] = collectives
         self.decoding = plan.names.index(DECODE) if DECODE in plan.names else -1
+        self._brought: dict[tuple[int, int], tuple[int, simpy.Event | None]] = {}
 
     def _by(self, way: str) -> Bools:
         """Return which rows of the plan are collectives that travel in a `way`."""
@@ -89,7 +93,13 @@ class Travel:
     @functools.cached_property
     def asked(self) -> Bools:
         """Which rows of the plan take as long as somebody says when they begin."""
-        return self.coding | (self._by("process") & (self.steps.plan.queue < 0))
+        return self.coding | self.sampling | (self._by("process") & (self.steps.plan.queue < 0))
+
+    @functools.cached_property
+    def sampling(self) -> Bools:
+        """Which rows of the plan wait for samples."""
+        plan = self.steps.plan
+        return np.asarray(plan.name == (plan.names.index(SAMPLES) if SAMPLES in plan.names else len(plan.names)))
 
     @functools.cached_property
     def coding(self) -> Bools:
@@ -163,9 +173,47 @@ class Travel:
             carrier, decodes = self._summing[rank, part], plan.name[row] == self.decoding
             seconds = (carrier.decode_seconds if decodes else carrier.encode_seconds)(worker, step, part)
             return seconds * self.factor(step, rank)
+        if self.sampling[row]:
+            batch = self._samples(step, row)
+            if batch is None or batch.triggered:
+                return 0.0
+            _after(batch, functools.partial(self._end, [task]))
+            return float("inf")
         carrier = self.carriers[way_of(plan, row)]
         _after(carrier.carry(worker, step, part, float(plan.nbytes[row])), functools.partial(self._end, [task]))
         return float("inf")
+
+    def _samples(self, step: int, row: int) -> simpy.Event | None:
+        """Return what a rank waits for that needs samples, None if they are there: the first of the ranks that share a
+        micro-batch reads it."""
+        batch, (reader, n_ranks) = int(self._passes[row]), self._sharing[row]
+        left, event = self._brought.pop((step, batch), (n_ranks, None))
+        if left == n_ranks:
+            worker = self.workers[reader]
+            assert worker.feed is not None
+            event = worker.feed.take(worker.rank, worker.workload.batch_size)
+        if left > 1:
+            self._brought[step, batch] = left - 1, event
+        return event
+
+    @functools.cached_property
+    def _passes(self) -> Ints:
+        """The micro-batch that each row that waits for samples, and is followed by its pass, waits for."""
+        plan = self.steps.plan
+        rows = np.flatnonzero((plan.kind == FORWARD) & (plan.first == 0))
+        batch = np.full(len(plan), -1)
+        batch[plan.previous[rows][plan.previous[rows] >= 0]] = plan.batch[rows][plan.previous[rows] >= 0]
+        return batch
+
+    @functools.cached_property
+    def _sharing(self) -> dict[int, tuple[int, int]]:
+        """Of each row that waits for samples: the rank that reads them, and how many ranks share them."""
+        plan = self.steps.plan
+        groups: dict[tuple[int, int], list[int]] = {}
+        for row in np.flatnonzero(self.sampling).tolist():
+            groups.setdefault((int(plan.step[row]), int(self._passes[row])), []).append(row)
+        ranks = {each: int(min(plan.rank[rows])) for rows in groups.values() for each in rows}
+        return {row: (ranks[row], len(rows)) for rows in groups.values() for row in rows}
 
     def _end(self, rows: list[int], _: simpy.Event) -> None:
         self.executor.end(rows, self.executor.now)

@@ -1,7 +1,7 @@
 """What a strategy sees of the run: workers that compute, and the rule that ends the run.
 
 Times come from the workload (seconds per layer), multiplied by the step's jitter factor and stretched by
-transient slow-downs. Every second of a worker is booked as compute, communication or waiting; what is left
+transient slow-downs. Every second of a worker is booked as compute, communication, waiting or input; what is left
 of the wall time is idle.
 """
 
@@ -17,8 +17,9 @@ import simpy
 from ddlsim.errors import DeadlockError
 from ddlsim.learning import ABSENT, Array, Learner, Value
 from ddlsim.learning.monitor import Monitor
+from ddlsim.runtime.feed import Feed
 from ddlsim.runtime.loop import Loop
-from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, WAITING, Recorder
+from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Recorder
 from ddlsim.streams import stream
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
@@ -111,6 +112,7 @@ class Worker:
 
     ``params`` are the parameters that it works with, shape (n_params,); without data they are ABSENT. Where batches
     grow or images change, ``workload_at`` tells what it computes at an epoch: the same object while it is the same.
+    Where samples must come from somewhere, ``feed`` brings them.
     """
 
     rank: int
@@ -129,6 +131,7 @@ class Worker:
     overlap_slowdown: OverlapSlowdown = NO_SLOWDOWN
     #: seconds of compute that somebody has asked for, done before the next step (an evaluation)
     owed: float = 0.0
+    feed: Feed | None = None
 
     def __post_init__(self) -> None:
         self.slow_downs = tuple(s for s in self.slow_downs if self.rank in s.ranks)
@@ -187,10 +190,23 @@ class Worker:
             if workload is not self.workload:
                 self.use(workload)
         for _ in range(self.accumulation - 1):
+            yield from self.await_batch()
             self.factor = next(self.factors)
             yield from self.forward()
             yield from self.compute(self.workload.backward_time, "backward")
+        yield from self.await_batch()
         self.factor = next(self.factors)
+
+    def await_batch(self) -> Process:
+        """Wait for the samples of the next (micro-)step, where they must come from somewhere."""
+        batch = None if self.feed is None else self.feed.take(self.rank, self.workload.batch_size)
+        if batch is not None:
+            start = self.loop.now
+            self.loop.waiting[self.name] = "its next batch"
+            self.recorder.begin(self.rank, INPUT, "input", start)
+            yield batch
+            del self.loop.waiting[self.name]
+            self.recorder.worker(self.rank, INPUT, "input", start, self.loop.now)
 
     def forward(self) -> Process:
         """Compute the forward pass of the (last micro-)step."""

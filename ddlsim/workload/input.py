@@ -1,65 +1,130 @@
-"""How samples come into the devices of a machine, and how long a device waits for them."""
+"""Where samples come from: a data set on a storage node, caches on the way, processors that decode, batches ahead.
+
+Nothing runs here: :mod:`ddlsim.runtime.feed` brings the batches in a run, :mod:`ddlsim.workload.caches` says what is
+found in a cache.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from itertools import pairwise
+from typing import Annotated, cast
 
-from ddlsim.arguments import Count, checked, number, one_of, quantity
+from ddlsim.arguments import Bytes, Count, Index, Rule, by, checked, quantity
+from ddlsim.arguments.annotations import rule_of
+from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.units import si
+from ddlsim.workload.caches import Cache
+from ddlsim.workload.datasets import DATASETS
 
-#: over the bytes of a batch
-Passes = Annotated[float, number(0.0, hint=" passes, such as 2")]
+
+def _levels(value: object, where: str) -> object:
+    return _CACHES((value,) if isinstance(value, Cache) else value, where)
+
+
+def _known(value: object, where: str) -> object:
+    if value not in DATASETS:
+        raise unknown_name("data set", str(value), DATASETS, where)
+    return value
+
+
+_CACHES = cast(Rule, rule_of(tuple[Annotated[Cache, "a Cache('minio', '64 GB')"], ...]))
+CachesLike = Annotated[Cache | Sequence[Cache], by(_levels)]
 
 
 @checked
 @dataclass(frozen=True)
 class Input:
-    """The way of samples into devices, which the devices of a machine share.
+    """How workers come by their samples: read from storage and caches, prepared on processors, copied to the device.
 
-    prefetch  "device": the next batch is copied to the device while it computes (PyTorch with pinned memory and
-              non_blocking copies, tf.data's prefetch_to_device, DALI); "host": it waits in the machine's memory and is
-              copied when the step before it has ended, since it goes where the last one still is (MXNet's Module)
-    nbytes    of a sample as it is copied; None: every element of the model's input in 4 bytes
-    prepare   s that a thread needs to read, decode and augment a sample; 0: they are ready, or synthetic
-    threads   of each machine that do this
-    cut       passes over a machine's batch that one thread makes to cut it up for the devices, from the end of the
-              forward pass on; 0: every device has a loader of its own
-    memory    bytes/s that this thread reads and writes
+    dataset        "imagenet", "cifar10" or "coco2017", which say the three sizes below; None: they are given
+    storage        node of the cluster that has the data; machines that read from it share its bandwidth and its links.
+                   None: the data lie in the memory of every machine
+    samples        of the data set; only caches need to know
+    sample_bytes   of one as it is stored and read
+    decoded_bytes  of one as it is copied to a device; None: every element of the model's input in 4 bytes
+    prep_seconds   s that a core needs to decode and augment one; 0: they are ready
+    cpu_workers    cores of each machine that do this, together, for one batch of the machine after the other
+    prefetch       batches that each worker has asked for ahead of the one that it computes; 0: it asks for each when it
+                   needs it
+    cache          a :class:`~ddlsim.workload.caches.Cache` on every machine, or several, the nearest first
+    read_samples   samples that one operation of the storage reads: 1 for files, more where they are packed together
+    epoch          from 1, in which the run begins, which is what is in the caches then. None: the first one where
+                   workers learn, otherwise one late enough for caches to be as full as they get
+
+    Raises ConfigError for values that make no sense, or not together.
     """
 
-    prefetch: Annotated[str, one_of("device", "host")] = "device"
-    nbytes: Annotated[float | str, quantity("bytes", "600 kB")] | None = None
-    prepare: Annotated[float | str, quantity("time", "10 ms", zero=True)] = 0.0
-    threads: Count = 4
-    cut: Passes = 0.0
-    memory: Annotated[float | str, quantity("bandwidth", "10 GB/s")] = "10 GB/s"
+    dataset: Annotated[str, by(_known)] | None = None
+    _: KW_ONLY
+    storage: str | None = None
+    samples: Count | None = None
+    sample_bytes: Bytes | None = None
+    decoded_bytes: Bytes | None = None
+    prep_seconds: Annotated[float | str, quantity("time", "10 ms", zero=True)] = 0.0
+    cpu_workers: Count = 4
+    prefetch: Index = 2
+    cache: CachesLike = ()
+    read_samples: Count = 1
+    epoch: Count | None = None
 
-    def sample_nbytes(self, input_shape: tuple[int, ...]) -> float:
+    def __post_init__(self) -> None:
+        if self.dataset is None and self.sample_bytes is None and self.storage is not None:
+            raise ConfigError(
+                f"Input: storage = {self.storage!r}, but nothing says what is read from it; give dataset='imagenet', "
+                "or sample_bytes='110 kB'"
+            )
+        if self.levels and self.storage is None:
+            raise ConfigError(
+                "Input: cache has no effect on data that lie in every machine; give storage, a node's name"
+            )
+        if self.levels and self.n_samples is None:
+            raise ConfigError("Input: cache needs to know how much there is to be cached; give dataset, or samples")
+        if self.epoch is not None and not self.levels:
+            raise ConfigError(f"Input: epoch = {self.epoch} says what is in caches, and there are none; leave it out")
+        self._check_levels()
+
+    def _check_levels(self) -> None:
+        for near, far in pairwise(self.levels):
+            if "lru" in (near.policy, far.policy):
+                raise ConfigError("Input: cache: of several none can be 'lru', as it changes what others are asked for")
+            if near.partitioned or far.partitioned:
+                raise ConfigError("Input: cache: a partitioned one goes alone, with nothing but the storage behind it")
+            if self._held(far) <= self._held(near):
+                raise ConfigError(
+                    f"Input: cache of {far.size} behind one of {near.size} is never asked: it holds no more samples; "
+                    "make it larger, or leave it out"
+                )
+
+    def _held(self, cache: Cache) -> float:
+        decoded = si(self.decoded_bytes, "bytes") if self.decoded_bytes is not None else self.stored_nbytes
+        return cache.nbytes / (decoded if cache.holds == "decoded" else self.stored_nbytes)
+
+    @property
+    def levels(self) -> tuple[Cache, ...]:
+        """The caches of a machine, the nearest first."""
+        return cast("tuple[Cache, ...]", self.cache)
+
+    @property
+    def n_samples(self) -> int | None:
+        """Samples of the data set, None where nobody has said."""
+        if self.samples is not None or self.dataset is None:
+            return self.samples
+        return DATASETS[self.dataset].samples
+
+    @property
+    def stored_nbytes(self) -> float:
+        """Bytes that are read for a sample."""
+        if self.sample_bytes is not None:
+            return si(self.sample_bytes, "bytes")
+        return 0.0 if self.dataset is None else DATASETS[self.dataset].sample_nbytes
+
+    def decoded_nbytes(self, input_shape: tuple[int, ...]) -> float:
         """Return the bytes of a sample of this shape on its way to a device."""
-        if self.nbytes is not None:
-            return si(self.nbytes, "bytes")
+        if self.decoded_bytes is not None:
+            return si(self.decoded_bytes, "bytes")
         n_elements = 1
         for size in input_shape:
             n_elements *= size
         return 4.0 * n_elements
-
-    def wait(self, copy: float, n_samples: int, nbytes: float, forward: float, backward: float) -> float:
-        """Return the s that a device waits for samples in a step.
-
-        copy      s that the copy to the device takes
-        n_samples, nbytes  of the batches of all devices of the machine together
-        forward, backward  s of the passes
-        """
-        ready = si(self.prepare, "time") * n_samples / self.threads  # s between batches of the machine
-        late = self.cut * nbytes / si(self.memory, "bandwidth") - backward
-        if self.prefetch == "host":
-            return copy + max(0.0, late, ready - forward - backward - copy)
-        late = late + copy if self.cut > 0.0 else copy - forward - backward
-        return max(0.0, late, ready - forward - backward)
-
-
-#: MXNet's Module: the batch of a machine lies in its memory; when the outputs of a step have been read, the engine's
-#: one thread for processors cuts the next one up (2 passes), and each part is copied into the array that the last step
-#: has read from (apache/mxnet, python/mxnet/module, base_module and executor_group; MXNET_CPU_WORKER_NTHREADS is 1)
-MXNET_INPUT = Input("host", cut=2.0)

@@ -40,7 +40,8 @@ NO_CALLS = {
 }  # fmt: skip
 #: methods that the library calls (a schedule's for every round), and one that has a line of its own
 INSIDE = {
-    "Calibration.drawn", "Calibration.simulated", "Cluster.no_route", "Cluster.with_links", "Table.places",
+    "Calibration.drawn", "Calibration.simulated", "Cluster.no_route", "Cluster.operation_seconds",
+    "Cluster.with_links", "Table.places",
     "Result.interval", "Schedule.blocks", "Schedule.chunks",
     "Schedule.message_bytes",
 }  # fmt: skip
@@ -313,6 +314,11 @@ CALLS = {
     "two_racks": lambda: {"hosts_per_rack": 2, **LINK},
     "torus": lambda: {"sizes": [2, 2], **LINK},
     "with_detail": lambda: {"cluster": star()},
+    "with_storage": lambda: {"cluster": star(), "name": "nfs0", "read": "1 GB/s"},
+    "Cache": lambda: {"policy": "minio", "size": "1 GB"},
+    "minio_cache": lambda: {"size": "1 GB"},
+    "partitioned_cache": lambda: {"size": "1 GB"},
+    "multi_level_cache": lambda: {"ram": "1 GB", "ssd": "1 TB"},
     "BatchStream": lambda: {"shard": np.arange(4), "seed": 0},
     "by_class": lambda: {"labels": np.arange(8) % 2, "n_workers": 2},
     "dirichlet": lambda: {"labels": np.arange(8) % 2, "n_workers": 2, "alpha": 1.0, "seed": 0},

@@ -190,10 +190,10 @@ def test_idle_is_the_sum_of_the_gaps():
     recorder.worker(0, COMMUNICATION, "b", 2.5, 3.0)
     recorder.begin(0, COMPUTE, "c", 4.0)
     recorder.close(6.0)
-    assert recorder.seconds == [{"compute": 3.0, "communication": 0.5, "waiting": 0.0}]
+    assert recorder.seconds == [{"compute": 3.0, "communication": 0.5, "waiting": 0.0, "input": 0.0}]
     assert recorder.idle == [2.5]
     conservation.check_workers(recorder, 6.0)
-    with pytest.raises(ConservationError, match=r"worker 0: compute 3, .* waiting 0 and idle 2\.5 s add up"):
+    with pytest.raises(ConservationError, match=r"worker 0: compute 3, .* input 0 and idle 2\.5 s add up"):
         conservation.check_workers(recorder, 5.0)
 
 

@@ -1,172 +1,329 @@
-"""What devices wait for their samples, against timelines by hand; and devices that are not equally fast."""
+"""Batches that come from storage: closed forms of buffers, shared bandwidth, operations, caches, every strategy."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
 
 import ddlsim
-from ddlsim import AllReduce, Input, Measured, Spread
-from ddlsim.cluster import MultiGpu, star
+from ddlsim import Cache, Input, Measured
+from ddlsim.cluster import Cluster, MultiGpu, star, with_storage
 from ddlsim.errors import ConfigError
-from ddlsim.workload import order_statistics
-from ddlsim.workload.input import MXNET_INPUT
-from ddlsim.workload.spread import WHISKERS
 
-EXACT = {"rel": 1e-9, "abs": 0.0}
-PCIE, COMPUTE, BATCH = 12e9, 0.05, 8
-SAMPLE = 75e6  # bytes: a batch takes 50 ms on a link of its own
-COPY = BATCH * SAMPLE / PCIE
+EXACT = {"rel": 1e-6, "abs": 0.0}
+BATCH = 32
+#: links that take no time, beside which disks and computing can be told
+FAST = "1 PB/s"
 
 
-def machine(n_gpus=4, machines=1):
-    """Machines whose devices share one link to the memory."""
-    host = MultiGpu(n_gpus=n_gpus, pcie_bandwidth=PCIE, pcie_latency=1e-6, n_pcie_switches=1)
-    return star(machines, bandwidth="10 GB/s", latency="1 us", host=host)
+def cluster(n=1, *, read="1 GB/s", bandwidth=FAST, **storage) -> Cluster:
+    return with_storage(star(n, bandwidth=bandwidth, latency="0 s"), "nfs0", read=read, write=FAST, **storage)
 
 
-RING = AllReduce("ring", "none")
+def run(input=None, strategy=None, on=None, *, compute=0.05, steps=20, warmup=10, **fields):
+    source = None if input is None else Input(**{"storage": "nfs0", "sample_bytes": 1e6, **input})
+    return ddlsim.simulate(
+        on or cluster(), "lenet5", strategy or ddlsim.LocalSGD(1000), BATCH, device="v100", input=source,
+        compute=Measured(compute, BATCH), steps=steps, warmup=warmup, **fields,
+    )  # fmt: skip
 
 
-def run(input=None, strategy=RING, cluster=None, **fields):
-    fields = {"compute": Measured(COMPUTE, BATCH), "steps": 2, "warmup": 1, "device": "v100", **fields}
-    return ddlsim.simulate(cluster or machine(), "cifar-cnn", strategy, BATCH, input=input, **fields)
+# ---------------------------------------------------------------- buffers
 
 
-def test_copies_of_one_machine_share_its_link():
-    """Four batches take four times as long as the one that is in the measured step; nothing hides them."""
-    plain, copied = run(), run(Input("host", SAMPLE))
-    assert copied.step_time - plain.step_time == pytest.approx(3 * COPY, **EXACT)
-    assert any(note.startswith("input: devices wait up to 150 ms") for note in copied.notes)
-    assert copied.single_throughput == pytest.approx(plain.single_throughput, **EXACT)  # it would not share
-
-
-def test_machines_do_not_share_their_links():
-    several = machine(2, 3)
-    more = run(Input("host", SAMPLE), cluster=several).step_time - run(cluster=several).step_time
-    assert more == pytest.approx(COPY, **EXACT)
-
-
-def test_copies_to_a_second_buffer_hide_behind_the_step():
-    plain = run().step_times.tolist()
-    assert run(Input("device", SAMPLE / 5)).step_times.tolist() == plain  # 4 * 10 ms, bit for bit
-    late = run(Input("device", SAMPLE)).step_time - run().step_time
-    assert late == pytest.approx(3 * COPY, **EXACT)  # alone it would be 2 us late, the latency of two links
-
-
-def test_alone_in_its_machine_a_device_waits_for_nothing_that_was_not_measured():
-    assert run(Input("host", SAMPLE), workers=1).step_times.tolist() == run(workers=1).step_times.tolist()
-
-
-def test_a_roofline_has_no_input_in_it():
-    ways = (None, Input("host", SAMPLE))
-    by_roofline = [run(input, workers=1, compute=ddlsim.Roofline()).step_time for input in ways]
-    assert by_roofline[1] - by_roofline[0] == pytest.approx(COPY + 2e-6, **EXACT)
-
-
-@pytest.mark.parametrize(("threads", "late"), [(8, 0.0), (4, 30e-3), (2, 110e-3)])
-def test_threads_prepare_samples_meanwhile(threads, late):
-    """Four batches of 8 samples, 10 ms each, by so many threads; a device alone needs a quarter of that."""
-    prepared = run(Input("device", 4.0, prepare="10 ms", threads=threads)).step_time - run().step_time
-    assert prepared == pytest.approx(late, **EXACT)
-
-
-def test_one_thread_cuts_up_the_batch_of_a_machine_during_the_backward_pass():
-    workload = run().workloads[0]
-    cut = run(Input("host", SAMPLE, cut=2.0, memory="24 GB/s")).step_time - run().step_time
-    alone = max(0.0, COPY - workload.backward_time)  # 2 passes at twice the rate of the link
-    assert cut == pytest.approx(4 * COPY - workload.backward_time + 3 * COPY - alone, **EXACT)
-
-
-def test_what_the_wait_is():
-    late = dataclasses.replace(MXNET_INPUT, memory="1 GB/s")
-    assert late.wait(0.1, 8, 1e9, 0.3, 0.6) == pytest.approx(0.1 + 2.0 - 0.6)
-    assert MXNET_INPUT.wait(0.1, 8, 1e9, 0.3, 0.6) == pytest.approx(0.1)  # 0.2 s hide
-    assert Input("device", cut=2.0).wait(0.5, 8, 1e9, 0.3, 0.6) == pytest.approx(0.2 + 0.5 - 0.6)
-    assert Input().sample_nbytes((3, 224, 224)) == 4 * 3 * 224 * 224
-
-
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 4])
 @pytest.mark.parametrize(
-    "strategy",
-    [ddlsim.AsyncParameterServer(placement="colocated"), ddlsim.LocalSGD(2), ddlsim.FSDP(), ddlsim.ADPSGD()],
-    ids=lambda strategy: type(strategy).__name__,
-)
-def test_every_strategy_whose_workers_have_batches_of_their_own_waits(strategy):
-    rates = [run(input, strategy, machine(2, 2), compute=None).throughput for input in (Input("host", SAMPLE), None)]
-    assert rates[0] < 0.9 * rates[1]
+    ("fetch", "prep", "compute"),
+    [
+        (0.05, 0.03, 0.04), (0.03, 0.05, 0.04), (0.03, 0.04, 0.05), (0.02, 0.02, 0.07), (0.06, 0.06, 0.06),
+        (0.05, 0.0, 0.01),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("strategy", [ddlsim.LocalSGD(1000), ddlsim.AllReduce("ring"), ddlsim.ADPSGD()])
+def test_buffer_of_q_batches(fetch, prep, compute, prefetch, strategy):
+    """D/D/1/q: max(compute, fetch, prep, (fetch + prep) / q), and all one after the other for the first batch: in
+    processes, in planned steps and in lanes alike."""
+    result = run(
+        {"sample_bytes": fetch * 1e9 / BATCH, "prep_seconds": prep * 4 / BATCH, "cpu_workers": 4, "prefetch": prefetch},
+        strategy, compute=compute,
+    )  # fmt: skip
+    steady = fetch + prep + compute
+    if prefetch:
+        steady = max(compute, fetch, prep, (fetch + prep) / prefetch)
+    assert result.step_time == pytest.approx(steady, **EXACT)
+    assert result.recorder.step_end[0][0] == pytest.approx(fetch + prep + compute, **EXACT)
+    waited = result.shares["input"] * result.end_time
+    assert result.end_time == pytest.approx(waited + compute * len(result.recorder.updates), **EXACT)
 
 
-def test_workers_that_share_a_batch_are_refused():
-    with pytest.raises(ConfigError, match="input: with Parallel workers share a batch"):
-        run(Input(), ddlsim.Parallel(pipeline=2))
+def test_without_input_there_is_no_such_part():
+    assert "input" not in run().shares
+    assert run().shares["compute"] == pytest.approx(1.0)
+
+
+def test_a_buffer_hides_what_varies():
+    """With jitter of computing, more batches ahead never make a run slower."""
+    times = [
+        run({"prefetch": q, "sample_bytes": 0.04 * 1e9 / BATCH}, jitter=ddlsim.Lognormal(0.5), steps=200).step_time
+        for q in (0, 1, 2, 8)
+    ]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > 1.3 * times[-1]
+
+
+# ---------------------------------------------------------------- what is shared
+
+STRATEGIES = [
+    ddlsim.AllReduce("ring"),
+    ddlsim.LocalSGD(4),
+    ddlsim.ParameterServer(placement="colocated"),
+    ddlsim.AsyncParameterServer(placement="colocated"),
+    ddlsim.KSync(3, placement="colocated"),
+    ddlsim.StaleSynchronous(2, placement="colocated"),
+    ddlsim.ADPSGD(),
+    ddlsim.GossipSGD(0.1),
+    ddlsim.DPSGD(),
+]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: type(strategy).__name__)
+def test_workers_of_every_strategy_share_the_storage(strategy):
+    """Four workers that read 32 MB a step from disks of 1 GB/s take 128 ms for it, whatever they do besides."""
+    result = run({"prefetch": 4}, strategy, cluster(4), compute=0.01, steps=40)
+    rate = BATCH / 0.032
+    cancelled = 4 / 3 if isinstance(strategy, ddlsim.KSync) else 1.0  # one of four gradients is not used
+    assert result.throughput * cancelled == pytest.approx(rate, rel=0.03)
+    assert result.shares["input"] > 0.85
+    assert math.fsum(result.shares.values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+def test_a_step_takes_as_long_as_the_reads_of_all(n):
+    result = run({}, on=cluster(n), compute=0.001)
+    assert result.step_time == pytest.approx(n * 0.032, **EXACT)
+    (busy,) = result.links.query("source == 'nfs0'")["busy"]
+    assert busy > 0.99
+
+
+def test_operations_limit_small_reads():
+    """32 samples at 1,000 operations a second take 32 ms for each of two workers, packed in fours 8 ms."""
+    slow = cluster(2, operations=1000)
+    assert run({"sample_bytes": 10.0}, on=slow, compute=0.001).step_time == pytest.approx(0.064, rel=1e-4)
+    packed = run({"sample_bytes": 10.0, "read_samples": 4}, on=slow, compute=0.001)
+    assert packed.step_time == pytest.approx(0.016, rel=1e-4)
+
+
+def test_reads_and_gradients_share_the_links():
+    """The same bytes come in beside an all-reduce as without one, and both are slower together."""
+    plain = star(4, bandwidth="100 MB/s", latency="0 s")
+    on = with_storage(plain, "nfs0", read=FAST, bandwidth=FAST)
+    ring = ddlsim.AllReduce("ring", "none")
+    alone = run(strategy=ring, on=on, compute=1e-6).step_time
+    reads = run({"sample_bytes": 1e4, "prefetch": 4}, on=on, compute=1e-6).step_time
+    both = run({"sample_bytes": 1e4, "prefetch": 4}, ring, on, compute=1e-6)
+    assert alone == pytest.approx(0.0037, rel=0.01)
+    assert reads == pytest.approx(0.0032, rel=0.01)
+    assert 0.999 < both.step_time / (alone + reads) < 1.05  # all bytes go into the machines, whose links wait little
+    (carried,) = both.links.query("source == 'nfs0'")["nbytes"]
+    assert carried / (4 * BATCH * 1e4) == pytest.approx(both.end_time / both.step_time, abs=5)
+
+
+def test_devices_of_a_machine_share_its_processors_and_its_way():
+    """Four devices, 8 ms to prepare a batch by all cores, 4 ms to copy one over the link that they share."""
+    host = MultiGpu(n_gpus=4, pcie_bandwidth="8 GB/s", pcie_latency="0 s", n_pcie_switches=1, device="v100")
+    machine = star(1, bandwidth="1 GB/s", latency="0 s", host=host)
+    prepared = Input(sample_bytes=1.0, decoded_bytes=10.0, prep_seconds=0.001, cpu_workers=4)
+    copied = Input(sample_bytes=1.0, decoded_bytes=1e6)
+
+    def step(input):
+        return ddlsim.simulate(
+            machine, "lenet5", ddlsim.LocalSGD(1000), BATCH, compute=Measured(0.001, BATCH), input=input, warmup=10
+        ).step_time
+
+    assert step(prepared) == pytest.approx(4 * 0.008, rel=1e-4)
+    assert step(copied) == pytest.approx(4 * 0.004, rel=1e-4)
+
+
+def test_accumulated_micro_batches_are_read_one_by_one():
+    for strategy in (ddlsim.AllReduce("ring"), ddlsim.LocalSGD(1000), ddlsim.ADPSGD()):
+        result = run({}, strategy, cluster(2), compute=0.001, accumulation=3)
+        assert result.step_time == pytest.approx(3 * 2 * 0.032, rel=1e-3)
+
+
+# ---------------------------------------------------------------- models that are split
+
+
+def test_only_the_first_stage_of_a_pipeline_reads():
+    result = ddlsim.simulate(
+        cluster(4), "lenet5", ddlsim.Parallel(pipeline=4), 64, device="v100", steps=5, warmup=5,
+        input=Input(storage="nfs0", sample_bytes=1e6),
+    )  # fmt: skip
+    assert result.step_time == pytest.approx(0.064, rel=1e-3)
+    into = result.links.query("target in ['h0', 'h1', 'h2', 'h3']").set_index("target")["nbytes"]
+    assert into["h0"] > 100 * into["h1"]
+
+
+def test_ranks_that_share_a_batch_read_it_once():
+    on = with_storage(
+        star(1, bandwidth=FAST, latency="0 s", host=MultiGpu(n_gpus=4, inside="nvswitch", nvlink_bandwidth="300 GB/s")),
+        "nfs0", read="1 GB/s",
+    )  # fmt: skip
+    result = ddlsim.simulate(
+        on, "bert-base", ddlsim.Parallel(tensor=4), 8,
+        device="v100", input=Input(storage="nfs0", sample_bytes=1e8), steps=3, warmup=3,
+    )  # fmt: skip
+    (carried,) = result.links.query("source == 'nfs0'")["nbytes"]
+    assert result.step_time == pytest.approx(0.8, rel=0.01)  # eight samples of 100 MB
+    assert carried == pytest.approx(1e9 * result.end_time, rel=0.01)
+
+
+# ---------------------------------------------------------------- caches
+
+
+def test_what_never_leaves_the_cache_is_not_read_again():
+    """Half of the data stay: the first epoch reads all, later ones half; a late one is so from its first batch on."""
+    cached = {"samples": 320, "cache": Cache("minio", 160e6), "prefetch": 1}
+    first = run({**cached, "epoch": 1}, compute=0.001, steps=30, warmup=0)
+    ends = [time for time, _ in first.recorder.updates]
+    assert ends[9] - ends[8] == pytest.approx(0.032, **EXACT)
+    assert ends[19] - ends[18] == pytest.approx(0.016, **EXACT)
+    late = run(cached, compute=0.001)
+    assert late.step_time == pytest.approx(0.016, **EXACT)
+    assert any("as full as they get" in note for note in late.notes)
+
+
+def test_lru_is_worth_less():
+    cached = {"samples": 320, "cache": Cache("lru", 160e6), "epoch": 2}
+    assert run(cached, compute=0.001, steps=5, warmup=2).step_time == pytest.approx(
+        0.032 * (1.0 - 0.5 + 0.5 * math.log(2.0)), **EXACT
+    )
+
+
+def test_partitioned_caches_get_the_rest_from_each_other():
+    """Four machines with room for a quarter each read nothing from the storage, and 3/4 of 32 MB from each other."""
+    on = cluster(4, read="1 MB/s", bandwidth="1 GB/s")
+    parts = {"samples": 1280, "cache": ddlsim.partitioned_cache(320e6)}
+    result = run(parts, on=on, compute=0.001)
+    assert result.step_time == pytest.approx(0.75 * 0.032, rel=1e-4)
+    (read,) = result.links.query("source == 'nfs0'")["nbytes"]
+    assert read == 0.0
+
+
+def test_levels_of_shi_et_al():
+    """A quarter lies decoded in memory, the rest on an SSD of 2 GB/s, 1 ms to prepare a sample on one core."""
+    decoded = 4.0 * 28 * 28
+    levels = ddlsim.multi_level_cache(320 * decoded, 1280e6, "2 GB/s")
+    on = cluster(1, read="1 MB/s")
+    common = {"samples": 1280, "cache": levels, "cpu_workers": 1, "decoded_bytes": decoded}
+    assert run({**common, "prep_seconds": 1e-6}, on=on, compute=1e-6).step_time == pytest.approx(0.75 * 0.016, rel=1e-3)
+    assert run({**common, "prep_seconds": 1e-3}, on=on, compute=1e-6).step_time == pytest.approx(0.75 * 0.032, rel=1e-3)
+
+
+# ---------------------------------------------------------------- what is learned
+
+
+def test_input_changes_when_and_not_what_is_learned():
+    training = ddlsim.Training("digits", rate=0.1, epochs=2)
+
+    def learn(input):
+        return ddlsim.simulate(
+            cluster(2), "digits-cnn", ddlsim.AllReduce("ring"), 32, device="v100", input=input, training=training
+        )
+
+    plain, fed = (
+        learn(None),
+        learn(Input(storage="nfs0", samples=1438, sample_bytes="1 MB", cache=Cache("minio", "1 GB"))),
+    )
+    assert [row.loss for row in fed.evaluations] == [row.loss for row in plain.evaluations]
+    assert fed.end_time > plain.end_time
+
+
+# ---------------------------------------------------------------- files and errors
 
 
 def test_in_files(tmp_path):
     path = tmp_path / "run.toml"
+    (tmp_path / "mine.toml").write_text(
+        '[generator]\ntype = "star"\nn_hosts = 2\nbandwidth = "10 Gbit/s"\nlatency = "10 us"\n\n'
+        '[[storage]]\nname = "nfs0"\nread = "2 GB/s"\nwrite = "1 GB/s"\noperations = 5000\n'
+    )
     path.write_text(
-        'cluster = "office-1gbe"\nmodel = "resnet18"\nspeed = { type = "spread", variation = 0.1 }\n'
-        'input = { type = "input", prepare = "5 ms" }\n'
+        'cluster = "mine.toml"\nmodel = "resnet18"\n\n[input]\ndataset = "imagenet"\nstorage = "nfs0"\n'
+        'cpu_workers = 8\nprefetch = 4\nprep_seconds = "8 ms"\ncache = { policy = "lru", size = "64 GB" }\n'
     )
     loaded = ddlsim.load_experiment(path)
-    assert (loaded.speed, loaded.input) == (Spread(0.1), Input(prepare="5 ms"))
-
-
-# ---------------------------------------------------------------- devices that are not equally fast
-
-
-def test_a_step_takes_as_long_as_the_slowest_device():
-    spread = Spread(0.2)
-    times = [1.0 / speed for speed in spread.speeds(4)]
-    # a little more than compute, since a device that waits exchanges at once with those that come
-    assert run(speed=spread).step_time == pytest.approx(
-        run().step_time + COMPUTE * (max(times) - 1.0), **EXACT
+    cache = Cache("lru", "64 GB")
+    assert loaded.input == Input(
+        "imagenet", storage="nfs0", cpu_workers=8, prefetch=4, prep_seconds="8 ms", cache=cache
     )
+    again = tmp_path / "again.toml"
+    loaded.save(again)
+    assert ddlsim.load_experiment(again).input == loaded.input
+    several = loaded.with_(input=Input("imagenet", storage="nfs0", cache=ddlsim.multi_level_cache("10 GB", "200 GB")))
+    several.save(again)
+    assert ddlsim.load_experiment(again).input == several.input
+    assert "ddlsim.Cache(policy='lru', size='64 GB')" in loaded.to_python()
+    result = ddlsim.simulate(loaded.with_(steps=2, warmup=1))
+    assert result.shares["input"] >= 0.0
 
 
-@pytest.mark.parametrize("n", [2, 8, 64])
-def test_times_are_those_expected_of_a_normal_distribution(n):
-    times = sorted(1.0 / speed for speed in Spread().speeds(n))
-    assert math.fsum(times) / n == pytest.approx(1.0, rel=1e-12)
-    assert times[-1] - 1.0 == pytest.approx(order_statistics.normal(n, sd=0.08 / WHISKERS), rel=0.05)
-    assert pytest.approx(5.396, abs=1e-3) == WHISKERS
+@pytest.mark.parametrize(
+    ("input", "message"),
+    [
+        ({"storage": "nfs"}, r"input: storage: cluster '.*': unknown storage 'nfs'; did you mean 'nfs0'\?"),
+        ({"storage": "switch"}, "input: storage = 'switch' is a switch; name a storage or a host"),
+    ],
+)
+def test_places_that_are_no_storage(input, message):
+    with pytest.raises(ConfigError, match=message):
+        run(input)
 
 
-def test_no_variation_changes_nothing():
-    assert run(speed=Spread(0.0)).step_times.tolist() == run().step_times.tolist()
-    assert Spread().speeds(1) == (1.0,)
-
-
-def test_which_device_is_slow_depends_on_the_seed_alone():
-    assert Spread().speeds(8, 1) == Spread().speeds(8, 1) != Spread().speeds(8, 2)
-    assert sorted(Spread().speeds(8, 1)) == sorted(Spread().speeds(8, 2))
+def test_a_cluster_without_storage():
+    with pytest.raises(ConfigError, match=r"cluster 'star-1' has no storage; add \[\[storage\]\] to its file"):
+        run({}, on=star(1, bandwidth=FAST, latency="0 s"))
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"speed": ()}, "speed = \\(\\): must be a list of one factor above 0 per worker"),
-        ({"speed": (1.0,)}, "speed has 1 factors for 4 workers; give one per worker"),
-        ({"speed": (1.0, -1.0, 1.0, 1.0)}, "speed"),
-        ({"speed": "fast"}, "speed = 'fast'"),
-        ({"input": "host"}, "input = 'host': must be an Input"),
+        ({"prefetch": -1}, "prefetch = -1: must be a whole number of at least 0"),
+        ({"cpu_workers": 0}, "cpu_workers = 0"),
+        ({"dataset": "imagnet"}, "unknown data set 'imagnet'; did you mean 'imagenet'"),
+        ({"storage": "nfs0"}, "nothing says what is read from it; give dataset='imagenet'"),
+        (
+            {"dataset": "imagenet", "cache": Cache("lru", "1 GB")},
+            "cache has no effect on data that lie in every machine",
+        ),
+        ({"storage": "a", "sample_bytes": 1.0, "cache": Cache("lru", "1 GB")}, "cache needs to know how much there is"),
+        ({"dataset": "imagenet", "epoch": 2}, "epoch = 2 says what is in caches, and there are none"),
+        ({"dataset": "imagenet", "storage": "a", "cache": "lru"}, "cache = 'lru'"),
+        (
+            {"dataset": "imagenet", "storage": "a", "cache": [Cache("minio", "2 GB"), Cache("minio", "1 GB")]},
+            "cache of 1 GB behind one of 2 GB is never asked",
+        ),
+        (
+            {"dataset": "imagenet", "storage": "a", "cache": [Cache("lru", "1 GB"), Cache("minio", "2 GB")]},
+            "of several none can be 'lru'",
+        ),
     ],
 )
-def test_errors(fields, message):
+def test_inputs_that_make_no_sense(fields, message):
     with pytest.raises(ConfigError, match=message):
-        run(**fields)
+        Input(**fields)
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("fields", "message"),
     [
-        (lambda: Input("disk"), "prefetch = 'disk'"),
-        (lambda: Input(threads=0), "threads = 0"),
-        (lambda: Input(prepare="-1 ms"), "prepare"),
-        (lambda: Spread(2.0), "variation = 2.0"),
+        ({"policy": "fifo"}, "policy = 'fifo'"),
+        ({"size": "-1 GB"}, "size"),
+        ({"on": "ssd"}, "on = 'ssd', but nothing says how fast it reads; give read='2 GB/s'"),
+        ({"read": "1 GB/s"}, "is of SSDs; give on='ssd'"),
+        ({"policy": "lru", "partitioned": True}, "partitioned goes with policy = 'minio'"),
     ],
 )
-def test_values_that_make_no_sense(make, message):
+def test_caches_that_make_no_sense(fields, message):
     with pytest.raises(ConfigError, match=message):
-        make()
+        Cache(**{"policy": "minio", "size": "1 GB", **fields})

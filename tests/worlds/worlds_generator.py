@@ -19,7 +19,7 @@ from ddlsim import strategies as sg
 from ddlsim.cluster import Cluster, Host, MultiGpu, dragonfly, fat_tree, leaf_spine, racks, star, torus, with_detail
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.cluster.endpoints import Endpoints
-from ddlsim.run.input_share import takes_samples
+from ddlsim.run.copies_share import takes_samples
 from ddlsim.strategies.overlap import overlap_named
 from ddlsim.workload.compute import Affine, Measured
 from ddlsim.workload.jitter import (
@@ -378,7 +378,7 @@ def world(seed: int) -> World:
     if shared.random() < 0.15:
         one = one.with_(speed=ddlsim.Spread(shared.choice((0.08, 0.5))))
     if shared.random() < 0.15 and takes_samples(one.strategy, one.n_workers):
-        one = one.with_(input=ddlsim.Input(
+        one = one.with_(input=ddlsim.Copies(
             shared.choice(("device", "host")), prepare=shared.choice((0.0, "1 ms")), cut=shared.choice((0.0, 2.0))
         ))  # fmt: skip
     return World(seed, one, cut)

@@ -13,8 +13,8 @@ from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.servers import memory_nodes
 from ddlsim.runtime.worker import Process, all_of
 from ddlsim.workload.compute import Roofline, Workload
+from ddlsim.workload.copies import Copies
 from ddlsim.workload.devices import Device
-from ddlsim.workload.input import Input
 from ddlsim.workload.stage import n_replicas
 
 
@@ -33,7 +33,8 @@ def check_input(strategy: object, n_workers: int) -> None:
 
 
 def with_input(
-    input: Input, cluster: Cluster, nodes: Sequence[int], workloads: Sequence[tuple[Workload, Device]], compute: object,
+    input: Copies, cluster: Cluster, nodes: Sequence[int], workloads: Sequence[tuple[Workload, Device]],
+    compute: object,
 ) -> list[tuple[Workload, Device]]:  # fmt: skip
     """Return workloads that begin with what the workers, all with a batch at the same time, wait for it.
 

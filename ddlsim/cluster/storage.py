@@ -1,0 +1,117 @@
+"""Storages: nodes that data sets are read from and checkpoints are written to, behind a link that is their disks.
+
+Disks are a link of kind "disk" between the storage and its network port, which reads in one direction and writes in the
+other, so that all who use them share their rates by the rules of the network.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from ddlsim.arguments import Bandwidth, Positive, checked, quantity
+from ddlsim.cluster.cluster import Cluster, ClusterLike
+from ddlsim.cluster.details import DETAIL_KEYS, LinkDetail
+from ddlsim.cluster.nodes import PLAIN_LINK, Graph, connect
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.units import si
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+_Latency = Annotated[float | str, quantity("time", "10 us", zero=True)]
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """A storage to be added to a cluster: the arguments of :func:`with_storage`."""
+
+    name: str
+    at: str | None = None
+    read: Bandwidth
+    write: Bandwidth | None = None
+    operations: Positive | None = None
+    bandwidth: Bandwidth | None = None
+    latency: _Latency | None = None
+
+
+def add_storage(graph: Graph, storage: Storage, where: str) -> None:
+    """Add a storage to the graph of a cluster. Raises ConfigError, with `where`, for a place that there is not."""
+    at = _place(graph, storage.at, where)
+    port = f"{storage.name}.port"
+    for name in (storage.name, port):
+        if name in graph:
+            raise ConfigError(f"{where}: name = {name!r} is taken already; choose another name")
+    told, detail = _usual_link(graph, at)
+    bandwidth, latency = storage.bandwidth, storage.latency
+    if bandwidth is None and told is None:
+        raise ConfigError(f"{where}: bandwidth is missing: no machine at {at!r} says what links there carry; add it")
+    usual: Mapping[str, Any] = told or {}
+    operations = {} if storage.operations is None else {"operations": storage.operations}
+    graph.add_node(storage.name, kind="storage", host=storage.name, **operations)
+    graph.add_node(port, kind="switch", host=storage.name)
+    read = si(storage.read, "bandwidth")
+    write = read if storage.write is None else si(storage.write, "bandwidth")
+    connect(graph, storage.name, port, "disk", read, 0.0, reverse_bandwidth=write)
+    connect(
+        graph, port, at, "nic",
+        usual["bandwidth"] if bandwidth is None else si(bandwidth, "bandwidth"),
+        usual.get("latency", 0.0) if latency is None else si(latency, "time"),
+        efficiency=usual.get("efficiency", 1.0), detail=detail,
+    )  # fmt: skip
+
+
+def _place(graph: Graph, at: str | None, where: str) -> str:
+    """Return the node to which a storage is joined."""
+    if at is not None:
+        if at not in graph:
+            raise unknown_name("node", at, map(str, graph.nodes), f"{where}: at")
+        return at
+    switches = [name for name, data in graph.nodes(data=True) if data.get("kind") == "switch" and "host" not in data]
+    if len(switches) != 1:
+        some = ", ".join(switches[:4]) or "none"
+        raise ConfigError(f"{where}: at is missing, and there is not one switch between machines but {len(switches)} "
+                          f"({some}); name the node to which the storage is joined")  # fmt: skip
+    return switches[0]
+
+
+def _usual_link(graph: Graph, at: str) -> tuple[Mapping[str, Any] | None, LinkDetail]:
+    """Return what the first link of a machine to a node is like, None if there is none."""
+    for port, _, data in graph.in_edges(at, data=True):
+        if graph.nodes[port].get("kind") != "switch" or "host" in graph.nodes[port]:
+            told = {name: data[name] for name in DETAIL_KEYS if name in data}
+            return data, LinkDetail(**told) if told else PLAIN_LINK
+    return None, PLAIN_LINK
+
+
+@checked
+def with_storage(
+    cluster: ClusterLike, name: str, *, read: Bandwidth, write: Bandwidth | None = None,
+    operations: Positive | None = None, at: str | None = None, bandwidth: Bandwidth | None = None,
+    latency: _Latency | None = None,
+) -> Cluster:  # fmt: skip
+    """Return a cluster with a storage more, which workers read samples from and write checkpoints to.
+
+    cluster     bundled name, path, networkx graph or :class:`~ddlsim.cluster.Cluster`
+    name        of the storage, for ``Input(storage=...)`` and ``Checkpoints(to=...)``
+    read        bytes/s of its disks, of all who read together
+    write       bytes/s at which they write; None: as they read
+    operations  1/s that they do at most, however few bytes each reads; None: no limit
+    at          node to which it is joined, such as a switch; None: the only switch between the machines
+    bandwidth, latency  of its link to that; None: as those of the machines there
+
+    Raises ConfigError for a node that there is not, or a name that is taken.
+    """
+    from ddlsim.cluster.catalogue import load_cluster
+
+    loaded = load_cluster(cluster)
+    storage = Storage(
+        name=name, at=at, read=read, write=write, operations=operations, bandwidth=bandwidth, latency=latency
+    )
+    graph = loaded.to_graph()
+    add_storage(graph, storage, "with_storage")
+    made = Cluster.from_graph(graph)
+    return dataclasses.replace(made, calibration=loaded.calibration)

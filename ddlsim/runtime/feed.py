@@ -1,0 +1,201 @@
+"""What brings workers their batches: reads from storage and caches, decoding on processors, copies to devices.
+
+A batch goes through stages, each of which serves one after the other, first those that a reader has asked for first:
+operations of the storage (of all who read from it), the answers to a reader (a connection keeps its order), a
+machine's SSD, its processors, the way to a device. Bytes between nodes are messages on the run's network, beside those
+of gradients. A reader has asked for ``prefetch`` batches ahead: it takes the oldest, and asks for another one then. So
+with stages of s_1, ..., s_k seconds and c of computing a step takes in the long run
+
+    max(c, s_1, ..., s_k, (s_1 + ... + s_k) / prefetch)        and their sum with prefetch = 0
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+
+import simpy
+
+from ddlsim.cluster import Cluster
+from ddlsim.runtime.loop import Loop
+from ddlsim.units import si
+from ddlsim.workload.caches import hit_rate
+from ddlsim.workload.input import Input
+
+#: bytes of a request: an NFS READ call is about so long (RFC 1813, with the headers of RPC, RFC 5531)
+REQUEST_NBYTES = 128.0
+Steps = Generator[simpy.Event, object, None]
+
+
+class Mix:
+    """Where a machine's samples come from, shares of them: the storage (`remote`), the memory of other machines
+    (`peers`), its SSD (`ssd`) or, what is left, its memory; and the share that must be prepared still."""
+
+    def __init__(self, input: Input, decoded: float, machines: int, epoch: int) -> None:
+        self.peers = self.ssd = ready = found = 0.0
+        self.peer_nbytes = self.ssd_nbytes = input.stored_nbytes
+        self.ssd_rate = 1.0
+        for cache in input.levels:
+            nbytes = decoded if cache.holds == "decoded" else input.stored_nbytes
+            assert input.n_samples is not None  # Input has seen to it
+            room = min(1.0, cache.nbytes / (input.n_samples * nbytes))
+            if cache.partitioned:
+                hits = hit_rate("minio", min(1.0, machines * room), 1, epoch)
+                self.peers, self.peer_nbytes = hits * (1.0 - 1.0 / machines), nbytes
+            else:
+                hits = hit_rate(cache.policy, room, machines, epoch)
+            more = max(hits - found, 0.0)  # what is nearer is further away, too
+            if cache.on == "ssd":
+                self.ssd, self.ssd_nbytes = self.ssd + more, nbytes
+                self.ssd_rate = si(cache.read or 0.0, "bandwidth")
+            ready += more if cache.holds == "decoded" else 0.0
+            found = max(found, hits)
+        self.remote = 0.0 if input.storage is None else 1.0 - found
+        self.unprepared = 1.0 - ready
+
+
+class Line:
+    """Serves one after the other, each in a time that is known: a reader's first batch before another's second one."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop, self._busy, self._n = loop, False, 0
+        self._waiting: list[tuple[int, int, float, simpy.Event]] = []
+
+    def served(self, batch: int, seconds: float) -> simpy.Event:
+        """Return an event for when who comes now, with so manieth a batch, has been served for `seconds`."""
+        event = self.loop.env.event()
+        self._n += 1
+        heapq.heappush(self._waiting, (batch, self._n, seconds, event))
+        if not self._busy:
+            self._begin(None)
+        return event
+
+    def _begin(self, before: simpy.Event | None) -> None:
+        self._busy = bool(self._waiting)
+        if self._busy:
+            *__, seconds, served = heapq.heappop(self._waiting)
+            assert served.callbacks is not None
+            served.callbacks.append(self._begin)
+            self.loop.trigger_at(served, self.loop.now + seconds)
+
+
+class Turns:
+    """Lets one go on after the other, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._last: simpy.Event | None = None
+
+    def take(self, env: simpy.Environment) -> tuple[simpy.Event | None, simpy.Event]:
+        """Return what to wait for (None: nothing), and what to trigger afterwards."""
+        before, self._last = self._last, env.event()
+        return (None if before is None or before.triggered else before), self._last
+
+
+@dataclass
+class Reader:
+    """A worker's way to its batches, in nodes of the cluster; what it has asked for, the oldest first."""
+
+    node: int
+    memory: int
+    answers: Turns = field(default_factory=Turns)
+    copies: Turns = field(default_factory=Turns)
+    asked: deque[simpy.Event] = field(default_factory=deque)
+    n_batches: int = 0
+    n_samples: int = 0
+
+
+class Feed:
+    """What brings all workers of a run their batches.
+
+    nodes        of the workers, and of the memory of their machines
+    input_shape  of a sample of the model
+    first_epoch  in which the run begins, 0: all are late ones
+    """
+
+    def __init__(
+        self, input: Input, loop: Loop, cluster: Cluster, nodes: Sequence[int], memory: Sequence[int],
+        input_shape: tuple[int, ...], first_epoch: int,
+    ) -> None:  # fmt: skip
+        self.input, self.loop, self.first_epoch = input, loop, first_epoch
+        self.decoded = input.decoded_nbytes(input_shape)
+        self.readers = [Reader(*pair) for pair in zip(nodes, memory, strict=True)]
+        self.machines = list(dict.fromkeys(memory))
+        self.cores = {node: Line(loop) for node in self.machines}
+        self.ssds = {node: Line(loop) for node in self.machines}
+        self.storage = -1 if input.storage is None else cluster.node(input.storage)
+        self.operations = Line(loop)
+        self.operation = 0.0 if self.storage < 0 else cluster.operation_seconds(self.storage)
+        self.preparing = si(input.prep_seconds, "time") / input.cpu_workers
+        self._mixes: dict[int, Mix] = {}
+
+    def take(self, rank: int, n_samples: int) -> simpy.Event | None:
+        """Let a worker take its next batch, of so many samples; return what it waits for, None if that is there."""
+        reader = self.readers[rank]
+        while len(reader.asked) < max(self.input.prefetch, 1):
+            self._ask(reader, n_samples)
+        batch = reader.asked.popleft()
+        if batch.triggered:
+            if self.input.prefetch:
+                self._ask(reader, n_samples)
+            return None
+        if self.input.prefetch:
+            assert batch.callbacks is not None
+            batch.callbacks.append(lambda _: self._ask(reader, n_samples))
+        return batch
+
+    def mix(self, n_before: int) -> Mix:
+        """Return where samples come from before which a worker has asked for so many."""
+        epoch = self.first_epoch
+        if epoch and self.input.n_samples is not None:
+            epoch += n_before * len(self.readers) // self.input.n_samples
+        if epoch not in self._mixes:
+            self._mixes[epoch] = Mix(self.input, self.decoded, len(self.machines), epoch)
+        return self._mixes[epoch]
+
+    # ------------------------------------------------------------ stages
+
+    def _ask(self, reader: Reader, n_samples: int) -> None:
+        there = self.loop.env.event()
+        reader.asked.append(there)
+        mix = self.mix(reader.n_samples)
+        self.loop.env.process(self._bring(reader, reader.n_batches, mix, n_samples, there))
+        reader.n_batches += 1
+        reader.n_samples += n_samples
+
+    def _bring(self, reader: Reader, batch: int, mix: Mix, n_samples: int, there: simpy.Event) -> Steps:
+        """Bring a reader's so manieth batch through all stages."""
+        env, loop = self.loop.env, self.loop
+        parts: list[simpy.Event] = []
+        if mix.remote > 0.0 and self.storage != reader.memory:
+            parts.append(env.process(self._read(reader, batch, mix.remote * n_samples)))
+        if mix.peers > 0.0:
+            nbytes = mix.peers * n_samples * mix.peer_nbytes / (len(self.machines) - 1)
+            parts += [loop.send(peer, reader.memory, nbytes) for peer in self.machines if peer != reader.memory]
+        if mix.ssd > 0.0:
+            seconds = mix.ssd * n_samples * mix.ssd_nbytes / mix.ssd_rate
+            parts.append(self.ssds[reader.memory].served(batch, seconds))
+        if parts:
+            yield env.all_of(parts)
+        seconds = mix.unprepared * n_samples * self.preparing
+        if seconds > 0.0:
+            yield self.cores[reader.memory].served(batch, seconds)
+        if reader.node != reader.memory:
+            yield from self._send(reader.copies, reader.memory, reader.node, n_samples * self.decoded)
+        there.succeed()
+
+    def _read(self, reader: Reader, batch: int, n_samples: float) -> Steps:
+        """Read samples from the storage."""
+        yield self.loop.send(reader.memory, self.storage, REQUEST_NBYTES)
+        if self.operation > 0.0:
+            yield self.operations.served(batch, n_samples / self.input.read_samples * self.operation)
+        yield from self._send(reader.answers, self.storage, reader.memory, n_samples * self.input.stored_nbytes)
+
+    def _send(self, turns: Turns, source: int, target: int, nbytes: float) -> Steps:
+        """Send a message when those before it have arrived."""
+        before, done = turns.take(self.loop.env)
+        if before is not None:
+            yield before
+        yield self.loop.send(source, target, nbytes)
+        done.succeed()
