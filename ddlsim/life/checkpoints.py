@@ -19,8 +19,9 @@ class Checkpoints:
 
     every         s of training between two of them, such as "10 min"
     to            where they go, over the simulated network: "peers" (each machine to the memory of the next one; Wang
-                  et al. 2023, Gemini), or the name of a node of the cluster, such as a storage host's. None: what they
-                  cost is said by `bandwidth` or by `stall`
+                  et al. 2023, Gemini), or the name of a node of the cluster, such as that of a storage
+                  (:func:`ddlsim.cluster.with_storage`), whose disks all machines share. None: what they cost is said
+                  by `bandwidth` or by `stall`
     bandwidth     at which all machines together write to their storage, and read from it
     stall         how long the training stands still for each, instead of what `to` or `bandwidth` give
     load          how long it takes to read one, instead of as long as writing it

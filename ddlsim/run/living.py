@@ -150,18 +150,20 @@ def cost_of(checkpoints: Checkpoints, cluster: Cluster, nodes: Sequence[int], wo
     nbytes = state_nbytes(workload) if checkpoints.nbytes is None else si(checkpoints.nbytes, "bytes")
     memory = memory_nodes(cluster, list(nodes))
     machines = list(dict.fromkeys(memory))
-    copied = written = 0.0
+    copied = written = read = 0.0
     if checkpoints.bandwidth is not None:
-        written = nbytes / si(checkpoints.bandwidth, "bandwidth")
+        written = read = nbytes / si(checkpoints.bandwidth, "bandwidth")
     elif checkpoints.to is not None:
         goals = _goals(checkpoints.to, cluster, machines)
-        written = _sent(cluster, machines, goals, nbytes / len(machines))
+        written = read = _sent(cluster, machines, goals, nbytes / len(machines))
+        if cluster.node_kind[goals[0]] == "storage":  # its disks may read faster than they write
+            read = _sent(cluster, goals, machines, nbytes / len(machines))
     if checkpoints.asynchronous or checkpoints.to is not None:
         copied = _sent(cluster, list(nodes), memory, nbytes / len(nodes))
-    load = copied + written
+    load = copied + read
     if checkpoints.stall is not None:
         copied = si(checkpoints.stall, "time")
-        load = written or copied
+        load = read or copied
     if checkpoints.load is not None:
         load = si(checkpoints.load, "time")
     if checkpoints.asynchronous:

@@ -239,6 +239,22 @@ def test_input_changes_when_and_not_what_is_learned():
     assert fed.end_time > plain.end_time
 
 
+# ---------------------------------------------------------------- checkpoints
+
+
+@pytest.mark.parametrize(("n", "write", "stall"), [(2, "1 GB/s", 4.0), (4, "1 GB/s", 4.0), (4, "10 GB/s", 1.0)])
+def test_checkpoints_go_to_the_same_storage(n, write, stall):
+    """4 GB: by disks that write 1 GB/s of all machines together, or over each machine's link of 1 GB/s; 2 GB/s to read,
+    or as much as links carry."""
+    plain = star(n, bandwidth="1 GB/s", latency="0 s")
+    on = with_storage(plain, "nfs0", read="2 GB/s", write=write, bandwidth=FAST)
+    checkpoints = ddlsim.Checkpoints("1 h", to="nfs0", nbytes="4 GB")
+    cost = run(on=on, checkpoints=checkpoints).life.timeline.cost
+    assert (cost.stall, cost.load) == (pytest.approx(stall, **EXACT), pytest.approx(2.0, **EXACT))
+    with pytest.raises(ConfigError, match="did you mean 'nfs0'"):
+        run(on=on, checkpoints=ddlsim.Checkpoints("1 h", to="nfs", nbytes="4 GB"))
+
+
 # ---------------------------------------------------------------- files and errors
 
 
