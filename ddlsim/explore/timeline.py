@@ -11,16 +11,13 @@ from bokeh.plotting import figure
 
 from ddlsim.explore.pieces import html, legend
 from ddlsim.readable import seconds
-from ddlsim.report.drawing import TIME_STYLES
+from ddlsim.report.drawing import time_styles
 from ddlsim.run.result import Result
 from ddlsim.runtime.recorder import TRANSFER
 
 #: workers that are drawn, spread evenly, and bars
 N_WORKERS, N_BARS = 16, 8000
-STYLES = {
-    **{kind: (colour, label, 0.0, 0.7) for kind, (colour, _, label) in TIME_STYLES.items() if kind != "idle"},
-    TRANSFER: ("#77aa77", "transfer in the background", 0.42, 0.18),
-}
+_TRANSFER = ("#77aa77", "transfer in the background", 0.42, 0.18)
 
 
 def timeline(result: Result) -> pn.Column:
@@ -38,7 +35,10 @@ def timeline(result: Result) -> pn.Column:
         min_border_left=95,  # so that there is room for the names before they are measured
     )
     plot.xaxis.axis_label = "simulated time (s)"
-    for kind, (colour, label, offset, height) in STYLES.items():
+    kinds = time_styles(result.shares).items()
+    styles = {kind: (colour, label, 0.0, 0.7) for kind, (colour, _, label) in kinds if kind != "idle"}
+    styles[TRANSFER] = _TRANSFER
+    for kind, (colour, label, offset, height) in styles.items():
         spans = [
             (place[track], span.start, span.end, span.name)
             for span in result.recorder.spans
@@ -58,7 +58,7 @@ def timeline(result: Result) -> pn.Column:
     plot.yaxis.major_label_overrides = {int(y): track for track, y in place.items()}
     plot.ygrid.grid_line_color = None
     plot.toolbar.logo = None
-    key = legend([(colour, label) for colour, label, _, _ in STYLES.values()])
+    key = legend([(colour, label) for colour, label, _, _ in styles.values()])
     return pn.Column(html(key), pn.pane.Bokeh(plot, sizing_mode="stretch_width"), sizing_mode="stretch_width")
 
 

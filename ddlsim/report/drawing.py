@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from ddlsim.errors import ConfigError
 from ddlsim.output_files import replacing
 from ddlsim.printable import shown
-from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, WAITING
+from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING
 
 #: kind of time -> (colour, hatch, what it is called)
 TIME_STYLES = {
@@ -26,11 +26,19 @@ TIME_STYLES = {
     WAITING: ("#cc6677", "xx", "waiting for others"),
     "idle": ("#dddddd", "..", "idle"),
 }
+_INPUT_STYLE = ("#228833", "\\\\", "waiting for input")
 #: how wide a letter of size 1 is, about
 _LETTER = 0.6
 MARKERS = "osD^vP*X"
 STYLES = ("-", "--", "-.", ":")
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#555555", "#994455")
+
+
+def time_styles(kinds: Collection[str]) -> dict[str, tuple[str, str, str]]:
+    """Return how kinds of time are drawn: all that every run has, and the wait for input if it is among `kinds`."""
+    before = {kind: style for kind, style in TIME_STYLES.items() if kind != "idle"}
+    more = {INPUT: _INPUT_STYLE} if INPUT in kinds else {}
+    return {**before, **more, "idle": TIME_STYLES["idle"]}
 
 
 #: how many dots an inch of a figure takes in a notebook; it has twice as many, for sharp screens

@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from ddlsim.arguments import Count, NotNegative, checked
 from ddlsim.errors import ConfigError
 from ddlsim.readable import percent, seconds
-from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, TIME_STYLES, apart, figure, save, titled, wrapped
+from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, apart, figure, save, time_styles, titled, wrapped
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.result import Result
 from ddlsim.runtime.recorder import TRANSFER
@@ -98,7 +98,7 @@ def timeline(
     place = {track: i for i, track in enumerate(rows)}
     made = figure(9.0, 1.6 + 0.28 * len(rows))
     axes = made.subplots()
-    styles = {**TIME_STYLES, TRANSFER: TRANSFER_STYLE}
+    styles = {**time_styles(result.shares), TRANSFER: TRANSFER_STYLE}
     for kind, (colour, hatch, _) in styles.items():
         bars: dict[int, list[tuple[float, float]]] = {}
         height, offset = (0.22, 0.3) if kind == TRANSFER else (0.5, -0.1)
@@ -143,8 +143,9 @@ def breakdown(results: Mapping[str, Result], path: str | Path | None = None) -> 
     axes = made.subplots()
     bottom = np.zeros(len(results))
     at = np.arange(len(results))
-    for kind, (colour, hatch, label) in TIME_STYLES.items():
-        height = np.array([100.0 * r.shares[kind] for r in results.values()])
+    kinds = {kind for result in results.values() for kind in result.shares}
+    for kind, (colour, hatch, label) in time_styles(kinds).items():
+        height = np.array([100.0 * r.shares.get(kind, 0.0) for r in results.values()])
         axes.bar(at, height, bottom=bottom, color=colour, hatch=hatch, edgecolor="white", label=label, width=0.65)
         bottom += height
     for i, result in enumerate(results.values()):

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.readable import seconds
-from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, TIME_STYLES, drawn, figure, save, titled, wrapped
+from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, drawn, figure, save, time_styles, titled, wrapped
 from ddlsim.report.study_words import label_of, plain, rows_of, varied
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.seeds import half_width
@@ -104,8 +104,9 @@ def breakdown(
     made = figure(8.0, 1.5 + 0.42 * len(best))
     axes = made.subplots()
     left, at = np.zeros(len(best)), np.arange(len(best))
-    for kind, (colour, hatch, label) in TIME_STYLES.items():
-        width = 100.0 * best[f"{kind}_share"].to_numpy(np.float64)
+    kinds = [name.removesuffix("_share") for name in best.columns if name.endswith("_share")]
+    for kind, (colour, hatch, label) in time_styles(kinds).items():
+        width = 100.0 * np.nan_to_num(best[f"{kind}_share"].to_numpy(np.float64))
         axes.barh(at, width, left=left, color=colour, hatch=hatch, edgecolor="white", label=label, height=0.7)
         left += width
     for i, value in enumerate(best[metric]):

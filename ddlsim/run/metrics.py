@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +30,7 @@ class Metric:
     of_clock          whether it is as stable as the throughput: a time, a rate, or worked out from these
     kind              which runs have it: all ("run"), those that learn ("learning"), and do so up to a target accuracy
                       ("target"), those that somebody asked how stable they are ("stability"), those with failures or
-                      checkpoints ("life")
+                      checkpoints ("life"), those whose samples come from somewhere ("input")
     factor, drawn_in  what a value is multiplied with for an axis, and the unit that it has then
     narrow            heading and way to write in tables of text, where space is scarce
     """
@@ -41,7 +42,7 @@ class Metric:
     write: Write
     larger_is_better: bool = False
     of_clock: bool = False
-    kind: Literal["run", "learning", "target", "stability", "life"] = "run"
+    kind: Literal["run", "learning", "target", "stability", "life", "input"] = "run"
     factor: float = 1.0
     drawn_in: str = ""
     narrow: tuple[str, Write] | None = None
@@ -69,6 +70,8 @@ class Metric:
             return ": give the study stability=True (--stability)"
         if self.kind == "life":
             return ": give the base experiment failures=ddlsim.Failures('50000 h') or checkpoints"
+        if self.kind == "input":
+            return ": give the base experiment an input, such as ddlsim.Input('imagenet', storage='nfs0')"
         if self.kind != "run":
             return ": give the base experiment a training (with a target_accuracy that is reached)"
         return ""
@@ -84,6 +87,7 @@ def record(result: Result) -> dict[str, float | None]:
         "target": learns and training is not None and training.target_accuracy is not None,
         "stability": result.wants_stability and result.known_stability is not None,
         "life": result.has_life,
+        "input": "input" in result.shares,
     }
     return {name: metric.of(result) for name, metric in METRICS.items() if kinds[metric.kind]}
 
@@ -161,6 +165,7 @@ METRICS = {
         _share("compute", "compute", larger_is_better=True),
         _share("communication", "exposed communication", narrow="communication"),
         _share("waiting", "waiting"),
+        dataclasses.replace(_share("input", "waiting for input", narrow="input"), kind="input"),
         _share("idle", "idle"),
         Metric("mean_staleness", "updates", attrgetter("mean_staleness"), "mean staleness", _number(".3g", "updates")),
         Metric("nbytes_per_step", "bytes", attrgetter("nbytes_per_step"), "bytes sent per worker and step", size),

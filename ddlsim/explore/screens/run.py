@@ -14,7 +14,7 @@ from ddlsim.explore.pieces import LazyCard, bars, html, lines, message, plain, s
 from ddlsim.explore.setup import Setup
 from ddlsim.explore.timeline import timeline
 from ddlsim.readable import percent, size
-from ddlsim.report.drawing import TIME_STYLES
+from ddlsim.report.drawing import time_styles
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.metrics import METRICS
 from ddlsim.run.result import Result
@@ -85,7 +85,7 @@ def described(result: Result) -> str:
     """Return the numbers of a run as HTML."""
     values = [(METRICS[name], METRICS[name].of(result)) for name in HEADLINES]
     numbers = [(metric.heading, metric.write(value)) for metric, value in values if value is not None]
-    styles = {kind: (colour, label) for kind, (colour, _, label) in TIME_STYLES.items()}
+    styles = {kind: (colour, label) for kind, (colour, _, label) in time_styles(result.shares).items()}
     what = f"{result.n_workers} workers on {result.cluster.name}: {result.experiment.strategy.label}"
     return "".join([
         f"<h2>{plain(what)}</h2>", tiles(numbers),
