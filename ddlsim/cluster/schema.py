@@ -277,6 +277,9 @@ def set_key(file: ClusterFile, setting: str) -> None:
     if key == "transport":
         _set_transport(file, parse_value(text))
         return
+    if key == "storage":  # of a file whose machines meet in one switch
+        file.storage = [*file.storage, {"name": "storage", "read": text}]
+        return
     if key in DetailTable.model_fields:
         file.link = {**(file.link or {}), key: parse_value(text)}
         return

@@ -51,8 +51,8 @@ def storage_node(name: str, cluster: Cluster, where: str) -> int:
     if name not in cluster.node_names:
         if not cluster.storages.size:
             raise ConfigError(
-                f"{where} = {name!r}: cluster {cluster.name!r} has no storage; add [[storage]] to its file, or "
-                f"make one with ddlsim.cluster.with_storage(cluster, {name!r}, read='2 GB/s')"
+                f"{where} = {name!r}: cluster {cluster.name!r} has no storage; add [[storage]] to its file, or make "
+                f"one with ddlsim.cluster.with_storage(cluster, {name!r}, read='2 GB/s')"
             )
         names = [cluster.node_names[each] for each in cluster.storages.tolist()]
         raise unknown_name("storage", name, names, f"{where}: cluster {cluster.name!r}")

@@ -20,7 +20,7 @@ from ddlsim.workload.datasets import DATASETS
 
 
 def _levels(value: object, where: str) -> object:
-    return _CACHES((value,) if isinstance(value, Cache) else value, where)
+    return value if isinstance(value, Cache) else _CACHES(value, where)
 
 
 def _known(value: object, where: str) -> object:
@@ -104,7 +104,7 @@ class Input:
     @property
     def levels(self) -> tuple[Cache, ...]:
         """The caches of a machine, the nearest first."""
-        return cast("tuple[Cache, ...]", self.cache)
+        return (self.cache,) if isinstance(self.cache, Cache) else tuple(self.cache)
 
     @property
     def n_samples(self) -> int | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -282,6 +284,42 @@ def test_in_files(tmp_path):
     assert "ddlsim.Cache(policy='lru', size='64 GB')" in loaded.to_python()
     result = ddlsim.simulate(loaded.with_(steps=2, warmup=1))
     assert result.shares["input"] >= 0.0
+
+
+def test_what_the_page_shows_runs(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "storage.md").read_text(encoding="utf-8")
+    namespace: dict[str, object] = {}
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(code, "storage.md", "exec"), namespace)
+    storage, run_file = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    star = '[generator]\ntype = "star"\nn_hosts = 2\nbandwidth = "10 Gbit/s"\nlatency = "10 us"\n'
+    (tmp_path / "mine.toml").write_text(star + storage)
+    (tmp_path / "run.toml").write_text(run_file)
+    loaded = ddlsim.load_experiment(tmp_path / "run.toml")
+    assert ddlsim.simulate(loaded.with_(steps=2)).shares["input"] > 0.0
+
+
+def test_a_bundled_cluster_with_storage():
+    named = ddlsim.load_cluster("office-1gbe+storage=100 MB/s")
+    assert named.node_kind[named.node("storage")] == "storage"
+    assert len(named.workers) == len(ddlsim.load_cluster("office-1gbe").workers)
+    with pytest.raises(ConfigError, match="there is not one switch between machines but 80"):
+        ddlsim.load_cluster("fat-tree-k8-10g+storage=1 GB/s")
+    with pytest.raises(ConfigError, match="name = 'h0' is taken already"):
+        with_storage("office-1gbe", "h0", read="1 GB/s")
+    with pytest.raises(ConfigError, match="unknown node 'swich'; did you mean 'switch'"):
+        with_storage("office-1gbe", "nfs0", read="1 GB/s", at="swich")
+
+
+def test_a_storage_in_files_of_clusters(tmp_path):
+    """Saved and read back it is the same, operations included."""
+    made = cluster(2, operations=5000)
+    for name in ("c.toml", "c.json", "c.graphml"):
+        made.save(tmp_path / name)
+        again = ddlsim.load_cluster(tmp_path / name)
+        assert again.operation_seconds(again.node("nfs0")) == pytest.approx(1 / 5000, rel=1e-12)
+        assert again.link_bandwidth.tolist() == made.link_bandwidth.tolist()
+        assert again.node_kind == made.node_kind
 
 
 @pytest.mark.parametrize(
