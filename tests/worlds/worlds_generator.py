@@ -16,7 +16,19 @@ from typing import Any
 import ddlsim
 from ddlsim import compression as cp
 from ddlsim import strategies as sg
-from ddlsim.cluster import Cluster, Host, MultiGpu, dragonfly, fat_tree, leaf_spine, racks, star, torus, with_detail
+from ddlsim.cluster import (
+    Cluster,
+    Host,
+    MultiGpu,
+    dragonfly,
+    fat_tree,
+    leaf_spine,
+    racks,
+    star,
+    torus,
+    with_detail,
+    with_storage,
+)
 from ddlsim.cluster.calibration_table import CalibrationTable, CurveTable
 from ddlsim.cluster.endpoints import Endpoints
 from ddlsim.run.copies_share import takes_samples
@@ -366,6 +378,20 @@ def laid_out(draw: Draw, one: ddlsim.Experiment) -> ddlsim.Experiment:
     )  # fmt: skip
 
 
+def read_from_storage(draw: Draw, one: ddlsim.Experiment) -> ddlsim.Experiment:
+    """Return an experiment whose samples come from a storage, caches and processors."""
+    cluster = with_storage(
+        one.cluster, "storage", read=draw.choice(("10 MB/s", "1 GB/s")), operations=draw.choice((None, 1e4)),
+        at=draw.choice(one.cluster.node_names), bandwidth=draw.choice(RATES), latency=draw.choice(LATENCIES),
+    )  # fmt: skip
+    lru, levels = ddlsim.Cache("lru", "1 MB"), ddlsim.multi_level_cache("1 MB", "9 MB")
+    caches = ((), lru, ddlsim.partitioned_cache("2 MB"), levels)
+    return one.with_(cluster=cluster, input=ddlsim.Input(
+        storage="storage", samples=2000, sample_bytes=draw.choice((100.0, "10 kB")), decoded_bytes="4 kB",
+        prep_seconds=draw.choice((0.0, "1 ms")), prefetch=draw.choice((0, 1, 3)), cache=draw.choice(caches),
+    ))  # fmt: skip
+
+
 def world(seed: int) -> World:
     """Return the world of a seed."""
     draw = Draw(seed)
@@ -381,4 +407,7 @@ def world(seed: int) -> World:
         one = one.with_(input=ddlsim.Copies(
             shared.choice(("device", "host")), prepare=shared.choice((0.0, "1 ms")), cut=shared.choice((0.0, 2.0))
         ))  # fmt: skip
+    fed = Draw(f"input {seed}")
+    if one.input is None and not one.cluster.grid and fed.random() < 0.15:
+        one = read_from_storage(fed, one)
     return World(seed, one, cut)
