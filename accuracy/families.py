@@ -14,6 +14,7 @@ from accuracy import (
     minicluster,
     minicluster_failures,
     minicluster_splits,
+    minicluster_storage,
     minicluster_training,
     mosaic_fsdp,
     published,
@@ -279,6 +280,11 @@ FAMILIES = (
         "stopped", "Mini-cluster of network namespaces: workers that stand still", 0.03, "minicluster_failures",
         "As the pipelines; of these rows nothing.", minicluster_failures.failure_rows,
         left_out=lambda: minicluster_failures.failure_table().omitted,
+    ),
+    Family(
+        "storage", "Mini-cluster of network namespaces: workers that read from one storage host", 0.01,
+        "minicluster_storage", "As the pipelines; of these rows nothing.", minicluster_storage.rows,
+        left_out=lambda: minicluster_storage.table().omitted,
     ),
     Family(
         "mosaic_fsdp", "Transformers with PyTorch FSDP: several machines from one", 0.05, "mosaic_fsdp",
