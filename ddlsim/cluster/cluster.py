@@ -121,8 +121,10 @@ class Cluster:
                 value.setflags(write=False)
 
     def __repr__(self) -> str:
+        n_storages = len(self.storages)
+        more = f", {n_storages} storages" if n_storages > 1 else ", 1 storage" * n_storages
         return (
-            f"<Cluster {self.name!r}: {len(self.workers)} workers, {len(self.host_names)} hosts, "
+            f"<Cluster {self.name!r}: {len(self.workers)} workers, {len(self.host_names) - n_storages} hosts{more}, "
             f"{self.node_kind.count('switch')} switches, {self.n_links} links>"
         )
 
@@ -293,13 +295,14 @@ class Cluster:
     ) -> Cluster:
         """Return this cluster with prices and power draws; what is None stays as it is.
 
-        price         of every machine, "3.06 USD/h" (a number: USD/s)
+        price         of every machine but storages, "3.06 USD/h" (a number: USD/s)
         device_price  of every device that a worker can use, beside its machine's price
         switch_power  what every switch between the machines draws, "150 W"
         """
         new: dict[str, Floats] = {}
         if price is not None:
             new["host_price"] = np.full(len(self.host_names), nonnegative(price, "price", "price"))
+            new["host_price"][self.host_of[self.storages]] = np.nan
         if device_price is not None:
             new["device_price"] = np.full(self.n_nodes, np.nan)
             new["device_price"][self.workers] = nonnegative(device_price, "price", "device_price")

@@ -30,7 +30,8 @@ def summary_rows(cluster: Cluster) -> list[tuple[str, str]]:
         k == "switch" and h >= 0 for k, h in zip(cluster.node_kind, cluster.host_of.tolist(), strict=True)
     )
     machines = (
-        f"{len(cluster.host_names)} hosts, {len(cluster.workers)} workers ({kinds['gpu']} GPUs), "
+        f"{len(cluster.host_names) - kinds['storage']} hosts, {len(cluster.workers)} workers ({kinds['gpu']} GPUs), "
+        f"{_storages(kinds['storage'])}"
         f"{kinds['switch'] - inside} fabric switches; routing: {cluster.routing}"
     )
     devices = Counter(cluster.device_of[node] or "no device named" for node in cluster.workers.tolist())
@@ -44,6 +45,10 @@ def summary_rows(cluster: Cluster) -> list[tuple[str, str]]:
         more = _details(cluster, of_kind)
         rows.append((kind, f"{of_kind.sum()} links of {rate}, {delay}, efficiency {share}".rstrip() + more))
     return [*rows, *(("note", note) for note in cluster.notes), *(("source", text) for text in cluster.sources)]
+
+
+def _storages(n: int) -> str:
+    return f"{n} storages, " if n > 1 else "1 storage, " * n
 
 
 def _details(cluster: Cluster, of_kind: Bools) -> str:

@@ -2,7 +2,8 @@
 
 Paid for is every machine that holds a worker or that the run's traffic touches, for the run's whole time: the
 machine's price, and those of the devices in it that workers use. The machine's price may stand in the cluster file or
-in :meth:`ddlsim.Cluster.with_costs`; where there is none, the prices of the workers' devices count alone.
+in :meth:`ddlsim.Cluster.with_costs`; where there is none, the prices of the workers' devices count alone. Storages
+without a price of their own cost nothing.
 
 Energy is that of the workers' devices (their busy power while they compute, their idle power at all other times) and
 of the switches between the machines that the traffic touches. A device whose idle power nobody has given is taken to
@@ -35,6 +36,9 @@ def cost_rate(result: Outcome) -> float:
     """Return what the machines of a run cost, in USD/s. Raises ConfigError, with the remedy, for one without price."""
     cluster = result.cluster
     used = np.unique(cluster.host_of[_touched(result)])
+    storages = cluster.host_of[cluster.storages]
+    free = storages if cluster.host_price is None else storages[np.isnan(cluster.host_price[storages])]
+    used = used[~np.isin(used, free)]
     total = 0.0
     for host in used[used >= 0].tolist():
         nodes = result.nodes[cluster.host_of[result.nodes] == host]

@@ -81,6 +81,10 @@ def feed_notes(experiment: Experiment, recorder: Recorder, seconds: float) -> li
         notes.append("input: prefetch = 0: workers ask for a batch when they need it, so nothing hides what it takes")
     if waited > 0.0 and not si(input.prep_seconds, "time") and input.storage is None:
         notes.append("input: workers wait for the copies of samples from memory to their devices alone")
+    if any(cache.nbytes >= (input.n_samples or 0) * input.stored_nbytes for cache in input.levels):
+        notes.append(
+            "input: a machine's cache has room for the whole data set: later epochs read nothing from the storage"
+        )
     if input.levels and input.epoch is None and experiment.training is None:
         notes.append("input: caches are as full as they get; the first epoch, in which they are empty, is epoch = 1")
     return notes
