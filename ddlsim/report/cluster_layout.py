@@ -35,7 +35,7 @@ CPU, INSIDE, GPU = 0.0, -0.5, -1.0
 class Items:
     """What is drawn, and where.
 
-    kind          "gpu", "host" (a CPU), "machine" (with what is in it) or "switch", per item
+    kind          "gpu", "host" (a CPU), "machine" (with what is in it), "storage" or "switch", per item
     names         what each item is called
     nodes         nodes that each item stands for
     item_of       (n_nodes,) item of each node
@@ -116,8 +116,10 @@ def joints(cluster: Cluster, items: Items) -> Joints:
 
 
 def _kind(cluster: Cluster, members: Ints) -> str:
-    """Return "machine" for a machine with an inside, else the kind of the node."""
+    """Return "machine" for a machine with an inside that is no storage's disks, else the kind of the node."""
     of_one = members[cluster.host_of[members] == cluster.host_of[members[0]]]
+    if any(cluster.node_kind[node] == "storage" for node in of_one.tolist()):
+        return "storage"
     inside = cluster.host_of[members[0]] >= 0 and len(of_one) > 1
     return "machine" if inside else cluster.node_kind[members[0]]
 

@@ -31,7 +31,8 @@ N_KINDS = 5
 _LETTER, _WIDTH = 0.6, 690.0
 _MARKS = {
     "gpu": ("s", "#88bb88", "GPU"), "host": ("o", "#99aadd", "host (CPU)"),
-    "machine": ("p", "#ddcc99", "machine"), "switch": ("D", "#bbbbbb", "switch"),
+    "machine": ("p", "#ddcc99", "machine"), "storage": ("h", "#cc99bb", "storage"),
+    "switch": ("D", "#bbbbbb", "switch"),
 }  # fmt: skip
 
 
