@@ -40,6 +40,11 @@ class Storage:
 
 def add_storage(graph: Graph, storage: Storage, where: str) -> None:
     """Add a storage to the graph of a cluster. Raises ConfigError, with `where`, for a place that there is not."""
+    if graph.graph.get("routing") == "dimension-order":
+        raise ConfigError(
+            f"{where}: a grid with routing = 'dimension-order' has no place for a storage; let one of its hosts be it "
+            "(its name goes as well), or use routing = 'shortest'"
+        )
     at = _place(graph, storage.at, where)
     port = f"{storage.name}.port"
     for name in (storage.name, port):

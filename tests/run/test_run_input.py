@@ -312,6 +312,36 @@ def test_a_bundled_cluster_with_storage():
         with_storage("office-1gbe", "nfs0", read="1 GB/s", at="swich")
 
 
+@pytest.mark.parametrize("name", ["office-1gbe", "two-racks-oversubscribed", "dgx1-v100-16"])
+def test_a_storage_that_nobody_reads_changes_nothing(name):
+    plain = ddlsim.load_cluster(name)
+    switch = next(plain.node_names[node] for node in range(plain.n_nodes) if plain.is_fabric_switch[node])
+    beside = with_storage(plain, "nfs0", read="1 GB/s", at=switch, bandwidth="10 Gbit/s", latency="1 us")
+    times = [
+        ddlsim.simulate(on, "resnet18", batch_size=32, device="v100", steps=2).step_times.tolist()
+        for on in (plain, beside)
+    ]
+    assert times[0] == times[1]
+    with pytest.raises(ConfigError, match="no place for a storage; let one of its hosts be it"):
+        with_storage("torus-2d", "nfs0", read="1 GB/s", at="h0", bandwidth="1 GB/s")
+
+
+@pytest.mark.parametrize("strategy", [ddlsim.AllReduce("ring"), ddlsim.ADPSGD()])
+def test_a_saved_run_goes_on_as_if_there_had_been_no_break(strategy, tmp_path):
+    experiment = ddlsim.Experiment(
+        cluster(2), "digits-cnn", strategy, 32, device="v100", jitter=ddlsim.Lognormal(0.3),
+        input=Input(storage="nfs0", samples=1438, sample_bytes="1 MB", cache=Cache("minio", "1 GB")),
+        training=ddlsim.Training("digits", rate=0.1, epochs=1),
+    )  # fmt: skip
+    whole = ddlsim.simulate(experiment.with_(training=ddlsim.Training("digits", rate=0.1, epochs=2)))
+    ddlsim.simulate(experiment, checkpoint=tmp_path / "half")
+    rest = ddlsim.resume(
+        tmp_path / "half", experiment.with_(training=ddlsim.Training("digits", rate=0.1, epochs=2))
+    )
+    assert rest.recorder.updates == whole.recorder.updates
+    assert [row.loss for row in rest.evaluations] == [row.loss for row in whole.evaluations]
+
+
 def test_a_storage_is_no_machine_to_rent():
     priced = cluster(2).with_costs(price="3 USD/h")
     assert run({}, on=priced).cost_rate == pytest.approx(6.0 / 3600.0)
