@@ -109,22 +109,22 @@ def _both(least: float, bound: float, machines: int) -> float:
 @checked
 def minio_cache(size: Bytes) -> Cache:
     """Return CoorDL's MinIO cache of `size` bytes on each machine (Mohan et al., Analyzing and mitigating data stalls
-    in DNN training, VLDB 2021, section 4.1). Raises ConfigError for a size that makes no sense."""
+    in DNN training, VLDB 2021, doi:10.14778/3446095.3446100). Raises ConfigError for a size that makes no sense."""
     return Cache("minio", size)
 
 
 @checked
 def partitioned_cache(size: Bytes) -> Cache:
     """Return CoorDL's partitioned cache of `size` bytes on each machine: what one misses comes from the memory of
-    another (Mohan et al. 2021, section 4.2). Raises ConfigError for a size that makes no sense."""
+    another (Mohan et al. 2021). Raises ConfigError for a size that makes no sense."""
     return Cache("minio", size, partitioned=True)
 
 
 @checked
 def multi_level_cache(ram: Bytes, ssd: Bytes, read: Bandwidth = "2 GB/s") -> tuple[Cache, Cache]:
     """Return the caches of Shi et al., Towards scalable distributed training of deep learning on public cloud clusters
-    (MLSys 2021, section 4.1): the first epoch copies files from remote storage to an SSD, and decoded samples stay in
-    memory.
+    (MLSys 2021, arXiv 2010.10458): the first epoch copies files from remote storage to an SSD, and decoded samples stay
+    in memory.
 
     ram, ssd  bytes on each machine
     read      bytes/s of the SSD
