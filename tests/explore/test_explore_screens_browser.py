@@ -5,12 +5,13 @@ import re
 import pytest
 
 pytest.importorskip("panel")
-playwright = pytest.importorskip("playwright.sync_api")
+pytest.importorskip("playwright.sync_api")
 
 from test_explore_browser import (
     Page,
     address,  # noqa: F401
     chromium,  # noqa: F401
+    playwright,
     printed_by,
     pytestmark,  # noqa: F401
 )
