@@ -136,7 +136,7 @@ def timeline(tiny: bool) -> dict[str, float]:
 
 def kernel_call(tiny: bool) -> dict[str, float]:
     """The way into the kernel and back, where nothing is to be done."""
-    net, calls = Network(switch(16))._net, 100 if tiny else 200_000
+    net, calls = Network(switch(16)).engine.net, 100 if tiny else 200_000
     table = Table()
 
     def call() -> None:

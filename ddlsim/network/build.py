@@ -86,6 +86,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         delivered=np.zeros(0),
         ready=np.zeros(0, dtype=st.READY),
         out=np.zeros(0, dtype=st.OUT),
+        foreign=np.zeros(0, dtype=st.OUT),
         log=np.zeros(0, dtype=st.BUSY),
         repeats=np.zeros(0, dtype=st.REPEAT),
         spans=np.zeros(_SPANS, dtype=st.SPAN),

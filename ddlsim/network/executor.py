@@ -106,22 +106,25 @@ class Executor:
     bystanders  ranks of every collective, behind those with tasks, that enter it by themselves
     outside     what else goes on
     meets       whether what queues launch goes by `outside`
+    start       s at which they begin
     """
 
     def __init__(
         self, columns: TaskColumns, network: Network, collective: Callable[[list[int]], int], nbytes: Floats,
         queues: Sequence[Queue] = (), send: Callable[[Ints], tuple[Ints, Ints, Floats]] | None = None, *,
-        bystanders: int = 0, outside: Outside | None = None, meets: bool = False,
+        bystanders: int = 0, outside: Outside | None = None, meets: bool = False, start: float = 0.0,
     ) -> None:  # fmt: skip
         self.network, self.collective, self.nbytes = network, collective, nbytes
         self.bystanders, self.outside, self.meets = bystanders, outside, meets
         self._queue_of = np.full(len(nbytes), -1, dtype=np.int64)
         self._queue_of[columns.key[columns.kind == ts.QUEUED]] = columns.queue[columns.kind == ts.QUEUED]
         self.tables = _tables(columns, len(nbytes), len(queues), bystanders)
+        self.tables.now[0] = start
         self._prepare_messages(send)
         self._turn = np.arange(len(nbytes), dtype=np.int64)  # the number under which a queue knows a key
         self._key_of: dict[int, int] = {}
         self.tables.counts[ts.ADVANCE], self.tables.counts[ts.JOINING] = addresses()
+        self.tables.counts[ts.FIRST_HANDLE] = network.first_handle
         self.dispatchers = [queue.dispatcher(self._launch, self._waker(i)) for i, queue in enumerate(queues)]
 
     @property
@@ -145,8 +148,19 @@ class Executor:
         counts = self.tables.counts
         return bool(counts[N_CALENDAR] > counts[N_STALE]) or self.network.pending
 
+    def next(self) -> float:
+        """Return when tasks start or end next by themselves, s."""
+        counts, outside = self.tables.counts, self.outside
+        at_once = counts[[ts.N_JOINS, ts.N_SENDS, ts.N_CHANGES]].any()
+        if at_once or counts[ts.FIRST_READY] < counts[ts.N_READY] or counts[ts.FIRST_ENDED] < counts[ts.N_ENDED]:
+            return self.now
+        n, woken = int(counts[N_CALENDAR]), int(counts[ts.N_WOKEN])
+        times = self.tables.calendar["time"][[*range(min(n, 1)), *range(n, n + woken)]].tolist()
+        return float(min([*times, np.inf if outside is None else outside.next()]))
+
     def run(self, limit: float = np.inf) -> int | None:
-        """Go on up to `limit` (s); return the next step whose tasks have all ended by then, None if there is none."""
+        """Go on up to `limit` (s); return the next step whose tasks have all ended by then, None if there is none, or
+        if others who share the network come first."""
         counts, outside = self.tables.counts, self.outside
         while True:
             until = limit if outside is None else min(limit, outside.next())
@@ -159,7 +173,7 @@ class Executor:
                 self._start([argument], -1)
             elif status == ts.STEP:
                 return argument
-            elif status in (ts.END, ts.LIMIT):
+            elif status in (ts.END, ts.LIMIT, ts.OTHERS):
                 return None
             elif status == ts.FULL:
                 self._make_room()

@@ -10,6 +10,8 @@ from ddlsim.network.state import (
     FLOWING,
     HEAP_VALID,
     HOP_SHIFT,
+    ISSUED,
+    ISSUED_HOPS,
     LAST,
     LOG_ON,
     LOG_USED,
@@ -25,6 +27,15 @@ from ddlsim.network.state import (
     TRANSPORTED,
     Net,
 )
+
+
+@inlined
+def book_issue(net: Net, route, nbytes, n):  # type: ignore[no-untyped-def]
+    """Count `n` messages with altogether `nbytes` that are issued on a route."""
+    net.reals[ISSUED] += nbytes
+    net.reals[ISSUED_HOPS] += nbytes * (net.routes[route].last - net.routes[route].first)
+    net.routes[route].issued += nbytes
+    net.routes[route].n_issued += n
 
 
 @inlined

@@ -24,6 +24,7 @@ from ddlsim.network.rounds import at_barrier, observe, replay_spans, watch
 from ddlsim.network.shaping import start_shaped
 from ddlsim.network.state import (
     DELIVERING,
+    FOREIGN,
     FULL,
     HEAP_VALID,
     IDLE,
@@ -36,6 +37,7 @@ from ddlsim.network.state import (
     N_ACTIVE,
     N_DELIVERING,
     N_EVENTS,
+    N_FOREIGN,
     N_MOMENTS,
     N_OUT,
     NEXT,
@@ -147,6 +149,8 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
         if net.counts[N_OUT] > 0:
             net.reals[NEXT] = min(next_end(net), next_timer(net))
             return VISIBLE
+        if net.counts[N_FOREIGN] > 0:
+            return FOREIGN
         if not has_room(net) or log_is_full(net):
             net.counts[N_MOMENTS] = 0
             return FULL
@@ -200,8 +204,8 @@ def _entry_points(stamp: int) -> tuple[Callable[..., int], _Call, _Call, _Call]:
     def advance(table: Ints, until: float) -> Any:
         """Let time pass up to and including `until`, or to the first completion.
 
-        Returns IDLE (nothing more up to `until`), VISIBLE (completions wait in `out`) or FULL (slots or busy
-        log must be made longer before the next instant can be handled).
+        Returns IDLE (nothing more up to `until`), VISIBLE (completions wait in `out`), FOREIGN (those of others wait
+        in `foreign`) or FULL (slots or busy log must be made longer before the next instant can be handled).
         """
         stamp  # noqa: B018
         return run(attach(table), until)

@@ -53,6 +53,7 @@ UPDATED = 7  # as many updates have been made as should be
 GOING = 8  # (nothing)
 FETCHING = 10  # the actor PENDING takes its next batch
 ELSEWHERE = 11  # the network has ended what no actor has sent: the first N_ELSEWHERE completions, at the time WHEN
+OTHERS = 12  # the network has ended what is of others who share it, and waits for them
 
 # What a row of the log tells, besides the number of a NOTE, ASK or STEP
 # (LOST: work until `where` of a gradient that was begun at `begin`, by an actor that is back now)
@@ -81,7 +82,8 @@ FAILING = 26  # 1: some actor crashes at some time
 FETCHED = 27  # 1: the batch that the actor PENDING takes is there
 N_ELSEWHERE = 28  # completions of what no actor has sent
 N_TAKEN = 29  # completions, altogether
-N_COUNTS = 30
+FIRST_HANDLE = 30  # what the handles of messages begin with
+N_COUNTS = 31
 
 # Places in `reals` (float64)
 NOW = 0

@@ -24,8 +24,8 @@ from ddlsim.network.calendar import N_CALENDAR, pop, push
 from ddlsim.network.compiled import source_stamp
 from ddlsim.network.lane_actors import back, come, go_on, gone, grant, leave, next_op, request, updated, write
 from ddlsim.network.pointers import call_advance, call_send
+from ddlsim.network.state import FOREIGN, IDLE, LOCAL, N_OUT, Ints
 from ddlsim.network.state import FULL as NETWORK_FULL
-from ddlsim.network.state import IDLE, N_OUT, Ints
 from ddlsim.network.state import NOW as NETWORK_NOW
 from ddlsim.network.tasks import N_WOKEN, sort
 from ddlsim.network.view import attach
@@ -234,7 +234,7 @@ def _entry_point(stamp: int) -> Any:
                         source = ways[way].target if back == 1 else ways[way].source
                         target = ways[way].source if back == 1 else ways[way].target
                         route = ways[way].back_route if back == 1 else ways[way].route
-                        handle = counts[lt.N_SENT] * (2 * ways.size + 1) + sends[i]
+                        handle = counts[lt.FIRST_HANDLE] + counts[lt.N_SENT] * (2 * ways.size + 1) + sends[i]
                         counts[lt.N_SENT] += 1
                         reals[lt.NBYTES] += nbytes
                         call_send(counts[lt.SEND], table, handle, source, target, route, nbytes, now)
@@ -244,6 +244,8 @@ def _entry_point(stamp: int) -> Any:
                     status = call_advance(counts[lt.ADVANCE], table, min(after, limit))
                     if status == NETWORK_FULL:
                         return lt.FULL
+                    if status == FOREIGN:
+                        return lt.OTHERS
                     if status != IDLE:
                         n = net.counts[N_OUT]
                         net.counts[N_OUT] = 0
@@ -251,7 +253,7 @@ def _entry_point(stamp: int) -> Any:
                         time = net.reals[NETWORK_NOW]
                         counts[lt.N_TAKEN] += n
                         for i in range(n):
-                            message = (-1 - net.out[i].id) % (2 * ways.size + 1)
+                            message = ((-1 - net.out[i].id) & LOCAL) % (2 * ways.size + 1)
                             if message == 2 * ways.size:
                                 net.out[counts[lt.N_ELSEWHERE]].id = net.out[i].id
                                 net.out[counts[lt.N_ELSEWHERE]].rank = net.out[i].rank

@@ -8,25 +8,27 @@ from __future__ import annotations
 
 from ddlsim.compiler import inlined
 from ddlsim.network.changes import has_changes
+from ddlsim.network.flows import book_issue
 from ddlsim.network.state import (
     DELIVERED,
     DELIVERING,
     ENDED,
     FREE,
     HEADERS,
-    ISSUED,
-    ISSUED_HOPS,
     LIVE_SENDS,
     LIVE_SINGLE,
     LIVE_THREADS,
     N_DELIVERING,
     N_EVENTS,
+    N_FOREIGN,
     N_FREE,
     N_LIVE,
     N_MESSAGES,
     N_OUT,
     N_READY,
     NOW,
+    PARTY,
+    PARTY_SHIFT,
     ROUND_DELIVERY_MAX,
     ROUND_DELIVERY_MIN,
     STEPPED,
@@ -52,8 +54,7 @@ def issue(net: Net, instance, message, nbytes, route, source):  # type: ignore[n
     net.slots[slot].message = message
     net.slots[slot].route = route
     net.slots[slot].nbytes = nbytes
-    net.reals[ISSUED] += nbytes
-    net.reals[ISSUED_HOPS] += nbytes * (net.routes[route].last - net.routes[route].first)
+    book_issue(net, route, nbytes, 1)
     start = net.reals[NOW]
     if has_changes(net):
         start = max(start, net.nodes[source].paused)
@@ -157,7 +158,14 @@ def deliver(net: Net, slot):  # type: ignore[no-untyped-def]
 
 @inlined
 def show(net: Net, instance, rank):  # type: ignore[no-untyped-def]
-    """Report a completion to whoever waits outside."""
+    """Report a completion to whoever waits outside: who lets time pass, or somebody else."""
+    party = (-1 - instance) >> PARTY_SHIFT if instance < 0 else net.instances[instance].party
+    if party != net.counts[PARTY]:
+        i = net.counts[N_FOREIGN]
+        net.foreign[i].id = instance
+        net.foreign[i].rank = rank
+        net.counts[N_FOREIGN] = i + 1
+        return
     i = net.counts[N_OUT]
     net.out[i].id = instance
     net.out[i].rank = rank

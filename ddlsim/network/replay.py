@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from ddlsim.compiler import inlined
-from ddlsim.network.flows import log_busy
+from ddlsim.network.flows import book_issue, log_busy
 from ddlsim.network.state import (
     DELIVERED,
     DELIVERING,
@@ -21,13 +21,12 @@ from ddlsim.network.state import (
     FAST_FORWARDED,
     FIFO_HEAD,
     FIFO_TAIL,
-    ISSUED,
-    ISSUED_HOPS,
     LIVE_THREADS,
     LOG_ON,
     LOG_REPEATS,
     LOG_USED,
     N_ACTIVE,
+    N_FOREIGN,
     N_MESSAGES,
     N_OUT,
     N_PAUSED,
@@ -62,7 +61,7 @@ def in_step(net: Net):  # type: ignore[no-untyped-def]
         return False
     mask = net.fifo.size - 1
     start = net.fifo[head & mask].time
-    if net.counts[N_OUT] > 0 or net.fifo[(tail - 1) & mask].time != start:
+    if net.counts[N_OUT] + net.counts[N_FOREIGN] > 0 or net.fifo[(tail - 1) & mask].time != start:
         return False
     allowed = net.counts[REPLAY] == 1 and net.counts[SHAPED] == 0 and net.counts[N_PAUSED] == 0
     return allowed and later(start, net.reals[NOW])
@@ -235,8 +234,7 @@ def book(net: Net, done, transfer, start):  # type: ignore[no-untyped-def]
         net.counters[place] += done
         nbytes = done * net.slots[slot].nbytes
         route = net.slots[slot].route
-        net.reals[ISSUED] += nbytes
-        net.reals[ISSUED_HOPS] += nbytes * (net.routes[route].last - net.routes[route].first)
+        book_issue(net, route, nbytes, done)
         net.reals[DELIVERED] += nbytes
         for h in range(net.routes[route].first, net.routes[route].last):
             channel = net.hops[h]

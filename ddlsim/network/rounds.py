@@ -15,6 +15,7 @@ import numpy as np
 
 from ddlsim.compiler import inlined
 from ddlsim.network.calendar import insert
+from ddlsim.network.flows import book_issue
 from ddlsim.network.replay import later, repeat_threads
 from ddlsim.network.state import (
     DELIVERED,
@@ -23,14 +24,13 @@ from ddlsim.network.state import (
     FIFO_HEAD,
     FIFO_TAIL,
     HOP_SHIFT,
-    ISSUED,
-    ISSUED_HOPS,
     LAST,
     LIVE_SINGLE,
     LIVE_THREADS,
     LOG_ON,
     N_ACTIVE,
     N_DELIVERING,
+    N_FOREIGN,
     N_MESSAGES,
     N_MOMENTS,
     N_OUT,
@@ -63,7 +63,7 @@ MOST = 64  # flows on a channel that are looked through for those which are slow
 @inlined
 def at_barrier(net: Net):  # type: ignore[no-untyped-def]
     """Whether all threads of all live collectives have just entered a step, and nothing else is under way."""
-    if net.counts[N_ACTIVE] > 0 or net.counts[N_DELIVERING] > 0 or net.counts[N_OUT] > 0:
+    if net.counts[N_ACTIVE] > 0 or net.counts[N_DELIVERING] > 0 or net.counts[N_OUT] + net.counts[N_FOREIGN] > 0:
         return False
     if net.counts[LIVE_SINGLE] != 0 or net.counts[REPLAY] == 0 or net.counts[N_PAUSED] > 0:
         return False
@@ -342,8 +342,7 @@ def book_message(net: Net, slot, done, passed):  # type: ignore[no-untyped-def]
     net.counters[table.counters + net.messages[net.slots[slot].message].counter] += done
     nbytes = done * net.slots[slot].nbytes
     route = net.slots[slot].route
-    net.reals[ISSUED] += nbytes
-    net.reals[ISSUED_HOPS] += nbytes * (net.routes[route].last - net.routes[route].first)
+    book_issue(net, route, nbytes, done)
     net.reals[DELIVERED] += nbytes
     for h in range(net.routes[route].first, net.routes[route].last):
         net.channels[net.hops[h]].nbytes += nbytes

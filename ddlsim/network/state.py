@@ -69,7 +69,9 @@ ROUND_NEW = 42  # flows that the last instant has added
 RERATED = 43  # flows that have changed their rates since the round began
 N_CHANGED = 44  # changes that have happened (ddlsim.network.changes)
 N_PAUSED = 45  # nodes that stand still
-N_COUNTS = 46
+PARTY = 46  # who lets time pass now, of those who share the network
+N_FOREIGN = 47  # completions of others than that one, which wait for them
+N_COUNTS = 48
 
 # Places in Net.reals (float64)
 NOW = 0
@@ -98,7 +100,11 @@ CLEARED = 4  # its turn on its connection has come
 NOT_JOINED, ENDED = -1, -2
 
 # What `advance` returns
-IDLE, VISIBLE, FULL = 0, 1, 2
+IDLE, VISIBLE, FULL, FOREIGN = 0, 1, 2, 3
+
+# A single message has a handle: its sender's party, and in the lower bits what that party has numbered it
+PARTY_SHIFT = 46
+LOCAL = (1 << PARTY_SHIFT) - 1
 
 
 def record(**fields: str) -> np.dtype[np.void]:
@@ -137,8 +143,8 @@ WAY = record(
 #: window: bytes under way at most, as of `since`, when its last message ended; first, last: slots of the messages that
 #: wait for their turn, -1: none; busy: 1 while one has it; ordered: 0 if its messages do not wait for each other
 CONNECTION = record(window="f", since="f", first="n", last="n", busy="n", ordered="n")
-#: hops[first:last] are the channels of the route
-ROUTE = record(latency="f", first="n", last="n")
+#: hops[first:last] are the channels of the route; issued: bytes, and messages, so far
+ROUTE = record(latency="f", issued="f", first="n", last="n", n_issued="i")
 #: a message on its way. instance: -1 - handle for a single message; message: its number, or the target node of
 #: a single message
 SLOT = record(nbytes="f", instance="i", message="n", route="n", state="n")
@@ -166,8 +172,8 @@ MESSAGE = record(
 #: tables[thread + i] is the first step of its thread i, -1 if it has none
 PROGRAM = record(thread="i", n_ranks="i", n_lanes="i", sends_bound="i")
 #: threads: where its part of `threads` starts; counters, ranks: where, in `counters`, the arrivals per message
-#: and the lanes left per rank start
-INSTANCE = record(nbytes="f", program="i", threads="i", counters="i", ranks="i", ranks_left="i")
+#: and the lanes left per rank start; party: whose it is
+INSTANCE = record(nbytes="f", program="i", threads="i", counters="i", ranks="i", ranks_left="i", party="i")
 #: entered: the instant (N_EVENTS) at which it entered its step
 THREAD = record(entered="i", step="n", repetition="n", sends_left="n", recvs_missing="n")
 READY = record(instance="n", thread="n")
@@ -234,6 +240,7 @@ class Net(NamedTuple):
     delivered: Floats  # as `counters`: when the last arrival is; only as far as repetitions can overtake each other
     ready: Records  # READY
     out: Records  # OUT, completions waiting to be read
+    foreign: Records  # OUT, those of others; as long
     log: Records  # BUSY
     repeats: Records  # REPEAT
     spans: Records  # SPAN

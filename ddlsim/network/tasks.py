@@ -19,8 +19,8 @@ from ddlsim.network.calendar import N_CALENDAR, pop, push
 from ddlsim.network.compiled import source_stamp
 from ddlsim.network.devices import N_STALE, change, schedule, slowed, stale
 from ddlsim.network.pointers import call_advance, call_join, call_send
+from ddlsim.network.state import FOREIGN, IDLE, LOCAL, N_OUT, Floats, Ints, Records, record
 from ddlsim.network.state import FULL as NETWORK_FULL
-from ddlsim.network.state import IDLE, N_OUT, Floats, Ints, Records, record
 from ddlsim.network.state import NOW as NETWORK_NOW
 from ddlsim.network.view import attach
 
@@ -43,6 +43,7 @@ LIMIT = 7  # nothing more happens up to the limit
 OVERRUN = 8  # the task ARGUMENT would start anew, but its step has not been read
 ASKING = 9  # the task ARGUMENT starts, for seconds that Python says
 ELSEWHERE = 10  # the network has ended what is no task: the first N_ELSEWHERE completions
+OTHERS = 11  # the network has ended what is of others who share it, and waits for them
 
 # Places in `counts` (int64); N_CALENDAR (0), SEQUENCE (2) and N_STALE are those of the calendar
 N_WOKEN = 1  # events behind those of the calendar that have not been put in order
@@ -56,7 +57,8 @@ N_ELSEWHERE = 15  # completions that are of no task
 N_SENT = 16  # messages, altogether
 N_FLYING, RESERVED = 17, 18  # messages of tasks on their way, and how many the network has room for
 N_CHANGES = 20  # exchanges that have begun or ended at this instant, where that makes devices slower
-N_COUNTS = 21
+FIRST_HANDLE = 21  # what the handles of messages begin with
+N_COUNTS = 22
 
 #: start, end: s, NaN where it has not come; first:last of `following` start after it; missing: of those that it waits
 #: for, `waits` altogether; place: in the group of its collective, or of a message
@@ -265,7 +267,7 @@ def take(counts, out, n, state, exchanges, members, launches, messages, ended, f
     at = counts[N_ENDED]
     for i in range(n):
         instance = out[i].id
-        message = (-1 - instance) % messages.size
+        message = ((-1 - instance) & LOCAL) % messages.size
         if instance < 0 and message < messages.size - 1:
             ended[at] = messages[message].row
             at += 1
@@ -362,14 +364,17 @@ def _entry_point(stamp: int) -> Any:
                 for i in range(n):
                     message = tasks[sends[i]].place
                     clock[1] += messages[message].nbytes
+                    handle = counts[FIRST_HANDLE] + counts[N_SENT] * messages.size + message
                     call_send(
-                        counts[SENDER], table, counts[N_SENT] * messages.size + message, messages[message].source,
-                        messages[message].target, messages[message].route, messages[message].nbytes, now,
+                        counts[SENDER], table, handle, messages[message].source, messages[message].target,
+                        messages[message].route, messages[message].nbytes, now,
                     )  # fmt: skip
                     counts[N_SENT] += 1
             status = call_advance(counts[ADVANCE], table, min(after, limit))
             if status == NETWORK_FULL:
                 return FULL
+            if status == FOREIGN:
+                return OTHERS
             if status != IDLE:
                 clock[0] = net.reals[NETWORK_NOW]
                 n = net.counts[N_OUT]

@@ -188,15 +188,17 @@ class Bookings:
     members  the workers that each rank stands for, which do the same at the same time
     shapes   of the first steps, the last of which is that of all further ones
     keys     of the exchanges of these steps
+    start    s at which they begin
     """
 
     def __init__(
-        self, recorder: Recorder, members: Sequence[Sequence[int]], shapes: Sequence[Shape], keys: Sequence[slice]
-    ) -> None:
+        self, recorder: Recorder, members: Sequence[Sequence[int]], shapes: Sequence[Shape], keys: Sequence[slice],
+        start: float = 0.0,
+    ) -> None:  # fmt: skip
         n = len(members)
         self.recorder, self.members, self.shapes, self.keys = recorder, members, shapes, keys
         self.seconds = {kind: np.zeros(n) for kind in (rc.COMPUTE, rc.COMMUNICATION, rc.WAITING, rc.INPUT)}
-        self.booked = np.zeros(n)
+        self.booked = np.full(n, start)
         self.step_end: list[Floats] = []
         self._ends = np.zeros(0)  # of the tasks of the latest step
         #: s at which the last rank had what it puts into each exchange

@@ -81,9 +81,10 @@ def _begins(ops: Sequence[Op]) -> list[int]:
 
 
 def tables_of(
-    workers: Sequence[Worker], ops: Sequence[Op], ends: Sequence[Sequence[int]], depth: int, crashes: Crashes = ()
-) -> ls.Tables:
-    """Return the tables of workers at the beginning, each with ways to its `ends`; no servers yet."""
+    workers: Sequence[Worker], ops: Sequence[Op], ends: Sequence[Sequence[int]], depth: int, crashes: Crashes = (),
+    start: float = 0.0,
+) -> ls.Tables:  # fmt: skip
+    """Return the tables of workers that begin at `start` (s), each with ways to its `ends`; no servers yet."""
     n, n_ways = len(workers), sum(len(each) for each in ends)
     table = np.zeros(len(ops), dtype=ls.OP)
     table["kind"], table["number"] = [op.kind for op in ops], [op.number for op in ops]
@@ -118,11 +119,12 @@ def tables_of(
     never = [(own[-1][0], rank) for rank, own in enumerate(crashes) if own and own[-1][1] == np.inf]
     calendar = np.zeros(2 * (n + 3 * n_ways) + 16 + len(never), dtype=EVENT)
     calendar["sequence"][:n], calendar["item"][:n] = np.arange(n), ls.START + 16 * np.arange(n)
+    calendar["time"][:n] = actors["start"] = start
     for place, (time, rank) in enumerate(sorted(never), n):  # a sorted list is a heap
         calendar[place] = time, place, ls.GONE + 16 * rank
     counts[N_CALENDAR] = counts[SEQUENCE] = n + len(never)
     reals = np.zeros(ls.N_REALS)
-    reals[ls.QUIET] = -np.inf
+    reals[ls.NOW], reals[ls.QUIET] = start, -np.inf
     return ls.Tables(
         counts=counts, reals=reals, ops=table, seconds=seconds_of(workers, ops).reshape(-1), actors=actors, ways=ways,
         servers=np.zeros(0, dtype=ls.SERVER), arrivals=arrivals.astype(np.int64), posted=np.zeros(n_ways * depth),

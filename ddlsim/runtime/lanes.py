@@ -53,10 +53,11 @@ class Lanes:
         self.together = any(op.kind == ls.TURN for op in ops)
         self.choose, self.back = choose, back
         self.follows = served is not None or any(op.follow is not None or op.kind == ls.RESIZE for op in ops)
+        self._begun = False
         self._stale: list[int] = []  # what has been served, but not yet told of
         workers = setting.workers
         ends = peers if peers else [range(max(len(servers), 1)) for _ in workers]
-        self.tables = tables_of(workers, self.ops, ends, depth, self._crashes())
+        self.tables = tables_of(workers, self.ops, ends, depth, self._crashes(), setting.loop.now)
         ways = self.tables.ways
         ways["nbytes"] = ways["back_nbytes"] = nbytes
         ways["source"] = np.array(setting.nodes)[ways["actor"]]
@@ -76,6 +77,7 @@ class Lanes:
         self.tables.actors["op"] = first
         counts = self.tables.counts
         counts[ls.ADVANCE], counts[ls.SEND] = addresses()[0], send_address()
+        counts[ls.FIRST_HANDLE] = network.first_handle
         counts[ls.ASKS], counts[ls.RETURNS], counts[ls.SPANS] = asks, self.follows, setting.recorder.keep_spans
         counts[ls.MANNER] = ls.TOGETHER if self.together else ls.APART
         if choose is not None:
@@ -128,47 +130,50 @@ class Lanes:
 
     # ------------------------------------------------------------ running
 
-    def run(self, max_time: float, pause: Callable[[], bool] | None) -> None:
-        """Run until the rule that ends the run says so, but not beyond `max_time` (s), nor past where `pause` says so.
+    def next(self) -> float:
+        counts, calendar = self.tables.counts, self.tables.calendar["time"]
+        n, woken = int(counts[N_CALENDAR]), int(counts[N_WOKEN])
+        if counts[[ls.N_SENDS, ls.ENDING]].any() or (counts[[ls.PENDING, ls.RESUMED, ls.ASKING]] >= 0).any():
+            return float(self.tables.reals[ls.NOW])
+        return float(min([*calendar[[*range(min(n, 1)), *range(n, n + woken)]].tolist(), self._next()]))
 
-        It is asked after updates.
-        """
+    def go(self, limit: float, pause: Callable[[], bool] | None) -> None:
+        """Go on as :class:`~ddlsim.runtime.loop.Driver` says; `pause` is asked after updates."""
         loop, stop, counts = self.setting.loop, self.setting.stop, self.tables.counts
-        counts[ls.UPDATES_LEFT] = 1 if self.follows else int(min(stop.n_updates, ls.MANY))
+        if not self._begun:
+            self._begun = True
+            counts[ls.UPDATES_LEFT] = 1 if self.follows else int(min(stop.n_updates, ls.MANY))
         status = -1
         self._owe()
-        try:
-            if pause is not None and pause():
-                return
-            while status not in (ls.OVER, ls.LIMIT):
-                limit = min(max_time, self._next())
-                counts[ls.N_SENT], self.tables.reals[ls.QUIET] = loop.network.n_sent, -np.inf
-                status = go_round(loop.network.table, float(limit), *self.tables)
-                now = float(self.tables.reals[ls.NOW])
-                taken, counts[ls.N_TAKEN] = int(counts[ls.N_TAKEN]), 0
-                loop.network.has_run(limit if status == ls.LIMIT else now, taken, (), int(counts[ls.N_SENT]))
-                self._follow()
-                if status == ls.LIMIT and self._turn(limit):
-                    status = ls.GOING
-                    continue
-                loop.env.pass_time(max_time if status == ls.LIMIT else now)
-                if status == ls.FULL:
-                    loop.network.make_room()
-                elif status == ls.REFILL:
-                    self._refill(int(counts[ls.PENDING]))
-                elif status == ls.FETCHING:
-                    self._fetch(self.setting.workers[int(counts[ls.PENDING])])
-                elif status == ls.ELSEWHERE:
-                    self._complete()
-                elif status == ls.CHOICES:
-                    self._choose(self.setting.workers[int(counts[ls.PENDING])])
-                elif status == ls.STUCK:
-                    raise self._stuck(now)
-                elif status == ls.UPDATED:
-                    counts[ls.ENDING] = stop.ended.triggered or (pause is not None and pause())
-                    counts[ls.UPDATES_LEFT] = not stop.ended.triggered
-        finally:
-            self._close()
+        if pause is not None and pause():
+            return
+        while status not in (ls.OVER, ls.LIMIT, ls.OTHERS):
+            until = min(limit, self._next())
+            counts[ls.N_SENT], self.tables.reals[ls.QUIET] = loop.network.n_sent, -np.inf
+            status = go_round(loop.network.table, float(until), *self.tables)
+            now = float(self.tables.reals[ls.NOW])
+            taken, counts[ls.N_TAKEN] = int(counts[ls.N_TAKEN]), 0
+            loop.network.has_run(until if status == ls.LIMIT else now, taken, (), int(counts[ls.N_SENT]))
+            self._follow()
+            if status == ls.LIMIT and self._turn(until):
+                status = ls.GOING
+                continue
+            loop.env.pass_time(limit if status == ls.LIMIT else now)
+            if status == ls.FULL:
+                loop.network.make_room()
+            elif status == ls.REFILL:
+                self._refill(int(counts[ls.PENDING]))
+            elif status == ls.FETCHING:
+                self._fetch(self.setting.workers[int(counts[ls.PENDING])])
+            elif status == ls.ELSEWHERE:
+                self._complete()
+            elif status == ls.CHOICES:
+                self._choose(self.setting.workers[int(counts[ls.PENDING])])
+            elif status == ls.STUCK:
+                raise self._stuck(now)
+            elif status == ls.UPDATED:
+                counts[ls.ENDING] = stop.ended.triggered or (pause is not None and pause())
+                counts[ls.UPDATES_LEFT] = not stop.ended.triggered
 
     def _stuck(self, now: float) -> DdlsimError:
         crashes = self.setting.recorder.down or ()
@@ -356,7 +361,7 @@ class Lanes:
             for server in range(len(self.tables.servers)):
                 recorder.background(f"server {server}", "update", *row[["begin", "time"]].item())
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """Book what workers have done, and what they are in the middle of."""
         recorder, actors = self.setting.recorder, self.tables.actors
         self.setting.loop.nbytes_asked += float(self.tables.reals[ls.NBYTES])

@@ -22,12 +22,25 @@ from ddlsim.errors import DeadlockError
 from ddlsim.network import Accounts, BusyIntervals, Network
 from ddlsim.network.busy import busy_rows
 
+#: asked before time goes on: whether to stop here
+Pause = Callable[[], bool]
+
 
 class Driver(Protocol):
-    """What lets the network run in place of simpy's processes."""
+    """What goes on in a run: simpy's processes, or what the network does in place of them."""
 
-    def run(self, max_time: float, pause: Callable[[], bool] | None) -> None:
-        """Run to the end, but not beyond `max_time` (s), nor past where `pause` says so."""
+    def next(self) -> float:
+        """Return when something happens next by itself, s; infinity if everything waits for the network."""
+
+    def go(self, limit: float, pause: Pause | None) -> None:
+        """Go on to the end of the run, but not beyond `limit` (s), nor past where `pause` says so, nor while
+        completions of others who share the network wait for them.
+
+        Raises :class:`~ddlsim.errors.DeadlockError` when nothing can happen any more although it has not ended.
+        """
+
+    def close(self) -> None:
+        """Book what is under way where the run has ended."""
 
 
 class Traffic(NamedTuple):
@@ -73,11 +86,13 @@ class _Environment(simpy.Environment):
 
 
 class Loop:
-    """The event loop of a run: a simpy environment and a network that share their clock."""
+    """The event loop of a run that begins at `start` (s): a simpy environment and a network that share their clock."""
 
-    def __init__(self, network: Network) -> None:
-        self.env = _Environment()
+    def __init__(self, network: Network, start: float = 0.0) -> None:
+        self.env = _Environment(initial_time=start)
         self.network = network
+        #: s on the network's clock at which the run begins
+        self.start = start
         self._events: dict[tuple[int, int], simpy.Event] = {}
         self._joins: list[tuple[int, int]] = []
         self._sends: list[tuple[int, int, float, simpy.Event]] = []
@@ -92,7 +107,9 @@ class Loop:
         self._recorded: list[_Known] = []
         #: who waits for what, for the report of a deadlock
         self.waiting: dict[str, str] = {}
-        self._driver: Driver | None = None
+        self.driver: Driver = self
+        #: what ends the run
+        self.until: simpy.Event = self.env.event()
 
     @property
     def now(self) -> float:
@@ -191,22 +208,25 @@ class Loop:
 
     def drive(self, driver: Driver) -> None:
         """Let `driver` run the network in place of processes."""
-        self._driver = driver
+        self.driver = driver
 
-    def run(
-        self, until: simpy.Event, max_time: float = np.inf, pause: Callable[[], bool] | None = None
-    ) -> None:
+    def run(self, until: simpy.Event, max_time: float = np.inf, pause: Pause | None = None) -> None:
         """Run until the event `until` has been processed, but not beyond `max_time` (s), nor past where `pause` says
-        so, which is asked before time goes on.
+        so. Raises :class:`~ddlsim.errors.DeadlockError` when nothing can happen any more although it has not."""
+        self.until = until
+        try:
+            self.driver.go(max_time, pause)
+        finally:
+            self.driver.close()
 
-        Raises :class:`~ddlsim.errors.DeadlockError` when nothing can happen any more although it has not.
-        """
-        if self._driver is not None:
-            self._driver.run(max_time, pause)
-            return
+    def next(self) -> float:
+        return self.now if self.asks else float(self.env.peek())
+
+    def go(self, limit: float, pause: Pause | None) -> None:
+        """Let processes go on as :class:`Driver` says."""
         env = self.env
         quiet_until = -np.inf  # the network is known to complete nothing before
-        while not until.processed:
+        while not self.until.processed:
             next_event = env.peek()
             if next_event > env.now:  # nothing is left to happen, nor to fail, at this instant
                 if pause is not None and pause():
@@ -215,18 +235,23 @@ class Loop:
                 if self.start_queued():
                     quiet_until = -np.inf
             if next_event > quiet_until:
-                done = self.network.advance(min(next_event, max_time))
+                done = self.network.advance(min(next_event, limit))
                 if done is not None:
                     for number, rank in zip(done.ids.tolist(), done.ranks.tolist(), strict=True):
                         self.complete(number, rank, done.time)
                     continue
+                if self.network.waiting_parties:
+                    return
                 quiet_until = next_event
-            if next_event == np.inf and (max_time == np.inf or not self.network.pending):
+            if next_event == np.inf and (limit == np.inf or not self.network.pending):
                 raise DeadlockError(self._who_waits())
-            if next_event > max_time:
-                env.pass_time(max_time)
+            if next_event > limit:
+                env.pass_time(limit)
                 return
             env.step()
+
+    def close(self) -> None:
+        """(Processes book what they do by themselves.)"""
 
     @property
     def asks(self) -> bool:

@@ -137,7 +137,7 @@ class TableRun:
         rows = steps.rows[:3]
         before = [0, *(own.stop - own.start for own in rows[:-1])]
         shapes = [Shape(steps.plan, own, earlier, said) for own, earlier in zip(rows, before, strict=True)]
-        self.bookings = Bookings(setting.recorder, self.members, shapes, steps.keys[:3])
+        self.bookings = Bookings(setting.recorder, self.members, shapes, steps.keys[:3], setting.loop.now)
         #: by the first worker's workload, which the list holds and so keeps the number of
         self._regimes = {id(workloads[0]): (workloads, self._seconds(steps.plan))}
         self._varies = any(worker.factors is not UNVARIED for worker in setting.workers)
@@ -152,7 +152,7 @@ class TableRun:
         self.executor = Executor(
             with_slowdowns(tasks, steps, each, setting), setting.loop.network, self.travel.collective,
             steps.key_sizes, steps.plan.queues, self.travel.messages,
-            bystanders=self.travel.n_bystanders, outside=self.travel, meets=self.travel.meets,
+            bystanders=self.travel.n_bystanders, outside=self.travel, meets=self.travel.meets, start=setting.loop.now,
         )  # fmt: skip
         self.travel.executes(self.executor)
 
@@ -170,34 +170,32 @@ class TableRun:
 
     # ------------------------------------------------------------ running
 
-    def run(self, max_time: float, pause: Callable[[], bool] | None) -> None:
-        """Run until the rule that ends the run says so, but not beyond `max_time` (s), nor past where `pause` says so.
+    def next(self) -> float:
+        return self.executor.next()
 
-        It is asked when a step has ended.
-        """
+    def go(self, limit: float, pause: Callable[[], bool] | None) -> None:
+        """Go on as :class:`~ddlsim.runtime.loop.Driver` says; `pause` is asked when a step has ended."""
         loop, stop = self.setting.loop, self.setting.stop
-        try:
-            self._charge()
-            while not stop.ended.triggered:
-                if pause is not None and pause():
-                    break
-                slot = self.executor.run(max_time)
-                while slot is None and self.travel.turn(max_time):
-                    slot = self.executor.run(max_time)
-                loop.env.pass_time(self.executor.now)
-                if slot is None:
-                    if not self.travel.under_way:
-                        raise self._deadlock()
-                    loop.env.pass_time(max_time)
-                    return
-                self._ended.add(slot)
-                while self.steps.slot(self.done) in self._ended and not stop.ended.triggered:
-                    self._end_step()
+        self._charge()
+        while not stop.ended.triggered:
+            if pause is not None and pause():
+                break
+            slot = self.executor.run(limit)
+            while slot is None and not loop.network.waiting_parties and self.travel.turn(limit):
+                slot = self.executor.run(limit)
+            loop.env.pass_time(self.executor.now)
+            if slot is None:
+                if not self.travel.under_way:
+                    raise self._deadlock()
+                if not loop.network.waiting_parties:
+                    loop.env.pass_time(limit)
+                return
+            self._ended.add(slot)
+            while self.steps.slot(self.done) in self._ended and not stop.ended.triggered:
+                self._end_step()
+        self.executor.end_instant()
+        while self.travel.meets and self.travel.turn(self.executor.now):
             self.executor.end_instant()
-            while self.travel.meets and self.travel.turn(self.executor.now):
-                self.executor.end_instant()
-        finally:
-            self._close()
 
     def _end_step(self) -> None:
         """All tasks of a step have ended, and those of all steps before."""
@@ -317,7 +315,7 @@ class TableRun:
             exchanged = np.flatnonzero(key == keys[0] - self.steps.keys[slot].start + of_step.start)
             self.bookings.exchange(f"{len(keys)} buckets of step {step}", rank[exchanged], rows, exchanged)
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """Book what ranks are in the middle of, and say what they wait for."""
         now = max(self.executor.now, self.setting.loop.network.now)
         self.setting.loop.env.pass_time(now)

@@ -41,7 +41,7 @@ def test_a_message_counts_as_far_as_it_has_come(others, replay):
     """1000 bytes at 100 bytes/s after 1 s of latency; with a second message each has half of the link."""
     cluster = two_hosts()
     network = Network(cluster, record=True)
-    network._net.counts[REPLAY] = replay
+    network.engine.net.counts[REPLAY] = replay
     n = 1 + others
     network.send([cluster.workers[0]] * n, [cluster.workers[1]] * n, np.full(n, 1000.0), 0.0)
     for now, seconds in ((0.5, 0.0), (1.0, 0.0), (1.25, 0.25), (5.0, 4.0), (10.9, 9.9)):
@@ -121,7 +121,7 @@ def test_reading_at_any_time_is_the_integral_of_the_rates(case):
     """Between two stops at which nothing starts or ends, a channel gains its flows' rates times the time."""
     fabric, starts, nbytes, stops = case
     network = Network(fabric, record=True)
-    network._net.counts[REPLAY] = len(starts) % 2
+    network.engine.net.counts[REPLAY] = len(starts) % 2
     none = np.zeros(len(fabric.channel_capacity))
     read = (0.0, none, none)
 
@@ -135,7 +135,7 @@ def test_reading_at_any_time_is_the_integral_of_the_rates(case):
             for channels, rate in zip(hops, rates.tolist(), strict=True):
                 gain[channels] += rate * span
                 busy[channels] = span
-            if network._net.counts[REPLAY] == 0:  # a plain round is not shown among the rates
+            if network.engine.net.counts[REPLAY] == 0:  # a plain round is not shown among the rates
                 np.testing.assert_allclose(read[1] - before[1], gain, rtol=1e-9, atol=1e-9)
                 np.testing.assert_allclose(read[2] - before[2], busy, rtol=1e-9, atol=1e-9)
             check(network)
@@ -180,7 +180,7 @@ def test_collectives_can_be_read_anywhere(name, schedule, stops):
         fabric = FABRICS[name]
         network = Network(fabric, record=True)
         if name != "shaped":
-            network._net.counts[REPLAY] = replay
+            network.engine.net.counts[REPLAY] = replay
         number = network.collective(schedule, fabric.workers, 1e7)
         network.join([number] * 8, range(8), 0.0)
         seen = []

@@ -87,7 +87,7 @@ def test_changes_are_those_of_a_network_that_is_stepped_through(data):
     found = []
     for replay in (1, 0):
         network = Network(cluster)
-        network._net.counts[REPLAY] = replay
+        network.engine.net.counts[REPLAY] = replay
         network.will_change(links, pauses)
         number = network.collective(build("ring", 4), CLUSTER.workers, 4e6)
         network.join([number] * 4, range(4), 0.0)

@@ -275,7 +275,7 @@ CROSSING = np.arange(12).reshape(3, 4).T.ravel()  # every hop of a ring goes fro
 def story(replay, fabric, schedule, order, horizons):
     """Run a collective up to each horizon in turn, with a message in between; return all that can be seen."""
     network = Network(fabric, record=True)
-    network._net.counts[REPLAY] = replay
+    network.engine.net.counts[REPLAY] = replay
     collective = network.collective(schedule, fabric.workers[order], 3.7e7)
     network.join([collective] * 12, np.arange(12), 0.0)
     seen = []
@@ -374,9 +374,9 @@ def test_busy_intervals_add_up_to_busy_seconds():
 def test_a_log_that_is_emptied_often_says_the_same(monkeypatch, algorithm):
     logs = []
     for rounds, room, repeats in ((8, 1 << 16, 1 << 10), (1, 0, 1)):
-        monkeypatch.setattr("ddlsim.network.network._LOG_ROUNDS", rounds)
-        monkeypatch.setattr("ddlsim.network.network._LOG_ROOM", room)
-        monkeypatch.setattr("ddlsim.network.network._LOG_REPEATS", repeats)
+        monkeypatch.setattr("ddlsim.network.engine._LOG_ROUNDS", rounds)
+        monkeypatch.setattr("ddlsim.network.engine._LOG_ROOM", room)
+        monkeypatch.setattr("ddlsim.network.engine._LOG_REPEATS", repeats)
         network = Network(FABRICS["switch"], record=True)
         start(network, FABRICS["switch"], ALGORITHMS[algorithm], 1e8)
         finish(network)
@@ -391,7 +391,7 @@ def test_rounds_that_come_again_are_logged_once():
     rows = []
     for replay in (1, 0):
         network = Network(FABRICS["switch"], record=True)
-        network._net.counts[REPLAY] = replay
+        network.engine.net.counts[REPLAY] = replay
         start(network, FABRICS["switch"], ALGORITHMS["ring"], 1e8)
         finish(network)
         busy = network.busy_intervals()

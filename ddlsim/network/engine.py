@@ -1,0 +1,286 @@
+"""The arrays of a network and what they are filled with: routes, schedules as programs, messages on their way.
+
+Those who share a network (:class:`~ddlsim.network.network.Network` is what each of them sees) share its engine:
+they have channels, slots and a clock in common; routes, and with them what is counted, are each one's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddlsim.cluster import LinkDetails
+from ddlsim.collectives import Schedule
+from ddlsim.network import state as st
+from ddlsim.network.build import add_channels, empty_net, grow_hops, grow_slots, with_buffers, with_shaping
+from ddlsim.network.busy import Logged
+from ddlsim.network.program import (
+    Program,
+    compile_schedule,
+    write_frames,
+    write_messages,
+    write_routes,
+    write_steps,
+)
+from ddlsim.network.state import Bools, Floats, Ints, grown
+from ddlsim.network.view import Table
+from ddlsim.network.ways import Ways
+
+_LOG_ROUNDS, _LOG_ROOM = 8, 1 << 16  # busy intervals that the log takes: so many of each channel, and so many more
+_LOG_REPEATS = 1 << 10  # replays that it takes
+
+
+class _Routes(Protocol):
+    @property
+    def offsets(self) -> Ints: ...
+    @property
+    def links(self) -> Ints: ...
+
+
+class Interconnect(Protocol):
+    """What the engine needs to know of a cluster (``ddlsim.cluster.Cluster`` has it)."""
+
+    @property
+    def channel_capacity(self) -> Floats: ...
+    @property
+    def link_channel(self) -> Ints: ...
+    @property
+    def link_latency(self) -> Floats: ...
+    @property
+    def send_overhead(self) -> Floats: ...
+    @property
+    def recv_overhead(self) -> Floats: ...
+    @property
+    def reduce_time(self) -> Floats: ...
+    @property
+    def details(self) -> LinkDetails | None: ...
+    @property
+    def reverse_link(self) -> Ints: ...
+    @property
+    def is_switch_port(self) -> Bools: ...
+    def routes(self, src: Ints, dst: Ints) -> _Routes: ...
+
+
+class Engine:
+    """The arrays that the kernel works on, made and made longer.
+
+    Every party that uses them has a number, and routes of its own. ``net`` is replaced when arrays grow.
+    """
+
+    def __init__(self, interconnect: Interconnect, *, record: bool = False) -> None:
+        self._interconnect = interconnect
+        self._link_channel = np.ascontiguousarray(interconnect.link_channel, dtype=np.int64)
+        self._link_latency = np.ascontiguousarray(interconnect.link_latency, dtype=np.float64)
+        self.net = empty_net(
+            interconnect.channel_capacity, interconnect.send_overhead, interconnect.recv_overhead,
+            interconnect.reduce_time,
+        )  # fmt: skip
+        details = interconnect.details
+        self._details = details if details is not None and details.acts else None
+        if self._details is not None:
+            self.net = with_shaping(self.net, self._link_channel, interconnect.reverse_link, self._details)
+        self._ways = None
+        if self._details is not None and self.net.counts[st.TRANSPORTED]:
+            self._ways = Ways(len(self.net.channels), self._details)
+            if self._details.buffer.any():
+                ports = np.flatnonzero(interconnect.is_switch_port)
+                self.net = with_buffers(self.net, self._link_channel[ports], self._details.buffer[ports])
+        self.net.counts[st.LOG_ON] = int(record)
+        self.logged: list[Logged] = []
+        if record:
+            log = grown(self.net.log, _LOG_ROUNDS * len(self.net.channels) + _LOG_ROOM)
+            self.net = self.net._replace(log=log, repeats=grown(self.net.repeats, _LOG_REPEATS))
+        self._table = Table()
+        self._used: dict[str, int] = {}
+        self._programs: dict[tuple[int, int, int, bytes], int] = {}
+        # the keys above hold ids, so the objects must live
+        self._kept: list[tuple[Schedule, Sequence[Floats] | None]] = []
+        self._shapes: list[Program] = []
+        self._free_instances: dict[int, list[int]] = {}
+        self.instance_program: list[int] = []
+        self._route_of: dict[tuple[int, int, int], int] = {}
+        #: numbers of the routes of each party: the first, and the one behind the last, of those added together
+        self.routes_of: list[list[tuple[int, int]]] = []
+        self.n_waiting = 0  # completions that may still be shown
+        self.reserved = 0  # messages that compiled callers may have on their way
+        self.next_instant = -np.inf  # before it, nothing happens by itself
+        self.now = 0.0  # s, up to which the network has run
+
+    @property
+    def table(self) -> Ints:
+        """The addresses of the arrays, valid until something is prepared, sent or made longer."""
+        return self._table.of(self.net)
+
+    def prepare(self, schedule: Schedule, nodes: Ints, nbytes: float | Sequence[Floats], party: int) -> int:
+        """Prepare an execution of `schedule` by a party, rank r at ``nodes[r]``; return its id."""
+        sizes = None if isinstance(nbytes, (int, float)) else nbytes
+        program = self._register(schedule, nodes, sizes, party)
+        shape = self._shapes[program]
+        free = self._free_instances[program]
+        instance = free.pop() if free else self._new_instance(program, shape)
+        net = self.net
+        row = net.instances[instance]
+        threads = net.threads[row["threads"] : row["threads"] + shape.n_ranks * shape.n_lanes]
+        threads[:] = np.array((-1, st.NOT_JOINED, 0, 0, 0), dtype=st.THREAD)
+        net.counters[row["counters"] : row["ranks"]] = 0
+        net.delivered[row["counters"] : row["ranks"]] = 0.0
+        net.counters[row["ranks"] : row["ranks"] + shape.n_ranks] = shape.n_lanes
+        row["ranks_left"] = shape.n_ranks
+        row["nbytes"] = 1.0 if sizes is not None else float(cast(float, nbytes))
+        row["party"] = party
+        net.counts[st.N_LIVE] += 1
+        net.counts[st.LIVE_THREADS] += shape.n_ranks * shape.n_lanes
+        net.counts[st.LIVE_SENDS] += shape.sends_bound
+        self.expect(shape.n_ranks)
+        self.ensure_slots()
+        return instance
+
+    def free(self, instances: Iterable[int]) -> None:
+        """Use executions that have ended again."""
+        for instance in instances:
+            self._free_instances[self.instance_program[instance]].append(instance)
+
+    def make_room(self) -> None:
+        """Make the arrays longer that the kernel has said are full."""
+        if self.net.counts[st.LOG_ON]:
+            self.empty_log()
+        self.ensure_slots()
+
+    def own_routes(self, party: int) -> Bools:
+        """Return which routes are a party's."""
+        own = np.zeros(len(self.net.routes), dtype=np.bool_)
+        for first, behind in self.routes_of[party]:
+            own[first:behind] = True
+        return own
+
+    def expect(self, n: int) -> None:
+        """Have room for `n` completions more."""
+        self.n_waiting += n
+        if self.n_waiting + self.reserved > len(self.net.out):
+            n_out = self.n_waiting + self.reserved
+            self.net = self.net._replace(out=grown(self.net.out, n_out), foreign=grown(self.net.foreign, n_out))
+
+    def ensure_slots(self, extra: int = 0) -> None:
+        """Have slots for all messages that can be on their way, and `extra` ones."""
+        counts = self.net.counts
+        need = int(counts[st.N_DELIVERING]) + 2 * (int(counts[st.LIVE_SENDS]) + self.reserved + extra)
+        if need > len(self.net.slots):
+            self.net = grow_slots(self.net, need)
+
+    def empty_log(self) -> None:
+        """Put aside what has been logged: a log that grew would be copied over and over."""
+        net = self.net
+        used, replays = net.counts[st.LOG_USED], net.counts[st.LOG_REPEATS]
+        self.logged.append(Logged(net.log[:used], net.repeats[:replays]))
+        net.counts[st.LOG_USED] = net.counts[st.LOG_REPEATS] = 0
+        self.net = net._replace(log=np.empty_like(net.log), repeats=np.empty_like(net.repeats))
+
+    def _extend(self, name: str, n: int) -> tuple[int, NDArray[Any]]:
+        """Make one of the growing arrays longer by `n`; return where the new places start, and a view of them."""
+        start = self._used.get(name, 0)
+        array = grown(getattr(self.net, name), start + n)
+        self._used[name] = start + n
+        self.net = self.net._replace(**{name: array})
+        return start, array[start : start + n]
+
+    def _append(self, name: str, values: NDArray[Any] | tuple[float, ...]) -> int:
+        """Append values, or one record; return where they start."""
+        start, places = self._extend(name, 1 if isinstance(values, tuple) else len(values))
+        places[:] = values
+        return start
+
+    def _add_routes(self, src: Ints, dst: Ints, party: int) -> int:
+        """Append routes of a party between the pairs; return the number of the first."""
+        routes = self._interconnect.routes(src, dst)
+        base, hops = self._extend("hops", len(routes.links))
+        first, rows = self._extend("routes", len(src))
+        self.routes_of[party].append((first, first + len(src)))
+        longest = write_routes(rows, hops, base, routes.offsets, routes.links, self._link_channel, self._link_latency)
+        if longest:
+            self.net = grow_hops(self.net, longest + int(self._ways is not None))
+        if self._details is not None:
+            _, frames = self._extend("frames", len(src))
+            write_frames(frames, routes.offsets, routes.links, self._details.frame_header, self._details.frame_payload)
+        if self._ways is not None:
+            self._add_ways(self._ways, np.stack([src, dst], axis=1).tolist(), routes)
+        return first
+
+    def _add_ways(self, ways: Ways, pairs: list[list[int]], routes: _Routes) -> None:
+        """Say which connections carry the messages of these routes; add those that there are not yet."""
+        _, rows = self._extend("ways", len(pairs))
+        of = np.repeat(np.arange(len(pairs)), np.diff(routes.offsets))
+        latency = np.bincount(of, self._link_latency[routes.links], len(pairs)).tolist()
+        narrowest = np.full(len(pairs), np.inf)
+        np.minimum.at(narrowest, of, self.net.buckets["free"][self._link_channel[routes.links]])
+        rate, links, ends = narrowest.tolist(), routes.links.tolist(), routes.offsets.tolist()
+        rows[:] = np.array(
+            [ways.of(pair, links[ends[i] : ends[i + 1]], latency[i], rate[i]) for i, pair in enumerate(pairs)],
+            dtype=st.WAY,
+        )
+        if ways.connections:
+            self._append("connections", np.array(ways.connections, dtype=st.CONNECTION))
+        if ways.limits:
+            self.net = add_channels(self.net, np.array(ways.limits))
+            if self.net.counts[st.LOG_ON]:
+                self.net = self.net._replace(log=grown(self.net.log, 2 * len(self.net.channels) + _LOG_ROOM))
+        ways.connections.clear()
+        ways.limits.clear()
+
+    def route(self, source: int, target: int, party: int) -> int:
+        """Return the number of a party's route between two nodes."""
+        number = self._route_of.get((party, source, target))
+        return int(self.pair_routes([source], [target], party)[0]) if number is None else number
+
+    def pair_routes(self, src: list[int], dst: list[int], party: int) -> Ints:
+        """Return the numbers of a party's routes between nodes."""
+        pairs = [(party, *pair) for pair in zip(src, dst, strict=True)]
+        missing = list(dict.fromkeys(p for p in pairs if p not in self._route_of))
+        if missing:
+            array = np.array(missing, dtype=np.int64)
+            first = self._add_routes(array[:, 1], array[:, 2], party)
+            self._route_of.update({pair: first + i for i, pair in enumerate(missing)})
+        return np.array([self._route_of[p] for p in pairs], dtype=np.int64)
+
+    def _register(self, schedule: Schedule, nodes: Ints, sizes: Sequence[Floats] | None, party: int) -> int:
+        key = (party, id(schedule), id(sizes), nodes.tobytes())
+        if key in self._programs:
+            return self._programs[key]
+        shape = compile_schedule(schedule, sizes)
+        # threads are numbered lane by lane, so "wrap" makes ranks of them
+        source, target = nodes.take(shape.src, mode="wrap"), nodes.take(shape.dst, mode="wrap")
+        route = self._add_routes(source, target, party)
+        if shape.latency is not None:
+            rows = self.net.routes[route : route + shape.n_messages]
+            rows["latency"] = np.where(np.isnan(shape.latency), rows["latency"], shape.latency)
+        weight = self._append("weights", shape.weights)
+        self._append("headers", shape.headers)
+        if shape.headers.any():
+            self.net.counts[st.HEADERS] = 1
+        table = self._append("tables", shape.recv_message + self._used.get("messages", 0))
+        step, steps = self._extend("steps", len(shape.step_next))
+        message, messages = self._extend("messages", shape.n_messages)
+        write_steps(steps, step, message, table, shape.step_repeat, shape.step_next, shape.step_send, shape.step_recv)
+        columns = (shape.src, shape.dst, shape.receiving, shape.weight, shape.stride, shape.reduce)
+        write_messages(messages, step, route, weight, nodes, columns)
+        thread = self._append("tables", np.where(shape.first_step < 0, -1, step + shape.first_step))
+        program = self._append("programs", (thread, shape.n_ranks, shape.n_lanes, shape.sends_bound))
+        self._programs[key] = program
+        self._kept.append((schedule, sizes))
+        self._shapes.append(shape)
+        self._free_instances[program] = []
+        return program
+
+    def _new_instance(self, program: int, shape: Program) -> int:
+        n_threads = shape.n_ranks * shape.n_lanes
+        threads, _ = self._extend("threads", n_threads)
+        counters, _ = self._extend("counters", shape.n_messages + shape.n_ranks)
+        self.net = self.net._replace(ready=grown(self.net.ready, len(self.net.threads)))
+        if (shape.stride * shape.reduce).any():  # a repetition can be reduced sooner than the one before
+            self.net = self.net._replace(delivered=grown(self.net.delivered, counters + shape.n_messages))
+        if self._ways is not None:
+            self.net = self.net._replace(parked=grown(self.net.parked, len(self.net.counters)))
+        self.instance_program.append(program)
+        return self._append("instances", (0.0, program, threads, counters, counters + shape.n_messages, 0, 0))
