@@ -13,7 +13,7 @@ import numpy as np
 from ddlsim.network import state as st
 from ddlsim.network.busy import busy_rows
 from ddlsim.network.changes import CAPACITY
-from ddlsim.network.state import Floats, Ints, Net, Places, Records
+from ddlsim.network.state import Bools, Floats, Ints, Net, Places, Records
 
 
 class Accounts(NamedTuple):
@@ -89,6 +89,23 @@ def accounts(net: Net, now: float) -> Accounts:
     return _accounts(net, carried, busy, float(nbytes.sum()), float(ahead @ (routes["last"] - routes["first"])))
 
 
+def traffic_of(net: Net, now: float, own: Bools) -> tuple[Floats, float, int]:
+    """Return what has gone over some routes, `own` (n_routes,): bytes that each channel has carried by `now`,
+    (n_channels,), bytes issued, and messages delivered."""
+    n = int(net.counts[st.N_LINKED])
+    used = np.flatnonzero(own & (net.routes["issued"] > 0.0))
+    channel, of = _channels(net, used)
+    nbytes = np.bincount(channel, net.routes["issued"][used][of], n)
+    live = np.flatnonzero((net.slots["state"] != st.FREE) & own[net.slots["route"]]).astype(np.int32)
+    moving = _under_way(net, now)
+    ahead = np.where(net.slots["state"] == st.DELIVERING, 0.0, net.slots["nbytes"])
+    ahead[moving.slot] -= moving.carried
+    channel, of = _crossed(net, live)
+    nbytes -= np.bincount(channel, ahead[live][of], n)
+    n_messages = int(net.routes["n_issued"][own].sum()) - len(live)
+    return np.maximum(nbytes, 0.0), float(net.routes["issued"][used].sum()), n_messages
+
+
 def _accounts(net: Net, nbytes: Floats, busy: Floats, in_flight: float, left_crossings: float) -> Accounts:
     """Return the totals: what is booked, and what is under way."""
     n = len(nbytes)
@@ -140,9 +157,14 @@ def _under_way(net: Net, now: float) -> _UnderWay:
 
 def _crossed(net: Net, slot: Places) -> tuple[Ints, Ints]:
     """Return (channel, which of the slots) for every channel on the routes of the messages in the slots."""
-    routes = net.routes[net.slots["route"][slot]]
+    return _channels(net, net.slots["route"][slot])
+
+
+def _channels(net: Net, numbers: Places | Ints) -> tuple[Ints, Ints]:
+    """Return (channel, which of the routes) for every channel on some routes."""
+    routes = net.routes[numbers]
     n_hops = routes["last"] - routes["first"]
-    of = np.repeat(np.arange(len(slot)), n_hops)
+    of = np.repeat(np.arange(len(numbers)), n_hops)
     place = np.arange(len(of)) - np.repeat(np.cumsum(n_hops) - n_hops, n_hops) + routes["first"][of]
     return net.hops[place].astype(np.int64), of
 

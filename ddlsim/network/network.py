@@ -237,8 +237,10 @@ class Network:
 
     @property
     def nbytes_sent(self) -> float:
-        """Bytes of the messages that senders have issued so far."""
-        return float(self.engine.net.reals[st.ISSUED])
+        """Bytes of the messages that this party's senders have issued so far."""
+        if not self.is_shared:
+            return float(self.engine.net.reals[st.ISSUED])
+        return float(self.engine.net.routes["issued"][self.engine.own_routes(self.party)].sum())
 
     @property
     def n_channels(self) -> int:
@@ -252,16 +254,31 @@ class Network:
 
     @property
     def n_live(self) -> int:
-        """Collectives that have been prepared and have not ended."""
-        return int(self.engine.net.counts[st.N_LIVE])
+        """Collectives of this party that have been prepared and have not ended."""
+        if not self.is_shared:
+            return int(self.engine.net.counts[st.N_LIVE])
+        instances = self.engine.net.instances[: self.n_instances]
+        return int(((instances["party"] == self.party) & (instances["ranks_left"] > 0)).sum())
 
     def accounts(self) -> Accounts:
         """Return what has been issued, delivered and carried, counted more than once so that it can be compared."""
         return accounts.accounts(self.engine.net, self.engine.now)
 
     @property
+    def is_shared(self) -> bool:
+        """Whether there are other parties."""
+        return len(self.engine.routes_of) > 1
+
+    def own_traffic(self) -> tuple[Floats, float, int]:
+        """Return what this party has put on the network: bytes that each channel has carried, (n_channels,), bytes
+        issued, and the number of messages delivered."""
+        if not self.is_shared:
+            return self.channel_nbytes, self.nbytes_sent, self.n_messages
+        return accounts.traffic_of(self.engine.net, self.engine.now, self.engine.own_routes(self.party))
+
+    @property
     def n_messages(self) -> int:
-        """Messages delivered so far."""
+        """Messages delivered so far, of all parties."""
         return int(self.engine.net.counts[st.N_MESSAGES])
 
     @property

@@ -13,7 +13,7 @@ from ddlsim.planner.evaluate import Evaluator
 from ddlsim.readable import count, percent, seconds, size
 from ddlsim.run.collective import collective_time
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.simulate import DEFAULT_DEVICE, prepare
+from ddlsim.run.prepare import DEFAULT_DEVICE, prepare
 from ddlsim.runtime.fabric import AllReduceAlgorithm
 from ddlsim.strategies import AllReduce, LocalSGD, NoOverlap, ParameterServer
 from ddlsim.study.work import DONE, Outcome

@@ -31,7 +31,7 @@ from ddlsim.planner.target import Figures
 from ddlsim.run.alone import alone, is_replicated
 from ddlsim.run.costs import host_price
 from ddlsim.run.plans import encode_seconds, least_seconds
-from ddlsim.run.simulate import Placed, Prepared, place, prepare
+from ddlsim.run.prepare import Placed, Prepared, place, prepare
 from ddlsim.strategies.plans import first_workers, nodes_of_plan, plan_of, tells_plan
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.memory import check_memory, held_nbytes

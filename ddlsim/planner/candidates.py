@@ -17,7 +17,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.plan import KINDS
 from ddlsim.printable import shown
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.simulate import DEFAULT_DEVICE
+from ddlsim.run.prepare import DEFAULT_DEVICE
 from ddlsim.runtime.fabric import algorithm_for
 from ddlsim.strategies import AllReduce, LocalSGD, ParameterServer, Splits, Strategy
 from ddlsim.strategies.plans import plan_of

@@ -27,8 +27,8 @@ from ddlsim.planner.reliability import reliability
 from ddlsim.planner.search import Found, Search
 from ddlsim.planner.target import Target
 from ddlsim.run.experiment import CompressionLike, Experiment, StrategyLike, TrainingLike
+from ddlsim.run.prepare import prepare
 from ddlsim.run.sensitivity import sensitivities
-from ddlsim.run.simulate import prepare
 from ddlsim.strategies import Splits, Strategy
 from ddlsim.strategies.splits import text_of_senseless
 from ddlsim.units import si

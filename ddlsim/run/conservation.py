@@ -40,15 +40,21 @@ Floats = npt.NDArray[np.float64]
 ROUNDING = 1e-9
 
 
-def check_result(result: Result, loop: Loop, accounts: Accounts, n_samples: int) -> None:
+def check_result(result: Result, loop: Loop, n_samples: int) -> None:
     """Raise :class:`ConservationError` unless the `result` of a run of `loop` adds up.
 
     ConfigError where that is because collectives of known time, which the network does not see, leave no room for what
     is simulated.
 
-    accounts   the network's
     n_samples  what the updates have learned from, as counted by the rule that ends the run
+
+    Of a run that shares its network with others, links are judged when all have ended (:func:`check_network`).
     """
+    if loop.network.is_shared:
+        check_workers(result.recorder, result.end_time)
+        _check_updates(result, n_samples)
+        return
+    accounts = loop.network.accounts()
     _equal("clock: the network has run until", loop.network.now, "the run until", result.end_time, "s")
     check_bytes(accounts, loop)
     try:

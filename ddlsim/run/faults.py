@@ -32,13 +32,16 @@ def standstills(faults: Sequence[Fault]) -> tuple[SlowDown, ...]:
     return tuple(SlowDown(stop.ranks, stop.start, stop.duration, STANDSTILL) for stop in stops)
 
 
-def let_happen(faults: Sequence[Fault], network: Network, cluster: Cluster, nodes: Sequence[int]) -> None:
-    """Tell a network that has just been made what the faults do to it; worker i is at ``nodes[i]``."""
+def let_happen(
+    faults: Sequence[Fault], network: Network, cluster: Cluster, nodes: Sequence[int], begin: float = 0.0
+) -> None:
+    """Tell a network what the faults do to it, in a run that begins at `begin` (s); worker i is at ``nodes[i]``."""
     if not faults:
         return
     stops = [fault for fault in faults if isinstance(fault, Stop)]
-    pauses = [(stop.start, stop.end, nodes[rank]) for stop in stops for rank in stop.ranks]
-    network.will_change(_shares([fault for fault in faults if isinstance(fault, LinkFault)], cluster), pauses)
+    pauses = [(begin + stop.start, begin + stop.end, nodes[rank]) for stop in stops for rank in stop.ranks]
+    shares = _shares([fault for fault in faults if isinstance(fault, LinkFault)], cluster)
+    network.will_change([(begin + time, channel, share) for time, channel, share in shares], pauses)
 
 
 def _shares(faults: Sequence[LinkFault], cluster: Cluster) -> list[tuple[float, int, float]]:

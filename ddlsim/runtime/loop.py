@@ -19,7 +19,7 @@ from simpy.events import NORMAL
 
 from ddlsim.collectives import Schedule
 from ddlsim.errors import DeadlockError
-from ddlsim.network import Accounts, BusyIntervals, Network
+from ddlsim.network import BusyIntervals, Network
 from ddlsim.network.busy import busy_rows
 
 #: asked before time goes on: whether to stop here
@@ -93,6 +93,7 @@ class Loop:
         self.network = network
         #: s on the network's clock at which the run begins
         self.start = start
+        self._busy_before = network.channel_busy if start else 0.0
         self._events: dict[tuple[int, int], simpy.Event] = {}
         self._joins: list[tuple[int, int]] = []
         self._sends: list[tuple[int, int, float, simpy.Event]] = []
@@ -160,9 +161,11 @@ class Loop:
             total = total.plus(known.traffic, known.share(self.now))
         return total
 
-    def traffic(self, accounts: Accounts) -> Traffic:
-        """Return what has gone over the channels: simulated (the network's `accounts`), and by known collectives."""
-        seen = Traffic(accounts.nbytes, accounts.busy, accounts.issued, self.network.n_messages)
+    def traffic(self) -> Traffic:
+        """Return what has gone over the channels, simulated and by known collectives. Of a network that others use,
+        too, bytes and messages are those of this run, busy seconds those of all since it began."""
+        nbytes, sent, n_messages = self.network.own_traffic()
+        seen = Traffic(nbytes, self.network.channel_busy - self._busy_before, sent, n_messages)
         return seen.plus(self.beside, 1.0) if self._known or self._ended else seen
 
     @property

@@ -58,6 +58,8 @@ class Recorder:
 
     n_workers: int
     keep_spans: bool = False
+    #: s at which the run begins; all times are those from then on once :meth:`close` has been called
+    start: float = 0.0
     columns: list[Spans] = field(default_factory=list)
     seconds: list[dict[str, float]] = field(default_factory=list)
     step_end: list[list[float]] = field(default_factory=list)
@@ -77,7 +79,7 @@ class Recorder:
         self.seconds = [{COMPUTE: 0.0, COMMUNICATION: 0.0, WAITING: 0.0, INPUT: 0.0} for _ in range(self.n_workers)]
         self.step_end = [[] for _ in range(self.n_workers)]
         self.idle = [0.0] * self.n_workers
-        self.booked = [0.0] * self.n_workers
+        self.booked = [self.start] * self.n_workers
         self.lost = [0.0] * self.n_workers
 
     @property
@@ -100,6 +102,19 @@ class Recorder:
         for rank, booked in enumerate(self.booked):
             self.idle[rank] += max(now - booked, 0.0)
             self.booked[rank] = max(now, booked)
+        if self.start:
+            self._count_from_start()
+
+    def _count_from_start(self) -> None:
+        """Let all times be those from the start of the run on."""
+        since, self.start = self.start, 0.0
+        self.updates = [(time - since, n) for time, n in self.updates]
+        self.step_end = [[end - since for end in ends] for ends in self.step_end]
+        self.booked = [end - since for end in self.booked]
+        self.columns = [spans._replace(start=spans.start - since, end=spans.end - since) for spans in self.columns]
+        self._spans = [span._replace(start=span.start - since, end=span.end - since) for span in self._spans]
+        if self.down is not None:
+            self.down = [[(fall - since, back - since) for fall, back in own] for own in self.down]
 
     def worker(self, rank: int, kind: str, name: str, start: float, end: float) -> None:
         """Book part of a worker's time."""

@@ -91,7 +91,7 @@ class StopRule:
         self.recorder.updates.append((self.loop.now, n_samples))
         self.n_samples += n_samples
         if self.monitor is not None:
-            self.reason = self.monitor.updated(self.loop.now, n_samples)
+            self.reason = self.monitor.updated(self.loop.now - self.loop.start, n_samples)
         elif len(self.recorder.updates) >= self.n_updates:
             self.reason = "steps"
         if self.reason:

@@ -15,7 +15,7 @@ from ddlsim.errors import ConfigError, DdlsimError, unknown_name
 from ddlsim.run.complete import complete
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import STRATEGIES
-from ddlsim.run.simulate import prepare
+from ddlsim.run.prepare import prepare
 from ddlsim.strategies import AllReduce, Strategy
 from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.run_table import MeasuredRun

@@ -11,7 +11,7 @@ import ddlsim
 from ddlsim import AllReduce, Phase, Training
 from ddlsim.data.resizing import resize
 from ddlsim.nn.network import build_network
-from ddlsim.run.simulate import prepare
+from ddlsim.run.prepare import prepare
 from ddlsim.workload.resized import resized
 
 POOLED = """

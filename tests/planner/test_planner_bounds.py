@@ -25,7 +25,7 @@ from ddlsim.cluster import Host, MultiGpu, star, two_racks
 from ddlsim.errors import ConfigError
 from ddlsim.planner.bounds import Bound, Bounds
 from ddlsim.planner.candidates import Candidate, candidates
-from ddlsim.run.simulate import prepare
+from ddlsim.run.prepare import prepare
 
 MACHINE = MultiGpu(n_gpus=4, inside="nvlink_mesh", nvlink_bandwidth="20 GB/s", device="v100")
 CLUSTERS = {

@@ -46,7 +46,7 @@ from ddlsim.plan.plan import BACKWARD, FORWARD
 from ddlsim.planner.bounds import Bounds
 from ddlsim.planner.candidates import Candidate, nature_of
 from ddlsim.run.plans import least_seconds
-from ddlsim.run.simulate import prepare
+from ddlsim.run.prepare import prepare
 from ddlsim.runtime import Setting, Strategy
 from ddlsim.runtime.worker import Process, Worker, factors
 from ddlsim.workload.compute import Workload

@@ -12,7 +12,7 @@ from ddlsim.plan.asynchronous_pipeline import stage_delays
 from ddlsim.plan.plan import UPDATE
 from ddlsim.run import run
 from ddlsim.run.notes import delay_warnings
-from ddlsim.run.simulate import prepare
+from ddlsim.run.prepare import prepare
 
 INSTANT = star(8, bandwidth=1e15, latency=0.0)
 

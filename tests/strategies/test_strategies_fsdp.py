@@ -23,7 +23,7 @@ from ddlsim import (
 )
 from ddlsim.cluster import star
 from ddlsim.run.files import load_experiment
-from ddlsim.run.simulate import prepare
+from ddlsim.run.prepare import prepare
 from ddlsim.workload.roles import blocks
 
 KINDS = {

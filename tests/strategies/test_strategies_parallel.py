@@ -12,7 +12,8 @@ from ddlsim.cluster import star
 from ddlsim.collectives import build
 from ddlsim.network import schedule_time
 from ddlsim.plan.pipeline_orders import ORDERS
-from ddlsim.run.simulate import prepare, run
+from ddlsim.run.prepare import prepare
+from ddlsim.run.simulate import run
 from ddlsim.runtime import table_run
 from ddlsim.workload.tensor_parallel import tensor_parallel
 

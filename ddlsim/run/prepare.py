@@ -1,0 +1,266 @@
+"""From an experiment to what each worker computes, where, and learns."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.errors import ConfigError
+from ddlsim.learning import Phase, Training
+from ddlsim.learning.learner import Task
+from ddlsim.run.calibrated import as_measured, outside
+from ddlsim.run.copies_share import input_note
+from ddlsim.run.experiment import Experiment
+from ddlsim.run.faults import check_faults
+from ddlsim.run.feeding import check_source, with_copies
+from ddlsim.run.lighter import what_fits
+from ddlsim.run.living import check_life, check_replicas, has_life, life_notes
+from ddlsim.run.regimes import Regimes, in_phase, phase_notes
+from ddlsim.run.traced import Traced, traced_workload
+from ddlsim.runtime.fabric import algorithm_for
+from ddlsim.strategies.plans import first_workers, peak_memory, tells_plan
+from ddlsim.workload.compute import Affine, Measured, PerKernel, Workload, make_workload
+from ddlsim.workload.devices import Device, load_device
+from ddlsim.workload.memory import check_memory, held_nbytes
+from ddlsim.workload.model import Model, load_model
+from ddlsim.workload.optimizer_rules import rule_of
+from ddlsim.workload.products import has_kernels
+from ddlsim.workload.stage import Stage, at_once, micro_batches, n_replicas, stages_of
+from ddlsim.workload.tables import exchange_left_out
+
+DEFAULT_DEVICE = "desktop-cpu"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An experiment with its parts loaded: one workload, stage and node per worker, and what they learn, if anything.
+
+    ``workloads`` are of workers that have the whole model, ``stages`` what they have of it under the strategy.
+
+    Where the cluster is calibrated, the `experiment` has the compute time that was measured on it. ``warnings`` are of
+    devices whose memory is too small, ``left_out`` says which parts of the model's work no run simulates. ``regimes``
+    are what workers compute where batches grow or images change.
+    """
+
+    experiment: Experiment
+    cluster: Cluster
+    model: Model
+    time_model: Model
+    task: Task | None
+    nodes: list[int]
+    workloads: list[Workload]
+    stages: list[Stage]
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    regimes: Regimes | None = None
+
+
+class Placed(NamedTuple):
+    """An experiment with the node, the workload with the whole model and the device of each worker, and notes."""
+
+    experiment: Experiment
+    cluster: Cluster
+    model: Model
+    time_model: Model
+    nodes: list[int]
+    workloads: list[tuple[Workload, Device]]
+    notes: tuple[str, ...]
+
+
+def place(experiment: Experiment) -> Placed:
+    """Load the cluster and the model, place the workers and work out their compute times.
+
+    Raises ConfigError with the field and the remedy if the parts do not fit.
+    """
+    cluster = load_cluster(experiment.cluster)
+    model = load_model(experiment.model)
+    time_model = model if experiment.time_model is None else load_model(experiment.time_model)
+    given = experiment
+    experiment, notes = as_measured(experiment, cluster, time_model.name)
+    nodes = _nodes(experiment, cluster)
+    n_workers = len(nodes)
+    if hasattr(experiment.strategy, "check_sizes"):
+        experiment.strategy.check_sizes(time_model, experiment.batch_size, n_workers)
+    if n_workers > 1:
+        cluster.check_connected(nodes)
+    experiment = _with_algorithms(experiment, cluster, nodes)
+    for slow in experiment.slow_downs:
+        if max(slow.ranks) >= n_workers:
+            raise ConfigError(f"slow_downs: rank {max(slow.ranks)} of {slow} is not among the {n_workers} workers")
+    check_faults(experiment.faults, cluster, n_workers)
+    check_source(experiment, cluster, nodes)
+    workloads = _workloads(experiment, cluster, time_model, nodes)
+    notes += input_note([workload for workload, _ in workloads])
+    if has_life(experiment):
+        check_life(experiment, cluster, nodes, workloads[0][0])
+        notes += life_notes(experiment)
+    for beyond in outside(given, cluster, time_model.name, n_workers):
+        notes += beyond.notes
+    return Placed(experiment, cluster, model, time_model, nodes, workloads, notes)
+
+
+def _with_algorithms(experiment: Experiment, cluster: Cluster, nodes: list[int]) -> Experiment:
+    """Return the experiment with the algorithms that run where its strategy says "default"."""
+    strategy = experiment.strategy
+    if not dataclasses.is_dataclass(strategy):
+        return experiment
+    kinds = {"algorithm": "all_reduce", "reduce_scatter": "reduce_scatter", "all_gather": "all_gather"}
+    at, cost = np.array(nodes)[cluster.locality_order(nodes)].tolist(), getattr(strategy, "cost", "simulated")
+    chosen = {
+        name: algorithm_for("default", cluster, at, cost, kind) for name, kind in kinds.items()
+        if getattr(strategy, name, None) == "default"
+    }  # fmt: skip
+    return experiment.with_(strategy=dataclasses.replace(strategy, **chosen)) if chosen else experiment
+
+
+def prepare(experiment: Experiment) -> Prepared:
+    """Place the workers, and work out what each of them does under the strategy and learns.
+
+    Raises ConfigError with the field and the remedy if the parts do not fit.
+    """
+    experiment, cluster, model, time_model, nodes, workloads, notes = place(experiment)
+    n_workers = len(nodes)
+    stages = stages_of(experiment.strategy, [workload for workload, _ in workloads])
+    if experiment.elastic is not None:
+        check_replicas(experiment.strategy.label, stages, [workload for workload, _ in workloads])
+    phased = experiment.training is not None and bool(experiment.training.phases)
+    texts = [] if phased else _memory_warnings(experiment, workloads, stages)
+    if texts := list(dict.fromkeys(texts)):
+        texts[-1] += what_fits(experiment, cluster, nodes, workloads, lambda strategy: _workloads(
+            experiment.with_(strategy=strategy), cluster, time_model, nodes
+        ))  # fmt: skip
+    made = [workload for workload, _ in workloads]
+    task, regimes, training = None, None, experiment.training
+    if training is not None:
+        task = training.task(model, n_replicas(experiment.strategy, n_workers), experiment.seed, time_model)
+        regimes = _regimes(training, experiment, cluster, time_model, nodes, stages, texts)
+        if regimes is not None:
+            notes = (*notes, *phase_notes(training.phases, regimes))
+    devices = sorted({device.name for _, device in workloads})
+    if isinstance(experiment.compute, Measured | Affine) and len(devices) > 1 and experiment.speed is None:
+        notes = (*notes, f"the compute time given counts for {' and '.join(devices)} alike; give speed=[...] if not so")
+    exchanged = getattr(experiment.strategy, "exchanges_tables", False)
+    missing = None if exchanged else exchange_left_out(made[0], n_workers, experiment.accumulation)
+    return Prepared(
+        experiment, cluster, model, time_model, task, nodes, made, stages, tuple(dict.fromkeys(texts)), notes,
+        () if missing is None else (missing,), regimes,
+    )  # fmt: skip
+
+
+def _regimes(
+    training: Training, experiment: Experiment, cluster: Cluster, model: Model, nodes: list[int], stages: list[Stage],
+    warnings: list[str],
+) -> Regimes | None:  # fmt: skip
+    """Return what workers compute as the run goes on, None if that is always the same; phases are made now, and
+    `warnings` added of devices whose memory one does not fit."""
+    if training.growing_batch is None and not training.phases:
+        return None
+
+    def workloads_in(regime: tuple[int, int | None]) -> list[tuple[Workload, Device]]:
+        batch_size, number = regime
+        phase = None if number is None else training.phases[number]
+        return _workloads(dataclasses.replace(experiment, batch_size=batch_size), cluster, model, nodes, phase)
+
+    def make(regime: tuple[int, int | None]) -> list[Stage]:
+        return stages_of(experiment.strategy, [workload for workload, _ in workloads_in(regime)])
+
+    regimes = Regimes(training, experiment.batch_size, make, {(experiment.batch_size, None): stages})
+    for number, phase in enumerate(training.phases):
+        regime = phase.batch or experiment.batch_size, number
+        workloads = workloads_in(regime)
+        regimes.stages[regime] = stages_of(experiment.strategy, [workload for workload, _ in workloads])
+        warnings += _memory_warnings(experiment, workloads, regimes.stages[regime])
+    return regimes
+
+
+def _memory_warnings(
+    experiment: Experiment, workloads: list[tuple[Workload, Device]], stages: list[Stage]
+) -> list[str]:
+    """Return a line for each device that what it has to hold does not fit; of parts of a model, by the plan if there is
+    one."""
+    strategy, n_workers = experiment.strategy, len(stages)
+    whole = [workload for workload, _ in workloads]
+    held: list[float | None] = [None] * n_workers
+    parts = any(stage.workload is not workload for stage, workload in zip(stages, whole, strict=True))
+    if parts and tells_plan(strategy):
+        accumulation = micro_batches(strategy, experiment.batch_size, n_workers, experiment.accumulation)
+        peak = peak_memory(strategy, whole, accumulation)
+        for rank, worker in enumerate(first_workers(strategy, n_workers)):
+            held[worker] = float(peak[rank])
+    different = {
+        (id(stage), device.name, nbytes): (stage, device, nbytes)
+        for stage, (_, device), nbytes in zip(stages, workloads, held, strict=True)
+    }
+    over = [
+        (sum(held_nbytes(stage, n_workers, nbytes)) / device.memory_nbytes, text)
+        for stage, device, nbytes in different.values() if (text := check_memory(stage, device, n_workers, nbytes))
+    ]  # fmt: skip
+    if not parts or not over:
+        return [text for _, text in over]
+    fullest = max(over, key=operator.itemgetter(0))[1]
+    if len(over) == 1:
+        return [fullest]
+    others = f"{len(over) - 1} other parts of the model do not fit either"
+    return [f"{fullest}; {others}; ddlsim.fits says what saves memory"]
+
+
+def _nodes(experiment: Experiment, cluster: Cluster) -> list[int]:
+    """Return the node of each worker."""
+    n_devices, wanted = len(cluster.workers), experiment.workers
+    if wanted is None:
+        wanted = getattr(experiment.strategy, "n_workers", None)
+        if wanted is not None and wanted > n_devices and hasattr(experiment.strategy, "check_sizes"):
+            wanted = None  # it says what so many devices allow
+    if not n_devices:
+        raise ConfigError(f"cluster {cluster.name!r} has no device to place a worker on")
+    places = range(n_devices if wanted is None else wanted) if wanted is None or isinstance(wanted, int) else wanted
+    if max(places) >= n_devices:
+        many = f"workers = {wanted}" if isinstance(wanted, int) else f"workers = {list(places)}: place {max(places)}"
+        hint = f"use at most {n_devices}" if isinstance(wanted, int) else f"places go from 0 to {n_devices - 1}"
+        raise ConfigError(f"{many}: cluster {cluster.name!r} has {n_devices} devices; {hint}")
+    nodes: list[int] = cluster.workers[list(places)].tolist()
+    return nodes
+
+
+def _workloads(
+    experiment: Experiment, cluster: Cluster, model: Model, nodes: list[int], phase: Phase | None = None
+) -> list[tuple[Workload, Device]]:
+    """Return each worker's workload (in a phase) and device; equal ones are the same object."""
+    speeds = experiment.speeds(len(nodes))
+    batch_size = at_once(experiment.strategy, experiment.batch_size, len(nodes))
+    made: dict[tuple[str, float], tuple[Workload, Device]] = {}
+    result = []
+    for node, factor in zip(nodes, speeds, strict=True):
+        device = load_device(experiment.device or cluster.device_of[node] or DEFAULT_DEVICE)
+        speed = factor * float(cluster.speed[node])
+        key = (device.name, speed)
+        if key not in made:
+            make = functools.partial(_workload, device=device, speed=speed, batch_size=batch_size)
+            workload = make(experiment, model) if phase is None else in_phase(make, experiment, model, phase)
+            made[key] = workload, device
+        result.append(made[key])
+    return with_copies(experiment, cluster, nodes, result)
+
+
+def _workload(experiment: Experiment, model: Model, device: Device, speed: float, batch_size: int) -> Workload:
+    compute, precision, gradient_dtype = experiment.compute, experiment.precision, experiment.gradient_dtype
+    rule = experiment.optimizer if experiment.training is None else rule_of(experiment.training.optimizer)
+    if compute is None and hasattr(experiment.strategy, "micro_batch_size"):
+        # parts of a model are timed kernel by kernel where that is known, and so is the whole beside them
+        compute = PerKernel() if has_kernels(model, device, precision) else None
+    if isinstance(compute, Traced):
+        return traced_workload(
+            compute, model, device, batch_size, precision=precision, gradient_dtype=gradient_dtype, speed=speed,
+            optimizer=rule,
+        )  # fmt: skip
+    return make_workload(
+        model, device, batch_size, compute=compute, precision=precision, gradient_dtype=gradient_dtype, speed=speed,
+        optimizer=rule,
+    )  # fmt: skip
