@@ -1,5 +1,6 @@
 """How long a training really takes: failures, checkpoints and restarts around the steps of a simulated run."""
 
+from ddlsim.life.background import Background as Background
 from ddlsim.life.checkpoints import Checkpoints as Checkpoints
 from ddlsim.life.closed_forms import (
     daly_interval as daly_interval,

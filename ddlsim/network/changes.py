@@ -12,7 +12,7 @@ import numpy as np
 
 from ddlsim.compiler import inlined
 from ddlsim.network.flows import change_capacity
-from ddlsim.network.state import N_CHANGED, N_PAUSED, NEXT_CHANGE, NOW, SHAPED, Net, Records, record
+from ddlsim.network.state import N_CHANGED, N_PAUSED, NEXT_CHANGE, NOW, SHAPED, Floats, Net, Records, record
 
 #: kinds of changes
 CAPACITY, PAUSE, RESUME = 0, 1, 2
@@ -69,19 +69,20 @@ NOTHING = 1e-30
 
 
 def changes_of(
-    net: Net, links: Iterable[tuple[float, int, float]], pauses: Iterable[tuple[float, float, int]]
-) -> Records:
-    """Return the changes of a net that has just been made, by time.
+    capacity: tuple[Floats, Floats], links: Iterable[tuple[float, int, float]],
+    pauses: Iterable[tuple[float, float, int]],
+) -> Records:  # fmt: skip
+    """Return the changes, by time.
 
-    links   (s, channel, share of its capacity that it has from then on)
-    pauses  (s, s until which it lasts, node)
+    capacity  of each channel, (n_channels,), as it is without changes: while nothing and while something flows the
+              other way, bytes/s
+    links     (s, channel, share of its capacity that it has from then on)
+    pauses    (s, s until which it lasts, node)
     """
     rows: list[tuple[float, float, float, int, int]] = []
     for time, channel, share in links:
         share = max(share, NOTHING)
-        free = loaded = share * float(net.channels[channel]["capacity"])
-        if net.counts[SHAPED]:
-            free, loaded = (share * float(net.buckets[channel][name]) for name in ("free", "loaded"))
+        free, loaded = (share * float(own[channel]) for own in capacity)
         rows.append((time, free, loaded, CAPACITY, channel))
     for start, end, node in pauses:
         rows += [(start, end, 0.0, PAUSE, node), (end, 0.0, 0.0, RESUME, node)]

@@ -88,6 +88,10 @@ class Engine:
             if self._details.buffer.any():
                 ports = np.flatnonzero(interconnect.is_switch_port)
                 self.net = with_buffers(self.net, self._link_channel[ports], self._details.buffer[ports])
+        plain = self.net.channels["capacity"].copy()
+        shaped = self.net.buckets["free"].copy(), self.net.buckets["loaded"].copy()
+        #: of each channel as the cluster has it, bytes/s: while nothing and while something flows the other way
+        self.capacity: tuple[Floats, Floats] = (plain, plain) if self._details is None else shaped
         self.net.counts[st.LOG_ON] = int(record)
         self.logged: list[Logged] = []
         if record:

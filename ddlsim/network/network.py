@@ -69,7 +69,7 @@ class Network:
         links   (s, channel, share of its capacity that it has from then on; 0: it is down)
         pauses  (s, s until which it lasts, node that sends and receives nothing meanwhile; what flows already goes on)
         """
-        changes = changes_of(self.engine.net, links, pauses)
+        changes = changes_of(self.engine.capacity, links, pauses)
         changes = np.sort(np.concatenate([self.engine.net.changes, changes]), order="time", kind="stable")
         self.engine.net = self.engine.net._replace(changes=changes)
         following = changes["time"][self.engine.net.counts[st.N_CHANGED] :]
@@ -269,12 +269,21 @@ class Network:
         """Whether there are other parties."""
         return len(self.engine.routes_of) > 1
 
+    @property
+    def parties(self) -> range:
+        """The numbers of those who share it."""
+        return range(len(self.engine.routes_of))
+
+    def traffic_of(self, party: int) -> tuple[Floats, float, int]:
+        """Return what a party has put on the network, as :meth:`own_traffic`."""
+        return accounts.traffic_of(self.engine.net, self.engine.now, self.engine.own_routes(party))
+
     def own_traffic(self) -> tuple[Floats, float, int]:
         """Return what this party has put on the network: bytes that each channel has carried, (n_channels,), bytes
         issued, and the number of messages delivered."""
         if not self.is_shared:
             return self.channel_nbytes, self.nbytes_sent, self.n_messages
-        return accounts.traffic_of(self.engine.net, self.engine.now, self.engine.own_routes(self.party))
+        return self.traffic_of(self.party)
 
     @property
     def n_messages(self) -> int:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError, ConservationError
-from ddlsim.network import Accounts
+from ddlsim.network import Accounts, Network
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.recorder import Recorder
 
@@ -75,13 +75,37 @@ def check_result(result: Result, loop: Loop, n_samples: int) -> None:
                result.channel_busy, "s")  # fmt: skip
 
 
+def check_network(cluster: Cluster, network: Network) -> None:
+    """Raise :class:`ConservationError` unless what all who share a network have put on it adds up.
+
+    What is carried by the links of `cluster` is what each of the parties has put on them; the channels behind those are
+    sources of background traffic.
+    """
+    accounts, n = network.accounts(), cluster.n_channels
+    own = [network.traffic_of(party) for party in network.parties]
+    _equal("all parties: bytes sent", sum(sent for _, sent, _ in own), "the network", accounts.issued, "bytes")
+    _conserved(accounts)
+    nbytes = np.sum([carried for carried, _, _ in own], axis=0)
+    off = np.abs(nbytes - accounts.nbytes) > ROUNDING * np.maximum(accounts.issued, 1.0)
+    _links(cluster, off[:n], "carried", accounts.nbytes[:n], "but all parties have put on it", nbytes[:n], "bytes")
+    of_links = accounts._replace(**{
+        name: getattr(accounts, name)[:n] for name in ("nbytes", "busy", "passed", "capacity", "burst")
+    })  # fmt: skip
+    check_links(cluster, of_links, of_links.nbytes, of_links.busy, network.now)
+
+
+def _conserved(accounts: Accounts) -> None:
+    """Raise :class:`ConservationError` unless all that has been sent is delivered, on a link, or on its way."""
+    arrived = accounts.delivered + accounts.in_flight
+    _equal("the network: bytes sent", accounts.issued, "delivered and in flight", arrived, "bytes")
+    carried = float(accounts.nbytes.sum()) + accounts.left_crossings
+    _equal("all links: bytes sent x links", accounts.issued_crossings, "carried and still ahead", carried, "bytes")
+
+
 def check_bytes(accounts: Accounts, loop: Loop) -> None:
     """Raise :class:`ConservationError` unless every byte sent is delivered, on a link, or on its way."""
     sent, asked = accounts.issued, loop.nbytes_asked
-    arrived = accounts.delivered + accounts.in_flight
-    _equal("the network: bytes sent", sent, "delivered and in flight", arrived, "bytes")
-    carried = float(accounts.nbytes.sum()) + accounts.left_crossings
-    _equal("all links: bytes sent x links", accounts.issued_crossings, "carried and still ahead", carried, "bytes")
+    _conserved(accounts)
     if loop.network.n_live == 0 or sent > asked:  # a collective under way has more to send
         _equal("the network: bytes sent", sent, "asked for", asked, "bytes")
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 from ddlsim.arguments import Count, Index, Positive, Rule, Seed, by, checked, having, one_of, quantity
 from ddlsim.arguments.annotations import rule_of
@@ -17,9 +17,9 @@ from ddlsim.compression import Compression
 from ddlsim.compression.choice import compression_of
 from ddlsim.compression.contract import AnyCompressor
 from ddlsim.data.dataset import DataSet
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, shown
 from ddlsim.learning import Training
-from ddlsim.life import Checkpoints, Elastic, Failures, LinkFault, Stop
+from ddlsim.life import Background, Checkpoints, Elastic, Failures, LinkFault, Stop
 from ddlsim.output_files import write_text
 from ddlsim.run.traced import Traced
 from ddlsim.runtime.fabric import Fabric, on_fabric
@@ -43,6 +43,18 @@ def _slow_downs(value: object, where: str) -> object:
 
 def _faults(value: object, where: str) -> object:
     return _FAULTS((value,) if isinstance(value, Stop | LinkFault) else value, where)
+
+
+def _neighbours(value: object, where: str) -> object:
+    from ddlsim.run.job import Job  # which has an experiment
+
+    neighbours = (value,) if isinstance(value, Job | Background) else value
+    if not isinstance(neighbours, list | tuple):
+        raise ConfigError(f"{where} = {shown(value)}: must be a list of ddlsim.Background and ddlsim.Job")
+    for i, each in enumerate(neighbours):
+        if not isinstance(each, Job | Background):
+            raise ConfigError(f"{where}[{i}] = {shown(each)}: must be a ddlsim.Background or a ddlsim.Job")
+    return tuple(neighbours)
 
 
 def _places(value: object, where: str) -> object:
@@ -83,6 +95,7 @@ ComputeLike = Annotated[
 ]
 JitterLike = Annotated[Jitter, having("an object such as ddlsim.Lognormal(0.1)", "sample", "mean")]
 SlowDowns = Annotated[Sequence[SlowDown], by(_slow_downs)]
+Neighbours = Annotated[Sequence[Any], by(_neighbours)]
 Faults = Annotated[Sequence[Stop | LinkFault], by(_faults)]
 SlowdownLike = Annotated[
     float | OverlapSlowdown, "a number from 1 on, or a ddlsim.OverlapSlowdown(inside=1.2)", by(_beside)
@@ -125,6 +138,8 @@ class Experiment:
     input           where samples come from, an Input, or how they come into devices, Copies; None: they are there
     failures        what stops the run, and what it takes to go on; see ``Result.life``
     checkpoints     how often its state is saved, at what cost
+    beside          what else uses the cluster as long as this runs: ddlsim.Background traffic, and ddlsim.Job, which go
+                    on until this has ended, on devices that it leaves free
     elastic         when machines fail, the others go on without them, instead of all from a checkpoint
     seed            of all random streams
     max_time        s of simulated time at which the run ends in any case; with failures or checkpoints, that of its
@@ -159,6 +174,7 @@ class Experiment:
     failures: Failures | None = None
     checkpoints: Checkpoints | None = None
     elastic: Elastic | None = None
+    beside: Neighbours = ()
     seed: Seed = 0
     max_time: Annotated[float | str, quantity("time", "8 h", infinite=True)] = math.inf
     training: TrainingLike | None = None

@@ -62,6 +62,8 @@ class Outcome:
     given: Experiment | None = None
     #: how stable the run is was asked for: what is printed and written says it, however long it takes
     wants_stability: bool = False
+    #: names of the jobs that ran beside it, in :func:`ddlsim.simulate_jobs`
+    company: tuple[str, ...] = ()
 
     @property
     def n_workers(self) -> int:

@@ -160,6 +160,7 @@ class Result(Outcome):
     def _sensitivities(self) -> list[Sensitivity]:
         from ddlsim.run.sensitivity import sensitivities
 
+        self._check_company("sensitivities")
         return [] if self.interrupted else sensitivities(self.experiment)
 
     @property
@@ -195,6 +196,7 @@ class Result(Outcome):
         """
         from ddlsim.validation.intervals import interval_of
 
+        self._check_company("interval")
         return interval_of(self, n_draws=n_draws, level=level, seed=seed)
 
     @cached_property
@@ -208,7 +210,15 @@ class Result(Outcome):
         """Whether to simulate it again some times takes little: a rule on what it did, not on how long that took."""
         n_steps = self.n_workers * (self.experiment.steps + self.experiment.warmup)
         small = self.n_messages <= n_messages and n_steps <= QUICK_STEPS
-        return small and not self.interrupted and self.monitor is None
+        return small and not self.interrupted and self.monitor is None and not self.company
+
+    def _check_company(self, what: str) -> None:
+        """Raise ConfigError for a question that the run would have to be simulated anew for, but alone."""
+        if self.company:
+            raise ConfigError(
+                f"{what}: the run was one of several jobs, and simulated anew it would be alone; simulate it with the "
+                "others as beside=[...], which go on as long as it does"
+            )
 
     @checked
     def stability(
@@ -227,6 +237,7 @@ class Result(Outcome):
         """
         from ddlsim.run.stability import stability_of
 
+        self._check_company("stability")
         return stability_of(self, runs=runs, size=size, seed=seed)
 
     @cached_property
@@ -270,6 +281,7 @@ class Result(Outcome):
         """This run with everything recorded for a timeline (simulated again if it was not)."""
         if self.busy is not None:
             return self
+        self._check_company("a timeline")
         from ddlsim.run.simulate import run
 
         return run(self.experiment, keep_spans=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import cast
 import numpy as np
 
 from ddlsim.compression.choice import compression_of
-from ddlsim.errors import ConfigError
+from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Learner, Plane
 from ddlsim.learning.checkpoint import Checkpoint
 from ddlsim.learning.evaluation import DivergedError
@@ -37,7 +38,7 @@ from ddlsim.run.prepare import Prepared, prepare
 from ddlsim.run.result import Result
 from ddlsim.run.resume import Saved, manifest, saving
 from ddlsim.run.shift import NoUpdateError, Shift
-from ddlsim.runtime.loop import Loop, Traffic
+from ddlsim.runtime.loop import Loop, Pause, Traffic
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import StopRule, Worker, factors
@@ -46,18 +47,24 @@ from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
 from ddlsim.workload.model import Model
 from ddlsim.workload.stage import micro_batches, n_replicas
 
+#: lets a run go on to its end, or where somebody says so
+GoOn = Callable[[Pause | None], None]
+
 
 def _workers(prepared: Prepared, loop: Loop, recorder: Recorder, stop: StopRule, learner: Learner) -> list[Worker]:
     experiment = prepared.experiment
     regimes, n_workers = prepared.regimes, len(prepared.nodes)
     accumulation = micro_batches(experiment.strategy, experiment.batch_size, n_workers, experiment.accumulation)
     feed = feed_of(experiment, loop, prepared.cluster, prepared.nodes, prepared.time_model)
+    slow_downs = tuple(
+        slow.later(loop.start) for slow in (*experiment.slow_downs, *standstills(experiment.faults))
+    )  # fmt: skip
     workers = []
     for rank, (node, stage) in enumerate(zip(prepared.nodes, prepared.stages, strict=True)):
         workers.append(
             Worker(
                 rank, node, loop, stage.workload, recorder, stop, factors(experiment.jitter, experiment.seed, rank),
-                (*experiment.slow_downs, *standstills(experiment.faults)), accumulation, learner,
+                slow_downs, accumulation, learner,
                 None if regimes is None else functools.partial(regimes.at, rank),
                 overlap_slowdown=cast("OverlapSlowdown", experiment.overlap_slowdown), feed=feed,
             )
@@ -120,18 +127,18 @@ def _pauses(
     return Pauses(monitor, interrupt, None if path is None else saving(path, loaded, monitor.learner.task), every)
 
 
-def _learn(monitor: Monitor, pauses: Pauses, stop: StopRule, max_time: float) -> bool:
+def _learn(monitor: Monitor, pauses: Pauses, stop: StopRule, max_time: float, go: GoOn) -> bool:
     """Let the workers train; return whether they were interrupted."""
     with pauses.interrupt.on_ctrl_c():
         monitor.start()
-        stop.loop.run(stop.ended, max_time, pauses)
+        go(pauses)
     interrupted = pauses.interrupt.wanted and not stop.reason
     if monitor.checkpoint is None:
         monitor.mark("" if interrupted else f"max_time = {max_time!r}")
     if pauses.save is not None and monitor.checkpoint is not None:
         pauses.save(monitor.checkpoint)
     if not interrupted and not monitor.keeps_latest:
-        monitor.finish(stop.loop.now)
+        monitor.finish(stop.loop.now - stop.loop.start)
     return interrupted
 
 
@@ -143,11 +150,12 @@ class UnderWay:
     progress    is called as a training run goes on
     saved       the run that it continues
     shift       a part of a training in which groups of workers take turns
+    endless     it goes on when it has made its steps
     """
 
     def __init__(
         self, prepared: Prepared, given: Experiment, network: Network, *, start: float = 0.0, keep_spans: bool = False,
-        progress: Progress | None = None, saved: Saved | None = None, shift: Shift | None = None,
+        progress: Progress | None = None, saved: Saved | None = None, shift: Shift | None = None, endless: bool = False,
     ) -> None:  # fmt: skip
         self.prepared, self.given, self.experiment = prepared, given, prepared.experiment
         experiment = self.experiment
@@ -157,9 +165,8 @@ class UnderWay:
         self.loop = loop = Loop(network, start)
         n_workers = len(prepared.nodes)
         self.recorder = recorder = Recorder(n_workers, keep_spans, start=start)
-        self.stop = stop = StopRule(
-            loop, recorder, experiment.strategy.updates(experiment.steps + experiment.warmup, n_workers)
-        )
+        n_updates = experiment.strategy.updates(experiment.steps + experiment.warmup, n_workers)
+        self.stop = stop = StopRule(loop, recorder, math.inf if endless else n_updates)
         learner = _learner(prepared, self.loaded, saved, shift)
         crashes = crashes_of(experiment, prepared.cluster, prepared.nodes)
         self.setting = setting = Setting(
@@ -199,23 +206,31 @@ class UnderWay:
 
     # ------------------------------------------------------------ running
 
-    def go(self, checkpoint: str | Path | None, every: float) -> None:
-        """Run to the end, alone on the network; a training run is saved at `checkpoint` `every` so many s.
+    def alone(self, pause: Pause | None) -> None:
+        """Go on to the end, or where `pause` says so, alone on the network."""
+        self.loop.run(self.stop.ended, self.latest, pause)
 
-        Ctrl-C stops it.
-        """
+    def go(self, go_on: GoOn, checkpoint: str | Path | None, every: float) -> None:
+        """Let `go_on` run it to the end; a training run is saved at `checkpoint` `every` so many s. Ctrl-C stops it."""
         pauses = _pauses(self.monitor, self.interrupt, self.loaded, checkpoint, every)
         try:
             if self.monitor is None or pauses is None:
-                self.loop.run(self.stop.ended, self.latest)
+                go_on(None)
             else:
-                self.interrupted = _learn(self.monitor, pauses, self.stop, self.latest)
+                self.interrupted = _learn(self.monitor, pauses, self.stop, self.latest, go_on)
             self.reason = "interrupted" if self.interrupted else self.stop.reason or "max_time"
         except KeyboardInterrupt:
             self.interrupted, self.reason, self.halfway = True, "interrupted", True
             self.loop.catch_up()
         except DivergedError as error:
             self.reason = str(error)
+
+    def has_ended(self, error: DdlsimError | None, whose: str) -> None:
+        """Note that it has ended, by its own rule or with an error; raises that, saying whose it is, where a run has no
+        result then."""
+        if error is not None and not isinstance(error, DivergedError):
+            raise type(error)(f"{whose}{error}") from None
+        self.reason = str(error) if error is not None else self.stop.reason or "max_time"
 
     # ------------------------------------------------------------ the result
 
@@ -298,9 +313,18 @@ def run(
     Raises :class:`~ddlsim.errors.ConservationError` if the result does not add up (:mod:`ddlsim.run.conservation`).
     """
     prepared = prepare(experiment)
-    network = Network(prepared.cluster, record=keep_spans)
+    together, network = None, None
+    if experiment.beside:
+        from ddlsim.run.together import beside  # which sets up runs, too
+
+        together = beside(prepared.experiment, prepared.cluster, prepared.nodes, keep_spans=keep_spans)
+        network = together.network.shared()
     under_way = UnderWay(
-        prepared, experiment, network, keep_spans=keep_spans, progress=progress, saved=saved, shift=shift
-    )
-    under_way.go(checkpoint, checkpoint_every)
+        prepared, experiment, network or Network(prepared.cluster, record=keep_spans), keep_spans=keep_spans,
+        progress=progress, saved=saved, shift=shift,
+    )  # fmt: skip
+    go_on = under_way.alone if together is None else functools.partial(together.go_on, "this run", under_way)
+    under_way.go(go_on, checkpoint, checkpoint_every)
+    if together is not None and not under_way.halfway:
+        together.check()
     return under_way.result(stability=stability)

@@ -53,7 +53,7 @@ class Lanes:
         self.together = any(op.kind == ls.TURN for op in ops)
         self.choose, self.back = choose, back
         self.follows = served is not None or any(op.follow is not None or op.kind == ls.RESIZE for op in ops)
-        self._begun = False
+        self._begun = self._over = False
         self._stale: list[int] = []  # what has been served, but not yet told of
         workers = setting.workers
         ends = peers if peers else [range(max(len(servers), 1)) for _ in workers]
@@ -130,6 +130,10 @@ class Lanes:
 
     # ------------------------------------------------------------ running
 
+    @property
+    def over(self) -> bool:
+        return self._over
+
     def next(self) -> float:
         counts, calendar = self.tables.counts, self.tables.calendar["time"]
         n, woken = int(counts[N_CALENDAR]), int(counts[N_WOKEN])
@@ -169,6 +173,8 @@ class Lanes:
                 self._complete()
             elif status == ls.CHOICES:
                 self._choose(self.setting.workers[int(counts[ls.PENDING])])
+            elif status == ls.OVER:
+                self._over = True
             elif status == ls.STUCK:
                 raise self._stuck(now)
             elif status == ls.UPDATED:

@@ -29,6 +29,10 @@ Pause = Callable[[], bool]
 class Driver(Protocol):
     """What goes on in a run: simpy's processes, or what the network does in place of them."""
 
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended."""
+
     def next(self) -> float:
         """Return when something happens next by itself, s; infinity if everything waits for the network."""
 
@@ -221,6 +225,10 @@ class Loop:
             self.driver.go(max_time, pause)
         finally:
             self.driver.close()
+
+    @property
+    def over(self) -> bool:
+        return self.until.processed
 
     def next(self) -> float:
         return self.now if self.asks else float(self.env.peek())

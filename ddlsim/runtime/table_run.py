@@ -170,6 +170,10 @@ class TableRun:
 
     # ------------------------------------------------------------ running
 
+    @property
+    def over(self) -> bool:
+        return self.setting.stop.ended.triggered
+
     def next(self) -> float:
         return self.executor.next()
 

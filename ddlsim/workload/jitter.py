@@ -168,6 +168,11 @@ class SlowDown:
         object.__setattr__(self, "factor", float(factor))
 
 
+    def later(self, seconds: float) -> SlowDown:
+        """Return it, so many s later."""
+        return self if seconds == 0.0 else SlowDown(self.ranks, self.start + seconds, self.duration, self.factor)
+
+
 def slowed_duration(work: float, begin: float, rank: int, slow_downs: Iterable[SlowDown]) -> float:
     """Return how long `work` seconds of computing take on `rank` when started at time `begin`.
 

@@ -1,0 +1,4 @@
+"""Several jobs on one cluster: their runs, what they cost each other, and where they had better go."""
+
+from ddlsim.jobs.jobs import Jobs as Jobs
+from ddlsim.jobs.simulate import simulate_jobs as simulate_jobs

@@ -1,0 +1,233 @@
+"""`Jobs`: what several jobs did on one cluster."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.arguments import Count, NotNegative, checked
+from ddlsim.cluster import Cluster
+from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.life import Background
+from ddlsim.output_files import write_text
+from ddlsim.readable import seconds, si
+from ddlsim.run.job import Job
+from ddlsim.run.result import Result
+from ddlsim.run.simulate import run
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import pandas as pd
+
+Floats = npt.NDArray[np.float64]
+
+
+class Ran(NamedTuple):
+    """A job that has run: on which places in ``cluster.workers``, and when it came, began and ended, s on the cluster's
+    clock. Times of its ``result`` are counted from its start."""
+
+    job: Job
+    name: str
+    places: tuple[int, ...]
+    came: float
+    start: float
+    end: float
+    result: Result
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Jobs:
+    """The outcome of :func:`ddlsim.simulate_jobs`. Times in s, sizes in bytes.
+
+    runs            of the jobs, in their order
+    traffic         the background traffic, and ``goodputs``, the mean bytes/s that each had
+    end_time        when the last job had ended
+    channel_nbytes  bytes that each channel has carried, and ``channel_busy``, s during which it carried something,
+                    (n_channels,); behind those of the cluster's links stand those of sources of background traffic
+    """
+
+    runs: tuple[Ran, ...]
+    traffic: tuple[Background, ...]
+    goodputs: tuple[float, ...]
+    cluster: Cluster
+    end_time: float
+    channel_nbytes: Floats
+    channel_busy: Floats
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the jobs."""
+        return [ran.name for ran in self.runs]
+
+    def __getitem__(self, name: str) -> Result:
+        """Return the result of a job. Raises ConfigError for a job that there is not."""
+        for ran in self.runs:
+            if ran.name == name:
+                return ran.result
+        raise unknown_name("job", name, self.names, "jobs")
+
+    # ------------------------------------------------------------ against each alone
+
+    @cached_property
+    def alone(self) -> dict[str, Result]:
+        """The result of each job alone on the same devices, simulated when it is first read."""
+        return {ran.name: run(ran.result.experiment) for ran in self.runs}
+
+    @cached_property
+    def slowdowns(self) -> dict[str, float]:
+        """How many times as long a step of each job takes as alone; of a job that learns, all of it."""
+        ratios = {}
+        for ran in self.runs:
+            alone = self.alone[ran.name]
+            learns = ran.result.experiment.training is not None
+            ratios[ran.name] = (
+                ran.result.end_time / alone.end_time if learns else alone.throughput / ran.result.throughput
+            )
+        return ratios
+
+    @property
+    def fairness(self) -> float:
+        """Jain's index of the jobs' speeds relative to alone (Jain, Chiu and Hawe 1984): 1 if all are slowed down
+        alike, 1 / n if one has everything."""
+        speeds = np.array([1.0 / slowdown for slowdown in self.slowdowns.values()])
+        return float(speeds.sum() ** 2 / (len(speeds) * (speeds**2).sum()))
+
+    # ------------------------------------------------------------ tables
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per job: workers, machines, start, end and waited (s, for devices), step_time and step_time_alone
+        (s), throughput (samples/s), slowdown. Each job is simulated alone for it."""
+        import pandas as pd
+
+        rows = [
+            {
+                "job": ran.name, "workers": len(ran.places), "machines": ", ".join(self.machines(ran)),
+                "start": ran.start, "end": ran.end, "waited": ran.start - ran.came,
+                "step_time": ran.result.step_time, "step_time_alone": self.alone[ran.name].step_time,
+                "throughput": ran.result.throughput, "slowdown": self.slowdowns[ran.name],
+            }
+            for ran in self.runs
+        ]  # fmt: skip
+        return pd.DataFrame(rows).set_index("job")
+
+    def machines(self, ran: Ran) -> list[str]:
+        """Return the names of the machines that a job is on."""
+        hosts = self.cluster.host_of[self.cluster.workers[list(ran.places)]]
+        return [self.cluster.host_names[host] for host in dict.fromkeys(hosts.tolist())]
+
+    @cached_property
+    def links(self) -> pd.DataFrame:
+        """One row per directed link: source, target, kind, the bytes of each job and of background traffic together,
+        utilisation (share of what it could carry), busy (share of the time)."""
+        import pandas as pd
+
+        cluster = self.cluster
+        first = np.unique(cluster.link_channel, return_index=True)[1]
+        channel = cluster.link_channel[first]
+        shares: dict[str, Floats] = {ran.name: ran.result.channel_nbytes[channel] for ran in self.runs}
+        carried = self.channel_nbytes[channel]
+        columns: dict[str, Any] = {
+            "source": [cluster.node_names[i] for i in cluster.link_src[first]],
+            "target": [cluster.node_names[i] for i in cluster.link_dst[first]],
+            "kind": [cluster.link_kind[i] for i in first],
+            **shares,
+        }
+        if self.traffic:
+            columns["background"] = np.maximum(carried - sum(shares.values()), 0.0)
+        columns["utilisation"] = carried / (cluster.channel_capacity[channel] * self.end_time)
+        columns["busy"] = self.channel_busy[channel] / self.end_time
+        return pd.DataFrame(columns)
+
+    # ------------------------------------------------------------ output
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the numbers as plain values; without those of each job alone unless they are known."""
+        known = "alone" in self.__dict__
+        return {
+            "cluster": self.cluster.name,
+            "end_time": self.end_time,
+            "jobs": [
+                {
+                    "name": ran.name, "places": list(ran.places), "came": ran.came, "start": ran.start, "end": ran.end,
+                    **({"slowdown": self.slowdowns[ran.name]} if known else {}), "result": ran.result.to_dict(),
+                }
+                for ran in self.runs
+            ],
+            "background": [
+                {"name": each.label, "goodput": goodput}
+                for each, goodput in zip(self.traffic, self.goodputs, strict=True)
+            ],
+        }  # fmt: skip
+
+    @checked
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Return the numbers as JSON text, and write it to `path` if given."""
+        text = json.dumps(self.to_dict(), indent=2)
+        if path is not None:
+            write_text(path, text + "\n")
+        return text
+
+    def rows(self) -> list[list[str]]:
+        """Return the table as texts, headings first."""
+        heads = ["job", "workers", "start", "end", "step", "alone", "slow-down", "samples/s"]
+        waits = any(ran.start > ran.came for ran in self.runs)
+        rows = [heads[:3] + ["waited"] * waits + heads[3:]]
+        for ran in self.runs:
+            waited = [seconds(ran.start - ran.came)] * waits
+            rows.append([
+                ran.name, str(len(ran.places)), seconds(ran.start), *waited, seconds(ran.end),
+                seconds(ran.result.step_time), seconds(self.alone[ran.name].step_time),
+                f"{self.slowdowns[ran.name]:.3f}", f"{ran.result.throughput:.4g}",
+            ])  # fmt: skip
+        return rows
+
+    def remarks(self) -> list[str]:
+        """Return what else is to be said, a line each."""
+        lines = []
+        for each, goodput in zip(self.traffic, self.goodputs, strict=True):
+            lines.append(f"background {each.label}: {si(8.0 * goodput, 'bit/s')} on average")
+        if len(self.runs) > 1:
+            lines.append(f"fairness {self.fairness:.3f} (Jain's index of speeds relative to alone)")
+        return lines
+
+    def __str__(self) -> str:
+        from ddlsim.text_tables import aligned
+
+        head = f"{len(self.runs)} jobs on {self.cluster.name}, until {seconds(self.end_time)}"
+        return "\n".join([head, *aligned(self.rows(), left={0}), *self.remarks()])
+
+    def _repr_html_(self) -> str:
+        from ddlsim.notebook import grid, lines, page
+
+        title = f"{len(self.runs)} jobs on {self.cluster.name}"
+        return page(title, grid(self.rows(), left={0}), lines(self.remarks()))
+
+    def __repr__(self) -> str:
+        return f"<Jobs: {', '.join(self.names)} on {self.cluster.name}, {self.end_time:.6g} s>"
+
+    @checked
+    def plot_timeline(
+        self, path: str | Path | None = None, *, start: NotNegative | None = None, end: NotNegative | None = None,
+        n_workers: Count = 4,
+    ) -> matplotlib.axes.Axes:  # fmt: skip
+        """Draw what the jobs did between `start` and `end` (s), in a band for each; see
+        :func:`ddlsim.report.jobs_plot.jobs_timeline`.
+
+        Raises ConfigError unless they were simulated with ``timeline=True``.
+        """
+        from ddlsim.report.jobs_plot import jobs_timeline
+
+        if not self.runs[0].result.recorder.keep_spans:
+            raise ConfigError("plot_timeline: give simulate_jobs(..., timeline=True), which keeps what is drawn")
+        bands = [(ran.name, ran.start, ran.result) for ran in self.runs]
+        return jobs_timeline(bands, path, start=start, end=end, n_workers=n_workers)

@@ -1,0 +1,68 @@
+"""`simulate_jobs`: one clock and one network for several jobs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated
+
+from ddlsim.arguments import checked
+from ddlsim.cluster import load_cluster
+from ddlsim.cluster.cluster import ClusterLike
+from ddlsim.errors import ConfigError
+from ddlsim.jobs.jobs import Jobs, Ran
+from ddlsim.life import Background
+from ddlsim.run.job import Job
+from ddlsim.run.together import Together
+
+JobLike = Annotated[Job | Background, "a ddlsim.Job or a ddlsim.Background"]
+
+
+@checked
+def simulate_jobs(
+    jobs: Sequence[JobLike], cluster: ClusterLike | None = None, *, queue: bool = False, timeline: bool = False
+) -> Jobs:
+    """Simulate several jobs, with any strategies, on one cluster with one clock, until all have ended.
+
+    jobs      what runs: :class:`ddlsim.Job` and :class:`ddlsim.Background` traffic
+    cluster   where; None: on that of the first job. Experiments made for another one run here all the same
+    queue     jobs whose devices are not free wait for them, first come, first served; otherwise that is an error
+    timeline  keep what :meth:`Jobs.plot_timeline` draws
+
+    Jobs get devices when they start, those with named places the same as they would alone. Jobs that share no link are,
+    bit for bit, what they are alone. When a job ends, what it still has on its way arrives.
+
+    Raises :class:`~ddlsim.errors.ConfigError` for jobs that do not fit, naming the job and the remedy.
+    """
+    own = [each for each in jobs if isinstance(each, Job)]
+    if not own or all(each.goes_on for each in own):
+        raise ConfigError("simulate_jobs: jobs has none that ends; give it one ddlsim.Job or more without goes_on")
+    loaded = load_cluster(own[0].experiment.cluster if cluster is None else cluster)
+    if cluster is not None:
+        own = [dataclasses.replace(each, experiment=each.experiment.with_(cluster=loaded)) for each in own]
+    names = _names(own)
+    traffic = [each for each in jobs if isinstance(each, Background)]
+    together = Together(loaded, traffic, queue=queue, keep_spans=timeline)
+    for job, name in zip(own, names, strict=True):
+        together.expect(job, name)
+    together.until_all_have_ended()
+    together.check()
+    goodputs = tuple(together.goodput(i) for i in range(len(traffic)))
+    ran = []
+    for tenant in together.tenants:
+        if tenant.result is not None:  # one that goes on may not have come before the others ended
+            result = dataclasses.replace(tenant.result, company=tuple(name for name in names if name != tenant.name))
+            times = tenant.came, tenant.start, tenant.end
+            ran.append(Ran(tenant.job, tenant.name, tuple(tenant.places), *times, result))
+    return Jobs(
+        tuple(ran), tuple(traffic), goodputs, loaded, together.network.now, together.network.channel_nbytes,
+        together.network.channel_busy,
+    )  # fmt: skip
+
+
+def _names(jobs: Sequence[Job]) -> list[str]:
+    names = [job.name or f"job {number}" for number, job in enumerate(jobs, 1)]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"simulate_jobs: two jobs have the name {name!r}; give each one of its own")
+    return names

@@ -1,0 +1,144 @@
+"""Traffic of others on the cluster's links."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from ddlsim.arguments import checked, quantity
+from ddlsim.errors import ConfigError, shown
+from ddlsim.units import si
+
+Time = Annotated[float | str, quantity("time", "60 s", zero=True, infinite=True)]
+Part = Annotated[float | str, quantity("time", "5 s")]
+
+
+@checked
+@dataclass(frozen=True)
+class Background:
+    """A flow of bytes from one node to another, beside a run: backups, other people's jobs.
+
+    It shares links with messages as one more flow does, max-min fairly, and leaves aside what it has no use for.
+    (Routers with one queue serve in proportion to what arrives instead: there a limited flow takes a smaller share than
+    this. docs/jobs.md has measured rows.)
+
+    source, target  names of nodes, such as "h0" and "h9"
+    rate            at most so many bytes/s, "40 Gbit/s"; None: as many as the links give it
+    start, end      when it flows
+    on, off         it flows for `on`, and not for `off` seconds, over and over from `start` on; None: all the time
+    trace           CSV file with the columns time_s and rate ("2 Gbit/s", or bytes/s): what it sends from then on,
+                    counted from `start`; instead of rate, on and off
+    name            in tables; by default "source -> target"
+
+    Raises ConfigError for times out of order, and for a trace that cannot be read.
+    """
+
+    source: str
+    target: str
+    rate: Annotated[float | str, quantity("bandwidth", "40 Gbit/s")] | None = None
+    _: KW_ONLY
+    start: Time = 0.0
+    end: Time = math.inf
+    on: Part | None = None
+    off: Part | None = None
+    trace: str | Path | None = None
+    name: str = ""
+    #: the rows of its trace: s from its start, and bytes/s from then on
+    rates: tuple[tuple[float, float], ...] = field(default=(), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.source == self.target:
+            raise ConfigError(f"Background: source = target = {shown(self.source)}: nothing goes over a link then")
+        if not si(self.start, "time") < si(self.end, "time"):
+            raise ConfigError(
+                f"Background: start = {shown(self.start)}, end = {shown(self.end)}: must be in order, start before end"
+            )
+        if math.isinf(si(self.start, "time")):
+            raise ConfigError("Background: start = inf: it never flows; give it a time, or leave it out")
+        if (self.on is None) != (self.off is None):
+            missing = "off" if self.off is None else "on"
+            raise ConfigError(f"Background: {missing} is missing: give on and off together, or neither")
+        if self.trace is not None:
+            for name in ("rate", "on"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"Background: {name} has no effect beside trace, which has rates; leave it out")
+            object.__setattr__(self, "rates", _read(Path(self.trace)))
+
+    @property
+    def label(self) -> str:
+        """What tables call it."""
+        return self.name or f"{self.source} -> {self.target}"
+
+    def limit(self, widest: float) -> float:
+        """Return the bytes/s that it never exceeds, on links that give it at most the `widest`."""
+        if self.rates:
+            return max(rate for _, rate in self.rates)
+        return widest if self.rate is None else si(self.rate, "bandwidth")
+
+    def shares(self) -> Iterator[tuple[float, float]]:
+        """Yield, by time, (s, share of its limit from then on)."""
+        end = si(self.end, "time")
+        for time, share in self._endless():
+            if time >= end:
+                break
+            yield time, share
+        if math.isfinite(end):
+            yield end, 0.0
+
+    def _endless(self) -> Iterator[tuple[float, float]]:
+        start = si(self.start, "time")
+        if self.rates:
+            most = self.limit(math.inf)
+            yield from ((start + time, rate / most) for time, rate in self.rates)
+        elif self.on is None or self.off is None:
+            yield start, 1.0
+        else:
+            on, period = si(self.on, "time"), si(self.on, "time") + si(self.off, "time")
+            for n in itertools.count():
+                yield start + n * period, 1.0
+                yield start + n * period + on, 0.0
+
+
+def _read(path: Path) -> tuple[tuple[float, float], ...]:
+    """Return the (time in s, bytes/s) of a trace's rows. Raises ConfigError, with the line, for what cannot be read."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            for name in ("time_s", "rate"):
+                if name not in (reader.fieldnames or ()):
+                    raise ConfigError(f"{path}: has no column {name!r}; a trace has time_s and rate")
+            rows = [_row(path, line, row) for line, row in enumerate(reader, 2)]
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}; trace is a CSV file of rates") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{path}: cannot be read as a CSV file: {error}") from None
+    for line, (before, row) in enumerate(itertools.pairwise(rows), 3):
+        if row[0] <= before[0]:
+            raise ConfigError(f"{path}:{line}: time_s = {row[0]!r}: must be later than the row before, {before[0]!r}")
+    if not any(rate > 0.0 for _, rate in rows):
+        raise ConfigError(f"{path}: no rate is above 0, so nothing flows; leave it out")
+    return tuple(rows)
+
+
+def _row(path: Path, line: int, row: dict[str, str]) -> tuple[float, float]:
+    values = []
+    for column, kind in (("time_s", "time"), ("rate", "bandwidth")):
+        text = row[column]
+        try:
+            value = float(text)
+        except (TypeError, ValueError):
+            try:
+                value = si(text, kind)
+            except (ConfigError, TypeError):
+                value = math.nan
+        if not (0.0 <= value < math.inf):
+            raise ConfigError(
+                f"{path}:{line}: {column} = {shown(text)}: must be a number of at least 0, or a {kind} with its unit"
+            )
+        values.append(value)
+    return values[0], values[1]

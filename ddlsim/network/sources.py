@@ -1,0 +1,57 @@
+"""Sources of traffic that send no faster than their rates: nodes of their own, a link before a node of a cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from ddlsim.cluster import Cluster
+from ddlsim.cluster.cluster import Routes
+from ddlsim.cluster.details import LinkDetail, LinkDetails
+from ddlsim.network.state import Bools, Floats, Ints
+
+
+class WithSources:
+    """A cluster with sources (:class:`~ddlsim.network.engine.Interconnect`).
+
+    at     nodes that they send from; source i is the node ``cluster.n_nodes + i``, and its link the last but
+           ``len(at) - i``
+    rates  bytes/s of each
+    """
+
+    def __init__(self, cluster: Cluster, at: Sequence[int], rates: Sequence[float]) -> None:
+        self.cluster, self.at = cluster, np.asarray(at, dtype=np.int64)
+        n = len(at)
+        none = np.zeros(n)
+        self.channel_capacity: Floats = np.concatenate([cluster.channel_capacity, np.asarray(rates, dtype=np.float64)])
+        self.link_channel: Ints = np.concatenate([cluster.link_channel, cluster.n_channels + np.arange(n)])
+        self.link_latency: Floats = np.concatenate([cluster.link_latency, none])
+        self.send_overhead: Floats = np.concatenate([cluster.send_overhead, none])
+        self.recv_overhead: Floats = np.concatenate([cluster.recv_overhead, none])
+        self.reduce_time: Floats = np.concatenate([cluster.reduce_time, none])
+        self.reverse_link: Ints = np.concatenate([cluster.reverse_link, np.full(n, -1)])
+        self.is_switch_port: Bools = np.concatenate([cluster.is_switch_port, np.zeros(n, dtype=np.bool_)])
+        self.details = None if cluster.details is None else _longer(cluster.details, n)
+
+    def routes(self, src: Ints, dst: Ints) -> Routes:
+        """Return the routes between nodes; those of sources begin with their links."""
+        source = src - self.cluster.n_nodes
+        if not (source >= 0).any():
+            return self.cluster.routes(src, dst)
+        routes = self.cluster.routes(np.where(source >= 0, self.at[np.maximum(source, 0)], src), dst)
+        first = np.where(source >= 0, self.cluster.n_links + source, -1)
+        own = [routes[i] if first[i] < 0 else np.concatenate([[first[i]], routes[i]]) for i in range(len(src))]
+        offsets = np.concatenate([[0], np.cumsum([len(links) for links in own])])
+        return Routes(offsets, np.concatenate([*own, np.zeros(0)]).astype(np.int64))
+
+
+def _longer(details: LinkDetails, n: int) -> LinkDetails:
+    """Return the details of `n` links more, which do nothing but carry bytes at their rates."""
+    plain = LinkDetail()
+    columns = {}
+    for field in dataclasses.fields(details):
+        column = getattr(details, field.name)
+        columns[field.name] = np.concatenate([column, np.full(n, getattr(plain, field.name), dtype=column.dtype)])
+    return LinkDetails(**columns)

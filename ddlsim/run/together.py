@@ -1,0 +1,235 @@
+"""Runs and background traffic on one network."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.errors import ConfigError, DdlsimError, unknown_name
+from ddlsim.life import Background
+from ddlsim.network import Network
+from ddlsim.network.sources import WithSources
+from ddlsim.run.conservation import check_network
+from ddlsim.run.experiment import Experiment
+from ddlsim.run.job import Job
+from ddlsim.run.living import has_life
+from ddlsim.run.placement import placed
+from ddlsim.run.prepare import prepare
+from ddlsim.run.result import Result
+from ddlsim.run.simulate import UnderWay
+from ddlsim.runtime.loop import Loop, Pause
+from ddlsim.runtime.shared_clock import Party, SharedClock
+from ddlsim.runtime.traffic import flow
+from ddlsim.units import si
+
+#: is called when a run has ended, with the error if one has ended it
+Ended = Callable[[DdlsimError | None], None]
+
+
+@dataclass(eq=False)
+class Tenant:
+    """A job on its way: its name, when it came; where it runs, since when, and until when (s), once that is known."""
+
+    job: Job
+    name: str
+    came: float
+    places: list[int] = field(default_factory=list)
+    start: float = math.nan
+    end: float = math.nan
+    run: UnderWay | None = None
+    result: Result | None = None
+
+
+class Together:
+    """A network that several share, and their clock, from 0 s on.
+
+    traffic     background traffic on it
+    occupied    places that are not free
+    queue       jobs wait until enough devices are free, first come, first served; otherwise that is an error
+    keep_spans  everything needed for timelines is recorded
+
+    Raises ConfigError for traffic between nodes that are not there, or not joined.
+    """
+
+    def __init__(
+        self, cluster: Cluster, traffic: Sequence[Background], *, occupied: Sequence[int] = (), queue: bool = False,
+        keep_spans: bool = False,
+    ) -> None:  # fmt: skip
+        self.cluster, self.traffic, self.queue, self.keep_spans = cluster, list(traffic), queue, keep_spans
+        ends = [(_node(cluster, each.source, each), _node(cluster, each.target, each)) for each in traffic]
+        limits = [each.limit(_widest(cluster, *pair)) for each, pair in zip(traffic, ends, strict=True)]
+        around = WithSources(cluster, [source for source, _ in ends], limits) if traffic else cluster
+        self.network = Network(around, record=keep_spans)
+        self.clock = SharedClock(self.network)
+        self.free = set(range(len(cluster.workers))) - set(occupied)
+        self.tenants: list[Tenant] = []
+        self._waiting: list[Tenant] = []
+        self._flows: list[Loop] = []
+        for number, (each, (_, target)) in enumerate(zip(traffic, ends, strict=True)):
+            loop = Loop(self.network.shared())
+            flow(each, loop, cluster.n_nodes + number, target, cluster.n_channels + number, limits[number])
+            self._flows.append(loop)
+            self.clock.add(Party(each.label, loop, math.inf, _raise))
+
+    # ------------------------------------------------------------ jobs
+
+    def expect(self, job: Job, name: str) -> None:
+        """Let a job come at its start.
+
+        Raises ConfigError for one that never fits.
+        """
+        n_devices, wanted = len(self.cluster.workers), job.n_workers(len(self.cluster.workers))
+        if (other := load_cluster(job.experiment.cluster).name) != self.cluster.name:
+            raise ConfigError(f"job {name!r}: is for the cluster {other!r}, but others run on {self.cluster.name!r}")
+        if wanted > n_devices:
+            raise ConfigError(f"job {name!r}: needs {wanted} devices, but {self.cluster.name!r} has {n_devices}")
+        if has_life(job.experiment):
+            raise ConfigError(
+                f"job {name!r}: failures and checkpoints of a run that stops for them are laid over its undisturbed "
+                "steps, which tells nothing of what others have meanwhile; leave them out"
+            )
+        tenant = Tenant(job, name, si(job.start, "time"))
+        self.tenants.append(tenant)
+        self.clock.at(tenant.came, lambda: self._come(tenant))
+
+    def _come(self, tenant: Tenant) -> None:
+        self._waiting.append(tenant)
+        self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        while self._waiting and self._start(self._waiting[0]):
+            self._waiting.pop(0)
+
+    def _start(self, tenant: Tenant) -> bool:
+        """Let a job begin now if its devices are free; return whether they are."""
+        job, experiment = tenant.job, tenant.job.experiment
+        n = job.n_workers(len(self.cluster.workers))
+        places = experiment.workers if isinstance(job.placement, str) else job.placement
+        wanted = [] if places is None or isinstance(places, int) else list(places)
+        if len(self.free) < n or not self.free.issuperset(wanted):
+            if not self.queue:
+                raise ConfigError(self._occupied(tenant, n, wanted))
+            return False
+        tenant.places = wanted
+        if not wanted:
+            assert isinstance(job.placement, str)
+            tenant.places = placed(self.cluster, self.free, n, job.placement, experiment.seed)
+        self.free.difference_update(tenant.places)
+        tenant.start = self.network.now
+        given = experiment.with_(cluster=self.cluster, workers=tenant.places)
+        try:
+            prepared = prepare(given)
+            tenant.run = UnderWay(
+                prepared, given, self.network.shared(), start=tenant.start, keep_spans=self.keep_spans,
+                endless=job.goes_on,
+            )  # fmt: skip
+        except DdlsimError as error:
+            raise type(error)(f"job {tenant.name!r}: {error}") from None
+        if tenant.run.monitor is not None:
+            tenant.run.monitor.start()
+        self.begin(tenant.name, tenant.run, lambda error: self._ended(tenant, error))
+        return True
+
+    def _ended(self, tenant: Tenant, error: DdlsimError | None) -> None:
+        assert tenant.run is not None
+        tenant.run.has_ended(error, f"job {tenant.name!r}: ")
+        tenant.end, tenant.result = tenant.run.loop.now, tenant.run.result()
+        self.free.update(tenant.places)
+        self._start_waiting()
+
+    def _occupied(self, tenant: Tenant, n: int, wanted: Sequence[int]) -> str:
+        running = [each for each in self.tenants if each.run is not None and math.isnan(each.end)]
+        for each in running:
+            if taken := sorted(set(each.places) & set(wanted)):
+                who = f"places {taken} are occupied by job {each.name!r}"
+                break
+        else:
+            who = f"it needs {n} devices, but {len(self.free)} of {len(self.cluster.workers)} are free"
+        return (
+            f"job {tenant.name!r}: at {self.network.now:.6g} s {who}; let it start later, place it elsewhere, or give "
+            "queue=True, with which it waits"
+        )
+
+    # ------------------------------------------------------------ running
+
+    def begin(self, name: str, run: UnderWay, ended: Ended, pause: Pause | None = None) -> None:
+        """Let a run that has just been set up take part; `ended` is called when it has ended."""
+        run.loop.until = run.stop.ended
+        self.clock.add(Party(name, run.loop, run.latest, ended, pause))
+
+    def go_on(self, name: str, run: UnderWay, pause: Pause | None) -> None:
+        """Let a run that has just been set up go on to its end, or where `pause` says so, beside all others."""
+        errors: list[DdlsimError] = []
+        over: list[bool] = []
+
+        def ended(error: DdlsimError | None) -> None:
+            over.append(True)
+            if error is not None:
+                errors.append(error)
+
+        self.begin(name, run, ended, pause)
+        self.clock.run(lambda: bool(over) or (pause is not None and run.interrupt.wanted))
+        if not over:
+            run.loop.driver.close()
+        if errors:
+            raise errors[0]
+
+    def until_all_have_ended(self) -> None:
+        """Go on until all jobs have ended that do not go on for ever; then the others end."""
+        self.clock.run(lambda: all(not math.isnan(each.end) for each in self.tenants if not each.job.goes_on))
+        for tenant in self.tenants:
+            if tenant.run is not None and math.isnan(tenant.end):
+                tenant.run.loop.catch_up()
+                tenant.run.loop.driver.close()
+                tenant.run.reason, tenant.end = "others have ended", self.network.now
+                tenant.result = tenant.run.result()
+
+    # ------------------------------------------------------------ what comes of it
+
+    def goodput(self, number: int) -> float:
+        """Return the mean bytes/s that a background traffic has had from its start until now, or to its end."""
+        each, loop = self.traffic[number], self._flows[number]
+        nbytes = float(loop.network.own_traffic()[0][self.cluster.n_channels + number])
+        seconds = min(self.network.now, si(each.end, "time")) - si(each.start, "time")
+        return nbytes / seconds if seconds > 0.0 else 0.0
+
+    def check(self) -> None:
+        """Raise :class:`~ddlsim.errors.ConservationError` unless what all have put on the network adds up."""
+        check_network(self.cluster, self.network)
+
+
+def beside(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], *, keep_spans: bool) -> Together:
+    """Return the network and clock of an experiment on some nodes, with all that is beside it."""
+    traffic = [each for each in experiment.beside if isinstance(each, Background)]
+    place_of = {node: place for place, node in enumerate(cluster.workers.tolist())}
+    together = Together(cluster, traffic, occupied=[place_of[node] for node in nodes], keep_spans=keep_spans)
+    jobs = [each for each in experiment.beside if isinstance(each, Job)]
+    for number, job in enumerate(jobs, 2):
+        endless = dataclasses.replace(job, goes_on=True)
+        together.expect(endless, job.name or f"job {number}")
+    return together
+
+
+def _raise(error: DdlsimError | None) -> None:
+    if error is not None:
+        raise error
+
+
+def _node(cluster: Cluster, name: str, traffic: Background) -> int:
+    if name not in cluster.node_names:
+        raise unknown_name("node", name, cluster.node_names, f"{traffic.label}: cluster {cluster.name!r}")
+    node = cluster.node(name)
+    if not cluster.is_endpoint[node]:
+        raise ConfigError(f"{traffic.label}: {name} is a switch of {cluster.name!r}; traffic goes between endpoints")
+    return node
+
+
+def _widest(cluster: Cluster, source: int, target: int) -> float:
+    """Return the bytes/s of the narrowest link between two nodes."""
+    links = cluster.routes([source], [target]).links
+    return float(np.min(cluster.channel_capacity[cluster.link_channel[links]]))
