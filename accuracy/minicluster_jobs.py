@@ -13,7 +13,6 @@ from functools import cache, partial
 from pathlib import Path
 
 import networkx as nx
-import numpy as np
 
 from accuracy.minicluster import Measurement, read
 from accuracy.minicluster_splits import DATA, details, software
@@ -59,8 +58,8 @@ def simulated(rows: Sequence[Measurement]) -> Jobs:
         strategy = Given(AllReduce("ring", "none", "given"), workload)
         hosts = [place[f"h{host}"] for host in row.extra["order"].split("-")]
         experiment = Experiment(
-            cluster, MODEL, strategy, BATCH, hosts, device="desktop-cpu", warmup=0,
-            steps=round(STEPS * max(alone) / step),
+            cluster, MODEL, strategy, BATCH, hosts, device="desktop-cpu", warmup=1,
+            steps=round(STEPS * max(alone) / step) - 1,
         )  # fmt: skip
         jobs.append(Job(experiment, f"job {len(jobs) + 1}", start=float(row.extra.get("offset_s", 0.0))))
     if "background_from" in rows[0].extra:
@@ -68,15 +67,6 @@ def simulated(rows: Sequence[Measurement]) -> Jobs:
         ends = (f"h{rows[0].extra[f'background_{end}']}" for end in ("from", "to"))
         traffic.append(Background(*ends, None if limit == "none" else f"{limit} Mbit/s"))
     return simulate_jobs([*jobs, *traffic])
-
-
-def _mean_step(jobs: Jobs, name: str) -> float:
-    """Return the mean of a job's steps but the first, while all jobs run."""
-    (own,) = (ran for ran in jobs.runs if ran.name == name)
-    ends = own.start + np.array([time for time, _ in own.result.recorder.updates])
-    first, last = max(ran.start for ran in jobs.runs), min(ran.end for ran in jobs.runs)
-    inside = (ends[:-1] >= first) & (ends[1:] <= last * (1.0 + 1e-12))
-    return float(np.diff(ends)[inside].mean())
 
 
 def _cases(folder: Path, found: Table) -> list[list[Measurement]]:
@@ -118,7 +108,7 @@ def _row(case: Sequence[Measurement], number_: int, row: Measurement, what: str,
         made.append(simulated(case))
     measured = number(row.extra, "mean_step_s")
     alone = number(row.extra, "alone_mean_step_s") if "alone_mean_step_s" in row.extra else float("nan")
-    return Row(row.experiment, what, measured, _mean_step(made[0], f"job {number_}"), "s", False, unchanged=alone)
+    return Row(row.experiment, what, measured, made[0].step_time_together(f"job {number_}"), "s", False, unchanged=alone)
 
 
 def rows(folder: Path = DATA) -> list[Row]:

@@ -37,7 +37,15 @@ from .errors import (
 )
 from .learning import Dirichlet as Dirichlet, Phase as Phase, Training as Training
 from .learning.noise import gradient_noise_scale as gradient_noise_scale
+from .jobs import (
+    Jobs as Jobs,
+    Placements as Placements,
+    load_jobs as load_jobs,
+    place as place,
+    simulate_jobs as simulate_jobs,
+)
 from .life import (
+    Background as Background,
     Checkpoints as Checkpoints,
     Elastic as Elastic,
     Failures as Failures,
@@ -71,6 +79,7 @@ from .run.checkpoint_intervals import best_checkpoint_interval as best_checkpoin
 from .run.api import resume as resume, scaling as scaling, simulate as simulate
 from .run.collective import collective_time as collective_time
 from .run.experiment import Experiment as Experiment
+from .run.job import Job as Job
 from .run.files import load_experiment as load_experiment
 from .run.result import Result as Result
 from .run.seeds import Seeds as Seeds, simulate_seeds as simulate_seeds

@@ -82,14 +82,21 @@ def run(
     save: Annotated[Path | None, typer.Option("--save", help="Save the training run here as it goes on.")] = None,
     resume: Annotated[Path | None, typer.Option("--resume", help="Continue a saved training run.")] = None,
 ) -> None:
-    """Simulate one run and say what limits it; with [training] in the experiment file, train.
+    """Simulate one run and say what limits it; with [training] in the experiment file, train; with [[jobs]], several.
 
     Example: ddlsim run cloud-25g-16x8-v100 --model resnet50 --batch-size 64 --workers 128
     """
-    experiment = _experiment(what, allow_code, {
+    chosen: dict[str, object] = {
         "strategy": _strategy(strategy, algorithm, cost, overlap, servers, placement), "model": model,
         "batch_size": batch_size, "workers": workers, "steps": steps, "precision": precision, "seed": seed,
-    })  # fmt: skip
+    }  # fmt: skip
+    if _has(what, {"jobs"}):
+        _run_jobs(what, allow_code, as_json, timeline, {
+            **chosen, "trace": trace, "plot_cluster": plot_cluster, "plot_learning": plot_learning, "write": write_to,
+            "save": save, "resume": resume, "stability": stability or None,
+        })  # fmt: skip
+        return
+    experiment = _experiment(what, allow_code, chosen)
     _check_training(experiment, {"--plot-learning": plot_learning, "--save": save, "--resume": resume})
     if write_to is not None:  # before the run: what text cannot say is known at once
         write_file(write_to, experiment.save)
@@ -116,6 +123,21 @@ def run(
     for path, write in outputs:
         if path is not None:
             write_file(path, write)
+
+
+def _run_jobs(
+    what: str, allow_code: bool, as_json: bool, timeline: Path | None, others: dict[str, object]
+) -> None:
+    """Simulate a file of jobs."""
+    for option, value in others.items():
+        if value is not None:
+            name = option.replace("_", "-")
+            raise ConfigError(f"--{name} has no effect on {what}, a file of several jobs; say it in their experiments")
+    check_picture(timeline)
+    jobs = ddlsim.load_jobs(what, allow_code=allow_code).simulate(timeline=timeline is not None)
+    typer.echo(jobs.to_json() if as_json else str(jobs))
+    if timeline is not None:
+        write_file(timeline, jobs.plot_timeline)
 
 
 def _trace(result: Result, path: Path, whole: bool) -> None:
@@ -220,6 +242,11 @@ def _experiment(what: str, allow_code: bool, options: dict[str, object]) -> Expe
 
 def _is_experiment(what: str) -> bool:
     """Tell an experiment file from a topology, which has a generator or lists of what is in it."""
+    return Path(what).suffix == ".toml" and not _has(what, {"generator", "hosts", "links", "nodes", "edges"})
+
+
+def _has(what: str, keys: set[str]) -> bool:
+    """Return whether a file, if it is TOML, has one of the keys."""
     from ddlsim.plain import decoded, read_bytes
 
     path = Path(what)
@@ -227,8 +254,7 @@ def _is_experiment(what: str) -> bool:
         return False
     if not os.path.isfile(path):
         raise ConfigError(f"{what}: no such file; give a path or a bundled cluster (see: ddlsim topologies)")
-    of_topologies = {"generator", "hosts", "links", "nodes", "edges"}
-    return not of_topologies & parse_toml(decoded(read_bytes(path), what), what).keys()
+    return bool(keys & parse_toml(decoded(read_bytes(path), what), what).keys())
 
 
 def _strategy(

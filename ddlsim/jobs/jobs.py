@@ -75,6 +75,17 @@ class Jobs:
                 return ran.result
         raise unknown_name("job", name, self.names, "jobs")
 
+    @checked
+    def step_time_together(self, name: str) -> float:
+        """Return the mean time (s) of a job's steps after its warm-up that lie wholly inside the time when all jobs
+        run; of all its steps where none does. Raises ConfigError for a job that there is not."""
+        (ran,) = [ran for ran in self.runs if ran.result is self[name]]
+        first, last = max(ran.start for ran in self.runs), min(ran.end for ran in self.runs)
+        times = ran.start + np.array([time for time, _ in ran.result.measured_updates])
+        inside = (times[:-1] >= first * (1.0 - 1e-12)) & (times[1:] <= last * (1.0 + 1e-12))
+        steps = np.diff(times)[inside]
+        return float(steps.mean()) * ran.result.updates_per_step if len(steps) else ran.result.step_time
+
     # ------------------------------------------------------------ against each alone
 
     @cached_property

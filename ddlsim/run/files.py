@@ -42,10 +42,11 @@ import ddlsim.strategies as strategies
 from ddlsim.arguments import checked
 from ddlsim.bundled import split_options
 from ddlsim.compression.choice import Compression
-from ddlsim.errors import ConfigError, DdlsimError, shown
+from ddlsim.errors import ConfigError, DdlsimError, shown, unknown_name
 from ddlsim.learning import Dirichlet, Phase, Training
-from ddlsim.life import Checkpoints, Elastic, Failures, LinkFault, Stop
+from ddlsim.life import Background, Checkpoints, Elastic, Failures, LinkFault, Stop
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.job import Job
 from ddlsim.run.strategy_names import STRATEGY_CLASSES
 from ddlsim.run.tables import Kinds, build, chosen, refuse_code, schema_of
 from ddlsim.run.traced import Traced
@@ -156,6 +157,8 @@ FIELDS: Mapping[str, Kinds] = {
     "failures": {"failures": Failures},
     "checkpoints": {"checkpoints": Checkpoints},
     "elastic": {"elastic": Elastic},
+    "beside": {"job": Job, "background": Background},
+    "experiment": {"experiment": Experiment},  # of a job
     "overlap_slowdown": {"overlap-slowdown": OverlapSlowdown},
     "training": {"training": Training},
     "compression": COMPRESSORS,
@@ -166,6 +169,7 @@ FIELDS: Mapping[str, Kinds] = {
 _OTHER_FILES = {
     "layers": "a model; give it as model, ddlsim run CLUSTER --model FILE",
     "vary": "a study; run it with ddlsim sweep FILE",
+    "jobs": "several jobs; run them with ddlsim run FILE, or ddlsim.load_jobs",
 }
 
 
@@ -193,7 +197,10 @@ def experiment_from(table: dict[str, object], path: Path, *, allow_code: bool = 
         remedy = "use load_experiment(path, allow_code=True), or --allow-code on the command line"
         for field, value in table.items():
             refuse_code(field, value, f"{path}: {field}", remedy)
+    others = table.pop("beside", []) if "beside" in table else []
     fields = {field: value_of(path, field, value, f"{path}: {field}") for field, value in table.items()}
+    if others:
+        fields["beside"] = neighbours(path, "beside", others, table.get("cluster"), allow_code=allow_code)
     for field in ("model", "time_model"):  # may have layers of the user's
         if allow_code and isinstance(fields.get(field), Path):
             fields[field] = load_model(fields[field], allow_code=True)  # type: ignore[arg-type]
@@ -201,6 +208,38 @@ def experiment_from(table: dict[str, object], path: Path, *, allow_code: bool = 
         return Experiment(**fields)  # type: ignore[arg-type]
     except DdlsimError as error:
         raise type(error)(f"{path}: {error}") from None
+
+
+def neighbours(path: Path, field: str, tables: object, cluster: object, *, allow_code: bool) -> list[Job | Background]:
+    """Return the jobs and traffic that `tables` of a file describe, the ones with an experiment, that is a file beside
+    it or a table, the others without. Experiments that name no cluster have `cluster`."""
+    assert isinstance(tables, list)
+    made: list[Job | Background] = []
+    for i, table in enumerate(tables):
+        where, rest = f"{path}: {field}[{i}]", dict(table)
+        kind = rest.pop("type", "job" if "experiment" in rest else "background")
+        if kind not in FIELDS["beside"]:
+            raise unknown_name("type", str(kind), FIELDS["beside"], where)
+        if kind == "background":
+            if isinstance(rest.get("trace"), str):
+                rest["trace"] = str(path.parent / rest["trace"])
+            made.append(build(Background, rest, PARTS, where))
+            continue
+        what = rest.pop("experiment", None)
+        schema = schema_of(Job, {**PARTS, "experiment": {}})
+        validate(TypeAdapter(schema), {**rest, "experiment": {}}, where, schema.model_fields)
+        if isinstance(what, str):
+            experiment = load_experiment(path.parent / what, allow_code=allow_code)
+        elif isinstance(what, dict):
+            own = {"cluster": cluster, **what} if cluster is not None else what
+            experiment = experiment_from(own, path, allow_code=allow_code)
+        else:
+            raise ConfigError(f"{where}: experiment = {shown(what)}: must be the file of an experiment, or a table")
+        try:
+            made.append(Job(experiment, **rest))
+        except ConfigError as error:
+            raise type(error)(f"{where}: {error}") from None
+    return made
 
 
 def beside(path: Path, name: str) -> str | Path:

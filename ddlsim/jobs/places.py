@@ -1,0 +1,261 @@
+"""Where several jobs had better go, and when they had better start."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddlsim.arguments import Count, Seed, checked
+from ddlsim.cluster import Cluster, load_cluster
+from ddlsim.cluster.cluster import ClusterLike
+from ddlsim.errors import ConfigError
+from ddlsim.jobs.jobs import Jobs
+from ddlsim.jobs.simulate import JobLike, simulate_jobs
+from ddlsim.life import Background
+from ddlsim.run.experiment import Experiment
+from ddlsim.run.job import Job
+from ddlsim.run.placement import placed
+from ddlsim.run.result import Result
+from ddlsim.run.simulate import run
+from ddlsim.streams import stream
+from ddlsim.ties import tie
+from ddlsim.units import si
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: starts of a job that are tried, in parts of the longest step
+SHIFTS = 8
+Places = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One that was tried: how it came about, the places of each job, their starts (s), and how many times as long a
+    step of each takes as alone on neighbouring devices."""
+
+    how: str
+    places: Places
+    starts: tuple[float, ...]
+    slowdowns: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean slow-down, by which placements are compared."""
+        return float(np.mean(self.slowdowns))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Placements:
+    """What :func:`ddlsim.place` has found: all that it ``tried``, in order, and the ``best``."""
+
+    cluster: Cluster
+    given: tuple[Job | Background, ...]
+    tried: tuple[Placement, ...]
+    best: Placement
+
+    @property
+    def jobs(self) -> list[Job | Background]:
+        """The jobs where, and when, they had better run: for :func:`ddlsim.simulate_jobs`."""
+        moved = _moved([each for each in self.given if isinstance(each, Job)], self.best.places, self.best.starts)
+        return [*moved, *(each for each in self.given if isinstance(each, Background))]
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per placement tried, the best first: how, mean and worst slow-down, and that of each job."""
+        import pandas as pd
+
+        names = [each.name or f"job {i}" for i, each in enumerate((e for e in self.given if isinstance(e, Job)), 1)]
+        rows = [
+            {"how": each.how, "mean": each.mean, "worst": max(each.slowdowns),
+             **dict(zip(names, each.slowdowns, strict=True))}
+            for each in sorted(self.tried, key=lambda each: each.mean)
+        ]  # fmt: skip
+        return pd.DataFrame(rows)
+
+    def rows(self) -> list[list[str]]:
+        """Return the best of each kind as texts, headings first."""
+        kinds: dict[str, Placement] = {}
+        for each in sorted(self.tried, key=lambda each: each.mean):
+            kinds.setdefault(each.how, each)
+        return [
+            ["placement", "mean slow-down", "worst"],
+            *([how, f"{each.mean:.3f}", f"{max(each.slowdowns):.3f}"] for how, each in kinds.items()),
+        ]
+
+    def where(self) -> list[str]:
+        """Return where each job had better run, a line each."""
+        lines = []
+        for job in (each for each in self.jobs if isinstance(each, Job)):
+            assert not isinstance(job.placement, str)
+            hosts = self.cluster.host_of[self.cluster.workers[list(job.placement)]].tolist()
+            names = ", ".join(self.cluster.host_names[host] for host in dict.fromkeys(hosts))
+            lines.append(f"{job.name}: on {names}, from {si(job.start, 'time'):.6g} s")
+        return lines
+
+    def __str__(self) -> str:
+        from ddlsim.text_tables import aligned
+
+        head = f"{len(self.tried)} placements tried on {self.cluster.name}; best: {self.best.how}"
+        return "\n".join([head, *aligned(self.rows(), left={0}), *self.where()])
+
+    def _repr_html_(self) -> str:
+        from ddlsim.notebook import grid, lines, page
+
+        return page(f"Placements on {self.cluster.name}", grid(self.rows(), left={0}), lines(self.where()))
+
+    def __repr__(self) -> str:
+        return f"<Placements: {len(self.tried)} tried, best {self.best.how}, mean slow-down {self.best.mean:.4f}>"
+
+
+@checked
+def place(
+    jobs: Sequence[JobLike], cluster: ClusterLike | None = None, *, tries: Count = 30, shift: bool = False,
+    seed: Seed = 0,
+) -> Placements:  # fmt: skip
+    """Search where jobs that run at the same time slow each other down least.
+
+    jobs     as for :func:`ddlsim.simulate_jobs`; those with named places stay there, and so does background traffic
+    tries    placements that are simulated: packed, spread, some at random, and then changes of the best one, each of
+             which moves a worker or lets two change places
+    shift    then also try to start jobs later, by parts of a step: phases of computing and communication of jobs that
+             share a link fit into each other (Rajasekaran et al. 2024, "CASSINI: Network-Aware Job Scheduling in
+             Machine Learning Clusters", NSDI)
+    seed     of what is drawn
+
+    A placement is judged by the mean over the jobs of the time of a step while all of them run (of a job that learns, of
+    all of it), relative to the job alone on neighbouring devices of an empty cluster. Raises ConfigError for jobs that do not fit beside each other.
+    """
+    own = [each for each in jobs if isinstance(each, Job)]
+    if not own:
+        raise ConfigError("place: jobs has none; give it ddlsim.Job(experiment)")
+    loaded = load_cluster(own[0].experiment.cluster if cluster is None else cluster)
+    own = [dataclasses.replace(each, experiment=each.experiment.with_(cluster=loaded)) for each in own]
+    search = _Search(loaded, own, [each for each in jobs if isinstance(each, Background)], seed)
+    search.places(tries)
+    if shift:
+        search.shifts()
+    named = [dataclasses.replace(each, name=each.name or f"job {i}") for i, each in enumerate(own, 1)]
+    return Placements(loaded, (*named, *search.traffic), tuple(search.tried), search.best)
+
+
+def _moved(jobs: Sequence[Job], places: Places, starts: Sequence[float]) -> list[Job]:
+    return [
+        dataclasses.replace(job, experiment=job.experiment.with_(workers=len(own)), placement=own, start=start)
+        for job, own, start in zip(jobs, places, starts, strict=True)
+    ]
+
+
+class _Search:
+    """A search under way: what has been tried, and the best of it."""
+
+    def __init__(self, cluster: Cluster, jobs: Sequence[Job], traffic: Sequence[Background], seed: int) -> None:
+        self.cluster, self.jobs, self.traffic, self.seed = cluster, list(jobs), list(traffic), seed
+        self.tried: list[Placement] = []
+        self._known: set[tuple[Places, tuple[float, ...]]] = set()
+        self.starts = tuple(si(job.start, "time") for job in jobs)
+        fixed = [_named(job) for job in jobs]
+        self.free = set(range(len(cluster.workers))) - {place for own in fixed for place in own}
+        self.fixed = fixed
+        self.alone = [self._time(run(self._alone(job))) for job in jobs]
+
+    @property
+    def best(self) -> Placement:
+        least = min(each.mean for each in self.tried)
+        return next(each for each in self.tried if tie(each.mean, least))  # the first of those that tie
+
+    def places(self, tries: int) -> None:
+        """Try `tries` placements, or as many as there are."""
+        rng = stream(self.seed, 0, "places")
+        movable = [number for number, own in enumerate(self.fixed) if not own]
+        for how in ("packed", "spread"):
+            self._try(how, self._placed(how, 0), self.starts)
+        for draw in range(max(0, tries - 2) // 3 if movable else 0):
+            self._try("random", self._placed("random", 1 + draw), self.starts)
+        misses = 0
+        while movable and len(self.tried) < tries and misses < 100:
+            changed = self._changed(self.best.places, movable, rng)
+            before = len(self.tried)
+            self._try("improved", changed, self.starts)
+            misses = 0 if len(self.tried) > before else misses + 1
+
+    def shifts(self) -> None:
+        """Try to start one job after the other later, by parts of the longest step."""
+        step = max(seconds * slow for seconds, slow in zip(self.alone, self.best.slowdowns, strict=True))
+        places, starts = self.best.places, list(self.starts)
+        for number in range(1, len(self.jobs)):
+            begin = starts[number]
+            for part in range(1, SHIFTS):
+                later = [*starts[:number], begin + part * step / SHIFTS, *starts[number + 1 :]]
+                self._try("shifted", places, tuple(later))
+            starts = list(self.best.starts)
+
+    # ------------------------------------------------------------ inside
+
+    def _try(self, how: str, places: Places, starts: tuple[float, ...]) -> None:
+        if (places, starts) in self._known:
+            return
+        self._known.add((places, starts))
+        jobs: Jobs = simulate_jobs([*_moved(self.jobs, places, starts), *self.traffic], self.cluster)
+        times = [
+            jobs.step_time_together(ran.name) if ran.result.experiment.training is None else ran.result.end_time
+            for ran in jobs.runs
+        ]  # fmt: skip
+        slow = tuple(seconds / alone for seconds, alone in zip(times, self.alone, strict=True))
+        self.tried.append(Placement(how, places, starts, slow))
+
+    def _time(self, result: Result) -> float:
+        """Return the s of a step; of a run that learns, of all of it."""
+        return result.step_time if result.experiment.training is None else result.end_time
+
+    def _alone(self, job: Job) -> Experiment:
+        n = job.n_workers(len(self.cluster.workers))
+        own = placed(self.cluster, range(len(self.cluster.workers)), n, "packed")
+        return job.experiment.with_(workers=own)
+
+    def _placed(self, how: str, draw: int) -> Places:
+        free, places = set(self.free), []
+        for job, own in zip(self.jobs, self.fixed, strict=True):
+            chosen = own
+            if not own:
+                n = job.n_workers(len(self.cluster.workers))
+                try:
+                    chosen = tuple(placed(self.cluster, free, n, how, self.seed + draw))
+                except ConfigError as error:
+                    raise ConfigError(f"place: job {job.name!r} {error}; all jobs run at the same time") from None
+            free -= set(chosen)
+            places.append(chosen)
+        return tuple(places)
+
+    def _changed(self, places: Places, movable: Sequence[int], rng: np.random.Generator) -> Places:
+        """Return places with one worker somewhere else, in the order that suits the links."""
+        order = {place: i for i, place in enumerate(self.cluster.locality_order(self.cluster.workers).tolist())}
+        whose = {place: number for number in movable for place in places[number]}
+        free = self.free - set(whose)
+        number = movable[int(rng.integers(len(movable)))]
+        here = places[number][int(rng.integers(len(places[number])))]
+        others = sorted((free | set(whose)) - set(places[number]))
+        if not others:
+            return places
+        there = others[int(rng.integers(len(others)))]
+        swap = {here: there, there: here}
+        changed = [
+            tuple(sorted((swap.get(place, place) for place in own), key=order.__getitem__)) if i in movable else own
+            for i, own in enumerate(places)
+        ]
+        return tuple(changed)
+
+
+def _named(job: Job) -> tuple[int, ...]:
+    """Return the places that a job names, none if it does not."""
+    if not isinstance(job.placement, str):
+        return tuple(job.placement)
+    workers = job.experiment.workers
+    return () if workers is None or isinstance(workers, int) else tuple(workers)
+
+
