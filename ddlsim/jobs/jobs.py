@@ -49,7 +49,7 @@ class Jobs:
     traffic         the background traffic, and ``goodputs``, the mean bytes/s that each had
     end_time        when the last job had ended
     channel_nbytes  bytes that each channel has carried, and ``channel_busy``, s during which it carried something,
-                    (n_channels,); behind those of the cluster's links stand those of sources of background traffic
+                    (n_channels,)
     """
 
     runs: tuple[Ran, ...]

@@ -128,8 +128,9 @@ def place(
              Machine Learning Clusters", NSDI)
     seed     of what is drawn
 
-    A placement is judged by the mean over the jobs of the time of a step while all of them run (of a job that learns, of
-    all of it), relative to the job alone on neighbouring devices of an empty cluster. Raises ConfigError for jobs that do not fit beside each other.
+    A placement is judged by the mean over the jobs of the time of a step while all of them run (of a job that learns,
+    of all of it), relative to the job alone on neighbouring devices of an empty cluster. Raises ConfigError for jobs
+    that do not fit beside each other.
     """
     own = [each for each in jobs if isinstance(each, Job)]
     if not own:

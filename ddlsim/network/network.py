@@ -36,11 +36,13 @@ class Network:
     """Messages and collectives on the channels of a cluster, under max-min fair sharing.
 
     Time never runs by itself: :meth:`advance` moves it. With ``record=True`` busy intervals of all channels
-    are kept for timelines.
+    are kept for timelines. The last ``n_sources`` channels are those of sources (:mod:`ddlsim.network.sources`), which
+    are no links of the cluster.
     """
 
-    def __init__(self, interconnect: Interconnect, *, record: bool = False) -> None:
+    def __init__(self, interconnect: Interconnect, *, record: bool = False, n_sources: int = 0) -> None:
         self.engine = Engine(interconnect, record=record)
+        self.n_sources = n_sources
         self._join(0)
 
     def _join(self, party: int) -> None:
@@ -57,7 +59,7 @@ class Network:
         have them: :meth:`waiting_parties`, :meth:`collect`.
         """
         other = object.__new__(Network)
-        other.engine = self.engine
+        other.engine, other.n_sources = self.engine, self.n_sources
         other._join(len(self.engine.routes_of))
         return other
 
@@ -209,7 +211,9 @@ class Network:
 
     def _parties(self, ids: Ints) -> Ints:
         """Return whose messages and collectives these are, (n,)."""
-        return np.where(ids < 0, (-1 - ids) >> st.PARTY_SHIFT, self.engine.net.instances["party"][np.maximum(ids, 0)])
+        parties: Ints = (-1 - ids) >> st.PARTY_SHIFT
+        parties[ids >= 0] = self.engine.net.instances["party"][ids[ids >= 0]]
+        return parties
 
     # ------------------------------------------------------------ reading
 
@@ -228,12 +232,12 @@ class Network:
     @property
     def channel_nbytes(self) -> Floats:
         """Bytes that each channel has carried, those of messages under way included, (n_channels,)."""
-        return accounts.channel_nbytes(self.engine.net, self.engine.now)
+        return accounts.channel_nbytes(self.engine.net, self.engine.now)[: self.n_channels]
 
     @property
     def channel_busy(self) -> Floats:
         """Seconds during which each channel carried something, (n_channels,)."""
-        return accounts.channel_busy(self.engine.net, self.engine.now)
+        return accounts.channel_busy(self.engine.net, self.engine.now)[: self.n_channels]
 
     @property
     def nbytes_sent(self) -> float:
@@ -244,8 +248,8 @@ class Network:
 
     @property
     def n_channels(self) -> int:
-        """Number of channels of links."""
-        return int(self.engine.net.counts[st.N_LINKED])
+        """Number of channels of the cluster's links."""
+        return int(self.engine.net.counts[st.N_LINKED]) - self.n_sources
 
     @property
     def recording(self) -> bool:
@@ -275,7 +279,7 @@ class Network:
         return range(len(self.engine.routes_of))
 
     def traffic_of(self, party: int) -> tuple[Floats, float, int]:
-        """Return what a party has put on the network, as :meth:`own_traffic`."""
+        """Return what a party has put on the network, as :meth:`own_traffic`, and behind that on sources."""
         return accounts.traffic_of(self.engine.net, self.engine.now, self.engine.own_routes(party))
 
     def own_traffic(self) -> tuple[Floats, float, int]:
@@ -283,7 +287,8 @@ class Network:
         issued, and the number of messages delivered."""
         if not self.is_shared:
             return self.channel_nbytes, self.nbytes_sent, self.n_messages
-        return self.traffic_of(self.party)
+        nbytes, sent, n_messages = self.traffic_of(self.party)
+        return nbytes[: self.n_channels], sent, n_messages
 
     @property
     def n_messages(self) -> int:
@@ -299,7 +304,7 @@ class Network:
         """The recorded busy intervals (``record=True``); open ones end now."""
         self.engine.empty_log()
         under_way = Logged(accounts.open_intervals(self.engine.net, self.engine.now), self.engine.net.repeats[:0])
-        return BusyIntervals([*self.engine.logged, under_way], self.n_channels)
+        return BusyIntervals([*self.engine.logged, under_way], self.n_channels + self.n_sources)
 
     def rates(self) -> tuple[list[list[int]], Floats]:
         """The flows now under way: (channels of each, rate of each in bytes/s)."""

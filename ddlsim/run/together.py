@@ -64,7 +64,7 @@ class Together:
         ends = [(_node(cluster, each.source, each), _node(cluster, each.target, each)) for each in traffic]
         limits = [each.limit(_widest(cluster, *pair)) for each, pair in zip(traffic, ends, strict=True)]
         around = WithSources(cluster, [source for source, _ in ends], limits) if traffic else cluster
-        self.network = Network(around, record=keep_spans)
+        self.network = Network(around, record=keep_spans, n_sources=len(traffic))
         self.clock = SharedClock(self.network)
         self.free = set(range(len(cluster.workers))) - set(occupied)
         self.tenants: list[Tenant] = []
@@ -194,7 +194,7 @@ class Together:
     def goodput(self, number: int) -> float:
         """Return the mean bytes/s that a background traffic has had from its start until now, or to its end."""
         each, loop = self.traffic[number], self._flows[number]
-        nbytes = float(loop.network.own_traffic()[0][self.cluster.n_channels + number])
+        nbytes = float(self.network.traffic_of(loop.network.party)[0][self.cluster.n_channels + number])
         seconds = min(self.network.now, si(each.end, "time")) - si(each.start, "time")
         return nbytes / seconds if seconds > 0.0 else 0.0
 
