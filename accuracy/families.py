@@ -13,6 +13,7 @@ from accuracy import (
     megatron,
     minicluster,
     minicluster_failures,
+    minicluster_jobs,
     minicluster_splits,
     minicluster_storage,
     minicluster_training,
@@ -285,6 +286,21 @@ FAMILIES = (
         "storage", "Mini-cluster of network namespaces: workers that read from one storage host", 0.01,
         "minicluster_storage", "As the pipelines; of these rows nothing.", minicluster_storage.rows,
         left_out=lambda: minicluster_storage.table().omitted,
+    ),
+    Family(
+        "jobs", "Mini-cluster of network namespaces: jobs that share a trunk", 0.04, "minicluster_jobs",
+        "As the pipelines; of these rows nothing.", minicluster_jobs.shared_rows,
+        left_out=lambda: minicluster_jobs.table().omitted,
+        causes=(("2_jobs", "begun 0 steps", "jobs that begin together drift apart under TCP, whose windows favour who "
+                 "has come first, and then take turns; fair sharing keeps them together"),),
+    ),
+    Family(
+        "background", "Mini-cluster of network namespaces: a job beside somebody else's flow", 0.15, "minicluster_jobs",
+        "As the pipelines; of these rows nothing.", minicluster_jobs.background_rows,
+        causes=(("background", "greedy", "the flow fills the queue of 256 KiB and loses packets, and so does the ring, "
+                 "which waits for time-outs"),
+                ("background", "beside", "one queue serves in proportion to what arrives, so a limited flow takes less "
+                 "than the fair share; lost packets are not modelled")),
     ),
     Family(
         "mosaic_fsdp", "Transformers with PyTorch FSDP: several machines from one", 0.05, "mosaic_fsdp",

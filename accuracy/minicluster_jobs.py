@@ -1,9 +1,9 @@
 """Jobs that share a trunk, and one beside a flow of somebody else, on the namespaces of :mod:`accuracy.minicluster`.
 
-Two racks of hosts are joined by one trunk of their links' rate. Every step of a job computes (sleeps), then sums a buffer
-over its hosts by a ring; the second job starts some time after the first. Software is that of
-:mod:`accuracy.minicluster_splits`, from ``calibration.csv`` alone. A row is the mean of the steps that lie wholly inside
-the time when all jobs run, as it is of the measured ones.
+Two racks of hosts are joined by one trunk of their links' rate. Every step of a job computes (sleeps), then sums a
+buffer over its hosts by a ring; the second job starts some time after the first. Software is that of
+:mod:`accuracy.minicluster_splits`, from ``calibration.csv`` alone. A row is the mean of the steps that lie wholly
+inside the time when all jobs run, as it is of the measured ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ddlsim.run import Experiment
 from ddlsim.run.job import Job
 from ddlsim.strategies import AllReduce
 
-__all__ = ["cluster_of", "rows", "simulated", "table"]
+__all__ = ["background_rows", "cluster_of", "rows", "shared_rows", "simulated", "table"]
 
 #: hosts of each rack
 RACKS = (0, 1, 2, 3, 8), (4, 5, 6, 7, 9)
@@ -108,12 +108,24 @@ def _row(case: Sequence[Measurement], number_: int, row: Measurement, what: str,
         made.append(simulated(case))
     measured = number(row.extra, "mean_step_s")
     alone = number(row.extra, "alone_mean_step_s") if "alone_mean_step_s" in row.extra else float("nan")
-    return Row(row.experiment, what, measured, made[0].step_time_together(f"job {number_}"), "s", False, unchanged=alone)
+    step = made[0].step_time_together(f"job {number_}")
+    return Row(row.experiment, what, measured, step, "s", False, unchanged=alone)
 
 
+@cache
 def rows(folder: Path = DATA) -> list[Row]:
     """Return the rows beside their predictions."""
     return table(folder).rows
+
+
+def shared_rows() -> list[Row]:
+    """Return those of jobs, alone and together."""
+    return [row for row in rows() if row.case != "background"]
+
+
+def background_rows() -> list[Row]:
+    """Return those of a job beside a flow."""
+    return [row for row in rows() if row.case == "background"]
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from typing import cast
 import numpy as np
 
 import ddlsim
-from ddlsim.cluster import Cluster, MultiGpu, star
+from ddlsim.cluster import Cluster, MultiGpu, fat_tree, star
 from ddlsim.network import Network, kernel
 from ddlsim.network.view import Table
 from ddlsim.output_files import write_text
@@ -123,6 +123,14 @@ def shards(workers: int, tiny: bool) -> dict[str, float]:
     return {"seconds": cpu(lambda: run(made))}
 
 
+def jobs(tiny: bool) -> dict[str, float]:
+    """Simulate eight jobs of 16 GPUs, anywhere on a fat tree of 128."""
+    tree, steps = Cluster.from_graph(fat_tree(8, bandwidth="25 Gbit/s", latency="2 us")), 1 if tiny else 100
+    made = experiment(tree, ddlsim.AllReduce("ring"), 16, steps)
+    several = [ddlsim.Job(made.with_(seed=seed), placement="random", start=0.01 * seed) for seed in range(8)]
+    return {"seconds": cpu(lambda: ddlsim.simulate_jobs(several))}
+
+
 def timeline(tiny: bool) -> dict[str, float]:
     """A run that keeps its spans against one that does not."""
     workers, steps = (16, 1) if tiny else (256, 20)
@@ -185,6 +193,7 @@ WORKLOADS = [
     Workload("megatron-1t", "Megatron with 1T parameters on 3,072 A100, a step of 3,072 sequences", MEGATRON_1T, 5.0),
     Workload("fsdp-256", "Llama 7B in shards over 256 H100, a step, rings on all interfaces", FSDP_256, 3.0),
     Workload("fsdp-512", "Llama 7B in shards over 512 H100, a step, rings on all interfaces", FSDP_512, 10.0),
+    Workload("jobs", "eight jobs of 16 GPUs on a fat tree, 100 steps each", jobs, 5.0),
     Workload("kernel-call", "a kernel call from Python", kernel_call, 1e-6),
     Workload("co-simulation", "16 asynchronous workers learn digits, to the gradients alone", co_simulation, 1.15),
     Workload("timeline", "spans kept to not kept, DDP ring, 256 workers, 20 steps", timeline, 1.2),

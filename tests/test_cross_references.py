@@ -90,7 +90,7 @@ def test_the_checks_find_what_is_wrong(tmp_path):
     network = next(n for n in names_in(here).values() if isinstance(n, ast.ClassDef) and n.name == "Network")
     for target in ("grow", "Network.sent", "ddlsim.Resul", "ddlsim.nn.taps.Taps"):
         assert not resolves("func", target, here, [network])
-    for target in ("grow_slots", "send", "ddlsim.Result.save", "IndexError", "functools.partial"):
+    for target in ("accounts", "send", "ddlsim.Result.save", "IndexError", "functools.partial"):
         assert resolves("func", target, here, [network])
     assert not resolves("mod", "ddlsim.nn.taps", here, [])
     assert not exists("ddlsim.Result.saved")

@@ -12,7 +12,6 @@ import numpy as np
 
 from ddlsim.network import state as st
 from ddlsim.network.busy import busy_rows
-from ddlsim.network.changes import CAPACITY
 from ddlsim.network.state import Bools, Floats, Ints, Net, Places, Records
 
 
@@ -26,7 +25,7 @@ class Accounts(NamedTuple):
     issued_crossings sum over the messages issued of bytes times channels on the route
     left_crossings   what of that has not passed yet
     passed           (n_channels,) on the wire, through buckets at once; it takes no busy time
-    capacity         (n_channels,) bytes/s while nothing flows the other way; where it changes, at most
+    capacity         (n_channels,) bytes/s while nothing flows the other way; where it changes (faults), at most
     burst            (n_channels,) that the channel's bucket holds, 0 where there is none
     """
 
@@ -70,12 +69,12 @@ def open_intervals(net: Net, now: float) -> Records:
     return busy_rows(*_open_intervals(net, now, None), now)
 
 
-def accounts(net: Net, now: float) -> Accounts:
-    """Return the totals as of `now`."""
+def accounts(net: Net, now: float, capacity: Floats) -> Accounts:
+    """Return the totals as of `now`, where channels have at most a `capacity`, (n_channels,) bytes/s."""
     n = int(net.counts[st.N_LINKED])
     none = np.zeros(n)
     if net.counts[st.N_FREE] == len(net.slots):
-        return _accounts(net, none, none, 0.0, 0.0)
+        return _accounts(net, capacity, none, none, 0.0, 0.0)
     slots = net.slots
     live = np.flatnonzero(slots["state"] != st.FREE)
     nbytes = slots["nbytes"][live]
@@ -86,7 +85,8 @@ def accounts(net: Net, now: float) -> Accounts:
     channel, of = _crossed(net, moving.slot)
     opened, start = _open_intervals(net, now, moving)
     carried, busy = none + np.bincount(channel, moving.carried[of], n), none + np.bincount(opened, now - start, n)
-    return _accounts(net, carried, busy, float(nbytes.sum()), float(ahead @ (routes["last"] - routes["first"])))
+    ahead_crossings = float(ahead @ (routes["last"] - routes["first"]))
+    return _accounts(net, capacity, carried, busy, float(nbytes.sum()), ahead_crossings)
 
 
 def traffic_of(net: Net, now: float, own: Bools) -> tuple[Floats, float, int]:
@@ -106,14 +106,13 @@ def traffic_of(net: Net, now: float, own: Bools) -> tuple[Floats, float, int]:
     return np.maximum(nbytes, 0.0), float(net.routes["issued"][used].sum()), n_messages
 
 
-def _accounts(net: Net, nbytes: Floats, busy: Floats, in_flight: float, left_crossings: float) -> Accounts:
+def _accounts(
+    net: Net, capacity: Floats, nbytes: Floats, busy: Floats, in_flight: float, left_crossings: float
+) -> Accounts:
     """Return the totals: what is booked, and what is under way."""
     n = len(nbytes)
     shaped = bool(net.counts[st.SHAPED])
     none = np.zeros(n)
-    capacity = net.buckets["free"].copy() if shaped else net.channels["capacity"].copy()
-    links = net.changes[net.changes["kind"] == CAPACITY]
-    np.maximum.at(capacity, links["place"], links["free"])
     return Accounts(
         nbytes=net.channels["nbytes"][:n] + nbytes,
         busy=net.channels["busy"][:n] + busy,

@@ -72,10 +72,12 @@ class Network:
         pauses  (s, s until which it lasts, node that sends and receives nothing meanwhile; what flows already goes on)
         """
         changes = changes_of(self.engine.capacity, links, pauses)
-        changes = np.sort(np.concatenate([self.engine.net.changes, changes]), order="time", kind="stable")
-        self.engine.net = self.engine.net._replace(changes=changes)
-        following = changes["time"][self.engine.net.counts[st.N_CHANGED] :]
-        self.engine.net.reals[st.NEXT_CHANGE] = following[0] if len(following) else np.inf
+        net = self.engine.net
+        changes = np.concatenate([net.changes[net.counts[st.N_CHANGED] :], changes])
+        changes = changes[np.argsort(changes["time"], kind="stable")]
+        self.engine.net = net._replace(changes=changes)
+        net.counts[st.N_CHANGED] = 0
+        net.reals[st.NEXT_CHANGE] = changes["time"][0] if len(changes) else np.inf
 
     # ------------------------------------------------------------ starting things
 
@@ -266,7 +268,7 @@ class Network:
 
     def accounts(self) -> Accounts:
         """Return what has been issued, delivered and carried, counted more than once so that it can be compared."""
-        return accounts.accounts(self.engine.net, self.engine.now)
+        return accounts.accounts(self.engine.net, self.engine.now, self.engine.capacity[0])
 
     @property
     def is_shared(self) -> bool:

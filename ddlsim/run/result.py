@@ -160,7 +160,7 @@ class Result(Outcome):
     def _sensitivities(self) -> list[Sensitivity]:
         from ddlsim.run.sensitivity import sensitivities
 
-        self._check_company("sensitivities")
+        self.check_alone("sensitivities")
         return [] if self.interrupted else sensitivities(self.experiment)
 
     @property
@@ -196,7 +196,6 @@ class Result(Outcome):
         """
         from ddlsim.validation.intervals import interval_of
 
-        self._check_company("interval")
         return interval_of(self, n_draws=n_draws, level=level, seed=seed)
 
     @cached_property
@@ -212,7 +211,7 @@ class Result(Outcome):
         small = self.n_messages <= n_messages and n_steps <= QUICK_STEPS
         return small and not self.interrupted and self.monitor is None and not self.company
 
-    def _check_company(self, what: str) -> None:
+    def check_alone(self, what: str) -> None:
         """Raise ConfigError for a question that the run would have to be simulated anew for, but alone."""
         if self.company:
             raise ConfigError(
@@ -237,7 +236,7 @@ class Result(Outcome):
         """
         from ddlsim.run.stability import stability_of
 
-        self._check_company("stability")
+        self.check_alone("stability")
         return stability_of(self, runs=runs, size=size, seed=seed)
 
     @cached_property
@@ -281,7 +280,7 @@ class Result(Outcome):
         """This run with everything recorded for a timeline (simulated again if it was not)."""
         if self.busy is not None:
             return self
-        self._check_company("a timeline")
+        self.check_alone("a timeline")
         from ddlsim.run.simulate import run
 
         return run(self.experiment, keep_spans=True)

@@ -47,6 +47,10 @@ from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
 from ddlsim.workload.model import Model
 from ddlsim.workload.stage import micro_batches, n_replicas
 
+_UNNOTICED = (
+    "cost: collectives whose time is known take it whatever others do on their links, and leave these all of it; "
+    "with cost='simulated' they share it"
+)
 #: lets a run go on to its end, or where somebody says so
 GoOn = Callable[[Pause | None], None]
 
@@ -275,6 +279,7 @@ class UnderWay:
             *prepared.notes,
             *dict.fromkeys(setting.notes),  # parts of a communicator say the same
             *feed_notes(experiment, self.recorder, seconds),
+            *(_UNNOTICED for _ in range(self.loop.network.is_shared and bool(self.loop.beside.busy.any()))),
             *uneven_notes(self.recorder),
             *learning_notes(experiment, self.reason, self.monitor),
             *handed_over_notes(setting, self.monitor),

@@ -108,6 +108,7 @@ def predict_interval(
 @checked
 def interval_of(result: Result, *, n_draws: Draws = 20, level: Level = 0.95, seed: Seed = 0) -> RunInterval:
     """Return the interval of a run that has been simulated; see :meth:`ddlsim.Result.interval`."""
+    result.check_alone("interval")
     experiment = clock_of(result.given if result.given is not None else result.experiment)
     own = _own(experiment)
     calibration = None if own is None else dataclasses.replace(own, jitter=None)

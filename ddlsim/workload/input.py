@@ -24,7 +24,7 @@ def _levels(value: object, where: str) -> object:
 
 
 def _known(value: object, where: str) -> object:
-    if value not in DATASETS:
+    if not isinstance(value, str) or value not in DATASETS:
         raise unknown_name("data set", str(value), DATASETS, where)
     return value
 

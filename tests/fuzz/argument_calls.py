@@ -30,7 +30,7 @@ MADE_HERE = {
     "Exchanged", "HierarchicallyExchanged", "OptimizerState", "Plan", "Choice", "Calibration", "Compared", "ComputeFit",
     "Curve", "Interval", "JitterFit", "NcclTime", "Parameter", "Residual", "RunInterval", "Summary", "Validation",
     "HorovodTimeline", "KinetoTrace", "LayerTime", "MlperfRun", "Timing", "Count", "Point", "Table", "Model",
-    "SourceText", "State", "Life", "CheckpointIntervals",
+    "SourceText", "State", "Life", "CheckpointIntervals", "Jobs", "Placements",
     "Tried", "positive_number", "nonnegative_number", "check_gradient",
 }  # fmt: skip
 #: protocols, types of functions, and errors
@@ -148,6 +148,7 @@ def written(name, text):
 
 
 EXPERIMENT = 'cluster = "office-1gbe"\nmodel = "lenet5"\nsteps = 1\n'
+JOBS = 'cluster = "office-1gbe"\n[[jobs]]\nexperiment = { model = "lenet5", workers = 2, steps = 1 }\n'
 COLLECTIVE = {"n_ranks": 4}
 CLOSED_FORM = {"n_ranks": 4, "nbytes": 1e6, "alpha": 1e-6, "beta": 1e-9}
 LAYER = {"n_weights": 1e4, "n_inputs": 1e3, "batch_size": 64.0, "n_nodes": 8}
@@ -195,7 +196,12 @@ CALLS = {
         "name": "d", "x": np.ones((4, 1, 2, 2), np.float32), "labels": np.zeros(4, np.int64), "class_names": ("a",),
     },
     "Dirichlet": lambda: {"alpha": 0.5},
+    "Background": lambda: {"source": "h0", "target": "h1"},
     "Failures": lambda: {"mtbf": "100 h"},
+    "Job": lambda: {"experiment": experiment().with_(workers=2)},
+    "load_jobs": lambda: {"source": written("jobs.toml", JOBS)},
+    "place": lambda: {"jobs": [ddlsim.Job(experiment().with_(workers=2))], "tries": 2},
+    "simulate_jobs": lambda: {"jobs": [ddlsim.Job(experiment().with_(workers=2))]},
     "Checkpoints": lambda: {"every": "10 min", "stall": "5 s"},
     "young_interval": lambda: {"mtbf": 3600.0, "cost": 5.0},
     "daly_interval": lambda: {"mtbf": 3600.0, "cost": 5.0},

@@ -1,0 +1,41 @@
+"""Two teams on one trunk: what does it cost them, and what helps?
+
+Two racks of four machines share a trunk as fast as one machine's link. Team A has taken two machines of each rack, so
+team B has to, too. Would it help to trade places, to start half a step later, or to buy a faster trunk?
+"""
+
+import ddlsim
+from ddlsim import AllReduce, Background, Experiment, Job, Measured
+from ddlsim.cluster import racks
+
+
+def cluster(trunk):
+    return racks(2, 4, bandwidth="10 Gbit/s", latency="10 us", trunk_bandwidth=trunk)
+
+
+job = Experiment(
+    cluster("10 Gbit/s"), "vgg16", AllReduce("ring", "none"), batch_size=32, compute=Measured("600 ms", 32), steps=12
+)
+across = [Job(job.with_(workers=[0, 1, 4, 5]), "team A"), Job(job.with_(workers=[2, 3, 6, 7]), "team B")]
+
+
+def show(what, jobs):
+    steps = [jobs.step_time_together(name) for name in jobs.names]
+    print(f"{what:34s} {steps[0] * 1e3:9.1f} {steps[1] * 1e3:9.1f} ms a step   fairness {jobs.fairness:.3f}")
+
+
+print(f"{'':34s} {'team A':>9s} {'team B':>9s}")
+alone = ddlsim.simulate(across[0].experiment).step_time
+print(f"{'alone':34s} {alone * 1e3:9.1f} {alone * 1e3:9.1f} ms a step")
+jobs = ddlsim.simulate_jobs(across)
+show("both across the trunk", jobs)
+show("B starts 300 ms later", ddlsim.simulate_jobs([across[0], Job(across[1].experiment, "team B", start="300 ms")]))
+found = ddlsim.place(across, shift=True)
+start = found.jobs[1].start
+show(f"the best start, after {start * 1e3:.0f} ms", ddlsim.simulate_jobs(found.jobs))
+free = [Job(job.with_(workers=4), "team A"), Job(job.with_(workers=4), "team B")]
+show("a rack for each", ddlsim.simulate_jobs(ddlsim.place(free, tries=6).jobs))
+show("a trunk of 20 Gbit/s", ddlsim.simulate_jobs(across, cluster("20 Gbit/s")))
+backup = Background("h2", "h6", "4 Gbit/s", name="a backup")
+print("\nteam A alone beside a backup of 4 Gbit/s:", end=" ")
+print(f"{ddlsim.simulate(across[0].experiment.with_(beside=backup)).step_time * 1e3:.1f} ms a step")
