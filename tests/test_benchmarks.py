@@ -20,7 +20,7 @@ def workloads():
 RELATIVE = {"co-simulation", "timeline"}
 ABSOLUTE = {
     "ddp-ring-1024", "hierarchical-1024", "servers-256", "async-1024", "gossip-256", "long-128", "kernel-call",
-    "first-result", "gpt3-1024", "megatron-1t", "fsdp-256", "fsdp-512",
+    "first-result", "gpt3-1024", "megatron-1t", "fsdp-256", "fsdp-512", "jobs",
 }  # fmt: skip
 
 

@@ -132,6 +132,18 @@ def validation():
     return ddlsim.validate(runs, cluster(), "lenet5", explain=0)
 
 
+def several_jobs():
+    run = ddlsim.Experiment(cluster(), "lenet5", batch_size=8, workers=1, steps=1, warmup=0)
+    jobs = ddlsim.simulate_jobs([ddlsim.Job(run, NASTY), ddlsim.Job(run, "b")])
+    assert jobs.slowdowns  # which displaying simulates not, but shows
+    return jobs
+
+
+def placements():
+    run = ddlsim.Experiment(cluster(), "lenet5", batch_size=8, workers=1, steps=1, warmup=0)
+    return ddlsim.place([ddlsim.Job(run, NASTY)], tries=2)
+
+
 #: class -> how to make one, with names that are meant to do harm wherever it has names
 MAKERS = {
     "Cluster": cluster,
@@ -147,6 +159,8 @@ MAKERS = {
     "Calibration": calibration,
     "Validation": validation,
     "CheckpointIntervals": intervals,
+    "Jobs": several_jobs,
+    "Placements": placements,
 }
 #: whose text stands elsewhere than in str()
 TEXTS = {"Cluster": lambda shown: shown.summary(), "Model": lambda shown: shown.name}

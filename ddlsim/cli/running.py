@@ -64,7 +64,7 @@ def run(
         bool, typer.Option("--stability", help="Say how far the throughput moves with inputs moved by 1e-12.")
     ] = False,
     bottleneck: Annotated[
-        bool, typer.Option(help="Simulate what parts that are 10 % better would bring.")
+        bool, typer.Option(help="Simulate what parts that are 10 % better would bring; of jobs, each alone.")
     ] = True,
     as_json: Json = False,
     trace: Annotated[
@@ -91,7 +91,7 @@ def run(
         "batch_size": batch_size, "workers": workers, "steps": steps, "precision": precision, "seed": seed,
     }  # fmt: skip
     if _has(what, {"jobs"}):
-        _run_jobs(what, allow_code, as_json, timeline, {
+        _run_jobs(what, allow_code, as_json, bottleneck, timeline, {
             **chosen, "trace": trace, "plot_cluster": plot_cluster, "plot_learning": plot_learning, "write": write_to,
             "save": save, "resume": resume, "stability": stability or None,
         })  # fmt: skip
@@ -126,15 +126,17 @@ def run(
 
 
 def _run_jobs(
-    what: str, allow_code: bool, as_json: bool, timeline: Path | None, others: dict[str, object]
+    what: str, allow_code: bool, as_json: bool, bottleneck: bool, timeline: Path | None, others: dict[str, object]
 ) -> None:
-    """Simulate a file of jobs."""
+    """Simulate a file of jobs, and each of them alone unless nobody asks what slows them down."""
     for option, value in others.items():
         if value is not None:
             name = option.replace("_", "-")
             raise ConfigError(f"--{name} has no effect on {what}, a file of several jobs; say it in their experiments")
     check_picture(timeline)
     jobs = ddlsim.load_jobs(what, allow_code=allow_code).simulate(timeline=timeline is not None)
+    if bottleneck:
+        _ = jobs.slowdowns
     typer.echo(jobs.to_json() if as_json else str(jobs))
     if timeline is not None:
         write_file(timeline, jobs.plot_timeline)

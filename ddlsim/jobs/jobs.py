@@ -16,6 +16,7 @@ from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.life import Background
 from ddlsim.output_files import write_text
+from ddlsim.printable import shown
 from ddlsim.readable import seconds, si
 from ddlsim.run.job import Job
 from ddlsim.run.result import Result
@@ -43,7 +44,7 @@ class Ran(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Jobs:
-    """The outcome of :func:`ddlsim.simulate_jobs`. Times in s, sizes in bytes.
+    """The outcome of :func:`ddlsim.simulate_jobs`. Times in s, sizes in bytes. Showing it simulates nothing.
 
     runs            of the jobs, in their order
     traffic         the background traffic, and ``goodputs``, the mean bytes/s that each had
@@ -163,14 +164,14 @@ class Jobs:
 
     def to_dict(self) -> dict[str, object]:
         """Return the numbers as plain values; without those of each job alone unless they are known."""
-        known = "alone" in self.__dict__
         return {
             "cluster": self.cluster.name,
             "end_time": self.end_time,
             "jobs": [
                 {
                     "name": ran.name, "places": list(ran.places), "came": ran.came, "start": ran.start, "end": ran.end,
-                    **({"slowdown": self.slowdowns[ran.name]} if known else {}), "result": ran.result.to_dict(),
+                    **({"slowdown": self.slowdowns[ran.name]} if self._knows_alone else {}),
+                    "result": ran.result.to_dict(),
                 }
                 for ran in self.runs
             ],
@@ -189,39 +190,49 @@ class Jobs:
         return text
 
     def rows(self) -> list[list[str]]:
-        """Return the table as texts, headings first."""
-        heads = ["job", "workers", "start", "end", "step", "alone", "slow-down", "samples/s"]
+        """Return the table as texts, headings first; with each job alone if somebody has asked for that."""
         waits = any(ran.start > ran.came for ran in self.runs)
-        rows = [heads[:3] + ["waited"] * waits + heads[3:]]
+        alone = ["alone", "slow-down"] * self._knows_alone
+        rows = [["job", "workers", "start", *["waited"] * waits, "end", "step", *alone, "samples/s"]]
         for ran in self.runs:
             waited = [seconds(ran.start - ran.came)] * waits
+            beside = []
+            if self._knows_alone:
+                beside = [seconds(self.alone[ran.name].step_time), f"{self.slowdowns[ran.name]:.3f}"]
             rows.append([
                 ran.name, str(len(ran.places)), seconds(ran.start), *waited, seconds(ran.end),
-                seconds(ran.result.step_time), seconds(self.alone[ran.name].step_time),
-                f"{self.slowdowns[ran.name]:.3f}", f"{ran.result.throughput:.4g}",
+                seconds(ran.result.step_time), *beside, f"{ran.result.throughput:.4g}",
             ])  # fmt: skip
         return rows
+
+    @property
+    def _knows_alone(self) -> bool:
+        return "alone" in self.__dict__
 
     def remarks(self) -> list[str]:
         """Return what else is to be said, a line each."""
         lines = []
         for each, goodput in zip(self.traffic, self.goodputs, strict=True):
             lines.append(f"background {each.label}: {si(8.0 * goodput, 'bit/s')} on average")
-        if len(self.runs) > 1:
+        if not self._knows_alone:
+            lines.append("jobs.slowdowns simulates each job alone, too; then this table has it")
+        elif len(self.runs) > 1:
             lines.append(f"fairness {self.fairness:.3f} (Jain's index of speeds relative to alone)")
         return lines
 
     def __str__(self) -> str:
         from ddlsim.text_tables import aligned
 
-        head = f"{len(self.runs)} jobs on {self.cluster.name}, until {seconds(self.end_time)}"
-        return "\n".join([head, *aligned(self.rows(), left={0}), *self.remarks()])
+        return "\n".join([shown(self._title), *aligned(self.rows(), left={0}), *map(shown, self.remarks())])
+
+    @property
+    def _title(self) -> str:
+        return f"{len(self.runs)} jobs on {self.cluster.name}, until {seconds(self.end_time)}"
 
     def _repr_html_(self) -> str:
         from ddlsim.notebook import grid, lines, page
 
-        title = f"{len(self.runs)} jobs on {self.cluster.name}"
-        return page(title, grid(self.rows(), left={0}), lines(self.remarks()))
+        return page(self._title, grid(self.rows(), left={0}), lines(self.remarks()))
 
     def __repr__(self) -> str:
         return f"<Jobs: {', '.join(self.names)} on {self.cluster.name}, {self.end_time:.6g} s>"

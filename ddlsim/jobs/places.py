@@ -17,6 +17,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.jobs.jobs import Jobs
 from ddlsim.jobs.simulate import JobLike, simulate_jobs
 from ddlsim.life import Background
+from ddlsim.printable import shown
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.job import Job
 from ddlsim.run.placement import placed
@@ -98,16 +99,19 @@ class Placements:
             lines.append(f"{job.name}: on {names}, from {si(job.start, 'time'):.6g} s")
         return lines
 
+    @property
+    def _title(self) -> str:
+        return f"{len(self.tried)} placements tried on {self.cluster.name}; best: {self.best.how}"
+
     def __str__(self) -> str:
         from ddlsim.text_tables import aligned
 
-        head = f"{len(self.tried)} placements tried on {self.cluster.name}; best: {self.best.how}"
-        return "\n".join([head, *aligned(self.rows(), left={0}), *self.where()])
+        return "\n".join([shown(self._title), *aligned(self.rows(), left={0}), *map(shown, self.where())])
 
     def _repr_html_(self) -> str:
         from ddlsim.notebook import grid, lines, page
 
-        return page(f"Placements on {self.cluster.name}", grid(self.rows(), left={0}), lines(self.where()))
+        return page(self._title, grid(self.rows(), left={0}), lines(self.where()))
 
     def __repr__(self) -> str:
         return f"<Placements: {len(self.tried)} tried, best {self.best.how}, mean slow-down {self.best.mean:.4f}>"

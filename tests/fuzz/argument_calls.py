@@ -40,7 +40,7 @@ NO_CALLS = {
 }  # fmt: skip
 #: methods that the library calls (a schedule's for every round), and one that has a line of its own
 INSIDE = {
-    "Calibration.drawn", "Calibration.simulated", "Cluster.no_route", "Cluster.operation_seconds",
+    "Calibration.drawn", "Calibration.simulated", "Cluster.no_route", "Result.check_alone", "Cluster.operation_seconds",
     "Cluster.with_links", "Table.places",
     "Result.interval", "Schedule.blocks", "Schedule.chunks",
     "Schedule.message_bytes",

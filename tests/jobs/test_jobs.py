@@ -178,6 +178,9 @@ def test_goodput_and_times_of_background_traffic(tmp_path):
     assert pulsed == pytest.approx(12.5e6 * on / jobs.end_time, rel=1e-9)
     assert traced == pytest.approx((2 * 12.5e6 + 2 * 25e6 + 2 * 12.5e6) / 8.0, rel=1e-9)
     assert "background limited: 200 Mbit/s on average" in str(jobs)
+    assert "slow-down" not in str(jobs).splitlines()[1]  # which would simulate each alone
+    assert jobs.slowdowns
+    assert "slow-down" in str(jobs).splitlines()[1]
     assert jobs.links["background"].sum() > 0.0
 
 
@@ -353,7 +356,7 @@ def test_studies_vary_what_is_beside():
     base = on_trunk([0, 4], steps=2)
     rates = {"none": (), "some": (Background("h1", "h5", "300 Mbit/s"),), "greedy": (Background("h1", "h5"),)}
     table = ddlsim.Study(base=base, vary={"beside": rates}).run(jobs=1)
-    times = table.frame["step_time"].tolist() if hasattr(table, "frame") else [r.step_time for r in table]
+    times = table.frame["step_time"].tolist()
     assert times == sorted(times)
     assert times[0] < times[2]
 

@@ -102,6 +102,13 @@ def plan(n=6):
     return draft.plan()
 
 
+def several_jobs(n):
+    """Return jobs with long names, on a few machines each."""
+    made = ddlsim.Experiment("two-racks-oversubscribed", "lenet5", batch_size=8, workers=2, steps=3)
+    jobs = [ddlsim.Job(made, f"{i} {LONG}" if i % 2 else f"job {i}") for i in range(n)]
+    return ddlsim.simulate_jobs(jobs, timeline=True)
+
+
 #: what draws -> pictures of it
 PICTURES = {
     "plots.scaling": lambda runs, _: [plots.scaling(runs)[0], plots.scaling({LONG: runs, "another": runs[:4]})[0]],
@@ -109,6 +116,7 @@ PICTURES = {
     "plots.breakdown": lambda runs, _: [
         plots.breakdown({"one": runs[0]}), plots.breakdown({f"{i} {LONG}": run for i, run in enumerate(runs)}),
     ],
+    "jobs_plot.jobs_timeline": lambda runs, _: [several_jobs(1).plot_timeline(), several_jobs(5).plot_timeline()],
     "plots.step_times": lambda runs, _: [runs[-1].plot_step_times()],
     "learning.plot_learning": lambda _, learned: [
         plot_learning(learned, x=x)[0] for x in ("time", "updates", "epoch", "nbytes")
