@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -114,18 +114,26 @@ class _Machines:
         return max(heapq.heappop(self._ready), now)
 
 
-def live(timeline: Timeline, failures: Failures, n_units: int, length: float, *, seed: int = 0, life: int = 0) -> Life:
+def live(
+    timeline: Timeline, failures: Failures, n_units: int, length: float, *, machines: Sequence[int] | None = None,
+    seed: int = 0, life: int = 0,
+) -> Life:  # fmt: skip
     """Return what happens to a training of which `n_units` parts fail, until it has ended or `length` s are over.
 
+    machines  how many must be replaced where each part crashes, (n_units,); None: one
     Raises ConfigError for a trace of parts that are not there, and DdlsimError where no checkpoint is ever reached.
     """
     coming = failures.events(n_units, seed, life)
-    return _Living(timeline, failures, length, coming).run()
+    return _Living(timeline, failures, length, coming, machines).run()
 
 
 class _Living:
-    def __init__(self, timeline: Timeline, failures: Failures, length: float, coming: Iterator[Failure]) -> None:
+    def __init__(
+        self, timeline: Timeline, failures: Failures, length: float, coming: Iterator[Failure],
+        n_machines: Sequence[int] | None,
+    ) -> None:  # fmt: skip
         self.timeline, self.failures, self.length, self.coming = timeline, failures, length, coming
+        self.n_machines = n_machines
         self.next = self._drawn()
         self.machines = _Machines(failures.spares)
         self.noticing = self.repairing = self.restarting = self.lost = 0.0
@@ -171,8 +179,11 @@ class _Living:
             if failure.time >= now:  # what fails while all wait anyway is noticed with the first
                 now = self._pass("noticing", now, self.failures.seconds_to_notice)
             if self.failures.takes_machines:
-                self.machines.taken_out(failure.time + failure.repair)
-                now = self._pass("repairing", now, self.machines.replaced_at(now) - now)
+                n = 1 if self.n_machines is None else self.n_machines[failure.unit]
+                for _ in range(n):
+                    self.machines.taken_out(failure.time + failure.repair)
+                there = max(self.machines.replaced_at(now) for _ in range(n))
+                now = self._pass("repairing", now, there - now)
             if self.next.time >= now + restart or now >= self.length:
                 return self._pass("restarting", now, restart)
             if self.next.time > now:
