@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ddlsim.cluster.calibration_table import CalibrationTable
     from ddlsim.cluster.details import LinkDetails
+    from ddlsim.cluster.detours import Detours
     from ddlsim.cluster.routing import GridRouter, TableRouter
 
 Ints = npt.NDArray[np.int64]
@@ -232,6 +233,12 @@ class Cluster:
         lengths = np.array([len(part) for part in parts], dtype=np.int64)
         ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
         return Routes(ends, np.concatenate(parts) if parts else links)
+
+    def around(self, down: frozenset[int]) -> Detours:
+        """Return the routes of this cluster while these links are down, see :mod:`ddlsim.cluster.detours`."""
+        from ddlsim.cluster.detours import Detours
+
+        return Detours(self, down)
 
     def no_route(self, src: int, dst: int) -> ConfigError:
         """Return the error for two nodes without a path."""

@@ -145,7 +145,7 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
     """Handle instants up to `until`, or to the first completion to be shown."""
     while True:
         if net.counts[N_OUT] > 0:
-            net.reals[NEXT] = min(next_end(net), next_timer(net))
+            net.reals[NEXT] = min(next_end(net), next_timer(net), net.reals[NEXT_CHANGE])
             return VISIBLE
         if not has_room(net) or log_is_full(net):
             net.counts[N_MOMENTS] = 0

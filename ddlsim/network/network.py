@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddlsim.cluster import LinkDetails
+from ddlsim.cluster.cluster import Routes
 from ddlsim.collectives import Schedule
 from ddlsim.network import accounts, kernel
 from ddlsim.network import state as st
 from ddlsim.network.accounts import Accounts
 from ddlsim.network.build import add_channels, empty_net, grow_hops, grow_slots, with_buffers, with_shaping
 from ddlsim.network.busy import BusyIntervals, Logged
-from ddlsim.network.changes import changes_of
+from ddlsim.network.changes import REROUTE, changes_of
+from ddlsim.network.epochs import Epochs
 from ddlsim.network.program import (
     Program,
     compile_schedule,
@@ -28,16 +30,12 @@ from ddlsim.network.state import Bools, Floats, Ints, grown
 from ddlsim.network.view import Table
 from ddlsim.network.ways import Ways
 
+if TYPE_CHECKING:
+    from ddlsim.cluster.detours import Detours
+
 _FIRST = 1 << 62  # puts messages before collectives
 _LOG_ROUNDS, _LOG_ROOM = 8, 1 << 16  # busy intervals that the log takes: so many of each channel, and so many more
 _LOG_REPEATS = 1 << 10  # replays that it takes
-
-
-class _Routes(Protocol):
-    @property
-    def offsets(self) -> Ints: ...
-    @property
-    def links(self) -> Ints: ...
 
 
 class Interconnect(Protocol):
@@ -61,7 +59,8 @@ class Interconnect(Protocol):
     def reverse_link(self) -> Ints: ...
     @property
     def is_switch_port(self) -> Bools: ...
-    def routes(self, src: Ints, dst: Ints) -> _Routes: ...
+    def routes(self, src: Ints, dst: Ints) -> Routes: ...
+    def around(self, down: frozenset[int]) -> Detours: ...
 
 
 class Completions(NamedTuple):
@@ -116,6 +115,7 @@ class Network:
         self._shapes: list[Program] = []
         self._free_instances: dict[int, list[int]] = {}
         self._instance_program: list[int] = []
+        self._epochs = Epochs(interconnect)
         self._route_of: dict[tuple[int, int], int] = {}
         self._n_sent = 0
         self._n_waiting = 0  # completions that may still be shown
@@ -126,16 +126,20 @@ class Network:
         self._now = 0.0
 
     def will_change(
-        self, links: Iterable[tuple[float, int, float]], pauses: Iterable[tuple[float, float, int]] = ()
-    ) -> None:
-        """Let links and nodes change at known times, before anything has been started; nodes in addition to those that
-        were named before.
+        self, links: Iterable[tuple[float, int, float]], pauses: Iterable[tuple[float, float, int]] = (),
+        avoided: Iterable[tuple[float, float, frozenset[int]]] = (),
+    ) -> None:  # fmt: skip
+        """Let links and nodes change at known times, before anything has been started; in addition to those that were
+        named before.
 
-        links   (s, channel, share of its capacity that it has from then on; 0: it is down)
-        pauses  (s, s until which it lasts, node that sends and receives nothing meanwhile; what flows already goes on)
+        links    (s, channel, share of its capacity that it has from then on; 0: it is down)
+        pauses   (s, s until which it lasts, node that sends and receives nothing meanwhile; what flows already goes on)
+        avoided  (s, s until which it lasts, links for which other ways are taken meanwhile, where there are any)
         """
-        changes = changes_of(self._net, links, pauses)
-        changes = np.sort(np.concatenate([self._net.changes, changes]), order="time", kind="stable")
+        self._epochs.avoid(avoided)
+        changes = changes_of(self._net, links, pauses, self._epochs.starts)
+        before = self._net.changes[self._net.changes["kind"] != REROUTE]
+        changes = np.sort(np.concatenate([before, changes]), order="time", kind="stable")
         self._net = self._net._replace(changes=changes)
         self._net.reals[st.NEXT_CHANGE] = changes["time"][0] if len(changes) else np.inf
 
@@ -386,22 +390,38 @@ class Network:
         places[:] = values
         return start
 
-    def _add_routes(self, src: Ints, dst: Ints) -> int:
-        """Append the routes of the pairs; return the number of the first."""
-        routes = self._interconnect.routes(src, dst)
-        base, hops = self._extend("hops", len(routes.links))
+    def _add_routes(self, src: Ints, dst: Ints, latency: Floats | None = None) -> int:
+        """Append the routes of the pairs; return the number of the first. `latency` (s), where given and not NaN, is
+        theirs."""
+        usual = self._interconnect.routes(src, dst)
+        epoch = self._epochs.begun(self._net.changes[: self._net.counts[st.N_CHANGED]])
+        routes = self._epochs.routes(epoch, src, dst, usual)
         first, rows = self._extend("routes", len(src))
-        longest = write_routes(rows, hops, base, routes.offsets, routes.links, self._link_channel, self._link_latency)
-        if longest:
-            self._net = grow_hops(self._net, longest + int(self._ways is not None))
+        self._write_routes(rows, routes, latency)
         if self._details is not None:
             _, frames = self._extend("frames", len(src))
             write_frames(frames, routes.offsets, routes.links, self._details.frame_header, self._details.frame_payload)
         if self._ways is not None:
             self._add_ways(self._ways, np.stack([src, dst], axis=1).tolist(), routes)
+        for number, others, changed in self._epochs.later(epoch, src, dst, usual):
+            rows = np.zeros(len(src), dtype=st.ROUTE)
+            self._write_routes(rows, changed, latency)
+            _, detours = self._extend("detours", len(others))
+            detours["route"], detours["epoch"] = first + others, number
+            for name in ("first", "last", "latency"):
+                detours[name] = rows[name][others]
         return first
 
-    def _add_ways(self, ways: Ways, pairs: list[list[int]], routes: _Routes) -> None:
+    def _write_routes(self, rows: NDArray[Any], routes: Routes, latency: Floats | None) -> None:
+        """Append the hops of routes, and say in `rows` where they are."""
+        base, hops = self._extend("hops", len(routes.links))
+        longest = write_routes(rows, hops, base, routes.offsets, routes.links, self._link_channel, self._link_latency)
+        if longest:
+            self._net = grow_hops(self._net, longest + int(self._ways is not None))
+        if latency is not None:
+            rows["latency"] = np.where(np.isnan(latency), rows["latency"], latency)
+
+    def _add_ways(self, ways: Ways, pairs: list[list[int]], routes: Routes) -> None:
         """Say which connections carry the messages of these routes; add those that there are not yet."""
         _, rows = self._extend("ways", len(pairs))
         of = np.repeat(np.arange(len(pairs)), np.diff(routes.offsets))
@@ -437,10 +457,8 @@ class Network:
             return self._programs[key]
         shape = compile_schedule(schedule, sizes)
         # threads are numbered lane by lane, so "wrap" makes ranks of them
-        route = self._add_routes(nodes.take(shape.src, mode="wrap"), nodes.take(shape.dst, mode="wrap"))
-        if shape.latency is not None:
-            rows = self._net.routes[route : route + shape.n_messages]
-            rows["latency"] = np.where(np.isnan(shape.latency), rows["latency"], shape.latency)
+        src, dst = (nodes.take(side, mode="wrap") for side in (shape.src, shape.dst))
+        route = self._add_routes(src, dst, shape.latency)
         weight = self._append("weights", shape.weights)
         self._append("headers", shape.headers)
         if shape.headers.any():

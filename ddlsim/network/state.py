@@ -139,6 +139,8 @@ WAY = record(
 CONNECTION = record(window="f", since="f", first="n", last="n", busy="n", ordered="n")
 #: hops[first:last] are the channels of the route
 ROUTE = record(latency="f", first="n", last="n")
+#: from the re-routing of number `epoch` on (0: none), a route is another one
+DETOUR = record(latency="f", route="n", first="n", last="n", epoch="n")
 #: a message on its way. instance: -1 - handle for a single message; message: its number, or the target node of
 #: a single message
 SLOT = record(nbytes="f", instance="i", message="n", route="n", state="n")
@@ -240,6 +242,7 @@ class Net(NamedTuple):
     moments: Floats  # the instants of a round, s
     round_busy: Floats  # (n_channels,) busy s of channels when the round began
     changes: Records  # CHANGE of ddlsim.network.changes, by time
+    detours: Records  # DETOUR
 
 
 Array = TypeVar("Array", Ints, Floats, Entries, Places, Records)
