@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -21,10 +22,10 @@ class Detours:
     that somebody has fixed, among the first of these.
     """
 
-    def __init__(self, cluster: Cluster, down: frozenset[int]) -> None:
+    def __init__(self, cluster: Cluster, down: Sequence[int]) -> None:
         self._cluster = cluster
         self._switched = bool(cluster.is_fabric_switch.any())
-        links = np.array(sorted(down), dtype=np.int64)
+        links = np.array(down, dtype=np.int64)
         if self._switched:
             ends = cluster.host_of[cluster.link_src[links]], cluster.host_of[cluster.link_dst[links]]
             links = links[(ends[0] < 0) & (ends[1] < 0)]

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from ddlsim.arguments import Count, Index, Positive, Seed, checked, one_of, quantity
+from ddlsim.arguments import Count, Index, Positive, Seed, Share, checked, one_of, quantity
 from ddlsim.errors import ConfigError
 from ddlsim.life.failure_files import read_failures
 from ddlsim.streams import stream
@@ -52,6 +52,11 @@ class Failures:
     notice   until a failure is noticed; None: at once of a crash, after 10 min of a hang, PyTorch's time-out of NCCL
     restart  from then (and when there is a machine) until the job runs: allocation, start of the processes,
              rendezvous; reading the checkpoint comes on top (:class:`ddlsim.Checkpoints`)
+    warning  how long before a machine is taken away that is announced, as for spot instances (2 min at AWS, 30 s at
+             Google and Azure). At the end of the step under way the state is saved (or, elastic, the group goes on
+             without it), if that is over before; then nothing is lost, and the job starts again where there is a
+             machine. None: it is not
+    discount  by what share machines that may be taken away so are cheaper than their price; 0.7: 70 % off
     trace    instead of `mtbf`: CSV file of failures with the columns ``time_s`` and ``unit`` (number of the device,
              host, rack or switch on the run's way, from 0) and, if they differ, ``repair_s``
     machines_per_rack  so many machines of the cluster, in its order, are a rack; None: those on the same first switch
@@ -71,6 +76,8 @@ class Failures:
     restart: Time = 120.0
     trace: str | Path | None = None
     machines_per_rack: Count | None = None
+    warning: Time | None = None
+    discount: Share = 0.0
 
     def __post_init__(self) -> None:
         if (self.mtbf is None) == (self.trace is None):
@@ -84,6 +91,18 @@ class Failures:
                 f"Failures: machines_per_rack = {self.machines_per_rack} has no effect with per={self.per!r}; leave it "
                 "out, or use per='rack'"
             )
+
+        for name, value in (("warning", self.warning), ("discount", self.discount or None)):
+            if value is not None and (self.per == "switch" or not self.takes_machines):
+                raise ConfigError(
+                    f"Failures: {name} = {value!r} is for machines that are taken away, kind='crash' of a device, host "
+                    f"or rack, not for kind={self.kind!r}, per={self.per!r}; leave it out"
+                )
+
+    @property
+    def seconds_of_warning(self) -> float:
+        """s from the announcement of a failure to it."""
+        return 0.0 if self.warning is None else si(self.warning, "time")
 
     @property
     def seconds_to_notice(self) -> float:

@@ -136,7 +136,7 @@ class _Living:
         self.n_machines = n_machines
         self.next = self._drawn()
         self.machines = _Machines(failures.spares)
-        self.noticing = self.repairing = self.restarting = self.lost = 0.0
+        self.noticing = self.repairing = self.restarting = self.lost = self.saving = 0.0
         self.events: list[tuple[float, int, float]] = []
         self.stretches: list[tuple[float, float, float]] = []
 
@@ -145,29 +145,54 @@ class _Living:
 
     def run(self) -> Life:
         timeline, now, checkpoint, fruitless = self.timeline, 0.0, 0, 0
+        begin = 0.0  # the position that is gone back to
         while True:
-            start, begin = now, float(timeline.saved_at[checkpoint])
-            ends = start + (timeline.end - begin)
+            start, ends = now, now + (timeline.end - begin)
+            if (left := self._leaves(start, begin, min(ends, self.length))) is not None:
+                position, now = left
+                self.stretches.append((start, begin, position))
+                checkpoint, begin, fruitless = timeline.latest(position, checkpoint), position, 0
+                now = self._recovered(now, 0.0, warned=True)
+                if now >= self.length:
+                    return self._over(self.length, position, False)
+                continue
             until = min(ends, self.length, self.next.time)
             position = timeline.end if until == ends else begin + (until - start)
             self.stretches.append((start, begin, position))
             if until == ends or until >= self.length:
                 return self._over(until, position, until == ends)
             reached = timeline.latest(position, checkpoint)
-            fruitless = 0 if reached > checkpoint else fruitless + 1
+            saved = max(float(timeline.saved_at[reached]), begin)
+            fruitless = 0 if saved > begin else fruitless + 1
             if fruitless > HOPELESS:
                 raise DdlsimError(
                     f"failures: {HOPELESS:,} in a row, none of them {timeline.every:.6g} s of training apart, so that "
                     "no checkpoint is reached; make checkpoints more often, or use parts that fail less often"
                 )
-            lost = position - float(timeline.saved_at[reached])
+            lost = position - saved
             self.lost += lost
-            checkpoint = reached
+            checkpoint, begin = reached, saved
             now = self._recovered(until, lost)
             if now >= self.length:
-                return self._over(self.length, float(timeline.saved_at[checkpoint]), False)
+                return self._over(self.length, begin, False)
 
-    def _recovered(self, failed: float, lost: float) -> float:
+    def _leaves(self, start: float, begin: float, until: float) -> tuple[float, float] | None:
+        """Return where a training that runs since `start` stops because a failure is announced, and when it is saved;
+        None if none is before `until`, or if it is not saved before the failure."""
+        cost, warning = self.timeline.cost, self.failures.seconds_of_warning
+        if not warning or math.isinf(self.timeline.every):
+            return None
+        warned = max(self.next.time - warning, start)
+        if warned >= until:
+            return None
+        end, after = self.timeline.next_end(begin + (warned - start))
+        saved = start + (end - begin) + cost.stall + cost.write
+        if saved > self.next.time or saved >= until:
+            return None
+        self.saving += cost.stall + cost.write - (after - end)
+        return after, saved
+
+    def _recovered(self, failed: float, lost: float, warned: bool = False) -> float:
         """Return when the training runs again; every failure until then makes it start again."""
         now = failed
         restart = si(self.failures.restart, "time") + self.timeline.cost.load
@@ -176,8 +201,9 @@ class _Living:
             self.next = self._drawn()
             self.events.append((failure.time, failure.unit, lost))
             lost = 0.0
-            if failure.time >= now:  # what fails while all wait anyway is noticed with the first
+            if failure.time >= now and not warned:  # what fails while all wait anyway is noticed with the first
                 now = self._pass("noticing", now, self.failures.seconds_to_notice)
+            warned = False
             if self.failures.takes_machines:
                 n = 1 if self.n_machines is None else self.n_machines[failure.unit]
                 for _ in range(n):
@@ -198,7 +224,7 @@ class _Living:
         timeline = self.timeline
         saving = timeline.saving(position) if not finished else timeline.cost.stall * len(timeline.saved_steps)
         waiting = position - float(timeline.saved_at[-1]) if finished and len(timeline.saved_steps) else 0.0
-        saving += waiting  # for the last one to be safe
+        saving += waiting + self.saving  # for the last one to be safe, and for those before announced failures
         useful = end - saving - self.noticing - self.repairing - self.restarting - self.lost
         steps = timeline.n_steps if finished else timeline.steps_at(position)
         return Life(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Fabric(Protocol):
     """What knows the ways around links that are down (``ddlsim.cluster.Cluster`` does)."""
 
-    def around(self, down: frozenset[int]) -> Detours: ...
+    def around(self, down: Iterable[int]) -> Detours: ...
 
 
 class Epochs:

@@ -195,7 +195,7 @@ class _Turns:
         self.turns: list[tuple[float, int]] = []
         self.handover: Handover | None = None
         self.monitor: Monitor | None = None
-        self.finished, self.fruitless = False, 0
+        self.finished, self.warned, self.fruitless = False, False, 0
 
     def run(self) -> ElasticLife:
         group = self.groups.on(self.groups.n_machines)
@@ -228,14 +228,20 @@ class _Turns:
             until = min(self.now + float(group.timeline.end_of(np.array(step))), until)
         while self.next.time <= until and self.machines.out.issuperset(self.taken[self.next.unit]):
             self.next = next(self.coming, _NEVER)
+        leaves = self._leaves(group)
         until = min(self.next.time, until)
+        warned = leaves <= until
+        until = min(leaves, until)
         seconds = until - self.now
         trained = self._learn(group, seconds) if group.experiment.training is not None else self._count(group, seconds)
         if self.finished:
             self._book("useful", trained)
             return False
-        fails = until == self.next.time
-        self._book("useful", trained if fails else seconds)
+        fails = until == self.next.time or warned
+        self._book("useful", trained if fails and not warned else seconds)
+        if warned:
+            self.warned = self._fails(0.0)
+            return True
         if fails:
             self._book("lost", seconds - trained)
             self.fruitless = 0 if trained else self.fruitless + 1
@@ -243,6 +249,17 @@ class _Turns:
                 raise DdlsimError(f"failures: {HOPELESS:,} in a row without a step between them; use parts that last")
             self._fails(seconds - trained)
         return fails
+
+    def _leaves(self, group: _Group) -> float:
+        """Return when the group goes on without a machine whose failure is announced: at the end of the step under way
+        then, if that is before; else inf."""
+        if not (warning := self.failures.seconds_of_warning):
+            return math.inf
+        warned = max(self.next.time - warning - self.now, 0.0)
+        if math.isinf(warned):
+            return math.inf
+        end = self.now + float(group.timeline.end_of(np.array(group.timeline.count(warned) + 1)))
+        return end if end <= self.next.time else math.inf
 
     def _count(self, group: _Group, seconds: float) -> float:
         """Count the steps of so many s; return how many s they took."""
@@ -301,7 +318,8 @@ class _Turns:
 
     def _formed(self, failed: bool) -> _Group | None:
         """Form a group of those that are there, as often as others fail meanwhile; None if time is over."""
-        if failed:
+        warned, self.warned = self.warned, False
+        if failed and not warned:
             self._pass("noticing", self.now + self.failures.seconds_to_notice)
         while self.now < self.length:
             grown = self.machines.welcome(self.now)

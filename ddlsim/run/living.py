@@ -49,6 +49,7 @@ def check_life(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], w
     elif failures is not None:
         failures.events(units(failures, cluster, nodes))  # which reads a trace
         _check_repair(experiment, failures)
+        _check_warning(experiment, failures)
     if experiment.elastic is not None:
         _check_elastic(experiment)
     if experiment.checkpoints is not None:
@@ -67,6 +68,15 @@ def _check_repair(experiment: Experiment, failures: Failures) -> None:
         )
 
 
+def _check_warning(experiment: Experiment, failures: Failures) -> None:
+    """Raise ConfigError for a warning that nobody heeds."""
+    if failures.warning is not None and experiment.checkpoints is None and experiment.elastic is None:
+        raise ConfigError(
+            f"failures: warning = {failures.warning!r} has no effect without something to do then; give checkpoints, "
+            "or elastic=ddlsim.Elastic()"
+        )
+
+
 def check_free(experiment: Experiment) -> None:
     """Raise ConfigError for what makes no sense where workers do not stop for each other."""
     label, failures = experiment.strategy.label, experiment.failures
@@ -75,6 +85,11 @@ def check_free(experiment: Experiment) -> None:
         raise ConfigError(
             f"{name}: workers of {label} do not stop for each other: those that fail are missing until they are back, "
             f"and nobody goes back to a checkpoint; leave {name} out"
+        )
+    if failures is not None and failures.warning is not None:
+        raise ConfigError(
+            f"failures: warning = {failures.warning!r} has no effect: workers of {label} do not stop for each other, "
+            "and save nothing; leave it out"
         )
     if failures is not None and failures.per in ("switch", "job"):
         raise ConfigError(
