@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import NotNegative, Positive, Rule, checked, having
+from ddlsim.arguments import Index, NotNegative, Positive, Rule, checked, having
 from ddlsim.arguments.annotations import array_of
 from ddlsim.arguments.rules import PATH
 from ddlsim.cluster.quantity import Quantity, nonnegative
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ddlsim.cluster.calibration_table import CalibrationTable
     from ddlsim.cluster.details import LinkDetails
+    from ddlsim.cluster.detours import Detours
     from ddlsim.cluster.routing import GridRouter, TableRouter
 
 Ints = npt.NDArray[np.int64]
@@ -232,6 +233,17 @@ class Cluster:
         lengths = np.array([len(part) for part in parts], dtype=np.int64)
         ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
         return Routes(ends, np.concatenate(parts) if parts else links)
+
+    @checked
+    def around(self, down: Iterable[Index]) -> Detours:
+        """Return the routes of this cluster while the links `down` (their places) are, see
+        :mod:`ddlsim.cluster.detours`. Raises ConfigError for a link that is not there."""
+        from ddlsim.cluster.detours import Detours
+
+        links = sorted(down)
+        if links and links[-1] >= self.n_links:
+            raise ConfigError(f"cluster {self.name!r} has the links 0..{self.n_links - 1}, and no link {links[-1]}")
+        return Detours(self, links)
 
     def no_route(self, src: int, dst: int) -> ConfigError:
         """Return the error for two nodes without a path."""

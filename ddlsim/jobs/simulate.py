@@ -11,22 +11,25 @@ from ddlsim.cluster import load_cluster
 from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.errors import ConfigError
 from ddlsim.jobs.jobs import Jobs, Ran
-from ddlsim.life import Background
+from ddlsim.life import Background, LinkFault
 from ddlsim.run.job import Job
 from ddlsim.run.together import Together
 
+FaultLike = Annotated[LinkFault, "a ddlsim.LinkFault"]
 JobLike = Annotated[Job | Background, "a ddlsim.Job or a ddlsim.Background"]
 
 
 @checked
 def simulate_jobs(
-    jobs: Sequence[JobLike], cluster: ClusterLike | None = None, *, queue: bool = False, timeline: bool = False
-) -> Jobs:
+    jobs: Sequence[JobLike], cluster: ClusterLike | None = None, *, queue: bool = False, timeline: bool = False,
+    faults: Sequence[FaultLike] = (),
+) -> Jobs:  # fmt: skip
     """Simulate several jobs, with any strategies, on one cluster with one clock, until all have ended.
 
     jobs      what runs: :class:`ddlsim.Job` and :class:`ddlsim.Background` traffic
     cluster   where; None: on that of the first job. Experiments made for another one run here all the same
     queue     jobs whose devices are not free wait for them, first come, first served; otherwise that is an error
+    faults    links of the cluster that are slow or down, on its clock; faults of workers stand in their experiments
     timeline  keep what :meth:`Jobs.plot_timeline` draws
 
     Jobs get devices when they start, those with named places the same as they would alone. Jobs that share no link are,
@@ -42,7 +45,7 @@ def simulate_jobs(
         own = [dataclasses.replace(each, experiment=each.experiment.with_(cluster=loaded)) for each in own]
     names = _names(own)
     traffic = [each for each in jobs if isinstance(each, Background)]
-    together = Together(loaded, traffic, queue=queue, keep_spans=timeline)
+    together = Together(loaded, traffic, queue=queue, keep_spans=timeline, faults=faults)
     for job, name in zip(own, names, strict=True):
         together.expect(job, name)
     together.until_all_have_ended()

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from ddlsim.arguments import Count, Index, Positive, Seed, checked, one_of, quantity
+from ddlsim.arguments import Count, Index, Positive, Seed, Share, checked, one_of, quantity
 from ddlsim.errors import ConfigError
 from ddlsim.life.failure_files import read_failures
 from ddlsim.streams import stream
@@ -40,8 +40,9 @@ class Failures:
     it works on, is missing until it is back, and takes the model that there is then.
 
     mtbf     mean time between failures of one part, such as "50000 h"
-    per      what fails: each "device", each "host" (machine), each "switch" between its machines, or the "job" as
-             a whole (software; then nothing is repaired)
+    per      what fails: each "device", each "host" (machine), each "rack" (all its machines at once: its switch, its
+             power feed), each "switch" between its machines (which stay as they are), or the "job" as a whole
+             (software; then nothing is repaired)
     kind     "crash": the others notice soon, and the machine is out of service until it is repaired. "hang": they wait
              for it until their time-out, and it starts again where it was
     shape    of the Weibull distribution of the times between failures: 1 is exponential, below 1 early failures are
@@ -51,8 +52,14 @@ class Failures:
     notice   until a failure is noticed; None: at once of a crash, after 10 min of a hang, PyTorch's time-out of NCCL
     restart  from then (and when there is a machine) until the job runs: allocation, start of the processes,
              rendezvous; reading the checkpoint comes on top (:class:`ddlsim.Checkpoints`)
+    warning  how long before a machine is taken away that is announced, as for spot instances (2 min at AWS, 30 s at
+             Google and Azure). At the end of the step under way the state is saved (or, elastic, the group goes on
+             without it), if that is over before; then nothing is lost, and the job starts again where there is a
+             machine. None: it is not
+    discount  by what share machines that may be taken away so are cheaper than their price; 0.7: 70 % off
     trace    instead of `mtbf`: CSV file of failures with the columns ``time_s`` and ``unit`` (number of the device,
-             host or switch on the run's way, from 0) and, if they differ, ``repair_s``
+             host, rack or switch on the run's way, from 0) and, if they differ, ``repair_s``
+    machines_per_rack  so many machines of the cluster, in its order, are a rack; None: those on the same first switch
 
     The clock of a part runs also while the job is down; one that fails is as new after its repair. A failure while
     the job starts makes it start again. Raises ConfigError for values that make no sense.
@@ -60,7 +67,7 @@ class Failures:
 
     mtbf: Annotated[float | str, quantity("time", "50000 h", infinite=True)] | None = None
     _: KW_ONLY
-    per: Annotated[str, one_of("device", "host", "switch", "job")] = "device"
+    per: Annotated[str, one_of("device", "host", "rack", "switch", "job")] = "device"
     kind: Annotated[str, one_of("crash", "hang")] = "crash"
     shape: Positive = 1.0
     repair: Annotated[float | str, quantity("time", "20 min", zero=True, infinite=True)] = 1200.0
@@ -68,6 +75,9 @@ class Failures:
     notice: Time | None = None
     restart: Time = 120.0
     trace: str | Path | None = None
+    machines_per_rack: Count | None = None
+    warning: Time | None = None
+    discount: Share = 0.0
 
     def __post_init__(self) -> None:
         if (self.mtbf is None) == (self.trace is None):
@@ -76,6 +86,23 @@ class Failures:
             raise ConfigError(f"Failures: spares = {self.spares} have no effect with per='job': no machine fails then")
         if self.per == "switch" and self.spares:
             raise ConfigError(f"Failures: spares = {self.spares} are machines, which replace no switch: use per='host'")
+        if self.machines_per_rack is not None and self.per != "rack":
+            raise ConfigError(
+                f"Failures: machines_per_rack = {self.machines_per_rack} has no effect with per={self.per!r}; leave it "
+                "out, or use per='rack'"
+            )
+
+        for name, value in (("warning", self.warning), ("discount", self.discount or None)):
+            if value is not None and (self.per == "switch" or not self.takes_machines):
+                raise ConfigError(
+                    f"Failures: {name} = {value!r} is for machines that are taken away, kind='crash' of a device, host "
+                    f"or rack, not for kind={self.kind!r}, per={self.per!r}; leave it out"
+                )
+
+    @property
+    def seconds_of_warning(self) -> float:
+        """s from the announcement of a failure to it."""
+        return 0.0 if self.warning is None else si(self.warning, "time")
 
     @property
     def seconds_to_notice(self) -> float:

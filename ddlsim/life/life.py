@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -114,21 +114,29 @@ class _Machines:
         return max(heapq.heappop(self._ready), now)
 
 
-def live(timeline: Timeline, failures: Failures, n_units: int, length: float, *, seed: int = 0, life: int = 0) -> Life:
+def live(
+    timeline: Timeline, failures: Failures, n_units: int, length: float, *, machines: Sequence[int] | None = None,
+    seed: int = 0, life: int = 0,
+) -> Life:  # fmt: skip
     """Return what happens to a training of which `n_units` parts fail, until it has ended or `length` s are over.
 
+    machines  how many must be replaced where each part crashes, (n_units,); None: one
     Raises ConfigError for a trace of parts that are not there, and DdlsimError where no checkpoint is ever reached.
     """
     coming = failures.events(n_units, seed, life)
-    return _Living(timeline, failures, length, coming).run()
+    return _Living(timeline, failures, length, coming, machines).run()
 
 
 class _Living:
-    def __init__(self, timeline: Timeline, failures: Failures, length: float, coming: Iterator[Failure]) -> None:
+    def __init__(
+        self, timeline: Timeline, failures: Failures, length: float, coming: Iterator[Failure],
+        n_machines: Sequence[int] | None,
+    ) -> None:  # fmt: skip
         self.timeline, self.failures, self.length, self.coming = timeline, failures, length, coming
+        self.n_machines = n_machines
         self.next = self._drawn()
         self.machines = _Machines(failures.spares)
-        self.noticing = self.repairing = self.restarting = self.lost = 0.0
+        self.noticing = self.repairing = self.restarting = self.lost = self.saving = 0.0
         self.events: list[tuple[float, int, float]] = []
         self.stretches: list[tuple[float, float, float]] = []
 
@@ -137,29 +145,54 @@ class _Living:
 
     def run(self) -> Life:
         timeline, now, checkpoint, fruitless = self.timeline, 0.0, 0, 0
+        begin = 0.0  # the position that is gone back to
         while True:
-            start, begin = now, float(timeline.saved_at[checkpoint])
-            ends = start + (timeline.end - begin)
+            start, ends = now, now + (timeline.end - begin)
+            if (left := self._leaves(start, begin, min(ends, self.length))) is not None:
+                position, now = left
+                self.stretches.append((start, begin, position))
+                checkpoint, begin, fruitless = timeline.latest(position, checkpoint), position, 0
+                now = self._recovered(now, 0.0, warned=True)
+                if now >= self.length:
+                    return self._over(self.length, position, False)
+                continue
             until = min(ends, self.length, self.next.time)
             position = timeline.end if until == ends else begin + (until - start)
             self.stretches.append((start, begin, position))
             if until == ends or until >= self.length:
                 return self._over(until, position, until == ends)
             reached = timeline.latest(position, checkpoint)
-            fruitless = 0 if reached > checkpoint else fruitless + 1
+            saved = max(float(timeline.saved_at[reached]), begin)
+            fruitless = 0 if saved > begin else fruitless + 1
             if fruitless > HOPELESS:
                 raise DdlsimError(
                     f"failures: {HOPELESS:,} in a row, none of them {timeline.every:.6g} s of training apart, so that "
                     "no checkpoint is reached; make checkpoints more often, or use parts that fail less often"
                 )
-            lost = position - float(timeline.saved_at[reached])
+            lost = position - saved
             self.lost += lost
-            checkpoint = reached
+            checkpoint, begin = reached, saved
             now = self._recovered(until, lost)
             if now >= self.length:
-                return self._over(self.length, float(timeline.saved_at[checkpoint]), False)
+                return self._over(self.length, begin, False)
 
-    def _recovered(self, failed: float, lost: float) -> float:
+    def _leaves(self, start: float, begin: float, until: float) -> tuple[float, float] | None:
+        """Return where a training that runs since `start` stops because a failure is announced, and when it is saved;
+        None if none is before `until`, or if it is not saved before the failure."""
+        cost, warning = self.timeline.cost, self.failures.seconds_of_warning
+        if not warning or math.isinf(self.timeline.every):
+            return None
+        warned = max(self.next.time - warning, start)
+        if warned >= until:
+            return None
+        end, after = self.timeline.next_end(begin + (warned - start))
+        saved = start + (end - begin) + cost.stall + cost.write
+        if saved > self.next.time or saved >= until:
+            return None
+        self.saving += cost.stall + cost.write - (after - end)
+        return after, saved
+
+    def _recovered(self, failed: float, lost: float, warned: bool = False) -> float:
         """Return when the training runs again; every failure until then makes it start again."""
         now = failed
         restart = si(self.failures.restart, "time") + self.timeline.cost.load
@@ -168,11 +201,15 @@ class _Living:
             self.next = self._drawn()
             self.events.append((failure.time, failure.unit, lost))
             lost = 0.0
-            if failure.time >= now:  # what fails while all wait anyway is noticed with the first
+            if failure.time >= now and not warned:  # what fails while all wait anyway is noticed with the first
                 now = self._pass("noticing", now, self.failures.seconds_to_notice)
+            warned = False
             if self.failures.takes_machines:
-                self.machines.taken_out(failure.time + failure.repair)
-                now = self._pass("repairing", now, self.machines.replaced_at(now) - now)
+                n = 1 if self.n_machines is None else self.n_machines[failure.unit]
+                for _ in range(n):
+                    self.machines.taken_out(failure.time + failure.repair)
+                there = max(self.machines.replaced_at(now) for _ in range(n))
+                now = self._pass("repairing", now, there - now)
             if self.next.time >= now + restart or now >= self.length:
                 return self._pass("restarting", now, restart)
             if self.next.time > now:
@@ -187,7 +224,7 @@ class _Living:
         timeline = self.timeline
         saving = timeline.saving(position) if not finished else timeline.cost.stall * len(timeline.saved_steps)
         waiting = position - float(timeline.saved_at[-1]) if finished and len(timeline.saved_steps) else 0.0
-        saving += waiting  # for the last one to be safe
+        saving += waiting + self.saving  # for the last one to be safe, and for those before announced failures
         useful = end - saving - self.noticing - self.repairing - self.restarting - self.lost
         steps = timeline.n_steps if finished else timeline.steps_at(position)
         return Life(

@@ -115,6 +115,15 @@ class Timeline:
         saved = self.end_of(self.saved_steps)
         return np.asarray(times + self.cost.stall * np.searchsorted(saved, times, "left"))
 
+    def next_end(self, position: float) -> tuple[float, float]:
+        """Return the positions at which the step under way at a position ends, and at which the checkpoint that is due
+        then, if one is, has ended; inf where no step is left."""
+        step = self.steps_at(position) + 1
+        if step > self.n_steps:
+            return math.inf, math.inf
+        end = float(self.position(self.end_of(np.array([step])))[0])
+        return end, end + (self.cost.stall if step in self.saved_steps else 0.0)
+
     def saving(self, position: float) -> float:
         """Return how many s of a stretch from 0 to a position the training stood still for checkpoints."""
         ended = int(np.searchsorted(self.saved_at[1:], position, "right"))
@@ -133,6 +142,6 @@ class Timeline:
         number = int(np.searchsorted(self.saved_at, position, "right")) - 1
         base = int(self.saved_steps[number - 1]) if number else 0
         since = float(self.end_of(np.array(base))) if base else 0.0
-        steps = self.count(since + (position - float(self.saved_at[number])))
+        steps = self.count((since + (position - float(self.saved_at[number]))) * (1.0 + 1e-12))  # rounding
         following = int(self.saved_steps[number]) if number < len(self.saved_steps) else self.n_steps
         return min(max(steps, base), following)

@@ -94,8 +94,11 @@ def traffic_of(net: Net, now: float, own: Bools) -> tuple[Floats, float, int]:
     (n_channels,), bytes issued, and messages delivered."""
     n = int(net.counts[st.N_LINKED])
     used = np.flatnonzero(own & (net.routes["issued"] > 0.0))
-    channel, of = _channels(net, used)
-    nbytes = np.bincount(channel, net.routes["issued"][used][of], n)
+    channel, of = _channels(net, net.routes[used])
+    nbytes = np.bincount(channel, (net.routes["issued"] - net.routes["passed"])[used][of], n)
+    before = net.detours[own[net.detours["route"]] & (net.detours["passed"] > 0.0)]
+    channel, of = _between(net, before["was_first"], before["was_last"])
+    nbytes += np.bincount(channel, before["passed"][of], n)
     live = np.flatnonzero((net.slots["state"] != st.FREE) & own[net.slots["route"]]).astype(np.int32)
     moving = _under_way(net, now)
     ahead = np.where(net.slots["state"] == st.DELIVERING, 0.0, net.slots["nbytes"])
@@ -156,15 +159,19 @@ def _under_way(net: Net, now: float) -> _UnderWay:
 
 def _crossed(net: Net, slot: Places) -> tuple[Ints, Ints]:
     """Return (channel, which of the slots) for every channel on the routes of the messages in the slots."""
-    return _channels(net, net.slots["route"][slot])
+    return _channels(net, net.routes[net.slots["route"][slot]])
 
 
-def _channels(net: Net, numbers: Places | Ints) -> tuple[Ints, Ints]:
+def _channels(net: Net, routes: Records) -> tuple[Ints, Ints]:
     """Return (channel, which of the routes) for every channel on some routes."""
-    routes = net.routes[numbers]
-    n_hops = routes["last"] - routes["first"]
-    of = np.repeat(np.arange(len(numbers)), n_hops)
-    place = np.arange(len(of)) - np.repeat(np.cumsum(n_hops) - n_hops, n_hops) + routes["first"][of]
+    return _between(net, routes["first"], routes["last"])
+
+
+def _between(net: Net, first: Places, last: Places) -> tuple[Ints, Ints]:
+    """Return (channel, i) for every channel among the hops from first[i] to last[i], which is not one of them."""
+    n_hops = last - first
+    of = np.repeat(np.arange(len(first)), n_hops)
+    place = np.arange(len(of)) - np.repeat(np.cumsum(n_hops) - n_hops, n_hops) + first[of]
     return net.hops[place].astype(np.int64), of
 
 

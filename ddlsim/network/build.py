@@ -93,6 +93,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         moments=np.zeros(_SPANS),
         round_busy=np.zeros(n),
         changes=np.zeros(0, dtype=CHANGE),
+        detours=np.zeros(0, dtype=st.DETOUR),
     )
 
 

@@ -1,7 +1,8 @@
 """What happens to links and nodes at known times, whatever messages do: compiled.
 
 The changes lie in the order of their times; the kernel handles the instants of messages up to the next one, then it.
-Rounds are replayed no further than that, and not at all while a node stands still.
+Rounds are replayed no further than that, and not at all while a node stands still. Where routes change,
+:mod:`ddlsim.network.reroute` has what that means for messages on their way.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import numpy as np
 
 from ddlsim.compiler import inlined
 from ddlsim.network.flows import change_capacity
+from ddlsim.network.reroute import reroute
 from ddlsim.network.state import N_CHANGED, N_PAUSED, NEXT_CHANGE, NOW, SHAPED, Floats, Net, Records, record
 
 #: kinds of changes
-CAPACITY, PAUSE, RESUME = 0, 1, 2
+CAPACITY, PAUSE, RESUME, REROUTE = 0, 1, 2, 3
 #: at `time` (s) a channel has the capacities `free` and, while something flows the other way, `loaded` (bytes/s); or a
-#: node sends and receives nothing until the time `free`, or goes on
+#: node sends and receives nothing until the time `free`, or goes on; or routes become those of the epoch `place`
 CHANGE = record(time="f", free="f", loaded="f", kind="n", place="n")
 
 
@@ -40,8 +42,10 @@ def apply_next(net: Net):  # type: ignore[no-untyped-def]
     elif kind == PAUSE:
         net.nodes[place].paused = max(net.nodes[place].paused, net.changes[i].free)
         net.counts[N_PAUSED] += 1
-    else:
+    elif kind == RESUME:
         net.counts[N_PAUSED] -= 1
+    else:
+        reroute(net, place)
 
 
 @inlined
@@ -70,7 +74,7 @@ NOTHING = 1e-30
 
 def changes_of(
     capacity: tuple[Floats, Floats], links: Iterable[tuple[float, int, float]],
-    pauses: Iterable[tuple[float, float, int]],
+    pauses: Iterable[tuple[float, float, int]], epochs: Iterable[tuple[float, int]] = (),
 ) -> Records:  # fmt: skip
     """Return the changes, by time.
 
@@ -78,6 +82,7 @@ def changes_of(
               other way, bytes/s
     links     (s, channel, share of its capacity that it has from then on)
     pauses    (s, s until which it lasts, node)
+    epochs    (s, number of the routes from then on)
     """
     rows: list[tuple[float, float, float, int, int]] = []
     for time, channel, share in links:
@@ -86,4 +91,5 @@ def changes_of(
         rows.append((time, free, loaded, CAPACITY, channel))
     for start, end, node in pauses:
         rows += [(start, end, 0.0, PAUSE, node), (end, 0.0, 0.0, RESUME, node)]
+    rows += [(time, 0.0, 0.0, REROUTE, epoch) for time, epoch in epochs]
     return np.array(sorted(rows, key=lambda row: row[0]), dtype=CHANGE)

@@ -13,10 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlsim.cluster import LinkDetails
+from ddlsim.cluster.cluster import Routes
 from ddlsim.collectives import Schedule
 from ddlsim.network import state as st
 from ddlsim.network.build import add_channels, empty_net, grow_hops, grow_slots, with_buffers, with_shaping
 from ddlsim.network.busy import Logged
+from ddlsim.network.changes import REROUTE, changes_of
+from ddlsim.network.epochs import Around, Epochs
 from ddlsim.network.program import (
     Program,
     compile_schedule,
@@ -31,13 +34,6 @@ from ddlsim.network.ways import Ways
 
 _LOG_ROUNDS, _LOG_ROOM = 8, 1 << 16  # busy intervals that the log takes: so many of each channel, and so many more
 _LOG_REPEATS = 1 << 10  # replays that it takes
-
-
-class _Routes(Protocol):
-    @property
-    def offsets(self) -> Ints: ...
-    @property
-    def links(self) -> Ints: ...
 
 
 class Interconnect(Protocol):
@@ -61,7 +57,8 @@ class Interconnect(Protocol):
     def reverse_link(self) -> Ints: ...
     @property
     def is_switch_port(self) -> Bools: ...
-    def routes(self, src: Ints, dst: Ints) -> _Routes: ...
+    def routes(self, src: Ints, dst: Ints) -> Routes: ...
+    def around(self, down: Iterable[int]) -> Around: ...
 
 
 class Engine:
@@ -105,6 +102,8 @@ class Engine:
         self._shapes: list[Program] = []
         self._free_instances: dict[int, list[int]] = {}
         self.instance_program: list[int] = []
+        self._epochs = Epochs(interconnect)
+        self._epoch = 0  # that has begun, besides what of ``net.changes`` has happened
         self._route_of: dict[tuple[int, int, int], int] = {}
         #: numbers of the routes of each party: the first, and the one behind the last, of those added together
         self.routes_of: list[list[tuple[int, int]]] = []
@@ -114,9 +113,33 @@ class Engine:
         self.now = 0.0  # s, up to which the network has run
 
     @property
+    def is_new(self) -> bool:
+        """Whether nothing has been started, nor prepared."""
+        return not self._used.get("routes")
+
+    @property
     def table(self) -> Ints:
         """The addresses of the arrays, valid until something is prepared, sent or made longer."""
         return self._table.of(self.net)
+
+    def change(
+        self, links: Iterable[tuple[float, int, float]], pauses: Iterable[tuple[float, float, int]],
+        avoided: Iterable[tuple[float, float, frozenset[int]]],
+    ) -> None:  # fmt: skip
+        """Let links and nodes change, see :meth:`ddlsim.network.network.Network.will_change`."""
+        net, avoided = self.net, list(avoided)
+        happened = int(net.counts[st.N_CHANGED])
+        self._epoch += Epochs.begun(net.changes[:happened])
+        to_come = net.changes[happened:]
+        if avoided:
+            self._epochs.avoid(avoided)
+            to_come = to_come[to_come["kind"] != REROUTE]
+        changes = changes_of(self.capacity, links, pauses, self._epochs.starts if avoided else ())
+        changes = np.concatenate([to_come, changes])
+        changes = changes[np.argsort(changes["time"], kind="stable")]
+        self.net = net._replace(changes=changes)
+        net.counts[st.N_CHANGED] = 0
+        net.reals[st.NEXT_CHANGE] = changes["time"][0] if len(changes) else np.inf
 
     def prepare(self, schedule: Schedule, nodes: Ints, nbytes: float | Sequence[Floats], party: int) -> int:
         """Prepare an execution of `schedule` by a party, rank r at ``nodes[r]``; return its id."""
@@ -196,23 +219,39 @@ class Engine:
         places[:] = values
         return start
 
-    def _add_routes(self, src: Ints, dst: Ints, party: int) -> int:
-        """Append routes of a party between the pairs; return the number of the first."""
-        routes = self._interconnect.routes(src, dst)
-        base, hops = self._extend("hops", len(routes.links))
+    def _add_routes(self, src: Ints, dst: Ints, party: int, latency: Floats | None = None) -> int:
+        """Append routes of a party between the pairs; return the number of the first. `latency` (s), where given and
+        not NaN, is theirs."""
+        usual = self._interconnect.routes(src, dst)
+        epoch = self._epoch + Epochs.begun(self.net.changes[: self.net.counts[st.N_CHANGED]])
+        routes = self._epochs.routes(epoch, src, dst, usual)
         first, rows = self._extend("routes", len(src))
         self.routes_of[party].append((first, first + len(src)))
-        longest = write_routes(rows, hops, base, routes.offsets, routes.links, self._link_channel, self._link_latency)
-        if longest:
-            self.net = grow_hops(self.net, longest + int(self._ways is not None))
+        self._write_routes(rows, routes, latency)
         if self._details is not None:
             _, frames = self._extend("frames", len(src))
             write_frames(frames, routes.offsets, routes.links, self._details.frame_header, self._details.frame_payload)
         if self._ways is not None:
             self._add_ways(self._ways, np.stack([src, dst], axis=1).tolist(), routes)
+        for number, others, changed in self._epochs.later(epoch, src, dst, usual):
+            rows = np.zeros(len(src), dtype=st.ROUTE)
+            self._write_routes(rows, changed, latency)
+            _, detours = self._extend("detours", len(others))
+            detours["route"], detours["epoch"] = first + others, number
+            for name in ("first", "last", "latency"):
+                detours[name] = rows[name][others]
         return first
 
-    def _add_ways(self, ways: Ways, pairs: list[list[int]], routes: _Routes) -> None:
+    def _write_routes(self, rows: NDArray[Any], routes: Routes, latency: Floats | None) -> None:
+        """Append the hops of routes, and say in `rows` where they are."""
+        base, hops = self._extend("hops", len(routes.links))
+        longest = write_routes(rows, hops, base, routes.offsets, routes.links, self._link_channel, self._link_latency)
+        if longest:
+            self.net = grow_hops(self.net, longest + int(self._ways is not None))
+        if latency is not None:
+            rows["latency"] = np.where(np.isnan(latency), rows["latency"], latency)
+
+    def _add_ways(self, ways: Ways, pairs: list[list[int]], routes: Routes) -> None:
         """Say which connections carry the messages of these routes; add those that there are not yet."""
         _, rows = self._extend("ways", len(pairs))
         of = np.repeat(np.arange(len(pairs)), np.diff(routes.offsets))
@@ -255,10 +294,7 @@ class Engine:
         shape = compile_schedule(schedule, sizes)
         # threads are numbered lane by lane, so "wrap" makes ranks of them
         source, target = nodes.take(shape.src, mode="wrap"), nodes.take(shape.dst, mode="wrap")
-        route = self._add_routes(source, target, party)
-        if shape.latency is not None:
-            rows = self.net.routes[route : route + shape.n_messages]
-            rows["latency"] = np.where(np.isnan(shape.latency), rows["latency"], shape.latency)
+        route = self._add_routes(source, target, party, shape.latency)
         weight = self._append("weights", shape.weights)
         self._append("headers", shape.headers)
         if shape.headers.any():

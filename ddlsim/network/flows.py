@@ -118,6 +118,19 @@ def put_on(net: Net, channel, entry):  # type: ignore[no-untyped-def]
 
 
 @inlined
+def unlist(net: Net, channel, entry):  # type: ignore[no-untyped-def]
+    """Take a flow off the list of a channel; return how many are left on it."""
+    offset = net.channels[channel].first
+    n = net.channels[channel].used - 1
+    place = net.flow_place[entry]
+    moved = net.pool[offset + n]
+    net.pool[offset + place] = moved
+    net.flow_place[moved] = place
+    net.channels[channel].used = n
+    return n
+
+
+@inlined
 def load_reverse(net: Net, channel):  # type: ignore[no-untyped-def]
     """The channel has become busy: acknowledgements now take their share of the other direction."""
     reverse = net.buckets[channel].reverse
@@ -164,13 +177,7 @@ def end_flow(net: Net, flow):  # type: ignore[no-untyped-def]
     entry = flow << shift
     while net.flow_hops[entry] != LAST:
         channel = net.flow_hops[entry]
-        offset = net.channels[channel].first
-        n = net.channels[channel].used - 1
-        place = net.flow_place[entry]
-        moved = net.pool[offset + n]
-        net.pool[offset + place] = moved
-        net.flow_place[moved] = place
-        net.channels[channel].used = n
+        n = unlist(net, channel, entry)
         net.channels[channel].nbytes += nbytes
         if n == 0:
             net.channels[channel].level = np.inf

@@ -147,7 +147,7 @@ def run(net: Net, until):  # type: ignore[no-untyped-def]
     """Handle instants up to `until`, or to the first completion to be shown."""
     while True:
         if net.counts[N_OUT] > 0:
-            net.reals[NEXT] = min(next_end(net), next_timer(net))
+            net.reals[NEXT] = min(next_end(net), next_timer(net), net.reals[NEXT_CHANGE])
             return VISIBLE
         if net.counts[N_FOREIGN] > 0:
             return FOREIGN

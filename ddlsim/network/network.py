@@ -12,7 +12,6 @@ from ddlsim.network import accounts, kernel
 from ddlsim.network import state as st
 from ddlsim.network.accounts import Accounts
 from ddlsim.network.busy import BusyIntervals, Logged
-from ddlsim.network.changes import changes_of
 from ddlsim.network.engine import Engine, Interconnect
 from ddlsim.network.state import Floats, Ints
 
@@ -64,20 +63,17 @@ class Network:
         return other
 
     def will_change(
-        self, links: Iterable[tuple[float, int, float]], pauses: Iterable[tuple[float, float, int]] = ()
-    ) -> None:
+        self, links: Iterable[tuple[float, int, float]], pauses: Iterable[tuple[float, float, int]] = (),
+        avoided: Iterable[tuple[float, float, frozenset[int]]] = (),
+    ) -> None:  # fmt: skip
         """Let links and nodes change at known times, not before now; in addition to what was said before.
 
-        links   (s, channel, share of its capacity that it has from then on; 0: it is down)
-        pauses  (s, s until which it lasts, node that sends and receives nothing meanwhile; what flows already goes on)
+        links    (s, channel, share of its capacity that it has from then on; 0: it is down)
+        pauses   (s, s until which it lasts, node that sends and receives nothing meanwhile; what flows already goes on)
+        avoided  (s, s until which it lasts, links for which other ways are taken meanwhile, where there are any); these
+                 must be known before anything is started
         """
-        changes = changes_of(self.engine.capacity, links, pauses)
-        net = self.engine.net
-        changes = np.concatenate([net.changes[net.counts[st.N_CHANGED] :], changes])
-        changes = changes[np.argsort(changes["time"], kind="stable")]
-        self.engine.net = net._replace(changes=changes)
-        net.counts[st.N_CHANGED] = 0
-        net.reals[st.NEXT_CHANGE] = changes["time"][0] if len(changes) else np.inf
+        self.engine.change(links, pauses, avoided)
 
     # ------------------------------------------------------------ starting things
 

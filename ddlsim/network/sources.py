@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.cluster import Routes
 from ddlsim.cluster.details import LinkDetail, LinkDetails
+from ddlsim.network.epochs import Around
 from ddlsim.network.state import Bools, Floats, Ints
 
 
@@ -37,14 +39,41 @@ class WithSources:
 
     def routes(self, src: Ints, dst: Ints) -> Routes:
         """Return the routes between nodes; those of sources begin with their links."""
+        return self.from_sources(src, self.cluster.routes(self.nodes(src), dst))
+
+    def around(self, down: Iterable[int]) -> Around:
+        """Return the routes while some links are down."""
+        return _Around(self, self.cluster.around(down))
+
+    def nodes(self, src: Ints) -> Ints:
+        """Return the nodes of the cluster that nodes are at."""
         source = src - self.cluster.n_nodes
-        if not (source >= 0).any():
-            return self.cluster.routes(src, dst)
-        routes = self.cluster.routes(np.where(source >= 0, self.at[np.maximum(source, 0)], src), dst)
-        first = np.where(source >= 0, self.cluster.n_links + source, -1)
-        own = [routes[i] if first[i] < 0 else np.concatenate([[first[i]], routes[i]]) for i in range(len(src))]
+        return np.where(source >= 0, self.at[np.maximum(source, 0)], src) if (source >= 0).any() else src
+
+    def from_sources(self, src: Ints, routes: Routes) -> Routes:
+        """Return routes of the cluster with the links of the sources among `src` before them."""
+        if not (src >= self.cluster.n_nodes).any():
+            return routes
+        own = [
+            np.concatenate([[self.cluster.n_links + node - self.cluster.n_nodes], routes[i]])
+            if node >= self.cluster.n_nodes else routes[i]
+            for i, node in enumerate(src.tolist())
+        ]  # fmt: skip
         offsets = np.concatenate([[0], np.cumsum([len(links) for links in own])])
-        return Routes(offsets, np.concatenate([*own, np.zeros(0)]).astype(np.int64))
+        return Routes(offsets, np.concatenate(own).astype(np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class _Around:
+    """Routes of a cluster with sources while some links are down."""
+
+    whole: WithSources
+    detours: Around
+
+    def routes(self, src: Ints, dst: Ints, usual: Routes) -> Routes:
+        nodes = self.whole.nodes(src)
+        plain = self.whole.cluster.routes(nodes, dst) if (nodes != src).any() else usual
+        return self.whole.from_sources(src, self.detours.routes(nodes, dst, plain))
 
 
 def _longer(details: LinkDetails, n: int) -> LinkDetails:

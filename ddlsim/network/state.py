@@ -143,8 +143,12 @@ WAY = record(
 #: window: bytes under way at most, as of `since`, when its last message ended; first, last: slots of the messages that
 #: wait for their turn, -1: none; busy: 1 while one has it; ordered: 0 if its messages do not wait for each other
 CONNECTION = record(window="f", since="f", first="n", last="n", busy="n", ordered="n")
-#: hops[first:last] are the channels of the route; issued: bytes, and messages, so far
-ROUTE = record(latency="f", issued="f", first="n", last="n", n_issued="i")
+#: hops[first:last] are the channels of the route; issued: bytes, and messages, so far; passed: bytes that have crossed
+#: the channels that it had before it was another one
+ROUTE = record(latency="f", issued="f", passed="f", first="n", last="n", n_issued="i")
+#: from the re-routing of number `epoch` on (0: none), a route is another one; then passed: bytes that have crossed the
+#: channels that it had until then, hops[was_first:was_last]
+DETOUR = record(latency="f", passed="f", route="n", first="n", last="n", was_first="n", was_last="n", epoch="n")
 #: a message on its way. instance: -1 - handle for a single message; message: its number, or the target node of
 #: a single message
 SLOT = record(nbytes="f", instance="i", message="n", route="n", state="n")
@@ -247,6 +251,7 @@ class Net(NamedTuple):
     moments: Floats  # the instants of a round, s
     round_busy: Floats  # (n_channels,) busy s of channels when the round began
     changes: Records  # CHANGE of ddlsim.network.changes, by time
+    detours: Records  # DETOUR
 
 
 Array = TypeVar("Array", Ints, Floats, Entries, Places, Records)

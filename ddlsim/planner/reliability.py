@@ -10,7 +10,8 @@ from ddlsim.planner.candidates import Candidate
 from ddlsim.readable import count, duration, percent
 from ddlsim.run.checkpoint_intervals import best_checkpoint_interval
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.living import has_life, machines_of
+from ddlsim.run.living import has_life
+from ddlsim.run.parts import machines_of
 from ddlsim.run.result import Result
 from ddlsim.run.simulate import run
 

@@ -10,10 +10,11 @@ import numpy as np
 
 from ddlsim.arguments import Count, checked
 from ddlsim.errors import ConfigError
-from ddlsim.life import Failures, Timeline, daly_interval, live, young_interval
+from ddlsim.life import daly_interval, live, young_interval
 from ddlsim.readable import duration, percent, seconds
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.living import timeline_of, units
+from ddlsim.run.living import timeline_of
+from ddlsim.run.parts import n_replaced, units
 from ddlsim.run.simulate import run
 from ddlsim.text_tables import aligned, labelled
 from ddlsim.units import si
@@ -105,6 +106,7 @@ def best_checkpoint_interval(experiment: Experiment, *, lives: Count = 100) -> C
         )
     result = run(experiment.with_(checkpoints=replace(checkpoints, every=math.inf)))
     n_units = units(failures, result.cluster, result.nodes.tolist(), result.channel_nbytes)
+    machines = n_replaced(failures, result.cluster, result.nodes.tolist())
     start = timeline_of(result)
     mtbf = si(failures.mtbf, "time") / n_units
     if not start.cost.stall:
@@ -114,11 +116,12 @@ def best_checkpoint_interval(experiment: Experiment, *, lives: Count = 100) -> C
     tried = []
     for every in sorted({max(share * daly, least) for share in TRIED}):
         timeline = replace(start, every=every)
-        shares = np.array([_effective(timeline, failures, n_units, experiment.seed, life) for life in range(lives)])
+        shares = np.array([
+            live(
+                timeline, failures, n_units, timeline.length, machines=machines, seed=experiment.seed, life=life
+            ).effective
+            for life in range(lives)
+        ])  # fmt: skip
         error = float(shares.std(ddof=1) / math.sqrt(lives)) if lives > 1 else math.nan
         tried.append(Tried(every, float(shares.mean()), error))
     return CheckpointIntervals(mtbf, start.cost.stall, young_interval(mtbf, start.cost.stall), daly, tuple(tried))
-
-
-def _effective(timeline: Timeline, failures: Failures, n_units: int, seed: int, life: int) -> float:
-    return live(timeline, failures, n_units, timeline.length, seed=seed, life=life).effective

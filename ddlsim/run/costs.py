@@ -3,7 +3,8 @@
 Paid for is every machine that holds a worker or that the run's traffic touches, for the run's whole time: the
 machine's price, and those of the devices in it that workers use. The machine's price may stand in the cluster file or
 in :meth:`ddlsim.Cluster.with_costs`; where there is none, the prices of the workers' devices count alone. Storages
-without a price of their own cost nothing.
+without a price of their own cost nothing. Machines with workers that may be taken away (spot instances) have their
+`discount`; they are paid for also while they are away.
 
 Energy is that of the workers' devices (their busy power while they compute, their idle power at all other times) and
 of the switches between the machines that the traffic touches. A device whose idle power nobody has given is taken to
@@ -39,10 +40,12 @@ def cost_rate(result: Outcome) -> float:
     storages = cluster.host_of[cluster.storages]
     free = storages if cluster.host_price is None else storages[np.isnan(cluster.host_price[storages])]
     used = used[~np.isin(used, free)]
-    total = 0.0
+    failures = result.experiment.failures
+    total, discount = 0.0, 0.0 if failures is None else failures.discount
     for host in used[used >= 0].tolist():
         nodes = result.nodes[cluster.host_of[result.nodes] == host]
-        total += host_price(cluster, host, nodes, result.experiment.device)
+        price = host_price(cluster, host, nodes, result.experiment.device)
+        total += price * (1.0 - discount) if len(nodes) else price
     return total
 
 

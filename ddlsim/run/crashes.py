@@ -13,7 +13,8 @@ from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
 from ddlsim.life import Failures, Life
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.living import THIRTY_DAYS, machines_of, timeline_of, units
+from ddlsim.run.living import THIRTY_DAYS, timeline_of
+from ddlsim.run.parts import machines_of, machines_taken
 from ddlsim.units import si
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def crashes_of(experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -
     """Return (s, s until which it is not there) of the crashes of each worker in a run, up to its `max_time` or 30
     days; empty without failures of devices or hosts. A run that stands for more has none."""
     failures = experiment.failures
-    if failures is None or failures.per not in ("device", "host") or experiment.elastic is not None:
+    if failures is None or failures.per not in ("device", "host", "rack") or experiment.elastic is not None:
         return []
     if stands_for_more(experiment):
         return [[] for _ in nodes]
@@ -42,22 +43,26 @@ def crashes_of(experiment: Experiment, cluster: Cluster, nodes: Sequence[int]) -
 def _windows(
     failures: Failures, cluster: Cluster, nodes: Sequence[int], length: float, seed: int, life: int
 ) -> list[Windows]:
-    """Return the crashes of each worker up to `length` s: a device takes its worker with it, a host all that are on it,
-    and a spare takes the place of what has crashed."""
-    machine = machines_of(cluster, nodes) if failures.per == "host" else list(range(len(nodes)))
+    """Return the crashes of each worker up to `length` s: a device takes its worker with it, a host or a rack all that
+    are on it, and a spare takes the place of what has crashed."""
+    if failures.per == "device":
+        machine = list(range(len(nodes)))  # which has a worker
+        taken = [[each] for each in machine]
+    else:
+        machine, taken = machines_of(cluster, nodes), machines_taken(failures, cluster, nodes)
     windows: list[Windows] = [[] for _ in range(max(machine) + 1)]
     ready, restart = [0.0] * failures.spares, si(failures.restart, "time")
-    for failure in failures.events(units(failures, cluster, nodes), seed, life):
+    for failure in failures.events(len(taken), seed, life):
         if failure.time > length:
             break
-        own = windows[failure.unit]
-        if own and failure.time < own[-1][1]:
-            continue  # it is not there
-        back = failure.time + failures.seconds_to_notice
-        if failures.takes_machines:
-            heapq.heappush(ready, failure.time + failure.repair)
-            back = max(back, heapq.heappop(ready))
-        own.append((failure.time, back + restart))
+        for own in [windows[each] for each in taken[failure.unit]]:
+            if own and failure.time < own[-1][1]:
+                continue  # it is not there
+            back = failure.time + failures.seconds_to_notice
+            if failures.takes_machines:
+                heapq.heappush(ready, failure.time + failure.repair)
+                back = max(back, heapq.heappop(ready))
+            own.append((failure.time, back + restart))
     return [windows[own] for own in machine]
 
 

@@ -19,7 +19,8 @@ from ddlsim.life.checkpoints import NO_CHECKPOINTS
 from ddlsim.life.failures import Failure
 from ddlsim.life.life import HOPELESS
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.living import copy_seconds, machines_of
+from ddlsim.run.living import copy_seconds
+from ddlsim.run.parts import machines_of, machines_taken
 from ddlsim.run.shift import NoUpdateError, Shift
 from ddlsim.units import si
 from ddlsim.workload.model import load_model
@@ -85,6 +86,10 @@ class Groups:
         assert self._experiment.elastic is not None
         return self._experiment.elastic
 
+    def taken(self, failures: Failures) -> list[list[int]]:
+        """The machines that each part which fails takes out of service."""
+        return machines_taken(failures, self._cluster, self._nodes)
+
     def on(self, n_machines: int) -> _Group | None:
         """Return the group that so many machines form, None where that has fewer workers than there must be."""
         if n_machines not in self._found:
@@ -138,10 +143,11 @@ class Groups:
 
 
 def elastic_life(
-    groups: Groups, timeline: Timeline, failures: Failures, n_units: int, length: float, seed: int, life: int = 0
+    groups: Groups, timeline: Timeline, failures: Failures, length: float, seed: int, life: int = 0
 ) -> ElasticLife:
-    """Return what happens to a training of which `n_units` parts fail, until it has ended or `length` s are over."""
-    return _Turns(groups, timeline, failures, length, failures.events(n_units, seed, life), n_units).run()
+    """Return what happens to a training among failures, until it has ended or `length` s are over."""
+    machines = groups.taken(failures)
+    return _Turns(groups, timeline, failures, length, failures.events(len(machines), seed, life), machines).run()
 
 
 class _Machines:
@@ -178,11 +184,10 @@ class _Machines:
 class _Turns:
     def __init__(
         self, groups: Groups, timeline: Timeline, failures: Failures, length: float, coming: Iterator[Failure],
-        n_units: int,
+        taken: list[list[int]],
     ) -> None:  # fmt: skip
         self.groups, self.timeline, self.failures, self.length, self.coming = groups, timeline, failures, length, coming
-        per_device = n_units == len(groups.machine) and failures.per == "device"
-        self.machine_of = groups.machine if per_device else list(range(groups.n_machines))
+        self.taken = taken  # machines, by each part that fails
         self.machines, self.now, self.next = _Machines(failures), 0.0, next(coming, _NEVER)
         self.spent = dict.fromkeys(("useful", "lost", "noticing", "repairing", "restarting"), 0.0)
         self.steps, self.samples = 0, 0.0
@@ -190,7 +195,7 @@ class _Turns:
         self.turns: list[tuple[float, int]] = []
         self.handover: Handover | None = None
         self.monitor: Monitor | None = None
-        self.finished, self.fruitless = False, 0
+        self.finished, self.warned, self.fruitless = False, False, 0
 
     def run(self) -> ElasticLife:
         group = self.groups.on(self.groups.n_machines)
@@ -221,16 +226,22 @@ class _Turns:
         if back < until:
             step = group.timeline.count(max(back - self.now, 0.0)) + 1
             until = min(self.now + float(group.timeline.end_of(np.array(step))), until)
-        while self.next.time <= until and self.machine_of[self.next.unit] in self.machines.out:
+        while self.next.time <= until and self.machines.out.issuperset(self.taken[self.next.unit]):
             self.next = next(self.coming, _NEVER)
+        leaves = self._leaves(group)
         until = min(self.next.time, until)
+        warned = leaves <= until
+        until = min(leaves, until)
         seconds = until - self.now
         trained = self._learn(group, seconds) if group.experiment.training is not None else self._count(group, seconds)
         if self.finished:
             self._book("useful", trained)
             return False
-        fails = until == self.next.time
-        self._book("useful", trained if fails else seconds)
+        fails = until == self.next.time or warned
+        self._book("useful", trained if fails and not warned else seconds)
+        if warned:
+            self.warned = self._fails(0.0)
+            return True
         if fails:
             self._book("lost", seconds - trained)
             self.fruitless = 0 if trained else self.fruitless + 1
@@ -238,6 +249,17 @@ class _Turns:
                 raise DdlsimError(f"failures: {HOPELESS:,} in a row without a step between them; use parts that last")
             self._fails(seconds - trained)
         return fails
+
+    def _leaves(self, group: _Group) -> float:
+        """Return when the group goes on without a machine whose failure is announced: at the end of the step under way
+        then, if that is before; else inf."""
+        if not (warning := self.failures.seconds_of_warning):
+            return math.inf
+        warned = max(self.next.time - warning - self.now, 0.0)
+        if math.isinf(warned):
+            return math.inf
+        end = self.now + float(group.timeline.end_of(np.array(group.timeline.count(warned) + 1)))
+        return end if end <= self.next.time else math.inf
 
     def _count(self, group: _Group, seconds: float) -> float:
         """Count the steps of so many s; return how many s they took."""
@@ -282,10 +304,11 @@ class _Turns:
     def _fails(self, lost: float) -> bool:
         """The next failure happens; return whether it hits a machine in service."""
         failure, self.next = self.next, next(self.coming, _NEVER)
-        machine = self.machine_of[failure.unit]
-        if machine in self.machines.out:
+        hit = [machine for machine in self.taken[failure.unit] if machine not in self.machines.out]
+        if not hit:
             return False
-        self.machines.fails(machine, failure)
+        for machine in hit:
+            self.machines.fails(machine, failure)
         if len(self.machines.out) == self.groups.n_machines:  # nobody holds the state any more: all over again
             lost += self.spent["useful"]
             self.spent["lost"] += self.spent["useful"]
@@ -295,7 +318,8 @@ class _Turns:
 
     def _formed(self, failed: bool) -> _Group | None:
         """Form a group of those that are there, as often as others fail meanwhile; None if time is over."""
-        if failed:
+        warned, self.warned = self.warned, False
+        if failed and not warned:
             self._pass("noticing", self.now + self.failures.seconds_to_notice)
         while self.now < self.length:
             grown = self.machines.welcome(self.now)

@@ -35,13 +35,32 @@ def standstills(faults: Sequence[Fault]) -> tuple[SlowDown, ...]:
 def let_happen(
     faults: Sequence[Fault], network: Network, cluster: Cluster, nodes: Sequence[int], begin: float = 0.0
 ) -> None:
-    """Tell a network what the faults do to it, in a run that begins at `begin` (s); worker i is at ``nodes[i]``."""
+    """Tell a network what the faults do to it, in a run that begins at `begin` (s); worker i is at ``nodes[i]``.
+
+    Raises ConfigError for routes that change where others use the network already.
+    """
     if not faults:
         return
     stops = [fault for fault in faults if isinstance(fault, Stop)]
     pauses = [(begin + stop.start, begin + stop.end, nodes[rank]) for stop in stops for rank in stop.ranks]
-    shares = _shares([fault for fault in faults if isinstance(fault, LinkFault)], cluster)
-    network.will_change([(begin + time, channel, share) for time, channel, share in shares], pauses)
+    links = [fault for fault in faults if isinstance(fault, LinkFault)]
+    shares = [(begin + time, channel, share) for time, channel, share in _shares(links, cluster)]
+    avoided = _avoided(links, cluster)
+    if avoided and not network.engine.is_new:
+        raise ConfigError(
+            "faults: around a link that is down all who use the network take other ways; give the LinkFault to "
+            "simulate_jobs(..., faults=[...]), or let it have reroute=float('inf')"
+        )
+    network.will_change(shares, pauses, avoided)
+
+
+def _avoided(faults: Sequence[LinkFault], cluster: Cluster) -> list[tuple[float, float, frozenset[int]]]:
+    """Return (s, s until which it lasts, links for which the fabric takes other ways meanwhile)."""
+    return [
+        (fault.start + fault.reroute, fault.end + fault.reroute, frozenset(_links(fault, cluster)))
+        for fault in faults
+        if fault.factor == 0.0 and fault.reroute < fault.duration
+    ]
 
 
 def _shares(faults: Sequence[LinkFault], cluster: Cluster) -> list[tuple[float, int, float]]:
@@ -60,6 +79,12 @@ def _shares(faults: Sequence[LinkFault], cluster: Cluster) -> list[tuple[float, 
 
 def _channels(fault: LinkFault, cluster: Cluster) -> list[int]:
     """Return the channels of the links between the two nodes of a fault."""
+    channels: list[int] = np.unique(cluster.link_channel[_links(fault, cluster)]).tolist()
+    return channels
+
+
+def _links(fault: LinkFault, cluster: Cluster) -> list[int]:
+    """Return the links between the two nodes of a fault."""
     index = {name: node for node, name in enumerate(cluster.node_names)}
     for name in (fault.source, fault.target):
         if name not in index:
@@ -67,12 +92,12 @@ def _channels(fault: LinkFault, cluster: Cluster) -> list[int]:
     source, target = index[fault.source], index[fault.target]
     there = (cluster.link_src == source) & (cluster.link_dst == target)
     back = (cluster.link_src == target) & (cluster.link_dst == source)
-    channels: list[int] = np.unique(cluster.link_channel[there | back]).tolist()
-    if not channels:
+    links: list[int] = np.flatnonzero(there | back).tolist()
+    if not links:
         others = np.unique(cluster.link_dst[cluster.link_src == source])
         names = ", ".join(cluster.node_names[node] for node in others[:5].tolist())
         raise ConfigError(
             f"faults: no link of cluster {cluster.name!r} joins {fault.source} and {fault.target}; the neighbours of "
             f"{fault.source} are {names}"
         )
-    return channels
+    return links

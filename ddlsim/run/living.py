@@ -14,6 +14,7 @@ from ddlsim.errors import ConfigError, nearest
 from ddlsim.life import Checkpoints, Failures, Life, Timeline, live
 from ddlsim.life.checkpoints import NO_CHECKPOINTS, Cost
 from ddlsim.network import Network
+from ddlsim.run.parts import n_replaced, units
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.servers import memory_nodes
 from ddlsim.runtime.worker import Process, all_of
@@ -46,8 +47,9 @@ def check_life(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], w
         if len(set(memory_nodes(cluster, list(nodes)))) < 2:
             raise ConfigError("failures: per = 'switch', but the run is on one machine; use 'host' or 'device'")
     elif failures is not None:
-        failures.events(units(failures, cluster, nodes))
+        failures.events(units(failures, cluster, nodes))  # which reads a trace
         _check_repair(experiment, failures)
+        _check_warning(experiment, failures)
     if experiment.elastic is not None:
         _check_elastic(experiment)
     if experiment.checkpoints is not None:
@@ -66,6 +68,15 @@ def _check_repair(experiment: Experiment, failures: Failures) -> None:
         )
 
 
+def _check_warning(experiment: Experiment, failures: Failures) -> None:
+    """Raise ConfigError for a warning that nobody heeds."""
+    if failures.warning is not None and experiment.checkpoints is None and experiment.elastic is None:
+        raise ConfigError(
+            f"failures: warning = {failures.warning!r} has no effect without something to do then; give checkpoints, "
+            "or elastic=ddlsim.Elastic()"
+        )
+
+
 def check_free(experiment: Experiment) -> None:
     """Raise ConfigError for what makes no sense where workers do not stop for each other."""
     label, failures = experiment.strategy.label, experiment.failures
@@ -75,9 +86,15 @@ def check_free(experiment: Experiment) -> None:
             f"{name}: workers of {label} do not stop for each other: those that fail are missing until they are back, "
             f"and nobody goes back to a checkpoint; leave {name} out"
         )
+    if failures is not None and failures.warning is not None:
+        raise ConfigError(
+            f"failures: warning = {failures.warning!r} has no effect: workers of {label} do not stop for each other, "
+            "and save nothing; leave it out"
+        )
     if failures is not None and failures.per in ("switch", "job"):
         raise ConfigError(
-            f"failures: per = {failures.per!r}: workers of {label} do not stop for each other; use 'device' or 'host'"
+            f"failures: per = {failures.per!r}: workers of {label} do not stop for each other; use 'device', 'host' or "
+            "'rack'"
         )
 
 
@@ -87,8 +104,8 @@ def _check_elastic(experiment: Experiment) -> None:
         raise ConfigError("elastic without failures has no effect; give failures=Failures('50000 h', per='host')")
     if experiment.failures.per in ("switch", "job"):
         raise ConfigError(
-            f"elastic: failures per = {experiment.failures.per!r} leave no workers that could go on; use 'host' or "
-            "'device', or leave elastic out"
+            f"elastic: failures per = {experiment.failures.per!r} leave no workers that could go on; use 'device', "
+            "'host' or 'rack', or leave elastic out"
         )
     if experiment.checkpoints is not None:
         raise ConfigError(
@@ -107,33 +124,10 @@ def check_replicas(label: str, stages: Sequence[Stage], workloads: Sequence[Work
         )
 
 
-def machines_of(cluster: Cluster, nodes: Sequence[int]) -> list[int]:
-    """Return the number of the machine that each worker is on, in the order of the workers."""
-    number: dict[int, int] = {}
-    return [number.setdefault(memory, len(number)) for memory in memory_nodes(cluster, list(nodes))]
-
-
 def copy_seconds(result: Outcome) -> float:
     """Return how long one that joins waits for weights and optimizer state from another machine, in s."""
     machines = list(dict.fromkeys(memory_nodes(result.cluster, result.nodes.tolist())))
     return _sent(result.cluster, machines[:1], machines[1:2], state_nbytes(result.workloads[0]))
-
-
-def units(failures: Failures, cluster: Cluster, nodes: Sequence[int], nbytes: Floats | None = None) -> int:
-    """Return how many parts of a run can fail. Switches are those that the run's messages went through: `nbytes` are
-    what each channel carried."""
-    if failures.per == "job":
-        return 1
-    if failures.per == "device":
-        return len(nodes)
-    if failures.per == "host":
-        return len(set(memory_nodes(cluster, list(nodes))))
-    assert nbytes is not None
-    sources = np.unique(cluster.link_src[nbytes[cluster.link_channel] > 0.0])
-    n_switches = int(np.count_nonzero(cluster.is_fabric_switch[sources]))
-    if not n_switches:
-        raise ConfigError(f"failures: per = 'switch', but no message of the run goes through one in {cluster.name!r}")
-    return n_switches
 
 
 def state_nbytes(workload: Workload) -> float:
@@ -218,8 +212,9 @@ def life_of(result: Outcome, timeline: Timeline | None = None, *, life: int = 0)
     if experiment.elastic is not None:
         from ddlsim.run.elastic_life import elastic_life
 
-        return elastic_life(result.groups, timeline, failures, n_units, timeline.length, experiment.seed, life)
-    return live(timeline, failures, n_units, timeline.length, seed=experiment.seed, life=life)
+        return elastic_life(result.groups, timeline, failures, timeline.length, experiment.seed, life)
+    machines = n_replaced(failures, result.cluster, result.nodes.tolist())
+    return live(timeline, failures, n_units, timeline.length, machines=machines, seed=experiment.seed, life=life)
 
 
 def timeline_of(result: Outcome) -> Timeline:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import operator
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -88,7 +89,12 @@ def refuse_code(field: str, value: object, where: str, remedy: str) -> None:
 def build(make: Callable[..., T], table: Mapping[str, object], parts: Mapping[str, Kinds], where: str) -> T:
     """Return ``make(...)``, an object, with the arguments in `table`; what is not there keeps its default."""
     schema = schema_of(make, parts)
-    validate(TypeAdapter(schema), dict(table), where, schema.model_fields)
+    types = annotations_of(make)
+    texts = {  # infinity has no unit; the class says whether it is welcome
+        name: str(value) for name, value in table.items()
+        if isinstance(value, float) and math.isinf(value) and name in types and str in alternatives(types[name])
+    }  # fmt: skip
+    validate(TypeAdapter(schema), {**table, **texts}, where, schema.model_fields)
     arguments: dict[str, object] = {}
     for name, value in table.items():
         if isinstance(value, dict) and ("type" in value or not _maps(alternatives(annotations_of(make)[name]))):

@@ -11,11 +11,12 @@ import numpy as np
 
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.errors import ConfigError, DdlsimError, unknown_name
-from ddlsim.life import Background
+from ddlsim.life import Background, LinkFault
 from ddlsim.network import Network
 from ddlsim.network.sources import WithSources
 from ddlsim.run.conservation import check_network
 from ddlsim.run.experiment import Experiment
+from ddlsim.run.faults import let_happen
 from ddlsim.run.job import Job
 from ddlsim.run.living import has_life
 from ddlsim.run.placement import placed
@@ -52,19 +53,21 @@ class Together:
     occupied    places that are not free
     queue       jobs wait until enough devices are free, first come, first served; otherwise that is an error
     keep_spans  everything needed for timelines is recorded
+    faults      links that are slow or down, on the cluster's clock
 
     Raises ConfigError for traffic between nodes that are not there, or not joined.
     """
 
     def __init__(
         self, cluster: Cluster, traffic: Sequence[Background], *, occupied: Sequence[int] = (), queue: bool = False,
-        keep_spans: bool = False,
+        keep_spans: bool = False, faults: Sequence[LinkFault] = (),
     ) -> None:  # fmt: skip
         self.cluster, self.traffic, self.queue, self.keep_spans = cluster, list(traffic), queue, keep_spans
         ends = [(_node(cluster, each.source, each), _node(cluster, each.target, each)) for each in traffic]
         limits = [each.limit(_widest(cluster, *pair)) for each, pair in zip(traffic, ends, strict=True)]
         around = WithSources(cluster, [source for source, _ in ends], limits) if traffic else cluster
         self.network = Network(around, record=keep_spans, n_sources=len(traffic))
+        let_happen(faults, self.network, cluster, ())
         self.clock = SharedClock(self.network)
         self.free = set(range(len(cluster.workers))) - set(occupied)
         self.tenants: list[Tenant] = []

@@ -367,6 +367,7 @@ METHODS = {
     "Calibration.compute_of": lambda: {"model": "lenet5"},
     "Calibration.save": lambda: {"path": "c.toml", "source": "office-1gbe"},
     "Cluster.node": lambda: {"name": "h0"},
+    "Cluster.around": lambda: {"down": [0]},
     "Cluster.routes": lambda: {"src": [0], "dst": [1]},
     "Cluster.check_connected": lambda: {"nodes": [0, 1]},
     "Cluster.scaled": lambda: {"kind": "nic"},

@@ -235,6 +235,27 @@ def test_a_job_that_goes_on_ends_with_the_others():
     assert jobs["endless"].stop_reason == "others have ended"
 
 
+def test_all_jobs_go_around_a_link_that_is_down():
+    """What went over which link adds up over the jobs (checked), before and after routes have changed."""
+    tree = Cluster.from_graph(fat_tree(4, bandwidth="1 Gbit/s", latency="5 us"))
+    one = Experiment(tree, "resnet50", AllReduce("ring", "none"), 32, 4, compute=Measured("50 ms", 32), steps=6)
+    jobs = [Job(one.with_(seed=i), placement="random") for i in range(3)]
+    traffic = Background("h0", "h9", "400 Mbit/s")
+    plain = ddlsim.simulate_jobs([*jobs, traffic])
+    used = plain.links[plain.links["utilisation"] > 0].itertuples()
+    link = next(row for row in used if not (row.source.startswith("h") or row.target.startswith("h")))
+    down = ddlsim.LinkFault(link.source, link.target, "200 ms", "10 min", reroute="100 ms")
+    around = ddlsim.simulate_jobs([*jobs, traffic], faults=[down])
+    assert around.end_time >= plain.end_time + 0.01
+    stays = ddlsim.LinkFault(link.source, link.target, "200 ms", "10 min", reroute=float("inf"))
+    waits = ddlsim.simulate_jobs([*jobs, traffic], faults=[stays])
+    assert waits.end_time > 600.0 > around.end_time
+    own = one.with_(workers=[0, 5, 10], faults=[down])
+    assert run(own.with_(beside=[Job(one.with_(workers=[1, 6]))])).end_time < 600.0
+    with pytest.raises(ConfigError, match="give the LinkFault to simulate_jobs"):
+        ddlsim.simulate_jobs([Job(one.with_(workers=[1, 6])), Job(own, start="100 ms")])
+
+
 # ------------------------------------------------------------ what does not fit
 
 ERRORS = {

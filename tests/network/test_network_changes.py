@@ -100,3 +100,15 @@ def test_changes_are_those_of_a_network_that_is_stepped_through(data):
         assert (accounts.nbytes <= accounts.capacity * accounts.busy * (1 + 1e-9) + accounts.passed + 1e-3).all()
         found.append(times)
     assert found[0] == found[1]
+
+
+def test_a_change_happens_before_what_is_sent_after_it():
+    """Also where nothing was under way when it was due."""
+    network = Network(CLUSTER)
+    hosts = CLUSTER.workers
+    network.will_change([], [(1.5, 9.0, int(hosts[0]))])
+    network.send(hosts[[0]], hosts[[1]], np.array([1e6]), 0.0)
+    assert network.advance(2.0).time == 1.0
+    assert network.advance(2.0) is None
+    network.send(hosts[[0]], hosts[[1]], np.array([1e6]), 2.0)
+    assert network.advance().time == pytest.approx(10.0)

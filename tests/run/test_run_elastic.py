@@ -1,5 +1,6 @@
 """Elastic runs: survivors go on alone, machines come back; against a life by hand and gradients of our own."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -231,3 +232,27 @@ def test_files_have_it(tmp_path):
 def test_what_does_not_go_with_it(changes, message):
     with pytest.raises(ConfigError, match=message):
         _ = ddlsim.simulate(timed(**changes)).life
+
+
+def test_who_is_warned_leaves_at_the_end_of_a_step(tmp_path):
+    failures = traced(tmp_path, (100.05, 3, 300.0), notice="4 s", warning="30 s")
+    result = ddlsim.simulate(timed(failures=failures, max_time="1000 s"))
+    life, step = result.life, result.step_time
+    left = step * math.ceil(70.05 / step)
+    assert (life.lost, life.noticing) == (0.0, 0.0)
+    assert life.groups[1] == (pytest.approx(left + 10.0), 3)
+    short = ddlsim.simulate(timed(failures=dataclasses.replace(failures, warning="10 ms"), max_time="1000 s")).life
+    assert short.lost > 0.0
+    assert short.noticing == 4.0
+
+
+def test_the_last_step_before_leaving_counts_in_what_is_learnt(tmp_path):
+    """Warned at 25 s: the third step of 10 s is the last of four workers; then it is as if one had crashed after it."""
+    warned = traced(tmp_path, (45.0, 3, 1e6), warning="20 s")
+    life = ddlsim.simulate(learning(warned, Elastic(2, rejoin=0.0)))
+    (tmp_path / "other").mkdir()
+    crashed = traced(tmp_path / "other", (life.life.groups[1][0] + 1e-3, 3, 1e6))
+    same = ddlsim.simulate(learning(crashed, Elastic(2, rejoin=0.0)))
+    assert life.life.lost == 0.0
+    assert [n for _, n in life.life.groups] == [4, 3]
+    assert life.params.tobytes() == same.params.tobytes()

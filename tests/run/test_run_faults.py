@@ -1,10 +1,12 @@
 """Workers that stand still and links that fail in runs, whatever the strategy."""
 
+import math
+
 import pytest
 
 import ddlsim
 from ddlsim import Affine, ConfigError, LinkFault, Stop, Training
-from ddlsim.cluster import star
+from ddlsim.cluster import leaf_spine, star, torus
 
 GRAPH = star(6, bandwidth="100 Mbit/s", latency="70 us")
 SWITCH = next(iter(GRAPH.neighbors("h0")))
@@ -72,6 +74,9 @@ def test_files_and_studies_have_them(tmp_path):
     again.write_text(experiment.to_toml(), encoding="utf-8")
     assert ddlsim.load_experiment(again).faults == experiment.faults
     assert ddlsim.simulate(experiment).end_time > 2.0
+    for fault in (LinkFault("h0", "switch", 1.0, 1.0), LinkFault("h0", "switch", 1.0, 1.0, reroute=math.inf)):
+        again.write_text(experiment.with_(faults=fault).to_toml(), encoding="utf-8")
+        assert ddlsim.load_experiment(again).faults == (fault,)
 
 
 @pytest.mark.parametrize(
@@ -94,3 +99,44 @@ def test_arguments_are_checked():
         LinkFault("a", "b", 0, 1, 2)
     with pytest.raises(ConfigError, match="faults"):
         simulated(ddlsim.AllReduce(), faults="h0")
+
+
+CLOS = leaf_spine(2, 2, 2, bandwidth="100 Mbit/s", latency="70 us")
+TRUNKS = [(f"leaf{leaf}", f"spine{spine}") for leaf in range(2) for spine in range(2)]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_goes_round_a_link_that_is_down(name):
+    def took(*faults):
+        return ddlsim.simulate(
+            CLOS, "lenet5", STRATEGIES[name], 8, 4 if name not in ("server", "asynchronous", "stale") else 3,
+            compute=Affine("100 ms", 0.0), steps=8, warmup=0, faults=faults,
+        ).end_time  # fmt: skip
+
+    # of four trunks three carry what all four did: two of them would wait for ever
+    for trunk in TRUNKS:
+        waits = took(LinkFault(*trunk, "50 ms", "20 s", reroute=math.inf))
+        goes_on = took(LinkFault(*trunk, "50 ms", "20 s", reroute="100 ms"))
+        assert goes_on <= waits
+        assert goes_on < took() * 1.6 + 0.5
+    assert max(took(LinkFault(*trunk, "50 ms", "20 s", reroute=math.inf)) for trunk in TRUNKS) > took()
+
+
+def test_until_the_fabric_knows_traffic_waits():
+    def took(**options):
+        fault = LinkFault("h0", "h1", "1 s", "50 s", **options)
+        return ddlsim.simulate(
+            torus([4], bandwidth="100 Mbit/s", latency="70 us"), "lenet5", ddlsim.AllReduce("ring"), 8, 4,
+            compute=Affine("100 ms", 0.0), steps=50, warmup=0, faults=fault,
+        ).end_time  # fmt: skip
+
+    plain, at_once = took(reroute=60.0) - 50.0, took(reroute=0.0)
+    assert took(reroute=math.inf) == took(reroute=60.0) > 50.0
+    assert at_once > plain
+    assert took(reroute="2 s") == pytest.approx(at_once + 2.0, abs=0.15)  # less what computes meanwhile
+    assert took() == took(reroute="1 s")
+
+
+def test_link_faults_say_what_makes_no_sense():
+    with pytest.raises(ConfigError, match="reroute = '2 s' has no effect with factor"):
+        LinkFault("h0", "h1", 0, 1, 0.5, reroute="2 s")

@@ -175,3 +175,33 @@ def test_what_the_page_shows_runs(tmp_path, capsys):
     assert "Young" in capsys.readouterr().out
     (tmp_path / "run.toml").write_text(re.search(r"```toml\n(.*?)```", page, re.S)[1], encoding="utf-8")
     assert ddlsim.load_experiment(tmp_path / "run.toml").failures.spares == 2
+
+
+def test_spot_machines_are_cheaper_and_warn():
+    cluster = CLUSTER.with_costs(price="3 USD/h")
+    spot = {"failures": Failures("2 h", per="host", repair="5 min", warning="2 min", discount=0.6)}
+    result, plain = (ddlsim.simulate(experiment(cluster=cluster, **changes)) for changes in (spot, {}))
+    assert plain.cost_rate == pytest.approx(4 * 3.0 / 3600.0)
+    assert result.cost_rate == pytest.approx(0.4 * plain.cost_rate)
+    assert result.cost == pytest.approx(0.4 * 4 * 3.0 * 30 * 24)
+    assert result.lost_work < 0.05 * plain.lost_work
+    with pytest.raises(ConfigError, match="warning = '2 min' has no effect without something to do"):
+        ddlsim.simulate(experiment(cluster=cluster, checkpoints=None, **spot))
+    free = {"strategy": ddlsim.AsyncParameterServer(), "checkpoints": None}
+    with pytest.raises(ConfigError, match="warning = '2 min' has no effect: workers of"):
+        ddlsim.simulate(experiment(cluster=cluster, **free, **spot))
+    free["failures"] = Failures("2 h", per="host", discount=0.6)
+    assert ddlsim.simulate(experiment(cluster=cluster, **free)).cost_rate == pytest.approx(
+        (4 * 0.4 + 1) * 3.0 / 3600.0  # the server is none that may be taken away
+    )
+
+
+def test_what_was_learnt_before_a_warned_interruption_is_as_undisturbed():
+    failures = Failures("4 min", per="host", repair=0.0, restart="20 s", warning="30 s")
+    result = ddlsim.simulate(learning(failures=failures))
+    plain = ddlsim.simulate(learning(failures=None, checkpoints=None))
+    assert len(result.life.events) > 5
+    assert result.params.tobytes() == plain.params.tobytes()
+    late = (result.history["time"] - plain.history["time"]).to_numpy()
+    assert (np.diff(late) >= -1e-9).all()
+    assert result.life.lost < ddlsim.simulate(learning()).life.lost

@@ -1,0 +1,159 @@
+"""Other routes from an instant on, for messages that begin and for those on their way: compiled.
+
+A message that waits for its latency flows over the new route when that is over. One that flows goes on there with what
+is left of it: what has arrived has crossed the old channels, the rest crosses the new ones. (In a real network packets
+that were lost on the way are sent again; they are taken to be few beside what is left.) A message keeps its connection
+and the headers of its frames.
+
+A flow's bytes are booked on its channels when it ends, all of them. So those that have crossed the old ones are booked
+there at once, and taken off the new ones beforehand.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ddlsim.compiler import inlined
+from ddlsim.network.flows import free_reverse, log_busy, mark_dirty, put_on, unlist
+from ddlsim.network.shaping import wire_bytes
+from ddlsim.network.state import (
+    CLEARED,
+    FLOWING,
+    HOP_SHIFT,
+    ISSUED_HOPS,
+    LAST,
+    LOG_ON,
+    N_ACTIVE,
+    N_LINKED,
+    NOW,
+    SHAPED,
+    THRESHOLD,
+    TRANSPORTED,
+    WAITING,
+    Net,
+)
+
+
+@inlined
+def reroute(net: Net, epoch):  # type: ignore[no-untyped-def]
+    """Let routes be those of an epoch; rates follow in this instant's solve."""
+    ahead = crossings_ahead(net)
+    take_ahead(net, -1.0)
+    for i in range(net.detours.size):
+        if net.detours[i].epoch == epoch:
+            route = net.detours[i].route
+            net.detours[i].passed = net.routes[route].issued - net.routes[route].passed
+            net.detours[i].was_first = net.routes[route].first
+            net.detours[i].was_last = net.routes[route].last
+            net.routes[route].passed = net.routes[route].issued
+            net.routes[route].first = net.detours[i].first
+            net.routes[route].last = net.detours[i].last
+            net.routes[route].latency = net.detours[i].latency
+    take_ahead(net, 1.0)
+    net.reals[ISSUED_HOPS] += crossings_ahead(net) - ahead
+    for flow in range(net.counts[N_ACTIVE]):
+        if not is_on_its_route(net, flow):
+            move(net, flow)
+
+
+@inlined
+def crossings_ahead(net: Net):  # type: ignore[no-untyped-def]
+    """Return the sum, over messages that have not arrived, of the bytes left times the channels of the route."""
+    total = 0.0
+    for slot in range(net.slots.size):
+        state = net.slots[slot].state
+        if state in (WAITING, FLOWING, CLEARED):
+            route = net.slots[slot].route
+            total += net.slots[slot].nbytes * (net.routes[route].last - net.routes[route].first)
+    for flow in range(net.counts[N_ACTIVE]):
+        route = net.slots[net.flows[flow].slot].route
+        total -= carried(net, flow) * (net.routes[route].last - net.routes[route].first)
+    return total
+
+
+@inlined
+def take_ahead(net: Net, sign):  # type: ignore[no-untyped-def]
+    """Count what has been issued on routes and has not crossed them yet not (-1), or again (+1)."""
+    for slot in range(net.slots.size):
+        if net.slots[slot].state in (WAITING, FLOWING, CLEARED):
+            net.routes[net.slots[slot].route].issued += sign * net.slots[slot].nbytes
+    for flow in range(net.counts[N_ACTIVE]):
+        net.routes[net.slots[net.flows[flow].slot].route].issued -= sign * carried(net, flow)
+
+
+@inlined
+def carried(net: Net, flow):  # type: ignore[no-untyped-def]
+    """Return the bytes of a flow's message that have crossed its channels, as ``accounts`` counts them."""
+    slot = net.flows[flow].slot
+    nbytes = net.slots[slot].nbytes
+    wire = nbytes if net.counts[SHAPED] == 0 else wire_bytes(net, slot)
+    left = max(net.flow_end[flow] - net.reals[NOW], 0.0) * net.flow_rate[flow]
+    return nbytes * min(max(1.0 - left / wire, 0.0), 1.0)
+
+
+@inlined
+def is_on_its_route(net: Net, flow):  # type: ignore[no-untyped-def]
+    """Whether the channels that a flow uses are those of its route."""
+    route = net.slots[net.flows[flow].slot].route
+    entry = flow << net.counts[HOP_SHIFT]
+    for h in range(net.routes[route].first, net.routes[route].last):
+        if net.flow_hops[entry] != net.hops[h]:  # LAST is no channel
+            return False
+        entry += 1
+    return net.flow_hops[entry] == LAST or net.flow_hops[entry] >= net.counts[N_LINKED]
+
+
+@inlined
+def move(net: Net, flow):  # type: ignore[no-untyped-def]
+    """Take a flow from the channels that it uses to those of its route, as it is."""
+    slot = net.flows[flow].slot
+    route = net.slots[slot].route
+    done = carried(net, flow)
+    held = 0.0
+    if net.counts[TRANSPORTED] == 1:
+        held = net.held[slot]
+    first = flow << net.counts[HOP_SHIFT]
+    entry = first
+    while net.flow_hops[entry] != LAST:
+        channel = net.flow_hops[entry]
+        leave(net, channel, entry, done)
+        if held > 0.0 and entry > first and channel < net.counts[N_LINKED]:
+            left = net.buckets[channel].held - held
+            net.buckets[channel].held = left if net.channels[channel].used > 0 else 0.0
+        entry += 1
+    entry = first
+    for h in range(net.routes[route].first, net.routes[route].last):
+        enter(net, net.hops[h], entry, done)
+        if held > 0.0 and entry > first:
+            net.buckets[net.hops[h]].held += held
+        entry += 1
+    if net.counts[TRANSPORTED] == 1 and net.ways[route].channel >= 0:
+        enter(net, net.ways[route].channel, entry, done)
+        entry += 1
+    net.flow_hops[entry] = LAST
+    net.reals[THRESHOLD] = 0.0  # it may have stood still, so nobody's rate is sure
+
+
+@inlined
+def leave(net: Net, channel, entry, nbytes):  # type: ignore[no-untyped-def]
+    """Take a flow off a channel that has carried so many bytes of it."""
+    now = net.reals[NOW]
+    net.channels[channel].nbytes += nbytes
+    if unlist(net, channel, entry) > 0:
+        mark_dirty(net, channel)
+        return
+    since = net.channels[channel].since
+    net.channels[channel].level = np.inf
+    net.channels[channel].busy += now - since
+    if net.counts[LOG_ON] == 1 and channel < net.counts[N_LINKED] and since < now:
+        log_busy(net, channel, since, now, False)
+    if net.counts[SHAPED] == 1:
+        free_reverse(net, channel)
+
+
+@inlined
+def enter(net: Net, channel, entry, nbytes):  # type: ignore[no-untyped-def]
+    """Put a flow on a channel, which will carry all but so many bytes of it."""
+    put_on(net, channel, entry)
+    net.channels[channel].nbytes -= nbytes
+    mark_dirty(net, channel)
