@@ -187,13 +187,7 @@ def experiment_from(table: dict[str, object], path: Path, *, allow_code: bool = 
     for key, remedy in _OTHER_FILES.items():
         if key in table:
             raise ConfigError(f"{path}: has the key {key!r}, so it is no experiment but {remedy}")
-    schema = schema_of(Experiment, FIELDS)
-    validate(TypeAdapter(schema), table, str(path), schema.model_fields)
-    if not allow_code:
-        remedy = "use load_experiment(path, allow_code=True), or --allow-code on the command line"
-        for field, value in table.items():
-            refuse_code(field, value, f"{path}: {field}", remedy)
-    fields = {field: value_of(path, field, value, f"{path}: {field}") for field, value in table.items()}
+    fields = fields_from(table, path, str(path), allow_code=allow_code, whole=True)
     for field in ("model", "time_model"):  # may have layers of the user's
         if allow_code and isinstance(fields.get(field), Path):
             fields[field] = load_model(fields[field], allow_code=True)  # type: ignore[arg-type]
@@ -201,6 +195,23 @@ def experiment_from(table: dict[str, object], path: Path, *, allow_code: bool = 
         return Experiment(**fields)  # type: ignore[arg-type]
     except DdlsimError as error:
         raise type(error)(f"{path}: {error}") from None
+
+
+def fields_from(
+    table: Mapping[str, object], path: Path, where: str, *, allow_code: bool = False, whole: bool = False
+) -> dict[str, object]:
+    """Return what a table says of an experiment's fields: all that have no default, if it is the `whole` of one.
+
+    Names of files in it lie beside `path`; `where` is what errors call it. Raises ConfigError.
+    """
+    schema = schema_of(Experiment, FIELDS)
+    required = {} if whole else {name: "" for name, field in schema.model_fields.items() if field.is_required()}
+    validate(TypeAdapter(schema), {**required, **table}, where, schema.model_fields)
+    if not allow_code:
+        remedy = "use load_experiment(path, allow_code=True), or --allow-code on the command line"
+        for field, value in table.items():
+            refuse_code(field, value, f"{where}: {field}", remedy)
+    return {field: value_of(path, field, value, f"{where}: {field}") for field, value in table.items()}
 
 
 def beside(path: Path, name: str) -> str | Path:

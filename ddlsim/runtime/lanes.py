@@ -141,6 +141,7 @@ class Lanes:
             if pause is not None and pause():
                 return
             while status not in (ls.OVER, ls.LIMIT):
+                loop.check()
                 limit = min(max_time, self._next())
                 counts[ls.N_SENT], self.tables.reals[ls.QUIET] = loop.network.n_sent, -np.inf
                 status = go_round(loop.network.table, float(limit), *self.tables)

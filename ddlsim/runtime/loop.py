@@ -21,6 +21,7 @@ from ddlsim.collectives import Schedule
 from ddlsim.errors import DeadlockError
 from ddlsim.network import Accounts, BusyIntervals, Network
 from ddlsim.network.busy import busy_rows
+from ddlsim.runtime.watching import watch
 
 
 class Driver(Protocol):
@@ -93,6 +94,8 @@ class Loop:
         #: who waits for what, for the report of a deadlock
         self.waiting: dict[str, str] = {}
         self._driver: Driver | None = None
+        #: called now and then while the clock goes on, by drivers, too
+        self.check = watch()
 
     @property
     def now(self) -> float:
@@ -209,6 +212,7 @@ class Loop:
         while not until.processed:
             next_event = env.peek()
             if next_event > env.now:  # nothing is left to happen, nor to fail, at this instant
+                self.check()
                 if pause is not None and pause():
                     self.catch_up()  # the network may have got to a completion that nobody has been told of
                     return

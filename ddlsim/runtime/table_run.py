@@ -181,6 +181,7 @@ class TableRun:
             while not stop.ended.triggered:
                 if pause is not None and pause():
                     break
+                loop.check()
                 slot = self.executor.run(max_time)
                 while slot is None and self.travel.turn(max_time):
                     slot = self.executor.run(max_time)
