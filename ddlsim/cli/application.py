@@ -109,7 +109,7 @@ def main() -> None:
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = _warn
-                app()
+                app(prog_name="ddlsim")
         finally:
             sys.stdout.flush()
     except DdlsimError as error:
