@@ -138,7 +138,8 @@ METRICS = {
     for metric in (
         Metric("throughput", "samples/s", attrgetter("throughput"), "throughput", rate,
                larger_is_better=True, of_clock=True, narrow=("samples/s", _number(",.1f"))),
-        Metric("goodput", "samples/s", attrgetter("goodput"), "goodput", rate, larger_is_better=True, kind="life"),
+        Metric("goodput", "samples/s", attrgetter("goodput"), "goodput", rate, larger_is_better=True, kind="life",
+               narrow=("goodput/s", _number(",.1f"))),
         Metric("lost_work", "s", attrgetter("lost_work"), "lost work", duration, kind="life"),
         Metric("availability", "", attrgetter("availability"), "availability", percent,
                larger_is_better=True, kind="life", factor=100.0, drawn_in="%"),
