@@ -129,7 +129,7 @@ def intervals():
 
 def life():
     settings = {"failures": ddlsim.Failures("50 h"), "checkpoints": ddlsim.Checkpoints("10 min", stall="2 s")}
-    return ddlsim.simulate(cluster(), model(), batch_size=8, steps=1, compute=ddlsim.Affine(0.01, 0.01), **settings).life
+    return ddlsim.simulate(cluster(), model(), steps=1, compute=ddlsim.Affine(0.01, 0.01), **settings).life
 
 
 def validation():
