@@ -127,6 +127,11 @@ def intervals():
     return ddlsim.best_checkpoint_interval(ddlsim.Experiment(cluster(), **plain, **settings), lives=2)
 
 
+def life():
+    settings = {"failures": ddlsim.Failures("50 h"), "checkpoints": ddlsim.Checkpoints("10 min", stall="2 s")}
+    return ddlsim.simulate(cluster(), model(), steps=1, compute=ddlsim.Affine(0.01, 0.01), **settings).life
+
+
 def validation():
     runs = [MeasuredRun(workers=n, batch_size=8, throughput=50.0 * n) for n in (1, 2)]
     return ddlsim.validate(runs, cluster(), "lenet5", explain=0)
@@ -161,6 +166,7 @@ MAKERS = {
     "CheckpointIntervals": intervals,
     "Jobs": several_jobs,
     "Placements": placements,
+    "Life": life,
 }
 #: whose text stands elsewhere than in str()
 TEXTS = {"Cluster": lambda shown: shown.summary(), "Model": lambda shown: shown.name}

@@ -6,16 +6,51 @@ import io
 import os
 import sys
 import warnings
-from contextlib import suppress
-from typing import Annotated, NoReturn, TextIO
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
+from typer.core import TyperGroup
 
 import ddlsim
 from ddlsim.errors import DdlsimError
 from ddlsim.printable import shown
 
+#: what typer raises where the words of a command cannot be used; newer versions have click inside, older ones beside
+_UsageError: type[Any] = typer.BadParameter.__mro__[1]
+
+
+@contextmanager
+def _in_a_line(context: Any) -> Iterator[None]:
+    try:
+        yield
+    except _UsageError as error:
+        text = error.format_message()
+        if "\n" in text:  # the help, where nothing was asked
+            raise
+        command = (error.ctx or context).command_path
+        raise DdlsimError(
+            f"{command}: {text[0].lower()}{text[1:].rstrip('.?')}; {command} -h says what it takes"
+        ) from None
+
+
+class Commands(TyperGroup):
+    """Commands whose mistakes are one line, as all others are: a DdlsimError."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take the options of all commands."""
+        with _in_a_line(ctx):
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        with _in_a_line(ctx):
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Simulate distributed training on a cluster before renting it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -74,7 +109,7 @@ def main() -> None:
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = _warn
-                app()
+                app(prog_name="ddlsim")
         finally:
             sys.stdout.flush()
     except DdlsimError as error:

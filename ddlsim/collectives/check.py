@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlsim.arguments import checked
-from ddlsim.collectives.schedule import KINDS, Ints, Round, Schedule
+from ddlsim.collectives.schedule import KINDS, REDUCING, Ints, Round, Schedule
 from ddlsim.errors import ConfigError, unknown_name
 
 Marks = npt.NDArray[np.uint64]
@@ -232,7 +232,7 @@ def promise(schedule: Schedule, group: Ints, n_chunks: int, marks: Marks) -> tup
     size = len(group)
     place, block = np.arange(size)[:, None], schedule.blocks(size)[None, :]
     everywhere = np.ones((size, n_chunks), dtype=np.bool_)
-    if schedule.kind in ("all_reduce", "reduce", "reduce_scatter"):
+    if schedule.kind in REDUCING:
         everyone = marks[group].sum(axis=0, dtype=np.uint64)
         where = {"all_reduce": everywhere, "reduce": everywhere & (place == schedule.root)}
         promised = np.broadcast_to(everyone, (size, n_chunks, len(everyone)))

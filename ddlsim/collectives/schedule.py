@@ -27,6 +27,8 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 
 #: what a schedule can promise; `ddlsim.collectives.check` says exactly what each one means
 KINDS = ("all_reduce", "broadcast", "reduce", "reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")
+#: those that combine what ranks have; the others move it
+REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 Kind = Annotated[str, one_of(*KINDS)]
 #: ranks or chunks as callers may write them
 Wholes = Annotated[npt.ArrayLike, array_of(np.int64, scalar=True)]

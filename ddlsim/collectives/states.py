@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from ddlsim.arguments import checked
 from ddlsim.collectives.check import Flags, add, addresses, groups_of, initial, promise, validate
-from ddlsim.collectives.schedule import Ints, Round, Schedule
+from ddlsim.collectives.schedule import REDUCING, Ints, Round, Schedule
 from ddlsim.errors import ConfigError
 
 #: numbers in the `counts` of one state, at most (8 MB): a ring of 100 ranks
@@ -27,6 +28,7 @@ class State:
     chunk     (m,) the chunk
     reduced   (m,) whether it was combined with what the receiver held, rather than written over it
     lane      (m,) the lane of the schedule that moved it
+    reduces   whether the schedule's kind combines what ranks have
 
     A schedule of several `copies` keeps contributions side by side: its copies count as one here, chunk c of each
     copy as chunk c.
@@ -41,11 +43,22 @@ class State:
     chunk: Ints
     reduced: Flags
     lane: Ints
+    reduces: bool
 
     @property
     def contributors(self) -> Ints:
         """How many ranks' contributions are in each rank's chunk, shape (n_ranks, n_chunks)."""
         return np.asarray(np.count_nonzero(self.counts, axis=2), dtype=np.int64)
+
+    @property
+    def labels(self) -> npt.NDArray[np.str_]:
+        """What a picture says in the cell of each rank's chunk, shape (n_ranks, n_chunks).
+
+        Of kinds that reduce the number of contributions; of the others whose data it is, "" where there is none.
+        """
+        held = self.contributors
+        whose = np.where(held == 0, "", self.counts.argmax(axis=2).astype(np.str_))
+        return held.astype(np.str_) if self.reduces else whose
 
     @property
     def done(self) -> Flags:
@@ -86,7 +99,9 @@ def _played(schedule: Schedule) -> Iterator[State]:
         for group, (expected, must) in zip(groups_of(schedule), promises, strict=True):
             promised[group] = must
             whole[group] = must & (counts[group] == expected).all(axis=2)
-        return State(round, counts, promised, whole, src, dst, chunk % counts.shape[1], reduced, lane)
+        return State(
+            round, counts, promised, whole, src, dst, chunk % counts.shape[1], reduced, lane, schedule.kind in REDUCING
+        )  # fmt: skip
 
     nothing, no_flags = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_)
     yield state(0, nothing, nothing, nothing, no_flags, nothing)

@@ -45,7 +45,7 @@ document.addEventListener('DOMContentLoaded', () => {
   });
   document.getElementById('theme-switch').setAttribute('aria-label', 'Light or dark');
   if (window.innerWidth < 768) closeNav();
-});
+}, { once: true });  // a library announces it again when its own parts are loaded
 </script>
 """
 

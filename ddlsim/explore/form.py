@@ -25,6 +25,8 @@ from ddlsim.workload.precision import GRADIENT_TYPES
 
 OWN = "own ..."
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+#: what is seen where nothing is written
+OTHERS = 'max_time = "720 h"\n[failures]\nmtbf = "5000 h"\n[checkpoints]\nevery = "1 h"\nto = "peers"'
 #: MiB of a file that can be uploaded
 MOST_MIB = 50
 
@@ -58,6 +60,8 @@ def form(setup: Setup) -> pn.Column:
             pn.widgets.FloatInput.from_param(setup.param.jitter, label="Jitter (coefficient of variation)", step=0.05,
                                              start=0.0, sizing_mode="stretch_width"),
             _count(setup, "steps", "Steps that are measured"), _count(setup, "seed", "Seed"),
+            pn.widgets.TextAreaInput.from_param(setup.param.others, label="Other fields, as in experiment files",
+                                                placeholder=OTHERS, rows=6, sizing_mode="stretch_width"),
         ], collapsed=True),
         sizing_mode="stretch_width",
     )  # fmt: skip

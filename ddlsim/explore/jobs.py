@@ -12,6 +12,7 @@ from typing import TypeVar
 import panel as pn
 
 from ddlsim.errors import DdlsimError
+from ddlsim.runtime.watching import watched
 
 T = TypeVar("T")
 #: does a call where the page may be changed
@@ -22,8 +23,8 @@ INTERVAL, DELAY = 0.1, 0.3
 _LOG = logging.getLogger(__name__)
 
 
-class CancelledError(Exception):
-    """Nobody wants the work any more."""
+class CancelledError(BaseException):
+    """Nobody wants the work any more. No mistake of a run, which a study would note and go on."""
 
 
 class Progress:
@@ -96,13 +97,15 @@ class Jobs:
         """Do ``work(progress)`` in the background, then call `done` with what it returns, or `failed` with why not.
 
         Older work of the same name is cancelled, and neither of its functions is called any more. New work begins when
-        the older has noticed, so that at most one of a name computes.
+        the older has noticed, so that at most one of a name computes: at the next step or update of what it simulates,
+        or where it asks itself.
         """
 
         def do(progress: Progress) -> None:
             try:
-                result = work(progress)
-            except (CancelledError, KeyboardInterrupt):
+                with watched(progress.check):
+                    result = work(progress)
+            except CancelledError:
                 return
             except DdlsimError as error:
                 text = str(error)

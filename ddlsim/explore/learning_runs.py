@@ -71,7 +71,7 @@ def columns(rows: Sequence[Row]) -> dict[str, list[float]]:
 def learn(
     experiments: Mapping[str, Experiment], progress: Progress, show: Callable[[str, Sequence[Row]], None]
 ) -> dict[str, Result]:
-    """Simulate all, and `show` on the page the evaluations of each so far. Ends at the next update once cancelled."""
+    """Simulate all, and `show` on the page the evaluations of each so far."""
     results: dict[str, Result] = {}
     for number, (label, experiment) in enumerate(experiments.items()):
         progress.check()
@@ -83,8 +83,6 @@ def learn(
             rows: list[Row] = rows, experiment: Experiment = experiment,
         ) -> None:  # fmt: skip
             nonlocal told
-            if progress.cancelled:
-                raise KeyboardInterrupt  # which ends a run where its clock stands
             if not rows or row is not rows[-1]:
                 rows.append(row)
                 if time.monotonic() >= told + LOOK:

@@ -29,6 +29,7 @@ td.w { width: 50%; padding: 7px 0; }
 .bar { display: flex; height: 30px; border-radius: 4px; overflow: hidden; }
 .bar span { display: block; height: 100%; }
 .key { display: inline-block; margin: 6px 16px 0 0; }
+.key b[style] { display: inline-block; width: 22px; margin: 0 6px 4px 0; }
 .key i, td i.s { display: inline-block; width: 12px; height: 12px; border-radius: 2px; margin-right: 6px; }
 .error { border-left: 4px solid #cc3344; background: color-mix(in srgb, #cc3344 12%, transparent); padding: 8px 12px;
          overflow-wrap: anywhere; }

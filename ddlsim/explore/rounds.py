@@ -21,8 +21,6 @@ from ddlsim.units import si
 
 #: what a person can look at
 MOST_RANKS, MOST_CHUNKS, MOST_ROUNDS = 64, 256, 1000
-#: kinds that combine what ranks have; the others move it
-REDUCES = ("all_reduce", "reduce", "reduce_scatter")
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,13 @@ from itertools import groupby
 import numpy as np
 
 from ddlsim.collectives import State
-from ddlsim.explore.rounds import REDUCES, Played
+from ddlsim.explore.rounds import Played
 from ddlsim.readable import seconds
 from ddlsim.report.drawing import COLOURS
 
+#: what is added is solid, what is written over is dashed too: not everybody sees the difference in colour
 ADDED, COPIED, WHOLE, PART = COLOURS[1], COLOURS[3], COLOURS[2], COLOURS[0]
+DASHES = "5 3"
 _FONT = 'font-family="inherit" fill="currentColor" text-anchor="middle" dominant-baseline="central"'
 #: cells beyond which numbers in them could not be read
 _READABLE = 20
@@ -37,7 +39,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 def in_words(played: Played, number: int) -> str:
     """Return what has happened in round `number`, in a sentence."""
-    state, kind = played.states[number], played.question.kind
+    state = played.states[number]
     done, n_ranks = int(state.done.sum()), len(state.done)
     whole = f"{'every rank is' if done == n_ranks else f'{done} of {n_ranks} ranks are'} whole"
     if not number:
@@ -50,7 +52,7 @@ def in_words(played: Played, number: int) -> str:
     took = played.times[number] - played.times[number - 1]
     move = f"{len(sent)} message{'' if len(sent) == 1 else 's'} of {each}"
     return (
-        f"Round {number} of {played.n_rounds}: {move}{f', {how}' if kind in REDUCES else ''}; {seconds(took)}, "
+        f"Round {number} of {played.n_rounds}: {move}{f', {how}' if state.reduces else ''}; {seconds(took)}, "
         f"ends after {seconds(played.times[number])}; {whole}."
     )
 
@@ -99,10 +101,10 @@ def _arrow(start: tuple[float, float], end: tuple[float, float], size: float, ad
         to = math.hypot(bow[0] - x, bow[1] - y)
         ends.append((x + size * (bow[0] - x) / to, y + size * (bow[1] - y) / to))
     (x0, y0), (x1, y1) = ends
-    name, colour = ("added", ADDED) if added else ("copied", COPIED)
+    name, colour, dashes = ("added", ADDED, "") if added else ("copied", COPIED, f' stroke-dasharray="{DASHES}"')
     path = (
         f'<path d="M{x0:.1f} {y0:.1f}Q{bow[0]:.1f} {bow[1]:.1f} {x1:.1f} {y1:.1f}" fill="none" stroke="{colour}" '
-        f'stroke-width="1.6" marker-end="url(#{name})"/>'
+        f'stroke-width="1.6"{dashes} marker-end="url(#{name})"/>'
     )
     x, y = (start[0] + end[0]) / 4.0 + bow[0] / 2.0 + 7.0 * uy, (start[1] + end[1]) / 4.0 + bow[1] / 2.0 - 7.0 * ux
     return path + (f'<text x="{x:.1f}" y="{y:.1f}" font-size="11" {_FONT}>{label}</text>' if label else "")
@@ -112,27 +114,26 @@ def matrix(played: Played, number: int) -> str:
     """Return what every rank (row) holds of every chunk (column): filled by its contributions, green where whole."""
     state = played.states[number]
     n_ranks, n_chunks = state.whole.shape
-    reduces = played.question.kind in REDUCES
     members = np.maximum(state.counts.max(axis=(0, 1)).sum(), 1) if n_ranks else 1
     cell = min(34.0, 640.0 / n_chunks, max(8.0, 480.0 / n_ranks))
-    left, top = 30.0, 24.0
+    left, top = 46.0, 40.0
     changed = set(zip(state.dst.tolist(), state.chunk.tolist(), strict=True))
-    held = state.contributors
+    held, labels, numbered = state.contributors, state.labels, max(n_chunks, n_ranks) <= _READABLE
     parts = [_axis(left, top, cell, n_ranks, n_chunks)]
     for rank in range(n_ranks):
         for chunk in range(n_chunks):
             x, y = left + chunk * cell, top + rank * cell
             whole, share = bool(state.whole[rank, chunk]), float(held[rank, chunk]) / float(members)
-            colour, opacity = (WHOLE, 0.85) if whole else (PART, 0.75 * share if reduces else 0.0)
+            part = 0.75 * share if state.reduces else 0.25 * (share > 0.0)
+            colour, opacity = (WHOLE, 0.85) if whole else (PART, part)
             edge = ' stroke="currentColor" stroke-width="1.6"' if (rank, chunk) in changed else ""
             parts.append(
                 f'<rect x="{x + 1:.1f}" y="{y + 1:.1f}" width="{cell - 2:.1f}" height="{cell - 2:.1f}" rx="2" '
                 f'fill="{colour}" fill-opacity="{opacity:.2f}"{edge}/>'
             )
-            text = str(held[rank, chunk]) if reduces else "✓" if whole else ""
-            if n_chunks <= _READABLE and n_ranks <= _READABLE and text and (reduces or whole):
+            if numbered and labels[rank, chunk]:
                 place = f'x="{x + cell / 2:.1f}" y="{y + cell / 2:.1f}"'
-                parts.append(f'<text {place} font-size="{0.42 * cell:.1f}" {_FONT}>{text}</text>')
+                parts.append(f'<text {place} font-size="{0.42 * cell:.1f}" {_FONT}>{labels[rank, chunk]}</text>')
     return _svg(
         left + n_chunks * cell + 4.0, top + n_ranks * cell + 4.0, parts,
         f"Ranks by chunks: {int(state.whole.sum())} of {int(state.promised.sum())} that are promised are whole",
@@ -151,7 +152,12 @@ def _axis(left: float, top: float, cell: float, n_ranks: int, n_chunks: int) -> 
         f'<text x="{left + (chunk + 0.5) * cell:.1f}" y="{top - 8:.1f}" {small}>{chunk}</text>'
         for chunk in range(0, n_chunks, wide)
     )
-    return ranks + chunks
+    x, y = left - 34.0, top + n_ranks * cell / 2.0
+    names = (
+        f'<text x="{left + n_chunks * cell / 2.0:.1f}" y="{top - 28:.1f}" {small}>chunk</text>'
+        f'<text x="{x:.1f}" y="{y:.1f}" transform="rotate(-90 {x:.1f} {y:.1f})" {small}>rank</text>'
+    )
+    return names + ranks + chunks
 
 
 def durations(played: Played, number: int) -> str:
@@ -183,9 +189,14 @@ def _svg(width: float, height: float, parts: Sequence[str], words: str) -> str:
 
 
 def legend(played: Played) -> str:
-    """Return what the colours mean, as HTML."""
-    keys = [(WHOLE, "holds what the collective promises")]
-    if played.question.kind in REDUCES:
-        keys += [(PART, "holds contributions of some ranks (the number in it)"), (ADDED, "added to what is there")]
-    keys += [(COPIED, "written over what is there")]
-    return "".join(f'<span class="key"><i style="background:{colour}"></i>{text}</span>' for colour, text in keys)
+    """Return what colours and lines mean, as HTML."""
+    reduces = played.states[0].reduces
+    holds = "contributions of some ranks (how many)" if reduces else "data of the rank whose number it has"
+    boxes = [(WHOLE, "holds what the collective promises"), (PART, f"holds {holds}")]
+    arrows = [*([(ADDED, "solid", "added to what is there")] if reduces else []),
+              (COPIED, "dashed", "written over what is there")]  # fmt: skip
+    return "".join([
+        *(f'<span class="key"><i style="background:{colour}"></i>{text}</span>' for colour, text in boxes),
+        *(f'<span class="key"><b style="border-top:2px {line} {colour}"></b>{text}</span>'
+          for colour, line, text in arrows),
+    ])  # fmt: skip

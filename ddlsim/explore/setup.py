@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import param
 
-from ddlsim.compression.choice import Compression
-from ddlsim.compression.contract import AnyCompressor
 from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.plain import parse_value
+from ddlsim.plain import parse_toml, parse_value
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.files import COMPRESSORS, PARTS, STRATEGIES
+from ddlsim.run.files import COMPRESSORS, PARTS, STRATEGIES, fields_from
 from ddlsim.run.tables import Kinds, build
 from ddlsim.strategies import Strategy
-from ddlsim.workload.jitter import Lognormal, NoJitter
+from ddlsim.workload.jitter import Lognormal
 
 #: what a setting that has no default begins with in the form
 BEGINNINGS: Mapping[str, object] = {
@@ -48,6 +47,7 @@ class Setup(param.Parameterized):
     jitter = param.Number(0.0, allow_None=True, doc="coefficient of variation of the time that steps compute")
     steps = param.Integer(10, allow_None=True, doc="steps that are measured")
     seed = param.Integer(0, allow_None=True, doc="of all random streams")
+    others = param.String("", doc="fields of an experiment that have no place of their own: lines of its file, TOML")
     screen = param.String("", doc="NAME of the screen that is shown; empty: all are")
 
     def choose_strategy(self, name: str) -> None:
@@ -71,12 +71,15 @@ class Setup(param.Parameterized):
         fields: dict[str, Any] = {"cluster": _text(self.cluster, "cluster"), "model": _text(self.model, "model")}
         for name in ("batch_size", "accumulation", "steps", "seed"):
             fields[name] = _given(getattr(self, name), name)
-        spread = _given(self.jitter, "jitter")
-        return Experiment(
-            **fields, workers=self.workers, strategy=self._strategy(), precision=self.precision,
-            gradient_dtype=self.gradient_dtype, jitter=Lognormal(spread) if spread else NoJitter(),
-            compression=self._compression(),
-        )  # fmt: skip
+        fields |= {
+            "workers": self.workers, "strategy": self._strategy(), "precision": self.precision,
+            "gradient_dtype": self.gradient_dtype,
+        }  # fmt: skip
+        if spread := _given(self.jitter, "jitter"):
+            fields["jitter"] = Lognormal(spread)
+        if self.compression != "none":
+            fields["compression"] = _built("compression", self.compression, self.compression_settings, COMPRESSORS)
+        return Experiment(**fields | self._others(fields))
 
     def when_changed(self, refresh: Callable[[], None]) -> None:
         """Call `refresh` now, and whenever the experiment changes."""
@@ -102,11 +105,14 @@ class Setup(param.Parameterized):
         made: Strategy = _built("strategy", self.strategy, self.settings, STRATEGIES)
         return made
 
-    def _compression(self) -> AnyCompressor | Compression | None:
-        if self.compression == "none":
-            return None
-        made: AnyCompressor = _built("compression", self.compression, self.compression_settings, COMPRESSORS)
-        return made
+    def _others(self, own: Mapping[str, object]) -> dict[str, Any]:
+        """Return the fields that are written in TOML; what they name lies beside the folder where this was started."""
+        where = "other fields"
+        table = parse_toml(self.others, where)
+        twice = next((name for name in table if name in own), None)
+        if twice is not None:
+            raise ConfigError(f"{where}: {twice} has a place of its own in the form; say it there")
+        return fields_from(table, Path(), where)
 
 
 #: the parameters that determine an experiment

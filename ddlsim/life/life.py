@@ -14,6 +14,8 @@ import numpy as np
 from ddlsim.errors import DdlsimError
 from ddlsim.life.failures import Failure, Failures
 from ddlsim.life.timeline import Floats, Timeline
+from ddlsim.readable import count, duration, percent
+from ddlsim.text_tables import labelled
 from ddlsim.units import si
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 HOPELESS = 100_000
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Life:
     """What a training did with its time. Times in s.
 
@@ -72,6 +74,34 @@ class Life:
     def effective(self) -> float:
         """Share of the time that went into steps that counted: "effective training time", or goodput as a share."""
         return self.useful / self.end
+
+    @property
+    def goes_to(self) -> str:
+        """What its time went to, in words, e.g. "useful 98.1 %, lost 1.1 %, repairing 0.8 %"."""
+        kinds = ("lost", "saving", "noticing", "repairing", "restarting")
+        parts = [f"{kind} {percent(part / self.end)}" for kind in kinds if (part := getattr(self, kind)) > 0.0]
+        return ", ".join([f"useful {percent(self.effective)}", *parts])
+
+    def _rows(self) -> list[tuple[str, str]]:
+        ended = "it had learned enough" if self.finished else "its time was up"
+        return [
+            ("life", f"{duration(self.end)} with {count(len(self.events), 'failure')}, until {ended}"),
+            ("goes to", self.goes_to), ("steps that count", f"{self.steps:,}"),
+            ("work lost", f"{duration(self.lost)}, with its checkpoints" if self.events else ""),
+        ]  # fmt: skip
+
+    def __repr__(self) -> str:
+        failures = count(len(self.events), "failure")
+        return f"<{type(self).__name__}: {duration(self.end)} with {failures}, {self.goes_to}>"
+
+    def __str__(self) -> str:
+        return "\n".join(labelled([row for row in self._rows() if row[1]]))
+
+    def _repr_html_(self) -> str:
+        from ddlsim.notebook import labelled as table
+        from ddlsim.notebook import page
+
+        return page("Life of a training", table(self._rows()))
 
     def to_dict(self) -> dict[str, object]:
         """Return the numbers as plain values."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ddlsim.compiler import entry
 from ddlsim.network.state import BUSY, REPEAT, Floats, Ints, Records
+
+Flags = npt.NDArray[np.bool_]
 
 
 class Logged(NamedTuple):
@@ -31,12 +35,16 @@ class BusyIntervals:
     parts       what has been logged, in order of time
     n_channels  of the network
     others      intervals that nobody logged, in any order
+    kept        (n_channels,) whose intervals are written out; None: those of all
 
     A replayed round is logged once, so a log is far shorter than the columns, which are made when one is first read.
     """
 
-    def __init__(self, parts: list[Logged], n_channels: int, others: Records | None = None) -> None:
+    def __init__(
+        self, parts: list[Logged], n_channels: int, others: Records | None = None, kept: Flags | None = None
+    ) -> None:
         self._parts, self._n_channels, self._others = parts, n_channels, others
+        self._kept = np.ones(n_channels, dtype=np.bool_) if kept is None else kept
 
     @cached_property
     def channel(self) -> Ints:
@@ -59,9 +67,15 @@ class BusyIntervals:
         own = slice(offsets[channel], offsets[channel + 1])
         return start[own], end[own]
 
+    def only(self, channels: Sequence[int]) -> BusyIntervals:
+        """Return those of some channels, with which the columns of a large network fit into memory."""
+        kept = np.zeros(self._n_channels, dtype=np.bool_)
+        kept[channels] = True
+        return BusyIntervals(self._parts, self._n_channels, self._others, kept & self._kept)
+
     def beside(self, rows: Records) -> BusyIntervals:
         """Return these together with others (BUSY), in any order."""
-        return BusyIntervals(self._parts, self._n_channels, rows)
+        return BusyIntervals(self._parts, self._n_channels, rows, self._kept)
 
     def seconds(self) -> Floats:
         """Return how long all intervals of each channel take together, in s, (n_channels,); nothing is written out."""
@@ -78,14 +92,14 @@ class BusyIntervals:
         number, seconds = np.zeros(self._n_channels, dtype=np.int64), np.zeros(self._n_channels)
         for rows, repeats in self._all_parts:
             _add_up(rows, repeats, number, seconds)
-        return number, seconds
+        return np.where(self._kept, number, 0), np.where(self._kept, seconds, 0.0)
 
     @cached_property
     def _columns(self) -> tuple[Ints, Floats, Floats]:
         """(first interval of each channel and the end, starts, ends)."""
         offsets = np.concatenate([[0], np.cumsum(self._sums[0])])
         start, end = np.empty((2, offsets[-1]))
-        place = offsets[:-1].copy()
+        place = np.where(self._kept, offsets[:-1], -1)
         for rows, repeats in self._all_parts:
             _write_out(rows, repeats, place, start, end)
         if self._others is not None:
@@ -117,7 +131,8 @@ def _add_up(rows, repeats, number, seconds):  # type: ignore[no-untyped-def]
 
 @entry
 def _write_out(rows, repeats, place, start, end):  # type: ignore[no-untyped-def]
-    """Write the intervals of a part of the log to the next places of their channels; rounds as the kernel adds."""
+    """Write the intervals of a part of the log to the next places of their channels, unless these are negative; rounds
+    as the kernel adds."""
     k = 0
     for i in range(rows.size):
         row = rows[i]
@@ -125,7 +140,7 @@ def _write_out(rows, repeats, place, start, end):  # type: ignore[no-untyped-def
             k += 1
         repeated = k < repeats.size and repeats[k].first <= i
         for channel in (row.channel, row.other):
-            if channel < 0:
+            if channel < 0 or place[channel] < 0:
                 continue
             at = place[channel]
             if repeated:

@@ -27,8 +27,6 @@ from ddlsim.report.drawing import figure
 Ints = npt.NDArray[np.int64]
 #: what can be drawn, and up to how many chunks cells have a number
 MOST_RANKS, MOST_CHUNKS, MOST_ROUNDS, NUMBERED = 32, 64, 200, 24
-#: kinds in which contributions are added up; in the others a chunk is what one rank has brought
-ADDED = ("all_reduce", "reduce", "reduce_scatter")
 EMPTY, FULL, WHOLE, CHANGED, SENT = "#ffffff", "#9ec3e6", "#1f4e79", "#d55e00", "#333333"
 #: frames for which the last state stays
 LAST = 3
@@ -67,16 +65,11 @@ class RoundByRound(FuncAnimation):
 
 @dataclass(frozen=True, eq=False)
 class _Frame:
-    """What is drawn of a state: arrays as there, and (n_ranks, n_chunks) text and shade (0 to 1) of the cells."""
+    """What is drawn of a state: a title, and the (n_ranks, n_chunks) shade (0 to 1) of the cells."""
 
+    state: State
     title: str
-    label: npt.NDArray[np.str_]
     level: npt.NDArray[np.float64]
-    whole: npt.NDArray[np.bool_]
-    src: Ints
-    dst: Ints
-    chunk: Ints
-    reduced: npt.NDArray[np.bool_]
 
 
 def animate(schedule: Schedule, path: str | Path | None = None, *, seconds: float = 0.8) -> RoundByRound:
@@ -94,7 +87,7 @@ def animate(schedule: Schedule, path: str | Path | None = None, *, seconds: floa
     if kind is not None and kind not in GIFS + PAGES:
         raise ConfigError(f"{path}: no kind of animation; end the name in one of {', '.join(GIFS + PAGES)}")
     frames = _frames(schedule)
-    made, axes = _canvas(schedule, frames)
+    made, axes = _canvas([frame.state for frame in frames])
 
     def draw(frame: _Frame) -> list[Rectangle]:
         _draw(axes, frame)
@@ -129,23 +122,19 @@ def _frames(schedule: Schedule) -> list[_Frame]:
 
 def _frame(schedule: Schedule, state: State, n_rounds: int) -> _Frame:
     held = state.contributors
-    if schedule.kind in ADDED:
-        label, level = held.astype(np.str_), held / schedule.n_ranks
-    else:
-        label = np.where(held == 0, "", state.counts.argmax(axis=2).astype(np.str_))
-        level = np.where(held == 0, 0.0, 0.25)
+    level = held / schedule.n_ranks if state.reduces else np.where(held == 0, 0.0, 0.25)
     name = f"{schedule.kind.replace('_', '-')}, {count(schedule.n_ranks, 'rank')}"
     title = f"{name}: before the first round\n"
     if state.round:
         n_added = int(state.reduced.sum())
         moved = [f"{n} {what}" for n, what in ((n_added, "combined"), (len(state.chunk) - n_added, "overwritten")) if n]
         title = f"{name}: round {state.round} of {n_rounds}\nchunks sent: {', '.join(moved) or 'none'}"
-    return _Frame(title, label, level, state.whole, state.src, state.dst, state.chunk, state.reduced)
+    return _Frame(state, title, level)
 
 
-def _canvas(schedule: Schedule, frames: list[_Frame]) -> tuple[Figure, Axes]:
+def _canvas(played: list[State]) -> tuple[Figure, Axes]:
     """Return a figure with all that stays the same."""
-    n_ranks, n_chunks = frames[0].label.shape
+    n_ranks, n_chunks = played[0].whole.shape
     made = figure(float(np.clip(2.2 + 0.62 * n_chunks, 5.4, 14.0)), float(np.clip(1.7 + 0.42 * n_ranks, 3.2, 10.0)))
     axes = made.subplots()
     axes.set_xlim(-0.5, n_chunks - 0.5)
@@ -155,13 +144,13 @@ def _canvas(schedule: Schedule, frames: list[_Frame]) -> tuple[Figure, Axes]:
     axes.tick_params(length=0, labelsize=8)
     axes.set_xlabel("chunk of the buffer")
     axes.set_ylabel("rank")
-    number = "number of contributions" if schedule.kind in ADDED else "rank whose data it is"
+    number = "number of contributions" if played[0].reduces else "rank whose data it is"
     handles: list[Patch | Line2D] = [
         Patch(facecolor=FULL, edgecolor="#888888", label=number),
         Patch(facecolor=WHOLE, label="as promised"),
         Patch(facecolor="white", edgecolor=CHANGED, linewidth=2.0, label="changed in this round"),
     ]
-    reduced = np.concatenate([frame.reduced for frame in frames])
+    reduced = np.concatenate([state.reduced for state in played])
     if reduced.any():
         handles.append(Line2D([], [], color=SENT, marker=">", markersize=4, label="sent, combined"))
     if not reduced.all():
@@ -180,17 +169,18 @@ def _canvas(schedule: Schedule, frames: list[_Frame]) -> tuple[Figure, Axes]:
 def _draw(axes: Axes, frame: _Frame) -> None:
     for artist in (*axes.patches, *axes.texts, *axes.images):
         artist.remove()
+    state = frame.state
     axes.set_title(frame.title, fontsize=9)
     level = frame.level[:, :, None]
     shades = (1.0 - level) * np.array(to_rgb(EMPTY)) + level * np.array(to_rgb(FULL))
-    axes.imshow(np.where(frame.whole[:, :, None], to_rgb(WHOLE), shades), aspect="auto", zorder=0)
-    if frame.label.shape[1] <= NUMBERED:
-        for (rank, chunk), text in np.ndenumerate(frame.label):
-            colour = "white" if frame.whole[rank, chunk] else "black"
+    axes.imshow(np.where(state.whole[:, :, None], to_rgb(WHOLE), shades), aspect="auto", zorder=0)
+    if state.whole.shape[1] <= NUMBERED:
+        for (rank, chunk), text in np.ndenumerate(state.labels):
+            colour = "white" if state.whole[rank, chunk] else "black"
             axes.text(chunk, rank, text, ha="center", va="center", fontsize=8, color=colour)
-    for rank, chunk in sorted(set(zip(frame.dst.tolist(), frame.chunk.tolist(), strict=True))):
+    for rank, chunk in sorted(set(zip(state.dst.tolist(), state.chunk.tolist(), strict=True))):
         axes.add_patch(Rectangle((chunk - 0.46, rank - 0.46), 0.92, 0.92, fill=False, edgecolor=CHANGED, linewidth=1.8))
-    for src, dst, x, reduced in _arrows(frame):
+    for src, dst, x, reduced in _arrows(state):
         style = "-" if reduced else (0, (3, 2))
         axes.annotate("", (x, dst), (x, src), arrowprops={
             "arrowstyle": "-|>", "color": SENT, "linewidth": 1.1, "linestyle": style, "shrinkA": 0, "shrinkB": 0,
@@ -198,23 +188,23 @@ def _draw(axes: Axes, frame: _Frame) -> None:
         })  # fmt: skip
 
 
-def _arrows(frame: _Frame) -> list[tuple[int, int, float, bool]]:
+def _arrows(state: State) -> list[tuple[int, int, float, bool]]:
     """Return sender, receiver, x and whether combined of each arrow: those of a chunk that go down stand right of its
     numbers, those that go up left, beside each other where they would overlap."""
     found: list[tuple[int, int, float, bool]] = []
-    for chunk in np.unique(frame.chunk).tolist():
-        of = np.flatnonzero(frame.chunk == chunk)
+    for chunk in np.unique(state.chunk).tolist():
+        of = np.flatnonzero(state.chunk == chunk)
         for down in (True, False):
-            mine = [i for i in of.tolist() if (frame.dst[i] > frame.src[i]) == down]
+            mine = [i for i in of.tolist() if (state.dst[i] > state.src[i]) == down]
             place: dict[int, int] = {}
             ends: list[int] = []  # of the last arrow in each column
-            for i in sorted(mine, key=lambda i: (min(frame.src[i], frame.dst[i]), max(frame.src[i], frame.dst[i]))):
-                low, high = sorted((int(frame.src[i]), int(frame.dst[i])))
+            for i in sorted(mine, key=lambda i: (min(state.src[i], state.dst[i]), max(state.src[i], state.dst[i]))):
+                low, high = sorted((int(state.src[i]), int(state.dst[i])))
                 column = next((k for k, end in enumerate(ends) if end < low), len(ends))
                 ends[column:column + 1] = [high]
                 place[i] = column
             for i, column in place.items():
                 away = 0.2 + 0.24 * (column + 0.5) / len(ends)
-                found.append((int(frame.src[i]), int(frame.dst[i]), chunk + (away if down else -away),
-                              bool(frame.reduced[i])))  # fmt: skip
+                found.append((int(state.src[i]), int(state.dst[i]), chunk + (away if down else -away),
+                              bool(state.reduced[i])))  # fmt: skip
     return found

@@ -74,8 +74,12 @@ def arranged(cluster: Cluster) -> Items:
     """Return what to draw of a cluster, with places."""
     fabric = cluster.host_of < 0
     n_hosts = len(cluster.host_names)
-    if cluster.n_nodes <= MANY_NODES:
+    inside = cluster.n_nodes <= MANY_NODES
+    if inside:  # but of a storage: its disks and its port are one thing
         item_of = np.arange(cluster.n_nodes)
+        for host in {int(cluster.host_of[i]) for i, kind in enumerate(cluster.node_kind) if kind == "storage"}:
+            item_of[cluster.host_of == host] = int(np.flatnonzero(cluster.host_of == host)[0])
+        item_of = np.unique(item_of, return_inverse=True)[1].ravel()
     else:  # machines first, then the switches between them
         item_of = cluster.host_of.copy()
         item_of[fabric] = n_hosts + np.arange(int(fabric.sum()))
@@ -88,10 +92,11 @@ def arranged(cluster: Cluster) -> Items:
     nodes = np.split(order, np.flatnonzero(np.diff(item_of[order])) + 1)
     kind = [_kind(cluster, members) for members in nodes]
     heights = np.array([float(level[members[0]]) for members in nodes])
-    x, y = _places(cluster, item_of, nodes, kind, heights, grouped)
+    inside &= not grouped
+    x, y = _places(cluster, item_of, nodes, kind, heights, grouped, inside)
     frames = {}
-    if len(nodes) == cluster.n_nodes and not grouped:
-        machines = ((name, np.flatnonzero(cluster.host_of == host)) for host, name in enumerate(cluster.host_names))
+    if inside:
+        machines = ((name, np.unique(item_of[cluster.host_of == i])) for i, name in enumerate(cluster.host_names))
         frames = {name: members for name, members in machines if len(members) > 1}
     names = [_name(cluster, members, kind[i], grouped) for i, members in enumerate(nodes)]
     return Items(kind, names, nodes, item_of, x, y, frames, grouped)
@@ -128,7 +133,7 @@ def _name(cluster: Cluster, members: Ints, kind: str, grouped: bool) -> str:
     host = int(cluster.host_of[members[0]])
     n = len(np.unique(cluster.host_of[members])) if host >= 0 else len(members)
     if not grouped or n == 1:
-        return cluster.host_names[host] if kind == "machine" else cluster.node_names[members[0]]
+        return cluster.host_names[host] if kind in ("machine", "storage") else cluster.node_names[members[0]]
     return f"{n:,} {'switches' if host < 0 else 'machines'} like this"
 
 
@@ -172,14 +177,15 @@ def _switch_levels(cluster: Cluster) -> Ints:
 
 
 def _places(
-    cluster: Cluster, item_of: Ints, nodes: Sequence[Ints], kind: Sequence[str], level: Floats, grouped: bool
-) -> tuple[Floats, Floats]:
+    cluster: Cluster, item_of: Ints, nodes: Sequence[Ints], kind: Sequence[str], level: Floats, grouped: bool,
+    inside: bool,
+) -> tuple[Floats, Floats]:  # fmt: skip
     """Return the place of each item: grids as they are, machines in a row below their switches, or on a circle."""
     host = np.array([int(cluster.host_of[members[0]]) for members in nodes])
     if len(cluster.grid) > 1 and prod(cluster.grid) == len(nodes):
         return _grid(cluster.grid)
     x, y = np.zeros(len(nodes)), level.copy()
-    if len(nodes) == cluster.n_nodes and not grouped:
+    if inside:
         y[(host >= 0) & (np.array(kind) == "switch")] = INSIDE
         y[np.array(kind) == "gpu"] = GPU
     if (host >= 0).all() and len(cluster.host_names) > 1 and not grouped:

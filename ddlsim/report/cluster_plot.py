@@ -231,7 +231,7 @@ def _is_grid(cluster: Cluster, items: Items) -> bool:
 def _draw_items(cluster: Cluster, items: Items, use: Floats | None, axes: Axes) -> list[Line2D]:
     """Draw nodes, machines, switches and groups, and return their entries of a legend.
 
-    Machines of a result have the colour of their busiest link inside.
+    Machines of a result have the colour of their busiest link inside, storages that of their disks.
     """
     marks = []
     kind = np.array(items.kind)
@@ -250,8 +250,10 @@ def _draw_items(cluster: Cluster, items: Items, use: Floats | None, axes: Axes) 
             n_gpus = cluster.node_kind.count("gpu")
             label += f": {count(n_gpus, 'GPU')} inside" if n_gpus else ""
             if inside is not None:
-                fill = USE(Normalize(0.0, 100.0)(inside[at]))
                 label += ", in the colour of the busiest link there"
+        if name in ("machine", "storage") and inside is not None:
+            fill = USE(Normalize(0.0, 100.0)(inside[at]))
+            label += ", in the colour of its disks" if name == "storage" else ""
         several = [i for i in at.tolist() if items.grouped and _n_of(cluster, items, i) > 1]
         for away in (6.0, 3.0):  # a stack
             behind = axes.transData + ScaledTranslation(away / 72.0, away / 72.0, made.dpi_scale_trans)

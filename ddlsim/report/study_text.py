@@ -26,8 +26,8 @@ N_ROWS = 40
 N_REASONS = 5
 #: metrics that are shown
 _COLUMNS = (
-    "throughput", "throughput_spread", "efficiency", "step_time", "accuracy", "time_to_accuracy", "cost_to_accuracy",
-    "cost_per_sample", "energy_per_sample", "cost",
+    "throughput", "throughput_spread", "goodput", "efficiency", "input_share", "step_time", "accuracy",
+    "time_to_accuracy", "cost_to_accuracy", "cost_per_sample", "energy_per_sample", "cost",
 )  # fmt: skip
 
 

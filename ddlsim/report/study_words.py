@@ -28,6 +28,7 @@ _BEST = {
     "time_to_accuracy": "First to the target accuracy",
     "cost_to_accuracy": "Cheapest to the target accuracy",
     "accuracy": "Most accurate",
+    "goodput": "Best goodput",
     "throughput": "Best throughput",
     "cost_per_sample": "Cheapest per million samples",
     "energy_per_sample": "Least energy per million samples",
@@ -36,6 +37,7 @@ _BEST = {
 _FRONTS = (
     ("time_to_accuracy", "cost_to_accuracy"),
     ("simulated_time", "accuracy"),
+    ("goodput", "cost_per_sample"),
     ("throughput", "cost_per_sample"),
     ("throughput", "efficiency"),
 )
@@ -136,7 +138,9 @@ def main_metric(table: Table) -> str:
         except ConfigError:
             continue
         return metric
-    return "throughput"
+    summary = table.summary
+    everywhere = "goodput" in summary and bool(np.isfinite(summary["goodput"].to_numpy(np.float64)).all())
+    return "goodput" if everywhere else "throughput"  # what nothing disturbs has no goodput
 
 
 def rows_of(table: Table, rows: pd.DataFrame, settings: pd.Series[float], besides: str = "") -> pd.DataFrame:

@@ -129,14 +129,12 @@ def _life(result: Result) -> list[tuple[str, str]]:
     """Return what failures and checkpoints make of the run."""
     if not result.has_life:
         return []
-    life, kinds = result.life, ("lost", "saving", "noticing", "repairing", "restarting")
+    life = result.life
     text = f"{rate(result.goodput)} over {duration(life.end)} with {count(len(life.events), 'failure')}"
     if isinstance(life, ElasticLife):
         sizes = [workers for _, workers in life.groups]
         text += f", {min(sizes)} to {max(sizes)} workers"
-    parts = [f"useful {percent(life.effective)}"]
-    parts += [f"{kind} {percent(part / life.end)}" for kind in kinds if (part := getattr(life, kind)) > 0.0]
-    return [("goodput", text), ("life goes to", ", ".join(parts))]
+    return [("goodput", text), ("life goes to", life.goes_to)]
 
 
 def _transport(result: Result) -> list[tuple[str, str]]:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddlsim.arguments import checked
+from ddlsim.network import BusyIntervals
 from ddlsim.output_files import replacing
 from ddlsim.printable import shown
 from ddlsim.readable import count
@@ -39,11 +40,12 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _Part:
-    """What of a run is written: what begins before `end` (s), on these workers and links (channels)."""
+    """What of a run is written: what begins before `end` (s), on these workers and links (channels, `busy` so)."""
 
     end: float
     workers: Sequence[int]
     channels: Sequence[int]
+    busy: BusyIntervals | None
     n_intervals: int
     left_out: Sequence[str]
 
@@ -57,9 +59,10 @@ def save_trace(result: Result, path: str | Path, *, whole: bool = False) -> str:
     under "otherData", and as a slice in the time that is left out. With it, of links with many thousands of transfers
     the shortest gaps.
     """
-    left_out = "; ".join(_part(result, whole).left_out)
+    part = _part(result, whole)
+    left_out = "; ".join(part.left_out)
     other = {"made by": "ddlsim"} | ({"left out": left_out} if left_out else {})
-    document = {"traceEvents": trace_events(result, whole=whole), "displayTimeUnit": "ms", "otherData": other}
+    document = {"traceEvents": _events(result, part, whole), "displayTimeUnit": "ms", "otherData": other}
     text = json.dumps(document, separators=(",", ":")).encode("utf-8", "backslashreplace")
     with replacing(path) as file:
         file.write(gzip.compress(text, mtime=0) if str(path).endswith(".gz") else text)
@@ -69,7 +72,10 @@ def save_trace(result: Result, path: str | Path, *, whole: bool = False) -> str:
 @checked
 def trace_events(result: Result, *, whole: bool = False) -> list[Event]:
     """Return the events: metadata first, then spans track by track; see :func:`save_trace`."""
-    part = _part(result, whole)
+    return _events(result, _part(result, whole), whole)
+
+
+def _events(result: Result, part: _Part, whole: bool) -> list[Event]:
     others = {f"worker {rank}" for rank in set(range(result.n_workers)).difference(part.workers)}
     spans = [span for span in result.recorder.spans
              if span.start < part.end and span.track.removesuffix(" network") not in others]  # fmt: skip
@@ -102,6 +108,7 @@ def _part(result: Result, whole: bool) -> _Part:
     n_workers = result.n_workers if whole else min(N_WORKERS, result.n_workers)
     workers = np.unique(np.linspace(0, result.n_workers - 1, n_workers).astype(np.int64))
     channels = used if whole else used[:N_LINKS]
+    busy = None if busy is None else busy.only(channels)
     n_intervals = max(N_INTERVALS, N_INTERVALS_IN_ALL // max(len(used), 1)) if whole else N_INTERVALS
     ends = [steps[N_STEPS - 1] if len(steps) >= N_STEPS else math.inf for steps in result.recorder.step_end]
     end = math.inf if whole else max((found for found in ends if math.isfinite(found)), default=math.inf)
@@ -115,7 +122,7 @@ def _part(result: Result, whole: bool) -> _Part:
         left_out.append(count(len(used) - len(channels), "link") + f" of {len(used):,}")
     if busy is not None and any((busy.of(channel)[0] < end).sum() > n_intervals for channel in channels):
         left_out.append(f"the shortest gaps between more than {n_intervals:,} transfers on a link")
-    return _Part(end, workers.tolist(), channels, n_intervals, left_out)
+    return _Part(end, workers.tolist(), channels, busy, n_intervals, left_out)
 
 
 def _event(span: Span, place: dict[str, int]) -> Event:
@@ -150,7 +157,7 @@ def _lanes(tracks: dict[str, list[Span]]) -> dict[str, list[Span]]:
 
 def _links(result: Result, part: _Part) -> dict[str, list[Span]]:
     """Return busy intervals of the links that carried something for longest."""
-    busy, cluster = result.busy, result.cluster
+    busy, cluster = part.busy, result.cluster
     if busy is None:
         return {}
     first = np.unique(cluster.link_channel, return_index=True)[1]

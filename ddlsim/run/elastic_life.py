@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ddlsim.run.outcome import Outcome
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ElasticLife(Life):
     """The life of an elastic run; see :class:`ddlsim.Life`. ``timeline`` is that of all workers, undisturbed.
 

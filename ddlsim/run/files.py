@@ -191,16 +191,7 @@ def experiment_from(table: dict[str, object], path: Path, *, allow_code: bool = 
     for key, remedy in _OTHER_FILES.items():
         if key in table:
             raise ConfigError(f"{path}: has the key {key!r}, so it is no experiment but {remedy}")
-    schema = schema_of(Experiment, FIELDS)
-    validate(TypeAdapter(schema), table, str(path), schema.model_fields)
-    if not allow_code:
-        remedy = "use load_experiment(path, allow_code=True), or --allow-code on the command line"
-        for field, value in table.items():
-            refuse_code(field, value, f"{path}: {field}", remedy)
-    others = table.pop("beside", []) if "beside" in table else []
-    fields = {field: value_of(path, field, value, f"{path}: {field}") for field, value in table.items()}
-    if others:
-        fields["beside"] = neighbours(path, "beside", others, table.get("cluster"), allow_code=allow_code)
+    fields = fields_from(table, path, str(path), allow_code=allow_code, whole=True)
     for field in ("model", "time_model"):  # may have layers of the user's
         if allow_code and isinstance(fields.get(field), Path):
             fields[field] = load_model(fields[field], allow_code=True)  # type: ignore[arg-type]
@@ -240,6 +231,28 @@ def neighbours(path: Path, field: str, tables: object, cluster: object, *, allow
         except ConfigError as error:
             raise type(error)(f"{where}: {error}") from None
     return made
+
+
+def fields_from(
+    table: Mapping[str, object], path: Path, where: str, *, allow_code: bool = False, whole: bool = False
+) -> dict[str, object]:
+    """Return what a table says of an experiment's fields: all that have no default, if it is the `whole` of one.
+
+    Names of files in it lie beside `path`; `where` is what errors call it. Raises ConfigError.
+    """
+    schema = schema_of(Experiment, FIELDS)
+    required = {} if whole else {name: "" for name, field in schema.model_fields.items() if field.is_required()}
+    validate(TypeAdapter(schema), {**required, **table}, where, schema.model_fields)
+    if not allow_code:
+        remedy = "use load_experiment(path, allow_code=True), or --allow-code on the command line"
+        for field, value in table.items():
+            refuse_code(field, value, f"{where}: {field}", remedy)
+    fields = {
+        field: value_of(path, field, value, f"{where}: {field}") for field, value in table.items() if field != "beside"
+    }
+    if "beside" in table:
+        fields["beside"] = neighbours(path, "beside", table["beside"], table.get("cluster"), allow_code=allow_code)
+    return fields
 
 
 def beside(path: Path, name: str) -> str | Path:

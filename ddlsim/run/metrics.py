@@ -9,7 +9,7 @@ from functools import partial
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from ddlsim.readable import percent, rate, seconds, si, size, spread
+from ddlsim.readable import duration, percent, rate, seconds, si, size, spread
 
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
@@ -138,8 +138,9 @@ METRICS = {
     for metric in (
         Metric("throughput", "samples/s", attrgetter("throughput"), "throughput", rate,
                larger_is_better=True, of_clock=True, narrow=("samples/s", _number(",.1f"))),
-        Metric("goodput", "samples/s", attrgetter("goodput"), "goodput", rate, larger_is_better=True, kind="life"),
-        Metric("lost_work", "s", attrgetter("lost_work"), "lost work", seconds, kind="life"),
+        Metric("goodput", "samples/s", attrgetter("goodput"), "goodput", rate, larger_is_better=True, kind="life",
+               narrow=("goodput/s", _number(",.1f"))),
+        Metric("lost_work", "s", attrgetter("lost_work"), "lost work", duration, kind="life"),
         Metric("availability", "", attrgetter("availability"), "availability", percent,
                larger_is_better=True, kind="life", factor=100.0, drawn_in="%"),
         Metric("throughput_spread", "", _spread, "stable to", spread, kind="stability"),

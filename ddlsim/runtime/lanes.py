@@ -152,6 +152,7 @@ class Lanes:
         if pause is not None and pause():
             return
         while status not in (ls.OVER, ls.LIMIT, ls.OTHERS):
+            loop.check()
             until = min(limit, self._next())
             counts[ls.N_SENT], self.tables.reals[ls.QUIET] = loop.network.n_sent, -np.inf
             status = go_round(loop.network.table, float(until), *self.tables)

@@ -21,6 +21,7 @@ from ddlsim.collectives import Schedule
 from ddlsim.errors import DeadlockError
 from ddlsim.network import BusyIntervals, Network
 from ddlsim.network.busy import busy_rows
+from ddlsim.runtime.watching import watch
 
 #: asked before time goes on: whether to stop here
 Pause = Callable[[], bool]
@@ -115,6 +116,8 @@ class Loop:
         self.driver: Driver = self
         #: what ends the run
         self.until: simpy.Event = self.env.event()
+        #: called now and then while the clock goes on, by drivers, too
+        self.check = watch()
 
     @property
     def now(self) -> float:
@@ -240,6 +243,7 @@ class Loop:
         while not self.until.processed:
             next_event = env.peek()
             if next_event > env.now:  # nothing is left to happen, nor to fail, at this instant
+                self.check()
                 if pause is not None and pause():
                     self.catch_up()  # the network may have got to a completion that nobody has been told of
                     return

@@ -182,6 +182,7 @@ class TableRun:
         loop, stop = self.setting.loop, self.setting.stop
         self._charge()
         while not stop.ended.triggered:
+            loop.check()
             if pause is not None and pause():
                 break
             slot = self.executor.run(limit)

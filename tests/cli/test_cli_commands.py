@@ -255,3 +255,20 @@ def test_run_leaves_out_what_would_help():
     printed = CliRunner().invoke(cli.app, arguments)
     assert printed.exit_code == 0
     assert "bottleneck    result.sensitivities() simulates" in printed.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["run"], "ddlsim run: missing argument 'WHAT'; ddlsim run -h says what it takes"),
+        (["run", "office-1gbe", "--modle", "lenet5"], "no such option: --modle"),
+        (["run", "office-1gbe", "--batch-size"], "option '--batch-size' requires an argument; ddlsim -h"),
+        (["show", "modle"], "no such command 'modle'"),
+        (["--nope"], "ddlsim: no such option: --nope; ddlsim -h"),
+        (["devices", "v100"], "extra argument"),
+    ],
+)
+def test_words_that_a_command_does_not_take_are_one_line(monkeypatch, capsys, arguments, text):
+    said = fails(monkeypatch, capsys, *arguments)
+    assert said.startswith("error: ddlsim")
+    assert text in said

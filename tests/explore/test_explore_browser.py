@@ -77,9 +77,12 @@ class Page:
             route.abort()
 
     def settings(self):
-        """Open the form where it is closed, by the keyboard."""
+        """Open the form by the keyboard where it lies above the page, or close it there."""
         if self.narrow:
+            form = self.page.locator("#sidebar")
+            was_open = form.is_visible()
             self.page.get_by_role("button", name="Settings", exact=True).press("Enter")
+            playwright.expect(form).to_be_visible(visible=not was_open)
 
     def press(self, name):
         self.page.get_by_role("button", name=name, exact=True).click()
@@ -198,7 +201,8 @@ def test_a_file_can_be_uploaded_and_the_address_brings_the_page_back(address, ch
     )
     page.page.get_by_label("Upload a cluster file").set_input_files(own)
     page.page.get_by_role("heading", name="two_machines").wait_for()
-    assert page.tile("workers") == "3"
+    workers = page.page.locator(".tile", has_text="workers").locator(".v").first
+    playwright.expect(workers).to_have_text("3")  # which comes after the heading
     page.fill("Batch size", "48")
     page.page.wait_for_function("window.location.search.includes('batch_size=48')")
     page.page.reload()

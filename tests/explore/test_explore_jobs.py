@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+import ddlsim
 from ddlsim.errors import ConfigError
 from ddlsim.explore.jobs import CancelledError, Jobs
 
@@ -185,3 +186,21 @@ def test_check_raises_once_cancelled(page):
     page.start("a", work)
     page.next()
     assert seen == [True]
+
+
+def test_a_simulation_ends_when_nobody_wants_it_any_more(page):
+    begun = threading.Event()
+
+    class Told(ddlsim.Lognormal):
+        """Jitter that says when the first steps are drawn."""
+
+        def sample(self, stream, n):
+            begun.set()
+            return super().sample(stream, n)
+
+    page.start("run", lambda _: ddlsim.simulate("office-1gbe", "lenet5", steps=10_000_000, jitter=Told(0.1)))
+    assert begun.wait(PATIENCE)
+    page.start("run", lambda _: "the next")
+    while not page.said:
+        page.next()
+    assert page.said == ["the next"]

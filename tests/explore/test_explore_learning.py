@@ -9,6 +9,7 @@ from ddlsim.explore.jobs import CancelledError, Progress
 from ddlsim.explore.learning_runs import COLUMNS, Lesson, columns, learn, lessons
 from ddlsim.explore.screens.learning import files, outcome
 from ddlsim.explore.setup import Setup
+from ddlsim.runtime.watching import watched
 from ddlsim.study import load_study
 
 SMALL = Lesson("shapes", workers=2, batch_size=32, epochs=0.3, evaluate_every=1, clock=False)
@@ -68,7 +69,7 @@ def test_cancelling_ends_a_run_at_its_next_update(setup):
         said.append(rows)
         own.cancelled = True
 
-    with pytest.raises(CancelledError):
+    with pytest.raises(CancelledError), watched(own.check):  # as Jobs does
         learn({"one": experiment, "other": experiment}, own, show)
     assert len(said) == 1
 

@@ -2,18 +2,22 @@
 
 import contextlib
 import io
+import re
 import runpy
 
 import pytest
 
 import ddlsim
 from ddlsim.run.files import COMPRESSORS, STRATEGIES
+from ddlsim.run.metrics import METRICS
 
 pytest.importorskip("panel")
 
 from ddlsim.explore import explore
 from ddlsim.explore.exports import experiment_files
-from ddlsim.explore.screens.what_if import files
+from ddlsim.explore.form import OTHERS
+from ddlsim.explore.screens.run import described
+from ddlsim.explore.screens.what_if import differences, files
 from ddlsim.explore.settings import settings_of
 from ddlsim.explore.setup import FIELDS, Setup
 
@@ -56,6 +60,49 @@ def test_all_fields_reach_the_experiment():
         "office-1gbe+n_hosts=4", "lenet5", ddlsim.LocalSGD(period=2), 8, 3, accumulation=2, seed=7, steps=4,
         precision="fp16", jitter=ddlsim.Lognormal(0.1), compression=ddlsim.TopK(0.01),
     )  # fmt: skip
+
+
+def test_other_fields_are_lines_of_an_experiment_file(tmp_path):
+    setup = Setup(others=OTHERS)  # what the form shows as an example
+    assert setup.experiment() == ddlsim.Experiment(
+        setup.cluster, max_time="720 h", failures=ddlsim.Failures("5000 h"),
+        checkpoints=ddlsim.Checkpoints("1 h", to="peers"),
+    )  # fmt: skip
+    fault = 'type = "stop", ranks = [3], start = "1 s", duration = "2 s"'
+    setup.others = f'faults = [{{ {fault} }}]\n[jitter]\ntype = "pareto"\na = 3.0'
+    experiment = setup.experiment()
+    assert (type(experiment.faults[0]), type(experiment.jitter)) == (ddlsim.Stop, ddlsim.Pareto)
+    toml, _ = experiment_files(experiment)
+    (tmp_path / "run.toml").write_text(toml.text)
+    assert ddlsim.load_experiment(tmp_path / "run.toml") == experiment
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("batch_size = 3", "other fields: batch_size has a place of its own in the form; say it there"),
+        ("max_tme = 3", "other fields: unknown key 'max_tme'; did you mean 'max_time'?"),
+        ("faults = [{", "other fields: is not valid TOML: "),
+        ('[compute]\ntype = "os:abort"', "would import code"),
+        ("[checkpoints]", "other fields: checkpoints: key 'every' is missing"),
+    ],
+)
+def test_other_fields_that_cannot_be_used_are_a_line(text, message):
+    with pytest.raises(ddlsim.ConfigError, match=re.escape(message)) as error:
+        Setup(others=text).experiment()
+    assert "\n" not in str(error.value)
+
+
+def test_the_numbers_of_a_life_are_shown_and_compared():
+    setup = Setup(cluster="office-1gbe", model="lenet5", steps=2)
+    a = ddlsim.simulate(setup.experiment())
+    setup.others = OTHERS
+    b = ddlsim.simulate(setup.experiment())
+    assert "goodput" not in described(a)
+    assert f"<div>goodput</div><div class=\"v\">{METRICS['goodput'].write(b.goodput)}</div>" in described(b)
+    rows = dict(re.findall(r"<tr><td>([^<]*)</td>(.*?)</tr>", differences(a, b)))
+    assert METRICS["availability"].write(b.availability) in rows["availability"]
+    assert f"{b.energy / a.energy:,.4g} times" in rows["energy of the run"]
 
 
 def test_settings_are_written_as_in_files():

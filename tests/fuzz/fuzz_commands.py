@@ -157,7 +157,7 @@ def attempt(report, name, words, folder):
         bad = f"exit code {code}: {err[-300:]!r}"
     elif "Traceback" in err + out:
         bad = f"a traceback: {err[-300:]!r}"
-    elif code == 2 and not err.startswith(("Usage: ", "Error: ")):
+    elif code == 2 and not err.startswith("Usage: "):  # of ddlsim alone, or the help
         if not err.startswith("error: ") or err.count("\n") != 1 or len(err) > 2000:
             bad = f"not one line of error: {err[:300]!r} ({len(err)} characters)"
     elif code == 0 and any(word in out for word in ("nan ", "NaN", " nan")):

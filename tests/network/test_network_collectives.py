@@ -368,6 +368,13 @@ def test_busy_intervals_add_up_to_busy_seconds():
         own = log.channel == channel
         assert (log.start[own][1:] >= log.end[own][:-1]).all(), "intervals of a channel do not overlap"
         assert [column.tolist() for column in log.of(channel)] == [log.start[own].tolist(), log.end[own].tolist()]
+    some = [int(channel) for channel in np.flatnonzero(total)[::3]]
+    part = log.only(some)
+    assert set(part.channel.tolist()) == set(some)
+    for channel in range(cluster.n_channels):
+        expected = [each.tolist() for each in log.of(channel)] if channel in some else [[], []]
+        assert [each.tolist() for each in part.of(channel)] == expected
+        assert part.seconds()[channel] == (log.seconds()[channel] if channel in some else 0.0)
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "hierarchical"])
@@ -396,5 +403,6 @@ def test_rounds_that_come_again_are_logged_once():
         finish(network)
         busy = network.busy_intervals()
         assert len(busy.start) == 22 * 24
+        assert busy.only([3]).start.tolist() == busy.of(3)[0].tolist() != []
         rows.append(sum(len(part.rows) for part in busy._parts))
     assert rows[0] < rows[1] / 3, "but for the first rounds of both halves"

@@ -6,6 +6,7 @@ import pytest
 from picture_overlaps import overlaps
 
 import ddlsim
+from ddlsim.cluster import with_storage
 from ddlsim.report.cluster_layout import N_GROUPS, arranged, joints
 from ddlsim.report.cluster_plot import USE, cluster_plot
 
@@ -44,6 +45,21 @@ def test_rails_reach_their_switches():
     legend = [text.get_text() for text in cluster_plot(cluster).figure.legends[0].get_texts()]
     assert "machine (20): 160 GPUs inside" in legend
     assert "nic, 200 Gbit/s (160)" in legend
+
+
+@pytest.mark.parametrize("name", ["office-1gbe", "dgx1-v100", "dgx1-v100-16"])
+def test_a_storage_is_one_thing_beside_machines(name):
+    """Its disks and its port: nothing of it stands in a machine's box, and no box lies on a neighbour."""
+    cluster = with_storage(name, "nfs0", read="2 GB/s", bandwidth="10 Gbit/s")
+    items = arranged(cluster)
+    at = items.kind.index("storage")
+    assert items.kind.count("storage") == 1
+    assert items.names[at] == "nfs0"
+    assert sorted(cluster.node_kind[node] for node in items.nodes[at]) == ["storage", "switch"]
+    assert all(at not in members for members in items.frames.values())
+    for members in items.frames.values():
+        assert not items.x[members].min() <= items.x[at] <= items.x[members].max()
+    assert "storage (1)" in [text.get_text() for text in cluster_plot(cluster).figure.legends[0].get_texts()]
 
 
 def test_links_beside_each_other_are_counted():

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 import ddlsim
+from ddlsim.cluster import with_storage
 from ddlsim.readable import percent, rate, seconds, si, size
 from ddlsim.report import plots
 from ddlsim.report.cluster_plot import cluster_plot
 from ddlsim.report.trace import _merged
+from ddlsim.run.metrics import METRICS
 
 STRATEGIES = {
     "ring": ddlsim.AllReduce("ring"),
@@ -151,3 +153,26 @@ def test_scaling_plot_has_a_line_per_series_and_the_ideal():
 def test_every_kind_of_cluster_can_be_drawn(name, tmp_path):
     cluster_plot(ddlsim.load_cluster(name), tmp_path / "c.png")
     assert (tmp_path / "c.png").stat().st_size > 5000
+
+
+def test_studies_of_lives_are_judged_by_goodput_and_those_with_input_say_what_waits():
+    base = ddlsim.Experiment("office-1gbe", "lenet5", workers=4, steps=3, failures=ddlsim.Failures("2000 h"))
+    often = {"often": ddlsim.Checkpoints("5 min", stall="4 min"), "seldom": ddlsim.Checkpoints("5 h", stall="4 min")}
+    lives = ddlsim.Study(base, {"checkpoints": often}).run(jobs=1)
+    head, *rows = str(lives).splitlines()
+    assert "goodput/s" in head
+    assert METRICS["goodput"].column[1](lives.summary["goodput"].iloc[0]) in rows[0]
+    assert "at the best by goodput (seldom)" in str(lives)
+    assert lives.summary["throughput"].nunique() == 1
+
+    mixed = ddlsim.Study(base, {"failures": {"none": None, "some": base.failures}}).run(jobs=1)
+    assert "by goodput" not in str(mixed), "what nothing disturbs has none"
+
+    cluster = with_storage("office-1gbe", "disk", read="1 MB/s", bandwidth="1 Gbit/s")
+    reads = ddlsim.Input(cpu_workers=1, prep_seconds="1 us", sample_bytes="10 kB", storage="disk", samples=1000)
+    fed = ddlsim.Study(
+        ddlsim.Experiment(cluster, "lenet5", workers=4, steps=3, input=reads), {"batch_size": [8, 16]}
+    ).run(jobs=1)
+    head, row, *_ = str(fed).splitlines()
+    assert "input" in head
+    assert percent(fed.summary["input_share"].iloc[0]) in row

@@ -16,13 +16,16 @@ from ddlsim.explore.timeline import timeline
 from ddlsim.readable import percent, size
 from ddlsim.report.drawing import time_styles
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.metrics import METRICS
+from ddlsim.run.metrics import METRICS, record
 from ddlsim.run.result import Result
 
 NAME = "run"
 TITLE = "Run"
-#: what is shown in large
-HEADLINES = ("throughput", "step_time", "speedup", "efficiency", "cost_per_sample", "energy_per_sample")
+#: what is shown in large, where it is known
+HEADLINES = (
+    "throughput", "step_time", "speedup", "efficiency", "goodput", "availability", "cost_per_sample",
+    "energy_per_sample",
+)  # fmt: skip
 #: what computes while a run is simulated for the first time
 FIRST = "simulating (the first run after an installation compiles for half a minute)"
 N_LINKS = 12
@@ -83,8 +86,9 @@ def tell_first(progress: Progress) -> None:
 
 def described(result: Result) -> str:
     """Return the numbers of a run as HTML."""
-    values = [(METRICS[name], METRICS[name].of(result)) for name in HEADLINES]
-    numbers = [(metric.heading, metric.write(value)) for metric, value in values if value is not None]
+    values = record(result)
+    known = ((METRICS[name], values.get(name)) for name in HEADLINES)
+    numbers = [(metric.heading, metric.write(value)) for metric, value in known if value is not None]
     styles = {kind: (colour, label) for kind, (colour, _, label) in time_styles(result.shares).items()}
     what = f"{result.n_workers} workers on {result.cluster.name}: {result.experiment.strategy.label}"
     return "".join([

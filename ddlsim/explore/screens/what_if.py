@@ -13,12 +13,14 @@ from ddlsim.explore.pieces import LazyCard, bars, html, message, table
 from ddlsim.explore.screens.run import tell_first
 from ddlsim.explore.setup import FIELDS, Setup
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.metrics import METRICS, Metric
+from ddlsim.run.metrics import METRICS, Metric, record
 from ddlsim.run.result import Result
 from ddlsim.run.written import python_of
 
 NAME = "what-if"
 TITLE = "What if"
+#: how many times as much is no percentage any more
+MOST = 10.0
 
 
 def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
@@ -101,11 +103,9 @@ def both(
 
 def differences(a: Result, b: Result) -> str:
     """Return all metrics of both runs, and by how much they differ, as HTML."""
-    rows = []
-    for metric in METRICS.values():
-        if metric.kind != "run":
-            continue
-        values = metric.of(a), metric.of(b)
+    rows, records = [], (record(a), record(b))
+    for name, metric in METRICS.items():
+        values = records[0].get(name), records[1].get(name)
         texts = [_text(metric, value) for value in values]
         if texts != ["", ""]:
             rows.append([metric.heading, *texts, _change(metric, *values)])
@@ -123,7 +123,9 @@ def _change(metric: Metric, a: float | None, b: float | None) -> str:
         return "same"
     if metric.drawn_in == "%":
         return f"{100.0 * (b - a):+.1f} points"
-    return f"{b / a - 1.0:+.1%}" if a else ""
+    if not a or b / a >= MOST:
+        return f"{b / a:,.4g} times" if a else ""
+    return f"{b / a - 1.0:+.1%}"
 
 
 def _changes(a: dict[str, object], b: dict[str, object]) -> str:
@@ -154,14 +156,14 @@ def helpful(a: Result, b: Result, progress: Progress) -> str:
 def files(a: Experiment, b: Experiment) -> list[File]:
     """Return both experiments as files, and the program that compares them as the screen does."""
     program = f"""import ddlsim
-from ddlsim.run.metrics import METRICS
+from ddlsim.run.metrics import METRICS, record
 
 a = ddlsim.simulate({python_of(a)})
 b = ddlsim.simulate({python_of(b)})
-for metric in METRICS.values():
-    if metric.kind == "run":
-        values = [metric.of(result) for result in (a, b)]
-        if None not in values:
-            print(f"{{metric.heading}}: {{metric.write(values[0])}} -> {{metric.write(values[1])}}")
+records = [record(a), record(b)]
+for name, metric in METRICS.items():
+    values = [each.get(name) for each in records]
+    if None not in values:
+        print(f"{{metric.heading}}: {{metric.write(values[0])}} -> {{metric.write(values[1])}}")
 """
     return [File("a.toml", a.to_toml()), File("b.toml", b.to_toml()), File("what_if.py", program)]
