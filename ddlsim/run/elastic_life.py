@@ -14,18 +14,14 @@ from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Array, Value
 from ddlsim.learning.handover import Handover
 from ddlsim.learning.monitor import Monitor, Row
-from ddlsim.life import Elastic, Failures, Life, Timeline
-from ddlsim.life.checkpoints import NO_CHECKPOINTS, Cost
+from ddlsim.life import Failures, Life, Timeline
+from ddlsim.life.checkpoints import NO_CHECKPOINTS
 from ddlsim.life.failures import Failure
 from ddlsim.life.life import HOPELESS
 from ddlsim.life.timeline import Ints
-from ddlsim.run.experiment import Experiment
-from ddlsim.run.living import copy_seconds, cost_of, holds_parts
-from ddlsim.run.parts import machines_of, machines_taken
+from ddlsim.run.elastic_groups import Group, Groups
 from ddlsim.run.shift import NoUpdateError, Shift
 from ddlsim.units import si
-from ddlsim.workload.model import load_model
-from ddlsim.workload.stage import stages_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,25 +49,6 @@ class ElasticLife(Life):
         return pd.DataFrame(list(self.groups), columns=["time", "workers"]).rename_axis("group")
 
 
-@dataclass(frozen=True, eq=False)
-class _Group:
-    """Workers on so many machines: what they do, and how long their steps take."""
-
-    experiment: Experiment
-    n_workers: int
-    timeline: Timeline
-    samples_per_update: float
-    every: float
-    cost: Cost
-
-    def saving(self, timeline: Timeline, seconds: float) -> Timeline:
-        """Return a timeline with the checkpoints of so many s."""
-        if math.isinf(self.every) or math.isinf(seconds):
-            return timeline
-        length = float(timeline.end_of(np.array(timeline.count(seconds) + 2)))
-        return replace(timeline, every=self.every, cost=self.cost, length=length)
-
-
 class _Saved(NamedTuple):
     """A state of the training that can be read: s that led to it, steps, samples; and how to learn it again: as `group`
     does in so many s from `begin` on (None: it is `begin`)."""
@@ -80,98 +57,9 @@ class _Saved(NamedTuple):
     steps: int = 0
     samples: float = 0.0
     begin: Handover | None = None
-    group: _Group | None = None
+    group: Group | None = None
     timeline: Timeline | None = None
     seconds: float = 0.0
-
-
-class Groups:
-    """The groups that a run's machines can form, each simulated when it is first asked for.
-
-    A group on k machines is that of the first k: with equal machines it does not matter which ones are left.
-    """
-
-    def __init__(self, result: Outcome) -> None:
-        self._experiment, self._nodes = result.experiment, result.nodes.tolist()
-        self._machine = machines_of(result.cluster, self._nodes)
-        self._places = {int(node): place for place, node in enumerate(result.cluster.workers.tolist())}
-        self._cluster, self._found = result.cluster, dict[int, _Group | None]()
-        self._workload = result.workloads[0]
-        self.n_machines = max(self._machine) + 1
-        #: whether each worker holds all of the state
-        self.whole = not holds_parts(stages_of(result.experiment.strategy, result.workloads), result.workloads)
-        self.copy = copy_seconds(result) if self.whole and self.n_machines > 1 else 0.0
-
-    @property
-    def machine(self) -> list[int]:
-        """The machine of each worker, from 0."""
-        return self._machine
-
-    @property
-    def elastic(self) -> Elastic:
-        """How groups form."""
-        assert self._experiment.elastic is not None
-        return self._experiment.elastic
-
-    def taken(self, failures: Failures) -> list[list[int]]:
-        """The machines that each part which fails takes out of service."""
-        return machines_taken(failures, self._cluster, self._nodes)
-
-    def on(self, n_machines: int) -> _Group | None:
-        """Return the group that so many machines form, None where that has fewer workers than there must be."""
-        if n_machines not in self._found:
-            self._found[n_machines] = self._made(n_machines)
-        return self._found[n_machines]
-
-    def _made(self, n_machines: int) -> _Group | None:
-        """Return the group of the most machines that its strategy can split; others stand by."""
-        for n in range(n_machines, 0, -1):
-            nodes = [node for node, own in zip(self._nodes, self._machine, strict=True) if own < n]
-            if len(nodes) < self.elastic.min_workers:
-                return None
-            if self._fits(len(nodes)):
-                return self._simulated(nodes)
-        return None
-
-    def _fits(self, n_workers: int) -> bool:
-        experiment = self._experiment
-        check = getattr(experiment.strategy, "check_sizes", None)
-        if check is None:
-            return True
-        try:
-            check(load_model(experiment.time_model or experiment.model), self._batch_size(n_workers), n_workers)
-        except ConfigError:
-            return False
-        return True
-
-    def _batch_size(self, n_workers: int) -> int:
-        return self.elastic.batch_size(self._experiment.batch_size, n_workers, len(self._nodes))
-
-    def _simulated(self, nodes: list[int]) -> _Group:
-        from ddlsim.run.simulate import run  # which knows of results, and they of lives
-
-        whole, n = self._experiment, len(nodes)
-        speed = whole.speed
-        experiment = whole.with_(
-            cluster=self._cluster, workers=tuple(self._places[node] for node in nodes), failures=None, elastic=None,
-            checkpoints=None, batch_size=self._batch_size(n), max_time=math.inf,
-            speed=speed[:n] if isinstance(speed, tuple) else speed,
-        )  # fmt: skip
-        clock = experiment
-        if experiment.training is not None:
-            clock = experiment.with_(training=None, time_model=None, model=experiment.time_model or experiment.model)
-        try:
-            result = run(clock)
-        except ConfigError as error:
-            raise ConfigError(f"elastic: a group of {n} workers: {error}") from None
-        ends = np.array([time for time, _ in result.recorder.updates])
-        timeline = Timeline(ends, len(result.measured_updates) - 1, math.inf, NO_CHECKPOINTS, math.inf)
-        every, cost = math.inf, NO_CHECKPOINTS
-        if whole.checkpoints is not None:
-            every = whole.checkpoints.interval
-            cost = cost_of(whole.checkpoints, self._cluster, nodes, self._workload)
-            cost.check(every)
-        return _Group(experiment, n, timeline, result.samples_per_update, every, cost)
 
 
 def elastic_life(
@@ -252,7 +140,7 @@ class _Turns:
 
     # ------------------------------------------------------------ training
 
-    def _train(self, group: _Group) -> bool:
+    def _train(self, group: Group) -> bool:
         """Train until a machine fails, or until the end of the step in which one is back, or to the end; return whether
         one has failed."""
         back = self.machines.next_back
@@ -302,7 +190,7 @@ class _Turns:
             return True
         return fails
 
-    def _leaves(self, group: _Group, timeline: Timeline) -> float:
+    def _leaves(self, group: Group, timeline: Timeline) -> float:
         """Return when the group goes on without a machine whose failure is announced: at the end of the step under way
         then, if that is before (and the state is saved before, where workers hold parts of it); else inf."""
         if not (warning := self.failures.seconds_of_warning) or math.isinf(self.next.time):
@@ -311,7 +199,7 @@ class _Turns:
         takes = 0.0 if self.groups.whole else group.cost.stall + group.cost.write
         return end if end + takes <= self.next.time else math.inf
 
-    def _save(self, group: _Group) -> bool:
+    def _save(self, group: Group) -> bool:
         """Save the state at hand, as others can only go on from that; return whether no machine fails meanwhile."""
         if self.saved.steps == self.steps:  # one was due just now
             return True
@@ -347,14 +235,14 @@ class _Turns:
 
     # ------------------------------------------------------------ learning
 
-    def _begin(self, group: _Group) -> Handover | None:
+    def _begin(self, group: Group) -> Handover | None:
         """Return what a group begins with now."""
         if self.handover is None:
             return None
         factor = self.groups.elastic.rate_factor(group.n_workers, len(self.groups.machine))
         return replace(self.handover, time=self.now, rate_factor=factor)
 
-    def _probed(self, group: _Group, back: float) -> Timeline:
+    def _probed(self, group: Group, back: float) -> Timeline:
         """Return the steps that a group can make until something happens, with their checkpoints: learning has its own
         jitter, and ends nobody knows when."""
         slack = 2.0 * (float(np.diff(group.timeline.ends, prepend=0.0).max()) + group.cost.stall)
@@ -364,7 +252,7 @@ class _Turns:
             return group.timeline
         return self._timeline(group, [time for time, _ in result.recorder.updates])
 
-    def _learn(self, group: _Group, begin: Handover | None, seconds: float) -> tuple[Timeline, Ints, float]:
+    def _learn(self, group: Group, begin: Handover | None, seconds: float) -> tuple[Timeline, Ints, float]:
         """Learn for so many s; return the updates' timeline, how many samples each had, and the s."""
         try:
             result = self._run(group, begin, seconds, self.now + seconds < self.length)
@@ -384,17 +272,17 @@ class _Turns:
         self._hand_over(result, begin, timeline)
         return timeline, samples, seconds
 
-    def _timeline(self, group: _Group, ends: list[float]) -> Timeline:
+    def _timeline(self, group: Group, ends: list[float]) -> Timeline:
         """Return the steps that a group has made, with their checkpoints."""
         plain = Timeline(np.array(ends), 1, math.inf, NO_CHECKPOINTS, ends[-1])
         return plain if math.isinf(group.every) else replace(plain, every=group.every, cost=group.cost)
 
-    def _run(self, group: _Group, begin: Handover | None, seconds: float, goes_on: bool = True) -> Outcome:
+    def _run(self, group: Group, begin: Handover | None, seconds: float, goes_on: bool = True) -> Outcome:
         from ddlsim.run.simulate import run
 
         return run(group.experiment.with_(max_time=seconds), shift=Shift(begin, goes_on))
 
-    def _again(self, group: _Group, begin: Handover | None, seconds: float, timeline: Timeline) -> None:
+    def _again(self, group: Group, begin: Handover | None, seconds: float, timeline: Timeline) -> None:
         """Learn once more what a group has learnt, but only for so many s."""
         self._hand_over(self._run(group, begin, seconds), begin, timeline)
 
@@ -434,7 +322,7 @@ class _Turns:
         self.events.append((failure.time, failure.unit, lost))
         return True
 
-    def _formed(self, failed: bool) -> _Group | None:
+    def _formed(self, failed: bool) -> Group | None:
         """Form a group of those that are there, as often as others fail meanwhile; None if time is over."""
         warned, self.warned = self.warned, False
         if failed and not warned:
