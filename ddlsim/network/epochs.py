@@ -39,7 +39,7 @@ class Epochs:
         self._detours = [None]
         for edge in edges:
             down = frozenset[int]().union(*(links for start, end, links in self._avoided if start <= edge < end))
-            self._detours.append(self._fabric.around(down) if down else None)
+            self._detours.append(self._fabric.around(sorted(down)) if down else None)
 
     @staticmethod
     def begun(changes: Records) -> int:
