@@ -19,7 +19,10 @@ class Elastic:
     Survivors go on from the parameters and the optimizer's state that they hold (where each has a state of its own, as
     in local SGD, it begins anew); what is lost is the step under way. The new group shares out the samples anew, from
     where the epoch was. A machine that is back joins at the end of a step, and gets the model from another one. Where
-    all fail at once, nobody holds it any more, and the training begins again.
+    all fail at once, nobody holds it any more: the training goes back to its latest checkpoint, or begins again.
+
+    Workers that hold parts of a model or of the optimizer's state (FSDP, ZeRO, pipelines) lose them with a machine.
+    They go back to the latest checkpoint, which the new group reads; before a machine joins, one is made.
 
     min_workers  with fewer the training waits until machines are back
     rejoin       until a new group runs: rendezvous, communicators

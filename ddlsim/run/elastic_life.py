@@ -6,7 +6,7 @@ import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -14,16 +14,14 @@ from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.learning import Array, Value
 from ddlsim.learning.handover import Handover
 from ddlsim.learning.monitor import Monitor, Row
-from ddlsim.life import Elastic, Failures, Life, Timeline
+from ddlsim.life import Failures, Life, Timeline
 from ddlsim.life.checkpoints import NO_CHECKPOINTS
 from ddlsim.life.failures import Failure
 from ddlsim.life.life import HOPELESS
-from ddlsim.run.experiment import Experiment
-from ddlsim.run.living import copy_seconds
-from ddlsim.run.parts import machines_of, machines_taken
+from ddlsim.life.timeline import Ints
+from ddlsim.run.elastic_groups import Group, Groups
 from ddlsim.run.shift import NoUpdateError, Shift
 from ddlsim.units import si
-from ddlsim.workload.model import load_model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,95 +49,17 @@ class ElasticLife(Life):
         return pd.DataFrame(list(self.groups), columns=["time", "workers"]).rename_axis("group")
 
 
-@dataclass(frozen=True, eq=False)
-class _Group:
-    """Workers on so many machines: what they do, and how long their steps take."""
+class _Saved(NamedTuple):
+    """A state of the training that can be read: s that led to it, steps, samples; and how to learn it again: as `group`
+    does in so many s from `begin` on (None: it is `begin`)."""
 
-    experiment: Experiment
-    n_workers: int
-    timeline: Timeline
-    samples_per_update: float
-
-
-class Groups:
-    """The groups that a run's machines can form, each simulated when it is first asked for.
-
-    A group on k machines is that of the first k: with equal machines it does not matter which ones are left.
-    """
-
-    def __init__(self, result: Outcome) -> None:
-        self._experiment, self._nodes = result.experiment, result.nodes.tolist()
-        self._machine = machines_of(result.cluster, self._nodes)
-        self._places = {int(node): place for place, node in enumerate(result.cluster.workers.tolist())}
-        self._cluster, self._found = result.cluster, dict[int, _Group | None]()
-        self.n_machines = max(self._machine) + 1
-        self.copy = copy_seconds(result)
-
-    @property
-    def machine(self) -> list[int]:
-        """The machine of each worker, from 0."""
-        return self._machine
-
-    @property
-    def elastic(self) -> Elastic:
-        """How groups form."""
-        assert self._experiment.elastic is not None
-        return self._experiment.elastic
-
-    def taken(self, failures: Failures) -> list[list[int]]:
-        """The machines that each part which fails takes out of service."""
-        return machines_taken(failures, self._cluster, self._nodes)
-
-    def on(self, n_machines: int) -> _Group | None:
-        """Return the group that so many machines form, None where that has fewer workers than there must be."""
-        if n_machines not in self._found:
-            self._found[n_machines] = self._made(n_machines)
-        return self._found[n_machines]
-
-    def _made(self, n_machines: int) -> _Group | None:
-        """Return the group of the most machines that its strategy can split; others stand by."""
-        for n in range(n_machines, 0, -1):
-            nodes = [node for node, own in zip(self._nodes, self._machine, strict=True) if own < n]
-            if len(nodes) < self.elastic.min_workers:
-                return None
-            if self._fits(len(nodes)):
-                return self._simulated(nodes)
-        return None
-
-    def _fits(self, n_workers: int) -> bool:
-        experiment = self._experiment
-        check = getattr(experiment.strategy, "check_sizes", None)
-        if check is None:
-            return True
-        try:
-            check(load_model(experiment.time_model or experiment.model), self._batch_size(n_workers), n_workers)
-        except ConfigError:
-            return False
-        return True
-
-    def _batch_size(self, n_workers: int) -> int:
-        return self.elastic.batch_size(self._experiment.batch_size, n_workers, len(self._nodes))
-
-    def _simulated(self, nodes: list[int]) -> _Group:
-        from ddlsim.run.simulate import run  # which knows of results, and they of lives
-
-        whole, n = self._experiment, len(nodes)
-        speed = whole.speed
-        experiment = whole.with_(
-            cluster=self._cluster, workers=tuple(self._places[node] for node in nodes), failures=None, elastic=None,
-            batch_size=self._batch_size(n), max_time=math.inf,
-            speed=speed[:n] if isinstance(speed, tuple) else speed,
-        )  # fmt: skip
-        clock = experiment
-        if experiment.training is not None:
-            clock = experiment.with_(training=None, time_model=None, model=experiment.time_model or experiment.model)
-        try:
-            result = run(clock)
-        except ConfigError as error:
-            raise ConfigError(f"elastic: a group of {n} workers: {error}") from None
-        ends = np.array([time for time, _ in result.recorder.updates])
-        timeline = Timeline(ends, len(result.measured_updates) - 1, math.inf, NO_CHECKPOINTS, math.inf)
-        return _Group(experiment, n, timeline, result.samples_per_update)
+    useful: float = 0.0
+    steps: int = 0
+    samples: float = 0.0
+    begin: Handover | None = None
+    group: Group | None = None
+    timeline: Timeline | None = None
+    seconds: float = 0.0
 
 
 def elastic_life(
@@ -189,7 +109,9 @@ class _Turns:
         self.groups, self.timeline, self.failures, self.length, self.coming = groups, timeline, failures, length, coming
         self.taken = taken  # machines, by each part that fails
         self.machines, self.now, self.next = _Machines(failures), 0.0, next(coming, _NEVER)
-        self.spent = dict.fromkeys(("useful", "lost", "noticing", "repairing", "restarting"), 0.0)
+        self.spent = dict.fromkeys(("useful", "lost", "saving", "noticing", "repairing", "restarting"), 0.0)
+        self.saved, self.reads = _Saved(), False  # the latest checkpoint, and whether it is to be read
+        self.history: tuple[Row, ...] = ()
         self.steps, self.samples = 0, 0.0
         self.events: list[tuple[float, int, float]] = []
         self.turns: list[tuple[float, int]] = []
@@ -209,95 +131,180 @@ class _Turns:
             failed = group is not None and self._train(group)
             if self.now < self.length and not self.finished:
                 group = self._formed(failed)
-        history = () if self.monitor is None else tuple(self.monitor.history)
         return ElasticLife(
-            self.timeline, self.now, self.finished, self.spent["useful"], self.spent["lost"], 0.0,
+            self.timeline, self.now, self.finished, self.spent["useful"], self.spent["lost"], self.spent["saving"],
             self.spent["noticing"], self.spent["repairing"], self.spent["restarting"], self.steps, tuple(self.events),
-            np.empty((0, 3)), self.samples, tuple(self.turns), history,
+            np.empty((0, 3)), self.samples, tuple(self.turns), self.history,
             None if self.monitor is None else self.monitor.evaluated,
         )  # fmt: skip
 
     # ------------------------------------------------------------ training
 
-    def _train(self, group: _Group) -> bool:
+    def _train(self, group: Group) -> bool:
         """Train until a machine fails, or until the end of the step in which one is back, or to the end; return whether
         one has failed."""
-        until, back = self.length, self.machines.next_back
+        back = self.machines.next_back
+        known = [time for time in (self.next.time, back) if math.isfinite(time)]
+        bound = min(self.length, max(known, default=math.inf)) - self.now
+        probed = group.experiment.training is not None and math.isfinite(group.every)
+        timeline = self._probed(group, back) if probed else group.saving(group.timeline, bound)
+        until = self.length
         if back < until:
-            step = group.timeline.count(max(back - self.now, 0.0)) + 1
-            until = min(self.now + float(group.timeline.end_of(np.array(step))), until)
+            until = min(self.now + _end_of_step(timeline, max(back - self.now, 0.0)), until)
         while self.next.time <= until and self.machines.out.issuperset(self.taken[self.next.unit]):
             self.next = next(self.coming, _NEVER)
-        leaves = self._leaves(group)
+        leaves = self._leaves(group, timeline)
         until = min(self.next.time, until)
         warned = leaves <= until
         until = min(leaves, until)
-        seconds = until - self.now
-        trained = self._learn(group, seconds) if group.experiment.training is not None else self._count(group, seconds)
+        fails, seconds = warned or until == self.next.time, until - self.now
+        before = _Saved(self.spent["useful"], self.steps, self.samples, self._begin(group), group)
+        if group.experiment.training is not None:
+            timeline, samples, seconds = self._learn(group, before.begin, seconds)
+        else:
+            timeline, samples = group.saving(group.timeline, seconds), np.array([])
+        steps = _steps(timeline, seconds) if group.experiment.training is None else len(samples)
+        self.steps += steps
+        self.samples += steps * group.samples_per_update if group.experiment.training is None else float(samples.sum())
+        trained = float(timeline.end_of(np.array(steps))) if steps else 0.0
+        saving = 0.0 if math.isinf(timeline.every) else timeline.saving(seconds)
+        self._note_saved(before, timeline, samples, seconds)
+        self._book("saving", saving)
         if self.finished:
             self._book("useful", trained)
             return False
-        fails = until == self.next.time or warned
-        self._book("useful", trained if fails and not warned else seconds)
+        self._book("useful", trained if fails and not warned else seconds - saving)
         if warned:
-            self.warned = self._fails(0.0)
-            return True
-        if fails:
-            self._book("lost", seconds - trained)
+            if not self.groups.whole:
+                self._save(group)
+            self.warned = True
+            self._fails(0.0)
+        elif fails:
+            lost = seconds - saving - trained
+            self._book("lost", lost)
             self.fruitless = 0 if trained else self.fruitless + 1
             if self.fruitless > HOPELESS:
                 raise DdlsimError(f"failures: {HOPELESS:,} in a row without a step between them; use parts that last")
-            self._fails(seconds - trained)
+            self._fails(lost)
+        elif self.now < self.length and not self.groups.whole and not self._save(group):
+            return True
         return fails
 
-    def _leaves(self, group: _Group) -> float:
+    def _leaves(self, group: Group, timeline: Timeline) -> float:
         """Return when the group goes on without a machine whose failure is announced: at the end of the step under way
-        then, if that is before; else inf."""
-        if not (warning := self.failures.seconds_of_warning):
+        then, if that is before (and the state is saved before, where workers hold parts of it); else inf."""
+        if not (warning := self.failures.seconds_of_warning) or math.isinf(self.next.time):
             return math.inf
-        warned = max(self.next.time - warning - self.now, 0.0)
-        if math.isinf(warned):
-            return math.inf
-        end = self.now + float(group.timeline.end_of(np.array(group.timeline.count(warned) + 1)))
-        return end if end <= self.next.time else math.inf
+        end = self.now + _end_of_step(timeline, max(self.next.time - warning - self.now, 0.0))
+        takes = 0.0 if self.groups.whole else group.cost.stall + group.cost.write
+        return end if end + takes <= self.next.time else math.inf
 
-    def _count(self, group: _Group, seconds: float) -> float:
-        """Count the steps of so many s; return how many s they took."""
-        steps = group.timeline.count(seconds)
-        self.steps += steps
-        self.samples += steps * group.samples_per_update
-        return float(group.timeline.end_of(np.array(steps))) if steps else 0.0
+    def _save(self, group: Group) -> bool:
+        """Save the state at hand, as others can only go on from that; return whether no machine fails meanwhile."""
+        if self.saved.steps == self.steps:  # one was due just now
+            return True
+        done = self._pass("saving", min(self.now + group.cost.stall + group.cost.write, self.next.time))
+        if done:
+            self.saved = _Saved(self.spent["useful"], self.steps, self.samples, self.handover)
+        return done
 
-    def _learn(self, group: _Group, seconds: float) -> float:
-        """Learn for so many s; return when the last update was made."""
+    def _note_saved(self, before: _Saved, timeline: Timeline, samples: Ints, seconds: float) -> None:
+        """Note the latest checkpoint made in `seconds` s since the state before."""
+        number = 0 if math.isinf(timeline.every) else timeline.latest(seconds, 0)
+        if not number:
+            return
+        assert before.group is not None
+        step = int(timeline.saved_steps[number - 1])
+        many = float(samples[:step].sum()) if len(samples) else step * before.group.samples_per_update
+        end = float(timeline.end_of(np.array(step)))
+        self.saved = _Saved(
+            before.useful + end, before.steps + step, before.samples + many, before.begin, before.group, timeline, end
+        )
+
+    def _go_back(self) -> float:
+        """Go back to the latest checkpoint, or to the beginning; return how many s of training that takes."""
+        saved, lost = self.saved, self.spent["useful"] - self.saved.useful
+        self.spent["lost"] += lost
+        self.spent["useful"], self.steps, self.samples = saved.useful, saved.steps, saved.samples
+        self.handover, self.reads = saved.begin, saved.steps > 0
+        if saved.group is not None and saved.timeline is not None and saved.group.experiment.training is not None:
+            self._again(saved.group, saved.begin, saved.seconds, saved.timeline)
+        elif saved.begin is None:
+            self.history = ()
+        return lost
+
+    # ------------------------------------------------------------ learning
+
+    def _begin(self, group: Group) -> Handover | None:
+        """Return what a group begins with now."""
+        if self.handover is None:
+            return None
+        factor = self.groups.elastic.rate_factor(group.n_workers, len(self.groups.machine))
+        return replace(self.handover, time=self.now, rate_factor=factor)
+
+    def _probed(self, group: Group, back: float) -> Timeline:
+        """Return the steps that a group can make until something happens, with their checkpoints: learning has its own
+        jitter, and ends nobody knows when."""
+        slack = 2.0 * (float(np.diff(group.timeline.ends, prepend=0.0).max()) + group.cost.stall)
+        try:
+            result = self._run(group, self._begin(group), min(self.length, self.next.time, back + slack) - self.now)
+        except NoUpdateError:
+            return group.timeline
+        return self._timeline(group, [time for time, _ in result.recorder.updates])
+
+    def _learn(self, group: Group, begin: Handover | None, seconds: float) -> tuple[Timeline, Ints, float]:
+        """Learn for so many s; return the updates' timeline, how many samples each had, and the s."""
+        try:
+            result = self._run(group, begin, seconds, self.now + seconds < self.length)
+        except NoUpdateError:
+            return group.timeline, np.array([], dtype=np.int64), seconds
+        updates = result.recorder.updates
+        timeline = self._timeline(group, [time for time, _ in updates])
+        steps = _steps(timeline, seconds) if math.isfinite(seconds) else len(updates)
+        samples = np.array([n for _, n in updates[:steps]], dtype=np.int64)
+        if steps < len(updates):  # checkpoints have left no time for all
+            if steps:
+                self._again(group, begin, updates[steps - 1][0], timeline)
+            return timeline, samples, seconds
+        self.finished = result.stop_reason != "max_time"
+        if self.finished:
+            seconds = float(timeline.position(np.array([updates[-1][0]]))[0])
+        self._hand_over(result, begin, timeline)
+        return timeline, samples, seconds
+
+    def _timeline(self, group: Group, ends: list[float]) -> Timeline:
+        """Return the steps that a group has made, with their checkpoints."""
+        plain = Timeline(np.array(ends), 1, math.inf, NO_CHECKPOINTS, ends[-1])
+        return plain if math.isinf(group.every) else replace(plain, every=group.every, cost=group.cost)
+
+    def _run(self, group: Group, begin: Handover | None, seconds: float, goes_on: bool = True) -> Outcome:
         from ddlsim.run.simulate import run
 
-        n_at_start = len(self.groups.machine)
-        if self.handover is not None:
-            self.handover = replace(
-                self.handover, time=self.now, rate_factor=self.groups.elastic.rate_factor(group.n_workers, n_at_start)
-            )
-        goes_on = self.now + seconds < self.length
-        try:
-            result = run(group.experiment.with_(max_time=seconds), shift=Shift(self.handover, goes_on))
-        except NoUpdateError:
-            return 0.0
+        return run(group.experiment.with_(max_time=seconds), shift=Shift(begin, goes_on))
+
+    def _again(self, group: Group, begin: Handover | None, seconds: float, timeline: Timeline) -> None:
+        """Learn once more what a group has learnt, but only for so many s."""
+        self._hand_over(self._run(group, begin, seconds), begin, timeline)
+
+    def _hand_over(self, result: Outcome, begin: Handover | None, timeline: Timeline) -> None:
+        """Let what a group has learnt be what the next one begins with."""
         monitor = self.monitor = result.monitor
         assert monitor is not None
-        self.finished = result.stop_reason != "max_time"
-        updates = result.recorder.updates
-        self.steps += len(updates)
-        self.samples += sum(n for _, n in updates)
-        if goes_on and not self.finished:
-            assert monitor.latest is not None
+        former, since = (0, 0.0) if begin is None else (len(begin.history), begin.time)
+        rows = list(monitor.history)
+        for i in range(former, len(rows)) if math.isfinite(timeline.every) else ():
+            at = float(timeline.position(np.array([rows[i].time - since]))[0])
+            rows[i] = rows[i]._replace(time=since + at)
+        self.history = tuple(rows)
+        if monitor.latest is not None:
             model, state = monitor.latest
+            samples = sum(n for _, n in result.recorder.updates)
+            made, learned, sent = (0, 0, 0.0) if begin is None else (begin.n_updates, begin.n_samples, begin.nbytes)
             self.handover = Handover(
                 model.read(), None if model.statistics is None else model.statistics.read(),
-                None if state is None else state.read(), self.steps, int(self.samples),
-                result.nbytes_sent + (0.0 if self.handover is None else self.handover.nbytes), self.now,
-                tuple(monitor.history),
+                None if state is None else state.read(), made + len(result.recorder.updates), learned + int(samples),
+                result.nbytes_sent + sent, self.now, self.history,
             )  # fmt: skip
-        return updates[-1][0]
 
     # ------------------------------------------------------------ forming groups
 
@@ -309,14 +316,13 @@ class _Turns:
             return False
         for machine in hit:
             self.machines.fails(machine, failure)
-        if len(self.machines.out) == self.groups.n_machines:  # nobody holds the state any more: all over again
-            lost += self.spent["useful"]
-            self.spent["lost"] += self.spent["useful"]
-            self.spent["useful"], self.steps, self.samples, self.handover = 0.0, 0, 0.0, None
+        parted = not self.groups.whole and not self.warned
+        if parted or len(self.machines.out) == self.groups.n_machines:  # nobody holds all of the state any more
+            lost += self._go_back()
         self.events.append((failure.time, failure.unit, lost))
         return True
 
-    def _formed(self, failed: bool) -> _Group | None:
+    def _formed(self, failed: bool) -> Group | None:
         """Form a group of those that are there, as often as others fail meanwhile; None if time is over."""
         warned, self.warned = self.warned, False
         if failed and not warned:
@@ -334,7 +340,10 @@ class _Turns:
                     )
                 self._pass("repairing", self.machines.next_back)
                 continue
-            if self._pass("restarting", self.now + self.groups.elastic.seconds + (self.groups.copy if grown else 0.0)):
+            reads = self.reads or not self.groups.whole
+            copied = group.cost.load if reads else self.groups.copy if grown else 0.0
+            if self._pass("restarting", self.now + self.groups.elastic.seconds + copied):
+                self.reads = False
                 self._turn(group.n_workers)
                 return group
         return None
@@ -359,3 +368,15 @@ class _Turns:
 
 
 _NEVER = Failure(math.inf, 0, 0.0)
+
+
+def _end_of_step(timeline: Timeline, seconds: float) -> float:
+    """Return when the step under way after so many s ends, with the checkpoint that is due then."""
+    if math.isfinite(timeline.every):
+        return timeline.next_end(seconds)[1]
+    return float(timeline.end_of(np.array(timeline.count(seconds) + 1)))
+
+
+def _steps(timeline: Timeline, seconds: float) -> int:
+    """Return how many steps have ended after so many s."""
+    return timeline.steps_at(seconds) if math.isfinite(timeline.every) else timeline.count(seconds)

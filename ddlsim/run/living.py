@@ -107,20 +107,19 @@ def _check_elastic(experiment: Experiment) -> None:
             f"elastic: failures per = {experiment.failures.per!r} leave no workers that could go on; use 'device', "
             "'host' or 'rack', or leave elastic out"
         )
-    if experiment.checkpoints is not None:
-        raise ConfigError(
-            "elastic beside checkpoints: survivors go on from what they hold, so that nothing is read back; leave "
-            "one of them out"
-        )
 
 
-def check_replicas(label: str, stages: Sequence[Stage], workloads: Sequence[Workload]) -> None:
-    """Raise ConfigError for workers that hold parts of a model, of which survivors of a failure have not all."""
-    whole = all(stage.workload is own and stage.state >= 1.0 for stage, own in zip(stages, workloads, strict=True))
-    if not whole:
+def holds_parts(stages: Sequence[Stage], workloads: Sequence[Workload]) -> bool:
+    """Return whether workers hold parts of the model or of the optimizer's state, of which survivors have not all."""
+    return not all(stage.workload is own and stage.state >= 1.0 for stage, own in zip(stages, workloads, strict=True))
+
+
+def check_replicas(experiment: Experiment, stages: Sequence[Stage], workloads: Sequence[Workload]) -> None:
+    """Raise ConfigError for an elastic run that has nothing to go on from after a failure."""
+    if experiment.checkpoints is None and holds_parts(stages, workloads):
         raise ConfigError(
-            f"elastic: workers of {label} hold parts of the model or of the optimizer's state, which are lost with a "
-            "machine; use failures with checkpoints, or a strategy whose workers hold all of it"
+            f"elastic: workers of {experiment.strategy.label} hold parts of the model or of the optimizer's state, "
+            "which are lost with a machine; give checkpoints, from which those who are left go on"
         )
 
 

@@ -25,7 +25,7 @@ from ddlsim.workload.stage import stages_of
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ddlsim.run.elastic_life import Groups
+    from ddlsim.run.elastic_groups import Groups
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -101,7 +101,7 @@ class Outcome:
     @cached_property
     def groups(self) -> Groups:
         """The groups that the machines of an elastic run form."""
-        from ddlsim.run.elastic_life import Groups
+        from ddlsim.run.elastic_groups import Groups
 
         return Groups(self)
 

@@ -129,7 +129,7 @@ def prepare(experiment: Experiment) -> Prepared:
     n_workers = len(nodes)
     stages = stages_of(experiment.strategy, [workload for workload, _ in workloads])
     if experiment.elastic is not None:
-        check_replicas(experiment.strategy.label, stages, [workload for workload, _ in workloads])
+        check_replicas(experiment, stages, [workload for workload, _ in workloads])
     phased = experiment.training is not None and bool(experiment.training.phases)
     texts = [] if phased else _memory_warnings(experiment, workloads, stages)
     if texts := list(dict.fromkeys(texts)):

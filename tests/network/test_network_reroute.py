@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddlsim import ConfigError
 from ddlsim.cluster import Cluster, MultiGpu, leaf_spine, star, torus, with_detail
 from ddlsim.collectives import build
 from ddlsim.network import Network
@@ -186,3 +187,8 @@ def test_no_byte_is_lost_whatever_goes_down(shape, data):
         assert accounts.delivered == accounts.issued == pytest.approx(total)
         found.append(times)
     assert found[0] == found[1]
+
+
+def test_links_that_are_not_there_are_refused():
+    with pytest.raises(ConfigError, match=r"has the links 0\.\.15, and no link 16"):
+        CLOS.around([3, 16])

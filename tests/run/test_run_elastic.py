@@ -223,7 +223,6 @@ def test_files_have_it(tmp_path):
     [
         ({"failures": None}, "elastic without failures"),
         ({"failures": Failures("2 h", per="job")}, "elastic: failures per = 'job'"),
-        ({"checkpoints": Checkpoints("10 min", stall="5 s")}, "elastic beside checkpoints"),
         ({"strategy": ddlsim.FSDP(), "compute": None}, "elastic: workers of .* hold parts"),
         ({"strategy": ddlsim.AsyncParameterServer()}, "do not stop for each other"),
         ({"elastic": Elastic(5)}, "elastic: min_workers = 5, but the run has 4 workers"),
