@@ -36,7 +36,7 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
     def compare() -> None:
         if shown:
             pair = shown[0]
-            tornado.object = '<div class="busy" role="status">simulating parts that are 10 % better ...</div>'
+            tornado.object = ""
             jobs.start("what-if: tornado", lambda progress: helpful(*pair, progress), put, fail)
 
     def put(text: str) -> None:
@@ -45,7 +45,7 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
     def fail(text: str) -> None:
         tornado.object = message(text).object
 
-    card = LazyCard("What would help A and B", compare, tornado)
+    card = LazyCard("What would help A and B", compare, jobs.bar("what-if: tornado"), tornado)
 
     def done(pair: tuple[Result, Result, str]) -> None:
         shown[:] = [pair[:2]]
