@@ -8,6 +8,7 @@ import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError
+from ddlsim.run.parts import racks
 from ddlsim.streams import stream
 
 PLACEMENTS = ("packed", "spread", "random")
@@ -28,7 +29,10 @@ def placed(cluster: Cluster, free: Collection[int], n: int, how: str, seed: int 
     order = cluster.locality_order(cluster.workers).tolist()
     ready = [place for place in order if place in set(free)]
     machine = cluster.host_of[cluster.workers]
-    switch = racks(cluster)[machine]
+    rack_of = racks(cluster)
+    n_hosts = len(cluster.host_names)  # a machine on no switch is a rack of its own
+    in_rack = np.array([rack_of.get(host, cluster.n_nodes + host) for host in range(n_hosts)])
+    switch = np.unique(in_rack, return_inverse=True)[1].reshape(-1)[machine]
     if how == "packed":
         left = np.bincount(machine[ready], minlength=len(cluster.host_names))
 
@@ -52,15 +56,3 @@ def placed(cluster: Cluster, free: Collection[int], n: int, how: str, seed: int 
         of_switch[switch[place]] += 1
         chosen.append(place)
     return [place for place in order if place in set(chosen)]
-
-
-def racks(cluster: Cluster) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return a number of the switch outside of it that each machine hangs on, (n_hosts,): that of the first link.
-
-    A machine that hangs on none is a rack of its own.
-    """
-    rack = cluster.n_nodes + np.arange(len(cluster.host_names))
-    out = (cluster.host_of[cluster.link_src] >= 0) & (cluster.host_of[cluster.link_dst] < 0)
-    for link in np.flatnonzero(out)[::-1].tolist():  # the first one counts, which comes last
-        rack[cluster.host_of[cluster.link_src[link]]] = cluster.link_dst[link]
-    return np.unique(rack, return_inverse=True)[1].reshape(-1)
