@@ -93,9 +93,10 @@ def traffic_of(net: Net, now: float, own: Bools) -> tuple[Floats, float, int]:
     """Return what has gone over some routes, `own` (n_routes,): bytes that each channel has carried by `now`,
     (n_channels,), bytes issued, and messages delivered."""
     n = int(net.counts[st.N_LINKED])
-    used = np.flatnonzero(own & (net.routes["issued"] > 0.0))
+    routed = net.routed[: len(own)]
+    used = np.flatnonzero(own & (routed["issued"] > 0.0))
     channel, of = _channels(net, net.routes[used])
-    nbytes = np.bincount(channel, (net.routes["issued"] - net.routes["passed"])[used][of], n)
+    nbytes = np.bincount(channel, (routed["issued"] - routed["passed"])[used][of], n)
     before = net.detours[own[net.detours["route"]] & (net.detours["passed"] > 0.0)]
     channel, of = _between(net, before["was_first"], before["was_last"])
     nbytes += np.bincount(channel, before["passed"][of], n)
@@ -105,8 +106,8 @@ def traffic_of(net: Net, now: float, own: Bools) -> tuple[Floats, float, int]:
     ahead[moving.slot] -= moving.carried
     channel, of = _crossed(net, live)
     nbytes -= np.bincount(channel, ahead[live][of], n)
-    n_messages = int(net.routes["n_issued"][own].sum()) - len(live)
-    return np.maximum(nbytes, 0.0), float(net.routes["issued"][used].sum()), n_messages
+    n_messages = int(routed["n_issued"][own].sum()) - len(live)
+    return np.maximum(nbytes, 0.0), float(routed["issued"][used].sum()), n_messages
 
 
 def _accounts(

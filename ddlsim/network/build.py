@@ -65,6 +65,7 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         freezing=no_entries,
         nodes=nodes,
         routes=np.zeros(0, dtype=st.ROUTE),
+        routed=np.zeros(0, dtype=st.ROUTED),
         frames=np.zeros(0, dtype=st.FRAME),
         ways=np.zeros(0, dtype=st.WAY),
         connections=np.zeros(0, dtype=st.CONNECTION),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ddlsim.cluster import LinkDetails
 from ddlsim.cluster.cluster import Routes
 from ddlsim.collectives import Schedule
+from ddlsim.errors import DdlsimError
 from ddlsim.network import state as st
 from ddlsim.network.build import add_channels, empty_net, grow_hops, grow_slots, with_buffers, with_shaping
 from ddlsim.network.busy import Logged
@@ -176,6 +177,12 @@ class Engine:
             self.empty_log()
         self.ensure_slots()
 
+    def share(self) -> None:
+        """Count from now on what each party has issued. Raises DdlsimError if something has been started."""
+        if not (self.is_new or self.net.counts[st.SHARED]):
+            raise DdlsimError("a network is shared before anything has been started on it, not later")
+        self.net.counts[st.SHARED] = 1
+
     def own_routes(self, party: int) -> Bools:
         """Return which routes are a party's."""
         own = np.zeros(len(self.net.routes), dtype=np.bool_)
@@ -226,6 +233,8 @@ class Engine:
         epoch = self._epoch + Epochs.begun(self.net.changes[: self.net.counts[st.N_CHANGED]])
         routes = self._epochs.routes(epoch, src, dst, usual)
         first, rows = self._extend("routes", len(src))
+        if self.net.counts[st.SHARED]:
+            self._extend("routed", len(src))
         self.routes_of[party].append((first, first + len(src)))
         self._write_routes(rows, routes, latency)
         if self._details is not None:

@@ -23,6 +23,7 @@ from ddlsim.network.state import (
     NOW,
     POOL_USED,
     SHAPED,
+    SHARED,
     THRESHOLD,
     TRANSPORTED,
     Net,
@@ -34,8 +35,9 @@ def book_issue(net: Net, route, nbytes, n):  # type: ignore[no-untyped-def]
     """Count `n` messages with altogether `nbytes` that are issued on a route."""
     net.reals[ISSUED] += nbytes
     net.reals[ISSUED_HOPS] += nbytes * (net.routes[route].last - net.routes[route].first)
-    net.routes[route].issued += nbytes
-    net.routes[route].n_issued += n
+    if net.counts[SHARED] == 1:
+        net.routed[route].issued += nbytes
+        net.routed[route].n_issued += n
 
 
 @inlined

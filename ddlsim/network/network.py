@@ -52,11 +52,13 @@ class Network:
         self.stride = 1
 
     def shared(self) -> Network:
-        """Return a face of the same network for somebody else, who has messages and collectives of its own.
+        """Return a face of the same network for somebody else, who has messages and collectives of its own; the first
+        one before anything has been started.
 
         Whoever lets time pass gets its own completions. Where there are those of others, no time passes until these
         have them: :meth:`waiting_parties`, :meth:`collect`.
         """
+        self.engine.share()
         other = object.__new__(Network)
         other.engine, other.n_sources = self.engine, self.n_sources
         other._join(len(self.engine.routes_of))
@@ -242,7 +244,8 @@ class Network:
         """Bytes of the messages that this party's senders have issued so far."""
         if not self.is_shared:
             return float(self.engine.net.reals[st.ISSUED])
-        return float(self.engine.net.routes["issued"][self.engine.own_routes(self.party)].sum())
+        own = self.engine.own_routes(self.party)
+        return float(self.engine.net.routed["issued"][: len(own)][own].sum())
 
     @property
     def n_channels(self) -> int:

@@ -27,6 +27,7 @@ from ddlsim.network.state import (
     N_LINKED,
     NOW,
     SHAPED,
+    SHARED,
     THRESHOLD,
     TRANSPORTED,
     WAITING,
@@ -42,10 +43,11 @@ def reroute(net: Net, epoch):  # type: ignore[no-untyped-def]
     for i in range(net.detours.size):
         if net.detours[i].epoch == epoch:
             route = net.detours[i].route
-            net.detours[i].passed = net.routes[route].issued - net.routes[route].passed
-            net.detours[i].was_first = net.routes[route].first
-            net.detours[i].was_last = net.routes[route].last
-            net.routes[route].passed = net.routes[route].issued
+            if net.counts[SHARED] == 1:
+                net.detours[i].passed = net.routed[route].issued - net.routed[route].passed
+                net.detours[i].was_first = net.routes[route].first
+                net.detours[i].was_last = net.routes[route].last
+                net.routed[route].passed = net.routed[route].issued
             net.routes[route].first = net.detours[i].first
             net.routes[route].last = net.detours[i].last
             net.routes[route].latency = net.detours[i].latency
@@ -74,11 +76,13 @@ def crossings_ahead(net: Net):  # type: ignore[no-untyped-def]
 @inlined
 def take_ahead(net: Net, sign):  # type: ignore[no-untyped-def]
     """Count what has been issued on routes and has not crossed them yet not (-1), or again (+1)."""
+    if net.counts[SHARED] == 0:
+        return
     for slot in range(net.slots.size):
         if net.slots[slot].state in (WAITING, FLOWING, CLEARED):
-            net.routes[net.slots[slot].route].issued += sign * net.slots[slot].nbytes
+            net.routed[net.slots[slot].route].issued += sign * net.slots[slot].nbytes
     for flow in range(net.counts[N_ACTIVE]):
-        net.routes[net.slots[net.flows[flow].slot].route].issued -= sign * carried(net, flow)
+        net.routed[net.slots[net.flows[flow].slot].route].issued -= sign * carried(net, flow)
 
 
 @inlined

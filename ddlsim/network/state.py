@@ -71,7 +71,8 @@ N_CHANGED = 44  # changes that have happened (ddlsim.network.changes)
 N_PAUSED = 45  # nodes that stand still
 PARTY = 46  # who lets time pass now, of those who share the network
 N_FOREIGN = 47  # completions of others than that one, which wait for them
-N_COUNTS = 48
+SHARED = 48  # 1: there are several of them, and what each has issued is counted
+N_COUNTS = 49
 
 # Places in Net.reals (float64)
 NOW = 0
@@ -143,9 +144,11 @@ WAY = record(
 #: window: bytes under way at most, as of `since`, when its last message ended; first, last: slots of the messages that
 #: wait for their turn, -1: none; busy: 1 while one has it; ordered: 0 if its messages do not wait for each other
 CONNECTION = record(window="f", since="f", first="n", last="n", busy="n", ordered="n")
-#: hops[first:last] are the channels of the route; issued: bytes, and messages, so far; passed: bytes that have crossed
-#: the channels that it had before it was another one
-ROUTE = record(latency="f", issued="f", passed="f", first="n", last="n", n_issued="i")
+#: hops[first:last] are the channels of the route
+ROUTE = record(latency="f", first="n", last="n")
+#: of a route: bytes, and messages, issued so far; passed: bytes that have crossed the channels that it had before it
+#: was another one
+ROUTED = record(issued="f", passed="f", n_issued="i")
 #: from the re-routing of number `epoch` on (0: none), a route is another one; then passed: bytes that have crossed the
 #: channels that it had until then, hops[was_first:was_last]
 DETOUR = record(latency="f", passed="f", route="n", first="n", last="n", was_first="n", was_last="n", epoch="n")
@@ -223,6 +226,7 @@ class Net(NamedTuple):
     freezing: Entries  # flows being frozen
     nodes: Records  # NODE
     routes: Records  # ROUTE
+    routed: Records  # ROUTED, one per route; empty unless SHARED
     frames: Records  # FRAME, one per route; empty unless SHAPED
     ways: Records  # WAY, one per route; this and the next six are empty unless TRANSPORTED
     connections: Records  # CONNECTION
