@@ -194,6 +194,12 @@ class Network:
         n = int(self.engine.net.counts[st.N_FOREIGN])
         return [] if n == 0 else np.unique(self._parties(self.engine.net.foreign["id"][:n])).tolist()
 
+    def is_under_way(self, party: int) -> bool:
+        """Whether a party has messages on their way."""
+        net = self.engine.net
+        live = net.slots["state"] != st.FREE
+        return bool(self.engine.own_routes(party)[net.slots["route"][live]].any())
+
     def collect(self) -> None:
         """Take the completions that wait for this party: :meth:`advance` returns them."""
         net = self.engine.net

@@ -18,6 +18,9 @@ from ddlsim.errors import DdlsimError, DeadlockError
 from ddlsim.network import Network
 from ddlsim.runtime.loop import Loop, Pause
 
+#: turns after which it is looked whether somebody waits in vain
+TURNS = 1000
+
 
 @dataclass(frozen=True, eq=False)
 class Party:
@@ -61,9 +64,12 @@ class SharedClock:
     def run(self, done: Callable[[], bool]) -> None:
         """Let all go on until `done` says so.
 
-        Raises :class:`~ddlsim.errors.DeadlockError` if nothing is left to happen although it does not.
+        Raises :class:`~ddlsim.errors.DeadlockError` if nothing is left to happen of a party that has not ended.
         """
+        turns = itertools.count(1)
         while not done():
+            if next(turns) % TURNS == 0:
+                self._look_for_the_stuck()
             coming = self._coming[0][0] if self._coming else np.inf
             waiting = self.network.waiting_parties
             if waiting and waiting[0] not in self._parties:
@@ -84,6 +90,16 @@ class SharedClock:
                 else:
                     self._go(number, coming)
 
+    def _look_for_the_stuck(self) -> None:
+        """Raise DeadlockError for a party that waits for nothing that is on its way, while others go on."""
+        for number, party in self._parties.items():
+            if self._next[number] == np.inf and not self.network.is_under_way(number):
+                waits = "; ".join(f"{name} waits for {what}" for name, what in list(party.loop.waiting.items())[:8])
+                raise DeadlockError(
+                    f"{party.name}: deadlock at {self.network.now:.6g} s: others go on, but nothing of it is left to "
+                    f"happen{'; ' * bool(waits)}{waits}"
+                )
+
     def _begin(self) -> None:
         _, _, action = heapq.heappop(self._coming)
         action()
@@ -92,9 +108,12 @@ class SharedClock:
         """Let a party go on, up to the next time that somebody else acts."""
         party = self._parties[number]
         others = min((time for other, time in self._next.items() if other != number), default=np.inf)
+        limit = min(others, coming, party.latest)
+        if limit == np.inf and len(self._parties) > 1:  # come back some time, to look after the others
+            limit = self.network.now + 600.0
         driver, error = party.loop.driver, None
         try:
-            driver.go(min(others, coming, party.latest), party.pause)
+            driver.go(limit, party.pause)
         except DdlsimError as raised:
             error = raised
         late = party.loop.now >= party.latest and not self.network.waiting_parties

@@ -235,6 +235,32 @@ def test_a_job_that_goes_on_ends_with_the_others():
     assert jobs["endless"].stop_reason == "others have ended"
 
 
+class Forever:
+    """A strategy whose workers wait for what never happens."""
+
+    label = "forever"
+
+    def start(self, setting):
+        for worker in setting.workers:
+            setting.loop.env.process(self.wait(setting, worker))
+
+    def wait(self, setting, worker):
+        yield from worker.block(setting.loop.env.event(), "Godot")
+
+    def updates(self, steps, n_workers):
+        return steps
+
+
+ENDLESS = {"traffic": Background("h0", "h1"), "job": Job(SMALL.with_(workers=2), goes_on=True)}
+
+
+@pytest.mark.parametrize("other", ENDLESS.values(), ids=ENDLESS)
+def test_who_waits_in_vain_is_named_though_others_go_on(other):
+    stuck = Job(SMALL.with_(workers=[8, 9], strategy=Forever()), "stuck")
+    with pytest.raises(ddlsim.DeadlockError, match=r"stuck.*: deadlock at .* worker 0 waits for Godot"):
+        ddlsim.simulate_jobs([stuck, other])
+
+
 def test_all_jobs_go_around_a_link_that_is_down():
     """What went over which link adds up over the jobs (checked), before and after routes have changed."""
     tree = Cluster.from_graph(fat_tree(4, bandwidth="1 Gbit/s", latency="5 us"))
