@@ -90,7 +90,7 @@ def run(
         "strategy": _strategy(strategy, algorithm, cost, overlap, servers, placement), "model": model,
         "batch_size": batch_size, "workers": workers, "steps": steps, "precision": precision, "seed": seed,
     }  # fmt: skip
-    if _has(what, {"jobs"}):
+    if _has(what, {"jobs", "arrivals"}):
         _run_jobs(what, allow_code, as_json, bottleneck, timeline, {
             **chosen, "trace": trace, "plot_cluster": plot_cluster, "plot_learning": plot_learning, "write": write_to,
             "save": save, "resume": resume, "stability": stability or None,
@@ -135,11 +135,13 @@ def _run_jobs(
             raise ConfigError(f"--{name} has no effect on {what}, a file of several jobs; say it in their experiments")
     check_picture(timeline)
     jobs = ddlsim.load_jobs(what, allow_code=allow_code).simulate(timeline=timeline is not None)
-    if bottleneck:
+    if bottleneck and not jobs.interrupted:
         _ = jobs.slowdowns
     typer.echo(jobs.to_json() if as_json else str(jobs))
     if timeline is not None:
         write_file(timeline, jobs.plot_timeline)
+    if jobs.interrupted:
+        raise typer.Exit(130)
 
 
 def _trace(result: Result, path: Path, whole: bool) -> None:

@@ -20,11 +20,16 @@
     target = "h9.cpu"
     rate = "10 Gbit/s"
 
+A list of arrivals is a CSV file: ``arrivals = "arrivals.csv"``, with the columns start_s and workers, and any of name,
+placement, model, batch_size, steps and seed; what all of its jobs have in common stands in a table ``[arriving]``, the
+fields of an experiment.
+
 The keys of the tables are the fields of :class:`ddlsim.Job` and :class:`ddlsim.Background`.
 """
 
 from __future__ import annotations
 
+import csv
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +37,7 @@ from pydantic import TypeAdapter
 
 from ddlsim.arguments import checked
 from ddlsim.cluster.cluster import ClusterLike
+from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.jobs.jobs import Jobs
 from ddlsim.jobs.simulate import simulate_jobs
 from ddlsim.life import Background
@@ -43,9 +49,15 @@ from ddlsim.workload.toml_files import read_toml, validate
 
 class _File(Table):
     cluster: str
-    jobs: list[dict[str, object]]
-    background: list[dict[str, object]] | None = None
+    jobs: list[dict[str, object]] = []  # noqa: RUF012  # pydantic copies it
+    background: list[dict[str, object]] = []  # noqa: RUF012
     queue: bool = False
+    arrivals: str | None = None
+    arriving: dict[str, object] | None = None
+
+
+#: columns of a list of arrivals that are fields of the experiment, and how they are read
+_FIELDS = {"model": str, "workers": int, "batch_size": int, "steps": int, "seed": int}
 
 
 @dataclass(frozen=True)
@@ -69,6 +81,48 @@ def load_jobs(source: str | Path, *, allow_code: bool = False) -> JobsFile:
     path = Path(source)
     table = read_toml(path)
     told = validate(TypeAdapter(_File), table, str(path), _File.model_fields)
-    jobs = neighbours(path, "jobs", table["jobs"], told.cluster, allow_code=allow_code)
-    traffic = neighbours(path, "background", table.get("background", []), told.cluster, allow_code=allow_code)
-    return JobsFile(beside(path, told.cluster), (*jobs, *traffic), told.queue)
+    groups = {"jobs": told.jobs, "background": told.background}
+    if told.arrivals is not None:
+        file = path.parent / told.arrivals
+        groups[file.name] = _arrivals(file, told.arriving or {})
+    elif told.arriving is not None:
+        raise ConfigError(f"{path}: arriving has no effect without arrivals, a CSV file of jobs; leave it out")
+    made = [
+        each for field, tables in groups.items()
+        for each in neighbours(path, field, tables, told.cluster, allow_code=allow_code)
+    ]  # fmt: skip
+    return JobsFile(beside(path, told.cluster), tuple(made), told.queue)
+
+
+def _arrivals(path: Path, common: dict[str, object]) -> list[dict[str, object]]:
+    """Return the jobs of a list of arrivals as tables. Raises ConfigError, with the line, for what cannot be read."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            columns = list(reader.fieldnames or ())
+            for name in ("start_s", "workers"):
+                if name not in columns:
+                    raise ConfigError(f"{path}: has no column {name!r}; a list of arrivals has start_s and workers")
+            for name in columns:
+                if name not in {"start_s", "name", "placement", *_FIELDS}:
+                    raise unknown_name("column", name, ["start_s", "name", "placement", *_FIELDS], str(path))
+            return [_arrival(path, line, row, common) for line, row in enumerate(reader, 2)]
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}; arrivals is a CSV file of jobs") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{path}: cannot be read as a CSV file: {error}") from None
+
+
+def _arrival(path: Path, line: int, row: dict[str, str], common: dict[str, object]) -> dict[str, object]:
+    experiment = dict(common)
+    for name, read in _FIELDS.items():
+        if text := (row.get(name) or "").strip():
+            if read is int and not text.isdecimal():
+                raise ConfigError(f"{path}:{line}: {name} = {shown(text)}: must be a whole number")
+            experiment[name] = read(text)
+    try:
+        start = float(row["start_s"])
+    except (TypeError, ValueError):
+        raise ConfigError(f"{path}:{line}: start_s = {shown(row['start_s'])}: must be a number of seconds") from None
+    told = {name: row[name].strip() for name in ("name", "placement") if (row.get(name) or "").strip()}
+    return {**told, "start": f"{start!r} s", "experiment": experiment}

@@ -60,6 +60,7 @@ class Jobs:
     end_time: float
     channel_nbytes: Floats
     channel_busy: Floats
+    interrupted: bool = False
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -227,7 +228,8 @@ class Jobs:
 
     @property
     def _title(self) -> str:
-        return f"{len(self.runs)} jobs on {self.cluster.name}, until {seconds(self.end_time)}"
+        until = f"until {seconds(self.end_time)}{', interrupted' * self.interrupted}"
+        return f"{len(self.runs)} jobs on {self.cluster.name}, {until}"
 
     def _repr_html_(self) -> str:
         from ddlsim.notebook import grid, lines, page

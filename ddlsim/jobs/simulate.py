@@ -33,7 +33,8 @@ def simulate_jobs(
     timeline  keep what :meth:`Jobs.plot_timeline` draws
 
     Jobs get devices when they start, those with named places the same as they would alone. Jobs that share no link are,
-    bit for bit, what they are alone. When a job ends, what it still has on its way arrives.
+    bit for bit, what they are alone. When a job ends, what it still has on its way arrives. On Ctrl-C what has been
+    simulated so far is returned, marked as interrupted.
 
     Raises :class:`~ddlsim.errors.ConfigError` for jobs that do not fit, naming the job and the remedy.
     """
@@ -49,7 +50,8 @@ def simulate_jobs(
     for job, name in zip(own, names, strict=True):
         together.expect(job, name)
     together.until_all_have_ended()
-    together.check()
+    if not together.interrupted:
+        together.check()
     goodputs = tuple(together.goodput(i) for i in range(len(traffic)))
     ran = []
     for tenant in together.tenants:
@@ -59,7 +61,7 @@ def simulate_jobs(
             ran.append(Ran(tenant.job, tenant.name, tuple(tenant.places), *times, result))
     return Jobs(
         tuple(ran), tuple(traffic), goodputs, loaded, together.network.now, together.network.channel_nbytes,
-        together.network.channel_busy,
+        together.network.channel_busy, together.interrupted,
     )  # fmt: skip
 
 

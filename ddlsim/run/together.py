@@ -22,6 +22,7 @@ from ddlsim.run.living import has_life
 from ddlsim.run.placement import placed
 from ddlsim.run.prepare import prepare
 from ddlsim.run.result import Result
+from ddlsim.run.shift import NoUpdateError
 from ddlsim.run.simulate import UnderWay
 from ddlsim.runtime.loop import Loop, Pause
 from ddlsim.runtime.shared_clock import Party, SharedClock
@@ -71,6 +72,7 @@ class Together:
         self.clock = SharedClock(self.network)
         self.free = set(range(len(cluster.workers))) - set(occupied)
         self.tenants: list[Tenant] = []
+        self.interrupted = False
         self._waiting: list[Tenant] = []
         self._flows: list[Loop] = []
         for number, (each, (_, target)) in enumerate(zip(traffic, ends, strict=True)):
@@ -183,14 +185,33 @@ class Together:
             raise errors[0]
 
     def until_all_have_ended(self) -> None:
-        """Go on until all jobs have ended that do not go on for ever; then the others end."""
-        self.clock.run(lambda: all(not math.isnan(each.end) for each in self.tenants if not each.job.goes_on))
+        """Go on until all jobs have ended that do not go on for ever, or to a KeyboardInterrupt; then the others end.
+
+        Raises KeyboardInterrupt if none has made an update yet.
+        """
+        try:
+            self.clock.run(lambda: all(not math.isnan(each.end) for each in self.tenants if not each.job.goes_on))
+        except KeyboardInterrupt:
+            self.interrupted = True
         for tenant in self.tenants:
             if tenant.run is not None and math.isnan(tenant.end):
-                tenant.run.loop.catch_up()
-                tenant.run.loop.driver.close()
-                tenant.run.reason, tenant.end = "others have ended", self.network.now
-                tenant.result = tenant.run.result()
+                self._end(tenant, tenant.run)
+        if self.interrupted and all(tenant.result is None for tenant in self.tenants):
+            raise KeyboardInterrupt
+
+    def _end(self, tenant: Tenant, run: UnderWay) -> None:
+        """End a job that has not ended by itself; one that was interrupted before its first update has no result."""
+        run.loop.catch_up()
+        run.loop.driver.close()
+        tenant.end = self.network.now
+        run.interrupted = run.halfway = self.interrupted
+        run.reason = "interrupted" if self.interrupted else "others have ended"
+        if run.recorder.updates:
+            tenant.result = run.result()
+        elif not self.interrupted:
+            raise NoUpdateError(
+                f"job {tenant.name!r}: all others have ended before its first update; give them more steps"
+            )
 
     # ------------------------------------------------------------ what comes of it
 

@@ -11,6 +11,7 @@ from ddlsim import Affine, AllReduce, Background, ConfigError, Experiment, Gamma
 from ddlsim.cluster import Cluster, fat_tree, racks, star
 from ddlsim.run import run
 from ddlsim.run.together import Together
+from ddlsim.runtime.worker import StopRule
 from ddlsim.strategies import (
     ADPSGD,
     DPSGD,
@@ -259,6 +260,30 @@ def test_who_waits_in_vain_is_named_though_others_go_on(other):
     stuck = Job(SMALL.with_(workers=[8, 9], strategy=Forever()), "stuck")
     with pytest.raises(ddlsim.DeadlockError, match=r"stuck.*: deadlock at .* worker 0 waits for Godot"):
         ddlsim.simulate_jobs([stuck, other])
+
+
+def test_an_interrupt_keeps_what_has_been_simulated(monkeypatch):
+    updated = StopRule.updated
+
+    def interrupted(self, n_samples):
+        updated(self, n_samples)
+        if len(self.recorder.updates) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(StopRule, "updated", interrupted)
+    jobs = ddlsim.simulate_jobs([
+        Job(SMALL.with_(workers=2, steps=50), "a"), Job(SMALL.with_(workers=2), "late", start="1 h"),
+        Job(SMALL.with_(workers=2, steps=50, batch_size=64), "slow"),
+    ])  # fmt: skip
+    assert jobs.interrupted
+    assert "interrupted" in str(jobs)
+    assert jobs.names[0] == "a"
+    assert len(jobs["a"].recorder.updates) == 3
+    assert "late" not in jobs.names
+    monkeypatch.undo()
+    late = Job(SMALL.with_(workers=2, compute=Affine("1 h", 0.0)), goes_on=True)
+    with pytest.raises(ddlsim.DdlsimError, match="all others have ended before its first update"):
+        ddlsim.simulate_jobs([Job(SMALL.with_(workers=2, steps=1, warmup=0)), late])
 
 
 def test_all_jobs_go_around_a_link_that_is_down():

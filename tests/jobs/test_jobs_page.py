@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 import ddlsim
 from ddlsim import AllReduce, Job
 
@@ -17,9 +19,35 @@ def test_what_the_page_shows_runs(tmp_path, monkeypatch):
         exec(compile(code, "jobs.md", "exec"), namespace)
     assert Path("jobs.png").exists()
     assert min(namespace["jobs"].slowdowns.values()) > 0.99
-    (file,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    file, arrivals = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     Path("jobs.toml").write_text(file, encoding="utf-8")
     assert len(ddlsim.load_jobs("jobs.toml").simulate()) == 2
+    Path("jobs.toml").write_text(arrivals, encoding="utf-8")
+    rows = ["name,start_s,workers,steps,placement", "a,0,20,2,", "b,0.5,20,2,spread", "c,0.6,4,1,packed"]
+    Path("arrivals.csv").write_text("\n".join(rows), encoding="utf-8")
+    queued = ddlsim.load_jobs("jobs.toml").simulate()
+    assert [ran.start >= came for ran, came in zip(queued.runs, (0.0, 0.5, 0.6), strict=True)] == [True] * 3
+    assert queued.runs[1].start == queued.runs[0].end  # 40 of 32 devices
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("start_s\n0\n", "has no column 'workers'"),
+        ("start_s,workers,color\n0,1,red\n", "unknown column 'color'"),
+        ("start_s,workers\nsoon,1\n", ":2: start_s = 'soon'"),
+        ("start_s,workers\n0,many\n", ":2: workers = 'many'"),
+        ("start_s,workers,placement\n0,2,left\n", "placement = 'left'"),
+    ],
+)
+def test_lists_of_arrivals_that_cannot_be_read(tmp_path, rows, message):
+    (tmp_path / "a.csv").write_text(rows, encoding="utf-8")
+    path = tmp_path / "jobs.toml"
+    path.write_text('cluster = "office-1gbe"\narrivals = "a.csv"\n', encoding="utf-8")
+    with pytest.raises(ddlsim.ConfigError) as error:
+        ddlsim.load_jobs(path)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_known_costs_say_what_they_leave_out():
