@@ -20,7 +20,15 @@
     target = "h9.cpu"
     rate = "10 Gbit/s"
 
-The keys of the tables are the fields of :class:`ddlsim.Job` and :class:`ddlsim.Background`.
+    [[faults]]
+    type = "link-fault"
+    source = "h0"
+    target = "leaf0"
+    start = "20 s"
+    duration = "5 s"
+
+The keys of the tables are the fields of :class:`ddlsim.Job`, :class:`ddlsim.Background` and
+:class:`ddlsim.LinkFault` (type "random-faults": :class:`ddlsim.RandomFaults`).
 """
 
 from __future__ import annotations
@@ -33,9 +41,9 @@ from pydantic import TypeAdapter
 from ddlsim.arguments import checked
 from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.jobs.jobs import Jobs
-from ddlsim.jobs.simulate import simulate_jobs
+from ddlsim.jobs.simulate import FaultLike, simulate_jobs
 from ddlsim.life import Background
-from ddlsim.run.files import beside, neighbours
+from ddlsim.run.files import beside, neighbours, value_of
 from ddlsim.run.job import Job
 from ddlsim.run.tables import Table
 from ddlsim.workload.toml_files import read_toml, validate
@@ -46,6 +54,7 @@ class _File(Table):
     jobs: list[dict[str, object]]
     background: list[dict[str, object]] | None = None
     queue: bool = False
+    faults: list[dict[str, object]] | None = None
 
 
 @dataclass(frozen=True)
@@ -55,11 +64,12 @@ class JobsFile:
     cluster: ClusterLike
     jobs: tuple[Job | Background, ...]
     queue: bool = False
+    faults: tuple[FaultLike, ...] = ()
 
     @checked
     def simulate(self, *, timeline: bool = False) -> Jobs:
         """Simulate the jobs, as :func:`ddlsim.simulate_jobs`."""
-        return simulate_jobs(self.jobs, self.cluster, queue=self.queue, timeline=timeline)
+        return simulate_jobs(self.jobs, self.cluster, queue=self.queue, timeline=timeline, faults=self.faults)
 
 
 @checked
@@ -71,4 +81,5 @@ def load_jobs(source: str | Path, *, allow_code: bool = False) -> JobsFile:
     told = validate(TypeAdapter(_File), table, str(path), _File.model_fields)
     jobs = neighbours(path, "jobs", table["jobs"], told.cluster, allow_code=allow_code)
     traffic = neighbours(path, "background", table.get("background", []), told.cluster, allow_code=allow_code)
-    return JobsFile(beside(path, told.cluster), (*jobs, *traffic), told.queue)
+    faults = value_of(path, "faults", table.get("faults", []), f"{path}: faults")
+    return JobsFile(beside(path, told.cluster), (*jobs, *traffic), told.queue, faults)  # type: ignore[arg-type]
