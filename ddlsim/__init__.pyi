@@ -51,6 +51,7 @@ from .life import (
     Failures as Failures,
     Life as Life,
     LinkFault as LinkFault,
+    RandomFaults as RandomFaults,
     Stop as Stop,
     daly_interval as daly_interval,
     daly_time as daly_time,

@@ -20,11 +20,19 @@
     target = "h9.cpu"
     rate = "10 Gbit/s"
 
+    [[faults]]
+    type = "link-fault"
+    source = "h0"
+    target = "leaf0"
+    start = "20 s"
+    duration = "5 s"
+
 A list of arrivals is a CSV file: ``arrivals = "arrivals.csv"``, with the columns start_s and workers, and any of name,
 placement, model, batch_size, steps and seed; what all of its jobs have in common stands in a table ``[arriving]``, the
 fields of an experiment.
 
-The keys of the tables are the fields of :class:`ddlsim.Job` and :class:`ddlsim.Background`.
+The keys of the tables are the fields of :class:`ddlsim.Job`, :class:`ddlsim.Background` and
+:class:`ddlsim.LinkFault` (type "random-faults": :class:`ddlsim.RandomFaults`).
 """
 
 from __future__ import annotations
@@ -39,9 +47,9 @@ from ddlsim.arguments import checked
 from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.errors import ConfigError, shown, unknown_name
 from ddlsim.jobs.jobs import Jobs
-from ddlsim.jobs.simulate import simulate_jobs
+from ddlsim.jobs.simulate import FaultLike, simulate_jobs
 from ddlsim.life import Background
-from ddlsim.run.files import beside, neighbours
+from ddlsim.run.files import beside, neighbours, value_of
 from ddlsim.run.job import Job
 from ddlsim.run.tables import Table
 from ddlsim.workload.toml_files import read_toml, validate
@@ -52,6 +60,7 @@ class _File(Table):
     jobs: list[dict[str, object]] = []  # noqa: RUF012  # pydantic copies it
     background: list[dict[str, object]] = []  # noqa: RUF012
     queue: bool = False
+    faults: list[dict[str, object]] = []  # noqa: RUF012
     arrivals: str | None = None
     arriving: dict[str, object] | None = None
 
@@ -67,11 +76,12 @@ class JobsFile:
     cluster: ClusterLike
     jobs: tuple[Job | Background, ...]
     queue: bool = False
+    faults: tuple[FaultLike, ...] = ()
 
     @checked
     def simulate(self, *, timeline: bool = False) -> Jobs:
         """Simulate the jobs, as :func:`ddlsim.simulate_jobs`."""
-        return simulate_jobs(self.jobs, self.cluster, queue=self.queue, timeline=timeline)
+        return simulate_jobs(self.jobs, self.cluster, queue=self.queue, timeline=timeline, faults=self.faults)
 
 
 @checked
@@ -91,7 +101,8 @@ def load_jobs(source: str | Path, *, allow_code: bool = False) -> JobsFile:
         each for field, tables in groups.items()
         for each in neighbours(path, field, tables, told.cluster, allow_code=allow_code)
     ]  # fmt: skip
-    return JobsFile(beside(path, told.cluster), tuple(made), told.queue)
+    faults = value_of(path, "faults", told.faults, f"{path}: faults")
+    return JobsFile(beside(path, told.cluster), tuple(made), told.queue, faults)  # type: ignore[arg-type]
 
 
 def _arrivals(path: Path, common: dict[str, object]) -> list[dict[str, object]]:

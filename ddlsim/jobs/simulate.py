@@ -11,11 +11,12 @@ from ddlsim.cluster import load_cluster
 from ddlsim.cluster.cluster import ClusterLike
 from ddlsim.errors import ConfigError
 from ddlsim.jobs.jobs import Jobs, Ran
-from ddlsim.life import Background, LinkFault
+from ddlsim.life import Background, LinkFault, RandomFaults
+from ddlsim.run.drawn_faults import random_faults_of, up_to_its_end
 from ddlsim.run.job import Job
 from ddlsim.run.together import Together
 
-FaultLike = Annotated[LinkFault, "a ddlsim.LinkFault"]
+FaultLike = Annotated[LinkFault | RandomFaults, "a ddlsim.LinkFault or ddlsim.RandomFaults"]
 JobLike = Annotated[Job | Background, "a ddlsim.Job or a ddlsim.Background"]
 
 
@@ -29,7 +30,8 @@ def simulate_jobs(
     jobs      what runs: :class:`ddlsim.Job` and :class:`ddlsim.Background` traffic
     cluster   where; None: on that of the first job. Experiments made for another one run here all the same
     queue     jobs whose devices are not free wait for them, first come, first served; otherwise that is an error
-    faults    links of the cluster that are slow or down, on its clock; faults of workers stand in their experiments
+    faults    links of the cluster that are slow or down, on its clock, also at random, by the seed of the first job;
+              faults of workers stand in their experiments
     timeline  keep what :meth:`Jobs.plot_timeline` draws
 
     Jobs get devices when they start, those with named places the same as they would alone. Jobs that share no link are,
@@ -46,10 +48,25 @@ def simulate_jobs(
         own = [dataclasses.replace(each, experiment=each.experiment.with_(cluster=loaded)) for each in own]
     names = _names(own)
     traffic = [each for each in jobs if isinstance(each, Background)]
-    together = Together(loaded, traffic, queue=queue, keep_spans=timeline, faults=faults)
-    for job, name in zip(own, names, strict=True):
-        together.expect(job, name)
-    together.until_all_have_ended()
+    random = [fault for fault in faults if isinstance(fault, RandomFaults)]
+    if wrong := [fault for fault in random if fault.kind != "link"]:
+        raise ConfigError(
+            f"simulate_jobs: faults: kind = {wrong[0].kind!r} happens to workers; give it to their experiments, "
+            "Experiment(faults=...), or use kind='link'"
+        )
+
+    def made(horizon: float) -> Together:
+        together = Together(
+            loaded, traffic, queue=queue, keep_spans=timeline, faults=faults, seed=own[0].experiment.seed,
+            horizon=horizon,
+        )  # fmt: skip
+        for job, name in zip(own, names, strict=True):
+            together.expect(job, name)
+        together.until_all_have_ended()
+        return together
+
+    random += [fault for job in own for fault in random_faults_of(job.experiment)]
+    together = up_to_its_end(random, loaded, made)
     if not together.interrupted:
         together.check()
     goodputs = tuple(together.goodput(i) for i in range(len(traffic)))

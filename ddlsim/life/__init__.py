@@ -11,4 +11,5 @@ from ddlsim.life.elastic import Elastic as Elastic
 from ddlsim.life.failures import Failures as Failures
 from ddlsim.life.faults import LinkFault as LinkFault, Stop as Stop
 from ddlsim.life.life import Life as Life, live as live
+from ddlsim.life.random_faults import RandomFaults as RandomFaults
 from ddlsim.life.timeline import Timeline as Timeline

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
@@ -13,7 +11,7 @@ from typing import Annotated, NamedTuple
 from ddlsim.arguments import Count, Index, Positive, Seed, Share, checked, one_of, quantity
 from ddlsim.errors import ConfigError
 from ddlsim.life.failure_files import read_failures
-from ddlsim.streams import stream
+from ddlsim.life.recurring import recurring
 from ddlsim.units import si
 
 #: s until a collective that hangs is given up: PyTorch's for NCCL (``default_pg_nccl_timeout``)
@@ -141,14 +139,6 @@ class Failures:
     def _drawn(self, n_units: int, seed: int, life: int) -> Iterator[Failure]:
         assert self.mtbf is not None
         mean, repair = si(self.mtbf, "time"), si(self.repair, "time")
-        if math.isinf(mean):
-            return
-        scale = mean / math.gamma(1.0 + 1.0 / self.shape)
-        first = scale * stream(seed, life, "failures").weibull(self.shape, n_units)
-        coming = [(time, unit) for unit, time in enumerate(first.tolist())]
-        heapq.heapify(coming)
-        later = stream(seed, life, "later failures")  # drawn in the order of time, which is always the same
-        while True:
-            time, unit = coming[0]
+        # the clock of a part runs on while it is repaired
+        for time, unit in recurring(mean, self.shape, n_units, 0.0, seed, life, "failures"):
             yield Failure(time, unit, repair)
-            heapq.heapreplace(coming, (time + scale * float(later.weibull(self.shape)), unit))

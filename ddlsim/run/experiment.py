@@ -19,7 +19,7 @@ from ddlsim.compression.contract import AnyCompressor
 from ddlsim.data.dataset import DataSet
 from ddlsim.errors import ConfigError, shown
 from ddlsim.learning import Training
-from ddlsim.life import Background, Checkpoints, Elastic, Failures, LinkFault, Stop
+from ddlsim.life import Background, Checkpoints, Elastic, Failures, LinkFault, RandomFaults, Stop
 from ddlsim.output_files import write_text
 from ddlsim.run.traced import Traced
 from ddlsim.runtime.fabric import Fabric, on_fabric
@@ -42,7 +42,7 @@ def _slow_downs(value: object, where: str) -> object:
 
 
 def _faults(value: object, where: str) -> object:
-    return _FAULTS((value,) if isinstance(value, Stop | LinkFault) else value, where)
+    return _FAULTS((value,) if isinstance(value, Stop | LinkFault | RandomFaults) else value, where)
 
 
 def _neighbours(value: object, where: str) -> object:
@@ -80,9 +80,10 @@ def _speeds(value: object, where: str) -> object:
     return factors
 
 
+AnyFault = Stop | LinkFault | RandomFaults
 _FACTORS = cast(Rule, rule_of(tuple[Annotated[Positive, "a factor above 0"], ...]))
 _SLOW_DOWNS = cast(Rule, rule_of(tuple[Annotated[SlowDown, "a SlowDown(ranks, start, duration, factor)"], ...]))
-_FAULTS = cast(Rule, rule_of(tuple[Annotated[Stop | LinkFault, "a Stop or a LinkFault"], ...]))
+_FAULTS = cast(Rule, rule_of(tuple[Annotated[AnyFault, "a Stop, a LinkFault or RandomFaults"], ...]))
 #: how many workers, or where
 WorkersLike = Count | Annotated[Sequence[Index], "a list of places such as [0, 1, 2, 3]", by(_places)]
 StrategyLike = Annotated[
@@ -96,7 +97,7 @@ ComputeLike = Annotated[
 JitterLike = Annotated[Jitter, having("an object such as ddlsim.Lognormal(0.1)", "sample", "mean")]
 SlowDowns = Annotated[Sequence[SlowDown], by(_slow_downs)]
 Neighbours = Annotated[Sequence[Any], by(_neighbours)]
-Faults = Annotated[Sequence[Stop | LinkFault], by(_faults)]
+Faults = Annotated[Sequence[AnyFault], by(_faults)]
 SlowdownLike = Annotated[
     float | OverlapSlowdown, "a number from 1 on, or a ddlsim.OverlapSlowdown(inside=1.2)", by(_beside)
 ]
@@ -132,7 +133,8 @@ class Experiment:
     device          device of all workers, instead of the cluster's own
     jitter          distribution of a factor on every step's compute time
     slow_downs      transient slow-downs of some workers
-    faults          workers that stand still for a while (Stop), links that are slow or down (LinkFault)
+    faults          workers that stand still for a while (Stop), links that are slow or down (LinkFault), and what
+                    comes at random (RandomFaults)
     overlap_slowdown  how many times as long devices compute while they communicate: a number, or an OverlapSlowdown
     speed           permanent compute speed factor per worker (1.0: nominal), or a Spread of devices of one kind
     input           where samples come from, an Input, or how they come into devices, Copies; None: they are there

@@ -9,33 +9,38 @@ import numpy as np
 
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError, unknown_name
+from ddlsim.life import RandomFaults
 from ddlsim.life.faults import Fault, LinkFault, Stop
 from ddlsim.network import Network
+from ddlsim.run.drawn_faults import parts_of
 from ddlsim.workload.jitter import SlowDown
 
 #: how many times as long work takes that stands still: none is done. (Two at once are still a number.)
 STANDSTILL = 1e100
 
 
-def check_faults(faults: Sequence[Fault], cluster: Cluster, n_workers: int) -> None:
+def check_faults(faults: Sequence[Fault | RandomFaults], cluster: Cluster, nodes: Sequence[int]) -> None:
     """Raise ConfigError for faults of workers and links that are not there."""
+    n_workers = len(nodes)
     for fault in faults:
-        if isinstance(fault, LinkFault):
+        if isinstance(fault, RandomFaults):
+            parts_of(fault, cluster, nodes)
+        elif isinstance(fault, LinkFault):
             _channels(fault, cluster)
         elif max(fault.ranks) >= n_workers:
             raise ConfigError(f"faults: rank {max(fault.ranks)} of {fault} is not among the {n_workers} workers")
 
 
-def standstills(faults: Sequence[Fault]) -> tuple[SlowDown, ...]:
+def standstills(faults: Sequence[object]) -> tuple[SlowDown, ...]:
     """Return what the faults do to computing."""
     stops = [fault for fault in faults if isinstance(fault, Stop)]
     return tuple(SlowDown(stop.ranks, stop.start, stop.duration, STANDSTILL) for stop in stops)
 
 
 def let_happen(
-    faults: Sequence[Fault], network: Network, cluster: Cluster, nodes: Sequence[int], begin: float = 0.0
+    faults: Sequence[object], network: Network, cluster: Cluster, nodes: Sequence[int], begin: float = 0.0
 ) -> None:
-    """Tell a network what the faults do to it, in a run that begins at `begin` (s); worker i is at ``nodes[i]``.
+    """Tell a network what faults do to it, in a run that begins at `begin` (s); worker i is at ``nodes[i]``.
 
     Raises ConfigError for routes that change where others use the network already.
     """

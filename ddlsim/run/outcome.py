@@ -15,6 +15,7 @@ from ddlsim.learning.monitor import Monitor
 from ddlsim.life import Life
 from ddlsim.network import BusyIntervals
 from ddlsim.run.alone import alone, batches_alone
+from ddlsim.run.drawn_faults import Happening
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.living import has_life, life_of, useful_samples
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Recorder
@@ -64,6 +65,8 @@ class Outcome:
     wants_stability: bool = False
     #: names of the jobs that ran beside it, in :func:`ddlsim.simulate_jobs`
     company: tuple[str, ...] = ()
+    #: what :class:`ddlsim.RandomFaults` have brought, by time: SlowDown, Stop and LinkFault, as they can be put down
+    drawn_faults: tuple[Happening, ...] = ()
 
     @property
     def n_workers(self) -> int:

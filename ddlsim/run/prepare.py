@@ -94,7 +94,7 @@ def place(experiment: Experiment) -> Placed:
     for slow in experiment.slow_downs:
         if max(slow.ranks) >= n_workers:
             raise ConfigError(f"slow_downs: rank {max(slow.ranks)} of {slow} is not among the {n_workers} workers")
-    check_faults(experiment.faults, cluster, n_workers)
+    check_faults(experiment.faults, cluster, nodes)
     check_source(experiment, cluster, nodes)
     workloads = _workloads(experiment, cluster, time_model, nodes)
     notes += input_note([workload for workload, _ in workloads])

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -21,6 +21,7 @@ from ddlsim.learning.monitor import Monitor, Progress
 from ddlsim.network import Network
 from ddlsim.run.conservation import check_result
 from ddlsim.run.crashes import crashes_of
+from ddlsim.run.drawn_faults import BeyondError, Happening, drawn, drawn_notes, random_faults_of, up_to_its_end
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.faults import let_happen, standstills
 from ddlsim.run.feeding import feed_notes, feed_of
@@ -44,6 +45,7 @@ from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.worker import StopRule, Worker, factors
 from ddlsim.units import si
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown
+from ddlsim.workload.jitter import SlowDown
 from ddlsim.workload.model import Model
 from ddlsim.workload.stage import micro_batches, n_replicas
 
@@ -55,14 +57,16 @@ _UNNOTICED = (
 GoOn = Callable[[Pause | None], None]
 
 
-def _workers(prepared: Prepared, loop: Loop, recorder: Recorder, stop: StopRule, learner: Learner) -> list[Worker]:
+def _workers(
+    prepared: Prepared, loop: Loop, recorder: Recorder, stop: StopRule, learner: Learner, drawn: Sequence[Happening]
+) -> list[Worker]:
     experiment = prepared.experiment
     regimes, n_workers = prepared.regimes, len(prepared.nodes)
     accumulation = micro_batches(experiment.strategy, experiment.batch_size, n_workers, experiment.accumulation)
     feed = feed_of(experiment, loop, prepared.cluster, prepared.nodes, prepared.time_model)
-    slow_downs = tuple(
-        slow.later(loop.start) for slow in (*experiment.slow_downs, *standstills(experiment.faults))
-    )  # fmt: skip
+    slow = [each for each in drawn if isinstance(each, SlowDown)]
+    slow += standstills([*experiment.faults, *drawn])
+    slow_downs = tuple(each.later(loop.start) for each in (*experiment.slow_downs, *slow))
     workers = []
     for rank, (node, stage) in enumerate(zip(prepared.nodes, prepared.stages, strict=True)):
         workers.append(
@@ -155,17 +159,23 @@ class UnderWay:
     saved       the run that it continues
     shift       a part of a training in which groups of workers take turns
     endless     it goes on when it has made its steps
+    horizon     s of its own up to which faults are drawn that come at random; reaching it ends it with BeyondError
     """
 
     def __init__(
         self, prepared: Prepared, given: Experiment, network: Network, *, start: float = 0.0, keep_spans: bool = False,
         progress: Progress | None = None, saved: Saved | None = None, shift: Shift | None = None, endless: bool = False,
+        horizon: float = math.inf,
     ) -> None:  # fmt: skip
         self.prepared, self.given, self.experiment = prepared, given, prepared.experiment
         experiment = self.experiment
         self.loaded = dataclasses.replace(experiment, cluster=prepared.cluster, model=prepared.model)
         self.began = time.perf_counter()
-        let_happen(experiment.faults, network, prepared.cluster, prepared.nodes, start)
+        max_time = si(experiment.max_time, "time")
+        self._drawn = drawn(
+            experiment.faults, prepared.cluster, prepared.nodes, experiment.seed, min(horizon, max_time)
+        )  # fmt: skip
+        let_happen([*experiment.faults, *self._drawn], network, prepared.cluster, prepared.nodes, start)
         self.loop = loop = Loop(network, start)
         n_workers = len(prepared.nodes)
         self.recorder = recorder = Recorder(n_workers, keep_spans, start=start)
@@ -173,8 +183,9 @@ class UnderWay:
         self.stop = stop = StopRule(loop, recorder, math.inf if endless else n_updates)
         learner = _learner(prepared, self.loaded, saved, shift)
         crashes = crashes_of(experiment, prepared.cluster, prepared.nodes)
+        workers = _workers(prepared, loop, recorder, stop, learner, self._drawn)
         self.setting = setting = Setting(
-            prepared.cluster, loop, _workers(prepared, loop, recorder, stop, learner), recorder, stop, learner,
+            prepared.cluster, loop, workers, recorder, stop, learner,
             seed=experiment.seed, compression=compression_of(experiment.compression), jitter=experiment.jitter,
             whole=prepared.workloads,
             crashes=[[(start + fall, start + back) for fall, back in own] for own in crashes],
@@ -186,7 +197,8 @@ class UnderWay:
         before = saved.checkpoint if saved is not None else None
         self.monitor = stop.monitor = _monitor(setting, experiment, report, before, shift)
         #: s on the network's clock at which it ends in any case
-        self.latest = start + si(experiment.max_time, "time")
+        self.latest = start + min(max_time, horizon)
+        self._cut_short = horizon < max_time
         self.interrupted = self.halfway = False
         self.reason = ""
 
@@ -213,6 +225,12 @@ class UnderWay:
     def alone(self, pause: Pause | None) -> None:
         """Go on to the end, or where `pause` says so, alone on the network."""
         self.loop.run(self.stop.ended, self.latest, pause)
+        self.check_horizon()
+
+    def check_horizon(self) -> None:
+        """Raise BeyondError if only faults that are not drawn yet keep it from going on."""
+        if self._cut_short and not self.stop.reason and self.loop.now >= self.latest:
+            raise BeyondError(f"faults are drawn up to {self.latest} s only")
 
     def go(self, go_on: GoOn, checkpoint: str | Path | None, every: float) -> None:
         """Let `go_on` run it to the end; a training run is saved at `checkpoint` `every` so many s. Ctrl-C stops it."""
@@ -234,6 +252,8 @@ class UnderWay:
         result then."""
         if error is not None and not isinstance(error, DivergedError):
             raise type(error)(f"{whose}{error}") from None
+        if error is None:
+            self.check_horizon()
         self.reason = str(error) if error is not None else self.stop.reason or "max_time"
 
     # ------------------------------------------------------------ the result
@@ -267,6 +287,7 @@ class UnderWay:
             monitor=self.monitor,
             given=dataclasses.replace(self.given, cluster=prepared.cluster, model=prepared.model),
             wants_stability=stability,
+            drawn_faults=tuple(each for each in self._drawn if each.start < loop.now - loop.start),
         )
         if not self.halfway:  # where somebody stopped it in the middle of an event, that is booked in parts only
             check_result(result, loop, self.stop.n_samples)
@@ -279,6 +300,7 @@ class UnderWay:
             *prepared.notes,
             *dict.fromkeys(setting.notes),  # parts of a communicator say the same
             *feed_notes(experiment, self.recorder, seconds),
+            *drawn_notes(experiment.faults, [each for each in self._drawn if each.start < seconds], seconds),
             *(_UNNOTICED for _ in range(self.loop.network.is_shared and bool(self.loop.beside.busy.any()))),
             *uneven_notes(self.recorder),
             *learning_notes(experiment, self.reason, self.monitor),
@@ -318,18 +340,24 @@ def run(
     Raises :class:`~ddlsim.errors.ConservationError` if the result does not add up (:mod:`ddlsim.run.conservation`).
     """
     prepared = prepare(experiment)
-    together, network = None, None
-    if experiment.beside:
-        from ddlsim.run.together import beside  # which sets up runs, too
 
-        together = beside(prepared.experiment, prepared.cluster, prepared.nodes, keep_spans=keep_spans)
-        network = together.network.shared()
-    under_way = UnderWay(
-        prepared, experiment, network or Network(prepared.cluster, record=keep_spans), keep_spans=keep_spans,
-        progress=progress, saved=saved, shift=shift,
-    )  # fmt: skip
-    go_on = under_way.alone if together is None else functools.partial(together.go_on, "this run", under_way)
-    under_way.go(go_on, checkpoint, checkpoint_every)
-    if together is not None and not under_way.halfway:
-        together.check()
-    return under_way.result(stability=stability)
+    def made(horizon: float) -> Result:
+        together, network = None, None
+        if experiment.beside:
+            from ddlsim.run.together import beside  # which sets up runs, too
+
+            together = beside(
+                prepared.experiment, prepared.cluster, prepared.nodes, keep_spans=keep_spans, horizon=horizon
+            )  # fmt: skip
+            network = together.network.shared()
+        under_way = UnderWay(
+            prepared, experiment, network or Network(prepared.cluster, record=keep_spans), keep_spans=keep_spans,
+            progress=progress, saved=saved, shift=shift, horizon=horizon,
+        )  # fmt: skip
+        go_on = under_way.alone if together is None else functools.partial(together.go_on, "this run", under_way)
+        under_way.go(go_on, checkpoint, checkpoint_every)
+        if together is not None and not under_way.halfway:
+            together.check()
+        return under_way.result(stability=stability)
+
+    return up_to_its_end(random_faults_of(experiment), prepared.cluster, made)

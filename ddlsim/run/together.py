@@ -11,10 +11,11 @@ import numpy as np
 
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.errors import ConfigError, DdlsimError, unknown_name
-from ddlsim.life import Background, LinkFault
+from ddlsim.life import Background, LinkFault, RandomFaults
 from ddlsim.network import Network
 from ddlsim.network.sources import WithSources
 from ddlsim.run.conservation import check_network
+from ddlsim.run.drawn_faults import drawn
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.faults import let_happen
 from ddlsim.run.job import Job
@@ -54,21 +55,25 @@ class Together:
     occupied    places that are not free
     queue       jobs wait until enough devices are free, first come, first served; otherwise that is an error
     keep_spans  everything needed for timelines is recorded
-    faults      links that are slow or down, on the cluster's clock
+    faults      links that are slow or down, on the cluster's clock, and such that come at random
+    seed        of those that come at random
+    horizon     s up to which they are drawn, and those of jobs; a job that reaches it ends all with BeyondError
 
     Raises ConfigError for traffic between nodes that are not there, or not joined.
     """
 
     def __init__(
         self, cluster: Cluster, traffic: Sequence[Background], *, occupied: Sequence[int] = (), queue: bool = False,
-        keep_spans: bool = False, faults: Sequence[LinkFault] = (),
+        keep_spans: bool = False, faults: Sequence[LinkFault | RandomFaults] = (), seed: int = 0,
+        horizon: float = math.inf,
     ) -> None:  # fmt: skip
         self.cluster, self.traffic, self.queue, self.keep_spans = cluster, list(traffic), queue, keep_spans
+        self.horizon = horizon
         ends = [(_node(cluster, each.source, each), _node(cluster, each.target, each)) for each in traffic]
         limits = [each.limit(_widest(cluster, *pair)) for each, pair in zip(traffic, ends, strict=True)]
         around = WithSources(cluster, [source for source, _ in ends], limits) if traffic else cluster
         self.network = Network(around, record=keep_spans, n_sources=len(traffic))
-        let_happen(faults, self.network, cluster, ())
+        let_happen([*faults, *drawn(faults, cluster, (), seed, horizon, of_all=True)], self.network, cluster, ())
         self.clock = SharedClock(self.network)
         self.free = set(range(len(cluster.workers))) - set(occupied)
         self.tenants: list[Tenant] = []
@@ -131,7 +136,7 @@ class Together:
             prepared = prepare(given)
             tenant.run = UnderWay(
                 prepared, given, self.network.shared(), start=tenant.start, keep_spans=self.keep_spans,
-                endless=job.goes_on,
+                endless=job.goes_on, horizon=max(self.horizon - tenant.start, 0.0),
             )  # fmt: skip
         except DdlsimError as error:
             raise type(error)(f"job {tenant.name!r}: {error}") from None
@@ -183,6 +188,7 @@ class Together:
             run.loop.driver.close()
         if errors:
             raise errors[0]
+        run.check_horizon()
 
     def until_all_have_ended(self) -> None:
         """Go on until all jobs have ended that do not go on for ever, or to a KeyboardInterrupt; then the others end.
@@ -227,11 +233,14 @@ class Together:
         check_network(self.cluster, self.network)
 
 
-def beside(experiment: Experiment, cluster: Cluster, nodes: Sequence[int], *, keep_spans: bool) -> Together:
+def beside(
+    experiment: Experiment, cluster: Cluster, nodes: Sequence[int], *, keep_spans: bool, horizon: float
+) -> Together:
     """Return the network and clock of an experiment on some nodes, with all that is beside it."""
     traffic = [each for each in experiment.beside if isinstance(each, Background)]
     place_of = {node: place for place, node in enumerate(cluster.workers.tolist())}
-    together = Together(cluster, traffic, occupied=[place_of[node] for node in nodes], keep_spans=keep_spans)
+    occupied = [place_of[node] for node in nodes]
+    together = Together(cluster, traffic, occupied=occupied, keep_spans=keep_spans, horizon=horizon)
     jobs = [each for each in experiment.beside if isinstance(each, Job)]
     for number, job in enumerate(jobs, 2):
         endless = dataclasses.replace(job, goes_on=True)
