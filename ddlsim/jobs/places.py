@@ -140,13 +140,15 @@ def place(
     if not own:
         raise ConfigError("place: jobs has none; give it ddlsim.Job(experiment)")
     loaded = load_cluster(own[0].experiment.cluster if cluster is None else cluster)
-    own = [dataclasses.replace(each, experiment=each.experiment.with_(cluster=loaded)) for each in own]
+    own = [
+        dataclasses.replace(each, experiment=each.experiment.with_(cluster=loaded), name=each.name or f"job {number}")
+        for number, each in enumerate(own, 1)
+    ]  # fmt: skip
     search = _Search(loaded, own, [each for each in jobs if isinstance(each, Background)], seed)
     search.places(tries)
     if shift:
         search.shifts()
-    named = [dataclasses.replace(each, name=each.name or f"job {i}") for i, each in enumerate(own, 1)]
-    return Placements(loaded, (*named, *search.traffic), tuple(search.tried), search.best)
+    return Placements(loaded, (*own, *search.traffic), tuple(search.tried), search.best)
 
 
 def _moved(jobs: Sequence[Job], places: Places, starts: Sequence[float]) -> list[Job]:

@@ -148,7 +148,11 @@ class Together:
     def _ended(self, tenant: Tenant, error: DdlsimError | None) -> None:
         assert tenant.run is not None
         tenant.run.has_ended(error, f"job {tenant.name!r}: ")
-        tenant.end, tenant.result = tenant.run.loop.now, tenant.run.result()
+        tenant.end = tenant.run.loop.now
+        try:
+            tenant.result = tenant.run.result()
+        except NoUpdateError as error:
+            raise NoUpdateError(f"job {tenant.name!r}: {error}") from None
         self.free.update(tenant.places)
         self._start_waiting()
 
