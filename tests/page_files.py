@@ -17,6 +17,17 @@ workers = [2, 4]
 "cluster.nic.bandwidth" = ["1 Gbit/s", "100 Gbit/s"]
 """
 
+JOBS = """
+cluster = "two-racks-oversubscribed"
+
+[[jobs]]
+experiment = { model = "lenet5", workers = 2, steps = 2 }
+
+[[jobs]]
+start = "1 ms"
+experiment = { model = "lenet5", workers = 4, steps = 2 }
+"""
+
 CLUSTER = """
 title = "Two machines of eight GPUs"
 

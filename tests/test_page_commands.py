@@ -46,6 +46,7 @@ INSTEAD = {
 FILES = {
     "study.toml": page_files.STUDY,
     "study.sqlite": lambda path: play(f"ddlsim sweep study.toml --out {path}"),
+    "jobs.toml": page_files.JOBS,
     "my-cluster.toml": page_files.CLUSTER,
     "calibrated.toml": page_files.CLUSTER,
     "question.toml": page_files.QUESTION,

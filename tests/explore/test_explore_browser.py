@@ -67,6 +67,8 @@ class Page:
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
         self.page.route("**/*", lambda route: self._local(route, address))
         self.page.goto(f"{address}?theme={theme}")
+        if self.narrow:  # the form is closed at first, which a busy machine does late
+            playwright.expect(self.page.locator("#sidebar")).to_be_hidden()
 
     def _local(self, route, address):
         url = route.request.url
