@@ -28,15 +28,17 @@ from ddlsim.network.state import (
     TRANSPORTED,
     Net,
 )
+from ddlsim.network.sums import book_busy, book_bytes, count, two_sum
 
 
 @inlined
 def book_issue(net: Net, route, nbytes, n):  # type: ignore[no-untyped-def]
     """Count `n` messages with altogether `nbytes` that are issued on a route."""
-    net.reals[ISSUED] += nbytes
-    net.reals[ISSUED_HOPS] += nbytes * (net.routes[route].last - net.routes[route].first)
+    count(net, ISSUED, nbytes)
+    count(net, ISSUED_HOPS, nbytes * (net.routes[route].last - net.routes[route].first))
     if net.counts[SHARED] == 1:
-        net.routed[route].issued += nbytes
+        high, low = two_sum(net.routed[route].issued, net.routed[route].issued_low, nbytes)
+        net.routed[route].issued, net.routed[route].issued_low = high, low
         net.routed[route].n_issued += n
 
 
@@ -180,10 +182,10 @@ def end_flow(net: Net, flow):  # type: ignore[no-untyped-def]
     while net.flow_hops[entry] != LAST:
         channel = net.flow_hops[entry]
         n = unlist(net, channel, entry)
-        net.channels[channel].nbytes += nbytes
+        book_bytes(net, channel, nbytes)
         if n == 0:
             net.channels[channel].level = np.inf
-            net.channels[channel].busy += now - net.channels[channel].since
+            book_busy(net, channel, now - net.channels[channel].since)
             if net.counts[LOG_ON] == 1 and channel < net.counts[N_LINKED]:
                 alike = alike and net.channels[channel].since == since
                 since = net.channels[channel].since

@@ -44,6 +44,7 @@ from ddlsim.network.state import (
     STEPS_LEFT,
     Net,
 )
+from ddlsim.network.sums import book_busy, book_bytes, count
 
 
 @inlined
@@ -114,8 +115,8 @@ def book_plain_round(net: Net, end):  # type: ignore[no-untyped-def]
         for h in range(net.routes[route].first, net.routes[route].last):
             channel = net.hops[h]
             rate = min(rate, net.channels[channel].capacity)
-            net.channels[channel].nbytes += nbytes
-            net.channels[channel].busy += end - start
+            book_bytes(net, channel, nbytes)
+            book_busy(net, channel, end - start)
             if net.counts[LOG_ON] == 1:
                 alike = log_busy(net, channel, start, end, alike)
         if i == 0:
@@ -235,13 +236,13 @@ def book(net: Net, done, transfer, start):  # type: ignore[no-untyped-def]
         nbytes = done * net.slots[slot].nbytes
         route = net.slots[slot].route
         book_issue(net, route, nbytes, done)
-        net.reals[DELIVERED] += nbytes
+        count(net, DELIVERED, nbytes)
         for h in range(net.routes[route].first, net.routes[route].last):
             channel = net.hops[h]
-            net.channels[channel].nbytes += nbytes
+            book_bytes(net, channel, nbytes)
             if net.channels[channel].mark != epoch:  # once, however many flows cross it
                 net.channels[channel].mark = epoch
-                net.channels[channel].busy += done * transfer
+                book_busy(net, channel, done * transfer)
     repeat_threads(net, done)
     net.counts[N_MESSAGES] += done * n
     net.counts[FAST_FORWARDED] += done * n
