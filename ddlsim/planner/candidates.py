@@ -20,7 +20,7 @@ from ddlsim.run.experiment import Experiment
 from ddlsim.run.prepare import DEFAULT_DEVICE
 from ddlsim.runtime.fabric import algorithm_for
 from ddlsim.strategies import AllReduce, LocalSGD, ParameterServer, Splits, Strategy
-from ddlsim.strategies.plans import plan_of
+from ddlsim.strategies.plans import plan_of, whole_cycles
 from ddlsim.strategies.splits import text_of_senseless
 from ddlsim.study.labels import labels_of
 from ddlsim.workload.compute import make_workload
@@ -284,5 +284,4 @@ def _length(base: Experiment, strategy: Strategy, synchronous: bool) -> tuple[in
         warmup, steps = RANDOM
     else:
         warmup, steps = REGULAR if synchronous else OWN_WAYS
-    period = int(getattr(strategy, "period", 1))
-    return period * -(-warmup // period), period * -(-steps // period)
+    return whole_cycles(strategy, warmup, steps)

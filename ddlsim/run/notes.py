@@ -17,7 +17,7 @@ from ddlsim.runtime.loop import Traffic
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies import Strategy
-from ddlsim.strategies.plans import first_workers, tells_plan
+from ddlsim.strategies.plans import cycle_length, first_workers, tells_plan
 from ddlsim.workload.model import load_model
 
 
@@ -28,6 +28,18 @@ def unsent_warnings(n_workers: int, nbytes_sent: float) -> list[str]:
     return [
         f"nothing was sent: the run is over before any of the {n_workers} workers has exchanged anything, so it says "
         "nothing about the network; take more steps than the strategy makes between two exchanges"
+    ]
+
+
+def window_notes(experiment: Experiment) -> list[str]:
+    """Return a note if the measured steps are not a whole number of the strategy's cycles."""
+    cycle, (warmup, steps) = cycle_length(experiment.strategy), experiment.window
+    if experiment.training is not None or steps % cycle == 0:
+        return []
+    whole = cycle * -(-steps // cycle)
+    return [
+        f"steps: {steps} measured steps are not a whole number of cycles of {cycle} steps, so throughput and step time "
+        f"count too few or too many exchanges; set steps={whole} and warmup={cycle * -(-warmup // cycle)}, or neither"
     ]
 
 

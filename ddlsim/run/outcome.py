@@ -79,7 +79,7 @@ class Outcome:
 
         A run that ended sooner is measured from the latest update that was before its last instant.
         """
-        warmup = self.experiment.strategy.updates(self.experiment.warmup, self.n_workers)
+        warmup = self.experiment.strategy.updates(self.experiment.window[0], self.n_workers)
         updates = [(0.0, 0), *self.recorder.updates]
         earlier = sum(time < updates[-1][0] for time, _ in updates)
         return updates[min(warmup, max(earlier - 1, 0)) :]

@@ -207,7 +207,7 @@ class Result(Outcome):
 
     def _is_quick(self, n_messages: int) -> bool:
         """Whether to simulate it again some times takes little: a rule on what it did, not on how long that took."""
-        n_steps = self.n_workers * (self.experiment.steps + self.experiment.warmup)
+        n_steps = self.n_workers * sum(self.experiment.window)
         small = self.n_messages <= n_messages and n_steps <= QUICK_STEPS
         return small and not self.interrupted and self.monitor is None and not self.company
 

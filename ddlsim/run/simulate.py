@@ -33,6 +33,7 @@ from ddlsim.run.notes import (
     learning_notes,
     uneven_notes,
     unsent_warnings,
+    window_notes,
 )
 from ddlsim.run.pauses import Interrupt, Pauses
 from ddlsim.run.prepare import Prepared, prepare
@@ -179,7 +180,7 @@ class UnderWay:
         self.loop = loop = Loop(network, start)
         n_workers = len(prepared.nodes)
         self.recorder = recorder = Recorder(n_workers, keep_spans, start=start)
-        n_updates = experiment.strategy.updates(experiment.steps + experiment.warmup, n_workers)
+        n_updates = experiment.strategy.updates(sum(experiment.window), n_workers)
         self.stop = stop = StopRule(loop, recorder, math.inf if endless else n_updates)
         learner = _learner(prepared, self.loaded, saved, shift)
         crashes = crashes_of(experiment, prepared.cluster, prepared.nodes)
@@ -298,6 +299,7 @@ class UnderWay:
         seconds = self.loop.now - self.loop.start
         return (
             *prepared.notes,
+            *window_notes(experiment),
             *dict.fromkeys(setting.notes),  # parts of a communicator say the same
             *feed_notes(experiment, self.recorder, seconds),
             *drawn_notes(experiment.faults, [each for each in self._drawn if each.start < seconds], seconds),
