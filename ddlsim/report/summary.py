@@ -15,7 +15,6 @@ from ddlsim.run.elastic_life import ElasticLife
 from ddlsim.run.metrics import METRICS
 from ddlsim.text_tables import aligned, labelled
 from ddlsim.workload.jitter import NoJitter
-from ddlsim.workload.stage import stages_of
 
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
@@ -106,11 +105,7 @@ def _interval(result: Result, simulate: bool) -> list[tuple[str, str]]:
 
 
 def _speedup(result: Result) -> str:
-    text = f"{result.speedup:.4g} over one worker, efficiency {percent(result.efficiency)}"
-    if result.efficiency > 1.0 and stages_of(result.experiment.strategy, result.workloads)[0].state < 1.0:
-        update = result.workloads[0].optimizer
-        text += f" (each updates a share of the weights; one alone updates all, {seconds(update)} a step)"
-    return text
+    return f"{result.speedup:.4g} over one worker, efficiency {percent(result.efficiency)}"
 
 
 def _shares(result: Result) -> str:

@@ -31,6 +31,7 @@ from ddlsim.run.notes import (
     handed_over_notes,
     idle_notes_of,
     learning_notes,
+    superlinear_notes,
     uneven_notes,
     unsent_warnings,
     window_notes,
@@ -292,7 +293,8 @@ class UnderWay:
         )
         if not self.halfway:  # where somebody stopped it in the middle of an event, that is booked in parts only
             check_result(result, loop, self.stop.n_samples)
-        return result
+        more = superlinear_notes(result)
+        return dataclasses.replace(result, notes=(*result.notes, *more)) if more else result
 
     def _notes(self, traffic: Traffic) -> tuple[str, ...]:
         setting, prepared, experiment = self.setting, self.prepared, self.experiment

@@ -56,6 +56,8 @@ def stages_of(strategy: object, workloads: Sequence[Workload]) -> list[Stage]:
     another's); without one every worker is a full replica. Raises ConfigError for a method that returns something else.
     """
     n_workers = len(workloads)
+    if callable(every := getattr(type(strategy), "stages", None)):  # at once, where a stage depends on other workers'
+        return list(every(strategy, workloads))
     stage = getattr(strategy, "stage_of", None) or getattr(strategy, "stage", None)
     if stage is None:
         whole = {id(workload): Stage(workload) for workload in workloads}
