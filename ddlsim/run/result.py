@@ -273,7 +273,9 @@ class Result(Outcome):
         return page("Result", labelled(summary_rows(self, simulate=False)))
 
     def __repr__(self) -> str:
-        return f"<Result: {self.n_workers} workers, {self.throughput:.4g} samples/s, efficiency {self.efficiency:.1%}>"
+        fits = "" if self.fits else " if it fitted into memory"
+        figures = f"{self.throughput:.4g} samples/s, efficiency {self.efficiency:.1%}"
+        return f"<Result: {self.n_workers} workers, {figures}{fits}>"
 
     @cached_property
     def traced(self) -> Result:

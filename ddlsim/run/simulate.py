@@ -289,6 +289,7 @@ class UnderWay:
             monitor=self.monitor,
             given=dataclasses.replace(self.given, cluster=prepared.cluster, model=prepared.model),
             wants_stability=stability,
+            memory=prepared.fullest,
             drawn_faults=tuple(each for each in self._drawn if each.start < loop.now - loop.start),
         )
         if not self.halfway:  # where somebody stopped it in the middle of an event, that is booked in parts only

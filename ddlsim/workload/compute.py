@@ -273,6 +273,19 @@ def make_workload(
     )  # fmt: skip
 
 
+def model_flops_utilisation(
+    model: Model, throughput: float, devices: Sequence[Device], precision: str
+) -> float | None:
+    """Return which share of their peak FLOP/s `devices` use at a throughput (samples/s), None if a peak is not known.
+
+    Forward and backward passes count once (3 times the FLOPs of the forward pass), recomputation does not: the model
+    FLOPs utilisation of Chowdhery et al. 2022 (arXiv:2204.02311, appendix B).
+    """
+    peaks = [device.peak_flops.get(precision, math.nan) for device in devices]
+    share = 3.0 * model.flops * throughput / sum(peaks)
+    return share if math.isfinite(share) and share > 0.0 else None
+
+
 def _update_time(model: Model, device: Device, roofline: Roofline, rule: str | None) -> float:
     """Return the seconds of updating all dense parameters, limited by memory, and by launches if a rule is named."""
     dense = [layer for layer in model.layers if not layer.model_parallel]
