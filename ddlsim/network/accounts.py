@@ -62,7 +62,7 @@ def channel_busy(net: Net, now: float) -> Floats:
     """Return the s during which each channel carried something by `now`, (n_channels,)."""
     channel, start = _open_intervals(net, now, None)
     n = int(net.counts[st.N_LINKED])
-    return _sum(net.channels, "busy")[:n] + np.bincount(channel, now - start, n)
+    return net.channels["busy"][:n] + np.bincount(channel, now - start, n)
 
 
 def open_intervals(net: Net, now: float) -> Records:
@@ -121,7 +121,7 @@ def _accounts(
     none = np.zeros(n)
     return Accounts(
         nbytes=_sum(net.channels, "nbytes")[:n] + nbytes,
-        busy=_sum(net.channels, "busy")[:n] + busy,
+        busy=net.channels["busy"][:n] + busy,
         issued=_total(net, st.ISSUED),
         delivered=_total(net, st.DELIVERED),
         in_flight=in_flight,

@@ -93,7 +93,6 @@ def empty_net(capacity: Floats, send_overhead: Floats, recv_overhead: Floats, re
         spans=np.zeros(_SPANS, dtype=st.SPAN),
         moments=np.zeros(_SPANS),
         round_busy=np.zeros(n),
-        round_busy_low=np.zeros(n),
         changes=np.zeros(0, dtype=CHANGE),
         detours=np.zeros(0, dtype=st.DETOUR),
     )
@@ -145,7 +144,6 @@ def add_channels(net: Net, capacity: Floats) -> Net:
         fill=np.zeros(n + more, dtype=st.FILL),
         keys=np.zeros(n + more),
         round_busy=np.zeros(n + more),
-        round_busy_low=np.zeros(n + more),
         pool=grown(net.pool, start + 2 * more),
         pool_copy=grown(net.pool_copy, start + 2 * more),
     )

@@ -44,7 +44,7 @@ from ddlsim.network.state import (
     STEPS_LEFT,
     Net,
 )
-from ddlsim.network.sums import book_busy, book_bytes, count
+from ddlsim.network.sums import book_bytes, count
 
 
 @inlined
@@ -115,8 +115,8 @@ def book_plain_round(net: Net, end):  # type: ignore[no-untyped-def]
         for h in range(net.routes[route].first, net.routes[route].last):
             channel = net.hops[h]
             rate = min(rate, net.channels[channel].capacity)
-            book_bytes(net, channel, nbytes)
-            book_busy(net, channel, end - start)
+            book_bytes(net, channel, nbytes, 1.0)
+            net.channels[channel].busy += end - start
             if net.counts[LOG_ON] == 1:
                 alike = log_busy(net, channel, start, end, alike)
         if i == 0:
@@ -233,16 +233,16 @@ def book(net: Net, done, transfer, start):  # type: ignore[no-untyped-def]
         net.fifo[i & mask].time = start
         place = net.instances[net.slots[slot].instance].counters + net.messages[net.slots[slot].message].counter
         net.counters[place] += done
-        nbytes = done * net.slots[slot].nbytes
+        nbytes = net.slots[slot].nbytes
         route = net.slots[slot].route
         book_issue(net, route, nbytes, done)
-        count(net, DELIVERED, nbytes)
+        count(net, DELIVERED, nbytes, done)
         for h in range(net.routes[route].first, net.routes[route].last):
             channel = net.hops[h]
-            book_bytes(net, channel, nbytes)
+            book_bytes(net, channel, nbytes, done)
             if net.channels[channel].mark != epoch:  # once, however many flows cross it
                 net.channels[channel].mark = epoch
-                book_busy(net, channel, done * transfer)
+                net.channels[channel].busy += done * transfer
     repeat_threads(net, done)
     net.counts[N_MESSAGES] += done * n
     net.counts[FAST_FORWARDED] += done * n

@@ -33,7 +33,7 @@ from ddlsim.network.state import (
     WAITING,
     Net,
 )
-from ddlsim.network.sums import book_busy, book_bytes, count
+from ddlsim.network.sums import book_bytes, count
 
 
 @inlined
@@ -53,7 +53,7 @@ def reroute(net: Net, epoch):  # type: ignore[no-untyped-def]
             net.routes[route].last = net.detours[i].last
             net.routes[route].latency = net.detours[i].latency
     take_ahead(net, 1.0)
-    count(net, ISSUED_HOPS, crossings_ahead(net) - ahead)
+    count(net, ISSUED_HOPS, crossings_ahead(net) - ahead, 1.0)
     for flow in range(net.counts[N_ACTIVE]):
         if not is_on_its_route(net, flow):
             move(net, flow)
@@ -143,13 +143,13 @@ def move(net: Net, flow):  # type: ignore[no-untyped-def]
 def leave(net: Net, channel, entry, nbytes):  # type: ignore[no-untyped-def]
     """Take a flow off a channel that has carried so many bytes of it."""
     now = net.reals[NOW]
-    book_bytes(net, channel, nbytes)
+    book_bytes(net, channel, nbytes, 1.0)
     if unlist(net, channel, entry) > 0:
         mark_dirty(net, channel)
         return
     since = net.channels[channel].since
     net.channels[channel].level = np.inf
-    book_busy(net, channel, now - since)
+    net.channels[channel].busy += now - since
     if net.counts[LOG_ON] == 1 and channel < net.counts[N_LINKED] and since < now:
         log_busy(net, channel, since, now, False)
     if net.counts[SHAPED] == 1:

@@ -55,7 +55,7 @@ from ddlsim.network.state import (
     WAITING,
     Net,
 )
-from ddlsim.network.sums import book_busy, book_bytes, count, two_sum
+from ddlsim.network.sums import book_bytes, count
 from ddlsim.network.transport import asks
 
 MOST = 64  # flows on a channel that are looked through for those which are slower
@@ -101,7 +101,6 @@ def watch(net: Net):  # type: ignore[no-untyped-def]
     net.counts[ROUND_DELIVERED] = net.counts[N_MESSAGES]
     for channel in range(net.channels.size):
         net.round_busy[channel] = net.channels[channel].busy
-        net.round_busy_low[channel] = net.channels[channel].busy_low
     put_down(net, 0)
 
 
@@ -328,12 +327,9 @@ def book_rounds(net: Net, done, passed):  # type: ignore[no-untyped-def]
         insert(net.timers, i, time, net.timers[i].sequence, slot)
         book_message(net, slot, done, passed)
     for channel in range(net.channels.size):
-        low = net.channels[channel].busy_low - net.round_busy_low[channel]
-        busy = done * ((net.channels[channel].busy - net.round_busy[channel]) + low)
-        book_busy(net, channel, busy)
-        net.round_busy[channel], net.round_busy_low[channel] = two_sum(
-            net.round_busy[channel], net.round_busy_low[channel], busy
-        )
+        busy = done * (net.channels[channel].busy - net.round_busy[channel])
+        net.channels[channel].busy += busy
+        net.round_busy[channel] += busy
     repeat_threads(net, done)
     net.counts[N_MESSAGES] += done * size
     net.counts[ROUND_DELIVERED] += done * size
@@ -345,11 +341,11 @@ def book_message(net: Net, slot, done, passed):  # type: ignore[no-untyped-def]
     """Book a message of `done` replayed rounds, which took `passed` s."""
     table = net.instances[net.slots[slot].instance]
     net.counters[table.counters + net.messages[net.slots[slot].message].counter] += done
-    nbytes = done * net.slots[slot].nbytes
+    nbytes = net.slots[slot].nbytes
     route = net.slots[slot].route
     book_issue(net, route, nbytes, done)
-    count(net, DELIVERED, nbytes)
+    count(net, DELIVERED, nbytes, done)
     for h in range(net.routes[route].first, net.routes[route].last):
-        book_bytes(net, net.hops[h], nbytes)
+        book_bytes(net, net.hops[h], nbytes, done)
     if net.counts[TRANSPORTED] == 1 and net.ways[route].connection >= 0:
         net.connections[net.ways[route].connection].since += passed

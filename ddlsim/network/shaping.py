@@ -33,7 +33,7 @@ def start_shaped(net: Net, slot):  # type: ignore[no-untyped-def]
         add_flow(net, slot)
         return True
     for h in range(first, last):
-        book_bytes(net, net.hops[h], net.slots[slot].nbytes)
+        book_bytes(net, net.hops[h], net.slots[slot].nbytes, 1.0)
     return False
 
 

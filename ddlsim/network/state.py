@@ -116,12 +116,11 @@ def record(**fields: str) -> np.dtype[np.void]:
 
 
 #: capacity bytes/s; its flows are pool[first:first+used] of `room` places; level: share at which it last filled
-#: up, inf if it did not; nbytes carried and busy s, each with the low word of a compensated sum; since: start of the
-#: present busy interval; mark: an EPOCH
+#: up, inf if it did not; nbytes carried, with the low word of the sum; busy s; since: start of the present busy
+#: interval; mark: an EPOCH
 CHANNEL = record(
-    capacity="f", level="f", nbytes="f", nbytes_low="f", busy="f", busy_low="f", since="f", mark="i", first="n",
-    room="n", used="n",
-)  # fmt: skip
+    capacity="f", level="f", nbytes="f", nbytes_low="f", busy="f", since="f", mark="i", first="n", room="n", used="n"
+)
 #: what the filling has left of a channel, bytes/s and flows; place: in the list of channels to be filled
 FILLING = record(residual="f", unfrozen="n", place="n")
 #: a heap of channels by key; and, apart from it, the list of channels to be filled
@@ -256,8 +255,7 @@ class Net(NamedTuple):
     repeats: Records  # REPEAT
     spans: Records  # SPAN
     moments: Floats  # the instants of a round, s
-    round_busy: Floats  # (n_channels,) busy s of channels when the round began, and
-    round_busy_low: Floats  # their low words
+    round_busy: Floats  # (n_channels,) busy s of channels when the round began
     changes: Records  # CHANGE of ddlsim.network.changes, by time
     detours: Records  # DETOUR
 

@@ -64,8 +64,11 @@ def superlinear_causes(result: Outcome) -> list[str]:
         causes.append("each has a part of the layers, of which it reads and updates fewer weights")
     if not isinstance(experiment.jitter, NoJitter) or experiment.slow_downs or experiment.faults:
         causes.append("the times of these steps are a sample, and the baseline is their mean; take more steps")
-    if result.recorder.staleness:
-        causes.append("updates of asynchronous workers do not come evenly; take more steps")
+    times = np.diff([time for time, _ in result.measured_updates])
+    if result.recorder.staleness or np.ptp(times) > 1e-9 * times.mean():
+        causes.append("updates do not come evenly, and these steps may begin or end within a burst; take more steps")
+    if not experiment.window[0]:
+        causes.append("the first step, which does not wait for one before it, is measured too; set warmup=2")
     if result.monitor is not None:
         causes.append("the baseline has the batches and images of the run throughout")
     return causes
