@@ -35,7 +35,7 @@ from ddlsim.run.prepare import Placed, Prepared, place, prepare
 from ddlsim.strategies.plans import first_workers, nodes_of_plan, plan_of, tells_plan
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.memory import check_memory, held_nbytes
-from ddlsim.workload.stage import Outlook, at_once, micro_batches, n_copies, n_replicas
+from ddlsim.workload.stage import Outlook, at_once, micro_batches, n_copies, n_replicas, shares_batch
 
 #: sums in another order than the simulation's differ in the last bits
 ROUNDING = 1e-9
@@ -254,7 +254,7 @@ def _n_batches(plan: Plan, begin: int) -> int:
 def _computing(candidate: Candidate, prepared: Prepared) -> float:
     """Samples/s that the forward and backward passes allow, of workers that compute what one would alone."""
     experiment = candidate.experiment
-    if hasattr(experiment.strategy, "micro_batch_size"):  # fewer weights to read, exchanges that count as work
+    if shares_batch(experiment.strategy):  # fewer weights to read, exchanges that count as work
         return np.inf
     if (
         not isinstance(experiment.jitter, NoJitter)

@@ -27,6 +27,7 @@ from ddlsim.workload.compute import make_workload, model_flops_utilisation
 from ddlsim.workload.devices import load_device
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.model import load_model
+from ddlsim.workload.stage import shares_batch
 
 BATCH_SIZES = (32, 64, 128)
 COMPRESSIONS: tuple[Compression | None, ...] = (None, Compression(FP16()), Compression(ErrorFeedback(TopK(0.01))))
@@ -72,7 +73,7 @@ class Candidate:
     @property
     def global_batch(self) -> int:
         """Samples of an update of all workers: the batch size, or that of each worker times their number."""
-        together = hasattr(self.experiment.strategy, "micro_batch_size")
+        together = shares_batch(self.experiment.strategy)
         return self.batch_size * (1 if together else self.workers)
 
     def mfu(self, throughput: float) -> float | None:

@@ -22,7 +22,7 @@ from ddlsim.strategies import Strategy
 from ddlsim.strategies.plans import cycle_length, first_workers, tells_plan
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.model import load_model
-from ddlsim.workload.stage import stages_of
+from ddlsim.workload.stage import shares_batch, stages_of
 
 if TYPE_CHECKING:
     from ddlsim.run.outcome import Outcome
@@ -60,7 +60,7 @@ def superlinear_causes(result: Outcome) -> list[str]:
         causes.append(
             f"each updates a share of the weights; one alone updates all, {seconds(workloads[0].optimizer)} a step"
         )
-    if hasattr(strategy, "micro_batch_size") and not workloads[0].timed:
+    if shares_batch(strategy) and not workloads[0].timed:
         causes.append("each has a part of the layers, of which it reads and updates fewer weights")
     if not isinstance(experiment.jitter, NoJitter) or experiment.slow_downs or experiment.faults:
         causes.append("the times of these steps are a sample, and the baseline is their mean; take more steps")

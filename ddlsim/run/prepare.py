@@ -30,7 +30,7 @@ from ddlsim.workload.memory import Fullest, check_memory, held_nbytes
 from ddlsim.workload.model import Model, load_model
 from ddlsim.workload.optimizer_rules import rule_of
 from ddlsim.workload.products import has_kernels
-from ddlsim.workload.stage import Stage, at_once, micro_batches, n_replicas, stages_of
+from ddlsim.workload.stage import Stage, at_once, micro_batches, n_replicas, shares_batch, stages_of
 from ddlsim.workload.tables import exchange_left_out
 
 DEFAULT_DEVICE = "desktop-cpu"
@@ -256,7 +256,7 @@ def _workloads(
 def _workload(experiment: Experiment, model: Model, device: Device, speed: float, batch_size: int) -> Workload:
     compute, precision, gradient_dtype = experiment.compute, experiment.precision, experiment.gradient_dtype
     rule = experiment.optimizer if experiment.training is None else rule_of(experiment.training.optimizer)
-    if compute is None and hasattr(experiment.strategy, "micro_batch_size"):
+    if compute is None and shares_batch(experiment.strategy):
         # parts of a model are timed kernel by kernel where that is known, and so is the whole beside them
         compute = PerKernel() if has_kernels(model, device, precision) else None
     if isinstance(compute, Traced):
