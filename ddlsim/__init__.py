@@ -7,12 +7,22 @@
 Names are loaded when first used, so that importing ddlsim is cheap.
 """
 
+import importlib
+import importlib.util
+
 import lazy_loader
 
 __version__ = "0.1.0"
 
-__getattr__, _, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, _, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __all__ = [*__all__, "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name, or a package such as ``ddlsim.planner``, when it is first used."""
+    if name not in __all__ and not name.startswith("_") and importlib.util.find_spec(f"ddlsim.{name}"):
+        return importlib.import_module(f"ddlsim.{name}")
+    return _load(name)
 
 
 def __dir__() -> list[str]:

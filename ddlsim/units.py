@@ -28,7 +28,7 @@ DIMENSIONS: dict[str, tuple[str, dict[str, float], str]] = {
         {"bit/s": 0.125, "b/s": 0.125, "bps": 0.125, "byte/s": 1.0, "B/s": 1.0, "Bps": 1.0},
         "25 Gbit/s",
     ),
-    "time": ("s", {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}, "10 us"),
+    "time": ("s", {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}, "10 us"),
     "bytes": ("byte", {"B": 1.0, "byte": 1.0, "bytes": 1.0, "bit": 0.125}, "100 MB"),
     "flops": ("FLOP/s", {"FLOP/s": 1.0, "FLOPS": 1.0, "flop/s": 1.0}, "15.7 TFLOP/s"),
     "rate": ("1/s", {"1/s": 1.0, "/s": 1.0, "images/s": 1.0, "samples/s": 1.0, "sequences/s": 1.0}, "300 images/s"),

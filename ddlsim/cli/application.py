@@ -19,6 +19,11 @@ from ddlsim.printable import shown
 
 #: what typer raises where the words of a command cannot be used; newer versions have click inside, older ones beside
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]
+#: what other tools, and other pages, call the commands
+_CALLED = {
+    "cluster": "topology", "network": "topology", "clusters": "topologies", "networks": "topologies", "gpus": "devices",
+    "collectives": "algorithms", "simulate": "run", "study": "sweep", "plan": "recommend", "memory": "fits",
+}  # fmt: skip
 
 
 @contextmanager
@@ -30,6 +35,9 @@ def _in_a_line(context: Any) -> Iterator[None]:
         if "\n" in text:  # the help, where nothing was asked
             raise
         command = (error.ctx or context).command_path
+        word = next(iter(text.split("'")[1:2]), "") if text.startswith("No such command") else ""
+        if _CALLED.get(word) in getattr((error.ctx or context).command, "commands", ()):
+            text = f"No such command '{word}'; did you mean '{_CALLED[word]}'?"
         raise DdlsimError(
             f"{command}: {text[0].lower()}{text[1:].rstrip('.?')}; {command} -h says what it takes"
         ) from None

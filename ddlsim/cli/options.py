@@ -72,6 +72,13 @@ Precision = Annotated[
         "--precision", help="fp32, tf32, fp16 or bf16.", autocompletion=completing.words(*completing.PRECISIONS)
     ),
 ]
+Optimizer = Annotated[
+    str | None,
+    typer.Option(
+        "--optimizer", help="Optimizer whose time and memory count: sgd, momentum, adam, lars or lamb.",
+        autocompletion=completing.words(*completing.OPTIMIZERS),
+    ),
+]  # fmt: skip
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of all random streams.")]
 
 

@@ -12,7 +12,7 @@ import typer
 import ddlsim
 from ddlsim.cli import completing
 from ddlsim.cli.application import app
-from ddlsim.cli.options import AllowCode, Json, counts
+from ddlsim.cli.options import AllowCode, Json, Optimizer, counts
 from ddlsim.cli.output import check_folder, write_file
 from ddlsim.errors import ConfigError
 
@@ -51,13 +51,7 @@ def recommend(
             autocompletion=completing.words(*completing.PRECISIONS),
         ),
     ] = None,
-    optimizer: Annotated[
-        str | None,
-        typer.Option(
-            "--optimizer", help="sgd, momentum, adam, lars or lamb.",
-            autocompletion=completing.words(*completing.OPTIMIZERS),
-        ),
-    ] = None,
+    optimizer: Optimizer = None,
     split: Annotated[
         bool, typer.Option("--split", help="Share the model out over workers; --batch-size is the global batch.")
     ] = False,

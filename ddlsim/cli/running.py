@@ -22,6 +22,7 @@ from ddlsim.cli.options import (
     Cost,
     Json,
     Model,
+    Optimizer,
     Overlap,
     Placement,
     Precision,
@@ -58,6 +59,7 @@ def run(
     workers: Annotated[int | None, typer.Option("--workers", "-n", help="Number of workers (default: all).")] = None,
     steps: Steps = None,
     precision: Precision = None,
+    optimizer: Optimizer = None,
     seed: Seed = None,
     allow_code: AllowCode = False,
     stability: Annotated[
@@ -88,7 +90,8 @@ def run(
     """
     chosen: dict[str, object] = {
         "strategy": _strategy(strategy, algorithm, cost, overlap, servers, placement), "model": model,
-        "batch_size": batch_size, "workers": workers, "steps": steps, "precision": precision, "seed": seed,
+        "batch_size": batch_size, "workers": workers, "steps": steps, "precision": precision,
+        "optimizer": optimizer, "seed": seed,
     }  # fmt: skip
     if _has(what, {"jobs", "arrivals"}):
         _run_jobs(what, allow_code, as_json, bottleneck, timeline, {
@@ -188,6 +191,7 @@ def scaling(
     batch_size: Batch = None,
     steps: Steps = None,
     precision: Precision = None,
+    optimizer: Optimizer = None,
     seed: Seed = None,
     allow_code: AllowCode = False,
     as_json: Json = False,
@@ -203,7 +207,8 @@ def scaling(
     check_picture(plot)
     experiment = _experiment(what, allow_code, {
         "strategy": _strategy(strategy, algorithm, cost, overlap, servers, placement), "model": model,
-        "batch_size": batch_size, "steps": steps, "precision": precision, "seed": seed,
+        "batch_size": batch_size, "steps": steps, "precision": precision,
+        "optimizer": optimizer, "seed": seed,
     })  # fmt: skip
     results, interrupted = _each(experiment, numbers)
     typer.echo(json.dumps(scaling_rows(results), indent=2) if as_json else scaling_table(results))

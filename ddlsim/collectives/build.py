@@ -90,7 +90,7 @@ def build(
     function = find(algorithm, kind)
     name = algorithm if isinstance(algorithm, str) else getattr(function, "__name__", repr(function))
     schedule = _call(function, name, n_ranks, nbytes, hosts, where, kind)
-    if (isinstance(algorithm, str) and ":" not in algorithm) or function.__module__.startswith("ddlsim."):
+    if (isinstance(algorithm, str) and ":" not in algorithm) or _is_own(function):
         return schedule
     if not _prove(schedule, name, n_ranks, kind):
         small = _call(function, name, FEW_RANKS, nbytes, None if hosts is None else hosts[:FEW_RANKS])
@@ -118,7 +118,17 @@ def _call(
         more["groups"] = groups_of(hosts)
     elif "groups" in wanted and parameters["groups"].default is inspect.Parameter.empty:
         raise ConfigError(f"collective {name!r} must know which ranks share a machine; give hosts")
-    return called(function, n_ranks, **more)
+    try:
+        return called(function, n_ranks, **more)
+    except TypeError as error:
+        if _is_own(function):
+            raise
+        raise ConfigError(f"collective {name!r} cannot be called as n_ranks -> Schedule: {error}") from error
+
+
+def _is_own(function: Collective) -> bool:
+    """Return whether a collective is one of ddlsim's."""
+    return (getattr(function, "__module__", None) or "").startswith("ddlsim.")
 
 
 def _n_moves(schedule: Schedule) -> int:

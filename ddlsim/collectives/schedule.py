@@ -159,7 +159,7 @@ class Schedule:
         """Draw what each rank holds of each chunk, round by round, `seconds` each, and write it to `path` if given
         (.gif, .webp or .html). In notebooks what is returned shows itself with buttons.
 
-        See :func:`ddlsim.report.animation.animate` for what is drawn. Raises ConfigError for more than 32 ranks, 64
+        See :func:`ddlsim.report.animation.animate` for what is drawn. Raises ConfigError for more than 32 ranks, 128
         chunks or 200 rounds.
         """
         from ddlsim.report.animation import animate

@@ -59,7 +59,7 @@ def form(setup: Setup) -> pn.Column:
             _select(setup, "gradient_dtype", "Gradients on the wire", GRADIENT_TYPES),
             pn.widgets.FloatInput.from_param(setup.param.jitter, label="Jitter (coefficient of variation)", step=0.05,
                                              start=0.0, sizing_mode="stretch_width"),
-            _count(setup, "steps", "Steps that are measured"), _count(setup, "seed", "Seed"),
+            _count(setup, "steps", "Measured steps (empty: 10)"), _count(setup, "seed", "Seed"),
             pn.widgets.TextAreaInput.from_param(setup.param.others, label="Other fields, as in experiment files",
                                                 placeholder=OTHERS, rows=6, sizing_mode="stretch_width"),
         ], collapsed=True),

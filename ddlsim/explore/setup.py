@@ -45,7 +45,7 @@ class Setup(param.Parameterized):
     precision = param.String("fp32", doc="arithmetic")
     gradient_dtype = param.String("fp32", doc="gradients on the wire")
     jitter = param.Number(0.0, allow_None=True, doc="coefficient of variation of the time that steps compute")
-    steps = param.Integer(10, allow_None=True, doc="steps that are measured")
+    steps = param.Integer(None, allow_None=True, doc="measured steps; None: 10, rounded up to whole cycles")
     seed = param.Integer(0, allow_None=True, doc="of all random streams")
     others = param.String("", doc="fields of an experiment that have no place of their own: lines of its file, TOML")
     screen = param.String("", doc="NAME of the screen that is shown; empty: all are")
@@ -69,10 +69,10 @@ class Setup(param.Parameterized):
     def experiment(self) -> Experiment:
         """Return what the form says. Raises a DdlsimError, in one line, where that makes no sense."""
         fields: dict[str, Any] = {"cluster": _text(self.cluster, "cluster"), "model": _text(self.model, "model")}
-        for name in ("batch_size", "accumulation", "steps", "seed"):
+        for name in ("batch_size", "accumulation", "seed"):
             fields[name] = _given(getattr(self, name), name)
         fields |= {
-            "workers": self.workers, "strategy": self._strategy(), "precision": self.precision,
+            "workers": self.workers, "steps": self.steps, "strategy": self._strategy(), "precision": self.precision,
             "gradient_dtype": self.gradient_dtype,
         }  # fmt: skip
         if spread := _given(self.jitter, "jitter"):

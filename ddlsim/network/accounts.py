@@ -6,6 +6,7 @@ while it works: the part that is still open is added when somebody reads.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -54,7 +55,7 @@ def channel_nbytes(net: Net, now: float) -> Floats:
     moving = _under_way(net, now)
     channel, of = _crossed(net, moving.slot)
     n = int(net.counts[st.N_LINKED])
-    return net.channels["nbytes"][:n] + np.bincount(channel, moving.carried[of], n)
+    return _sum(net.channels, "nbytes")[:n] + np.bincount(channel, moving.carried[of], n)
 
 
 def channel_busy(net: Net, now: float) -> Floats:
@@ -94,9 +95,10 @@ def traffic_of(net: Net, now: float, own: Bools) -> tuple[Floats, float, int]:
     (n_channels,), bytes issued, and messages delivered."""
     n = int(net.counts[st.N_LINKED])
     routed = net.routed[: len(own)]
-    used = np.flatnonzero(own & (routed["issued"] > 0.0))
+    issued = _sum(routed, "issued")
+    used = np.flatnonzero(own & (issued > 0.0))
     channel, of = _channels(net, net.routes[used])
-    nbytes = np.bincount(channel, (routed["issued"] - routed["passed"])[used][of], n)
+    nbytes = np.bincount(channel, (issued - routed["passed"])[used][of], n)
     before = net.detours[own[net.detours["route"]] & (net.detours["passed"] > 0.0)]
     channel, of = _between(net, before["was_first"], before["was_last"])
     nbytes += np.bincount(channel, before["passed"][of], n)
@@ -107,7 +109,7 @@ def traffic_of(net: Net, now: float, own: Bools) -> tuple[Floats, float, int]:
     channel, of = _crossed(net, live)
     nbytes -= np.bincount(channel, ahead[live][of], n)
     n_messages = int(routed["n_issued"][own].sum()) - len(live)
-    return np.maximum(nbytes, 0.0), float(routed["issued"][used].sum()), n_messages
+    return np.maximum(nbytes, 0.0), math.fsum(issued[used]), n_messages
 
 
 def _accounts(
@@ -118,17 +120,33 @@ def _accounts(
     shaped = bool(net.counts[st.SHAPED])
     none = np.zeros(n)
     return Accounts(
-        nbytes=net.channels["nbytes"][:n] + nbytes,
+        nbytes=_sum(net.channels, "nbytes")[:n] + nbytes,
         busy=net.channels["busy"][:n] + busy,
-        issued=float(net.reals[st.ISSUED]),
-        delivered=float(net.reals[st.DELIVERED]),
+        issued=_total(net, st.ISSUED),
+        delivered=_total(net, st.DELIVERED),
         in_flight=in_flight,
-        issued_crossings=float(net.reals[st.ISSUED_HOPS]),
+        issued_crossings=_total(net, st.ISSUED_HOPS),
         left_crossings=left_crossings,
         passed=net.buckets["passed"][:n].copy() if shaped else none,
         capacity=capacity[:n],
         burst=net.buckets["burst"][:n].copy() if shaped else none,
     )
+
+
+def _sum(rows: Records, name: str) -> Floats:
+    """Return the values of a compensated sum of each row (:mod:`ddlsim.network.sums`)."""
+    total: Floats = rows[name] + rows[f"{name}_low"]
+    return total
+
+
+def _total(net: Net, place: int) -> float:
+    """Return the value of a compensated sum in ``Net.reals``."""
+    return float(net.reals[place] + net.reals[place + 1])
+
+
+def issued(net: Net, own: Bools | None = None) -> float:
+    """Return the bytes of all messages issued so far, or of those on some routes, `own` (n_routes,)."""
+    return _total(net, st.ISSUED) if own is None else math.fsum(_sum(net.routed[: len(own)], "issued")[own])
 
 
 def _under_way(net: Net, now: float) -> _UnderWay:

@@ -140,7 +140,7 @@ class Executor:
     @property
     def nbytes_sent(self) -> float:
         """Bytes of the messages that tasks have sent."""
-        return float(self.tables.now[1])
+        return float(self.tables.now[1:].sum())
 
     @property
     def under_way(self) -> bool:
@@ -370,7 +370,7 @@ def _tables(columns: TaskColumns, n_keys: int, n_queues: int, bystanders: int) -
         return np.zeros(size, dtype=np.int64)
 
     return ts.Tables(
-        counts=counts, now=np.zeros(2), tasks=tasks, following=np.ascontiguousarray(columns.following),
+        counts=counts, now=np.zeros(3), tasks=tasks, following=np.ascontiguousarray(columns.following),
         exchanges=exchanges, members=rows, launches=launches,
         left=np.bincount(columns.step).astype(np.int64),
         calendar=np.zeros(n + n_queues + 2 + 2 * len(devices), dtype=EVENT),

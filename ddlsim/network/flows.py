@@ -28,15 +28,17 @@ from ddlsim.network.state import (
     TRANSPORTED,
     Net,
 )
+from ddlsim.network.sums import book_bytes, count, lost, two_sum
 
 
 @inlined
 def book_issue(net: Net, route, nbytes, n):  # type: ignore[no-untyped-def]
-    """Count `n` messages with altogether `nbytes` that are issued on a route."""
-    net.reals[ISSUED] += nbytes
-    net.reals[ISSUED_HOPS] += nbytes * (net.routes[route].last - net.routes[route].first)
+    """Count `n` messages of `nbytes` each that are issued on a route."""
+    count(net, ISSUED, nbytes, n)
+    count(net, ISSUED_HOPS, nbytes, n * (net.routes[route].last - net.routes[route].first))
     if net.counts[SHARED] == 1:
-        net.routed[route].issued += nbytes
+        high, low = two_sum(net.routed[route].issued, net.routed[route].issued_low, n * nbytes)
+        net.routed[route].issued, net.routed[route].issued_low = high, low + lost(nbytes, n)
         net.routed[route].n_issued += n
 
 
@@ -180,7 +182,7 @@ def end_flow(net: Net, flow):  # type: ignore[no-untyped-def]
     while net.flow_hops[entry] != LAST:
         channel = net.flow_hops[entry]
         n = unlist(net, channel, entry)
-        net.channels[channel].nbytes += nbytes
+        book_bytes(net, channel, nbytes, 1.0)
         if n == 0:
             net.channels[channel].level = np.inf
             net.channels[channel].busy += now - net.channels[channel].since

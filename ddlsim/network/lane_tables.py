@@ -88,9 +88,9 @@ N_COUNTS = 31
 # Places in `reals` (float64)
 NOW = 0
 QUIET = 1  # the network is known to complete nothing before
-NBYTES = 2  # sent
-WHEN = 3  # something ended that no actor has sent
-N_REALS = 4
+WHEN = 2  # something ended that no actor has sent
+NBYTES = 3  # sent: a compensated sum (ddlsim.network.sums), with its low word at the next place
+N_REALS = 5
 
 MANY = 1 << 62  # no bound
 BLOCK = 64  # factors of an actor that are drawn ahead

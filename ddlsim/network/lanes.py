@@ -27,6 +27,7 @@ from ddlsim.network.pointers import call_advance, call_send
 from ddlsim.network.state import FOREIGN, IDLE, LOCAL, N_OUT, Ints
 from ddlsim.network.state import FULL as NETWORK_FULL
 from ddlsim.network.state import NOW as NETWORK_NOW
+from ddlsim.network.sums import two_sum
 from ddlsim.network.tasks import N_WOKEN, sort
 from ddlsim.network.view import attach
 
@@ -236,7 +237,9 @@ def _entry_point(stamp: int) -> Any:
                         route = ways[way].back_route if back == 1 else ways[way].route
                         handle = counts[lt.FIRST_HANDLE] + counts[lt.N_SENT] * (2 * ways.size + 1) + sends[i]
                         counts[lt.N_SENT] += 1
-                        reals[lt.NBYTES] += nbytes
+                        reals[lt.NBYTES], reals[lt.NBYTES + 1] = two_sum(
+                            reals[lt.NBYTES], reals[lt.NBYTES + 1], nbytes
+                        )
                         call_send(counts[lt.SEND], table, handle, source, target, route, nbytes, now)
                         reals[lt.QUIET] = -np.inf
                     counts[lt.N_SENDS] = 0

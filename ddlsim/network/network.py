@@ -249,9 +249,8 @@ class Network:
     def nbytes_sent(self) -> float:
         """Bytes of the messages that this party's senders have issued so far."""
         if not self.is_shared:
-            return float(self.engine.net.reals[st.ISSUED])
-        own = self.engine.own_routes(self.party)
-        return float(self.engine.net.routed["issued"][: len(own)][own].sum())
+            return accounts.issued(self.engine.net)
+        return accounts.issued(self.engine.net, self.engine.own_routes(self.party))
 
     @property
     def n_channels(self) -> int:

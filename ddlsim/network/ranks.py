@@ -37,6 +37,7 @@ from ddlsim.network.state import (
     WAITING,
     Net,
 )
+from ddlsim.network.sums import count
 from ddlsim.network.timers import push_timer
 from ddlsim.network.transport import answer, asks
 
@@ -54,7 +55,7 @@ def issue(net: Net, instance, message, nbytes, route, source):  # type: ignore[n
     net.slots[slot].message = message
     net.slots[slot].route = route
     net.slots[slot].nbytes = nbytes
-    book_issue(net, route, nbytes, 1)
+    book_issue(net, route, nbytes, 1.0)
     start = net.reals[NOW]
     if has_changes(net):
         start = max(start, net.nodes[source].paused)
@@ -139,7 +140,7 @@ def deliver(net: Net, slot):  # type: ignore[no-untyped-def]
     net.free_slots[net.counts[N_FREE]] = slot
     net.counts[N_FREE] += 1
     net.counts[N_MESSAGES] += 1
-    net.reals[DELIVERED] += net.slots[slot].nbytes
+    count(net, DELIVERED, net.slots[slot].nbytes, 1.0)
     if instance < 0:
         net.counts[LIVE_SINGLE] -= 1
         net.counts[LIVE_SENDS] -= 1

@@ -44,6 +44,7 @@ from ddlsim.network.state import (
     STEPS_LEFT,
     Net,
 )
+from ddlsim.network.sums import book_bytes, count
 
 
 @inlined
@@ -114,7 +115,7 @@ def book_plain_round(net: Net, end):  # type: ignore[no-untyped-def]
         for h in range(net.routes[route].first, net.routes[route].last):
             channel = net.hops[h]
             rate = min(rate, net.channels[channel].capacity)
-            net.channels[channel].nbytes += nbytes
+            book_bytes(net, channel, nbytes, 1.0)
             net.channels[channel].busy += end - start
             if net.counts[LOG_ON] == 1:
                 alike = log_busy(net, channel, start, end, alike)
@@ -232,13 +233,13 @@ def book(net: Net, done, transfer, start):  # type: ignore[no-untyped-def]
         net.fifo[i & mask].time = start
         place = net.instances[net.slots[slot].instance].counters + net.messages[net.slots[slot].message].counter
         net.counters[place] += done
-        nbytes = done * net.slots[slot].nbytes
+        nbytes = net.slots[slot].nbytes
         route = net.slots[slot].route
         book_issue(net, route, nbytes, done)
-        net.reals[DELIVERED] += nbytes
+        count(net, DELIVERED, nbytes, done)
         for h in range(net.routes[route].first, net.routes[route].last):
             channel = net.hops[h]
-            net.channels[channel].nbytes += nbytes
+            book_bytes(net, channel, nbytes, done)
             if net.channels[channel].mark != epoch:  # once, however many flows cross it
                 net.channels[channel].mark = epoch
                 net.channels[channel].busy += done * transfer

@@ -33,6 +33,7 @@ from ddlsim.network.state import (
     WAITING,
     Net,
 )
+from ddlsim.network.sums import book_bytes, count
 
 
 @inlined
@@ -52,7 +53,7 @@ def reroute(net: Net, epoch):  # type: ignore[no-untyped-def]
             net.routes[route].last = net.detours[i].last
             net.routes[route].latency = net.detours[i].latency
     take_ahead(net, 1.0)
-    net.reals[ISSUED_HOPS] += crossings_ahead(net) - ahead
+    count(net, ISSUED_HOPS, crossings_ahead(net) - ahead, 1.0)
     for flow in range(net.counts[N_ACTIVE]):
         if not is_on_its_route(net, flow):
             move(net, flow)
@@ -142,7 +143,7 @@ def move(net: Net, flow):  # type: ignore[no-untyped-def]
 def leave(net: Net, channel, entry, nbytes):  # type: ignore[no-untyped-def]
     """Take a flow off a channel that has carried so many bytes of it."""
     now = net.reals[NOW]
-    net.channels[channel].nbytes += nbytes
+    book_bytes(net, channel, nbytes, 1.0)
     if unlist(net, channel, entry) > 0:
         mark_dirty(net, channel)
         return

@@ -55,6 +55,7 @@ from ddlsim.network.state import (
     WAITING,
     Net,
 )
+from ddlsim.network.sums import book_bytes, count
 from ddlsim.network.transport import asks
 
 MOST = 64  # flows on a channel that are looked through for those which are slower
@@ -340,11 +341,11 @@ def book_message(net: Net, slot, done, passed):  # type: ignore[no-untyped-def]
     """Book a message of `done` replayed rounds, which took `passed` s."""
     table = net.instances[net.slots[slot].instance]
     net.counters[table.counters + net.messages[net.slots[slot].message].counter] += done
-    nbytes = done * net.slots[slot].nbytes
+    nbytes = net.slots[slot].nbytes
     route = net.slots[slot].route
     book_issue(net, route, nbytes, done)
-    net.reals[DELIVERED] += nbytes
+    count(net, DELIVERED, nbytes, done)
     for h in range(net.routes[route].first, net.routes[route].last):
-        net.channels[net.hops[h]].nbytes += nbytes
+        book_bytes(net, net.hops[h], nbytes, done)
     if net.counts[TRANSPORTED] == 1 and net.ways[route].connection >= 0:
         net.connections[net.ways[route].connection].since += passed

@@ -10,6 +10,7 @@ import numpy as np
 from ddlsim.compiler import inlined
 from ddlsim.network.flows import add_flow
 from ddlsim.network.state import NOW, Net
+from ddlsim.network.sums import book_bytes
 
 
 @inlined
@@ -32,7 +33,7 @@ def start_shaped(net: Net, slot):  # type: ignore[no-untyped-def]
         add_flow(net, slot)
         return True
     for h in range(first, last):
-        net.channels[net.hops[h]].nbytes += net.slots[slot].nbytes
+        book_bytes(net, net.hops[h], net.slots[slot].nbytes, 1.0)
     return False
 
 

@@ -82,12 +82,13 @@ ROUND_TRANSFER_MAX = 3
 ROUND_DELIVERY_MIN = 4  # s from arrival to delivery, over the messages since then for which these differ
 ROUND_DELIVERY_MAX = 5
 NEXT = 6  # the next instant, as of the last return of `advance`; nothing happens before
-ISSUED = 7  # bytes of all messages issued so far, and
-ISSUED_HOPS = 8  # the sum of each one's bytes times the channels of its route
-DELIVERED = 9  # bytes of those that have been delivered
-ROUND_BEGIN = 10  # when the round began that is put down
-NEXT_CHANGE = 11  # when something changes next, whatever messages do; inf: never
-N_REALS = 12
+ROUND_BEGIN = 7  # when the round began that is put down
+NEXT_CHANGE = 8  # when something changes next, whatever messages do; inf: never
+# Compensated sums (ddlsim.network.sums): the low word is at the next place
+ISSUED = 9  # bytes of all messages issued so far, and
+ISSUED_HOPS = 11  # the sum of each one's bytes times the channels of its route
+DELIVERED = 13  # bytes of those that have been delivered
+N_REALS = 15
 
 MANY = 1 << 62
 LAST = (1 << 32) - 1  # ends the list of a flow's channels
@@ -115,10 +116,11 @@ def record(**fields: str) -> np.dtype[np.void]:
 
 
 #: capacity bytes/s; its flows are pool[first:first+used] of `room` places; level: share at which it last filled
-#: up, inf if it did not; nbytes carried; busy s; since: start of the present busy interval; mark: an EPOCH
+#: up, inf if it did not; nbytes carried, with the low word of the sum; busy s; since: start of the present busy
+#: interval; mark: an EPOCH
 CHANNEL = record(
-    capacity="f", level="f", nbytes="f", busy="f", since="f", mark="i", first="n", room="n", used="n"
-)  # 64 bytes, one cache line
+    capacity="f", level="f", nbytes="f", nbytes_low="f", busy="f", since="f", mark="i", first="n", room="n", used="n"
+)
 #: what the filling has left of a channel, bytes/s and flows; place: in the list of channels to be filled
 FILLING = record(residual="f", unfrozen="n", place="n")
 #: a heap of channels by key; and, apart from it, the list of channels to be filled
@@ -146,9 +148,9 @@ WAY = record(
 CONNECTION = record(window="f", since="f", first="n", last="n", busy="n", ordered="n")
 #: hops[first:last] are the channels of the route
 ROUTE = record(latency="f", first="n", last="n")
-#: of a route: bytes, and messages, issued so far; passed: bytes that have crossed the channels that it had before it
-#: was another one
-ROUTED = record(issued="f", passed="f", n_issued="i")
+#: of a route: bytes, as a compensated sum, and messages, issued so far; passed: bytes that have crossed the channels
+#: that it had before it was another one
+ROUTED = record(issued="f", issued_low="f", passed="f", n_issued="i")
 #: from the re-routing of number `epoch` on (0: none), a route is another one; then passed: bytes that have crossed the
 #: channels that it had until then, hops[was_first:was_last]
 DETOUR = record(latency="f", passed="f", route="n", first="n", last="n", was_first="n", was_last="n", epoch="n")

@@ -22,6 +22,7 @@ from ddlsim.network.pointers import call_advance, call_join, call_send
 from ddlsim.network.state import FOREIGN, IDLE, LOCAL, N_OUT, Floats, Ints, Records, record
 from ddlsim.network.state import FULL as NETWORK_FULL
 from ddlsim.network.state import NOW as NETWORK_NOW
+from ddlsim.network.sums import two_sum
 from ddlsim.network.view import attach
 
 # What a task can be
@@ -86,7 +87,7 @@ class Tables(NamedTuple):
     """What :func:`execute` works on; Python makes all of it."""
 
     counts: Ints
-    now: Floats  # (2,) s, and bytes of all messages that have been sent
+    now: Floats  # (3,) s, and bytes of all messages that have been sent, a compensated sum
     tasks: Records  # TASK
     following: Ints
     exchanges: Records  # EXCHANGE
@@ -363,7 +364,7 @@ def _entry_point(stamp: int) -> Any:
                 counts[N_FLYING] += n
                 for i in range(n):
                     message = tasks[sends[i]].place
-                    clock[1] += messages[message].nbytes
+                    clock[1], clock[2] = two_sum(clock[1], clock[2], messages[message].nbytes)
                     handle = counts[FIRST_HANDLE] + counts[N_SENT] * messages.size + message
                     call_send(
                         counts[SENDER], table, handle, messages[message].source, messages[message].target,

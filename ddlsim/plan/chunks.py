@@ -160,8 +160,15 @@ def balanced(
     return chunks_at(workload, balanced_cuts(workload, stages, chunks, at))
 
 
-def balanced_cuts(workload: Workload, stages: int, chunks: int = 1, at: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Return the layers before which :func:`balanced` cuts. Raises ConfigError for more chunks than pieces."""
+def balanced_cuts(
+    workload: Workload, stages: int, chunks: int = 1, at: Sequence[int] | None = None,
+    of_chunks: Sequence[Workload] = (),
+) -> tuple[int, ...]:  # fmt: skip
+    """Return the layers before which :func:`balanced` cuts. Raises ConfigError for more chunks than pieces.
+
+    of_chunks  (stages * chunks,) the whole model as the device of each chunk computes it, where devices differ. Speed
+               factors do not count: a slow worker is no reason to cut a model in another way
+    """
     n_layers = len(workload.forward)
     allowed = np.unique([0, *(range(n_layers) if at is None else at), n_layers]).astype(np.int64)
     pieces, n_chunks = len(allowed) - 1, stages * chunks
@@ -173,26 +180,29 @@ def balanced_cuts(workload: Workload, stages: int, chunks: int = 1, at: Sequence
             f"balanced: {what}: {workload.model.name} has {pieces} "
             f"{'layers' if at is None else 'pieces between the layers where it may be cut'}; use {pieces} at most"
         )
-    return _best_cuts(workload, n_chunks, tuple(allowed.tolist()))
+    return _best_cuts(tuple(of_chunks) or (workload,) * n_chunks, tuple(allowed.tolist()))
 
 
 @functools.lru_cache(maxsize=1024)
-def _best_cuts(workload: Workload, n_chunks: int, allowed: tuple[int, ...]) -> tuple[int, ...]:
+def _best_cuts(of_chunks: tuple[Workload, ...], allowed: tuple[int, ...]) -> tuple[int, ...]:
     """Return the cuts, which are the same for two chunks of each of four stages and for one of each of eight."""
     places = np.array(allowed, dtype=np.int64)
-    seconds = np.concatenate([[0.0], np.cumsum(workload.forward + workload.backward)])[places]
-    cuts = _fewest_bytes(seconds, _crossing(workload)[places[:-1]], n_chunks, _slowest(seconds, n_chunks))
+    different = len(set(of_chunks)) > 1
+    sums = {work: np.concatenate([[0.0], np.cumsum(work.forward + work.backward)])[places] for work in set(of_chunks)}
+    seconds = [sums[work] * work.speed if different else sums[work] for work in of_chunks]
+    cuts = _fewest_bytes(seconds, _crossing(of_chunks[0])[places[:-1]], _slowest(seconds))
     return tuple(places[cuts].tolist())
 
 
-def _slowest(until: Floats, n_chunks: int) -> float:
-    """Return the least possible time of the slowest of `n_chunks` chunks.
+def _slowest(seconds: Sequence[Floats]) -> float:
+    """Return the least possible time of the slowest chunk.
 
-    until  (n_pieces + 1,) s of all pieces before each place
+    seconds  of each chunk, on its device: (n_pieces + 1,) s of all pieces before each place
     """
-    best: list[float] = until.tolist()  # of the slowest chunk so far, at every place
+    best: list[float] = seconds[0].tolist()  # of the slowest chunk so far, at every place
     places = len(best)
-    for n in range(2, n_chunks + 1):
+    for n, array in enumerate(seconds[1:], 2):
+        until = array.tolist()
         before, best, cut = best, [math.inf] * places, n - 1
         for end in range(n, places):
             # a later cut makes what is before it slower and the last chunk faster: go on while that is better
@@ -200,19 +210,19 @@ def _slowest(until: Floats, n_chunks: int) -> float:
                 before[cut], until[end] - until[cut]
             ):
                 cut += 1
-            best[end] = max(before[cut], float(until[end] - until[cut]))
+            best[end] = max(before[cut], until[end] - until[cut])
     return best[-1]
 
 
-def _fewest_bytes(until: Floats, crossing: Floats, n_chunks: int, slowest: float) -> Ints:
+def _fewest_bytes(seconds: Sequence[Floats], crossing: Floats, slowest: float) -> Ints:
     """Return where to cut so that no chunk takes longer than `slowest` and the fewest bytes cross, (n_chunks - 1,)."""
-    places = len(until)
+    n_chunks, places = len(seconds), len(seconds[0])
     limit = slowest * (1.0 + 1e-12)
-    earliest = np.searchsorted(until, until - limit)  # where a chunk that ends here can begin
     cost = np.where(np.arange(places) == 0, 0.0, np.inf)
     chosen = np.zeros((n_chunks + 1, places), dtype=np.int64)
     entering = np.append(np.where(np.arange(places - 1) == 0, 0.0, crossing), 0.0)
-    for n in range(1, n_chunks + 1):
+    for n, until in enumerate(seconds, 1):
+        earliest = np.searchsorted(until, until - limit)  # where a chunk that ends here can begin
         total, cost = cost + entering, np.full(places, np.inf)
         for end in range(n, places):
             begin = int(earliest[end])

@@ -24,6 +24,7 @@ def data_parallel(
     accumulation: int = 1,
     queue: Queue | None = None,
     layer_by_layer: bool = False,
+    no_sync: bool = True,
 ) -> Plan:
     """Return the plan of synchronous data-parallel training, step by step and rank by rank.
 
@@ -37,6 +38,7 @@ def data_parallel(
     layer_by_layer  each layer is updated when its own gradients have arrived, and the next forward pass goes on as far
                     as layers have been updated (Peng et al. 2019, ByteScheduler); buckets must be of one layer each.
                     Otherwise all layers are updated when all have arrived.
+    no_sync         False: gradients are summed after every micro-batch, in order
 
     A rank has the lanes "compute" and "stream". A bucket enters the stream when the backward pass has gone through its
     layers. In order, its all-reduce begins on a rank when the one before has ended there.
@@ -53,7 +55,7 @@ def data_parallel(
         _check_layer_by_layer(parts, queue)
         templates = [pipelined(chosen, parts, n_layers, accumulation, first=first) for first in (True, False)]
     else:
-        templates = [in_order(chosen, n_layers, accumulation, queued=queue is not None)] * 2
+        templates = [in_order(chosen, n_layers, accumulation, queued=queue is not None, no_sync=no_sync)] * 2
     return repeated(templates, each, chosen, steps, accumulation, queue)
 
 

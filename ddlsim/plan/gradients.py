@@ -137,32 +137,37 @@ def _updated_once(plan: Plan, backward: Touching, update: Touching, deeds: Touch
 
 
 def _check_early_sums(plan: Plan, order: Order, backward: Touching, deeds: Touching) -> None:
-    """Check what is scattered after single micro-batches: shares to which the last sum of the step adds the rest. Each
+    """Check the sums of single micro-batches, to which the last sum of the step, of the same kind, adds the rest. Each
     comes after the passes that it is of and before that sum, once, in its group."""
     rows = plan.collectives[(plan.part[plan.collectives] >= 0) & (plan.batch[plan.collectives] >= 0)]
     rows = rows[plan.kind[rows] != ALL_GATHER]
     if not len(rows):
         return
-    for row in rows[plan.kind[rows] != REDUCE_SCATTER].tolist():
-        raise ConfigError(f"plan: {plan.task(row)}: the gradients of one micro-batch can only be scattered")
+    for row in rows[~np.isin(plan.kind[rows], (REDUCE_SCATTER, ALL_REDUCE))].tolist():
+        raise ConfigError(
+            f"plan: {plan.task(row)}: the gradients of one micro-batch can only be summed by all_reduce or "
+            "reduce_scatter"
+        )
     n_batches = int(plan.batch.max()) + 1
     place = place_of(plan, rows, plan.part[rows])
     visit = place * n_batches + plan.batch[rows]
     again = np.setdiff1d(np.arange(len(rows)), np.unique(visit, return_index=True)[1])
     for row in rows[again].tolist():
-        raise ConfigError(f"plan: {plan.task(row)}: the gradient of batch {plan.batch[row]} is scattered twice")
+        raise ConfigError(f"plan: {plan.task(row)}: the gradient of batch {plan.batch[row]} is summed twice")
     passes = backward.place * n_batches + plan.batch[backward.row]
     i, j = joined(passes, visit)
     order.demand(backward.row[i], rows[j], "which it sums")
-    last = deeds.of(plan.kind[deeds.row] == REDUCE_SCATTER)
+    last = deeds.of(np.isin(plan.kind[deeds.row], (REDUCE_SCATTER, ALL_REDUCE)))
     i, j = joined(place, last.place)
+    alike = plan.kind[rows[i]] == plan.kind[last.row[j]]
+    i, j = i[alike], j[alike]
     order.demand(rows[i], last.row[j], "to which it adds the rest")
     inside = plan.peer[rows[i]] == plan.peer[last.row[j]]
     wrong = np.setdiff1d(np.arange(len(rows)), i[inside])
     for row in rows[wrong].tolist():
         raise ConfigError(
-            f"plan: {plan.task(row)}: its group scatters nothing of part {plan.part[row]} at the end of the step, to "
-            "which these shares could be added"
+            f"plan: {plan.task(row)}: its group has no such sum of part {plan.part[row]} at the end of the step, to "
+            "which this one could be added"
         )
 
 

@@ -84,11 +84,12 @@ def kept_nbytes(workload: Workload, layout: Layout) -> Floats:
 
 def split_factors(workload: Workload, layout: Layout) -> Floats:
     """Return how many times as long a layer takes if a rank computes the 1/M of the outputs of M times as many samples,
-    (n_layers,): the same multiplications, fewer weights and more inputs to read, by the roofline of the device.
+    (n_layers,): the same multiplications, fewer weights and more inputs to read, by the roofline of the device. Where
+    the user set the time of the step, a layer keeps its time.
     """
     model, device, efficiency = workload.model, workload.device, workload.efficiency
     factor = np.ones(len(model.layers))
-    if device is None or efficiency is None:
+    if device is None or efficiency is None or workload.timed:
         return factor
     memory = workload.memory_bandwidth / (device.memory_bandwidth * workload.speed)
 

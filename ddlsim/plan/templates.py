@@ -28,15 +28,23 @@ class Row(NamedTuple):
     updates: tuple[int, ...] = ()
 
 
-def in_order(buckets: Sequence[Bucket], n_layers: int, accumulation: int, *, queued: bool) -> list[Row]:
+def in_order(
+    buckets: Sequence[Bucket], n_layers: int, accumulation: int, *, queued: bool, no_sync: bool = True
+) -> list[Row]:
     """Return the rows of a step that updates all layers at its end, when its last bucket has arrived.
 
-    With `queued` that can be any of them.
+    With `queued` that can be any of them. Without `no_sync` buckets are summed beside the backward pass of every
+    micro-batch, and the next pass waits for them, as at the end of each backward pass of PyTorch's DDP.
     """
     rows: list[Row] = []
+    waits: tuple[int, ...] = ()
     for micro in range(accumulation - 1):
-        rows += [Row(FORWARD, micro=micro, end=n_layers), Row(BACKWARD, micro=micro, end=n_layers)]
-    rows.append(Row(FORWARD, micro=accumulation - 1, end=n_layers))
+        rows.append(Row(FORWARD, micro=micro, end=n_layers, needs=waits))
+        if no_sync:
+            rows.append(Row(BACKWARD, micro=micro, end=n_layers))
+        else:
+            waits = (_backward(rows, buckets, n_layers, micro, of=micro)[-1],)
+    rows.append(Row(FORWARD, micro=accumulation - 1, end=n_layers, needs=waits))
     sums = _backward(rows, buckets, n_layers, accumulation - 1)
     rows.append(Row(UPDATE, end=n_layers, needs=tuple(sums) if queued else (sums[-1],)))
     return rows

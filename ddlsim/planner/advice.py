@@ -20,6 +20,7 @@ from ddlsim.study.work import DONE, Outcome
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.devices import load_device
 from ddlsim.workload.model import Layer
+from ddlsim.workload.stage import shares_batch
 
 #: how much faster the machines' links become, and how many local steps are made, in the rules about these
 FASTER, LOCAL_STEPS = 4.0, 8
@@ -74,7 +75,7 @@ class _Case:
 def advice(candidate: Candidate, efficiency: float, evaluator: Evaluator) -> tuple[Guideline, ...]:
     """Return the rules for a configuration; the question "how many GPUs" is asked for an `efficiency`."""
     experiment = candidate.experiment
-    if hasattr(experiment.strategy, "micro_batch_size"):  # the rules are about workers with the whole model
+    if shares_batch(experiment.strategy):  # the rules are about workers with the whole model
         return ()
     prepared = prepare(experiment)
     workload = prepared.workloads[0]

@@ -35,7 +35,7 @@ from ddlsim.run.prepare import Placed, Prepared, place, prepare
 from ddlsim.strategies.plans import first_workers, nodes_of_plan, plan_of, tells_plan
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.memory import check_memory, held_nbytes
-from ddlsim.workload.stage import Outlook, at_once, micro_batches, n_copies, n_replicas
+from ddlsim.workload.stage import Outlook, at_once, micro_batches, n_copies, n_replicas, shares_batch
 
 #: sums in another order than the simulation's differ in the last bits
 ROUNDING = 1e-9
@@ -115,7 +115,7 @@ class Bounds:
             limits["bytes that must travel"] = n_samples / window.crossing if window.crossing > 0.0 else np.inf
             if not replicated:
                 copies = n_copies(prepared.stages, prepared.workloads)
-                batches = window.batches / experiment.steps / copies
+                batches = window.batches / experiment.window[1] / copies
         limit = min(limits, key=lambda name: limits[name])
         throughput = (1.0 + ROUNDING) * limits[limit]
         efficiency = np.inf
@@ -131,10 +131,10 @@ class Bounds:
     def _outlook(self, candidate: Candidate) -> Bound | None:
         """Return the bound of a strategy that tells it without a plan; None of others and where chance plays a part."""
         experiment, cluster = candidate.experiment, candidate.cluster
-        strategy, steps = experiment.strategy, experiment.steps
+        strategy, (warmup, steps) = experiment.strategy, experiment.window
         tell = getattr(strategy, "outlook", None)
         varies = not isinstance(experiment.jitter, NoJitter) or bool(experiment.slow_downs or experiment.faults)
-        if tell is None or varies or not experiment.warmup:
+        if tell is None or varies or not warmup:
             return None
         at_a_time = at_once(strategy, experiment.batch_size, candidate.workers)
         key = id(cluster), candidate.workers, at_a_time
@@ -173,7 +173,7 @@ class Bounds:
         if candidate.batch_size not in sizes:
             prepared = prepare(experiment)
             plan = _plan(candidate, prepared)
-            content, n_batches = (b"", 0) if plan is None else (_content(plan), _n_batches(plan, experiment.warmup))
+            content, n_batches = (b"", 0) if plan is None else (_content(plan), _n_batches(plan, experiment.window[0]))
             sizes[candidate.batch_size] = _Prepared(prepared, plan if n_batches else None, content, n_batches)
         return sizes[candidate.batch_size]
 
@@ -187,7 +187,7 @@ class Bounds:
             carriers = Carriers(self._interfaces(cluster), nodes)
         encoding = encode_seconds(plan, experiment, prepared.workloads, cluster.host_of[prepared.nodes])
         seconds = least_seconds(plan, experiment, encoding, candidate.workers)
-        begin, end = experiment.warmup, experiment.warmup + experiment.steps
+        begin, end = experiment.window[0], sum(experiment.window)
         content = hashlib.blake2b(shared.content + seconds.tobytes(), digest_size=16)
         if carriers is not None:
             content.update(nodes.tobytes() + repr(id(carriers.levels)).encode())
@@ -224,10 +224,10 @@ def price_rate(candidate: Candidate) -> float:
 def _plan(candidate: Candidate, prepared: Prepared) -> Plan | None:
     """Return the plan of the steps that are simulated, each of which is an update; None if the strategy has none."""
     experiment = candidate.experiment
-    strategy, last = experiment.strategy, experiment.warmup + experiment.steps
+    strategy, warmup, last = experiment.strategy, experiment.window[0], sum(experiment.window)
     if not tells_plan(strategy):
         return None
-    if any(strategy.updates(steps, candidate.workers) != steps for steps in (experiment.warmup, last)):
+    if any(strategy.updates(steps, candidate.workers) != steps for steps in (warmup, last)):
         return None
     try:
         plan = plan_of(strategy, prepared.workloads, last, int(_batches(candidate)[1]))
@@ -254,13 +254,13 @@ def _n_batches(plan: Plan, begin: int) -> int:
 def _computing(candidate: Candidate, prepared: Prepared) -> float:
     """Samples/s that the forward and backward passes allow, of workers that compute what one would alone."""
     experiment = candidate.experiment
-    if hasattr(experiment.strategy, "micro_batch_size"):  # fewer weights to read, exchanges that count as work
+    if shares_batch(experiment.strategy):  # fewer weights to read, exchanges that count as work
         return np.inf
     if (
         not isinstance(experiment.jitter, NoJitter)
         or experiment.slow_downs
         or experiment.faults
-        or experiment.warmup > 0
+        or experiment.window[0] > 0
     ):
         return np.inf
     return sum(experiment.batch_size / (w.forward_time + w.backward_time) for w in prepared.workloads)

@@ -20,13 +20,14 @@ from ddlsim.run.experiment import Experiment
 from ddlsim.run.prepare import DEFAULT_DEVICE
 from ddlsim.runtime.fabric import algorithm_for
 from ddlsim.strategies import AllReduce, LocalSGD, ParameterServer, Splits, Strategy
-from ddlsim.strategies.plans import plan_of
+from ddlsim.strategies.plans import plan_of, whole_cycles
 from ddlsim.strategies.splits import text_of_senseless
 from ddlsim.study.labels import labels_of
-from ddlsim.workload.compute import make_workload
+from ddlsim.workload.compute import make_workload, model_flops_utilisation
 from ddlsim.workload.devices import load_device
 from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.model import load_model
+from ddlsim.workload.stage import shares_batch
 
 BATCH_SIZES = (32, 64, 128)
 COMPRESSIONS: tuple[Compression | None, ...] = (None, Compression(FP16()), Compression(ErrorFeedback(TopK(0.01))))
@@ -72,18 +73,17 @@ class Candidate:
     @property
     def global_batch(self) -> int:
         """Samples of an update of all workers: the batch size, or that of each worker times their number."""
-        together = hasattr(self.experiment.strategy, "micro_batch_size")
+        together = shares_batch(self.experiment.strategy)
         return self.batch_size * (1 if together else self.workers)
 
     def mfu(self, throughput: float) -> float | None:
-        """Return which share of their peak the devices reach with so many samples/s, forward and backward passes
-        counted once, as nobody computes anything again (model FLOPs utilisation); None where a peak is not known."""
-        experiment, nodes = self.experiment, self.cluster.workers[: self.workers]
-        names = Counter(experiment.device or self.cluster.device_of[node] or DEFAULT_DEVICE for node in nodes.tolist())
-        peaks = [(load_device(name).peak_flops.get(experiment.precision), n) for name, n in names.items()]
-        if any(peak is None for peak, _ in peaks):
-            return None
-        return 3.0 * load_model(experiment.model).flops * throughput / sum((peak or 0.0) * n for peak, n in peaks)
+        """Return the model FLOPs utilisation at a throughput in samples/s; None where a peak is not known."""
+        experiment, nodes = self.experiment, self.cluster.workers[: self.workers].tolist()
+        names = [experiment.device or self.cluster.device_of[node] or DEFAULT_DEVICE for node in nodes]
+        devices = {name: load_device(name) for name in set(names)}
+        return model_flops_utilisation(
+            load_model(experiment.model), throughput, [devices[name] for name in names], experiment.precision
+        )
 
     @property
     def settings(self) -> dict[str, object]:
@@ -284,5 +284,4 @@ def _length(base: Experiment, strategy: Strategy, synchronous: bool) -> tuple[in
         warmup, steps = RANDOM
     else:
         warmup, steps = REGULAR if synchronous else OWN_WAYS
-    period = int(getattr(strategy, "period", 1))
-    return period * -(-warmup // period), period * -(-steps // period)
+    return whole_cycles(strategy, warmup, steps)

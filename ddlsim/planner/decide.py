@@ -34,6 +34,7 @@ from ddlsim.strategies.splits import text_of_senseless
 from ddlsim.units import si
 from ddlsim.workload.model import Model, ModelLike, load_model
 from ddlsim.workload.spread import Spread
+from ddlsim.workload.stage import shares_batch
 
 #: efficiency that the rule on the number of GPUs is asked for where the target names none
 EFFICIENCY = 0.9
@@ -182,7 +183,7 @@ def _choices(
     found: list[Found], what: Lesson | None, search: Search, n_best: int
 ) -> tuple[list[Choice], list[str]]:
     if not any(one.figures is not None for one in found):
-        whole = not any(hasattr(one.candidate.experiment.strategy, "micro_batch_size") for one in found)
+        whole = not any(shares_batch(one.candidate.experiment.strategy) for one in found)
         hint = "; to share the model out over workers give strategies=[ddlsim.Splits()] (--split)" if whole else ""
         raise ConfigError(f"recommend: no configuration can be simulated; the first: {found[0].reason}{hint}")
     target = search.target

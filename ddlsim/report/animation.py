@@ -26,7 +26,7 @@ from ddlsim.report.drawing import figure
 
 Ints = npt.NDArray[np.int64]
 #: what can be drawn, and up to how many chunks cells have a number
-MOST_RANKS, MOST_CHUNKS, MOST_ROUNDS, NUMBERED = 32, 64, 200, 24
+MOST_RANKS, MOST_CHUNKS, MOST_ROUNDS, NUMBERED = 32, 128, 200, 24
 EMPTY, FULL, WHOLE, CHANGED, SENT = "#ffffff", "#9ec3e6", "#1f4e79", "#d55e00", "#333333"
 #: frames for which the last state stays
 LAST = 3
@@ -80,7 +80,7 @@ def animate(schedule: Schedule, path: str | Path | None = None, *, seconds: floa
     reduce-scatters a cell says how many contributions it holds, of the others whose data; where it is what the kind of
     collective promises, it is dark.
 
-    Raises ConfigError for more than 32 ranks, 64 chunks or 200 rounds, for other formats, and where the file cannot be
+    Raises ConfigError for more than 32 ranks, 128 chunks or 200 rounds, for other formats, and where the file cannot be
     written.
     """
     kind = None if path is None else Path(path).suffix.lower()

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 class Comparison:
     """What :func:`ddlsim.compare` returns: ``print`` it, or take the numbers from ``table``.
 
-    ``table`` has a row per run: n_seeds and n_reached (how many reached the target); time (s), updates and nbytes
-    until then, means over those, inf if none; accuracy and loss at the end; throughput (samples/s); staleness.
+    ``table`` has a row per run: n_seeds and n_reached (the number that reached the target); time (s), updates and
+    nbytes until then: means, or if seeds missed the target medians, in which these are later than all others (inf if
+    that is half of them or more); accuracy and loss at the end; throughput (samples/s); staleness.
     """
 
     table: pd.DataFrame
@@ -56,13 +57,16 @@ class Comparison:
     def _reached(self, name: str, row: pd.Series[float]) -> tuple[str, str, str]:
         if not row["n_reached"]:
             return "never", "-", "-"
-        time = seconds(row["time"])
         interval = self.intervals.get(name)
-        if interval is not None:
-            if not math.isnan(interval.low):
+        if interval is not None and interval.n_missed:
+            seeds = f"{interval.n} of {interval.n + interval.n_missed} seeds"
+            if math.isinf(row["time"]):
+                return f"mean at least {seconds(interval.mean)}, {seeds}", "-", "-"
+            time = f"median {seconds(row['time'])}, {seeds}"
+        else:
+            time = seconds(row["time"])
+            if interval is not None and not math.isnan(interval.low):
                 time += f" ({seconds(interval.low)} to {seconds(interval.high)})"
-            if interval.n_missed:
-                time += f", {interval.n} of {interval.n + interval.n_missed} seeds"
         return time, f"{row['updates']:,.0f}", size(row["nbytes"])
 
 
@@ -70,8 +74,8 @@ class Comparison:
 def compare(results: Mapping[str, Result | Seeds], target: Share) -> Comparison:
     """Return when each of the labelled runs reached the held-out accuracy `target` (0.95 is 95 %), and the rest.
 
-    Of runs with several seeds the means; a time is that of the seeds that reached the target, with its 95 %
-    interval, and the others are counted.
+    Runs with several seeds show means with 95 % intervals. Where seeds missed the target, the time is the median over
+    all seeds (:class:`ddlsim.run.seeds.Interval`).
     """
     if not 0.0 < target <= 1.0:
         raise ConfigError(f"target = {target!r}: must be above 0 and at most 1 (0.95 is 95 %)")
@@ -89,14 +93,14 @@ def _row(result: Result | Seeds, target: float) -> dict[str, float]:
     histories: list[Sequence[Row]] = (
         [run.history for run in result.runs] if isinstance(result, Seeds) else [result.evaluations]
     )
-    reached = [row for history in histories if (row := first_reaching(history, target, training.moving_average))]
+    reached = [first_reaching(history, target, training.moving_average) for history in histories]
     runs = result.runs if isinstance(result, Seeds) else [result]
     return {
         "n_seeds": len(histories),
-        "n_reached": len(reached),
-        "time": _mean([row.time for row in reached]),
-        "updates": _mean([row.updates for row in reached]),
-        "nbytes": _mean([row.nbytes for row in reached]),
+        "n_reached": sum(row is not None for row in reached),
+        "time": _typical([math.inf if row is None else row.time for row in reached]),
+        "updates": _typical([math.inf if row is None else row.updates for row in reached]),
+        "nbytes": _typical([math.inf if row is None else row.nbytes for row in reached]),
         "accuracy": result.accuracy().mean if isinstance(result, Seeds) else result.accuracy,
         "loss": _mean([history[-1].loss for history in histories]),
         "throughput": _mean([run.throughput for run in runs]),
@@ -105,4 +109,9 @@ def _row(result: Result | Seeds, target: float) -> dict[str, float]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if values else math.inf
+    return float(np.mean(values))
+
+
+def _typical(values: Sequence[float]) -> float:
+    """Return the mean, or the median if a value is infinite."""
+    return float(np.mean(values) if np.isfinite(values).all() else np.median(values))

@@ -21,7 +21,7 @@ from ddlsim.readable import seconds
 from ddlsim.report.drawing import COLOURS, MARKERS, STYLES, drawn, figure, save, time_styles, titled, wrapped
 from ddlsim.report.study_words import label_of, plain, rows_of, varied
 from ddlsim.run.metrics import METRICS
-from ddlsim.run.seeds import half_width
+from ddlsim.run.seeds import half_width, joined_lines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -233,12 +233,9 @@ def _best_learners(table: Table) -> pd.DataFrame:
 
 def _mean_curve(rows: pd.DataFrame) -> tuple[Floats, Floats, Floats | None]:
     """Return times, mean accuracy in %, and half the width of its interval, from the evaluations of all seeds."""
-    lines = [(part["time"].to_numpy(np.float64), 100.0 * part["accuracy"].to_numpy(np.float64))
-             for _, part in rows.groupby("seed")]  # fmt: skip
-    start, end = max(t[0] for t, _ in lines), min(t[-1] for t, _ in lines)
-    at = np.unique(np.concatenate([t for t, _ in lines]))
-    at = at[(at >= start) & (at <= end)]
-    values = np.array([np.interp(at, t, accuracy) for t, accuracy in lines])
+    at, values, _ = joined_lines(
+        [part[["time", "accuracy"]].to_numpy(np.float64).T * [[1.0], [100.0]] for _, part in rows.groupby("seed")]
+    )
     if len(values) < 2:
         return at, values[0], None
     return at, values.mean(axis=0), half_width(values, 0.95)

@@ -120,8 +120,12 @@ def _with_interval(row: pd.Series[Any], name: str, write: Callable[[float], str]
     mean, high = row[name], row[f"{name}_high"]
     if math.isnan(mean):
         return "-"
+    missed = int(row["n"] - row["n_reached"]) if METRICS[name].kind == "target" else 0
+    reached = f" ({int(row['n'] - missed)} of {int(row['n'])} seeds)" if missed and row["n"] > 1 else ""
     if math.isinf(mean):
-        return "never"
+        return f"never{reached}"
+    if reached:
+        return f"median {write(mean)}{reached}"
     return write(mean) if math.isnan(high) else f"{write(mean)} +-{percent((high - mean) / abs(mean)) if mean else ''}"
 
 

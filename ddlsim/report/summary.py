@@ -15,7 +15,6 @@ from ddlsim.run.elastic_life import ElasticLife
 from ddlsim.run.metrics import METRICS
 from ddlsim.text_tables import aligned, labelled
 from ddlsim.workload.jitter import NoJitter
-from ddlsim.workload.stage import stages_of
 
 if TYPE_CHECKING:
     from ddlsim.run.result import Result
@@ -38,10 +37,11 @@ def summary_rows(result: Result, *, simulate: bool = True) -> list[tuple[str, st
     """
     experiment = result.experiment
     rows = [
+        *_memory(result),
+        ("throughput" if result.fits else "if it fitted", _throughput(result)),
         ("workers", f"{result.n_workers} on {result.cluster.name}"),
         ("strategy", experiment.strategy.label),
         ("model", _model(result)),
-        ("throughput", rate(result.throughput)),
         *_stability(result, simulate),
         ("step time", _step_time(result)),
         *_interval(result, simulate),
@@ -57,11 +57,29 @@ def summary_rows(result: Result, *, simulate: bool = True) -> list[tuple[str, st
         *[("bottleneck" if i == 0 else "", text) for i, text in enumerate(_bottleneck(result, simulate))],
         *[("compute time" if i == 0 else "", text) for i, text in enumerate(_compute_times(result))],
         *[("note", note) for note in result.notes],
-        *[("warning", warning) for warning in result.warnings],
+        *[("warning", warning) for warning in result.warnings[not result.fits :]],
     ]
     if result.interrupted:
         rows.insert(0, ("interrupted", f"after {count(len(result.recorder.updates), 'update')}"))
     return rows
+
+
+def _memory(result: Result) -> list[tuple[str, str]]:
+    """Return whether the run fits into the devices' memory: the warning if it does not."""
+    if result.memory is None:
+        return []
+    if not result.fits:
+        return [("memory", f"does not fit: {result.warnings[0]}")]
+    return [("memory", f"fits: {size(result.memory.needed)} of {size(result.memory.capacity)} on the fullest worker")]
+
+
+def _throughput(result: Result) -> str:
+    """Return tokens/s (samples/s for other models), in all and per device, and the MFU."""
+    tokens, mfu = result.tokens_per_second, result.mfu
+    total, unit = (result.throughput, "samples/s") if tokens is None else (tokens, "tokens/s")
+    text = f"{rate(total, unit)}, {rate(total / result.n_workers, 'per device')}"
+    text += "" if tokens is None else f" ({rate(result.throughput)})"
+    return text if mfu is None else f"{text}, MFU {percent(mfu)}"
 
 
 def _model(result: Result) -> str:
@@ -106,11 +124,7 @@ def _interval(result: Result, simulate: bool) -> list[tuple[str, str]]:
 
 
 def _speedup(result: Result) -> str:
-    text = f"{result.speedup:.4g} over one worker, efficiency {percent(result.efficiency)}"
-    if result.efficiency > 1.0 and stages_of(result.experiment.strategy, result.workloads)[0].state < 1.0:
-        update = result.workloads[0].optimizer
-        text += f" (each updates a share of the weights; one alone updates all, {seconds(update)} a step)"
-    return text
+    return f"{result.speedup:.4g} over one worker, efficiency {percent(result.efficiency)}"
 
 
 def _shares(result: Result) -> str:

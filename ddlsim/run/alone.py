@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddlsim.run.experiment import Experiment
 from ddlsim.workload.compute import Workload
-from ddlsim.workload.stage import Stage, n_copies, n_replicas
+from ddlsim.workload.stage import Stage, n_copies, n_replicas, shares_batch
 
 if TYPE_CHECKING:
     from ddlsim.run.outcome import Outcome
@@ -25,7 +25,7 @@ def batches_alone(result: Outcome, stages: Sequence[Stage]) -> float:
     """Return from how many batches a worker alone would make an update: a replica from its own of a step; where a model
     is shared out over workers, from those of one copy of the model."""
     strategy, batch_size = result.experiment.strategy, result.workloads[0].batch_size
-    together = hasattr(strategy, "micro_batch_size")
+    together = shares_batch(strategy)
     if not together and is_replicated(stages, result.workloads):
         return result.experiment.accumulation
     samples = result.updates_per_step * result.samples_per_update

@@ -10,6 +10,7 @@ workers   compute + communication + waiting + idle = the run's time, where idle 
           what is booked twice makes the sum too large
 updates   in order, within the run, as many samples as the rule that ends the run has counted, and a throughput that
           says the same
+speed     no faster than the workers would compute alone, unless something explains it (:func:`superlinear_causes`)
 
 docs/models/network.md explains why utilisation never exceeds the busy share, nor that 1, but for token buckets.
 """
@@ -28,6 +29,7 @@ import numpy.typing as npt
 from ddlsim.cluster import Cluster
 from ddlsim.errors import ConfigError, ConservationError
 from ddlsim.network import Accounts, Network
+from ddlsim.run.notes import superlinear_causes
 from ddlsim.runtime.loop import Loop
 from ddlsim.runtime.recorder import Recorder
 
@@ -152,6 +154,11 @@ def check_workers(recorder: Recorder, seconds: float) -> None:
 
 def _check_updates(result: Result, n_samples: int) -> None:
     times, samples = zip(*result.recorder.updates, strict=True)
+    if result.efficiency > 1.0 + ROUNDING and not superlinear_causes(result):
+        raise ConservationError(
+            f"efficiency {result.efficiency:.6g}: {result.n_workers} workers reach {result.throughput:.6g} samples/s, "
+            f"more than all of them compute without communication{_REPORT}"
+        )
     if not _ordered(times, result.end_time):
         raise ConservationError(
             f"updates: the last of {len(times)} at {times[-1]:.12g} s; they are not in order, before the end at "

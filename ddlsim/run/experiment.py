@@ -24,6 +24,7 @@ from ddlsim.output_files import write_text
 from ddlsim.run.traced import Traced
 from ddlsim.runtime.fabric import Fabric, on_fabric
 from ddlsim.strategies import AllReduce, Strategy
+from ddlsim.strategies.plans import whole_cycles
 from ddlsim.units import si
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Roofline
 from ddlsim.workload.contention import NO_SLOWDOWN, OverlapSlowdown, Slower
@@ -80,6 +81,9 @@ def _speeds(value: object, where: str) -> object:
     return factors
 
 
+#: warm-up and measured steps by default, before rounding up to whole cycles
+WARMUP, STEPS = 2, 10
+
 AnyFault = Stop | LinkFault | RandomFaults
 _FACTORS = cast(Rule, rule_of(tuple[Annotated[Positive, "a factor above 0"], ...]))
 _SLOW_DOWNS = cast(Rule, rule_of(tuple[Annotated[SlowDown, "a SlowDown(ranks, start, duration, factor)"], ...]))
@@ -121,8 +125,9 @@ class Experiment:
     batch_size      samples per worker and (micro-)step; of all workers together where the strategy shares out a model
     workers         number of workers, placed on the cluster's first devices, or the places of a part of them in
                     ``cluster.workers``, such as [4, 5, 6, 7]; None: on all of them
-    steps           steps per worker that are measured (asynchronous: on average)
-    warmup          steps before those, simulated but not measured
+    steps           measured steps per worker (asynchronous: on average); None: 10, rounded up to whole cycles of a
+                    strategy that does not exchange in every step, such as local SGD
+    warmup          steps before those, simulated but not measured; None: 2, rounded up likewise
     accumulation    micro-steps per exchange
     precision       arithmetic ("fp32", "tf32", "fp16", "bf16")
     gradient_dtype  gradients on the wire ("fp32", "fp16", "bf16")
@@ -159,8 +164,8 @@ class Experiment:
     batch_size: Count = 32
     workers: WorkersLike | None = None
     _: KW_ONLY
-    steps: Count = 10
-    warmup: Index = 2
+    steps: Count | None = None
+    warmup: Index | None = None
     accumulation: Count = 1
     precision: str = "fp32"
     gradient_dtype: GradientType = "fp32"
@@ -222,6 +227,12 @@ class Experiment:
         if len(self.speed) != n_workers:
             raise ConfigError(f"speed has {len(self.speed)} factors for {n_workers} workers; give one per worker")
         return tuple(self.speed)
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """Warm-up and measured steps: as set, by default whole cycles of the strategy."""
+        warmup, steps = whole_cycles(self.strategy, WARMUP, STEPS)
+        return warmup if self.warmup is None else self.warmup, steps if self.steps is None else self.steps
 
     @property
     def n_workers(self) -> int | None:

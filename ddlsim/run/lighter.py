@@ -14,7 +14,7 @@ from ddlsim.strategies.lighter import said, state_of
 from ddlsim.workload.compute import Workload
 from ddlsim.workload.devices import Device
 from ddlsim.workload.memory import held_nbytes
-from ddlsim.workload.stage import Stage, micro_batches, stages_of
+from ddlsim.workload.stage import Stage, micro_batches, shares_batch, stages_of
 
 #: ways that are looked at, further ones once one is there, and those that are named
 MOST_TRIED, MORE_TRIED, N_NAMED = 32, 3, 2
@@ -31,7 +31,7 @@ def what_fits(
     workloads_of  what workers compute under another strategy
     """
     strategy, n_workers = experiment.strategy, len(workloads)
-    if not hasattr(strategy, "micro_batch_size") or len({id(workload) for workload, _ in workloads}) > 1:
+    if not shares_batch(strategy) or len({id(workload) for workload, _ in workloads}) > 1:
         return ""
     workload, device = workloads[0]
     room = device.memory_nbytes

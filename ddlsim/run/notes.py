@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,13 +13,19 @@ from ddlsim.cluster.cluster import Floats, Ints
 from ddlsim.collectives.nccl_way import several_ways
 from ddlsim.learning.monitor import Monitor
 from ddlsim.learning.training import Training
+from ddlsim.readable import percent, seconds
 from ddlsim.run.experiment import Experiment
 from ddlsim.runtime.loop import Traffic
 from ddlsim.runtime.recorder import Recorder
 from ddlsim.runtime.setting import Setting
 from ddlsim.strategies import Strategy
-from ddlsim.strategies.plans import first_workers, tells_plan
+from ddlsim.strategies.plans import cycle_length, first_workers, tells_plan
+from ddlsim.workload.jitter import NoJitter
 from ddlsim.workload.model import load_model
+from ddlsim.workload.stage import shares_batch, stages_of
+
+if TYPE_CHECKING:
+    from ddlsim.run.outcome import Outcome
 
 
 def unsent_warnings(n_workers: int, nbytes_sent: float) -> list[str]:
@@ -29,6 +36,48 @@ def unsent_warnings(n_workers: int, nbytes_sent: float) -> list[str]:
         f"nothing was sent: the run is over before any of the {n_workers} workers has exchanged anything, so it says "
         "nothing about the network; take more steps than the strategy makes between two exchanges"
     ]
+
+
+def window_notes(experiment: Experiment) -> list[str]:
+    """Return a note if the measured steps are not a whole number of the strategy's cycles."""
+    cycle, (warmup, steps) = cycle_length(experiment.strategy), experiment.window
+    if experiment.training is not None or steps % cycle == 0:
+        return []
+    whole = cycle * -(-steps // cycle)
+    return [
+        f"steps: {steps} measured steps are not a whole number of cycles of {cycle} steps, so throughput and step time "
+        f"count too few or too many exchanges; set steps={whole} and warmup={cycle * -(-warmup // cycle)}, or neither"
+    ]
+
+
+def superlinear_causes(result: Outcome) -> list[str]:
+    """Return what can make workers faster together than each is alone with the whole model."""
+    experiment, workloads = result.experiment, result.workloads
+    strategy = experiment.strategy
+    stage = stages_of(strategy, workloads)[0]
+    causes = []
+    if stage.state < 1.0:
+        causes.append(
+            f"each updates a share of the weights; one alone updates all, {seconds(workloads[0].optimizer)} a step"
+        )
+    if shares_batch(strategy) and not workloads[0].timed:
+        causes.append("each has a part of the layers, of which it reads and updates fewer weights")
+    if not isinstance(experiment.jitter, NoJitter) or experiment.slow_downs or experiment.faults:
+        causes.append("the times of these steps are a sample, and the baseline is their mean; take more steps")
+    times = np.diff([time for time, _ in result.measured_updates])
+    if result.recorder.staleness or np.ptp(times) > 1e-9 * times.mean():
+        causes.append("updates do not come evenly, and these steps may begin or end within a burst; take more steps")
+    if not experiment.window[0]:
+        causes.append("the first step, which does not wait for one before it, is measured too; set warmup=2")
+    if result.monitor is not None:
+        causes.append("the baseline has the batches and images of the run throughout")
+    return causes
+
+
+def superlinear_notes(result: Outcome) -> list[str]:
+    """Return a note if the efficiency is above 1."""
+    causes = superlinear_causes(result) if result.efficiency > 1.0 + 1e-9 else []
+    return [f"efficiency {percent(result.efficiency)}, above 100 %: {'; '.join(causes)}"] if causes else []
 
 
 def handed_over_notes(setting: Setting, monitor: Monitor | None) -> list[str]:

@@ -19,8 +19,9 @@ from ddlsim.run.drawn_faults import Happening
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.living import has_life, life_of, useful_samples
 from ddlsim.runtime.recorder import COMMUNICATION, COMPUTE, INPUT, WAITING, Recorder
-from ddlsim.workload.compute import Workload
+from ddlsim.workload.compute import Workload, model_flops_utilisation
 from ddlsim.workload.input import Input
+from ddlsim.workload.memory import Fullest
 from ddlsim.workload.stage import stages_of
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class Outcome:
     company: tuple[str, ...] = ()
     #: what :class:`ddlsim.RandomFaults` have brought, by time: SlowDown, Stop and LinkFault, as they can be put down
     drawn_faults: tuple[Happening, ...] = ()
+    #: the memory of the fullest worker
+    memory: Fullest | None = None
 
     @property
     def n_workers(self) -> int:
@@ -79,7 +82,7 @@ class Outcome:
 
         A run that ended sooner is measured from the latest update that was before its last instant.
         """
-        warmup = self.experiment.strategy.updates(self.experiment.warmup, self.n_workers)
+        warmup = self.experiment.strategy.updates(self.experiment.window[0], self.n_workers)
         updates = [(0.0, 0), *self.recorder.updates]
         earlier = sum(time < updates[-1][0] for time, _ in updates)
         return updates[min(warmup, max(earlier - 1, 0)) :]
@@ -198,6 +201,26 @@ class Outcome:
     def efficiency(self) -> float:
         """Throughput over what all workers would reach together if each were alone with the whole model."""
         return self.throughput / sum(self._alone)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the devices' memory is large enough. Where it is not, all times are those of devices with more."""
+        return self.memory is None or self.memory.fits
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation: the share of their peak that the devices use; None if that is unknown."""
+        workloads = self.workloads
+        devices = [workload.device for workload in workloads if workload.device is not None]
+        if len(devices) < len(workloads):
+            return None
+        return model_flops_utilisation(workloads[0].model, self.throughput, devices, workloads[0].precision)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens per second of all workers together; None for models without tokens."""
+        tokens = self.workloads[0].model.tokens
+        return None if tokens is None else tokens * self.throughput
 
     @cached_property
     def shares(self) -> dict[str, float]:

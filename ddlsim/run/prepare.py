@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,11 +26,11 @@ from ddlsim.runtime.fabric import algorithm_for
 from ddlsim.strategies.plans import first_workers, peak_memory, tells_plan
 from ddlsim.workload.compute import Affine, Measured, PerKernel, Workload, make_workload
 from ddlsim.workload.devices import Device, load_device
-from ddlsim.workload.memory import check_memory, held_nbytes
+from ddlsim.workload.memory import Fullest, check_memory, held_nbytes
 from ddlsim.workload.model import Model, load_model
 from ddlsim.workload.optimizer_rules import rule_of
 from ddlsim.workload.products import has_kernels
-from ddlsim.workload.stage import Stage, at_once, micro_batches, n_replicas, stages_of
+from ddlsim.workload.stage import Stage, at_once, micro_batches, n_replicas, shares_batch, stages_of
 from ddlsim.workload.tables import exchange_left_out
 
 DEFAULT_DEVICE = "desktop-cpu"
@@ -60,6 +59,7 @@ class Prepared:
     notes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     regimes: Regimes | None = None
+    fullest: Fullest | None = None
 
 
 class Placed(NamedTuple):
@@ -131,7 +131,8 @@ def prepare(experiment: Experiment) -> Prepared:
     if experiment.elastic is not None:
         check_replicas(experiment, stages, [workload for workload, _ in workloads])
     phased = experiment.training is not None and bool(experiment.training.phases)
-    texts = [] if phased else _memory_warnings(experiment, workloads, stages)
+    fullest, texts = _memory_warnings(experiment, workloads, stages)
+    texts = [] if phased else texts
     if texts := list(dict.fromkeys(texts)):
         texts[-1] += what_fits(experiment, cluster, nodes, workloads, lambda strategy: _workloads(
             experiment.with_(strategy=strategy), cluster, time_model, nodes
@@ -151,6 +152,7 @@ def prepare(experiment: Experiment) -> Prepared:
     return Prepared(
         experiment, cluster, model, time_model, task, nodes, made, stages, tuple(dict.fromkeys(texts)), notes,
         () if missing is None else (missing,), regimes,
+        None if phased else fullest,
     )  # fmt: skip
 
 
@@ -176,15 +178,15 @@ def _regimes(
         regime = phase.batch or experiment.batch_size, number
         workloads = workloads_in(regime)
         regimes.stages[regime] = stages_of(experiment.strategy, [workload for workload, _ in workloads])
-        warnings += _memory_warnings(experiment, workloads, regimes.stages[regime])
+        warnings += _memory_warnings(experiment, workloads, regimes.stages[regime])[1]
     return regimes
 
 
 def _memory_warnings(
     experiment: Experiment, workloads: list[tuple[Workload, Device]], stages: list[Stage]
-) -> list[str]:
-    """Return a line for each device that what it has to hold does not fit; of parts of a model, by the plan if there is
-    one."""
+) -> tuple[Fullest, list[str]]:
+    """Return the fullest worker, and a line for each device whose memory is too small; parts of a model hold what their
+    plan says, if there is one."""
     strategy, n_workers = experiment.strategy, len(stages)
     whole = [workload for workload, _ in workloads]
     held: list[float | None] = [None] * n_workers
@@ -198,17 +200,19 @@ def _memory_warnings(
         (id(stage), device.name, nbytes): (stage, device, nbytes)
         for stage, (_, device), nbytes in zip(stages, workloads, held, strict=True)
     }
-    over = [
-        (sum(held_nbytes(stage, n_workers, nbytes)) / device.memory_nbytes, text)
-        for stage, device, nbytes in different.values() if (text := check_memory(stage, device, n_workers, nbytes))
-    ]  # fmt: skip
-    if not parts or not over:
-        return [text for _, text in over]
-    fullest = max(over, key=operator.itemgetter(0))[1]
-    if len(over) == 1:
-        return [fullest]
+    uses = [
+        (
+            Fullest(sum(held_nbytes(stage, n_workers, nbytes)), device.memory_nbytes),
+            check_memory(stage, device, n_workers, nbytes),
+        )
+        for stage, device, nbytes in different.values()
+    ]
+    fullest, worst = max(uses, key=lambda use: use[0].needed / use[0].capacity)
+    over = [text for _, text in uses if text]
+    if not parts or not worst or len(over) == 1:
+        return fullest, over
     others = f"{len(over) - 1} other parts of the model do not fit either"
-    return [f"{fullest}; {others}; ddlsim.fits says what saves memory"]
+    return fullest, [f"{worst}; {others}; ddlsim.fits says what saves memory"]
 
 
 def _nodes(experiment: Experiment, cluster: Cluster) -> list[int]:
@@ -252,7 +256,7 @@ def _workloads(
 def _workload(experiment: Experiment, model: Model, device: Device, speed: float, batch_size: int) -> Workload:
     compute, precision, gradient_dtype = experiment.compute, experiment.precision, experiment.gradient_dtype
     rule = experiment.optimizer if experiment.training is None else rule_of(experiment.training.optimizer)
-    if compute is None and hasattr(experiment.strategy, "micro_batch_size"):
+    if compute is None and shares_batch(experiment.strategy):
         # parts of a model are timed kernel by kernel where that is known, and so is the whole beside them
         compute = PerKernel() if has_kernels(model, device, precision) else None
     if isinstance(compute, Traced):

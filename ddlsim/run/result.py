@@ -207,7 +207,7 @@ class Result(Outcome):
 
     def _is_quick(self, n_messages: int) -> bool:
         """Whether to simulate it again some times takes little: a rule on what it did, not on how long that took."""
-        n_steps = self.n_workers * (self.experiment.steps + self.experiment.warmup)
+        n_steps = self.n_workers * sum(self.experiment.window)
         small = self.n_messages <= n_messages and n_steps <= QUICK_STEPS
         return small and not self.interrupted and self.monitor is None and not self.company
 
@@ -273,7 +273,9 @@ class Result(Outcome):
         return page("Result", labelled(summary_rows(self, simulate=False)))
 
     def __repr__(self) -> str:
-        return f"<Result: {self.n_workers} workers, {self.throughput:.4g} samples/s, efficiency {self.efficiency:.1%}>"
+        fits = "" if self.fits else " if it fitted into memory"
+        figures = f"{self.throughput:.4g} samples/s, efficiency {self.efficiency:.1%}"
+        return f"<Result: {self.n_workers} workers, {figures}{fits}>"
 
     @cached_property
     def traced(self) -> Result:

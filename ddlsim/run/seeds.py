@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 #: columns of the history that others can be drawn against
 AXES = ("time", "updates", "epoch", "nbytes")
 Axis = Annotated[str, one_of(*AXES)]
@@ -49,11 +50,13 @@ Many = Annotated[int, whole(1, 100_000)]
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over `n` seeds and the `confidence` interval of it by Student's t (NaN for a single one).
+    """A mean over seeds and its `confidence` interval by Student's t (NaN for a single seed).
 
-    ``n_missed`` more seeds have no value (they never reached a target) and are not in the mean, which says less
-    the more they are: then compare ``median``, in which they count as later than all others. Bounds that cannot
-    be (a time or throughput below 0, an accuracy above 1) are drawn in to what can.
+    A time to a target is censored if ``n_missed`` seeds never reached it and `n` did. The mean is then restricted: a
+    seed that missed the target counts with the time for which it ran, so the true mean is larger, and ``high`` is inf
+    (Royston and Parmar 2013, BMC Medical Research Methodology 13:152). In ``median`` these seeds are later than all
+    others (inf if that is half of them or more). Bounds that cannot be (a time or throughput below 0, an accuracy above
+    1) are clipped.
     """
 
     mean: float
@@ -64,11 +67,19 @@ class Interval:
     n_missed: int = 0
     confidence: float = 0.95
 
+    @property
+    def typical(self) -> float:
+        """The mean if every seed has a value, else the median: what to compare runs by."""
+        return self.median if self.n_missed else self.mean
+
     def __str__(self) -> str:
         if self.n == 0:
             return f"never, in {self.n_missed} seeds"
-        missed = f", of those {self.n} of {self.n + self.n_missed} seeds that got there" if self.n_missed else ""
-        return f"{self.mean:.4g} ({self.confidence:.0%}: {self.low:.4g} to {self.high:.4g}{missed})"
+        if not self.n_missed:
+            return f"{self.mean:.4g} ({self.confidence:.0%}: {self.low:.4g} to {self.high:.4g})"
+        low = "" if math.isnan(self.low) else f"{self.confidence:.0%}: at least {self.low:.4g}; "
+        reached = f"{low}{self.n} of {self.n + self.n_missed} seeds"
+        return f"median {self.median:.4g}, mean at least {self.mean:.4g} ({reached})"
 
 
 @dataclass(frozen=True)
@@ -103,21 +114,20 @@ class Seeds:
     def curve(self, column: Column = "accuracy", x: Axis = "time", confidence: Confidence = 0.95) -> pd.DataFrame:
         """Return mean, low and high of a column of the history over `x`: time, updates, epoch or nbytes.
 
-        Every seed's values are joined by straight lines between its evaluations; the curve goes as far as all
-        seeds have come.
+        Every seed's values are joined by straight lines between its evaluations. The curve extends to the last
+        evaluation of the last seed; a seed that has ended keeps its last value, and column `n` counts those that have
+        not.
         """
         import pandas as pd
 
         lines = [np.array([(getattr(row, x), getattr(row, column)) for row in run.history]).T for run in self.runs]
         lines = [line[:, np.isfinite(line[1])] for line in lines]
         if not all(line.size for line in lines):
-            return pd.DataFrame(columns=["mean", "low", "high"])
-        start, end = max(line[0, 0] for line in lines), min(line[0, -1] for line in lines)
-        at = np.unique(np.concatenate([line[0] for line in lines]))
-        at = at[(at >= start) & (at <= end)]
-        values = np.array([np.interp(at, line[0], line[1]) for line in lines])
+            return pd.DataFrame(columns=["mean", "low", "high", "n"])
+        at, values, n = joined_lines(lines)
         mean, half = values.mean(axis=0), half_width(values, confidence)
-        return pd.DataFrame({"mean": mean, "low": mean - half, "high": mean + half}, index=pd.Index(at, name=x))
+        columns = {"mean": mean, "low": mean - half, "high": mean + half, "n": n}
+        return pd.DataFrame(columns, index=pd.Index(at, name=x))
 
     @checked
     def accuracy(self, confidence: Confidence = 0.95) -> Interval:
@@ -134,8 +144,8 @@ class Seeds:
 
     @checked
     def time_to_accuracy(self, target: Target, confidence: Confidence = 0.95) -> Interval:
-        """Return the simulated s until `target` was reached. Seeds that never reached it are counted apart."""
-        return _interval(self.times_to_accuracy(target), confidence)
+        """Return the simulated s until `target` was reached, censored at the end of the seeds that never reached it."""
+        return _interval(self.times_to_accuracy(target), confidence, limits=[run.end_time for run in self.runs])
 
     @checked
     def throughput(self, confidence: Confidence = 0.95) -> Interval:
@@ -185,15 +195,30 @@ def half_width(values: Floats, confidence: float) -> Floats:
     return np.asarray(stdtrit(n - 1, 0.5 + 0.5 * confidence) * values.std(axis=0, ddof=1) / math.sqrt(n))
 
 
-def _interval(values: Sequence[float], confidence: float, most: float = math.inf) -> Interval:
-    """Return the interval of the mean of `values`, which are between 0 and `most`."""
-    known = np.array([value for value in values if math.isfinite(value)])
-    n_missed = len(values) - len(known)
-    if not len(known):
+def joined_lines(lines: Sequence[Floats]) -> tuple[Floats, Floats, Ints]:
+    """Return places, the values of each line there, (n_lines, n_places), and how many lines go as far, (n_places,).
+
+    lines  each (2, n): places, increasing, and values. They begin where all have begun, and keep their last values
+    """
+    at = np.unique(np.concatenate([line[0] for line in lines]))
+    at = at[at >= max(line[0, 0] for line in lines)]
+    values = np.array([np.interp(at, line[0], line[1]) for line in lines])
+    return at, values, np.sum([at <= line[0, -1] for line in lines], axis=0)
+
+
+def _interval(
+    values: Sequence[float], confidence: float, most: float = math.inf, limits: Sequence[float] = ()
+) -> Interval:
+    """Return the interval of the mean of `values`, which are between 0 and `most`; inf where they were not reached
+    up to the `limits`."""
+    reached = np.isfinite(values)
+    n, n_missed = int(reached.sum()), int((~reached).sum())
+    if not n:
         return Interval(math.inf, math.nan, math.nan, math.inf, 0, n_missed, confidence)
+    known = np.where(reached, values, limits) if n_missed else np.array(values)
     mean, half = float(known.mean()), float(half_width(known, confidence))
     low, high = (mean - half, mean + half) if math.isnan(half) else (max(mean - half, 0.0), min(mean + half, most))
-    return Interval(mean, low, high, float(np.median(values)), len(known), n_missed, confidence)
+    return Interval(mean, low, math.inf if n_missed else high, float(np.median(values)), n, n_missed, confidence)
 
 
 # ---------------------------------------------------------------- running

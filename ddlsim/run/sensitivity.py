@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.run.complete import clock_of, complete
 from ddlsim.run.experiment import Experiment
+from ddlsim.strategies.plans import cycle_length
 
 CHANGE = 0.10
 #: steps that each variant simulates (with the same random streams), at most and unless workers talk less often
@@ -36,12 +37,15 @@ def sensitivities(experiment: Experiment) -> list[Sensitivity]:
 
     KeyboardInterrupt ends it without a result: a variant that was cut short has nothing to compare.
     """
-    steps = min(experiment.steps, max(STEPS, getattr(experiment.strategy, "period", 1)))
-    base = dataclasses.replace(clock_of(experiment), steps=steps, warmup=min(experiment.warmup, 1))
+    warmup, most = experiment.window
+    cycle = cycle_length(experiment.strategy)
+    steps = min(most, cycle * -(-STEPS // cycle))
+    base = dataclasses.replace(clock_of(experiment), steps=steps, warmup=min(warmup, 1 if cycle == 1 else cycle))
     reference = complete(base)
     # workers that seldom talk have to talk once
-    while reference.n_workers > 1 and not reference.nbytes_sent and base.steps < experiment.steps:
-        base = dataclasses.replace(base, steps=min(experiment.steps, 2 * base.steps))
+    while reference.n_workers > 1 and not reference.nbytes_sent and steps < most:
+        steps = min(most, 2 * steps)
+        base = dataclasses.replace(base, steps=steps)
         reference = complete(base)
     cluster = load_cluster(base.cluster)
     n = reference.n_workers

@@ -31,8 +31,10 @@ from ddlsim.run.notes import (
     handed_over_notes,
     idle_notes_of,
     learning_notes,
+    superlinear_notes,
     uneven_notes,
     unsent_warnings,
+    window_notes,
 )
 from ddlsim.run.pauses import Interrupt, Pauses
 from ddlsim.run.prepare import Prepared, prepare
@@ -179,7 +181,7 @@ class UnderWay:
         self.loop = loop = Loop(network, start)
         n_workers = len(prepared.nodes)
         self.recorder = recorder = Recorder(n_workers, keep_spans, start=start)
-        n_updates = experiment.strategy.updates(experiment.steps + experiment.warmup, n_workers)
+        n_updates = experiment.strategy.updates(sum(experiment.window), n_workers)
         self.stop = stop = StopRule(loop, recorder, math.inf if endless else n_updates)
         learner = _learner(prepared, self.loaded, saved, shift)
         crashes = crashes_of(experiment, prepared.cluster, prepared.nodes)
@@ -287,17 +289,20 @@ class UnderWay:
             monitor=self.monitor,
             given=dataclasses.replace(self.given, cluster=prepared.cluster, model=prepared.model),
             wants_stability=stability,
+            memory=prepared.fullest,
             drawn_faults=tuple(each for each in self._drawn if each.start < loop.now - loop.start),
         )
         if not self.halfway:  # where somebody stopped it in the middle of an event, that is booked in parts only
             check_result(result, loop, self.stop.n_samples)
-        return result
+        more = superlinear_notes(result)
+        return dataclasses.replace(result, notes=(*result.notes, *more)) if more else result
 
     def _notes(self, traffic: Traffic) -> tuple[str, ...]:
         setting, prepared, experiment = self.setting, self.prepared, self.experiment
         seconds = self.loop.now - self.loop.start
         return (
             *prepared.notes,
+            *window_notes(experiment),
             *dict.fromkeys(setting.notes),  # parts of a communicator say the same
             *feed_notes(experiment, self.recorder, seconds),
             *drawn_notes(experiment.faults, [each for each in self._drawn if each.start < seconds], seconds),

@@ -72,4 +72,5 @@ def traced_workload(
         made = profile_workload(rest, layers)
     except ConfigError as error:
         raise type(error)(f"{traced.path}: {error}") from None
-    return replace(made, basis=f"{made.basis} in {Path(traced.path).name} at batch {batch_size}; rest: {rest.basis}")
+    basis = f"{made.basis} in {Path(traced.path).name} at batch {batch_size}; rest: {rest.basis}"
+    return replace(made, timed=True, basis=basis)

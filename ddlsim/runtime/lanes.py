@@ -371,7 +371,7 @@ class Lanes:
     def close(self) -> None:
         """Book what workers have done, and what they are in the middle of."""
         recorder, actors = self.setting.recorder, self.tables.actors
-        self.setting.loop.nbytes_asked += float(self.tables.reals[ls.NBYTES])
+        self.setting.loop.nbytes_asked += float(self.tables.reals[ls.NBYTES :][:2].sum())
         for rank in range(len(actors)):
             actor, op = actors[rank], self.ops[actors[rank]["op"]]
             for kind in (COMPUTE, COMMUNICATION, WAITING, INPUT):

@@ -36,6 +36,8 @@ class AllReduce:
                 the all-gather ("bruck", "ring", ...) of norms of layers, of which each of N workers computes an N-th
                 where the optimizer is LARS or LAMB (Shi et al. 2021, arXiv:2010.10458, "parallel tensor operator"):
                 the same values in less time. None: every worker computes all norms
+    no_sync     with accumulation, gradients are summed once per update, as in DDP's ``no_sync`` context. False: after
+                every micro-step, the same values with `accumulation` times the bytes
     """
 
     algorithm: AllReduceAlgorithm = "default"
@@ -43,12 +45,14 @@ class AllReduce:
     rank_order: RankOrder = "topology"
     cost: Cost = "simulated"
     shared_norms: Annotated[str | Collective, algorithm_of("all_gather")] | None = None
+    no_sync: bool = True
 
     @property
     def label(self) -> str:
         """Algorithm and overlap, and what they cost unless that is simulated."""
         overlap = self.overlap if isinstance(self.overlap, str) else type(self.overlap).__name__
         norms = "" if self.shared_norms is None else ", shared norms"
+        norms += "" if self.no_sync else ", no no_sync"
         return f"all-reduce ({name_of(self.algorithm)}, {overlap}{norms}{cost_said(self.cost)})"
 
     def updates(self, steps: int, n_workers: int) -> int:
@@ -63,7 +67,7 @@ class AllReduce:
         def carrier(gradients: Gradients) -> Carrier:
             return Dense(members) if setting.compression is None else Coded(members, buckets, gradients)
 
-        start_group(setting, overlap, members, carrier, self.shared_norms)
+        start_group(setting, overlap, members, carrier, self.shared_norms, no_sync=self.no_sync)
 
     def plan(self, workloads: Sequence[Workload], steps: int = 1, accumulation: int = 1) -> Plan:
         """Return what workers with these workloads do in `steps` steps, gradients uncompressed.
@@ -71,13 +75,15 @@ class AllReduce:
         What their collectives cost, `algorithm`, `rank_order` and `cost`, is not part of it. Raises ConfigError for an
         overlap that does not tell its plan.
         """
-        plan = overlaps.plan(overlap_named(self.overlap), workloads, steps, accumulation)
+        plan = overlaps.plan(
+            overlap_named(self.overlap), workloads, steps, accumulation, no_sync=self.no_sync
+        )
         return plan if self.shared_norms is None else with_shared_norms(plan, workloads)
 
 
 def start_group(
     setting: Setting, overlap: Overlap, members: Communicator, carrier: Callable[[Gradients], Carrier],
-    shared_norms: str | Collective | None = None,
+    shared_norms: str | Collective | None = None, *, no_sync: bool = True,
 ) -> None:  # fmt: skip
     """Let the plan of `overlap` drive workers that exchange gradients by what `carrier` makes.
 
@@ -91,8 +97,13 @@ def start_group(
             "leave compression and cost out, or shared_norms"
         )
 
+    if compresses and accumulation > 1 and not no_sync:
+        raise ConfigError(
+            "AllReduce: no_sync = False: every micro-step would bring an error of compression; leave it out"
+        )
+
     def make(workloads: Sequence[Workload], steps: int) -> Plan:
-        plan = overlaps.plan(overlap, workloads, steps, accumulation)
+        plan = overlaps.plan(overlap, workloads, steps, accumulation, no_sync=no_sync)
         if plan.queues and compresses:
             raise ConfigError(
                 f"overlap = {type(overlap).__name__} fuses or cuts what compression has packed; with compression "

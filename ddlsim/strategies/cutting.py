@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,8 +16,8 @@ from ddlsim.workload.roles import blocks
 
 
 @functools.lru_cache(maxsize=16)
-def equal_layers(workload: Workload, chunks: int) -> tuple[Chunk, ...]:
-    """Return chunks of as many transformer layers each."""
+def equal_layers(workload: Workload, chunks: int) -> tuple[int, ...]:
+    """Return where a model is cut into chunks of n transformer layers each."""
     ranges = blocks(workload.model.layers)
     if not ranges or len(ranges) % chunks:
         works = [n for n in range(1, len(ranges) + 1) if len(ranges) % n == 0]
@@ -25,19 +26,25 @@ def equal_layers(workload: Workload, chunks: int) -> tuple[Chunk, ...]:
             f"Parallel: cut = 'layers': pipeline x chunks = {chunks}: does not divide the {len(ranges)} transformer "
             f"layers of {workload.model.name}; use {near or 'cut = balanced'}"
         )
-    return chunks_at(workload, [first for first, _ in ranges[:: len(ranges) // chunks]][1:])
+    return tuple(first for first, _ in ranges[:: len(ranges) // chunks][1:])
 
 
-@functools.lru_cache(maxsize=16)
-def cut(workload: Workload, stages: int, chunks: int) -> tuple[Chunk, ...]:
-    """Return balanced chunks, `chunks` of each of the stages."""
-    return chunks_at(workload, cut_places(workload, stages, chunks))
+@functools.lru_cache(maxsize=64)
+def cut_at(workload: Workload, places: tuple[int, ...]) -> tuple[Chunk, ...]:
+    """Return the chunks of a model that is cut before these layers."""
+    return chunks_at(workload, places)
 
 
-def cut_places(workload: Workload, stages: int, chunks: int) -> tuple[int, ...]:
-    """Return where a model is cut into balanced chunks: between blocks if there are enough of them."""
+def cut_places(
+    workload: Workload, stages: int, chunks: int, of_chunks: Sequence[Workload] = ()
+) -> tuple[int, ...]:
+    """Return where a model is cut into balanced chunks: between blocks if there are enough of them.
+
+    of_chunks  the model as the device of each chunk computes it, where devices differ
+    """
     places = _between_blocks(workload)
-    return balanced_cuts(workload, stages, chunks, places if len(places) >= stages * chunks - 1 else None)
+    at = places if len(places) >= stages * chunks - 1 else None
+    return balanced_cuts(workload, stages, chunks, at, of_chunks)
 
 
 @functools.lru_cache(maxsize=64)

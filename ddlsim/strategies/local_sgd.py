@@ -147,6 +147,11 @@ class HierarchicalLocalSGD(WithFabric):
         periods = f"{self.period} x {self.block_period} steps"
         return f"hierarchical local SGD ({periods}, {name_of(self.algorithm)}{cost_said(self.cost)})"
 
+    @property
+    def cycle(self) -> int:
+        """Steps between two averages over all workers."""
+        return self.period * self.block_period
+
     def start(self, setting: Setting) -> None:
         """Start all workers."""
         members = communicator(setting, self)

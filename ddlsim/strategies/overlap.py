@@ -202,11 +202,22 @@ def buckets_of(overlap: Overlap, workload: Workload) -> tuple[Bucket, ...]:
     return buckets
 
 
-def plan(overlap: Overlap, workloads: Sequence[Workload], steps: int, accumulation: int) -> Plan:
-    """Return what workers with these workloads do in `steps` steps: what a policy says, or its buckets in order."""
+def plan(
+    overlap: Overlap, workloads: Sequence[Workload], steps: int, accumulation: int, *, no_sync: bool = True
+) -> Plan:
+    """Return what workers with these workloads do in `steps` steps: what a policy says, or its buckets in order.
+
+    Raises ConfigError without `no_sync` for a policy with a plan of its own.
+    """
     if hasattr(overlap, "plan"):
+        if not no_sync:
+            raise ConfigError(
+                f"AllReduce: no_sync = False: {type(overlap).__name__} sums gradients once per step; use "
+                "overlap='none', 'layer' or 'ddp'"
+            )
         told: Plan = overlap.plan(workloads, steps, accumulation)
         return told
     return data_parallel(
-        workloads, None, functools.partial(buckets_of, overlap), steps=steps, accumulation=accumulation
-    )
+        workloads, None, functools.partial(buckets_of, overlap), steps=steps, accumulation=accumulation,
+        no_sync=no_sync,
+    )  # fmt: skip

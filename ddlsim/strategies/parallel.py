@@ -28,7 +28,7 @@ from ddlsim.runtime.common_model import Gradients
 from ddlsim.runtime.fabric import WithFabric, cost_said, fabric_of, name_of
 from ddlsim.runtime.setting import Setting
 from ddlsim.runtime.table_run import run_table
-from ddlsim.strategies.cutting import cut, cut_places, equal_layers, joined
+from ddlsim.strategies.cutting import cut_at, cut_places, equal_layers, joined
 from ddlsim.strategies.lighter import Changes, lighter_parallel
 from ddlsim.strategies.replica_groups import OfReplicas, compressible_parts
 from ddlsim.strategies.split_rules import check_sizes, known_order
@@ -209,21 +209,42 @@ class Parallel(WithFabric):
 
     def stage(self, workload: Workload, rank: int, n_workers: int) -> Stage:
         """Return what a worker computes of the model, and the memory that it takes beside activations."""
-        mesh = self.mesh(n_workers)
+        return self._stage(rank, [workload] * n_workers, self._cuts([workload] * n_workers))
+
+    def stages(self, workloads: Sequence[Workload]) -> list[Stage]:
+        """Return the :meth:`stage` of each worker, where devices may differ."""
+        cuts = self._cuts(workloads)
+        return [self._stage(rank, workloads, cuts) for rank in range(len(workloads))]
+
+    def _stage(self, rank: int, workloads: Sequence[Workload], cuts: tuple[int, ...]) -> Stage:
+        mesh = self.mesh(len(workloads))
         place = mesh.coordinates(rank).pipeline
-        chunks = self._chunks(self._shard(workload).workload)
-        if isinstance(self.order, str):
-            mine: Sequence[int] = _chunks_of(self.order, self.pipeline, len(chunks))[place]
-        else:
-            mine = sorted({chunk for _, chunk, _ in self._order(mesh, 0)[place]})
-        own = tuple(chunks[i] for i in mine)
+        chunks = cut_at(self._shard(workloads[rank]).workload, cuts)
+        own = tuple(chunks[i] for i in self._chunks_of_stages(mesh)[place])
         shards = mesh.data if self.sharded else 1
         return _stage(own, shards, self.tensor, self.sequence, self._again, 1 + self._delays[place])
 
-    def _chunks(self, workload: Workload) -> tuple[Chunk, ...]:
+    def _chunks_of_stages(self, mesh: Mesh) -> Sequence[Sequence[int]]:
+        """Return the chunks that each stage has."""
+        if isinstance(self.order, str):
+            return _chunks_of(self.order, self.pipeline, self.pipeline * self._per_stage)
+        return [sorted({chunk for _, chunk, _ in passes}) for passes in self._order(mesh, 0)]
+
+    def _cuts(self, workloads: Sequence[Workload]) -> tuple[int, ...]:
+        """Return the layers before which the model is cut: for the slowest device of each stage, if by their times."""
+        first = self._shard(workloads[0]).workload
         if self.cut == "layers":
-            return equal_layers(workload, self.pipeline * self._per_stage)
-        return cut(workload, self.pipeline, self._per_stage)
+            return equal_layers(first, self.pipeline * self._per_stage)
+        if len({each.device.name if each.device else "" for each in workloads}) == 1:
+            return cut_places(first, self.pipeline, self._per_stage)
+        mesh = self.mesh(len(workloads))
+        of_chunks = [first] * (self.pipeline * self._per_stage)
+        for place, chunks in enumerate(self._chunks_of_stages(mesh)):
+            members = (workloads[rank] for rank in mesh.ranks[:, place].ravel().tolist())
+            slowest = max(members, key=lambda each: each.step_time * each.speed)
+            for chunk in chunks:
+                of_chunks[chunk] = self._shard(slowest).workload
+        return cut_places(first, self.pipeline, self._per_stage, of_chunks)
 
     @property
     def _per_stage(self) -> int:
@@ -258,14 +279,14 @@ class Parallel(WithFabric):
         """Return what workers do in `steps` steps of `accumulation` micro-batches of each replica.
 
         A rank stands for a tensor group, the slowest of its workers, and exchanges inside the group take no time here;
-        in a run they do. Stages are balanced for workers like the first. Raises ConfigError for an order that does not
+        in a run they do. Raises ConfigError for an order that does not
         go with the micro-batches.
         """
         return self._plan(workloads, steps, accumulation, lambda kind, nbytes: 0.0)
 
     def _plan(self, workloads: Sequence[Workload], steps: int, micro_batches: int, seconds: Seconds) -> Plan:
         mesh = self.mesh(len(workloads))
-        cuts = [chunk.first for chunk in self._chunks(self._shard(workloads[0]).workload)[1:]]
+        cuts = self._cuts(workloads)
         slowest = [max((workloads[i] for i in own), key=lambda each: each.step_time) for own in self._members(mesh)]
         plans = {
             number: self._of_rank(self._split(workload, cuts, seconds), workload, mesh, micro_batches, steps)
@@ -286,7 +307,7 @@ class Parallel(WithFabric):
         if self._asynchronous or not isinstance(self.order, str):
             return self.plan(workloads, 1, micro_batches).peak_memory()
         mesh, work = self.mesh(len(workloads)), workloads[0]
-        cuts = [chunk.first for chunk in self._chunks(self._shard(work).workload)[1:]]
+        cuts = self._cuts(workloads)
         order = representative_order(self.order, self.pipeline, micro_batches, len(cuts) + 1)
         chunks = self._split(work, cuts, lambda kind, nbytes: 0.0)
         held = rank_holds(chunks, order, recompute=self.recompute == "stage")
@@ -352,7 +373,7 @@ class Parallel(WithFabric):
             return with_shared_interfaces(plan, setting.cluster, np.array(setting.nodes)[np.array(members)])
 
         nodes = np.array(self.plan_nodes(setting.cluster, setting.nodes))
-        chunks = self._chunks(self._shard(whole[0]).workload)
+        chunks = cut_at(self._shard(whole[0]).workload, self._cuts(whole))
         asynchronous = self._asynchronous
         ages = self._delays if asynchronous else ()
         weights = StashedWeights(setting.learner, self._delays, stage_slices(setting.learner, [c.end for c in chunks]))
@@ -388,10 +409,7 @@ class Parallel(WithFabric):
         mesh, work, again = self.mesh(len(workloads)), workloads[0], self.recompute == "stage"
         members = self._members(mesh)
         shard = self._shard(work)
-        if self.cut == "layers":
-            cuts = tuple(chunk.first for chunk in self._chunks(shard.workload)[1:])
-        else:
-            cuts = cut_places(shard.workload, self.pipeline, self._per_stage)
+        cuts = self._cuts(workloads)
         order = representative_order(str(self.order), self.pipeline, micro_batches, len(cuts) + 1)
         seconds = self._exchange_seconds(cluster, nodes, members)
         travel = Travel(cluster, np.array(nodes)[[own[0] for own in members]]) if whole else None

@@ -26,6 +26,21 @@ def plan_of(strategy: Strategy, workloads: Sequence[Workload], steps: int = 1, a
     return plan
 
 
+def cycle_length(strategy: Strategy) -> int:
+    """Return the number of steps after which the work of each worker repeats: the ``period`` of local SGD, say.
+
+    A strategy whose cycle is not its ``period`` has a property ``cycle``.
+    """
+    cycle = getattr(strategy, "cycle" if hasattr(type(strategy), "cycle") else "period", 1)
+    return cycle if isinstance(cycle, int) and cycle > 0 else 1
+
+
+def whole_cycles(strategy: Strategy, warmup: int, steps: int) -> tuple[int, int]:
+    """Return warm-up and measured steps, each rounded up to whole cycles of a strategy."""
+    cycle = cycle_length(strategy)
+    return cycle * -(-warmup // cycle), cycle * -(-steps // cycle)
+
+
 def peak_memory(strategy: Strategy, workloads: Sequence[Workload], accumulation: int) -> Floats:
     """Return the bytes that the tasks of each rank of a strategy's plan hold at most, (n_ranks,).
 

@@ -34,6 +34,8 @@ Ints = npt.NDArray[np.int64]
 MISSING = "missing"
 #: metrics of every result; all others are in a table if some result has them
 OF_RUNS = tuple(name for name, metric in METRICS.items() if metric.kind == "run")
+#: the metric that a seed may miss
+_TARGET = "time_to_accuracy"
 #: of the intervals of means over seeds
 CONFIDENCE = 0.95
 
@@ -105,7 +107,8 @@ class Table:
     def summary(self) -> pd.DataFrame:
         """One row per configuration that has been simulated: the varied fields, the workers, the number of seeds
         `n`, and for each metric the mean over seeds with its 95 % interval by Student's t, as metric, metric_low and
-        metric_high (NaN for a single seed)."""
+        metric_high (NaN for a single seed). Where seeds missed a target, it is the median, in which they are later than
+        all others, and ``n_reached`` says how many reached it."""
         import pandas as pd
 
         frame = self.frame
@@ -116,9 +119,11 @@ class Table:
             part = part[part["status"] == DONE]
             if len(part):
                 about = {axis: part[axis].iloc[0] for axis in (*self.axes, "n_workers")}
-                rows.append({**about, "n": len(part), **_means(part[metrics])})
+                reached = np.isfinite(part[_TARGET]).sum() if _TARGET in metrics else len(part)
+                rows.append({**about, "n": len(part), "n_reached": reached, **_means(part[metrics])})
         columns = [f"{name}{end}" for name in metrics for end in ("", "_low", "_high")]
-        return pd.DataFrame(rows, columns=[*self.axes, "n_workers", "n", *columns])
+        counts = ["n", *(["n_reached"] if _TARGET in metrics else [])]
+        return pd.DataFrame(rows, columns=[*self.axes, "n_workers", *counts, *columns])
 
     @property
     def _n_seeds(self) -> int:
@@ -278,12 +283,13 @@ class Table:
 
 
 def _means(values: pd.DataFrame) -> dict[str, float]:
-    """Return mean, low and high of each column; a mean with an inf in it is inf, without an interval."""
+    """Return mean, low and high of each column. With an inf in it (a seed that missed a target) the median, without an
+    interval; inf if half of the seeds or more missed it."""
     found: dict[str, float] = {}
     for name, column in values.items():
         array = column.to_numpy()
-        mean = float(array.mean())
-        half = float(half_width(array, CONFIDENCE)) if math.isfinite(mean) else math.nan
+        mean = float(np.median(array) if np.isinf(array).any() else array.mean())
+        half = float(half_width(array, CONFIDENCE)) if np.isfinite(array).all() else math.nan
         found |= {f"{name}": mean, f"{name}_low": mean - half, f"{name}_high": mean + half}
     return found
 

@@ -17,6 +17,7 @@ from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import STRATEGIES
 from ddlsim.run.prepare import prepare
 from ddlsim.strategies import AllReduce, Strategy
+from ddlsim.strategies.plans import whole_cycles
 from ddlsim.validation.calibration import Calibration
 from ddlsim.validation.run_table import MeasuredRun
 from ddlsim.workload.compute import Affine, Measured
@@ -74,7 +75,8 @@ class RunModel:
         if jitter is not None:
             experiment = dataclasses.replace(experiment, jitter=Lognormal(jitter) if jitter else NoJitter())
         if not isinstance(experiment.jitter, NoJitter):
-            experiment = dataclasses.replace(experiment, steps=JITTER_STEPS)
+            _, steps = whole_cycles(experiment.strategy, 0, JITTER_STEPS)
+            experiment = dataclasses.replace(experiment, steps=steps)
         try:
             result = complete(experiment)
         except DdlsimError as error:  # an algorithm, say, that is not for this number of ranks
@@ -110,9 +112,11 @@ def make_run_model(
             jitter = calibration.jitter.jitter if calibration.jitter is not None else jitter
             if fit is not None and calibration.jitter is not None:
                 compute = fit.times(1.0 / calibration.jitter.median_factor)
+        rule = _strategy(measured, strategy)
+        warmup, steps = whole_cycles(rule, WARMUP, STEPS)
         experiment = Experiment(
-            placed, loaded, _strategy(measured, strategy), measured.batch_size, measured.workers, steps=STEPS,
-            warmup=WARMUP, accumulation=measured.accumulation, precision=measured.precision or "fp32",
+            placed, loaded, rule, measured.batch_size, measured.workers, steps=steps, warmup=warmup,
+            accumulation=measured.accumulation, precision=measured.precision or "fp32",
             compute=compute, jitter=jitter,
         )  # fmt: skip
         warnings = prepare(experiment).warnings

@@ -127,9 +127,10 @@ class Workload:
     ``tensor_layer`` and ``tensor_nbytes``, in forward declaration order. ``memory_bandwidth`` is what the device
     achieves, ``launch_time`` what a kernel takes at least. ``rule`` is the optimizer's that somebody named, ``norms``
     the part of its time in which it computes norms of layers, ``device`` and ``speed`` what computes, ``known`` whether
-    somebody gave the time of the step or the efficiency, or measured it, ``flash`` whether attention writes no
-    matrices, ``efficiency`` the share of the device's peak by which times are shared out over layers, ``stall`` the
-    part of the forward pass in which the device waits for samples because other devices of its machine take theirs.
+    somebody gave the time of the step or the efficiency, or measured it, ``timed`` whether the user set the time of the
+    step, which splitting a layer does not change, ``flash`` whether attention writes no matrices, ``efficiency`` the
+    share of the device's peak by which times are shared out over layers, ``stall`` the part of the forward pass in
+    which the device waits for samples because other devices of its machine take theirs.
     """
 
     model: Model
@@ -149,6 +150,7 @@ class Workload:
     device: Device | None = None
     speed: float = 1.0
     known: bool = False
+    timed: bool = False
     flash: bool = False
     efficiency: float | None = None
     stall: float = 0.0  # s
@@ -266,8 +268,22 @@ def make_workload(
         memory_bandwidth=device.memory_bandwidth * roofline.memory_efficiency * speed,
         launch_time=device.launch_time / speed, rule=optimizer, norms=norms / speed, device=device, speed=speed,
         known=total is not None or (isinstance(compute, Roofline) and compute.efficiency is not None),
-        flash=isinstance(compute, PerKernel) and compute.flash, efficiency=efficiency,
+        timed=isinstance(compute, Measured | Affine), flash=isinstance(compute, PerKernel) and compute.flash,
+        efficiency=efficiency,
     )  # fmt: skip
+
+
+def model_flops_utilisation(
+    model: Model, throughput: float, devices: Sequence[Device], precision: str
+) -> float | None:
+    """Return which share of their peak FLOP/s `devices` use at a throughput (samples/s), None if a peak is not known.
+
+    Forward and backward passes count once (3 times the FLOPs of the forward pass), recomputation does not: the model
+    FLOPs utilisation of Chowdhery et al. 2022 (arXiv:2204.02311, appendix B).
+    """
+    peaks = [device.peak_flops.get(precision, math.nan) for device in devices]
+    share = 3.0 * model.flops * throughput / sum(peaks)
+    return share if math.isfinite(share) and share > 0.0 else None
 
 
 def _update_time(model: Model, device: Device, roofline: Roofline, rule: str | None) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from ddlsim.arguments import Bytes, Count, Index, NotNegative, Positive, checked, one_of, whole
 from ddlsim.errors import ConfigError
@@ -192,6 +192,18 @@ def held_nbytes(stage: Stage, n_workers: int = 1, activations: float | None = No
         )
     fixed = one.weights + one.gradients + stage.state * one.optimizer + one.buffers
     return fixed, one.activations if activations is None else activations
+
+
+class Fullest(NamedTuple):
+    """The worker that uses the largest share of its device's memory: bytes that it needs, and that the device has."""
+
+    needed: float
+    capacity: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device has room for it."""
+        return self.needed <= self.capacity
 
 
 def check_memory(stage: Stage, device: Device, n_workers: int = 1, activations: float | None = None) -> str | None:

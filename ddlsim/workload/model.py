@@ -137,6 +137,12 @@ class Model:
         return sum(layer.macs for layer in self.layers)
 
     @property
+    def tokens(self) -> int | None:
+        """Tokens of a sample, for models with attention over embedded tokens; None for others."""
+        embedded = (layer.in_shape[0] for layer in self.layers if layer.type == "embedding")
+        return next(embedded, None) if any(layer.heads for layer in self.layers) else None
+
+    @property
     def flops(self) -> float:
         """Floating-point operations of one sample's forward pass: 2 per multiply-accumulate."""
         return sum(layer.flops for layer in self.layers)

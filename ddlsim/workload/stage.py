@@ -56,6 +56,8 @@ def stages_of(strategy: object, workloads: Sequence[Workload]) -> list[Stage]:
     another's); without one every worker is a full replica. Raises ConfigError for a method that returns something else.
     """
     n_workers = len(workloads)
+    if callable(every := getattr(type(strategy), "stages", None)):  # at once, where a stage depends on other workers'
+        return list(every(strategy, workloads))
     stage = getattr(strategy, "stage_of", None) or getattr(strategy, "stage", None)
     if stage is None:
         whole = {id(workload): Stage(workload) for workload in workloads}
@@ -70,16 +72,21 @@ def stages_of(strategy: object, workloads: Sequence[Workload]) -> list[Stage]:
     return stages
 
 
+def shares_batch(strategy: object) -> bool:
+    """Return whether the batch size is that of all workers together: the strategy's class has a method
+    ``micro_batch_size``. A field of that name is none."""
+    return callable(getattr(type(strategy), "micro_batch_size", None))
+
+
 def at_once(strategy: object, batch_size: int, n_workers: int) -> int:
     """Return the samples that a worker computes at once.
 
     Those are the run's batch size, unless the strategy has a method ``micro_batch_size(batch_size, n_workers)``: then
     the batch size is that of all workers together. Raises ConfigError for a method that returns no such number.
     """
-    micro_batch_size = getattr(strategy, "micro_batch_size", None)
-    if micro_batch_size is None:
+    if not shares_batch(strategy):
         return batch_size
-    size = micro_batch_size(batch_size, n_workers)
+    size = strategy.micro_batch_size(batch_size, n_workers)  # type: ignore[attr-defined]  # it has one
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ConfigError(
             f"{type(strategy).__name__}.micro_batch_size: returned {size!r} for batch_size = {batch_size}; must be a "
@@ -99,7 +106,7 @@ def micro_batches(strategy: object, batch_size: int, n_workers: int, accumulatio
     """Return how many (micro-)batches a worker computes for an update: those of the run's `accumulation`, and where the
     batch size is that of all workers together, what its replica needs of them for its share. Raises ConfigError for an
     `accumulation` there: the batch size is that of an update already."""
-    if not hasattr(strategy, "micro_batch_size"):
+    if not shares_batch(strategy):
         return accumulation
     if accumulation > 1:
         raise ConfigError(

@@ -11,7 +11,6 @@ import inspect
 import os
 import random
 import re
-import signal
 import sys
 import tempfile
 import warnings
@@ -23,12 +22,11 @@ sys.path.extend(str(folder) for folder in Path(__file__).parents[:2])
 import matplotlib
 from argument_calls import READERS, public
 from argument_values import NEVER, VALUES
+from fuzz_attempt import Hang, alarm
 
 from ddlsim.errors import ConfigError, DdlsimError
 
 matplotlib.use("Agg")
-#: s after which a call counts as hanging; most end in a millisecond
-PATIENCE = 20
 LONGEST = 1500  # characters of a message
 #: (callable, parameter) -> values that are right there, although they are wrong nearly everywhere else
 WELCOME = {
@@ -55,10 +53,6 @@ LEFT_OUT = {
 }  # fmt: skip
 
 
-class Hang(BaseException):
-    """It took too long. No Exception, so that nobody catches it."""
-
-
 @dataclass
 class Report:
     """What came of many attempts; `failures` are (call, value, what happened)."""
@@ -71,20 +65,6 @@ class Report:
         kinds = dict(collections.Counter(what.partition(":")[0] for _, _, what in self.failures))
         calls = f"{sum(self.counts.values())} calls: {dict(self.counts)}"
         return "\n".join([*lines, calls, f"failures: {kinds}"])
-
-
-@contextlib.contextmanager
-def alarm():
-    def ring(signum, frame):
-        raise Hang
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @contextlib.contextmanager

@@ -92,35 +92,61 @@ def test_one_seed_has_no_interval():
     assert math.isnan(found.high)
 
 
-def test_seeds_that_never_reach_the_target_are_counted_apart():
-    """Reached at 1 s, at 2 s, never: the mean is that of two, in the median the third is later."""
+def test_seeds_that_never_reach_the_target_are_censored():
+    """Reached at 1 s, at 2 s, never in a run of 2 s: the third counts with at least 2 s, in the median as later."""
     several = made_up([0.1, 0.9, 0.9], [0.1, 0.2, 0.9], [0.1, 0.2, 0.3])
     found = several.time_to_accuracy(0.8)
     assert several.times_to_accuracy(0.8) == [1.0, 2.0, math.inf]
-    assert (found.mean, found.median, found.n, found.n_missed) == (1.5, 2.0, 2, 1)
-    assert "of those 2 of 3 seeds that got there" in str(found)
+    ends = [run.end_time for run in several.runs]
+    assert found.mean == pytest.approx((1.0 + 2.0 + ends[2]) / 3)
+    assert (found.median, found.typical, found.high, found.n, found.n_missed) == (2.0, 2.0, math.inf, 2, 1)
+    assert found.low < found.mean
+    assert str(found).startswith(f"median 2, mean at least {found.mean:.4g} (95%: at least ")
+    assert str(found).endswith("; 2 of 3 seeds)")
     never = several.time_to_accuracy(0.95)
     assert (never.mean, never.n, never.n_missed) == (math.inf, 0, 3)
     assert str(never) == "never, in 3 seeds"
     assert made_up([0.1, 0.9], [0.1, 0.2]).time_to_accuracy(0.8).median == math.inf
 
 
+def test_missing_the_target_never_helps():
+    """One lucky seed of four is not faster than four that reach the target a little later."""
+    lucky = made_up([0.1, 0.9, 0.9, 0.9], *[[0.1, 0.2, 0.2, 0.2]] * 3)
+    sure = made_up(*[[0.1, 0.2, 0.9, 0.9]] * 4)
+    assert lucky.time_to_accuracy(0.8).typical > sure.time_to_accuracy(0.8).typical
+    table = ddlsim.compare({"lucky": lucky, "sure": sure}, 0.8).table
+    assert table["time"]["lucky"] == math.inf > table["time"]["sure"] == 2.0
+    assert table["n_reached"].tolist() == [1, 4]
+    text = str(ddlsim.compare({"lucky": lucky, "sure": sure}, 0.8))
+    assert "mean at least" in text
+    assert "1 of 4 seeds" in text
+
+
+def test_curves_extend_to_the_last_seed():
+    """The first has ended after 1 s with 0.9, which it keeps."""
+    curve = made_up([0.1, 0.9], [0.1, 0.3, 0.5, 0.7]).curve("accuracy")
+    assert curve.index.tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert curve["mean"].tolist() == pytest.approx([0.1, 0.6, 0.7, 0.8])
+    assert curve["n"].tolist() == [2, 2, 1, 1]
+
+
 def test_times_to_targets_are_by_the_moving_average():
     assert made_up([0.0, 0.9, 0.5, 0.9, 0.9], moving_average=2).times_to_accuracy(0.85) == [4.0]
 
 
-def test_a_curve_goes_as_far_as_all_seeds_came_and_joins_evaluations():
+def test_a_curve_joins_evaluations_and_goes_as_far_as_the_last_seed():
     several = made_up([0.0, 0.4, 0.8, 0.9], [0.2, 0.2, 0.4])
     curve = several.curve("accuracy", "time")
-    assert curve.index.tolist() == [0.0, 1.0, 2.0]
-    assert curve["mean"].tolist() == pytest.approx([0.1, 0.3, 0.6])
-    half = stats.t.ppf(0.975, 1) * stats.sem([0.8, 0.4])
+    assert curve.index.tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert curve["mean"].tolist() == pytest.approx([0.1, 0.3, 0.6, 0.65])
+    half = stats.t.ppf(0.975, 1) * stats.sem([0.9, 0.4])
     assert (curve["high"] - curve["mean"]).iloc[-1] == pytest.approx(half)
     runs = several.runs
     shifted = dataclasses.replace(runs[1], history=tuple(r._replace(time=r.time + 0.5) for r in runs[1].history))
     between = Seeds(several.experiment, (runs[0], shifted)).curve()
-    assert between.index.tolist() == [0.5, 1.0, 1.5, 2.0, 2.5]
-    assert between["mean"].tolist() == pytest.approx([(0.2 + 0.2) / 2, 0.3, 0.4, (0.8 + 0.3) / 2, (0.85 + 0.4) / 2])
+    assert between.index.tolist() == [0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
+    means = [(0.2 + 0.2) / 2, 0.3, 0.4, (0.8 + 0.3) / 2, (0.85 + 0.4) / 2, (0.9 + 0.4) / 2]
+    assert between["mean"].tolist() == pytest.approx(means)
 
 
 @pytest.mark.parametrize("x", ["time", "updates", "epoch", "nbytes"])
@@ -161,7 +187,7 @@ def test_a_comparison_has_the_numbers_of_each_run():
     text = str(ddlsim.compare({"one": result, "several": several}, 0.8)).splitlines()
     assert text[0].split()[:4] == ["run", "time", "to", "80.0"]
     assert "never" in text[1]
-    assert "2 s, 1 of 2 seeds" in text[2]
+    assert "mean at least 2.5 s, 1 of 2 seeds" in text[2]
     assert len({len(line) for line in text}) == 1
 
 

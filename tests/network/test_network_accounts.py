@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from ddlsim.cluster import Cluster, racks, star, with_detail
 from ddlsim.collectives import all_reduce, build
 from ddlsim.network import Network
-from ddlsim.network.state import REPLAY
+from ddlsim.network.state import DELIVERED, ISSUED, ISSUED_HOPS, REPLAY
 
 sys.path.insert(0, str(Path(__file__).parent))
 from network_reference import Paths
@@ -209,3 +210,69 @@ def test_bytes_are_sent_when_messages_start_not_when_a_collective_is_prepared():
     while network.advance() is not None:
         pass
     assert network.nbytes_sent == pytest.approx(14 * 8e6)
+
+
+@pytest.mark.parametrize("replay", [0, 1])
+@pytest.mark.parametrize("kind", ["ring", "uneven ring", "messages", "bursts", "shared network"])
+def test_sums_do_not_drift(kind, replay):
+    """After 2^53 bytes, whose neighbouring numbers are 2 apart, terms below 1 still count."""
+    n = 3 if kind == "uneven ring" else 2
+    cluster = Cluster.from_graph(star(n, bandwidth=100.0, latency=0.0))
+    if kind == "bursts":
+        cluster = with_detail(cluster, burst="300 B")
+    network = Network(cluster)
+    if kind == "shared network":
+        network.shared()
+    net = network.engine.net
+    net.counts[REPLAY] = replay
+    before = 2.0**53
+    net.channels["nbytes"] = before
+    if kind == "shared network":
+        network.routes([cluster.workers[0]], [cluster.workers[1]])
+        net = network.engine.net
+        net.routed["issued"] = before
+    for place in (ISSUED, ISSUED_HOPS, DELIVERED):
+        net.reals[place] = before
+    if "ring" in kind:
+        size = 3.0 if kind == "ring" else 2.0  # chunks of size / n bytes
+        schedule = build(all_reduce.ring, n)
+        for _ in range(50):
+            collective = network.collective(schedule, cluster.workers[:n], size)
+            network.join([collective] * n, list(range(n)), network.now)
+            while network.advance() is not None:
+                pass
+        sent = 50 * 2 * (n - 1) * size
+    else:
+        for _ in range(60):
+            network.send([cluster.workers[0]], [cluster.workers[1]], np.array([0.7]), network.now)
+            while network.advance() is not None:
+                pass
+        sent = 60 * 0.7
+    for place, per_message in ((ISSUED, 1), (ISSUED_HOPS, 2), (DELIVERED, 1)):
+        assert (net.reals[place] - before) + net.reals[place + 1] == pytest.approx(per_message * sent, rel=1e-12)
+    carried = (net.channels["nbytes"] - before) + net.channels["nbytes_low"]
+    assert carried.sum() == pytest.approx(2 * sent, rel=1e-12)
+    if kind == "shared network":
+        assert ((net.routed["issued"] - before) + net.routed["issued_low"]).max() == pytest.approx(sent, rel=1e-12)
+
+
+@pytest.mark.parametrize("replay", [0, 1])
+def test_replayed_rounds_count_like_simulated_ones(replay):
+    """1,000 rounds of messages of 1/3 byte: sums are exact, however many rounds are booked at once."""
+    cluster = Cluster.from_graph(star(2, bandwidth=100.0, latency=0.0))
+    network = Network(cluster)
+    network.engine.net.counts[REPLAY] = replay
+    ring = build(all_reduce.ring, 2)
+    (lane,) = ring.lanes
+    rounds = tuple(dataclasses.replace(each, repeat=500 * each.repeat) for each in lane)
+    schedule = dataclasses.replace(ring, lanes=(rounds,))
+    collective = network.collective(schedule, cluster.workers[:2], 2.0 / 3.0)
+    network.join([collective] * 2, [0, 1], 0.0)
+    while network.advance() is not None:
+        pass
+    each = Fraction(2.0 / 3.0 / 2)
+    accounts, n_messages = network.accounts(), network.n_messages
+    assert n_messages == 2000
+    assert accounts.issued == accounts.delivered == float(n_messages * each)
+    assert accounts.issued_crossings == float(2 * n_messages * each)
+    assert (accounts.nbytes == float(n_messages // 2 * each)).all()

@@ -10,6 +10,7 @@ from split_models import chain
 
 from ddlsim import ConfigError
 from ddlsim.plan import balanced, between_blocks, chunks_at, crossing_nbytes
+from ddlsim.plan.chunks import balanced_cuts
 
 
 def slowest(seconds, ends):
@@ -30,6 +31,26 @@ def test_balanced_cuts_are_the_best_of_all(seed):
     assert len(cut) == chunks
     took = [chunk.workload.forward_time + chunk.workload.backward_time for chunk in cut]
     assert max(took) == pytest.approx(best, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_balanced_cuts_for_different_devices(seed):
+    """Each chunk takes its own device's time; the slowest one takes the least possible."""
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 10))
+    chunks = int(rng.integers(2, n + 1))
+    devices = [chain(rng.exponential(size=n), rng.exponential(size=n)) for _ in range(2)]
+    of_chunks = [devices[i] for i in rng.integers(0, 2, chunks)]
+
+    def longest(ends):
+        spans = itertools.pairwise([0, *ends, n])
+        return max(
+            math.fsum((work.forward + work.backward)[a:b]) for work, (a, b) in zip(of_chunks, spans, strict=True)
+        )
+
+    cuts = balanced_cuts(devices[0], chunks, of_chunks=of_chunks)
+    best = min(longest(ends) for ends in itertools.combinations(range(1, n), chunks - 1))
+    assert longest(cuts) == pytest.approx(best, rel=1e-12)
 
 
 def test_of_equally_fast_cuts_the_fewest_bytes_cross():

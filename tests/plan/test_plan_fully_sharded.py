@@ -9,7 +9,7 @@ from ddlsim import ConfigError
 from ddlsim.cluster import load_cluster, star
 from ddlsim.network import Network
 from ddlsim.plan import fully_sharded, sharded
-from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, BACKWARD, FORWARD, REDUCE_SCATTER, UPDATE
+from ddlsim.plan.plan import ALL_GATHER, ALL_REDUCE, BACKWARD, BROADCAST, FORWARD, REDUCE_SCATTER, UPDATE
 from ddlsim.plan.runner import Run
 from ddlsim.plan.schedules import Schedules
 
@@ -194,9 +194,11 @@ def test_early_sums_of_other_shares():
     group = len(plan.groups)
     same = (plan.key == plan.key[row]) & (plan.kind == REDUCE_SCATTER)
     other = changed(plan, groups=(*plan.groups, (1, 0)), peer=np.where(same, group, plan.peer))
-    refuses(other, "its group scatters nothing of part 1 at the end of the step")
+    refuses(other, "its group has no such sum of part 1 at the end of the step")
     summed = changed(plan, kind=np.where(same, ALL_REDUCE, plan.kind))
-    refuses(summed, "the gradients of one micro-batch can only be scattered")
+    refuses(summed, "its group has no such sum of part 1 at the end of the step")
+    pushed = changed(plan, kind=np.where(same, BROADCAST, plan.kind))
+    refuses(pushed, "the gradients of one micro-batch can only be summed by all_reduce or reduce_scatter")
 
 
 def test_what_does_not_fit():

@@ -112,16 +112,17 @@ def test_bars_of_a_tornado_are_gains():
 
 
 def test_learning_curves_are_means_over_seeds():
-    """Of the fast one, seeds rise by 20 and 40 % a second until 2 s (the second one until 3 s): at 2 s, the mean is
-    60 % and half the interval t(0.975; 1) * s / sqrt(2) = 12.706 * 28.28 / 1.4142 = 254 %.
+    """Of the fast one, seeds rise by 20 and 40 % a second until 2 s (the second one until 3 s): at 3 s, where the first
+    one keeps its 40 %, the mean is 80 % and half the interval t(0.975; 1) * s / sqrt(2) =
+    12.706 * 56.57 / 1.4142 = 508 %.
     """
     axes = learning(learners())
     first = axes.lines[0]
     assert first.get_label() == "fast"
-    np.testing.assert_allclose(first.get_xdata(), [0.0, 1.0, 2.0])
-    np.testing.assert_allclose(first.get_ydata(), [0.0, 30.0, 60.0])
+    np.testing.assert_allclose(first.get_xdata(), [0.0, 1.0, 2.0, 3.0])
+    np.testing.assert_allclose(first.get_ydata(), [0.0, 30.0, 60.0, 80.0])
     band = axes.collections[0].get_paths()[0].vertices
-    assert band[:, 1].max() == pytest.approx(60.0 + 12.7062 * 20.0, rel=1e-4)
+    assert band[:, 1].max() == pytest.approx(80.0 + 12.7062 * 40.0, rel=1e-4)
     assert axes.get_ylim()[1] <= 102.0  # there is no accuracy beyond
     with pytest.raises(ConfigError, match="learn nothing"):
         learning(study())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +13,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
+import ddlsim
 from ddlsim import (
     AllReduce,
     AsyncParameterServer,
@@ -203,3 +207,51 @@ def test_max_time_ends_the_run() -> None:
     assert result.throughput == pytest.approx(whole.throughput, rel=1e-9)
     text = simulate(STAR, "lenet5", batch_size=8, steps=4, warmup=0, max_time=f"{2.5 * step * 1e6:.6f} us")
     assert len(text.recorder.updates) == 2
+
+
+def test_a_field_is_no_method():
+    """A user's field may have the name of an optional method of strategies."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Own(ddlsim.AllReduce):
+        micro_batch_size: int = 4
+
+    own, plain = (ddlsim.simulate("office-1gbe", "lenet5", each, 16, 4, steps=2) for each in (Own(), AllReduce()))
+    assert own.throughput == plain.throughput
+
+
+def tables(tmp_path):
+    path = tmp_path / "tables.toml"
+    path.write_text(
+        'title = "tables"\ninput = [4]\n'
+        'layers = [{type = "embedding_bag", tables = [9, 9, 9, 9], dim = 4, pooling = 1},\n'
+        '{type = "dense", units = 1}]\n',
+        encoding="utf-8",
+    )  # fmt: skip
+    return str(path)
+
+
+@pytest.mark.parametrize("function", [len, "os:system", lambda: None, "json:dumps"])
+def test_functions_that_are_no_algorithm(tmp_path, function):
+    """Errors name the algorithm and what it should take, not the callee's TypeError."""
+    embedding = ddlsim.EmbeddingParallel(algorithm=function)
+    for run in (
+        lambda: ddlsim.collective_time("office-1gbe", function, "1 MB"),
+        lambda: ddlsim.simulate("office-1gbe", "lenet5", ddlsim.AllReduce(function), 16, 4),
+        lambda: ddlsim.simulate("office-1gbe", "lenet5", ddlsim.LocalSGD(2, algorithm=function), 16, 4),
+        lambda: ddlsim.simulate("office-1gbe", tables(tmp_path), embedding, 16, 4),
+    ):
+        with pytest.raises(ConfigError, match=r"^collective .*Schedule"):
+            run()
+
+
+def test_days_are_a_unit_of_time():
+    assert ddlsim.Experiment("office-1gbe", max_time="5 d").max_time == 5 * 86400.0
+
+
+def test_packages_are_reachable_as_documented():
+    program = "import ddlsim; print(ddlsim.planner.guidelines.__name__, ddlsim.plan.Plan.__name__)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["ddlsim.planner.guidelines", "Plan"]
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        _ = ddlsim.nothing_of_the_kind

@@ -15,6 +15,7 @@ from ddlsim.plan.pipeline_orders import ORDERS
 from ddlsim.run.prepare import prepare
 from ddlsim.run.simulate import run
 from ddlsim.runtime import table_run
+from ddlsim.workload.stage import stages_of
 from ddlsim.workload.tensor_parallel import tensor_parallel
 
 INSTANT = star(8, bandwidth=1e15, latency=0.0)
@@ -133,6 +134,19 @@ def test_stages_of_different_workers():
     assert 1.5 < slow.step_time / even.step_time < 2.0
     assert slow.plan.seconds[slow.plan.rank == 1] == pytest.approx(2 * even.plan.seconds[even.plan.rank == 1])
     assert slow.plan.seconds[slow.plan.rank == 0] == pytest.approx(even.plan.seconds[even.plan.rank == 0])
+
+
+@pytest.mark.parametrize("devices", [("v100", "v100", "p100", "p100"), ("p100", "v100", "p100", "v100")])
+def test_balanced_stages_take_devices_into_account(devices):
+    """A P100 takes 2.2 times as long as a V100, so it gets fewer layers; stages hold what the plan computes."""
+    graph = star(4, bandwidth="100 GB/s", latency="1 us")
+    for rank, device in enumerate(devices):
+        graph.nodes[f"h{rank}"]["device"] = device
+    result = simulate(graph, "resnet152", Parallel(pipeline=4, micro_batch=4), batch_size=64, steps=1, warmup=0)
+    seconds = result.workers.compute
+    assert seconds.max() < 1.15 * seconds.mean()
+    layers = [stage.workload.model.layers for stage in stages_of(result.experiment.strategy, result.workloads)]
+    assert sum(layers, ()) == result.workloads[0].model.layers
 
 
 @pytest.mark.parametrize(

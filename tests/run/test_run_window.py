@@ -1,0 +1,60 @@
+"""Throughput is measured over whole cycles of a strategy that does not exchange in every step."""
+
+import pytest
+
+import ddlsim
+from ddlsim import Experiment, Measured, simulate
+from ddlsim.strategies.plans import cycle_length
+
+CASE = {"batch_size": 32, "workers": 4, "compute": Measured("0.4 s", 32)}
+PERIODIC = [
+    ddlsim.LocalSGD(7), ddlsim.QsparseLocalSGD(7), ddlsim.HierarchicalLocalSGD(2, 4, block=2), ddlsim.BMUF(7),
+    ddlsim.DiLoCo(13), ddlsim.SlowMo(7), ddlsim.DaSGD(7, 1), ddlsim.OverlapLocalSGD(7), ddlsim.CoCoDSGD(7),
+    ddlsim.ElasticAveraging(0.2, period=7),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("strategy", "step_time"),
+    [(ddlsim.LocalSGD(7), 1.408), (ddlsim.LocalSGD(11), 1.041), (ddlsim.OverlapLocalSGD(7), 1.008)],
+    ids=lambda value: getattr(value, "label", ""),
+)
+def test_step_times_over_whole_periods(strategy, step_time):
+    """The all-reduce of VGG-16 over 1 Gbit/s takes 7 s: 0.4 s + 7 s / period, or one period's computing less."""
+    assert simulate("office-1gbe", "vgg16", strategy, **CASE).step_time == pytest.approx(step_time, abs=1e-3)
+
+
+@pytest.mark.parametrize("strategy", PERIODIC, ids=lambda strategy: type(strategy).__name__)
+def test_more_cycles_do_not_change_the_default(strategy):
+    """The default window gives the long-run step time: that of twenty times as many cycles."""
+    cycle = cycle_length(strategy)
+    by_default = simulate("office-1gbe", "resnet18", strategy, **CASE)
+    assert not [note for note in by_default.notes if note.startswith("steps:")]
+    warmup, steps = by_default.experiment.window
+    assert (warmup % cycle, steps % cycle) == (0, 0)
+    long = simulate("office-1gbe", "resnet18", strategy, steps=20 * steps, warmup=2 * warmup, **CASE)
+    assert by_default.step_time == pytest.approx(long.step_time, rel=1e-9)
+
+
+def test_part_of_a_cycle_is_noted():
+    (note,) = [n for n in simulate("office-1gbe", "vgg16", ddlsim.LocalSGD(7), steps=10, **CASE).notes if "steps:" in n]
+    assert "cycles of 7 steps" in note
+    assert "steps=14 and warmup=7" in note
+    whole = simulate("office-1gbe", "vgg16", ddlsim.LocalSGD(5), steps=10, **CASE)
+    assert not [note for note in whole.notes if "steps:" in note]
+
+
+def test_a_field_of_another_meaning_is_no_cycle():
+    class Own(ddlsim.AllReduce):
+        period = "10 s"
+
+    assert cycle_length(Own()) == 1
+
+
+def test_scaling_and_studies_take_whole_cycles():
+    """A base experiment says nothing about steps, so each strategy gets its own window."""
+    base = Experiment("office-1gbe", "vgg16", **CASE)
+    windows = [base.with_(strategy=s).window for s in (ddlsim.LocalSGD(7), ddlsim.AllReduce(), ddlsim.LocalSGD(4))]
+    assert windows == [(7, 14), (2, 10), (4, 12)]
+    (result,) = ddlsim.scaling(base.with_(strategy=ddlsim.LocalSGD(7)), [4])
+    assert result.step_time == pytest.approx(1.408, abs=1e-3)
