@@ -6,12 +6,11 @@ Format: "Trace Event Format" (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OO
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 
 from ddlsim.errors import shown
-from ddlsim.imports.json_values import finite, parse_json
+from ddlsim.imports.json_values import finite, loads, parse_json
 from ddlsim.imports.text import SourceText
 
 
@@ -67,7 +66,7 @@ def _bare_list(source: SourceText, text: str) -> list[object]:
     whole_lines = text.rpartition("\n")[0].rstrip()
     for candidate in (text, text.rstrip(",") + "]", whole_lines.rstrip(",") + "]"):
         try:
-            value: object = json.loads(candidate)
+            value = loads(candidate)
         except (ValueError, RecursionError):
             continue
         if isinstance(value, list):

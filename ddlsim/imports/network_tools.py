@@ -8,7 +8,6 @@ prints without ``-J`` has three digits: its lines "receiver", of each stream and
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError
-from ddlsim.imports.json_values import Node, parse_json
+from ddlsim.imports.json_values import Node, documents
 from ddlsim.imports.text import SourceText, positive_number, read_text
 from ddlsim.imports.timing import Timing
 
@@ -47,20 +46,17 @@ def read_iperf3(path: str | Path) -> tuple[Timing, ...]:
 
 
 def _iperf3_runs(source: SourceText) -> Iterator[Node]:
-    """Yield the JSON objects in the file; those of ``--json-stream`` as the one that they are parts of."""
-    text, at = source.text, source.text.find("{")
+    """Yield the runs in the file; ``--json-stream`` writes each as parts, from "start" to "end"."""
     parts: dict[str, object] = {}
-    while at >= 0:
-        try:
-            value, at = json.JSONDecoder().raw_decode(text, at)
-        except (ValueError, RecursionError):
-            parse_json(source, "\n" * text.count("\n", 0, at) + text[at:])  # raises, with the line
-            return
-        if isinstance(value, dict) and isinstance(value.get("event"), str):
-            parts[value["event"]] = value.get("data")
-        else:
-            yield Node(value, f"{source.path}: ")
-        at = text.find("{", at)
+    for document in documents(source):
+        value = document.value
+        if not (isinstance(value, dict) and isinstance(value.get("event"), str)):
+            yield document
+            continue
+        if value["event"] == "start" and parts:
+            yield Node(parts, document.place)
+            parts = {}
+        parts[value["event"]] = value.get("data")
     if parts:
         yield Node(parts, f"{source.path}: ")
 
