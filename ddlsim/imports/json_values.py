@@ -131,9 +131,10 @@ def loads(text: str) -> object:
 def documents(source: SourceText) -> Iterator[Node]:
     """Yield the objects, and lists of objects, that stand one behind the other in a file, other output between them.
 
-    Raises :class:`ConfigError` with the line for one that is cut.
+    Raises :class:`ConfigError` with the line for one that is cut, :class:`EntryError` if there are others before it.
     """
     text, at = source.text, 0
+    error: type[ConfigError] = ConfigError
     while match := _DOCUMENT.search(text, at):
         try:
             value, at = _DECODER.raw_decode(text, match.start())
@@ -142,9 +143,13 @@ def documents(source: SourceText) -> Iterator[Node]:
             try:
                 value, at = _DECODER.raw_decode(text, at)
             except (ValueError, RecursionError):
-                parse_json(source, "\n" * text.count("\n", 0, at) + text[at:])  # raises, with the line
+                try:
+                    parse_json(source, "\n" * text.count("\n", 0, at) + text[at:])  # raises, with the line
+                except ConfigError as wrong:
+                    raise error(str(wrong)) from None
                 return
         yield Node(value, f"{source.path}: ")
+        error = EntryError
 
 
 def parse_json(source: SourceText, text: str | None = None) -> Node:

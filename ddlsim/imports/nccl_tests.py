@@ -75,8 +75,9 @@ def read_nccl_tests(
     source = read_text(path, log=True)
     left_out, rows = LeftOut(), list[Timing]()
     if re.match(r"\s*(?:\{|\[\s*\{)", source.text):
-        for document in documents(read_text(path) if source.notes else source):
-            rows += _read_json(source, document, operation, n_ranks, left_out)
+        with left_out:
+            for document in documents(read_text(path) if source.notes else source):
+                rows += _read_json(source, document, operation, n_ranks, left_out)
     elif CSV_HEADING.search(source.text):
         for each in csv_rows(source):
             with left_out:

@@ -54,18 +54,19 @@ class EntryError(ConfigError):
 
 
 class LeftOut:
-    """Counts the entries of a file that cannot be used: ``with left_out: ...`` catches an entry's EntryError."""
+    """Counts the entries of a file that cannot be used: ``with left_out: ...`` catches an error of this `kind`."""
 
-    def __init__(self) -> None:
-        self.errors: list[EntryError] = []
+    def __init__(self, kind: type[ConfigError] = EntryError) -> None:
+        self.kind = kind
+        self.errors: list[ConfigError] = []
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        if isinstance(error, EntryError):
+        if isinstance(error, self.kind):
             self.errors.append(error)
-        return isinstance(error, EntryError)
+        return isinstance(error, self.kind)
 
     def tell(self, kept: object) -> None:
         """Warn how many entries were left out, and why the first; raise its error where nothing was `kept`."""
