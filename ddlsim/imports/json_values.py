@@ -133,21 +133,16 @@ def documents(source: SourceText) -> Iterator[Node]:
 
     Raises :class:`ConfigError` with the line for one that is cut, :class:`EntryError` if there are others before it.
     """
-    text, at = source.text, 0
-    error: type[ConfigError] = ConfigError
+    text, at, error = _readable(source.text), 0, ConfigError
     while match := _DOCUMENT.search(text, at):
         try:
             value, at = _DECODER.raw_decode(text, match.start())
         except (ValueError, RecursionError):
-            at, text = match.start(), _readable(text)
+            lines = "\n" * text.count("\n", 0, match.start())
             try:
-                value, at = _DECODER.raw_decode(text, at)
-            except (ValueError, RecursionError):
-                try:
-                    parse_json(source, "\n" * text.count("\n", 0, at) + text[at:])  # raises, with the line
-                except ConfigError as wrong:
-                    raise error(str(wrong)) from None
-                return
+                value, at = parse_json(source, lines + text[match.start() :]).value, len(text)  # raises, with the line
+            except ConfigError as wrong:
+                raise error(str(wrong)) from None
         yield Node(value, f"{source.path}: ")
         error = EntryError
 

@@ -93,6 +93,8 @@ class _Blocks:
             raise self.source.error(None, f"ends inside rank {rank}; is the file complete? (a closing }} is missing)")
         if not self.n_ranks:
             raise self.source.error(None, "has no num_ranks; is it a GOAL file?")
+        if not self.operations:
+            raise self.source.error(None, "has no operation of any rank; is the file complete?")
         return self.operations, self.n_ranks
 
     def _statements(self) -> Iterator[tuple[int, str]]:

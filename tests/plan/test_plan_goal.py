@@ -175,6 +175,7 @@ def test_what_goal_cannot_say(tmp_path):
     [
         ("", "x.goal: has no num_ranks; is it a GOAL file?"),
         ("num_ranks 0\n", "x.goal:1: num_ranks 0"),
+        ("num_ranks 3\n", "x.goal: has no operation of any rank; is the file complete"),
         ("num_ranks 99999999999999999999999\n", "x.goal:1: num_ranks .*: must be at most 1000000"),
         ("rank 0 {\n}\n", "x.goal:1: num_ranks must come first"),
         ("num_ranks 2\nrank 2 {\n}\n", "x.goal:2: rank 2: there are ranks 0 to 1"),
