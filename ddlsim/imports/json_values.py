@@ -128,6 +128,12 @@ def loads(text: str) -> object:
     return value
 
 
+def beginning(text: str) -> object:
+    """Return the value that a text begins with, as :func:`loads` reads it; anything may stand behind it."""
+    value: object = _DECODER.raw_decode(_readable(text))[0]
+    return value
+
+
 def documents(source: SourceText) -> Iterator[Node]:
     """Yield the objects, and lists of objects, that stand one behind the other in a file, other output between them.
 

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from ddlsim.arguments import Index, checked
 from ddlsim.errors import ConfigError
-from ddlsim.imports.json_values import Node
+from ddlsim.imports.json_values import Node, beginning
 from ddlsim.imports.text import LeftOut, SourceText, read_text
 from ddlsim.imports.timing import Timing
 
@@ -160,7 +160,7 @@ def _entries(source: SourceText, number: int, line: str, broken: list[str]) -> I
     matches = list(_MLLOG.finditer(line))
     for match in matches:
         try:
-            node = Node(json.JSONDecoder().raw_decode(line, match.end())[0], place)
+            node = Node(beginning(line[match.end() :]), place)
         except (ValueError, RecursionError) as error:
             key = match["key"] or next(iter(_KEY.findall(line, match.end())), None)
             if key is None or key in _COUNT:
@@ -215,12 +215,14 @@ def _status(stop: _Entry | None) -> str:
 
 
 def _check_single(source: SourceText, entries: list[_Entry]) -> None:
-    stop: _Entry | None = None
+    """Refuse a run that starts after another has ended, or has got somewhere and was killed."""
+    last: _Entry | None = None
     for entry in entries:
-        if entry.key == "run_stop":
-            stop = entry
-        elif entry.key == "run_start" and stop is not None:
-            raise source.error(entry.line, f"a second run starts (the first ended in line {stop.line}); split the file")
+        if entry.key in ("run_stop", "eval_accuracy", "epoch_stop", "block_stop"):
+            last = entry
+        elif entry.key == "run_start" and last is not None:
+            ended = "ended in" if last.key == "run_stop" else "was killed after"
+            raise source.error(entry.line, f"a second run starts (the first {ended} line {last.line}); split the file")
 
 
 def _accuracies(

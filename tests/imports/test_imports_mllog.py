@@ -124,6 +124,7 @@ def test_two_accuracies_at_a_time(tmp_path, value, metrics):
     ("lines", "message"),
     [
         ([*LINES, entry(60000, "run_start")], r"result_0\.txt:13: a second run starts \(the first ended in line 12\)"),
+        ([*LINES[:8], entry(30000, "run_start"), LINES[-1]], r":9: a second .* \(the first was killed after line 7\)"),
         ([LINES[1][:-5]], ":1: is not valid JSON after :::MLLOG"),
         ([LINES[1].replace('"key":', '"key"')], ":1: is not valid JSON after :::MLLOG"),
         ([entry(0, "throughput", "fast")], r":1: value: 'fast' is not a number"),
@@ -132,7 +133,7 @@ def test_two_accuracies_at_a_time(tmp_path, value, metrics):
         ([entry("now", "run_start")], "time_ms.* is not a number"),
         (["hello"], "has no ':::MLLOG"),
     ],
-    ids=["second", "cut", "json", "text", "zero", "fraction", "time", "other"],
+    ids=["second", "after a killed one", "cut", "json", "text", "zero", "fraction", "time", "other"],
 )
 def test_what_is_refused_is_named_with_its_line(tmp_path, lines, message):
     with pytest.raises(ConfigError, match=message):
@@ -220,6 +221,7 @@ def test_power_logs_are_no_runs(tmp_path):
     ("line", "message"),
     [
         (entry(30000, "eval_accuracy", float("nan"), epoch_num=3), "value: must be a finite number"),
+        (entry(30000, "eval_accuracy", 1.5).replace("1.5", "-nan"), "value: must be a finite number"),
         (entry(30000, "throughput", "fast"), "value: 'fast' is not a number"),
         (entry(30000, "throughput", 0), "value: 0 must be above 0"),
         (entry("now", "eval_accuracy", 0.5), "time_ms: 'now' is not a number"),
@@ -233,3 +235,8 @@ def test_an_entry_that_cannot_be_used_does_not_cost_the_run(tmp_path, line, mess
     with pytest.warns(UserWarning, match=f"1 entries left out, the first: .*:13: {message}"):
         run = read_mllog(path)
     assert (run.run_s, len(run.accuracies), len(run.timings)) == (pytest.approx(50.0), 2, 3)
+
+
+def test_numbers_as_c_prints_them(tmp_path):
+    lines = [line.replace('"lineno": 7', '"lineno": 7, "loss": inf, "grad": -nan') for line in LINES]
+    assert read_mllog(write(tmp_path, lines)).run_s == pytest.approx(50.0)
