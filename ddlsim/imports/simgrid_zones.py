@@ -33,6 +33,7 @@ _ROUTES = ("zoneRoute", "ASroute")
 _SHORTEST = ("Floyd", "Dijkstra", "DijkstraCache")
 _IGNORED = ("prop", "config", "storage", "storage_type", "mount", "disk", "trace", "trace_connect")
 
+
 class _Half(NamedTuple):
     """One direction of a link; direction "" is both (SHARED)."""
 

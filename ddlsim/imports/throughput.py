@@ -83,7 +83,7 @@ def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tup
     labels = [i for i in range(len(heading)) if i not in (*ranks, *batches, *series)]
     found, left_out = list[Timing](), LeftOut()
     for number, cells in rows:
-        for i in series:
+        for i in series if cells != heading else ():  # tables may stand one behind the other
             with left_out:
                 if len(cells) != len(heading):
                     reason = f"has {len(cells)} cells, the heading {len(heading)}; correct the row"

@@ -82,3 +82,8 @@ def test_a_cell_that_cannot_be_used_does_not_cost_the_others(tmp_path, old, new,
         assert len(read_throughput(write(tmp_path, LONG.replace(old, new)))) == n_rows - 1
     with pytest.raises(ConfigError, match=":2: images/s = 'x' is not a number"):
         read_throughput(write(tmp_path, "gpus,images/s\n8,x\n"))
+
+
+def test_tables_one_behind_the_other(tmp_path):
+    rows = read_throughput(write(tmp_path, LONG + LONG.replace("1480.5", "1500")))
+    assert [round(row.throughput, 1) for row in rows] == [1480.5, 2710.0, 1500.0, 2710.0]
