@@ -66,7 +66,7 @@ def read_nccl_tests(
 
     Without the program's name the operation is the one that all rows fit. Several runs in one file are told apart by
     their heads. Rows that are cut, or have a value that is no number, are left out with a warning that counts them.
-    Raises :class:`ConfigError` with file, line and reason: wrong results (``#wrong`` above 0), CPU times (``-C``), an
+    Raises ConfigError with file, line and reason: wrong results (``#wrong`` above 0), CPU times (``-C``), an
     unknown program, a busbw that does not fit operation and ranks, rows that fit several operations, of which the
     file's name says none, or none, and a file without a row that can be used.
     """
