@@ -98,10 +98,9 @@ def zones_cluster(outer: Element) -> Cluster:
     for point in platform.home:
         if point not in platform.hosts:
             graph.add_node(point, kind="switch")
-    for zone in _zones(root):
-        for piece in _pieces(platform, zone):
-            if not any((step if isinstance(step, str) else step.link) in off for step in piece):
-                _lay(graph, platform, piece)
+    for piece in _pieces(platform, root):
+        if not any((step if isinstance(step, str) else step.link) in off for step in piece):
+            _lay(graph, platform, piece)
     graph.graph["notes"] = [f"host speed 1 is {fastest:g} flop/s"]
     if platform.off:
         graph.graph["notes"].append(f"left out, state OFF: {', '.join(platform.off[:5])} ({len(platform.off)} in all)")
@@ -262,31 +261,28 @@ def _add_zone_route(platform: _Platform, zone: _Zone, route: Element) -> None:
 _Step = _Half | str
 
 
-class _NoRouteError(Exception):
-    """The platform has no route between two points."""
-
-
 class ZoneRoutes(Mapping[tuple[int, int], tuple[int, ...]]):
     """The routes between the hosts of a platform, by their nodes in `cluster`: tuples of its links.
 
-    Each is composed when it is first asked for; ConfigError if it crosses a link twice.
+    Each is composed when it is first asked for: KeyError where there is none, ConfigError if it crosses a link twice.
     """
 
     def __init__(self, platform: _Platform, root: _Zone, cluster: Cluster) -> None:
         self._platform, self._root = platform, root
-        self._hosts = {node: cluster.node_names[node] for node in cluster.servers.tolist()}
-        ends = zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), strict=True)
         names = cluster.node_names
+        self._hosts = {node: names[node] for node in cluster.servers.tolist()}
+        ends = zip(cluster.link_src.tolist(), cluster.link_dst.tolist(), strict=True)
         self._links = {(names[a], names[b]): link for link, (a, b) in enumerate(ends)}
-        self._made: dict[tuple[int, int], tuple[int, ...] | None] = {}
+        self._made: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def __getitem__(self, pair: tuple[int, int]) -> tuple[int, ...]:
         if pair not in self._made:
-            self._made[pair] = self._make(*pair)
-        made = self._made[pair]
-        if made is None:
-            raise KeyError(pair)
-        return made
+            src, dst = (self._hosts[node] for node in pair)
+            path = _nodes((src, *_find(self._platform, self._root, 0, src, dst), dst))
+            if len(set(path)) < len(path):
+                raise self._root.element.error(f"the route from {src!r} to {dst!r} crosses a link twice; correct it")
+            self._made[pair] = tuple(self._links[hop] for hop in itertools.pairwise(path))  # what is OFF has none
+        return self._made[pair]
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return (pair for pair in itertools.permutations(self._hosts, 2) if pair in self)
@@ -294,42 +290,23 @@ class ZoneRoutes(Mapping[tuple[int, int], tuple[int, ...]]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def _make(self, a: int, b: int) -> tuple[int, ...] | None:
-        if a == b or a not in self._hosts or b not in self._hosts:
-            return None
-        src, dst = self._hosts[a], self._hosts[b]
-        try:
-            path = _nodes((src, *_find(self._platform, self._root, 0, src, dst), dst))
-        except _NoRouteError:
-            return None
-        if len(set(path)) < len(path):
-            raise self._root.element.error(f"the route from {src!r} to {dst!r} crosses a link twice; correct it")
-        hops = list(itertools.pairwise(path))
-        return tuple(self._links[hop] for hop in hops) if all(hop in self._links for hop in hops) else None  # OFF
-
 
 def _find(platform: _Platform, zone: _Zone, depth: int, src: str, dst: str) -> tuple[_Step, ...]:
-    """Return the steps between `src` and `dst`, both somewhere inside `zone`, which has this depth."""
+    """Return the steps between `src` and `dst`, both somewhere inside `zone`, which has this depth; or KeyError."""
     homes = [platform.home[end][depth + 1 :] for end in (src, dst)]
     a, b = (home[0].element["id"] if home else end for home, end in zip(homes, (src, dst), strict=True))
     if a == b:
         return () if src == dst else _find(platform, homes[0][0], depth + 1, src, dst)
     if zone.routing == "Cluster":
         if a not in zone.private and b not in zone.private:
-            raise _NoRouteError
+            raise KeyError(a, b)
         up, down = zone.private.get(a, ((), ()))[0], zone.private.get(b, ((), ()))[1]
         return tuple(step for step in (*up, *_middle(zone), *down) if step not in (src, dst))
-    hops = _shortest(zone, a).get(b, []) if zone.routing in _SHORTEST else [a, b]
-    steps: list[_Step] = []
-    at = src
-    for hop in itertools.pairwise(hops):
-        if hop not in zone.routes:
-            raise _NoRouteError
+    steps, at = list[_Step](), src
+    for hop in itertools.pairwise(_shortest(zone, a)[b] if zone.routing in _SHORTEST else (a, b)):
         leave, links, enter = zone.routes[hop]
         steps += [at, *_find(platform, zone, depth, at, leave), *([leave] if leave != at else []), *links]
         at = enter
-    if not steps:
-        raise _NoRouteError
     return (*steps[1:], *([at] if at != dst else []), *_find(platform, zone, depth, at, dst))
 
 
@@ -353,14 +330,8 @@ def _middle(zone: _Zone) -> tuple[_Step, ...]:
 # ------------------------------------------------------------------------------------------------- drawing links
 
 
-def _zones(zone: _Zone) -> Iterator[_Zone]:
-    yield zone
-    for inner in zone.inner.values():
-        yield from _zones(inner)
-
-
 def _pieces(platform: _Platform, zone: _Zone) -> Iterator[tuple[_Step, ...]]:
-    """Yield what the routes through a zone consist of."""
+    """Yield what the routes through a zone, and those inside, consist of."""
     for ends, (leave, links, enter) in zone.routes.items():
         if not links and ends == (leave, enter) and leave != enter and {leave, enter} <= platform.hosts.keys():
             raise zone.element.error(f"the route from {leave!r} to {enter!r} has no link; add one")
@@ -371,6 +342,8 @@ def _pieces(platform: _Platform, zone: _Zone) -> Iterator[tuple[_Step, ...]]:
             up, down = zone.private.get(point, ((), ()))
             yield (point, *up, *_middle(zone))
             yield (*_middle(zone), *down, point)
+    for inner in zone.inner.values():
+        yield from _pieces(platform, inner)
 
 
 def _nodes(steps: Sequence[_Step]) -> list[str]:
