@@ -90,10 +90,10 @@ def read_graphml(
         else:
             graph.add_edge(a, b, bandwidth=rate, latency=delay, kind="link")
     notes = reader.left_out()
-    if graphs[0].get("edgedefault", "directed") == "directed" and 0 < len(lone) < len(edges) and not reader.drawn:
-        notes.append(f"{len(lone)} of {len(edges)} directed edges have no counterpart: they are cables, both ways")
     for note in notes:
         warn(f"{source.path}: {note}")
+    if 0 < len(lone) < len(edges):
+        notes.append(f"{len(lone)} of {len(edges)} directed edges have no counterpart: they are cables, both ways")
     if silent:
         notes.append(f"{silent} of {len(edges)} edges do not say their speed: {bandwidth} was given")
     graph.graph["notes"] = notes

@@ -113,10 +113,9 @@ def test_a_directed_edge_without_counterpart_leaves_the_others_as_they_are(tmp_p
     for a, b, rate in (("a", "b", 8e9), ("b", "a", 1e9), ("b", "c", 2e9)):
         graph.add_edge(a, b, LinkSpeedRaw=rate)
     nx.write_graphml(graph, tmp_path / "mixed.graphml")
-    with pytest.warns(UserWarning, match="1 of 3 directed edges have no counterpart: they are cables, both ways"):
-        cluster = read_any(tmp_path / "mixed.graphml")
+    cluster = read_any(tmp_path / "mixed.graphml")
     assert links(cluster) == [("a", "b", 8e9), ("b", "a", 1e9), ("b", "c", 2e9), ("c", "b", 2e9)]
-    assert "1 of 3 directed edges" in cluster.notes[0]
+    assert cluster.notes == ("1 of 3 directed edges have no counterpart: they are cables, both ways",)
 
 
 @pytest.mark.parametrize("kind", ["edge", "all"])
