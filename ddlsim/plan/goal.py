@@ -205,8 +205,7 @@ class _Text:
         n_messages = sum(schedule.n_messages for schedule in each) + len(plan.rows(SEND))
         if n_messages > MAX_MESSAGES:
             raise ConfigError(
-                f"to_goal: the plan has {n_messages:,} messages; at most {MAX_MESSAGES:,} are written: export fewer "
-                "ranks or steps"
+                f"to_goal: the plan has over {MAX_MESSAGES:,} messages ({n_messages:,}); export fewer ranks or steps"
             )
         tag = len(plan)
         for row, schedule in zip(rows, each, strict=True):
