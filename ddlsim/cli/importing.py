@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -87,8 +88,11 @@ def import_file(
         return
     timings: Sequence[Timing] = ()
     if isinstance(content, MlperfRun):
-        typer.echo(shown(f"{content.benchmark}: {content.status or 'no status'}, {content.run_s:.6g} s, "
+        time = "time not known" if math.isnan(content.run_s) else f"{content.run_s:.6g} s"
+        typer.echo(shown(f"{content.benchmark}: {content.status or 'no status'}, {time}, "
                          f"{len(content.accuracies)} accuracies, {len(content.epochs)} epochs"))  # fmt: skip
+        for note in content.notes:
+            typer.echo(shown(f"note: {note}"), err=True)
         timings = content.timings
     elif isinstance(content, KinetoTrace):
         typer.echo(f"{len(content.steps)} steps, {len(content.collectives)} collectives")

@@ -218,12 +218,16 @@ class Cluster:
         dst = np.require(self._nodes(dst), np.int64, ["C", "W"])
         if src.shape != dst.shape:
             raise ConfigError(f"routes: src and dst must be equally long, not {src.shape} and {dst.shape}")
-        if self.fixed_routes:
+        if self.routing == "fixed" or self.fixed_routes:
             return self._routes_with_fixed(src, dst)
         return Routes(*self._router.route(src, dst))
 
     def _routes_with_fixed(self, src: Ints, dst: Ints) -> Routes:
         fixed = [self.fixed_routes.get(pair) for pair in zip(src.tolist(), dst.tolist(), strict=True)]
+        if self.routing == "fixed":
+            lost = (src != dst) & self.is_endpoint[src] & self.is_endpoint[dst] & [way is None for way in fixed]
+            if lost.any():
+                raise self.no_route(int(src[lost.argmax()]), int(dst[lost.argmax()]))
         # a fixed route asks the router for the empty one, so that it need not exist there
         offsets, links = self._router.route(src, np.where([way is not None for way in fixed], src, dst))
         parts = [
@@ -250,7 +254,7 @@ class Cluster:
         return ConfigError(
             f"cluster {self.name!r}: no path leads "
             f"from {self.node_names[src]!r} to {self.node_names[dst]!r}; "
-            f"add a link or leave one of them out"
+            f"add a {'route' if self.routing == 'fixed' else 'link'} or leave one of them out"
         )
 
     def _nodes(self, nodes: npt.ArrayLike) -> Ints:

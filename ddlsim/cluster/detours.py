@@ -41,7 +41,7 @@ class Detours:
             name: getattr(cluster, name)[left]
             for name in ("link_src", "link_dst", "link_channel", "link_bandwidth", "link_efficiency", "link_latency")
         }
-        policy = "shortest" if cluster.routing == "dimension-order" else cluster.routing
+        policy = "shortest" if cluster.routing in ("dimension-order", "fixed") else cluster.routing
         rest = dataclasses.replace(
             cluster, **changed, link_kind=kinds, routing=policy, grid=(), fixed_routes={}, details=None,
             calibration=None,

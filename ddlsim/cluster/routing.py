@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 
 #: Among equally short paths: lowest link ids; a hash of (src, dst, node); the digits of the destination;
-#: and, on grids, one dimension after the other.
-POLICIES = ("shortest", "ecmp", "d-mod-k", "dimension-order")
+#: and, on grids, one dimension after the other. "fixed": endpoints communicate along fixed routes only.
+POLICIES = ("shortest", "ecmp", "d-mod-k", "dimension-order", "fixed")
 
 
 def check_policy(policy: str, where: str) -> str:
@@ -42,9 +42,7 @@ class TableRouter:
         from ddlsim.cluster import walk
 
         self._cluster = cluster
-        self._policy = {"shortest": walk.SHORTEST, "ecmp": walk.ECMP, "d-mod-k": walk.D_MOD_K}[
-            cluster.routing
-        ]
+        self._policy = {"ecmp": walk.ECMP, "d-mod-k": walk.D_MOD_K}.get(cluster.routing, walk.SHORTEST)
         self._port = port_numbers(cluster)
         n = cluster.n_nodes
         self._up, self._down, self._core = _contract(cluster)

@@ -151,7 +151,7 @@ class ClusterFile(_Strict):
     title: str = ""
     sources: list[str] = []
     notes: list[str] = []
-    routing: Literal["shortest", "ecmp", "d-mod-k", "dimension-order"] | None = None
+    routing: Literal["shortest", "ecmp", "d-mod-k", "dimension-order", "fixed"] | None = None
     grid: list[int] = []
     switch_power: Power | None = None  # of every switch between the machines
     switch_reduces: bool | None = None  # whether each of them adds up what passes through it

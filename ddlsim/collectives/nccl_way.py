@@ -216,7 +216,9 @@ def way(
 def several_ways(cluster: Cluster, nodes: tuple[int, ...]) -> bool:
     """Return whether machines have several devices and several ways between them: NVLinks, interfaces, or switches that
     add up."""
-    return len(nodes) > 1 and (len(channels(cluster, nodes).rings) > 1 or site(cluster, nodes).nvls)
+    if len(set(cluster.host_of[list(nodes)].tolist())) == len(nodes):
+        return False
+    return len(channels(cluster, nodes).rings) > 1 or site(cluster, nodes).nvls
 
 
 def routes_latency(cluster: Cluster, src: Ints, dst: Ints) -> Floats:

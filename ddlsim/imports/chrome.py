@@ -6,18 +6,19 @@ Format: "Trace Event Format" (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OO
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from dataclasses import dataclass
 
 from ddlsim.errors import shown
-from ddlsim.imports.json_values import finite, parse_json
-from ddlsim.imports.text import SourceText
+from ddlsim.imports.json_values import finite, loads, parse_json
+from ddlsim.imports.text import EntryError, LeftOut, SourceText
 
 
 @dataclass(frozen=True)
 class Event:
-    """One event; `ts` and `dur` in seconds, `index` its place in the list (``traceEvents[index]``)."""
+    """One event; `ts` and `dur` in seconds (NaN where the file has no such number), `index` its place in the list
+    (``traceEvents[index]``)."""
 
     index: int
     phase: str
@@ -43,10 +44,11 @@ class Event:
         return None if number is None else int(number)
 
 
-def read_events(source: SourceText) -> tuple[dict[str, object], list[Event]]:
+def read_events(source: SourceText, left_out: LeftOut) -> tuple[dict[str, object], list[Event]]:
     """Return the object around the events (empty for a bare list), and the events in the order of the file.
 
-    Raises ConfigError with file, line or index and reason for what is no trace.
+    What is no object, and spans whose begin or duration is no number or negative, are `left_out`. Raises ConfigError
+    with file, line or index and reason for what is no trace.
     """
     text = source.text.strip()
     if text.startswith("["):
@@ -58,7 +60,11 @@ def read_events(source: SourceText) -> tuple[dict[str, object], list[Event]]:
             raise source.error(None, "has no list 'traceEvents'; is it a chrome trace?")
         top = {key: part for key, part in value.items() if key != "traceEvents"}
         raw = value["traceEvents"]
-    events = [_event(source, index, item) for index, item in enumerate(raw) if item]  # {} pads some writers' ends
+    events: list[Event] = []
+    for index, item in enumerate(raw):
+        if item:  # {} pads some writers' ends
+            with left_out:
+                events.append(_event(f"{source.path}: traceEvents[{index}]", index, item))
     return top, events
 
 
@@ -67,7 +73,7 @@ def _bare_list(source: SourceText, text: str) -> list[object]:
     whole_lines = text.rpartition("\n")[0].rstrip()
     for candidate in (text, text.rstrip(",") + "]", whole_lines.rstrip(",") + "]"):
         try:
-            value: object = json.loads(candidate)
+            value = loads(candidate)
         except (ValueError, RecursionError):
             continue
         if isinstance(value, list):
@@ -75,21 +81,17 @@ def _bare_list(source: SourceText, text: str) -> list[object]:
     raise parse_json(source).error("is no list of events")  # parse_json raises, with the line of the first mistake
 
 
-def _event(source: SourceText, index: int, item: object) -> Event:
+def _event(place: str, index: int, item: object) -> Event:
     if not isinstance(item, dict):
-        raise source.error(None, f"traceEvents[{index}] is no object; is it a chrome trace?")
-    args = item.get("args")
-    return Event(
-        index=index, phase=str(item.get("ph", "")), name=str(item.get("name", "")),
-        category=str(item.get("cat", "")).lower(), pid=str(item.get("pid", "")), tid=str(item.get("tid", "")),
-        ts=_seconds(source, index, item, "ts"), dur=_seconds(source, index, item, "dur"),
-        args=args if isinstance(args, dict) else {},
-    )  # fmt: skip
-
-
-def _seconds(source: SourceText, index: int, item: dict[str, object], key: str) -> float:
-    number = finite(item.get(key, 0.0))
-    if number is None or (number < 0 and key == "dur"):
+        raise EntryError(f"{place} is no object; is it a chrome trace?")
+    args, phase = item.get("args"), str(item.get("ph", ""))
+    ts, dur = (finite(item.get(key, 0.0)) for key in ("ts", "dur"))
+    if phase == "X" and (ts is None or dur is None or dur < 0):
+        key = "ts" if ts is None else "dur"
         rule = "a number of microseconds" + (", not negative" if key == "dur" else "")
-        raise source.error(None, f"traceEvents[{index}].{key} = {shown(item[key])} must be {rule}")
-    return number * 1e-6
+        raise EntryError(f"{place}.{key} = {shown(item.get(key))} must be {rule}")
+    return Event(
+        index=index, phase=phase, name=str(item.get("name", "")), category=str(item.get("cat", "")).lower(),
+        pid=str(item.get("pid", "")), tid=str(item.get("tid", "")), ts=math.nan if ts is None else ts * 1e-6,
+        dur=math.nan if dur is None else dur * 1e-6, args=args if isinstance(args, dict) else {},
+    )  # fmt: skip

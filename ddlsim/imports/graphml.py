@@ -2,10 +2,10 @@
 
 Shape: http://graphml.graphdrawing.org/primer/graphml-primer.html; the Zoo's attributes:
 http://www.topology-zoo.org/dataset.html. Every node is a host, which forwards as well; ``hyperedge`` and ``kind =
-"switch"`` make switches. Every edge is a cable, both ways, whatever ``edgedefault`` says, unless all edges of a
-directed graph have their counterpart. A speed is what the file says: ``bandwidth``, ``LinkSpeedRaw`` (bit/s),
-``LinkSpeed`` with ``LinkSpeedUnits``, or a label with a single rate, like "2 x 2.5 Gbps", "10GE" or "STM-4" (not
-"< 10 Gbps", not "1-10 Gbps").
+"switch"`` make switches. An edge of a directed graph that has its counterpart is one direction of a cable; every other
+edge is a cable, both ways. What yEd draws is always directed: there, most edges must have their counterpart. A speed is
+what the file says: ``bandwidth``, ``LinkSpeedRaw`` (bit/s), ``LinkSpeed`` with ``LinkSpeedUnits``, or a label with a
+single rate, like "2 x 2.5 Gbps", "10GE" or "STM-4" (not "< 10 Gbps", not "1-10 Gbps").
 
 Graphs that ddlsim or networkx wrote with all its attributes are read by :func:`ddlsim.load_cluster`.
 """
@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
+from ddlsim.cluster.graphs import EDGE_KEYS, NODE_KEYS
 from ddlsim.cluster.nodes import Graph, connect
 from ddlsim.cluster.quantity import Quantity, check_size, nonnegative, positive
 from ddlsim.errors import ConfigError, unknown_name
@@ -32,6 +33,9 @@ _NODE = _DESCRIBE | {"Internal", "type", "hyperedge", "kind", "geocode_name", "g
 _NODE |= {"geocode_append", "GeoLocation", "asn", "doubted", "Place", "City", "Service", "x", "y", "size"}
 _EDGE = _DESCRIBE | {"key", "LinkType", "LinkNote", "LinkLabel", "LinkStatus", "LinkTypeRaw", "Ring"}
 _EDGE |= {"LinkSpeed", "LinkSpeedRaw", "LinkSpeedUnits", "bandwidth", "latency"}
+#: attributes that a cluster is made of
+_MEANING = {"kind", "hyperedge", "label", "LinkLabel", "LinkSpeed", "LinkSpeedRaw", "LinkSpeedUnits"}
+_MEANING |= {"bandwidth", "latency"}
 _UNITS = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "": 1.0}
 _RATE = re.compile(
     r"(?<![\w./<>~-])(?:([0-9]{1,3})\s*[xX*]\s*)?([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*"
@@ -70,23 +74,26 @@ def read_graphml(
         switch = attributes.get("kind") == "switch" or attributes.get("hyperedge", "").lower() in ("true", "1")
         graph.add_node(reader.names[node], kind="switch" if switch else "host")
     edges = list(reader.edges())
-    silent = 0
-    both_ways = graphs[0].get("edgedefault", "directed") == "undirected" or not _has_counterparts(edges)
-    check_size(len(graph), (1 + both_ways) * len(edges), f"{source.path}: the graph")
-    for a, b, attributes, element in edges:
+    silent, usual_latency = 0, nonnegative(latency, "time", "latency")
+    lone = _lone(edges, graphs[0].get("edgedefault", "directed") == "undirected", reader.drawn)
+    check_size(len(graph), len(edges) + len(lone), f"{source.path}: the graph")
+    for number, (a, b, attributes, element) in enumerate(edges):
         rate = _rate(attributes, element)
         silent += rate is None
         if rate is None and usual is None:
             raise element.error("does not say how fast it is; give bandwidth (--bandwidth) for such edges")
         rate = rate or usual or 0.0
-        delay = nonnegative(attributes.get("latency", latency), "time", "latency")
-        if both_ways:
+        delay = _quantity(attributes, "latency", element, "time", nonnegative)
+        delay = usual_latency if delay is None else delay
+        if number in lone:
             connect(graph, a, b, "link", rate, delay)
         else:
             graph.add_edge(a, b, bandwidth=rate, latency=delay, kind="link")
     notes = reader.left_out()
     for note in notes:
         warn(f"{source.path}: {note}")
+    if 0 < len(lone) < len(edges):
+        notes.append(f"{len(lone)} of {len(edges)} directed edges have no counterpart: they are cables, both ways")
     if silent:
         notes.append(f"{silent} of {len(edges)} edges do not say their speed: {bandwidth} was given")
     graph.graph["notes"] = notes
@@ -94,9 +101,13 @@ def read_graphml(
 
 
 def is_own(path: str | Path) -> bool:
-    """Return whether the edges of a GraphML file have ddlsim's attribute `bandwidth`."""
-    keys = _keys(parse_xml(read_text(path))).values()
-    return ("edge", "bandwidth") in keys or ("all", "bandwidth") in keys
+    """Return whether the edges of a GraphML file have ddlsim's attribute `bandwidth`, and nothing has an attribute that
+    :func:`read_graphml` alone knows."""
+    keys = [(kind, name) for kind, name, _ in _keys(parse_xml(read_text(path))).values()]
+    others = {"node": _NODE - NODE_KEYS, "edge": _EDGE - EDGE_KEYS}
+    others["all"] = others["node"] & others["edge"]
+    own = ("edge", "bandwidth") in keys or ("all", "bandwidth") in keys
+    return own and not any(name in others.get(kind, ()) for kind, name in keys)
 
 
 def _name(element: Element) -> str:
@@ -112,30 +123,38 @@ def _inside(graph: Element) -> Iterator[Element]:
                 yield from _inside(nested)
 
 
-def _keys(root: Element) -> dict[str, tuple[str, str]]:
-    """Return the id of each key -> (what it is for, the attribute's name); "" for graphics."""
+def _keys(root: Element) -> dict[str, tuple[str, str, str]]:
+    """Return the id of each key -> (what it is for, the attribute's name, its default); "" for graphics, for none."""
     keys = [child for child in root.children if _name(child) == "key"]
-    return {key["id"]: (key.get("for", "all"), key.get("attr.name", "")) for key in keys}
+    defaults = {key["id"]: part.text.strip() for key in keys for part in key.children if _name(part) == "default"}
+    return {key["id"]: (key.get("for", "all"), key.get("attr.name", ""), defaults.get(key["id"], "")) for key in keys}
 
 
-def _has_counterparts(edges: list[tuple[str, str, dict[str, str], Element]]) -> bool:
-    """Return whether as many edges lead from b to a as from a to b."""
-    count = Counter((a, b) for a, b, _, _ in edges)
-    return all(count[b, a] == n for (a, b), n in count.items())
+def _lone(edges: list[tuple[str, str, dict[str, str], Element]], undirected: bool, drawn: bool) -> set[int]:
+    """Return the places of the edges that are cables by themselves: no other edge leads back."""
+    waiting: dict[tuple[str, str], list[int]] = {}
+    lone = set(range(len(edges)))
+    for i, (a, b, _, _) in enumerate(edges if not undirected else []):
+        if waiting.get((b, a)):
+            lone -= {i, waiting[b, a].pop()}
+        else:
+            waiting.setdefault((a, b), []).append(i)
+    return set(range(len(edges))) if drawn and 2 * len(lone) >= len(edges) else lone
 
 
 class _Reader:
     """The nodes and edges of a <graph>; counts what it leaves out."""
 
-    def __init__(self, graph: Element, keys: dict[str, tuple[str, str]], ignore_unknown: bool) -> None:
+    def __init__(self, graph: Element, keys: dict[str, tuple[str, str, str]], ignore_unknown: bool) -> None:
         self.graph, self.keys, self.ignore_unknown = graph, keys, ignore_unknown
+        self.drawn = any(not name for _, name, _ in keys.values())  # graphics: by yEd
         self.ignored: Counter[str] = Counter()
         self.names: dict[str, str] = {}
 
     def title(self) -> str:
         """Return the name of the network, if there is one."""
         data = [child for child in self.graph.children if _name(child) == "data"]
-        about = {self.keys.get(child["key"], ("", ""))[1]: child.text for child in data}
+        about = {self.keys.get(child["key"], ("", "", ""))[1]: child.text for child in data}
         return " ".join(filter(None, (about.get("Network", ""), about.get("NetworkDate", about.get("DateYear", "")))))
 
     def nodes(self) -> list[tuple[str, dict[str, str]]]:
@@ -184,7 +203,8 @@ class _Reader:
         return ["left out: " + ", ".join(f"{n} {what}" for what, n in sorted(self.ignored.items()))]
 
     def _attributes(self, element: Element, known: set[str]) -> dict[str, str]:
-        attributes: dict[str, str] = {}
+        kinds = (_name(element), "all")
+        told = [(element, name, text) for kind, name, text in self.keys.values() if text and kind in kinds]
         for child in element.children:
             if _name(child) != "data":
                 if _name(child) not in ("port", "desc", "graph"):
@@ -192,13 +212,16 @@ class _Reader:
                 continue
             if child["key"] not in self.keys:
                 raise child.error(f"key = {child['key']!r} is declared by no <key>; add it")
-            name = self.keys[child["key"]][1]
+            told.append((child, self.keys[child["key"]][1], child.text.strip()))
+        attributes: dict[str, str] = {}
+        for child, name, text in told:
             if name and name not in known:
                 if not self.ignore_unknown:
-                    error = unknown_name("attribute", name, known, f"{child.source.path}:{child.line}")
+                    where = f"{child.source.path}:{child.line}"
+                    error = unknown_name("attribute", name, known & _MEANING, where)
                     raise ConfigError(f"{error}; ignore_unknown=True (--ignore-unknown) leaves such attributes out")
                 self.ignored[f"attributes {name!r}"] += 1
-            attributes[name] = child.text.strip()
+            attributes[name] = text
         return attributes
 
     def _unknown(self, element: Element, what: str) -> None:
@@ -210,13 +233,8 @@ class _Reader:
 
 def _rate(attributes: dict[str, str], element: Element) -> float | None:
     """Return bytes/s of an edge, None where the file does not say it."""
-    if attributes.get("bandwidth"):
-        try:
-            text = attributes["bandwidth"]
-            number = re.fullmatch(r"[0-9.eE+]{1,30}", text)
-            return positive(float(text) if number else text, "bandwidth", "bandwidth")
-        except (ConfigError, ValueError) as error:
-            raise element.error(f"{error}") from None
+    if (rate := _quantity(attributes, "bandwidth", element, "bandwidth", positive)) is not None:
+        return rate
     raw = attributes.get("LinkSpeedRaw", "")
     if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,6})?([eE]\+?[0-9]{1,2})?", raw) and float(raw) > 0:
         return float(raw) / 8
@@ -228,6 +246,18 @@ def _rate(attributes: dict[str, str], element: Element) -> float | None:
         if rate:
             return rate / 8
     return None
+
+
+def _quantity(
+    attributes: dict[str, str], name: str, element: Element, dimension: str, check: Callable[..., float]
+) -> float | None:
+    """Return an attribute, a number (SI) or one with its unit; None where it is missing."""
+    text = attributes.get(name, "")
+    try:
+        number = re.fullmatch(r"[0-9.eE+-]{1,30}", text)
+        return check(float(text) if number else text, dimension, name) if text else None
+    except (ConfigError, ValueError) as error:
+        raise element.error(f"{error}") from None
 
 
 def _labelled(label: str) -> float | None:

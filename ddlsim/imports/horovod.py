@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ddlsim.arguments import checked
 from ddlsim.imports.chrome import Event, read_events
-from ddlsim.imports.text import SourceText, read_text
+from ddlsim.imports.text import EntryError, LeftOut, SourceText, read_text
 from ddlsim.imports.timing import Timing
 
 _OPERATIONS = {
@@ -74,10 +74,11 @@ class _Open:
 def read_horovod(path: str | Path) -> HorovodTimeline:
     """Return what the timeline in `path` holds; an operation that did not end is left out.
 
-    Raises ConfigError with file, event and reason: an end without a beginning, a file that is no timeline.
+    Ends without a beginning, or before it, and times that are no numbers are left out with a warning that counts them.
+    Raises ConfigError with file, event and reason where nothing is left.
     """
-    source = read_text(path)
-    _, events = read_events(source)
+    source, left_out = read_text(path), LeftOut()
+    _, events = read_events(source, left_out)
     names: dict[str, str] = {}
     open_: dict[str, _Open] = {}
     ranks: set[str] = set()
@@ -92,8 +93,10 @@ def read_horovod(path: str | Path) -> HorovodTimeline:
         elif event.phase == "X" and state.stack and state.stack[-1].name.startswith("NEGOTIATE_"):
             ranks.add(event.name)
         elif event.phase == "E":
-            operation = _end(source, names.get(event.pid, ""), state, event)
-            found += [operation] if operation is not None else []
+            with left_out:
+                operation = _end(source, names.get(event.pid, ""), state, event)
+                found += [operation] if operation is not None else []
+    left_out.tell(found)
     if not found:
         raise source.error(None, "has no finished ALLREDUCE, ALLGATHER or BROADCAST; is it a timeline of Horovod?")
     found.sort(key=lambda operation: operation.start_s)
@@ -101,12 +104,13 @@ def read_horovod(path: str | Path) -> HorovodTimeline:
 
 
 def _end(source: SourceText, tensor: str, state: _Open, event: Event) -> HorovodOperation | None:
+    place = f"{source.path}: traceEvents[{event.index}]"
     if not state.stack:
-        raise source.error(None, f"traceEvents[{event.index}] ends what has not begun (tensor {tensor!r}); cut there?")
+        raise EntryError(f"{place} ends what has not begun (tensor {tensor!r}); cut there?")
     begin = state.stack.pop()
     seconds = event.ts - begin.ts
-    if seconds < 0:
-        raise source.error(None, f"traceEvents[{event.index}] ends {begin.name} before it began; correct ts")
+    if not seconds >= 0:
+        raise EntryError(f"{place} ends {begin.name} before it began, or at no time; correct ts")
     if begin.name.startswith("NEGOTIATE_"):
         state.negotiation_s = seconds
     elif _TRANSFER.fullmatch(begin.name):

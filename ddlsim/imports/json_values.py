@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddlsim.errors import ConfigError, shown
-from ddlsim.imports.text import SourceText
+from ddlsim.imports.text import EntryError, SourceText
 from ddlsim.units import in_range
 
 MAX_COUNT = 2**53  # whole numbers up to here are exact in JSON
@@ -33,6 +35,10 @@ class Node:
     def error(self, reason: str) -> ConfigError:
         """Return the error for `reason` at this place."""
         return ConfigError(f"{self.place.rstrip(': ')}: {reason}")
+
+    def entry_error(self, reason: str) -> EntryError:
+        """Return the error for `reason` in the entry at this place."""
+        return EntryError(str(self.error(reason)))
 
     def has(self, key: str) -> bool:
         """Return whether this is an object with a value other than null for `key`."""
@@ -64,39 +70,93 @@ class Node:
             try:
                 value = float(value)
             except ValueError:
-                raise self.error(f"{shown(value)} is not a number") from None
+                raise self.entry_error(f"{shown(value)} is not a number") from None
         number = finite(value)
         if number is None:
-            raise self.error(f"must be a finite number, not {shown(value)}")
+            raise self.entry_error(f"must be a finite number, not {shown(value)}")
         return number
 
     def nonnegative(self) -> float:
         """Return a number of at least 0."""
         number = self.number()
         if number < 0:
-            raise self.error(f"{shown(self.value)} must not be negative; leave this entry out")
+            raise self.entry_error(f"{shown(self.value)} must not be negative; leave this entry out")
         return number
 
     def positive(self) -> float:
         """Return a number above 0."""
         number = self.nonnegative()
         if number == 0:
-            raise self.error(f"{shown(self.value)} must be above 0; leave this entry out")
+            raise self.entry_error(f"{shown(self.value)} must be above 0; leave this entry out")
         return number
 
     def count(self) -> int:
         """Return a whole number of at least 1."""
         number = self.number()
         if not 1 <= number <= MAX_COUNT or number != int(number):
-            raise self.error(f"{shown(self.value)} must be a whole number from 1 to {MAX_COUNT}")
+            raise self.entry_error(f"{shown(self.value)} must be a whole number from 1 to {MAX_COUNT}")
         return int(number)
+
+
+#: a text, or what C's printf makes of numbers that are none: inf, -nan, nan(ind)
+_TOKEN = re.compile(
+    r'"(?:[^"\\]|\\.)*"|(?<![\w.])-?(?:nan(?:\(\w*\))?|inf(?:inity)?)(?![\w.])', re.IGNORECASE | re.DOTALL
+)
+_DOCUMENT = re.compile(r"\{|\[\s*\{")
+_DECODER = json.JSONDecoder(strict=False)  # names in traces can hold tabs and ends of lines as they are
+
+
+def _readable(text: str) -> str:
+    """Return JSON with C's names of numbers that are none as Python's decoder knows them."""
+
+    def known(match: re.Match[str]) -> str:
+        word = match[0].lower()
+        if word[0] == '"':
+            return match[0]
+        return "NaN" if "nan" in word else "-Infinity" if word[0] == "-" else "Infinity"
+
+    return _TOKEN.sub(known, text)
+
+
+def loads(text: str) -> object:
+    """Return the value of a JSON text as programs in C write it: with bare ``inf`` and ``-nan``, and ends of lines in
+    texts. Raises what ``json.loads`` raises."""
+    try:
+        value: object = _DECODER.decode(text)
+    except json.JSONDecodeError:
+        value = _DECODER.decode(_readable(text))
+    return value
+
+
+def beginning(text: str) -> object:
+    """Return the value that a text begins with, as :func:`loads` reads it; anything may stand behind it."""
+    value: object = _DECODER.raw_decode(_readable(text))[0]
+    return value
+
+
+def documents(source: SourceText) -> Iterator[Node]:
+    """Yield the objects, and lists of objects, that stand one behind the other in a file, other output between them.
+
+    Raises :class:`ConfigError` with the line for one that is cut, :class:`EntryError` if there are others before it.
+    """
+    text, at, error = _readable(source.text), 0, ConfigError
+    while match := _DOCUMENT.search(text, at):
+        try:
+            value, at = _DECODER.raw_decode(text, match.start())
+        except (ValueError, RecursionError):
+            lines = "\n" * text.count("\n", 0, match.start())
+            try:
+                value, at = parse_json(source, lines + text[match.start() :]).value, len(text)  # raises, with the line
+            except ConfigError as wrong:
+                raise error(str(wrong)) from None
+        yield Node(value, f"{source.path}: ")
+        error = EntryError
 
 
 def parse_json(source: SourceText, text: str | None = None) -> Node:
     """Return the JSON value in `text` (None: the whole file); raises :class:`ConfigError` with the line."""
     try:
-        # names in traces can hold tabs as they are
-        value: object = json.loads(source.text if text is None else text, strict=False)
+        value = loads(source.text if text is None else text)
     except json.JSONDecodeError as error:
         raise source.error(
             error.lineno, f"is not valid JSON: {error.msg} (column {error.colno}); is the file complete?"

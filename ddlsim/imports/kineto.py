@@ -27,7 +27,7 @@ from ddlsim.imports.chrome import Event, read_events
 from ddlsim.imports.json_values import finite
 from ddlsim.imports.kineto_layers import LayerTime, input_samples, layer_times
 from ddlsim.imports.kineto_overlap import overlap_slowdown
-from ddlsim.imports.text import SourceText, read_text
+from ddlsim.imports.text import EntryError, LeftOut, SourceText, read_text
 from ddlsim.imports.timing import Timing
 
 _STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
@@ -79,20 +79,25 @@ def read_kineto(path: str | Path, *, batch_size: Count | None = None) -> KinetoT
 
     batch_size   samples per rank and step; sets the steps' ``n_samples``
 
+    Events with a value that cannot be one (a negative duration or size) are left out with a warning that counts them.
     Raises :class:`ConfigError` with the place and the reason; also for a trace with none of the three.
     """
-    source = read_text(path)
-    top, events = read_events(source)
+    source, left_out = read_text(path), LeftOut()
+    top, events = read_events(source, left_out)
     rank, n_ranks = _distributed(source, top)
     spans = [event for event in events if event.phase == "X"]
-    steps = sorted((event for event in spans if _is_step(event)), key=lambda event: event.ts)
+    marks = sorted((event for event in spans if _is_step(event)), key=lambda event: event.ts)
+    steps: list[Timing] = []
+    for event in marks:
+        with left_out:
+            steps.append(_step(source, event, n_ranks, batch_size))
     trace = KinetoTrace(
-        steps=tuple(_step(source, event, n_ranks, batch_size) for event in steps),
-        collectives=tuple(_collectives(source, spans, n_ranks)),
-        layers=tuple(layer_times(spans, [(event.ts, event.end) for event in steps])),
+        steps=tuple(steps), collectives=tuple(_collectives(source, spans, n_ranks, left_out)),
+        layers=tuple(layer_times(spans, [(event.ts, event.end) for event in marks])),
         rank=rank, n_ranks=n_ranks, batch_size=input_samples(spans),
         overlap_slowdown=overlap_slowdown(spans),
     )  # fmt: skip
+    left_out.tell(trace.steps or trace.collectives or trace.layers)
     if not (trace.steps or trace.collectives or trace.layers):
         raise source.error(None, "has no ProfilerStep, no collective and no nn.Module; is it a trace of a training?")
     return trace
@@ -117,7 +122,7 @@ def _is_step(event: Event) -> bool:
 def _step(source: SourceText, event: Event, n_ranks: int, batch_size: int | None) -> Timing:
     place = f"{source.path}: traceEvents[{event.index}]"
     if event.dur <= 0:
-        raise ConfigError(f"{place}: {event.name} takes no time; is the trace complete?")
+        raise EntryError(f"{place}: {event.name} takes no time; is the trace complete?")
     return Timing(
         tool="kineto", operation="step", n_ranks=n_ranks, nbytes=0.0, seconds=event.dur, statistic="single", n_reps=1,
         n_samples=float((batch_size or 0) * n_ranks), variant=event.name, place=place,
@@ -127,7 +132,7 @@ def _step(source: SourceText, event: Event, n_ranks: int, batch_size: int | None
 # ---------------------------------------------------------------------------------------------------- collectives
 
 
-def _collectives(source: SourceText, spans: list[Event], n_ranks: int) -> list[Timing]:
+def _collectives(source: SourceText, spans: list[Event], n_ranks: int, left_out: LeftOut) -> list[Timing]:
     described: dict[int, Event] = {}  # External id -> the call that has the sizes
     for event in spans:
         external = event.integer("External id")
@@ -137,7 +142,8 @@ def _collectives(source: SourceText, spans: list[Event], n_ranks: int) -> list[T
     for event in spans:
         operation, said = _what(event, described)
         if operation is not None and event.dur > 0:
-            found.append((event.ts, _collective(source, event, operation, said, n_ranks)))
+            with left_out:
+                found.append((event.ts, _collective(source, event, operation, said, n_ranks)))
     return [timing for _, timing in sorted(found, key=lambda pair: pair[0])]
 
 
@@ -193,7 +199,7 @@ def _size(operation: str, args: dict[str, object], n_ranks: int, place: str) -> 
 def _elements(value: object, place: str) -> float:
     number = finite(value)
     if number is None or number < 0 or number != int(number):
-        raise ConfigError(f"{place} = {shown(value)} must be a whole number, not negative; is the trace damaged?")
+        raise EntryError(f"{place} = {shown(value)} must be a whole number, not negative; is the trace damaged?")
     return number
 
 

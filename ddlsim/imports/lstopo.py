@@ -11,6 +11,7 @@ the file.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.quantity import Places, Quantity, nonnegative, positive
 from ddlsim.imports.machines import assemble, copies
+from ddlsim.imports.pci_devices import computes
 from ddlsim.imports.pci_tree import RATE, PciTree, bus_id
 from ddlsim.imports.text import read_text, warn
 from ddlsim.imports.xml_tree import Element, parse_xml, walk
@@ -45,8 +47,8 @@ def read_lstopo(
     nic_bandwidth      of every NIC (of the RDMA devices, if there are any); needed for several hosts
     device             key of the device catalogue for the GPUs
 
-    GPUs are PCI devices of class 03 and 12, without the boards' own displays, numbered by bus id. Raises
-    ConfigError with file, line and reason.
+    GPUs are PCI devices of class 03 and 12 without displays (:mod:`ddlsim.imports.pci_devices`), numbered by bus id; a
+    warning says where they are of several kinds. Raises ConfigError with file, line and reason.
     """
     root = parse_xml(read_text(path))
     if root.tag != "topology" or not any(root.find("object")):
@@ -65,12 +67,19 @@ def read_lstopo(
         raise root.error("says which NVLinks there are; leave nvlink_bandwidth out")
     machine = tree.machine(reader.cpus)
     if not machine.gpus:
-        raise root.error("has no GPU (PCI devices of class 03 or 12); save it on a machine that has, with I/O devices")
+        displays = f", but {reader.n_displays} displays" if reader.n_displays else ""
+        raise root.error(
+            f"has no GPU (PCI devices of class 03 or 12){displays}; save it on a machine that has, with I/O devices"
+        )
     if nvlink_bandwidth is not None:
         tree.add_nvswitch(machine, positive(nvlink_bandwidth, "bandwidth", "nvlink_bandwidth"))
     if reader.n_slow:
         tree.notes.append(f"{reader.n_slow} GPUs have links of at most {_SLOW:g} GB/s at present")
         warn(f"{path}: {tree.notes[-1]}, as idle ones have; save the file while they work")
+    if len(reader.kinds) > 1:
+        kinds = ", ".join(f"{n} of {kind}" for kind, n in reader.kinds.items())
+        tree.notes.append(f"the GPUs are of several kinds (vendor:device): {kinds}")
+        warn(f"{path}: {tree.notes[-1]}; a run uses all of them, or those that workers names")
     if nvlink_bandwidth is None and not n_links and reader.n_accelerators > 1:
         tree.notes.append("names no NVLinks or xGMI: PCIe alone joins the GPUs")
         warn(f"{path}: {tree.notes[-1]}; give nvlink_bandwidth if they have an NVSwitch")
@@ -94,8 +103,9 @@ class _Reader:
 
     def __init__(self, machine: Element, usual: float) -> None:
         self.usual = usual
-        self.n_accelerators = self.n_slow = 0
+        self.n_accelerators = self.n_slow = self.n_displays = 0
         self.notes: list[str] = []
+        self.kinds: Counter[str] = Counter()  # vendor:device of the GPUs
         self.nodes: dict[str, tuple[str, str]] = {}  # gp_index -> bus id, subtype
         self.gpus: dict[str, Element] = {}  # bus id -> <gpu>
         self.packages = [element for element in walk(machine) if element.get("type", "") in _PACKAGES] or [machine]
@@ -150,12 +160,17 @@ class _Reader:
         pci = Element(element.source, element.line, "pci", {"busid": busid, RATE: repr(self._rate(element))}, below)
         for node in (element, *_devices(element)):
             self.nodes[node.get("gp_index", "")] = (busid, node.get("subtype", ""))
-        if _is_gpu(match[1].lower(), match[2].lower()):
+        kind, vendor, device = (word.lower() for word in match.groups())
+        if computes(kind, vendor, device):
+            self.kinds[f"{vendor}:{device}"] += 1
             self.gpus[busid] = Element(element.source, element.line, "gpu", {})
-            self.n_accelerators += not match[1].startswith("0300")
+            self.n_accelerators += not kind.startswith("0300")
             self.n_slow += 0 < float(element.get("pci_link_speed", "0")) <= _SLOW
             pci.children.append(self.gpus[busid])
-        elif match[1].startswith("02"):
+        elif kind.startswith("03"):
+            self.n_displays += 1
+            self.notes.append(f"display left out: {vendor}:{device}, PCI {busid}")
+        elif kind.startswith("02"):
             names = [
                 each.get("name", "?") for each in _devices(element)
                 if not self.rdma or each.get("osdev_type", "") in _OPEN_FABRICS
@@ -196,8 +211,3 @@ class _Reader:
 
 def _whole(text: str, otherwise: int) -> str:
     return text if re.fullmatch("[0-9]{1,9}", text) else str(otherwise)
-
-
-def _is_gpu(kind: str, vendor: str) -> bool:
-    """Return whether a PCI class is a GPU's; a plain display is one of NVIDIA or AMD, not the board's own."""
-    return kind.startswith(("0302", "0380", "12")) or (kind.startswith("03") and vendor in ("10de", "1002"))

@@ -10,12 +10,15 @@ the logs in https://github.com/mlperf/training_results_v0.6::
     MLPerf: resnet [06/13/19 00:32:19], eval_accuracy: {"value": 14.488%, "epoch": 3}
 
 Several ranks may log the same: of one-time keys the first counts, repeated accuracies and epochs are dropped. Object
-detection logs two accuracies at a time (boxes and masks), as a list or under names.
+detection logs two accuracies at a time (boxes and masks), as a list or under names, image generation under ``metric``.
+Evaluations that are logged after ``run_stop`` are of checkpoints: they count when training had got there, which the
+ends of epochs and blocks tell, or else at ``run_stop``.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,8 +26,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ddlsim.arguments import Index, checked
-from ddlsim.imports.json_values import Node
-from ddlsim.imports.text import SourceText, read_text
+from ddlsim.errors import ConfigError
+from ddlsim.imports.json_values import Node, beginning
+from ddlsim.imports.text import LeftOut, SourceText, read_text
 from ddlsim.imports.timing import Timing
 
 _MLLOG = re.compile(r":::MLL(?:OG\s*|\s+(?P<time>[\d.]+)\s+(?P<key>\w+):\s*)(?=\{)")
@@ -47,14 +51,15 @@ _EPOCH_KEYS = ("epoch_num", "epoch", "first_epoch_num", "epoch_no", "samples_cou
 
 @dataclass(frozen=True)
 class MlperfRun:
-    """One run. `run_s` is from run_start to run_stop, MLPerf's score; 0 where one of them is missing.
+    """One run. `run_s` is from run_start to run_stop, MLPerf's score; NaN where one of them is missing.
 
-    status      "success", "aborted", or "" where run_stop does not say
+    status      "success", "aborted", "killed" where the log ends without run_stop, or "" where that does not say
     global_batch_size, train_samples   0 where the log does not say
     accuracies  (s since run_start, epoch or sample as the log counts, value)
     metrics     the name of each accuracy: "" where there is one, "BBOX", "SEGM" or the place in a list where several
     epochs      (number, s): from epoch_start to epoch_stop, or blocks of several, per epoch
-    notes       broken characters of the log that were replaced, broken entries of other keys that were left out
+    notes       broken characters of the log that were replaced, broken entries of other keys that were left out,
+                evaluations that were logged after run_stop, how far a killed run had got
     timings     operation "step" from every logged throughput; "epoch" from every epoch if train_samples is known
     """
 
@@ -93,18 +98,25 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
 
     n_ranks   accelerators, which the log does not say (0: unknown)
 
-    Raises ConfigError with file, line and reason: a broken entry, several runs in one file, a file without
-    entries, times that run backwards.
+    Entries that cannot be used are left out with a warning that counts them. Raises ConfigError with file, line and
+    reason: several runs in one file, a file without entries of a run (a power log), times that run backwards.
     """
     source = read_text(path, log=True)
-    broken: list[str] = []
-    entries = [entry for number, line in source.lines() for entry in _entries(source, number, line, broken)]
+    broken, entries = list[str](), list[_Entry]()
+    left_out = LeftOut(ConfigError)
+    for number, line in source.lines():
+        with left_out:
+            for entry in _entries(source, number, line, broken):
+                entries.append(entry)
     notes = source.notes
     if broken:
         keys = ", ".join(sorted(set(broken)))
         notes += (f"{source.path}: {len(broken)} broken entries left out, of the keys {keys}",)
-    if not entries:
-        raise source.error(None, "has no ':::MLLOG {...}' line; is it a log of MLPerf training?")
+    if not any(entry.key in _COUNT for entry in entries):
+        left_out.tell(entries)
+        if any(entry.key.startswith("power_") for entry in entries):
+            raise source.error(None, "is a power log of MLPerf, no run; read the result_*.txt that it belongs to")
+        raise source.error(None, "has no ':::MLLOG {...}' line of a run (run_start, ...); is it a log of MLPerf?")
     entries.sort(key=lambda entry: entry.time_s)  # ranks write in any order; equal times keep theirs
     once: dict[str, _Entry] = {}
     for entry in entries:
@@ -113,35 +125,42 @@ def read_mllog(path: str | Path, *, n_ranks: Index = 0) -> MlperfRun:
     _check_single(source, entries)
     if start is not None and stop is not None and stop.time_s < start.time_s:
         raise source.error(stop.line, "run_stop comes before run_start; is it one run?")
-    batch, samples = (
-        once[key].value.count() if key in once and once[key].value.value is not None else 0
-        for key in ("global_batch_size", "train_samples")
-    )
+    counts = {"global_batch_size": 0, "train_samples": 0}
+    for key in counts:
+        with left_out:
+            if key in once and once[key].value.value is not None:
+                counts[key] = once[key].value.count()
+    batch, samples = counts.values()
     begin = start.time_s if start is not None else entries[0].time_s
     epochs = _epochs(source, entries)
-    accuracies = _accuracies(entries, begin)
+    accuracies, late = _accuracies(entries, begin, stop, left_out)
+    timings = [*_steps(source, entries, batch, n_ranks, left_out), *_epoch_timings(source, epochs, samples, n_ranks)]
+    left_out.tell(start or stop or accuracies or epochs or timings)
+    if late:
+        notes += (f"{source.path}: {late} evaluations were logged after run_stop: they count when training got there",)
+    if start is not None and stop is None:
+        seconds = entries[-1].time_s - begin
+        notes += (f"{source.path}: ends {seconds:.6g} s after run_start without run_stop: was the run killed?",)
     return MlperfRun(
         benchmark=_benchmark(source, once),
-        status=_status(stop),
-        run_s=stop.time_s - begin if start is not None and stop is not None else 0.0,
+        status="killed" if start is not None and stop is None else _status(stop),
+        run_s=stop.time_s - begin if start is not None and stop is not None else math.nan,
         global_batch_size=batch, train_samples=samples, accuracies=tuple(row for row, _ in accuracies),
         metrics=tuple(name for _, name in accuracies),
-        epochs=tuple((number, seconds) for number, seconds, _ in epochs),
-        timings=tuple(_steps(source, entries, batch, n_ranks) + _epoch_timings(source, epochs, samples, n_ranks)),
-        notes=notes,
+        epochs=tuple((number, seconds) for number, seconds, _ in epochs), timings=tuple(timings), notes=notes,
     )  # fmt: skip
 
 
 def _entries(source: SourceText, number: int, line: str, broken: list[str]) -> Iterator[_Entry]:
     """Yield what a line says: of several ranks, it may hold several entries, and other output behind them.
 
-    A broken entry is an error where its key counts; other keys are added to `broken`.
+    A broken entry is an error where its key counts, for whoever counts those; other keys are added to `broken`.
     """
     place = f"{source.path}:{number}: "
     matches = list(_MLLOG.finditer(line))
     for match in matches:
         try:
-            node = Node(json.JSONDecoder().raw_decode(line, match.end())[0], place)
+            node = Node(beginning(line[match.end() :]), place)
         except (ValueError, RecursionError) as error:
             key = match["key"] or next(iter(_KEY.findall(line, match.end())), None)
             if key is None or key in _COUNT:
@@ -196,29 +215,48 @@ def _status(stop: _Entry | None) -> str:
 
 
 def _check_single(source: SourceText, entries: list[_Entry]) -> None:
-    stop: _Entry | None = None
+    """Refuse a run that starts after another has ended, or has got somewhere and was killed."""
+    last: _Entry | None = None
     for entry in entries:
-        if entry.key == "run_stop":
-            stop = entry
-        elif entry.key == "run_start" and stop is not None:
-            raise source.error(entry.line, f"a second run starts (the first ended in line {stop.line}); split the file")
+        if entry.key in ("run_stop", "eval_accuracy", "epoch_stop", "block_stop"):
+            last = entry
+        elif entry.key == "run_start" and last is not None:
+            ended = "ended in" if last.key == "run_stop" else "was killed after"
+            raise source.error(entry.line, f"a second run starts (the first {ended} line {last.line}); split the file")
 
 
-def _accuracies(entries: list[_Entry], begin: float) -> list[tuple[tuple[float, float, float], str]]:
-    """Return the accuracies, each with its metric's name; what another rank logged again is left out."""
-    rows: dict[tuple[float, str, float], tuple[float, float, float]] = {}
+def _accuracies(
+    entries: list[_Entry], begin: float, stop: _Entry | None, left_out: LeftOut
+) -> tuple[list[tuple[tuple[float, float, float], str]], int]:
+    """Return the accuracies, each with its metric's name, and how many were logged after the run.
+
+    What another rank logged again is left out, and so is what the run cannot have evaluated before it stopped.
+    """
+    reached = {entry.epoch(): entry.time_s for entry in reversed(entries) if entry.key in ("block_stop", "epoch_stop")}
+    rows: dict[tuple[float, str, str], tuple[float, float, float]] = {}
+    n_late = 0
     for entry in entries:
-        if entry.key == "eval_accuracy" and entry.value.value is not None:
+        if entry.key != "eval_accuracy" or entry.value.value is None:
+            continue
+        with left_out:
             value = entry.value["value"] if entry.value.has("value") else entry.value
-            metrics = {"": value}
+            name = entry.metadata["metric"].text() if entry.metadata.has("metric") else ""
+            metrics = {name: value}
             if isinstance(value.value, dict):
                 metrics = {str(name): value[name] for name in value.value}
             elif isinstance(value.value, list):
                 metrics = {str(place): node for place, node in enumerate(value.items())}
+            time, late = entry.time_s, stop is not None and entry.time_s > stop.time_s
+            if stop is not None and late:
+                time = reached.get(entry.epoch(), stop.time_s)
+                if time > stop.time_s:
+                    raise value.entry_error("was evaluated after run_stop, and training did not get there before")
             for name, node in metrics.items():
-                row = (entry.time_s - begin, entry.epoch(), node.number())
-                rows.setdefault((row[1], name, row[2]), row)
-    return [(row, name) for (_, name, _), row in rows.items()]
+                row = (time - begin, entry.epoch(), node.number())
+                n_late += late and (row[1], name, f"{row[2]:.12g}") not in rows
+                rows.setdefault((row[1], name, f"{row[2]:.12g}"), row)
+    found = [(row, name) for (_, name, _), row in rows.items()]
+    return sorted(found, key=lambda pair: pair[0][0]), n_late
 
 
 def _epochs(source: SourceText, entries: list[_Entry]) -> list[tuple[float, float, int]]:
@@ -237,9 +275,11 @@ def _epochs(source: SourceText, entries: list[_Entry]) -> list[tuple[float, floa
     return list(found.values())
 
 
-def _steps(source: SourceText, entries: list[_Entry], batch: int, n_ranks: int) -> list[Timing]:
+def _steps(
+    source: SourceText, entries: list[_Entry], batch: int, n_ranks: int, left_out: LeftOut
+) -> list[Timing]:
     """Return a step for every throughput (samples/s): the global batch, or one sample where it is not known."""
-    found: list[Timing] = []
+    found, samples = list[Timing](), float(batch or 1)
     for entry in entries:
         if entry.key == "throughput":
             rate = entry.value
@@ -247,13 +287,13 @@ def _steps(source: SourceText, entries: list[_Entry], batch: int, n_ranks: int) 
             rate = entry.value["throughput"]
         else:
             continue
-        samples = float(batch or 1)
-        found.append(
-            Timing(
-                tool="mlperf", operation="step", n_ranks=n_ranks, nbytes=0.0, seconds=samples / rate.positive(),
-                n_samples=samples, place=f"{source.path}:{entry.line}",
-            )
-        )  # fmt: skip
+        with left_out:
+            found.append(
+                Timing(
+                    tool="mlperf", operation="step", n_ranks=n_ranks, nbytes=0.0, seconds=samples / rate.positive(),
+                    n_samples=samples, place=f"{source.path}:{entry.line}",
+                )
+            )  # fmt: skip
     return found
 
 

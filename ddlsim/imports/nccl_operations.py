@@ -6,10 +6,15 @@ busbw / algbw, whether there is a reduction or a root, and how many elements of 
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from ddlsim.errors import ConfigError
+from ddlsim.imports.timing import Timing
 
 #: program -> operation
 PROGRAMS = {
@@ -25,6 +30,8 @@ _IN_PARTS = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
 #: type -> bytes
 _NBYTES = {"half": 2, "bfloat16": 2, "float": 4, "int": 4, "int32": 4, "uint32": 4}
 _NBYTES |= {"double": 8, "int64": 8, "uint64": 8}
+#: nccl-tests' names of types -> ours
+DTYPES = {"half": "float16", "float": "float32", "double": "float64", "none": ""}
 
 
 @dataclass(frozen=True)
@@ -87,23 +94,23 @@ def fits(table: Table, operation: str, n_ranks: int) -> bool:
         if abs(size - count * item * parts) > 16 * parts:  # parts are whole multiples of 16 bytes
             return False
         factor = bus_factor(operation, n_ranks)
-        for cells in row.times.values():
-            if not is_bus(factor, _cell(cells, "algbw"), _cell(cells, "busbw")):
-                return False
+        if not all(is_bus(factor, algbw, busbw) for algbw, busbw in _rates(row)):
+            return False
     return True
 
 
-def _cell(cells: Mapping[str, str], name: str) -> float:
-    """Return a number of the table; 0 for what is none, which the rows' reader tells with its line."""
-    try:
-        return float(cells[name])
-    except ValueError:
-        return 0.0
+def _rates(row: Row) -> list[tuple[float, float]]:
+    """Return algbw and busbw of a row's variants, without those that are no numbers: the rows' reader tells of them."""
+    rates = []
+    for cells in row.times.values():
+        with contextlib.suppress(ValueError):
+            rates.append((float(cells["algbw"]), float(cells["busbw"])))
+    return [pair for pair in rates if all(map(math.isfinite, pair))]
 
 
 def suggested(table: Table) -> list[str]:
     """Return what the rows look like: operations with the ranks that busbw / algbw of the fastest row says."""
-    pairs = ((_cell(cells, "busbw"), _cell(cells, "algbw")) for row in table.rows for cells in row.times.values())
+    pairs = ((busbw, algbw) for row in table.rows for algbw, busbw in _rates(row))
     busbw, algbw = max(pairs, default=(0.0, 0.0))
     factor = busbw / algbw if algbw > 0 else 1.0
     if not 0 < factor < 2 or factor == 1:
@@ -115,3 +122,14 @@ def suggested(table: Table) -> list[str]:
 def is_bus(factor: float, algbw: float, busbw: float) -> bool:
     # printed with two decimals: half a unit of the last digit on either side, 0.2 % where there are fewer decimals
     return abs(algbw * factor - busbw) <= 0.0051 * (factor + 1) + 0.002 * busbw
+
+
+def check_bus(timing: Timing, algbw: float, busbw: float) -> None:
+    """Refuse a row whose busbw says that operation or ranks are others than assumed."""
+    factor = bus_factor(timing.operation, timing.n_ranks)
+    if not is_bus(factor, algbw, busbw):
+        raise ConfigError(
+            f"{timing.place}: busbw = {busbw:g} is not algbw = {algbw:g} times "
+            f"{factor:g}, which {timing.operation} among {timing.n_ranks} ranks "
+            f"has; give the right operation and n_ranks"
+        )

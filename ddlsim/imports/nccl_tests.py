@@ -1,4 +1,4 @@
-"""nccl-tests (and rccl-tests): the printed table, and the file that ``-J`` writes.
+"""nccl-tests (and rccl-tests): the printed table, and the files that ``-J`` and rccl-tests' ``-x`` write.
 
 Shape: https://github.com/NVIDIA/nccl-tests, ``src/util.cu`` (table and JSON), ``doc/PERFORMANCE.md`` (algbw and busbw);
 tables since 2019 have the same columns, with ``error`` (a deviation) where newer ones count ``#wrong`` values.
@@ -12,26 +12,27 @@ Logs often lack the line that names the program. Then the rows say it (:mod:`ddl
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddlsim.arguments import Count, checked
-from ddlsim.errors import ConfigError, unknown_name
-from ddlsim.imports.json_values import Node, parse_json
+from ddlsim.errors import unknown_name
+from ddlsim.imports.json_values import Node, documents
 from ddlsim.imports.nccl_operations import (
+    DTYPES,
     OPERATIONS,
     OTHERS,
     PROGRAMS,
     Row,
     Table,
-    bus_factor,
+    check_bus,
     fits,
-    is_bus,
     operations_in_name,
     suggested,
 )
-from ddlsim.imports.text import SourceText, nonnegative_number, positive_number, read_text, warn
+from ddlsim.imports.nccl_operations import bus_factor as bus_factor
+from ddlsim.imports.rccl_tests import CSV_HEADING, csv_rows, is_rccl, rccl_timing
+from ddlsim.imports.text import LeftOut, SourceText, nonnegative_number, positive_number, read_text, warn
 from ddlsim.imports.timing import Timing
 
 _PROGRAM = re.compile(r"\b(\w+)_perf\b")
@@ -40,8 +41,9 @@ _ITERS = re.compile(r"(?<!warmup )\biters: ([0-9]{1,9})\b")
 _TYPES = re.compile(
     r"^\s*([0-9]{1,18})\s+([0-9]{1,18})\s+(?:u?int(?:8|32|64)?|half|float|double|bfloat16|f8e\w+|fp8\w*|char|byte|none)\b"
 )
-#: nccl-tests' names of types -> ours
-_DTYPES = {"half": "float16", "float": "float32", "double": "float64", "none": ""}
+
+#: of the 32 spaces that stand for a variant that was not run (util.cu, writeBenchMarkLineNullBody)
+_BLANK = 24
 
 
 @dataclass(frozen=True)
@@ -63,19 +65,31 @@ def read_nccl_tests(
     operation, n_ranks   for output that lost its head: what the program's name and the ``# Rank`` lines would say
 
     Without the program's name the operation is the one that all rows fit. Several runs in one file are told apart by
-    their heads. Raises :class:`ConfigError` with file, line and reason: wrong results (``#wrong`` above 0), CPU times
-    (``-C``), a row cut by other output, an unknown program, a busbw that does not fit operation and ranks, rows that
-    fit several operations, of which the file's name says none, or none.
+    their heads. Rows that are cut, or have a value that is no number, are left out with a warning that counts them.
+    Raises ConfigError with file, line and reason: wrong results (``#wrong`` above 0), CPU times (``-C``), an
+    unknown program, a busbw that does not fit operation and ranks, rows that fit several operations, of which the
+    file's name says none, or none, and a file without a row that can be used.
     """
     if operation is not None and operation not in OPERATIONS:
         raise unknown_name("operation", operation, OPERATIONS, "read_nccl_tests")
     source = read_text(path, log=True)
-    if source.text.lstrip().startswith("{"):
-        return _read_json(read_text(path) if source.notes else source, operation, n_ranks)
-    rows: list[Timing] = []
-    for table in _tables(source):
-        run = _run(source, table, operation, n_ranks)
-        rows += [timing for row in table.rows for timing in _timings(source, row, run)]
+    left_out, rows = LeftOut(), list[Timing]()
+    if re.match(r"\s*(?:\{|\[\s*\{)", source.text):
+        with left_out:
+            for document in documents(read_text(path) if source.notes else source):
+                rows += _read_json(source, document, operation, n_ranks, left_out)
+    elif CSV_HEADING.search(source.text):
+        for each in csv_rows(source):
+            with left_out:
+                rows.append(rccl_timing(each, operation, n_ranks))
+    else:
+        for table in _tables(source, left_out):
+            run = _run(source, table, operation, n_ranks)
+            for row in table.rows:
+                for variant in row.times:
+                    with left_out:
+                        rows.append(_timing(source, row, run, variant))
+    left_out.tell(rows)
     if not rows:
         raise source.error(None, "has no row of nccl-tests (size, count, type, ..., busbw); did the run fail?")
     return tuple(rows)
@@ -84,8 +98,8 @@ def read_nccl_tests(
 # ----------------------------------------------------------------------------------------------------- the table
 
 
-def _tables(source: SourceText) -> list[Table]:
-    """Return the runs in the file; a head after rows begins another."""
+def _tables(source: SourceText, left_out: LeftOut) -> list[Table]:
+    """Return the runs in the file; a head after rows begins another. A row that is cut inside a variant is left out."""
     tables = [Table()]
     columns: list[str] = []
     in_place_only = False
@@ -101,7 +115,7 @@ def _tables(source: SourceText) -> list[Table]:
             table.groups.setdefault(rank[2] or "0", {})[int(rank[1])] = rank[3]
         elif "algbw" in line and "size" in line:
             columns = _columns(source, number, line)
-        elif "in-place" in line and line.lstrip().startswith("#"):
+        elif re.match(r"\s*#\s+(?:out-of|in)-place", line):
             in_place_only = "out-of-place" not in line  # rccl-tests can leave the others out
         elif match := _ITERS.search(line):
             table.n_reps = int(match[1])
@@ -110,7 +124,12 @@ def _tables(source: SourceText) -> list[Table]:
         elif _TYPES.match(line):
             if not columns:
                 raise source.error(number, "has a row but no heading (# size count type ...) above; add the heading")
-            table.rows.append(_row(source, number, line, columns, in_place_only))
+            with left_out:
+                table.rows.append(_row(source, number, line, columns, in_place_only))
+    for table in tables:
+        halves = [row.line for row in table.rows if len(row.times) == 1]
+        if 0 < len(halves) < len(table.rows):
+            warn(f"{source.path}:{halves[0]}: {len(halves)} rows have one of the two variants; were they cut?")
     return [table for table in tables if table.rows]
 
 
@@ -138,11 +157,15 @@ def _row(source: SourceText, number: int, line: str, columns: list[str], in_plac
             words.insert(at, "")
     starts = [i for i, name in enumerate(columns) if name == "time"]
     width = len(columns) - ("timestamp" in columns)
-    if len(words) < width:
-        raise source.error(
+    n_words = len(words) - 2 * ("timestamp" in columns)
+    variants = ["in-place"] if in_place_only else ["out-of-place", "in-place"]
+    if len(starts) == 2 and n_words == starts[1]:  # one variant only: trace replay leaves the first blank
+        gaps = [len(gap) for gap in re.findall(r"\S(\s+)(?=\S)", line)]
+        variants = variants[1:] if gaps[len(line.split()) - len(words) + starts[0] - 1] > _BLANK else variants[:1]
+    elif len(words) < width:
+        raise source.entry_error(
             number, f"has {len(words)} of {width} columns; was other output (NCCL_DEBUG) mixed into the row?"
         )
-    variants = ("in-place",) if in_place_only else ("out-of-place", "in-place")
     times = {
         variant: dict(zip(columns[start : start + 4], words[start : start + 4], strict=False))
         for start, variant in zip(starts, variants, strict=False)
@@ -196,36 +219,33 @@ def _listed(table: Table) -> tuple[int, int]:
     return n_ranks, len(set(host_of.values())) if inside else 0
 
 
-def _timings(source: SourceText, row: Row, run: _Run) -> Iterator[Timing]:
-    for variant, cells in row.times.items():
-        timing = Timing(
-            tool="nccl-tests", operation=run.operation, n_ranks=run.n_ranks, n_hosts=run.n_hosts,
-            nbytes=nonnegative_number(source, row.line, row.words[0], "size"),
-            seconds=positive_number(source, row.line, cells["time"], "time") * 1e-6,
-            n_reps=run.n_reps, dtype=_DTYPES.get(row.words[2], row.words[2]), variant=variant,
-            place=f"{source.path}:{row.line}",
-        )  # fmt: skip
-        algbw, busbw = (nonnegative_number(source, row.line, cells[name], name) for name in ("algbw", "busbw"))
-        _check_bus(timing, algbw, busbw)
-        yield timing
-
-
-def _check_bus(timing: Timing, algbw: float, busbw: float) -> None:
-    """Refuse a row whose busbw says that operation or ranks are others than assumed."""
-    factor = bus_factor(timing.operation, timing.n_ranks)
-    if not is_bus(factor, algbw, busbw):
-        raise ConfigError(
-            f"{timing.place}: busbw = {busbw:g} is not algbw = {algbw:g} times "
-            f"{factor:g}, which {timing.operation} among {timing.n_ranks} ranks "
-            f"has; give the right operation and n_ranks"
-        )
+def _timing(source: SourceText, row: Row, run: _Run, variant: str) -> Timing:
+    cells = row.times[variant]
+    timing = Timing(
+        tool="nccl-tests", operation=run.operation, n_ranks=run.n_ranks, n_hosts=run.n_hosts,
+        nbytes=nonnegative_number(source, row.line, row.words[0], "size"),
+        seconds=positive_number(source, row.line, cells["time"], "time") * 1e-6,
+        n_reps=run.n_reps, dtype=DTYPES.get(row.words[2], row.words[2]), variant=variant,
+        place=f"{source.path}:{row.line}",
+    )  # fmt: skip
+    algbw, busbw = (nonnegative_number(source, row.line, cells[name], name) for name in ("algbw", "busbw"))
+    check_bus(timing, algbw, busbw)
+    return timing
 
 
 # ------------------------------------------------------------------------------------------------------ the JSON
 
 
-def _read_json(source: SourceText, operation: str | None, n_ranks: int | None) -> tuple[Timing, ...]:
-    root = parse_json(source)
+def _read_json(
+    source: SourceText, root: Node, operation: str | None, n_ranks: int | None, left_out: LeftOut
+) -> list[Timing]:
+    """Return the timings of a run, or of the rows of rccl-tests."""
+    rows = list[Timing]()
+    if is_rccl(root):
+        for row in root.items() if isinstance(root.value, list) else [root]:
+            with left_out:
+                rows.append(rccl_timing(row, operation, n_ranks))
+        return rows
     if operation is None and root.has("args"):
         match = _PROGRAM.search(" ".join(arg.text() for arg in root["args"].items()))
         operation = _operation(source, None, match[1]) if match and match[1] in PROGRAMS else None
@@ -244,10 +264,15 @@ def _read_json(source: SourceText, operation: str | None, n_ranks: int | None) -
         raise source.error(None, "does not say how many ranks took part (config.devices); give n_ranks (--ranks)")
     n_hosts = len(set(hosts)) if n_ranks in (None, len(hosts)) else 0
     run = _Run(operation, n_ranks or len(hosts), n_hosts, n_reps)
-    rows = [timing for result in root["results"].items() for timing in _json_rows(result, run)]
+    for result in root["results"].items():
+        for key, variant in (("out_of_place", "out-of-place"), ("in_place", "in-place")):
+            if result.has(key):
+                with left_out:
+                    rows.append(_json_row(result, key, variant, run))
     if not rows:
+        left_out.tell(rows)
         raise source.error(None, "has an empty list of results; did the run fail?")
-    return tuple(rows)
+    return rows
 
 
 def _json_groups(config: Node) -> dict[str, list[str]]:
@@ -270,25 +295,22 @@ def _json_groups(config: Node) -> dict[str, list[str]]:
     return groups
 
 
-def _json_rows(result: Node, run: _Run) -> Iterator[Timing]:
-    for key, variant in (("out_of_place", "out-of-place"), ("in_place", "in-place")):
-        if not result.has(key):
-            continue
-        body = result[key]
-        if body.has("cpu_time"):
-            raise body.error("holds CPU times (cpu_time); measure again without -C 1")
-        if body.has("nwrong") and body["nwrong"].number() > 0:
-            raise body.error(f"{body['nwrong'].number():g} wrong values; the run is not valid, repeat it")
-        seconds, low, high = body["time"].positive() * 1e-6, None, None
-        if result.has(f"{key}_per_iter"):  # per-iteration timing: the median is the better figure
-            each = result[f"{key}_per_iter"]
-            seconds = each["p50_us"].positive() * 1e-6
-            low, high = each["min_us"].positive() * 1e-6, each["max_us"].positive() * 1e-6
-        timing = Timing(
-            tool="nccl-tests", operation=run.operation, n_ranks=run.n_ranks, n_hosts=run.n_hosts,
-            nbytes=result["size"].nonnegative(), seconds=seconds, statistic="mean" if low is None else "median",
-            min_s=low, max_s=high, n_reps=run.n_reps,
-            dtype=_DTYPES.get(result["type"].text(), result["type"].text()), variant=variant, place=body.place,
-        )  # fmt: skip
-        _check_bus(timing, body["alg_bw"].number(), body["bus_bw"].number())
-        yield timing
+def _json_row(result: Node, key: str, variant: str, run: _Run) -> Timing:
+    body = result[key]
+    if body.has("cpu_time"):
+        raise body.error("holds CPU times (cpu_time); measure again without -C 1")
+    if body.has("nwrong") and body["nwrong"].number() > 0:
+        raise body.error(f"{body['nwrong'].number():g} wrong values; the run is not valid, repeat it")
+    seconds, low, high = body["time"].positive() * 1e-6, None, None
+    if result.has(f"{key}_per_iter"):  # per-iteration timing: the median is the better figure
+        each = result[f"{key}_per_iter"]
+        seconds = each["p50_us"].positive() * 1e-6
+        low, high = each["min_us"].positive() * 1e-6, each["max_us"].positive() * 1e-6
+    timing = Timing(
+        tool="nccl-tests", operation=run.operation, n_ranks=run.n_ranks, n_hosts=run.n_hosts,
+        nbytes=result["size"].nonnegative(), seconds=seconds, statistic="mean" if low is None else "median",
+        min_s=low, max_s=high, n_reps=run.n_reps,
+        dtype=DTYPES.get(result["type"].text(), result["type"].text()), variant=variant, place=body.place,
+    )  # fmt: skip
+    check_bus(timing, body["alg_bw"].number(), body["bus_bw"].number())
+    return timing

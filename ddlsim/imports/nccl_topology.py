@@ -14,12 +14,14 @@ many devices are GPUs, are arguments.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from ddlsim.arguments import Count, checked
 from ddlsim.cluster import Cluster
 from ddlsim.cluster.quantity import Places, Quantity, nonnegative, positive
 from ddlsim.imports.machines import assemble, copies
+from ddlsim.imports.pci_devices import computes
 from ddlsim.imports.pci_tree import GPU_CLASSES, NIC_CLASS, PciTree, bus_id, has_speed
 from ddlsim.imports.text import read_text, warn
 from ddlsim.imports.xml_tree import Element, parse_xml, walk
@@ -120,7 +122,7 @@ def _complete(root: Element, n_gpus: int | None) -> int:
             raise root.error(f"has {len(classless)} <pci> without class; n_gpus = {n_gpus} must not be more")
         for place, leaf in enumerate(classless):
             leaf.attributes["class"] = GPU_CLASSES[0] if place < n_gpus else NIC_CLASS
-    gpus = [leaf for leaf in leaves if leaf.get("class", "").startswith(GPU_CLASSES)]
+    gpus = [leaf for leaf in leaves if leaf.get("class", "").startswith(GPU_CLASSES) and _computes(leaf)]
     for number, leaf in enumerate(sorted(gpus, key=lambda leaf: bus_id(leaf["busid"]))):
         leaf.children.append(Element(leaf.source, leaf.line, "gpu", {"dev": str(number)}))
     for leaf in leaves:
@@ -129,3 +131,9 @@ def _complete(root: Element, n_gpus: int | None) -> int:
             nic.children.append(Element(leaf.source, leaf.line, "net", {"name": bus_id(leaf["busid"])}))
             leaf.children.append(nic)
     return len(gpus)
+
+
+def _computes(pci: Element) -> bool:
+    """Return whether a device of a GPU's class is no display, as far as the file says what it is."""
+    words = [pci.get(name, "").lower().removeprefix("0x") for name in ("class", "vendor", "device")]
+    return not all(re.fullmatch("[0-9a-f]{4,6}", word) for word in words) or computes(*words)

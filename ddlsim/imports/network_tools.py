@@ -8,7 +8,6 @@ prints without ``-J`` has three digits: its lines "receiver", of each stream and
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from collections.abc import Iterator
@@ -16,8 +15,8 @@ from pathlib import Path
 
 from ddlsim.arguments import checked
 from ddlsim.errors import ConfigError
-from ddlsim.imports.json_values import Node, parse_json
-from ddlsim.imports.text import SourceText, positive_number, read_text
+from ddlsim.imports.json_values import Node, documents
+from ddlsim.imports.text import LeftOut, SourceText, positive_number, read_text
 from ddlsim.imports.timing import Timing
 
 _TOTAL = re.compile(
@@ -37,67 +36,76 @@ _UNITS = {"ms": 1e-3, "us": 1e-6, "s": 1.0}
 def read_iperf3(path: str | Path) -> tuple[Timing, ...]:
     """Return one row per direction: all bytes received by all parallel streams, in the time that they took.
 
-    Raises :class:`ConfigError` for a run that ended with an error (iperf3 writes it into the file), a run without
-    received bytes, and files that are not iperf3's JSON.
+    Of several runs, those that ended with an error (iperf3 writes it into the file), were cut or received nothing are
+    left out with a warning that counts them. Raises :class:`ConfigError` where no run is left, and for files that are
+    not iperf3's.
     """
     source = read_text(path)
+    rows, left_out = list[Timing](), LeftOut(ConfigError)
     if "{" not in source.text:
-        return _iperf3_text(source)
-    return tuple(row for root in _iperf3_runs(source) for row in _iperf3_rows(source, root))
+        rows += _iperf3_text(source, left_out)
+    else:
+        with left_out:
+            for root in _iperf3_runs(source):
+                with left_out:
+                    rows += _iperf3_rows(source, root)
+    left_out.tell(rows)
+    return tuple(rows)
 
 
 def _iperf3_runs(source: SourceText) -> Iterator[Node]:
-    """Yield the JSON objects in the file; those of ``--json-stream`` as the one that they are parts of."""
-    text, at = source.text, source.text.find("{")
+    """Yield the runs in the file; ``--json-stream`` writes each as parts, from "start" to "end"."""
     parts: dict[str, object] = {}
-    while at >= 0:
-        try:
-            value, at = json.JSONDecoder().raw_decode(text, at)
-        except (ValueError, RecursionError):
-            parse_json(source, "\n" * text.count("\n", 0, at) + text[at:])  # raises, with the line
-            return
-        if isinstance(value, dict) and isinstance(value.get("event"), str):
-            parts[value["event"]] = value.get("data")
-        else:
-            yield Node(value, f"{source.path}: ")
-        at = text.find("{", at)
+    for document in documents(source):
+        value = document.value
+        if not (isinstance(value, dict) and isinstance(value.get("event"), str)):
+            yield document
+            continue
+        if value["event"] == "start" and parts:
+            yield Node(parts, document.place)
+            parts = {}
+        parts[value["event"]] = value.get("data")
     if parts:
         yield Node(parts, f"{source.path}: ")
 
 
-def _iperf3_text(source: SourceText) -> tuple[Timing, ...]:
+def _iperf3_text(source: SourceText, left_out: LeftOut) -> list[Timing]:
     """Return the rows of what iperf3 prints for people; a server's log has several runs."""
-    runs: list[tuple[bool, dict[str, list[tuple[int, re.Match[str]]]]]] = []
-    reverse = False
+    runs: list[tuple[int, bool, dict[str, list[tuple[int, re.Match[str]]]]]] = []
     for number, line in enumerate(source.text.splitlines(), start=1):
-        if line.startswith(("Connecting to host", "Accepted connection", "Server listening")):
-            runs.append((False, {}))
+        if line.startswith(("Connecting to host", "Accepted connection")):
+            runs.append((number, False, {}))
         elif "is sending" in line and runs:
-            runs[-1] = (True, runs[-1][1])
+            runs[-1] = (number, True, runs[-1][2])
         elif match := _TOTAL.search(line):
             if not runs:
-                runs.append((reverse, {}))
-            runs[-1][1].setdefault(match[2] or "", []).append((number, match))
+                runs.append((number, False, {}))
+            runs[-1][2].setdefault(match[2] or "", []).append((number, match))
     rows: list[Timing] = []
-    for reverse, ways in runs:
-        for way, totals in ways.items():
-            number, total = next(((n, m) for n, m in totals if m[1] == "SUM"), totals[-1])
-            n_streams = len({m[1] for _, m in totals if m[1] != "SUM"})
-            seconds = float(total[4]) - float(total[3])
-            nbytes = positive_number(source, number, total[5], "Transfer") * 1024.0 ** " KMGT".index(total[6] or " ")
-            if seconds <= 0:
-                raise source.error(number, "takes no time; repeat the measurement")
-            direction = "from server" if (way == "R" or (reverse and not way)) else "to server"
-            rows.append(
-                Timing(
-                    tool="iperf3", operation="bidirectional" if len(ways) > 1 else "stream", n_ranks=2, n_hosts=2,
-                    nbytes=nbytes, seconds=seconds, statistic="single", n_reps=1, place=f"{source.path}:{number}",
-                    variant=f"{direction}, {n_streams} streams" if n_streams > 1 else direction,
-                )
-            )  # fmt: skip
-    if not rows:
-        raise source.error(None, "has no line of totals that ends in 'receiver'; measure with iperf3 -J")
-    return tuple(rows)
+    for number, reverse, ways in runs or [(1, False, {})]:
+        with left_out:
+            if not ways:
+                reason = "has no line of totals that ends in 'receiver'; measure with iperf3 -J"
+                raise source.entry_error(number, reason)
+            rows += [_printed_row(source, reverse, len(ways), way, totals) for way, totals in ways.items()]
+    return rows
+
+
+def _printed_row(
+    source: SourceText, reverse: bool, n_ways: int, way: str, totals: list[tuple[int, re.Match[str]]]
+) -> Timing:
+    number, total = next(((n, m) for n, m in totals if m[1] == "SUM"), totals[-1])
+    n_streams = len({m[1] for _, m in totals if m[1] != "SUM"})
+    seconds = float(total[4]) - float(total[3])
+    nbytes = positive_number(source, number, total[5], "Transfer") * 1024.0 ** " KMGT".index(total[6] or " ")
+    if seconds <= 0:
+        raise source.entry_error(number, "takes no time; repeat the measurement")
+    direction = "from server" if (way == "R" or (reverse and not way)) else "to server"
+    return Timing(
+        tool="iperf3", operation="bidirectional" if n_ways > 1 else "stream", n_ranks=2, n_hosts=2,
+        nbytes=nbytes, seconds=seconds, statistic="single", n_reps=1, place=f"{source.path}:{number}",
+        variant=f"{direction}, {n_streams} streams" if n_streams > 1 else direction,
+    )  # fmt: skip
 
 
 def _iperf3_rows(source: SourceText, root: Node) -> tuple[Timing, ...]:
@@ -139,27 +147,36 @@ def read_ping(path: str | Path) -> tuple[Timing, ...]:
 
     ``nbytes`` is the ICMP message (data and 8 bytes header), which travels in both directions.
 
-    Raises :class:`ConfigError` with file, line and reason when no reply came back or nothing looks like ping.
+    Hosts of which no reply came back and replies without a time are left out with a warning that counts them. Raises
+    :class:`ConfigError` with file, line and reason when nothing is left or nothing looks like ping.
     """
     source = read_text(path, log=True)
-    rows: list[Timing] = []
+    rows, left_out = list[Timing](), LeftOut()
     host, nbytes = "", 0.0
     replies: list[float] = []
     for number, line in source.lines():
         if match := _HEAD.search(line):
             if replies:
-                rows.append(_ping_row(source, number - 1, host, nbytes, replies))
+                with left_out:
+                    rows.append(_ping_row(source, number - 1, host, nbytes, replies))
             host, nbytes, replies = match[1], float(match[2]) + _ICMP_HEADER, []
         elif match := _REPLY.search(line):
             nbytes, host = float(match[1]), host or match[2]
-            replies.append(positive_number(source, number, match[3], "time") * _UNITS[match[4]])
+            with left_out:
+                replies.append(positive_number(source, number, match[3], "time") * _UNITS[match[4]])
         elif (match := _LOSS.search(line)) and match[2] == "0":
-            raise source.error(number, f"none of {match[1]} packets to {host or 'the host'} came back; leave it out")
+            with left_out:
+                reason = f"none of {match[1]} packets to {host or 'the host'} came back; leave it out"
+                raise source.entry_error(number, reason)
+            host, nbytes, replies = "", 0.0, []
         elif match := _SUMMARY.search(line):
-            rows.append(_ping_row(source, number, host, nbytes, replies, match))
+            with left_out:
+                rows.append(_ping_row(source, number, host, nbytes, replies, match))
             host, nbytes, replies = "", 0.0, []
     if replies:  # no summary: stopped, or cut
-        rows.append(_ping_row(source, number, host, nbytes, replies))
+        with left_out:
+            rows.append(_ping_row(source, number, host, nbytes, replies))
+    left_out.tell(rows)
     if not rows:
         raise source.error(None, "has no reply and no summary of ping; is it the right file?")
     return tuple(rows)
@@ -169,12 +186,13 @@ def _ping_row(
     source: SourceText, line: int, host: str, nbytes: float, replies: list[float], summary: re.Match[str] | None = None
 ) -> Timing:
     if not nbytes:
-        raise source.error(line, "a summary of ping without its first line (PING host ...), which has the size; add it")
+        reason = "a summary of ping without its first line (PING host ...), which has the size; add it"
+        raise source.entry_error(line, reason)
     low, middle, high = (float(word) * 1e-3 for word in summary.groups()) if summary else (0.0, 0.0, 0.0)
     if replies:
         low, middle, high = min(replies), statistics.median(replies), max(replies)
     if middle <= 0:
-        raise ConfigError(f"{source.path}:{line}: the average of 0 ms is below what ping resolves; leave it out")
+        raise source.entry_error(line, "the average of 0 ms is below what ping resolves; leave it out")
     return Timing(
         tool="ping", operation="round_trip", n_ranks=2, n_hosts=2, nbytes=nbytes, seconds=middle,
         statistic="median" if replies else "mean", min_s=low, max_s=high, n_reps=len(replies) or None, variant=host,

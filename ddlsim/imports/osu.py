@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddlsim.arguments import Count, checked
-from ddlsim.imports.text import SourceText, nonnegative_number, positive_number, read_text
+from ddlsim.imports.text import LeftOut, SourceText, nonnegative_number, positive_number, read_text
 from ddlsim.imports.timing import Timing
 
 _HEADING = re.compile(r"#\s*(?:OSU|OMB-Py)\s+(\S+)\s+(.+?)\s+Test(?:\s+v?([\d.]+))?\s*$")
@@ -58,12 +58,13 @@ def read_osu(path: str | Path, *, n_ranks: Count | None = None) -> tuple[Timing,
 
     n_ranks   processes of the collectives, which OSU does not print (point-to-point tests have two per pair)
 
-    Raises ConfigError with file, line and reason: an unknown test, a failed validation, a missing n_ranks,
-    non-blocking tests (their latency includes the computation they overlap).
+    Rows that are cut, or have a value that is no number, are left out with a warning that counts them. Raises
+    ConfigError with file, line and reason: an unknown test, a failed validation, a missing n_ranks, non-blocking tests
+    (their latency includes the computation they overlap).
     """
     source = read_text(path, log=True)
     section: _Section | None = None
-    rows: list[Timing] = []
+    rows, left_out = list[Timing](), LeftOut()
     for number, line in source.lines():
         if match := _HEADING.search(line):
             section = _start(source, number, match[1], match[2])
@@ -75,7 +76,9 @@ def read_osu(path: str | Path, *, n_ranks: Count | None = None) -> tuple[Timing,
             columns = re.sub(r"\[(us|MB/s|B)\]", r"(\1)", line.lstrip("# ").strip())  # OMB-Py has brackets
             section.columns = tuple(re.split(r"\s{2,}", columns))
         elif section.columns and _ROW.match(line):
-            rows.append(_row(source, number, line.split(), section, n_ranks))
+            with left_out:
+                rows.append(_row(source, number, line.split(), section, n_ranks))
+    left_out.tell(rows)
     if not rows:
         raise source.error(None, "has no row of an OSU benchmark (# OSU MPI ... Test, # Size ...); did the run fail?")
     return tuple(rows)
@@ -96,7 +99,9 @@ def _start(source: SourceText, number: int, library: str, title: str) -> _Sectio
 def _row(source: SourceText, number: int, words: list[str], section: _Section, n_ranks: int | None) -> Timing:
     columns = section.columns
     if len(words) < len(columns) - ("Iterations" in columns[-1]):
-        raise source.error(number, f"has {len(words)} of {len(columns)} columns; was other output mixed into the row?")
+        raise source.entry_error(
+            number, f"has {len(words)} of {len(columns)} columns; was other output mixed into the row?"
+        )
     if "Fail" in words:
         raise source.error(number, "failed its validation; the run is not valid, repeat it")
     cells = dict(zip(columns, words, strict=False))

@@ -145,7 +145,7 @@ def _read_pairs(tables: _Tables) -> None:
     names = list(root.value) if isinstance(root.value, dict) else []
     for name in names:
         card = re.fullmatch(r"card([0-9]{1,4})", name)
-        if card:
+        if card and "(Topology)" in str(root[name].value):
             tables.gpus.add(int(card[1]))
             if root[name].has("(Topology) Numa Node"):
                 tables.numa[int(card[1])] = round(root[name]["(Topology) Numa Node"].number())

@@ -7,13 +7,14 @@ a cluster's links are SPLITDUPLEX. The DTD itself is never loaded.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from ddlsim.arguments import checked
 from ddlsim.cluster import Cluster
 from ddlsim.imports.machines import named_cluster
 from ddlsim.imports.simgrid_cluster import cluster_graph
-from ddlsim.imports.simgrid_zones import ZONES, zones_graph
+from ddlsim.imports.simgrid_zones import ZONES, zones_cluster
 from ddlsim.imports.text import read_text, warn
 from ddlsim.imports.xml_tree import Element, parse_xml, walk
 
@@ -25,8 +26,9 @@ def read_simgrid(path: str | Path) -> Cluster:
     """Return the cluster of the platform file `path`.
 
     A platform that is one ``<cluster>`` (FLAT with or without backbone, TORUS, FAT_TREE, DRAGONFLY), also inside
-    zones, becomes that topology; anything else a graph with SimGrid's own routes (up to 300 hosts). Host speeds
-    are relative to the fastest host. Profiles joined by ``<trace_connect>`` are left out, with a warning.
+    zones, becomes that topology; anything else a graph with SimGrid's own routes, in which hosts without a route
+    cannot communicate. Host speeds are those of ``pstate``, times ``availability``, relative to the fastest host. Hosts
+    and links with ``state="OFF"`` and profiles joined by ``<trace_connect>`` are left out, with a warning.
 
     Raises ConfigError with file, line and reason for what is not supported (FATPIPE, limiter_link, peers,
     Vivaldi, profiles) and for what is wrong.
@@ -43,12 +45,13 @@ def read_simgrid(path: str | Path) -> Cluster:
     if len(parts) != 1 or parts[0].tag not in ("cluster", *ZONES):
         raise root.error("must hold one <zone> or one <cluster>; wrap the parts in a <zone>")
     alone = _only_cluster(parts[0])
-    graph = cluster_graph(alone, source.path.stem) if alone is not None else zones_graph(parts[0], source.path.stem)
+    cluster = named_cluster(cluster_graph(alone), source.path) if alone is not None else zones_cluster(parts[0])
     traces = sum(element.tag == "trace_connect" for element in walk(root))
     if traces:
-        graph.graph["notes"].append(f"{traces} <trace_connect> left out: speeds and rates are constant")
-        warn(f"{source.path}: {graph.graph['notes'][-1]}")
-    return named_cluster(graph, source.path)
+        note = f"{traces} <trace_connect> left out: speeds and rates are constant"
+        warn(f"{source.path}: {note}")
+        cluster = dataclasses.replace(cluster, notes=(*cluster.notes, note))
+    return cluster
 
 
 def _only_cluster(element: Element) -> Element | None:

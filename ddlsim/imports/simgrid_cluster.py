@@ -45,7 +45,7 @@ def is_shared(element: Element, default: str, name: str = "sharing_policy") -> b
     raise element.error(f"{name} = {policy!r} is not supported (no contention); use SPLITDUPLEX or SHARED")
 
 
-def cluster_graph(cluster: Element, name: str) -> Graph:
+def cluster_graph(cluster: Element) -> Graph:
     """Return the graph of a platform that is one ``<cluster>``."""
     if cluster.get("limiter_link", ""):
         raise cluster.error("limiter_link is not supported (a limit on both directions together); remove it")
@@ -55,7 +55,8 @@ def cluster_graph(cluster: Element, name: str) -> Graph:
         raise cluster.error(f"topology = {topology!r} is unknown; known: {', '.join(builders)}")
     units.speed(cluster)
     graph: Graph = Graph(
-        name=name, title=f"SimGrid cluster {cluster.get('id', '')}", sources=[cluster.source.path.name],
+        name=cluster.source.path.stem, title=f"SimGrid cluster {cluster.get('id', '')}",
+        sources=[cluster.source.path.name],
         notes=[f"every host computes {cluster.get('speed', cluster.get('power', ''))}"],
     )  # fmt: skip
     hosts = [add_host(graph, host, Host())[0] for host in host_names(cluster)]

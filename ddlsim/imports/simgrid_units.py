@@ -57,11 +57,15 @@ def latency(element: Element, name: str, default: str = "0s") -> float:
 
 
 def speed(element: Element, name: str = "speed") -> float:
-    """Return the attribute in flop/s; of several (one per pstate) the first."""
+    """Return the attribute in flop/s: of several, one per ``pstate``, the one in use, times ``availability``."""
     if name not in element.attributes and "power" in element.attributes:  # its name before version 4
         name = "power"
-    text = element[name]
-    value = _quantity(element, name, text.split(",")[0], _SPEEDS, "f", "1Gf")
+    states, state = element[name].split(","), element.integer("pstate", 0)
+    if not 0 <= state < len(states):
+        raise element.error(f"pstate = {state}: {name} = {element[name]!r} has the states 0 to {len(states) - 1}")
+    value = _quantity(element, name, states[state], _SPEEDS, "f", "1Gf")
+    value *= _quantity(element, "availability", element.get("availability", "1"), {"": 1.0}, "", "0.5")
     if not 1 <= value <= FASTEST:  # speeds are divided by each other
-        raise element.error(f"{name} = {text!r} must be from 1 to {FASTEST:g} flop/s; write it like '1Gf'")
+        what = f"{name} = {element[name]!r} (pstate {state}, times availability)"
+        raise element.error(f"{what} must be from 1 to {FASTEST:g} flop/s; write it like '1Gf'")
     return value

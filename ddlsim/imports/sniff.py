@@ -22,6 +22,7 @@ from ddlsim.imports.nccl_topology import read_nccl_topology
 from ddlsim.imports.network_tools import read_iperf3, read_ping
 from ddlsim.imports.nvidia_smi import read_nvidia_smi
 from ddlsim.imports.osu import read_osu
+from ddlsim.imports.rccl_tests import CSV_HEADING
 from ddlsim.imports.rocm_smi import read_rocm_smi
 from ddlsim.imports.simgrid import read_simgrid
 from ddlsim.imports.text import SourceText, read_text, warn
@@ -78,7 +79,8 @@ _MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("nccl-topology", re.compile(r"<system\b[^>]*version\s*=")),
     ("horovod", re.compile(r'"(?:NEGOTIATE_(?:ALL|BROADCAST|ADASUM|REDUCE)\w*|start_time_since_epoch_in_micros)"')),
     ("kineto", re.compile(r'"traceEvents"\s*:')),
-    ("nccl-tests", re.compile(r'"(?:alg_bw|out_of_place)"\s*:')),
+    ("nccl-tests", re.compile(r'"(?:alg_bw|out_of_place|busBw)"\s*:')),
+    ("nccl-tests", CSV_HEADING),
     ("chakra", re.compile(r'"type"\s*:\s*"(?:METADATA|MEM_LOAD|MEM_STORE|COMP|COMM_SEND|COMM_RECV|COMM_COLL)_NODE"')),
     ("iperf3", re.compile(
         r'"(?:sum_received|sum_sent|bits_per_second)"\s*:|"version"\s*:\s*"iperf|"intervals"\s*:\s*\[\s*\],\s*"end"'

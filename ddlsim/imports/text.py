@@ -49,6 +49,33 @@ def warn(message: str) -> None:
     warnings.warn(message, ReadingWarning, stacklevel=3)
 
 
+class EntryError(ConfigError):
+    """A value of one entry (a row, an event) cannot be used; the other entries of the file can."""
+
+
+class LeftOut:
+    """Counts the entries of a file that cannot be used: ``with left_out: ...`` catches an error of this `kind`."""
+
+    def __init__(self, kind: type[ConfigError] = EntryError) -> None:
+        self.kind = kind
+        self.errors: list[ConfigError] = []
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if isinstance(error, self.kind):
+            self.errors.append(error)
+        return isinstance(error, self.kind)
+
+    def tell(self, kept: object) -> None:
+        """Warn how many entries were left out, and why the first; raise its error where nothing was `kept`."""
+        if self.errors and not kept:
+            raise self.errors[0]
+        if self.errors:
+            warn(f"{len(self.errors)} entries left out, the first: {self.errors[0]}")
+
+
 @dataclass(frozen=True)
 class SourceText:
     """A file's text, and where it came from. `notes` are what the reader of a result should know."""
@@ -66,6 +93,10 @@ class SourceText:
         """Return the error for `reason` (rule and remedy) at `line` (None: the file as a whole)."""
         place = f"{self.path}:{line}" if line is not None else f"{self.path}"
         return ConfigError(f"{place}: {reason}")
+
+    def entry_error(self, line: int, reason: str) -> EntryError:
+        """Return the error for `reason` in the entry at `line`."""
+        return EntryError(f"{self.path}:{line}: {reason}")
 
 
 def _without_prefix(line: str) -> str:
@@ -141,21 +172,21 @@ def _replaced(path: Path, data: bytes, error: UnicodeDecodeError, log: bool) -> 
 
 
 def positive_number(source: SourceText, line: int, word: str, what: str) -> float:
-    """Return `word` as a finite float above 0, or raise the error that names line, column and value."""
+    """Return `word` as a finite float above 0, or raise the EntryError that names line, column and value."""
     number = nonnegative_number(source, line, word, what)
     if number == 0.0:
-        raise source.error(line, f"{what} = {shown(word)} must be above 0; leave this row out")
+        raise source.entry_error(line, f"{what} = {shown(word)} must be above 0; leave this row out")
     return number
 
 
 def nonnegative_number(source: SourceText, line: int, word: str, what: str) -> float:
-    """Return `word` as a finite float of at least 0, or raise the error that names line, column and value."""
+    """Return `word` as a finite float of at least 0, or raise the EntryError that names line, column and value."""
     try:
         number = float(word)
     except ValueError:
-        raise source.error(line, f"{what} = {shown(word)} is not a number; is the line complete?") from None
+        raise source.entry_error(line, f"{what} = {shown(word)} is not a number; is the line complete?") from None
     if not (number >= 0.0 and in_range(number)):
-        raise source.error(
+        raise source.entry_error(
             line, f"{what} = {shown(word)} must be finite and not negative (at most {LARGEST:g}); leave this row out"
         )
     return number

@@ -19,7 +19,7 @@ import re
 from pathlib import Path
 
 from ddlsim.arguments import Count, checked
-from ddlsim.imports.text import SourceText, positive_number, read_text
+from ddlsim.imports.text import LeftOut, SourceText, positive_number, read_text
 from ddlsim.imports.timing import Timing
 
 _RANKS = (
@@ -65,8 +65,8 @@ def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tup
     batch_size   samples per rank and step, where the table has no such column; without either, the time of one sample
                  (``n_samples`` = 1) is given, which has the same throughput
 
-    Raises ConfigError with file, line and reason: no column of ranks, cells that are no numbers, rows of
-    another length, a batch size given twice.
+    Cells that are no numbers and rows of another length are left out with a warning that counts them. Raises
+    ConfigError with file, line and reason: no column of ranks, no usable throughput, a batch size given twice.
     """
     source = read_text(path, log=True)
     (head_line, heading), *rows = _rows(source)
@@ -81,25 +81,28 @@ def read_throughput(path: str | Path, *, batch_size: Count | None = None) -> tup
     others = [i for i in range(len(heading)) if i not in (*ranks, *batches)]
     series = rates or [i for i in others if any(_is_number(cells[i]) for _, cells in rows if len(cells) > i)]
     labels = [i for i in range(len(heading)) if i not in (*ranks, *batches, *series)]
-    found: list[Timing] = []
+    found, left_out = list[Timing](), LeftOut()
     for number, cells in rows:
-        if len(cells) != len(heading):
-            raise source.error(number, f"has {len(cells)} cells, the heading {len(heading)}; correct the row")
-        n_ranks = _whole(source, number, cells[ranks[0]], heading[ranks[0]])
-        batch = _whole(source, number, cells[batches[0]], heading[batches[0]]) if batches else batch_size
-        samples = float(n_ranks * batch) if batch else 1.0
-        words = [cells[i] for i in labels if cells[i]]
-        for i in series:
-            if cells[i].lower() in _NOTHING:
-                continue
-            rate = positive_number(source, number, cells[i], heading[i])
-            found.append(
-                Timing(
-                    tool="table", operation="step", n_ranks=n_ranks, nbytes=0.0, seconds=samples / rate,
-                    n_samples=samples, variant=" ".join(words + ([heading[i]] if len(series) > 1 else [])),
-                    place=f"{source.path}:{number}",
-                )
-            )  # fmt: skip
+        for i in series if cells != heading else ():  # tables may stand one behind the other
+            with left_out:
+                if len(cells) != len(heading):
+                    reason = f"has {len(cells)} cells, the heading {len(heading)}; correct the row"
+                    raise source.entry_error(number, reason)
+                if cells[i].lower() in _NOTHING:
+                    continue
+                n_ranks = _whole(source, number, cells[ranks[0]], heading[ranks[0]])
+                batch = _whole(source, number, cells[batches[0]], heading[batches[0]]) if batches else batch_size
+                samples = float(n_ranks * batch) if batch else 1.0
+                words = [cells[i] for i in labels if cells[i]]
+                rate = positive_number(source, number, cells[i], heading[i])
+                found.append(
+                    Timing(
+                        tool="table", operation="step", n_ranks=n_ranks, nbytes=0.0, seconds=samples / rate,
+                        n_samples=samples, variant=" ".join(words + ([heading[i]] if len(series) > 1 else [])),
+                        place=f"{source.path}:{number}",
+                    )
+                )  # fmt: skip
+    left_out.tell(found)
     if not found:
         raise source.error(None, "has a heading but no throughput; add rows")
     return tuple(found)
@@ -116,5 +119,5 @@ def _is_number(cell: str) -> bool:
 def _whole(source: SourceText, line: int, cell: str, column: str) -> int:
     value = positive_number(source, line, cell, column)
     if value != int(value) or value > 1e9:
-        raise source.error(line, f"{column} = {cell!r} must be a whole number of at most 1e9")
+        raise source.entry_error(line, f"{column} = {cell!r} must be a whole number of at most 1e9")
     return int(value)

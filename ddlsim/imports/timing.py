@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddlsim.errors import ConfigError, shown
+from ddlsim.errors import shown
+from ddlsim.imports.text import EntryError
 from ddlsim.units import LARGEST, in_range
 
 
@@ -46,14 +47,14 @@ class Timing:
     place: str = ""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError, naming the place, for what no measurement can be: whoever reads a file ends up here."""
+        """Raise EntryError, naming the place, for what no measurement can be: whoever reads a file ends up here."""
         for name in ("nbytes", "n_samples", "n_ranks", "n_hosts", "seconds", "min_s", "max_s", "n_reps"):
             value = getattr(self, name)
             if value is not None and not (value >= 0 and in_range(value)):
                 rule = f"must be finite and not negative (at most {LARGEST:g})"
-                raise ConfigError(f"{self.place}: {name} = {shown(value)}: {rule}; leave this entry out")
+                raise EntryError(f"{self.place}: {name} = {shown(value)}: {rule}; leave this entry out")
         if self.seconds == 0:
-            raise ConfigError(f"{self.place}: {self.operation} takes no time; leave this entry out")
+            raise EntryError(f"{self.place}: {self.operation} takes no time; leave this entry out")
 
     @property
     def bandwidth(self) -> float:

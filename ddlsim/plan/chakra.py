@@ -52,6 +52,8 @@ def read_chakra(
     traces = [(file, *_nodes(file)) for file in files]
     if is_plan(traces[0][1]):
         return plan_of_files(traces)
+    if not any(node.type for _, _, nodes in traces for node in nodes):
+        raise ConfigError(f"{files[0]}: has no node; is it a Chakra trace (schema 0.0.4 or later)?")
     if n_ranks is not None:
         if len(files) > 1 or not 1 <= n_ranks <= _MAX_RANKS:
             raise ConfigError(f"read_chakra: n_ranks = {n_ranks}: there are {len(files)} files; leave n_ranks out")
@@ -192,15 +194,17 @@ class _Rank:
         lane = f"stream {shown(stream)}" if stream is not None else None
         if node.kind in ("INVALID_NODE", "METADATA_NODE"):
             return operation
+        work = node.kind not in ("COMM_SEND_NODE", "COMM_RECV_NODE", "COMM_COLL_NODE")
         if node.attributes.get("is_cpu_op"):
-            thread = node.attributes.get("tid")
-            operation.lane = "cpu" if thread is None else f"cpu {shown(thread)}"
-            operation.seconds = self.seconds(node)
-        elif node.kind == "COMP_NODE":
-            operation.lane, operation.seconds = lane or "compute", self.seconds(node)
-        elif node.kind in ("MEM_LOAD_NODE", "MEM_STORE_NODE"):
-            operation.lane, operation.seconds = "memory", self.seconds(node)
-            if not operation.seconds and self.amount(node, "tensor_size"):
+            # PyTorch's calls of collectives have a duration and no size: their kernels communicate
+            work |= "comm_size" not in node.attributes and self.seconds(node) > 0.0
+            if work:
+                thread = node.attributes.get("tid")
+                lane = "cpu" if thread is None else f"cpu {shown(thread)}"
+        if work:
+            memory = node.kind in ("MEM_LOAD_NODE", "MEM_STORE_NODE")
+            operation.lane, operation.seconds = lane or ("memory" if memory else "compute"), self.seconds(node)
+            if memory and not operation.seconds and self.amount(node, "tensor_size"):
                 raise self.error(node, "moves memory in no time, and a plan has no memory apart; give its duration")
         else:
             self.travel(node, operation, lane)
@@ -208,7 +212,8 @@ class _Rank:
 
     def travel(self, node: TraceNode, operation: Operation, lane: str | None) -> None:
         """Make an operation what a node of communication says."""
-        operation.nbytes = self.amount(node, "comm_size")
+        barrier = node.kind == "COMM_COLL_NODE" and node.attributes.get("comm_type") == COLLECTIVES.index("BARRIER")
+        operation.nbytes = self.amount(node, "comm_size", 0 if barrier else None)
         operation.tag = self.amount(node, "comm_tag")
         if node.kind == "COMM_COLL_NODE":
             operation.lane = lane or "stream"

@@ -29,7 +29,7 @@ def json_nodes(path: Path, text: str) -> tuple[dict[str, Attribute], list[TraceN
     nodes: list[TraceNode] = []
     for count, value in enumerate(_objects(path, text)):
         fields = _plain(Node(value, f"{path}: message {count}"))
-        if count == 0 and not ("id" in fields or "type" in fields):
+        if count == 0 and fields.keys() <= {"version", "attr"}:
             metadata = _attributes(fields)
         else:
             nodes.append(_node(Node(value, f"{path}: message {count}"), fields))

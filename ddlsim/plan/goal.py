@@ -5,7 +5,7 @@ Assembly Language"; the grammar is that of txt2bin in https://github.com/spcl/Lo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from ddlsim.plan.graph import Operation, plan_of_operations
 from ddlsim.plan.plan import ALL_REDUCE, COMPUTE, RECEIVE, SEND, Plan
 from ddlsim.plan.schedules import Schedules
 
-MAX_RANKS, MAX_MESSAGES, LARGEST = 10**6, 2_000_000, 2**62
+MAX_RANKS, MAX_MESSAGES, MAX_CPU, LARGEST = 10**6, 2_000_000, 255, 2**62
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _LABEL = r"[a-zA-Z]\w*"
 _OPERATION = re.compile(
@@ -93,6 +93,8 @@ class _Blocks:
             raise self.source.error(None, f"ends inside rank {rank}; is the file complete? (a closing }} is missing)")
         if not self.n_ranks:
             raise self.source.error(None, "has no num_ranks; is it a GOAL file?")
+        if not self.operations:
+            raise self.source.error(None, "has no operation of any rank; is the file complete?")
         return self.operations, self.n_ranks
 
     def _statements(self) -> Iterator[tuple[int, str]]:
@@ -172,9 +174,10 @@ def to_goal(
     algorithm  of collectives, as for :func:`ddlsim.plan.execute`: GOAL knows messages only, so each collective is
                written out, members in the order of their groups
 
-    Times are whole nanoseconds and sizes whole bytes there, every lane of a rank is a ``cpu``; what tasks are for
-    (layers, steps, parts, memory) gets lost. Raises ConfigError for what GOAL cannot say: needs between ranks without a
-    message, queues, and more than two million messages.
+    Times are whole nanoseconds and sizes whole bytes there. Every lane of a rank is a ``cpu``, and its messages have a
+    CPU of their own: on a lane's, LogGOPSim would let them wait for its passes. What tasks are for (layers, steps,
+    parts, memory) gets lost. Raises ConfigError, before anything is written out, for what GOAL cannot say: needs
+    between ranks without a message, queues, more than 255 lanes of a rank, and more than two million messages.
     """
     needing = np.repeat(np.arange(len(plan)), np.diff(plan.need_offsets))
     for i in np.flatnonzero(plan.rank[plan.needs] != plan.rank[needing])[:1].tolist():
@@ -193,15 +196,19 @@ class _Text:
 
     def __init__(self, plan: Plan, algorithm: str | Collective | Mapping[str, str | Collective]) -> None:
         self.plan = plan
+        self.cpu, self.messages_cpu = _cpus(plan)
         #: of each collective (key) and rank: the lanes of its schedule, in rounds of sends and receives
         self.parts: dict[tuple[int, int], dict[int, list[list[str]]]] = {}
         schedules = Schedules(plan, algorithm)
-        rows = plan.collectives[np.unique(plan.key[plan.collectives], return_index=True)[1]]
+        rows = plan.collectives[np.unique(plan.key[plan.collectives], return_index=True)[1]].tolist()
+        each = [schedules(int(plan.kind[row]), int(plan.peer[row]), float(plan.nbytes[row])) for row in rows]
+        n_messages = sum(schedule.n_messages for schedule in each) + len(plan.rows(SEND))
+        if n_messages > MAX_MESSAGES:
+            raise ConfigError(
+                f"to_goal: the plan has over {MAX_MESSAGES:,} messages ({n_messages:,}); export fewer ranks or steps"
+            )
         tag = len(plan)
-        for row in rows.tolist():
-            schedule = schedules(int(plan.kind[row]), int(plan.peer[row]), float(plan.nbytes[row]))
-            if tag + schedule.n_messages > len(plan) + MAX_MESSAGES:
-                raise ConfigError(f"to_goal: the plan has over {MAX_MESSAGES:,} messages; export fewer ranks or steps")
+        for row, schedule in zip(rows, each, strict=True):
             self._write_out(row, schedule, tag)
             tag += schedule.n_messages
 
@@ -215,8 +222,9 @@ class _Text:
                     now: dict[int, list[str]] = {}
                     for src, dst, size in zip(one.src.tolist(), one.dst.tolist(), sizes.tolist(), strict=True):
                         a, b = members[src], members[dst]
-                        now.setdefault(a, []).append(f"send {round(size)}b to {b} tag {tag}")
-                        now.setdefault(b, []).append(f"recv {round(size)}b from {a} tag {tag}")
+                        cpus = self.messages_cpu[a], self.messages_cpu[b]
+                        now.setdefault(a, []).append(f"send {round(size)}b to {b} tag {tag} cpu {cpus[0]}")
+                        now.setdefault(b, []).append(f"recv {round(size)}b from {a} tag {tag} cpu {cpus[1]}")
                         tag += 1
                     for rank, texts in now.items():
                         self.parts.setdefault((key, rank), {}).setdefault(lane, []).append(texts)
@@ -224,30 +232,29 @@ class _Text:
     def lines(self) -> Iterator[str]:
         plan = self.plan
         yield f"num_ranks {plan.n_ranks}\n"
-        cpu = _cpus(plan)
         for rank in range(plan.n_ranks):
+            operations = [each for row in np.flatnonzero(plan.rank == rank).tolist() for each in self._row(rank, row)]
             yield f"\nrank {rank} {{\n"
-            for row in np.flatnonzero(plan.rank == rank).tolist():
-                yield from self._row(rank, row, cpu[int(plan.lane[row])])
+            yield from (f"{label}: {text}\n" for label, text, _ in operations)
+            # txt2bin knows a label from its line on
+            yield from (f"{label} requires {end}\n" for label, _, before in operations for end in before)
             yield "}\n"
 
-    def _row(self, rank: int, row: int, cpu: int) -> Iterator[str]:
+    def _row(self, rank: int, row: int) -> Iterable[tuple[str, str, list[str]]]:
+        """Return label, text and needs of the operations that a row is."""
         plan, kind = self.plan, int(self.plan.kind[row])
         needs = plan.needs[plan.need_offsets[row] : plan.need_offsets[row + 1]].tolist()
         needs += [int(plan.previous[row])] if plan.previous[row] >= 0 else []
         after = list(dict.fromkeys(end for need in needs for end in self._ends(need)))
         size = f"{round(float(plan.nbytes[row]))}b"
         if kind == SEND:
-            text = f"send {size} to {plan.peer[row]} tag {plan.key[row]}"
+            text = f"send {size} to {plan.peer[row]} tag {plan.key[row]} cpu {self.messages_cpu[rank]}"
         elif kind == RECEIVE:
-            text = f"recv {size} from {plan.peer[row]} tag {plan.key[row]}"
+            text = f"recv {size} from {plan.peer[row]} tag {plan.key[row]} cpu {self.messages_cpu[rank]}"
         else:  # a collective of one rank is nothing to do
-            text = f"calc {round(1e9 * float(plan.seconds[row]))} cpu {cpu}"
+            text = f"calc {round(1e9 * float(plan.seconds[row]))} cpu {self.cpu[int(plan.lane[row])]}"
         lanes = self.parts.get((int(plan.key[row]), rank), {}) if kind >= ALL_REDUCE else {}
-        operations = self._messages(row, lanes, after) if lanes else [(f"l{row}", text, after)]
-        for label, one, before in operations:
-            yield f"{label}: {one}\n"
-            yield from (f"{label} requires {end}\n" for end in before)
+        return self._messages(row, lanes, after) if lanes else [(f"l{row}", text, after)]
 
     def _messages(
         self, row: int, lanes: dict[int, list[list[str]]], after: list[str]
@@ -268,18 +275,24 @@ class _Text:
         return [label for labels in last for label in labels] or [f"l{row}"]
 
 
-def _cpus(plan: Plan) -> list[int]:
-    """Return the CPU that each lane is: the one that its name says, or one that no other has on its rank."""
+def _cpus(plan: Plan) -> tuple[list[int], list[int]]:
+    """Return the CPU that each lane is: the one that its name says, or one that no other has on its rank; and of each
+    rank a CPU that no lane is. txt2bin has a byte for them."""
     said = [re.fullmatch(r"cpu (\d{1,9})", lane.name) for lane in plan.lanes]
     taken = {(lane.rank, int(match[1])) for lane, match in zip(plan.lanes, said, strict=True) if match}
     free = [0] * plan.n_ranks
-    cpus = []
-    for lane, match in zip(plan.lanes, said, strict=True):
-        while match is None and (lane.rank, free[lane.rank]) in taken:
-            free[lane.rank] += 1
-        cpus.append(int(match[1]) if match else free[lane.rank])
-        taken.add((lane.rank, cpus[-1]))
-    return cpus
+
+    def next_free(rank: int) -> int:
+        while (rank, free[rank]) in taken:
+            free[rank] += 1
+        taken.add((rank, free[rank]))
+        return free[rank]
+
+    cpus = [int(match[1]) if match else next_free(lane.rank) for lane, match in zip(plan.lanes, said, strict=True)]
+    messages = [next_free(rank) for rank in range(plan.n_ranks)]
+    if (most := max([*cpus, *messages])) > MAX_CPU:
+        raise ConfigError(f"to_goal: the plan needs cpu {most}; LogGOPSim has 0 to {MAX_CPU}: use fewer lanes a rank")
+    return cpus, messages
 
 
 def _labels(row: int, lane: int, number: int, texts: list[str]) -> list[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ddlsim.errors import DdlsimError
+from ddlsim.imports.text import ReadingWarning
 
 #: s after which a reader counts as hanging; a hundred times what the slowest takes
 PATIENCE = 20
@@ -52,6 +53,7 @@ def attempt(report, target, mutation, read, path):
     try:
         with alarm(), warnings.catch_warnings():
             warnings.simplefilter("error")
+            warnings.simplefilter("ignore", ReadingWarning)  # entries that cannot be used are left out, and counted
             read(path)
     except DdlsimError as error:
         text = str(error)

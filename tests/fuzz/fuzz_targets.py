@@ -1,6 +1,7 @@
 """Every reader of files, with documents for it and what must hold of that which it accepts."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,7 +140,8 @@ def imported(kind):
                 sane("operation", [each.start_s, each.negotiation_s, each.seconds, each.transfer_s, each.nbytes])
         elif isinstance(found, MlperfRun):
             rows = found.timings
-            sane("run", [found.run_s, found.global_batch_size, found.train_samples])
+            known = [] if math.isnan(found.run_s) else [found.run_s]  # NaN: without beginning or end
+            sane("run", [*known, found.global_batch_size, found.train_samples])
             sane("epochs", [seconds for _, seconds in found.epochs])
         for row in rows:
             assert isinstance(row, Timing)

@@ -107,6 +107,61 @@ def test_a_directed_graph_with_all_counterparts_keeps_its_directions(tmp_path):
     assert links(read_graphml(tmp_path / "asymmetric.graphml")) == [("a", "b", 8e9), ("b", "a", 1e9)]
 
 
+def test_a_directed_edge_without_counterpart_leaves_the_others_as_they_are(tmp_path):
+    """a and b have 8 and 1 Gbit/s; b and c a cable that stands there once, drawn one way."""
+    graph = nx.DiGraph()
+    for a, b, rate in (("a", "b", 8e9), ("b", "a", 1e9), ("b", "c", 2e9)):
+        graph.add_edge(a, b, LinkSpeedRaw=rate)
+    nx.write_graphml(graph, tmp_path / "mixed.graphml")
+    cluster = read_any(tmp_path / "mixed.graphml")
+    assert links(cluster) == [("a", "b", 8e9), ("b", "a", 1e9), ("b", "c", 2e9), ("c", "b", 2e9)]
+    assert cluster.notes == ("1 of 3 directed edges have no counterpart: they are cables, both ways",)
+
+
+@pytest.mark.parametrize("kind", ["edge", "all"])
+def test_defaults_of_keys_hold_where_an_edge_says_nothing(tmp_path, kind):
+    """Two edges of 4 Gbit/s by default, one of 10; a default that is not known is refused as what is said."""
+    text = f"""<graphml><key id="r" for="{kind}" attr.name="LinkSpeedRaw"><default>4000000000</default></key>
+    <key id="k" for="node" attr.name="kind"><default>switch</default></key>
+    <key id="l" for="edge" attr.name="latency"><default>0.001</default></key><graph edgedefault="undirected">
+    <node id="a"><data key="k">host</data></node><node id="b"/><node id="c"><data key="k">host</data></node>
+    <edge source="a" target="b"/>
+    <edge source="b" target="c"><data key="r">10000000000</data></edge></graph></graphml>"""
+    if kind == "all":
+        text = text.replace('attr.name="LinkSpeedRaw"', 'attr.name="label"').replace(">4000000000<", ">4 Gbps<")
+        text = text.replace(">10000000000<", ">10 Gbps<")
+        text = text.replace('<node id="b"/>', '<node id="b"><data key="r">B</data></node>')
+    cluster = read_graphml(write(tmp_path, text))
+    names = ["a", "b", "c"] if kind == "edge" else ["4 Gbps (a)", "B", "4 Gbps (c)"]
+    assert (cluster.node_names, cluster.node_kind) == (tuple(names), ("host", "switch", "host"))
+    assert [rate for _, _, rate in links(cluster)] == ([4e9, 4e9, 10e9, 10e9] if kind == "edge" else [4e9, 10e9] * 2)
+    assert set(cluster.link_latency) == {0.001}
+    with pytest.raises(ConfigError, match="unknown attribute 'delay'; did you mean 'latency'"):
+        read_graphml(write(tmp_path, text.replace('"latency"', '"delay"')))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("Bandwidth", "did you mean 'bandwidth'"), ("delay", "did you mean 'latency'"),
+        ("speed", "did you mean 'LinkSpeed'"), ("cost", "known: .*bandwidth"), ("length", "known: .*latency"),
+        ("Population", "known: .*bandwidth"),
+    ],
+)  # fmt: skip
+def test_hints_name_what_a_cluster_is_made_of_and_lead_to_a_file_that_is_read(tmp_path, name, hint):
+    graph = nx.Graph()
+    graph.add_node("a", label="Perth", Latitude=-32.0)
+    graph.add_edge("a", "b", **{name: 1e9, "LinkSpeedRaw": 8e9})
+    nx.write_graphml(graph, tmp_path / "x.graphml")
+    with pytest.raises(ConfigError, match=f"unknown attribute '{name}'; {hint}"):
+        read_any(tmp_path / "x.graphml")
+    text = (tmp_path / "x.graphml").read_text()
+    for known in ("bandwidth", "latency", "LinkSpeed"):
+        if f"'{known}'" in hint:
+            cluster = read_any(write(tmp_path, text.replace(f'"{name}"', f'"{known}"')))
+            assert cluster.node_names == ("Perth", "b")
+
+
 def test_nodes_in_a_group_are_nodes_and_the_group_is_none(tmp_path):
     group = '<node id="g" yfiles.foldertype="group"><graph id="g:"><node id="n1">'
     text = YED.replace("LABEL", "1 Gbps").replace('<node id="n1">', group).replace(

@@ -74,3 +74,28 @@ def test_what_is_refused_is_named(tmp_path, events, message):
 def test_no_json_names_the_line(tmp_path):
     with pytest.raises(ConfigError, match=r"timeline\.json:2: is not valid JSON"):
         read_horovod(write(tmp_path, "[\n{'ph': 1},\n{'ph': 2}\n]"))
+
+
+@pytest.mark.parametrize("end", ["\n]", "", ',\n{"ph": "B", "na'], ids=["whole", "open", "cut"])
+def test_names_with_ends_of_lines_and_tabs_as_they_are(tmp_path, end):
+    timeline = read_horovod(write(tmp_path, listed(FUSED).replace("conv1", "conv\n\t1") + end))
+    assert timeline.operations[0].tensor == "conv\n\t1"
+    assert len(timeline.operations) == 3
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ([{"ph": "E", "ts": 5, "pid": 9}], r"traceEvents\[36\] ends what has not begun"),
+        ([{**BEGIN, "pid": 9}, {"ph": "E", "ts": 4, "pid": 9}], r"traceEvents\[37\] ends ALLREDUCE before it began"),
+        ([{**BEGIN, "pid": 9}, {"ph": "E", "ts": "x", "pid": 9}], r"traceEvents\[37\] ends ALLREDUCE .* or at no time"),
+        ([{"ph": "X", "name": "0", "ts": 5, "dur": -1, "pid": 9}], r"traceEvents\[36\].dur = -1 must be"),
+        ([3], r"traceEvents\[36\] is no object"),
+    ],
+    ids=["end", "backwards", "no-time", "negative", "no-object"],
+)
+def test_an_event_that_cannot_be_used_does_not_cost_the_timeline(tmp_path, bad, message):
+    n_events = len(FUSED)
+    message = message.replace("36", str(n_events)).replace("37", str(n_events + 1))
+    with pytest.warns(UserWarning, match=f"1 entries left out, the first: .*{message}"):
+        assert len(read_horovod(write(tmp_path, listed([*FUSED, *bad]) + "]")).operations) == 3

@@ -197,8 +197,38 @@ def test_what_is_refused_is_named(tmp_path, text, message):
 def test_sizes_that_no_message_has(tmp_path, size):
     events = gpu_events()
     events[2]["args"]["In msg nelems"] = size
-    with pytest.raises(ConfigError, match=r"traceEvents\[4\]: In msg nelems = .* must be a whole number, not negative"):
-        read_kineto(write(tmp_path, events))
+    message = r"traceEvents\[4\]: In msg nelems = .* must be a whole number, not negative"
+    with pytest.warns(UserWarning, match=f"1 entries left out, the first: .*{message}"):
+        assert len(read_kineto(write(tmp_path, events)).collectives) == 3
+    alone = {**events[2]["args"], "Collective name": "allreduce"}
+    with pytest.raises(ConfigError, match=r"traceEvents\[0\]: In msg nelems"):
+        read_kineto(write(tmp_path, [span("ncclDevKernel_AllReduce_x", 0, 5.0, "kernel", **alone)]))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (span("aten::mm", 20, -3), r"traceEvents\[12\].dur = -3 must be a number of microseconds, not negative"),
+        (span("aten::mm", float("inf"), 3), r"traceEvents\[12\].ts = inf must be a number of microseconds"),
+        (span("aten::mm", 20, "long"), r"traceEvents\[12\].dur = 'long' must be a number of microseconds"),
+        (span("ProfilerStep#5", 2000, 0, "user_annotation"), r"traceEvents\[12\]: ProfilerStep#5 takes no time"),
+        (7, r"traceEvents\[12\] is no object"),
+    ],
+    ids=["negative", "inf", "text", "no-time", "no-object"],
+)
+def test_an_event_that_cannot_be_used_does_not_cost_the_trace(tmp_path, bad, message):
+    with pytest.warns(UserWarning, match=f"1 entries left out, the first: .*{message}"):
+        trace = read_kineto(write(tmp_path, [*gpu_events(), bad]))
+    assert (len(trace.steps), len(trace.collectives)) == (2, 4)
+
+
+def test_numbers_as_c_prints_them(tmp_path):
+    """Kineto writes a copy of no duration with ``"memory bandwidth (GB/s)": inf``, which is no JSON."""
+    path = write(tmp_path, [*gpu_events(), span("Memcpy", 30, 0, "gpu_memcpy", **{"memory bandwidth (GB/s)": 12345.5})])
+    text = path.read_text().replace("12345.5", "inf").replace('"Memcpy"', '"Memcpy -nan, inf\\" \n"')
+    for number in ("inf", "-inf", "nan", "-nan", "-nan(ind)", "Infinity"):
+        path.write_text(text.replace("inf}", number + "}"))
+        assert (len(read_kineto(path).steps), len(read_kineto(path).collectives)) == (2, 4)
 
 
 @pytest.mark.parametrize("n", [10, 9])

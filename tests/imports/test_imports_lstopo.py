@@ -131,3 +131,36 @@ def test_a_package_that_is_not_told_is_the_first_and_idle_gpus_are_noted(tmp_pat
 def test_what_is_refused_is_named_with_its_line(tmp_path, text, facts, message):
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, text, **facts)
+
+
+@pytest.mark.parametrize(
+    "display",
+    [
+        "0300 [1002:515e]", "0300 [1002:4752]", "0300 [1002:164e]", "0380 [1002:5940]", "0300 [1002:9615]",
+        "0300 [1002:15d8]", "0300 [102b:0532]", "0300 [8086:3e98]", "0380 [8086:9bc5]", "0300 [10de:0391]",
+        "0300 [10de:0848]", "0380 [1af4:1050]", "1200 [10ee:500c]",
+    ],
+    ids=["ES1000", "Rage XL", "Raphael", "RV280 secondary", "RS780", "Picasso", "Matrox", "UHD", "UHD 0380",
+         "GeForce 7600", "MCP78", "virtio", "Alveo"],
+)  # fmt: skip
+def test_displays_are_no_gpus(tmp_path, display):
+    """Two V100s and a board's, a processor's or an old card's display (pci.ids) are two workers; alone it is none."""
+    made = read(tmp_path, JOINED.replace("0300 [1a03:2000]", display))
+    assert len(made.workers) == 2
+    if display.startswith("03"):
+        assert any(f"display left out: {display[6:15]}" in note for note in made.notes)
+        alone = JOINED.replace("0302 [10de:1db1]", display)
+        with pytest.raises(ConfigError, match=r"has no GPU \(PCI devices of class 03 or 12\), but 3 displays"):
+            read(tmp_path, alone)
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["0300 [1002:6798]", "0380 [1002:7408]", "1200 [1002:74a1]", "0300 [10de:1eb8]", "0380 [8086:0bd5]",
+     "1200 [1da3:1020]"],
+    ids=["HD 7970", "MI250X", "MI300X", "T4", "Max 1550", "Gaudi"],
+)  # fmt: skip
+def test_gpus_of_several_kinds_are_counted_aloud(tmp_path, device):
+    with pytest.warns(UserWarning, match=rf"of several kinds \(vendor:device\): 2 of 10de:1db1, 1 of {device[6:15]}"):
+        made = read(tmp_path, JOINED.replace("0300 [1a03:2000]", device))
+    assert len(made.workers) == 3

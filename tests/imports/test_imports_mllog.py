@@ -1,6 +1,7 @@
 """MLPerf logs: present and first rounds, prefixes, repeated lines of several ranks; what is refused."""
 
 import json
+import math
 
 import pytest
 
@@ -123,6 +124,7 @@ def test_two_accuracies_at_a_time(tmp_path, value, metrics):
     ("lines", "message"),
     [
         ([*LINES, entry(60000, "run_start")], r"result_0\.txt:13: a second run starts \(the first ended in line 12\)"),
+        ([*LINES[:8], entry(30000, "run_start"), LINES[-1]], r":9: a second .* \(the first was killed after line 7\)"),
         ([LINES[1][:-5]], ":1: is not valid JSON after :::MLLOG"),
         ([LINES[1].replace('"key":', '"key"')], ":1: is not valid JSON after :::MLLOG"),
         ([entry(0, "throughput", "fast")], r":1: value: 'fast' is not a number"),
@@ -131,7 +133,7 @@ def test_two_accuracies_at_a_time(tmp_path, value, metrics):
         ([entry("now", "run_start")], "time_ms.* is not a number"),
         (["hello"], "has no ':::MLLOG"),
     ],
-    ids=["second", "cut", "json", "text", "zero", "fraction", "time", "other"],
+    ids=["second", "after a killed one", "cut", "json", "text", "zero", "fraction", "time", "other"],
 )
 def test_what_is_refused_is_named_with_its_line(tmp_path, lines, message):
     with pytest.raises(ConfigError, match=message):
@@ -171,3 +173,70 @@ def test_v05_says_whether_the_run_was_a_success(tmp_path):
     lines = [":::MLPv0.5.0 ssd 1.0 (a.py:1) run_start", ':::MLPv0.5.0 ssd 9.0 (a.py:2) run_stop: {"success": true}']
     run = read_mllog(write(tmp_path, lines))
     assert (run.benchmark, run.status, run.run_s) == ("ssd", "success", 8.0)
+
+
+def test_evaluations_after_run_stop_count_when_training_got_there(tmp_path):
+    """Checkpoints evaluated offline: that of 20 s counts at 20 s, however often it is logged; that of 60 s, after the
+    run stopped, is left out. As stable diffusion's logs of v4.1, which name the metric and log at 684 s of 321 s."""
+    lines = [
+        entry(0, "run_start"), entry(20000, "block_stop", "step", samples_count=512),
+        entry(40000, "block_stop", "step", samples_count=1024), entry(60000, "block_stop", "step", samples_count=1536),
+        entry(684000, "eval_accuracy", 0.18645724561065435, samples_count=512, metric="CLIP"),
+        entry(685000, "eval_accuracy", 79.5, samples_count=512, metric="FID"),
+        entry(686000, "eval_accuracy", 74.0, samples_count=1024, metric="FID"),
+        entry(40000, "eval_accuracy", 0.1864572456106543, samples_count=512, metric="CLIP"),
+        entry(40000, "run_stop", status="success"),
+    ]  # fmt: skip
+    run = read_mllog(write(tmp_path, lines))
+    assert run.accuracies == ((20.0, 512, 79.5), (40.0, 512, 0.1864572456106543), (40.0, 1024, 74.0))
+    assert run.metrics == ("FID", "CLIP", "FID")
+    assert "2 evaluations were logged after run_stop" in run.notes[0]
+    unknown = read_mllog(write(tmp_path, [*lines, entry(700000, "eval_accuracy", 70.0, samples_count=7)]))
+    assert unknown.accuracies[-1] == (40.0, 7, 70.0)
+    late = entry(700000, "eval_accuracy", 70.0, samples_count=1536, metric="FID")
+    with pytest.warns(UserWarning, match="1 entries left out, the first: .*:10: value: was evaluated after run_stop"):
+        assert read_mllog(write(tmp_path, [*lines, late])).accuracies == run.accuracies
+
+
+def test_a_run_that_was_killed_has_no_time(tmp_path):
+    run = read_mllog(write(tmp_path, LINES[:-1]))
+    assert (run.status, math.isnan(run.run_s), len(run.accuracies)) == ("killed", True, 2)
+    assert run.notes[0].endswith("ends 43 s after run_start without run_stop: was the run killed?")
+    cut = [*LINES[:-1], LINES[-1][:-20]]  # in the middle of its last line
+    with pytest.warns(UserWarning, match="1 entries left out, the first: .*:12: is not valid JSON after :::MLLOG"):
+        assert read_mllog(write(tmp_path, cut)).status == "killed"
+
+
+def test_power_logs_are_no_runs(tmp_path):
+    """As the logging library's power_measurement.py writes them (mlperf_logging/mllog/examples/power)."""
+    lines = [entry(0, "power_measurement_start"), *(entry(1000 * i, "power_reading", 300.0) for i in range(9)),
+             entry(9000, "power_measurement_stop")]  # fmt: skip
+    with pytest.raises(ConfigError, match=r"result_0\.txt: is a power log of MLPerf, no run; read the result_\*\.txt"):
+        read_mllog(write(tmp_path, lines))
+    with pytest.raises(ConfigError, match=r"has no ':::MLLOG \{...\}' line of a run"):
+        read_mllog(write(tmp_path, [entry(0, "seed", 3)]))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (entry(30000, "eval_accuracy", float("nan"), epoch_num=3), "value: must be a finite number"),
+        (entry(30000, "eval_accuracy", 1.5).replace("1.5", "-nan"), "value: must be a finite number"),
+        (entry(30000, "throughput", "fast"), "value: 'fast' is not a number"),
+        (entry(30000, "throughput", 0), "value: 0 must be above 0"),
+        (entry("now", "eval_accuracy", 0.5), "time_ms: 'now' is not a number"),
+        (':::MLLOG {"namespace": ""}', "the key 'key' is missing"),
+        (":::MLLOG", "is cut: no {...} follows"),
+        ("MLPerf: resnet [31/13/19 23:59:50], eval_start", "'31/13/19 23:59:50' is no date"),
+    ],
+)
+def test_an_entry_that_cannot_be_used_does_not_cost_the_run(tmp_path, line, message):
+    path = write(tmp_path, [*LINES, line])
+    with pytest.warns(UserWarning, match=f"1 entries left out, the first: .*:13: {message}"):
+        run = read_mllog(path)
+    assert (run.run_s, len(run.accuracies), len(run.timings)) == (pytest.approx(50.0), 2, 3)
+
+
+def test_numbers_as_c_prints_them(tmp_path):
+    lines = [line.replace('"lineno": 7', '"lineno": 7, "loss": inf, "grad": -nan') for line in LINES]
+    assert read_mllog(write(tmp_path, lines)).run_s == pytest.approx(50.0)

@@ -228,6 +228,15 @@ def test_a_clouds_file_names_gpus_by_their_class(tmp_path):
     assert ("node0.nic-0000:10:1b.0", "node0.pcie-ffff:ff:01.0") in links(made)
 
 
+@pytest.mark.parametrize(
+    ("vendor", "device", "n"), [("0x1a03", "0x2000", 1), ("0x1002", "0x515e", 1), ("0x10de", "0x20b0", 2)]
+)
+def test_displays_in_a_clouds_file_are_no_gpus(tmp_path, vendor, device, n):
+    text = TEMPLATE.replace('1d.0" class="0x030200"', f'1d.0" class="0x030000" vendor="{vendor}" device="{device}"')
+    made = read(tmp_path, text, nvlink_bandwidth="300 GB/s")
+    assert made.node_kind.count("gpu") == n
+
+
 def test_what_a_clouds_file_leaves_out_is_given(tmp_path):
     made = read(tmp_path, TEMPLATE, nvlink_bandwidth="300 GB/s", nic_bandwidth="100 Gbit/s", n_hosts=2)
     assert links(made)["node1.gpu1", "node1.nvswitch"] == ("nvlink", 300e9)

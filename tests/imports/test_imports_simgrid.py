@@ -6,6 +6,7 @@ Expected routes are written as the sums of latencies and the tightest bandwidth 
 import numpy as np
 import pytest
 
+import ddlsim
 from ddlsim.cluster import Cluster, load_cluster
 from ddlsim.errors import ConfigError
 from ddlsim.imports.simgrid import read_simgrid
@@ -259,10 +260,114 @@ def test_bad_zones_are_refused_with_their_line(tmp_path, body, old, new, message
         read(tmp_path, body.replace(old, new))
 
 
-def test_a_pair_without_a_route_is_refused(tmp_path):
+def test_hosts_without_a_route_are_refused_when_they_communicate(tmp_path):
     line = ' <route src="C1" dst="C2"><link_ctn id="3"/><link_ctn id="5"/></route>\n'
-    with pytest.raises(ConfigError, match="no route leads from 'C1' to 'C2'"):
-        read(tmp_path, DOGBONE.replace(line, ""))
+    made = read(tmp_path, DOGBONE.replace(line, ""))
+    assert along(made, "S1", "C1")[0] == pytest.approx(12e-3)
+    made.save(tmp_path / "saved.toml")
+    for each in (made, load_cluster(tmp_path / "saved.toml")):
+        with pytest.raises(ConfigError, match="no path leads from 'C1' to 'C2'; add a route or leave one of them out"):
+            each.routes([each.node("C1")], [each.node("C2")])
+
+
+def star_platform(n_clients):
+    """A server and clients that have routes to it only: the usual federated platform."""
+    parts = "".join(
+        f'<host id="c{i}" speed="1Gf"/><link id="l{i}" bandwidth="125MBps" latency="1ms"/>' for i in range(n_clients)
+    )
+    routes = "".join(f'<route src="s" dst="c{i}"><link_ctn id="l{i}"/></route>' for i in range(n_clients))
+    return f'<zone id="z" routing="Full"><host id="s" speed="1Gf"/>{parts}{routes}</zone>'
+
+
+def test_clients_of_a_server_train_without_routes_between_them(tmp_path):
+    """Push and pull of 246.8 kB by each of two clients over links of their own: 2 (1 ms + 1.9744 ms) and the pass."""
+    cluster_ = read(tmp_path, star_platform(2))
+    result = ddlsim.simulate(
+        cluster_, "lenet5", ddlsim.ParameterServer(overlap="none"), 8, workers=[1, 2], steps=3,
+        compute=ddlsim.Measured("10 ms", 8),
+    )  # fmt: skip
+    assert result.step_time == pytest.approx(10e-3 + 2 * (1e-3 + 246_824 / 125e6), rel=1e-6)
+    with pytest.raises(ConfigError, match="no path leads from 'c0' to 'c1'"):
+        ddlsim.simulate(cluster_, "lenet5", ddlsim.AllReduce(), 8, workers=[1, 2], steps=3)
+
+
+SPEEDS = '<zone id="z" routing="Full"><host id="a" speed="100Mf"/><host id="b" {}/><host id="c" speed="80Mf"/></zone>'
+
+
+@pytest.mark.parametrize(
+    ("attributes", "share"),
+    [
+        ('speed="100Mf,50Mf,20Mf" pstate="1"', 0.5), ('speed="100Mf, 50Mf, 20Mf" pstate="2"', 0.2),
+        ('speed="100Mf,50Mf"', 1.0), ('speed="100Mf" availability="0.3"', 0.3),
+        ('speed="100Mf,50Mf" pstate="1" availability="0.5" state="ON"', 0.25), ('power="1E8" availability="0.5"', 0.5),
+    ],
+)  # fmt: skip
+def test_hosts_compute_at_their_pstate_and_availability(tmp_path, attributes, share):
+    made = read(tmp_path, SPEEDS.format(attributes))
+    assert made.speed[[made.node("a"), made.node("b")]].tolist() == [1.0, pytest.approx(share)]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ('speed="100Mf,50Mf" pstate="2"', r"<host>: pstate = 2: speed = '100Mf,50Mf' has the states 0 to 1"),
+        ('speed="100Mf" pstate="fast"', "pstate = 'fast' is not a whole number"),
+        ('speed="100Mf" availability="0"', r"\(pstate 0, times availability\) must be from 1 to 1e\+30 flop/s"),
+        ('speed="100Mf" availability="half"', "availability = 'half' is not a quantity"),
+        ('speed="100Mf" state="BROKEN"', "state = 'BROKEN' must be ON or OFF"),
+    ],
+)  # fmt: skip
+def test_bad_pstates_are_refused(tmp_path, attributes, message):
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, SPEEDS.format(attributes))
+
+
+def test_hosts_and_links_that_are_off_are_left_out_with_a_warning(tmp_path):
+    with pytest.warns(UserWarning, match=r"left out, state OFF: b \(1 in all\)"):
+        made = read(tmp_path, SPEEDS.format('speed="1Gf" state="OFF"'))
+    assert made.host_names == ("a", "c")
+    assert made.speed[: len(made.workers)].tolist() == [1.0, 0.8]
+    with pytest.warns(UserWarning, match=r"left out, state OFF: l1"):
+        made = read(tmp_path, star_platform(3).replace('<link id="l1"', '<link id="l1" state="OFF"'))
+    assert along(made, "s", "c0")[0] == 1e-3
+    with pytest.raises(ConfigError, match="no path leads from 's' to 'c1'"):
+        along(made, "s", "c1")
+    with pytest.raises(ConfigError, match="holds no host that is ON"):
+        read(tmp_path, '<zone id="z" routing="Full"><host id="a" speed="1Gf" state="OFF"/></zone>')
+
+
+def test_zones_of_any_size(tmp_path):
+    """4 cabinets of 128 and a master: 10 us up, 5 us backbone, 10 us down; 513 messages of 1 kB share 2 GB/s."""
+    cabinets = "".join(
+        f'<cabinet id="c" prefix="{p}" suffix="" radical="0-{n}" speed="1Gf" bw="100MBps" lat="10us"/>'
+        for p, n in (("a", 127), ("b", 127), ("c", 127), ("d", 127), ("m", 0))
+    )
+    backbone = '<backbone id="bb" bandwidth="2GBps" latency="5us"/></zone>'
+    made = read(tmp_path, '<zone id="z" routing="Cluster">' + cabinets + backbone)
+    assert len(made.workers) == 513
+    assert along(made, "a5", "m0")[:2] == (pytest.approx(25e-6), 100e6)
+    time = ddlsim.collective_time(made, "ring", "513 kB")
+    assert time == pytest.approx(2 * 512 * (25e-6 + 513 * 1000 / 2e9), rel=1e-6)
+
+
+FLOYD = """<zone id="g" routing="Floyd">
+ <zone id="core" routing="Floyd"><router id="x"/><router id="y"/>
+  <link id="xy" bandwidth="1GBps" latency="8us"/><route src="x" dst="y"><link_ctn id="xy"/></route></zone>
+ <cluster id="a" prefix="a" suffix="" radical="0-1" speed="1Gf" bw="1GBps" lat="1us"/>
+ <cluster id="b" prefix="b" suffix="" radical="0-1" speed="1Gf" bw="1GBps" lat="2us" bb_bw="9GBps" bb_lat="4us"/>
+ <link id="ax" bandwidth="100MBps" latency="16us"/><link id="by" bandwidth="1GBps" latency="32us"/>
+ <zoneRoute src="a" dst="core" gw_src="aa_router" gw_dst="x"><link_ctn id="ax"/></zoneRoute>
+ <zoneRoute src="b" dst="core" gw_src="bb_router" gw_dst="y"><link_ctn id="by"/></zoneRoute>
+</zone>"""
+
+
+@pytest.mark.parametrize("routing", ["Floyd", "Dijkstra"])
+def test_zones_are_crossed_on_the_way_to_others(tmp_path, routing):
+    """a0 up, ax, xy inside the zone between, by, the backbone of b, b1 down: 1 + 16 + 8 + 32 + 4 + 2 us."""
+    made = read(tmp_path, FLOYD.replace("Floyd", routing))
+    assert along(made, "a0", "b1")[:2] == (pytest.approx(63e-6), 100e6)
+    assert along(made, "b1", "a0")[:2] == (pytest.approx(63e-6), 100e6)
+    assert along(made, "a0", "a1")[0] == pytest.approx(2e-6)
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,27 @@ def test_streams_and_threads_of_pytorch(tmp_path):
     assert run.seconds == pytest.approx(100e-6 + 3000e-6)
 
 
+def test_what_travels_takes_its_time_whoever_starts_it(tmp_path):
+    """An all-reduce of 1 MB among two at 1 GB/s takes 1 ms, a message of 2 MB 2 ms, with is_cpu_op too; a barrier has
+    no size."""
+    cpu = attribute("is_cpu_op", 27, 1)
+    size = attribute("comm_size", 9, 2 * 10**6)
+    barrier = node(3, COLLECTIVE, attribute("comm_type", 9, 9), cpu, needs=[2])
+    first = node(2, SEND, size, attribute("comm_dst", 7, 1), cpu, needs=[1])
+    second = node(2, RECEIVE, size, attribute("comm_src", 7, 0), cpu, needs=[1])
+    path = written(tmp_path, *([collective(1, 0, 10**6, cpu), part, barrier] for part in (first, second)))
+    assert read_chakra(path).execute(SWITCH).seconds == pytest.approx(3e-3)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"a": 1}', '{"name": "x"}', '{"traceEvents": []}', '{"version": "0.0.4"}'])
+def test_other_json_is_no_empty_plan(tmp_path, text):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"x.json: (?:message 0: .* is no field of a node|has no node)"):
+        read_chakra(tmp_path / "x.json")
+    with pytest.raises(ConfigError, match=r"t.0.et: has no node; is it a Chakra trace"):
+        read_chakra(written(tmp_path, [], [node(1, 0)]))
+
+
 def test_process_groups(tmp_path):
     """Of a mapping, of a file, of PyTorch's metadata, and of the ranks that use them."""
     def nodes(rank):
@@ -270,13 +291,17 @@ def test_attributes_of_every_type(tmp_path):
         ([collective(1, 10, 5)], "comm_type = 10: the schema knows 0 to 9"),
         ([collective(1, 0, -5)], "comm_size = -5: must be a whole number of at least 0"),
         ([node(1, COLLECTIVE, attribute("comm_size", 9, 5))], "has no comm_type, without which"),
+        ([node(1, COLLECTIVE, attribute("comm_type", 9, 0))], r"t.0.et: node 1 .*has no comm_size, without which"),
+        ([node(1, COLLECTIVE, attribute("comm_type", 9, 0), attribute("is_cpu_op", 27, 1))], "has no comm_size"),
+        ([node(1, SEND, attribute("comm_dst", 7, 1))], "has no comm_size"),
+        ([node(1, 2, attribute("tensor_size", 13, 5), attribute("is_cpu_op", 27, 1))], "moves memory in no time"),
         ([collective(1, 0, 5, attribute("involved_dim", 28, put(1, b"\1\0")))], r"involved_dim = \[True, False\]"),
         ([message(1, 5, 1, sends=True)], r"t.0.et: node 1 .*nobody receives it: 1 messages go from rank 0 to rank 1"),
         ([message(1, 5, 1, sends=False)], "nobody sends it"),
         ([message(1, 5, 99, sends=True)], "nobody receives it"),
         ([node(1, SEND, attribute("comm_size", 9, 5))], "has no comm_dst"),
         ([message(1, 5, 1, sends=True) + message(2, 5, 0, sends=True)], "comm_dst = 0: is the rank itself"),
-        ([node(1, SEND, attribute("comm_src", 7, 3))], "comm_src = 3, in the file of rank 0"),
+        ([node(1, SEND, attribute("comm_src", 7, 3), attribute("comm_size", 9, 5))], "comm_src = 3, in the file of"),
         ([node(1, 2, attribute("tensor_size", 13, 5))], "MEM_LOAD_NODE.*moves memory in no time"),
         ([collective(1, 0, 5), collective(2, 0, 5)], "rank 1 of its group never enters this collective: it enters 1"),
         ([collective(1, 0, 6)], r"t.1.et: node 1 .*: is all_reduce of 5 bytes, .*t.0.et: node 1 .* all_reduce of 6"),
@@ -296,7 +321,7 @@ def test_files_that_are_missing(tmp_path):
     with pytest.raises(ConfigError, match=r"t.1.et: no such file, but t.2.et is there; give one file per rank"):
         read_chakra(tmp_path / "t.et")
     (tmp_path / "t.2.et").unlink()
-    path = written(tmp_path, [], [])
+    path = written(tmp_path, [node(1, COMP)], [])
     with pytest.raises(ConfigError, match="n_ranks = 4: there are 2 files"):
         read_chakra(path, n_ranks=4)
 

@@ -1,5 +1,8 @@
 """GOAL text: what it says runs, plans are written out in it, and what is wrong with a file is said."""
 
+import dataclasses
+import re
+
 import numpy as np
 import pytest
 from plan_examples import hand_made, random_plan, two_ranks, workload
@@ -28,6 +31,16 @@ work requires got
 beside: calc 2500000 cpu 3
 }
 """
+
+
+def needs_a_later_row():
+    """The first row needs the one behind it, on another lane, as rows of pipelines do."""
+    draft = Draft()
+    for lane in ("compute", "memory"):
+        draft.work(0, 1e-3, lane=lane)
+    draft.all_reduce(range(2), 1e6)
+    plan = draft.plan()
+    return dataclasses.replace(plan, need_offsets=np.minimum(np.arange(len(plan) + 1), 1), needs=np.array([1]))
 
 
 def written(tmp_path, text):
@@ -78,17 +91,44 @@ def test_what_starts_with_others_waits_for_what_they_wait_for(tmp_path):
     assert run.start[row] == pytest.approx(1e-6)
 
 
+_IDENTIFIER = "[a-zA-Z][a-zA-Z0-9_]*"
+_LINE = re.compile(
+    rf"(?P<label>{_IDENTIFIER}): (?:calc \d+|(?:send \d+b to|recv \d+b from) \d+ tag (?P<tag>\d+)) cpu (?P<cpu>\d+)"
+)
+
+
+def check_as_txt2bin(text):
+    """Hold a file to what LogGOPSim's compiler takes (src/LogGOPSim/txt2bin.re at d5bb14a): a label is known from its
+    line to the end of the rank; cpu is a byte, tag has 32 bits. Messages are on a CPU without passes."""
+    calc, messages, labels = set(), set(), set()
+    for line in text.splitlines():
+        if line == "}":
+            assert not calc & messages
+            calc, messages, labels = set(), set(), set()
+        elif match := _LINE.fullmatch(line):
+            assert int(match["cpu"]) < 2**8
+            assert int(match["tag"] or 0) < 2**32
+            (calc if match["tag"] is None else messages).add(int(match["cpu"]))
+            labels.add(match["label"])
+        elif match := re.fullmatch(rf"({_IDENTIFIER}) requires ({_IDENTIFIER})", line):
+            assert set(match.groups()) <= labels
+        else:
+            assert re.fullmatch(r"num_ranks \d+|rank \d+ \{|", line)
+
+
 @pytest.mark.parametrize(
     ("plan", "algorithm"),
     [
         (two_ranks(4, steps=2), "ring"), (two_ranks(4, steps=2), "halving_doubling"), (hand_made(), "ring"),
         (sharded(workload(), 3, steps=2), {"all_gather": "direct"}), (two_ranks(6), "pipelined_ring"),
+        (needs_a_later_row(), "ring"),
         *((random_plan(np.random.default_rng(seed), 6, kinds=KINDS[8:16]), "ring") for seed in range(4)),
     ],
 )  # fmt: skip
 def test_a_plan_takes_as_long_written_out(tmp_path, plan, algorithm):
     """Up to the rounding to whole nanoseconds and bytes; and what has been read is written as it was."""
     path = plan.to_goal(tmp_path / "a.goal", algorithm)
+    check_as_txt2bin(path.read_text())
     again = read_goal(path)
     assert {KINDS[kind] for kind in again.kind} <= {"compute", "send", "receive"}
     seconds = plan.execute(SWITCH, algorithm, rank_order="given").seconds
@@ -120,8 +160,13 @@ def test_what_goal_cannot_say(tmp_path):
     large = Draft()
     for _ in range(2):
         large.all_reduce(range(1024), 1e6)
-    with pytest.raises(ConfigError, match="over 2,000,000 messages"):
+    with pytest.raises(ConfigError, match=r"over 2,000,000 messages \(4,190,208\); export fewer ranks"):
         large.plan().to_goal(tmp_path / "x.goal")
+    many = Draft()
+    for lane in range(256):
+        many.work(0, 1e-3, lane=f"stream {lane}")
+    with pytest.raises(ConfigError, match="needs cpu 256; LogGOPSim has 0 to 255: use fewer lanes a rank"):
+        many.plan().to_goal(tmp_path / "x.goal")
     assert not list(tmp_path.iterdir())
 
 
@@ -130,6 +175,7 @@ def test_what_goal_cannot_say(tmp_path):
     [
         ("", "x.goal: has no num_ranks; is it a GOAL file?"),
         ("num_ranks 0\n", "x.goal:1: num_ranks 0"),
+        ("num_ranks 3\n", "x.goal: has no operation of any rank; is the file complete"),
         ("num_ranks 99999999999999999999999\n", "x.goal:1: num_ranks .*: must be at most 1000000"),
         ("rank 0 {\n}\n", "x.goal:1: num_ranks must come first"),
         ("num_ranks 2\nrank 2 {\n}\n", "x.goal:2: rank 2: there are ranks 0 to 1"),
