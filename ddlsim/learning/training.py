@@ -111,6 +111,7 @@ class Training:
         Raises ConfigError if data and model do not fit.
         """
         network = build_network(model, seed, loss=self.loss)
+        network.check_layers()
         networks = tuple(self._in_phase(phase, network, seed, clock or model) for phase in self.phases)
         data = self.data if isinstance(self.data, DataSet) else load_data(self.data)
         if isinstance(self.held_out, DataSet):
