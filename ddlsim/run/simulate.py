@@ -291,6 +291,8 @@ class UnderWay:
         )
         if not self.halfway:  # where somebody stopped it in the middle of an event, that is booked in parts only
             check_result(result, loop, self.stop.n_samples)
+            if self.experiment.elastic is not None:
+                _ = result.life  # simulates smaller groups: what these cannot do is an error here, not in print(result)
         return result
 
     def _notes(self, traffic: Traffic) -> tuple[str, ...]:
