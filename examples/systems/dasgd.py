@@ -46,5 +46,5 @@ for name, strategy in {"all-reduce": ddlsim.AllReduce(), "DaSGD": ddlsim.DaSGD(T
     print(f"{name:<12}  {mean:5.1f} ({mean - half:.1f} to {mean + half:.1f})")
 print("""
 Why they differ: where all of an all-reduce fits beside the steps that it is late, nothing is left to wait for, as the
-paper says; merging the average takes no time here, which on a GPU is a pass over the parameters. To the same accuracy
-averages that are late take a few epochs more on this small task; the paper's are of CIFAR and ImageNet networks.""")
+paper says; merging the average takes no time here, which on a GPU is a pass over the parameters. How many epochs late
+averages cost on this small task is within the spread of five seeds; the paper's are of CIFAR and ImageNet networks.""")
