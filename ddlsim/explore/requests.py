@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -79,5 +80,7 @@ def _check(name: str, value: object) -> None:
     text = value if isinstance(value, str) else json.dumps(value)
     if len(text) > MOST_TEXT or (isinstance(value, str) and max(map(len, text.split()), default=0) > MOST_WORD):
         raise ConfigError(f"it has {len(text)} characters; an address may have {MOST_TEXT}, and words of {MOST_WORD}")
+    if re.search(r"""(^|["'=\s])[\\/]{2}""", text):
+        raise ConfigError("it names a folder of another computer; type it into the form")
     if name in MOST and isinstance(value, int | float) and value > MOST[name]:
         raise ConfigError(f"{shown(value)} is more than {MOST[name]}; type it into the form")

@@ -1,6 +1,7 @@
 """What a request may do: fill in the form, and nothing else. Every screen runs with its defaults after Start."""
 
 import asyncio
+import contextlib
 import re
 import sys
 import threading
@@ -10,6 +11,8 @@ from types import SimpleNamespace
 from urllib.parse import quote
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import ddlsim
 from ddlsim.cluster import quantity
@@ -25,7 +28,7 @@ from ddlsim.explore import app, requests
 from ddlsim.explore.jobs import Jobs, Progress
 from ddlsim.explore.pieces import UPLOADED, message
 from ddlsim.explore.requests import Foreign, fill_in
-from ddlsim.explore.setup import Setup
+from ddlsim.explore.setup import FIELDS, Setup
 
 #: screens that simulate when they are shown; *Learning* does by a button of its own
 SIMULATING = ("run", "what-if", "scaling", "collective")
@@ -154,8 +157,8 @@ def test_a_get_runs_no_code_and_simulates_nothing(served, monkeypatch, tmp_path,
     called = []
     for place in ("ddlsim.run.run", "ddlsim.explore.rounds.play", "ddlsim.explore.scaling_runs.Study.run"):
         monkeypatch.setattr(place, lambda *arguments, **more: called.append(arguments))
-    for settings in ('{"algorithm":"evil_of_address:ring"}', '{"overlap":{"type":"evil_of_address:X"}}'):
-        assert get(served, f"?settings={quote(settings)}&screen={screen}")[0] == 200
+    for table in ('{"algorithm":"evil_of_address:ring"}', '{"overlap":{"type":"evil_of_address:X"}}'):
+        assert get(served, f"?settings={quote(table)}&screen={screen}")[0] == 200
     code = 'fabric = { algorithm = "evil_of_address:ring" }'
     assert get(served, f"?screen={screen}&others={quote(code)}")[0] == 200
     assert get(served, f"?screen={screen}")[0] == 200
@@ -214,6 +217,9 @@ def test_every_screen_runs_with_its_defaults(screen, cluster, tmp_path, monkeypa
         ({"settings": {"a": ["x" * 10] * 1000}}, "the address's settings is left out"),
         ({"settings": eval("[" * 150 + "]" * 150)}, "the address's settings is left out: settings: is nested more"),
         ({"settings": [1]}, "the address's settings is left out"),
+        ({"cluster": "//evil.example/share/x.toml"}, "the address's cluster is left out: it names a folder of another"),
+        ({"model": "\\\\evil.example\\x.toml"}, "the address's model is left out: it names a folder of another"),
+        ({"others": 'compute = { type = "traced", path = "//evil.example/x" }'}, "the address's others is left out"),
     ],
 )  # fmt: skip
 def test_an_address_has_limits(query, left_out):
@@ -221,6 +227,31 @@ def test_an_address_has_limits(query, left_out):
     (line,) = fill_in(setup, {**query, "seed": 3, "theme": "dark"})
     assert line.startswith(left_out)
     assert setup.state() == Setup(seed=3).state()
+
+
+WORDS = st.sampled_from([
+    "evil_of_fuzz:ring", "hierarchical(evil_of_fuzz:ring, ring)", "ring", "25 MiB", "ddp", "top-k", "k-sync", "fsdp",
+    "all-reduce", "office-1gbe", "lenet5", "run", "", "bf16", 'fabric = { algorithm = "evil_of_fuzz:ring" }', "1e999",
+    'jitter = { type = "evil_of_fuzz:X" }', 'beside = [{ experiment = { cluster = "evil_of_fuzz:x" } }]', "[[[", "\x00",
+])  # fmt: skip
+KEYS = st.sampled_from(["type", "algorithm", "overlap", "inner", "compressor", "density", "k", "outer", "tensor"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | WORDS | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=6,
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from([*FIELDS, "screen", "theme", "started"]), VALUES, max_size=5))
+def test_any_address_is_taken_or_left_out_and_imports_nothing(query):
+    setup = Setup(started=False)
+    for line in fill_in(setup, query):
+        assert line.startswith("the address's ")
+        assert "\n" not in line
+    assert not setup.started
+    with contextlib.suppress(ddlsim.DdlsimError):
+        setup.experiment()
+    assert "evil_of_fuzz" not in sys.modules
 
 
 @pytest.mark.parametrize("name", ["aws-10g-16+n_hosts=40000", "office-1gbe+n_hosts=40000", "selene+n_leaves=1000000"])
