@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, cast
 
 import numpy as np
@@ -20,6 +20,9 @@ from ddlsim.compression.contract import AnyCompressor, TwoRounds
 from ddlsim.compression.exchange import title
 from ddlsim.errors import ConfigError
 from ddlsim.learning import Training
+from ddlsim.nn.layer_rules import held_to_rules
+from ddlsim.nn.layer_rules import need as _need
+from ddlsim.nn.layer_rules import same as _same
 from ddlsim.optim import Optimizer
 from ddlsim.run.api import simulate
 from ddlsim.run.result import Result
@@ -32,13 +35,6 @@ from ddlsim.workload.jitter import Lognormal
 Array = npt.NDArray[Any]
 #: of the runs of a strategy: eight machines on a switch
 CLUSTER = "office-1gbe"
-#: of central differences in float64, and the relative error that they may have
-STEP, TOLERANCE = 1e-6, 2e-5
-
-
-def _need(holds: bool, owner: str, rule: str) -> None:
-    if not holds:
-        raise ConfigError(f"{owner}: {rule}")
 
 
 def _arrays(value: object) -> list[Array]:
@@ -50,10 +46,6 @@ def _arrays(value: object) -> list[Array]:
     elif dataclasses.is_dataclass(value):
         value = tuple(getattr(value, field.name) for field in dataclasses.fields(value))
     return [array for part in value for array in _arrays(part)] if isinstance(value, tuple | list) else []
-
-
-def _same(first: Iterable[Array], second: Iterable[Array]) -> bool:
-    return [array.tobytes() for array in first] == [array.tobytes() for array in second]
 
 
 # ---------------------------------------------------------------- compressors
@@ -168,40 +160,9 @@ def check_optimizer(rule: object, *, n: Count = 6) -> None:
 @checked
 def check_layer(layer: object, in_shape: tuple[Count, ...], *, n: Count = 3) -> None:
     """Raise ConfigError unless a layer's gradients are those of its outputs, by central differences in float64, sample
-    by sample, and its shapes and tensors are those that its cost says."""
-    rule, owner, rng = cast(Any, layer), type(layer).__name__, np.random.default_rng(1)
-    cost = rule.cost(in_shape)
-    start = rule.init(in_shape, np.random.default_rng(2)) if cost.tensors else {}
-    sizes = {name: int(np.size(array)) for name, array in start.items()}
-    _need(sizes == dict(cost.tensors), owner, f"init makes {sizes} elements, cost says {dict(cost.tensors)}")
-    point = {"x": rng.normal(size=(n, *in_shape))}
-    point |= {name: array + 0.1 * rng.normal(size=np.shape(array)) for name, array in start.items()}
-    dy = rng.normal(size=(n, *cost.out_shape))
-
-    def outputs(at: Mapping[str, Array]) -> tuple[Array, object]:
-        out, kept = rule.forward(at["x"], {name: at[name] for name in start})
-        return np.asarray(out), kept
-
-    before = {name: array.copy() for name, array in point.items()}
-    out, kept = outputs(point)
-    _need(out.shape == dy.shape, owner, f"forward gives {out.shape}; cost says {dy.shape} for {n} samples")
-    pure = "changes its input or its tensors in place"
-    _need(_same(before.values(), point.values()), owner, pure)
-    alone = np.concatenate([outputs({**point, "x": point["x"][i : i + 1]})[0] for i in range(n)])
-    _need(bool(np.allclose(out, alone, rtol=1e-9, atol=1e-12)), owner, "a sample's output depends on the others")
-    dx, slopes = rule.backward(dy.copy(), kept, {name: point[name] for name in start})
-    _need(_same(before.values(), point.values()), owner, pure)
-    for name, gradient in {"x": dx, **slopes}.items():
-        _need(name in point, owner, f"backward gives the gradient of {name!r}, which is no tensor of it")
-        wanted, shape = point[name].shape, np.shape(gradient)
-        _need(shape == wanted, owner, f"the gradient of {name!r} has shape {shape}; must be {wanted}")
-        direction = rng.normal(size=wanted) / np.sqrt(point[name].size)
-        ahead, back = ({**point, name: point[name] + sign * STEP * direction} for sign in (1.0, -1.0))
-        slope = float(np.sum(dy * (outputs(ahead)[0] - outputs(back)[0]))) / (2.0 * STEP)
-        given = float(np.sum(gradient * direction))
-        wrong = f"the gradient of {name!r} is {given:.6g} along a direction in which differences say {slope:.6g}"
-        _need(bool(np.isclose(given, slope, rtol=TOLERANCE, atol=1e-7)), owner, wrong)
-    _need(set(slopes) == set(start), owner, f"backward gives gradients of {sorted(slopes)}, not of {sorted(start)}")
+    by sample (of a whole batch while a layer with buffers trains), its shapes and tensors are those that its cost says,
+    and nothing is random but what its `rng` draws. :func:`ddlsim.simulate` trains no layer that fails."""
+    held_to_rules(layer, in_shape, n)
 
 
 # ---------------------------------------------------------------- strategies

@@ -1,7 +1,8 @@
 """Top-k gradients with and without error feedback, and what they save on 1 Gbit/s.
 
 Each of eight office machines sends the largest k of its gradient's elements. What is not sent is lost, unless error
-feedback keeps it for the next step; then even 0.3 % is enough. The clock is that of ResNet-18.
+feedback keeps it for the next step: then 1 % learns as much as all of it, to within the spread of five seeds, and 0.3 %
+nearly. The clock is that of ResNet-18.
 """
 
 import ddlsim
@@ -12,7 +13,7 @@ base = ddlsim.Experiment(
     training=ddlsim.Training("digits", rate=0.2, epochs=12, evaluate_every=10**6),
 )  # fmt: skip
 
-print("compression          MB a step   ms a step  loss    accuracy")
+print("compression          MB a step   ms a step  accuracy: mean (95 % interval of five seeds)")
 for name, compressor in {
     "none": None,
     "fp16": ddlsim.FP16(),
@@ -23,9 +24,9 @@ for name, compressor in {
     "1 bit, feedback": ddlsim.ErrorFeedback(ddlsim.OneBit()),
     "QSGD, 4 bits": ddlsim.QSGD(7),
 }.items():
-    result = ddlsim.simulate(base.with_(compression=compressor))
-    last = result.history.iloc[-1]
+    experiment = base.with_(compression=compressor)
+    result, accuracy = ddlsim.simulate(experiment), ddlsim.simulate_seeds(experiment, 5, processes=1).accuracy()
     print(
-        f"{name:<21}  {result.nbytes_per_step / 1e6:7.2f}  {result.step_time * 1e3:10.1f}  {last['loss']:6.3f}"
-        f"  {last['accuracy']:8.1%}"
+        f"{name:<21}  {result.nbytes_per_step / 1e6:7.2f}  {result.step_time * 1e3:10.1f}  {accuracy.mean:8.1%}"
+        f" ({accuracy.low:.1%} to {accuracy.high:.1%})"
     )

@@ -2,7 +2,8 @@
 
 The all-reduce of the clock's model (ResNet-18) takes several steps on office links. Local SGD waits for it once a
 period; DaSGD (Zhou et al. 2020) goes on and merges the average `delay` steps later, and when the all-reduce fits
-into the delay a step takes no longer than its computation.
+into the delay a step takes no longer than its computation. The time to 95 % is the mean of five seeds, with its 95 %
+interval: all that average models are faster than synchronous SGD without overlap, and not told apart from each other.
 """
 
 import ddlsim
@@ -12,7 +13,7 @@ averaging = ddlsim.collective_time("office-1gbe", "ring", ddlsim.load_model("res
 print(f"all-reduce alone: {averaging * 1e3:.0f} ms, computation of a step: {compute.step_time * 1e3:.0f} ms\n")
 
 training = ddlsim.Training("digits", rate=0.2, epochs=40, target_accuracy=0.95, evaluate_every=8)
-print("strategy                   ms a step  exposed  consensus distance  seconds to 95 %  accuracy")
+print("strategy                   ms a step  exposed  consensus distance  seconds to 95 %")
 for name, strategy in {
     "synchronous, no overlap": ddlsim.AllReduce("ring", overlap="none"),
     "synchronous, overlap": ddlsim.AllReduce("ring"),
@@ -21,11 +22,12 @@ for name, strategy in {
     "DaSGD, period 4, delay 3": ddlsim.DaSGD(period=4, delay=3),
     "CoCoD, period 4": ddlsim.CoCoDSGD(period=4),
 }.items():
-    result = ddlsim.simulate(
+    experiment = ddlsim.Experiment(
         "office-1gbe", "digits-cnn", strategy, batch, 8, training=training, time_model="resnet18", compute=compute
     )
-    last = result.history.iloc[-1]
+    result, runs = ddlsim.simulate(experiment), ddlsim.simulate_seeds(experiment, 5, processes=1)
+    last, reached = result.history.iloc[-1], runs.time_to_accuracy(0.95)
     print(
         f"{name:<25}  {result.step_time * 1e3:9.1f}  {result.shares['communication']:7.1%}  {last['consensus']:18.4f}"
-        f"  {result.time_to_accuracy(0.95):15.1f}  {result.accuracy:8.1%}"
+        f"  {reached.mean:6.1f} ({reached.low:.1f} to {reached.high:.1f})"
     )

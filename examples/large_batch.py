@@ -1,28 +1,27 @@
 """Large batches: 32 workers make 32 times fewer updates in an epoch, so each must be larger.
 
 The digits are learned, the clock is that of ResNet-50 on 32 V100 with 25 Gbit/s between nodes of eight. The number
-of epochs is the same for all; means of three seeds. With the learning rate of one worker, 32 hardly learn; linear
-scaling (Goyal et al. 2017) gets nearest to one worker, in a twentieth of the time. A warm-up is meant for the first
-epochs of deep networks: on this small one it makes no difference beyond the spread between seeds.
+of epochs is the same for all; means of five seeds, with 95 % intervals. With the learning rate of one worker, 32
+hardly learn; linear scaling (Goyal et al. 2017) gets nearest to one worker, in a twentieth of the time. A warm-up is
+meant for the first epochs of deep networks: on this small one it makes no difference beyond the spread between seeds.
 """
-
-import statistics
 
 import ddlsim
 
-rate, workers, batch, seeds = 0.01, 32, 8, range(3)
+rate, workers, batch, seeds = 0.01, 32, 8, 5
 
 
-def learn(n: int, schedule: float | ddlsim.WarmUp, seed: int) -> ddlsim.Result:
+def learn(n: int, schedule: float | ddlsim.WarmUp) -> ddlsim.Seeds:
     training = ddlsim.Training("digits", rate=schedule, epochs=8, sharding="shared", evaluate_every=10**6)
-    return ddlsim.simulate(
+    experiment = ddlsim.Experiment(
         "cloud-25g-16x8-v100", "digits-cnn", ddlsim.AllReduce("hierarchical"), batch, n, training=training,
-        time_model="resnet50", seed=seed,
+        time_model="resnet50",
     )  # fmt: skip
+    return ddlsim.simulate_seeds(experiment, seeds, processes=1)
 
 
 linear, root = ddlsim.linear_scaling(rate, workers), ddlsim.square_root_scaling(rate, workers)
-print("workers  learning rate             updates  seconds  accuracy  deviation")
+print("workers  learning rate             updates  seconds  accuracy (95 % interval)")
 for n, label, schedule in (
     (1, f"{rate:.2f}", rate),
     (workers, f"{rate:.2f} as for one", rate),
@@ -30,9 +29,9 @@ for n, label, schedule in (
     (workers, f"{linear:.2f} linear", linear),
     (workers, f"{linear:.2f} linear, warm-up", ddlsim.WarmUp(ddlsim.Constant(linear), 3.0, start=rate)),
 ):
-    results = [learn(n, schedule, seed) for seed in seeds]
-    accuracies = [result.accuracy for result in results]
+    runs = learn(n, schedule)
+    end, accuracy = runs.runs[0].history[-1], runs.accuracy()
     print(
-        f"{n:>7}  {label:<24}  {len(results[0].recorder.updates):7d}  {results[0].end_time:7.2f}"
-        f"  {statistics.mean(accuracies):8.1%}  {statistics.stdev(accuracies):9.1%}"
+        f"{n:>7}  {label:<24}  {end.updates:7d}  {runs.runs[0].end_time:7.2f}  {accuracy.mean:8.1%}"
+        f" ({accuracy.low:.1%} to {accuracy.high:.1%})"
     )

@@ -65,6 +65,7 @@ ROOMS = {
     "panel": {"explore"},
     "param": {"explore"},
     "bokeh": {"explore"},
+    "tornado": {"explore"},  # bokeh's own server
 }
 #: imports upwards, inside functions: file -> packages. A result knows how to show itself, and how sure it is.
 LAZY = {

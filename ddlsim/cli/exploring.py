@@ -18,6 +18,9 @@ def explore(
     model: Model = None,
     port: Annotated[int, typer.Option("--port", help="Port on this machine (default: one that is free).")] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="Accept this name of the machine besides localhost (repeatable).")
+    ] = None,
 ) -> None:
     """Look at clusters, runs and comparisons in a browser; needs pip install 'ddlsim[explore]'.
 
@@ -25,4 +28,4 @@ def explore(
     """
     from ddlsim.explore import explore as serve
 
-    serve(cluster, model, port=port, browser=browser)
+    serve(cluster, model, port=port, browser=browser, hosts=host or ())

@@ -294,7 +294,7 @@ def _strategy(
                 f"--strategy {chosen} needs {field.name}: --strategy {chosen}+{field.name}=..., or in an experiment "
                 f'file strategy = {{ type = "{chosen}", {field.name} = ... }}'
             )
-    return build(make, table, PARTS, f"--strategy {chosen}") if sizes else make(**options)
+    return build(make, table, PARTS, f"--strategy {chosen}", allow_code=True) if sizes else make(**options)
 
 
 def _value(key: str, text: str) -> object:

@@ -66,6 +66,12 @@ def fraction(value: object, where: str) -> float:
     return number
 
 
+def limit_size(n_nodes: int, n_links: int) -> None:
+    """Let this process build no larger clusters from now on: the explorer's, which web addresses ask for."""
+    global MAX_NODES, MAX_LINKS  # not an argument: every reader and generator would have to hand it on
+    MAX_NODES, MAX_LINKS = n_nodes, n_links
+
+
 def check_size(n_nodes: int, n_links: int, where: str) -> None:
     """Raise :class:`ConfigError` if a cluster of so many nodes and (directed) links is larger than can be built."""
     for n, most, what in ((n_nodes, MAX_NODES, "nodes"), (n_links, MAX_LINKS, "links")):

@@ -16,7 +16,7 @@ from ddlsim.data.files_common import read_bytes
 from ddlsim.errors import ConfigError
 
 _PIXELS = 3 * 32 * 32
-_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 @checked
@@ -46,5 +46,5 @@ def read_cifar(paths: str | Path | Sequence[str | Path], n_classes: int = 10) ->
         parts.append(records)
     records = np.concatenate(parts)
     x = images_to_floats(records[:, n_labels:]).reshape(-1, 3, 32, 32)
-    names = _CIFAR10 if n_classes == 10 else tuple(str(i) for i in range(100))
+    names = CIFAR10 if n_classes == 10 else tuple(str(i) for i in range(100))
     return DataSet(f"cifar{n_classes}", x, records[:, n_labels - 1].astype(np.int64), names, str(files[0]))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ddlsim.arguments import Seed, checked, number, whole
+from ddlsim.arguments import Seed, by, checked, number, whole
 from ddlsim.errors import ConfigError
 from ddlsim.streams import stream
 
@@ -16,36 +16,58 @@ Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
 
+def _labels(value: object, where: str) -> npt.NDArray[Any]:
+    """Return classes as int64, and targets, which are no whole numbers, as float32."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "iuf":
+        raise ConfigError(f"{where}: type {array.dtype}: must be whole numbers (classes), or numbers to predict")
+    return array.astype(np.float32 if array.dtype.kind == "f" else np.int64, copy=False)
+
+
 @checked
 @dataclass(frozen=True, eq=False)
 class DataSet:
     """Samples `x` (n_samples, *sample_shape) float32 and `labels` (n_samples,), the class of each.
 
-    Labels of text are (n_samples, tokens): the token that follows each one of a sample. Images have sample shape
-    (channels, height, width). ``source`` says where the data come from.
+    Labels of text are (n_samples, tokens): the token that follows each one of a sample. Labels of a floating-point type
+    are targets to predict, (n_samples,) or (n_samples, n_targets), and have no classes: learn them with
+    ``Training(..., loss="mean_squared_error")``. Images have sample shape (channels, height, width). ``source`` says
+    where the data come from.
     """
 
     name: str
     x: Floats
-    labels: Ints
+    labels: Annotated[npt.NDArray[Any], by(_labels)]
     class_names: tuple[str, ...]
     source: str = ""
 
     def __post_init__(self) -> None:
         n = len(self.x) if self.x.ndim > 1 else 0
-        if n == 0 or self.labels.shape not in ((n,), self.x.shape):
+        fits = self.labels.shape[:1] == (n,) if self.is_regression else self.labels.shape in ((n,), self.x.shape)
+        if n == 0 or not fits:
             raise ConfigError(
                 f"data {self.name!r}: samples {self.x.shape} and labels {self.labels.shape} do not fit; "
                 "give (n, ...) samples and (n,) labels with n at least 1, or both (n, tokens)"
             )
         check_finite(self.name, self.x)
+        if self.is_regression:
+            check_finite(self.name, self.labels)
+            if self.class_names:
+                raise ConfigError(f"data {self.name!r}: targets of type {self.labels.dtype} have no classes; name none")
+            return
         if self.labels.min() < 0 or self.labels.max() >= self.n_classes:
             bad = self.labels[(self.labels < 0) | (self.labels >= self.n_classes)][0]
             raise ConfigError(f"data {self.name!r}: label {bad} is not one of the {self.n_classes} classes from 0 on")
 
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.sample_shape))
-        return f"<DataSet {self.name!r}: {self.n_samples:,} samples of {shape}, {self.n_classes} classes>"
+        what = f"{self.labels[0].size} targets" if self.is_regression else f"{self.n_classes} classes"
+        return f"<DataSet {self.name!r}: {self.n_samples:,} samples of {shape}, {what}>"
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether labels are numbers to predict instead of classes."""
+        return self.labels.dtype.kind == "f"
 
     @property
     def n_samples(self) -> int:
@@ -77,23 +99,22 @@ def check_finite(name: str, samples: Floats) -> None:
 
 @checked
 def from_arrays(x: npt.ArrayLike, labels: npt.ArrayLike, name: str = "arrays", source: str = "") -> DataSet:
-    """Return a data set of the caller's arrays: samples (n, ...), classes (n,) as whole numbers from 0 on.
+    """Return a data set of the caller's arrays: samples (n, ...), labels as in :class:`DataSet`: whole numbers from 0
+    on are classes, (n,) or one for each token; floating-point numbers are targets.
 
     Classes are named "0", "1", ... up to the largest label. Raises ConfigError for arrays that do not fit or
     hold numbers that are not finite.
     """
     try:
         with np.errstate(over="ignore"):  # what float32 cannot hold is told below
-            samples, classes = np.ascontiguousarray(x, np.float32), np.asarray(labels)
+            samples, classes = np.ascontiguousarray(x, np.float32), _labels(labels, f"data {name!r}: labels")
+    except ConfigError:
+        raise
     except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"data {name!r}: samples or labels are no array of numbers") from None
-    if classes.dtype.kind not in "iu" or classes.ndim != 1 or not classes.size:
-        raise ConfigError(
-            f"data {name!r}: labels of shape {classes.shape} and type {classes.dtype}: must be (n,) whole numbers"
-        )
     check_finite(name, samples)
-    names = tuple(str(i) for i in range(int(classes.max()) + 1))
-    return DataSet(name, samples, classes.astype(np.int64), names, source)
+    n_classes = int(classes.max()) + 1 if classes.dtype.kind == "i" and classes.size else 0
+    return DataSet(name, samples, classes, tuple(str(i) for i in range(n_classes)), source)
 
 
 def images_to_floats(images: npt.NDArray[np.uint8]) -> Floats:
@@ -117,7 +138,7 @@ def split(data: DataSet, held_out: HeldOut, seed: Seed) -> tuple[DataSet, DataSe
     if not 0 < count < n or (isinstance(held_out, float) and not 0.0 < held_out < 1.0):
         raise ConfigError(f"held_out = {held_out}: must leave samples in both parts of {n}")
     order = stream(seed, 0, "held-out split").permutation(n)
-    if data.labels.ndim > 1:
+    if data.labels.ndim > 1 or data.is_regression:
         return data.take(np.sort(order[count:])), data.take(np.sort(order[:count]))
     # within each class the shuffled samples get evenly spaced ranks; the lowest ranks are held out
     ranks = np.empty(n)

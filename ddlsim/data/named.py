@@ -10,6 +10,7 @@ from ddlsim.data.cifar import read_cifar
 from ddlsim.data.clicks import clicks
 from ddlsim.data.dataset import DataSet
 from ddlsim.data.digits import load_digits
+from ddlsim.data.downloaded import read_downloaded
 from ddlsim.data.image_folder import read_images
 from ddlsim.data.npz import read_npz
 from ddlsim.data.sentences import sentences
@@ -29,10 +30,11 @@ def load_data(source: str | Path) -> DataSet:
 
     ``.npz``            an archive (:func:`~ddlsim.data.read_npz`)
     ``.bin``            CIFAR-10 binary (:func:`~ddlsim.data.read_cifar`)
-    a folder            images, one folder a class or named like cat.123.jpg, resized to 32 x 32
-                        (:func:`~ddlsim.data.read_images` for other sizes)
+    a folder            CIFAR or MNIST as downloaded: the training samples (:func:`~ddlsim.data.read_downloaded`, which
+                        reads the test samples, too); else images, one folder a class or named like cat.123.jpg,
+                        resized to 32 x 32 (:func:`~ddlsim.data.read_images` for other sizes)
 
-    MNIST's files come in pairs: use :func:`~ddlsim.data.read_idx`. Raises ConfigError for anything else.
+    Raises ConfigError for anything else.
     """
     if source == "digits":
         return load_digits()
@@ -44,7 +46,7 @@ def load_data(source: str | Path) -> DataSet:
         return clicks(_N_CLICKS)
     path = Path(source)
     if os.path.isdir(path):
-        return read_images(path, size=_SHAPES_SIZE)
+        return read_downloaded(path) or read_images(path, size=_SHAPES_SIZE)
     if path.suffix == ".npz":
         return read_npz(path)
     if path.suffix == ".bin":

@@ -19,8 +19,9 @@ from ddlsim.errors import ConfigError, unknown_name
 def read_npz(path: str | Path, part: str = "train") -> DataSet:
     """Return one part ("train", "val" or "test") of an archive; a plain one has ``images`` and ``labels``.
 
-    Images are (n, height, width) or (n, height, width, 3), bytes (scaled to 0..1) or floats; labels (n,) or
-    (n, 1). Archives with Python objects are refused. Raises ConfigError, naming file and array.
+    Images are (n, height, width) or (n, height, width, 3), bytes (scaled to 0..1) or floats; samples (n, features) are
+    taken as they are. Labels are classes, (n,), (n, 1) or of tokens (n, tokens), or floating-point targets.
+    Archives with Python objects are refused. Raises ConfigError, naming file and array.
     """
     file = Path(path)
     try:
@@ -40,16 +41,23 @@ def read_npz(path: str | Path, part: str = "train") -> DataSet:
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(f"{file}: cannot be read as an .npz archive without objects: {reason}") from None
-    return from_arrays(_channels_first(images, f"{file}: {prefix}images"), _flat(labels, file), file.stem, str(file))
+    samples = _channels_first(images, f"{file}: {prefix}images")
+    return from_arrays(samples, _flat(labels, images, file), file.stem, str(file))
 
 
-def _flat(labels: npt.NDArray[np.generic], file: Path) -> npt.NDArray[np.generic]:
+def _flat(
+    labels: npt.NDArray[np.generic], images: npt.NDArray[np.generic], file: Path
+) -> npt.NDArray[np.generic]:  # fmt: skip
+    if labels.dtype.kind == "f" or (images.ndim == 2 and labels.shape == images.shape):
+        return labels
     if labels.ndim == 2 and labels.shape[1] > 1:
         raise ConfigError(f"{file}: labels of shape {labels.shape}: several labels a sample cannot be learned here")
     return labels.reshape(-1)
 
 
 def _channels_first(images: npt.NDArray[np.generic], where: str) -> npt.NDArray[np.generic]:
+    if images.ndim == 2:
+        return images
     colour = images.ndim == 4 and images.shape[-1] in (1, 3)
     if not colour and images.ndim != 3:
         raise ConfigError(f"{where} have shape {images.shape}; must be (n, height, width) or (n, height, width, 3)")

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from ddlsim.arguments import checked, whole
@@ -20,19 +21,23 @@ Port = Annotated[int, whole(0, 65535)]
 
 
 @checked
-def explore(cluster: str | None = None, model: str | None = None, *, port: Port = 0, browser: bool = True) -> None:
+def explore(
+    cluster: str | None = None, model: str | None = None, *, port: Port = 0, browser: bool = True,
+    hosts: Sequence[str] = (),
+) -> None:  # fmt: skip
     """Serve the explorer on this machine alone, and open a browser, until Ctrl-C ends it.
 
     cluster, model  what it shows first: names or paths, as in :class:`~ddlsim.Experiment`
     port            where it is served; 0: a free port
     browser         whether to open a browser
+    hosts           names of this machine, besides localhost, by which a browser may ask for the page (behind a proxy)
 
     Raises ConfigError if Panel is not installed, a cluster or model cannot be used, or the port is taken.
     """
     _needs_panel()
     from ddlsim.explore.app import serve
 
-    serve(cluster, model, port, browser)
+    serve(cluster, model, port, browser, hosts)
 
 
 @checked

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import functools
 import json
-from contextlib import suppress
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 from urllib.parse import urlencode
 
 import panel as pn
+from bokeh.server.server import Server
 from panel.theme import fast
+from tornado.routing import Rule
 
+from ddlsim.cluster import load_cluster
+from ddlsim.cluster.quantity import limit_size
 from ddlsim.errors import ConfigError
 from ddlsim.explore.form import form
 from ddlsim.explore.jobs import Jobs
+from ddlsim.explore.pieces import message
+from ddlsim.explore.requests import MOST_LINKS, MOST_NODES, Foreign, Refusal, fill_in
 from ddlsim.explore.screens import cluster, collective, learning, run, scaling, what_if
 from ddlsim.explore.setup import FIELDS, Setup
 
@@ -58,7 +64,6 @@ class Fast(fast.Fast):
 
 def made_setup(cluster_name: str | None, model: str | None) -> Setup:
     """Return the state of a page that shows these first. Raises ConfigError for what cannot be used."""
-    from ddlsim.cluster import load_cluster
     from ddlsim.workload.model import load_model
 
     setup = Setup()
@@ -76,6 +81,8 @@ def screens(setup: Setup, jobs: Jobs) -> tuple[pn.FlexBox, pn.Column]:
     place = pn.Column(sizing_mode="stretch_width")
     made: dict[str, Any] = {}
     modules = {module.NAME: module for module in SCREENS}
+    start = pn.widgets.Button(label="Start", margin=4)
+    start.button_type = "primary"
     buttons = {name: pn.widgets.Button(label=module.TITLE, margin=4) for name, module in modules.items()}
 
     def show(*_: object) -> None:
@@ -84,6 +91,7 @@ def screens(setup: Setup, jobs: Jobs) -> tuple[pn.FlexBox, pn.Column]:
             return
         for name, button in buttons.items():
             button.button_type = "primary" if name == setup.screen else "default"
+        start.visible = not setup.started and setup.screen not in ("cluster", "learning")  # which have no need of it
         if setup.screen not in made:
             made[setup.screen] = modules[setup.screen].screen(setup, jobs)
         place[:] = [made[setup.screen]]
@@ -91,34 +99,39 @@ def screens(setup: Setup, jobs: Jobs) -> tuple[pn.FlexBox, pn.Column]:
     def go(name: str, _: object) -> None:
         setup.screen = name
 
+    def begin(_: object) -> None:
+        setup.started = True
+
     for name, button in buttons.items():
         button.on_click(functools.partial(go, name))
-    setup.param.watch(show, "screen")
+    start.on_click(begin)
+    setup.param.watch(show, ["screen", "started"])
     show()
-    return pn.FlexBox(*buttons.values()), place
+    return pn.FlexBox(*buttons.values(), start), place
 
 
 def template(setup: Setup) -> pn.template.FastListTemplate:
-    """Return the page of one visitor."""
-    keep_in_address(setup)
+    """Return the page of one visitor, who has asked for it by an address: nothing is simulated before Start."""
+    setup.started = False
+    left_out = keep_in_address(setup)
     buttons, place = screens(setup, Jobs())
     return pn.template.FastListTemplate(
-        title="ddlsim explorer", sidebar=[form(setup)], main=[buttons, place], main_layout=None, font_url="",
-        font="system-ui, sans-serif", design=Fast, sidebar_width=320, sidebar_footer=NARROW, main_max_width="1200px",
-        accent="#33628f",
+        title="ddlsim explorer", sidebar=[form(setup)], main=[*map(message, left_out), buttons, place],
+        main_layout=None, font_url="", font="system-ui, sans-serif", design=Fast, sidebar_width=320,
+        sidebar_footer=NARROW, main_max_width="1200px", accent="#33628f",
     )  # fmt: skip
 
 
-def keep_in_address(setup: Setup) -> None:
-    """Begin with what the page's address says, and write changes into it: links and reloads bring the same page."""
+def keep_in_address(setup: Setup) -> list[str]:
+    """Begin with what the page's address says, and write changes into it: links and reloads bring the same page.
+
+    Returns why parts of the address are left out.
+    """
     location = pn.state.location
     if location is None:
-        return
+        return []
     kept = (*FIELDS, "screen")
-    for name, value in location.query_params.items():
-        if name in kept:
-            with suppress(ValueError):  # not what the form would write
-                setup.param.update(**{name: str(value) if name in ("cluster", "model") else value})
+    left_out = fill_in(setup, location.query_params)
 
     def write(*_: object) -> None:
         others = {name: value for name, value in location.query_params.items() if name not in kept}
@@ -127,18 +140,31 @@ def keep_in_address(setup: Setup) -> None:
         location.search = f"?{urlencode(others | texts)}" if others or texts else ""
 
     setup.param.watch(write, list(kept))
+    return left_out
 
 
-def serve(cluster_name: str | None, model: str | None, port: int, browser: bool) -> None:
-    """Serve the explorer until Ctrl-C. Raises ConfigError for names that cannot be used, and a port that is taken."""
-    made_setup(cluster_name, model)
+def server(cluster_name: str | None, model: str | None, port: int, browser: bool, hosts: Sequence[str]) -> Server:
+    """Return a server of the explorer, to be started. Raises ConfigError for names that cannot be used, and a port
+    that is taken."""
+    shown = load_cluster(made_setup(cluster_name, model).cluster)
+    limit_size(max(MOST_NODES, shown.n_nodes), max(MOST_LINKS, shown.n_links))
     try:
-        pn.serve(
-            lambda: template(made_setup(cluster_name, model)), address=ADDRESS, port=port, show=browser,
+        made: Server = pn.serve(
+            lambda: template(made_setup(cluster_name, model)), address=ADDRESS, port=port, show=browser, start=False,
             title="ddlsim explorer", verbose=True,
         )  # fmt: skip
     except OSError as error:
         raise ConfigError(f"port = {port}: cannot be used: {error.strerror or error}; give another, or 0") from None
+    made._tornado.default_router.rules.insert(0, Rule(Foreign(hosts), Refusal))
+    made._tornado.websocket_origins.add("*")  # of those that the rule lets through
+    return made
+
+
+def serve(cluster_name: str | None, model: str | None, port: int, browser: bool, hosts: Sequence[str] = ()) -> None:
+    """Serve the explorer until Ctrl-C. Errors as for :func:`server`."""
+    made = server(cluster_name, model, port, browser, hosts)
+    made.start()
+    made.io_loop.start()
 
 
 def in_notebook(cluster_name: str | None, model: str | None) -> pn.Row:

@@ -14,7 +14,7 @@ import panel as pn
 from ddlsim.bundled import split_options
 from ddlsim.cluster import cluster_names
 from ddlsim.errors import DdlsimError
-from ddlsim.explore.pieces import message
+from ddlsim.explore.pieces import UPLOADED, message
 from ddlsim.explore.settings import COMMON, Setting, settings_of
 from ddlsim.explore.setup import Setup
 from ddlsim.output_files import replacing
@@ -110,7 +110,7 @@ def _source(setup: Setup, name: str, presets: Sequence[str]) -> list[Any]:
 
 def _kept(name: str, content: bytes) -> Path:
     """Write an uploaded file to a folder of its own, under its name; a plus in it would begin a setting."""
-    folder = Path(tempfile.mkdtemp(prefix="ddlsim-explore-"))
+    folder = Path(tempfile.mkdtemp(prefix=UPLOADED))
     path = folder / (re.sub(r"[^\w.-]", "_", Path(name).name).lstrip(".") or "file")
     with replacing(path) as file:
         file.write(content)

@@ -59,7 +59,8 @@ def lessons(setup: Setup, lesson: Lesson, others: Sequence[str]) -> dict[str, Ex
         model=MODELS[lesson.data], time_model=base.model if lesson.clock else None, workers=lesson.workers,
         batch_size=lesson.batch_size, training=training, steps=10,
     )  # fmt: skip
-    return {label: learns.with_(strategy=strategy) for label, strategy in chosen_strategies(setup, others).items()}
+    strategies = chosen_strategies(setup, others, lesson.workers)
+    return {label: learns.with_(strategy=strategy) for label, strategy in strategies.items()}
 
 
 def columns(rows: Sequence[Row]) -> dict[str, list[float]]:

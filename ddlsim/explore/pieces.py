@@ -5,14 +5,20 @@ Colours of text and lines are the page's own, so that all of this is readable in
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import panel as pn
 
+from ddlsim.bundled import bundled_files
 from ddlsim.printable import shown
 
+#: how folders of uploaded files begin
+UPLOADED = "ddlsim-explore-"
 STYLE = """
 :host { font-size: 14px; line-height: 1.45; }
 table { border-collapse: collapse; width: 100%; }
@@ -54,7 +60,20 @@ def plain(text: object) -> str:
 
 def message(text: str) -> pn.pane.HTML:
     """Return a pane with an error of one line, which screen readers read out; empty without one."""
-    return html(f'<div class="error" role="alert">{plain(text)}</div>' if text else "")
+    return html(f'<div class="error" role="alert">{plain(without_content(text))}</div>' if text else "")
+
+
+def without_content(text: str) -> str:
+    """Return an error, cut after the name of a file that it is about: what follows may quote a file that is private.
+
+    Files that come with ddlsim, and those that were uploaded, are quoted.
+    """
+    ours = {*bundled_files("models").values(), *bundled_files("topologies").values()}
+    for part in text.split(": "):
+        path = Path(re.sub(r":\d+$", "", part))
+        if os.path.isfile(path) and path not in ours and not path.parent.name.startswith(UPLOADED):
+            return f"{text.partition(part)[0]}{path}: cannot be used here; the ddlsim command says why in a terminal"
+    return text
 
 
 def tiles(numbers: Sequence[tuple[str, str]]) -> str:

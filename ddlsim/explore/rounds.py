@@ -17,6 +17,7 @@ from ddlsim.errors import ConfigError
 from ddlsim.explore.jobs import Progress
 from ddlsim.imports.nccl_operations import bus_factor
 from ddlsim.network import schedule_time
+from ddlsim.run.tables import refuse_code
 from ddlsim.units import si
 
 #: what a person can look at
@@ -79,12 +80,14 @@ class Played:
 
 def takes_segments(algorithm: str, kind: str) -> bool:
     """Return whether an algorithm cuts the buffer in as many segments as it is told."""
+    refuse_code(algorithm, "algorithm")
     function = find(algorithm, kind)
     return "n_segments" in set(parameters_of(function)) - set(given(function))
 
 
 def collective(question: Question) -> str | Collective:
     """Return the algorithm as :func:`ddlsim.collective_time` takes it. Raises ConfigError for an unknown one."""
+    refuse_code(question.algorithm, "algorithm")
     if question.n_segments is None or not takes_segments(question.algorithm, question.kind):
         return question.algorithm
     return functools.partial(find(question.algorithm, question.kind), n_segments=question.n_segments)

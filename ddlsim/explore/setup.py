@@ -48,6 +48,7 @@ class Setup(param.Parameterized):
     steps = param.Integer(None, allow_None=True, doc="measured steps; None: 10, rounded up to whole cycles")
     seed = param.Integer(0, allow_None=True, doc="of all random streams")
     others = param.String("", doc="fields of an experiment that have no place of their own: lines of its file, TOML")
+    started = param.Boolean(True, doc="whether screens simulate; False on a page that an address has filled in")
     screen = param.String("", doc="NAME of the screen that is shown; empty: all are")
 
     def choose_strategy(self, name: str) -> None:
@@ -86,19 +87,20 @@ class Setup(param.Parameterized):
         self.param.watch(lambda *_: refresh(), list(FIELDS))
         refresh()
 
-    def when_shown(self, name: str, refresh: Callable[[], None]) -> None:
+    def when_shown(self, name: str, refresh: Callable[[], None], *, simulates: bool = True) -> None:
         """Call `refresh` now or once the screen `name` is shown, and again when what it shows has changed.
 
         A screen that is not shown is not refreshed; it is when it is shown again, if anything has changed meanwhile.
+        One that `simulates` is not refreshed before somebody has pressed Start.
         """
         seen: list[dict[str, object]] = []
 
         def look(*_: object) -> None:
-            if self.screen in ("", name) and seen != [now := self.state()]:
+            if self.screen in ("", name) and (self.started or not simulates) and seen != [now := self.state()]:
                 seen[:] = [now]
                 refresh()
 
-        self.param.watch(look, [*FIELDS, "screen"])
+        self.param.watch(look, [*FIELDS, "screen", "started"])
         look()
 
     def _strategy(self) -> Strategy:
@@ -116,7 +118,7 @@ class Setup(param.Parameterized):
 
 
 #: the parameters that determine an experiment
-FIELDS = tuple(name for name in Setup.param.values() if name not in ("name", "screen"))
+FIELDS = tuple(name for name in Setup.param.values() if name not in ("name", "screen", "started"))
 
 
 def beginnings(kind: str, kinds: Kinds) -> dict[str, object]:

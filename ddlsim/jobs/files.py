@@ -101,7 +101,7 @@ def load_jobs(source: str | Path, *, allow_code: bool = False) -> JobsFile:
         each for field, tables in groups.items()
         for each in neighbours(path, field, tables, told.cluster, allow_code=allow_code)
     ]  # fmt: skip
-    faults = value_of(path, "faults", told.faults, f"{path}: faults")
+    faults = value_of(path, "faults", told.faults, f"{path}: faults", allow_code=allow_code)
     return JobsFile(beside(path, told.cluster), tuple(made), told.queue, faults)  # type: ignore[arg-type]
 
 

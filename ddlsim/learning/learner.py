@@ -62,7 +62,8 @@ class Task:
         Not with batch normalisation, whose statistics are those of a worker's batch, nor with dropout.
         """
         kinds = {layer.type for layer in self.network.model.layers}
-        return self.batching and not self.network.state_slots and "dropout" not in kinds
+        draws = "dropout" in kinds or self.network.n_streams > 0
+        return self.batching and not self.network.state_slots and not draws
 
 
 class _Batch(NamedTuple):

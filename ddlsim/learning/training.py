@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
+
 from ddlsim.arguments import Count, NotNegative, Positive, checked, number, one_of, quantity
 from ddlsim.data import BatchStream, by_class, dirichlet, iid, load_data, split
 from ddlsim.data.dataset import DataSet, HeldOut
@@ -111,6 +113,7 @@ class Training:
         Raises ConfigError if data and model do not fit.
         """
         network = build_network(model, seed, loss=self.loss)
+        network.check_layers()
         networks = tuple(self._in_phase(phase, network, seed, clock or model) for phase in self.phases)
         data = self.data if isinstance(self.data, DataSet) else load_data(self.data)
         if isinstance(self.held_out, DataSet):
@@ -124,12 +127,14 @@ class Training:
                     f"{model.input_shape}; choose a model or data that fit"
                 )
         each = each_label(network.out_shape)
-        if train.labels.shape[1:] != each:
+        if train.is_regression:
+            self._check_targets(train, held_out, network)
+        elif train.labels.shape[1:] != each:
             raise ConfigError(
                 f"data {train.name!r} has labels of shape {train.labels.shape[1:]} for each sample, but model "
                 f"{model.name!r}, whose outputs are {network.out_shape}, learns {each}; choose a model or data that fit"
             )
-        if each and self.loss != "cross_entropy":
+        if each and not train.is_regression and self.loss != "cross_entropy":
             raise ConfigError(f"loss = {self.loss!r} with a label for each token; use 'cross_entropy'")
         if train.n_classes > network.n_classes:
             raise ConfigError(
@@ -147,6 +152,22 @@ class Training:
             network, train, held_out, shards, optimizer, self.schedule, seed, self.batching, self.phases, networks
         )
 
+    def _check_targets(self, train: DataSet, held_out: DataSet, network: Network) -> None:
+        """Raise ConfigError for data with numbers to predict that do not fit the rest."""
+        what = f"data {train.name!r} has numbers to predict, not classes"
+        if self.loss != "mean_squared_error":
+            raise ConfigError(f"{what}, but loss = {self.loss!r}; use 'mean_squared_error' (classes are whole numbers)")
+        for part in (train, held_out):
+            if not part.is_regression or part.labels[0].size != network.n_outputs:
+                raise ConfigError(
+                    f"data {part.name!r} has labels {part.labels.shape[1:]} of type {part.labels.dtype} for each "
+                    f"sample, but model {network.model.name!r} has {network.n_outputs} outputs; choose what fits"
+                )
+        if self.sharding not in ("iid", "shared"):
+            raise ConfigError(f"sharding = {self.sharding!r}: {what}; use 'iid' or 'shared'")
+        if self.target_accuracy is not None:
+            raise ConfigError(f"target_accuracy = {self.target_accuracy}: {what}; use target_loss")
+
     def _in_phase(self, phase: Phase, network: Network, seed: int, clock: Model) -> Network:
         """Return the network for the images of a phase."""
         if phase.input_size is None:
@@ -159,10 +180,8 @@ class Training:
         return network if other is model else build_network(other, seed, loss=self.loss)
 
     def _shards(self, train: DataSet, n_workers: int, seed: int) -> list[BatchStream]:
-        if self.sharding == "shared":
-            shards = iid(train.labels, 1, seed)
-        elif self.sharding == "iid":
-            shards = iid(train.labels, n_workers, seed)
+        if self.sharding in ("iid", "shared"):
+            shards = iid(np.arange(train.n_samples), n_workers if self.sharding == "iid" else 1, seed)
         elif self.sharding == "by_class":
             shards = by_class(train.labels, n_workers)
         else:

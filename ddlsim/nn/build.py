@@ -13,7 +13,7 @@ import numpy as np
 
 from ddlsim.errors import ConfigError
 from ddlsim.nn.conv_layer import Conv2d, Pool2d, adaptive_windows, pool_windows
-from ddlsim.nn.layers import Chain, Dense, Dropout, Elementwise, Join, Pure, Sum, ToMaps, ToRows
+from ddlsim.nn.layers import Chain, Dense, Dropout, Elementwise, Join, Pure, Sum, ToMaps, ToRows, asked_for
 from ddlsim.nn.norm_layer import BatchNorm2d, LayerNorm
 from ddlsim.nn.parameters import Parameter, normal, uniform
 from ddlsim.nn.pass_state import Array, Buffers, Layer, PureLayer, Slot
@@ -46,6 +46,7 @@ class Builder:
     state: list[Parameter] = field(default_factory=list)
     embedding: Slot | None = None  # the first table of tokens
     ids: list[int] = field(default_factory=list)  # below which the last numbers of a sample are whole
+    n_streams: int = 0  # layers of users that draw random numbers
 
     @property
     def vocabulary(self) -> int:
@@ -238,7 +239,14 @@ class Builder:
             slots[name] = self._slot(self.parameters, f"{layer.name}.{name}", np.shape(tensors[name]))
             draw = functools.partial(_drawn, initial, name)
             self.parameters[-1] = dataclasses.replace(self.parameters[-1], draw=draw)
-        return Pure(layer.name, rule, shape, layer.out_shape, slots)
+        buffers, momentum = {}, float(getattr(rule, "momentum", 0.1))
+        for name, start in (rule.buffers(shape) if hasattr(rule, "buffers") else {}).items():
+            buffers[name] = self._slot(self.state, f"{layer.name}.{name}", np.shape(start), momentum=momentum)
+            self.state[-1] = dataclasses.replace(self.state[-1], draw=functools.partial(_constant, start))
+        self.n_streams += "rng" in asked_for(rule)
+        return Pure(
+            layer.name, rule, shape, layer.out_shape, slots, buffers, momentum, self.n_streams - 1
+        )
 
     def _conv(self, leaf: Leaf, spec: specs.Conv, shape: Shape, follows: str) -> Conv2d:
         layer, n_in = self.model.layers[leaf.index], shape[0] // spec.groups
@@ -279,6 +287,10 @@ def _is_pure(spec: specs.LayerSpec) -> bool:
 
 def _drawn(initial: Callable[[np.random.Generator], dict[str, Array]], name: str, rng: np.random.Generator) -> Array:
     return initial(rng)[name]
+
+
+def _constant(value: Array, rng: np.random.Generator) -> Array:
+    return value
 
 
 def _space(shape: Shape) -> tuple[int, int]:

@@ -53,115 +53,145 @@ def pack(
                     packed[at] = weight[((g * n_out + o) * n_in + c) * n_taps + t] if j < n_to else 0.0
 
 
+@njit(inline="always")
+def _store2(out, at, step, last, a, b):  # type: ignore[no-untyped-def]
+    """Store two vectors `step` apart, those behind the `last` left out."""
+    if last >= 0:
+        store(out, at, a)
+    if last >= 1:
+        store(out, at + step, b)
+
+
 @kernel
 def correlate4(
-    x: _Floats, packed: _Floats, bias: _Floats, out: _Floats, n_blocks: int, groups: int, n_in: int,
+    x: _Floats, packed: _Floats, bias: _Floats, out: _Floats, n_samples: int, groups: int, n_in: int,
     n_out: int, in_space: tuple[int, int], out_space: tuple[int, int], kernel_width: int,
     row_at: _Ints, row_tap: _Ints, row_in: _Ints, col_at: _Ints, col_tap: _Ints, col_in: _Ints,
 ) -> None:  # fmt: skip
-    """Write to `out` bias + the sum over taps; tiles of 4 output channels. n_in, n_out are per group."""
-    plane, out_plane = plane_size(in_space), plane_size(out_space)
+    """Write to `out` bias + the sum over taps; tiles of 4 output channels. n_in, n_out are per group.
+
+    Where a block has so few samples that its second half of lanes is empty, two tiles are computed together instead.
+    """
+    plane, out_plane, z = plane_size(in_space), plane_size(out_space), zeros(x)
     n_tiles = (n_out + 3) // 4
     tile_size = packed.size // (groups * n_tiles)
-    for b in range(n_blocks):
+    for b in range((n_samples + LANES - 1) // LANES):
+        wide = n_samples - b * LANES > WIDTH  # else the second half of the lanes holds no samples
         for g in range(groups):
             x_base = (b * groups + g) * n_in * plane
-            for tile in range(n_tiles):
+            for tile in range(0, n_tiles, 1 if wide else 2):
                 w_base = (g * n_tiles + tile) * tile_size
-                o = 4 * tile
-                last = n_out - 1 - o  # channels of this tile beyond it are not stored
-                first = g * n_out + o
+                beside = not wide and tile + 1 < n_tiles
+                first = g * n_out + 4 * tile
+                first2, jump = (first + 4, tile_size) if beside else (first, 0)
+                last = n_out - 1 - 4 * tile  # channels of this tile beyond it are not stored
+                last2 = last - 4 if beside else last
                 for y in range(out_space[0]):
                     for column in range(out_space[1]):
-                        a0 = splat(bias, first)
-                        a1 = splat(bias, first + min(1, last))
-                        a2 = splat(bias, first + min(2, last))
-                        a3 = splat(bias, first + min(3, last))
-                        b0, b1, b2, b3 = a0, a1, a2, a3
+                        a0, a1 = splat(bias, first), splat(bias, first + min(1, last))
+                        a2, a3 = splat(bias, first + min(2, last)), splat(bias, first + min(3, last))
+                        b0, b1 = splat(bias, first2), splat(bias, first2 + min(1, last2))
+                        b2, b3 = splat(bias, first2 + min(2, last2)), splat(bias, first2 + min(3, last2))
                         for j in range(row_at[y], row_at[y + 1]):
                             for i in range(col_at[column], col_at[column + 1]):
                                 w = w_base + (row_tap[j] * kernel_width + col_tap[i]) * n_in * 4
                                 p = x_base + (row_in[j] * in_space[1] + col_in[i]) * LANES
                                 for _ in range(n_in):
-                                    low, high = load(x, p), load(x, p + WIDTH)
-                                    s = splat(packed, w)
-                                    a0, b0 = fma(s, low, a0), fma(s, high, b0)
-                                    s = splat(packed, w + 1)
-                                    a1, b1 = fma(s, low, a1), fma(s, high, b1)
-                                    s = splat(packed, w + 2)
-                                    a2, b2 = fma(s, low, a2), fma(s, high, b2)
-                                    s = splat(packed, w + 3)
-                                    a3, b3 = fma(s, low, a3), fma(s, high, b3)
+                                    s0, s1 = splat(packed, w), splat(packed, w + 1)
+                                    s2, s3 = splat(packed, w + 2), splat(packed, w + 3)
+                                    v = load(x, p)
+                                    a0, a1 = fma(s0, v, a0), fma(s1, v, a1)
+                                    a2, a3 = fma(s2, v, a2), fma(s3, v, a3)
+                                    if wide:
+                                        v = load(x, p + WIDTH)
+                                    else:
+                                        u = w + jump
+                                        s0, s1 = splat(packed, u), splat(packed, u + 1)
+                                        s2, s3 = splat(packed, u + 2), splat(packed, u + 3)
+                                    b0, b1 = fma(s0, v, b0), fma(s1, v, b1)
+                                    b2, b3 = fma(s2, v, b2), fma(s3, v, b3)
                                     p += plane
                                     w += 4
                         at = (b * groups * n_out + first) * out_plane + (y * out_space[1] + column) * LANES
-                        store(out, at, a0)
-                        store(out, at + WIDTH, b0)
-                        if last >= 1:
-                            store(out, at + out_plane, a1)
-                            store(out, at + out_plane + WIDTH, b1)
-                        if last >= 2:
-                            store(out, at + 2 * out_plane, a2)
-                            store(out, at + 2 * out_plane + WIDTH, b2)
-                        if last >= 3:
-                            store(out, at + 3 * out_plane, a3)
-                            store(out, at + 3 * out_plane + WIDTH, b3)
+                        _store2(out, at, out_plane, last, a0, a1)
+                        _store2(out, at + 2 * out_plane, out_plane, last - 2, a2, a3)
+                        if wide:
+                            _store2(out, at + WIDTH, out_plane, last, b0, b1)
+                            _store2(out, at + WIDTH + 2 * out_plane, out_plane, last - 2, b2, b3)
+                        else:
+                            _store2(out, at + WIDTH, out_plane, last, z, z)
+                            _store2(out, at + WIDTH + 2 * out_plane, out_plane, last - 2, z, z)
+                        if beside:
+                            _store2(out, at + 4 * out_plane, out_plane, last2, b0, b1)
+                            _store2(out, at + 4 * out_plane + 2 * out_plane, out_plane, last2 - 2, b2, b3)
+                            _store2(out, at + 4 * out_plane + WIDTH, out_plane, last2, z, z)
+                            _store2(out, at + 4 * out_plane + WIDTH + 2 * out_plane, out_plane, last2 - 2, z, z)
 
 
 @kernel
 def correlate6(
-    x: _Floats, packed: _Floats, bias: _Floats, out: _Floats, n_blocks: int, groups: int, n_in: int,
+    x: _Floats, packed: _Floats, bias: _Floats, out: _Floats, n_samples: int, groups: int, n_in: int,
     n_out: int, in_space: tuple[int, int], out_space: tuple[int, int], kernel_width: int,
     row_at: _Ints, row_tap: _Ints, row_in: _Ints, col_at: _Ints, col_tap: _Ints, col_in: _Ints,
 ) -> None:  # fmt: skip
     """The same as :func:`correlate4` with tiles of 6 output channels; n_out must be a multiple of 6."""
-    plane, out_plane = plane_size(in_space), plane_size(out_space)
+    plane, out_plane, z = plane_size(in_space), plane_size(out_space), zeros(x)
     n_tiles = n_out // 6
     tile_size = packed.size // (groups * n_tiles)
-    for b in range(n_blocks):
+    for b in range((n_samples + LANES - 1) // LANES):
+        wide = n_samples - b * LANES > WIDTH  # else the second half of the lanes holds no samples
         for g in range(groups):
             x_base = (b * groups + g) * n_in * plane
-            for tile in range(n_tiles):
+            for tile in range(0, n_tiles, 1 if wide else 2):
                 w_base = (g * n_tiles + tile) * tile_size
+                beside = not wide and tile + 1 < n_tiles
                 first = g * n_out + 6 * tile
+                first2, jump = (first + 6, tile_size) if beside else (first, 0)
                 for y in range(out_space[0]):
                     for column in range(out_space[1]):
                         a0, a1, a2 = splat(bias, first), splat(bias, first + 1), splat(bias, first + 2)
                         a3, a4, a5 = splat(bias, first + 3), splat(bias, first + 4), splat(bias, first + 5)
-                        b0, b1, b2, b3, b4, b5 = a0, a1, a2, a3, a4, a5
+                        b0, b1, b2 = splat(bias, first2), splat(bias, first2 + 1), splat(bias, first2 + 2)
+                        b3, b4, b5 = splat(bias, first2 + 3), splat(bias, first2 + 4), splat(bias, first2 + 5)
                         for j in range(row_at[y], row_at[y + 1]):
                             for i in range(col_at[column], col_at[column + 1]):
                                 w = w_base + (row_tap[j] * kernel_width + col_tap[i]) * n_in * 6
                                 p = x_base + (row_in[j] * in_space[1] + col_in[i]) * LANES
                                 for _ in range(n_in):
-                                    low, high = load(x, p), load(x, p + WIDTH)
-                                    s = splat(packed, w)
-                                    a0, b0 = fma(s, low, a0), fma(s, high, b0)
-                                    s = splat(packed, w + 1)
-                                    a1, b1 = fma(s, low, a1), fma(s, high, b1)
-                                    s = splat(packed, w + 2)
-                                    a2, b2 = fma(s, low, a2), fma(s, high, b2)
-                                    s = splat(packed, w + 3)
-                                    a3, b3 = fma(s, low, a3), fma(s, high, b3)
-                                    s = splat(packed, w + 4)
-                                    a4, b4 = fma(s, low, a4), fma(s, high, b4)
-                                    s = splat(packed, w + 5)
-                                    a5, b5 = fma(s, low, a5), fma(s, high, b5)
+                                    s0, s1, s2 = splat(packed, w), splat(packed, w + 1), splat(packed, w + 2)
+                                    s3, s4, s5 = splat(packed, w + 3), splat(packed, w + 4), splat(packed, w + 5)
+                                    v = load(x, p)
+                                    a0, a1, a2 = fma(s0, v, a0), fma(s1, v, a1), fma(s2, v, a2)
+                                    a3, a4, a5 = fma(s3, v, a3), fma(s4, v, a4), fma(s5, v, a5)
+                                    if wide:
+                                        v = load(x, p + WIDTH)
+                                    else:
+                                        u = w + jump
+                                        s0, s1, s2 = splat(packed, u), splat(packed, u + 1), splat(packed, u + 2)
+                                        s3, s4, s5 = splat(packed, u + 3), splat(packed, u + 4), splat(packed, u + 5)
+                                    b0, b1, b2 = fma(s0, v, b0), fma(s1, v, b1), fma(s2, v, b2)
+                                    b3, b4, b5 = fma(s3, v, b3), fma(s4, v, b4), fma(s5, v, b5)
                                     p += plane
                                     w += 6
                         at = (b * groups * n_out + first) * out_plane + (y * out_space[1] + column) * LANES
-                        store(out, at, a0)
-                        store(out, at + WIDTH, b0)
-                        store(out, at + out_plane, a1)
-                        store(out, at + out_plane + WIDTH, b1)
-                        store(out, at + 2 * out_plane, a2)
-                        store(out, at + 2 * out_plane + WIDTH, b2)
-                        store(out, at + 3 * out_plane, a3)
-                        store(out, at + 3 * out_plane + WIDTH, b3)
-                        store(out, at + 4 * out_plane, a4)
-                        store(out, at + 4 * out_plane + WIDTH, b4)
-                        store(out, at + 5 * out_plane, a5)
-                        store(out, at + 5 * out_plane + WIDTH, b5)
+                        _store2(out, at, out_plane, 1, a0, a1)
+                        _store2(out, at + 2 * out_plane, out_plane, 1, a2, a3)
+                        _store2(out, at + 4 * out_plane, out_plane, 1, a4, a5)
+                        if wide:
+                            _store2(out, at + WIDTH, out_plane, 1, b0, b1)
+                            _store2(out, at + WIDTH + 2 * out_plane, out_plane, 1, b2, b3)
+                            _store2(out, at + WIDTH + 4 * out_plane, out_plane, 1, b4, b5)
+                        else:
+                            _store2(out, at + WIDTH, out_plane, 1, z, z)
+                            _store2(out, at + WIDTH + 2 * out_plane, out_plane, 1, z, z)
+                            _store2(out, at + WIDTH + 4 * out_plane, out_plane, 1, z, z)
+                        if beside:
+                            _store2(out, at + 6 * out_plane, out_plane, 1, b0, b1)
+                            _store2(out, at + 6 * out_plane + 2 * out_plane, out_plane, 1, b2, b3)
+                            _store2(out, at + 6 * out_plane + 4 * out_plane, out_plane, 1, b4, b5)
+                            _store2(out, at + 6 * out_plane + WIDTH, out_plane, 1, z, z)
+                            _store2(out, at + 6 * out_plane + WIDTH + 2 * out_plane, out_plane, 1, z, z)
+                            _store2(out, at + 6 * out_plane + WIDTH + 4 * out_plane, out_plane, 1, z, z)
 
 
 @kernel
@@ -174,7 +204,7 @@ def _inside(n_out: int, n_in: int, stride: int, shift: int, low: int, high: int)
 
 @kernel
 def weight_gradient(
-    x: _Floats, dy: _Floats, dw: _Floats, n_blocks: int, groups: int, n_in: int, n_out: int,
+    x: _Floats, dy: _Floats, dw: _Floats, n_samples: int, groups: int, n_in: int, n_out: int,
     in_space: tuple[int, int], out_space: tuple[int, int], kernel: tuple[int, int],
     stride: tuple[int, int], padding: tuple[int, int],
 ) -> None:  # fmt: skip
@@ -185,7 +215,8 @@ def weight_gradient(
     plane, out_plane = plane_size(in_space), plane_size(out_space)
     n_taps, step = kernel[0] * kernel[1], stride[1] * LANES
     n_rows = max(1, _PIXELS // out_space[1])
-    for b in range(n_blocks):
+    for b in range((n_samples + LANES - 1) // LANES):
+        wide = n_samples - b * LANES > WIDTH  # else the second half of the lanes holds no samples
         for g in range(groups):
             for top in range(0, out_space[0], n_rows):
                 for o in range(0, n_out, 4):
@@ -209,7 +240,7 @@ def weight_gradient(
                                 q = (row * out_space[1] + col0) * LANES
                                 p = x0 + ((row * stride[0] + sy) * in_space[1] + col0 * stride[1] + sx) * LANES
                                 for _ in range(col1 - col0):
-                                    for half in range(0, LANES, WIDTH):
+                                    for half in range(0, LANES if wide else WIDTH, WIDTH):
                                         u, v, w = (
                                             load(x, p + half), load(x, p + x1 + half), load(x, p + x2 + half)
                                         )  # fmt: skip
@@ -248,7 +279,7 @@ def _add3(dw, at, step, last, a, b, c):  # type: ignore[no-untyped-def]
 
 @kernel
 def weight_gradient1(
-    x: _Floats, dy: _Floats, dw: _Floats, n_blocks: int, groups: int, n_in: int, n_out: int,
+    x: _Floats, dy: _Floats, dw: _Floats, n_samples: int, groups: int, n_in: int, n_out: int,
     in_space: tuple[int, int], out_space: tuple[int, int], kernel: tuple[int, int],
     stride: tuple[int, int], padding: tuple[int, int],
 ) -> None:  # fmt: skip
@@ -256,7 +287,8 @@ def weight_gradient1(
     plane, out_plane = plane_size(in_space), plane_size(out_space)
     n_taps, step = kernel[0] * kernel[1], stride[1] * LANES
     n_rows = max(1, _PIXELS // out_space[1])
-    for b in range(n_blocks):
+    for b in range((n_samples + LANES - 1) // LANES):
+        wide = n_samples - b * LANES > WIDTH  # else the second half of the lanes holds no samples
         for g in range(groups):
             for top in range(0, out_space[0], n_rows):
                 for o in range(0, n_out, 6):
@@ -277,13 +309,15 @@ def weight_gradient1(
                                 q = (row * out_space[1] + col0) * LANES
                                 p = x0 + ((row * stride[0] + sy) * in_space[1] + col0 * stride[1] + sx) * LANES
                                 for _ in range(col1 - col0):
-                                    u, v = load(x, p), load(x, p + WIDTH)
-                                    a0, b0 = fma(load(dy, y0 + q), u, a0), fma(load(dy, y0 + q + WIDTH), v, b0)
-                                    a1, b1 = fma(load(dy, y1 + q), u, a1), fma(load(dy, y1 + q + WIDTH), v, b1)
-                                    a2, b2 = fma(load(dy, y2 + q), u, a2), fma(load(dy, y2 + q + WIDTH), v, b2)
-                                    a3, b3 = fma(load(dy, y3 + q), u, a3), fma(load(dy, y3 + q + WIDTH), v, b3)
-                                    a4, b4 = fma(load(dy, y4 + q), u, a4), fma(load(dy, y4 + q + WIDTH), v, b4)
-                                    a5, b5 = fma(load(dy, y5 + q), u, a5), fma(load(dy, y5 + q + WIDTH), v, b5)
+                                    u = load(x, p)
+                                    a0, a1 = fma(load(dy, y0 + q), u, a0), fma(load(dy, y1 + q), u, a1)
+                                    a2, a3 = fma(load(dy, y2 + q), u, a2), fma(load(dy, y3 + q), u, a3)
+                                    a4, a5 = fma(load(dy, y4 + q), u, a4), fma(load(dy, y5 + q), u, a5)
+                                    if wide:
+                                        u, r = load(x, p + WIDTH), q + WIDTH
+                                        b0, b1 = fma(load(dy, y0 + r), u, b0), fma(load(dy, y1 + r), u, b1)
+                                        b2, b3 = fma(load(dy, y2 + r), u, b2), fma(load(dy, y3 + r), u, b3)
+                                        b4, b5 = fma(load(dy, y4 + r), u, b4), fma(load(dy, y5 + r), u, b5)
                                     p += step
                                     q += LANES
                             at = ((g * n_out + o) * n_in + c) * n_taps + tap

@@ -78,7 +78,7 @@ class Conv2d:
         per_group = self.in_channels // self.groups, self.channels // self.groups
         add_weights = conv_kernels.weight_gradient if per_group[0] > 2 else conv_kernels.weight_gradient1
         add_weights(
-            self.x.reshape(-1), dy.reshape(-1), self.weight.flat(run.into()), run.n_blocks, self.groups,
+            self.x.reshape(-1), dy.reshape(-1), self.weight.flat(run.into()), run.n_samples, self.groups,
             *per_group, self.in_space, self.out_space, self.kernel, self.stride, self.padding,
         )  # fmt: skip
         if self.bias is not None:
@@ -106,7 +106,7 @@ class Conv2d:
         rows, columns = self._back_tables if back else self._tables
         correlate = conv_kernels.correlate6 if tile == 6 else conv_kernels.correlate4
         correlate(
-            source.reshape(-1), packed, bias, out.reshape(-1), run.n_blocks, self.groups, n_from, n_to,
+            source.reshape(-1), packed, bias, out.reshape(-1), run.n_samples, self.groups, n_from, n_to,
             *spaces, self.kernel[1], rows.at, rows.tap, rows.source, columns.at, columns.tap, columns.source,
         )  # fmt: skip
 

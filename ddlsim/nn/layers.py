@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -89,20 +90,52 @@ class Elementwise:
         return dy
 
 
+def asked_for(rule: PureLayer) -> frozenset[str]:
+    """Return which of `train`, `buffers` and `rng` the layer's forward takes."""
+    return frozenset({"train", "buffers", "rng"} & inspect.signature(rule.forward).parameters.keys())
+
+
 @dataclass
 class Pure:
-    """A layer that is written in pure functions of arrays."""
+    """A layer that is written in pure functions of arrays.
+
+    buffers  its running statistics in the state, of which a batch replaces `momentum`
+    stream   place of its random stream among those of a pass
+    """
 
     name: str
     rule: PureLayer
     in_shape: tuple[int, ...]
     out_shape: tuple[int, ...]
     slots: Mapping[str, Slot]
+    buffers: Mapping[str, Slot]
+    momentum: float
+    stream: int
     kept: object = field(init=False)
 
     def forward(self, x: Array, run: Pass) -> Array:
-        out, self.kept = self.rule.forward(x.reshape(len(x), *self.in_shape), self._tensors(run.params))
+        given: dict[str, object] = {"train": run.training, "buffers": None, "rng": None}
+        if run.training and "rng" in asked_for(self.rule):
+            if not run.streams:
+                raise ConfigError(f"rng = None: layer {self.name!r} draws random numbers; pass a numpy Generator")
+            given["rng"] = run.streams[self.stream]
+        if not run.training and run.state is not None:
+            given["buffers"] = {name: slot.of(run.state).copy() for name, slot in self.buffers.items()}
+        more: dict[str, Any] = {name: given[name] for name in asked_for(self.rule)}
+        args = x.reshape(len(x), *self.in_shape), self._tensors(run.params)
+        out, self.kept, *found = cast("tuple[Any, ...]", self.rule.forward(*args, **more))
         self._fits("forward", "outputs", out, (len(x), *self.out_shape))
+        if run.training and self.buffers:
+            statistics: Mapping[str, Array] = found[0] if found else {}
+            if statistics.keys() != self.buffers.keys():
+                raise ConfigError(
+                    f"layer {self.name!r}: forward must return the batch's {sorted(self.buffers)} as a third value "
+                    f"while it trains, not {sorted(statistics)}"
+                )
+            for name, slot in self.buffers.items():
+                self._fits("forward", name, statistics[name], slot.shape)
+                if run.state is not None:
+                    slot.of(run.state)[...] += self.momentum * (statistics[name] - slot.of(run.state))
         return np.ascontiguousarray(out, x.dtype).reshape(len(x), -1)
 
     def backward(self, dy: Array, run: Pass) -> Array | None:
@@ -202,6 +235,13 @@ class Chain:
     """One layer after the other; an empty chain is the identity."""
 
     layers: Sequence[Layer]
+
+    def all(self) -> Iterator[Layer]:
+        """Yield its layers, and those in branches of it."""
+        for layer in self.layers:
+            yield layer
+            for branch in (layer.body, layer.shortcut) if isinstance(layer, Sum) else getattr(layer, "branches", ()):
+                yield from branch.all()
 
     def forward(self, x: Array, run: Pass) -> Array:
         for layer in self.layers:

@@ -18,7 +18,8 @@ import numpy.typing as npt
 from ddlsim.arguments import Seed, by, checked
 from ddlsim.errors import ConfigError, shown
 from ddlsim.nn.build import Builder
-from ddlsim.nn.layers import Chain
+from ddlsim.nn.layer_rules import held_to_rules
+from ddlsim.nn.layers import Chain, Pure
 from ddlsim.nn.loss import Loss, check_labels, classes, each_label, loss_of
 from ddlsim.nn.parameters import initial_values, kept_shares
 from ddlsim.nn.pass_state import Array, Buffers, Pass, Slot
@@ -50,6 +51,7 @@ class Network:
     state_keep: Array  # (n_state,), 1 - momentum: how much of the running statistics a batch leaves, read-only
     vocabulary: int  # samples are whole numbers below it; 0: they are any numbers
     ids: tuple[int, ...]  # below which the last numbers of a sample are whole
+    n_streams: int  # layers of users that draw random numbers, each from a stream of its own
     _chain: Chain
     _buffers: Buffers
 
@@ -84,6 +86,15 @@ class Network:
             x[:, -place] = rng.integers(rows, size=n)
         return x, rng.integers(self.n_classes, size=(n, *each_label(self.out_shape)))
 
+    def check_layers(self) -> None:
+        """Raise ConfigError for what :func:`ddlsim.testing.check_layer` finds in the layers that users have written."""
+        for layer in self._chain.all():
+            if isinstance(layer, Pure):
+                try:
+                    held_to_rules(layer.rule, layer.in_shape)
+                except ConfigError as error:
+                    raise ConfigError(f"model {self.model.name!r}: layer {layer.name!r}: {error}") from None
+
     def views(self, params: Array) -> dict[str, Array]:
         """Return the named tensors of a flat vector (parameters or gradient) as views, in order."""
         return {slot.name: slot.of(params) for slot in self.slots}
@@ -98,7 +109,7 @@ class Network:
         x       (n, *model.input_shape)  samples
         labels  (n,) classes; (n, tokens) where outputs are (tokens, classes); (n, n_outputs) targets for the mean
                 squared error
-        rng     draws dropout masks; needed if the network has dropout
+        rng     draws dropout masks, and spawns the streams of users' layers; needed if the network has any of these
         state   (n_state,) running statistics of batch normalisation, updated in place where given
 
         Raises ConfigError for arrays that do not fit.
@@ -111,7 +122,8 @@ class Network:
         wanted = _writable(check_labels(self.loss, labels, n, self.out_shape, self.dtype))
         gradient, loss, params = np.zeros(self.n_params, self.dtype), 0.0, self._own(params)
         for part in self._parts(n, whole=bool(self.state_slots)):
-            run = Pass(params, len(batch[part]), True, gradient, state, rng)
+            streams = () if rng is None or not self.n_streams else rng.spawn(self.n_streams)
+            run = Pass(params, len(batch[part]), True, gradient, state, rng, streams)
             outputs = self._chain.forward(batch[part], run)
             share, slope = loss_of(self.loss, outputs, wanted[part], n, self._buffers)
             self._chain.backward(slope, run)
@@ -194,7 +206,8 @@ def build_network(
     return Network(
         description, loss, kind, tuple(p.slot for p in builder.parameters), tuple(p.slot for p in builder.state),
         initial_values(builder.parameters, seed, kind), initial_values(builder.state, seed, kind),
-        kept_shares(builder.state, kind), builder.vocabulary, tuple(builder.ids), chain, Buffers(kind),
+        kept_shares(builder.state, kind), builder.vocabulary, tuple(builder.ids), builder.n_streams, chain,
+        Buffers(kind),
     )  # fmt: skip
 
 

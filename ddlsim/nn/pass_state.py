@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -37,7 +37,8 @@ class Slot:
 class Pass:
     """One pass over some samples. ``gradient`` is added to; ``state`` (running statistics) written to.
 
-    ``training`` chooses batch statistics and dropout. ``n_samples`` may be less than the lanes hold.
+    ``training`` chooses batch statistics and dropout; ``streams`` are those of the users' layers that draw.
+    ``n_samples`` may be less than the lanes hold.
     """
 
     params: Array
@@ -46,6 +47,7 @@ class Pass:
     gradient: Array | None = None
     state: Array | None = None
     rng: np.random.Generator | None = None
+    streams: Sequence[np.random.Generator] = ()
 
     @property
     def n_blocks(self) -> int:
@@ -91,7 +93,13 @@ class Layer(Protocol):
 
 
 class PureLayer(Protocol):
-    """A layer in pure functions of arrays, samples first: how users write one (docs/write_your_own/layer.md)."""
+    """A layer in pure functions of arrays, samples first: how users write one (docs/write_your_own/layer.md).
+
+    `forward` may take more, by name: `train`, a flag; `rng`, a random stream of this layer, None unless it trains; and
+    `buffers`, running statistics, None while it trains. A layer with buffers has a method ``buffers(in_shape)`` with
+    their first values, and returns those of the batch as a third value while it trains: they replace `momentum` (0.1
+    unless the layer has a field of this name) of the running ones.
+    """
 
     def forward(self, x: Array, params: Mapping[str, Array]) -> tuple[Array, object]:
         """Return the outputs for `x`, shape (n, *in_shape), and what the backward pass needs; changes no argument."""

@@ -27,7 +27,7 @@ from ddlsim.errors import DdlsimError
 from ddlsim.planner.target import Target
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import beside, experiment_from, value_of
-from ddlsim.run.tables import Table, build, refuse_code
+from ddlsim.run.tables import Table, build
 from ddlsim.workload.toml_files import read_toml, validate
 
 
@@ -57,10 +57,6 @@ def load_question(source: str | Path, *, allow_code: bool = False) -> dict[str, 
     path = Path(source)
     table = read_toml(path)
     file = validate(TypeAdapter(_File), table, str(path), _File.model_fields)
-    if not allow_code:
-        for field in ("strategies", "compressions", "training"):
-            remedy = "use load_question(path, allow_code=True), or --allow-code on the command line"
-            refuse_code(_FIELDS.get(field, field), table.get(field), f"{path}: {field}", remedy)
     asked: dict[str, Any] = {name: getattr(file, name) for name in table}
     asked["clusters"] = [beside(path, name) for name in file.clusters]
     asked["model"] = beside(path, file.model)
@@ -69,11 +65,11 @@ def load_question(source: str | Path, *, allow_code: bool = False) -> dict[str, 
     if file.target is not None:
         asked["target"] = build(Target, file.target, {}, f"{path}: target")
     if file.training is not None:
-        asked["training"] = value_of(path, "training", file.training, f"{path}: training")
+        asked["training"] = value_of(path, "training", file.training, f"{path}: training", allow_code=allow_code)
     for field, one in _FIELDS.items():
         if field in table:
             asked[field] = [
-                None if each == "none" else value_of(path, one, each, f"{path}: {field}[{i}]")
+                None if each == "none" else value_of(path, one, each, f"{path}: {field}[{i}]", allow_code=allow_code)
                 for i, each in enumerate(getattr(file, field))
             ]
     if file.base is not None:

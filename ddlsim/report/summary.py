@@ -190,8 +190,9 @@ def _learning(result: Result) -> list[tuple[str, str]]:
     if monitor is None or not result.evaluations:
         return []
     last = result.evaluations[-1]
+    accuracy = "" if math.isnan(last.accuracy) else f"accuracy {percent(last.accuracy)}, "  # of numbers to predict
     text = (
-        f"accuracy {percent(last.accuracy)}, loss {last.loss:.4g} on held-out samples after "
+        f"{accuracy}loss {last.loss:.4g} on held-out samples after "
         f"{count(last.updates, 'update')}, {last.epoch:.3g} epochs, {seconds(last.time)}"
     )
     return [("learned", text), ("ended by", textwrap.shorten(result.stop_reason, 100, placeholder=" ..."))]

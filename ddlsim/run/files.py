@@ -214,7 +214,7 @@ def neighbours(path: Path, field: str, tables: object, cluster: object, *, allow
         if kind == "background":
             if isinstance(rest.get("trace"), str):
                 rest["trace"] = str(path.parent / rest["trace"])
-            made.append(build(Background, rest, PARTS, where))
+            made.append(build(Background, rest, PARTS, where, allow_code=allow_code))
             continue
         what = rest.pop("experiment", None)
         schema = schema_of(Job, {**PARTS, "experiment": {}})
@@ -243,13 +243,10 @@ def fields_from(
     schema = schema_of(Experiment, FIELDS)
     required = {} if whole else {name: "" for name, field in schema.model_fields.items() if field.is_required()}
     validate(TypeAdapter(schema), {**required, **table}, where, schema.model_fields)
-    if not allow_code:
-        remedy = "use load_experiment(path, allow_code=True), or --allow-code on the command line"
-        for field, value in table.items():
-            refuse_code(field, value, f"{where}: {field}", remedy)
     fields = {
-        field: value_of(path, field, value, f"{where}: {field}") for field, value in table.items() if field != "beside"
-    }
+        field: value_of(path, field, value, f"{where}: {field}", allow_code=allow_code)
+        for field, value in table.items() if field != "beside"
+    }  # fmt: skip
     if "beside" in table:
         fields["beside"] = neighbours(path, "beside", table["beside"], table.get("cluster"), allow_code=allow_code)
     return fields
@@ -264,13 +261,16 @@ def beside(path: Path, name: str) -> str | Path:
     return path.parent / name if "/" in name and os.path.isdir(path.parent / name) else name
 
 
-def value_of(path: Path, field: str, value: object, where: str) -> object:
+def value_of(path: Path, field: str, value: object, where: str, *, allow_code: bool = False) -> object:
     """Return what `value` stands for in a field of an experiment in the file `path`.
 
-    A table stands for an object, the name of a file or folder beside `path` for that.
+    A table stands for an object, the name of a file or folder beside `path` for that; `allow_code` as for
+    :func:`ddlsim.run.tables.build`.
     """
     if isinstance(value, list):
-        return tuple(value_of(path, field, each, f"{where}[{i}]") for i, each in enumerate(value))
+        return tuple(value_of(path, field, v, f"{where}[{i}]", allow_code=allow_code) for i, v in enumerate(value))
+    if not allow_code:
+        refuse_code(value, where, field.rpartition(".")[2])
     if isinstance(value, str) and field in ("cluster", "model", "time_model", "training.data"):
         return beside(path, value)
     if not isinstance(value, dict):
@@ -287,7 +287,7 @@ def value_of(path: Path, field: str, value: object, where: str) -> object:
     if field == "training":
         data = value.get("data")
         near = {"data": str(beside(path, data))} if isinstance(data, str) else {}
-        return build(Training, {**value, **near}, PARTS, where)
+        return build(Training, {**value, **near}, PARTS, where, allow_code=allow_code)
     if field == "compression" and "compressor" in value:
-        return build(Compression, value, PARTS, where)
-    return chosen(value, kinds, PARTS, where)
+        return build(Compression, value, PARTS, where, allow_code=allow_code)
+    return chosen(value, kinds, PARTS, where, allow_code=allow_code)

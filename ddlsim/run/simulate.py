@@ -294,8 +294,11 @@ class UnderWay:
         )
         if not self.halfway:  # where somebody stopped it in the middle of an event, that is booked in parts only
             check_result(result, loop, self.stop.n_samples)
-        more = superlinear_notes(result)
-        return dataclasses.replace(result, notes=(*result.notes, *more)) if more else result
+        if more := superlinear_notes(result):
+            result = dataclasses.replace(result, notes=(*result.notes, *more))
+        if not self.halfway and self.experiment.elastic is not None:
+            _ = result.life  # simulates smaller groups: what these cannot do is an error here, not in print(result)
+        return result
 
     def _notes(self, traffic: Traffic) -> tuple[str, ...]:
         setting, prepared, experiment = self.setting, self.prepared, self.experiment

@@ -41,26 +41,33 @@ _PLAIN: dict[object, object] = {
     Iterable[int]: list[int], Sequence[str]: list[str], Sequence[bool]: list[bool],
     Sequence[Sequence[tuple[str, int, int]]]: list[list[list[str | int]]],
 }  # fmt: skip
-#: fields of an experiment whose texts may name functions
-_WITH_ALGORITHMS = ("strategy", "fabric")
+#: fields whose texts are names of files, nodes and jobs, which may have a colon in them and are never imported
+_NAMES = frozenset({
+    "cluster", "data", "dataset", "model", "name", "path", "source", "storage", "target", "time_model", "trace",
+})  # fmt: skip
 #: fields that are worked out by the run
 _HIDDEN = frozenset({"bounds"})
 
 
-def chosen(table: Mapping[str, object], kinds: Kinds, parts: Mapping[str, Kinds], where: str) -> object:
+def chosen(
+    table: Mapping[str, object], kinds: Kinds, parts: Mapping[str, Kinds], where: str, *, allow_code: bool = False
+) -> object:
     """Return the object that `table` describes by its ``type``, which may be left out if there is only one.
 
-    parts  field -> what the tables in this field may describe
+    parts       field -> what the tables in this field may describe
+    allow_code  as for :func:`build`
     """
+    if not allow_code:
+        refuse_code(table, where)
     rest = dict(table)
     kind = rest.pop("type", next(iter(kinds)) if len(kinds) == 1 else None)
     if kind is None:
         raise ConfigError(f"{where}: key 'type' is missing; add type = one of {', '.join(sorted(kinds))}")
     if names_code(kind):
-        return build(class_named(str(kind), f"{where}: type"), rest, parts, where)
+        return build(class_named(str(kind), f"{where}: type"), rest, parts, where, allow_code=allow_code)
     if not isinstance(kind, str) or kind not in kinds:
         raise unknown_name("type", str(kind), kinds, where)
-    return build(kinds[kind], rest, parts, where)
+    return build(kinds[kind], rest, parts, where, allow_code=allow_code)
 
 
 def class_named(name: str, where: str) -> type:
@@ -71,23 +78,32 @@ def class_named(name: str, where: str) -> type:
     return make
 
 
-def refuse_code(field: str, value: object, where: str, remedy: str) -> None:
-    """Raise ConfigError if `value`, of a field in a file, names code: a type does, and any text of what has algorithms.
-
-    where, remedy   its place in the file, and how to allow it, for the message
-    """
+def refuse_code(value: object, where: str, field: str = "") -> None:
+    """Raise ConfigError if `value`, of a `field`, is or holds a text that names code: importing it would run it."""
     if isinstance(value, Mapping):
         for key, each in value.items():
-            refuse_code(f"{field}.{key}", each, f"{where}.{key}", remedy)
-    elif isinstance(value, list):
+            refuse_code(each, f"{where}.{key}", str(key))
+    elif isinstance(value, list | tuple):
         for i, each in enumerate(value):
-            refuse_code(field, each, f"{where}[{i}]", remedy)
-    elif names_code(value) and (field.partition(".")[0] in _WITH_ALGORITHMS or field.endswith(".type")):
-        raise ConfigError(f"{where} = {shown(value)} would import code; if you trust the file, {remedy}")
+            refuse_code(each, f"{where}[{i}]", field)
+    elif names_code(value) and field not in _NAMES:
+        raise ConfigError(
+            f"{where} = {shown(value)} would import code; if you trust the file, use allow_code=True in Python, or "
+            "--allow-code on the command line"
+        )
 
 
-def build(make: Callable[..., T], table: Mapping[str, object], parts: Mapping[str, Kinds], where: str) -> T:
-    """Return ``make(...)``, an object, with the arguments in `table`; what is not there keeps its default."""
+def build(
+    make: Callable[..., T], table: Mapping[str, object], parts: Mapping[str, Kinds], where: str, *,
+    allow_code: bool = False,
+) -> T:  # fmt: skip
+    """Return ``make(...)``, an object, with the arguments in `table`; what is not there keeps its default.
+
+    All that files, addresses and forms say of objects becomes one here, so here "package.module:Name" is refused,
+    unless `allow_code`.
+    """
+    if not allow_code:
+        refuse_code(table, where)
     schema = schema_of(make, parts)
     types = annotations_of(make)
     texts = {  # infinity has no unit; the class says whether it is welcome
@@ -98,10 +114,11 @@ def build(make: Callable[..., T], table: Mapping[str, object], parts: Mapping[st
     arguments: dict[str, object] = {}
     for name, value in table.items():
         if isinstance(value, dict) and ("type" in value or not _maps(alternatives(annotations_of(make)[name]))):
-            value = chosen(value, parts[name], parts, f"{where}.{name}")
+            value = chosen(value, parts[name], parts, f"{where}.{name}", allow_code=allow_code)
         if isinstance(value, list):
             value = tuple(
-                chosen(each, parts[name], parts, f"{where}.{name}[{i}]") if isinstance(each, dict) else each
+                chosen(each, parts[name], parts, f"{where}.{name}[{i}]", allow_code=allow_code)
+                if isinstance(each, dict) else each
                 for i, each in enumerate(value)
             )
         arguments[name] = value

@@ -37,7 +37,7 @@ from ddlsim.arguments import checked
 from ddlsim.errors import DdlsimError
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.files import experiment_from, load_experiment, value_of
-from ddlsim.run.tables import Table, refuse_code
+from ddlsim.run.tables import Table
 from ddlsim.study.designs import Range, paths_of
 from ddlsim.study.search import Search
 from ddlsim.study.study import Study
@@ -129,8 +129,6 @@ def _value(path: Path, field: str, value: object, where: str, allow_code: bool) 
     paths = paths_of(field)
     if len(paths) > 1 and isinstance(value, list) and len(value) == len(paths):
         return tuple(_value(path, one, v, where, allow_code) for one, v in zip(paths, value, strict=True))
-    if not allow_code:
-        refuse_code(field, value, where, "use load_study(path, allow_code=True), or --allow-code on the command line")
     if value == "none" and field in _OPTIONAL:
         return None
-    return value_of(path, field, value, where)
+    return value_of(path, field, value, where, allow_code=allow_code)

@@ -25,6 +25,10 @@ from ddlsim.study.work import Answer, simulate_some, warm_up
 
 #: times that a process may be killed as it starts, one after the other
 _STARTS = 5
+_GUARD = (
+    "jobs: a process has died as it started. Does your script do its work under if __name__ == '__main__':? "
+    "Otherwise use jobs=1, which also shows the error"
+)
 
 
 class ProcessDied(BrokenExecutor):
@@ -110,6 +114,8 @@ class Processes:
                     return None, ProcessDied("the pool is closed")
                 try:
                     worker = _start()
+                except RuntimeError:  # this process is one of a pool itself, which imports the script for it
+                    return None, ConfigError(_GUARD)
                 except OSError as error:  # too many processes, no memory; or killed before it had begun to read
                     return None, DdlsimError(f"jobs: a process cannot be started: {error}; use fewer")
                 self._running.add(worker.process)
@@ -117,10 +123,7 @@ class Processes:
                 return worker, None
             code = self._ended(worker)
             if code is None or code >= 0:
-                return None, ConfigError(
-                    "jobs: a process has died as it started. Does your script do its work under if __name__ == "
-                    "'__main__':? Otherwise use jobs=1, which also shows the error"
-                )
+                return None, ConfigError(_GUARD)
         return None, DdlsimError("jobs: processes are killed as they start (is there too little memory?); use fewer")
 
     def _ended(self, worker: _Worker) -> int | None:

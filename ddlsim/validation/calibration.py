@@ -19,6 +19,7 @@ from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.measure import Measurement
 from ddlsim.measure.table import OPERATIONS
 from ddlsim.readable import size
+from ddlsim.run.tables import refuse_code
 from ddlsim.validation.cases import Case, chosen_algorithms, make_case
 from ddlsim.validation.compute_fit import ComputeFit, fit_compute
 from ddlsim.validation.curves import Curve, Interval, curve_time, fit_curve, interval_at, parts_of
@@ -110,6 +111,7 @@ class Calibration:
     def time(
         self, operation: str, nbytes: Annotated[float, number(1.0)], n_ranks: Count = 2,
         n_hosts: Count | None = None, *, backend: str = "", algorithm: str | None = None, version: str = "",
+        allow_code: bool = False,
     ) -> Interval:  # fmt: skip
         """Return the seconds of an operation of :data:`ddlsim.measure.OPERATIONS`, with the interval (95 %) in which
         one more measurement of it would lie.
@@ -118,6 +120,7 @@ class Calibration:
         backend   whose curve applies; "" if there is only one
         algorithm of a collective, instead of that of the curve or the usual one; then without the curve
         version   of the software, as in the measurements; another one than was measured is extrapolated
+        allow_code  whether the algorithm of the curve, which the cluster's file names, may be code to import
 
         Uses the operation's curve if there is one, else the simulation on the calibrated cluster. Raises ConfigError
         for an unknown operation, or ranks that the cluster has no room for.
@@ -132,6 +135,8 @@ class Calibration:
         )  # fmt: skip
         curve = None if algorithm else self._curve(row)
         used = algorithm or (curve.algorithm if curve is not None else "")
+        if not (algorithm or allow_code):
+            refuse_code(used, "calibration.curves.algorithm")
         algorithms = chosen_algorithms({operation: used} if used and experiment == "collective" else None)
         case = LinkRow(row, make_case(row, self.cluster, algorithms))
         software = Beyond()

@@ -12,6 +12,7 @@ from pathlib import Path
 from ddlsim.arguments import Count, Positive, checked
 from ddlsim.errors import ConfigError, UnitError, shown, unknown_name
 from ddlsim.plain import decoded, read_bytes
+from ddlsim.run.tables import refuse_code
 from ddlsim.units import parse
 
 NUMBERS = ("workers", "batch_size", "accumulation", "nodes", "throughput", "step_time")
@@ -64,8 +65,10 @@ class MeasuredRun:
 
 
 @checked
-def read_runs(path: str | Path) -> list[MeasuredRun]:
+def read_runs(path: str | Path, *, allow_code: bool = False) -> list[MeasuredRun]:
     """Return the measured runs in the CSV file `path`, in order.
+
+    allow_code  whether algorithm and overlap may be "package.module:Name", which is imported
 
     Raises :class:`ConfigError` in one line with file, line, column, value and remedy.
     """
@@ -85,7 +88,10 @@ def read_runs(path: str | Path) -> list[MeasuredRun]:
     if len(lines) < 2:
         raise ConfigError(f"{path}: holds no measured run; write a line of column names, then one run per line")
     columns = _columns(lines[0][1], f"{path}: line {lines[0][0]}")
-    return [_run(columns, cells, f"{path}: line {number}") for number, cells in lines[1:]]
+    runs = [_run(columns, cells, f"{path}: line {number}") for number, cells in lines[1:]]
+    for run in () if allow_code else runs:
+        refuse_code({"algorithm": run.algorithm, "overlap": run.overlap}, f"{run.place}: column")
+    return runs
 
 
 def _columns(head: list[str], place: str) -> list[tuple[str, str]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import pickle
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ddlsim.data import read_cifar, read_idx, read_images, read_npz
+from ddlsim.data import DataSet, from_arrays, load_data, read_cifar, read_downloaded, read_idx, read_images, read_npz
 from ddlsim.errors import ConfigError
 
 RNG = np.random.default_rng(0)
@@ -112,7 +113,7 @@ def test_bad_archives(tmp_path: Path):
     with pytest.raises(ConfigError, match="single array"):
         read_npz(path)
     np.savez(path, images=IMAGES[0], labels=CLASSES)
-    with pytest.raises(ConfigError, match=r"images have shape \(5, 4\)"):
+    with pytest.raises(ConfigError, match=r"samples \(5, 4\) and labels \(6,\) do not fit"):
         read_npz(path)
     np.savez(path, images=IMAGES, labels=np.zeros((6, 14), np.uint8))
     with pytest.raises(ConfigError, match="several labels"):
@@ -168,3 +169,108 @@ def test_bad_image_folders(tmp_path: Path):
         read_images(tmp_path / "set", cache=tmp_path / "cache")
     with pytest.raises(ConfigError, match="lower size"):
         read_images(tmp_path / "set", size=100_000)
+
+
+# ---------------------------------------------------------------- as downloaded
+
+
+def records(n, n_labels=1, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 10, (n, n_labels), np.uint8), rng.integers(0, 256, (n, 3072), np.uint8)
+
+
+def downloaded(kind, tmp_path):
+    """Make a folder as archives unpack to; return it with its training and test labels."""
+    root = tmp_path / kind
+    (root / "raw" if kind == "MNIST" else root).mkdir(parents=True)
+    (labels, pixels), (tested, others) = records(12), records(4, seed=1)
+    if kind == "cifar-10-batches-bin":
+        for i in range(2):
+            rows = slice(6 * i, 6 * i + 6)
+            (root / f"data_batch_{i + 1}.bin").write_bytes(np.hstack([labels[rows], pixels[rows]]).tobytes())
+        (root / "test_batch.bin").write_bytes(np.hstack([tested, others]).tobytes())
+        (root / "batches.meta.txt").write_text("airplane\n")
+    elif kind == "cifar-100-binary":
+        (root / "train.bin").write_bytes(np.hstack([labels, labels, pixels]).tobytes())
+        (root / "test.bin").write_bytes(np.hstack([tested, tested, others]).tobytes())
+    elif kind.startswith("cifar-10"):
+        key = b"labels" if kind == "cifar-10-batches-py" else b"fine_labels"
+        names = ("data_batch_1", "test_batch") if key == b"labels" else ("train", "test")
+        for name, classes, x in zip(names, (labels, tested), (pixels, others), strict=True):
+            (root / name).write_bytes(pickle.dumps({b"data": x, key: classes.ravel().tolist()}))
+        (root / "meta").write_bytes(b"")
+    else:
+        raw = root / "raw" if kind == "MNIST" else root
+        for name, classes in (("train", labels), ("t10k", tested)):
+            images = np.zeros((len(classes), 28, 28), np.uint8)
+            pack = gzip.compress if kind == "FashionMNIST" else bytes
+            end = ".gz" if kind == "FashionMNIST" else ""
+            (raw / f"{name}-images-idx3-ubyte{end}").write_bytes(pack(idx(images)))
+            (raw / f"{name}-labels-idx1-ubyte{end}").write_bytes(pack(idx(classes.ravel())))
+    return root, labels.ravel(), tested.ravel()
+
+
+KINDS = ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar-100-binary", "cifar-100-python", "MNIST", "FashionMNIST")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_folders_as_downloaded_are_read(kind, tmp_path):
+    root, labels, tested = downloaded(kind, tmp_path)
+    train, test = load_data(root), read_downloaded(root, "test")
+    assert train.labels.tolist() == labels.tolist()
+    assert test.labels.tolist() == tested.tolist()
+    assert train.sample_shape == ((3, 32, 32) if "cifar" in kind else (1, 28, 28))
+    assert 0.0 <= train.x.min() <= train.x.max() <= 1.0
+    if "cifar-10-" in kind:
+        assert train.class_names[:2] == ("airplane", "automobile")
+        assert np.array_equal(np.rint(255.0 * train.x[3]).ravel(), records(12)[1][3])
+    if kind == "MNIST":
+        assert load_data(root / "raw").labels.tolist() == labels.tolist()
+
+
+class Evil:
+    def __reduce__(self):
+        return (print, ("run",))
+
+
+def test_a_pickle_runs_nothing(tmp_path, capsys):
+    root = tmp_path / "cifar-10-batches-py"
+    root.mkdir()
+    (root / "data_batch_1").write_bytes(pickle.dumps({b"data": Evil(), b"labels": [1]}))
+    with pytest.raises(ConfigError, match=r"data_batch_1: is no batch .* names builtins.print, which is not read"):
+        load_data(root)
+    (root / "data_batch_1").write_bytes(b"\x80\x04nonsense")
+    with pytest.raises(ConfigError, match="data_batch_1: is no batch of CIFAR's Python version"):
+        load_data(root)
+    assert capsys.readouterr().out == ""
+
+
+# ---------------------------------------------------------------- tokens, and numbers to predict
+
+
+def test_tokens_and_targets_come_from_arrays_and_archives(tmp_path):
+    tokens, following = np.arange(12).reshape(3, 4), np.arange(1, 13).reshape(3, 4)
+    targets = np.array([0.5, -1.0, 2.0])
+    for samples, labels in ((tokens, following), (tokens / 2.0, targets), (tokens / 2.0, np.stack([targets] * 2, 1))):
+        np.savez(tmp_path / "own.npz", images=samples, labels=labels)
+        for data in (from_arrays(samples, labels), load_data(tmp_path / "own.npz")):
+            assert np.array_equal(data.labels, labels)
+            assert data.is_regression == (labels is not following)
+            assert data.n_classes == (13 if labels is following else 0)
+    assert repr(from_arrays(tokens, targets)) == "<DataSet 'arrays': 3 samples of 4, 1 targets>"
+    assert DataSet("own", tokens, following, tuple(map(str, range(13)))).labels.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ([0.5, np.nan, 1.0], "holds NaN or infinity"),
+        ([0.5, 1.0], "do not fit"),
+        ([[0, 1], [1, 0], [1, 1]], "do not fit"),
+        (["a", "b", "c"], "must be whole numbers"),
+        ([True, False, True], "must be whole numbers"),
+    ],
+)
+def test_labels_that_are_none(labels, said):
+    with pytest.raises(ConfigError, match=said):
+        from_arrays(np.zeros((3, 4)), labels)

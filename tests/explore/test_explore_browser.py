@@ -139,6 +139,7 @@ def test_from_a_preset_to_a_script_that_says_the_same(address, chromium, tmp_pat
     page.fill("Batch size", "16")
     page.settings()
     page.press("Run")
+    page.press("Start")
     page.page.get_by_text("8 workers on dgx1-v100: all-reduce (double_binary_tree, ddp)").wait_for()
     throughput = page.tile("throughput")
     page.press("Timeline of two steps")
@@ -161,6 +162,8 @@ def test_what_cannot_be_used_is_said_on_every_screen(address, chromium, width):
     page.settings()
     for button in ("Cluster", "Run", "What if"):
         page.press(button)
+        if button == "Run":
+            page.press("Start")
         page.page.locator("#main").get_by_text("unknown cluster 'cloud-25g-16x8-v10'; did you mean").wait_for()
     page.settings()
     page.fill("Cluster or file, with +key=value", "dgx1-v100")
@@ -177,6 +180,7 @@ def test_what_if_keeps_a_run_and_compares_it(address, chromium, tmp_path):
     page.choose("Cluster", "dgx1-v100")
     page.choose("Model", "alexnet")
     page.press("What if")
+    page.press("Start")
     page.page.get_by_text("B is A so far.").wait_for()
     page.fill("Batch size", "64")
     page.page.get_by_text("What was changed").wait_for()

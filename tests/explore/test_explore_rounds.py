@@ -123,3 +123,10 @@ def test_pictures_show_every_rank_chunk_and_message(question):
         bars = ElementTree.fromstring(f"<x>{durations(played, number)}</x>").findall(".//{*}rect")
         assert [bar.get("fill") == "#ee6677" for bar in bars] == [i + 1 == number for i in range(played.n_rounds)]
     assert ("added" in legend(played)) == (question.kind == "all_reduce")
+
+
+@pytest.mark.parametrize("algorithm", ["os:_exit", "hierarchical(os:_exit)", "hierarchical(ring, os:_exit)"])
+def test_what_is_typed_beside_an_algorithm_is_not_imported(algorithm):
+    for call in (lambda: play(Question(STAR, algorithm=algorithm), QUIET), lambda: takes_segments(algorithm, "")):
+        with pytest.raises(ConfigError, match="would import code"):
+            call()

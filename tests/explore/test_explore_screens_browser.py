@@ -43,6 +43,7 @@ def canvas(page):
 def test_scaling_shows_a_chart_a_table_and_the_study(address, chromium, tmp_path, width, theme):  # noqa: F811
     page = Page(chromium, address, width, theme)
     page.press("Scaling")
+    page.press("Start")
     page.fill("Numbers of workers", "1, 8, 16")
     row = page.page.get_by_role("row", name=re.compile("^all-reduce .* 16 "))
     row.wait_for()  # the table of other numbers may have one, too
@@ -91,6 +92,7 @@ def test_learning_shows_points_live_and_can_be_cancelled(address, chromium, widt
 def test_a_collective_is_stepped_to_its_end_and_every_rank_is_whole(address, chromium, tmp_path, width, theme):  # noqa: F811
     page = Page(chromium, address, width, theme)
     page.press("Collective")
+    page.press("Start")
     time = page.tile("time")
     said = page.page.locator(".words")
     said.get_by_text("Before the first round: 0 of 8 ranks are whole.").wait_for()

@@ -124,6 +124,17 @@ def test_settings_are_written_as_in_files():
         ({"settings": {"k": 3}}, "k"),
         ({"strategy": "k-sync", "settings": {}}, "k"),
         ({"jitter": -1.0}, "cv = -1"),
+        ({"settings": {"algorithm": "os:_exit"}}, "all-reduce.algorithm = 'os:_exit' would import code"),
+        ({"settings": {"algorithm": "hierarchical(os:_exit, ring)"}}, "would import code"),
+        ({"settings": {"overlap": {"type": "os:_exit"}}}, "all-reduce.overlap.type = 'os:_exit' would import code"),
+        ({"settings": {"overlap": '{ type = "os:_exit" }'}}, "all-reduce.overlap.type = 'os:_exit' would import code"),
+        ({"settings": {"overlap": {"type": "while-waiting", "overlap": "os:_exit"}}}, "would import code"),
+        ({"compression": "error-feedback", "compression_settings": {"inner": {"type": "os:_exit"}}}, "import code"),
+        ({"strategy": "os:_exit"}, "unknown strategy 'os:_exit'"),
+        ({"compression": "os:_exit"}, "unknown compression 'os:_exit'"),
+        ({"others": 'fabric = { algorithm = "os:_exit" }'}, "fabric.algorithm = 'os:_exit' would import code"),
+        ({"others": 'beside = [{ experiment = { cluster = "star-1024-10g", fabric = { algorithm = "os:_exit" } } }]'},
+         "fabric.algorithm = 'os:_exit' would import code"),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_one_line(change, message):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -456,3 +457,21 @@ def test_many_jobs_on_a_fat_tree():
     assert all(slowdown >= 1.0 - 1e-9 for slowdown in jobs.slowdowns.values())
     assert max(jobs.slowdowns.values()) > 1.01
     assert 0.25 < jobs.fairness <= 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[[faults]]\ntype = "evil_of_jobs:Fault"\n',
+        '[[jobs]]\nexperiment = { model = "lenet5", strategy = { type = "evil_of_jobs:Way" } }\n',
+        '[[jobs]]\nexperiment = { model = "lenet5", fabric = { algorithm = "evil_of_jobs:ring" } }\n',
+        '[[background]]\ntype = "evil_of_jobs:Load"\n',
+    ],
+)
+def test_no_file_of_jobs_imports_code(tmp_path, monkeypatch, text):
+    (tmp_path / "evil_of_jobs.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "jobs.toml").write_text(f'cluster = "office-1gbe"\n{text}')
+    with pytest.raises(ConfigError, match=r"would import code|unknown type"):
+        ddlsim.load_jobs(tmp_path / "jobs.toml")
+    assert "evil_of_jobs" not in sys.modules

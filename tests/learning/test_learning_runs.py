@@ -187,3 +187,67 @@ def test_what_does_not_fit_is_said(change, message):
 def test_bad_training_is_refused(fields, message):
     with pytest.raises(ConfigError, match=message):
         learn(ddlsim.AllReduce("ring"), training=ddlsim.Training(**({"updates": 3} | fields)))
+
+
+# ---------------------------------------------------------------- numbers to predict
+
+
+LINE = """
+title = "A line"
+trainable = true
+input = [4]
+layers = [{ type = "dense", units = 2 }]
+"""
+
+
+def plane(n=400, seed=0, shape=2):
+    """Return y = x W + b with W, b of whole numbers, as data; and W, b."""
+    rng = np.random.default_rng(seed)
+    x, shift = rng.normal(size=(n, 4)), [4.0, -5.0]
+    weight = np.array([[1.0, -2.0], [0.0, 3.0], [2.0, 1.0], [-1.0, 0.0]])
+    return ddlsim.data.from_arrays(x, (x @ weight + shift)[:, :shape]), weight, shift
+
+
+@pytest.fixture
+def line(tmp_path):
+    (tmp_path / "line.toml").write_text(LINE)
+    return tmp_path / "line.toml"
+
+
+@pytest.mark.parametrize("strategy", [ddlsim.AllReduce(), ddlsim.LocalSGD(4), ddlsim.AsyncParameterServer()],
+                         ids=lambda s: s.label)  # fmt: skip
+def test_a_regression_finds_the_plane_that_the_numbers_lie_on(strategy, line):
+    data, weight, shift = plane()
+    training = ddlsim.Training(data, loss="mean_squared_error", rate=0.1, epochs=30, target_loss=1e-6)
+    result = ddlsim.simulate("office-1gbe", line, strategy, 8, 4, training=training)
+    assert result.evaluations[-1].loss <= 1e-6
+    assert math.isnan(result.accuracy)
+    assert np.allclose(result.params[:8].reshape(2, 4), weight.T, atol=0.01)
+    assert np.allclose(result.params[8:], shift, atol=0.01)
+    assert "learned       loss " in str(result)
+    assert "accuracy nan" not in str(result)
+
+
+def test_the_loss_of_a_regression_is_the_mean_over_targets(line):
+    data, *_ = plane()
+    training = ddlsim.Training(data, held_out=data, loss="mean_squared_error", updates=1, rate=0.0)
+    result = ddlsim.simulate("office-1gbe", line, batch_size=8, workers=2, training=training)
+    outputs = build_network(line, 0).predict(result.params, data.x)
+    assert result.evaluations[-1].loss == pytest.approx(float(np.mean((outputs - data.labels) ** 2)), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("data", "more", "said"),
+    [
+        (plane()[0], {}, "has numbers to predict, not classes, but loss = 'cross_entropy'; use 'mean_squared_error'"),
+        (plane(shape=1)[0], {"loss": "mean_squared_error"}, "has labels (1,) of type float32 for each sample"),
+        (plane()[0], {"loss": "mean_squared_error", "sharding": "by_class"}, "use 'iid' or 'shared'"),
+        (plane()[0], {"loss": "mean_squared_error", "sharding": ddlsim.Dirichlet(0.5)}, "use 'iid' or 'shared'"),
+        (plane()[0], {"loss": "mean_squared_error", "target_accuracy": 0.9}, "use target_loss"),
+    ],
+)
+def test_a_regression_that_makes_no_sense_is_refused(data, more, said, line):
+    training = ddlsim.Training(data, updates=1, **more)
+    with pytest.raises(ConfigError) as error:
+        ddlsim.simulate("office-1gbe", line, batch_size=8, workers=2, training=training)
+    assert said in str(error.value)

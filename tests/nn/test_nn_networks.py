@@ -11,6 +11,8 @@ import pytest
 
 from ddlsim.data import BatchStream, DataSet, load_digits, shapes, split
 from ddlsim.errors import ConfigError
+from ddlsim.nn.conv_kernels import LANES, WIDTH, plane_size
+from ddlsim.nn.conv_layer import Conv2d
 from ddlsim.nn.network import Network, build_network
 from ddlsim.optim import Adam, Momentum, Optimizer
 from ddlsim.workload.model import load_model, model_names
@@ -219,3 +221,22 @@ def test_attention_of_other_kinds_is_refused(tmp_path, key: str):
     path.write_text(f'title = "Mine"\ninput = [4]\ntrainable = true\nlayers = {layers}\n')
     with pytest.raises(ConfigError, match=f"attention with {key.split()[0]} set has costs but no gradients"):
         build_network(str(path), 0)
+
+
+@pytest.mark.parametrize("n", [1, 4, 8, 9, 16, 24, 25])
+def test_convolutions_compute_no_half_block_that_holds_no_samples(n):
+    """Sixteen samples lie side by side in a block: of batches up to 8, and of the last 8 of 24, half is left out."""
+    network, rng = build_network("cifar-cnn", 0), np.random.default_rng(0)
+    x, labels = network.random_batch(n, rng)
+    convolutions = [layer for layer in network._chain.all() if isinstance(layer, Conv2d)]
+    loss, gradient = network.loss_and_gradient(network.initial_params, x, labels)
+    for layer in convolutions:
+        blocks = layer.x.shape[0], layer.channels, -1, LANES
+        lanes = layer.buffers.get("out", layer.x.shape[0], layer.channels * plane_size(layer.out_space)).reshape(blocks)
+        computed = np.abs(lanes[-1]).reshape(-1, LANES).sum(axis=0) > 0.0
+        held = (n - 1) % LANES + 1
+        assert computed[:held].all()
+        assert computed[WIDTH:].any() == (held > WIDTH)
+    each = [network.loss_and_gradient(network.initial_params, x[i : i + 1], labels[i : i + 1]) for i in range(n)]
+    assert loss == pytest.approx(sum(one for one, _ in each) / n, rel=1e-5)
+    assert np.allclose(gradient, sum(one for _, one in each) / n, rtol=1e-3, atol=1e-6)

@@ -255,3 +255,10 @@ def test_the_last_step_before_leaving_counts_in_what_is_learnt(tmp_path):
     assert life.life.lost == 0.0
     assert [n for _, n in life.life.groups] == [4, 3]
     assert life.params.tobytes() == same.params.tobytes()
+
+
+def test_a_group_that_cannot_be_simulated_is_an_error_of_the_call():
+    """Two of three workers that keep the global batch have 18 samples each; the step was measured with 12."""
+    life = {"failures": Failures("100 s"), "elastic": Elastic(1, batch="global"), "max_time": "1000 s"}
+    with pytest.raises(ConfigError, match="elastic: a group of 2 workers: the step was measured at batch_size = 12"):
+        ddlsim.simulate("office-1gbe", "lenet5", AllReduce(), 12, 3, compute=Measured("1 s", 12), steps=4, **life)

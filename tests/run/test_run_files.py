@@ -1,8 +1,10 @@
 """Experiment files: everything that can be written in Python can be written in a file, and mistakes are one line."""
 
+import contextlib
 import dataclasses
 import inspect
 import sys
+from pathlib import Path
 
 import pytest
 from documentation import public_names
@@ -14,6 +16,9 @@ from ddlsim.arguments.checking import annotations_of
 from ddlsim.bundled import bundled_files
 from ddlsim.errors import ConfigError
 from ddlsim.run import files, tables
+from ddlsim.run.experiment import Experiment
+from ddlsim.run.files import FIELDS, PARTS, value_of
+from ddlsim.run.tables import build, chosen, schema_of
 from ddlsim.workload import jitter
 
 TRAINING = """
@@ -227,9 +232,48 @@ def code(tmp_path, monkeypatch):
     ],
 )
 def test_no_table_of_a_file_imports_code(line, code, tmp_path):
-    with pytest.raises(ConfigError, match=r"e.toml: .* would import code; if you trust the file, use load_experiment"):
+    with pytest.raises(ConfigError, match=r"e.toml: .* would import code; if you trust the file, use allow_code=True"):
         load(tmp_path, f'cluster = "office-1gbe"\n{line}\n')
     assert code not in sys.modules
+
+def parts_with_texts():
+    """Every class that files can describe, with the fields of it that take a text."""
+    kinds = {kind: PARTS for kinds in FIELDS.values() for kind in kinds.values()} | {Experiment: FIELDS}
+    for kind, parts in kinds.items():
+        for name, field in schema_of(kind, parts).model_fields.items():
+            if "str" in str(field.annotation):
+                yield pytest.param(kind, name, id=f"{kind.__name__}.{name}")
+
+
+@pytest.mark.parametrize(("kind", "field"), list(parts_with_texts()))
+def test_no_text_of_any_part_is_imported_unless_that_is_allowed(kind, field, code):
+    parts, outside = FIELDS if kind is Experiment else PARTS, {**FIELDS, **PARTS}
+    fields = schema_of(kind, parts).model_fields.items()
+    needed = {name: "1 s" if "str" in str(each.annotation) else 1 for name, each in fields if each.is_required()}
+    for text in (f"{code}:star", f"hierarchical({code}:star, ring)", f" {code}:star(2)"):
+        inner = [{"type": kind, "inner": text} for kind in list(outside.get(field, ()))[:1]]
+        for value in (text, [text], {"type": text}, *inner):
+            with contextlib.suppress(ConfigError):
+                build(kind, {**needed, field: value}, parts, "here")
+    assert code not in sys.modules
+
+
+@pytest.mark.parametrize("text", ["users_own:star", "hierarchical(users_own:star, ring)"])
+def test_the_function_that_builds_refuses_code_by_itself(text, code):
+    with pytest.raises(ConfigError, match=r"here.algorithm = '.*' would import code"):
+        build(ddlsim.AllReduce, {"algorithm": text}, PARTS, "here")
+    with pytest.raises(ConfigError, match=r"here.type = 'users_own:Damped' would import code"):
+        chosen({"type": "users_own:Damped"}, FIELDS["optimizer"], PARTS, "here")
+    with pytest.raises(ConfigError, match=r"here\[1\] = 'users_own:star' would import code"):
+        value_of(Path("f.toml"), "strategy.algorithm", ["ring", "users_own:star"], "here")
+    assert code not in sys.modules
+    assert build(ddlsim.AllReduce, {"algorithm": text}, PARTS, "here", allow_code=True).algorithm == text
+
+
+def test_names_of_files_nodes_and_jobs_may_have_colons():
+    fault = build(ddlsim.LinkFault, {"source": "pod:0", "target": "leaf:1", "start": "1 s", "duration": "1 s"}, {}, "x")
+    assert (fault.source, fault.target) == ("pod:0", "leaf:1")
+    assert value_of(Path("f.toml"), "model", "C:\\nets\\own.toml", "here") == "C:\\nets\\own.toml"
 
 
 def test_parts_of_ones_own_in_a_file_that_is_trusted(code, tmp_path):

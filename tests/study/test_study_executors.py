@@ -314,3 +314,23 @@ def test_processes_start_deaf_to_ctrl_c():
     with _deaf_to_ctrl_c():
         assert blocked() == "True"
     assert blocked() == "False"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", [
+    'Study(base, {"workers": [2, 4]}).run(jobs=2)',
+    'simulate_seeds(base.with_(model="digits-cnn", training=ddlsim.Training("digits", updates=1)), 2, processes=2)',
+])  # fmt: skip
+def test_a_script_without_a_main_guard_is_told_so(call, tmp_path):
+    """Its processes import it, and would start processes in turn: an error in one of those, not a wait for ever."""
+    script = tmp_path / "unguarded.py"
+    script.write_text(
+        f'import ddlsim\nbase = ddlsim.Experiment("office-1gbe", "lenet5", steps=1, warmup=0)\nddlsim.{call}\n'
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=600, env=environment
+    )
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert "Does your script do its work under if __name__ == '__main__':?" in last

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -424,3 +425,19 @@ def test_a_curve_through_all_sizes_is_linear_between_them(tmp_path):
     assert at[3_000_000].value == pytest.approx(5e-3, rel=1e-4)
     assert at[2_000_000].high / at[2_000_000].value == pytest.approx(math.exp(1.96 * 0.03), rel=1e-3)
     assert at[3_000_000].high > 1.2 * at[3_000_000].value
+
+
+def test_a_calibrated_file_imports_no_code(tmp_path, monkeypatch):
+    """The algorithm of a curve is a text of the cluster's file, which somebody else may have written."""
+    (tmp_path / "evil_of_curves.py").write_text("from ddlsim.collectives.all_reduce import ring as it\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = [row("all_reduce", 4, 2**i * 1_000_000, 2**i * 1e-3) for i in range(4)]
+    calibrate(rows, "office-1gbe", algorithms={"all_reduce": "ring"}).save(tmp_path / "found.toml", "office-1gbe")
+    text = (tmp_path / "found.toml").read_text().replace('algorithm = "ring"', 'algorithm = "evil_of_curves:it"')
+    (tmp_path / "evil.toml").write_text(text)
+    found = load_calibration(tmp_path / "evil.toml")
+    with pytest.raises(ConfigError, match=r"calibration.curves.algorithm = 'evil_of_curves:it' would import code"):
+        found.time("all_reduce", 3_000_000, 4)
+    assert "evil_of_curves" not in sys.modules
+    known = load_calibration(tmp_path / "found.toml").time("all_reduce", 3_000_000, 4)
+    assert found.time("all_reduce", 3_000_000, 4, allow_code=True).value == known.value

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 
 import pytest
 
@@ -342,3 +343,15 @@ def test_a_condition_that_no_run_fulfils_is_refused(runs):
         validate(runs, OFFICE, "resnet18", fit_on="workers > 64")
     with pytest.raises(ConfigError, match="no measured runs"):
         validate([], OFFICE, "resnet18")
+
+
+@pytest.mark.parametrize("column", ["algorithm", "overlap"])
+def test_a_table_of_runs_imports_no_code(tmp_path, monkeypatch, column):
+    (tmp_path / "evil_of_runs.py").write_text("from ddlsim.collectives.all_reduce import ring as it\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "runs.csv"
+    path.write_text(f"workers,batch_size,throughput (samples/s),{column}\n2,32,100,evil_of_runs:it\n")
+    with pytest.raises(ConfigError, match=rf"runs.csv: line 2: column.{column} = 'evil_of_runs:it' would import code"):
+        validate(path, OFFICE, "resnet18")
+    assert "evil_of_runs" not in sys.modules
+    assert getattr(read_runs(path, allow_code=True)[0], column) == "evil_of_runs:it"

@@ -64,7 +64,7 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
         name = setup.cluster
         jobs.start("cluster", lambda progress: load_cluster(name.strip() or "?"), done, fail)
 
-    setup.when_shown(NAME, refresh)
+    setup.when_shown(NAME, refresh, simulates=False)
     return pn.Column(head, body, card.card, _comparison(setup, jobs), exports.card, sizing_mode="stretch_width")
 
 
@@ -172,8 +172,9 @@ def _toml(name: str) -> str:
     """Return the file itself where it is TOML and nothing in it is changed, else one that says all of it."""
     stem, settings = split_options(name)
     path = bundled_files("topologies").get(stem, Path(stem))
+    cluster = load_cluster(name)  # an error, for another file
     if path.suffix == ".toml" and not settings:
         return decoded(read_bytes(path), str(path))
     with tempfile.TemporaryDirectory() as folder:
-        load_cluster(name).save(written := Path(folder) / "cluster.toml")
+        cluster.save(written := Path(folder) / "cluster.toml")
         return decoded(read_bytes(written))

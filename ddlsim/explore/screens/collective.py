@@ -9,6 +9,7 @@ import panel as pn
 
 from ddlsim.collectives import KINDS, algorithm_names
 from ddlsim.errors import ConfigError, DdlsimError
+from ddlsim.explore.compared import at_most
 from ddlsim.explore.exports import Exports, File
 from ddlsim.explore.jobs import Jobs
 from ddlsim.explore.pieces import LazyCard, html, message, table, tiles
@@ -42,7 +43,7 @@ class _Screen:
         names = algorithm_names("all_reduce")
         self._algorithm = pn.widgets.Select(label="Algorithm", options=names, value="ring", **wide)
         self._arguments = pn.widgets.TextInput(label="Its arguments", placeholder="none", **wide)
-        self._ranks = pn.widgets.IntInput(label="Ranks", value=8, start=1, end=64, **wide)
+        self._ranks = pn.widgets.IntInput(label="Ranks", value=at_most(8, setup), start=1, end=64, **wide)
         self._size = pn.widgets.TextInput(label="Bytes per rank", value="100 MB", **wide)
         self._segments = pn.widgets.IntInput(label="Segments", value=4, start=1, end=64, visible=False, **wide)
         self._said = message("")

@@ -9,6 +9,7 @@ import panel as pn
 
 from ddlsim.errors import ConfigError, DdlsimError
 from ddlsim.explore.charts import Chart
+from ddlsim.explore.compared import at_most
 from ddlsim.explore.exports import Exports, File, experiment_files
 from ddlsim.explore.jobs import Jobs
 from ddlsim.explore.learning_runs import COLUMNS, MODELS, XS, YS, Lesson, columns, learn, lessons
@@ -34,7 +35,7 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
 class _Screen:
     def __init__(self, setup: Setup, jobs: Jobs) -> None:
         self._setup, self._jobs = setup, jobs
-        first, wide = Lesson(), {"sizing_mode": "stretch_width"}
+        first, wide = Lesson(workers=at_most(Lesson.workers, setup)), {"sizing_mode": "stretch_width"}
         self._widgets: dict[str, Any] = {
             "data": pn.widgets.Select(label="Data", options=list(MODELS), value=first.data, **wide),
             "workers": pn.widgets.IntInput(label="Workers", value=first.workers, start=1, end=1024, **wide),
@@ -74,7 +75,7 @@ class _Screen:
             pn.FlexBox(*[pn.Column(each, width=220) for each in (self._y, self._x)]), self._chart.view, self._table,
             self._exports.card, sizing_mode="stretch_width",
         )  # fmt: skip
-        setup.when_shown(NAME, self._exports.stale)
+        setup.when_shown(NAME, self._exports.stale, simulates=False)
         self._state.object = _status("Start shows the accuracy while it grows.")
 
     def _lesson(self) -> Lesson:

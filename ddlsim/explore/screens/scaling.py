@@ -8,7 +8,7 @@ from ddlsim.errors import DdlsimError
 from ddlsim.explore.charts import Chart
 from ddlsim.explore.exports import Exports, File
 from ddlsim.explore.jobs import Jobs
-from ddlsim.explore.pieces import html, lines, message, plain, table
+from ddlsim.explore.pieces import html, lines, message, table, without_content
 from ddlsim.explore.scaling_runs import SHOWN, Scaled, run_study, series, study_of
 from ddlsim.explore.setup import Setup
 from ddlsim.run.files import STRATEGIES
@@ -105,7 +105,7 @@ def described(scaled: Scaled) -> str:
             cells.append(write(row[name]) if sure else f"{write(row[name])} ({write(low)} to {write(high)})")
         rows.append([str(row["strategy"]), str(int(row["workers"])), *cells])
     heads = ["strategy", "workers", *(METRICS[name].heading for name in names)]
-    return table(heads, rows) + lines([plain(text) for text in scaled.misfits], "warning")
+    return table(heads, rows) + lines([without_content(text) for text in scaled.misfits], "warning")
 
 
 def _has_costs(scaled: Scaled) -> bool:

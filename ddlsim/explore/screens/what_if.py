@@ -29,7 +29,8 @@ def screen(setup: Setup, jobs: Jobs) -> pn.viewable.Viewable:
     shown: list[tuple[Result, Result]] = []
     known: dict[str, tuple[Experiment, Result]] = {}  # A, simulated once
     problem, body, tornado = html(), html(), html()
-    keep = pn.widgets.Button(label="Keep the current run as A", button_type="primary")
+    keep = pn.widgets.Button(label="Keep the current run as A")
+    keep.button_type = "primary"
     back = pn.widgets.Button(label="Back to A")
     exports = Exports(lambda: files(_experiment(kept), setup.experiment()))
 

@@ -1,0 +1,77 @@
+"""The rules that users' layers are held to before they are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ddlsim.errors import ConfigError
+from ddlsim.nn.layers import asked_for
+
+Array = npt.NDArray[Any]
+#: of central differences in float64, and the relative error that they may have
+STEP, TOLERANCE = 1e-6, 2e-5
+
+
+def need(holds: bool, owner: str, rule: str) -> None:
+    """Raise ConfigError with the `rule` that does not hold."""
+    if not holds:
+        raise ConfigError(f"{owner}: {rule}")
+
+
+def same(first: Iterable[Array], second: Iterable[Array]) -> bool:
+    """Return whether arrays are equal, bit for bit."""
+    return [array.tobytes() for array in first] == [array.tobytes() for array in second]
+
+
+def held_to_rules(layer: object, in_shape: tuple[int, ...], n: int = 3) -> None:
+    """Raise ConfigError for what :func:`ddlsim.testing.check_layer` finds."""
+    rule, owner, rng = cast(Any, layer), type(layer).__name__, np.random.default_rng(1)
+    takes = asked_for(rule)
+    cost = rule.cost(in_shape)
+    start = rule.init(in_shape, np.random.default_rng(2)) if cost.tensors else {}
+    sizes = {name: int(np.size(array)) for name, array in start.items()}
+    need(sizes == dict(cost.tensors), owner, f"init makes {sizes} elements, cost says {dict(cost.tensors)}")
+    buffers = dict(rule.buffers(in_shape)) if hasattr(rule, "buffers") else {}
+    need(not buffers or {"train", "buffers"} <= takes, owner, "has buffers; its forward must take train and buffers")
+    point = {"x": rng.normal(size=(n, *in_shape))}
+    point |= {name: array + 0.1 * rng.normal(size=np.shape(array)) for name, array in start.items()}
+    dy = rng.normal(size=(n, *cost.out_shape))
+
+    def outputs(at: Mapping[str, Array], train: bool) -> tuple[Array, object]:
+        draws = np.random.default_rng(3) if train else None  # the same for all
+        given = {"train": train, "buffers": None if train else buffers, "rng": draws}
+        more = {name: given[name] for name in takes}
+        out, kept, *batch = rule.forward(at["x"], {name: at[name] for name in start}, **more)
+        told = not (train and buffers) or (batch and batch[0].keys() == buffers.keys())
+        need(bool(told), owner, f"forward must return the batch's {sorted(buffers)} as a third value while it trains")
+        return np.asarray(out), kept
+
+    before = {name: array.copy() for name, array in point.items()}
+    out, kept = outputs(point, True)
+    need(out.shape == dy.shape, owner, f"forward gives {out.shape}; cost says {dy.shape} for {n} samples")
+    pure = "changes its input or its tensors in place"
+    need(same(before.values(), point.values()), owner, pure)
+    again = same([out], [outputs(point, True)[0]]) and same([outputs(point, False)[0]], [outputs(point, False)[0]])
+    need(again, owner, "its outputs differ from call to call; let forward take rng and draw from that, while it trains")
+    for train in (False, *([] if buffers or "rng" in takes else [True])):
+        alone = np.concatenate([outputs({**point, "x": point["x"][i : i + 1]}, train)[0] for i in range(n)])
+        alike = bool(np.allclose(outputs(point, train)[0], alone, rtol=1e-9, atol=1e-12))
+        remedy = "normalise by buffers unless it trains" if buffers else "give it buffers for statistics of a batch"
+        need(alike, owner, f"a sample's output depends on the others; {remedy}")
+    dx, slopes = rule.backward(dy.copy(), kept, {name: point[name] for name in start})
+    need(same(before.values(), point.values()), owner, pure)
+    for name, gradient in {"x": dx, **slopes}.items():
+        need(name in point, owner, f"backward gives the gradient of {name!r}, which is no tensor of it")
+        wanted, shape = point[name].shape, np.shape(gradient)
+        need(shape == wanted, owner, f"the gradient of {name!r} has shape {shape}; must be {wanted}")
+        direction = rng.normal(size=wanted) / np.sqrt(point[name].size)
+        ahead, back = ({**point, name: point[name] + sign * STEP * direction} for sign in (1.0, -1.0))
+        slope = float(np.sum(dy * (outputs(ahead, True)[0] - outputs(back, True)[0]))) / (2.0 * STEP)
+        given = float(np.sum(gradient * direction))
+        wrong = f"the gradient of {name!r} is {given:.6g} along a direction in which differences say {slope:.6g}"
+        need(bool(np.isclose(given, slope, rtol=TOLERANCE, atol=1e-7)), owner, wrong)
+    need(set(slopes) == set(start), owner, f"backward gives gradients of {sorted(slopes)}, not of {sorted(start)}")
