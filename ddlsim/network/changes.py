@@ -7,6 +7,7 @@ Rounds are replayed no further than that, and not at all while a node stands sti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -68,8 +69,22 @@ def change_link(net: Net, channel, free, loaded):  # type: ignore[no-untyped-def
     change_capacity(net, channel, loaded if busy else free)
 
 
+#: s, s until which it lasts, channel, and the factor of its capacity meanwhile
+Fault = tuple[float, float, int, float]
 #: share of its capacity that a link which is down has left: none that matters, but rates are never 0
 NOTHING = 1e-30
+
+
+def shares_of(faults: Iterable[Fault]) -> list[tuple[float, int, float]]:
+    """Return (s, channel, share of its capacity from then on): where faults overlap, the product of their factors."""
+    of_channel: dict[int, list[Fault]] = {}
+    for fault in faults:
+        of_channel.setdefault(fault[2], []).append(fault)
+    return [
+        (time, channel, math.prod(factor for start, end, _, factor in active if start <= time < end))
+        for channel, active in of_channel.items()
+        for time in sorted({edge for start, end, *_ in active for edge in (start, end)})
+    ]
 
 
 def changes_of(

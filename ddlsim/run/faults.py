@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -49,7 +48,11 @@ def let_happen(
     stops = [fault for fault in faults if isinstance(fault, Stop)]
     pauses = [(begin + stop.start, begin + stop.end, nodes[rank]) for stop in stops for rank in stop.ranks]
     links = [fault for fault in faults if isinstance(fault, LinkFault)]
-    shares = [(begin + time, channel, share) for time, channel, share in _shares(links, cluster)]
+    shares = [
+        (begin + fault.start, begin + fault.end, channel, fault.factor)
+        for fault in links
+        for channel in _channels(fault, cluster)
+    ]
     avoided = _avoided(links, cluster)
     if avoided and not network.engine.is_new:
         raise ConfigError(
@@ -66,20 +69,6 @@ def _avoided(faults: Sequence[LinkFault], cluster: Cluster) -> list[tuple[float,
         for fault in faults
         if fault.factor == 0.0 and fault.reroute < fault.duration
     ]
-
-
-def _shares(faults: Sequence[LinkFault], cluster: Cluster) -> list[tuple[float, int, float]]:
-    """Return (s, channel, share of its capacity from then on), where faults overlap the product of their factors."""
-    of_channel: dict[int, list[LinkFault]] = {}
-    for fault in faults:
-        for channel in _channels(fault, cluster):
-            of_channel.setdefault(channel, []).append(fault)
-    shares = []
-    for channel, own in of_channel.items():
-        for time in sorted({edge for fault in own for edge in (fault.start, fault.end)}):
-            active = [fault.factor for fault in own if fault.start <= time < fault.end]
-            shares.append((time, channel, math.prod(active)))
-    return shares
 
 
 def _channels(fault: LinkFault, cluster: Cluster) -> list[int]:
