@@ -93,7 +93,7 @@ def test_changes_are_those_of_a_network_that_is_stepped_through(data):
     """Rounds are replayed up to a change and not over it; the same with replays switched off, bit for bit."""
     edges = data.draw(st.lists(st.floats(0.01, 8.0), min_size=1, max_size=4))
     links = [
-        (edge, edge + data.draw(st.floats(0.1, 3.0)), data.draw(st.integers(0, 7)), data.draw(st.sampled_from([0, 0.3])))
+        (edge, edge + data.draw(st.floats(0.1, 3)), data.draw(st.integers(0, 7)), data.draw(st.sampled_from([0, 0.3])))
         for edge in edges
     ]
     start = data.draw(st.floats(0.0, 4.0))
