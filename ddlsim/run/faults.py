@@ -11,11 +11,9 @@ from ddlsim.errors import ConfigError, unknown_name
 from ddlsim.life import RandomFaults
 from ddlsim.life.faults import Fault, LinkFault, Stop
 from ddlsim.network import Network
+from ddlsim.network.devices import STANDSTILL
 from ddlsim.run.drawn_faults import parts_of
 from ddlsim.workload.jitter import SlowDown
-
-#: how many times as long work takes that stands still: none is done. (Two at once are still a number.)
-STANDSTILL = 1e100
 
 
 def check_faults(faults: Sequence[Fault | RandomFaults], cluster: Cluster, nodes: Sequence[int]) -> None:
@@ -34,6 +32,13 @@ def standstills(faults: Sequence[object]) -> tuple[SlowDown, ...]:
     """Return what the faults do to computing."""
     stops = [fault for fault in faults if isinstance(fault, Stop)]
     return tuple(SlowDown(stop.ranks, stop.start, stop.duration, STANDSTILL) for stop in stops)
+
+
+def stops_of(faults: Sequence[object], begin: float) -> dict[int, list[tuple[float, float]]]:
+    """Return (s, s) from when until when each rank stands still in a run that begins at `begin` (s), by start."""
+    stops = sorted((fault for fault in faults if isinstance(fault, Stop)), key=lambda stop: stop.start)
+    ranks = {rank for stop in stops for rank in stop.ranks}
+    return {rank: [(begin + s.start, begin + s.end) for s in stops if rank in s.ranks] for rank in sorted(ranks)}
 
 
 def let_happen(

@@ -85,10 +85,15 @@ class Outcome:
         return updates[min(warmup, max(earlier - 1, 0)) :]
 
     @cached_property
+    def measured_seconds(self) -> float:
+        """s in which the measured updates were made; of a run that stalls, up to its end."""
+        updates = self.measured_updates
+        return updates[-1][0] - updates[0][0] + self.recorder.stalled(self.end_time)
+
+    @cached_property
     def throughput(self) -> float:
         """Samples per second of all workers together, after the warm-up; those of dropped gradients do not count."""
-        updates = self.measured_updates
-        return sum(n for _, n in updates[1:]) / (updates[-1][0] - updates[0][0])
+        return sum(n for _, n in self.measured_updates[1:]) / self.measured_seconds
 
     # ------------------------------------------------------------ life
 
@@ -168,8 +173,7 @@ class Outcome:
         Of asynchronous workers it is thus the time in which they make one step each, on average. Nothing is said of how
         many samples an update has: those are counted (``steps``), and ``throughput`` is of them.
         """
-        updates = self.measured_updates
-        return self.updates_per_step * (updates[-1][0] - updates[0][0]) / (len(updates) - 1)
+        return self.updates_per_step * self.measured_seconds / (len(self.measured_updates) - 1)
 
     @cached_property
     def samples_per_update(self) -> float:

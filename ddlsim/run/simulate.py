@@ -23,14 +23,16 @@ from ddlsim.run.conservation import check_result
 from ddlsim.run.crashes import crashes_of
 from ddlsim.run.drawn_faults import BeyondError, Happening, drawn, drawn_notes, random_faults_of, up_to_its_end
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.faults import let_happen, standstills
+from ddlsim.run.faults import let_happen, standstills, stops_of
 from ddlsim.run.feeding import feed_notes, feed_of
-from ddlsim.run.living import check_free
+from ddlsim.run.living import check_free, has_life
 from ddlsim.run.notes import (
     delay_warnings,
     handed_over_notes,
     idle_notes_of,
+    late_notes,
     learning_notes,
+    stalled_notes,
     uneven_notes,
     unsent_warnings,
 )
@@ -175,10 +177,11 @@ class UnderWay:
         self._drawn = drawn(
             experiment.faults, prepared.cluster, prepared.nodes, experiment.seed, min(horizon, max_time)
         )  # fmt: skip
-        let_happen([*experiment.faults, *self._drawn], network, prepared.cluster, prepared.nodes, start)
+        faults = [*experiment.faults, *self._drawn]
+        let_happen(faults, network, prepared.cluster, prepared.nodes, start)
         self.loop = loop = Loop(network, start)
         n_workers = len(prepared.nodes)
-        self.recorder = recorder = Recorder(n_workers, keep_spans, start=start)
+        self.recorder = recorder = Recorder(n_workers, keep_spans, start=start, stops=stops_of(faults, start))
         n_updates = experiment.strategy.updates(experiment.steps + experiment.warmup, n_workers)
         self.stop = stop = StopRule(loop, recorder, math.inf if endless else n_updates)
         learner = _learner(prepared, self.loaded, saved, shift)
@@ -302,6 +305,10 @@ class UnderWay:
             *feed_notes(experiment, self.recorder, seconds),
             *drawn_notes(experiment.faults, [each for each in self._drawn if each.start < seconds], seconds),
             *(_UNNOTICED for _ in range(self.loop.network.is_shared and bool(self.loop.beside.busy.any()))),
+            *(() if has_life(experiment) else late_notes(
+                (*experiment.faults, *experiment.slow_downs, *experiment.beside), seconds
+            )),
+            *stalled_notes(self.recorder, seconds),
             *uneven_notes(self.recorder),
             *learning_notes(experiment, self.reason, self.monitor),
             *handed_over_notes(setting, self.monitor),
