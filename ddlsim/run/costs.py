@@ -73,10 +73,8 @@ def host_price(cluster: Cluster, host: int, workers: Ints, given: str | Device |
 def energy(result: Outcome) -> float:
     """Return the energy of a run in J. Raises ConfigError, with the remedy, where workers have no known device."""
     cluster = result.cluster
-    total, elapsed, repeated = 0.0, result.elapsed, 1.0
-    if result.has_life:  # devices compute as in the run while steps are made, also those that a failure takes back
-        repeated = (result.life.useful + result.life.lost) / result.end_time
-    seconds = (repeated * result.device_seconds["compute"]).tolist()
+    total, elapsed = 0.0, result.elapsed
+    seconds = _computed(result).tolist()
     for node, busy in zip(result.nodes.tolist(), seconds, strict=True):
         device = _device(cluster, node, result.experiment.device)
         if device is None:
@@ -87,6 +85,21 @@ def energy(result: Outcome) -> float:
         idle = device.power_w if device.idle_power_w is None else device.idle_power_w
         total += busy * device.power_w + (elapsed - busy) * idle
     return total + float(np.nansum(_switch_watts(result))) * elapsed
+
+
+def _computed(result: Outcome) -> Floats:
+    """Return the s that each worker computes, also for what a failure takes back, (n_workers,)."""
+    if not result.has_life:
+        return result.device_seconds["compute"]
+    life, pace = result.life, result.life.timeline.pace
+    trained = life.useful + life.lost
+    if life.computed is not None:
+        return life.computed
+    if pace.busy is None:  # devices compute as in the run while steps are made
+        return np.asarray(trained / result.end_time * result.device_seconds["compute"])
+    ends = pace.when(pace.until(life.stretches[:, 0]) + life.stretches[:, 2] - life.stretches[:, 1])
+    each = [pace.computed(start, end) for start, end in zip(life.stretches[:, 0], ends.tolist(), strict=True)]
+    return np.asarray(np.sum(each, axis=0) * trained / (trained + life.saving))
 
 
 def energy_assumptions(result: Outcome) -> list[str]:

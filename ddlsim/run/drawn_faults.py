@@ -26,6 +26,8 @@ from ddlsim.workload.jitter import SlowDown
 Happening = Fault | SlowDown
 #: faults up to the first horizon, on average
 MANY = 500
+#: faults that are drawn at most
+MOST = 200_000
 #: number of the first draw for all jobs
 OF_ALL = 1_000_000
 Made = TypeVar("Made")
@@ -53,17 +55,25 @@ def random_faults_of(experiment: Experiment) -> list[RandomFaults]:
 
 
 def drawn(
-    faults: Iterable[object], cluster: Cluster, nodes: Sequence[int], seed: int, horizon: float, *, of_all: bool = False
+    faults: Iterable[object], cluster: Cluster, nodes: Sequence[int], seed: int, horizon: float, *,
+    of_all: bool = False, life: int = 0,
 ) -> tuple[Happening, ...]:
     """Return what those of the `faults` that are random bring until the `horizon`, by time; worker i is at
-    ``nodes[i]``. Those `of_all` jobs are others than those of one with the same seed."""
+    ``nodes[i]``. Those `of_all` jobs are others than those of one with the same seed, as are those of another `life`.
+
+    Raises ConfigError for more than `MOST`."""
     happening: list[Happening] = []
     random = [fault for fault in faults if isinstance(fault, RandomFaults)]
-    for number, each in enumerate(random, OF_ALL if of_all else 0):
+    for number, each in enumerate(random, OF_ALL if of_all else 1000 * life):
         parts = parts_of(each, cluster, nodes)
         for time, part in each.events(len(parts), seed, number):
             if time >= horizon:
                 break
+            if len(happening) >= MOST:
+                raise ConfigError(
+                    f"faults: more than {MOST:,} of {each} come in {time:.4g} of {horizon:.4g} s; give the run a "
+                    "shorter max_time, or faults a longer mtbf"
+                )
             happening += [replace(fault, start=time) for fault in parts[part]]
     return tuple(sorted(happening, key=lambda each: each.start))
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ddlsim.run.elastic_groups import Groups
+    from ddlsim.run.paces import Paces
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -105,6 +106,20 @@ class Outcome:
         Raises ConfigError without failures and checkpoints.
         """
         return life_of(self)
+
+    @cached_property
+    def paces(self) -> Paces:
+        """How the run goes on by the clock, with what begins and ends at known times."""
+        from ddlsim.run.paces import Paces
+
+        return Paces(self.experiment, self.cluster, self.nodes.tolist())
+
+    @cached_property
+    def undisturbed(self) -> Outcome:
+        """The run without what begins or ends at some time."""
+        from ddlsim.run.simulate import run
+
+        return self if self.paces.is_steady else run(self.paces.steady)
 
     @cached_property
     def groups(self) -> Groups:
