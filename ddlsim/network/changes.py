@@ -78,13 +78,17 @@ NOTHING = 1e-30
 def shares_of(faults: Iterable[Fault]) -> list[tuple[float, int, float]]:
     """Return (s, channel, share of its capacity from then on): where faults overlap, the product of their factors."""
     of_channel: dict[int, list[Fault]] = {}
-    for fault in faults:
+    for fault in sorted(faults, reverse=True):
         of_channel.setdefault(fault[2], []).append(fault)
-    return [
-        (time, channel, math.prod(factor for start, end, _, factor in active if start <= time < end))
-        for channel, active in of_channel.items()
-        for time in sorted({edge for start, end, *_ in active for edge in (start, end)})
-    ]
+    shares = []
+    for channel, to_come in of_channel.items():
+        active: list[Fault] = []
+        for time in sorted({edge for start, end, *_ in to_come for edge in (start, end)}):
+            while to_come and to_come[-1][0] <= time:
+                active.append(to_come.pop())
+            active = [fault for fault in active if time < fault[1]]
+            shares.append((time, channel, math.prod(fault[3] for fault in active)))
+    return shares
 
 
 def changes_of(

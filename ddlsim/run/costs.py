@@ -74,8 +74,9 @@ def energy(result: Outcome) -> float:
     """Return the energy of a run in J. Raises ConfigError, with the remedy, where workers have no known device."""
     cluster = result.cluster
     total, elapsed = 0.0, result.elapsed
-    seconds = _computed(result).tolist()
-    for node, busy in zip(result.nodes.tolist(), seconds, strict=True):
+    away = result.life.away if result.has_life else None  # machines that are out of service draw nothing
+    there = np.full(result.n_workers, elapsed) if away is None else elapsed - away
+    for node, busy, present in zip(result.nodes.tolist(), _computed(result).tolist(), there.tolist(), strict=True):
         device = _device(cluster, node, result.experiment.device)
         if device is None:
             raise ConfigError(
@@ -83,7 +84,7 @@ def energy(result: Outcome) -> float:
                 "device='v100' in the experiment, or device = 'v100' in [host] of the cluster's file"
             )
         idle = device.power_w if device.idle_power_w is None else device.idle_power_w
-        total += busy * device.power_w + (elapsed - busy) * idle
+        total += busy * device.power_w + (present - busy) * idle
     return total + float(np.nansum(_switch_watts(result))) * elapsed
 
 

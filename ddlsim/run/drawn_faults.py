@@ -6,10 +6,10 @@ drawn before stays the same, so nothing depends on where horizons are.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -27,7 +27,7 @@ Happening = Fault | SlowDown
 #: faults up to the first horizon, on average
 MANY = 500
 #: faults that are drawn at most
-MOST = 200_000
+MOST = 20_000
 #: number of the first draw for all jobs
 OF_ALL = 1_000_000
 Made = TypeVar("Made")
@@ -45,6 +45,12 @@ def up_to_its_end(faults: Sequence[RandomFaults], cluster: Cluster, made: Callab
             return made(horizon)
         except BeyondError:
             horizon *= 4.0
+
+
+def horizon_of(faults: Sequence[object], cluster: Cluster, many: int) -> float:
+    """Return when about so many random faults have come, in s; inf where nothing is random."""
+    random = [fault for fault in faults if isinstance(fault, RandomFaults)]
+    return many / MANY * _first(random, cluster)
 
 
 def random_faults_of(experiment: Experiment) -> list[RandomFaults]:
@@ -74,8 +80,15 @@ def drawn(
                     f"faults: more than {MOST:,} of {each} come in {time:.4g} of {horizon:.4g} s; give the run a "
                     "shorter max_time, or faults a longer mtbf"
                 )
-            happening += [replace(fault, start=time) for fault in parts[part]]
+            happening += [_at(fault, time) for fault in parts[part]]
     return tuple(sorted(happening, key=lambda each: each.start))
+
+
+def _at(fault: Happening, time: float) -> Happening:
+    """Return a fault at another time; `replace` would check each of many anew."""
+    other = copy.copy(fault)
+    object.__setattr__(other, "start", time)
+    return other
 
 
 def parts_of(faults: RandomFaults, cluster: Cluster, nodes: Sequence[int]) -> list[list[Happening]]:

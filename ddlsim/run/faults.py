@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +16,7 @@ from ddlsim.life.faults import Fault, LinkFault, Stop
 from ddlsim.network import Network
 from ddlsim.network.devices import STANDSTILL
 from ddlsim.run.drawn_faults import parts_of
+from ddlsim.units import si
 from ddlsim.workload.jitter import SlowDown
 
 
@@ -100,3 +104,22 @@ def _links(fault: LinkFault, cluster: Cluster) -> list[int]:
             f"{fault.source} are {names}"
         )
     return links
+
+
+def from_then_on(events: Iterable[Any], since: float) -> tuple[Any, ...]:
+    """Return what is left of faults, slow-downs, traffic and jobs for a run that begins at `since`, by its own time."""
+    left = []
+    for each in events if since else ():
+        start = None if isinstance(each, RandomFaults) else si(each.start, "time")
+        if start is None:
+            left.append(each)
+        elif hasattr(each, "duration"):
+            end, reroute = start + each.duration - since, getattr(each, "reroute", math.inf)
+            changes = {"reroute": max(reroute + min(start - since, 0.0), 0.0)} if reroute < math.inf else {}
+            if end > 0.0:
+                begins = max(start - since, 0.0)
+                left.append(dataclasses.replace(each, start=begins, duration=end - begins, **changes))
+        elif (end := si(getattr(each, "end", math.inf), "time") - since) > 0.0:
+            changes = {"end": end} if hasattr(each, "end") else {}
+            left.append(dataclasses.replace(each, start=max(start - since, 0.0), **changes))
+    return tuple(left) if since else tuple(events)

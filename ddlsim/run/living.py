@@ -260,7 +260,11 @@ def life_notes(experiment: Experiment) -> tuple[str, ...]:
             "max_time to simulate what failures do"
         )
     if experiment.elastic is not None:
-        notes.append("elastic: a group on k machines is taken to be that on the first k of them")
+        whole = "; each worker takes as many whole samples as fit into the batch of all"
+        notes.append(
+            "elastic: groups are of the machines that are left; those alike in workers, speed, links and first switch "
+            f"stand for each other{whole if experiment.elastic.batch == 'global' else ''}"
+        )
     if checkpoints is not None and checkpoints.asynchronous:
         notes.append("checkpoints: written beside the training, whose messages they are not taken to slow down")
     return tuple(notes)

@@ -19,7 +19,7 @@ from ddlsim.cluster import Cluster
 from ddlsim.life import Background, RandomFaults
 from ddlsim.life.faults import LinkFault
 from ddlsim.life.pace import STEADY, Floats, Pace
-from ddlsim.run.drawn_faults import drawn
+from ddlsim.run.drawn_faults import drawn, horizon_of
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.job import Job
 from ddlsim.run.shift import NoUpdateError
@@ -34,8 +34,12 @@ if TYPE_CHECKING:
 
 #: s that are for ever, as far as steps are concerned
 FOREVER = 1e9
+#: how many times as long as undisturbed steps others are waited for
+STANDS_STILL = 300.0
 #: environments beyond which events of the same kind count as alike, whatever part of the cluster they happen to
 MANY = 64
+#: random faults that are drawn; from then on it goes on as until then, on average
+MOST_FAULTS = 20_000
 #: after which caches are taken to be as full as they get
 MOST_EPOCHS = 200
 
@@ -103,6 +107,7 @@ class Paces:
         self.steady = experiment.with_(
             failures=None, elastic=None, checkpoints=None, slow_downs=(), faults=(), beside=beside
         )  # fmt: skip
+        self._longest = math.inf
         self._found: dict[object, tuple[float, Floats]] = {}
 
     @property
@@ -118,7 +123,8 @@ class Paces:
         if self.is_steady:
             return STEADY
         faults = self._experiment.faults
-        random = drawn(faults, self._cluster, self._nodes, self._experiment.seed, length, life=life)
+        until = min(length, horizon_of(faults, self._cluster, MOST_FAULTS))
+        random = drawn(faults, self._cluster, self._nodes, self._experiment.seed, until, life=life)
         known = [each for each in faults if not isinstance(each, RandomFaults)]
         events = events_of([*self._experiment.slow_downs, *known, *random, *self._beside])
         to_come, active = sorted(events, key=lambda each: each.start, reverse=True), list[Event]()
@@ -127,7 +133,7 @@ class Paces:
             ends = zip(result.recorder.updates, undisturbed.recorder.updates, strict=False)
             clock, work = [list(times) for times in zip((0.0, 0.0), *((a, b) for (a, _), (b, _) in ends), strict=True)]
             busy = [time * _computing(result) for time in clock]
-        for edge in sorted({edge for each in events for edge in (each.start, each.end) if edge < length}):
+        for edge in sorted({edge for each in events for edge in (each.start, each.end) if edge < until}):
             if edge > clock[-1]:
                 rate, computing = self._rates(active)
                 work.append(work[-1] + rate * (edge - clock[-1]))
@@ -137,6 +143,8 @@ class Paces:
                 active.append(to_come.pop())
             active = [each for each in active if each.end > edge]
         rate, computing = self._rates(active)
+        if until < length:  # as until then
+            rate, computing = work[-1] / clock[-1], busy[-1] / clock[-1]
         beginning = [np.array(each[:1] + each) for each in (clock, work, busy)]
         return Pace(beginning[0], beginning[1], rate, beginning[2], computing)
 
@@ -157,7 +165,9 @@ class Paces:
             for field in ("slow_downs", "faults", "beside")
         }
         try:
-            result = run(clock_of(self.steady.with_(**more), FOREVER / 2.0))
+            result = run(clock_of(self.steady.with_(**more), self._longest))
+            if not active:
+                self._longest = STANDS_STILL * result.end_time
             found = result.step_time, _computing(result)
         except NoUpdateError:
             found = math.inf, np.zeros(len(self._nodes))

@@ -23,7 +23,7 @@ from ddlsim.run.conservation import check_result
 from ddlsim.run.crashes import crashes_of
 from ddlsim.run.drawn_faults import BeyondError, Happening, drawn, drawn_notes, random_faults_of, up_to_its_end
 from ddlsim.run.experiment import Experiment
-from ddlsim.run.faults import let_happen, standstills, stops_of
+from ddlsim.run.faults import from_then_on, let_happen, standstills, stops_of
 from ddlsim.run.feeding import feed_notes, feed_of
 from ddlsim.run.living import check_free, has_life
 from ddlsim.run.notes import (
@@ -174,9 +174,10 @@ class UnderWay:
         self.loaded = dataclasses.replace(experiment, cluster=prepared.cluster, model=prepared.model)
         self.began = time.perf_counter()
         max_time = si(experiment.max_time, "time")
-        self._drawn = drawn(
-            experiment.faults, prepared.cluster, prepared.nodes, experiment.seed, min(horizon, max_time)
-        )  # fmt: skip
+        since = 0.0 if shift is None else shift.since
+        until = since + min(horizon, max_time)
+        sampled = drawn(experiment.faults, prepared.cluster, prepared.nodes, experiment.seed, until)
+        self._drawn: tuple[Happening, ...] = from_then_on(sampled, since)
         faults = [*experiment.faults, *self._drawn]
         let_happen(faults, network, prepared.cluster, prepared.nodes, start)
         self.loop = loop = Loop(network, start)
@@ -346,6 +347,10 @@ def run(
 
     Raises :class:`~ddlsim.errors.ConservationError` if the result does not add up (:mod:`ddlsim.run.conservation`).
     """
+    if shift is not None:
+        experiment = experiment.with_(**{
+            name: from_then_on(getattr(experiment, name), shift.since) for name in ("faults", "slow_downs", "beside")
+        })  # fmt: skip
     prepared = prepare(experiment)
 
     def made(horizon: float) -> Result:
