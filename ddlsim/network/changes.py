@@ -81,7 +81,7 @@ def shares_of(faults: Iterable[Fault]) -> list[tuple[float, int, float]]:
     for fault in sorted(faults, reverse=True):
         of_channel.setdefault(fault[2], []).append(fault)
     shares = []
-    for channel, to_come in of_channel.items():
+    for channel, to_come in sorted(of_channel.items()):
         active: list[Fault] = []
         for time in sorted({edge for start, end, *_ in to_come for edge in (start, end)}):
             while to_come and to_come[-1][0] <= time:

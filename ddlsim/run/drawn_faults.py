@@ -72,10 +72,10 @@ def drawn(
     random = [fault for fault in faults if isinstance(fault, RandomFaults)]
     for number, each in enumerate(random, OF_ALL if of_all else 1000 * life):
         parts = parts_of(each, cluster, nodes)
-        for time, part in each.events(len(parts), seed, number):
+        for n, (time, part) in enumerate(each.events(len(parts), seed, number)):
             if time >= horizon:
                 break
-            if len(happening) >= MOST:
+            if n >= MOST:
                 raise ConfigError(
                     f"faults: more than {MOST:,} of {each} come in {time:.4g} of {horizon:.4g} s; give the run a "
                     "shorter max_time, or faults a longer mtbf"

@@ -16,7 +16,7 @@ from ddlsim.life.checkpoints import NO_CHECKPOINTS, Cost
 from ddlsim.life.pace import Floats
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.living import THIRTY_DAYS, copy_seconds, cost_of, holds_parts
-from ddlsim.run.paces import Paces, clock_of
+from ddlsim.run.paces import Paces
 from ddlsim.run.parts import machines_of, machines_taken, racks
 from ddlsim.units import si
 from ddlsim.workload.input import Input
@@ -150,9 +150,12 @@ class Groups:
         )  # fmt: skip
         if isinstance(whole.input, Input):  # which has been read once when groups change
             experiment = experiment.with_(input=replace(whole.input, epoch=None))
-        paces = Paces(experiment, self._cluster, nodes)
+        clock = experiment
+        if experiment.training is not None:
+            clock = experiment.with_(training=None, time_model=None, model=experiment.time_model or experiment.model)
+        paces = Paces(clock, self._cluster, nodes)
         try:
-            result = run(clock_of(paces.steady, math.inf))
+            result = run(paces.steady)
             pace = paces.of(None, result, self._length)
         except ConfigError as error:
             raise ConfigError(f"elastic: a group of {len(ranks)} workers: {error}") from None

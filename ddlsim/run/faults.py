@@ -88,11 +88,10 @@ def _channels(fault: LinkFault, cluster: Cluster) -> list[int]:
 
 def _links(fault: LinkFault, cluster: Cluster) -> list[int]:
     """Return the links between the two nodes of a fault."""
-    index = {name: node for node, name in enumerate(cluster.node_names)}
     for name in (fault.source, fault.target):
-        if name not in index:
+        if name not in cluster.node_names:
             raise unknown_name("node", name, cluster.node_names, f"faults: cluster {cluster.name!r}")
-    source, target = index[fault.source], index[fault.target]
+    source, target = cluster.node(fault.source), cluster.node(fault.target)
     there = (cluster.link_src == source) & (cluster.link_dst == target)
     back = (cluster.link_src == target) & (cluster.link_dst == source)
     links: list[int] = np.flatnonzero(there | back).tolist()

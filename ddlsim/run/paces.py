@@ -8,10 +8,11 @@ middle of a step that is not simulated counts for its share of that.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,18 +40,29 @@ STANDS_STILL = 300.0
 #: environments beyond which events of the same kind count as alike, whatever part of the cluster they happen to
 MANY = 64
 #: random faults that are drawn; from then on it goes on as until then, on average
-MOST_FAULTS = 20_000
+MOST_FAULTS = 10_000
 #: after which caches are taken to be as full as they get
 MOST_EPOCHS = 200
 
 
-class Event(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Event:
     """What happens from `start` to `end` (s); `what` lasts for ever, in the `field` of an experiment."""
 
     start: float
     end: float
     field: str
     what: object
+
+    @functools.cached_property
+    def name(self) -> str:
+        """What it is, in full."""
+        return repr(self.what)
+
+    @property
+    def alike(self) -> tuple[str, float]:
+        """What it has in common with the same happening elsewhere."""
+        return self.field, getattr(self.what, "factor", 0.0)
 
 
 def events_of(happening: Sequence[Any]) -> list[Event]:
@@ -86,14 +98,6 @@ def _of_others(other: Job | Background) -> list[Event]:
         ]
     end = si(other.end, "time")
     return [Event(start, end, "beside", lasting)] if start or end < math.inf else []
-
-
-def clock_of(experiment: Experiment, max_time: float) -> Experiment:
-    """Return the experiment with nothing to learn."""
-    if experiment.training is None:
-        return experiment.with_(max_time=max_time)
-    model = experiment.time_model or experiment.model
-    return experiment.with_(training=None, time_model=None, model=model, max_time=max_time)
 
 
 class Paces:
@@ -156,16 +160,21 @@ class Paces:
     def _simulated(self, active: Sequence[Event]) -> tuple[float, Floats]:
         from ddlsim.run.simulate import run  # which knows of results, and they of lives
 
-        exact = tuple(sorted(repr(each.what) for each in active))
-        alike = tuple(sorted((each.field, getattr(each.what, "factor", 0.0)) for each in active))
+        exact = tuple(sorted(each.name for each in active))
+        alike = tuple(sorted(each.alike for each in active))
         if exact in self._found or (len(self._found) > MANY and alike in self._found):
             return self._found.get(exact) or self._found[alike]
-        more = {
+        experiment = self.steady
+        if experiment.training is not None:  # some steps of it
+            ends = {"epochs": None, "target_accuracy": None, "target_loss": None}
+            few = dataclasses.replace(experiment.training, updates=experiment.steps + experiment.warmup, **ends)
+            experiment = experiment.with_(training=few)
+        more: dict[str, Any] = {
             field: (*getattr(self.steady, field), *(each.what for each in active if each.field == field))
             for field in ("slow_downs", "faults", "beside")
         }
         try:
-            result = run(clock_of(self.steady.with_(**more), self._longest))
+            result = run(experiment.with_(**more, max_time=self._longest))
             if not active:
                 self._longest = STANDS_STILL * result.end_time
             found = result.step_time, _computing(result)
