@@ -166,9 +166,10 @@ class Paces:
             return self._found.get(exact) or self._found[alike]
         experiment = self.steady
         if experiment.training is not None:  # some steps of it
-            ends = {"epochs": None, "target_accuracy": None, "target_loss": None}
-            few = dataclasses.replace(experiment.training, updates=experiment.steps + experiment.warmup, **ends)
-            experiment = experiment.with_(training=few)
+            experiment = experiment.with_(training=dataclasses.replace(
+                experiment.training, updates=experiment.steps + experiment.warmup, epochs=None, target_accuracy=None,
+                target_loss=None,
+            ))  # fmt: skip
         more: dict[str, Any] = {
             field: (*getattr(self.steady, field), *(each.what for each in active if each.field == field))
             for field in ("slow_downs", "faults", "beside")
