@@ -11,8 +11,8 @@ of the switches between the machines that the traffic touches. A device whose id
 draw its datasheet's power all the time, an upper bound; switches of unknown power are left out
 (:func:`energy_assumptions` says which of these hold). CPUs beside GPUs, memory and cooling are not in it. A device that
 communicates draws more than an idle one, so with a given idle power this is a lower bound as far as communication goes;
-the datasheet's power, which arithmetic seldom reaches, makes it an upper one as far as computing goes. Machines that are
-out of service while an elastic group goes on without them draw nothing.
+the datasheet's power, which arithmetic seldom reaches, makes it an upper one as far as computing goes. Machines that
+are out of service while an elastic group goes on without them draw nothing.
 """
 
 from __future__ import annotations
