@@ -73,13 +73,14 @@ def events_of(happening: Sequence[Any]) -> list[Event]:
             events += _of_others(each)
             continue
         field, end = "slow_downs" if isinstance(each, SlowDown) else "faults", each.start + each.duration
-        if isinstance(each, LinkFault) and each.reroute < each.duration:
-            waits = dataclasses.replace(each, start=0.0, duration=FOREVER, reroute=math.inf)
-            events.append(Event(each.start, each.start + each.reroute, field, waits))
-            around = dataclasses.replace(each, start=0.0, duration=FOREVER, reroute=0.0)
-            events.append(Event(each.start + each.reroute, end + each.reroute, field, around))
-        else:
-            events.append(Event(each.start, end, field, dataclasses.replace(each, start=0.0, duration=FOREVER)))
+        lasting = dataclasses.replace(each, start=0.0, duration=FOREVER)
+        if isinstance(each, LinkFault):
+            lasting = dataclasses.replace(lasting, reroute=math.inf)
+            if each.reroute < each.duration:  # first traffic waits, then it takes other routes, and for a while longer
+                around = dataclasses.replace(lasting, reroute=0.0)
+                events.append(Event(each.start + each.reroute, end + each.reroute, field, around))
+                end = each.start + each.reroute
+        events.append(Event(each.start, end, field, lasting))
     return events
 
 

@@ -25,7 +25,7 @@ from ddlsim.run.drawn_faults import BeyondError, Happening, drawn, drawn_notes, 
 from ddlsim.run.experiment import Experiment
 from ddlsim.run.faults import from_then_on, let_happen, standstills, stops_of
 from ddlsim.run.feeding import feed_notes, feed_of
-from ddlsim.run.living import check_free, has_life
+from ddlsim.run.living import THIRTY_DAYS, check_free, has_life
 from ddlsim.run.notes import (
     delay_warnings,
     handed_over_notes,
@@ -306,15 +306,20 @@ class UnderWay:
             *feed_notes(experiment, self.recorder, seconds),
             *drawn_notes(experiment.faults, [each for each in self._drawn if each.start < seconds], seconds),
             *(_UNNOTICED for _ in range(self.loop.network.is_shared and bool(self.loop.beside.busy.any()))),
-            *(() if has_life(experiment) else late_notes(
-                (*experiment.faults, *experiment.slow_downs, *experiment.beside), seconds
-            )),
+            *late_notes((*experiment.faults, *experiment.slow_downs, *experiment.beside), self._lasts(seconds)),
             *stalled_notes(self.recorder, seconds),
             *uneven_notes(self.recorder),
             *learning_notes(experiment, self.reason, self.monitor),
             *handed_over_notes(setting, self.monitor),
             *idle_notes_of(experiment.strategy, prepared.cluster, prepared.nodes, traffic),
         )
+
+    def _lasts(self, seconds: float) -> float:
+        """Return how long the run goes on, in s: at least, if it is simulated for some `seconds`."""
+        if not has_life(self.experiment):
+            return seconds
+        length = si(self.experiment.max_time, "time")
+        return length if math.isfinite(length) or self.experiment.training is not None else THIRTY_DAYS
 
     def _warnings(self, traffic: Traffic) -> tuple[str, ...]:
         prepared = self.prepared

@@ -92,6 +92,11 @@ def test_an_event_is_not_repeated_with_the_work_that_is_lost(model, tmp_path):
     assert during.steps == pytest.approx(10_000 - 65.5 - 100.0, abs=1)  # nobody trained in that time
 
 
+def test_what_comes_after_the_lifetime_is_said(model):
+    notes = lived(model, faults=[Stop(1, "9000 s", "1 s"), Stop(1, "10001 s", "1 s")]).notes
+    assert [note.split(",)")[0] for note in notes if "after the end of the run" in note] == ["Stop(ranks=(1"]
+
+
 def test_parts_of_the_lifetime_add_up_and_many_failures_end(model):
     result = lived(
         model, faults=[Stop(1, "100 s", "500 s"), LinkFault("h0", "switch", "1000 s", "500 s")],
